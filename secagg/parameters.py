@@ -10,6 +10,20 @@ from .errors import InvalidParameters
 LEAST_COHORT: Final = 2
 LEAST_THRESHOLD: Final = 2
 _NAMED_LIMITS: Final = {(1 << bits) - 1: f"2^{bits} - 1" for bits in (32, 64)}
+_CORRUPTED_IN, _DROPPED_IN, _LEAST_WITH_DROPPED = 10, 20, 4
+
+
+def usual_corrupted(clients: int) -> int:
+    """How many of so many clients work with the server where nobody says: one in ten, rounded up.
+
+    Plans and floors ask here, so that a plan without numbers is not below floors without numbers.
+    """
+    return -(-clients // _CORRUPTED_IN)
+
+
+def usual_dropped(clients: int) -> int:
+    """How many of so many clients leave on the way where nobody says: one in twenty, and one of a few."""
+    return max(clients // _DROPPED_IN, int(clients >= _LEAST_WITH_DROPPED))
 
 
 class Suite(StrEnum):

@@ -17,7 +17,7 @@ me, coins = load_identity(Path(sys.argv[1])), SystemCoins()
 plan = Session.for_model(np.zeros(1000), clients=5, clip=1.0)
 subject = plan.subject(task=b"example", round_number=1, model=())
 keys = {"authority": me.authority, "signing_key": me.signing_key, "certificate": me.certificate}
-member = PairwiseMember(me.client, floors=ClientFloors.usual(5, corrupted=0), coins=coins, **keys)
+member = PairwiseMember(me.client, floors=ClientFloors.usual(5), coins=coins, **keys)
 update = plan.update(np.full(1000, me.client.value / 10), subject=subject, coins=coins)
 prover = Prover(me.client, coins, me.signing_key)
 url = "http://127.0.0.1:8750"

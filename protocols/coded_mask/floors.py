@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from secagg.errors import InvalidParameters, Reason
-from secagg.parameters import LEAST_COHORT, SecurityMode, Suite, require_integer
+from secagg.parameters import LEAST_COHORT, SecurityMode, Suite, require_integer, usual_corrupted
 
 from .configuration import MAXIMUM_CLIENTS, Configuration
 
@@ -40,7 +40,7 @@ class Floors:
             modes=frozenset({SecurityMode.SEMI_HONEST}),
             suites=frozenset(Suite),
             minimum_cohort=max(LEAST_COHORT, clients // 2),
-            assumed_corrupted=-(-clients // 10),
+            assumed_corrupted=usual_corrupted(clients),
             minimum_modulus_bits=1,
             maximum_length=1 << 28,
             maximum_population=min(clients, MAXIMUM_CLIENTS),

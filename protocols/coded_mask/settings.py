@@ -38,6 +38,16 @@ class CodedMaskSettings:
                 "to two halves of them and learns one input; take mode semi_honest, or another protocol"
             )
 
+    def takes(self, population: int) -> bool:
+        """Whether enough of so many clients are sure to stay."""
+        _, target, needed = self._demands(population)
+        return target >= needed
+
+    def _demands(self, population: int) -> tuple[int, int, int]:
+        """Return how many clients learn nothing together, how many are sure to stay, and how many have to."""
+        privacy = max(1, self.corrupted)
+        return privacy, population - self.dropped - self.late, max(self.minimum_cohort, privacy + LEAST_COHORT)
+
     def plan(self, subject: Subject, population: int, nonce: bytes) -> Configuration:
         """Choose the thresholds: the more have to stay, the shorter are the pieces.
 
@@ -45,8 +55,7 @@ class CodedMaskSettings:
             InvalidParameters: no such sum is safe; the message says what to relax.
             CapacityExceeded: so many clients could weigh more than the codec can decode.
         """
-        privacy, target = max(1, self.corrupted), population - self.dropped - self.late
-        needed = max(self.minimum_cohort, privacy + LEAST_COHORT)
+        privacy, target, needed = self._demands(population)
         if target < needed:
             raise InvalidParameters(
                 f"of {population} clients only {target} are sure to stay, and a sum with {privacy} corrupted ones "

@@ -83,6 +83,7 @@ ENTRY: Final = ProtocolEntry(
     settings=CodedMaskSettings,
     segments=frozenset({RingSegment}),
     stages=tuple(STAGES.values()),
+    takes=CodedMaskSettings.takes,
     describe=describe,
     open_session=open_session,
     helpers=CodedMaskHelpers,

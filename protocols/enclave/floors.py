@@ -72,6 +72,16 @@ class EnclaveFloors:
     it count as the least codewords, so that a host with a bound that one client keeps would have that one's update."""
     privacy: PrivacyFloor | None = None
 
+    @classmethod
+    def usual(cls, clients: int, authority: bytes) -> EnclaveFloors:
+        """Return floors for an application that knows how many clients it has: half of them, and no noise asked for."""
+        return cls(
+            suites=frozenset(Suite),
+            minimum_cohort=max(LEAST_COHORT, clients // 2),
+            maximum_length=1 << 28,
+            authority=authority,
+        )
+
     def __post_init__(self) -> None:
         suites = cast("object", self.suites)
         if type(suites) is not frozenset or not suites or any(type(suite) is not Suite for suite in self.suites):

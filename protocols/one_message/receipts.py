@@ -8,7 +8,7 @@ it alone. No cryptography: a table of words.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 from secagg.errors import PeerMisbehaved, Reason
@@ -90,6 +90,14 @@ class Receipts:
             reason=Reason.SHARE_OUT_OF_RANGE,
             culprits={client, *holders},
         )
+
+
+def who_is_away(count: int, there: Collection[int], refusals: Mapping[int, str]) -> str:
+    """Say which of so many holders are not there: with what they said those that refused, and the others by name."""
+    away = [position for position in range(count) if position not in there]
+    said = [f"{HolderId(position)} refused: {refusals[position]}" for position in away if position in refusals]
+    missing = ", ".join(str(HolderId(position)) for position in away if position not in refusals)
+    return "; ".join([*said, f"missing: {missing}"] if missing else said)
 
 
 def _refusing(verdicts: Verdicts) -> frozenset[int]:

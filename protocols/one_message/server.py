@@ -47,7 +47,7 @@ from .messages import (
     verify_upload,
 )
 from .parameters import ThresholdRule
-from .receipts import Pending, Receipts
+from .receipts import Pending, Receipts, who_is_away
 from .recovery import recover, require_answer, set_aside
 
 
@@ -105,7 +105,7 @@ class Server(Confined):
         self._pending, self._delivered = dict[ClientId, Pending](), dict[ClientId, Pending]()
         self._said, self._answers = dict[tuple[State, int], bytes](), dict[int, Answer]()
         self._list: UploadList | None = None
-        self.left_out, self.faults = dict[ClientId, PeerError](), list[PeerError]()
+        self.left_out, self.faults, self.refusals = dict[ClientId, PeerError](), list[PeerError](), dict[int, str]()
         self.receipts = dict[int, list[bytes]]()
         """By position, for whoever is shown that a holder lied: with its answer and those of T + c that agree."""
 
@@ -388,8 +388,8 @@ class Server(Confined):
 
     def _require_enough(self, needed: int, there: frozenset[int]) -> None:
         if len(there) < needed:
-            missing = ", ".join(str(HolderId(p)) for p in range(self.agreement.epoch.count) if p not in there)
-            raise ThresholdNotMet(needed=needed, present=len(there), what=f"holders (missing: {missing})")
+            why = who_is_away(self.agreement.epoch.count, there, self.refusals)
+            raise ThresholdNotMet(needed=needed, present=len(there), what=f"holders ({why})")
 
     def _go_to(self, state: State) -> None:
         if state not in TRANSITIONS[self.state][1]:

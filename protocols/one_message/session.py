@@ -27,6 +27,7 @@ from secagg.parameters import SecurityMode
 from secagg.privacy.client_noise import ClientNoise
 from secagg.session.roles import Released, Stage, Subject, Turnout
 from secagg.session.sockets.connection import AskAll
+from secagg.session.sockets.frames import decode_refusal
 from secagg.wire import MessageKind, message_kind
 
 from .buffers.answered import Answered
@@ -325,8 +326,11 @@ def ask_holders(server: Server, ask_all: AskAll, requests: dict[int, bytes]) -> 
     missing = set(requests)
     for position, answer in ask_all(requests):
         try:
-            server.receive(position, answer)
-            missing.discard(position)
+            if message_kind(answer) is MessageKind.REFUSAL:
+                server.refusals[position] = str(decode_refusal(answer))
+            else:
+                server.receive(position, answer)
+                missing.discard(position)
         except PeerError as error:
             server.faults.append(error)
     for position in missing:

@@ -8,7 +8,7 @@ from typing import Final, cast
 
 from secagg.crypto.ring import MAXIMUM_MODULUS_BITS
 from secagg.errors import InvalidParameters, Reason
-from secagg.parameters import LEAST_COHORT, LEAST_THRESHOLD, SecurityMode, Suite
+from secagg.parameters import LEAST_COHORT, LEAST_THRESHOLD, SecurityMode, Suite, usual_corrupted
 
 from .graph import Topology
 from .thresholds import CURIOUS_PRIVACY_BITS, least_privacy_bits
@@ -76,7 +76,7 @@ class ClientFloors:
             minimum_modulus_bits=1,
             maximum_length=maximum_length,
             maximum_population=clients,
-            assumed_corrupted=-(-clients // 10) if corrupted is None else corrupted,
+            assumed_corrupted=usual_corrupted(clients) if corrupted is None else corrupted,
             privacy_bits=privacy_bits,
         )
 

@@ -107,8 +107,8 @@ def plan_session(  # noqa: PLR0913 -- a session has that many properties; most h
             f"minimum_cohort is {minimum_cohort}, and of {population} clients {late} late and {dropped} dropped ones "
             f"leave {least - dropped}; lower it, or plan for fewer"
         )
-    parameters = _sparse if topology is Topology.SPARSE else _full
-    degree, threshold, committee_size, quorum = parameters(
+    degree, threshold, committee_size, quorum = graph_parameters(
+        topology,
         mode,
         # Corrupted neighbours are more likely the fewer clients there are, so this end is planned for.
         Assumptions(
@@ -146,6 +146,17 @@ def plan_session(  # noqa: PLR0913 -- a session has that many properties; most h
     for advertised in {least, population}:
         configuration.require_population(advertised, corrupted=corrupted, privacy_bits=privacy_bits, dropped=dropped)
     return SessionPlan(configuration, opening, corrupted, dropped, privacy_bits)
+
+
+def graph_parameters(
+    topology: Topology, mode: SecurityMode, assumptions: Assumptions, invited: int
+) -> tuple[int, int, int, int]:
+    """Return degree, threshold, committee size and quorum.
+
+    Raises:
+        InvalidParameters: no graph withstands what is assumed.
+    """
+    return (_sparse if topology is Topology.SPARSE else _full)(mode, assumptions, invited)
 
 
 def _sparse(mode: SecurityMode, assumptions: Assumptions, invited: int) -> tuple[int, int, int, int]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from secagg.crypto.entropy import Coins
 from secagg.errors import InvalidParameters, Reason
-from secagg.parameters import SecurityMode, Suite
+from secagg.parameters import LEAST_COHORT, SecurityMode, Suite
 from secagg.privacy.budgeted_noise import BudgetedNoise
 from secagg.privacy.client_noise import ClientNoise, NoiseSettings
 from secagg.session.roles import Subject
@@ -14,8 +14,8 @@ from secagg.session.roles import Subject
 from .configuration import LEAST_CHECK_WORDS, NO_AUTHORITY, NO_DIGEST, SessionConfiguration
 from .graph import Topology
 from .member import SessionTerms
-from .plan import SessionPlan, plan_session
-from .thresholds import CORRECTNESS_BITS
+from .plan import SessionPlan, graph_parameters, plan_session
+from .thresholds import CORRECTNESS_BITS, Assumptions, least_privacy_bits
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +47,25 @@ class PairwiseSettings(BudgetedNoise):
         plan = self._plan(subject, population, authority, coins)
         noise_of(plan.configuration, self, self.corrupted)
         return plan
+
+    def takes(self, population: int) -> bool:
+        """Whether a graph of so many clients withstands the corrupted and the dropped ones."""
+        stay = population - self.late - self.dropped
+        if self.minimum_cohort is not None and self.minimum_cohort > max(LEAST_COHORT, stay):
+            return False
+        privacy = least_privacy_bits(self.mode) if self.privacy_bits is None else self.privacy_bits
+        assumed = Assumptions(
+            population=population - self.late,
+            corrupted=min(self.corrupted, population - self.late - 1),
+            dropped=self.dropped,
+            privacy_bits=privacy,
+            correctness_bits=self.correctness_bits,
+        )
+        try:
+            graph_parameters(self.topology, self.mode, assumed, population)
+        except InvalidParameters:
+            return False
+        return True
 
     def _plan(self, subject: Subject, population: int, authority: bytes, coins: Coins) -> SessionPlan:
         return plan_session(

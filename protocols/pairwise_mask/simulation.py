@@ -127,6 +127,7 @@ ENTRY: Final = ProtocolEntry(
     rounds=True,
     spreads=True,
     stages=tuple(STAGES.values()),
+    takes=PairwiseSettings.takes,
     describe=describe,
     open_session=open_session,
     helpers=PairwiseHelpers,

@@ -31,6 +31,17 @@ class IndexingFloors:
     maximum_weight: int = 1
     modes: frozenset[SharingMode] = frozenset({SharingMode.CHECKED_POINT_FUNCTIONS})
 
+    @classmethod
+    def usual(cls, clients: int, authority: bytes, server_keys: tuple[bytes, bytes]) -> IndexingFloors:
+        """Return floors for an application that knows how many clients it has: half of them, of one weight."""
+        return cls(
+            suites=frozenset(Suite),
+            authority=authority,
+            server_keys=server_keys,
+            minimum_cohort=max(LEAST_COHORT, clients // 2),
+            maximum_length=1 << 28,
+        )
+
     def __post_init__(self) -> None:
         for name, members, kind in (("suites", self.suites, Suite), ("modes", self.modes, SharingMode)):
             given = cast("object", members)

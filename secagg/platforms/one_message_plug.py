@@ -34,6 +34,7 @@ from secagg.protocols.one_message import (
 from secagg.session.numbered_helpers import NumberedHelpers
 from secagg.session.roles import ServerSession
 from secagg.session.sockets.connection import HelperLost
+from secagg.session.sockets.frames import decode_refusal
 from secagg.wire import MessageKind, message_kind
 
 from .charges import NewestEpoch
@@ -134,6 +135,9 @@ class StandingHolders:
             verify_epoch(record, keys)
         except (OSError, ValueError, TypeError, PeerError):
             answers = dict(self._helpers.ask_all(dict.fromkeys(range(len(self._sockets)), record)))
+            for position, answer in answers.items():
+                if message_kind(answer) is MessageKind.REFUSAL:
+                    raise HelperLost(f"{self._named([position])} refuses the epoch: {decode_refusal(answer)}") from None
             if missing := self._named(set(range(len(self._sockets))) - set(answers)):
                 raise HelperLost(
                     f"an epoch begins with the keys of all its holders, and {missing} did not answer; start `secagg "
@@ -148,8 +152,12 @@ class StandingHolders:
         """Return the answers that came; of what follows an upload, wait until enough did."""
         needed, waited = max(self._record.threshold, self._record.quorum), time.monotonic()
         left, answered = dict(requests), len(self._sockets) - len(requests)
+        refusals = dict[int, bytes]()
         while left:
             for position, answer in self._helpers.ask_all(left):
+                if message_kind(answer) is MessageKind.REFUSAL:
+                    refusals[position] = answer
+                    continue
                 del left[position]
                 answered += 1
                 yield position, answer
@@ -158,6 +166,7 @@ class StandingHolders:
             kinds = {message_kind(request) for request in left.values()}
             is_over = time.monotonic() - waited > self._patience or MessageKind.ONE_MESSAGE_OFFER in kinds
             if answered >= needed or is_over:
+                yield from ((position, refusals[position]) for position in left if position in refusals)
                 return
             LOG.error(
                 "%s did not answer, and %d holders are needed; nothing is lost yet: start them again within %d s",

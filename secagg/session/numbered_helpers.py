@@ -11,6 +11,7 @@ from typing import Final
 from secagg.errors import SecAggError
 
 from .sockets.connection import SocketAsk
+from .sockets.frames import encode_refusal
 
 _LOG: Final = logging.getLogger(__name__)
 
@@ -34,7 +35,7 @@ class NumberedHelpers:
         self._paths, self._patience, self._lost = dict(paths), patience, lost
 
     def ask_all(self, requests: Mapping[int, bytes]) -> Iterable[tuple[int, bytes]]:
-        """Return the answers that came."""
+        """Return the answers that came; of a helper that refuses, the refusal."""
         if not requests:
             return
         with ThreadPoolExecutor(len(requests)) as threads:
@@ -46,6 +47,9 @@ class NumberedHelpers:
         try:
             with SocketAsk(self._paths[number], timeout=self._patience) as ask:
                 return number, ask(message)
-        except (ConnectionError, SecAggError) as error:
+        except ConnectionError as error:
             self._lost(number, error)
             return None
+        except SecAggError as error:
+            self._lost(number, error)
+            return number, encode_refusal(error)

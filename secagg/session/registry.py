@@ -30,6 +30,11 @@ Clock = Callable[[], datetime]
 """Returns the time, with a time zone."""
 
 
+def _anything(settings: Any, clients: int) -> bool:  # noqa: ANN401 -- the protocol's own class
+    del settings, clients
+    return True
+
+
 def _nothing_to_say(session: ServerSession) -> tuple[str, ...]:
     del session
     return ()
@@ -90,6 +95,8 @@ class ProtocolEntry:
     ``spreads``; its clients can be suspended then too."""
     describe: Callable[[Any], tuple[str, ...]] = _nothing_to_say
     """What a person should know of a session that is open, a line each."""
+    takes: Callable[[Any, int], bool] = _anything
+    """Whether so many clients can have a session with these settings, as far as numbers of clients go."""
     simulate_cheater: Callable[[Any, ClientId], Member] | None = None
     """Returns a client of a simulation that breaks the rules, where others would notice."""
     costs: Callable[[Layout, int, Suite], Iterable[Costs]] | None = None

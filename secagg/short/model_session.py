@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
@@ -18,7 +19,7 @@ from secagg.contract import Aggregate, Payload
 from secagg.crypto.entropy import Coins
 from secagg.errors import CapacityExceeded, InvalidParameters
 from secagg.identifiers import ClientId
-from secagg.parameters import LEAST_COHORT
+from secagg.parameters import LEAST_COHORT, usual_corrupted, usual_dropped
 from secagg.session.registry import Clock, ProtocolEntry, Simulation, find
 from secagg.session.roles import LateUpdate, Released, ServerSession, Subject, Update
 from secagg.session.settings import chosen_settings, known_settings, parsed
@@ -26,7 +27,6 @@ from secagg.session.settings import chosen_settings, known_settings, parsed
 from .trees import Shapes, Tree, Vector, digest_of
 
 USUAL_BITS: Final = 16
-_RARE: Final = 20
 _NOTICEABLE: Final = 0.01
 LOG: Final = logging.getLogger("secagg.short")
 
@@ -66,8 +66,9 @@ class Session:
             bits: of one value, 2 to 16. Values between two codes are rounded at random, so that means are unbiased.
             protocol: by its name in the registry.
             only: patterns, or one, of the tensors that are summed, such as ``"*lora*"``; by default every one.
-            dropped: how many may leave on the way; by default one in twenty.
-            corrupted: how many may work with the server; by default one in twenty.
+            dropped: how many may leave on the way; by default one in twenty, and one of four or more where the protocol
+                takes one.
+            corrupted: how many may work with the server; by default one in ten, which usual floors assume too.
             weights: which ones clients may have, each an integer from 1.
             settings: any other setting of the protocol; as text too, such as ``mode="semi_honest"``.
         Raises:
@@ -202,15 +203,18 @@ def planned(  # noqa: PLR0913 -- what a cohort is
             "the short way plans no noise: its rings have no room for any. Open a session of the protocol with a codec "
             "whose ring has, as `secagg round --noise` and training do"
         )
-    rare = clients // _RARE
-    gone = rare if dropped is None else dropped
+    if dropped is None:
+        plan = partial(planned, entry, clients, settings=settings, weights=weights, corrupted=corrupted)
+        made = plan(dropped=usual_dropped(clients))
+        # Of few clients a protocol may need all.
+        return made if entry.takes(made, clients) else plan(dropped=0)
     # Where weights are public, so many of each are needed; and elsewhere nobody may weigh more than one such part.
     hides = len(set(weights)) == 1 or "weights" not in known
     facts = {
         "population": clients,
-        "corrupted": rare if corrupted is None else corrupted,
-        "dropped": gone,
-        "minimum_cohort": max(LEAST_COHORT, (clients - gone) * min(weights) // max(weights) if hides else 0),
+        "corrupted": usual_corrupted(clients) if corrupted is None else corrupted,
+        "dropped": dropped,
+        "minimum_cohort": max(LEAST_COHORT, (clients - dropped) * min(weights) // max(weights) if hides else 0),
         "maximum_cohort": clients,
         "maximum_weight": max(weights),
         "weights": tuple(sorted(set(weights))),

@@ -21,12 +21,12 @@ from secagg.errors import InvalidParameters, MalformedMessage, Reason, SecAggErr
 from secagg.session.roles import ClientSession
 from secagg.session.sealed_state import StateDirectory
 
-from .card import CARD_BYTES, Card
+from .card import Card
 from .exchange import Answer
 from .keeping import ClientProgress, ClientStore
 from .logs import say
 from .proof import Prover, header_of
-from .requests import Patience, Refused, Reply, Requests
+from .requests import MESSAGE, Patience, Refused, Reply, Requests
 from .tls import client_context, is_loopback
 
 try:
@@ -77,6 +77,8 @@ async def contribute(  # noqa: PLR0913 -- all but three have defaults
     place = httpx.URL(url)
     if place.scheme != "https" and not is_loopback(place.host) and http is None:
         raise InvalidParameters(f"{url} would carry answers in the clear; name an https:// address")
+    if place.userinfo or place.query:
+        raise InvalidParameters("an address of a server has neither a password nor a query; name https://HOST:PORT")
     async with AsyncExitStack() as stack:
         if http is None:
             # Nothing from the environment: neither proxies nor passwords are for this.
@@ -130,21 +132,25 @@ class _Part:
         while True:
             reply = await self.requests.ask("GET", "/v1/session", params={"after": after} if after else None)
             if reply.status != Answer.AGAIN.status:
-                return Card.decode(reply.body[:CARD_BYTES])
+                return Card.decode(reply.body)
+            await self.requests.rest()
 
     async def _exchange(self, card: Card, progress: ClientProgress) -> Reply:
         """Answer stage after stage, and return what the server says of the end."""
         if progress.answer:
             await self._send(progress)
         while True:
-            reply = await self.requests.ask("GET", "/message")
-            if reply.status == Answer.AGAIN.status:
-                continue
-            if reply.status == Answer.OVER.status or not reply.stage:
+            reply = await self.requests.ask("GET", MESSAGE)
+            if reply.status == Answer.OVER.status or (reply.status != Answer.AGAIN.status and not reply.stage):
                 return reply
+            if reply.status == Answer.AGAIN.status:
+                await self.requests.rest()
+                continue
             number = _number(reply)
             if not progress.answer or number != progress.stage:
                 progress = await self._answered(card, progress, number, reply.body)
+            else:
+                await self.requests.rest()
             await self._send(progress)
 
     async def _send(self, progress: ClientProgress) -> None:

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import asynccontextmanager, suppress
 from typing import Final, TypeVar
 
 from secagg.errors import PeerError, SecAggError
@@ -42,8 +42,14 @@ def counters() -> Metrics:
     metrics.counter("secagg_stage_seconds_total", "Seconds that stages were open, by stage.")
     metrics.counter("secagg_stages_total", "Stages that were closed, by stage.")
     metrics.gauge("secagg_clients", "Clients of the open stage: taken, sending, out.")
-    metrics.gauge("secagg_connections", "Open connections.")
+    metrics.counter("secagg_strangers_total", "Requests that did not prove who they are from.")
     return metrics
+
+
+def cut_short(wait: asyncio.Timeout) -> None:
+    """Let a wait that is not over be over now."""
+    if not wait.expired():
+        wait.reschedule(0)
 
 
 class Conductor:
@@ -72,6 +78,8 @@ class Conductor:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="secagg-session")
         self._places = asyncio.Semaphore(limits.bodies_at_once)
         self._heard, self._news = asyncio.Event(), asyncio.Event()
+        self._polls, self._reads = dict[ClientId, asyncio.Timeout](), set[asyncio.Timeout]()
+        self._noted = set[tuple[ClientId, Answer]]()
         self._lost: Exception | None = None
         self._is_stopping = False
 
@@ -87,7 +95,7 @@ class Conductor:
             while (stage := await self._opened()) is not None:
                 opened = self._clock()
                 await self._wait()
-                self.exchange.close()
+                self._close()
                 self._metrics.add("secagg_stages_total", stage=stage.name)
                 self._metrics.add("secagg_stage_seconds_total", self._clock() - opened, stage=stage.name)
                 say("stage closed", session=self.card.session, stage=stage.name, **self.exchange.counts)
@@ -106,15 +114,16 @@ class Conductor:
             return released
         finally:
             self._metrics.add("secagg_sessions_total", outcome=outcome)
+            self._close()
             self._wake()
             # The thread may be in a long call; it is not waited for, and what it does comes before this.
             self._thread.submit(self._session.abort)
             self._thread.shutdown(wait=False)
 
     async def message(self, client: ClientId) -> tuple[Verdict, bytes]:
-        """Return a client's message; wait for one as long as a poll may take."""
+        """Return a client's message; wait for one as long as a poll may take, or until the client asks again."""
         with suppress(TimeoutError):
-            async with asyncio.timeout(self._limits.poll):
+            async with self._only_poll(client):
                 while not self._is_stopping:
                     news = self._news
                     verdict = self.exchange.asked(client)
@@ -136,19 +145,33 @@ class Conductor:
         if verdict.answer is Answer.READ:
             try:
                 async with self._places:
-                    verdict = await self._read(client, number, length, chunks)
+                    verdict = await self._read(client, number, chunks)
             finally:
                 self.exchange.gave_up(client)
         self._metrics.add("secagg_answers_total", verdict=verdict.answer.value[0])
-        if verdict.answer is not Answer.TAKEN:
+        if verdict.answer is not Answer.TAKEN and (client, verdict.answer) not in self._noted:
+            self._noted.add((client, verdict.answer))
             say("answer not taken", session=self.card.session, client=client.value, verdict=verdict.answer.value[0])
         return verdict
 
+    @asynccontextmanager
+    async def _only_poll(self, client: ClientId) -> AsyncGenerator[None]:
+        """Wait so long as one poll of a client; the next one takes its place, so that a client has one connection."""
+        if (older := self._polls.get(client)) is not None:
+            cut_short(older)
+        async with asyncio.timeout(self._limits.poll) as poll:
+            self._polls[client] = poll
+            try:
+                yield
+            finally:
+                if self._polls[client] is poll:
+                    del self._polls[client]
+
     async def told(self, seconds: float) -> None:
-        """Wait until all who answered the last stage have asked how it ended, or for so long."""
+        """Wait until all who answered the last stage have asked how it ended, if it has, or for so long."""
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
-                while self.exchange.untold:
+                while self.exchange.over is not None and self.exchange.untold:
                     self._heard.clear()
                     await self._heard.wait()
 
@@ -206,6 +229,12 @@ class Conductor:
             if self._lost is not None:
                 raise self._lost
 
+    def _close(self) -> None:
+        """Await nobody else; what is being read takes no place from the next stage."""
+        self.exchange.close()
+        for read in self._reads:
+            cut_short(read)
+
     def _end(self, sentence: str, *, is_released: bool) -> None:
         self.exchange.end(sentence, is_released=is_released)
         say("session ended", session=self.card.session, sentence=sentence)
@@ -219,24 +248,11 @@ class Conductor:
 
     # --- Answers ------------------------------------------------------------------------------------------------------
 
-    async def _read(self, client: ClientId, number: int, length: int | None, chunks: AsyncIterator[bytes]) -> Verdict:
-        most, size, parts = self.card.answer_bytes, 0, list[bytes]()
-        patience = self._limits.seconds_for(most if length is None else length)
-        try:
-            async with asyncio.timeout(patience):
-                async for chunk in chunks:
-                    size += len(chunk)
-                    if size > most:
-                        return self.exchange.too_long(size)
-                    parts.append(chunk)
-        except TimeoutError:
-            return Verdict(Answer.SLOW, f"the answer did not arrive in {patience:.0f} s; send it again, faster")
-        self._metrics.add("secagg_answer_bytes_total", size)
-        message = b"".join(parts)
-        parts.clear()
-        verdict = self.exchange.read(client, number)
-        if verdict.answer is not Answer.HAND:
-            return verdict
+    async def _read(self, client: ClientId, number: int, chunks: AsyncIterator[bytes]) -> Verdict:
+        message = await self._body(client, number, chunks)
+        if isinstance(message, Verdict):
+            return message
+        self._metrics.add("secagg_answer_bytes_total", len(message))
         try:
             error, turnout = await self._do(lambda: self._received(client, message))
         except Exception as failed:  # noqa: BLE001 -- whatever it is, ``run`` raises it
@@ -246,6 +262,30 @@ class Conductor:
         verdict = self.exchange.settled(client, number, error, turnout)
         self._heard.set()
         return verdict
+
+    async def _body(self, client: ClientId, number: int, chunks: AsyncIterator[bytes]) -> Verdict | bytes:
+        """Return an answer whole; it has come no slower than it may, and while its stage was open."""
+        size, parts, began = 0, list[bytes](), asyncio.get_running_loop().time()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self._limits.grace) as patience:
+                self._reads.add(patience)
+                try:
+                    # Asked at once: the stage may have been closed while this answer waited for its place.
+                    while (verdict := self.exchange.read(client, number)).answer is Answer.HAND:
+                        chunk = await anext(chunks, None)
+                        if chunk is None:
+                            return b"".join(parts)
+                        size += len(chunk)
+                        if size > self.card.answer_bytes:
+                            return self.exchange.too_long(size)
+                        parts.append(chunk)
+                        patience.reschedule(began + self._limits.seconds_for(size))
+                    return verdict
+                finally:
+                    self._reads.discard(patience)
+        verdict = self.exchange.read(client, number)
+        slow = Verdict(Answer.SLOW, f"the answer came too slowly, {size} bytes of it; send it again, faster")
+        return slow if verdict.answer is Answer.HAND else verdict
 
     def _received(self, client: ClientId, message: bytes) -> tuple[PeerError | None, Turnout]:
         try:

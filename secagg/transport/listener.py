@@ -6,7 +6,7 @@ import asyncio
 import socket
 import ssl
 from collections.abc import AsyncGenerator, Generator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import Any, Final
 
 from secagg.errors import InvalidParameters
@@ -31,63 +31,122 @@ _PAUSE: Final = 0.01
 _OTHER_FILES: Final = 128
 
 
+class _Crowd:
+    """Connections that have a request to make: each has a time for it, and so many wait at once.
+
+    Beyond the limit the connection goes that has waited longest: a crowd that says nothing keeps nobody out.
+    """
+
+    def __init__(self, limits: WireLimits) -> None:
+        self.limits, self._here = limits, set[asyncio.WriteTransport]()
+        self._waiting = dict[asyncio.WriteTransport, asyncio.TimerHandle]()
+        """In the order in which they began to wait."""
+
+    def came(self, connection: asyncio.WriteTransport) -> None:
+        self._here.add(connection)
+        self.wait(connection)
+        if len(self._here) > self.limits.connections:
+            oldest = next(iter(self._waiting))
+            self.spoke(oldest)
+            oldest.abort()
+
+    def left(self, connection: asyncio.WriteTransport) -> None:
+        self._here.discard(connection)
+        self.spoke(connection)
+
+    def wait(self, connection: asyncio.WriteTransport, unsent: int = 0) -> None:
+        """Wait for a whole request, which comes after what the peer has yet to take."""
+        self.spoke(connection)
+        seconds = self.limits.seconds_for(unsent)
+        self._waiting[connection] = asyncio.get_running_loop().call_later(seconds, connection.abort)
+
+    def spoke(self, connection: asyncio.WriteTransport) -> None:
+        if (timer := self._waiting.pop(connection, None)) is not None:
+            timer.cancel()
+
+
+class _Punctual(H11Protocol):
+    """Speaks HTTP over one connection of the crowd."""
+
+    def __init__(self, crowd: _Crowd, connection: asyncio.WriteTransport, server: uvicorn.Server) -> None:
+        super().__init__(server.config, server.server_state, {})
+        self._crowd, self._connection, self._early = crowd, connection, b""
+
+    def connection_made(self, transport: Any) -> None:  # noqa: ANN401 -- as asyncio has it
+        super().connection_made(transport)
+        self._crowd.wait(self._connection)
+        if self._early:
+            self.data_received(self._early)
+
+    def data_received(self, data: bytes) -> None:
+        made: Any = self.transport  # None until a handshake is told of, whatever it is declared as.
+        if made is None:
+            self._early += data
+        else:
+            super().data_received(data)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        made: Any = self.transport
+        if made is not None:
+            super().connection_lost(exc)
+        self._crowd.left(self._connection)
+
+    def handle_events(self) -> None:
+        super().handle_events()
+        cycle: Any = self.cycle  # None before the first request, whatever it is declared as.
+        if cycle is not None and not cycle.response_complete:
+            self._crowd.spoke(self._connection)
+
+    def on_response_complete(self) -> None:
+        self._crowd.wait(self._connection, self.transport.get_write_buffer_size())
+        super().on_response_complete()
+
+
+class _Door(asyncio.Protocol):
+    """Takes a connection into the crowd before anything is said, and then lets it speak TLS, or HTTP at once."""
+
+    def __init__(self, crowd: _Crowd, server: uvicorn.Server, tls: ssl.SSLContext | None) -> None:
+        self._crowd, self._server, self._tls = crowd, server, tls
+
+    def connection_made(self, transport: Any) -> None:  # noqa: ANN401 -- as asyncio has it
+        self._crowd.came(transport)
+        inner = _Punctual(self._crowd, transport, self._server)
+        if self._tls is None:
+            transport.set_protocol(inner)
+            inner.connection_made(transport)
+        else:
+            transport.pause_reading()
+            self._handshake = asyncio.create_task(self._secured(transport, inner, self._tls))
+
+    async def _secured(self, transport: asyncio.Transport, inner: _Punctual, tls: ssl.SSLContext) -> None:
+        loop, seconds = asyncio.get_running_loop(), self._crowd.limits.grace
+        over: asyncio.Transport | None = None
+        with suppress(OSError):  # TLS errors among them
+            over = await loop.start_tls(transport, inner, tls, server_side=True, ssl_handshake_timeout=seconds)
+        if over is None or over.is_closing():
+            self._crowd.left(transport)
+        else:
+            inner.connection_made(over)
+
+
 class _Quiet(uvicorn.Server):
-    """Leaves signals to the caller."""
+    """Leaves signals to the caller, and listens by a door of ours."""
+
+    def __init__(self, config: uvicorn.Config, limits: WireLimits, tls: ssl.SSLContext | None) -> None:
+        super().__init__(config)
+        self._limits, self._tls = limits, tls
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        crowd, loop = _Crowd(self._limits), asyncio.get_running_loop()
+        self.servers = [
+            await loop.create_server(lambda: _Door(crowd, self, self._tls), sock=each, backlog=_BACKLOG)
+            for each in sockets or ()
+        ]
+        self.started = True
 
     @contextmanager
     def capture_signals(self) -> Generator[None]:
         yield
-
-
-def _punctual(limits: WireLimits) -> type[H11Protocol]:
-    """Return a protocol whose peers say a whole head in time, and of which so many wait at once.
-
-    Beyond the limit the connection goes that has waited longest: a crowd that says nothing keeps nobody out.
-    """
-    waiting = dict[asyncio.Transport, None]()
-    """In the order in which they came."""
-    count = 0
-
-    class Punctual(H11Protocol):
-        _timer: asyncio.TimerHandle | None = None
-
-        def connection_made(self, transport: Any) -> None:  # noqa: ANN401 -- as asyncio has it
-            nonlocal count
-            super().connection_made(transport)
-            count += 1
-            self._await_head()
-            if count > limits.connections:
-                oldest = next(iter(waiting))
-                waiting.pop(oldest)
-                oldest.abort()
-
-        def connection_lost(self, exc: Exception | None) -> None:
-            nonlocal count
-            count -= 1
-            self._head_came()
-            super().connection_lost(exc)
-
-        def handle_events(self) -> None:
-            super().handle_events()
-            cycle: Any = self.cycle  # None before the first request, whatever it is declared as.
-            if cycle is not None and not cycle.response_complete:
-                self._head_came()
-
-        def on_response_complete(self) -> None:
-            self._await_head()
-            super().on_response_complete()
-
-        def _await_head(self) -> None:
-            self._head_came()
-            waiting[self.transport] = None
-            self._timer = self.loop.call_later(limits.grace, self.transport.abort)
-
-        def _head_came(self) -> None:
-            waiting.pop(self.transport, None)
-            if self._timer is not None:
-                self._timer.cancel()
-
-    return Punctual
 
 
 def allow_connections(limits: WireLimits) -> None:
@@ -127,20 +186,17 @@ async def listening(  # noqa: PLR0913 -- all but three have defaults
     bounds = limits or WireLimits()
     config = uvicorn.Config(
         app,
-        http=_punctual(bounds),
         ws="none",
         lifespan="off",
         log_config=None,
         access_log=False,
         server_header=False,
         proxy_headers=False,
-        backlog=_BACKLOG,
         h11_max_incomplete_event_size=_HEAD_BYTES,
         timeout_keep_alive=int(bounds.poll) + 1,
         timeout_graceful_shutdown=1,
     )
     config.load()
-    config.ssl = tls
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -148,7 +204,7 @@ async def listening(  # noqa: PLR0913 -- all but three have defaults
             listener.bind((host.strip("[]"), port))
         except OSError as error:
             raise InvalidParameters(f"nothing can listen at {host}:{port} ({error}); name another address") from None
-        server = _Quiet(config)
+        server = _Quiet(config, bounds, tls)
         task = asyncio.create_task(server.serve(sockets=[listener]))
         while not server.started and not task.done():  # noqa: ASYNC110 -- uvicorn has no event for it
             await asyncio.sleep(_PAUSE)

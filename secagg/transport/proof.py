@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from hmac import compare_digest
+from types import MappingProxyType
 from typing import Final, Protocol
 
 from secagg.crypto.entropy import Coins
@@ -25,6 +26,8 @@ from secagg.session.certificates import SIGNATURE_BYTES, Authority, Certificate,
 SCHEME: Final = "Secagg"
 _HEADER: Final = re.compile(rf"{SCHEME} ([0-9]{{1,20}}):([0-9a-f]{{{2 * SIGNATURE_BYTES}}})", re.ASCII)
 _IDS: Final = 1 << 64
+_NAMES: Final = 1 << 16
+_NONE: Final[Mapping[ClientId, bytes]] = MappingProxyType({})
 
 
 class Prover(Confined):
@@ -98,22 +101,25 @@ class Certified:
 class FirstCome:
     """Admits whoever first says a name to a session, and then nobody else under it."""
 
-    def __init__(self, session: str = "", known: Mapping[ClientId, bytes] | None = None, most: int = 1 << 16) -> None:
+    def __init__(
+        self, invited: Collection[ClientId] | None = None, session: str = "", known: Mapping[ClientId, bytes] = _NONE
+    ) -> None:
         """Begin, or go on with what another process knew of a session.
 
         Args:
-            most: how many names are remembered; more are refused.
+            invited: nobody else is admitted; without it so many names as a session may have clients at most.
         """
-        self._session, self._digests, self._most = session, dict(known or {}), most
+        self._invited, self._session, self._digests = invited, session, dict(known)
 
     def admits(self, session: str, client: ClientId, proof: bytes) -> bool:
         """See ``Admission``."""
         if session != self._session:
             self._session = session
             self._digests.clear()
-        digest = hashlib.sha256(proof).digest()
-        if client not in self._digests and len(self._digests) >= self._most:
+        is_known = client in self._digests
+        if not is_known and (len(self._digests) >= _NAMES if self._invited is None else client not in self._invited):
             return False
+        digest = hashlib.sha256(proof).digest()
         return compare_digest(self._digests.setdefault(client, digest), digest)
 
     def known(self) -> dict[ClientId, bytes]:

@@ -14,7 +14,7 @@ from typing import Final
 from secagg.errors import InvalidParameters, MalformedMessage, Reason, SecAggError
 from secagg.identifiers import ClientId
 
-from .card import STAGE_HEADER
+from .card import CARD_BYTES, STAGE_HEADER
 from .exchange import Answer
 
 try:
@@ -22,12 +22,14 @@ try:
 except ImportError as error:
     raise InvalidParameters("a client of sums over HTTP needs httpx; pip install secagg[http]") from error
 
+MESSAGE: Final = "/message"
 _RETRIED: Final = frozenset({408, 429, 500, 502, 503, 504})
 _ANSWERS: Final = frozenset({Answer.LATE.status, Answer.OVER.status})
 """Errors by their status that a client goes on from."""
 _SENTENCE_BYTES: Final = 1 << 12
 _PIECE_BYTES: Final = 1 << 18
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 5.0
+_RESTED: Final = 2.0
 _GOLDEN, _WHOLE = 0x9E3779B97F4A7C15, 1 << 64
 
 
@@ -45,6 +47,8 @@ class Patience:
     """For the answer to one request, which a server holds back for less."""
     message_bytes: int = 1 << 30
     """No message of a server is longer."""
+    slowest: float = 1 << 14
+    """Bytes each second of a message, at least, after ``poll``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +73,7 @@ class Requests:
         """Ask for nothing yet."""
         self._url, self._base, self._http, self._patience = url, url, http, patience
         self._headers = {"accept-encoding": "identity"}
+        self._rested, self._pause = time.monotonic(), _FIRST_PAUSE / 2
         # Clients whose server restarts do not come back all at once.
         self._spread = 0.5 + (client.value * _GOLDEN) % _WHOLE / _WHOLE
 
@@ -76,6 +81,13 @@ class Requests:
         """Ask about one session from now on."""
         self._base = f"{self._url}/v1/sessions/{session}"
         self._headers["authorization"] = authorization
+
+    async def rest(self) -> None:
+        """Pause after what brought no news, longer each time; a server that holds requests back has paused already."""
+        before, self._rested = self._rested, time.monotonic()
+        self._pause = min(2 * self._pause, _LONGEST_PAUSE) if self._rested - before < _RESTED else _FIRST_PAUSE
+        await asyncio.sleep(self._pause * self._spread)
+        self._rested = time.monotonic()
 
     async def try_once(self, method: str, path: str) -> None:
         """Make a request whose answer changes nothing."""
@@ -96,6 +108,8 @@ class Requests:
                 if reply.status not in _RETRIED:
                     return _answered(reply)
                 why = reply.sentence or str(reply.status)
+                if reply.status == Answer.BUSY.status:
+                    began = time.monotonic()  # It is there, and has this client's answer already or soon.
             except httpx.TransportError as error:
                 why = str(error) or type(error).__name__
                 if _is_of_tls(error):
@@ -108,7 +122,8 @@ class Requests:
 
     async def _exchanged(self, method: str, path: str, body: bytes, params: dict[str, str] | None) -> Reply:
         headers = self._headers | ({"content-length": str(len(body))} if body else {})
-        timeout = httpx.Timeout(self._patience.poll, connect=10.0)
+        poll = self._patience.poll
+        timeout = httpx.Timeout(poll, connect=10.0)
         content = _pieces(body) if body else None
         async with self._http.stream(
             method, self._base + path, headers=headers, params=params, content=content, timeout=timeout
@@ -116,13 +131,20 @@ class Requests:
             # What is compressed may be a bomb.
             if response.headers.get("content-encoding", "identity") != "identity":
                 raise MalformedMessage("the server sends what was compressed", reason=Reason.NOT_CANONICAL)
-            parts, size = list[bytes](), 0
-            async for part in response.aiter_raw():
-                parts.append(part)
-                if (size := size + len(part)) > (most := self._patience.message_bytes):
-                    raise MalformedMessage(
-                        f"a server's message has at most {most} bytes", reason=Reason.LENGTH_OVER_LIMIT
-                    )
+            is_message = path == MESSAGE and response.status_code == Answer.MESSAGE.status
+            most = self._patience.message_bytes if is_message else CARD_BYTES
+            parts, size, began = list[bytes](), 0, asyncio.get_running_loop().time()
+            try:
+                async with asyncio.timeout(poll) as wait:
+                    async for part in response.aiter_raw():
+                        parts.append(part)
+                        if (size := size + len(part)) > most:
+                            raise MalformedMessage(
+                                f"a server's answer here has at most {most} bytes", reason=Reason.LENGTH_OVER_LIMIT
+                            )
+                        wait.reschedule(began + poll + size / self._patience.slowest)
+            except TimeoutError:
+                raise httpx.ReadTimeout("the server's answer dribbles") from None
             return Reply(response.status_code, b"".join(parts), response.headers.get(STAGE_HEADER, ""))
 
 

@@ -11,6 +11,7 @@ import asyncio
 import logging
 import re
 from collections.abc import AsyncIterator, Mapping
+from contextlib import suppress
 from typing import Any, Final
 
 from secagg.crypto.entropy import Coins, SystemCoins
@@ -20,7 +21,7 @@ from secagg.session.metrics import CONTENT_TYPE
 from secagg.session.roles import Released, ServerSession, Subject
 
 from .card import STAGE_HEADER, Card, WireLimits, new_name
-from .conductor import RESTARTED, Conductor, counters
+from .conductor import RESTARTED, Conductor, counters, cut_short
 from .exchange import Answer, Verdict
 from .keeping import ServerStore
 from .logs import say
@@ -69,8 +70,9 @@ class SumServer:
         self._admission, self._store, self._coins = admission or FirstCome(), store, coins or SystemCoins()
         self._current: Conductor | None = None
         self._news = asyncio.Event()
-        self.asking = 0
-        """How many wait for a session, of whom nobody has proved a name."""
+        self._asking = dict[asyncio.Timeout, None]()
+        """Who waits for a session, of whom nobody has proved a name; in the order in which they came."""
+        self._strange = ""
         self._past = dict[str, Verdict]()
         self.app = Starlette(
             routes=[
@@ -82,6 +84,7 @@ class SumServer:
                 Route("/metrics", self._metrics, methods=["GET"]),
             ],
         )
+        self.app.router.redirect_slashes = False
 
     # --- Sessions -----------------------------------------------------------------------------------------------------
 
@@ -143,19 +146,26 @@ class SumServer:
     async def _card(self, request: Request) -> Response:
         """Say which session there is; wait for one that is not the one named in ``after``."""
         after = request.query_params.get("after", "")
-        if self.asking >= self.limits.connections // 2:
-            # Nobody has proved a name yet, and whoever waits here takes a connection from who has.
-            return _response(Verdict(Answer.BUSY, "many wait for a session; ask again"))
-        self.asking += 1
-        try:
-            async with asyncio.timeout(self.limits.poll):
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self.limits.poll) as wait:
                 while (card := self._open_card()) is None or card.session == after:
-                    await self._news.wait()
+                    self._asking[wait] = None
+                    if len(self._asking) > max(1, self.limits.connections // 2):
+                        # Nobody has proved a name yet; who waits for long takes no connection from who has.
+                        oldest = next(iter(self._asking))
+                        del self._asking[oldest]
+                        cut_short(oldest)
+                    try:
+                        await self._news.wait()
+                    finally:
+                        self._asking.pop(wait, None)
                 return Response(card.encode(), media_type="application/json", headers=_HEADERS)
-        except TimeoutError:
-            return _response(Verdict(Answer.AGAIN))
-        finally:
-            self.asking -= 1
+        return _response(Verdict(Answer.AGAIN))
+
+    @property
+    def asking(self) -> int:
+        """How many wait for a session."""
+        return len(self._asking)
 
     def _open_card(self) -> Card | None:
         return self._current.card if self._current is not None and self._current.is_running else None
@@ -207,7 +217,11 @@ class SumServer:
         if name != conductor.card.session:
             return self._past.get(name, RESTARTED)
         if sender is None or not self._admission.admits(name, *sender):
-            say("stranger", logging.WARNING, session=name, client=-1 if sender is None else sender[0].value)
+            self.metrics.add("secagg_strangers_total")
+            if name != self._strange:
+                # Once for a session: anybody could fill a disk with more.
+                self._strange = name
+                say("stranger", logging.WARNING, session=name, client=-1 if sender is None else sender[0].value)
             return _STRANGER
         return conductor, sender[0]
 

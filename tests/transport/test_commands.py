@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -84,3 +86,24 @@ def test_a_server_goes_on_with_its_own_session_alone(capsys: pytest.CaptureFixtu
     assert "no record of a session" in refusal(capsys, *SERVE, "--clients", "5", "--state", str(folder))
     os.chmod(folder, 0o755)  # noqa: PTH101, S103 -- which is refused
     assert "this user's alone" in refusal(capsys, *SERVE, "--clients", "5", "--state", str(folder))
+
+
+def test_a_signal_within_a_request_ends_a_command() -> None:
+    work = """
+import asyncio, os, signal, time
+from secagg.cli.wire.shared import running
+
+async def work():
+    try:
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(0.2)
+    except BaseException:
+        print("lost where a request was answered", flush=True)
+    await asyncio.sleep(600)
+
+running(work)
+"""
+    ended = subprocess.run(  # noqa: S603 -- our own code
+        [sys.executable, "-c", work], capture_output=True, text=True, timeout=90, check=False
+    )
+    assert (ended.returncode, ended.stdout) == (0, "")

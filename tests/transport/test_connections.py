@@ -7,8 +7,10 @@ import socket
 import ssl
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from threading import Thread
+from typing import Any
 
 import httpx
 import pytest
@@ -176,20 +178,65 @@ def test_a_head_that_is_too_long_is_refused() -> None:
     asyncio.run(scene())
 
 
-def test_a_silent_crowd_keeps_nobody_out() -> None:
+@pytest.mark.parametrize("is_tls", [False, True])
+def test_a_silent_crowd_keeps_nobody_out(tmp_path: Path, is_tls: bool) -> None:  # noqa: FBT001 -- a parameter
+    own = make_credentials(tmp_path, "server")
+    tls = (server_context(own), client_context(own.certificate)) if is_tls else (None, None)
+    url = f"http{'s' if is_tls else ''}://127.0.0.1"
+
     async def scene() -> None:
         limits = quick_limits(grace=600, connections=50)
-        async with served(limits) as (_, port, _path):
+        async with served(limits, tls[0]) as (_, port, _path):
+            # Not a word of theirs, so where there is TLS not even a handshake.
             crowd = [await asyncio.open_connection("127.0.0.1", port) for _ in range(400)]
-            outcomes = await asyncio.gather(*(taking_part(f"http://127.0.0.1:{port}", each) for each in CLIENTS))
+            outcomes = await asyncio.gather(
+                *(
+                    contribute(f"{url}:{port}", joining(each), prover=Prover(each, SystemCoins()), tls=tls[1])
+                    for each in CLIENTS
+                )
+            )
             assert all(outcome.is_released for outcome in outcomes)
             # The first of them were sent away: they would wait for ten minutes.
-            async with asyncio.timeout(60):
+            async with asyncio.timeout(30):
                 for reader, _writer in crowd[:300]:
                     with suppress(ConnectionResetError):
                         assert await reader.read() == b""
             for _, writer in crowd:
                 writer.close()
+
+    asyncio.run(scene())
+
+
+def test_a_handshake_that_does_not_come_whole_loses_its_connection(tmp_path: Path) -> None:
+    async def scene() -> None:
+        tls = server_context(make_credentials(tmp_path, "server"))
+        async with served(quick_limits(grace=0.3), tls) as (_, port, _path):
+            began = asyncio.get_running_loop().time()
+            for piece in (b"", bytes([22, 3, 1, 2, 0, 1]), b"GET / HTTP/1.1\r\n\r\n"):
+                assert b"HTTP" not in await said_to(port, piece)
+            assert asyncio.get_running_loop().time() - began < 30
+
+    asyncio.run(scene())
+
+
+@pytest.mark.parametrize("is_taken", [True, False])
+def test_a_long_message_is_taken_in_a_client_s_own_time(is_taken: bool) -> None:  # noqa: FBT001 -- a parameter
+    whole = 1 << 25
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        del scope, receive
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": bytes(whole)})
+
+    async def scene() -> None:
+        limits = replace(quick_limits(grace=0.3), slowest=1 << 10 if is_taken else 1 << 40)
+        async with listening(app, "127.0.0.1", 0, limits=limits) as port:
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(b"GET / HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
+            await asyncio.sleep(1.5)
+            with suppress(ConnectionResetError):
+                assert (len(await reader.read()) > whole) == is_taken
+            writer.close()
 
     asyncio.run(scene())
 

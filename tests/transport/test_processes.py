@@ -16,8 +16,8 @@ SIMULATED = ("--protocol", "enclave", "--set", "allow_simulated_enclave=yes")
 
 
 def active(town: Town) -> list[str]:
-    """Return options of a server of the active mode."""
-    return ["--set", "mode=active", "--set", f"roster={town.make_keys()}"]
+    """Return options of a server of the active mode, which a roster means where nothing else is said."""
+    return ["--set", f"roster={town.make_keys()}"]
 
 
 def test_five_clients_of_which_one_drops_out(town: Town) -> None:
@@ -100,9 +100,15 @@ def test_a_server_that_is_told_to_stop_goes_on_later(town: Town) -> None:
 def test_a_server_that_cannot_go_on_says_so(town: Town) -> None:
     options = ["--protocol", "enclave", "--set", f"roster={town.make_keys()}"]
     server = town.serve(*options, "--round", "1")
-    first = [town.contribute(number, *SIMULATED) for number in range(4)]
+    first = [town.contribute(number, *SIMULATED, is_paused=True) for number in range(4)]
     held = town.contribute(4, *SIMULATED, is_paused=True)
-    held.wait_for("asked 0")
+    # All are in this session before it is lost.
+    for client in (*first, held):
+        client.wait_for("asked 0")
+    for client in first:
+        client.go_on()
+        client.wait_for("stored 0")
+        client.go_on()
     server.kill()
     server = town.serve(*options, "--round", "2")
     assert "cannot go on" in server.text
@@ -117,6 +123,80 @@ def test_a_server_that_cannot_go_on_says_so(town: Town) -> None:
     again.wait_for("uploaded before")
     assert again.ended() == 2
     assert server.terminate() == 0
+
+
+def test_coded_masks_of_five_clients_of_which_one_drops_out(town: Town) -> None:
+    server = town.serve("--protocol", "coded-mask", "--clients", "5", "--patience", "0.5")
+    believed = ("--protocol", "coded-mask")
+    clients = [town.contribute(number, *believed) for number in range(3)]
+    lost, last = (town.contribute(number, *believed, is_paused=True) for number in (4, 3))
+    for client in (lost, last):
+        client.wait_for("asked 0")
+        client.go_on()
+        client.wait_for("stored 0")
+    # Its piece of every mask is with the server, and so it is missed when masks are uploaded.
+    lost.go_on()
+    last.go_on()
+    lost.wait_for("asked 1")
+    lost.kill()
+    for number in (1, 2, 3):
+        for step in ("asked", "stored"):
+            last.wait_for(f"{step} {number}")
+            last.go_on()
+    assert [client.ended() for client in (*clients, last)] == [0] * 4
+    assert server.ended() == 0
+    assert "the sum of 4 clients was released" in last.text
+    assert abs(town.mean() - 0.015) < 1e-3
+
+
+def test_a_floor_of_a_client_holds_with_coded_masks(town: Town) -> None:
+    town.serve("--protocol", "coded-mask", "--clients", "5")
+    strict = town.contribute(0, "--protocol", "coded-mask", "--set", "minimum_cohort=6")
+    strict.wait_for("a cohort of")
+    assert strict.ended() == 2
+
+
+def test_one_message_with_standing_holders_of_which_one_is_killed(town: Town, tmp_path: Path) -> None:
+    roster = town.make_keys()
+    numbers = range(5)
+    for number in numbers:
+        key = str(tmp_path / f"holder-{number}.key")
+        assert town.command("holder", "keys", "--out", key).ended() == 0
+    public = [process.text.strip() for process in town.processes[-len(numbers) :]]
+    assert (
+        town.command(
+            *("holder", "record", "--authority", str(tmp_path / "keys" / "authority.key"), "--number", "1"),
+            *(part for key in public for part in ("--holder", key)),
+            *("--out", str(tmp_path / "epoch")),
+        ).ended()
+        == 0
+    )
+    holders = [
+        town.command(
+            *("holder", "serve", "--record", str(tmp_path / "epoch"), "--key", str(tmp_path / f"holder-{number}.key")),
+            *("--authority", roster, "--journal", str(tmp_path / f"journal-{number}")),
+            *("--socket", str(tmp_path / f"{number}.socket"), "--minimum-cohort", "3"),
+        )
+        for number in numbers
+    ]
+    for holder in holders:
+        holder.wait_for("is ready")
+    sockets = ",".join(str(tmp_path / f"{number}.socket") for number in numbers)
+    server = town.serve(
+        *("--protocol", "one-message", "--set", f"roster={roster}", "--set", f"epoch={tmp_path / 'epoch'}"),
+        *("--set", f"holders={sockets}", "--set", "minimum-cohort=4", "--patience", "0.5"),
+    )
+    believed = ("--protocol", "one-message")
+    lost = town.contribute(4, *believed, is_paused=True)
+    lost.wait_for("asked 0")
+    lost.kill()
+    # The holders have seen the offer; the others can do without one of them.
+    holders[0].kill()
+    clients = [town.contribute(number, *believed) for number in range(4)]
+    assert [client.ended() for client in clients] == [0] * 4
+    assert server.ended() == 0
+    assert abs(town.mean() - 0.015) < 1e-3
+    assert [holder.terminate() for holder in holders[1:]] == [0] * 4
 
 
 def test_two_servers_of_two_operators_behind_a_tunnel(town: Town, tmp_path: Path) -> None:

@@ -57,6 +57,9 @@ async def _serve(options: argparse.Namespace) -> tuple[Released, Session]:
     from secagg.transport.tls import server_context
 
     given = {PREFIX + name.replace("_", "-"): value for name, value in assigned(options.set).items()}
+    if options.protocol == "pairwise" and f"{PREFIX}roster" in given:
+        # Who certified the clients meant them to believe certificates and not the server.
+        given.setdefault(f"{PREFIX}mode", "active")
     alike = {f"{PREFIX}protocol": options.protocol, f"{PREFIX}weighting": "uniform"}
     settings = SecAggSettings.from_run_config({**given, **alike})
     if settings.noise:
@@ -141,7 +144,7 @@ class _Held:
         if (roster is None) == (options.clients is None):
             raise InvalidParameters("--clients says how many there are where no roster does: give one of the two")
         invited = frozenset(map(ClientId, range(options.clients or 0))) if roster is None else roster.clients
-        admission = FirstCome() if roster is None else Certified(roster.authority, roster.certificates)
+        admission = FirstCome(invited) if roster is None else Certified(roster.authority, roster.certificates)
         folder: Path | None = options.state
         store = None if folder is None else ServerStore(folder)
         kept, restore = None if store is None else store.get(), find(options.protocol).restore
@@ -156,7 +159,7 @@ class _Held:
                     "name another --state"
                 )
             if roster is None:
-                admission = FirstCome(card.session, {claim.client: claim.digest for claim in kept.claims})
+                admission = FirstCome(invited, card.session, {claim.client: claim.digest for claim in kept.claims})
             plan = plan_of(card.protocol, card.terms)
             if store is not None and journal is not None:
                 subject = subject_of(plan, options.task, card.round_number, card.terms)

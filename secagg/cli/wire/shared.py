@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import logging
+import signal
 import sys
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from contextlib import suppress
@@ -62,6 +63,10 @@ def plug_for(protocol: str) -> Plug:
     from secagg.platforms.plugs import plug_of, simulated_plug
     from secagg.platforms.settings import PROTOCOLS
 
+    if protocol == "coded-mask":
+        from .coded import PLUG
+
+        return PLUG
     return plug_of(protocol) if protocol in PROTOCOLS else simulated_plug(protocol)
 
 
@@ -73,8 +78,28 @@ def running(work: Callable[[], Coroutine[Any, Any, Result]]) -> Result:
     handler.setFormatter(JsonLines())
     logging.basicConfig(level=logging.INFO, handlers=[handler])
     logging.getLogger("httpx").setLevel(logging.WARNING)
+    # What it warns of is what anybody may send.
+    logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
     with serving():
-        return asyncio.run(work())
+        return asyncio.run(_until_told(work))
+
+
+async def _until_told(work: Callable[[], Coroutine[Any, Any, Result]]) -> Result:
+    """Work until a signal ends it, from the loop: one that is raised within a request is lost there."""
+    task, signals = asyncio.ensure_future(work()), [signal.SIGTERM, signal.SIGINT]
+
+    def end() -> None:
+        # Another one is not to interrupt what tells clients and keeps the session.
+        if signals:
+            signals.clear()
+            task.cancel()
+
+    for each in signals:
+        asyncio.get_running_loop().add_signal_handler(each, end)
+    try:
+        return await task
+    except asyncio.CancelledError:
+        raise SystemExit(0) from None
 
 
 def now() -> datetime:

@@ -22,7 +22,7 @@ from secagg.protocols.one_message.session import (
     open_session,
 )
 from secagg.session.roles import ClientSession, Turnout
-from secagg.session.sockets.frames import decode_refusal
+from secagg.session.sockets.frames import decode_refusal, encode_refusal
 from secagg.wire import MessageKind, message_kind
 from tests.harness.one_message_sums import InsecureSum, SumSetup
 
@@ -35,12 +35,15 @@ class Standing:
 
     world: InsecureSum
     away: set[int] = field(default_factory=set[int])
+    refusing: set[int] = field(default_factory=set[int])
 
     def ask_all(self, requests: Mapping[int, bytes]) -> Iterable[tuple[int, bytes]]:
         for position, request in requests.items():
             if position not in self.away:
                 answer = self.world.holders[position].answer(request)
-                if message_kind(answer) is MessageKind.REFUSAL:
+                if position in self.refusing:
+                    answer = encode_refusal(InvalidParameters("this holder insists on more clients"))
+                elif message_kind(answer) is MessageKind.REFUSAL:
                     raise decode_refusal(answer)
                 yield position, answer
 
@@ -146,6 +149,21 @@ def test_a_release_that_lacks_holders_can_be_asked_for_later() -> None:
     assert session.release().aggregate.encode() == world.ideal(world.setup.clients).encode()
     with pytest.raises(Misuse, match="releases once"):
         session.release()
+
+
+def test_a_holder_that_refuses_is_named_with_what_it_said() -> None:
+    world = InsecureSum(SumSetup())
+    standing = Standing(world)
+    standing.refusing, standing.away = {1}, {0}
+    with pytest.raises(
+        ThresholdNotMet, match=r"holders \(holder/1 refused: this holder insists on more clients; missing: holder/0\)"
+    ):
+        opened(world, standing)
+    standing.away = set()
+    session = opened(world, standing)
+    assert session.faults == ()  # To refuse is no fault.
+    carry(session, members(world, hold=False), {})
+    assert session.release().aggregate.encode() == world.ideal(world.setup.clients).encode()
 
 
 def test_the_settings_count_the_turnout() -> None:

@@ -1,0 +1,48 @@
+"""Coded masks over HTTP: a client's process lives as long as its session, so it needs nothing that outlives it."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from secagg.platforms.floors import MOST_LENGTH
+from secagg.platforms.plugs import NodeSide, Plug, ServerSide
+from secagg.protocols.coded_mask import (
+    CodedMaskHelpers,
+    CodedMaskMember,
+    CodedMaskServerSession,
+    CodedMaskSettings,
+    Floors,
+    open_session,
+)
+
+
+def opened(side: ServerSide) -> CodedMaskServerSession:
+    """Begin a session."""
+    settings = side.settings
+    chosen = CodedMaskSettings(
+        suite=side.suite,
+        population=side.population,
+        corrupted=max(1, settings.corrupted),
+        dropped=settings.tolerated_dropouts(side.population),
+        minimum_cohort=settings.least_cohort(side.population),
+        maximum_weight=settings.heaviest,
+    )
+    return open_session(side.subject, chosen, side.invited, CodedMaskHelpers(coins=side.coins))
+
+
+def member(side: NodeSide) -> CodedMaskMember:
+    """Return a client; what it has uploaded is charged where its update is made."""
+    settings = side.settings
+    floors = Floors(
+        modes=settings.accepted_modes,
+        suites=settings.accepted_suites,
+        minimum_cohort=settings.minimum_cohort,
+        assumed_corrupted=settings.assumed_corrupted,
+        minimum_modulus_bits=settings.minimum_modulus_bits,
+        maximum_length=MOST_LENGTH,
+        maximum_population=settings.maximum_population,
+    )
+    return CodedMaskMember(side.client, floors=floors, coins=side.coins, charge=lambda _: None)
+
+
+PLUG: Final = Plug(open=opened, member=member)

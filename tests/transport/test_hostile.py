@@ -1,0 +1,357 @@
+"""Peers that hold what others need: connections, places, time, a disk; and servers that keep a client busy."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from secagg.crypto.entropy import SystemCoins
+from secagg.errors import InvalidParameters, MalformedMessage, ThresholdNotMet
+from secagg.identifiers import ClientId
+from secagg.transport.card import Card, WireLimits
+from secagg.transport.client import Outcome, contribute
+from secagg.transport.proof import FirstCome, Prover
+from secagg.transport.requests import Patience
+from secagg.transport.server import SumServer
+from tests.harness.wire_sums import (
+    ANSWER_BYTES,
+    CLIENTS,
+    SUBJECT,
+    Held,
+    answer_of,
+    headers_of,
+    holding,
+    joining,
+    plain_session,
+    quick_limits,
+    until,
+)
+
+ONE, TWO = CLIENTS[:2]
+PATIENT = 60.0
+"""Seconds that pass where a defence is missing; a test that fails waits for them."""
+
+
+def patient_limits(**more: float) -> WireLimits:
+    """Return limits that let nobody go for a minute."""
+    return replace(quick_limits(seconds=PATIENT, poll=PATIENT, grace=PATIENT), **more)  # type: ignore[arg-type]
+
+
+async def chunks(*parts: bytes, then: float = PATIENT) -> AsyncIterator[bytes]:
+    """Send parts, and then nothing."""
+    for part in parts:
+        yield part
+    await asyncio.sleep(then)
+
+
+async def post(held: Held, client: ClientId, body: AsyncIterator[bytes], declared: int | None = None) -> int:
+    """Send an answer piece by piece, past httpx, and return the status."""
+    said = list[Any]()
+
+    async def receive() -> dict[str, Any]:
+        part = await anext(body, None)
+        return {"type": "http.request", "body": part or b"", "more_body": part is not None}
+
+    async def send(message: Any) -> None:
+        said.append(message)
+
+    headers = [(name.encode(), value.encode()) for name, value in headers_of(client).items()]
+    if declared is not None:
+        headers.append((b"content-length", str(declared).encode()))
+    scope = {
+        "type": "http",
+        "method": "POST",
+        "path": f"{held.base}/answers/0",
+        "query_string": b"",
+        "headers": headers,
+    }
+    await held.server.app(scope, receive, send)
+    return int(said[0]["status"])
+
+
+# --- Clients of a server ----------------------------------------------------------------------------------------------
+
+
+def test_a_client_that_asks_again_gives_its_older_request_back() -> None:
+    async def scene() -> None:
+        async with holding(SumServer(limits=patient_limits())) as (held, _):
+            assert await held.post(ONE) == 202
+            began = time.monotonic()
+            crowd = [asyncio.create_task(held.ask(ONE)) for _ in range(50)]
+            await asyncio.wait(crowd[:-1])
+            assert {each.result().status_code for each in crowd[:-1]} == {204}
+            assert not crowd[-1].done()
+            # Another client's is its own.
+            assert (await held.ask(TWO)).status_code == 200
+            assert time.monotonic() - began < PATIENT / 2
+            crowd[-1].cancel()
+            await asyncio.wait(crowd)
+
+    asyncio.run(scene())
+
+
+def test_a_long_answer_that_does_not_come_loses_its_place_in_time() -> None:
+    async def scene() -> None:
+        limits = patient_limits(grace=0.3, slowest=ANSWER_BYTES / PATIENT, bodies_at_once=1)
+        async with holding(SumServer(limits=limits)) as (held, _):
+            began = time.monotonic()
+            slow = asyncio.create_task(post(held, ONE, chunks(), declared=ANSWER_BYTES))
+            endless = asyncio.create_task(post(held, TWO, chunks()))
+            assert await slow == await endless == 408
+            assert time.monotonic() - began < PATIENT / 2
+
+    asyncio.run(scene())
+
+
+def test_what_is_read_when_its_stage_closes_takes_no_place_from_the_next() -> None:
+    async def scene() -> None:
+        limits = replace(quick_limits(seconds=0.5, poll=PATIENT, grace=PATIENT), bodies_at_once=2)
+        async with holding(SumServer(limits=limits)) as (held, task):
+            began = time.monotonic()
+            slow = [asyncio.create_task(post(held, client, chunks(b"x"))) for client in CLIENTS[:3]]
+            with pytest.raises(ThresholdNotMet):
+                await task
+            # Two were being read, and the third waited for a place.
+            assert {await each for each in slow} <= {409, 410}
+            assert time.monotonic() - began < PATIENT / 2
+
+    asyncio.run(scene())
+
+
+def test_nobody_but_the_invited_is_read_or_waited_for() -> None:
+    async def scene() -> None:
+        server = SumServer(limits=patient_limits(), admission=FirstCome(frozenset(CLIENTS)))
+        async with holding(server) as (held, _):
+            began = time.monotonic()
+            stranger = ClientId(77)
+            assert (await held.ask(stranger)).status_code == 401
+            assert await post(held, stranger, chunks()) == 401
+            assert await held.post(ONE) == 202
+            assert time.monotonic() - began < PATIENT / 2
+
+    asyncio.run(scene())
+
+
+def test_a_crowd_that_waits_for_a_session_keeps_nobody_from_this_one_or_the_next() -> None:
+    async def scene() -> None:
+        server = SumServer(limits=patient_limits(connections=6))
+        async with holding(server) as (held, task):
+            began = time.monotonic()
+            after = {"after": held.card.session}
+            crowd = [asyncio.create_task(held.http.get("/v1/session", params=after)) for _ in range(30)]
+            await asyncio.wait(crowd[:27])
+            assert {each.result().status_code for each in crowd[:27]} == {204}
+            assert server.asking == 3
+            assert (await held.http.get("/v1/session")).status_code == 200
+            honest = asyncio.create_task(held.http.get("/v1/session", params=after))
+            await until(crowd[27].done)
+            for client in CLIENTS:
+                assert await held.post(client) == 202
+            await task
+            following = server.card(SUBJECT, "plain")
+            running = asyncio.create_task(server.run(plain_session(), following))
+            assert Card.decode((await honest).content) == following
+            assert time.monotonic() - began < PATIENT / 2
+            running.cancel()
+            await asyncio.gather(*crowd, running, return_exceptions=True)
+
+    asyncio.run(scene())
+
+
+def test_repeated_requests_fill_no_log(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG, "secagg.transport")
+
+    async def scene() -> str:
+        async with holding() as (held, _):
+            assert (await held.ask(ONE)).status_code == 200
+            for _ in range(20):
+                reply = await held.http.get(f"{held.base}/message", headers=headers_of(ONE, bytes([1]) * 64))
+                assert reply.status_code == 401
+                assert await held.post(ONE, stage=7) == 400
+            return (await held.http.get("/metrics")).text
+
+    metrics = asyncio.run(scene())
+    assert len(caplog.records) < 6
+    assert "secagg_strangers_total 20" in metrics
+    assert 'secagg_answers_total{verdict="wrong"} 20' in metrics
+
+
+def test_no_path_leads_elsewhere() -> None:
+    async def scene() -> None:
+        async with holding() as (held, _):
+            for path in (f"{held.base}/message/", "/v1/session/", "//evil.example/v1/session/", "/metrics/"):
+                reply = await held.http.get(path, headers={**headers_of(ONE), "host": "evil.example"})
+                assert reply.status_code == 404
+                assert "location" not in reply.headers
+
+    asyncio.run(scene())
+
+
+# --- Servers of a client ----------------------------------------------------------------------------------------------
+
+Reaction = Callable[[str, str], tuple[int, dict[str, str], AsyncIterator[bytes]]]
+CARD = Card(session=bytes(16).hex(), protocol="plain", task="a task", round_number=3, answer_bytes=1000)
+
+
+async def once(body: bytes) -> AsyncIterator[bytes]:
+    yield body
+
+
+@asynccontextmanager
+async def hostile(react: Reaction) -> AsyncGenerator[tuple[str, list[str]]]:
+    """Listen at a socket, and react to each request by its method and path; yields the address and what was asked."""
+    asked = list[str]()
+
+    async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            head = (await reader.readuntil(b"\r\n\r\n")).decode()
+            method, path = head.split(" ")[:2]
+            asked.append(f"{method} {path}")
+            length = [line for line in head.lower().split("\r\n") if line.startswith("content-length:")]
+            await reader.readexactly(int(length[0].split(":")[1]) if length else 0)
+            status, headers, body = react(method, path)
+            lines = [f"HTTP/1.1 {status} x", "connection: close", *(f"{k}: {v}" for k, v in headers.items())]
+            writer.write("\r\n".join([*lines, "", ""]).encode())
+            async for part in body:
+                writer.write(part)
+                await writer.drain()
+        except (ConnectionError, asyncio.IncompleteReadError):
+            pass  # The client has enough.
+        finally:
+            writer.close()
+
+    server = await asyncio.start_server(handle, "127.0.0.1", 0)
+    tasks = asyncio.all_tasks()
+    async with server:
+        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", asked
+        rest = asyncio.all_tasks() - tasks
+        for each in rest:
+            each.cancel()
+        await asyncio.gather(*rest, return_exceptions=True)
+
+
+async def part(url: str, patience: Patience | None = None) -> Outcome:
+    """Take part, for a client's patience."""
+    return await contribute(url, joining(ONE), prover=Prover(ONE, SystemCoins()), patience=patience)
+
+
+@pytest.mark.parametrize("kind", ["card", "message", "answer"])
+def test_a_server_that_has_nothing_new_makes_no_client_spin(kind: str) -> None:
+    invitation = plain_session().invitation
+
+    def react(method: str, path: str) -> tuple[int, dict[str, str], AsyncIterator[bytes]]:
+        if path == "/v1/session":
+            return (204, {}, once(b"")) if kind == "card" else (200, {}, once(CARD.encode()))
+        if method == "POST":
+            return 409, {}, once(b"late")
+        if kind == "message":
+            return 204, {}, once(b"")
+        return 200, {"secagg-stage": "0"}, once(invitation)
+
+    async def scene() -> None:
+        async with hostile(react) as (url, asked):
+            task = asyncio.create_task(part(url))
+            await asyncio.sleep(1.5)
+            assert 2 <= len(asked) < 24
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+    asyncio.run(scene())
+
+
+@pytest.mark.parametrize("kind", ["card", "refusal"])
+def test_only_a_message_may_be_long(kind: str) -> None:
+    async def zeros() -> AsyncIterator[bytes]:
+        for _ in range(1 << 10):
+            yield bytes(1 << 16)
+
+    def react(method: str, path: str) -> tuple[int, dict[str, str], AsyncIterator[bytes]]:
+        del method
+        if path == "/v1/session" and kind == "refusal":
+            return 200, {}, once(CARD.encode())
+        return (200 if kind == "card" else 403), {}, zeros()
+
+    async def scene() -> None:
+        async with hostile(react) as (url, _):
+            with pytest.raises(MalformedMessage, match="at most 1048576 bytes"):
+                await part(url)
+
+    asyncio.run(scene())
+
+
+def test_a_server_that_dribbles_is_given_up() -> None:
+    async def dribble() -> AsyncIterator[bytes]:
+        while True:
+            yield b"x"
+            await asyncio.sleep(0.05)
+
+    def react(method: str, path: str) -> tuple[int, dict[str, str], AsyncIterator[bytes]]:
+        del method
+        return 200, {"secagg-stage": "0"}, once(CARD.encode()) if path == "/v1/session" else dribble()
+
+    async def scene() -> None:
+        async with hostile(react) as (url, _), asyncio.timeout(PATIENT):
+            with pytest.raises(ConnectionError, match=r"is lost \(the server's answer dribbles"):
+                await part(url, Patience(lost=0.5, poll=0.5))
+
+    asyncio.run(scene())
+
+
+def test_a_client_that_is_told_to_wait_is_patient() -> None:
+    asks = list[float]()
+
+    def react(method: str, path: str) -> tuple[int, dict[str, str], AsyncIterator[bytes]]:
+        del method
+        if path == "/v1/session":
+            return 200, {}, once(CARD.encode())
+        asks.append(time.monotonic())
+        is_over = asks[-1] - asks[0] > 1.5
+        return (410 if is_over else 429), {}, once(b"it is over" if is_over else b"being read")
+
+    async def scene() -> None:
+        async with hostile(react) as (url, _):
+            outcome = await part(url, Patience(lost=1.0))
+            assert outcome.sentence == "it is over"
+
+    asyncio.run(scene())
+
+
+@pytest.mark.parametrize("url", ["https://me:word@sums.example", "https://sums.example?a=b", "https://me@sums.example"])
+def test_an_address_holds_no_password(url: str) -> None:
+    with pytest.raises(InvalidParameters, match="neither a password nor a query") as caught:
+        asyncio.run(part(url))
+    assert "word@" not in str(caught.value)
+
+
+def test_clients_that_are_told_of_other_sums_stay_out_of_this_one() -> None:
+    """A server that invites clients to another sum than theirs gets nothing of them."""
+
+    async def scene() -> None:
+        other = plain_session(subject=replace(SUBJECT, terms=bytes([1]) * 32))
+        async with holding(session=other) as (held, task):
+            for client in CLIENTS:
+                with pytest.raises(InvalidParameters, match="something else"):
+                    await contribute(
+                        "http://sums", joining(client), prover=Prover(client, SystemCoins()), http=held.http
+                    )
+            with pytest.raises(ThresholdNotMet):
+                await task
+
+    asyncio.run(scene())
+
+
+def test_an_answer_for_one_session_is_none_for_another() -> None:
+    """A server replays what a client said in another of its sessions; the protocol refuses it, and names the client."""
+
+    async def scene() -> None:
+        async with holding(session=plain_session(subject=replace(SUBJECT, round_number=4))) as (held, _):
+            assert await held.post(ONE, answer_of(ONE, plain_session())) == 422
+
+    asyncio.run(scene())
