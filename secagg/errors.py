@@ -158,8 +158,7 @@ class PeerError(SecAggError):
         self, message: str, *, reason: Reason, culprits: Iterable[Party] = (), round_name: str | None = None
     ) -> None:
         super().__init__(message, reason=reason)
-        self.culprits = frozenset(culprits)
-        self.round_name = round_name
+        self.culprits, self.round_name = frozenset(culprits), round_name
 
 
 @contextmanager
