@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from datetime import UTC, datetime
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from secagg.compression.model_update import ModelUpdate, decode_parameters
 from secagg.compression.outside import Factory, outside_factory
@@ -37,7 +37,9 @@ def begun_app(floors: Mapping[str, Any], scheme: str | None) -> tuple[NodeSettin
     known = [item.name for item in fields(NodeSettings)]
     if unknown := [name for name in floors if name not in known]:
         raise InvalidParameters(f"{unknown[0]} is no floor of a client; there are {', '.join(known)}")
-    given: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in floors.items()}
+    given: dict[str, Any] = {
+        name: tuple(cast("list[Any]", value)) if isinstance(value, list) else value for name, value in floors.items()
+    }
     settings = NodeSettings(**given)
     floors_of(settings)
     return settings, {} if scheme is None else {scheme: outside_factory(scheme)}

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
 from types import NoneType
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from secagg.compression.cohort_bits import COHORT_BITS, places_for
 from secagg.compression.peak import MOST_SUMMED_PLACES
@@ -332,7 +332,7 @@ def require_types(settings: Any) -> None:  # noqa: ANN401 -- a dataclass of sett
             object.__setattr__(settings, item.name, float(value))
             continue
         kinds, name = _KINDS[str(item.type)]
-        parts: tuple[object, ...] = value if isinstance(value, tuple) else ()
+        parts = cast("tuple[object, ...]", value if isinstance(value, tuple) else ())
         if type(value) not in kinds or any(type(part) is not str for part in parts):
             raise _invalid(item.name, f"is {name}; got {value!r}")
 

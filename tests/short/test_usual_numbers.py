@@ -53,7 +53,11 @@ def test_usual_floors_admit_what_is_planned_without_numbers(protocol: str, clien
     plan = Session.for_model(np.zeros(4), clients=clients, clip=1.0, protocol=protocol)
     subject = plan.subject(task=b"usual", round_number=1, model=())
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, name, lambda **had: usual(kept, clients, had))
+
+        def without_numbers(**had: Any) -> Any:
+            return usual(kept, clients, had)
+
+        patch.setattr(module, name, without_numbers)
         world = plan.simulate(coins=coins, clock=lambda: datetime.now(UTC))
         session = world.open(subject, frozenset(map(ClientId, range(clients))))
         member = world.member(ClientId(0)).join(subject, plan.update(np.zeros(4), subject=subject, coins=coins))

@@ -268,11 +268,12 @@ def _literal(value: object) -> str:
 
 def _ranges(section: type[Any]) -> dict[str, Range]:
     hints = get_type_hints(section, include_extras=True)
-    return {name: hint.__metadata__[0] for name, hint in hints.items() if get_origin(hint) is Annotated}
+    metadata = {name: getattr(hint, "__metadata__", ()) for name, hint in hints.items()}
+    return {name: cast("Range", said[0]) for name, said in metadata.items() if said}
 
 
 def _require_within(section: Any, path: str = "") -> None:  # noqa: ANN401 -- a configuration, or one of its sections
-    for name, (least, most) in _ranges(type(section)).items():
+    for name, (least, most) in _ranges(cast("type[Any]", type(section))).items():
         value = getattr(section, name)
         # Written so that NaN is refused too.
         if value is not None and not least <= value <= most:

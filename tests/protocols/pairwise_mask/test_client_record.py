@@ -380,7 +380,8 @@ def test_a_client_resumes_nothing_without_a_latch_or_amid_a_session(latch: Memor
     session = InsecurePairwiseSession(SessionSetup(mode=SecurityMode.SEMI_HONEST))
     held = PutAside(session, session.client_ids[0])
     held.receive(session.server.offer)
-    client = Client(held.client, LateInput(held.make), **{**held.brings, "latch": latch})
+    brought: dict[str, Any] = {**held.brings, "latch": latch}
+    client = Client(held.client, LateInput(held.make), **brought)
     if latch is not None:
         client.receive(session.server.offer)
     with pytest.raises(Misuse, match="with the latch that numbered it"):
