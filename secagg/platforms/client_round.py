@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from datetime import UTC, datetime
 from typing import Any, Final, cast
@@ -38,7 +38,8 @@ def begun_app(floors: Mapping[str, Any], scheme: str | None) -> tuple[NodeSettin
     if unknown := [name for name in floors if name not in known]:
         raise InvalidParameters(f"{unknown[0]} is no floor of a client; there are {', '.join(known)}")
     given: dict[str, Any] = {
-        name: tuple(cast("list[Any]", value)) if isinstance(value, list) else value for name, value in floors.items()
+        name: tuple(cast("Iterable[object]", value)) if isinstance(value, list) else value
+        for name, value in floors.items()
     }
     settings = NodeSettings(**given)
     floors_of(settings)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
 from types import NoneType
@@ -328,12 +328,13 @@ def require_types(settings: Any) -> None:  # noqa: ANN401 -- a dataclass of sett
         if not item.init:
             continue
         value: object = getattr(settings, item.name)
+        kind = type(value)
         if item.type == "float" and type(value) is int:
             object.__setattr__(settings, item.name, float(value))
             continue
         kinds, name = _KINDS[str(item.type)]
-        parts = cast("tuple[object, ...]", value if isinstance(value, tuple) else ())
-        if type(value) not in kinds or any(type(part) is not str for part in parts):
+        parts = cast("Iterable[object]", value) if isinstance(value, tuple) else ()
+        if kind not in kinds or any(type(part) is not str for part in parts):
             raise _invalid(item.name, f"is {name}; got {value!r}")
 
 

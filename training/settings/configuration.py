@@ -266,14 +266,14 @@ def _literal(value: object) -> str:
     return repr(value)
 
 
-def _ranges(section: type[Any]) -> dict[str, Range]:
-    hints = get_type_hints(section, include_extras=True)
+def _ranges(section: object) -> dict[str, Range]:
+    hints = get_type_hints(type(section), include_extras=True)
     metadata = {name: getattr(hint, "__metadata__", ()) for name, hint in hints.items()}
     return {name: cast("Range", said[0]) for name, said in metadata.items() if said}
 
 
 def _require_within(section: Any, path: str = "") -> None:  # noqa: ANN401 -- a configuration, or one of its sections
-    for name, (least, most) in _ranges(cast("type[Any]", type(section))).items():
+    for name, (least, most) in _ranges(section).items():
         value = getattr(section, name)
         # Written so that NaN is refused too.
         if value is not None and not least <= value <= most:
