@@ -30,7 +30,7 @@ BUDGETS = {
     "protocols/pairwise_mask": 7_420,
     "protocols/enclave": 6_550,
     "protocols/two_servers": 8_640,
-    "protocols/one_message": 6_260,
+    "protocols/one_message": 6_270,
     "protocols/coded_mask": 1_400,
     "secagg/planning": 1_350,
     "secagg/simulation": 580,

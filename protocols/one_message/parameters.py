@@ -112,15 +112,20 @@ class Parameters:
         return self.starts[-1]
 
     @cached_property
-    def runs(self) -> tuple[Run, ...]:
-        """Runs of coefficients of which the same bits travel, over neighbouring segments, but of one piece each."""
+    def whole_runs(self) -> tuple[Run, ...]:
+        """Runs of coefficients of which the same bits travel, over neighbouring segments."""
         runs = list[Run]()
         for segment, first, end in zip(self.segments, self.starts, self.starts[1:], strict=False):
             dropped = segment.fine_bits or self.dropped_bits
             sent = segment.sent_bits if segment.fine_bits else self.sent_bits
             joins = bool(runs) and (runs[-1].dropped, runs[-1].sent) == (dropped, sent)
             runs.append(Run(runs.pop().first if joins else first, end, dropped, sent))
-        return tuple(part for run in runs for part in run.cut())
+        return tuple(runs)
+
+    @cached_property
+    def runs(self) -> tuple[Run, ...]:
+        """The same, cut in pieces."""
+        return tuple(part for run in self.whole_runs for part in run.cut())
 
     @cached_property
     def piece_bytes(self) -> tuple[int, ...]:
@@ -176,7 +181,7 @@ class Parameters:
     @property
     def upload_bytes(self) -> int:
         """The length of a masked upload."""
-        return sum(run.sent_bytes for run in self.runs)
+        return sum(run.cut_bytes for run in self.whole_runs)
 
     @property
     def noise_variance(self) -> float:

@@ -17,7 +17,7 @@ from secagg.protocols.one_message.fitting import choose_committee, plan
 from secagg.protocols.one_message.lattice.estimator import greatest_modulus_bits
 from secagg.protocols.one_message.lattice.gaussian import LARGEST, weights
 from secagg.protocols.one_message.lattice.masks import energy_factor
-from secagg.protocols.one_message.lattice.values import MAXIMUM_COEFFICIENTS, Values
+from secagg.protocols.one_message.lattice.values import MAXIMUM_COEFFICIENTS, PIECE_COEFFICIENTS, Run, Values
 from secagg.protocols.one_message.parameters import (
     LEAST_SECURITY,
     MAXIMUM_DROPPED_BITS,
@@ -414,3 +414,9 @@ def test_segments_that_make_no_sense_are_refused(bad: tuple[int, int, tuple[int,
 
 def test_one_field_makes_other_bytes() -> None:
     assert encoding_of(replace(small(), corrupted=0)) != encoding_of(small())
+
+
+@given(st.integers(0, 3 * PIECE_COEFFICIENTS), st.integers(1, 4 * PIECE_COEFFICIENTS), st.integers(1, 60))
+def test_a_run_has_the_bytes_of_its_pieces(first: int, size: int, sent: int) -> None:
+    run = Run(first, first + size, 0, sent)
+    assert run.cut_bytes == sum(piece.sent_bytes for piece in run.cut())

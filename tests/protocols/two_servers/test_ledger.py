@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -152,7 +153,9 @@ def test_a_ledger_comes_back_as_it_was(rounds: set[int]) -> None:
 
 def test_the_encoding_is_the_documented_one() -> None:
     words = update(7).values[0].tobytes()
-    digest = hashlib.sha256(b"secagg/1/spent-values" + len(words).to_bytes(8, "big") + words).digest()
+    label = b"secagg/1/spent-values"
+    tag = AESGCM(hashlib.sha256(label).digest()).encrypt(bytes(12), b"", words)
+    digest = hashlib.sha256(label + len(words).to_bytes(8, "big") + tag).digest()
     start = b"SAGG\x01" + (76).to_bytes(2, "big") + (6).to_bytes(4, "big") + TASK
     assert ledger().encode() == start + bytes(9) + bytes(4)
     assert ledger(7).encode() == start + (8).to_bytes(9, "big") + (1).to_bytes(4, "big") + digest
