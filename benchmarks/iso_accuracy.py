@@ -239,8 +239,8 @@ def table(found: Mapping[str, Any]) -> list[str]:
 def _shown(cell: Mapping[str, Any], name: str) -> str:
     if name not in cell:
         return ""
-    low, high = cell[f"{name}, interval"] or (math.nan, math.nan)
-    return f"{cell[name]:.2f} ({low:.2f} .. {high:.2f})"
+    interval = cell[f"{name}, interval"]
+    return f"{cell[name]:.2f}" + (f" ({interval[0]:.2f} .. {interval[1]:.2f})" if interval else "")
 
 
 def interval(name: str, lost: Sequence[float]) -> dict[str, Any]:
