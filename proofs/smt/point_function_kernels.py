@@ -228,7 +228,7 @@ def field_correction_is_signed(kernels: Kernels, bits: int) -> Question:
         return missing
 
     cases = list[Term]()
-    with mock.patch.dict(correct.__globals__, {"subtract_lanes": subtract, "add_lanes": add}):
+    with mock.patch.dict(correct.__globals__, {"subtract": subtract, "add": add}):
         for negative in (0, (1 << size) - 1):
             corrected = correct(target, own, other, Word(z3.BitVecVal(negative, size)), bits).term
             opposite = z3.If(missing.term == 0, missing.term, modulus - missing.term)
