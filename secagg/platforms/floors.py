@@ -23,6 +23,7 @@ from .charges import durable_file
 from .keys.identities import ClientIdentity, client_file, load_identity
 from .noise import noise_settings
 from .settings import (
+    CODED_MASK,
     ENCLAVE,
     MODES,
     NOISED,
@@ -56,6 +57,7 @@ _LACKING: Final[Mapping[str, tuple[str, ...]]] = {
     ENCLAVE: _OF_MASKS,
     TWO_SERVERS: _OF_MASKS,
     ONE_MESSAGE: ("minimum_threshold", "privacy_bits"),
+    CODED_MASK: ("minimum_threshold", "privacy_bits", "minimum_holders", "assumed_corrupted_holders"),
 }
 """Floors that nothing in a protocol could be held to; one that was registered besides is held to none."""
 _ALLOWED: Final = ("allow_simulated_enclave", "allow_simulated_second_server", "allow_repeats")

@@ -61,9 +61,9 @@ def subject_of(plan: Session, task: str, number: int, terms: Mapping[str, Any]) 
 def plug_for(protocol: str) -> Plug:
     """Return a protocol's plug, which knows keys and helpers; a protocol without any is its own."""
     from secagg.platforms.plugs import plug_of, simulated_plug
-    from secagg.platforms.settings import PROTOCOLS
+    from secagg.platforms.settings import CODED_MASK, PROTOCOLS
 
-    if protocol == "coded-mask":
+    if protocol == CODED_MASK:
         from .coded import PLUG
 
         return PLUG
