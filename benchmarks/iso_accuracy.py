@@ -80,12 +80,12 @@ CELLS: Final = (
         "fashion-pq",
         ('compression.layers=["conv1.weight=64/3"]', "compression.vector_bits=6", "compression.is_lengthened=true"),
     ),
-    StudyCell("none, falling, 100", "fashion-none", (*HUNDRED, *_falling(THIRD))),
+    StudyCell("none, falling 0.6, 100", "fashion-none", (*HUNDRED, *_falling("0.6"))),
     StudyCell(
-        "peak 1024, falling, 100",
+        "peak 774, falling 0.6, 100",
         "fashion-peak",
-        (*HUNDRED, *_falling(THIRD), "compression.places=1024"),
-        "none, falling, 100",
+        (*HUNDRED, *_falling("0.6"), "compression.places=774"),
+        "none, falling 0.6, 100",
     ),
 )
 
