@@ -112,17 +112,22 @@ def test_a_refused_upload_leaves_no_key(made: Made) -> None:
     ):
         with pytest.raises(PeerError):
             session.enclave.receive(altered.encode())
-    for message in (crafted(session, weight=3, packed=bytes(64)), crafted(session, weight=0, packed=bytes(64))):
+    packed = bytes(64)
+    for message in (
+        crafted(session, weight=3, packed=packed),
+        crafted(session, weight=0, packed=packed),
+        crafted(session, weight=1, packed=packed, signer="client 2"),
+    ):
         with pytest.raises(PeerError):
             session.enclave.receive(message)
     assert kinds_left(made) == []
 
 
-def crafted(session: InsecureEnclaveSession, *, weight: int, packed: bytes) -> bytes:
+def crafted(session: InsecureEnclaveSession, *, weight: int, packed: bytes, signer: str = "client 1") -> bytes:
     """Seal a weight and packed indices as a corrupt client could, in the name of the first."""
     session.clients[0] = session.new_client(1)
     upload, context = session.seal(1).sealed, session.configuration.context
-    digest, key = upload.header.digest(context), session.setup.signing_key_of("client 1")
+    digest, key = upload.header.digest(context), session.setup.signing_key_of(signer)
     with (
         Secret("upload_seed", SEED) as seed,
         proof_of(key, session.enclave.offer.receipt_key, digest) as proof,

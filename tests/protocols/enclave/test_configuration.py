@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import FrozenInstanceError, fields, replace
 from datetime import UTC, datetime
 from fractions import Fraction
@@ -142,8 +143,11 @@ def test_a_start_is_read_back_with_its_own_tables_and_no_others(kind: str) -> No
     others = ((CodewordTable(4, TABLES[0][0].entries),),)
     for tables in (others, (TABLES[0][:1],), (), (*TABLES, ()), ((),)):
         if tables_digest(tables) != tables_digest(original.tables):
-            with pytest.raises(MalformedMessage):
+            with pytest.raises(MalformedMessage, match="other codebooks" if original.tables else "has no tables"):
                 decode_start(encode_start(with_tables(original, tables)))
+    with pytest.raises(MalformedMessage) as caught:
+        decode_start(request + b"\0")
+    assert caught.value.reason is Reason.TRAILING_BYTES
 
 
 def with_tables(configuration: EnclaveConfiguration, tables: Any) -> Any:
@@ -235,6 +239,11 @@ def test_a_configuration_has_a_greatest_size(monkeypatch: pytest.MonkeyPatch) ->
     with pytest.raises(MalformedMessage) as caught:
         read_back(encoded)
     assert caught.value.reason is Reason.LENGTH_OVER_LIMIT
+    bare = KINDS["only rings"].encode()
+    for most in (len(bare), len(bare) - 1):
+        monkeypatch.setattr(configuration_module, "MAXIMUM_CONFIGURATION_BYTES", most)
+        with nullcontext() if most == len(bare) else pytest.raises(MalformedMessage, match="at most"):
+            assert read_back(bare).encode() == bare
 
 
 # --- Every field counts -----------------------------------------------------------------------------------------------

@@ -244,6 +244,12 @@ def test_packing_divides_the_degree() -> None:
         small(threshold=5, packing=3)
 
 
+@pytest.mark.parametrize("degree", [512, 3072, 8192])
+def test_a_degree_has_figures_of_security(degree: int) -> None:
+    with pytest.raises(InvalidParameters, match=rf"the degree is one of .*; got {degree}$"):
+        small(degree=degree)
+
+
 def test_there_are_segments_and_no_more_than_a_message_holds(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(InvalidParameters, match="got 0"):
         small(segments=())
