@@ -65,6 +65,9 @@ def test_a_host_gets_no_sum_of_the_one_client_that_keeps_its_bound() -> None:
             admit(least)
         assert caught.value.reason is Reason.BELOW_FLOOR
     admit(20)
+    for wrong in (-1, 1 << 40):
+        with pytest.raises(InvalidParameters, match="minimum_codeword_bound"):
+            admit(wrong)
 
 
 def payload(choice: tuple[Any, Any]) -> Payload:
