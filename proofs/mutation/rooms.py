@@ -82,6 +82,7 @@ _ONE_MESSAGE_TESTS: Final = (
         "test_buffers.py",
         "test_session.py",
         "test_server.py",
+        "test_cut.py",
         "test_vectors.py",
         "test_run.py",
     ),

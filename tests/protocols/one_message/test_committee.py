@@ -363,6 +363,7 @@ def test_the_stages_after_the_keys_begin_anew_without_those_who_left(committee: 
     assert turnouts == [Turnout.ENOUGH, Turnout.COMPLETE, Turnout.TOO_FEW], "as many as the least cohort are enough"
     assert session.awaited == frozenset(holders)
     session.abort()
+    assert session.stage is None, "the stage of uploads ends too"
 
 
 def test_a_client_answers_no_more_once_it_left_and_uploads_nothing_that_it_does_not_have(committee: Committee) -> None:

@@ -114,12 +114,35 @@ def test_a_client_leaves_its_pieces_in_a_storage_and_sends_the_rest(world: Insec
     )
     collected(world, server, messages).fix_list()
     assert set(server.left_out) == {lazy}
+    assert server.faults == list(server.left_out.values())
     world.ask(server, server.requests())
     opened = server.open()
     due = world.ideal(world.setup.clients[:-1])
     assert opened.counted == frozenset(world.setup.clients[:-1])
     assert all((one == other).all() for one, other in zip(opened.aggregate.values, due.values, strict=True))
     assert list(tmp_path.iterdir()) == []
+
+
+def test_pieces_that_were_not_stored_after_all_are_taken_with_the_upload(world: InsecureSum, tmp_path: Path) -> None:
+    offer, late = world.offer(), world.setup.clients[0]
+    server = Server(
+        offer,
+        world.setup.sum_id,
+        lambda cut: SpreadSum(cut, InProcess(), SpreadSettings(storage=str(tmp_path)), coins=InsecureSeededCoins(b"")),
+    )
+    whole = {client: world.upload(client, offer) for client in world.setup.clients}
+    message, _ = in_parts(offer.agree().cut, whole[late])
+    for _ in range(2):
+        server.receive_upload(late, message)
+    collected(world, server, dict(whole)).fix_list()
+    assert not server.left_out
+
+
+def test_an_upload_of_another_length_is_not_cut(world: InsecureSum) -> None:
+    offer = world.offer()
+    upload = Upload.decode(world.upload(world.setup.clients[0], offer))
+    with pytest.raises(MalformedMessage, match="another vector than this sum's"):
+        in_parts(offer.agree().cut, replace(upload, vector=upload.vector[:-1]).encode())
 
 
 def test_a_server_without_a_storage_takes_whole_uploads_alone(world: InsecureSum) -> None:

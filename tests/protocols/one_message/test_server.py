@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 
 import pytest
 
+from secagg.contract.pieces import Cut, LocalSum, Sums
 from secagg.crypto.ring import RingVector
 from secagg.errors import (
     InvalidParameters,
@@ -19,10 +20,12 @@ from secagg.errors import (
 )
 from secagg.identifiers import HolderId
 from secagg.parameters import SecurityMode
-from secagg.protocols.one_message.lattice.masks import OpenedSum
+from secagg.protocols.one_message.lattice.masks import OpenedSum, WrongSecret
 from secagg.protocols.one_message.messages import Judged, Receipt, Verdict
-from secagg.protocols.one_message.parameters import ThresholdRule
+from secagg.protocols.one_message.parameters import Parameters, ThresholdRule
+from secagg.protocols.one_message.recovery import Recovered, recover
 from secagg.protocols.one_message.server import Server, State
+from secagg.protocols.one_message.sharing_field import FIELD
 from tests.harness.one_message_sums import SUM_ID, InsecureSum, SumSetup
 
 
@@ -225,3 +228,64 @@ def test_a_sum_with_other_numbers_than_zeros_behind_its_weight_is_not_released(m
             server.open()
     assert server.state is State.OPENING, "more answers may help"
     assert server.open().counted == frozenset(world.setup.clients)
+
+
+class CountedSum(LocalSum):
+    """Counts how often it is opened and overwritten."""
+
+    def __init__(self, cut: Cut) -> None:
+        super().__init__(cut)
+        self.calls = list[str]()
+
+    def open(self, key: bytes) -> list[Sums]:
+        self.calls.append("open")
+        return super().open(key)
+
+    def end(self) -> None:
+        self.calls.append("end")
+        super().end()
+
+
+def counted(world: InsecureSum) -> tuple[Server, CountedSum]:
+    made = list[CountedSum]()
+
+    def adding(cut: Cut) -> CountedSum:
+        made.append(CountedSum(cut))
+        return made[-1]
+
+    server = Server(world.offer(), SUM_ID, adding)
+    world.ask(server, server.introduce())
+    for client in world.setup.clients:
+        server.receive_upload(client, world.upload(client))
+    world.ask(server, server.deliver())
+    server.settle()
+    return server, made[0]
+
+
+def test_what_was_added_is_overwritten_with_the_release_or_the_end() -> None:
+    world = InsecureSum()
+    server, adder = counted(world)
+    server.fix_list()
+    world.ask(server, server.requests())
+    server.open()
+    assert adder.calls == ["open", "end"]
+    given_up, adder = counted(InsecureSum())
+    given_up.end()
+    assert adder.calls == ["end"]
+
+
+def test_a_secret_that_no_clients_have_costs_no_look_at_the_uploads(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = InsecureSum()
+    server, adder = counted(world)
+    server.fix_list()
+    world.ask(server, server.requests())
+
+    def far_off(parameters: Parameters, answers: Mapping[int, bytes]) -> Recovered:
+        found = recover(parameters, answers)
+        return Recovered(found.sum_secret + (FIELD // 2), found.suspects)
+
+    with monkeypatch.context() as patched:
+        patched.setattr("secagg.protocols.one_message.server.recover", far_off)
+        with pytest.raises(WrongSecret, match="an entry is too large"):
+            server.open()
+    assert not adder.calls
