@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from secagg.contract.pieces import LocalSum, pieces_of
 from secagg.crypto.ring import RingVector
 from secagg.crypto.secret import Secret
 from secagg.errors import AuthenticationFailed, MalformedMessage
+from secagg.identifiers import ClientId
 from secagg.protocols.one_message import in_parts
 from secagg.protocols.one_message.cut import OneMessageCut, joined, key_of
 from secagg.protocols.one_message.fitting import choose_committee, plan
@@ -85,10 +87,10 @@ def world() -> InsecureSum:
     return InsecureSum(SumSetup(layout=LONG, population=4))
 
 
-def collected(world: InsecureSum, server: Server, messages: dict[object, bytes]) -> Server:
+def collected(world: InsecureSum, server: Server, messages: Mapping[ClientId, bytes]) -> Server:
     world.ask(server, server.introduce())
     for client, message in messages.items():
-        server.receive_upload(client, message)  # type: ignore[arg-type]
+        server.receive_upload(client, message)
     world.ask(server, server.deliver())
     server.settle()
     return server
@@ -97,7 +99,7 @@ def collected(world: InsecureSum, server: Server, messages: dict[object, bytes])
 def test_a_client_leaves_its_pieces_in_a_storage_and_sends_the_rest(world: InsecureSum, tmp_path: Path) -> None:
     """What is signed is the same, so the holders see no difference; one that stored too little is left out."""
     offer, store, lazy = world.offer(), FolderStore(tmp_path), world.setup.clients[-1]
-    cut, messages = offer.agree().cut, dict[object, bytes]()
+    cut, messages = offer.agree().cut, dict[ClientId, bytes]()
     for client in world.setup.clients:
         whole = world.upload(client, offer)
         message, pieces = in_parts(cut, whole)
@@ -134,7 +136,7 @@ def test_pieces_that_were_not_stored_after_all_are_taken_with_the_upload(world: 
     message, _ = in_parts(offer.agree().cut, whole[late])
     for _ in range(2):
         server.receive_upload(late, message)
-    collected(world, server, dict(whole)).fix_list()
+    collected(world, server, whole).fix_list()
     assert not server.left_out
 
 
