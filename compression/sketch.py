@@ -88,7 +88,7 @@ class Sketch:
         return max(self.rotation.scales) * self._gain * self._greatest * math.sqrt(self.kept)
 
     def encode(self, update: Update, coins: Coins) -> Payload:
-        """Divide by the update's own length, turn, and round what is sent; an update of zeros draws codes from coins.
+        """Divide by the update's own length, turn, and round what is sent; zeros draw their codes from the coins.
 
         Raises:
             Misuse: the update is not a vector of floats of this length.
@@ -96,13 +96,13 @@ class Sketch:
         """
         turned, norm = self.rotation.turned_with_norm(update)
         sent = turned[self._positions].astype(np.float64)
-        if norm == 0:
-            # Codes in the middle of the range do not exist, and any other has a direction.
-            codes = np.frombuffer(coins.draw(self.kept), dtype=np.uint8) & self._greatest
-        else:
-            step, _ = normal_step(self.bits)
-            sent *= math.sqrt(self.rotation.padded) / (norm * step)
-            codes = np.clip(np.floor(sent) + (1 << (self.bits - 1)), 0, self._greatest)
+        if norm:
+            sent *= math.sqrt(self.rotation.padded) / (norm * normal_step(self.bits)[0])
+        codes = np.clip(np.floor(sent) + (1 << (self.bits - 1)), 0, self._greatest)
+        zeros = np.flatnonzero(sent == 0)
+        if len(zeros):
+            # The code above zero has a direction, and all clients have it in common where nobody's values moved.
+            codes[zeros] -= np.frombuffer(coins.draw(len(zeros)), dtype=np.uint8) & 1
         return Payload(self.layout, (codes.astype(self.layout.segments[0].ring.word),))
 
     def decode(self, aggregate: Aggregate) -> Floats:

@@ -198,6 +198,21 @@ def test_updates_of_zeros_have_no_direction() -> None:
     assert float(np.linalg.norm(decoded)) / 2000 < 0.1 * made.largest_norm
 
 
+@pytest.mark.parametrize("bits", [1, 2])
+def test_what_no_client_moves_is_moved_by_nobody(bits: int) -> None:
+    """Each client moves the same eight values of 4,096: most blocks of the rotation hold zeros alone."""
+    cohort, size = 20, 4096
+    made = sketch(size // 4, bits=bits, modulus_bits=12, unit=1.0, size=size, block_size=64)
+    coins = [InsecureSeededCoins(number.to_bytes(2, "big")) for number in range(cohort)]
+    updates, few = normal(size, cohort), np.zeros((cohort, size), np.float32)
+    few[:, :8] = updates[:, :8]
+    norms = [
+        float(np.linalg.norm(made.decode(ideal_aggregate(made.layout, list(map(made.encode, some, coins))))))
+        for some in (few, updates)
+    ]
+    assert norms[0] < 1.5 * norms[1]
+
+
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 def test_what_is_not_finite_is_refused_wherever_it_stands(bad: float) -> None:
     """Also where it touches no coordinate that is sent."""
