@@ -110,7 +110,7 @@ def verify_snp(report: bytes, collateral: SnpCollateral, roots: frozenset[bytes]
         migratable=bool(policy & POLICY_MIGRATE) or report[0x160:0x180] != NO_MIGRATION_AGENT,
         privilege_level=privilege_level,
         sibling_threads=bool(policy & POLICY_SMT or report[0x40] & PLATFORM_SMT),
-        tcb=_lowest_tcb(report[0x180:0x188], report[0x1F0:0x1F8]),
+        tcb=_lowest_tcb(report[0x180:0x188], report[0x1E0:0x1E8], report[0x1F0:0x1F8]),
         revocation_checked=collateral.revocation_list is not None,
         report_data=report[0x50:0x90],
         signed_digest=sha256(report[:SIGNED_BYTES]),
@@ -156,6 +156,9 @@ def _verify_chain(report: bytes, collateral: SnpCollateral, roots: frozenset[byt
 
 
 def _lowest_tcb(*encoded: bytes) -> SnpTcb:
-    """Return the lower of the versions that signed and the versions that launched the guest, part by part."""
+    """Return the lowest of the versions that signed, are committed and launched the guest, part by part.
+
+    A host goes back to the committed versions while guests run, and evidence of before stays accepted.
+    """
     boot_loader, tee, *_, snp, microcode = (min(versions) for versions in zip(*encoded, strict=True))
     return SnpTcb(boot_loader=boot_loader, tee=tee, snp=snp, microcode=microcode)
