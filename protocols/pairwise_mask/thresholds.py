@@ -162,10 +162,10 @@ def find_neighbourhood(assumptions: Assumptions, rule: ThresholdRule) -> Neighbo
     """
     population, corrupted, dropped = assumptions.population, assumptions.corrupted, assumptions.dropped
     privacy, correctness = assumptions.privacy_bits, assumptions.correctness_bits
-    obstacle = "no even degree is smaller than the population: use a full graph"
+    obstacle = "no even degree is smaller than the population: use a full graph, or invite 3 clients"
     for degree in range(LEAST_DEGREE, min(population, LARGEST_SEARCHED + 1), 2):
         if not _stays_connected(population, corrupted + dropped, degree, privacy):
-            obstacle = "honest survivors could be cut off: assume fewer corrupted or fewer dropped clients"
+            obstacle = "honest survivors could be cut off: invite more, or assume fewer corrupted or fewer dropped ones"
             continue
         bound = corrupted_neighbours(population, corrupted, degree, privacy)
         window = corrupted_in_window(population, corrupted, degree, privacy)
@@ -175,7 +175,7 @@ def find_neighbourhood(assumptions: Assumptions, rule: ThresholdRule) -> Neighbo
             continue
         too_few = _log_tail(degree - threshold + 1, population - 1, dropped, degree)
         if too_few + log(population) > -correctness * _LN2:
-            obstacle = "too few neighbours survive: assume fewer dropped or fewer corrupted clients"
+            obstacle = "too few neighbours survive: invite more, or assume fewer dropped or fewer corrupted ones"
             continue
         return Neighbourhood(degree, threshold, bound, window)
     raise InvalidParameters(

@@ -158,6 +158,7 @@ class Label(bytes, Enum):
     CODED_MASK_CONFIGURATION = b"secagg/1/coded-mask-configuration"
     CODED_MASK_ROSTER = b"secagg/1/coded-mask-roster"
     CODED_MASK_SEALING = b"secagg/1/coded-mask-sealing"
+    SUMMED_TENSORS = b"secagg/1/summed-tensors"
     PLATFORM_TERMS = b"secagg/1/platform-terms"
     PLATFORM_ROUND = b"secagg/1/platform-round"
     PLATFORM_CLIENT = b"secagg/1/platform-client"

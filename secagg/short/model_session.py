@@ -10,7 +10,8 @@ import logging
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Final
+from numbers import Real
+from typing import Any, Final, cast
 
 import numpy as np
 
@@ -77,27 +78,20 @@ class Session:
         if type(bits) is not int or not LEAST_BITS <= bits <= MAXIMUM_BITS:
             raise InvalidParameters(f"bits is in {LEAST_BITS}..{MAXIMUM_BITS}; got {bits!r}")
         require_cohort(clients, weights)
-        if not 0 < clip < np.inf:
-            raise InvalidParameters(f"clip is a positive number; got {clip}")
+        if not isinstance(cast("object", clip), Real) or not 2.0**-100 <= clip <= 2.0**100:
+            raise InvalidParameters(f"clip is a positive number in 2^-100..2^100; got {clip!r:.40}")
         patterns = (only,) if isinstance(only, str) else tuple(only)
         shapes, entry = Shapes.of(like, patterns), find(protocol)
         codec = ScalarQuantization(
             shape=(shapes.length,),
             bits=bits,
             modulus_bits=bits + (clients * max(weights) - 1).bit_length(),
-            scales=(clip / ((1 << (bits - 1)) - 1),),
+            scales=(float(clip) / ((1 << (bits - 1)) - 1),),
             rounding=Rounding.STOCHASTIC,
         )
         entry.require_segments(codec.layout)
         made = planned(entry, clients, weights=weights, dropped=dropped, corrupted=corrupted, settings=settings)
-        return cls(
-            entry=entry,
-            settings=made,
-            shapes=shapes,
-            codec=codec,
-            clip=float(clip),
-            like=like,
-        )
+        return cls(entry=entry, settings=made, shapes=shapes, codec=codec, clip=float(clip), like=like)
 
     @property
     def step(self) -> float:
@@ -111,6 +105,7 @@ class Session:
             round_number=round_number,
             layout=self.codec.layout,
             capacity=self.codec.capacity,
+            terms=self.shapes.digest,
             model_digest=digest_of(model),
         )
 

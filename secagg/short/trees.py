@@ -16,6 +16,7 @@ from typing import Any, Final, TypeGuard
 import numpy as np
 import numpy.typing as npt
 
+from secagg.crypto.labels import Label, bind
 from secagg.errors import InvalidParameters, Misuse
 
 Tree = Any
@@ -56,6 +57,12 @@ class Shapes:
     def length(self) -> int:
         """How many values the vector has."""
         return sum(int(np.prod(shape)) for shape in self.shapes)
+
+    @property
+    def digest(self) -> bytes:
+        """What two parties compare to know that they sum the same tensors of a model."""
+        named = (f"{path}\0{shape}".encode() for path, shape in zip(self.paths, self.shapes, strict=True))
+        return hashlib.sha256(bind(Label.SUMMED_TENSORS, *named)).digest()
 
     def vector(self, tree: Tree) -> Vector:
         """Return these tensors of a model as one vector.
@@ -167,6 +174,8 @@ def _array_of(path: str, leaf: Any) -> npt.NDArray[Any]:  # noqa: ANN401 -- any 
         array = array.astype(np.float32)
     if array.dtype.kind not in "fiub":
         raise InvalidParameters(f"{path or 'the model'!r} is a {type(leaf).__name__}, and no array of numbers")
+    if isinstance(leaf, np.ma.MaskedArray):
+        raise InvalidParameters(f"{path or 'the model'!r} hides some of its values; fill them in")
     return array
 
 

@@ -108,6 +108,10 @@ def test_an_update_below_one_step_is_said(caplog: pytest.LogCaptureFixture) -> N
         ({"updates": []}, "no update"),
         ({"updates": [np.ones(2)]}, "hides nobody"),
         ({"clip": 0.0}, "clip is a positive number"),
+        ({"clip": "1"}, "clip is a positive number"),
+        ({"clip": None}, "clip is a positive number"),
+        ({"clip": 1e300}, "clip is a positive number"),
+        ({"clip": 10**400}, "clip is a positive number"),
         ({"bits": 17}, r"bits is in 2\.\.16"),
         ({"drop": ["nobody"]}, "no client"),
         ({"protocol": "trust"}, "there is no protocol"),
@@ -117,6 +121,8 @@ def test_an_update_below_one_step_is_said(caplog: pytest.LogCaptureFixture) -> N
         ({"only": ["nothing"]}, "no path matches"),
         ({"updates": [np.array([1, 2])] * 3}, "only floats have a mean"),
         ({"updates": [np.array(["a"])] * 3}, "no array of numbers"),
+        ({"updates": [np.ma.masked_array(np.ones(2), [True, False])] * 3}, "hides some of its values"),
+        ({"updates": [np.ones(2)] * 4, "drop": 1}, "invite more"),
         ({"drop": 1.5}, "as an integer, or their names"),
         ({"mode": "strict"}, "mode is semi-honest or active; got 'strict'"),
         ({"noise_multiplier": Fraction(1), "l2_bounds": (9,)}, "plans no noise"),
@@ -352,6 +358,31 @@ def test_a_client_of_another_model_leaves() -> None:
         with pytest.raises(secagg.SecAggError):
             run(measured, joined)
     assert any("model" in reason for each in measured.figures for reason in each.failed.values())
+
+
+def test_a_client_that_would_sum_other_tensors_leaves() -> None:
+    """Both hold one model, and what they sum of it has one length: bias for gate would be added up without a word."""
+    model = {"bias": np.zeros(3), "gate": np.zeros(3)}
+    sessions = [secagg.Session.for_model(model, clients=4, clip=4.0, only=only) for only in model]
+    coins = SystemCoins()
+    subjects = [each.subject(task=b"t", round_number=1, model=model) for each in sessions]
+    clients = [ClientId(number) for number in range(1, 5)]
+    with closing(sessions[0].simulate(coins=coins, clock=lambda: datetime.now(UTC))) as world:
+        measured = Measured(world.open(subjects[0], frozenset(clients)))
+        joined = (
+            world.member(client).join(subjects[1], sessions[1].update(model, subject=subjects[1], coins=coins))
+            for client in clients
+        )
+        with pytest.raises(secagg.SecAggError):
+            run(measured, joined)
+    reasons = [reason for each in measured.figures for reason in each.failed.values()]
+    assert len(reasons) == 4
+    assert all("digest" in reason for reason in reasons)
+
+
+@pytest.mark.parametrize("clip", [np.float32(1.5), np.float64(1.5), np.int64(1), 1])
+def test_a_clip_is_any_number(clip: float) -> None:
+    assert secagg.aggregate([np.ones(2)] * 3, clip=clip).mean.tolist() == pytest.approx([1, 1], abs=1e-3)
 
 
 # --- The face ---------------------------------------------------------------------------------------------------------
