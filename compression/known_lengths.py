@@ -51,7 +51,7 @@ class KnownLengths:
     def told(self, rotation: JoinedRotation, update: Floats, *, with_tensors: bool) -> Floats:
         """Return what a client tells: the lengths of its update, relative to what is known."""
         norms = [rotation.norm(update), *(rotation.norms(update) if with_tensors else ())]
-        return np.array(norms, dtype=np.float32) / self._references(with_tensors=with_tensors)
+        return np.array(norms) / self._references(with_tensors=with_tensors)
 
     def votes(self, relative: Floats) -> npt.NDArray[np.float32]:
         """Return one row for each length, with a one at the nearest level."""

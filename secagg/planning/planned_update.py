@@ -21,7 +21,7 @@ from secagg.compression.byte_accounting import (
 )
 from secagg.compression.cohort_bits import COHORT_BITS, kept_for, peak_noise, places_for, sketch_noise
 from secagg.compression.dithered_quantization import DEFAULT_FINE_BITS, dithered_ring
-from secagg.compression.joined_rotation import BLOCK_SIZE
+from secagg.compression.known_lengths import block_size_for
 from secagg.compression.peak import MOST_SUMMED_PLACES, NORM_LEVELS
 from secagg.compression.product_quantization.geometry import BlockGeometry, block_geometry, is_quantizable
 from secagg.compression.public_stream import SEED_BYTES
@@ -193,7 +193,7 @@ class PlanRequest:
             case Scheme.PRODUCT:
                 return product_quantization_layout(self.shapes, self.codewords, self.block_size)
             case Scheme.PEAK:
-                blocks = -(-padded_size(self.weights, BLOCK_SIZE) // self.places)
+                blocks = -(-padded_size(self.weights, block_size_for(self.weights)) // self.places)
                 return Layout((IndexSegment(2 * self.places, blocks), IndexSegment(NORM_LEVELS, 1)))
             case Scheme.SKETCH:
                 ring = RingSegment(sketch_ring(1, self.clients), self.kept)

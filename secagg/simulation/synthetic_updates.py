@@ -19,7 +19,8 @@ import numpy.typing as npt
 
 from secagg.compression.cohort_bits import COHORT_BITS, places_for
 from secagg.compression.dithered_quantization import dithered_ring
-from secagg.compression.joined_rotation import BLOCK_SIZE, JoinedRotation
+from secagg.compression.joined_rotation import JoinedRotation
+from secagg.compression.known_lengths import block_size_for
 from secagg.compression.model_update import (
     Calibration,
     CalibrationSource,
@@ -111,9 +112,8 @@ class SyntheticUpdates:
 
     def _joined(self) -> ModelUpdate:
         stream = PublicStream(seed=bytes(32), round_number=0, tensor_name=_WHOLE, shape=(self.values,))
-        block_size = min(BLOCK_SIZE, 1 << (self.values - 1).bit_length())
         code = PeakCode(
-            rotation=JoinedRotation(stream=stream, block_size=block_size),
+            rotation=JoinedRotation(stream=stream, block_size=block_size_for(self.values)),
             places=min(places_for(self.setting.clients, COHORT_BITS), MOST_SUMMED_PLACES),
         )
         lengths = TensorScheme(name=_LENGTHS, shape=(1, 1), scheme=norm_levels(1, references=False))

@@ -11,6 +11,7 @@ from hypothesis.extra.numpy import arrays
 
 from secagg.compression.cohort_bits import law, peak_noise, places_for
 from secagg.compression.joined_rotation import JoinedRotation, square_root_scales
+from secagg.compression.known_lengths import KnownLengths
 from secagg.compression.peak import (
     MAXIMUM_PLACES,
     MOST_SUMMED_PLACES,
@@ -307,3 +308,12 @@ def test_sums_of_another_layout_are_refused() -> None:
     (segment,) = layout.require_rings()
     with pytest.raises(Misuse, match="not that of sums"):
         made.decode_summed(Aggregate(layout, (segment.ring.zeros(segment.length),), 1, 1))
+
+
+def test_an_update_of_almost_infinite_length_votes_for_the_greatest() -> None:
+    """Each of its values is a float32, and its length is none."""
+    known = KnownLengths(sizes=(64,))
+    rotation = known.rotation(PublicStream(seed=SEED, round_number=0, tensor_name="all", shape=(64,)))
+    longest = np.zeros(64, np.float32)
+    longest[:] = 1e38
+    assert known.votes(known.told(rotation, longest, with_tensors=True)).argmax(axis=1).tolist() == [255, 255]

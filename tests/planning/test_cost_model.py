@@ -14,6 +14,7 @@ import pytest
 from secagg.cli import main
 from secagg.compression.byte_accounting import Accounting, Shapes, codebook_bytes, upload_bytes
 from secagg.compression.joined_rotation import JoinedRotation
+from secagg.compression.known_lengths import KnownLengths
 from secagg.compression.peak import PeakCode, norm_levels
 from secagg.compression.public_stream import PublicStream
 from secagg.compression.sketch import Sketch
@@ -395,6 +396,16 @@ def test_the_layouts_of_whole_updates_are_those_of_the_schemes() -> None:
     assert request.layout(Scheme.SKETCH).segments[0] == sketch.layout.segments[0]
     for scheme in (Scheme.PEAK, Scheme.SKETCH):
         assert 0.5 < request.noise(scheme) < 0.62
+
+
+@pytest.mark.parametrize("values", [64, 100, 500])
+def test_a_small_model_is_planned_in_the_blocks_that_it_is_turned_in(values: int) -> None:
+    request = PlanRequest(shapes={"weight": (values // 8, 8), "rest": (values % 8 or 8,)}, block_size=2)
+    size = (request.weights,)
+    stream = PublicStream(seed=bytes(32), round_number=0, tensor_name="all", shape=size)
+    rotation = KnownLengths(sizes=size).rotation(stream)
+    code = PeakCode(rotation=rotation, places=request.places)
+    assert request.layout(Scheme.PEAK).segments[0] == code.layout.segments[0]
 
 
 # --- Order, what is learned, status -----------------------------------------------------------------------------------
