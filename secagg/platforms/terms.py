@@ -81,7 +81,8 @@ class Terms:
             for name in ("metrics", "joined", "lengths"):
                 given[name] = tuple(cast("list[object]", given[name]))
             terms = cls(**given, parameters=parameters)  # type: ignore[arg-type]
-        except (ValueError, TypeError, KeyError, AttributeError):
+            terms.task.encode()
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
             raise malformed("terms") from None
         kinds = {
             "str": str,

@@ -18,6 +18,7 @@ import numpy as np
 from secagg.compression.scalar_quantization import LEAST_BITS, MAXIMUM_BITS, Rounding, ScalarQuantization
 from secagg.contract import Aggregate, Payload
 from secagg.crypto.entropy import Coins
+from secagg.crypto.ring import MAXIMUM_MODULUS_BITS
 from secagg.errors import CapacityExceeded, InvalidParameters
 from secagg.identifiers import ClientId
 from secagg.parameters import LEAST_COHORT, usual_corrupted, usual_dropped
@@ -82,10 +83,13 @@ class Session:
             raise InvalidParameters(f"clip is a positive number in 2^-100..2^100; got {clip!r:.40}")
         patterns = (only,) if isinstance(only, str) else tuple(only)
         shapes, entry = Shapes.of(like, patterns), find(protocol)
+        width = bits + (clients * max(weights) - 1).bit_length()
+        if width > MAXIMUM_MODULUS_BITS:
+            raise InvalidParameters(f"the heaviest sum takes {width} bits, and 64 is the most; give smaller weights")
         codec = ScalarQuantization(
             shape=(shapes.length,),
             bits=bits,
-            modulus_bits=bits + (clients * max(weights) - 1).bit_length(),
+            modulus_bits=width,
             scales=(float(clip) / ((1 << (bits - 1)) - 1),),
             rounding=Rounding.STOCHASTIC,
         )

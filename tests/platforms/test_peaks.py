@@ -151,6 +151,18 @@ def test_terms_with_lengths_of_another_type_are_refused() -> None:
             Terms.parsed(replace(task, lengths=cast("Any", (wrong,))).terms.record)
 
 
+@pytest.mark.parametrize("terms", ["[" * 100_000, '{"a":' * 100_000])
+def test_terms_of_many_levels_are_refused_like_others(terms: str) -> None:
+    with pytest.raises(MalformedMessage):
+        Terms.parsed({"terms": terms, "parameters": b"any"})
+
+
+def test_a_task_that_is_no_text_is_refused() -> None:
+    task, _, _ = play(rounds(), 1, model(), [0.1] * 3)
+    with pytest.raises(MalformedMessage):
+        Terms.parsed(replace(task, task="half a pair \ud800").terms.record)
+
+
 def test_lengths_beyond_the_last_level_are_said(caplog: pytest.LogCaptureFixture) -> None:
     LOG.addHandler(caplog.handler)
     try:

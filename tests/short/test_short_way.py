@@ -117,6 +117,7 @@ def test_an_update_below_one_step_is_said(caplog: pytest.LogCaptureFixture) -> N
         ({"protocol": "trust"}, "there is no protocol"),
         ({"weights": [1, 2]}, "one for each client"),
         ({"weights": [1, 2, 0]}, "an integer from 1"),
+        ({"weights": [1, 2, 1 << 50]}, "give smaller weights"),
         ({"colour": "red"}, "pairwise has no setting 'colour'"),
         ({"only": ["nothing"]}, "no path matches"),
         ({"updates": [np.array([1, 2])] * 3}, "only floats have a mean"),
