@@ -28,7 +28,7 @@ BUDGETS = {
     "secagg/conformance": 2_130,
     "compression": 4_850,
     "protocols/pairwise_mask": 7_420,
-    "protocols/enclave": 6_550,
+    "protocols/enclave": 6_560,
     "protocols/two_servers": 8_640,
     "protocols/one_message": 6_270,
     "protocols/coded_mask": 1_400,

@@ -110,6 +110,9 @@ class Policy:
     accepted: tuple[PinnedMeasurement, ...]
     minimum_snp_tcb: SnpTcb | None = None
     accepted_tcb_statuses: frozenset[TcbStatus] = field(default=frozenset({TcbStatus.UP_TO_DATE}))
+    accepted_advisories: frozenset[str] = frozenset()
+    """The advisories of Intel's whose mitigations every accepted program has; a platform with another one is refused,
+    whatever its status."""
     minimum_tcb_evaluation: int = 0
     """The least number of Intel's TCB evaluation that the collateral may come from."""
     privilege_level: int = 0
@@ -129,6 +132,8 @@ class Policy:
             raise InvalidParameters("accepted_tcb_statuses holds members of TcbStatus")
         if TcbStatus.REVOKED in self.accepted_tcb_statuses:
             raise InvalidParameters("a platform whose keys Intel has revoked cannot be accepted")
+        if type(self.accepted_advisories) is not frozenset or not all(type(a) is str for a in self.accepted_advisories):
+            raise InvalidParameters("accepted_advisories is a frozenset of names such as INTEL-SA-00615")
         if type(self.minimum_tcb_evaluation) is not int or self.minimum_tcb_evaluation < 0:
             raise InvalidParameters(f"minimum_tcb_evaluation is a number from 0; got {self.minimum_tcb_evaluation!r}")
         if type(self.privilege_level) is not int or not 0 <= self.privilege_level <= 3:  # noqa: PLR2004 -- VMPL0 to 3
@@ -182,6 +187,11 @@ class Policy:
                     listed = ", ".join(sorted(tcb.statuses - self.accepted_tcb_statuses))
                     raise refused(
                         f"its platform is {listed} (advisories: {', '.join(sorted(tcb.advisories)) or 'none'})"
+                    )
+                if unmet := tcb.advisories - self.accepted_advisories:
+                    raise refused(
+                        f"{', '.join(sorted(unmet))} is open on its platform; mitigate it in the program, and name it "
+                        "in accepted_advisories"
                     )
                 if tcb.evaluation_number < self.minimum_tcb_evaluation:
                     raise refused(

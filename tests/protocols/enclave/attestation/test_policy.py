@@ -237,8 +237,17 @@ def test_each_part_below_an_intel_enclave_is_up_to_date(
     refused(claims(TDX, tcb=tcb), f"its platform is {status} (advisories: INTEL-SA-9)")
     if status is not TcbStatus.REVOKED:
         accepted = frozenset({TcbStatus.UP_TO_DATE, status})
-        policy(accepted_tcb_statuses=accepted).check(claims(TDX, tcb=tcb), BIND)
+        known = {"accepted_tcb_statuses": accepted, "accepted_advisories": frozenset({"INTEL-SA-9"})}
+        policy(**known).check(claims(TDX, tcb=tcb), BIND)
         refused(claims(TDX), "its platform is UpToDate", accepted_tcb_statuses=frozenset({status}))
+
+
+def test_a_status_that_is_accepted_for_one_advisory_is_not_for_another(refused: Callable[..., None]) -> None:
+    """What the program mitigates says nothing of what was found since, under the same status."""
+    tcb = replace(INTEL_TCB, platform=TcbStatus.SW_HARDENING_NEEDED, advisories=frozenset({"INTEL-SA-8", "INTEL-SA-9"}))
+    statuses = frozenset({TcbStatus.UP_TO_DATE, TcbStatus.SW_HARDENING_NEEDED})
+    for known, unmet in ((set[str](), "INTEL-SA-8, INTEL-SA-9 is open"), ({"INTEL-SA-8"}, "INTEL-SA-9 is open")):
+        refused(claims(SGX, tcb=tcb), unmet, accepted_tcb_statuses=statuses, accepted_advisories=frozenset(known))
 
 
 def test_collateral_of_an_older_evaluation_is_refused(refused: Callable[..., None]) -> None:
@@ -258,6 +267,8 @@ def test_collateral_of_an_older_evaluation_is_refused(refused: Callable[..., Non
         {"minimum_snp_tcb": (4, 0, 22, 200)},
         {"accepted_tcb_statuses": frozenset({TcbStatus.REVOKED})},
         {"accepted_tcb_statuses": frozenset({"UpToDate"})},
+        {"accepted_advisories": frozenset({9})},
+        {"accepted_advisories": "INTEL-SA-9"},
         {"minimum_tcb_evaluation": -1},
         {"minimum_tcb_evaluation": True},
         {"privilege_level": 4},
