@@ -144,6 +144,17 @@ def test_a_client_refuses_lengths_that_are_none(wrong: tuple[float, ...]) -> Non
         upload(replace(task, lengths=wrong), 0, 0.1)
 
 
+def test_a_client_that_is_told_other_lengths_is_in_another_session() -> None:
+    """Told lengths of its own it would vote where nobody else does, and its length be read from the histogram."""
+    made, sent = rounds(), model()
+    play(made, 1, sent, [0.1] * 3)
+    task = made.begun(sent, clients=3, task="t", number=2, weighted_by="n")
+    other = replace(task, lengths=(64 * task.lengths[0], *task.lengths[1:]))
+    told = [each.terms.subject(each.update, None) for each in (task, other)]
+    assert told[0].layout == told[1].layout
+    assert told[0].terms_digest != told[1].terms_digest
+
+
 def test_terms_with_lengths_of_another_type_are_refused() -> None:
     task, _, _ = play(rounds(), 1, model(), [0.1] * 3)
     for wrong in ("1.0", 1, None, True):
