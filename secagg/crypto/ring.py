@@ -10,8 +10,9 @@ wire it occupies exactly p bits, the first element in the lowest bits of the fir
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from math import gcd
 from typing import Any
 
@@ -22,8 +23,14 @@ from secagg.errors import CapacityExceeded, InvalidParameters, MalformedMessage,
 
 MAXIMUM_MODULUS_BITS = 64
 CACHE_LINE_BYTES = 64
-_PACK_BLOCK = 1 << 17
+_PACK_BLOCK = 1 << 18
 """Elements packed at a time: a block and its packed form stay in the second-level cache."""
+
+LANES = 8
+"""Elements that are unpacked together: they begin and end with a byte, whatever the width."""
+
+_BEHIND = 8
+"""Bytes that may be read behind the last of them."""
 
 _LONG_VECTOR = 1 << 12
 """Elements from which on a vector is worth aligning."""
@@ -201,13 +208,15 @@ class Ring:
         self._require_packed(data, length)
         if self.modulus_bits == self.word_bits:
             return np.frombuffer(data, dtype=self.word).copy()
-        lanes, words = _group(self.modulus_bits, self.word_bits)
-        grouped = _padded(np.frombuffer(data, dtype=np.uint8), words * self.word_bytes).view(self.word)
-        unpacked = np.empty((len(grouped), lanes), dtype=self.word)
-        for block in _blocks(len(grouped), lanes):
-            columns = unpack_group(list(grouped[block].T), self.modulus_bits, self.word_bits)
-            for index, column in enumerate(columns):
-                unpacked[block, index] = column
+        groups, size = -(-length // LANES), self.modulus_bits
+        padded = np.zeros(groups * size + _BEHIND, dtype=np.uint8)
+        padded[: data.nbytes] = np.frombuffer(data, dtype=np.uint8)
+        unpacked = np.empty((groups, LANES), dtype=self.word)
+        for block in _blocks(groups, LANES):
+            rows = unpacked[block]
+            word_at = partial(_words_at, padded[block.start * size :], self.word, len(rows), size)
+            for index, lane in enumerate(unpack_lanes(word_at, size, self.word_bits)):
+                rows[:, index] = lane
         return unpacked.reshape(-1)[:length]
 
     def _require_packed(self, data: memoryview, length: int) -> None:
@@ -284,6 +293,13 @@ def _padded(flat: npt.NDArray[Any], row: int) -> npt.NDArray[Any]:
     missing = -flat.size % row
     filled = np.concatenate([flat, np.zeros(missing, dtype=flat.dtype)]) if missing else np.ascontiguousarray(flat)
     return filled.reshape(-1, row)
+
+
+def _words_at(
+    data: npt.NDArray[np.uint8], word: np.dtype[np.unsignedinteger[Any]], count: int, stride: int, first: int
+) -> RingVector:
+    """Return so many words, the next beginning ``stride`` bytes after the one before; they may overlap."""
+    return np.ndarray(count, word, data, first, stride)
 
 
 def _blocks(groups: int, lanes: int) -> Iterable[slice]:
@@ -365,9 +381,19 @@ def pack_group(lanes: Sequence[Words], modulus_bits: int, word_bits: int) -> lis
     return _regroup(lanes, modulus_bits, word_bits)
 
 
-def unpack_group(words: Sequence[Words], modulus_bits: int, word_bits: int) -> list[Words]:
-    """Read the lanes of p bits back out of the words; the inverse of ``pack_group``."""
-    return [lane & low_bits(modulus_bits) for lane in _regroup(words, word_bits, modulus_bits)]
+def unpack_lanes(word_at: Callable[[int], Words], modulus_bits: int, word_bits: int) -> list[Words]:
+    """Read eight lanes of p bits back out of p bytes; the inverse of ``pack_group``.
+
+    Args:
+        word_at: returns the word that begins at a byte, whatever follows the lanes in it.
+    """
+    lanes = list[Words]()
+    for byte, bit in (divmod(modulus_bits * index, 8) for index in range(LANES)):
+        lane = word_at(byte) >> bit
+        if bit + modulus_bits > word_bits:
+            lane = lane | word_at(byte + 1) << 8 - bit
+        lanes.append(lane & low_bits(modulus_bits))
+    return lanes
 
 
 def _regroup(pieces: Sequence[Words], old_bits: int, new_bits: int) -> list[Words]:
