@@ -209,12 +209,13 @@ class Ring:
         if self.modulus_bits == self.word_bits:
             return np.frombuffer(data, dtype=self.word).copy()
         groups, size = -(-length // LANES), self.modulus_bits
-        padded = np.zeros(groups * size + _BEHIND, dtype=np.uint8)
-        padded[: data.nbytes] = np.frombuffer(data, dtype=np.uint8)
-        unpacked = np.empty((groups, LANES), dtype=self.word)
+        packed, unpacked = np.frombuffer(data, dtype=np.uint8), np.empty((groups, LANES), dtype=self.word)
         for block in _blocks(groups, LANES):
-            rows = unpacked[block]
-            word_at = partial(_words_at, padded[block.start * size :], self.word, len(rows), size)
+            rows, first = unpacked[block], block.start * size
+            part = packed[first : first + len(rows) * size + _BEHIND]
+            if (missing := len(rows) * size + _BEHIND - part.size) > 0:
+                part = np.concatenate([part, np.zeros(missing, dtype=np.uint8)])
+            word_at = partial(_words_at, part, self.word, len(rows), size)
             for index, lane in enumerate(unpack_lanes(word_at, size, self.word_bits)):
                 rows[:, index] = lane
         return unpacked.reshape(-1)[:length]
