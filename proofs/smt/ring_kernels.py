@@ -47,10 +47,10 @@ MUTANTS: Final = (
     ("accumulate", "total &= low_bits", "total |= low_bits"),
     ("lift", "return (element ^ half) - half", "return (element ^ half) + half"),
     ("lift", "half = 1 << (modulus_bits - 1)", "half = 1 << modulus_bits - 2"),
-    ("pack", "piece = piece | _shifted", "piece = piece & _shifted"),
-    ("pack", "start // old_bits, (start + new_bits - 1) // old_bits", "start // old_bits, start // old_bits"),
+    ("pack", "word = word | _shifted", "word = word & _shifted"),
+    ("pack", "(start + word_bits - 1) // modulus_bits", "start // modulus_bits"),
     ("pack", "if by >= 0 else word >> -by", "if by >= 0 else word >> -by - 1"),
-    ("pack", "old_bits * index - start", "old_bits * index - start - 1"),
+    ("pack", "modulus_bits * index - start", "modulus_bits * index - start - 1"),
     ("unpack", "lanes.append(lane & low_bits", "lanes.append(lane | low_bits"),
     ("unpack", "word_at(byte) >> bit", "word_at(byte) >> bit + 1"),
     ("unpack", "if bit + modulus_bits > word_bits", "if bit + modulus_bits > word_bits + 1"),
@@ -224,7 +224,7 @@ def altered_kernels(original: str, altered: str) -> Kernels:
     """Return the kernels with tokens replaced that occur once in them."""
     source = Path(str(ring.__file__)).read_text(encoding="utf-8")
     tree = ast.parse(source)
-    wanted = {*NAMES, "low_bits", "_regroup", "_shifted"}
+    wanted = {*NAMES, "low_bits", "_shifted"}
     functions = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name in wanted]
     text = "\n\n".join(str(ast.get_source_segment(source, node)) for node in functions)
     if text.count(original) == 0:

@@ -127,11 +127,7 @@ class Host:
         return hashlib.sha256(sealed).digest()
 
     def digest_of(self, message: bytes) -> bytes:
-        """Return the digest of an upload: that of the enclave's part, in which the vectors are committed to.
-
-        Raises:
-            PeerError: as for ``receive``, where it does not decode or its vectors are not those of the commitment.
-        """
+        """Return the digest of the enclave's part, which commits to the vectors; raises where those are others."""
         return hashlib.sha256(self._whole(message)[0]).digest()
 
     def _whole(self, message: bytes) -> tuple[bytes, ClientId, list[memoryview]]:

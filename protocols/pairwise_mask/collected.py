@@ -91,11 +91,7 @@ class Collected:
             )
 
     def known_by(self, kind: MessageKind, message: bytes, vector: bytes = b"") -> bytes:
-        """Return the digest that a message is known by when it comes again.
-
-        Args:
-            vector: the digest of an upload's vector, where it was made before.
-        """
+        """Return the digest that a message is known by when it comes again; ``vector``: of an upload's, if made."""
         if kind is MessageKind.MASKED_INPUT:
             return masked_input_digest(message, self.configuration.masked_bytes, vector)
         return hashlib.sha256(message).digest()

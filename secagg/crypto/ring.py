@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from math import gcd
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -28,9 +28,6 @@ _PACK_BLOCK = 1 << 18
 
 LANES = 8
 """Elements that are unpacked together: they begin and end with a byte, whatever the width."""
-
-_BEHIND = 8
-"""Bytes that may be read behind the last of them."""
 
 _LONG_VECTOR = 1 << 12
 """Elements from which on a vector is worth aligning."""
@@ -208,14 +205,15 @@ class Ring:
         self._require_packed(data, length)
         if self.modulus_bits == self.word_bits:
             return np.frombuffer(data, dtype=self.word).copy()
-        groups, size = -(-length // LANES), self.modulus_bits
+        groups, size, array = -(-length // LANES), self.modulus_bits, cast("Any", np.ndarray)
         packed, unpacked = np.frombuffer(data, dtype=np.uint8), np.empty((groups, LANES), dtype=self.word)
         for block in _blocks(groups, LANES):
             rows, first = unpacked[block], block.start * size
-            part = packed[first : first + len(rows) * size + _BEHIND]
-            if (missing := len(rows) * size + _BEHIND - part.size) > 0:
-                part = np.concatenate([part, np.zeros(missing, dtype=np.uint8)])
-            word_at = partial(_words_at, part, self.word, len(rows), size)
+            due = len(rows) * size + self.word_bytes  # A word may begin in the last byte.
+            part = packed[first : first + due]
+            if part.size < due:
+                part = np.concatenate([part, np.zeros(due - part.size, dtype=np.uint8)])
+            word_at = partial(array, len(rows), self.word, part, strides=size)
             for index, lane in enumerate(unpack_lanes(word_at, size, self.word_bits)):
                 rows[:, index] = lane
         return unpacked.reshape(-1)[:length]
@@ -296,13 +294,6 @@ def _padded(flat: npt.NDArray[Any], row: int) -> npt.NDArray[Any]:
     return filled.reshape(-1, row)
 
 
-def _words_at(
-    data: npt.NDArray[np.uint8], word: np.dtype[np.unsignedinteger[Any]], count: int, stride: int, first: int
-) -> RingVector:
-    """Return so many words, the next beginning ``stride`` bytes after the one before; they may overlap."""
-    return np.ndarray(count, word, data, first, stride)
-
-
 def _blocks(groups: int, lanes: int) -> Iterable[slice]:
     step = max(1, _PACK_BLOCK // lanes)
     return (slice(start, start + step) for start in range(0, groups, step))
@@ -379,7 +370,14 @@ def pack_group(lanes: Sequence[Words], modulus_bits: int, word_bits: int) -> lis
 
     Claim RI-2: packing and unpacking are run on terms.
     """
-    return _regroup(lanes, modulus_bits, word_bits)
+    packed = list[Words]()
+    for start in range(0, len(lanes) * modulus_bits, word_bits):
+        first, last = start // modulus_bits, (start + word_bits - 1) // modulus_bits
+        word = _shifted(lanes[first], modulus_bits * first - start)
+        for index in range(first + 1, last + 1):
+            word = word | _shifted(lanes[index], modulus_bits * index - start)
+        packed.append(word)
+    return packed
 
 
 def unpack_lanes(word_at: Callable[[int], Words], modulus_bits: int, word_bits: int) -> list[Words]:
@@ -395,18 +393,6 @@ def unpack_lanes(word_at: Callable[[int], Words], modulus_bits: int, word_bits: 
             lane = lane | word_at(byte + 1) << 8 - bit
         lanes.append(lane & low_bits(modulus_bits))
     return lanes
-
-
-def _regroup(pieces: Sequence[Words], old_bits: int, new_bits: int) -> list[Words]:
-    """Cut the bits of the pieces anew; above its own ``new_bits`` a piece may keep some of the next."""
-    regrouped = list[Words]()
-    for start in range(0, len(pieces) * old_bits, new_bits):
-        first, last = start // old_bits, (start + new_bits - 1) // old_bits
-        piece = _shifted(pieces[first], old_bits * first - start)
-        for index in range(first + 1, last + 1):
-            piece = piece | _shifted(pieces[index], old_bits * index - start)
-        regrouped.append(piece)
-    return regrouped
 
 
 def _shifted(word: Words, by: int) -> Words:

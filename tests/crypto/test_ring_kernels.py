@@ -6,6 +6,7 @@ proof that runs the same source on a solver's terms rests on exactly this.
 
 import operator
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NoReturn
 
 import numpy as np
@@ -193,6 +194,10 @@ def test_packing_runs_on_words_that_reveal_nothing(modulus_bits: int) -> None:
         assert [int(word[column]) for word in machine] == expected
 
 
+def word_at(whole: int, bits: int, byte: int) -> Word:
+    return Word(whole >> 8 * byte, bits)
+
+
 @MODULI
 def test_unpacking_runs_on_words_that_reveal_nothing(modulus_bits: int) -> None:
     bits = Ring(modulus_bits).word_bits
@@ -202,8 +207,7 @@ def test_unpacking_runs_on_words_that_reveal_nothing(modulus_bits: int) -> None:
         whole = sum(element << (modulus_bits * index) for index, element in enumerate(elements))
         for behind in (0, low_bits(2 * bits)):
             followed = whole | behind << (LANES * modulus_bits)
-            unpacked = unpack_lanes(lambda byte, bytes_=followed: Word(bytes_ >> 8 * byte, bits), modulus_bits, bits)
-            assert revealed(unpacked) == elements
+            assert revealed(unpack_lanes(partial(word_at, followed, bits), modulus_bits, bits)) == elements
 
 
 def a_kernel_that_branches(word: Any, modulus_bits: int) -> Any:
