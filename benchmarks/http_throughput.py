@@ -49,8 +49,9 @@ class Stored(OneStageServerSession):
         super().__init__(b"anything", invited, len(invited))
         self._folder = folder
 
-    def _take(self, sender: ClientId, message: bytes) -> None:
+    def _take(self, sender: ClientId, message: bytes) -> bytes:
         (self._folder / str(sender.value)).write_bytes(message)
+        return b""
 
     def _sum(self, progress: Callable[[int, int], None] | None) -> Released:
         del progress

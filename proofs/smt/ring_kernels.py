@@ -32,7 +32,7 @@ NAMES: Final = (
     "round_off",
     "subtract",
     "subtract_into",
-    "unpack_group",
+    "unpack_lanes",
 )
 LIBRARY: Final[Kernels] = MappingProxyType({name: getattr(ring, name) for name in NAMES})
 
@@ -47,12 +47,15 @@ MUTANTS: Final = (
     ("accumulate", "total &= low_bits", "total |= low_bits"),
     ("lift", "return (element ^ half) - half", "return (element ^ half) + half"),
     ("lift", "half = 1 << (modulus_bits - 1)", "half = 1 << modulus_bits - 2"),
-    ("pack", "piece = piece | _shifted", "piece = piece & _shifted"),
-    ("pack", "start // old_bits, (start + new_bits - 1) // old_bits", "start // old_bits, start // old_bits"),
+    ("pack", "word = word | _shifted", "word = word & _shifted"),
+    ("pack", "(start + word_bits - 1) // modulus_bits", "start // modulus_bits"),
     ("pack", "if by >= 0 else word >> -by", "if by >= 0 else word >> -by - 1"),
-    ("pack", "old_bits * index - start", "old_bits * index - start - 1"),
-    ("unpack", "return [lane & low_bits(modulus_bits) for", "return [lane | low_bits(modulus_bits) for"),
-    ("unpack", "_regroup(words, word_bits, modulus_bits)", "_regroup(words[::-1], word_bits, modulus_bits)"),
+    ("pack", "modulus_bits * index - start", "modulus_bits * index - start - 1"),
+    ("unpack", "lanes.append(lane & low_bits", "lanes.append(lane | low_bits"),
+    ("unpack", "word_at(byte) >> bit", "word_at(byte) >> bit + 1"),
+    ("unpack", "if bit + modulus_bits > word_bits", "if bit + modulus_bits > word_bits + 1"),
+    ("unpack", "word_at(byte + 1) << 8 - bit", "word_at(byte + 1) << 7 - bit"),
+    ("unpack", "divmod(modulus_bits * index, 8)", "divmod(modulus_bits * index + 1, 8)"),
     ("rounding", "half = (1 << fine_bits) >> 1", "half = 1 << fine_bits"),
     ("rounding", "half = (1 << fine_bits) >> 1", "half = 0"),
     ("rounding", "^ low_bits(fine_bits)", "| low_bits(fine_bits)"),
@@ -135,33 +138,32 @@ def reduction_inverts_the_lift(kernels: Kernels, width: int) -> Question:
 
 def packing_concatenates(kernels: Kernels, width: int) -> Question:
     """State that the packed words, one after another, are the lanes' p bits, one after another."""
-    lanes, bits = _lanes(width), _word_bits(width)
+    bits = _word_bits(width)
+    lanes = _words(width, *(f"x{index}" for index in range(_lanes_of_words(width))))
     packed = kernels["pack_group"](lanes, width, bits)
     whole = _concatenation([_low(lane, width) for lane in lanes])
     return Question(_are_pieces([word.term for word in packed], whole, bits), [_fits(lane, width) for lane in lanes])
 
 
 def unpacking_cuts(kernels: Kernels, width: int) -> Question:
-    """State that the lanes are the pieces of p bits of the words, whatever the words are."""
-    words, bits = _packed_words(width), _word_bits(width)
-    lanes = kernels["unpack_group"](words, width, bits)
-    whole = _concatenation([word.term for word in words])
-    extended = [_low(lane, width) for lane in lanes]
-    return Question(conjunction(_are_pieces(extended, whole, width), *(_fits(lane, width) for lane in lanes)))
+    """State that eight lanes are the pieces of p bits of p bytes, whatever the bytes are, and those behind them."""
+    whole = z3.BitVec("y", ring.LANES * width)
+    lanes = _unpacked(kernels, whole, width)
+    pieces = [_low(lane, width) for lane in lanes]
+    return Question(conjunction(_are_pieces(pieces, whole, width), *(_fits(lane, width) for lane in lanes)))
 
 
 def unpacking_inverts_packing(kernels: Kernels, width: int) -> Question:
-    """State that unpack_group(pack_group(lanes)) is lanes."""
-    lanes, bits = _lanes(width), _word_bits(width)
-    returned = kernels["unpack_group"](kernels["pack_group"](lanes, width, bits), width, bits)
+    """State that lanes come back from the words that they are packed into, of as many as fill words and bytes."""
+    lanes = _words(width, *(f"x{index}" for index in range(_together(width))))
+    returned = _all_unpacked(kernels, _all_packed(kernels, lanes, width), width)
     return Question(_same(returned, lanes), [_fits(lane, width) for lane in lanes])
 
 
 def packing_inverts_unpacking(kernels: Kernels, width: int) -> Question:
-    """State that pack_group(unpack_group(words)) is words."""
-    words, bits = _packed_words(width), _word_bits(width)
-    returned = kernels["pack_group"](kernels["unpack_group"](words, width, bits), width, bits)
-    return Question(_same(returned, words))
+    """State that bytes come back from the lanes that they are unpacked into, of as many as fill words and bytes."""
+    whole = z3.BitVec("y", width * _together(width))
+    return Question(_all_packed(kernels, _all_unpacked(kernels, whole, width), width) == whole)
 
 
 def a_mask_is_taken_off_after_rounding(kernels: Kernels, width: int) -> Question:
@@ -222,12 +224,12 @@ def altered_kernels(original: str, altered: str) -> Kernels:
     """Return the kernels with tokens replaced that occur once in them."""
     source = Path(str(ring.__file__)).read_text(encoding="utf-8")
     tree = ast.parse(source)
-    wanted = {*NAMES, "low_bits", "_regroup", "_shifted"}
+    wanted = {*NAMES, "low_bits", "_shifted"}
     functions = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name in wanted]
     text = "\n\n".join(str(ast.get_source_segment(source, node)) for node in functions)
     if text.count(original) == 0:
         raise LookupError(f"`{original}` is not in the kernels of secagg/crypto/ring.py; renew MUTANTS")
-    names: dict[str, Any] = {"Words": Any}
+    names: dict[str, Any] = {"Words": Any, "LANES": ring.LANES}
     exec("from __future__ import annotations\n" + text.replace(original, altered), names)  # noqa: S102 -- its own source
     return names
 
@@ -243,14 +245,37 @@ def _words(width: int, *names: str) -> list[Word]:
     return [Word.named(name, _word_bits(width)) for name in names]
 
 
-def _lanes(width: int) -> list[Word]:
-    """As many as fill whole words, as in ``Ring.pack``."""
+def _lanes_of_words(width: int) -> int:
+    """Return how many lanes fill whole words, as in ``Ring.pack``."""
+    return _word_bits(width) // gcd(width, _word_bits(width))
+
+
+def _together(width: int) -> int:
+    """Return how many lanes fill whole words and whole rows of eight: both are powers of two."""
+    return max(_lanes_of_words(width), ring.LANES)
+
+
+def _unpacked(kernels: Kernels, whole: Term, width: int) -> list[Word]:
+    """Unpack eight lanes of p bytes, behind which anything may stand."""
     bits = _word_bits(width)
-    return _words(width, *(f"x{index}" for index in range(bits // gcd(width, bits))))
+    padded = z3.Concat(z3.BitVec("behind", bits), whole)
+    lanes: list[Word] = kernels["unpack_lanes"](
+        lambda byte: Word(z3.Extract(8 * byte + bits - 1, 8 * byte, padded)), width, bits
+    )
+    return lanes
 
 
-def _packed_words(width: int) -> list[Word]:
-    return _words(width, *(f"y{index}" for index in range(width // gcd(width, _word_bits(width)))))
+def _all_packed(kernels: Kernels, lanes: list[Word], width: int) -> Term:
+    size, words = _lanes_of_words(width), list[Word]()
+    for first in range(0, len(lanes), size):
+        words += kernels["pack_group"](lanes[first : first + size], width, _word_bits(width))
+    return _concatenation([word.term for word in words])
+
+
+def _all_unpacked(kernels: Kernels, whole: Term, width: int) -> list[Word]:
+    row = ring.LANES * width
+    rows = (z3.Extract(first + row - 1, first, whole) for first in range(0, whole.size(), row))
+    return [lane for row in rows for lane in _unpacked(kernels, row, width)]
 
 
 def _low(word: Word, width: int) -> Term:

@@ -94,11 +94,13 @@ class Host:
             self._sums = [segment.ring.zeros(segment.length) for segment in self.configuration.ring_segments]
             self._roundings = 0
 
-    def receive(self, message: bytes, sender: ClientId | None = None) -> None:
+    def receive(self, message: bytes, sender: ClientId | None = None) -> bytes:
         """Take an upload, relay its sealed part, and add the masked vectors once the enclave has taken it.
 
         Args:
             sender: who handed it over, where that is known.
+        Returns:
+            Its ``digest_of``.
         Raises:
             PeerError: the upload does not decode or is not its sender's, its vectors are not those that its client
                 committed to, or the enclave does not take it; nothing has changed.
@@ -122,6 +124,11 @@ class Host:
                     )
                 add_into(total, vector)
             self._roundings += age_weight
+        return hashlib.sha256(sealed).digest()
+
+    def digest_of(self, message: bytes) -> bytes:
+        """Return the digest of the enclave's part, which commits to the vectors; raises where those are others."""
+        return hashlib.sha256(self._whole(message)[0]).digest()
 
     def _whole(self, message: bytes) -> tuple[bytes, ClientId, list[memoryview]]:
         """Return the enclave's part of an upload, whose it says that it is, and the packed vectors."""

@@ -218,8 +218,11 @@ class EnclaveServerSession(OneStageServerSession):
         # The model may not be that of the buffer, which is what the host would put back.
         return Invitation(self.configuration.encode(), self._attested, model.version, model.digest, False).encode()  # noqa: FBT003 -- is_short
 
-    def _take(self, sender: ClientId, message: bytes) -> None:
-        self._host.receive(message, sender)
+    def _take(self, sender: ClientId, message: bytes) -> bytes:
+        return self._host.receive(message, sender)
+
+    def _digest(self, message: bytes) -> bytes:
+        return self._host.digest_of(message)
 
     def _sum(self, progress: Callable[[int, int], None] | None) -> Released:
         del progress  # One step.

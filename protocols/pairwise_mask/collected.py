@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Collection, Iterable
 
 from secagg.errors import Misuse, PeerError, PeerMisbehaved, Reason, UnexpectedMessage
@@ -16,7 +17,7 @@ from .masking import MaskedVector
 from .open_round import OpenRound
 from .round0_advertise_keys import PublishedRoster, check_advertisement
 from .round1_share_keys import EncryptedShares, RelayedShares, deliver_shares
-from .round2_masked_input import MaskedInput, accept_masked_input
+from .round2_masked_input import MaskedInput, accept_masked_input, masked_input_digest
 from .round3_consistency_check import SurvivorSet, SurvivorSignature, check_survivor_signature
 from .round4_unmasking import RevealedShares, endorsements_of, request_unmasking
 from .server_record import ServerRecord
@@ -89,8 +90,15 @@ class Collected:
                 culprits=suspects(sender),
             )
 
+    def known_by(self, kind: MessageKind, message: bytes, vector: bytes = b"") -> bytes:
+        """Return the digest that a message is known by when it comes again; ``vector``: of an upload's, if made."""
+        if kind is MessageKind.MASKED_INPUT:
+            return masked_input_digest(message, self.configuration.masked_bytes, vector)
+        return hashlib.sha256(message).digest()
+
     def accept(self, sender: ClientId, kind: MessageKind, message: bytes) -> PeerError | None:
         """Check a message that is due, and keep what is needed of it; return what it shows that others did wrong."""
+        shown, vector = None, b""
         match kind:
             case MessageKind.KEY_ADVERTISEMENT:
                 self._accept_advertisement(sender, message)
@@ -102,9 +110,10 @@ class Collected:
                 if self.record.total is None:
                     self.record.total = MaskedVector(self.configuration)
                 position = self.so_far.position_of(sender)
-                self.record.views[sender] = accept_masked_input(self.so_far, position, upload, self.record.total)
+                vector, signature = accept_masked_input(self.so_far, position, upload, self.record.total)
+                self.record.views[sender] = vector + signature if signature else b""
             case MessageKind.COMPLAINT:
-                return self._accept_complaint(sender, message)
+                shown = self._accept_complaint(sender, message)
             case MessageKind.SURVIVOR_SIGNATURE:
                 signed = SurvivorSignature.decode(message)
                 check_survivor_signature(self.so_far, self.so_far.position_of(sender), signed)
@@ -115,7 +124,8 @@ class Collected:
                 self.record.answers[sender] = message
             case _:
                 raise Misuse(f"a server takes no {kind.name}")
-        return None
+        self.record.seen.setdefault(sender, {})[kind] = self.known_by(kind, message, vector)
+        return shown
 
     def _accept_advertisement(self, sender: ClientId, message: bytes) -> None:
         advertisement = KeyAdvertisement.decode(message, self.configuration)

@@ -62,8 +62,8 @@ def _write_vectors(writer: Writer, vectors: tuple[bytes | memoryview, ...]) -> N
         writer.borrowed(vector)
 
 
-def _read_vector(reader: Reader, at: At) -> tuple[bytes]:
-    return (reader.fixed(at.place.configuration.masked_bytes),)
+def _read_vector(reader: Reader, at: At) -> tuple[memoryview]:
+    return (reader.view(at.place.configuration.masked_bytes),)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,12 +163,14 @@ def mask_input(
 # --- Server -----------------------------------------------------------------------------------------------------------
 
 
-def accept_masked_input(settled: Settled, sender: int, message: MaskedInput, total: MaskedVector) -> bytes:
+def accept_masked_input(
+    settled: Settled, sender: int, message: MaskedInput, total: MaskedVector
+) -> tuple[bytes, bytes]:
     """Check an upload and add it to the sum; of the upload itself nothing is kept.
 
     Implements: [BIK+17] Fig. 4, Round 2, server.
     Returns:
-        In active mode the digest of the vector and the signature on it: evidence of what this client sent.
+        The digest of the vector, and in active mode the signature on it: evidence of what this client sent.
     Raises:
         PeerMisbehaved: made for another session.
         AuthenticationFailed: its sender did not send this vector, or did not mask under the sharers of this session.
@@ -178,16 +180,14 @@ def accept_masked_input(settled: Settled, sender: int, message: MaskedInput, tot
     require_context(
         message.context, roster.context, f"{client} masked its input for another session", suspects(client), ROUND
     )
-    evidence = b""
+    digest = upload_digest(message.packed)
     if settled.is_active:
-        digest = upload_digest(message.packed)
         parts = signed_view(roster.context, client, settled.sharers, digest)
         identity = settled.identity_of(sender)
         identity.verify(message.signature, Label.SIGNED_VIEW, *parts, culprits=suspects(client))
-        evidence = digest + message.signature
     with blaming(*settled.blame_for(sender)):
-        total.add_packed(b"".join(message.packed))
-    return evidence
+        total.add_packed(message.packed[0])
+    return digest, message.signature
 
 
 def upload_digest(packed: Iterable[bytes | memoryview]) -> bytes:
@@ -196,6 +196,12 @@ def upload_digest(packed: Iterable[bytes | memoryview]) -> bytes:
     for vector in packed:
         digest.update(vector)
     return digest.digest()
+
+
+def masked_input_digest(message: bytes, vector_bytes: int, vector: bytes = b"") -> bytes:
+    """Return the digest of a whole message, in which that of its vector stands for the vector."""
+    vector = vector or upload_digest((memoryview(message)[-vector_bytes:],))
+    return hashlib.sha256(message[:-vector_bytes] + vector).digest()
 
 
 def signed_view(context: SessionContext, client: ClientId, sharers: ClientSet, upload: bytes) -> tuple[bytes, ...]:

@@ -198,13 +198,14 @@ class TwoServersSession(OneStageServerSession):
         noise, subject = self.configuration.noise, self._subject
         return None if noise is None else ReleasedNoise(noise, self._settings, subject.layout, subject.tables)
 
-    def _take(self, sender: ClientId, message: bytes) -> None:
+    def _take(self, sender: ClientId, message: bytes) -> bytes:
         certified = self._zero.sender_of(decode_halves(message)[0])
         if certified != sender:
             raise PeerMisbehaved(
                 f"{sender} hands over an upload of {certified}", reason=Reason.NOT_ELIGIBLE, culprits={sender}
             )
         self._relaying.receive(message)
+        return self._digest(message)
 
     def _settle(self) -> None:
         self._relaying.settle()

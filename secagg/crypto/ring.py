@@ -10,10 +10,11 @@ wire it occupies exactly p bits, the first element in the lowest bits of the fir
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from math import gcd
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -22,8 +23,11 @@ from secagg.errors import CapacityExceeded, InvalidParameters, MalformedMessage,
 
 MAXIMUM_MODULUS_BITS = 64
 CACHE_LINE_BYTES = 64
-_PACK_BLOCK = 1 << 17
+_PACK_BLOCK = 1 << 18
 """Elements packed at a time: a block and its packed form stay in the second-level cache."""
+
+LANES = 8
+"""Elements that are unpacked together: they begin and end with a byte, whatever the width."""
 
 _LONG_VECTOR = 1 << 12
 """Elements from which on a vector is worth aligning."""
@@ -201,13 +205,17 @@ class Ring:
         self._require_packed(data, length)
         if self.modulus_bits == self.word_bits:
             return np.frombuffer(data, dtype=self.word).copy()
-        lanes, words = _group(self.modulus_bits, self.word_bits)
-        grouped = _padded(np.frombuffer(data, dtype=np.uint8), words * self.word_bytes).view(self.word)
-        unpacked = np.empty((len(grouped), lanes), dtype=self.word)
-        for block in _blocks(len(grouped), lanes):
-            columns = unpack_group(list(grouped[block].T), self.modulus_bits, self.word_bits)
-            for index, column in enumerate(columns):
-                unpacked[block, index] = column
+        groups, size, array = -(-length // LANES), self.modulus_bits, cast("Any", np.ndarray)
+        packed, unpacked = np.frombuffer(data, dtype=np.uint8), np.empty((groups, LANES), dtype=self.word)
+        for block in _blocks(groups, LANES):
+            rows, first = unpacked[block], block.start * size
+            due = len(rows) * size + self.word_bytes  # A word may begin in the last byte.
+            part = packed[first : first + due]
+            if part.size < due:
+                part = np.concatenate([part, np.zeros(due - part.size, dtype=np.uint8)])
+            word_at = partial(array, len(rows), self.word, part, strides=size)
+            for index, lane in enumerate(unpack_lanes(word_at, size, self.word_bits)):
+                rows[:, index] = lane
         return unpacked.reshape(-1)[:length]
 
     def _require_packed(self, data: memoryview, length: int) -> None:
@@ -362,24 +370,29 @@ def pack_group(lanes: Sequence[Words], modulus_bits: int, word_bits: int) -> lis
 
     Claim RI-2: packing and unpacking are run on terms.
     """
-    return _regroup(lanes, modulus_bits, word_bits)
-
-
-def unpack_group(words: Sequence[Words], modulus_bits: int, word_bits: int) -> list[Words]:
-    """Read the lanes of p bits back out of the words; the inverse of ``pack_group``."""
-    return [lane & low_bits(modulus_bits) for lane in _regroup(words, word_bits, modulus_bits)]
-
-
-def _regroup(pieces: Sequence[Words], old_bits: int, new_bits: int) -> list[Words]:
-    """Cut the bits of the pieces anew; above its own ``new_bits`` a piece may keep some of the next."""
-    regrouped = list[Words]()
-    for start in range(0, len(pieces) * old_bits, new_bits):
-        first, last = start // old_bits, (start + new_bits - 1) // old_bits
-        piece = _shifted(pieces[first], old_bits * first - start)
+    packed = list[Words]()
+    for start in range(0, len(lanes) * modulus_bits, word_bits):
+        first, last = start // modulus_bits, (start + word_bits - 1) // modulus_bits
+        word = _shifted(lanes[first], modulus_bits * first - start)
         for index in range(first + 1, last + 1):
-            piece = piece | _shifted(pieces[index], old_bits * index - start)
-        regrouped.append(piece)
-    return regrouped
+            word = word | _shifted(lanes[index], modulus_bits * index - start)
+        packed.append(word)
+    return packed
+
+
+def unpack_lanes(word_at: Callable[[int], Words], modulus_bits: int, word_bits: int) -> list[Words]:
+    """Read eight lanes of p bits back out of p bytes; the inverse of ``pack_group``.
+
+    Args:
+        word_at: returns the word that begins at a byte, whatever follows the lanes in it.
+    """
+    lanes = list[Words]()
+    for byte, bit in (divmod(modulus_bits * index, 8) for index in range(LANES)):
+        lane = word_at(byte) >> bit
+        if bit + modulus_bits > word_bits:
+            lane = lane | word_at(byte + 1) << 8 - bit
+        lanes.append(lane & low_bits(modulus_bits))
+    return lanes
 
 
 def _shifted(word: Words, by: int) -> Words:

@@ -49,13 +49,19 @@ class OneStageServerSession(Confined, ABC):
     # --- What a protocol gives ----------------------------------------------------------------------------------------
 
     @abstractmethod
-    def _take(self, sender: ClientId, message: bytes) -> None:
+    def _take(self, sender: ClientId, message: bytes) -> bytes:
         """Take an upload whose sender the transport has authenticated, or raise and change nothing.
 
+        Returns:
+            Its ``_digest``, which a protocol may have made for another reason.
         Raises:
             PeerError: it is wrong, or another client's.
             ConnectionError: a helper is lost.
         """
+
+    def _digest(self, message: bytes) -> bytes:
+        """Return what an upload is known by when it comes again; asked only then."""
+        return hashlib.sha256(message).digest()
 
     def _settle(self) -> None:
         """Decide about what was taken, before the sum is released."""
@@ -111,10 +117,9 @@ class OneStageServerSession(Confined, ABC):
         """Take an upload."""
         if type(sender) is not ClientId:
             raise Misuse(f"a sender is a ClientId, as the transport authenticated it; got {type(sender).__name__}")
-        digest = hashlib.sha256(message).digest()
         with self._lock, blaming(sender):
             before = self._seen.get(sender)
-            if before is not None and compare_digest(before, digest):
+            if before is not None and self._is_again(before, message):
                 return
             if self._is_closed:
                 raise UnexpectedMessage(expected="no upload: the stage is closed", received="an upload")
@@ -129,7 +134,7 @@ class OneStageServerSession(Confined, ABC):
                     f"{sender} is not invited, or has left", reason=Reason.NOT_ELIGIBLE, culprits={sender}
                 )
             try:
-                self._take(sender, message)
+                self._seen[sender] = self._take(sender, message)
             except UnexpectedMessage:
                 raise
             except PeerError as error:
@@ -139,8 +144,14 @@ class OneStageServerSession(Confined, ABC):
             except (ConnectionError, Misuse) as error:
                 self.abort()
                 raise _lost(error) from error
-            self._seen[sender] = digest
             self._open -= 1
+
+    def _is_again(self, before: bytes, message: bytes) -> bool:
+        try:
+            return compare_digest(before, self._digest(message))
+        except PeerError:
+            # What was taken could be read.
+            return False
 
     def _is_in(self, client: ClientId) -> bool:
         return client not in self._out and (self._invited is None or client in self._invited)

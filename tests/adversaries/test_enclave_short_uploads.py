@@ -117,6 +117,21 @@ def test_the_enclave_gets_a_short_upload_byte_for_byte_as_a_long_one(name: str, 
     )
 
 
+@pytest.mark.parametrize("is_short", [True, False])
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_no_other_bytes_are_taken_for_an_upload_that_was_taken(name: str, is_short: bool) -> None:  # noqa: FBT001
+    session = opened(LAYOUTS[name])
+    upload = session.seal(1)
+    message = shortened(upload) if is_short else upload.encode()
+    digest = session.host.receive(message, FIRST)
+    assert session.host.digest_of(message) == digest
+    for at in range(len(message)):
+        try:
+            assert session.host.digest_of(message[:at] + bytes([message[at] ^ 1]) + message[at + 1 :]) != digest
+        except PeerError:
+            continue
+
+
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_short_and_long_uploads_give_one_sum(name: str) -> None:
     session = opened(LAYOUTS[name], form=ReleaseForm.HISTOGRAM)

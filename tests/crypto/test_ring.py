@@ -14,7 +14,7 @@ from secagg.errors import CapacityExceeded, InvalidParameters, MalformedMessage,
 from secagg.simulation.insecure_coins import InsecureSeededCoins
 
 EVERY_MODULUS = range(1, 65)
-PACK_BLOCK = 1 << 17
+PACK_BLOCK = 1 << 18
 """How many elements the library packs at a time; lengths beside its multiples are where blocks meet."""
 
 

@@ -59,7 +59,7 @@ class PlainServerSession(OneStageServerSession):
         self.uploads = dict[ClientId, tuple[Payload, int]]()
         super().__init__(Writer(INVITATION).fixed(self.digest, DIGEST_BYTES).finish(), invited, settings.minimum_cohort)
 
-    def _take(self, sender: ClientId, message: bytes) -> None:
+    def _take(self, sender: ClientId, message: bytes) -> bytes:
         reader = Reader(message, UPLOAD)
         digest, client, weight = reader.fixed(DIGEST_BYTES), ClientId(reader.integer(8)), reader.integer(4)
         packed, check = reader.variable(1 << 30), reader.fixed(DIGEST_BYTES)
@@ -69,6 +69,7 @@ class PlainServerSession(OneStageServerSession):
         if not 1 <= weight <= self.settings.maximum_weight:
             raise PeerMisbehaved("nobody weighs that much", reason=Reason.INPUT_OUT_OF_RANGE)
         self.uploads[sender] = Payload.decode(packed, self.subject.layout), weight
+        return self._digest(message)
 
     def _sum(self, progress: Callable[[int, int], None] | None) -> Released:
         del progress

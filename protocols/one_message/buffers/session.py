@@ -142,7 +142,7 @@ class BufferSession(OneStageServerSession):
         age = self._subject.round_number - version
         return age if 0 <= age < len(self._settings.staleness_weights) else None
 
-    def _take(self, sender: ClientId, message: bytes) -> None:
+    def _take(self, sender: ClientId, message: bytes) -> bytes:
         version = Upload.decode(message).header.terms.round_number
         server = self._servers.get(version)
         if server is None:
@@ -158,6 +158,7 @@ class BufferSession(OneStageServerSession):
         self._helpers.answered.add(version, sender)
         if server.waiting >= self._settings.delivered_at_once:
             self._deliver(server)
+        return self._digest(message)
 
     def _deliver(self, server: Server) -> None:
         ask_holders(server, self._ask_all, server.deliver())
