@@ -19,7 +19,6 @@ from secagg.contract.pieces import Adder, Cut
 from secagg.crypto.secret import Confined
 from secagg.errors import (
     AuthenticationFailed,
-    InternalError,
     InvalidParameters,
     MalformedMessage,
     Misuse,
@@ -41,7 +40,7 @@ from .recovery import Recovery
 from .release import count_revealed_sets, release_sum, remove_masks
 from .roster import Roster
 from .server_record import ServerRecord
-from .settled import suspects
+from .settled import certain, suspects
 from .transitions import SERVER_TRANSITIONS, ServerState, advance
 
 _LOG = logging.getLogger(__name__)
@@ -290,9 +289,7 @@ class Server(Confined):
             return aggregate
 
     def _unmask(self, progress: Callable[[int, int], None]) -> Aggregate:
-        settled, collected, total = self._collected.so_far, self._collected, self._record.total
-        if total is None:
-            raise InternalError("a session with contributors has no sum of their uploads")
+        settled, collected, total = self._collected.so_far, self._collected, certain(self._record.total)
         revealed = count_revealed_sets(settled)
         recovery = Recovery(
             settled, collected.relayed, collected.answers, collected.complaints, self._record.plan.corrupted
