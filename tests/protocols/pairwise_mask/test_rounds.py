@@ -33,6 +33,7 @@ from secagg.protocols.pairwise_mask.client import Client
 from secagg.protocols.pairwise_mask.client_set import ClientSet, set_bytes
 from secagg.protocols.pairwise_mask.configuration import SessionConfiguration
 from secagg.protocols.pairwise_mask.graph import Topology
+from secagg.protocols.pairwise_mask.member import ClientInput
 from secagg.protocols.pairwise_mask.roster import Roster, encode_clients, entry_digest
 from secagg.protocols.pairwise_mask.round0_advertise_keys import AdvertisedKeys, in_parallel
 from secagg.protocols.pairwise_mask.round1_share_keys import DeliveredShares, EncryptedShares
@@ -348,6 +349,22 @@ def test_a_semi_honest_request_with_signatures_is_refused() -> None:
     with pytest.raises(MalformedMessage, match="semi_honest"):
         client.receive(request[:-4] + b"\x00\x00\x00\x01" + bytes(96))
     assert client.state is ClientState.ABORTED
+
+
+@pytest.mark.parametrize("suite", Suite)
+def test_a_client_with_an_identity_signs_nothing_where_nobody_does(suite: Suite) -> None:
+    session = InsecurePairwiseSession(SessionSetup(mode=SecurityMode.SEMI_HONEST, suite=suite))
+    client = session.client_ids[0]
+    session.clients[client] = Client(
+        client,
+        ClientInput(session.payloads[client], session.weights[client]),
+        floors=session.floors,
+        capacity=1 << 40,
+        coins=session.setup.coins_of(str(client)),
+        signing_key=session.signing_keys[client],
+    )
+    assert same_sum(session.finish(), session.sum_of(session.client_ids))
+    assert not session.errors
 
 
 def test_many_checks_are_shared_among_threads_and_few_are_the_callers() -> None:
