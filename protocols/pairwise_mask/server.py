@@ -126,8 +126,6 @@ class Server(Confined):
 
     def _is_population(self, advertised: int) -> bool:
         """Whether a roster of so many clients is safe; asked for each count once."""
-        if advertised < self.configuration.minimum_cohort:
-            return False
         if advertised != self._judged[0]:
             try:
                 self._require_protected(advertised)
