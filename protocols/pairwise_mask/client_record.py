@@ -11,7 +11,6 @@ Security: a record is a copy, which a ``Client`` never makes of itself otherwise
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
@@ -34,7 +33,7 @@ _SUSPENDED: Final = frozenset(
     if state not in {ClientState.AWAITING_OFFER, ClientState.COMPLETED, ClientState.ABORTED}
 )
 _MOST_BYTES: Final = (1 << 32) - 1
-_LENGTH: Final = struct.Struct(">Q")
+_LENGTH_BYTES: Final = 8
 Answers = Mapping[MessageKind, tuple[bytes, list[bytes]]]
 """By kind, the digest of what was answered, and the answer."""
 
@@ -170,11 +169,9 @@ class ClientRecord:
             MalformedMessage: it is no record.
         """
         view = record.expose()
-        if len(view) < _LENGTH.size:
-            raise _malformed()
-        (length,) = _LENGTH.unpack(view[: _LENGTH.size])
-        reader = Reader(bytes(view[_LENGTH.size : _LENGTH.size + length]), MessageKind.CLIENT_SNAPSHOT)
-        secrets = _Cut(view[_LENGTH.size + length :])
+        end = _LENGTH_BYTES + int.from_bytes(view[:_LENGTH_BYTES], "big")
+        reader = Reader(bytes(view[_LENGTH_BYTES:end]), MessageKind.CLIENT_SNAPSHOT)
+        secrets = _Cut(view[end:])
         name, number, state = reader.fixed(NAME_BYTES), reader.integer(4), reader.integer(1)
         if state not in _SUSPENDED:
             raise _malformed()
@@ -255,11 +252,9 @@ def _read_answers(reader: Reader) -> dict[MessageKind, tuple[bytes, list[bytes]]
 
 
 def _joined(public: bytes, secrets: list[Secret]) -> Secret:
-    joined = bytearray(_LENGTH.size + len(public) + sum(map(len, secrets)))
+    joined, position = bytearray(_LENGTH_BYTES + len(public) + sum(map(len, secrets))), 0
     try:
-        joined[: _LENGTH.size] = _LENGTH.pack(len(public))
-        position = _LENGTH.size
-        for part in (public, *(secret.expose() for secret in secrets)):
+        for part in (len(public).to_bytes(_LENGTH_BYTES, "big"), public, *(secret.expose() for secret in secrets)):
             joined[position : position + len(part)] = part
             position += len(part)
         return Secret("client record", joined)

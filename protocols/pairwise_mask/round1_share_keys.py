@@ -26,7 +26,7 @@ from secagg.crypto.merkle import NODE_BYTES, MerkleTree, recover_root
 from secagg.crypto.prime_field import ELEMENT_BYTES
 from secagg.crypto.secret import Confined, Secret
 from secagg.crypto.shamir import split_many
-from secagg.errors import AuthenticationFailed, InternalError, MalformedMessage, Reason
+from secagg.errors import AuthenticationFailed, MalformedMessage, Reason
 from secagg.fields import At, Field, Placed, fixed, sized
 from secagg.identifiers import CONTEXT_TAG_BYTES, ClientId, ServerId, SessionContext
 from secagg.parameters import SecurityMode, Suite
@@ -38,7 +38,7 @@ from .commitments import SharedSecret, SharePlace
 from .member import Member
 from .roster import Roster, Seat, require_context
 from .round0_advertise_keys import Advertised, VerifiedKeySet
-from .settled import Settled, suspects
+from .settled import Settled, certain, suspects
 from .suites import COMMITMENT_BYTES, SHARES_BYTES, OwnKeys, key_suite
 
 ROUND: Final = "share_keys"
@@ -248,8 +248,7 @@ def verify_delivered_entry(
     """
     if roster.configuration.mode is not SecurityMode.ACTIVE:
         return
-    if identity is None:
-        raise InternalError("a delivered entry of an active session is verified without an identity")
+    identity = certain(identity)
     leaf = _leaf(roster.clients[receiver], item.entry)
     count, place = roster.graph.degree, roster.graph.point_of(receiver, sender) - 1
     try:

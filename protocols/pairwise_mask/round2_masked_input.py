@@ -107,8 +107,6 @@ class Masked(Confined):
         """Overwrite the shares."""
         for secret in (*self.shares.values(), *self.edge_seeds.values()):
             secret.wipe()
-        self.shares.clear()
-        self.edge_seeds.clear()
 
     def __repr__(self) -> str:
         return f"<Masked, holding {len(self.shares)} pairs of shares>"

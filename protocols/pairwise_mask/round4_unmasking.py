@@ -21,7 +21,7 @@ from secagg.crypto.labels import Label
 from secagg.crypto.prime_field import ELEMENT_BYTES
 from secagg.crypto.secret import Secret
 from secagg.crypto.shamir import check_value
-from secagg.errors import InternalError, MalformedMessage, PeerError, PeerMisbehaved, Reason, ThresholdNotMet
+from secagg.errors import MalformedMessage, PeerError, PeerMisbehaved, Reason, ThresholdNotMet
 from secagg.fields import Placed, fixed, nested, repeated, sized, unsigned
 from secagg.identifiers import CONTEXT_TAG_BYTES, ClientId, ServerId, SessionContext
 from secagg.parameters import SecurityMode
@@ -38,7 +38,7 @@ from .round0_advertise_keys import PublishedRoster, in_parallel
 from .round1_share_keys import SIGNATURE
 from .round2_masked_input import Masked, share_place, signed_view
 from .round3_consistency_check import Confirmed, check_survivors, invalid_survivors, signed_survivors
-from .settled import Settled, suspects
+from .settled import Settled, certain, suspects
 from .suites import COMMITMENT_BYTES, key_suite
 
 ROUND: Final = "unmasking"
@@ -210,9 +210,7 @@ def endorsements_of(published: PublishedRoster, signatures: Mapping[int, bytes])
     """Return a certificate: as many of the committee's signatures as it takes, with what verifies them."""
     quorum, endorsements = published.roster.configuration.quorum, list[Endorsement]()
     for position, signature in sorted(signatures.items())[:quorum]:
-        credential = published.advertisements[position].credential
-        if credential is None:
-            raise InternalError("a signature of the committee was accepted from a client without an identity")
+        credential = certain(published.advertisements[position].credential)
         endorsements.append(
             Endorsement(
                 position=position,
@@ -285,11 +283,9 @@ class RevealedShares:
         shown = self._message.shares[start : start + step]
         return Secret("share", shown[:ELEMENT_BYTES]), shown[ELEMENT_BYTES:]
 
-    def edge_seed_with(self, dropped: int) -> Secret | None:
-        """Return the seed of this client's edge with a dropped neighbour, where edges have one."""
-        place = bisect_left(self._answered.edges, dropped)
-        if place == len(self._answered.edges) or self._answered.edges[place] != dropped:
-            return None
+    def edge_seed_with(self, dropped: int) -> Secret:
+        """Return the seed of this client's edge with a neighbour that dropped out; in the hybrid suite alone."""
+        place = self._answered.edges.index(dropped)
         return Secret("pairwise_seed", self._message.edge_seeds[place * KEY_BYTES : (place + 1) * KEY_BYTES])
 
 
@@ -323,9 +319,8 @@ def _verify_certificate(member: Member, masked: Masked, message: UnmaskingReques
 
     def check(item: Endorsement) -> None:
         client, culprits = roster.clients[item.position], {ServerId()}
-        if member.authority is None:
-            raise InternalError("a certificate of an active session is verified without an authority")
-        identity = member.authority.verify(Certificate(client, item.identity_key, item.certificate), culprits=culprits)
+        certificate = Certificate(client, item.identity_key, item.certificate)
+        identity = certain(member.authority).verify(certificate, culprits=culprits)
         known = masked.key_set.advertisers.get(item.position)
         if known is not None and known.identity != identity:
             raise _uncertified(f"{client} endorses with another identity than the roster's")
@@ -342,9 +337,7 @@ def _verify_views(member: Member, masked: Masked, message: UnmaskingRequest, pre
 
     def check(shown: tuple[int, SignedView]) -> None:
         neighbour, view = shown
-        identity = masked.key_set.advertisers[neighbour].identity
-        if identity is None:
-            raise InternalError("a view of an active session is verified without an identity")
+        identity = certain(masked.key_set.advertisers[neighbour].identity)
         parts = signed_view(roster.context, identity.client, masked.sharers, view.upload)
         identity.verify(view.signature, Label.SIGNED_VIEW, *parts, culprits={identity.client, ServerId()})
 

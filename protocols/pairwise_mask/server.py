@@ -18,7 +18,6 @@ from secagg.contract.pieces import Adder, Cut
 from secagg.crypto.secret import Confined
 from secagg.errors import (
     AuthenticationFailed,
-    InternalError,
     InvalidParameters,
     MalformedMessage,
     Misuse,
@@ -40,7 +39,7 @@ from .recovery import Recovery
 from .release import count_revealed_sets, release_sum, remove_masks
 from .roster import Roster
 from .server_record import ServerRecord
-from .settled import suspects
+from .settled import certain, suspects
 from .transitions import SERVER_TRANSITIONS, ServerState, advance
 
 _LOG = logging.getLogger(__name__)
@@ -126,8 +125,6 @@ class Server(Confined):
 
     def _is_population(self, advertised: int) -> bool:
         """Whether a roster of so many clients is safe; asked for each count once."""
-        if advertised < self.configuration.minimum_cohort:
-            return False
         if advertised != self._judged[0]:
             try:
                 self._require_protected(advertised)
@@ -287,9 +284,7 @@ class Server(Confined):
             return aggregate
 
     def _unmask(self, progress: Callable[[int, int], None]) -> Aggregate:
-        settled, collected, total = self._collected.so_far, self._collected, self._record.total
-        if total is None:
-            raise InternalError("a session with contributors has no sum of their uploads")
+        settled, collected, total = self._collected.so_far, self._collected, certain(self._record.total)
         revealed = count_revealed_sets(settled)
         recovery = Recovery(
             settled, collected.relayed, collected.answers, collected.complaints, self._record.plan.corrupted

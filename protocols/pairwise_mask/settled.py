@@ -43,12 +43,12 @@ class Settled:
     @property
     def sharers(self) -> ClientSet:
         """Who shared keys."""
-        return _settled(self.known_sharers)
+        return certain(self.known_sharers)
 
     @property
     def contributors(self) -> ClientSet:
         """Who of the sharers uploaded."""
-        return _settled(self.known_contributors)
+        return certain(self.known_contributors)
 
     @property
     def is_active(self) -> bool:
@@ -57,7 +57,7 @@ class Settled:
 
     def identity_of(self, position: int) -> VerifiedIdentity:
         """Return the identity of a client of an active session."""
-        return _settled(self.advertisers[position].identity)
+        return certain(self.advertisers[position].identity)
 
     def position_of(self, client: ClientId) -> int:
         """Return where a client stands in the roster.
@@ -91,7 +91,8 @@ def suspects(client: ClientId) -> frozenset[Party]:
     return frozenset({client, ServerId()})
 
 
-def _settled(value: Known | None) -> Known:
+def certain(value: Known | None) -> Known:
+    """Return what an earlier round, or the mode of the session, has made sure of."""
     if value is None:
         raise InternalError("a round reads what no round before it has settled")
     return value

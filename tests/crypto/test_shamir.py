@@ -584,6 +584,8 @@ def test_a_secret_in_plain_bytes_is_not_shared() -> None:
         split(plain, threshold=2, holders=3, coins=InsecureSeededCoins(b"coins"))
     with pytest.raises(Misuse, match="Secret"):
         Share(1, plain).check()
+    with pytest.raises(Misuse, match="Secret"):
+        reconstruct([Share(1, plain)], threshold=1)
 
 
 @pytest.mark.parametrize("threshold", [127, 128, 129, 257, 300])

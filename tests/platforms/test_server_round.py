@@ -15,7 +15,7 @@ from secagg.crypto.secret import Secret
 from secagg.errors import MalformedMessage, Misuse, PeerMisbehaved, Reason, ThresholdNotMet
 from secagg.identifiers import ClientId
 from secagg.platforms.keys.identities import Roster
-from secagg.platforms.leaving import Left, StageCount, TooHeavy, TrainingFailed, code_of, code_said
+from secagg.platforms.leaving import Left, StageCount, TooHeavy, TrainingFailed, code_of, code_said, log_leaving
 from secagg.platforms.round_task import RoundTask
 from secagg.platforms.server_round import Answer, Reply, ServerRound
 from secagg.platforms.terms import Record
@@ -113,12 +113,13 @@ Talk = Callable[["Round", Stage, Mapping[str, bytes]], None]
 class Round(ServerRound[str]):
     """A round whose nodes answer as they are told, and are silent after that."""
 
-    def __init__(self, task: Task, talk: Talk) -> None:
-        super().__init__(cast("RoundTask", task))
+    def __init__(self, task: Task, talk: Talk, first: float | None = None) -> None:
+        super().__init__(cast("RoundTask", task), first=first)
         self.session, self._talk = task.session, talk
         self.sent = list[tuple[str, Mapping[str, bytes], bool]]()
         self.unsendable = set[str]()
         self.ends = 0
+        self.seconds = list[float]()
         self._replies = list[tuple[str, Reply]]()
 
     def send(self, records: Mapping[str, Record], *, takes_update: bool) -> list[str]:
@@ -134,6 +135,7 @@ class Round(ServerRound[str]):
 
     def heard(self, seconds: float) -> list[tuple[str, Reply]]:
         assert seconds > 0
+        self.seconds.append(seconds)
         found, self._replies = self._replies, []
         if not found:
             self.session.turnout = Turnout.COMPLETE
@@ -190,6 +192,14 @@ def test_terms_go_with_the_invitation_alone_and_every_stage_asks_those_who_are_t
         ("upload", 2, 20),
     ]
     assert task.session.ended == ["released", "aborted"], "a session is over with its round"
+
+
+def test_the_first_stage_may_have_a_time_of_its_own() -> None:
+    carried = Round(Task(Session(stages=[KEYS, KEYS])), all_answer, first=600.0)
+    carried.carried(NODES)
+    first, then = carried.seconds
+    assert 60 < first <= 600
+    assert then <= 60
 
 
 def test_each_stage_is_told_with_why_clients_left(caplog: pytest.LogCaptureFixture) -> None:
@@ -409,6 +419,23 @@ def test_with_a_roster_a_node_that_never_showed_its_key_takes_nobody_along(
 def test_of_an_error_the_server_is_told_one_of_six_codes(error: Exception, code: Left) -> None:
     assert code_of(error) is code
     assert code_said(str(code)) is code
+
+
+def test_why_a_client_leaves_is_in_its_own_log(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        log_leaving(Misuse("its update holds NaN"))
+        log_leaving(ConnectionError("the helper is gone"))
+        assert caplog.messages == [
+            "this client left the round: its update holds NaN",
+            "this client left the round: the helper is gone",
+        ]
+        assert "Traceback" not in caplog.text
+        try:
+            int("a message")
+        except ValueError as error:
+            log_leaving(error)
+    assert caplog.messages[2] == "this client left the round: a message could not be read"
+    assert "Traceback" in caplog.text
 
 
 @pytest.mark.parametrize("said", ["a secret", "", None, 5, b"terms"])

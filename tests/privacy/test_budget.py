@@ -151,6 +151,12 @@ def test_nothing_was_spent_before_the_first_upload() -> None:
     assert budget.holds(NO_LOSS)
 
 
+def test_a_budget_pays_for_what_spends_all_of_it() -> None:
+    cost = planned(NoiseSettings(noise_multiplier=Fraction(2), l2_bounds=(1000,))).loss(Adjacency.REPLACE)
+    budget = PrivacyBudget(epsilon=cost.times(3).epsilon(DELTA), delta=DELTA)
+    assert budget.releases(cost) == 3
+
+
 def test_a_budget_of_any_size_counts_no_more_than_a_million_releases() -> None:
     assert PrivacyBudget(epsilon=1e300, delta=DELTA).releases(Loss(1e-12)) == 1 << 20
 

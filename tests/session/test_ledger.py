@@ -286,6 +286,9 @@ def test_values_are_told_apart_by_where_their_segments_end_and_not_by_how_they_l
         return Payload(layout, tuple(np.array(vector, np.uint8) for vector in vectors))
 
     assert values_digest(payload([1, 2], [3])) != values_digest(payload([1], [2, 3]))
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("secagg.session.ledger._HASHED_AT_A_TIME", 2)
+        assert values_digest(payload([1, 2, 3, 4])) != values_digest(payload([1, 2], [3, 4])), "as long as a piece"
     spread = np.array([1, 9, 2, 9], np.uint8)[::2]
     assert values_digest(replace(payload([1, 2]), values=(spread,))) == values_digest(payload([1, 2]))
 

@@ -13,7 +13,15 @@ import pytest
 
 from secagg.contract import Payload
 from secagg.crypto.secret import Secret
-from secagg.errors import InvalidParameters, MalformedMessage, Misuse, PeerMisbehaved, Reason, UnexpectedMessage
+from secagg.errors import (
+    InternalError,
+    InvalidParameters,
+    MalformedMessage,
+    Misuse,
+    PeerMisbehaved,
+    Reason,
+    UnexpectedMessage,
+)
 from secagg.identifiers import ClientId
 from secagg.parameters import SecurityMode, Suite
 from secagg.protocols.pairwise_mask import (
@@ -25,8 +33,9 @@ from secagg.protocols.pairwise_mask import (
     Topology,
     client_record,
 )
-from secagg.protocols.pairwise_mask.client_record import ClientRecord, Recording
+from secagg.protocols.pairwise_mask.client_record import ClientRecord, RecordedCoins, Recording
 from secagg.session.latch import FileLatch, Latch, MemoryLatch
+from secagg.simulation.insecure_coins import InsecureSeededCoins
 from secagg.wire import MessageKind, message_kind
 from tests.harness.pairwise_sessions import InsecurePairwiseSession, SessionSetup, same_sum
 
@@ -467,3 +476,29 @@ def test_what_was_cut_off_a_record_that_is_refused_is_overwritten(monkeypatch: p
         ClientRecord.decode(Secret("record", stored + b"!"))
     assert cut
     assert all(secret.is_wiped for secret in cut)
+
+
+def test_where_a_record_is_put_together_nothing_of_it_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    session = InsecurePairwiseSession(SessionSetup(mode=SecurityMode.SEMI_HONEST))
+    client = PutAside(session, session.client_ids[0]).live
+    assert client is not None
+    client.receive(session.server.offer)
+    drawn = [bytes(secret.expose()) for secret in recording_of(client).coins.drawn]
+    joined = list[bytearray]()
+
+    def noted(kind: str, data: bytearray) -> Secret:
+        joined.append(data)
+        return Secret(kind, data)
+
+    monkeypatch.setattr(client_record, "Secret", noted)
+    with client.suspend() as record:
+        assert all(secret in bytes(record.expose()) for secret in drawn)
+        (buffer,) = joined
+        assert not any(buffer)
+
+
+def test_a_client_that_would_draw_other_coins_than_it_drew_does_not_go_on() -> None:
+    """Its keys would be others than those that it advertised."""
+    coins = RecordedCoins(InsecureSeededCoins(b""), [Secret("coins", bytes(32))])
+    with pytest.raises(InternalError, match="other coins than when it was suspended"):
+        coins.draw(31)

@@ -3,7 +3,7 @@
 import hashlib
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from secagg.crypto.labels import Label
@@ -27,6 +27,7 @@ def read_back(encoded: bytes, population: int) -> ClientSet:
 
 
 @given(populations_and_positions)
+@example((8, frozenset()))
 def test_a_set_holds_its_positions_and_nothing_else(drawn: tuple[int, frozenset[int]]) -> None:
     population, positions = drawn
     members = ClientSet.of(population, positions)

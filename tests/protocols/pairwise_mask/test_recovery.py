@@ -354,14 +354,16 @@ def test_a_share_that_is_not_the_committed_one_is_missing_and_evicts_nobody(spoi
     assert session.server.faults == []
 
 
+@pytest.mark.parametrize("which", [0, 1], ids=["of the mask root", "of the self-mask seed"])
 @pytest.mark.parametrize("mode", SecurityMode)
-def test_a_share_that_is_dealt_out_of_range_is_missing_and_evicts_nobody(mode: SecurityMode) -> None:
+def test_a_share_that_is_dealt_out_of_range_is_missing_and_evicts_nobody(mode: SecurityMode, which: int) -> None:
     """Its holder would be taken for a liar if it showed it."""
 
     def deals_out_of_range(monkeypatch: pytest.MonkeyPatch) -> None:
         def split(secrets: Sequence[Secret], *, threshold: int, holders: int, coins: Coins) -> list[list[Share]]:
-            roots, seeds = split_many(secrets, threshold=threshold, holders=holders, coins=coins)
-            return [roots, [Share(seeds[0].point, Secret("share", b"\xff" * 32)), *seeds[1:]]]
+            dealt = split_many(secrets, threshold=threshold, holders=holders, coins=coins)
+            dealt[which][0] = Share(1, Secret("share", b"\xff" * 32))
+            return dealt
 
         monkeypatch.setattr(round1_share_keys, "split_many", split)
 

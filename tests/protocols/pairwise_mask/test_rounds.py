@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache
+from threading import get_ident
 from typing import Any
 
 import pytest
@@ -32,8 +33,9 @@ from secagg.protocols.pairwise_mask.client import Client
 from secagg.protocols.pairwise_mask.client_set import ClientSet, set_bytes
 from secagg.protocols.pairwise_mask.configuration import SessionConfiguration
 from secagg.protocols.pairwise_mask.graph import Topology
+from secagg.protocols.pairwise_mask.member import ClientInput
 from secagg.protocols.pairwise_mask.roster import Roster, encode_clients, entry_digest
-from secagg.protocols.pairwise_mask.round0_advertise_keys import AdvertisedKeys
+from secagg.protocols.pairwise_mask.round0_advertise_keys import AdvertisedKeys, in_parallel
 from secagg.protocols.pairwise_mask.round1_share_keys import DeliveredShares, EncryptedShares
 from secagg.protocols.pairwise_mask.round2_masked_input import MaskedInput
 from secagg.protocols.pairwise_mask.round3_consistency_check import SurvivorSet, SurvivorSignature
@@ -312,6 +314,8 @@ def test_a_list_that_declares_too_many_items_is_refused_before_it_is_read(form: 
         with pytest.raises(MalformedMessage, match="65 nodes") as caught:
             messages[MessageKind.DELIVERED_SHARES].decode(delivered[:at] + b"\x41" + delivered[at + 1 :])
         assert caught.value.reason is Reason.LENGTH_OVER_LIMIT
+        longest = delivered[:at] + b"\x40" + bytes(64 * 32)
+        assert messages[MessageKind.DELIVERED_SHARES].decode(longest) == longest
 
 
 def _owner(form: Form) -> ClientId:
@@ -345,6 +349,32 @@ def test_a_semi_honest_request_with_signatures_is_refused() -> None:
     with pytest.raises(MalformedMessage, match="semi_honest"):
         client.receive(request[:-4] + b"\x00\x00\x00\x01" + bytes(96))
     assert client.state is ClientState.ABORTED
+
+
+@pytest.mark.parametrize("suite", Suite)
+def test_a_client_with_an_identity_signs_nothing_where_nobody_does(suite: Suite) -> None:
+    session = InsecurePairwiseSession(SessionSetup(mode=SecurityMode.SEMI_HONEST, suite=suite))
+    client = session.client_ids[0]
+    session.clients[client] = Client(
+        client,
+        ClientInput(session.payloads[client], session.weights[client]),
+        floors=session.floors,
+        capacity=1 << 40,
+        coins=session.setup.coins_of(str(client)),
+        signing_key=session.signing_keys[client],
+    )
+    assert same_sum(session.finish(), session.sum_of(session.client_ids))
+    assert not session.refusals
+
+
+def test_many_checks_are_shared_among_threads_and_few_are_the_callers() -> None:
+    def where(_: int) -> int:
+        return get_ident()
+
+    caller = get_ident()
+    assert in_parallel(where, [0, 1], 1) == [caller, caller]
+    assert in_parallel(where, [0], 2) == [caller]
+    assert caller not in in_parallel(where, [0, 1], 2)
 
 
 # --- What a message says ----------------------------------------------------------------------------------------------
