@@ -26,7 +26,7 @@ from .lanes.fields import LaneField
 from .lanes.groups import LaneGroup, RingLanes
 from .noise import ServerNoise
 from .one_hot.statement import CheckShape
-from .point_functions.shape import MAXIMUM_BLOCKS, MAXIMUM_CODEWORDS, PointFunctionShape, greatest_depth
+from .point_functions.shape import MAXIMUM_BLOCKS, MAXIMUM_CODEWORDS, PointFunctionShape
 
 SERVERS: Final = 2
 MAXIMUM_TOTAL_WEIGHT: Final = (1 << 24) - 1
@@ -155,8 +155,6 @@ class IndexingConfiguration(Message):
                     f"segment {number} has {segment.codewords} codewords and {segment.blocks} blocks; at most "
                     f"{MAXIMUM_CODEWORDS} and {MAXIMUM_BLOCKS} can be counted here"
                 )
-            if self.depth is not None:
-                require_integer("depth", self.depth, 0, greatest_depth(segment.codewords))
             # Made here once, so that what cannot be checked or counted is refused where it is configured.
             self.shape(segment)
             if self.is_checked:

@@ -216,7 +216,6 @@ class IndexingServer(Confined):
         """
         with self._lock:
             if self._release.signed_list is None:
-                self._rules.require(RoundState.COLLECTING)
                 try:
                     entries = self._rules.list_to_sign()
                 except PeerMisbehaved as error:

@@ -208,6 +208,14 @@ def add_twice(worker: int, order: Order) -> Outcome | None:
     return perform(order)
 
 
+def test_what_a_worker_was_asked_for_an_earlier_sum_is_put_aside(tmp_path: Path) -> None:
+    workers = Unruly(2)
+    workers.start(1, Order(key="of that", kind=Kind.ADD, storage=str(tmp_path), cut=CUT, first=0, end=1))
+    crowd = Crowd(tmp_path, workers)
+    crowd.upload()
+    exact(crowd)
+
+
 def test_a_worker_that_lies_about_a_sum_is_found_where_its_jobs_are_audited(tmp_path: Path) -> None:
     crowd = Crowd(tmp_path, Unruly(2, add_twice), settings={"audited": 1, "clients_in_a_batch": 9})
     crowd.upload()
@@ -380,19 +388,23 @@ def test_another_storage_needs_its_extra(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_figures_are_told_to_people_and_to_prometheus(tmp_path: Path) -> None:
-    crowd, metrics = Crowd(tmp_path, Unruly(2)), Metrics()
+    told = list[tuple[int, int]]()
+    crowd, metrics = Crowd(tmp_path, Unruly(2), progress=lambda figures: told.append(figures.jobs)), Metrics()
     tell(metrics, crowd.total.figures)
     assert "secagg_seconds_left -1" in metrics.text()
     crowd.upload()
     exact(crowd)
     tell(metrics, crowd.total.figures)
     assert "secagg_jobs_done 18" in metrics.text()
+    assert told[-1] == (18, 18)
     assert f"secagg_bytes_read {crowd.total.figures.bytes_read}" in metrics.text()
     assert sentence(crowd.total.figures).startswith("18 of 18 jobs, 0.00 GB read, about 0 s left; 0 stragglers")
 
 
-@pytest.mark.parametrize("wrong", [{"clients_in_a_batch": 0}, {"pieces_in_a_range": 0}])
-def test_nothing_is_divided_by_zero(wrong: dict[str, int]) -> None:
+@pytest.mark.parametrize(
+    "wrong", [{"clients_in_a_batch": 0}, {"pieces_in_a_range": 0}, {"audited": -1}, {"audited": 1 << 16}]
+)
+def test_settings_out_of_range_are_refused(wrong: dict[str, int]) -> None:
     with pytest.raises(InvalidParameters):
         SpreadSettings(storage="", **wrong)  # type: ignore[arg-type]
 
