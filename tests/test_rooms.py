@@ -35,7 +35,7 @@ BUDGETS = {
     "secagg/planning": 1_350,
     "secagg/simulation": 580,
     "secagg/short": 780,
-    "secagg/scale": 1_930,
+    "secagg/scale": 1_940,
     "training": 7_750,
     "secagg/platforms": 3_730,
     "secagg/flower": 870,

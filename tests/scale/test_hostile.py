@@ -214,6 +214,22 @@ def test_a_worker_cannot_blame_a_client_for_a_piece_of_another_range(tmp_path: P
         crowd.finish()
 
 
+@pytest.mark.parametrize(("workers", "audited"), [(2, 0), (3, 0), (3, 1)])
+def test_one_bad_worker_does_not_end_a_session_whose_others_are_good(
+    workers: int, audited: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is asked first, as long as nobody knows it."""
+
+    def fails(worker: int, order: Order) -> Outcome | None:
+        return Outcome(key=order.key, failure="a worker failed: its disk is full") if worker == 0 else perform(order)
+
+    crowd = Crowd(tmp_path, Unruly(workers, fails), 12, settings={"audited": audited})
+    crowd.upload()
+    exact(crowd)
+    assert "worker 0 failed at " in caplog.text
+    assert "worker 1 failed" not in caplog.text
+
+
 def test_a_worker_that_answers_for_another_job_has_failed(tmp_path: Path) -> None:
     """With one worker nobody else would ever do the job."""
     turns = 0
