@@ -196,7 +196,7 @@ def test_one_bad_worker_ends_nothing(data: st.DataObject, workers: int, count: i
             jobs.finish(key, worker, b"r", 0.0)
         else:
             jobs.fail(key, worker, "it is bad")
-    assert jobs.again <= count
+        assert jobs.again <= count
 
 
 def test_what_is_missing_is_made_again_and_nothing_else() -> None:
