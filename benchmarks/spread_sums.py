@@ -26,7 +26,7 @@ import numpy as np
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from secagg.contract import Layout, RingSegment
-from secagg.contract.pieces import Cut, piece_digests, pieces_of
+from secagg.contract.pieces import Cut, Sums, piece_digests, pieces_of
 from secagg.crypto.entropy import SystemCoins
 from secagg.crypto.key_agreement import KeyRole
 from secagg.crypto.mask_expansion import SEGMENT_BYTES
@@ -185,9 +185,12 @@ def masked_sum(cut: PairwiseCut, keys: bytes) -> bytes:
     """Return the packed sum of uploads of zeros: the masks that are to be removed, each of the other sign."""
     size, flipped = cut.configuration.suite.mask_key_bytes + 1, bytearray(keys)
     flipped[::size] = bytes(1 - sign for sign in keys[::size])
+
+    def masks_of(number: int) -> Sums:
+        return cut.open(cut.zeros(number), number, bytes(flipped))
+
     with ThreadPoolExecutor(2) as pool:
-        numbers = range(len(cut.lengths))
-        pieces = list(pool.map(lambda number: cut.open(cut.zeros(number), number, bytes(flipped)), numbers))
+        pieces = list(pool.map(masks_of, range(len(cut.lengths))))
     return b"".join(cut.joined(pieces).pack())
 
 
