@@ -126,8 +126,13 @@ def parents() -> dict[int, tuple[int, str]]:
     return found
 
 
+def two_actors(server: Process) -> set[int]:
+    """Wait for the actors of the Ray that a server has started: those of nobody else may be ended."""
+    wait_until(lambda: len(actors_below(server)) == 2, "its actors have started")
+    return actors_below(server)
+
+
 def actors_below(server: Process) -> set[int]:
-    """Return the two actors of the Ray that a server has started, for this test must end those of nobody else."""
     known, found = parents(), set[int]()
     for process in (process for process, (_, title) in known.items() if title.startswith("ray::RayWorker")):
         above = process
@@ -135,7 +140,6 @@ def actors_below(server: Process) -> set[int]:
             above = known[above][0]
         if above == server.number:
             found.add(process)
-    assert len(found) == 2
     return found
 
 
@@ -161,24 +165,28 @@ def test_a_server_whose_uploads_others_add_goes_on(town: Town, tmp_path: Path, e
 
 
 def test_a_server_with_actors_of_ray_goes_on(town: Town, tmp_path: Path) -> None:
-    """The server is killed between uploads, and so is, in its next life, the actor that has been given a job."""
+    """The server is killed between uploads, and so is, in its next life, the actor that has been given a job.
+
+    A client that waits long after it lost its server may come back when that has ended, so none is waited for.
+    """
     told = tmp_path / "figures.prom"
     options = ("--engine", "ray", "--metrics", str(told), *one_message_options(town, tmp_path))
     server = town.serve(*options)
-    clients = three_uploads(town)
-    before = actors_below(server)
+    three_uploads(town)
+    before = two_actors(server)
     server.kill()
     wait_until(lambda: not before & parents().keys(), "its actors ended with the server")
     server = town.serve(*options)
-    actors = actors_below(server)
+    actors = two_actors(server)
     for actor in actors:
         os.kill(actor, signal.SIGSTOP)
-    clients += [town.contribute(number, *ONE_MESSAGE) for number in (3, 4)]
+    for number in (3, 4):
+        town.contribute(number, *ONE_MESSAGE)
     wait_until(lambda: told.exists() and figure(told, "jobs_left") > 0, "a job is given to an actor")
     for actor in actors:
         os.kill(actor, signal.SIGKILL)
-    assert [client.ended() for client in clients] == [0] * 5
     assert server.ended() == 0
+    assert "the mean of 5 clients' updates" in server.text
     assert figure(told, "workers_lost") >= 1
     assert figure(told, "jobs_left") == 0
     assert abs(town.mean() - 0.02) < 1e-3
