@@ -2,7 +2,9 @@
 
 What a client uploads is uniform, so uploads of random bytes are generated once and replayed. The rate to compare with
 is that at which numpy adds the same files as words; all rates are of one run, by turns, and the best of each is taken.
+Masks are those of real seeds on the sparse graph of a session; they are made once, as the sum of uploads of zeros.
 
+    python benchmarks/spread_sums.py --clients 96 --pairwise 10000 --rounds 2
     python benchmarks/spread_sums.py --clients 400 --storage /var/tmp/spread --engines memory processes ray
 """
 
@@ -13,6 +15,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext, suppress
 from functools import partial
 from multiprocessing import get_context
@@ -20,18 +23,24 @@ from pathlib import Path
 from time import perf_counter
 
 import numpy as np
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from secagg.contract import Layout, RingSegment
-from secagg.contract.pieces import Cut, piece_digests, pieces_of
+from secagg.contract.pieces import Cut, Sums, piece_digests, pieces_of
 from secagg.crypto.entropy import SystemCoins
+from secagg.crypto.key_agreement import KeyRole
+from secagg.crypto.mask_expansion import SEGMENT_BYTES
 from secagg.crypto.secret import Secret
-from secagg.identifiers import ClientId
-from secagg.parameters import SecurityMode
+from secagg.identifiers import ClientId, SessionContext
+from secagg.parameters import SecurityMode, Suite
 from secagg.protocols.one_message.cut import OneMessageCut
 from secagg.protocols.one_message.fitting import choose_committee, plan
 from secagg.protocols.one_message.lattice.values import Values
 from secagg.protocols.pairwise_mask import Topology, plan_session
 from secagg.protocols.pairwise_mask.cut import PairwiseCut, keys_of
+from secagg.protocols.pairwise_mask.graph import GRAPH_SEED_BYTES, Graph
+from secagg.protocols.pairwise_mask.masking import adds_pairwise_mask, pairwise_mask_key, self_mask_key
+from secagg.protocols.pairwise_mask.suites import MaskKeys, PublishedKeys, key_suite
 from secagg.scale.spread import SpreadSettings, SpreadSum
 from secagg.scale.store import FolderStore, piece_name
 from secagg.scale.work import Kind, Order, perform
@@ -41,6 +50,8 @@ from secagg.training.runs.ray_cluster import cluster
 
 LENGTH, BITS, CAPACITY = 1 << 20, 8, 10_000
 BATCH = 64
+ROOM = 64
+"""Coordinates of a range that are left for check words and the weight."""
 Uploads = list[tuple[ClientId, tuple[bytes, ...]]]
 Contenders = dict[str, Callable[[], float]]
 
@@ -54,19 +65,19 @@ def one_message_cut() -> OneMessageCut:
     return OneMessageCut(bytes(32), plan(values, CAPACITY, choose_committee(5, 1)), bytes(32))
 
 
-def pairwise_cut() -> PairwiseCut:
-    """Return the same of a pairwise session."""
+def pairwise_cut(clients: int, dropped: int, length: int) -> PairwiseCut:
+    """Return the pieces of a pairwise session; check words and weight fill the last one."""
     configuration = plan_session(
-        Layout((RingSegment((CAPACITY << BITS).bit_length(), LENGTH),)),
+        Layout((RingSegment((clients << BITS).bit_length(), length - ROOM),)),
         InsecureSeededCoins(b"spread"),
-        population=CAPACITY,
-        corrupted=CAPACITY // 20,
-        dropped=CAPACITY // 20,
+        population=clients,
+        corrupted=clients // 20,
+        dropped=dropped,
         mode=SecurityMode.SEMI_HONEST,
         topology=Topology.SPARSE,
         maximum_weight=1,
     ).configuration
-    return PairwiseCut(bytes(32), configuration)
+    return PairwiseCut(bytes([1] * 32), configuration)
 
 
 def generate(cut: Cut, folder: Path, clients: int) -> Uploads:
@@ -110,20 +121,25 @@ def plain(cut: Cut, uploads: Uploads, folder: Path) -> None:
 
 def by_plain_processes(cut: Cut, uploads: Uploads, folder: Path, count: int) -> float:
     """Divide clients among processes that know nothing of each other, and wait for the last."""
+    return in_processes(lambda index: plain(cut, uploads[index::count], folder), count)
+
+
+def in_processes(part: Callable[[int], None], count: int) -> float:
+    """Run the parts of some work at once, and wait for the last."""
     context, barrier = get_context("fork"), get_context("fork").Barrier(count + 1)
 
-    def part(index: int) -> None:
+    def child(index: int) -> None:
         barrier.wait()
-        plain(cut, uploads[index::count], folder)
+        part(index)
 
-    children = [context.Process(target=part, args=(index,)) for index in range(count)]
-    for child in children:
-        child.start()
+    children = [context.Process(target=child, args=(index,)) for index in range(count)]
+    for process in children:
+        process.start()
     barrier.wait()
     started = perf_counter()
-    for child in children:
-        child.join()
-        assert child.exitcode == 0
+    for process in children:
+        process.join()
+        assert process.exitcode == 0
     return perf_counter() - started
 
 
@@ -141,19 +157,74 @@ def by_numpy(cut: Cut, uploads: Uploads, folder: Path) -> float:
 # --- Pairwise masks ---------------------------------------------------------------------------------------------------
 
 
-def unmask(cut: PairwiseCut, folder: Path, workers: Workers, masks: int) -> float:
-    """Take so many masks off a sum."""
+def left_keys(cut: PairwiseCut, clients: int, dropped: int) -> bytes:
+    """Agree on real seeds, and return the keys of the masks that are left when some drop out after sharing theirs."""
+    configuration, suite, coins = cut.configuration, key_suite(Suite.CLASSIC), InsecureSeededCoins(b"keys")
+    attempt, context = configuration.context, SessionContext(cut.context)
+    graph = Graph(Topology.SPARSE, clients, configuration.degree_among(clients), bytes(GRAPH_SEED_BYTES))
+    own, published, gone = list[MaskKeys](), list[PublishedKeys](), frozenset(range(0, clients, clients // dropped))
+    for number in range(clients):
+        root, client = Secret("root", coins.draw(32)), ClientId(number)
+        own.append(MaskKeys(client, suite.key_pair(root, KeyRole.MASK, attempt), root))
+        published.append(PublishedKeys(client, None, own[-1].pair.public_key))
+    keys = list[tuple[bool, Secret]]()
+    for number in range(clients):
+        if number not in gone:
+            seed = Secret("seed", coins.draw(32))
+            keys.append((False, self_mask_key(seed, ClientId(number), context, configuration)))
+            continue
+        for other in graph.neighbours(number):
+            if other not in gone:
+                seed = suite.seed_of_sent_edge(own[number], published[other], context, b"")
+                key = pairwise_mask_key(seed, ClientId(number), ClientId(other), context, configuration)
+                keys.append((not adds_pairwise_mask(ClientId(other), ClientId(number)), key))
+    return bytes(keys_of(keys))
+
+
+def masked_sum(cut: PairwiseCut, keys: bytes) -> bytes:
+    """Return the packed sum of uploads of zeros: the masks that are to be removed, each of the other sign."""
+    size, flipped = cut.configuration.suite.mask_key_bytes + 1, bytearray(keys)
+    flipped[::size] = bytes(1 - sign for sign in keys[::size])
+
+    def masks_of(number: int) -> Sums:
+        return cut.open(cut.zeros(number), number, bytes(flipped))
+
+    with ThreadPoolExecutor(2) as pool:
+        pieces = list(pool.map(masks_of, range(len(cut.lengths))))
+    return b"".join(cut.joined(pieces).pack())
+
+
+def unmask(cut: PairwiseCut, vector: bytes, keys: bytes, folder: Path, workers: Workers) -> float:
+    """Have workers take all masks off, range by range."""
     total = SpreadSum(cut, workers, SpreadSettings(storage=str(folder)), coins=SystemCoins())
-    vector = bytes(sum(cut.lengths))
     digests = piece_digests(cut.context, ClientId(0), vector, cut.lengths)
     total.add(ClientId(0), digests, total.keep(ClientId(0), digests, vector))
     assert not total.settle()
-    keys = bytes(keys_of((number % 2 == 0, Secret("key", number.to_bytes(16, "big"))) for number in range(masks)))
     started = perf_counter()
-    total.open(keys)
+    opened = total.open(keys)
     seconds = perf_counter() - started
     total.end()
+    assert not any(words.any() for piece in opened for words in piece)
     return seconds
+
+
+def unmask_barely(cut: PairwiseCut, keys: bytes, count: int) -> float:
+    """Expand and add the same streams, in processes that know nothing of each other or of this library."""
+    size = cut.configuration.suite.mask_key_bytes + 1
+    starts = range(0, len(keys), size)
+
+    def part(index: int) -> None:
+        stream = bytearray(SEGMENT_BYTES + 16)
+        for number in range(len(cut.lengths))[index::count]:
+            (total, *_), zeros = cut.zeros(number), bytes(sum(words.nbytes for words in cut.zeros(number)))
+            words = np.frombuffer(stream, np.uint32, total.size)
+            for at in starts:
+                AESGCM(keys[at + 1 : at + size]).encrypt_into(
+                    number.to_bytes(12, "big"), zeros, None, memoryview(stream)[: len(zeros) + 16]
+                )
+                (np.add if keys[at] else np.subtract)(total, words, out=total)
+
+    return in_processes(part, count)
 
 
 # --- Rates ------------------------------------------------------------------------------------------------------------
@@ -197,7 +268,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--clients", type=int, default=200)
     parser.add_argument("--replays", type=int, default=1, help="read uploads so often, in other batches each time")
-    parser.add_argument("--masks", type=int, default=1000)
+    parser.add_argument("--pairwise", type=int, default=400, help="clients whose pairwise masks are taken off")
+    parser.add_argument("--dropped", type=int, help="of these (default: one in twenty)")
+    parser.add_argument("--ranges", type=int, default=2, help="of 2^18 values, of which masks are taken off")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--storage", type=Path, default=Path("build/spread"))
     parser.add_argument("--engines", nargs="*", default=["processes"], choices=("processes", "ray"))
@@ -208,7 +281,7 @@ def main() -> None:
     connected = cluster(processes=4) if "ray" in options.engines else nullcontext()
     connected.__enter__()
     try:
-        cut, pairwise = one_message_cut(), pairwise_cut()
+        cut = one_message_cut()
         generated = generate(cut, folder, options.clients)
         # Batches of other clients are other jobs, which count beside the first ones.
         uploads = [one for turn in range(options.replays) for one in generated[turn:] + generated[:turn]]
@@ -218,21 +291,31 @@ def main() -> None:
             "plain 2": partial(by_plain_processes, cut, uploads, folder, 2),
             "memory": partial(by_engine, cut, uploads, folder, open_workers("memory", 1)),
         }
-        masks, opened = dict[str, Callable[[], float]](), list[Workers]()
+        clients, dropped = options.pairwise, options.dropped or options.pairwise // 20
+        pairwise = pairwise_cut(clients, dropped, options.ranges * SEGMENT_BYTES // 4)
+        started = perf_counter()
+        keys = left_keys(pairwise, clients, dropped)
+        figures = {
+            "masks that are left": len(keys) / (pairwise.configuration.suite.mask_key_bytes + 1),
+            "neighbours": float(pairwise.configuration.degree),
+            "agreeing on seeds, s": perf_counter() - started,
+        }
+        vector = masked_sum(pairwise, keys)
+        masks: Contenders = {f"unmask plain {count}": partial(unmask_barely, pairwise, keys, count) for count in (1, 2)}
+        opened = list[Workers]()
         for engine in options.engines:
             for count in (1, 2):
                 workers = open_workers(engine, count)
                 opened.append(workers)
                 contenders[f"{engine} {count}"] = partial(by_engine, cut, uploads, folder, workers)
-                masks[f"unmask {engine} {count}"] = partial(unmask, pairwise, folder, workers, options.masks)
-        figures = dict(
-            rows(best(contenders, options.rounds, folder if options.cold else None), len(uploads) * sum(cut.lengths))
-        )
-        unmasked = best(masks, options.rounds)
-        for engine in options.engines:
-            one, two = unmasked[f"unmask {engine} 1"], unmasked[f"unmask {engine} 2"]
-            figures[f"unmask {engine}, s for {options.masks} masks"] = one
-            figures[f"unmask {engine}: two / one"] = one / two
+                masks[f"unmask {engine} {count}"] = partial(unmask, pairwise, vector, keys, folder, workers)
+        seconds = best(contenders | masks, options.rounds, folder if options.cold else None)
+        ingest = {name: each for name, each in seconds.items() if name not in masks}
+        figures |= rows(ingest, len(uploads) * sum(cut.lengths))
+        figures |= {f"{name}, s": each for name, each in seconds.items() if name in masks}
+        for who in ("plain", *options.engines):
+            figures[f"unmask {who}: two / one"] = seconds[f"unmask {who} 1"] / seconds[f"unmask {who} 2"]
+        figures["load over a minute, at the end"] = os.getloadavg()[0]
         for workers in opened:
             workers.close()
     finally:

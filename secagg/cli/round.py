@@ -41,6 +41,7 @@ def add_options(commands: Any) -> None:  # noqa: ANN401 -- argparse names the ty
     )
     command.add_argument("--protocol", choices=names(), default="pairwise", help="who adds up (default: %(default)s)")
     command.add_argument("--clients", type=int, default=100, help="how many are invited (default: %(default)s)")
+    command.add_argument("--groups", type=int, help="of clients, with a session each, whose sums are added")
     command.add_argument("--dimension", type=int, default=100_000, help="values of each client (default: %(default)s)")
     command.add_argument(
         "--drop",
@@ -89,44 +90,66 @@ def add_options(commands: Any) -> None:  # noqa: ANN401 -- argparse names the ty
 def run_round(options: argparse.Namespace) -> int:
     """Run the session, print what it took, and fail unless its sum is exact."""
     entry = find(options.protocol)
-    rehearsal = _planned(entry, options)
+    rehearsals = _planned(entry, options)
     if options.json is not None:
         writable(options.json)
     bar = Bar()
     try:
         with spreading.workers_for(entry, options, lambda told: bar.update(_JOBS, *told.jobs)) as workers:
-            result = rehearsal.run(bar.update, workers.adding)
+            results = spreading.run_all(rehearsals, bar.update, workers.adding)
     finally:
         bar.clear()
-    summary = _summary(rehearsal, result, options)
-    print("\n".join(_text(summary, options.threads)))
+    summaries = [_summary(*one, options) for one in zip(rehearsals, results, strict=True)]
+    if options.groups is None:
+        (summary,) = summaries
+        lines = _text(summary, options.threads)
+    else:
+        total = spreading.total_of(rehearsals, results)
+        summary = spreading.summary_of(rehearsals[0], total, summaries)
+        lines = spreading.text(summary)
+    print("\n".join(lines))
     if options.json is not None:
         options.json.write_text(json.dumps(summary, indent=2) + "\n")
         print(f"\nwritten to {options.json}")
-    return 0 if result.is_exact else 1
+    return 0 if summary["sum is exact"] else 1
 
 
 # --- Private ----------------------------------------------------------------------------------------------------------
 
 
-def _planned(entry: ProtocolEntry, options: argparse.Namespace) -> Rehearsal:
-    from secagg.parameters import LEAST_COHORT, Suite
-    from secagg.simulation.rehearsal import Rehearsal, client_ids, spread_dropouts
+def _planned(entry: ProtocolEntry, options: argparse.Namespace) -> list[Rehearsal]:
+    """Plan one session, or one for each group."""
+    apart = spreading.options_of_groups(options)
+    for each in apart.values():
+        _require_ranges(each)
+    inputs = _inputs(entry, options)
+    return [_rehearsal(entry, each, inputs, first) for first, each in apart.items()]
 
-    clients, rare = options.clients, options.clients // 20
-    drop = rare if options.drop is None else options.drop
+
+def _require_ranges(options: argparse.Namespace) -> None:
+    clients = options.clients
     for name, value, least, most in (
         ("clients", clients, LEAST_CLIENTS, MOST_CLIENTS),
         ("dimension", options.dimension, 1, MOST_VALUES),
-        ("drop", drop, 0, clients - 1),
+        ("drop", options.drop or 0, 0, clients - 1),
         ("cheat", options.cheat, 0, clients - 1),
         ("threads", options.threads, 1, MOST_THREADS),
     ):
         if not least <= value <= most:
             raise InvalidParameters(f"--{name} is in {least}..{most}; got {value}")
-    dropouts = spread_dropouts(clients, drop, entry.stages)
+
+
+def _rehearsal(
+    entry: ProtocolEntry, options: argparse.Namespace, inputs: SyntheticUpdates | WindowedInputs, first: int
+) -> Rehearsal:
+    from secagg.parameters import LEAST_COHORT, Suite
+    from secagg.simulation.rehearsal import Rehearsal, client_ids, spread_dropouts
+
+    clients, rare = options.clients, options.clients // 20
+    drop = rare if options.drop is None else options.drop
+    dropouts = spread_dropouts(clients, drop, entry.stages, first)
     late = len(dropouts[entry.stages[0].name]) if len(entry.stages) > 1 else 0
-    honest = [client for client in client_ids(clients) if not any(client in gone for gone in dropouts.values())]
+    honest = [client for client in client_ids(clients, first) if not any(client in gone for gone in dropouts.values())]
     if options.cheat and len(honest) < options.cheat + LEAST_COHORT:
         raise InvalidParameters(f"--cheat leaves fewer than {LEAST_COHORT} honest clients; let fewer cheat or drop out")
     facts = {
@@ -139,7 +162,6 @@ def _planned(entry: ProtocolEntry, options: argparse.Namespace) -> Rehearsal:
         "maximum_cohort": clients,
         "maximum_rejections": options.cheat,
     }
-    inputs = _inputs(entry, options)
     facts.update(_facts_of_noise(inputs, options))
     short = {name: value for name in SHORT if (value := getattr(options, name)) is not None}
     return Rehearsal(
@@ -147,6 +169,7 @@ def _planned(entry: ProtocolEntry, options: argparse.Namespace) -> Rehearsal:
         settings=settings_of(entry, facts, short, options.set),
         inputs=inputs,
         clients=clients,
+        first=first,
         dropouts=dropouts,
         cheaters=frozenset(honest[1 : 1 + options.cheat]),
         threads=options.threads,
@@ -242,7 +265,7 @@ def _summary(rehearsal: Rehearsal, result: Rehearsed, options: argparse.Namespac
         "faults": [str(fault) for fault in result.session.faults],
         "noise deviations": [round(deviation, 3) for deviation in result.deviations],
         "sum is exact": result.is_exact,
-        "rounding error in steps": _rounding_error(rehearsal, result),
+        "rounding error in steps": spreading.rounding_error(rehearsal, result),
         "bytes sent by a client": round(sum(each.bytes_up / max(1, len(each.answered)) for each in stages)),
         "bytes received by a client": round(sum(each.bytes_down / max(1, each.sent) for each in stages)),
         "bytes between the server and its helpers": sum(each.bytes_between for each in result.session.figures),
@@ -254,15 +277,6 @@ def _summary(rehearsal: Rehearsal, result: Rehearsed, options: argparse.Namespac
         "checks are shared": rehearsal.shares_checks,
         "peak memory MiB": peak_mib(),
     }
-
-
-def _rounding_error(rehearsal: Rehearsal, result: Rehearsed) -> float | None:
-    """Return what rounding under masks adds to each value; None where nothing is rounded."""
-    from secagg.simulation.synthetic_updates import SyntheticUpdates
-
-    if not isinstance(rehearsal.inputs, SyntheticUpdates):
-        return None
-    return rehearsal.inputs.rounding_error(result.released.aggregate, sorted(result.contributors))
 
 
 def _segment(segment: RingSegment | IndexSegment) -> str:
@@ -330,7 +344,7 @@ def _text(summary: dict[str, Any], threads: int) -> Iterator[str]:
     sets = ", ".join(f"{size:,}" for size in summary["revealed sets"])
     is_not = "" if summary["revealed set is the contributors"] else "NOT "
     yield f"revealed: {len(summary['revealed sets'])} sum, over {sets} clients, which are {is_not}those that uploaded"
-    yield _verdict(summary)
+    yield spreading.verdict(summary)
     yield from _sizes(summary)
     yield (
         f"{summary['seconds']:.1f} s on {'one thread' if threads == 1 else f'{threads} threads'}, one client after "
@@ -339,20 +353,6 @@ def _text(summary: dict[str, Any], threads: int) -> Iterator[str]:
     )
     if summary["checks are shared"]:
         yield "each signature was verified once for all clients; without --share-checks each verifies what it is shown"
-
-
-def _verdict(summary: dict[str, Any]) -> str:
-    """Say whether the sum is that of the inputs, and how far rounding moves it."""
-    error, has_noise = summary["rounding error in steps"], bool(summary["noise deviations"])
-    if error is None or has_noise:
-        how = "as near as its noise reaches to" if has_noise else "exactly"
-        return f"the sum is {how if summary['sum is exact'] else 'NOT'} the plain sum of their inputs"
-    due = (summary["contributors"] / 12) ** 0.5
-    within = "within the rounding of each" if summary["sum is exact"] else "NOT within the rounding of each"
-    return (
-        f"the sum is the plain sum of their inputs {within}: {error:.3f} steps on average, and a uniform dither has "
-        f"{due:.3f}"
-    )
 
 
 def _people(summary: dict[str, Any]) -> Iterator[str]:

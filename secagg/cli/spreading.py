@@ -1,25 +1,37 @@
-"""Options of sums that are added by other processes or machines."""
+"""Sums of many machines, and of groups with a session each: their options, and what is said of them."""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from math import hypot
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from secagg.errors import InvalidParameters
 from secagg.session.metrics import Metrics
 from secagg.session.registry import ProtocolEntry
 
+from .figures import Column, in_bytes, in_seconds, table
+
 if TYPE_CHECKING:
     from secagg.contract.pieces import Adder, Cut
     from secagg.scale.memory import Memory
     from secagg.scale.spread import Figures
+    from secagg.session.run import Progress
+    from secagg.simulation.rehearsal import Rehearsal, Rehearsed
 
 ENGINES = ("memory", "processes", "ray")
+_COLUMNS: Final[Sequence[Column]] = (
+    Column("clients", lambda row: f"{row['clients']:,}"),
+    Column("counted", lambda row: f"{row['contributors']:,}"),
+    Column("up each", lambda row: in_bytes(row["bytes sent by a client"]), rank=1),
+    Column("down each", lambda row: in_bytes(row["bytes received by a client"]), rank=2),
+    Column("time", lambda row: in_seconds(row["seconds"]), rank=1),
+)
 
 
 def add_options(command: Any) -> None:  # noqa: ANN401 -- argparse names the type of its groups privately
@@ -94,3 +106,129 @@ def _require_sense(entry: ProtocolEntry, options: argparse.Namespace) -> None:
         raise InvalidParameters("--ray-address is for --engine ray")
     if options.ray_address and options.storage is None:
         raise InvalidParameters("--ray-address needs --storage: a folder or URL that all machines of the cluster see")
+
+
+# --- Groups -----------------------------------------------------------------------------------------------------------
+
+
+def options_of_groups(options: argparse.Namespace) -> dict[int, argparse.Namespace]:
+    """Return the options of each session, by the number of its first client; dropouts and cheaters are dealt out."""
+    if options.groups is None:
+        return {1: options}
+    from secagg.scale.tree import divided
+
+    def dealt(count: int | None, group: int) -> int | None:
+        return None if count is None else count // options.groups + (group < count % options.groups)
+
+    return {
+        clients.start: argparse.Namespace(
+            **vars(options)
+            | {
+                "clients": len(clients),
+                "drop": dealt(options.drop, group),
+                "cheat": dealt(options.cheat, group),
+            }
+        )
+        for group, clients in enumerate(divided(options.clients, options.groups))
+    }
+
+
+def run_all(
+    rehearsals: Sequence[Rehearsal], progress: Progress, adding: Callable[..., Adder] | None
+) -> list[Rehearsed]:
+    """Run one session after another; refuse after the first, and not after the last, what cannot be added."""
+    from secagg.scale.tree import require_addable
+
+    results = [rehearsals[0].run(progress, adding)]
+    if len(rehearsals) > 1:
+        require_addable(results[0].released, rehearsals[0].inputs.layout)
+    return results + [rehearsal.run(progress, adding) for rehearsal in rehearsals[1:]]
+
+
+def total_of(rehearsals: Sequence[Rehearsal], results: Sequence[Rehearsed]) -> Rehearsed:
+    """Add the sums of all groups; noise of each is independent of that of the others."""
+    from secagg.scale.tree import joined
+
+    inputs, contributors = rehearsals[0].inputs, frozenset(c for result in results for c in result.contributors)
+    deviations = tuple(hypot(*each) for each in zip(*(result.deviations for result in results), strict=True))
+    released = joined([result.released for result in results], inputs.layout, inputs.capacity)
+    is_exact = all(result.is_exact for result in results) and inputs.is_sum_of(
+        released.aggregate, sorted(contributors), deviations
+    )
+    return replace(
+        results[0],
+        released=released,
+        contributors=contributors,
+        is_exact=is_exact,
+        seconds=sum(result.seconds for result in results),
+        processor_seconds=sum(result.processor_seconds for result in results),
+        deviations=deviations,
+    )
+
+
+def summary_of(rehearsal: Rehearsal, total: Rehearsed, groups: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Collect what is printed and written."""
+    same = ("protocol", "dimension", "compression", "segments", "largest norms")
+    return {
+        **{name: groups[0][name] for name in same},
+        "clients": sum(group["clients"] for group in groups),
+        "contributors": len(total.released.counted),
+        "revealed sets": [len(clients) for clients in total.released.revealed],
+        "noise deviations": [round(deviation, 3) for deviation in total.deviations],
+        "sum is exact": total.is_exact,
+        "rounding error in steps": rounding_error(rehearsal, total),
+        "seconds": round(total.seconds, 3),
+        "processor seconds": round(total.processor_seconds, 3),
+        "groups": list(groups),
+    }
+
+
+def text(summary: dict[str, Any]) -> Iterator[str]:
+    """Write the summary for people."""
+    groups = summary["groups"]
+    yield f"{summary['clients']:,} clients in {len(groups)} groups, {summary['dimension']:,} values each; the first:"
+    yield from groups[0]["description"]
+    yield ""
+    yield from table("group", [(str(number), group) for number, group in enumerate(groups, 1)], _COLUMNS)
+    yield ""
+    for number, group in enumerate(groups, 1):
+        yield from (f"group {number}, left out: {client}: {why}" for client, why in group["left out"].items())
+        yield from (f"group {number}, fault: {fault}" for fault in group["faults"])
+    sizes = sorted(summary["revealed sets"])
+    yield (
+        f"revealed: {len(sizes)} sums, over {sizes[0]:,} to {sizes[-1]:,} clients, and not only that of all "
+        f"{summary['contributors']:,}"
+    )
+    if summary["noise deviations"]:
+        yield (
+            f"each sum has noise of its own, of deviation {max(groups[0]['noise deviations']):,.3f} in the first; "
+            f"their total has {max(summary['noise deviations']):,.3f}"
+        )
+    yield verdict(summary)
+    yield f"{summary['seconds']:.1f} s, one group after another; {summary['processor seconds']:.1f} s of processor time"
+
+
+# --- Of one session as well -------------------------------------------------------------------------------------------
+
+
+def rounding_error(rehearsal: Rehearsal, result: Rehearsed) -> float | None:
+    """Return what rounding under masks adds to each value; None where nothing is rounded."""
+    from secagg.simulation.synthetic_updates import SyntheticUpdates
+
+    if not isinstance(rehearsal.inputs, SyntheticUpdates):
+        return None
+    return rehearsal.inputs.rounding_error(result.released.aggregate, sorted(result.contributors))
+
+
+def verdict(summary: dict[str, Any]) -> str:
+    """Say whether the sum is that of the inputs, and how far rounding moves it."""
+    error, has_noise = summary["rounding error in steps"], bool(summary["noise deviations"])
+    if error is None or has_noise:
+        how = "as near as its noise reaches to" if has_noise else "exactly"
+        return f"the sum is {how if summary['sum is exact'] else 'NOT'} the plain sum of their inputs"
+    due = (summary["contributors"] / 12) ** 0.5
+    within = "within the rounding of each" if summary["sum is exact"] else "NOT within the rounding of each"
+    return (
+        f"the sum is the plain sum of their inputs {within}: {error:.3f} steps on average, and a uniform dither has "
+        f"{due:.3f}"
+    )

@@ -5,7 +5,8 @@ A job is a function of what lies in the storage, so it may run twice, at once or
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from statistics import median
@@ -46,7 +47,7 @@ TRANSITIONS: Final[Mapping[State, Mapping[Event, State]]] = {
 """For each state what may happen, and what follows."""
 
 ATTEMPTS: Final = 4
-"""A job that failed so often is not tried again."""
+"""A job that failed so often, and at every worker, is not tried again."""
 LOSSES: Final = 25
 """Nor is one during which so many workers were lost: it may be what ends them."""
 EARLIER: Final = -1
@@ -79,6 +80,8 @@ class Job:
     runs: dict[int, float] = field(default_factory=dict[int, float])
     """Who is at it, and since when."""
     results: dict[int, bytes] = field(default_factory=dict[int, bytes])
+    failed: set[int] = field(default_factory=set[int])
+    """Who failed it since everybody had."""
     failures: int = 0
     losses: int = 0
 
@@ -103,6 +106,9 @@ class Jobs:
         self._jobs, self._took = dict[str, Job](), list[float]()
         self._waiting = dict[str, None]()
         self._running = dict[str, None]()
+        self._failures = Counter[int]()
+        self.workers: Collection[int] = ()
+        """Who is there to be asked, idle or not."""
         self.repeated = 0
         """How often a straggler's job was given to a second worker."""
         self.again = 0
@@ -143,6 +149,10 @@ class Jobs:
         else:
             job.state, job.results = State.DONE, {EARLIER: result}
 
+    def line(self, idle: Iterable[int]) -> list[int]:
+        """Return the order in which idle workers are asked: who failed most stands last."""
+        return sorted(idle, key=lambda worker: self._failures[worker])
+
     def next(self, worker: int, now: float) -> str | None:
         """Return what an idle worker should do: a job that waits, or the one that takes longest; None if to wait."""
         for key in self._waiting:
@@ -150,7 +160,7 @@ class Jobs:
                 return self._start(key, worker, now)
         for key in self._running:
             job = self._jobs[key]
-            if worker in job.runs or worker in job.results:
+            if worker in job.runs or not self._may_do(job, worker):
                 continue
             if len(job.runs) + len(job.results) < job.wanted:
                 return self._start(key, worker, now)
@@ -162,11 +172,18 @@ class Jobs:
 
     def _is_open_to(self, key: str, worker: int) -> bool:
         job = self._jobs[key]
-        return worker not in job.results and all(self._jobs[need].state is State.DONE for need in job.needs)
+        return self._may_do(job, worker) and all(self._jobs[need].state is State.DONE for need in job.needs)
+
+    def _may_do(self, job: Job, worker: int) -> bool:
+        """Return whether a worker has done the job yet, or failed it while another one is left who has not."""
+        return worker not in job.results and (worker not in job.failed or not self._untried(job))
+
+    def _untried(self, job: Job) -> bool:
+        return any(worker not in job.failed and worker not in job.results for worker in self.workers)
 
     def _is_late(self, key: str, worker: int, now: float) -> bool:
         job = self._jobs[key]
-        if worker in job.runs or len(job.runs) != 1 or not self._took:
+        if worker in job.runs or worker in job.failed or len(job.runs) != 1 or not self._took:
             return False
         return now - min(job.runs.values()) > max(LEAST_PATIENCE, self._patience * median(self._took[-99:]))
 
@@ -199,15 +216,19 @@ class Jobs:
         return True
 
     def fail(self, key: str, worker: int, why: str, missing: Collection[bytes] = ()) -> None:
-        """Take note that a job failed: the storage did, or what it needed is lost and must be made again.
+        """Take note that a job failed: its worker did, or the storage, or what it needed must be made again.
 
         Raises:
-            Exhausted: it failed too often.
+            Exhausted: it failed too often, and at every worker that is there.
         """
         job = self._jobs[key]
         job.failures += 1
-        if job.failures >= ATTEMPTS:
-            raise Exhausted(f"{key} failed {ATTEMPTS} times, and last because {why}")
+        job.failed.add(worker)
+        self._failures[worker] += 1
+        if not self._untried(job):
+            if job.failures >= ATTEMPTS:
+                raise Exhausted(f"{key} failed {job.failures} times, and last because {why}")
+            job.failed.clear()
         for need in job.needs:
             made = self._jobs[need]
             if made.state is State.DONE and made.result in missing:

@@ -7,6 +7,7 @@ in no range: the batch is done again without it wherever it was counted. Then pa
 from __future__ import annotations
 
 import hashlib
+import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from time import monotonic
@@ -17,12 +18,13 @@ from secagg.crypto.entropy import Coins
 from secagg.errors import InvalidParameters, MalformedMessage, PeerError, PeerMisbehaved, Reason
 from secagg.identifiers import ClientId, Party, ServerId
 
-from .jobs import EARLIER, Disagreement, Jobs
+from .jobs import EARLIER, Disagreement, Jobs, State
 from .memory import Memory, NoMemory
 from .store import WrongPiece, located, open_store, piece_name, read_piece, session_folder
 from .work import Entry, Harm, Kind, Order, Outcome, Wrong, read_range
 from .workers import Workers
 
+_LOG = logging.getLogger(__name__)
 _MERGED_AT_ONCE: Final = 16
 _BACKLOG: Final = 4
 """So many jobs wait for each worker before uploads have to wait."""
@@ -207,7 +209,10 @@ class SpreadSum:
             raise
 
     def _turn(self, seconds: float) -> None:
-        for worker in self._workers.idle:
+        # Of a worker whose job another one has done nobody knows whether it comes back.
+        working = (worker for worker, key in self._working.items() if self._jobs[key].state is not State.DONE)
+        self._jobs.workers = {*self._workers.idle, *working}
+        for worker in self._jobs.line(self._workers.idle):
             if (key := self._jobs.next(worker, monotonic())) is None:
                 continue
             parts = tuple(self._jobs[need].result for need in self._jobs[key].needs)
@@ -221,6 +226,7 @@ class SpreadSum:
                 self.figures.workers_lost += 1
                 self._jobs.lose(worker)
             elif failure := self._failure_of(key, outcome):
+                _LOG.warning("worker %d failed at %s: %s", worker, key, failure)
                 self._jobs.fail(key, worker, failure, outcome.missing)
             else:
                 self._take(worker, outcome)

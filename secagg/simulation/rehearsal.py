@@ -98,6 +98,8 @@ class Rehearsal:
     settings: Any
     inputs: Inputs
     clients: int
+    first: int = 1
+    """The number of the first of them, where others are in sessions of their own."""
     dropouts: Mapping[str, frozenset[ClientId]]
     cheaters: frozenset[ClientId] = frozenset()
     threads: int = 1
@@ -132,7 +134,7 @@ class Rehearsal:
             tables=self.inputs.tables,
             model_digest=_MODEL,
         )
-        everybody = client_ids(self.clients)
+        everybody = client_ids(self.clients, self.first)
         session = self.stopwatch(world.open(subject, frozenset(everybody)), between=lambda: world.bytes_between)
         description = self.entry.describe(session.session)
         started, worked = perf_counter(), process_time()
@@ -160,12 +162,14 @@ class Rehearsal:
         return Update(self.inputs.payload_of(client.value), _MODEL)
 
 
-def client_ids(clients: int) -> list[ClientId]:
-    """Return the ids of a cohort, numbered from 1."""
-    return [ClientId(number) for number in range(1, clients + 1)]
+def client_ids(clients: int, first: int = 1) -> list[ClientId]:
+    """Return the ids of a cohort."""
+    return [ClientId(number) for number in range(first, first + clients)]
 
 
-def spread_dropouts(clients: int, dropped: int, stages: Sequence[Stage]) -> dict[str, frozenset[ClientId]]:
+def spread_dropouts(
+    clients: int, dropped: int, stages: Sequence[Stage], first: int = 1
+) -> dict[str, frozenset[ClientId]]:
     """Deal dropouts out to the stages in turn, and take clients from all over the cohort.
 
     The costliest place comes first: before the upload. Then the last stage, and the others in order.
@@ -176,7 +180,7 @@ def spread_dropouts(clients: int, dropped: int, stages: Sequence[Stage]) -> dict
     places = [*uploading, *(stage for stage in reversed(stages) if not stage.takes_update)]
     dealt: dict[str, set[ClientId]] = {stage.name: set() for stage in stages}
     for turn in range(dropped):
-        dealt[places[turn % len(places)].name].add(ClientId(1 + turn * clients // dropped))
+        dealt[places[turn % len(places)].name].add(ClientId(first + turn * clients // dropped))
     return {name: frozenset(gone) for name, gone in dealt.items()}
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +13,14 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from secagg.cli import main
+from secagg.contract import Layout
 from secagg.crypto.entropy import SystemCoins
 from secagg.errors import InvalidParameters
 from secagg.identifiers import ClientId
+from secagg.scale import tree
 from secagg.session import certificates
 from secagg.session.registry import find, names, register, unregister
-from secagg.session.roles import Subject
+from secagg.session.roles import Released, Subject
 from secagg.simulation.rehearsal import spread_dropouts
 from secagg.simulation.synthetic_updates import Compression, SyntheticUpdates, UpdateSetting, WindowedInputs
 from tests.harness.plain_sum import ENTRY as PLAIN
@@ -156,6 +158,48 @@ def test_a_protocol_of_ones_own_needs_one_registration(report_of: Report) -> Non
     assert (report["sum is exact"], report["contributors"]) == (True, 10)
 
 
+# --- Groups -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("protocol", "options"),
+    [
+        ("pairwise", ["--noise", "1/2"]),
+        ("pairwise", ["--compression", "dither"]),
+        ("one-message", []),
+        ("enclave", ["--release", "histogram"]),
+        ("two-servers", ["--cheat", "1"]),
+    ],
+)
+def test_the_sums_of_groups_add_up_to_that_of_all(
+    report_of: Report, protocol: str, options: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    report = report_of("--clients", "13", "--groups", "2", "--drop", "1", "--protocol", protocol, *options)
+    counted = [group["contributors"] for group in report["groups"]]
+    assert report["sum is exact"] is True
+    assert [group["clients"] for group in report["groups"]] == [6, 7]
+    assert sorted(report["revealed sets"]) == sorted(counted)
+    assert report["contributors"] == sum(counted) == 13 - 1 - ("--cheat" in options)
+    assert "revealed: 2 sums" in capsys.readouterr().out
+    for one in report["noise deviations"]:
+        assert one == pytest.approx(np.hypot(*(group["noise deviations"][0] for group in report["groups"])), rel=1e-6)
+
+
+def test_a_total_that_is_wrong_fails_though_every_group_is_right(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plain_sum = tree.joined
+
+    def wrong(groups: Sequence[Released], layout: Layout, capacity: int) -> Released:
+        total = plain_sum(groups, layout, capacity)
+        total.aggregate.values[0][0] ^= 1
+        return total
+
+    monkeypatch.setattr(tree, "joined", wrong)
+    assert main([*SMALL, "--groups", "2", "--protocol", "one-message"]) == 1
+    assert "the sum is NOT the plain sum of their inputs" in capsys.readouterr().out
+
+
 # --- Words ------------------------------------------------------------------------------------------------------------
 
 
@@ -240,6 +284,12 @@ def test_a_wrong_sum_is_said_and_fails(
         (["--protocol", "enclave", "--dimension", "100"], "a model of 100 values is too small"),
         (["--cheat", "1"], "nobody can cheat in a way that pairwise would notice"),
         (["--protocol", "two-servers", "--cheat", "11"], "--cheat leaves fewer than"),
+        (["--groups", "7"], "12 clients make 1..6 groups, of 2 to 10000 each; got 7"),
+        (["--groups", "0"], "12 clients make 1..6 groups"),
+        (["--groups", "2", "--clients", "20001"], "20001 clients make 3..10000 groups"),
+        (["--groups", "2", "--drop", "11"], "--drop is in 0..5; got 6"),
+        (["--groups", "2", "--protocol", "enclave"], "release histograms where sums of codewords are released"),
+        (["--groups", "6"], "no sparse graph of 2 clients"),
         (["--set", "colour=red"], "the settings of pairwise are mode, suite"),
         (["--set", "check_words"], "--set takes name=value"),
     ],

@@ -82,6 +82,12 @@ class Process:
         theirs.close()
 
     @property
+    def number(self) -> int:
+        """The system's number of it."""
+        assert self._process.pid is not None
+        return self._process.pid
+
+    @property
     def text(self) -> str:
         """All that it has said."""
         return self.log.read_text(encoding="utf-8", errors="replace") if self.log.exists() else ""
@@ -111,8 +117,7 @@ class Process:
 
     def kill(self) -> None:
         """Kill it, as a crash would."""
-        assert self._process.pid is not None
-        os.kill(self._process.pid, signal.SIGKILL)
+        os.kill(self.number, signal.SIGKILL)
         self.ended()
 
     def terminate(self) -> int:

@@ -25,6 +25,7 @@ from errno import EACCES
 from itertools import count
 from multiprocessing import Pipe
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 import numpy as np
@@ -353,6 +354,53 @@ def test_a_worker_cannot_blame_a_client_for_a_piece_of_another_range(tmp_path: P
     crowd.upload()
     with pytest.raises(Exhausted, match="that it was not given"):
         crowd.finish()
+
+
+@pytest.mark.parametrize(("workers", "audited"), [(2, 0), (3, 0), (3, 1)])
+def test_one_bad_worker_does_not_end_a_session_whose_others_are_good(
+    workers: int, audited: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is asked first, as long as nobody knows it."""
+    asked = list[str]()
+
+    def fails(worker: int, order: Order) -> Outcome | None:
+        if worker:
+            return perform(order)
+        asked.append(order.key)
+        assert len(asked) < 99, "it is asked for ever"
+        return Outcome(key=order.key, failure="a worker failed: its disk is full")
+
+    crowd = Crowd(tmp_path, Unruly(workers, fails), 12, settings={"audited": audited})
+    crowd.upload()
+    exact(crowd)
+    assert asked
+    assert len(asked) == len(set(asked))
+    assert "worker 0 failed at " in caplog.text
+    assert "worker 1 failed" not in caplog.text
+
+
+def test_nobody_waits_for_one_that_hangs_at_what_another_has_done(tmp_path: Path) -> None:
+    """Worker 0 fails once, and worker 1, who has not tried that job, never answers."""
+    failed, deadline = list[str](), monotonic() + 60
+
+    class Hanging(Unruly):
+        def poll(self, seconds: float) -> list[Answer]:
+            assert monotonic() < deadline, "it waits for ever"
+            hangs = [given for given in self._given if given[0] == 1]
+            self._given[:] = [given for given in self._given if given[0] != 1]
+            answers = super().poll(seconds)
+            self._given += hangs
+            return answers
+
+    def fails_once(_: int, order: Order) -> Outcome | None:
+        if failed:
+            return perform(order)
+        failed.append(order.key)
+        return Outcome(key=order.key, failure="the storage failed")
+
+    crowd = Crowd(tmp_path, Hanging(2, fails_once))
+    crowd.upload()
+    exact(crowd)
 
 
 def test_a_worker_that_answers_for_another_job_has_failed(tmp_path: Path) -> None:

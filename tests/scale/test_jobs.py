@@ -130,6 +130,75 @@ def test_a_job_that_fails_is_tried_again_and_not_for_ever() -> None:
         jobs.fail("a", 1, "the storage failed")
 
 
+def test_who_failed_a_job_is_asked_last_and_not_for_that_job() -> None:
+    jobs = one()
+    jobs.workers = {1, 2}
+    jobs.next(1, 0.0)
+    jobs.fail("a", 1, "its disk is full")
+    assert jobs.line([1, 2]) == [2, 1]
+    assert (jobs.next(1, 99.0), jobs["a"].state) == (None, State.WAITING)
+    jobs.add("b")
+    assert [jobs.next(1, 99.0), jobs.next(2, 99.0)] == ["b", "a"]
+
+
+def test_who_failed_a_job_helps_nobody_with_it() -> None:
+    jobs = one()
+    jobs.workers = {1, 2}
+    jobs.add("b")
+    jobs.next(1, 0.0)
+    jobs.fail("a", 1, "its disk is full")
+    jobs.next(1, 0.0)
+    jobs.finish("b", 1, b"b", 0.1)
+    assert jobs.next(2, 0.1) == "a"
+    assert jobs.next(1, 99.0) is None
+
+
+def test_when_everybody_has_failed_a_job_all_may_try_again_until_it_failed_often() -> None:
+    jobs = one()
+    jobs.workers = {1, 2, 3}
+    for turn in (1, 2):
+        for worker in (1, 2, 3):
+            assert jobs.next(worker, 0.0) == "a"
+            if (turn, worker) == (2, 3):
+                with pytest.raises(Exhausted, match="failed 6 times, and last because the storage failed"):
+                    jobs.fail("a", worker, "the storage failed")
+            else:
+                jobs.fail("a", worker, "the storage failed")
+
+
+def test_who_failed_an_audited_job_tries_again_where_no_other_is_left() -> None:
+    jobs = one(wanted=2)
+    jobs.workers = {1, 2}
+    assert [jobs.next(1, 0.0), jobs.next(2, 0.0)] == ["a", "a"]
+    jobs.fail("a", 1, "its disk is full")
+    assert jobs.next(1, 0.0) is None
+    jobs.finish("a", 2, b"r", 1.0)
+    assert jobs.next(1, 1.0) == "a"
+    assert jobs.finish("a", 1, b"r", 2.0)
+
+
+@given(data=st.data(), workers=st.integers(2, 4), count=st.integers(1, 6))
+def test_one_bad_worker_ends_nothing(data: st.DataObject, workers: int, count: int) -> None:
+    """It fails at once whatever it is given, and as often as it is asked; the others take their time."""
+    jobs, idle, working = Jobs(), set(range(workers)), dict[int, str]()
+    jobs.workers = frozenset(idle)
+    for number in range(count):
+        jobs.add(f"{number}")
+    while jobs.left:
+        for worker in jobs.line(data.draw(st.permutations(sorted(idle)))):
+            if (key := jobs.next(worker, 0.0)) is not None:
+                idle.discard(worker)
+                working[worker] = key
+        worker = 0 if 0 in working else data.draw(st.sampled_from(sorted(working)))
+        key = working.pop(worker)
+        idle.add(worker)
+        if worker:
+            jobs.finish(key, worker, b"r", 0.0)
+        else:
+            jobs.fail(key, worker, "it is bad")
+        assert jobs.again <= count
+
+
 def test_what_is_missing_is_made_again_and_nothing_else() -> None:
     jobs = Jobs()
     for key in "ab":
@@ -171,7 +240,8 @@ def test_whatever_happens_every_job_is_done_once(data: st.DataObject, count: int
     working, troubles = dict[int, str | None]({0: None, 1: None, 2: None}), 3
     while jobs.left:
         now += data.draw(st.floats(0, 9))
-        for worker in [worker for worker, key in working.items() if key is None]:
+        jobs.workers = frozenset(working)
+        for worker in jobs.line(worker for worker, key in working.items() if key is None):
             working[worker] = jobs.next(worker, now)
         busy = [worker for worker, key in working.items() if key is not None]
         worker = data.draw(st.sampled_from(busy))

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import re
+import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from secagg.platforms.keys.identities import load_roster
-from tests.harness.wire_town import Town
+from tests.harness.wire_town import SECONDS, Process, Town
 
 pytestmark = pytest.mark.scale
 HOLDERS = 4
@@ -84,31 +87,73 @@ def one_message_options(town: Town, tmp_path: Path) -> list[str]:
             *("--minimum-holders", str(HOLDERS)),
         ).wait_for("is ready")
     return [
-        *("--protocol", "one-message", "--engine", "processes", "--workers", "2"),
+        *("--protocol", "one-message", "--workers", "2"),
         *("--set", f"roster={roster}", "--set", f"epoch={record}", "--set", f"holders={','.join(sockets)}"),
     ]
 
 
-@pytest.mark.parametrize("end", ["killed", "stopped"])
-def test_a_server_whose_uploads_others_add_goes_on(town: Town, tmp_path: Path, end: str) -> None:
-    """Three have uploaded, and are not asked again: a client uploads once."""
-    options = one_message_options(town, tmp_path)
-    server = town.serve(*options)
+def pieces_in(folder: Path) -> int:
+    return len(list((folder / "server" / "storage").rglob("pieces/*")))
+
+
+def wait_until(is_so: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + SECONDS
+    while not is_so():
+        assert time.monotonic() < deadline, f"it never came to this: {what}"
+        time.sleep(0.05)
+
+
+def three_uploads(town: Town) -> list[Process]:
+    """Return three clients once their pieces are stored."""
     clients = [town.contribute(number, *ONE_MESSAGE, is_paused=True) for number in range(3)]
     for client in clients:
         client.wait_for("asked 0")
         client.go_on()
         client.wait_for("stored 0")
         client.go_on()
-    deadline = time.monotonic() + 90
-    while len(list((tmp_path / "server" / "storage").rglob("pieces/*"))) < 3:
-        assert time.monotonic() < deadline, server.text
-        time.sleep(0.05)
+    wait_until(lambda: pieces_in(town.folder) == 3, "three uploads are stored")
+    return clients
+
+
+def parents() -> dict[int, tuple[int, str]]:
+    """Return the parent and the title of every process."""
+    found = dict[int, tuple[int, str]]()
+    for folder in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            status = (folder / "stat").read_text().rpartition(")")[2].split()
+            if status[0] != "Z":
+                found[int(folder.name)] = int(status[1]), (folder / "cmdline").read_text(errors="replace")
+    return found
+
+
+def two_actors(server: Process) -> set[int]:
+    """Wait for the actors of the Ray that a server has started: those of nobody else may be ended."""
+    wait_until(lambda: len(actors_below(server)) == 2, "its actors have started")
+    return actors_below(server)
+
+
+def actors_below(server: Process) -> set[int]:
+    known, found = parents(), set[int]()
+    for process in (process for process, (_, title) in known.items() if title.startswith("ray::RayWorker")):
+        above = process
+        while above in known and above != server.number:
+            above = known[above][0]
+        if above == server.number:
+            found.add(process)
+    return found
+
+
+@pytest.mark.parametrize("end", ["killed", "stopped"])
+def test_a_server_whose_uploads_others_add_goes_on(town: Town, tmp_path: Path, end: str) -> None:
+    """Three have uploaded, and are not asked again: a client uploads once."""
+    options = ("--engine", "processes", *one_message_options(town, tmp_path))
+    server = town.serve(*options)
+    clients = three_uploads(town)
     if end == "killed":
         server.kill()
     else:
         assert server.terminate() == 0
-    assert len(list((tmp_path / "server" / "storage").rglob("pieces/*"))) == 3
+    assert pieces_in(tmp_path) == 3
     server = town.serve(*options)
     clients += [town.contribute(number, *ONE_MESSAGE) for number in (3, 4)]
     assert [client.ended() for client in clients] == [0] * 5
@@ -117,3 +162,37 @@ def test_a_server_whose_uploads_others_add_goes_on(town: Town, tmp_path: Path, e
     assert abs(town.mean() - 0.02) < 1e-3
     # The journal could open the sum.
     assert [path.name for path in (tmp_path / "server").rglob("*")] == ["storage"]
+
+
+def test_a_server_with_actors_of_ray_goes_on(town: Town, tmp_path: Path) -> None:
+    """The server is killed between uploads, and so is, in its next life, the actor that has been given a job.
+
+    A client that waits long after it lost its server may come back when that has ended, so none is waited for.
+    """
+    told = tmp_path / "figures.prom"
+    options = ("--engine", "ray", "--metrics", str(told), *one_message_options(town, tmp_path))
+    server = town.serve(*options)
+    three_uploads(town)
+    before = two_actors(server)
+    server.kill()
+    wait_until(lambda: not before & parents().keys(), "its actors ended with the server")
+    server = town.serve(*options)
+    actors = two_actors(server)
+    for actor in actors:
+        os.kill(actor, signal.SIGSTOP)
+    for number in (3, 4):
+        town.contribute(number, *ONE_MESSAGE)
+    wait_until(lambda: told.exists() and figure(told, "jobs_left") > 0, "a job is given to an actor")
+    for actor in actors:
+        os.kill(actor, signal.SIGKILL)
+    assert server.ended() == 0
+    assert "the mean of 5 clients' updates" in server.text
+    assert figure(told, "workers_lost") >= 1
+    assert figure(told, "jobs_left") == 0
+    assert abs(town.mean() - 0.02) < 1e-3
+    assert [path.name for path in (tmp_path / "server").rglob("*")] == ["storage"]
+
+
+def figure(file: Path, name: str) -> int:
+    (found,) = re.findall(rf"^secagg_{name} (\d+)$", file.read_text(), re.MULTILINE)
+    return int(found)

@@ -1,0 +1,85 @@
+"""A sum over more clients than one session holds: of groups with a session each, whose released sums are added.
+
+Whoever adds them knows every one of them, so each session keeps to its own minimum cohort and adds its own noise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+
+from secagg.contract import Aggregate, Layout, RingSegment
+from secagg.errors import CapacityExceeded, InvalidParameters
+from secagg.identifiers import ClientId
+from secagg.parameters import LEAST_COHORT
+from secagg.session.roles import Released
+
+MOST_IN_A_GROUP: Final = 10_000
+
+
+def divided(clients: int, groups: int) -> list[range]:
+    """Return the numbers of each group's clients, from 1; sizes differ by one at most.
+
+    Raises:
+        InvalidParameters: a group would be smaller than any cohort, or larger than a session.
+    """
+    least, most = -(-clients // MOST_IN_A_GROUP), clients // LEAST_COHORT
+    if not max(1, least) <= groups <= most:
+        raise InvalidParameters(
+            f"{clients} clients make {least}..{most} groups, of {LEAST_COHORT} to {MOST_IN_A_GROUP} each; got {groups}"
+        )
+    edges = [1 + clients * index // groups for index in range(groups + 1)]
+    return [range(edges[index], edges[index + 1]) for index in range(groups)]
+
+
+def require_addable(released: Released, layout: Layout) -> None:
+    """Refuse what cannot be added to other groups' sums.
+
+    Raises:
+        InvalidParameters: it is of another layout than the one that was planned for everybody.
+    """
+    if released.aggregate.layout != layout:
+        raise InvalidParameters(
+            "what a group released is not in the layout of the updates, and its ring may hold the sum of that group "
+            "alone; release histograms where sums of codewords are released"
+        )
+
+
+def joined(groups: Sequence[Released], layout: Layout, capacity: int) -> Released:
+    """Add what the sessions of all groups released; ``revealed`` has what the server learned of each.
+
+    Args:
+        layout: that of the updates, planned for everybody.
+        capacity: the largest total weight that its rings can hold.
+
+    Raises:
+        InvalidParameters: a sum is of another layout, or a client was counted in two groups.
+        CapacityExceeded: the total weighs more than the capacity, so that it may have wrapped.
+    """
+    counted = frozenset[ClientId]()
+    for group in groups:
+        require_addable(group, layout)
+        if twice := counted & group.counted:
+            raise InvalidParameters(f"{min(twice)} was counted in two groups; invite each client to one")
+        counted |= group.counted
+    weight = sum(group.aggregate.total_weight for group in groups)
+    if weight > capacity:
+        raise CapacityExceeded(
+            f"groups of a total weight of {weight} do not fit into a ring for {capacity}; plan it for all groups"
+        )
+    columns = zip(*(group.aggregate.values for group in groups), strict=True)
+    values = tuple(
+        segment.ring.sum(column, segment.length)
+        if isinstance(segment, RingSegment)
+        else np.add.reduce(column, axis=0, dtype=np.uint64)
+        for segment, column in zip(layout.segments, columns, strict=True)
+    )
+    return Released(
+        aggregate=Aggregate(layout, values, sum(group.aggregate.contributors for group in groups), weight),
+        counted=counted,
+        left_out={client: error for group in groups for client, error in group.left_out.items()},
+        revealed=frozenset[frozenset[ClientId]]().union(*(group.revealed for group in groups)),
+        unbounded=tuple(sorted({segment for group in groups for segment in group.unbounded})),
+    )
