@@ -17,7 +17,7 @@ PYTHONS := 3.11 3.12 3.13 3.14
 SCOREBOARD := build/scoreboard
 SITE := build/site/.venv
 DEMO_ROUNDS ?= 80
-# Of an environment a third of the modules is ever imported, and these are compiled then, once.
+# A module is compiled once, when it is first imported; pip would compile all that an environment has.
 PIP_OPTIONS := --disable-pip-version-check --no-compile
 unexport PYTHONDONTWRITEBYTECODE
 # Tests that need nothing but the development environment.
