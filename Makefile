@@ -17,6 +17,9 @@ PYTHONS := 3.11 3.12 3.13 3.14
 SCOREBOARD := build/scoreboard
 SITE := build/site/.venv
 DEMO_ROUNDS ?= 80
+# A module is compiled once, when it is first imported; pip would compile all that an environment has.
+PIP_OPTIONS := --disable-pip-version-check --no-compile
+unexport PYTHONDONTWRITEBYTECODE
 # Tests that need nothing but the development environment.
 HERE := not gpu and not site and not wire and not scale and not flower and not flower_torch and not nvflare and not nvflare_torch
 
@@ -156,64 +159,64 @@ $(INSTALLED): pyproject.toml constraints.txt
 	  echo "secagg needs Python 3.11 or newer, and \`$(PYTHON)\` is not." >&2; \
 	  echo "Name one: make PYTHON=python3.11 $(MAKECMDGOALS)" >&2; exit 1; }
 	$(PYTHON) -m venv --clear $(VENV)
-	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e '.[dev,plot,proofs,train,ray]'
+	$(BIN)/python -m pip install $(PIP_OPTIONS) -c constraints.txt -e '.[dev,plot,proofs,train,ray]'
 	touch $@
 
 $(FLOWER_TORCH)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv --clear $(FLOWER_TORCH)
-	$(FLOWER_TORCH)/bin/python -m pip install --disable-pip-version-check "flwr[simulation]==$(FLWR)" -e . \
+	$(FLOWER_TORCH)/bin/python -m pip install $(PIP_OPTIONS) "flwr[simulation]==$(FLWR)" -e . \
 	  $$(grep -E '^(numpy|cryptography|torch|pytest|pytest-randomly|hypothesis)==' constraints.txt)
 	touch $@
 
 $(NVFLARE_TORCH)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv --clear $(NVFLARE_TORCH)
-	$(NVFLARE_TORCH)/bin/python -m pip install --disable-pip-version-check "nvflare==$(NVFLARE_VERSION)" -e . \
+	$(NVFLARE_TORCH)/bin/python -m pip install $(PIP_OPTIONS) "nvflare==$(NVFLARE_VERSION)" -e . \
 	  $$(grep -E '^(numpy|cryptography|torch|pytest|pytest-randomly|hypothesis)==' constraints.txt)
 	touch $@
 
 $(PUBLISHING)/.installed: Makefile
 	$(PYTHON) -m venv --clear $(PUBLISHING)
-	$(PUBLISHING)/bin/python -m pip install --disable-pip-version-check \
+	$(PUBLISHING)/bin/python -m pip install $(PIP_OPTIONS) \
 	  twine==7.0.0 check-wheel-contents==0.6.3 cyclonedx-bom==7.5.0
 	touch $@
 
 # OpenFL asks for pycryptodome at run time; APPFL brings the newest torch, with its CUDA packages.
 $(SCOREBOARD)/.installed: pyproject.toml Makefile
 	for name in flower openfl declearn appfl secagg; do $(PYTHON) -m venv --clear $(SCOREBOARD)/$$name/.venv; done
-	$(SCOREBOARD)/flower/.venv/bin/python -m pip install --disable-pip-version-check flwr==1.41.0
-	$(SCOREBOARD)/openfl/.venv/bin/python -m pip install --disable-pip-version-check openfl==1.9 pycryptodome
-	$(SCOREBOARD)/declearn/.venv/bin/python -m pip install --disable-pip-version-check declearn==2.9.1
-	$(SCOREBOARD)/appfl/.venv/bin/python -m pip install --disable-pip-version-check appfl==1.12.0
-	$(SCOREBOARD)/secagg/.venv/bin/python -m pip install --disable-pip-version-check -c constraints.txt -e .
+	$(SCOREBOARD)/flower/.venv/bin/python -m pip install $(PIP_OPTIONS) flwr==1.41.0
+	$(SCOREBOARD)/openfl/.venv/bin/python -m pip install $(PIP_OPTIONS) openfl==1.9 pycryptodome
+	$(SCOREBOARD)/declearn/.venv/bin/python -m pip install $(PIP_OPTIONS) declearn==2.9.1
+	$(SCOREBOARD)/appfl/.venv/bin/python -m pip install $(PIP_OPTIONS) appfl==1.12.0
+	$(SCOREBOARD)/secagg/.venv/bin/python -m pip install $(PIP_OPTIONS) -c constraints.txt -e .
 	touch $@
 
 $(SOLVERS)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv --clear $(SOLVERS)
-	$(SOLVERS)/bin/python -m pip install --disable-pip-version-check -c constraints.txt \
+	$(SOLVERS)/bin/python -m pip install $(PIP_OPTIONS) -c constraints.txt \
 	  cvc5==1.4.2 bitwuzla==0.9.1 -e '.[proofs]'
 	touch $@
 
 # Flower pins other versions of some of its dependencies than constraints.txt, so only the two that matter are held.
 $(PEERS)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv --clear $(PEERS)
-	$(PEERS)/bin/python -m pip install --disable-pip-version-check \
+	$(PEERS)/bin/python -m pip install $(PIP_OPTIONS) \
 	  flwr==1.41.0 faiss-cpu==1.15.1 $$(grep -E '^(numpy|cryptography)==' constraints.txt) -e .
 	touch $@
 
 # `make flower FLWR=1.42.0` makes another environment, beside that of the version that figures and transcripts are of.
 $(FLOWER)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv --clear $(FLOWER)
-	$(FLOWER)/bin/python -m pip install --disable-pip-version-check "flwr[simulation]==$(FLWR)" -e '.[attestation,dp]' \
+	$(FLOWER)/bin/python -m pip install $(PIP_OPTIONS) "flwr[simulation]==$(FLWR)" -e '.[attestation,dp]' \
 	  $$(grep -E '^(numpy|cryptography|pytest|pytest-randomly|hypothesis|mypy)==' constraints.txt)
 	touch $@
 
 $(NVFLARE)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv --clear $(NVFLARE)
-	$(NVFLARE)/bin/python -m pip install --disable-pip-version-check "nvflare==$(NVFLARE_VERSION)" -e . \
+	$(NVFLARE)/bin/python -m pip install $(PIP_OPTIONS) "nvflare==$(NVFLARE_VERSION)" -e . \
 	  $$(grep -E '^(numpy|cryptography|pytest|pytest-randomly|hypothesis|mypy)==' constraints.txt)
 	touch $@
 
 $(SITE)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv --clear $(SITE)
-	$(SITE)/bin/python -m pip install --disable-pip-version-check -c constraints.txt -e '.[docs]'
+	$(SITE)/bin/python -m pip install $(PIP_OPTIONS) -c constraints.txt -e '.[docs]'
 	touch $@

@@ -1,4 +1,4 @@
-"""Real Flower for tests: a simulation in a process of its own, apps started by ``flwr run``, and a deployed federation.
+"""Real Flower for tests: simulations in processes of their own, apps under ``flwr run``, and a deployed federation.
 
 Whatever is started carries the test's own ``FLWR_HOME`` in its environment, and is ended by that and by nothing else.
 """
@@ -16,7 +16,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -151,35 +151,47 @@ def make_workplace() -> Callable[[Path], Workplace]:
     return Workplace
 
 
-@pytest.fixture(scope="module")
-def workplace(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workplace]:
-    place = Workplace(tmp_path_factory.mktemp("flower"))
-    make_identities(place.folder / "keys", map(ClientId, range(24)), SystemCoins())
-    make_trial_pair(place.folder / "keys", SystemCoins())
+@contextmanager
+def _with_keys(folder: Path) -> Iterator[Workplace]:
+    place = Workplace(folder)
+    make_identities(folder / "keys", map(ClientId, range(24)), SystemCoins())
+    make_trial_pair(folder / "keys", SystemCoins())
     try:
         yield place
     finally:
         place.end()
 
 
-Simulate = Callable[[int, Sequence[str]], dict[str, Any]]
-
-
 @pytest.fixture(scope="module")
-def simulate(workplace: Workplace) -> Simulate:
-    """Return a function that runs scenarios of ``apps/lab_server.py`` in one simulation, and gives what came out."""
+def workplace(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workplace]:
+    with _with_keys(tmp_path_factory.mktemp("flower")) as place:
+        yield place
 
-    def run(nodes: int, scenarios: Sequence[str]) -> dict[str, Any]:
-        output = workplace.folder / f"outcomes-{nodes}-{len(list(workplace.folder.iterdir()))}.json"
-        script = str(APPS / "lab_server.py")
-        written = workplace.run(sys.executable, script, str(output), str(nodes), *scenarios, timeout=1800)
-        outcomes: dict[str, Any] = json.loads(output.read_text(encoding="utf-8"))
-        for name, outcome in outcomes.items():
-            assert "crashed" not in outcome, f"{name}: {outcome['crashed']}\n{written[-2000:]}"
-        assert set(outcomes) == set(scenarios), written[-4000:]
-        return outcomes
 
-    return run
+def _simulated(folder: Path, nodes: int, scenarios: Sequence[str]) -> dict[str, Any]:
+    """Run scenarios of ``apps/lab_server.py`` in one simulation, and return what came out."""
+    output, script = folder / "outcomes.json", str(APPS / "lab_server.py")
+    with _with_keys(folder) as place:
+        written = place.run(sys.executable, script, str(output), str(nodes), *scenarios, timeout=3600)
+    outcomes: dict[str, Any] = json.loads(output.read_text(encoding="utf-8"))
+    for name, outcome in outcomes.items():
+        assert "crashed" not in outcome, f"{name}: {outcome['crashed']}\n{written[-2000:]}"
+    assert set(outcomes) == set(scenarios), written[-4000:]
+    return outcomes
+
+
+@pytest.fixture(scope="session")
+def eight(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """Eight clients in one simulation, which starts once for the scenarios of all modules whose tests are selected."""
+    modules = dict.fromkeys(item.module for item in request.session.items if isinstance(item, pytest.Function))
+    scenarios = [name for module in modules for name in getattr(module, "SCENARIOS", ())]
+    return _simulated(tmp_path_factory.mktemp("eight"), 8, scenarios)
+
+
+@pytest.fixture(scope="session")
+def many(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """So many clients that a sparse graph is one."""
+    return _simulated(tmp_path_factory.mktemp("many"), 24, ["sparse", "active:sparse", "sparse_threshold"])
 
 
 @pytest.fixture

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import re
 import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+
+from secagg.errors import InvalidParameters
 
 pytestmark = pytest.mark.flower
 
@@ -58,14 +62,15 @@ def test_an_app_under_flwr_run_gives_the_model_of_its_plain_twin(
     assert secure["loss"] == pytest.approx(plain["loss"], abs=1e-6)
 
 
-def test_a_wrong_key_ends_flwr_run_with_a_message_that_names_it(
-    workplace: Any, repository: Path, tmp_path: Path
+def test_a_wrong_key_ends_the_example_with_a_message_that_names_it(
+    repository: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    shutil.copytree(repository / "examples" / "flower_quickstart", tmp_path / "quickstart")
-    written = workplace.run(
-        "flwr", "run", str(tmp_path / "quickstart"), "local", "--stream", "-c", 'secagg-graph="ring"', timeout=900
-    )
-    assert "secagg-graph is one of full, sparse; got 'ring'" in written
+    flwr = pytest.importorskip("flwr.app")
+    monkeypatch.syspath_prepend(repository / "examples" / "flower_quickstart")
+    server = importlib.import_module("quickstart.server_app")
+    context = flwr.Context(1, 0, {}, flwr.RecordDict(), {"secagg-graph": "ring"})
+    with pytest.raises(InvalidParameters, match="secagg-graph is one of full, sparse; got 'ring'"):
+        server.app(SimpleNamespace(), context)
 
 
 def test_a_legacy_app_gives_the_model_of_its_plain_twin(workplace: Any, tmp_path: Path) -> None:

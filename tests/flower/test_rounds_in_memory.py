@@ -17,6 +17,7 @@ import secagg.flower as plugin
 from secagg.crypto.entropy import SystemCoins
 from secagg.errors import InvalidParameters, Misuse, SecAggError, ThresholdNotMet
 from secagg.identifiers import ClientId
+from secagg.platforms import server_round
 from secagg.platforms.charges import DIRECTORY_VARIABLE
 from secagg.platforms.keys.identities import make_identities
 from secagg.platforms.round_task import RoundTask
@@ -289,6 +290,28 @@ def test_a_node_that_is_gone_is_awaited_no_more_whoever_says_it(folders: Path, l
     model, _ = inner.round(grid, {"w": np.zeros(4, dtype=np.float32)})
     assert np.allclose(model["w"], 0.125 * np.mean(range(2, CLIENTS + 1)), atol=1e-3)
     assert "1 left" in log.text
+
+
+class MuteGrid(MemoryGrid):
+    """A grid whose first node never answers, and a clock that goes on with every look at the answers."""
+
+    now = 0.0
+
+    def pull_messages(self, message_ids: Iterable[str]) -> list[Any]:
+        self.now += 1.0
+        return [reply for reply in super().pull_messages(message_ids) if reply.metadata.src_node_id != 100]
+
+
+@pytest.mark.parametrize("protocol", ["enclave", "two-servers"])
+def test_a_node_that_is_silent_costs_the_timeout_and_is_in_no_sum(
+    folders: Path, protocol: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inner = MuteGrid(lenient(folders), adding(0.125))
+    monkeypatch.setattr(server_round, "time", SimpleNamespace(monotonic=lambda: inner.now))
+    grid = plugin.SecAggGrid(inner, settings=settings_of(folders, protocol))  # type: ignore[arg-type]
+    (reply,) = grid.send_and_receive(inner.messages(MODEL), timeout=5.0)
+    assert np.allclose(reply.content.array_records["arrays"]["w"].numpy(), 3.5 * 0.125, atol=2**-16)
+    assert inner.now == 5.0
 
 
 class StrangeGrid(MemoryGrid):

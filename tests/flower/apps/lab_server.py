@@ -29,7 +29,7 @@ from lab_lies import LIES, with_field, with_terms
 from lab_one_message import ONE_MESSAGE
 from lab_strategies import Lenient, PlainTwin
 from lab_truth import expected, initial_model, mean_loss
-from lab_two_servers import TWO_SERVERS, simulated
+from lab_two_servers import TWO_SERVERS, simulated, start_listening
 
 from secagg.contract import Layout, RingSegment
 from secagg.crypto.entropy import SystemCoins
@@ -509,6 +509,18 @@ def enclave(**changes: Any) -> Callable[[Lab], dict[str, Any]]:
     return scenario
 
 
+def enclave_served(lab: Lab) -> dict[str, Any]:
+    """Ask an enclave in a process of its own."""
+    path, log = os.environ["LAB_SOCKET"], Path(os.environ["LAB_KEYS"]).parent / "enclave.log"
+    command = [str(Path(sys.executable).parent / "secagg"), "enclave", "serve", "--socket", path]
+    process = start_listening(command, log, path)
+    try:
+        return lab.secure(**_enclave_of(lab), enclave_socket=path)
+    finally:
+        process.terminate()
+        process.wait()
+
+
 UNIFORM: dict[str, Any] = {"weighting": "uniform", "maximum_weight": 1 << 16}
 
 
@@ -616,7 +628,7 @@ SCENARIOS: dict[str, Callable[[Lab], dict[str, Any]]] = {
     "enclave_pq": enclave(rounds=3, compression="pq-256x5"),
     "enclave_scalar": enclave(rounds=2, compression="scalar-8"),
     "enclave_pruning": enclave(compression="pruning-0.5"),
-    "enclave_served": lambda lab: lab.secure(**_enclave_of(lab), enclave_socket=os.environ["LAB_SOCKET"]),
+    "enclave_served": enclave_served,
     "enclave_absent": enclave(enclave_socket="/absent/socket"),
     "enclave_by_default": enclave_by_default,
     "enclave_low_cohort": enclave(minimum_cohort=2),
