@@ -403,6 +403,28 @@ def test_nobody_waits_for_one_that_hangs_at_what_another_has_done(tmp_path: Path
     exact(crowd)
 
 
+def test_a_bad_worker_does_not_use_up_the_attempts_while_a_good_one_is_at_work(tmp_path: Path) -> None:
+    """It fails at once, and the good one takes five turns for a job."""
+
+    class Slow(Unruly):
+        turn = 0
+
+        def poll(self, seconds: float) -> list[Answer]:
+            self.turn += 1
+            held = [given for given in self._given if given[0] == 1 and self.turn % 5]
+            self._given = [given for given in self._given if given not in held]
+            answers = super().poll(seconds)
+            self._given = held
+            return answers
+
+    def fails(worker: int, order: Order) -> Outcome:
+        return Outcome(key=order.key, failure="its disk is full") if worker == 0 else perform(order)
+
+    crowd = Crowd(tmp_path, Slow(2, fails))
+    crowd.upload()
+    exact(crowd)
+
+
 def test_a_worker_that_answers_for_another_job_has_failed(tmp_path: Path) -> None:
     """With one worker nobody else would ever do the job."""
     turns = 0
