@@ -71,10 +71,10 @@ class TakesSecond(PlainServerSession):
 class TakesInOrder(PlainServerSession):
     """Refuses clients that come after one with a greater name."""
 
-    def _take(self, sender: ClientId, message: bytes) -> None:
+    def _take(self, sender: ClientId, message: bytes) -> bytes:
         if any(other > sender for other in self.uploads):
             raise ValueError("too late")
-        super()._take(sender, message)
+        return super()._take(sender, message)
 
 
 class TakesLate(PlainServerSession):
@@ -90,13 +90,13 @@ class TakesLate(PlainServerSession):
 class TakesAnything(PlainServerSession):
     """Does not look at what an upload is for, whose it is, or whether it was altered on its way."""
 
-    def _take(self, sender: ClientId, message: bytes) -> None:
+    def _take(self, sender: ClientId, message: bytes) -> bytes:
         from hashlib import sha256  # noqa: PLC0415
 
         head, size = 7, 32
         packed = message[head + size + 8 + 4 + 4 : -size]
         own = message[:head] + self.digest + sender.encode() + message[head + size + 8 : -size]
-        super()._take(sender, own + sha256(packed).digest())
+        return super()._take(sender, own + sha256(packed).digest())
 
 
 class RacesWithItself(PlainServerSession):
