@@ -52,7 +52,7 @@ OUTSIDE_OF_THE_PROCESS = {
 }
 MOST_OWN_LINES = 1_300
 MOST_LINES_AROUND = 250
-MOST_CORE_LINES = 2360
+MOST_CORE_LINES = 2370
 
 
 def path_of(module: str, root: Path) -> Path | None:
