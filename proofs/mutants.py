@@ -51,7 +51,7 @@ EXCHANGED: Final[Mapping[type[ast.operator], tuple[type[ast.operator], ...]]] = 
     ast.Mult: (ast.BitAnd,),
 }
 KERNELS: Final[Mapping[ModuleType, tuple[str, ...]]] = {
-    ring: (*ring_kernels.NAMES, "low_bits", "_regroup", "_shifted"),
+    ring: (*ring_kernels.NAMES, "low_bits", "_shifted"),
     point_function: (
         "root_into",
         "control_bits",
@@ -68,8 +68,8 @@ KERNELS: Final[Mapping[ModuleType, tuple[str, ...]]] = {
     coefficients: one_message_kernels.NAMES,
 }
 EXPLAINED: Final[Mapping[str, str]] = {
-    "secagg.crypto.ring._regroup: Add to BitOr in line 6": (
-        "an odd number takes one piece twice, and `or` does not mind"
+    "secagg.crypto.ring.pack_group: Add to BitOr in line 9": (
+        "an odd number takes one lane twice, and `or` does not mind"
     ),
     "secagg.crypto.ring._shifted: 0 to 1 in line 2": "a shift by 0 to the right is one to the left",
     "secagg.protocols.two_servers.point_functions.kernels.root_into: BitXor to BitOr in line 3": (
