@@ -82,13 +82,14 @@ bench-peers: $(PEERS)/.installed  ## compare with Flower and faiss, in an enviro
 	PYTHONPATH=. $(PEERS)/bin/python benchmarks/run.py "product quantization"
 
 flower: $(FLOWER)/.installed  ## check types and run real Flower apps, in an environment of its own
-	MYPYPATH=tests/flower/apps $(FLOWER)/bin/mypy secagg/flower/*.py secagg/flower/app/*.py \
+	MYPYPATH=tests/flower/apps $(FLOWER)/bin/mypy --cache-dir $(FLOWER)/.mypy_cache secagg/flower/*.py secagg/flower/app/*.py \
 	  tests/flower/apps/*.py tests/flower/test_one_message.py tests/flower/test_rounds_in_memory.py tests/flower/test_noise.py \
 	  benchmarks/bench_flower.py
 	$(FLOWER)/bin/python -m pytest -p no:randomly --durations 20 -m flower tests/flower
 
 nvflare: $(NVFLARE)/.installed  ## check types and run real NVFlare jobs, in an environment of its own
-	MYPYPATH=tests/nvflare/apps:examples/nvflare_quickstart $(NVFLARE)/bin/mypy secagg/nvflare/*.py tests/nvflare/*.py tests/nvflare/apps/*.py
+	MYPYPATH=tests/nvflare/apps:examples/nvflare_quickstart $(NVFLARE)/bin/mypy --cache-dir $(NVFLARE)/.mypy_cache \
+	  secagg/nvflare/*.py tests/nvflare/*.py tests/nvflare/apps/*.py
 	$(NVFLARE)/bin/python -m pytest -p no:randomly -m nvflare tests/nvflare
 
 flower-torch: $(FLOWER_TORCH)/.installed  ## run the Flower app with PyTorch and BatchNorm, in an environment of its own

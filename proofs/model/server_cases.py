@@ -108,7 +108,6 @@ COVERED: dict[str, tuple[str, ...]] = {
     "an upload comes while the round collects": (),
     "the rules collect": (),
     "one list is signed": (),
-    "a list is signed while the round collects": (),
     "the rules list while they collect": (),
     # A decision that comes late is refused before it is added, and would be after it.
     "uploads move while the rules collect": ("a decision comes in its turn",),

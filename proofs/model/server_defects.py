@@ -60,12 +60,6 @@ CHECKS: dict[str, tuple[type, str, str, str]] = {
         "False",
     ),
     "one list is signed": (IndexingServer, "close", "self._release.signed_list is None", "True"),
-    "a list is signed while the round collects": (
-        IndexingServer,
-        "close",
-        "self._rules.require(RoundState.COLLECTING)",
-        "pass",
-    ),
     "the rules list while they collect": (RoundRules, "list_to_sign", "self.require(RoundState.COLLECTING)", "pass"),
     "lists are the same": (
         Release,
