@@ -15,7 +15,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -152,7 +152,7 @@ def make_workplace() -> Callable[[Path], Workplace]:
 
 
 @contextmanager
-def _with_keys(folder: Path) -> Iterator[Workplace]:
+def _with_keys(folder: Path) -> Generator[Workplace]:
     place = Workplace(folder)
     make_identities(folder / "keys", map(ClientId, range(24)), SystemCoins())
     make_trial_pair(folder / "keys", SystemCoins())

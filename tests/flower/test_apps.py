@@ -66,7 +66,9 @@ def test_a_wrong_key_ends_the_example_with_a_message_that_names_it(
     repository: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     flwr = pytest.importorskip("flwr.app")
-    monkeypatch.syspath_prepend(repository / "examples" / "flower_quickstart")
+    monkeypatch.syspath_prepend(  # pyright: ignore[reportUnknownMemberType]
+        repository / "examples" / "flower_quickstart"
+    )
     server = importlib.import_module("quickstart.server_app")
     context = flwr.Context(1, 0, {}, flwr.RecordDict(), {"secagg-graph": "ring"})
     with pytest.raises(InvalidParameters, match="secagg-graph is one of full, sparse; got 'ring'"):
