@@ -86,7 +86,7 @@ def generate(cut: Cut, folder: Path, clients: int) -> Uploads:
     for number in range(clients):
         client = ClientId(number + 1)
         vector = generator.bytes(sum(cut.lengths[:-1])) + bytes(cut.lengths[-1])
-        digests = piece_digests(cut.context, client, vector, cut.lengths)
+        digests = piece_digests(cut.context, client, cut.lengths, vector)
         for digest, piece in zip(digests, pieces_of(vector, cut.lengths), strict=True):
             store.put(piece_name(cut.context, client, digest), piece)
         uploads.append((client, digests))
@@ -197,7 +197,7 @@ def masked_sum(cut: PairwiseCut, keys: bytes) -> bytes:
 def unmask(cut: PairwiseCut, vector: bytes, keys: bytes, folder: Path, workers: Workers) -> float:
     """Have workers take all masks off, range by range."""
     total = SpreadSum(cut, workers, SpreadSettings(storage=str(folder)), coins=SystemCoins())
-    digests = piece_digests(cut.context, ClientId(0), vector, cut.lengths)
+    digests = piece_digests(cut.context, ClientId(0), cut.lengths, vector)
     total.add(ClientId(0), digests, total.keep(ClientId(0), digests, vector))
     assert not total.settle()
     started = perf_counter()

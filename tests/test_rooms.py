@@ -22,15 +22,15 @@ CROWDED_BY_NAME = {"protocols/pairwise_mask"}
 BUDGETS = {
     "secagg/*.py": 1_030,
     "secagg/crypto": 2_450,
-    "secagg/contract": 1_040,
+    "secagg/contract": 1_070,
     "secagg/privacy": 1_480,
     "secagg/session": 3_100,
     "secagg/conformance": 2_130,
     "compression": 4_850,
-    "protocols/pairwise_mask": 7_420,
+    "protocols/pairwise_mask": 7_490,
     "protocols/enclave": 6_570,
     "protocols/two_servers": 8_640,
-    "protocols/one_message": 6_270,
+    "protocols/one_message": 6_280,
     "protocols/coded_mask": 1_400,
     "secagg/planning": 1_350,
     "secagg/simulation": 580,
@@ -41,7 +41,7 @@ BUDGETS = {
     "secagg/flower": 870,
     "secagg/transport": 1_990,
     "secagg/nvflare": 790,
-    "secagg/cli": 3_170,
+    "secagg/cli": 3_180,
 }
 """The most lines of each room, near what it holds; decision 64 has what is aimed at. Raising one needs a decision."""
 

@@ -139,7 +139,7 @@ class Client(Confined):
                 for position, (key, share) in enumerate(zip(agreement.epoch.sealing_keys, dealing.shares, strict=True))
             )
             root = share_tree(agreement, sealed).root
-            pieces = piece_digests(agreement.t0, self.client, vector, parameters.piece_bytes)
+            pieces = piece_digests(agreement.t0, self.client, parameters.piece_bytes, vector)
             challenge = challenge_of(agreement, header, vector_digest(pieces), root)
             polynomial = dealing.polynomial(challenge)
         finally:

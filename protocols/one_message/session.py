@@ -216,8 +216,9 @@ class OneMessageServerSession(Confined):
             raise PeerMisbehaved(f"{sender} holds nothing", reason=Reason.NOT_ELIGIBLE, culprits={sender})
         self._server.receive(position, message)
 
-    def without_vector(self, message: bytes) -> bytes:
-        """Return an upload without its vector, whose pieces are stored; other messages as they are."""
+    def without_vector(self, client: ClientId, message: bytes) -> bytes:
+        """Return a client's upload without its vector, whose pieces are stored; other messages as they are."""
+        del client
         if message_kind(message) is not MessageKind.ONE_MESSAGE_UPLOAD:
             return message
         return replace(Upload.decode(message), vector=b"").encode()

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Collection, Iterable
+from contextlib import suppress
 
-from secagg.errors import Misuse, PeerError, PeerMisbehaved, Reason, UnexpectedMessage
+from secagg.contract.pieces import Adder, require_vector
+from secagg.errors import MalformedMessage, Misuse, PeerError, PeerMisbehaved, Reason, UnexpectedMessage, blaming
 from secagg.identifiers import ClientId
 from secagg.wire import MessageKind
 
@@ -17,7 +19,7 @@ from .masking import MaskedVector
 from .open_round import OpenRound
 from .round0_advertise_keys import PublishedRoster, check_advertisement
 from .round1_share_keys import EncryptedShares, RelayedShares, deliver_shares
-from .round2_masked_input import MaskedInput, accept_masked_input, masked_input_digest
+from .round2_masked_input import MaskedInput, check_masked_input, known_upload, upload_digest
 from .round3_consistency_check import SurvivorSet, SurvivorSignature, check_survivor_signature
 from .round4_unmasking import RevealedShares, endorsements_of, request_unmasking
 from .server_record import ServerRecord
@@ -36,6 +38,8 @@ class Collected:
         self.relayed = dict[int, RelayedShares]()
         self.answers = dict[int, RevealedShares]()
         self.complaints = dict[int, tuple[int, ...]]()
+        self.adder: Adder | None = None
+        """Who adds the uploads, once they may come; None for this process."""
         self.settled: Settled | None = None
         self._owners = dict[bytes, ClientId]()
         self._verified = dict[ClientId, VerifiedAdvertiser]()
@@ -90,15 +94,25 @@ class Collected:
                 culprits=suspects(sender),
             )
 
-    def known_by(self, kind: MessageKind, message: bytes, vector: bytes = b"") -> bytes:
-        """Return the digest that a message is known by when it comes again; ``vector``: of an upload's, if made."""
+    def known_by(self, sender: ClientId, kind: MessageKind, message: bytes) -> bytes:
+        """Return the digest that a message is known by when it comes again."""
         if kind is MessageKind.MASKED_INPUT:
-            return masked_input_digest(message, self.configuration.masked_bytes, vector)
+            with suppress(MalformedMessage):
+                upload = MaskedInput.decode(message, self.so_far.roster)
+                return known_upload(upload, upload_digest(upload.pieces(self.so_far.roster.cut, sender)))
         return hashlib.sha256(message).digest()
+
+    def keep_again(self, sender: ClientId, kind: MessageKind, message: bytes) -> None:
+        """Keep a vector whose client has said before that its pieces are stored: they may not have been."""
+        is_due = self.record.state is ServerState.AWAITING_MASKED_INPUTS
+        if self.adder is not None and is_due and kind is MessageKind.MASKED_INPUT:
+            upload = MaskedInput.decode(message, self.so_far.roster)
+            if upload.vector:
+                self.adder.keep(sender, upload.pieces(self.so_far.roster.cut, sender), upload.vector)
 
     def accept(self, sender: ClientId, kind: MessageKind, message: bytes) -> PeerError | None:
         """Check a message that is due, and keep what is needed of it; return what it shows that others did wrong."""
-        shown, vector = None, b""
+        shown, known = None, b""
         match kind:
             case MessageKind.KEY_ADVERTISEMENT:
                 self._accept_advertisement(sender, message)
@@ -106,12 +120,7 @@ class Collected:
                 self._relay(sender, message, is_checked=False)
                 self.record.shares[sender] = message
             case MessageKind.MASKED_INPUT:
-                upload = MaskedInput.decode(message, self.so_far.roster)
-                if self.record.total is None:
-                    self.record.total = MaskedVector(self.configuration)
-                position = self.so_far.position_of(sender)
-                vector, signature = accept_masked_input(self.so_far, position, upload, self.record.total)
-                self.record.views[sender] = vector + signature if signature else b""
+                known = self._accept_upload(sender, MaskedInput.decode(message, self.so_far.roster))
             case MessageKind.COMPLAINT:
                 shown = self._accept_complaint(sender, message)
             case MessageKind.SURVIVOR_SIGNATURE:
@@ -124,8 +133,32 @@ class Collected:
                 self.record.answers[sender] = message
             case _:
                 raise Misuse(f"a server takes no {kind.name}")
-        self.record.seen.setdefault(sender, {})[kind] = self.known_by(kind, message, vector)
+        self.record.seen.setdefault(sender, {})[kind] = known or self.known_by(sender, kind, message)
         return shown
+
+    def _accept_upload(self, sender: ClientId, upload: MaskedInput) -> bytes:
+        """Check an upload and have it added; of the vector itself nothing is kept here."""
+        settled, position = self.so_far, self.so_far.position_of(sender)
+        pieces, digest = check_masked_input(settled, position, upload)
+        with blaming(*settled.blame_for(position)):
+            if self.adder is not None:
+                self.adder.add(sender, pieces, self.adder.keep(sender, pieces, upload.vector))
+            else:
+                require_vector(sender, upload.vector)
+                if self.record.total is None:
+                    self.record.total = MaskedVector(self.configuration)
+                self.record.total.add_packed(upload.vector)
+        self.record.views[sender] = digest + upload.signature if upload.signature else b""
+        return known_upload(upload, digest)
+
+    def leave_out(self) -> dict[ClientId, PeerError]:
+        """Return whose vectors are not in the finished sum, and why; they count as dropped from then on."""
+        left_out = dict(self.adder.settle()) if self.adder is not None else {}
+        for client, error in left_out.items():
+            error.culprits |= self.so_far.blame_for(self.so_far.position_of(client))
+            del self.record.views[client]
+            self.record.excluded.add(client)
+        return left_out
 
     def _accept_advertisement(self, sender: ClientId, message: bytes) -> None:
         advertisement = KeyAdvertisement.decode(message, self.configuration)

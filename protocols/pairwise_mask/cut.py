@@ -11,16 +11,14 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from secagg.contract import RingSegment
-from secagg.contract.pieces import Adder, Sums, piece_digests
+from secagg.contract.pieces import Sums
 from secagg.crypto.mask_expansion import SEGMENT_BYTES, accumulate, segment_count
 from secagg.crypto.ring import add_into, reduce_into
-from secagg.crypto.secret import Secret, overwrite
+from secagg.crypto.secret import Secret
 from secagg.errors import MalformedMessage, Misuse, Reason
-from secagg.identifiers import ClientId
 
 from .configuration import SessionConfiguration
-from .masking import MaskedVector
-from .recovery import SignedKey
+from .masking import MaskedVector, SignedKey
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,26 +150,6 @@ class PairwiseCut:
             for part, vector in zip(parts, sums, strict=True):
                 whole.vectors[part.segment][part.start : part.start + part.count] = vector
         return whole
-
-
-def unmask_elsewhere(total: MaskedVector, cut: PairwiseCut, adder: Adder, keys: Iterable[SignedKey]) -> MaskedVector:
-    """Have others take the masks off the sum of the uploads, which they are given as if it were one upload.
-
-    Raises:
-        ConnectionError: it did not reach them.
-    """
-    everybody, vector = ClientId(0), b"".join(total.pack())
-    digests = piece_digests(cut.context, everybody, vector, cut.lengths)
-    written = bytearray()
-    try:
-        adder.add(everybody, digests, adder.keep(everybody, digests, vector))
-        for error in adder.settle().values():
-            raise ConnectionError(f"the sum of the uploads did not reach the workers: {error}")
-        written = keys_of(keys)
-        return cut.joined(adder.open(bytes(written)))
-    finally:
-        overwrite(written)
-        adder.end()
 
 
 def keys_of(keys: Iterable[SignedKey]) -> bytearray:

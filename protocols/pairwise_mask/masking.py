@@ -29,6 +29,9 @@ from secagg.identifiers import ClientId, SessionContext
 
 from .configuration import SessionConfiguration
 
+SignedKey = tuple[bool, Secret]
+"""Whether the mask of a key is to be added, and the key."""
+
 
 def self_mask_key(
     seed: Secret, client: ClientId, context: SessionContext, configuration: SessionConfiguration

@@ -27,7 +27,7 @@ from secagg.errors import PeerError, PeerMisbehaved, Reason, ThresholdNotMet
 from secagg.identifiers import Party
 
 from .commitments import SharedSecret, commit_to_self_mask
-from .masking import adds_pairwise_mask, pairwise_mask_key, self_mask_key
+from .masking import SignedKey, adds_pairwise_mask, pairwise_mask_key, self_mask_key
 from .round1_share_keys import RelayedShares
 from .round2_masked_input import share_place
 from .round4_unmasking import ROUND, RevealedShares, revealed_secret
@@ -35,8 +35,6 @@ from .settled import Settled
 from .suites import MaskKeys, key_suite
 
 _CACHED_WEIGHTS: Final = 256
-SignedKey = tuple[bool, Secret]
-"""Whether the mask of a key is to be added, and the key."""
 
 
 @dataclass(frozen=True, slots=True)

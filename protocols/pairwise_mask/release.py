@@ -8,11 +8,14 @@ from itertools import islice
 from typing import Final
 
 from secagg.contract import Aggregate
+from secagg.contract.pieces import Adder
+from secagg.crypto.secret import overwrite
 from secagg.errors import PeerMisbehaved, Reason, ThresholdNotMet
 from secagg.identifiers import ClientId
 
-from .masking import MaskedVector
-from .recovery import Recovery, SignedKey
+from .cut import keys_of
+from .masking import MaskedVector, SignedKey
+from .recovery import Recovery
 from .revealed_sets import Transcript, revealed_sets
 from .settled import Settled
 
@@ -88,3 +91,16 @@ def remove_masks(
                 key.wipe()
         done += len(batch)
         progress(done, count)
+
+
+def unmask_elsewhere(settled: Settled, recovery: Recovery, adder: Adder) -> MaskedVector:
+    """Have those who added the uploads take the masks off, and put the pieces together.
+
+    Raises:
+        ConnectionError: they cannot.
+    """
+    written = keys_of(recovery.keys())
+    try:
+        return settled.roster.cut.joined(adder.open(bytes(written)))
+    finally:
+        overwrite(written)

@@ -19,15 +19,16 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from hmac import compare_digest
 from typing import Annotated, ClassVar, Final
 
+from secagg.contract.pieces import Cut, piece_digests
 from secagg.crypto.labels import Label, bind
 from secagg.crypto.prime_field import ELEMENT_BYTES
 from secagg.crypto.secret import Confined, Secret, abandoned_on_error
 from secagg.crypto.shamir import check_value
-from secagg.errors import PeerError, PeerMisbehaved, Reason, ThresholdNotMet, blaming
+from secagg.errors import MalformedMessage, PeerError, PeerMisbehaved, Reason, ThresholdNotMet
 from secagg.fields import At, Field, Placed, fixed, sized
 from secagg.identifiers import CONTEXT_TAG_BYTES, ClientId, ServerId, SessionContext
 from secagg.wire import MessageKind, Reader, Writer
@@ -35,6 +36,7 @@ from secagg.wire import MessageKind, Reader, Writer
 from .client_set import ClientSet
 from .commitments import SharedSecret, SharePlace
 from .complaint import Complaint, complain
+from .configuration import DIGEST_BYTES
 from .masking import MaskedVector, adds_pairwise_mask, pairwise_mask_key, self_mask_key
 from .member import ClientInput, Member
 from .roster import Roster, require_context
@@ -57,13 +59,25 @@ ROUND: Final = "masked_input"
 # --- Messages ---------------------------------------------------------------------------------------------------------
 
 
+def _write_stored(writer: Writer, digests: tuple[bytes, ...]) -> None:
+    writer.integer(bool(digests), 1)
+    for digest in digests:
+        writer.fixed(digest, DIGEST_BYTES)
+
+
+def _read_stored(reader: Reader, at: At) -> tuple[bytes, ...]:
+    if (flag := reader.integer(1)) > 1:
+        raise MalformedMessage(f"{flag} is not no or yes", reason=Reason.NOT_CANONICAL)
+    return tuple(reader.fixed(DIGEST_BYTES) for _ in at.place.cut.lengths[: None if flag else 0])
+
+
 def _write_vectors(writer: Writer, vectors: tuple[bytes | memoryview, ...]) -> None:
     for vector in vectors:
         writer.borrowed(vector)
 
 
-def _read_vector(reader: Reader, at: At) -> tuple[memoryview]:
-    return (reader.view(at.place.configuration.masked_bytes),)
+def _read_vector(reader: Reader, at: At) -> tuple[memoryview, ...]:
+    return () if at.before["stored"] else (reader.view(at.place.configuration.masked_bytes),)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,15 +88,32 @@ class MaskedInput(Placed):
     context: Annotated[bytes, fixed(CONTEXT_TAG_BYTES)]
     signature: Annotated[bytes, sized(lambda at: signature_bytes(at.place), "64 in active mode")]
     """Empty in semi-honest mode."""
-    packed: Annotated[tuple[bytes | memoryview, ...], Field(_write_vectors, _read_vector, "the masked vector")] = field(
-        repr=False
-    )
-    """The vectors, one after another; in one piece when they were received."""
+    stored: Annotated[
+        tuple[bytes, ...], Field(_write_stored, _read_stored, "1: 0; or 1, and 32 for each piece in a storage")
+    ] = ()
+    """The digests of the pieces, in place of the vector where a storage has it."""
+    packed: Annotated[
+        tuple[bytes | memoryview, ...], Field(_write_vectors, _read_vector, "the masked vector, or none")
+    ] = field(repr=False, default=())
+    """The vectors, one after another; in one run of bytes when they were received."""
 
     @classmethod
     def decode(cls, message: bytes, roster: Roster) -> MaskedInput:
         """Read the canonical encoding back."""
         return cls.read_in(roster, message)
+
+    @property
+    def vector(self) -> bytes | memoryview:
+        """What was received of the vector; empty where a storage has it."""
+        return self.packed[0] if self.packed else b""
+
+    def pieces(self, cut: Cut, client: ClientId) -> tuple[bytes, ...]:
+        """Return the digests of the pieces of the vector."""
+        return self.stored or piece_digests(cut.context, client, cut.lengths, *self.packed)
+
+    def without_vector(self, cut: Cut, client: ClientId) -> MaskedInput:
+        """Return the upload of a client whose pieces a storage has; the same signature holds."""
+        return replace(self, stored=self.pieces(cut, client), packed=())
 
 
 # --- Client -----------------------------------------------------------------------------------------------------------
@@ -144,7 +175,8 @@ def mask_input(
         vector.round(roster.context)
         packed, signature = vector.pack(), b""
         if roster.configuration.is_active:
-            parts = signed_view(roster.context, member.client, message.sharers, upload_digest(packed))
+            pieces = piece_digests(roster.cut.context, member.client, roster.cut.lengths, *packed)
+            parts = signed_view(roster.context, member.client, message.sharers, upload_digest(pieces))
             signature = member.sign(Label.SIGNED_VIEW, *parts)
     except BaseException:
         wipe_all((*seeds.values(), *shares.values()))
@@ -161,45 +193,37 @@ def mask_input(
 # --- Server -----------------------------------------------------------------------------------------------------------
 
 
-def accept_masked_input(
-    settled: Settled, sender: int, message: MaskedInput, total: MaskedVector
-) -> tuple[bytes, bytes]:
-    """Check an upload and add it to the sum; of the upload itself nothing is kept.
+def check_masked_input(settled: Settled, sender: int, message: MaskedInput) -> tuple[tuple[bytes, ...], bytes]:
+    """Check an upload but for its vector, of which the digests of its pieces are known.
 
     Implements: [BIK+17] Fig. 4, Round 2, server.
     Returns:
-        The digest of the vector, and in active mode the signature on it: evidence of what this client sent.
+        These digests, and that of all of them, which the client signed in active mode: evidence of what it sent.
     Raises:
         PeerMisbehaved: made for another session.
         AuthenticationFailed: its sender did not send this vector, or did not mask under the sharers of this session.
-        MalformedMessage: it does not unpack.
     """
     roster, client = settled.roster, settled.roster.clients[sender]
     require_context(
         message.context, roster.context, f"{client} masked its input for another session", suspects(client), ROUND
     )
-    digest = upload_digest(message.packed)
+    pieces = message.pieces(roster.cut, client)
+    digest = upload_digest(pieces)
     if settled.is_active:
         parts = signed_view(roster.context, client, settled.sharers, digest)
         identity = settled.identity_of(sender)
         identity.verify(message.signature, Label.SIGNED_VIEW, *parts, culprits=suspects(client))
-    with blaming(*settled.blame_for(sender)):
-        total.add_packed(message.packed[0])
-    return digest, message.signature
+    return pieces, digest
 
 
-def upload_digest(packed: Iterable[bytes | memoryview]) -> bytes:
-    """Return the digest of a masked vector, of which a signature is made."""
-    digest = hashlib.sha256(bind(Label.UPLOAD_DIGEST))
-    for vector in packed:
-        digest.update(vector)
-    return digest.digest()
+def upload_digest(pieces: Iterable[bytes]) -> bytes:
+    """Return the digest of a masked vector, of which a signature is made, from those of its pieces."""
+    return hashlib.sha256(bind(Label.UPLOAD_DIGEST, *pieces)).digest()
 
 
-def masked_input_digest(message: bytes, vector_bytes: int, vector: bytes = b"") -> bytes:
-    """Return the digest of a whole message, in which that of its vector stands for the vector."""
-    vector = vector or upload_digest((memoryview(message)[-vector_bytes:],))
-    return hashlib.sha256(message[:-vector_bytes] + vector).digest()
+def known_upload(message: MaskedInput, digest: bytes) -> bytes:
+    """Return what an upload is known by when it comes again, with its vector or without."""
+    return hashlib.sha256(message.context + message.signature + digest).digest()
 
 
 def signed_view(context: SessionContext, client: ClientId, sharers: ClientSet, upload: bytes) -> tuple[bytes, ...]:

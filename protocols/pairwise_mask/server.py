@@ -1,8 +1,8 @@
 """The server of one attempt: it relays, it adds, and it removes what masks are left; it never holds an input.
 
 The platform delivers messages with ``receive`` and decides with ``close_round`` when to wait no longer; there is no
-clock here. A message that is wrong excludes its sender and not the session. Uploads are added as they arrive, so memory
-is a few vectors however many clients there are.
+clock here. A message that is wrong excludes its sender and not the session. Uploads are added as they arrive, here or
+by others, so memory is a few vectors however many clients there are.
 """
 
 from __future__ import annotations
@@ -33,10 +33,9 @@ from secagg.wire import MessageKind, message_kind, owned_bytes
 
 from .collected import Collected
 from .configuration import SessionConfiguration
-from .cut import PairwiseCut, unmask_elsewhere
 from .plan import SessionPlan
 from .recovery import Recovery
-from .release import count_revealed_sets, release_sum, remove_masks
+from .release import count_revealed_sets, release_sum, remove_masks, unmask_elsewhere
 from .roster import Roster
 from .server_record import ServerRecord
 from .settled import certain, suspects
@@ -62,7 +61,7 @@ class Server(Confined):
 
         Args:
             threads: how many take masks off here.
-            adding: who takes them off instead; None for this process.
+            adding: who adds the uploads and takes their masks off instead; None for this process.
         """
         self._adding = adding
         self._begin(ServerRecord(plan), threads)
@@ -78,6 +77,8 @@ class Server(Confined):
         """What clients did wrong without ending the session, each with its culprits."""
         self.revealed: frozenset[frozenset[ClientId]] = frozenset()
         """The sets of clients whose sums the finished session reveals; one set, if all went well."""
+        self.left_out = dict[ClientId, PeerError]()
+        """Whose uploads came in pieces that are not what was signed; each is among the faults."""
 
     # --- The session --------------------------------------------------------------------------------------------------
 
@@ -134,6 +135,11 @@ class Server(Confined):
                 self._judged = advertised, True
         return self._judged[1]
 
+    @property
+    def is_spread(self) -> bool:
+        """Whether others add the uploads."""
+        return self._adding is not None
+
     def has_settled(self, client: ClientId) -> bool:
         """Whether a client sent what is due, or may send nothing more."""
         return client in self._record.heard or client in self._record.excluded
@@ -173,7 +179,8 @@ class Server(Confined):
         kind = message_kind(message)
         before = self._record.seen.get(sender, {}).get(kind)
         if before is not None:
-            if compare_digest(before, self._collected.known_by(kind, message)):
+            if compare_digest(before, self._collected.known_by(sender, kind, message)):
+                self._collected.keep_again(sender, kind, message)
                 return
             raise PeerMisbehaved(
                 f"{sender} sent a second {kind.name} that differs from the first; the first one counts",
@@ -227,7 +234,11 @@ class Server(Confined):
                     raise
             case ServerState.AWAITING_ENCRYPTED_SHARES:
                 self._require(len(self._record.shares), "clients that shared keys")
+                if self._adding is not None:
+                    self._collected.adder = self._adding(self.roster.cut)
             case ServerState.AWAITING_MASKED_INPUTS:
+                self.left_out = self._collected.leave_out()
+                self.faults += self.left_out.values()
                 self._require(len(self._record.views), "contributors")
                 chosen = ServerState.AWAITING_UNMASKING_SHARES
                 if self.configuration.is_active:
@@ -284,17 +295,17 @@ class Server(Confined):
             return aggregate
 
     def _unmask(self, progress: Callable[[int, int], None]) -> Aggregate:
-        settled, collected, total = self._collected.so_far, self._collected, certain(self._record.total)
+        settled, collected, adder = self._collected.so_far, self._collected, self._collected.adder
         revealed = count_revealed_sets(settled)
         recovery = Recovery(
             settled, collected.relayed, collected.answers, collected.complaints, self._record.plan.corrupted
         )
         try:
-            if self._adding is None:
+            if adder is None:
+                total = certain(self._record.total)
                 remove_masks(total, recovery, progress, threads=self._threads)
             else:
-                cut = PairwiseCut(settled.roster.context.digest, self.configuration)
-                total = unmask_elsewhere(total, cut, self._adding(cut), recovery.keys())
+                total = unmask_elsewhere(settled, recovery, adder)
         finally:
             self.faults += recovery.faults
         aggregate = release_sum(settled, total)
@@ -313,20 +324,24 @@ class Server(Confined):
     def snapshot(self) -> bytes:
         """Return all that ``restore`` takes to make a server that goes on from here; ``faults`` are left out.
 
+        Raises:
+            Misuse: others add the uploads, of whom the record knows nothing; a journal goes on with such a session.
         Security: see ``server_record``. The sum of the uploads in it is masked; the answers of the last round are not.
         """
         with self._lock:
+            if self._adding is not None:
+                raise Misuse("others add the uploads of this session; go on with it from its journal")
             return self._record.encode()
 
     @classmethod
-    def restore(cls, snapshot: bytes, *, threads: int = 1, adding: Callable[[Cut], Adder] | None = None) -> Server:
+    def restore(cls, snapshot: bytes, *, threads: int = 1) -> Server:
         """Go on from a snapshot, in whichever process.
 
         Raises:
             MalformedMessage: it is no snapshot.
         """
         record = ServerRecord.decode(snapshot)
-        server = cls(record.plan, threads=threads, adding=adding)
+        server = cls(record.plan, threads=threads)
         try:
             server._begin(record, threads)
         except (PeerMisbehaved, AuthenticationFailed) as error:
@@ -355,6 +370,8 @@ class Server(Confined):
     def _forget(self) -> None:
         self._open = None
         self._collected.forget()
+        if self._collected.adder is not None:
+            self._collected.adder.end()
         if self.state is ServerState.ABORTED and self._record.total is not None:
             self._record.total.wipe()
         self._record.total = None

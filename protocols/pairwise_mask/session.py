@@ -19,6 +19,7 @@ from secagg.session.certificates import Authority, Certificate, SigningKey
 from secagg.session.latch import Latch
 from secagg.session.privacy_ledger import PrivacyLedger
 from secagg.session.roles import LateUpdate, Released, Stage, Subject, Turnout
+from secagg.wire import MessageKind, message_kind
 
 from .client import Client
 from .configuration import NO_AUTHORITY, SessionConfiguration
@@ -51,7 +52,7 @@ class PairwiseHelpers:
     """The public key of who certifies clients; for active mode."""
     threads: int = 1
     adding: Callable[[Cut], Adder] | None = None
-    """Who takes masks off the sum; None for the server."""
+    """Who adds the uploads and takes their masks off; None for the server."""
 
 
 def open_session(
@@ -71,14 +72,10 @@ def open_session(
 
 
 def restore_session(
-    snapshot: Secret,
-    invited: frozenset[ClientId] | None,
-    *,
-    threads: int = 1,
-    adding: Callable[[Cut], Adder] | None = None,
+    snapshot: Secret, invited: frozenset[ClientId] | None, *, threads: int = 1
 ) -> PairwiseServerSession:
     """Go on with a session, in whichever process; its ``faults`` so far are not in the snapshot."""
-    return PairwiseServerSession(Server.restore(bytes(snapshot.expose()), threads=threads, adding=adding), invited)
+    return PairwiseServerSession(Server.restore(bytes(snapshot.expose()), threads=threads), invited)
 
 
 class PairwiseServerSession(Confined):
@@ -111,7 +108,7 @@ class PairwiseServerSession(Confined):
     def masked_vector(self, upload: bytes) -> RingVector:
         """Return what the server sees of an upload's first segment; for pictures."""
         whole = MaskedVector(self.configuration)
-        whole.add_packed(b"".join(MaskedInput.decode(upload, self._server.roster).packed))
+        whole.add_packed(MaskedInput.decode(upload, self._server.roster).vector)
         return whole.vectors[0][: self.configuration.layout.require_rings()[0].length]
 
     @property
@@ -166,6 +163,13 @@ class PairwiseServerSession(Confined):
                 if self._is_first and self._unheard is not None and self._server.has_settled(sender):
                     self._unheard.discard(sender)
 
+    def without_vector(self, client: ClientId, message: bytes) -> bytes:
+        """Return a client's upload without its vector, whose pieces are stored; other messages as they are."""
+        if message_kind(message) is not MessageKind.MASKED_INPUT:
+            return message
+        roster = self._server.roster
+        return MaskedInput.decode(message, roster).without_vector(roster.cut, client).encode()
+
     def drop(self, client: ClientId) -> None:
         """Await a client no more."""
         with self._lock:
@@ -200,7 +204,7 @@ class PairwiseServerSession(Confined):
             return Released(
                 aggregate=aggregate,
                 counted=counted,
-                left_out={},
+                left_out=dict(self._server.left_out),
                 revealed=self._server.revealed,
                 unbounded=aggregate.layout.ring_positions,
             )
@@ -214,9 +218,11 @@ class PairwiseServerSession(Confined):
                     self._server.abort()
 
     def snapshot(self) -> Secret | None:
-        """Return what ``restore_session`` goes on from; None after the last stage was closed."""
+        """Return what ``restore_session`` goes on from; None after the last stage was closed, or if others add."""
         with self._lock:
-            return None if self._is_closed else Secret("server session", self._server.snapshot())
+            if self._is_closed or self._server.is_spread:
+                return None
+            return Secret("server session", self._server.snapshot())
 
     def __repr__(self) -> str:
         return f"<PairwiseServerSession, {self._server.state}>"

@@ -62,7 +62,7 @@ class Cut(Protocol):
 class Adder(Protocol):
     """Where a server's uploads are added."""
 
-    def keep(self, client: ClientId, digests: Sequence[bytes], vector: bytes) -> bytes:
+    def keep(self, client: ClientId, digests: Sequence[bytes], vector: bytes | memoryview) -> bytes:
         """Take a vector that fits its digests, or nothing if a storage has it; return what ``add`` is to be given.
 
         Raises:
@@ -96,15 +96,11 @@ class LocalSum:
         self._cut = cut
         self._totals = [cut.zeros(number) for number in range(len(cut.lengths))]
 
-    def keep(self, client: ClientId, digests: Sequence[bytes], vector: bytes) -> bytes:
+    def keep(self, client: ClientId, digests: Sequence[bytes], vector: bytes | memoryview) -> bytes:
         """Keep the vector itself."""
         del digests
-        if not vector:
-            raise MalformedMessage(
-                f"{client} sent digests without its vector, and this server has no storage to look into",
-                reason=Reason.LAYOUT_MISMATCH,
-            )
-        return vector
+        require_vector(client, vector)
+        return bytes(vector)
 
     def add(self, client: ClientId, digests: Sequence[bytes], kept: bytes) -> None:
         """Add every piece, or none."""
@@ -130,24 +126,49 @@ class LocalSum:
                 vector[:] = 0
 
 
-def pieces_of(vector: bytes, lengths: Sequence[int]) -> list[bytes]:
+def require_vector(client: ClientId, vector: bytes | memoryview) -> None:
+    """Refuse an upload whose vector is elsewhere, where there is no elsewhere.
+
+    Raises:
+        MalformedMessage: the vector is empty.
+    """
+    if not vector:
+        raise MalformedMessage(
+            f"{client} sent digests without its vector, and this server has no storage to look into",
+            reason=Reason.LAYOUT_MISMATCH,
+        )
+
+
+def pieces_of(vector: bytes | memoryview, lengths: Sequence[int]) -> list[bytes]:
     """Cut a vector."""
     view = memoryview(vector)
     return [bytes(view[start:end]) for start, end in pairwise(accumulate(lengths, initial=0))]
 
 
-def piece_digest(context: bytes, client: ClientId, number: int, piece: bytes) -> bytes:
+def piece_digest(context: bytes, client: ClientId, number: int, *piece: bytes | memoryview) -> bytes:
     """Return the digest of a piece, which is of one client, one session and one place alone."""
     bound = bind(Label.UPLOAD_PIECE, context, client.encode(), number.to_bytes(_NUMBER_BYTES, "big"))
     hashed = hashlib.sha256(bound)
-    hashed.update(piece)
+    for part in piece:
+        hashed.update(part)
     return hashed.digest()
 
 
-def piece_digests(context: bytes, client: ClientId, vector: bytes, lengths: Sequence[int]) -> tuple[bytes, ...]:
-    """Return the digests of all pieces of a vector, which the client signs."""
-    pieces = pieces_of(vector, lengths)
-    return tuple(piece_digest(context, client, number, piece) for number, piece in enumerate(pieces))
+def piece_digests(
+    context: bytes, client: ClientId, lengths: Sequence[int], *vector: bytes | memoryview
+) -> tuple[bytes, ...]:
+    """Return the digests of all pieces of a vector, which the client signs; it may come in several runs of bytes."""
+    left, digests = [memoryview(run).cast("B") for run in vector if len(run)], list[bytes]()
+    for number, length in enumerate(lengths):
+        piece, missing = list[memoryview](), length
+        while missing and left:
+            run = left.pop(0)
+            piece.append(run[:missing])
+            if run.nbytes > missing:
+                left.insert(0, run[missing:])
+            missing -= piece[-1].nbytes
+        digests.append(piece_digest(context, client, number, *piece))
+    return tuple(digests)
 
 
 def require_pieces(cut: Cut, client: ClientId, digests: Sequence[bytes], vector: bytes) -> None:
@@ -156,5 +177,5 @@ def require_pieces(cut: Cut, client: ClientId, digests: Sequence[bytes], vector:
     Raises:
         AuthenticationFailed: it has not; a relay may be to blame as well.
     """
-    if piece_digests(cut.context, client, vector, cut.lengths) != tuple(digests):
+    if piece_digests(cut.context, client, cut.lengths, vector) != tuple(digests):
         raise AuthenticationFailed(culprits={client})

@@ -25,8 +25,8 @@ from .work import Outcome, Wrong
 class SpreadSession(ServerSession, Protocol):
     """A session whose uploads are added elsewhere."""
 
-    def without_vector(self, message: bytes) -> bytes:
-        """Return a message as it is without the vector, whose pieces are stored; other messages as they are."""
+    def without_vector(self, client: ClientId, message: bytes) -> bytes:
+        """Return a client's message without its vector, whose pieces are stored; other messages as they are."""
         ...
 
 
@@ -167,7 +167,7 @@ class ResumableSession(Measured):
     def _write_sent(self, client: ClientId) -> None:
         if self._sent is None or self._sent[0] != client:
             raise Misuse("an upload is kept while it is received")
-        message = self._opened_session.without_vector(self._sent[1])
+        message = self._opened_session.without_vector(client, self._sent[1])
         self._sent = None
         if (digest := _digest_of(client, message)) not in self._written:
             self._journal.append(Event.RECEIVED, client.encode(), message)

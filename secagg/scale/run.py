@@ -57,7 +57,7 @@ def main() -> None:
         total = SpreadSum(cut, InProcess(), SpreadSettings(storage=folder, clients_in_a_batch=2), coins=SystemCoins())
         for client, mask in masks.items():
             vector = (np.full(3 * WORDS, client.value, np.uint64) + np.uint64(mask)).tobytes()
-            digests = piece_digests(cut.context, client, vector, cut.lengths)
+            digests = piece_digests(cut.context, client, cut.lengths, vector)
             total.add(client, digests, total.keep(client, digests, vector))
             if client.value == 4:  # noqa: PLR2004 -- the one that cheats
                 open_store(folder).put(piece_name(cut.context, client, digests[1]), bytes(8 * WORDS))

@@ -121,7 +121,7 @@ class SpreadSum:
 
     # --- Uploads ------------------------------------------------------------------------------------------------------
 
-    def keep(self, client: ClientId, digests: Sequence[bytes], vector: bytes) -> bytes:
+    def keep(self, client: ClientId, digests: Sequence[bytes], vector: bytes | memoryview) -> bytes:
         """Store the pieces of a vector that came whole."""
         if vector:
             for digest, piece in zip(digests, pieces_of(vector, self._cut.lengths), strict=True):

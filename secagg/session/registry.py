@@ -91,8 +91,8 @@ class ProtocolEntry:
     """What the server works with: coins, keys, connections."""
     simulate: Simulate
     restore: Callable[..., ServerSession] | None = None
-    """``restore(snapshot, invited)`` goes on with a session, where the protocol has that, and takes ``adding`` where it
-    ``spreads``; its clients can be suspended then too."""
+    """``restore(snapshot, invited)`` goes on with a session, where the protocol has that; its clients can be suspended
+    then too. Where others add the uploads a journal goes on instead."""
     describe: Callable[[Any], tuple[str, ...]] = _nothing_to_say
     """What a person should know of a session that is open, a line each."""
     takes: Callable[[Any, int], bool] = _anything

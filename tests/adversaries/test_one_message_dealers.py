@@ -57,7 +57,7 @@ def signed_again(world: InsecureSum, offer: Offer, client: ClientId, upload: Upl
     """Sign an altered upload as its client; the published polynomial stays what it was."""
     agreement = offer.agree()
     root = share_tree(agreement, upload.sealed).root
-    pieces = piece_digests(agreement.t0, client, upload.vector, agreement.cut.lengths)
+    pieces = piece_digests(agreement.t0, client, agreement.cut.lengths, upload.vector)
     upload = replace(upload, pieces=pieces)
     challenge = challenge_of(agreement, upload.header, vector_digest(pieces), root)
     digest = upload_digest(challenge, upload.polynomial)

@@ -91,16 +91,17 @@ def request(
     present = [other for other in roster.graph.neighbours(receiver) if other in survivors]
     if session.setup.mode is SecurityMode.SEMI_HONEST:
         present = []
-    uploads = [
-        MaskedInput.decode(session.sent_by(session.client_ids[other], MessageKind.MASKED_INPUT), roster)
-        for other in present
-    ]
-    views = tuple(SignedView(upload=upload_digest(item.packed), signature=item.signature) for item in uploads)
+    views = list[SignedView]()
+    for other in present:
+        client = session.client_ids[other]
+        item = MaskedInput.decode(session.sent_by(client, MessageKind.MASKED_INPUT), roster)
+        digest = upload_digest(item.pieces(roster.cut, client))
+        views.append(SignedView(upload=digest, signature=item.signature))
     message = UnmaskingRequest(
         context=roster.context.tag,
         contributors=survivors,
         endorsements=tuple(endorsement(session, position, signatures[position]) for position in sorted(signatures)),
-        views=views,
+        views=tuple(views),
     )
     return message.encode()
 

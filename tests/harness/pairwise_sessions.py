@@ -18,6 +18,7 @@ from typing import Final
 import numpy as np
 
 from secagg.contract import Aggregate, Layout, Payload, RingSegment, ideal_aggregate
+from secagg.contract.pieces import Adder, Cut
 from secagg.crypto.entropy import Coins
 from secagg.crypto.labels import Label
 from secagg.crypto.ring import RingVector, low_bits
@@ -151,7 +152,7 @@ class InsecurePairwiseSession:
     Errors do not stop the session: what a client raised stands in ``errors``, what the server raised in ``refusals``.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 -- all have defaults
         self,
         setup: SessionSetup | None = None,
         *,
@@ -159,6 +160,7 @@ class InsecurePairwiseSession:
         floors: ClientFloors | None = None,
         payload_of: Callable[[ClientId], Payload] | None = None,
         weight_of: Callable[[ClientId], int] | None = None,
+        adding: Callable[[Cut], Adder] | None = None,
     ) -> None:
         """Certify and enrol the clients, and start the server.
 
@@ -166,6 +168,7 @@ class InsecurePairwiseSession:
             floors: of every client; by default those that the setup just meets.
             payload_of: the input of a client; by default uniform, from the setup's seed.
             weight_of: the weight of a client; by default 1.
+            adding: who adds the uploads; by default the server.
         """
         self.setup = setup or SessionSetup()
         self.adversary = adversary
@@ -177,7 +180,7 @@ class InsecurePairwiseSession:
         }
         self.payloads = {client: (payload_of or self._payload_of)(client) for client in self.setup.client_ids}
         self.weights = {client: weight_of(client) if weight_of else 1 for client in self.setup.client_ids}
-        self.server = Server(self.setup.plan(self.authority.public_key))
+        self.server = Server(self.setup.plan(self.authority.public_key), adding=adding)
         self.clients = {client: self.enrol(client) for client in self.setup.client_ids}
         """Who is online. Take a client out with ``drop``; one that raised an error stays, and answers nothing."""
         self.pending = [Outgoing(client, self.server.offer) for client in self.clients]

@@ -30,7 +30,7 @@ def vector_of(number: int) -> bytes:
 
 
 def digests_of(client: ClientId, vector: bytes) -> tuple[bytes, ...]:
-    return piece_digests(CUT.context, client, vector, CUT.lengths)
+    return piece_digests(CUT.context, client, CUT.lengths, vector)
 
 
 @dataclass

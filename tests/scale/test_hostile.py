@@ -773,7 +773,7 @@ def test_a_vector_that_comes_after_its_digests_is_kept(place: Place) -> None:
         assert isinstance(session, ResumableSession)
         inner: Any = session.session
         for client, upload in uploads_for(place, session).items():
-            session.receive(client, inner.without_vector(upload))
+            session.receive(client, inner.without_vector(client, upload))
             session.receive(client, upload)
         session.close_stage()
         assert is_exact(place, session.release())

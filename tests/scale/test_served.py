@@ -47,7 +47,7 @@ def test_masks_are_taken_off_by_processes(town: Town, tmp_path: Path) -> None:
 
 
 def test_a_server_that_goes_on_has_workers_too(town: Town, tmp_path: Path) -> None:
-    """The session comes out of its snapshot, and the engine from the options."""
+    """Its uploads are in the storage, and all else in the journal."""
     options = ("--clients", "4", "--engine", "processes", "--storage", str(tmp_path / "storage"))
     server = town.serve(*options)
     clients = [town.contribute(number) for number in range(3)]
@@ -58,6 +58,7 @@ def test_a_server_that_goes_on_has_workers_too(town: Town, tmp_path: Path) -> No
     held.go_on()
     held.wait_for("asked 1")
     server.kill()
+    assert "go on with --engine" in refused(town, "--clients", "4")
     server = town.serve(*options)
     for step in ("stored 1", "asked 2", "stored 2", "asked 3", "stored 3"):
         held.go_on()
@@ -67,6 +68,16 @@ def test_a_server_that_goes_on_has_workers_too(town: Town, tmp_path: Path) -> No
     assert server.ended() == 0
     assert "workers: " in server.text
     assert abs(town.mean() - 0.015) < 1e-3
+
+
+def refused(town: Town, *options: str) -> str:
+    """Return what a server says that does not go on."""
+    state = str(town.folder / "server")
+    process = town.command(
+        "serve", "--values", "1", "--clip", "1", "--out", str(town.folder), "--state", state, *options
+    )
+    assert process.ended() == 2
+    return process.text
 
 
 def one_message_options(town: Town, tmp_path: Path) -> list[str]:

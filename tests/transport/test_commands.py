@@ -82,6 +82,8 @@ def test_a_server_goes_on_with_its_own_session_alone(capsys: pytest.CaptureFixtu
     ServerStore(folder).put(ServerRecord(card.encode(), 0, (), b"snapshot"))
     said = refusal(capsys, *SERVE, "--clients", "5", "--state", str(folder))
     assert "keeps a session of pairwise about 'another'" in said
+    said = refusal(capsys, *SERVE, "--clients", "5", "--state", str(folder), "--engine", "memory")
+    assert "whose server adds the uploads; go on without --engine" in said
     (folder / "session.record").write_bytes(b"something else")
     assert "no record of a session" in refusal(capsys, *SERVE, "--clients", "5", "--state", str(folder))
     os.chmod(folder, 0o755)  # noqa: PTH101, S103 -- which is refused

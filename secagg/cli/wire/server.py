@@ -150,7 +150,9 @@ class _Held:
         kept, restore = None if store is None else store.get(), find(options.protocol).restore
         about = partial(_opened, options.protocol, settings, invited, roster, resources, workers)
         # Of a session whose uploads others add a journal goes on; of another one, a snapshot.
-        journal = None if folder is None or workers.adding is None or restore else folder / "sum.journal"
+        journal = None if folder is None or workers.adding is None else folder / "sum.journal"
+        if folder is not None and kept is not None:
+            _require_engine(folder, is_spread=journal is not None, was_spread=not kept.snapshot)
         if kept is not None and (kept.snapshot or (journal is not None and goes_on(journal))):
             card = Card.decode(kept.card)
             if (card.protocol, card.task) != (options.protocol, options.task):
@@ -169,8 +171,7 @@ class _Held:
             if restore is None:
                 raise InvalidParameters(f"{options.state} keeps a session of another version; name another --state")
             with Secret("server snapshot", kept.snapshot) as snapshot:
-                given = {} if workers.adding is None else {"adding": workers.adding}
-                session = restore(snapshot, invited, **given)
+                session = restore(snapshot, invited)
             return cls(session=session, card=card, plan=plan, admission=admission, store=store, number=kept.stage)
         if kept is not None:
             logging.getLogger("secagg").warning("the session of before cannot go on; this is another one")
@@ -192,6 +193,20 @@ class _Held:
             erase(journal)
             session = JournaledSession(journal, store, partial(about, subject))
         return cls(session=session, card=card, plan=plan, admission=admission, store=store)
+
+
+def _require_engine(folder: Path, *, is_spread: bool, was_spread: bool) -> None:
+    """Refuse to go on with a session by other means than those that it was begun with."""
+    from .journaled import goes_on
+
+    if is_spread and not was_spread:
+        raise InvalidParameters(
+            f"{folder} keeps a session whose server adds the uploads; go on without --engine, or name another --state"
+        )
+    if was_spread and not is_spread and goes_on(folder / "sum.journal"):
+        raise InvalidParameters(
+            f"{folder} keeps a session whose uploads workers add; go on with --engine, or name another --state"
+        )
 
 
 def _opened(  # noqa: PLR0913, PLR0917 -- what a plug is given

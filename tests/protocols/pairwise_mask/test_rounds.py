@@ -405,7 +405,7 @@ def test_an_upload_is_the_packed_vector_and_a_fixed_frame(form: Form) -> None:
     packed = sum(-(-count // 8) for count in bits)
     signature = 64 if form[0] is SecurityMode.ACTIVE else 0
     assert configuration.masked_bytes == packed
-    assert len(messages[MessageKind.MASKED_INPUT].message) == HEADER_BYTES + CONTEXT_TAG_BYTES + signature + packed
+    assert len(messages[MessageKind.MASKED_INPUT].message) == HEADER_BYTES + CONTEXT_TAG_BYTES + signature + 1 + packed
 
 
 # --- What a server that lies may tell ---------------------------------------------------------------------------------

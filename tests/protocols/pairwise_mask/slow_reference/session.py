@@ -210,12 +210,16 @@ class Session:
             masked = frame.add(masked, mask, 1 if client > neighbour else -1)
         signature, packed = b"", frame.pack(masked)
         if self._is_active:
-            uploaded = hash_secret(packed, "upload-digest")
+            pieces = [
+                hash_secret(piece, "upload-piece", self._context, client_id(client), encoding.number(place, 4))
+                for place, piece in enumerate(frame.pieces(packed))
+            ]
+            uploaded = digest("upload-digest", *pieces)
             parts = (self._context, client_id(client), self._digest_of_set(self._sharers), uploaded)
             signature = sign(person.signing_seed, "signed-view", *parts)
             person.signatures["view"] = uploaded + signature
         self.messages[f"client/{client}/masked_input"] = message(
-            encoding.UPLOAD, self._context[:_TAG], signature, packed
+            encoding.UPLOAD, self._context[:_TAG], signature, encoding.number(0, 1), packed
         )
 
     def _edge_seed(self, one: int, other: int) -> bytes:
@@ -293,7 +297,7 @@ class Session:
 
     def _unmask(self, answering: Sequence[int]) -> dict[str, Any]:
         """Compute the sum from what the server was sent, and from nothing else."""
-        frame, start = self._frame, _START + (64 if self._is_active else 0)
+        frame, start = self._frame, _START + (64 if self._is_active else 0) + 1
         uploads = [self.messages[f"client/{client}/masked_input"][start:] for client in self._contributors]
         total = frame.unpack(uploads[0])
         for upload in uploads[1:]:
