@@ -77,7 +77,7 @@ def pairwise_cut(clients: int, dropped: int, length: int) -> PairwiseCut:
         topology=Topology.SPARSE,
         maximum_weight=1,
     ).configuration
-    return PairwiseCut(bytes([1] * 32), configuration)
+    return PairwiseCut.of(bytes([1] * 32), configuration)
 
 
 def generate(cut: Cut, folder: Path, clients: int) -> Uploads:

@@ -8,6 +8,8 @@ from datetime import datetime
 from secagg.contract import Layout, Payload
 from secagg.contract.codewords import Tables
 from secagg.contract.layout import IndexSegment, RingSegment
+from secagg.contract.pieces import piece_digests
+from secagg.contract.ring_cut import RingCut
 from secagg.crypto.entropy import Coins
 from secagg.crypto.mask_expansion import accumulate, segment_count
 from secagg.crypto.ring import RingVector, low_bits, reduce_into
@@ -19,6 +21,7 @@ from secagg.session.certificates import Authority, Certificate, SigningKey
 from secagg.session.ledger import Spent, values_digest
 from secagg.wire import MessageKind, Writer
 
+from .cut import VECTOR_NONCE_BYTES, cut_of, vector_digest, write_vectors
 from .floors import EnclaveFloors
 from .ledger import SealLedger
 from .trusted.configuration import EnclaveConfiguration
@@ -31,7 +34,6 @@ from .trusted.messages import (
     has_one_seal,
 )
 from .trusted.upload_keys import PROOF_BYTES, mask_key, proof_of, seal_indices, sealing_info
-from .vector_digest import VECTOR_NONCE_BYTES, vector_digest
 from .verified_enclave import VerifiedEnclave
 
 
@@ -44,21 +46,40 @@ class Upload:
     masked: tuple[RingVector, ...] = field(repr=False)
     nonce: bytes = field(repr=False)
     """Of the commitment to the masked vectors; it goes with them to the host."""
+    cut: RingCut = field(repr=False)
+
+    @property
+    def packed(self) -> list[bytes | memoryview]:
+        """The masked vectors as they are sent."""
+        return [segment.pack_sent(vector) for segment, vector in zip(self.segments, self.masked, strict=True)]
+
+    def pieces(self) -> tuple[bytes, ...]:
+        """Return the digests of the pieces of the masked vectors."""
+        client = self.sealed.header.certificate.client
+        return piece_digests(self.cut.context, client, self.cut.lengths, *self.packed)
 
     def masked_payload(self, layout: Layout) -> Payload:
         """Return the masked vectors as a payload of rings, for a protocol that masks and sums them once more."""
         return Payload(layout, self.masked)
 
-    def encode(self) -> bytes:
-        """Return both as the one message that the client sends to the host."""
+    def encode(self, *, is_stored: bool = False) -> bytes:
+        """Return both as the one message that the client sends to the host.
+
+        Args:
+            is_stored: whether a storage has the pieces, so that their digests stand in place of the vectors.
+        """
         pieces = self.sealed.pieces()
         writer = Writer(MessageKind.ENCLAVE_UPLOAD).integer(sum(map(len, pieces)), 8)
         for piece in pieces:
             writer.borrowed(piece)
         writer.fixed(self.nonce, VECTOR_NONCE_BYTES)
-        for segment, vector in zip(self.segments, self.masked, strict=True):
-            writer.borrowed(segment.pack_sent(vector))
+        self.write_vectors(writer, is_stored=is_stored)
         return writer.finish()
+
+    def write_vectors(self, writer: Writer, *, is_stored: bool = False) -> None:
+        """Append what the host adds, if there is anything."""
+        if self.segments:
+            write_vectors(writer, self.pieces() if is_stored else (), self.packed)
 
 
 class Client(Confined):
@@ -171,11 +192,13 @@ class Client(Confined):
             packed = [
                 segment.pack_sent(vector) for segment, vector in zip(configuration.ring_segments, masked, strict=True)
             ]
+            cut = cut_of(configuration.context, configuration.ring_segments, enclave.offer.epoch, model)
+            pieces = piece_digests(cut.context, self.client, cut.lengths, *packed)
             header = UploadHeader(
                 epoch=enclave.offer.epoch,
                 certificate=self._certificate,
                 model=model,
-                vector_digest=vector_digest(nonce, packed),
+                vector_digest=vector_digest(nonce, pieces),
             )
             digest = header.digest(configuration.context)
             indices, is_one = _packed_indices(payload), has_one_seal(configuration)
@@ -186,7 +209,7 @@ class Client(Confined):
                 sealed_seed = enclave.seal(secret, sealing_info(digest), now)
             beside = seal_indices(seed, digest, indices) if len(indices) and not is_one else b""
         sealed = SealedUpload(header=header, sealed_seed=sealed_seed, sealed_indices=beside)
-        return Upload(sealed, configuration.ring_segments, masked, nonce)
+        return Upload(sealed, configuration.ring_segments, masked, nonce, cut)
 
     def _require_fits(self, payload: Payload, configuration: EnclaveConfiguration, weight: int, now: datetime) -> None:
         if self._admitted is not configuration:

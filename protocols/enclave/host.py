@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from threading import RLock
 from types import MappingProxyType
 from typing import Protocol
@@ -17,25 +17,28 @@ import numpy as np
 
 from secagg.contract import Aggregate
 from secagg.contract.layout import RingSegment
+from secagg.contract.pieces import Cut, Retractable, require_vector
+from secagg.contract.ring_cut import RingCut
 from secagg.crypto.ring import RingVector, add_into, low_bits
 from secagg.errors import (
     AuthenticationFailed,
+    InvalidParameters,
     MalformedMessage,
     Misuse,
+    PeerError,
     PeerMisbehaved,
     Reason,
     UnexpectedMessage,
-    require_length,
 )
-from secagg.identifiers import ClientId
+from secagg.identifiers import ClientId, ServerId
 from secagg.session.certificates import Certificate
 from secagg.wire import MessageKind, Reader
 
 from .client import Upload
+from .cut import VECTOR_NONCE_BYTES, SentVectors, cut_of, read_vectors
 from .short_upload import KnownToHost, completed
 from .trusted.configuration import EnclaveConfiguration
 from .trusted.messages import BufferRelease, ModelStamp, Receipt, SealedUpload
-from .vector_digest import VECTOR_NONCE_BYTES, vector_digest
 
 
 class EnclaveConnection(Protocol):
@@ -68,13 +71,22 @@ class Host:
         *,
         epoch: bytes = b"",
         certificates: Mapping[ClientId, Certificate] = MappingProxyType({}),
+        adding: Callable[[Cut], Retractable] | None = None,
     ) -> None:
         """Stand in front of an enclave that runs this configuration.
 
         Args:
-            epoch: the enclave's, where uploads may be short.
-            certificates: of the clients whose uploads may be.
+            epoch: the enclave's, where uploads may be short, or others add them.
+            certificates: of the clients whose uploads may be; of none, if others add: a header has to say what an
+                upload is for, since the enclave sees it at the end.
+            adding: who adds the masked vectors; None for this process.
+
+        Raises:
+            InvalidParameters: others are to add, and cannot.
         """
+        if adding is not None:
+            _require_addable(configuration)
+            certificates = {}
         self.configuration = configuration
         self._enclave = enclave
         self._epoch, self._certificates = epoch, certificates
@@ -82,6 +94,10 @@ class Host:
         self._sums: list[RingVector] | None = None
         self._roundings = 0
         """How often a client's rounding counts in the sum: as often as the age of its upload says."""
+        self._adding, self._cut = adding, RingCut(bytes(32), ())
+        self._adder: Retractable | None = None
+        self._waiting = dict[ClientId, bytes]()
+        """The sealed parts of uploads that others add, which the enclave has not seen."""
         self._lock = RLock()
         """What the enclave has taken and what is added here are one step, from whichever thread uploads come."""
 
@@ -93,6 +109,9 @@ class Host:
             self._known = KnownToHost(epoch=self._epoch, model=model, certificates=self._certificates)
             self._sums = [segment.ring.zeros(segment.length) for segment in self.configuration.ring_segments]
             self._roundings = 0
+            if self._adding is not None:
+                self._cut = cut_of(self.configuration.context, self.configuration.ring_segments, self._epoch, model)
+                self._adder, self._sums = self._adding(self._cut), []
 
     def receive(self, message: bytes, sender: ClientId | None = None) -> bytes:
         """Take an upload, relay its sealed part, and add the masked vectors once the enclave has taken it.
@@ -105,14 +124,15 @@ class Host:
             PeerError: the upload does not decode or is not its sender's, its vectors are not those that its client
                 committed to, or the enclave does not take it; nothing has changed.
         """
-        sealed, certified, packed = self._whole(message)
+        sealed, certified, sent = self._whole(message)
         if sender is not None and certified != sender:
             raise PeerMisbehaved(
                 f"{sender} hands over an upload of {certified}", reason=Reason.NOT_ELIGIBLE, culprits={sender}
             )
-        vectors = [
-            segment.unpack_sent(piece) for segment, piece in zip(self.configuration.ring_segments, packed, strict=True)
-        ]
+        if self._adding is not None:
+            self._keep(certified, sealed, sent)
+            return hashlib.sha256(sealed).digest()
+        vectors = self._unpacked(certified, sent)
         with self._lock:
             sums = self._open_sums()
             age_weight = self._enclave.receive(sealed)
@@ -126,21 +146,82 @@ class Host:
             self._roundings += age_weight
         return hashlib.sha256(sealed).digest()
 
+    def _keep(self, client: ClientId, sealed: bytes, sent: SentVectors) -> None:
+        """Have vectors added, and keep the enclave's part until all pieces are found to be good."""
+        with self._lock:
+            adder = self._open_adder()
+            if sent.context != self._cut.context:
+                raise PeerMisbehaved(
+                    f"{client} sealed its upload to another epoch, or for another model",
+                    reason=Reason.WRONG_SESSION,
+                    culprits={client},
+                )
+            if client in self._waiting:
+                raise PeerMisbehaved(
+                    f"{client} sent a second upload; the first one counts",
+                    reason=Reason.ALREADY_ANSWERED,
+                    culprits={client},
+                )
+            adder.add(client, sent.pieces, adder.keep(client, sent.pieces, sent.packed))
+            self._waiting[client] = sealed
+
+    def _unpacked(self, client: ClientId, sent: SentVectors) -> list[RingVector]:
+        segments, packed, at = self.configuration.ring_segments, sent.packed, 0
+        if segments:
+            require_vector(client, packed)
+        vectors = list[RingVector]()
+        for segment in segments:
+            vectors.append(segment.unpack_sent(memoryview(packed)[at : at + segment.payload_bytes]))
+            at += segment.payload_bytes
+        return vectors
+
+    def keep_again(self, message: bytes) -> None:
+        """Keep vectors whose client has said before that a storage has their pieces: it may not have had them."""
+        _, client, sent = self._whole(message)
+        with self._lock:
+            if self._adder is not None and sent.packed and client in self._waiting:
+                self._adder.keep(client, sent.pieces, sent.packed)
+
+    def settle(self) -> dict[ClientId, PeerError]:
+        """Have the enclave take the uploads that others have added, and return whose are not in the sum, and why.
+
+        An enclave forgets no upload that it took, so pieces are found to be good before it sees the sealed part, and
+        of an upload that it refuses the pieces are taken out again.
+        """
+        with self._lock:
+            return {} if self._adding is None else self._settled(self._open_adder())
+
+    def _settled(self, adder: Retractable) -> dict[ClientId, PeerError]:
+        left_out, refused = dict(adder.settle()), dict[ClientId, PeerError]()
+        for client, error in left_out.items():
+            # What a client committed to, the enclave alone can tell.
+            error.culprits |= {client, ServerId()}
+        for client, sealed in self._waiting.items():
+            if client not in left_out:
+                try:
+                    self._roundings += self._enclave.receive(sealed)
+                except PeerError as error:
+                    refused[client] = error
+        self._waiting.clear()
+        if refused:
+            adder.take_out(refused)
+        return left_out | refused
+
     def digest_of(self, message: bytes) -> bytes:
         """Return the digest of the enclave's part, which commits to the vectors; raises where those are others."""
         return hashlib.sha256(self._whole(message)[0]).digest()
 
-    def _whole(self, message: bytes) -> tuple[bytes, ClientId, list[memoryview]]:
-        """Return the enclave's part of an upload, whose it says that it is, and the packed vectors."""
+    def _whole(self, message: bytes) -> tuple[bytes, ClientId, SentVectors]:
+        """Return the enclave's part of an upload, whose it says that it is, and the vectors."""
         if self._known is not None and self._certificates:
             try:
-                upload, packed = completed(message, self.configuration, self._known)
+                upload, sent = completed(message, self.configuration, self._known)
             except UnexpectedMessage:
                 pass  # It is long.
             else:
-                return upload.encode(), upload.header.certificate.client, packed
-        sealed, packed = split_upload(message, self.configuration)
-        return sealed, SealedUpload.decode(sealed, self.configuration).header.certificate.client, packed
+                return upload.encode(), upload.header.certificate.client, sent
+        sealed, sent = split_upload(message, self.configuration)
+        return sealed, SealedUpload.decode(sealed, self.configuration).header.certificate.client, sent
 
     def relay(self, upload: Upload) -> None:
         """Relay the sealed part of an upload whose masked vectors another protocol sums.
@@ -165,6 +246,10 @@ class Host:
             PeerMisbehaved: one weight dominates the buffer, which is given up.
         """
         with self._lock:
+            if self._adding is not None:
+                if self._waiting:
+                    raise Misuse("others have added uploads that the enclave has not seen; settle first")
+                sums = self._cut.whole(self._open_adder().open(b""))
             return self._released(sums)
 
     def _released(self, sums: Sequence[RingVector] | None) -> tuple[Aggregate, Receipt]:
@@ -179,7 +264,7 @@ class Host:
             if isinstance(segment, RingSegment):
                 unmasked = segment.ring.subtract(next(masked), released.values[position])
                 values[position] = segment.unbiased(unmasked, self._roundings)
-        self._sums = None
+        self._end()
         return (
             Aggregate(configuration.released, tuple(values), released.contributors, released.total_weight),
             release.receipt,
@@ -188,8 +273,22 @@ class Host:
     def give_up_buffer(self) -> None:
         """Discard the open buffer; its uploads are lost."""
         with self._lock:
-            self._enclave.give_up_buffer()
-            self._sums = None
+            try:
+                self._enclave.give_up_buffer()
+            finally:
+                self._end()
+
+    def _end(self) -> None:
+        self._sums = None
+        self._waiting.clear()
+        if self._adder is not None:
+            self._adder.end()
+            self._adder = None
+
+    def _open_adder(self) -> Retractable:
+        if self._adder is None:
+            raise Misuse("no buffer is open; call open_buffer first")
+        return self._adder
 
     def _open_sums(self) -> list[RingVector]:
         if self._sums is None:
@@ -197,8 +296,8 @@ class Host:
         return self._sums
 
 
-def split_upload(message: bytes, configuration: EnclaveConfiguration) -> tuple[bytes, list[memoryview]]:
-    """Take an upload apart into what is the enclave's and the packed vectors, which are the host's.
+def split_upload(message: bytes, configuration: EnclaveConfiguration) -> tuple[bytes, SentVectors]:
+    """Take an upload apart into what is the enclave's and the vectors, which are the host's.
 
     Raises:
         MalformedMessage: it is not of the configuration's lengths.
@@ -209,17 +308,23 @@ def split_upload(message: bytes, configuration: EnclaveConfiguration) -> tuple[b
     reader = Reader(message, MessageKind.ENCLAVE_UPLOAD)
     sealed = bytes(reader.view(reader.integer(8)))
     # Relayed unread, a client's bytes could be another request, which only the host may make.
-    committed = SealedUpload.decode(sealed, configuration).header.vector_digest
-    nonce, masked = reader.fixed(VECTOR_NONCE_BYTES), reader.rest()
-    due = sum(segment.payload_bytes for segment in configuration.ring_segments)
-    require_length("the rest of an upload, its masked vectors,", len(masked), due)
-    packed, position = list[memoryview](), 0
-    for segment in configuration.ring_segments:
-        packed.append(masked[position : position + segment.payload_bytes])
-        position += segment.payload_bytes
-    if not hmac.compare_digest(vector_digest(nonce, packed), committed):
+    header = SealedUpload.decode(sealed, configuration).header
+    cut = cut_of(configuration.context, configuration.ring_segments, header.epoch, header.model)
+    sent = read_vectors(reader, reader.fixed(VECTOR_NONCE_BYTES), cut, header.certificate.client)
+    if not hmac.compare_digest(sent.digest, header.vector_digest):
         raise AuthenticationFailed
-    return sealed, packed
+    return sealed, sent
+
+
+def _require_addable(configuration: EnclaveConfiguration) -> None:
+    """Refuse a configuration under which others cannot add: the sum of vectors is all that leaves the host."""
+    if configuration.index_segments or not configuration.ring_segments:
+        raise InvalidParameters(
+            "others add ring segments, and indices are the enclave's alone; choose a scheme without index segments, or "
+            "have the host add"
+        )
+    if set(configuration.staleness_weights) != {1}:
+        raise InvalidParameters("others add every vector once; configure staleness_weights of 1")
 
 
 def _parts_of(configuration: EnclaveConfiguration) -> list[int]:

@@ -11,10 +11,11 @@ from fractions import Fraction
 from typing import Annotated, ClassVar, Final
 
 from secagg.contract import IndexSegment
+from secagg.contract.pieces import Cut, Retractable
 from secagg.crypto.entropy import Coins
 from secagg.crypto.labels import Label, bind
 from secagg.crypto.secret import Confined, Secret
-from secagg.errors import InvalidParameters, Reason, SecAggError
+from secagg.errors import InvalidParameters, PeerError, Reason, SecAggError
 from secagg.fields import FLAG, Message, fixed, unsigned, variable
 from secagg.identifiers import ClientId
 from secagg.parameters import LEAST_COHORT, Suite
@@ -124,6 +125,8 @@ class EnclaveHelpers:
     evidence: Evidence | SimulatedEvidence
     certificates: Mapping[ClientId, Certificate] = field(default_factory=dict[ClientId, Certificate])
     """Of all who may take part, where the host has them; uploads leave out then what it knows."""
+    adding: Callable[[Cut], Retractable] | None = None
+    """Who adds masked vectors; None for the host."""
 
 
 def open_session(
@@ -149,8 +152,15 @@ def open_session(
             f"{len(invited)} clients are invited, and nothing is released of fewer than {configuration.minimum_cohort}"
         )
     has_all = invited is None or invited <= helpers.certificates.keys()
-    certificates = helpers.certificates if has_all else dict[ClientId, Certificate]()
-    host = Host(configuration, helpers.connection, epoch=helpers.offer.epoch, certificates=certificates)
+    is_short = has_all and helpers.adding is None
+    certificates = helpers.certificates if is_short else dict[ClientId, Certificate]()
+    host = Host(
+        configuration,
+        helpers.connection,
+        epoch=helpers.offer.epoch,
+        certificates=certificates,
+        adding=helpers.adding,
+    )
     attested = encode_offer(helpers.offer, helpers.evidence)
     session = EnclaveServerSession(host, attested, subject, invited, is_short=bool(certificates))
     session.is_simulated = isinstance(helpers.evidence, SimulatedEvidence)
@@ -196,7 +206,7 @@ class EnclaveServerSession(OneStageServerSession):
         invitation = Invitation(configuration.encode(), attested, model.version, model.digest, is_short)
         super().__init__(invitation.encode(), invited, configuration.minimum_cohort)
         self._host = host
-        self._is_released = False
+        self._is_released, self._left_out = False, dict[ClientId, PeerError]()
         self.is_simulated = False
         """Whether the evidence is nobody's; clients see it themselves."""
         host.open_buffer(model.version, model.digest)
@@ -224,15 +234,22 @@ class EnclaveServerSession(OneStageServerSession):
     def _digest(self, message: bytes) -> bytes:
         return self._host.digest_of(message)
 
+    def _take_again(self, message: bytes) -> None:
+        self._host.keep_again(message)
+
+    def _settle(self) -> None:
+        self._left_out = self._host.settle()
+        self._faults += self._left_out.values()
+
     def _sum(self, progress: Callable[[int, int], None] | None) -> Released:
         del progress  # One step.
         aggregate, receipt = self._host.release()
         self._is_released = True
-        counted = frozenset(self._seen)
+        counted = frozenset(self._seen).difference(self._left_out)
         return Released(
             aggregate=aggregate,
             counted=counted,
-            left_out={},
+            left_out=dict(self._left_out),
             revealed=frozenset({counted}),
             # Indices are in range, one for each block; ring elements are summed under masks, and nobody sees them.
             unbounded=self.configuration.layout.ring_positions,

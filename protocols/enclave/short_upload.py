@@ -3,7 +3,7 @@
 The host puts them back, and the enclave gets the upload byte for byte as it was sealed. A host that puts back anything
 else has an upload that does not open. What is left, after the header of every message, is the client (8 bytes), the
 sealed secret, the sealed indices, and where there are ring segments the nonce (32) and the packed masked vectors, whose
-digest the host computes.
+digest the host computes, or the digests of their pieces.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from secagg.session.certificates import Certificate
 from secagg.wire import MessageKind, Reader, Writer
 
 from .client import Upload
+from .cut import VECTOR_NONCE_BYTES, SentVectors, cut_of, read_vectors
 from .trusted.configuration import EnclaveConfiguration
 from .trusted.messages import (
     ModelStamp,
@@ -25,7 +26,6 @@ from .trusted.messages import (
     sealed_indices_bytes,
     sealed_secret_bytes,
 )
-from .vector_digest import VECTOR_NONCE_BYTES, vector_digest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,15 +44,14 @@ def shortened(upload: Upload) -> bytes:
     writer.borrowed(sealed.sealed_seed).borrowed(sealed.sealed_indices)
     if upload.segments:
         writer.fixed(upload.nonce, VECTOR_NONCE_BYTES)
-    for segment, vector in zip(upload.segments, upload.masked, strict=True):
-        writer.borrowed(segment.pack_sent(vector))
+    upload.write_vectors(writer)
     return writer.finish()
 
 
 def completed(
     message: bytes, configuration: EnclaveConfiguration, known: KnownToHost
-) -> tuple[SealedUpload, list[memoryview]]:
-    """Return the whole of the enclave's part, and the packed vectors, which are the host's.
+) -> tuple[SealedUpload, SentVectors]:
+    """Return the whole of the enclave's part, and the vectors, which are the host's.
 
     Nothing here is evidence: the enclave opens the seal, which is bound to all that was put back.
 
@@ -66,8 +65,8 @@ def completed(
     sealed_seed = reader.fixed(sealed_secret_bytes(configuration))
     indices = reader.view(sealed_indices_bytes(configuration))
     nonce = reader.fixed(VECTOR_NONCE_BYTES) if configuration.ring_segments else bytes(VECTOR_NONCE_BYTES)
-    packed = [reader.view(segment.payload_bytes) for segment in configuration.ring_segments]
-    reader.finish()
+    cut = cut_of(configuration.context, configuration.ring_segments, known.epoch, known.model)
+    vectors = read_vectors(reader, nonce, cut, client)
     certificate = known.certificates.get(client)
     if certificate is None:
         raise PeerMisbehaved(
@@ -79,6 +78,6 @@ def completed(
         epoch=known.epoch,
         certificate=certificate,
         model=known.model,
-        vector_digest=vector_digest(nonce, packed),
+        vector_digest=vectors.digest,
     )
-    return SealedUpload(header=header, sealed_seed=sealed_seed, sealed_indices=indices), packed
+    return SealedUpload(header=header, sealed_seed=sealed_seed, sealed_indices=indices), vectors

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Final
 
 from secagg.contract import IndexSegment, RingSegment
+from secagg.contract.pieces import Cut, Retractable
 from secagg.crypto.entropy import Coins
 from secagg.crypto.secret import Confined
 from secagg.identifiers import ClientId
@@ -37,8 +39,17 @@ def describe(session: EnclaveServerSession) -> tuple[str, ...]:
 class EnclaveSimulation(Confined):
     """A simulated enclave, its host and its clients; see ``Simulation``. There is an epoch for each layout."""
 
-    def __init__(self, settings: EnclaveSettings, *, coins: Coins, clock: Clock, threads: int = 1) -> None:
+    def __init__(
+        self,
+        settings: EnclaveSettings,
+        *,
+        coins: Coins,
+        clock: Clock,
+        threads: int = 1,
+        adding: Callable[[Cut], Retractable] | None = None,
+    ) -> None:
         """Draw the authority's key; an epoch begins with the first session."""
+        self._adding = adding
         self._settings, self._coins, self._clock, self._threads = settings, coins, clock, threads
         self._keys = SimulatedKeys(coins)
         self._ledgers = dict[tuple[ClientId, bytes], SealLedger]()
@@ -60,6 +71,7 @@ class EnclaveSimulation(Confined):
             offer=enclave.offer,
             evidence=enclave.evidence,
             certificates={client: self._keys.of(client)[1] for client in invited or ()},
+            adding=self._adding,
         )
         return open_session(subject, self._settings, invited, helpers)
 
@@ -132,6 +144,7 @@ ENTRY: Final = ProtocolEntry(
     settings=EnclaveSettings,
     segments=frozenset({RingSegment, IndexSegment}),
     rounds=True,
+    spreads=True,
     stages=(Stage(name=STAGE, takes_update=True),),
     describe=describe,
     open_session=open_session,

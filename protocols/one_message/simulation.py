@@ -201,6 +201,7 @@ ENTRY: Final = ProtocolEntry(
     segments=frozenset({RingSegment}),
     rounds=True,
     spreads=True,
+    resumes=True,
     stages=(UPLOAD,),
     describe=describe,
     open_session=open_any_session,

@@ -93,7 +93,7 @@ def roster_of(configuration: SessionConfiguration, encoded_clients: bytes, root:
     seed = _hash(Label.GRAPH_SEED, attempt, digest, opening)
     context = SessionContext(_hash(Label.SESSION_CONTEXT, attempt, digest, seed))
     graph = Graph(configuration.topology, population, configuration.degree_among(population), seed)
-    cut = PairwiseCut(context.digest, configuration)
+    cut = PairwiseCut.of(context.digest, configuration)
     return Roster(configuration, clients, root, opening, context, graph, cut)
 
 

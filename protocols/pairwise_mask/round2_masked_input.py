@@ -67,7 +67,7 @@ def _write_stored(writer: Writer, digests: tuple[bytes, ...]) -> None:
 
 def _read_stored(reader: Reader, at: At) -> tuple[bytes, ...]:
     if (flag := reader.integer(1)) > 1:
-        raise MalformedMessage(f"{flag} is not no or yes", reason=Reason.NOT_CANONICAL)
+        raise MalformedMessage(f"{flag} says neither that vectors follow nor digests", reason=Reason.NOT_CANONICAL)
     return tuple(reader.fixed(DIGEST_BYTES) for _ in at.place.cut.lengths[: None if flag else 0])
 
 

@@ -126,6 +126,7 @@ ENTRY: Final = ProtocolEntry(
     segments=frozenset({RingSegment}),
     rounds=True,
     spreads=True,
+    resumes=True,
     stages=tuple(STAGES.values()),
     takes=PairwiseSettings.takes,
     describe=describe,

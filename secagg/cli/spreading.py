@@ -18,7 +18,7 @@ from secagg.session.registry import ProtocolEntry
 from .figures import Column, in_bytes, in_seconds, table
 
 if TYPE_CHECKING:
-    from secagg.contract.pieces import Adder, Cut
+    from secagg.contract.pieces import Cut, Retractable
     from secagg.scale.memory import Memory
     from secagg.scale.spread import Figures
     from secagg.session.run import Progress
@@ -49,7 +49,7 @@ def add_options(command: Any) -> None:  # noqa: ANN401 -- argparse names the typ
 class Spreading:
     """Who adds, and where it tells how far it is."""
 
-    adding: Callable[..., Adder] | None = None
+    adding: Callable[..., Retractable] | None = None
     """``adding(cut)``, with a ``memory`` where there is one; None where the server adds."""
     metrics: Metrics = field(default_factory=Metrics)
 
@@ -78,7 +78,7 @@ def workers_for(
             beside.write_text(found.metrics.text())
             beside.replace(options.metrics)
 
-    def adding(cut: Cut, memory: Memory | None = None) -> Adder:
+    def adding(cut: Cut, memory: Memory | None = None) -> Retractable:
         return SpreadSum(cut, workers, settings, coins=SystemCoins(), memory=memory, progress=told)
 
     with TemporaryDirectory() as folder:
@@ -134,7 +134,7 @@ def options_of_groups(options: argparse.Namespace) -> dict[int, argparse.Namespa
 
 
 def run_all(
-    rehearsals: Sequence[Rehearsal], progress: Progress, adding: Callable[..., Adder] | None
+    rehearsals: Sequence[Rehearsal], progress: Progress, adding: Callable[..., Retractable] | None
 ) -> list[Rehearsed]:
     """Run one session after another; refuse after the first, and not after the last, what cannot be added."""
     from secagg.scale.tree import require_addable

@@ -7,7 +7,7 @@ another's business: ``LocalSum`` does it in this process, and ``secagg.scale`` o
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate, pairwise
 from typing import Final, Protocol
 
@@ -87,6 +87,13 @@ class Adder(Protocol):
 
     def end(self) -> None:
         """Give up what was added, and everything that was written for it."""
+
+
+class Retractable(Adder, Protocol):
+    """An ``Adder`` that can take clients out of what it has added."""
+
+    def take_out(self, clients: Iterable[ClientId]) -> None:
+        """Take clients out of a sum that is settled; their pieces are good, and their uploads are not."""
 
 
 class LocalSum:

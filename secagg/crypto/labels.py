@@ -77,6 +77,7 @@ class Label(bytes, Enum):
     ENCLAVE_INDICES_KEY = b"secagg/1/enclave-indices-key"
     ENCLAVE_FRESH_BINDING = b"secagg/1/enclave-fresh-binding"
     ENCLAVE_VECTOR_DIGEST = b"secagg/1/enclave-vector-digest"
+    ENCLAVE_PIECES = b"secagg/1/enclave-pieces"
     ENCLAVE_PROOF = b"secagg/1/enclave-proof"
     ENCLAVE_UPLOAD_LIST = b"secagg/1/enclave-upload-list"
     ENCLAVE_RECEIPT = b"secagg/1/enclave-receipt"

@@ -67,6 +67,7 @@ def opened(side: ServerSide) -> ServerSession:
         offer=offer,
         evidence=evidence,
         certificates=side.certificates,
+        adding=side.adding,
     )
     return open_session(side.subject, settings, side.invited, helpers)
 

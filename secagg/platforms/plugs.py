@@ -13,7 +13,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Final
 
-from secagg.contract.pieces import Adder, Cut
+from secagg.contract.pieces import Cut, Retractable
 from secagg.crypto.entropy import Coins
 from secagg.errors import InvalidParameters, Misuse
 from secagg.identifiers import ClientId
@@ -49,7 +49,7 @@ class ServerSide:
     clock: Clock
     resources: ExitStack
     """Ends after the session what was opened for it."""
-    adding: Callable[[Cut], Adder] | None = None
+    adding: Callable[[Cut], Retractable] | None = None
     """Who adds, of a protocol that ``spreads``; None for the server."""
     through: Callable[[AskAll], AskAll] = lambda asking: asking
     """What stands between the session and its numbered helpers, such as a journal."""

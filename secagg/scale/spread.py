@@ -312,6 +312,14 @@ class SpreadSum:
             self._memory.settled(settled.values())
         return {client: _error_of(wrong) for client, wrong in sorted(settled.items())}
 
+    def take_out(self, clients: Iterable[ClientId]) -> None:
+        """Add the batches of these clients again, without them."""
+        for client in clients:
+            self.wrong[client] = Wrong(client=client, piece=0, harm=Harm.MISSING)
+        while self._exclude():
+            self._finish_jobs()
+        self._merge()
+
     def _exclude(self) -> bool:
         """Order every range again that holds a client which is wrong in another; return whether there was one."""
         is_complete = True

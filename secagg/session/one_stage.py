@@ -63,6 +63,9 @@ class OneStageServerSession(Confined, ABC):
         """Return what an upload is known by when it comes again; asked only then."""
         return hashlib.sha256(message).digest()
 
+    def _take_again(self, message: bytes) -> None:
+        """Be told of an upload that came again while others may come."""
+
     def _settle(self) -> None:
         """Decide about what was taken, before the sum is released."""
 
@@ -120,6 +123,8 @@ class OneStageServerSession(Confined, ABC):
         with self._lock, blaming(sender):
             before = self._seen.get(sender)
             if before is not None and self._is_again(before, message):
+                if not self._is_closed:
+                    self._take_again(message)
                 return
             if self._is_closed:
                 raise UnexpectedMessage(expected="no upload: the stage is closed", received="an upload")

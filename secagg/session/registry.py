@@ -81,6 +81,8 @@ class ProtocolEntry:
     """Which segments its sums can hold."""
     rounds: bool = False
     """Whether it rounds masked values, so that segments may have fine bits."""
+    resumes: bool = False
+    """Whether a journal goes on with a session whose uploads others add, once its process has ended."""
     spreads: bool = False
     """Whether others can add the uploads: ``simulate`` takes ``adding``, as the helpers of ``open_session`` do."""
     stages: tuple[Stage, ...]

@@ -16,7 +16,7 @@ from typing import Any, Final, Protocol
 
 from secagg.contract import Aggregate, Layout, Payload
 from secagg.contract.codewords import Tables
-from secagg.contract.pieces import Adder, Cut
+from secagg.contract.pieces import Cut, Retractable
 from secagg.crypto.entropy import SystemCoins
 from secagg.errors import InvalidParameters
 from secagg.identifiers import ClientId
@@ -108,7 +108,7 @@ class Rehearsal:
     stopwatch: type[Measured] = Measured
     """A kind of ``Measured`` that sees more."""
 
-    def run(self, progress: Progress | None = None, adding: Callable[[Cut], Adder] | None = None) -> Rehearsed:
+    def run(self, progress: Progress | None = None, adding: Callable[[Cut], Retractable] | None = None) -> Rehearsed:
         """Run the session, once.
 
         Args:

@@ -110,9 +110,9 @@ def test_the_enclave_gets_a_short_upload_byte_for_byte_as_a_long_one(name: str, 
     session = opened(LAYOUTS[name], suite=suite)
     upload = session.seal(1)
     known = KnownToHost(epoch=session.enclave.offer.epoch, model=MODEL, certificates=certificates(session))
-    whole, packed = completed(shortened(upload), session.configuration, known)
+    whole, sent = completed(shortened(upload), session.configuration, known)
     assert whole.encode() == upload.sealed.encode()
-    assert b"".join(packed) == b"".join(
+    assert sent.packed == b"".join(
         segment.ring.pack(vector) for segment, vector in zip(upload.segments, upload.masked, strict=True)
     )
 

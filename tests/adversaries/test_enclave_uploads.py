@@ -42,13 +42,13 @@ from secagg.errors import (
 from secagg.identifiers import AttemptContext, ClientId, Party, ServerId
 from secagg.parameters import Suite
 from secagg.protocols.enclave.client import Upload
+from secagg.protocols.enclave.cut import vector_digest
 from secagg.protocols.enclave.floors import PrivacyFloor
 from secagg.protocols.enclave.host import split_upload
 from secagg.protocols.enclave.trusted import enclave as enclave_module
 from secagg.protocols.enclave.trusted.buffer import ReleaseRules
 from secagg.protocols.enclave.trusted.messages import ModelStamp, SealedUpload, UploadHeader
 from secagg.protocols.enclave.trusted.upload_keys import PROOF_BYTES, mask_key, proof_of, seal_indices, sealing_info
-from secagg.protocols.enclave.vector_digest import vector_digest
 from secagg.session.certificates import Certificate, SigningKey, issue_certificate
 from tests.harness.enclave_buffers import NOW, EnclaveSetup, InsecureEnclaveSession, model_digest
 
@@ -246,10 +246,9 @@ def test_every_byte_of_a_vector_is_compared_with_what_the_client_committed_to(se
 
 def test_a_commitment_does_not_let_anybody_try_out_vectors(session: InsecureEnclaveSession) -> None:
     upload = session.seal(1)
-    packed = [segment.ring.pack(vector) for segment, vector in zip(upload.segments, upload.masked, strict=True)]
     committed = upload.sealed.header.vector_digest
-    assert vector_digest(upload.nonce, packed) == committed
-    assert vector_digest(bytes(32), packed) != committed
+    assert vector_digest(upload.nonce, upload.pieces()) == committed
+    assert vector_digest(bytes(32), upload.pieces()) != committed
     assert upload.nonce not in upload.sealed.encode(), "in two layers only the sealed part is sent"
 
 

@@ -46,6 +46,17 @@ def test_masks_are_taken_off_by_processes(town: Town, tmp_path: Path) -> None:
     assert list(storage.iterdir()) == []
 
 
+def test_vectors_for_an_enclave_are_added_by_processes(town: Town) -> None:
+    roster = ("--set", f"roster={town.make_keys()}")
+    server = town.serve("--protocol", "enclave", "--engine", "processes", *roster)
+    simulated = ("--protocol", "enclave", "--set", "allow_simulated_enclave=yes")
+    clients = [town.contribute(number, *simulated) for number in range(5)]
+    assert [client.ended() for client in clients] == [0] * 5
+    assert server.ended() == 0
+    assert "workers: " in server.text
+    assert abs(town.mean() - 0.02) < 1e-3
+
+
 def test_a_server_that_goes_on_has_workers_too(town: Town, tmp_path: Path) -> None:
     """Its uploads are in the storage, and all else in the journal."""
     options = ("--clients", "4", "--engine", "processes", "--storage", str(tmp_path / "storage"))

@@ -102,12 +102,16 @@ def round_with(capsys: pytest.CaptureFixture[str], *options: str) -> str:
     return capsys.readouterr().out
 
 
-@pytest.mark.parametrize("engine", ["memory", "processes"])
+@pytest.mark.parametrize(
+    ("protocol", "engine"),
+    [("one-message", "processes"), ("one-message", "memory"), ("pairwise", "memory"), ("enclave", "memory")],
+)
 def test_a_round_whose_uploads_others_add_is_exact(
-    engine: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    protocol: str, engine: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    told = tmp_path / "figures.prom"
-    said = round_with(capsys, "--engine", engine, "--storage", str(tmp_path / "storage"), "--metrics", str(told))
+    told, storage = tmp_path / "figures.prom", str(tmp_path / "storage")
+    options = ("--protocol", protocol, "--compression", "none", "--engine", engine, "--storage", storage)
+    said = round_with(capsys, *options, "--metrics", str(told))
     assert "the sum is exactly the plain sum of their inputs" in said
     assert "secagg_jobs_left 0" in told.read_text()
     assert list((tmp_path / "storage").iterdir()) == []
@@ -116,7 +120,8 @@ def test_a_round_whose_uploads_others_add_is_exact(
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        (("--protocol", "enclave", "--engine", "memory"), "added by its server alone"),
+        (("--protocol", "two-servers", "--engine", "memory"), "added by its server alone"),
+        (("--protocol", "enclave", "--engine", "memory"), "without index segments"),
         (("--protocol", "one-message", "--storage", "x"), "say who adds the uploads"),
         (("--protocol", "one-message", "--audit", "2"), "--audit is for --engine"),
         (

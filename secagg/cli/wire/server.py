@@ -150,7 +150,8 @@ class _Held:
         kept, restore = None if store is None else store.get(), find(options.protocol).restore
         about = partial(_opened, options.protocol, settings, invited, roster, resources, workers)
         # Of a session whose uploads others add a journal goes on; of another one, a snapshot.
-        journal = None if folder is None or workers.adding is None else folder / "sum.journal"
+        has_journal = workers.adding is not None and find(options.protocol).resumes
+        journal = folder / "sum.journal" if folder is not None and has_journal else None
         if folder is not None and kept is not None:
             _require_engine(folder, is_spread=journal is not None, was_spread=not kept.snapshot)
         if kept is not None and (kept.snapshot or (journal is not None and goes_on(journal))):

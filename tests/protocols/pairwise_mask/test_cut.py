@@ -55,7 +55,7 @@ def test_pieces_are_added_and_unmasked_as_the_whole_is(layout: Layout, data: st.
     with pytest.MonkeyPatch.context() as patched:
         # Pieces at any multiple of eight coordinates; streams are made from there all the same.
         patched.setattr(cut_module, "SEGMENT_BYTES", 8 * 8 * data.draw(st.integers(1, 40)))
-        cut = PairwiseCut(bytes(32), configuration)
+        cut = PairwiseCut.of(bytes(32), configuration)
         assert sum(cut.lengths) == configuration.masked_bytes
         whole, local = MaskedVector(configuration), LocalSum(cut)
         for seed in range(3):
@@ -73,9 +73,9 @@ def test_pieces_are_added_and_unmasked_as_the_whole_is(layout: Layout, data: st.
 
 
 def test_pieces_meet_where_streams_have_segments() -> None:
-    cut = PairwiseCut(bytes(32), configuration_of(Layout((RingSegment(20, 600_000), RingSegment(9, 3)))))
+    cut = PairwiseCut.of(bytes(32), configuration_of(Layout((RingSegment(20, 600_000), RingSegment(9, 3)))))
     step = SEGMENT_BYTES // 4
-    assert [part.start for piece in cut.parts for part in piece if part.segment == 0] == [0, step, 2 * step]
+    assert [part.start for piece in cut.parts for part in piece if part.vector == 0] == [0, step, 2 * step]
     assert len(cut.parts) == 3  # what is small stands behind
 
 
@@ -94,7 +94,7 @@ def all_ones(piece: bytes) -> bytes:
 @pytest.mark.parametrize("change", [shortened, lengthened, all_ones])
 def test_a_piece_that_does_not_decode_adds_nothing(change: Callable[[bytes], bytes]) -> None:
     configuration = configuration_of(Layout((RingSegment(5, 4),)))
-    cut, total = PairwiseCut(bytes(32), configuration), PairwiseCut(bytes(32), configuration).zeros(0)
+    cut, total = PairwiseCut.of(bytes(32), configuration), PairwiseCut.of(bytes(32), configuration).zeros(0)
     (piece,) = pieces_of(b"".join(filled(configuration, 1).pack()), cut.lengths)
     wrong = change(piece)
     with pytest.raises(MalformedMessage):
@@ -108,7 +108,7 @@ def test_keys_are_wiped_once_they_are_written_and_read_as_written() -> None:
     assert written == b"\1" + (1).to_bytes(16, "big") + b"\0" + (2).to_bytes(16, "big")
     with pytest.raises(Misuse):
         keys[0][1].expose()
-    cut = PairwiseCut(bytes(32), configuration_of(Layout((RingSegment(5, 3),))))
+    cut = PairwiseCut.of(bytes(32), configuration_of(Layout((RingSegment(5, 3),))))
     with pytest.raises(Misuse, match="behind its sign"):
         cut.open(cut.zeros(0), 0, bytes(written[:-1]))
 
