@@ -30,10 +30,7 @@ if TYPE_CHECKING:
     from secagg.transport.keeping import ServerStore
     from secagg.transport.proof import Admission
 
-_TOLD_SECONDS: Final = 10.0
 _PROGRESS_SECONDS: Final = 10.0
-_LEAST_SECONDS: Final = 10.0
-"""Within which a client comes back that lost its server."""
 _LEAST_ANSWER, _SHARES, _PER_CLIENT = 1 << 20, 16, 1 << 12
 """No answer is longer than these bytes, times the packed update, and for each client."""
 
@@ -51,7 +48,7 @@ def run_serve(options: argparse.Namespace) -> int:
 async def _serve(options: argparse.Namespace) -> tuple[Released, Session]:
     from secagg.platforms.settings import PREFIX, SecAggSettings
     from secagg.session.patience import Limits
-    from secagg.transport.card import WireLimits
+    from secagg.transport.card import BACK_SECONDS, WireLimits
     from secagg.transport.listener import allow_connections, listening
     from secagg.transport.server import SumServer
     from secagg.transport.tls import server_context
@@ -82,7 +79,7 @@ async def _serve(options: argparse.Namespace) -> tuple[Released, Session]:
                 training=options.training_seconds,
                 patience=options.patience,
                 training_patience=options.patience,
-                least=_LEAST_SECONDS,
+                least=BACK_SECONDS,
             ),
             answer_bytes=held.card.answer_bytes,
         )
@@ -96,7 +93,7 @@ async def _serve(options: argparse.Namespace) -> tuple[Released, Session]:
             try:
                 released = await server.run(held.session, held.card, number=held.number)
             finally:
-                await server.told(_TOLD_SECONDS)
+                await server.told()
     return released, held.plan
 
 
