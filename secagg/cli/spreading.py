@@ -194,11 +194,7 @@ def text(summary: dict[str, Any]) -> Iterator[str]:
     for number, group in enumerate(groups, 1):
         yield from (f"group {number}, left out: {client}: {why}" for client, why in group["left out"].items())
         yield from (f"group {number}, fault: {fault}" for fault in group["faults"])
-    sizes = sorted(summary["revealed sets"])
-    yield (
-        f"revealed: {len(sizes)} sums, over {sizes[0]:,} to {sizes[-1]:,} clients, and not only that of all "
-        f"{summary['contributors']:,}"
-    )
+    yield revealed(summary["revealed sets"], summary["contributors"])
     if summary["noise deviations"]:
         yield (
             f"each sum has noise of its own, of deviation {max(groups[0]['noise deviations']):,.3f} in the first; "
@@ -206,6 +202,12 @@ def text(summary: dict[str, Any]) -> Iterator[str]:
         )
     yield verdict(summary)
     yield f"{summary['seconds']:.1f} s, one group after another; {summary['processor seconds']:.1f} s of processor time"
+
+
+def revealed(sizes: Sequence[int], counted: int) -> str:
+    """Say which sums the server knows."""
+    least, most = min(sizes), max(sizes)
+    return f"revealed: {len(sizes)} sums, over {least:,} to {most:,} clients, and not only that of all {counted:,}"
 
 
 # --- Of one session as well -------------------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -43,6 +44,8 @@ def refusal(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
         (("--clients", "5", "--listen", "0.0.0.0:0"), "in the clear"),
         (("--clients", "5", "--set", "roster"), "NAME=VALUE"),
         (("--clients", "5", "--set", "colour=red"), "no setting of secure aggregation"),
+        (("--clients", "5", "--group", "1"), "--group is K/N"),
+        (("--clients", "6", "--group", "1/2"), "give all servers one --round"),
         (("--clients", "2"), "fewer than 3"),
     ],
 )
@@ -84,6 +87,10 @@ def test_a_server_goes_on_with_its_own_session_alone(capsys: pytest.CaptureFixtu
     assert "keeps a session of pairwise about 'another'" in said
     said = refusal(capsys, *SERVE, "--clients", "5", "--state", str(folder), "--engine", "memory")
     assert "whose server adds the uploads; go on without --engine" in said
+    terms = {"clients": 5, "all_clients": 5, "group": 1, "groups": 1, "values": 4, "clip": 1.0, "bits": 8}
+    ServerStore(folder).put(ServerRecord(replace(card, task="sum", terms=terms).encode(), 0, (), b"snapshot"))
+    said = refusal(capsys, *SERVE, "--clients", "5", "--state", str(folder))
+    assert "about 'sum', of other arguments; give the same ones again" in said
     (folder / "session.record").write_bytes(b"something else")
     assert "no record of a session" in refusal(capsys, *SERVE, "--clients", "5", "--state", str(folder))
     os.chmod(folder, 0o755)  # noqa: PTH101, S103 -- which is refused

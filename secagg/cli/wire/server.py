@@ -15,6 +15,7 @@ from secagg.cli.spreading import Spreading, workers_for
 from secagg.errors import InvalidParameters
 from secagg.session.registry import find
 
+from .groups import group_of, write_sum
 from .shared import address, assigned, now, own_credentials, plan_of, plug_for, running, subject_of
 
 if TYPE_CHECKING:
@@ -39,13 +40,17 @@ def run_serve(options: argparse.Namespace) -> int:
     """Hold a sum, write its mean, and return the exit status."""
     import numpy as np
 
-    released, plan = running(lambda: _serve(options))
-    np.save(options.out, plan.mean(released), allow_pickle=False)
-    print(f"{options.out}: the mean of {len(released.counted)} clients' updates")
+    released, held = running(lambda: _serve(options))
+    if options.group is None:
+        np.save(options.out, held.plan.mean(released), allow_pickle=False)
+        print(f"{options.out}: the mean of {len(released.counted)} clients' updates")
+    else:
+        write_sum(options.out, held.card, released)
+        print(f"{options.out}: the sum of {len(released.counted)} clients of group {options.group}, for `secagg add`")
     return 0
 
 
-async def _serve(options: argparse.Namespace) -> tuple[Released, Session]:
+async def _serve(options: argparse.Namespace) -> tuple[Released, _Held]:
     from secagg.platforms.settings import PREFIX, SecAggSettings
     from secagg.session.patience import Limits
     from secagg.transport.card import BACK_SECONDS, WireLimits
@@ -94,7 +99,7 @@ async def _serve(options: argparse.Namespace) -> tuple[Released, Session]:
                 released = await server.run(held.session, held.card, number=held.number)
             finally:
                 await server.told()
-    return released, held.plan
+    return released, held
 
 
 class _Telling:
@@ -128,7 +133,6 @@ class _Held:
     ) -> _Held:
         from secagg.crypto.entropy import SystemCoins
         from secagg.crypto.secret import Secret
-        from secagg.identifiers import ClientId
         from secagg.platforms.keys.identities import load_roster
         from secagg.session.durable import erase
         from secagg.transport.card import Card, new_name
@@ -138,9 +142,7 @@ class _Held:
         from .journaled import JournaledSession, goes_on
 
         roster = load_roster(Path(settings.roster)) if settings.roster else None
-        if (roster is None) == (options.clients is None):
-            raise InvalidParameters("--clients says how many there are where no roster does: give one of the two")
-        invited = frozenset(map(ClientId, range(options.clients or 0))) if roster is None else roster.clients
+        invited, roster, terms = group_of(options, roster)
         admission = FirstCome(invited) if roster is None else Certified(roster.authority, roster.certificates)
         folder: Path | None = options.state
         store = None if folder is None else ServerStore(folder)
@@ -152,10 +154,10 @@ class _Held:
             _require_engine(folder, is_spread=journal is not None, was_spread=not kept.snapshot)
         if kept is not None and (kept.snapshot or (journal is not None and goes_on(journal))):
             card = Card.decode(kept.card)
-            if (card.protocol, card.task) != (options.protocol, options.task):
+            if (card.protocol, card.task, card.terms) != (options.protocol, options.task, terms):
                 raise InvalidParameters(
-                    f"{options.state} keeps a session of {card.protocol} about {card.task!r}; go on with that one, or "
-                    "name another --state"
+                    f"{options.state} keeps a session of {card.protocol} about {card.task!r}, of other arguments; give "
+                    "the same ones again, or name another --state"
                 )
             if roster is None:
                 admission = FirstCome(invited, card.session, {claim.client: claim.digest for claim in kept.claims})
@@ -172,7 +174,6 @@ class _Held:
             return cls(session=session, card=card, plan=plan, admission=admission, store=store, number=kept.stage)
         if kept is not None:
             logging.getLogger("secagg").warning("the session of before cannot go on; this is another one")
-        terms = {"clients": len(invited), "values": options.values, "clip": options.clip, "bits": options.bits}
         plan = plan_of(options.protocol, terms)
         number = int(time.time()) if options.round is None else options.round
         subject = subject_of(plan, options.task, number, terms)
