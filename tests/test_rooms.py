@@ -34,14 +34,14 @@ BUDGETS = {
     "protocols/coded_mask": 1_400,
     "secagg/planning": 1_350,
     "secagg/simulation": 580,
-    "secagg/short": 780,
+    "secagg/short": 790,
     "secagg/scale": 1_940,
     "training": 7_750,
     "secagg/platforms": 3_730,
     "secagg/flower": 870,
-    "secagg/transport": 1_990,
+    "secagg/transport": 2_000,
     "secagg/nvflare": 790,
-    "secagg/cli": 3_180,
+    "secagg/cli": 3_370,
 }
 """The most lines of each room, near what it holds; decision 64 has what is aimed at. Raising one needs a decision."""
 

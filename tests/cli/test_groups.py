@@ -122,7 +122,7 @@ def test_a_file_of_another_kind_is_refused(tmp_path: Path) -> None:
             read_sum(path)
 
 
-@pytest.mark.parametrize("counted", [(1, 2), (1, 2, 2), (1, 2, 3, 4)])
+@pytest.mark.parametrize("counted", [(1, 2), (1, 2, 2), (1, 2, 3, 3), (1, 2, 3, 4)])
 def test_a_sum_that_names_other_clients_than_it_counts_is_refused(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, counted: tuple[int, ...]
 ) -> None:
