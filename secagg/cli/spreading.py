@@ -141,7 +141,7 @@ def run_all(
 
     results = [rehearsals[0].run(progress, adding)]
     if len(rehearsals) > 1:
-        require_addable(results[0].released, rehearsals[0].inputs.layout)
+        require_addable([results[0].released], rehearsals[0].inputs.layout, rehearsals[0].inputs.tables)
     return results + [rehearsal.run(progress, adding) for rehearsal in rehearsals[1:]]
 
 
@@ -151,7 +151,7 @@ def total_of(rehearsals: Sequence[Rehearsal], results: Sequence[Rehearsed]) -> R
 
     inputs, contributors = rehearsals[0].inputs, frozenset(c for result in results for c in result.contributors)
     deviations = tuple(hypot(*each) for each in zip(*(result.deviations for result in results), strict=True))
-    released = joined([result.released for result in results], inputs.layout, inputs.capacity)
+    released = joined([result.released for result in results], inputs.layout, inputs.capacity, inputs.tables)
     is_exact = all(result.is_exact for result in results) and inputs.is_sum_of(
         released.aggregate, sorted(contributors), deviations
     )
