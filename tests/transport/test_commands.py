@@ -12,8 +12,15 @@ import numpy as np
 import pytest
 
 from secagg.cli import main
+from secagg.cli.wire.shared import plan_of
+from secagg.contract import ideal_aggregate
+from secagg.crypto.entropy import SystemCoins
+from secagg.errors import Misuse
+from secagg.identifiers import ClientId
+from secagg.session.roles import Released, ServerSession
 from secagg.transport.card import Card
 from secagg.transport.keeping import ServerRecord, ServerStore
+from secagg.transport.server import SumServer
 
 SERVE = ("serve", "--values", "4", "--clip", "1", "--out", "mean.npy")
 URL = "http://127.0.0.1:1"
@@ -95,6 +102,47 @@ def test_a_server_goes_on_with_its_own_session_alone(capsys: pytest.CaptureFixtu
     assert "no record of a session" in refusal(capsys, *SERVE, "--clients", "5", "--state", str(folder))
     os.chmod(folder, 0o755)  # noqa: PTH101, S103 -- which is refused
     assert "this user's alone" in refusal(capsys, *SERVE, "--clients", "5", "--state", str(folder))
+
+
+@pytest.mark.parametrize("group", [(), ("--group", "1/1", "--round", "1")])
+def test_what_was_released_is_written_before_clients_are_told(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, group: tuple[str, ...]
+) -> None:
+    """A signal may end the server while it tells them, and nobody else has the sum."""
+    out, said = tmp_path / "mean.npy", list[bool]()
+    members = frozenset(map(ClientId, range(5)))
+
+    async def run(self: SumServer, session: ServerSession, card: Card, *, number: int) -> Released:
+        del self, number
+        session.abort()
+        plan = plan_of(card.protocol, card.terms)
+        total = ideal_aggregate(plan.codec.layout, [plan.encode(np.zeros(4), SystemCoins())] * 5)
+        return Released(
+            aggregate=total, counted=members, left_out={}, revealed=frozenset({members}), unbounded=tuple[int, ...]()
+        )
+
+    async def told(self: SumServer) -> None:
+        del self
+        said.append(out.exists())
+
+    monkeypatch.setattr(SumServer, "run", run)
+    monkeypatch.setattr(SumServer, "told", told)
+    options = ("--clients", "5", "--listen", "127.0.0.1:0", *group)
+    assert main([*SERVE, *options, "--out", str(out)]) == 0
+    assert said == [True]
+
+
+def test_a_server_whose_sum_could_not_be_written_does_not_begin(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    async def begun(self: SumServer, session: ServerSession, card: Card, *, number: int) -> Released:
+        del self, session, card, number
+        raise Misuse("it has begun")
+
+    monkeypatch.setattr(SumServer, "run", begun)
+    (tmp_path / "file").touch()
+    options = ("--clients", "5", "--listen", "127.0.0.1:0", "--out", str(tmp_path / "file" / "mean.npy"))
+    assert "name another place" in refusal(capsys, *SERVE, *options)
 
 
 def test_a_signal_within_a_request_ends_a_command() -> None:

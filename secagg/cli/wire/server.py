@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
 import logging
 import time
 from contextlib import ExitStack
@@ -11,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from secagg.cli.figures import writable
 from secagg.cli.spreading import Spreading, workers_for
 from secagg.errors import InvalidParameters
 from secagg.session.registry import find
@@ -38,19 +40,24 @@ _LEAST_ANSWER, _SHARES, _PER_CLIENT = 1 << 20, 16, 1 << 12
 
 def run_serve(options: argparse.Namespace) -> int:
     """Hold a sum, write its mean, and return the exit status."""
-    import numpy as np
-
-    released, held = running(lambda: _serve(options))
-    if options.group is None:
-        np.save(options.out, held.plan.mean(released), allow_pickle=False)
-        print(f"{options.out}: the mean of {len(released.counted)} clients' updates")
-    else:
-        write_sum(options.out, held.card, released)
-        print(f"{options.out}: the sum of {len(released.counted)} clients of group {options.group}, for `secagg add`")
+    running(lambda: _serve(options))
     return 0
 
 
-async def _serve(options: argparse.Namespace) -> tuple[Released, _Held]:
+def _write(options: argparse.Namespace, held: _Held, released: Released) -> None:
+    """Write the mean, or the sum of a group, and say so."""
+    import numpy as np
+
+    if options.group is None:
+        np.save(options.out, held.plan.mean(released), allow_pickle=False)
+        what = f"the mean of {len(released.counted)} clients' updates"
+    else:
+        write_sum(options.out, held.card, released)
+        what = f"the sum of {len(released.counted)} clients of group {options.group}, for `secagg add`"
+    print(f"{options.out}: {what}", flush=True)
+
+
+async def _serve(options: argparse.Namespace) -> None:
     from secagg.platforms.settings import PREFIX, SecAggSettings
     from secagg.session.patience import Limits
     from secagg.transport.card import BACK_SECONDS, WireLimits
@@ -89,6 +96,7 @@ async def _serve(options: argparse.Namespace) -> tuple[Released, _Held]:
             answer_bytes=held.card.answer_bytes,
         )
         allow_connections(limits)
+        writable(options.out)
         server = SumServer(limits=limits, admission=held.admission, store=held.store)
         workers.metrics = server.metrics
         async with listening(
@@ -97,9 +105,10 @@ async def _serve(options: argparse.Namespace) -> tuple[Released, _Held]:
             print(f"listening at {host}:{listened}, session {held.card.session}", flush=True)
             try:
                 released = await server.run(held.session, held.card, number=held.number)
+                # Before clients are told: a signal while they are must not cost the sum.
+                await asyncio.to_thread(_write, options, held, released)
             finally:
                 await server.told()
-    return released, held
 
 
 class _Telling:
