@@ -110,6 +110,7 @@ class MessageKind(IntEnum):
     HTTP_CLIENT_RECORD = 131
     SUM_RECORD = 144
     SUM_OUTCOME = 145
+    GROUP_SUM = 146
 
 
 class Writer:

@@ -9,7 +9,7 @@ from typing import Literal, assert_never
 
 Command = Callable[[argparse.Namespace], int]
 Name = Literal[
-    "demo", "sizes", "plan", "enclave serve", "flower keys", "serve", "contribute", "tunnel",
+    "demo", "sizes", "plan", "enclave serve", "flower keys", "serve", "add", "contribute", "tunnel",
     "two-servers serve", "two-servers keys", "two-servers show", "two-servers erase",
 ]  # fmt: skip
 
@@ -33,6 +33,8 @@ def _run(name: Name, options: argparse.Namespace) -> int:  # noqa: C901, PLR0912
             from .flower import run_flower_keys as command
         case "serve":
             from .wire.server import run_serve as command
+        case "add":
+            from .wire.groups import run_add as command
         case "contribute":
             from .wire.client import run_contribute as command
         case "tunnel":

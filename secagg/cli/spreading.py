@@ -141,7 +141,7 @@ def run_all(
 
     results = [rehearsals[0].run(progress, adding)]
     if len(rehearsals) > 1:
-        require_addable(results[0].released, rehearsals[0].inputs.layout)
+        require_addable([results[0].released], rehearsals[0].inputs.layout, rehearsals[0].inputs.tables)
     return results + [rehearsal.run(progress, adding) for rehearsal in rehearsals[1:]]
 
 
@@ -151,7 +151,7 @@ def total_of(rehearsals: Sequence[Rehearsal], results: Sequence[Rehearsed]) -> R
 
     inputs, contributors = rehearsals[0].inputs, frozenset(c for result in results for c in result.contributors)
     deviations = tuple(hypot(*each) for each in zip(*(result.deviations for result in results), strict=True))
-    released = joined([result.released for result in results], inputs.layout, inputs.capacity)
+    released = joined([result.released for result in results], inputs.layout, inputs.capacity, inputs.tables)
     is_exact = all(result.is_exact for result in results) and inputs.is_sum_of(
         released.aggregate, sorted(contributors), deviations
     )
@@ -194,11 +194,7 @@ def text(summary: dict[str, Any]) -> Iterator[str]:
     for number, group in enumerate(groups, 1):
         yield from (f"group {number}, left out: {client}: {why}" for client, why in group["left out"].items())
         yield from (f"group {number}, fault: {fault}" for fault in group["faults"])
-    sizes = sorted(summary["revealed sets"])
-    yield (
-        f"revealed: {len(sizes)} sums, over {sizes[0]:,} to {sizes[-1]:,} clients, and not only that of all "
-        f"{summary['contributors']:,}"
-    )
+    yield revealed(summary["revealed sets"], summary["contributors"])
     if summary["noise deviations"]:
         yield (
             f"each sum has noise of its own, of deviation {max(groups[0]['noise deviations']):,.3f} in the first; "
@@ -206,6 +202,12 @@ def text(summary: dict[str, Any]) -> Iterator[str]:
         )
     yield verdict(summary)
     yield f"{summary['seconds']:.1f} s, one group after another; {summary['processor seconds']:.1f} s of processor time"
+
+
+def revealed(sizes: Sequence[int], counted: int) -> str:
+    """Say which sums the server knows."""
+    least, most = min(sizes), max(sizes)
+    return f"revealed: {len(sizes)} sums, over {least:,} to {most:,} clients, and not only that of all {counted:,}"
 
 
 # --- Of one session as well -------------------------------------------------------------------------------------------

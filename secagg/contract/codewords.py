@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Self
 
@@ -175,6 +176,22 @@ def require_summed(summed: Layout, layout: Layout, tables: Tables, total_weight:
                 f"a total weight of {total_weight} needs {least.modulus_bits} bits, and a segment has "
                 f"{segment.ring.modulus_bits}; make the summed layout for the largest total weight"
             )
+
+
+def widened(summed: Sequence[Layout], layout: Layout, tables: Tables) -> Layout:
+    """Return the summed layout of these tables that holds the sum of one aggregate of each of several.
+
+    Raises:
+        InvalidParameters: a sum could leave 64 bits.
+    """
+    more, columns = (len(summed) - 1).bit_length(), zip(*(each.require_rings() for each in summed), strict=True)
+    segments = tuple(
+        piece
+        if isinstance(piece, RingSegment)
+        else RingSegment(max(segment.modulus_bits for segment in column) + more, column[0].length)
+        for piece, column in zip(_pieces(layout, tables), columns, strict=True)
+    )
+    return Layout(segments, summed[0].version)
 
 
 def sum_of_codewords(histogram: npt.NDArray[np.uint64], table: CodewordTable) -> npt.NDArray[np.int64]:

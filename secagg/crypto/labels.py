@@ -86,6 +86,7 @@ class Label(bytes, Enum):
     SESSION_TERMS = b"secagg/1/session-terms"
     UPLOAD_PIECE = b"secagg/1/upload-piece"
     SUM_JOURNAL = b"secagg/1/sum-journal"
+    GROUP_SUM = b"secagg/1/group-sum"
     HEDGED_COINS = b"secagg/1/hedged-coins"
     HEDGED_COINS_ROOT = b"secagg/1/hedged-root"
     SPENT_VALUES = b"secagg/1/spent-values"

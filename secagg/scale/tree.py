@@ -10,8 +10,10 @@ from typing import Final
 
 import numpy as np
 
-from secagg.contract import Aggregate, Layout, RingSegment
-from secagg.errors import CapacityExceeded, InvalidParameters
+from secagg.contract import Aggregate, Layout, RingSegment, Segment
+from secagg.contract.codewords import Tables, require_summed, widened
+from secagg.crypto.ring import Ring, RingVector
+from secagg.errors import CapacityExceeded, InvalidParameters, SecAggError
 from secagg.identifiers import ClientId
 from secagg.parameters import LEAST_COHORT
 from secagg.session.roles import Released
@@ -34,33 +36,20 @@ def divided(clients: int, groups: int) -> list[range]:
     return [range(edges[index], edges[index + 1]) for index in range(groups)]
 
 
-def require_addable(released: Released, layout: Layout) -> None:
-    """Refuse what cannot be added to other groups' sums.
-
-    Raises:
-        InvalidParameters: it is of another layout than the one that was planned for everybody.
-    """
-    if released.aggregate.layout != layout:
-        raise InvalidParameters(
-            "what a group released is not in the layout of the updates, and its ring may hold the sum of that group "
-            "alone; release histograms where sums of codewords are released"
-        )
-
-
-def joined(groups: Sequence[Released], layout: Layout, capacity: int) -> Released:
+def joined(groups: Sequence[Released], layout: Layout, capacity: int, tables: Tables = ()) -> Released:
     """Add what the sessions of all groups released; ``revealed`` has what the server learned of each.
 
     Args:
         layout: that of the updates, planned for everybody.
         capacity: the largest total weight that its rings can hold.
+        tables: the codewords, where sums of them are released; these are added in rings that are wide enough.
 
     Raises:
         InvalidParameters: a sum is of another layout, or a client was counted in two groups.
         CapacityExceeded: the total weighs more than the capacity, so that it may have wrapped.
     """
-    counted = frozenset[ClientId]()
+    of_all, counted = require_addable(groups, layout, tables), frozenset[ClientId]()
     for group in groups:
-        require_addable(group, layout)
         if twice := counted & group.counted:
             raise InvalidParameters(f"{min(twice)} was counted in two groups; invite each client to one")
         counted |= group.counted
@@ -69,17 +58,41 @@ def joined(groups: Sequence[Released], layout: Layout, capacity: int) -> Release
         raise CapacityExceeded(
             f"groups of a total weight of {weight} do not fit into a ring for {capacity}; plan it for all groups"
         )
-    columns = zip(*(group.aggregate.values for group in groups), strict=True)
+    columns = zip(*(zip(g.aggregate.layout.segments, g.aggregate.values, strict=True) for g in groups), strict=True)
     values = tuple(
-        segment.ring.sum(column, segment.length)
+        segment.ring.sum((_within(segment.ring, *one) for one in column), segment.length)
         if isinstance(segment, RingSegment)
-        else np.add.reduce(column, axis=0, dtype=np.uint64)
-        for segment, column in zip(layout.segments, columns, strict=True)
+        else np.add.reduce([counts for _, counts in column], axis=0, dtype=np.uint64)
+        for segment, column in zip(of_all.segments, columns, strict=True)
     )
     return Released(
-        aggregate=Aggregate(layout, values, sum(group.aggregate.contributors for group in groups), weight),
+        aggregate=Aggregate(of_all, values, sum(group.aggregate.contributors for group in groups), weight),
         counted=counted,
         left_out={client: error for group in groups for client, error in group.left_out.items()},
         revealed=frozenset[frozenset[ClientId]]().union(*(group.revealed for group in groups)),
         unbounded=tuple(sorted({segment for group in groups for segment in group.unbounded})),
     )
+
+
+def require_addable(groups: Sequence[Released], layout: Layout, tables: Tables = ()) -> Layout:
+    """Return the layout of the sum of what groups released: that of the updates, or of sums of their codewords.
+
+    Raises:
+        InvalidParameters: one is of another layout.
+    """
+    if all(group.aggregate.layout == layout for group in groups):
+        return layout
+    try:
+        for group in groups:
+            require_summed(group.aggregate.layout, layout, tables, group.aggregate.total_weight)
+    except SecAggError as error:
+        raise InvalidParameters(
+            f"what a group released is not in the layout of the updates, nor are all sums of codewords ({error}); "
+            "release histograms"
+        ) from None
+    return widened([group.aggregate.layout for group in groups], layout, tables)
+
+
+def _within(ring: Ring, segment: Segment, values: RingVector) -> RingVector:
+    """Return values as elements of a ring that is as wide as theirs, or wider."""
+    return values if segment.ring == ring else ring.from_integers(segment.ring.lift(values))

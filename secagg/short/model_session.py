@@ -57,6 +57,7 @@ class Session:
         dropped: int | None = None,
         corrupted: int | None = None,
         weights: Collection[int] = (1,),
+        all_clients: int | None = None,
         **settings: Any,  # noqa: ANN401 -- the protocol's own
     ) -> Session:
         """Plan sums of updates that have the form of a model.
@@ -72,6 +73,7 @@ class Session:
                 takes one.
             corrupted: how many may work with the server; by default one in ten, which usual floors assume too.
             weights: which ones clients may have, each an integer from 1.
+            all_clients: how many are invited in all groups whose sums are added; by default there is one group.
             settings: any other setting of the protocol; as text too, such as ``mode="semi_honest"``.
         Raises:
             InvalidParameters: no such session is safe, or a number is out of range; the message says what to change.
@@ -83,7 +85,9 @@ class Session:
             raise InvalidParameters(f"clip is a positive number in 2^-100..2^100; got {clip!r:.40}")
         patterns = (only,) if isinstance(only, str) else tuple(only)
         shapes, entry = Shapes.of(like, patterns), find(protocol)
-        width = bits + (clients * max(weights) - 1).bit_length()
+        if all_clients is not None and not all_clients >= clients:
+            raise InvalidParameters(f"{clients} clients are a group of {clients} or more; got {all_clients} in all")
+        width = bits + ((all_clients or clients) * max(weights) - 1).bit_length()
         if width > MAXIMUM_MODULUS_BITS:
             raise InvalidParameters(f"the heaviest sum takes {width} bits, and 64 is the most; give smaller weights")
         codec = ScalarQuantization(

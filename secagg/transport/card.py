@@ -17,14 +17,18 @@ NAME_BYTES: Final = 16
 CARD_BYTES: Final = 1 << 20
 _NUMBERS: Final = 1 << 63
 STAGE_HEADER: Final = "secagg-stage"
+BACK_SECONDS: Final = 10.0
+"""Within which a client comes back that lost its server; so long a server waits for it, and tells how a sum ended."""
+LONGEST_PAUSE: Final = BACK_SECONDS / 2
+"""Of a client between two tries. Each client's pauses are half to one and a half times as long as another's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WireLimits:
     """What a server holds clients to; times are seconds."""
 
-    stages: Limits = field(default_factory=lambda: Limits(exchange=60.0, training=600.0, least=10.0))
-    """How long each stage is open; a client that lost its server comes back within ten seconds."""
+    stages: Limits = field(default_factory=lambda: Limits(exchange=60.0, training=600.0, least=BACK_SECONDS))
+    """How long each stage is open."""
     answer_bytes: int = 1 << 28
     """No answer is longer."""
     bodies_at_once: int = 16

@@ -102,7 +102,7 @@ class Conductor:
                 await self._do(self._session.close_stage)
             released = await self._do(self._session.release)
             outcome = "released"
-            self._end(f"the sum of {len(released.counted)} clients was released", is_released=True)
+            self._end(f"the sum of {len(released.counted)} clients was released", released.counted, is_released=True)
         except asyncio.CancelledError:
             self._is_stopping, outcome = True, "stopped"
             raise
@@ -168,7 +168,7 @@ class Conductor:
                     del self._polls[client]
 
     async def told(self, seconds: float) -> None:
-        """Wait until all who answered the last stage have asked how it ended, if it has, or for so long."""
+        """Wait until who may come back for it has asked how the session ended, if it has, or for so long."""
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 while self.exchange.over is not None and self.exchange.untold:
@@ -235,8 +235,8 @@ class Conductor:
         for read in self._reads:
             cut_short(read)
 
-    def _end(self, sentence: str, *, is_released: bool) -> None:
-        self.exchange.end(sentence, is_released=is_released)
+    def _end(self, sentence: str, counted: frozenset[ClientId] = frozenset(), *, is_released: bool) -> None:
+        self.exchange.end(sentence, is_released=is_released, counted=counted)
         say("session ended", session=self.card.session, sentence=sentence)
         if self._store is not None:
             self._store.erase()

@@ -81,7 +81,7 @@ class Exchange:
         self._turnout = Turnout.TOO_FEW
         self._taken, self._sending = set[ClientId](), set[ClientId]()
         self._out = dict[ClientId, str]()
-        self._untold = set[ClientId]()
+        self._heard, self._untold = set[ClientId](), set[ClientId]()
         self._over: Verdict | None = None
 
     # --- The driver says ----------------------------------------------------------------------------------------------
@@ -98,7 +98,7 @@ class Exchange:
 
     @property
     def untold(self) -> int:
-        """How many clients answered the last stage, and have not asked since."""
+        """How many clients are still to ask how it ended, or for the next message."""
         return len(self._untold - self._out.keys())
 
     @property
@@ -117,8 +117,13 @@ class Exchange:
         """Await nobody else; what is being read comes too late."""
         self._patience = None
 
-    def end(self, sentence: str, *, is_released: bool) -> None:
-        """End the session; every later request is told how."""
+    def end(self, sentence: str, *, is_released: bool, counted: frozenset[ClientId] = frozenset()) -> None:
+        """End the session; every later request is told how.
+
+        Args:
+            counted: who is in the sum. Of these, clients of a server that was restarted may not be back yet.
+        """
+        self._untold |= counted - self._heard
         self._patience, self._over = None, Verdict(Answer.DONE if is_released else Answer.OVER, sentence)
 
     def left(self) -> float:
@@ -129,6 +134,7 @@ class Exchange:
 
     def asked(self, client: ClientId) -> Verdict:
         """Decide whether a client is given its message now, or waits for the next stage."""
+        self._heard.add(client)
         if (no := self._no(client)) is not None:
             self._untold.discard(client)
             return no
@@ -139,6 +145,7 @@ class Exchange:
 
     def offered(self, client: ClientId, number: int, length: int | None) -> Verdict:
         """Decide about an answer before a byte of it is read; ``length`` is what it declares."""
+        self._heard.add(client)
         if (no := self._no(client) or self._untimely(number)) is not None:
             return no
         if client in self._taken:

@@ -14,7 +14,7 @@ from typing import Final
 from secagg.errors import InvalidParameters, MalformedMessage, Reason, SecAggError
 from secagg.identifiers import ClientId
 
-from .card import CARD_BYTES, STAGE_HEADER
+from .card import CARD_BYTES, LONGEST_PAUSE, STAGE_HEADER
 from .exchange import Answer
 
 try:
@@ -28,7 +28,7 @@ _ANSWERS: Final = frozenset({Answer.LATE.status, Answer.OVER.status})
 """Errors by their status that a client goes on from."""
 _SENTENCE_BYTES: Final = 1 << 12
 _PIECE_BYTES: Final = 1 << 18
-_FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 5.0
+_FIRST_PAUSE: Final = 0.05
 _RESTED: Final = 2.0
 _GOLDEN, _WHOLE = 0x9E3779B97F4A7C15, 1 << 64
 
@@ -85,7 +85,7 @@ class Requests:
     async def rest(self) -> None:
         """Pause after what brought no news, longer each time; a server that holds requests back has paused already."""
         before, self._rested = self._rested, time.monotonic()
-        self._pause = min(2 * self._pause, _LONGEST_PAUSE) if self._rested - before < _RESTED else _FIRST_PAUSE
+        self._pause = min(2 * self._pause, LONGEST_PAUSE) if self._rested - before < _RESTED else _FIRST_PAUSE
         await asyncio.sleep(self._pause * self._spread)
         self._rested = time.monotonic()
 
@@ -118,7 +118,7 @@ class Requests:
             if time.monotonic() - began > self._patience.lost:
                 raise ConnectionError(f"the server at {self._url} is lost ({why}); take part in the next session")
             await asyncio.sleep(pause * self._spread)
-            pause = min(2 * pause, _LONGEST_PAUSE)
+            pause = min(2 * pause, LONGEST_PAUSE)
 
     async def _exchanged(self, method: str, path: str, body: bytes, params: dict[str, str] | None) -> Reply:
         headers = self._headers | ({"content-length": str(len(body))} if body else {})

@@ -20,7 +20,7 @@ from secagg.identifiers import ClientId
 from secagg.session.metrics import CONTENT_TYPE
 from secagg.session.roles import Released, ServerSession, Subject
 
-from .card import STAGE_HEADER, Card, WireLimits, new_name
+from .card import BACK_SECONDS, STAGE_HEADER, Card, WireLimits, new_name
 from .conductor import RESTARTED, Conductor, counters, cut_short
 from .exchange import Answer, Verdict
 from .keeping import ServerStore
@@ -127,7 +127,7 @@ class SumServer:
             while len(self._past) > _REMEMBERED:
                 del self._past[next(iter(self._past))]
 
-    async def told(self, seconds: float = 10.0) -> None:
+    async def told(self, seconds: float = BACK_SECONDS) -> None:
         """Wait until the clients of the last session know how it ended, or for so long; then stop listening."""
         if self._current is not None:
             await self._current.told(seconds)

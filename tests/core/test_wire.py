@@ -356,6 +356,7 @@ def test_the_kinds_are_pinned() -> None:
         "HTTP_CLIENT_RECORD": 131,
         "SUM_RECORD": 144,
         "SUM_OUTCOME": 145,
+        "GROUP_SUM": 146,
     }
 
 

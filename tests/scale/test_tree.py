@@ -10,7 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from secagg.conformance.decoded_sums import summed_aggregate
 from secagg.contract import IndexSegment, Layout, Payload, RingSegment
+from secagg.contract.codewords import MAXIMUM_ENTRY, CodewordTable, Tables, require_summed
 from secagg.contract.decoder import ideal_aggregate
 from secagg.errors import CapacityExceeded, InvalidParameters
 from secagg.identifiers import ClientId
@@ -18,7 +20,8 @@ from secagg.parameters import LEAST_COHORT
 from secagg.scale.tree import MOST_IN_A_GROUP, divided, joined
 from secagg.session.roles import Released
 
-LAYOUT = Layout((RingSegment(8, 3), IndexSegment(4, 2)))
+LAYOUT_CODEWORDS = 4
+LAYOUT = Layout((RingSegment(8, 3), IndexSegment(LAYOUT_CODEWORDS, 2)))
 CAPACITY = 9
 
 
@@ -89,3 +92,66 @@ def test_sums_that_were_encoded_under_other_scales_are_not_added() -> None:
     other = Layout(LAYOUT.segments, bytes(31) + b"\1")
     with pytest.raises(InvalidParameters, match="not in the layout of the updates"):
         joined([released(1, 2), released(3, layout=other)], LAYOUT, CAPACITY)
+
+
+# --- Sums of codewords ------------------------------------------------------------------------------------------------
+
+
+def table_of(data: st.DataObject, blocks: int) -> CodewordTable:
+    width, least = data.draw(st.integers(1, 3)), data.draw(st.sampled_from([-MAXIMUM_ENTRY, -8, -1, 0]))
+    entries = data.draw(
+        st.lists(st.integers(least, -least or 1), min_size=LAYOUT_CODEWORDS * width, max_size=LAYOUT_CODEWORDS * width)
+    )
+    return CodewordTable(blocks, np.array(entries, dtype=np.int64).reshape(LAYOUT_CODEWORDS, width))
+
+
+def summed(group: Released, tables: Tables, heaviest: int) -> Released:
+    """Return what a group releases in place of histograms, in rings that its heaviest sum just fits."""
+    return replace(group, aggregate=summed_aggregate(group.aggregate, tables, heaviest))
+
+
+@given(sizes=st.lists(st.integers(1, 3), min_size=1, max_size=3), data=st.data())
+def test_sums_of_codewords_of_groups_are_those_of_all(sizes: list[int], data: st.DataObject) -> None:
+    tables: Tables = ((table_of(data, 1), table_of(data, 1)),)
+    first, groups = 1, list[Released]()
+    for size in sizes:
+        group = released(*range(first, first + size))
+        groups.append(summed(group, tables, data.draw(st.integers(size, 9))))
+        first += size
+    total = joined(groups, LAYOUT, CAPACITY, tables).aggregate
+    require_summed(total.layout, LAYOUT, tables, total.total_weight)
+    plain = ideal_aggregate(LAYOUT, [payload_of(client) for client in range(1, first)])
+    due = summed_aggregate(plain, tables, total.total_weight)
+    for mine, segment, right, other in zip(
+        total.values, total.layout.require_rings(), due.values, due.layout.require_rings(), strict=True
+    ):
+        assert np.array_equal(segment.ring.lift(mine), other.ring.lift(right))
+
+
+def test_a_sum_of_codewords_that_is_too_long_for_a_group_is_added_whole() -> None:
+    """Everybody chose the longest codeword, so that the ring of each group is full."""
+    one_index = Layout((IndexSegment(2, 1),))
+    tables: Tables = ((CodewordTable(1, np.array([[0], [127]])),),)
+    groups = list[Released]()
+    for first in range(0, 9, 3):
+        members = frozenset(map(ClientId, range(first, first + 3)))
+        total = ideal_aggregate(one_index, [Payload(one_index, (np.array([1], np.uint8),))] * 3)
+        group = Released(
+            aggregate=total, counted=members, left_out={}, revealed=frozenset({members}), unbounded=tuple[int, ...]()
+        )
+        groups.append(summed(group, tables, 3))
+    added = joined(groups, one_index, CAPACITY, tables).aggregate
+    (segment,) = added.layout.require_rings()
+    assert segment.ring.lift(added.values[0]).tolist() == [9 * 127]
+
+
+def test_sums_of_other_codewords_and_of_counts_are_not_added_to_these() -> None:
+    tables, others = (
+        ((CodewordTable(2, np.arange(LAYOUT_CODEWORDS * 2).reshape(-1, 2) + shift),),) for shift in (0, 1)
+    )
+    plain, mine = released(1, 2), summed(released(3, 4), tables, 9)
+    for stranger in (plain, summed(released(1, 2), others, 9)):
+        with pytest.raises(InvalidParameters, match="nor are all sums of codewords"):
+            joined([mine, stranger], LAYOUT, CAPACITY, tables)
+    with pytest.raises(InvalidParameters, match="nor are all sums of codewords"):
+        joined([mine], LAYOUT, CAPACITY)

@@ -5,14 +5,22 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from secagg.cli import main
+from secagg.cli.wire.shared import plan_of
+from secagg.contract import ideal_aggregate
+from secagg.crypto.entropy import SystemCoins
+from secagg.errors import Misuse
+from secagg.identifiers import ClientId
+from secagg.session.roles import Released, ServerSession
 from secagg.transport.card import Card
 from secagg.transport.keeping import ServerRecord, ServerStore
+from secagg.transport.server import SumServer
 
 SERVE = ("serve", "--values", "4", "--clip", "1", "--out", "mean.npy")
 URL = "http://127.0.0.1:1"
@@ -43,6 +51,8 @@ def refusal(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
         (("--clients", "5", "--listen", "0.0.0.0:0"), "in the clear"),
         (("--clients", "5", "--set", "roster"), "NAME=VALUE"),
         (("--clients", "5", "--set", "colour=red"), "no setting of secure aggregation"),
+        (("--clients", "5", "--group", "1"), "--group is K/N"),
+        (("--clients", "6", "--group", "1/2"), "give all servers one --round"),
         (("--clients", "2"), "fewer than 3"),
     ],
 )
@@ -84,10 +94,55 @@ def test_a_server_goes_on_with_its_own_session_alone(capsys: pytest.CaptureFixtu
     assert "keeps a session of pairwise about 'another'" in said
     said = refusal(capsys, *SERVE, "--clients", "5", "--state", str(folder), "--engine", "memory")
     assert "whose server adds the uploads; go on without --engine" in said
+    terms = {"clients": 5, "all_clients": 5, "group": 1, "groups": 1, "values": 4, "clip": 1.0, "bits": 8}
+    ServerStore(folder).put(ServerRecord(replace(card, task="sum", terms=terms).encode(), 0, (), b"snapshot"))
+    said = refusal(capsys, *SERVE, "--clients", "5", "--state", str(folder))
+    assert "about 'sum', of other arguments; give the same ones again" in said
     (folder / "session.record").write_bytes(b"something else")
     assert "no record of a session" in refusal(capsys, *SERVE, "--clients", "5", "--state", str(folder))
     os.chmod(folder, 0o755)  # noqa: PTH101, S103 -- which is refused
     assert "this user's alone" in refusal(capsys, *SERVE, "--clients", "5", "--state", str(folder))
+
+
+@pytest.mark.parametrize("group", [(), ("--group", "1/1", "--round", "1")])
+def test_what_was_released_is_written_before_clients_are_told(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, group: tuple[str, ...]
+) -> None:
+    """A signal may end the server while it tells them, and nobody else has the sum."""
+    out, said = tmp_path / "mean.npy", list[bool]()
+    members = frozenset(map(ClientId, range(5)))
+
+    async def run(self: SumServer, session: ServerSession, card: Card, *, number: int) -> Released:
+        del self, number
+        session.abort()
+        plan = plan_of(card.protocol, card.terms)
+        total = ideal_aggregate(plan.codec.layout, [plan.encode(np.zeros(4), SystemCoins())] * 5)
+        return Released(
+            aggregate=total, counted=members, left_out={}, revealed=frozenset({members}), unbounded=tuple[int, ...]()
+        )
+
+    async def told(self: SumServer) -> None:
+        del self
+        said.append(out.exists())
+
+    monkeypatch.setattr(SumServer, "run", run)
+    monkeypatch.setattr(SumServer, "told", told)
+    options = ("--clients", "5", "--listen", "127.0.0.1:0", *group)
+    assert main([*SERVE, *options, "--out", str(out)]) == 0
+    assert said == [True]
+
+
+def test_a_server_whose_sum_could_not_be_written_does_not_begin(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    async def begun(self: SumServer, session: ServerSession, card: Card, *, number: int) -> Released:
+        del self, session, card, number
+        raise Misuse("it has begun")
+
+    monkeypatch.setattr(SumServer, "run", begun)
+    (tmp_path / "file").touch()
+    options = ("--clients", "5", "--listen", "127.0.0.1:0", "--out", str(tmp_path / "file" / "mean.npy"))
+    assert "name another place" in refusal(capsys, *SERVE, *options)
 
 
 def test_a_signal_within_a_request_ends_a_command() -> None:

@@ -139,6 +139,26 @@ def test_everybody_is_told_how_it_ended(exchange: Exchange) -> None:
     assert exchange.untold == 0
 
 
+def test_who_uploaded_before_a_restart_and_is_not_back_is_awaited_at_the_end(exchange: Exchange) -> None:
+    """It pauses between two tries, and would find nobody who knows how its session ended."""
+    sent(exchange, TWO)
+    exchange.end("it is over", is_released=True, counted=frozenset({ONE, TWO}))
+    assert exchange.untold == 2
+    exchange.asked(TWO)
+    assert exchange.untold == 1
+    assert exchange.asked(ONE) == Verdict(Answer.DONE, "it is over")
+    assert exchange.untold == 0
+
+
+def test_who_is_in_the_sum_and_was_heard_of_is_not_awaited_twice(exchange: Exchange) -> None:
+    """A client that uploaded, and was gone before the last stage."""
+    sent(exchange)
+    exchange.close()
+    exchange.open(STAGE, Turnout.TOO_FEW)
+    exchange.end("it is over", is_released=True, counted=frozenset({ONE}))
+    assert exchange.untold == 0
+
+
 def test_who_answered_an_earlier_stage_alone_is_not_awaited_at_the_end(exchange: Exchange) -> None:
     """It is gone, and a server would wait for it as long as it waits for anybody."""
     sent(exchange)

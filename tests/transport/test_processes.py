@@ -8,7 +8,7 @@ from socket import socket
 import pytest
 
 from tests.harness.certificates_of_tests import make_credentials
-from tests.harness.wire_town import Town
+from tests.harness.wire_town import Process, Town
 
 pytestmark = pytest.mark.wire
 STAGES = ("advertise keys", "share keys", "masked input", "consistency check", "unmasking")
@@ -41,6 +41,33 @@ def test_five_clients_of_which_one_drops_out(town: Town) -> None:
     assert server.ended() == 0
     assert "the sum of 4 clients was released" in last.text
     assert abs(town.mean() - 0.015) < 1e-3
+
+
+def test_two_servers_with_a_group_each(town: Town) -> None:
+    """Six clients, three at each server; the mean is that of all."""
+    first, second = (Town(town.folder / str(group)) for group in (1, 2))
+    sums = [place.folder / "group.sum" for place in (first, second)]
+    plan = ("--clients", "6", "--round", "1")
+    try:
+        servers = list[Process]()
+        for group, place in enumerate((first, second), 1):
+            place.folder.mkdir()
+            servers.append(place.serve(*plan, "--group", f"{group}/2", "--out", str(sums[group - 1])))
+        # A client of the other group gets nothing here.
+        stranger = first.contribute(3)
+        assert stranger.ended() == 2
+        assert "the server refused this client" in stranger.text
+        clients = [(first, second)[number // 3].contribute(number) for number in range(6)]
+        assert [client.ended() for client in clients] == [0] * 6
+        assert [server.ended() for server in servers] == [0] * 2
+    finally:
+        first.close()
+        second.close()
+    added = town.command("add", *map(str, sums), "--out", str(town.folder / "mean.npy"))
+    assert added.ended() == 0
+    assert "the mean of 6 of 6 clients' updates" in added.text
+    assert "revealed: 2 sums, over 3 to 3 clients" in added.text
+    assert abs(town.mean() - 0.025) < 1e-3
 
 
 def test_a_server_that_is_killed_in_every_stage_goes_on(town: Town) -> None:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import gzip
+import inspect
 import json
 import logging
 from collections.abc import AsyncIterator, Coroutine
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -18,7 +20,8 @@ from secagg.errors import MalformedMessage, Misuse, PeerError, ThresholdNotMet
 from secagg.identifiers import ClientId
 from secagg.session.roles import ClientSession
 from secagg.session.simulated_keys import SimulatedKeys
-from secagg.transport.card import Card
+from secagg.transport import requests
+from secagg.transport.card import BACK_SECONDS, Card
 from secagg.transport.client import Outcome, contribute
 from secagg.transport.logs import JsonLines
 from secagg.transport.proof import Certified, FirstCome, Prover, header_of, read_header
@@ -509,6 +512,37 @@ def test_a_client_asks_in_the_clear_on_this_machine_alone() -> None:
             await taking_part("http://sums.example:8750", ONE)
 
     asyncio.run(scene())
+
+
+def test_no_client_pauses_for_longer_than_a_server_tells_how_its_session_ended(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A server that is away refuses connections, so that the pauses are all that the way back takes."""
+    pauses, now = list[float](), [0.0]
+
+    async def pause(seconds: float) -> None:
+        pauses.append(seconds)
+        now[0] += seconds
+
+    monkeypatch.setattr(requests, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(requests, "asyncio", SimpleNamespace(sleep=pause))
+
+    def away(request: httpx.Request) -> httpx.Response:
+        raise httpx.ConnectError("nobody listens", request=request)
+
+    async def scene() -> None:
+        async with httpx.AsyncClient(transport=httpx.MockTransport(away)) as http:
+            for number in range(200):
+                made = requests.Requests("http://sums", http, Patience(), ClientId(number))
+                with pytest.raises(ConnectionError, match="is lost"):
+                    await made.ask("GET", "/v1/session")
+                for _ in range(20):
+                    await made.rest()
+
+    asyncio.run(scene())
+    assert max(pauses) <= 0.8 * BACK_SECONDS
+    assert max(pauses) >= 0.7 * BACK_SECONDS
+    assert inspect.signature(SumServer.told).parameters["seconds"].default == BACK_SECONDS
 
 
 # --- What is said of a session ----------------------------------------------------------------------------------------

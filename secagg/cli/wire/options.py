@@ -1,4 +1,4 @@
-"""The options of ``secagg serve``, ``secagg contribute`` and ``secagg tunnel``."""
+"""The options of ``secagg serve``, ``secagg add``, ``secagg contribute`` and ``secagg tunnel``."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from secagg.session.registry import names
 
 
 def add_options(commands: Any) -> None:  # noqa: ANN401 -- argparse names the type of its subparsers privately
-    """Add the three commands."""
+    """Add the four commands."""
     serve = commands.add_parser(
         "serve",
         help="hold one sum over HTTP, for clients that run `secagg contribute`",
@@ -24,6 +24,11 @@ def add_options(commands: Any) -> None:  # noqa: ANN401 -- argparse names the ty
     serve.add_argument("--clip", type=float, required=True, help="values beyond it are clipped")
     serve.add_argument("--bits", type=int, default=16, help="of one value (default: %(default)s)")
     serve.add_argument("--clients", type=int, help="how many are invited, 0 and up; with a roster, all of it")
+    serve.add_argument(
+        "--group",
+        metavar="K/N",
+        help="invite the K-th of N groups of them, and write its sum to --out; `secagg add` adds those of all groups",
+    )
     serve.add_argument("--task", default="sum", help="its name; clients name the same (default: %(default)s)")
     serve.add_argument("--round", type=int, help="goes up within a task (default: the time in seconds)")
     serve.add_argument("--listen", default="127.0.0.1:8750", metavar="HOST:PORT", help="(default: %(default)s)")
@@ -42,6 +47,15 @@ def add_options(commands: Any) -> None:  # noqa: ANN401 -- argparse names the ty
     spreading.add_options(serve)
     _add_common(serve, "a setting of the server, as an app of Flower has it without `secagg-`: roster=keys/roster.json")
     serve.set_defaults(run=when_run("serve"))
+    add = commands.add_parser(
+        "add",
+        help="add what the servers of all groups released, and write the mean",
+        description="Add the sums of groups of clients, each written by `secagg serve --group K/N`, and write the mean "
+        "of all updates. Sums of other plans or rounds are refused, and clients who are in two.",
+    )
+    add.add_argument("sums", type=Path, nargs="+", metavar="FILE", help="the sum of one group")
+    add.add_argument("--out", type=Path, required=True, metavar="FILE", help="where the mean goes, as .npy")
+    add.set_defaults(run=when_run("add"))
     contribute = commands.add_parser("contribute", help="add one update to the sum that a server holds")
     contribute.add_argument("url", metavar="URL", help="of the server")
     contribute.add_argument("--update", type=Path, required=True, metavar="FILE", help="values, as .npy")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
 import logging
 import time
 from contextlib import ExitStack
@@ -11,10 +12,12 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from secagg.cli.figures import writable
 from secagg.cli.spreading import Spreading, workers_for
 from secagg.errors import InvalidParameters
 from secagg.session.registry import find
 
+from .groups import group_of, write_sum
 from .shared import address, assigned, now, own_credentials, plan_of, plug_for, running, subject_of
 
 if TYPE_CHECKING:
@@ -30,28 +33,34 @@ if TYPE_CHECKING:
     from secagg.transport.keeping import ServerStore
     from secagg.transport.proof import Admission
 
-_TOLD_SECONDS: Final = 10.0
 _PROGRESS_SECONDS: Final = 10.0
-_LEAST_SECONDS: Final = 10.0
-"""Within which a client comes back that lost its server."""
 _LEAST_ANSWER, _SHARES, _PER_CLIENT = 1 << 20, 16, 1 << 12
 """No answer is longer than these bytes, times the packed update, and for each client."""
 
 
 def run_serve(options: argparse.Namespace) -> int:
     """Hold a sum, write its mean, and return the exit status."""
-    import numpy as np
-
-    released, plan = running(lambda: _serve(options))
-    np.save(options.out, plan.mean(released), allow_pickle=False)
-    print(f"{options.out}: the mean of {len(released.counted)} clients' updates")
+    running(lambda: _serve(options))
     return 0
 
 
-async def _serve(options: argparse.Namespace) -> tuple[Released, Session]:
+def _write(options: argparse.Namespace, held: _Held, released: Released) -> None:
+    """Write the mean, or the sum of a group, and say so."""
+    import numpy as np
+
+    if options.group is None:
+        np.save(options.out, held.plan.mean(released), allow_pickle=False)
+        what = f"the mean of {len(released.counted)} clients' updates"
+    else:
+        write_sum(options.out, held.card, released)
+        what = f"the sum of {len(released.counted)} clients of group {options.group}, for `secagg add`"
+    print(f"{options.out}: {what}", flush=True)
+
+
+async def _serve(options: argparse.Namespace) -> None:
     from secagg.platforms.settings import PREFIX, SecAggSettings
     from secagg.session.patience import Limits
-    from secagg.transport.card import WireLimits
+    from secagg.transport.card import BACK_SECONDS, WireLimits
     from secagg.transport.listener import allow_connections, listening
     from secagg.transport.server import SumServer
     from secagg.transport.tls import server_context
@@ -82,11 +91,12 @@ async def _serve(options: argparse.Namespace) -> tuple[Released, Session]:
                 training=options.training_seconds,
                 patience=options.patience,
                 training_patience=options.patience,
-                least=_LEAST_SECONDS,
+                least=BACK_SECONDS,
             ),
             answer_bytes=held.card.answer_bytes,
         )
         allow_connections(limits)
+        writable(options.out)
         server = SumServer(limits=limits, admission=held.admission, store=held.store)
         workers.metrics = server.metrics
         async with listening(
@@ -95,9 +105,10 @@ async def _serve(options: argparse.Namespace) -> tuple[Released, Session]:
             print(f"listening at {host}:{listened}, session {held.card.session}", flush=True)
             try:
                 released = await server.run(held.session, held.card, number=held.number)
+                # Before clients are told: a signal while they are must not cost the sum.
+                await asyncio.to_thread(_write, options, held, released)
             finally:
-                await server.told(_TOLD_SECONDS)
-    return released, held.plan
+                await server.told()
 
 
 class _Telling:
@@ -131,7 +142,6 @@ class _Held:
     ) -> _Held:
         from secagg.crypto.entropy import SystemCoins
         from secagg.crypto.secret import Secret
-        from secagg.identifiers import ClientId
         from secagg.platforms.keys.identities import load_roster
         from secagg.session.durable import erase
         from secagg.transport.card import Card, new_name
@@ -141,9 +151,7 @@ class _Held:
         from .journaled import JournaledSession, goes_on
 
         roster = load_roster(Path(settings.roster)) if settings.roster else None
-        if (roster is None) == (options.clients is None):
-            raise InvalidParameters("--clients says how many there are where no roster does: give one of the two")
-        invited = frozenset(map(ClientId, range(options.clients or 0))) if roster is None else roster.clients
+        invited, roster, terms = group_of(options, roster)
         admission = FirstCome(invited) if roster is None else Certified(roster.authority, roster.certificates)
         folder: Path | None = options.state
         store = None if folder is None else ServerStore(folder)
@@ -156,10 +164,10 @@ class _Held:
             _require_engine(folder, is_spread=journal is not None, was_spread=not kept.snapshot)
         if kept is not None and (kept.snapshot or (journal is not None and goes_on(journal))):
             card = Card.decode(kept.card)
-            if (card.protocol, card.task) != (options.protocol, options.task):
+            if (card.protocol, card.task, card.terms) != (options.protocol, options.task, terms):
                 raise InvalidParameters(
-                    f"{options.state} keeps a session of {card.protocol} about {card.task!r}; go on with that one, or "
-                    "name another --state"
+                    f"{options.state} keeps a session of {card.protocol} about {card.task!r}, of other arguments; give "
+                    "the same ones again, or name another --state"
                 )
             if roster is None:
                 admission = FirstCome(invited, card.session, {claim.client: claim.digest for claim in kept.claims})
@@ -176,7 +184,6 @@ class _Held:
             return cls(session=session, card=card, plan=plan, admission=admission, store=store, number=kept.stage)
         if kept is not None:
             logging.getLogger("secagg").warning("the session of before cannot go on; this is another one")
-        terms = {"clients": len(invited), "values": options.values, "clip": options.clip, "bits": options.bits}
         plan = plan_of(options.protocol, terms)
         number = int(time.time()) if options.round is None else options.round
         subject = subject_of(plan, options.task, number, terms)

@@ -26,7 +26,7 @@ Result = TypeVar("Result")
 Value = int | float | bool | str
 _PORTS: Final = 1 << 16
 _WORDS: Final = {"yes": True, "no": False}
-_TERMS: Final = {"clients": int, "values": int, "clip": float, "bits": int}
+_TERMS: Final = dict.fromkeys(("clients", "all_clients", "group", "groups", "values", "bits"), int) | {"clip": float}
 _MOST_VALUES: Final = 1 << 28
 
 
@@ -45,6 +45,7 @@ def plan_of(protocol: str, terms: Mapping[str, Any]) -> Session:
     return Session.for_model(
         np.zeros(terms["values"]),
         clients=terms["clients"],
+        all_clients=terms["all_clients"],
         clip=terms["clip"],
         bits=terms["bits"],
         protocol=protocol,

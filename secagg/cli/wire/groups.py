@@ -1,0 +1,172 @@
+"""``secagg serve --group K/N`` and ``secagg add``: a sum over more clients than one server's session holds."""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+from secagg.cli.spreading import revealed
+from secagg.contract import DIGEST_BYTES, Aggregate, Layout
+from secagg.crypto.labels import Label, bind
+from secagg.errors import InvalidParameters, MalformedMessage, PeerError, Reason
+from secagg.fields import CLIENT, Message, repeated, unsigned, variable
+from secagg.identifiers import ClientId
+from secagg.platforms.keys.identities import Roster
+from secagg.scale.tree import MOST_IN_A_GROUP, divided, joined
+from secagg.session.durable import replace
+from secagg.session.roles import Released
+from secagg.transport.card import CARD_BYTES, Card
+from secagg.wire import MessageKind
+
+from .shared import plan_of
+
+_MOST: Final = (1 << 32) - 1
+_CLIENTS: Final = repeated(CLIENT, MOST_IN_A_GROUP)
+_OWN: Final = ("clients", "group")
+"""Terms in which groups differ."""
+
+
+@dataclass(frozen=True, slots=True)
+class GroupSum(Message):
+    """What the session of one group released; its operator knows all of it."""
+
+    kind = MessageKind.GROUP_SUM
+    card: Annotated[bytes, variable(CARD_BYTES)]
+    aggregate: Annotated[bytes, variable(_MOST)] = field(repr=False)
+    counted: Annotated[tuple[ClientId, ...], _CLIENTS]
+    revealed: Annotated[tuple[tuple[ClientId, ...], ...], repeated(_CLIENTS, MOST_IN_A_GROUP)]
+    unbounded: Annotated[tuple[int, ...], repeated(unsigned(4), _MOST)]
+
+    def released(self, layout: Layout) -> Released:
+        """Return it as the session did, but for why uploads were left out.
+
+        Raises:
+            MalformedMessage: it is of another layout, or counts other clients than it names.
+        """
+        aggregate, counted = Aggregate.decode(self.aggregate, layout), frozenset(self.counted)
+        if not len(self.counted) == len(counted) == aggregate.contributors:
+            raise MalformedMessage("it names other clients than it counts", reason=Reason.NOT_CANONICAL)
+        sets = frozenset(map(frozenset[ClientId], self.revealed))
+        return Released(aggregate=aggregate, counted=counted, left_out={}, revealed=sets, unbounded=self.unbounded)
+
+
+def group_of(
+    options: argparse.Namespace, roster: Roster | None
+) -> tuple[frozenset[ClientId], Roster | None, dict[str, int | float]]:
+    """Return who is invited, the roster of these alone, and what they are told.
+
+    Raises:
+        InvalidParameters: nobody says who there is, or there is no such group.
+    """
+    if (roster is None) == (options.clients is None):
+        raise InvalidParameters("--clients says how many there are where no roster does: give one of the two")
+    everybody = sorted(map(ClientId, range(options.clients)) if roster is None else roster.clients)
+    group, groups = _place(options)
+    numbers = divided(len(everybody), groups)[group - 1] if groups > 1 else range(1, len(everybody) + 1)
+    invited = everybody[numbers.start - 1 : numbers.stop - 1]
+    if roster is not None:
+        roster = Roster(roster.authority, {client: roster.certificates[client] for client in invited})
+    terms = {"clients": len(invited), "all_clients": len(everybody), "group": group, "groups": groups}
+    planned = {"values": options.values, "clip": options.clip, "bits": options.bits}
+    return frozenset(invited), roster, terms | planned
+
+
+def write_sum(path: Path, card: Card, released: Released) -> None:
+    """Keep what a group's session released, for this user alone; it is on disk when this returns."""
+    sums = GroupSum(
+        card=card.encode(),
+        aggregate=released.aggregate.encode(),
+        counted=tuple(sorted(released.counted)),
+        revealed=tuple(sorted(tuple(sorted(each)) for each in released.revealed)),
+        unbounded=released.unbounded,
+    ).encode()
+    replace(path, sums + _digest(sums))
+
+
+def read_sum(path: Path) -> tuple[Card, GroupSum]:
+    """Read what ``write_sum`` wrote.
+
+    Raises:
+        InvalidParameters: it is something else, or not whole.
+    """
+    data = path.read_bytes()
+    sums, digest = data[:-DIGEST_BYTES], data[-DIGEST_BYTES:]
+    if digest != _digest(sums):
+        raise InvalidParameters(
+            f"{path} is no sum of a group, or damaged; copy what `secagg serve --group` wrote again"
+        )
+    try:
+        found = GroupSum.decode(sums)
+        return Card.decode(found.card), found
+    except PeerError as error:
+        raise InvalidParameters(f"{path} is no sum of a group ({error}); all servers need one version") from None
+
+
+def run_add(options: argparse.Namespace) -> int:
+    """Add the sums of groups, write the mean, and return the exit status."""
+    import numpy as np
+
+    first, *others = options.sums
+    card, found = read_sum(first)
+    plan = plan_of(card.protocol, card.terms)
+    layout, capacity = plan.codec.layout, plan.codec.capacity
+    total, groups = joined([_released(first, found, layout)], layout, capacity), {card.terms["group"]: first}
+    # One after another: there may be many, and two fit into memory.
+    for path in others:
+        other, found = read_sum(path)
+        _require_same(path, other, first, card)
+        if (before := groups.setdefault(other.terms["group"], path)) != path:
+            raise InvalidParameters(f"{before} and {path} are both of group {other.terms['group']}; leave one out")
+        total = joined([total, _released(path, found, layout)], layout, capacity)
+    np.save(options.out, plan.mean(total), allow_pickle=False)
+    count, of_groups = len(total.counted), card.terms["groups"]
+    print(f"{options.out}: the mean of {count:,} of {card.terms['all_clients']:,} clients' updates")
+    if missing := [str(group) for group in range(1, of_groups + 1) if group not in groups]:
+        print(f"not in it: the clients of group {', '.join(missing)} of {of_groups}")
+    print(revealed([*map(len, total.revealed)], count))
+    print("no sum has noise, so the files tell each of them exactly; erase those that are not needed any more")
+    return 0
+
+
+# --- Private ----------------------------------------------------------------------------------------------------------
+
+
+def _place(options: argparse.Namespace) -> tuple[int, int]:
+    """Return which of how many groups a server has."""
+    if options.group is None:
+        return 1, 1
+    number, slash, count = options.group.partition("/")
+    if not (slash and number.isdecimal() and count.isdecimal() and 1 <= int(number) <= int(count)):
+        raise InvalidParameters(f"--group is K/N, such as 2/4; got {options.group!r}")
+    if options.round is None:
+        raise InvalidParameters("a client uploads once in a round, so groups share one; give all servers one --round")
+    return int(number), int(count)
+
+
+def _released(path: Path, found: GroupSum, layout: Layout) -> Released:
+    try:
+        return found.released(layout)
+    except PeerError as error:
+        raise InvalidParameters(f"{path} is no sum of its group ({error}); copy it again") from None
+
+
+def _require_same(path: Path, card: Card, first: Path, expected: Card) -> None:
+    """Refuse a sum of something else than the first one is of."""
+    one, other = _about(expected), _about(card)
+    if differing := sorted(name for name in one.keys() | other.keys() if one.get(name) != other.get(name)):
+        raise InvalidParameters(
+            f"{first} and {path} differ in {', '.join(differing)}; give the servers of all groups the same arguments, "
+            "but for --group"
+        )
+
+
+def _about(card: Card) -> dict[str, Any]:
+    terms = {name: value for name, value in card.terms.items() if name not in _OWN}
+    return {"protocol": card.protocol, "task": card.task, "round": card.round_number, **terms}
+
+
+def _digest(sums: bytes) -> bytes:
+    return hashlib.sha256(bind(Label.GROUP_SUM, sums)).digest()

@@ -1,0 +1,260 @@
+"""Groups of clients with a server each: who is in which, what a server keeps of its sum, and what is added."""
+
+from __future__ import annotations
+
+import hashlib
+from argparse import Namespace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from secagg.cli import main
+from secagg.cli.wire.groups import GroupSum, group_of, read_sum, write_sum
+from secagg.cli.wire.shared import plan_of
+from secagg.contract.decoder import ideal_aggregate
+from secagg.crypto.entropy import SystemCoins
+from secagg.crypto.labels import Label, bind
+from secagg.errors import InvalidParameters
+from secagg.identifiers import ClientId
+from secagg.platforms.keys.identities import load_roster, make_identities
+from secagg.session.roles import Released
+from secagg.transport.card import Card
+from secagg.transport.keeping import Claim, ServerRecord
+
+VALUES, CLIP, BITS = 3, 1.0, 8
+
+
+def card_of(clients: int, *, round_number: int = 7, **others: float) -> Card:
+    """Return the card of the first of three groups, of nine clients in all, unless it is said otherwise."""
+    numbers = {"clients": clients, "all_clients": 9, "group": 1, "groups": 3}
+    planned = {"values": VALUES, "clip": CLIP, "bits": BITS}
+    return Card(
+        session=bytes(16).hex(),
+        protocol="pairwise",
+        task="sum",
+        round_number=round_number,
+        answer_bytes=1 << 20,
+        terms=numbers | planned | others,
+    )
+
+
+def released_of(card: Card, *clients: int, steps: int = 1) -> Released:
+    """Return the sum of updates of so many steps."""
+    plan, members = plan_of(card.protocol, card.terms), frozenset(map(ClientId, clients))
+    update = np.full(VALUES, steps * plan.step)
+    payloads = [plan.encode(update, SystemCoins()) for _ in clients]
+    return Released(
+        aggregate=ideal_aggregate(plan.codec.layout, payloads),
+        counted=members,
+        left_out={},
+        revealed=frozenset({members}),
+        unbounded=(0,),
+    )
+
+
+def kept(path: Path, card: Card, *clients: int, steps: int = 1) -> str:
+    write_sum(path, card, released_of(card, *clients, steps=steps))
+    return str(path)
+
+
+def sealed(found: GroupSum) -> bytes:
+    """Write what ``write_sum`` would not, with a digest that is right."""
+    encoded = found.encode()
+    return encoded + hashlib.sha256(bind(Label.GROUP_SUM, encoded)).digest()
+
+
+def refusal(capsys: pytest.CaptureFixture[str], tmp_path: Path, *sums: str) -> str:
+    """Add what cannot be added, and return what is said; nothing is written."""
+    out = tmp_path / "mean.npy"
+    assert main(["add", *sums, "--out", str(out)]) == 2
+    said = capsys.readouterr()
+    assert not said.out
+    assert not out.exists()
+    return said.err
+
+
+# --- What is kept -----------------------------------------------------------------------------------------------------
+
+
+@given(data=st.data(), clients=st.sets(st.integers(0, 1 << 40), min_size=3, max_size=9), steps=st.integers(-127, 127))
+def test_a_sum_is_read_as_it_was_released(
+    data: st.DataObject, tmp_path_factory: pytest.TempPathFactory, clients: set[int], steps: int
+) -> None:
+    path, card = tmp_path_factory.mktemp("sums") / "a.sum", card_of(len(clients), groups=data.draw(st.integers(1, 9)))
+    released = released_of(card, *clients, steps=steps)
+    write_sum(path, card, released)
+    assert path.stat().st_mode & 0o077 == 0
+    read, found = read_sum(path)
+    assert read == card
+    assert GroupSum.decode(found.encode()) == found
+    again = found.released(released.aggregate.layout)
+    assert again.counted == released.counted
+    assert again.revealed == released.revealed
+    assert again.unbounded == released.unbounded
+    assert again.aggregate.encode() == released.aggregate.encode()
+    assert "aggregate" not in repr(found)
+
+
+def test_a_damaged_file_is_refused_wherever_the_damage_is(tmp_path: Path) -> None:
+    path = tmp_path / "a.sum"
+    kept(path, card_of(3), 1, 2, 3)
+    whole = path.read_bytes()
+    wrong = [whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :] for place in range(len(whole))]
+    for data in (*wrong, whole[:-1], whole + b"\0", b"", whole[:40]):
+        path.write_bytes(data)
+        with pytest.raises(InvalidParameters, match=r"a\.sum is no sum of a group, or damaged"):
+            read_sum(path)
+
+
+def test_a_file_of_another_kind_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "a.sum"
+    record = ServerRecord(b"{}", 0, (Claim(ClientId(1), bytes(32)),), b"").encode()
+    np.save(tmp_path / "a.npy", np.zeros(3))
+    for data in (record, (tmp_path / "a.npy").read_bytes()):
+        path.write_bytes(data)
+        with pytest.raises(InvalidParameters, match="is no sum of a group, or damaged"):
+            read_sum(path)
+        path.write_bytes(data + hashlib.sha256(bind(Label.GROUP_SUM, data)).digest())
+        with pytest.raises(InvalidParameters, match=r"is no sum of a group \("):
+            read_sum(path)
+
+
+@pytest.mark.parametrize("counted", [(1, 2), (1, 2, 2), (1, 2, 3, 3), (1, 2, 3, 4)])
+def test_a_sum_that_names_other_clients_than_it_counts_is_refused(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, counted: tuple[int, ...]
+) -> None:
+    """A client that it does not name could be in another sum as well."""
+    path = tmp_path / "a.sum"
+    kept(path, card_of(3), 1, 2, 3)
+    _, found = read_sum(path)
+    path.write_bytes(
+        sealed(GroupSum(found.card, found.aggregate, tuple(map(ClientId, counted)), found.revealed, found.unbounded))
+    )
+    assert "names other clients than it counts" in refusal(capsys, tmp_path, str(path))
+
+
+def test_a_sum_of_another_layout_than_its_card_is_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    path = tmp_path / "a.sum"
+    write_sum(path, card_of(3), released_of(card_of(3, clip=2.0), 1, 2, 3))
+    assert "made for another layout" in refusal(capsys, tmp_path, str(path))
+
+
+# --- What is added ----------------------------------------------------------------------------------------------------
+
+
+def test_the_mean_is_that_of_all_groups_and_what_is_known_is_said(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    sums = [
+        kept(tmp_path / f"{group}.sum", card_of(len(clients), group=group), *clients, steps=steps)
+        for group, clients, steps in ((1, (1, 2, 3, 4), 127), (3, (5, 6, 7), -120))
+    ]
+    assert main(["add", *sums, "--out", str(tmp_path / "mean.npy")]) == 0
+    due = (4 * 127 - 3 * 120) / 7 / 127
+    assert np.load(tmp_path / "mean.npy") == pytest.approx([due] * VALUES)
+    said = capsys.readouterr().out
+    assert "the mean of 7 of 9 clients' updates" in said
+    assert "not in it: the clients of group 2 of 3" in said
+    assert "revealed: 2 sums, over 3 to 4 clients, and not only that of all 7" in said
+    assert "no sum has noise" in said
+
+
+def test_rings_have_room_for_the_sums_of_all_groups(tmp_path: Path) -> None:
+    """Every value at its clip: a ring that was planned for a group of three would wrap at the fifth client."""
+    numbers = [range(first, first + 3) for first in range(0, 9, 3)]
+    sums = [
+        kept(tmp_path / f"{group}.sum", card_of(3, group=group), *clients, steps=-127)
+        for group, clients in enumerate(numbers, 1)
+    ]
+    assert main(["add", *sums, "--out", str(tmp_path / "mean.npy")]) == 0
+    assert np.load(tmp_path / "mean.npy") == pytest.approx([-CLIP] * VALUES)
+
+
+def test_a_client_of_two_groups_is_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    sums = [
+        kept(tmp_path / f"{group}.sum", card_of(3, group=group), *clients)
+        for group, clients in ((1, (1, 2, 3)), (2, (3, 4, 5)))
+    ]
+    assert "client/3 was counted in two groups" in refusal(capsys, tmp_path, *sums)
+
+
+def test_a_group_counts_once(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    one, again = kept(tmp_path / "a.sum", card_of(3), 1, 2, 3), kept(tmp_path / "b.sum", card_of(3), 4, 5, 6)
+    assert "both of group 1; leave one out" in refusal(capsys, tmp_path, one, again)
+    assert "client/1 was counted in two groups" in refusal(capsys, tmp_path, one, one)
+
+
+def test_more_than_the_rings_were_planned_for_is_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    sums = [
+        kept(tmp_path / f"{group}.sum", card_of(3, all_clients=4, group=group), 3 * group, 3 * group + 1, 3 * group + 2)
+        for group in (1, 2)
+    ]
+    assert "a total weight of 6 do not fit into a ring for 4" in refusal(capsys, tmp_path, *sums)
+
+
+@pytest.mark.parametrize(
+    ("other", "differing"),
+    [
+        (card_of(3, group=2, round_number=8), "differ in round;"),
+        (card_of(3, group=2, clip=2.0), "differ in clip;"),
+        (card_of(3, group=2, groups=2, all_clients=6), "differ in all_clients, groups;"),
+    ],
+)
+def test_sums_of_other_rounds_and_plans_are_not_added(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, other: Card, differing: str
+) -> None:
+    sums = [kept(tmp_path / "a.sum", card_of(3), 1, 2, 3), kept(tmp_path / "b.sum", other, 4, 5, 6)]
+    assert differing in refusal(capsys, tmp_path, *sums)
+
+
+# --- Who is in which --------------------------------------------------------------------------------------------------
+
+
+def options_of(group: str | None, *, clients: int | None = 10, round_number: int | None = 7) -> Namespace:
+    return Namespace(group=group, clients=clients, round=round_number, values=VALUES, clip=CLIP, bits=BITS)
+
+
+@given(clients=st.integers(3, 60), data=st.data())
+def test_every_client_is_in_one_group(clients: int, data: st.DataObject) -> None:
+    groups = data.draw(st.integers(1, clients // 3))
+    made = [group_of(options_of(f"{group + 1}/{groups}", clients=clients), None) for group in range(groups)]
+    assert sorted(client.value for invited, _, _ in made for client in invited) == list(range(clients))
+    for group, (invited, roster, terms) in enumerate(made, 1):
+        assert roster is None
+        assert terms["clients"] == len(invited)
+        assert (terms["all_clients"], terms["group"], terms["groups"]) == (clients, group, groups)
+    assert len({plan_of("pairwise", terms).codec.layout for _, _, terms in made}) == 1
+
+
+def test_a_group_has_its_part_of_the_roster(tmp_path: Path) -> None:
+    make_identities(tmp_path, map(ClientId, range(7)), SystemCoins())
+    whole = load_roster(tmp_path / "roster.json")
+    parts = [group_of(options_of(group, clients=None), whole) for group in ("1/2", "2/2")]
+    for invited, roster, _ in parts:
+        assert roster is not None
+        assert roster.authority == whole.authority
+        assert roster.clients == invited
+    assert parts[0][0] | parts[1][0] == whole.clients
+    assert not parts[0][0] & parts[1][0]
+
+
+@pytest.mark.parametrize("group", ["", "1", "0/2", "3/2", "1/0", "a/b", "1/2/3", "-1/2"])
+def test_what_is_no_group_is_refused(group: str) -> None:
+    with pytest.raises(InvalidParameters, match="--group is K/N"):
+        group_of(options_of(group), None)
+
+
+def test_groups_are_of_one_round_and_no_smaller_than_a_cohort() -> None:
+    with pytest.raises(InvalidParameters, match="give all servers one --round"):
+        group_of(options_of("1/2", round_number=None), None)
+    with pytest.raises(InvalidParameters, match=r"10 clients make 1\.\.5 groups"):
+        group_of(options_of("1/6"), None)
+
+
+def test_a_client_is_told_of_no_fewer_clients_than_its_group_has() -> None:
+    terms = {**card_of(3).terms, "all_clients": 2}
+    with pytest.raises(InvalidParameters, match="got 2 in all"):
+        plan_of("pairwise", terms)
