@@ -26,9 +26,9 @@ BUDGETS = {
     "secagg/privacy": 1_480,
     "secagg/session": 3_100,
     "secagg/conformance": 2_130,
-    "compression": 4_850,
+    "compression": 4_890,
     "protocols/pairwise_mask": 7_490,
-    "protocols/enclave": 6_570,
+    "protocols/enclave": 6_610,
     "protocols/two_servers": 8_640,
     "protocols/one_message": 6_280,
     "protocols/coded_mask": 1_400,
@@ -36,12 +36,12 @@ BUDGETS = {
     "secagg/simulation": 580,
     "secagg/short": 780,
     "secagg/scale": 1_940,
-    "training": 7_750,
+    "training": 7_780,
     "secagg/platforms": 3_730,
     "secagg/flower": 870,
-    "secagg/transport": 1_990,
+    "secagg/transport": 2_010,
     "secagg/nvflare": 790,
-    "secagg/cli": 3_180,
+    "secagg/cli": 3_190,
 }
 """The most lines of each room, near what it holds; decision 64 has what is aimed at. Raising one needs a decision."""
 

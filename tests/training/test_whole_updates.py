@@ -257,8 +257,13 @@ def test_an_average_is_what_is_tested_and_kept(tmp_path: Path, toy_run: Make, to
         assert np.array_equal(models(tmp_path / "plain")[name], apart.parameters[name])
 
 
-TOLD = [(Scheme.PEAK, Lengths.MEDIAN, 4.0), (Scheme.PEAK, Lengths.OWN, 4.0), (Scheme.PEAK, Lengths.COMMON, 4.0)]
-TOLD += [(Scheme.SKETCH, Lengths.MEDIAN, 4.0), (Scheme.SKETCH, Lengths.OWN, 2.0**11 / 20)]
+TOLD = [
+    (Scheme.PEAK, Lengths.MEDIAN, 4.0),
+    (Scheme.PEAK, Lengths.OWN, 4.0),
+    (Scheme.PEAK, Lengths.COMMON, 4.0),
+    (Scheme.SKETCH, Lengths.MEDIAN, 4.0),
+    (Scheme.SKETCH, Lengths.OWN, 2.0**11 / 20),
+]
 
 
 @pytest.mark.parametrize(("scheme", "lengths", "longest"), TOLD)
