@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import math
 import struct
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 from typing import Any, Final
 
@@ -23,7 +24,7 @@ from secagg.errors import InvalidParameters
 from .checks import not_finite, require_floats
 from .hadamard import transform
 from .public_stream import PublicStream
-from .rotation import padded_size
+from .rotation import padded_size, require_block_size
 
 Floats = npt.NDArray[np.float32]
 Update = npt.NDArray[np.floating[Any]]
@@ -33,7 +34,7 @@ _LEAST_SHARE: Final = 1e-3
 """Of the mean over the tensors: no tensor is taken to be smaller."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class JoinedRotation:
     """A vector of all values of a model, scaled and turned; everything in it is public.
 
@@ -47,8 +48,6 @@ class JoinedRotation:
     scales: tuple[float, ...] = ()
     """What the values of each tensor are divided by; empty for ones."""
     block_size: int = BLOCK_SIZE
-    _factors: Floats = field(init=False, repr=False)
-    """The sign over the scale, for every value."""
 
     def __post_init__(self) -> None:
         if len(self.stream.shape) != 1:
@@ -62,17 +61,20 @@ class JoinedRotation:
         rounded = tuple(float(np.float32(scale)) for scale in scales)
         object.__setattr__(self, "sizes", sizes)
         object.__setattr__(self, "scales", rounded)
-        padded = padded_size(self.stream.size, self.block_size)
-        drawn = np.frombuffer(self.stream.read(Label.ROTATION_SIGNS, -(-padded // 8)), dtype=np.uint8)
-        bits = np.unpackbits(drawn, count=self.stream.size, bitorder="little")
-        factors = bits.astype(np.float32)
+        require_block_size(self.block_size)
+
+    @cached_property
+    def _factors(self) -> Floats:
+        """The sign over the scale, for every value; made with the first update: a stranger may have named the size."""
+        drawn = np.frombuffer(self.stream.read(Label.ROTATION_SIGNS, -(-self.padded // 8)), dtype=np.uint8)
+        factors = np.unpackbits(drawn, count=self.size, bitorder="little").astype(np.float32)
         factors *= -2
         factors += 1
-        for size, scale, end in zip(sizes, rounded, np.cumsum(sizes).tolist(), strict=True):
+        for size, scale, end in zip(self.sizes, self.scales, np.cumsum(self.sizes).tolist(), strict=True):
             if scale != 1:
                 factors[end - size : end] /= np.float32(scale)
         factors.flags.writeable = False
-        object.__setattr__(self, "_factors", factors)
+        return factors
 
     @property
     def size(self) -> int:

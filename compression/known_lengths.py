@@ -43,6 +43,11 @@ class KnownLengths:
         """Whether a round was decoded; all lengths are known from then on."""
         return self.common is not None and self.tensors is not None
 
+    @property
+    def longest(self) -> float:
+        """The last level, relative to what is known; longer updates are taken to be as long."""
+        return float(length_levels(references=self.is_informed)[-1])
+
     def rotation(self, stream: PublicStream) -> JoinedRotation:
         """Return the rotation of a round, under the scales that follow from the tensors' lengths."""
         scales = () if self.tensors is None else square_root_scales(self.sizes, self.tensors)

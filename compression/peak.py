@@ -104,8 +104,9 @@ class PeakCode:
                 f"a table of 2 x {self.places} codewords takes too much memory: take at most {MOST_SUMMED_PLACES} "
                 "places, or a protocol that releases histograms"
             )
-        signs = np.eye(self.places, dtype=np.int64)
-        return ((CodewordTable(self.blocks, np.concatenate([signs, -signs])),),)
+        signs = np.eye(2 * self.places, self.places, dtype=np.int64)
+        signs -= np.eye(2 * self.places, self.places, -self.places, dtype=np.int8)
+        return ((CodewordTable(self.blocks, signs),),)
 
     @property
     def largest_norm(self) -> float:

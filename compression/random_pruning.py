@@ -15,6 +15,7 @@ from __future__ import annotations
 import struct
 from dataclasses import dataclass, field
 from fractions import Fraction
+from functools import cached_property
 from itertools import count
 from typing import Any
 
@@ -35,7 +36,7 @@ Mask = npt.NDArray[np.bool_]
 _WORD = np.dtype("<u4")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class RandomPruning:
     """The coordinates of a tensor that a common mask keeps, as a vector that an inner scheme encodes.
 
@@ -51,8 +52,6 @@ class RandomPruning:
     """The share of coordinates that are left out: a fraction, or a decimal number as text, such as "0.9"."""
     inner: LinearDecoder[Any]
     """Encodes a vector of ``kept`` floats."""
-    mask: Mask = field(init=False, repr=False, compare=False)
-    """Which coordinates are kept, in the tensor's shape."""
     kept: int = field(init=False, repr=False, compare=False)
     """How many coordinates are kept."""
     layout: Layout = field(init=False, repr=False, compare=False)
@@ -60,9 +59,13 @@ class RandomPruning:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "sparsity", exact_sparsity(self.sparsity))
-        object.__setattr__(self, "mask", pruning_mask(self.stream, self.sparsity))
         object.__setattr__(self, "kept", kept_count(self.stream.size, self.sparsity))
         object.__setattr__(self, "layout", self._layout())
+
+    @cached_property
+    def mask(self) -> Mask:
+        """Which coordinates are kept, in the tensor's shape; drawn with the first update."""
+        return pruning_mask(self.stream, self.sparsity)
 
     def _layout(self) -> Layout:
         # The mask depends on the sparsity through the number of kept coordinates alone.

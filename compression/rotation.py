@@ -12,7 +12,8 @@ a block. The sign of element i of that matrix, in row-major order, is negative w
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Final
 
 import numpy as np
@@ -31,7 +32,7 @@ Tensor = npt.NDArray[np.floating[Any]]
 MAXIMUM_BLOCK_SIZE: Final = 1 << 16
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class RandomRotation:
     """A tensor, turned by a common randomised Hadamard transform, as a vector that an inner scheme encodes.
 
@@ -47,14 +48,21 @@ class RandomRotation:
     """A power of two; the tensor is filled with zeros to a multiple of it."""
     inner: LinearDecoder[Any]
     """Encodes a vector of ``padded_size(stream.size, block_size)`` floats."""
-    negative: npt.NDArray[np.bool_] = field(init=False, repr=False, compare=False)
-    """Whose signs are flipped, as the matrix of the blocks."""
 
     def __post_init__(self) -> None:
-        padded = padded_size(self.stream.size, self.block_size)
-        drawn = np.frombuffer(self.stream.read(Label.ROTATION_SIGNS, -(-padded // 8)), dtype=np.uint8)
-        bits = np.unpackbits(drawn, count=padded, bitorder="little")
-        object.__setattr__(self, "negative", bits.view(np.bool_).reshape(self.block_size, -1))
+        require_block_size(self.block_size)
+
+    @property
+    def padded(self) -> int:
+        """How many coordinates the rotated tensor has."""
+        return padded_size(self.stream.size, self.block_size)
+
+    @cached_property
+    def negative(self) -> npt.NDArray[np.bool_]:
+        """Whose signs are flipped, as the matrix of the blocks; drawn with the first update."""
+        drawn = np.frombuffer(self.stream.read(Label.ROTATION_SIGNS, -(-self.padded // 8)), dtype=np.uint8)
+        bits = np.unpackbits(drawn, count=self.padded, bitorder="little")
+        return bits.view(np.bool_).reshape(self.block_size, -1)
 
     @property
     def layout(self) -> Layout:
@@ -85,10 +93,8 @@ class RandomRotation:
         """
         inner = inner_sum(aggregate, self.layout, self.inner.layout)
         rotated: Tensor = self.inner.decode(inner)
-        if rotated.shape != (self.negative.size,):
-            raise ContractViolation(
-                f"the inner scheme is due a vector of {self.negative.size}; it gave {rotated.shape}"
-            )
+        if rotated.shape != (self.padded,):
+            raise ContractViolation(f"the inner scheme is due a vector of {self.padded}; it gave {rotated.shape}")
         return self.rotate_back(rotated)
 
     def rotate(self, update: Tensor) -> Tensor:
@@ -117,6 +123,15 @@ class RandomRotation:
 
 def padded_size(size: int, block_size: int) -> int:
     """Return how many coordinates the rotation of a tensor has: its size, rounded up to whole blocks."""
+    require_block_size(block_size)
+    return -(-size // block_size) * block_size
+
+
+def require_block_size(block_size: int) -> None:
+    """Refuse what is no size of the blocks of a rotation.
+
+    Raises:
+        InvalidParameters: it is no power of two, or too large.
+    """
     if type(block_size) is not int or block_size.bit_count() != 1 or not 1 < block_size <= MAXIMUM_BLOCK_SIZE:
         raise InvalidParameters(f"block_size is a power of two in 2..2^16; got {block_size!r}")
-    return -(-size // block_size) * block_size

@@ -13,9 +13,9 @@ from __future__ import annotations
 
 import math
 import struct
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any, Final
 
 import numpy as np
@@ -28,14 +28,13 @@ from secagg.parameters import require_integer
 
 from .checks import require_sum
 from .joined_rotation import Floats, JoinedRotation, Update
-from .public_stream import PublicStream
 from .random_pruning import pruning_mask
 
 MOST_BITS: Final = 8
 _MOST_RING_BITS: Final = 32
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Sketch:
     """One vector of all values of a model as codes of a few coordinates of its rotation."""
 
@@ -47,7 +46,6 @@ class Sketch:
     unit: float = 1.0
     """The length that each client's scaled update is taken to have, such as the mean of the round before."""
     layout: Layout = field(init=False, repr=False)
-    _positions: npt.NDArray[np.int64] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         padded = self.rotation.padded
@@ -59,13 +57,13 @@ class Sketch:
         encoded = self.rotation.encode() + struct.pack(">QBBd", self.kept, self.bits, self.modulus_bits, self.unit)
         version = public_parameters_digest("sketch", encoded)
         object.__setattr__(self, "layout", Layout((RingSegment(self.modulus_bits, self.kept),), version))
-        place = self.rotation.stream
-        turned = PublicStream(
-            seed=place.seed, round_number=place.round_number, tensor_name=place.tensor_name, shape=(padded,)
-        )
-        object.__setattr__(
-            self, "_positions", np.flatnonzero(pruning_mask(turned, Fraction(padded - self.kept, padded)))
-        )
+
+    @cached_property
+    def _positions(self) -> npt.NDArray[np.int64]:
+        """Which coordinates of the turned update are sent; found with the first update."""
+        padded = self.rotation.padded
+        turned = replace(self.rotation.stream, shape=(padded,))
+        return np.flatnonzero(pruning_mask(turned, Fraction(padded - self.kept, padded)))
 
     @property
     def length(self) -> int:

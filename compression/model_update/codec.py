@@ -118,16 +118,20 @@ class ModelUpdate:
             CapacityExceeded: a tensor holds NaN, infinity or what its scheme refuses.
         """
         require_names(update, self.names, "an update")
+        given = dict[str, Tensor]()
+        for tensor in self.tensors:
+            with named(tensor.name):
+                given[tensor.name] = plain_tensor(update[tensor.name], tensor.shape)
+        # Not before: lengths are another party's word until a tensor has them.
         vectors = [segment.ring.zeros(segment.length) for segment in self.layout.segments]
         for joint in self._joined:
-            if (together := joint.encoded(update, coins)) is not None:
+            if (together := joint.encoded(given, coins)) is not None:
                 segment, part = joint.place
                 vectors[segment][part] = together
                 continue
             for tensor, parts in zip(joint.tensors, joint.parts, strict=True):
                 with named(tensor.name):
-                    values = plain_tensor(update[tensor.name], tensor.shape)
-                    payload = encode_update(tensor.scheme, values.reshape(tensor.place), coins)
+                    payload = encode_update(tensor.scheme, given[tensor.name].reshape(tensor.place), coins)
                 for (segment, part), encoded in zip(parts, payload.values, strict=True):
                     vectors[segment][part] = encoded
         return Payload(self.layout, tuple(vectors))

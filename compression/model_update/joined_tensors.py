@@ -14,7 +14,7 @@ from secagg.crypto.ring import RingVector
 from secagg.errors import CapacityExceeded, Misuse
 
 from .merged_segments import Part, Parts
-from .tensors import Tensors, TensorScheme, plain_tensor
+from .tensors import Tensors, TensorScheme
 
 _MOST_VALUES: Final = 1 << 15
 """Of one tensor; copying a larger one beside others costs more than its calls."""
@@ -40,7 +40,7 @@ class Joined:
         if self.scheme is None:
             return None
         try:
-            flat = [plain_tensor(update[tensor.name], tensor.shape).reshape(-1) for tensor in self.tensors]
+            flat = [update[tensor.name].reshape(-1) for tensor in self.tensors]
             if any(values.dtype != flat[0].dtype for values in flat):
                 return None
             return self.scheme.encode(np.concatenate(flat), coins).values[0]

@@ -40,7 +40,7 @@ from secagg.compression.identity import Identity
 from secagg.compression.joined_rotation import JoinedRotation
 from secagg.compression.outside import MAXIMUM_NAME_BYTES as MAXIMUM_SCHEME_NAME_BYTES
 from secagg.compression.outside import Factory, OutsideScheme
-from secagg.compression.peak import PeakCode
+from secagg.compression.peak import MOST_SUMMED_PLACES, PeakCode
 from secagg.compression.product_quantization import Codebook, ProductQuantization
 from secagg.compression.public_stream import SEED_BYTES, PublicStream
 from secagg.compression.random_pruning import RandomPruning
@@ -58,6 +58,10 @@ MAXIMUM_ELEMENTS: Final = 1 << 30
 MAXIMUM_DEPTH: Final = 8
 """How many schemes may stand one inside the other."""
 MAXIMUM_CODEBOOK_BYTES: Final = (1 << 32) - 1
+MOST_FILLED: Final = 1 << 16
+"""How many values more than it is given a scheme may hand to the one inside it; a rotation fills up fewer."""
+MOST_SIGNS: Final = 2 * MOST_SUMMED_PLACES**2
+"""How many entries the tables of all peak codes may have together: one of the largest that is summed."""
 SCALE_BYTES: Final = 4
 ZERO_POINT_BYTES: Final = 2
 
@@ -247,13 +251,13 @@ def decode_parameters(
 
 
 class _Parameters:
-    """Reads schemes into their places, and counts elements before anything is made for them."""
+    """Reads schemes into their places, and counts elements and signs before anything is made for them."""
 
-    __slots__ = ("_left", "_outside", "_reader")
+    __slots__ = ("_left", "_outside", "_reader", "_signs_left")
 
     def __init__(self, reader: Reader, maximum_elements: int, outside: Mapping[str, Factory]) -> None:
         self._reader, self._outside = reader, outside
-        self._left = maximum_elements
+        self._left, self._signs_left = maximum_elements, MOST_SIGNS
 
     def read(self) -> ModelUpdate:
         epoch, number, count = (self._reader.integer(size) for size in (8, 1, 4))
@@ -314,6 +318,10 @@ class _Parameters:
         )
         if tag == _Tag.PEAK:
             places, unit = self._reader.integer(4), struct.unpack(">d", self._reader.fixed(8))[0]
+            # More places have no table.
+            self._signs_left -= 2 * places**2 if places <= MOST_SUMMED_PLACES else 0
+            if self._signs_left < 0:
+                raise InvalidParameters("the tables of the peak codes take too much memory; use one for all tensors")
             return PeakCode(rotation=rotation, places=places, unit=unit)
         kept, bits, modulus_bits = (self._reader.integer(size) for size in (8, 1, 1))
         unit = struct.unpack(">d", self._reader.fixed(8))[0]
@@ -365,16 +373,21 @@ class _Parameters:
         match tag:
             case _Tag.RANDOM_PRUNING:
                 kept = self._reader.integer(8)
-                inner = self._scheme(replace(place, shape=(kept,)), depth)
+                inner = self._inside(place, kept, depth)
                 return RandomPruning(stream=stream, sparsity=Fraction(place.size - kept, place.size), inner=inner)
             case _Tag.ROTATION:
                 size = self._reader.integer(4)
-                inner = self._scheme(replace(place, shape=(padded_size(place.size, size),)), depth)
+                inner = self._inside(place, padded_size(place.size, size), depth)
                 return RandomRotation(stream=stream, block_size=size, inner=inner)
             case _:
                 rows, columns = self._reader.integer(1), self._reader.integer(4)
-                inner = self._scheme(replace(place, shape=(rows * columns,)), depth)
+                inner = self._inside(place, rows * columns, depth)
                 return CountSketch(length=place.size, rows=rows, columns=columns, seed=seed, inner=inner)
+
+    def _inside(self, place: PublicStream, size: int, depth: int) -> _Scheme:
+        if size > place.size + MOST_FILLED:
+            raise InvalidParameters(f"{place.size} values become {size}, which saves nothing; sketch them in fewer")
+        return self._scheme(replace(place, shape=(size,)), depth)
 
 
 def _require_depth(depth: int) -> None:

@@ -127,7 +127,7 @@ def require_fit(scheme: LinearDecoder[Any], due: PublicStream) -> None:
                     f"its mask or signs are those of epoch {stream.round_number} and the update is of epoch "
                     f"{due.round_number}; refresh them"
                 )
-            inner = (scheme.kept if isinstance(scheme, RandomPruning) else scheme.negative.size,)
+            inner = (scheme.kept if isinstance(scheme, RandomPruning) else scheme.padded,)
             require_fit(scheme.inner, _inside(due, inner))
         case CountSketch():
             _require_shape((scheme.length,), due)

@@ -49,9 +49,9 @@ class HardwareJudge:
             MalformedMessage, PeerMisbehaved, InvalidParameters: as for ``Verifier.verify`` and ``Policy.check``.
         """
         claims = self.verifier.verify(evidence, self.collateral, now)
-        self.policy.check(claims, binding)
+        not_after = self.policy.check(claims, binding, now)
         registers = ", ".join(f"{name} {value.hex()[:16]}" for name, value in sorted(claims.measurement.items()))
-        return Judgement(f"{claims.format}: {registers}", claims.not_after)
+        return Judgement(f"{claims.format}: {registers}", not_after)
 
 
 class VerifiedEnclave(Confined):

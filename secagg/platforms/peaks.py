@@ -19,7 +19,7 @@ from secagg.compression.known_lengths import KnownLengths
 from secagg.compression.model_update import ModelUpdate
 from secagg.compression.model_update.recipes import Sample, Scheme
 from secagg.compression.model_update.tensors import Shape
-from secagg.compression.peak import NORM_LEVELS, PeakCode, length_levels, level_votes
+from secagg.compression.peak import NORM_LEVELS, PeakCode, level_votes
 from secagg.compression.public_stream import PublicStream
 from secagg.errors import MalformedMessage, Reason
 
@@ -102,12 +102,11 @@ def take_lengths(
         return ()
     known = known_lengths(sent, joined, lengths)
     relative = known.middle(mean.pop(LENGTHS).astype(np.float64))
-    levels = length_levels(references=known.is_informed)
-    if relative[0] >= levels[-1]:
+    if relative[0] >= known.longest:
         LOG.warning(
             "half of the updates or more are longer than the longest level, %.3g times what is known; the model moves "
             "by that level, and the next round knows more",
-            levels[-1],
+            known.longest,
         )
     length, after = known.after(relative, _rotation_of(update))
     mean[UPDATE] = mean[UPDATE] * np.float32(length)

@@ -15,7 +15,7 @@ from secagg.session.roles import Released, ServerSession, Subject
 from .card import WireLimits
 from .proof import Admission
 from .server import SumServer
-from .tls import is_loopback
+from .tls import ServerTls, is_loopback
 
 try:
     import uvicorn
@@ -132,16 +132,17 @@ class _Door(asyncio.Protocol):
 class _Quiet(uvicorn.Server):
     """Leaves signals to the caller, and listens by a door of ours."""
 
-    def __init__(self, config: uvicorn.Config, limits: WireLimits, tls: ssl.SSLContext | None) -> None:
+    def __init__(self, config: uvicorn.Config, limits: WireLimits, tls: ServerTls | None) -> None:
         super().__init__(config)
         self._limits, self._tls = limits, tls
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         crowd, loop = _Crowd(self._limits), asyncio.get_running_loop()
-        self.servers = [
-            await loop.create_server(lambda: _Door(crowd, self, self._tls), sock=each, backlog=_BACKLOG)
-            for each in sockets or ()
-        ]
+
+        def door() -> _Door:
+            return _Door(crowd, self, self._tls.context if self._tls else None)
+
+        self.servers = [await loop.create_server(door, sock=each, backlog=_BACKLOG) for each in sockets or ()]
         self.started = True
 
     @contextmanager
@@ -166,7 +167,7 @@ async def listening(  # noqa: PLR0913 -- all but three have defaults
     host: str,
     port: int,
     *,
-    tls: ssl.SSLContext | None = None,
+    tls: ServerTls | None = None,
     limits: WireLimits | None = None,
     is_behind_proxy: bool = False,
 ) -> AsyncGenerator[int]:
@@ -223,7 +224,7 @@ async def hold(  # noqa: PLR0913 -- all but three have defaults
     admission: Admission | None = None,
     host: str = "127.0.0.1",
     port: int = 8750,
-    tls: ssl.SSLContext | None = None,
+    tls: ServerTls | None = None,
     limits: WireLimits | None = None,
 ) -> Released:
     """Hold one session, and stop once its clients know how it ended; ``SumServer`` holds one after another."""

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import ipaddress
+import logging
 import ssl
 from dataclasses import dataclass
 from pathlib import Path
 
 from secagg.errors import InvalidParameters
+
+from .logs import say
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,17 +21,36 @@ class Credentials:
     key: Path
 
 
-def server_context(own: Credentials, clients: Path | None = None) -> ssl.SSLContext:
-    """Return the context of a server.
+class ServerTls:
+    """The context of a server, which is made anew when its files are renewed."""
 
-    Args:
-        clients: certificates of who may connect, or of who issues theirs; without it anybody may.
-    """
-    context = _context(own, is_server=True)
-    if clients is not None:
-        _trust(context, clients)
-        context.verify_mode = ssl.CERT_REQUIRED
-    return context
+    def __init__(self, own: Credentials, clients: Path | None = None) -> None:
+        """Read the files.
+
+        Args:
+            clients: certificates of who may connect, or of who issues theirs; without it anybody may.
+        Raises:
+            InvalidParameters: they hold no certificate with its key, or none that can be believed.
+        """
+        self._own, self._clients = own, clients
+        self.context = self._read()
+        """Of the connections that come now; those that are there keep theirs."""
+
+    def renew(self) -> None:
+        """Read the files again; where they cannot be used, say so and keep what was read before."""
+        try:
+            self.context = self._read()
+        except InvalidParameters as error:
+            say("certificate not renewed, the one of before stays", logging.WARNING, why=str(error))
+        else:
+            say("certificate renewed", file=str(self._own.certificate))
+
+    def _read(self) -> ssl.SSLContext:
+        context = _context(self._own, is_server=True)
+        if self._clients is not None:
+            _trust(context, self._clients)
+            context.verify_mode = ssl.CERT_REQUIRED
+        return context
 
 
 def client_context(server: Path | None = None, own: Credentials | None = None) -> ssl.SSLContext:

@@ -232,6 +232,14 @@ def test_stale_collateral_is_refused(
     evidence = Evidence(EvidenceFormat.SNP, makers.snp.SnpReport(report_data=session.enclave.offer.binding).encode())
     judge = hardware(snp_collateral(makers, revocation_list=stale))
     assert refusal(lambda: verified(session, evidence, judge)) is Reason.COLLATERAL_STALE
+    # The host keeps a list of before a revocation, which says of itself that it holds for years.
+    day = timedelta(days=1)
+    old = makers.authority.revocation_list(root, start=session.now - 367 * day, end=session.now + 9999 * day)
+    judge = hardware(snp_collateral(makers, revocation_list=old))
+    assert refusal(lambda: verified(session, evidence, judge)) is Reason.COLLATERAL_STALE
+    aging = makers.authority.revocation_list(root, start=session.now - 366 * day + timedelta(seconds=9))
+    judge = hardware(snp_collateral(makers, revocation_list=aging))
+    assert verified(session, evidence, judge).not_after == session.now + timedelta(seconds=9)
     missing = hardware(snp_collateral(makers, revocation_list=None))
     assert refusal(lambda: verified(session, evidence, missing)) is Reason.ATTESTATION_REFUSED
 

@@ -120,6 +120,10 @@ class Process:
         os.kill(self.number, signal.SIGKILL)
         self.ended()
 
+    def hang_up(self) -> None:
+        """Tell it that files were renewed."""
+        os.kill(self.number, signal.SIGHUP)
+
     def terminate(self) -> int:
         """Ask it to end."""
         self._process.terminate()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
 import subprocess
@@ -26,8 +27,9 @@ from secagg.contract import IndexSegment, RingSegment, ideal_aggregate
 from secagg.errors import InvalidParameters, MalformedMessage
 from secagg.simulation.insecure_coins import InsecureSeededCoins
 from secagg.training.codec.whole_updates import NORMS, UPDATE, WholeUpdates
-from secagg.training.records.metrics import read_records
+from secagg.training.records.metrics import RoundRecord, read_records, summarise
 from secagg.training.runs.driver import MODEL_NAME, train
+from secagg.training.runs.progress import Progress
 from secagg.training.runs.rounds import Pieces, Run, falling_rate
 from secagg.training.settings.configuration import Configuration, changed, from_tree, to_tree
 from secagg.training.settings.presets import preset
@@ -253,6 +255,59 @@ def test_an_average_is_what_is_tested_and_kept(tmp_path: Path, toy_run: Make, to
         assert np.allclose(value, kept[name], atol=1e-6)
         # Training itself does not see the average.
         assert np.array_equal(models(tmp_path / "plain")[name], apart.parameters[name])
+
+
+TOLD = [
+    (Scheme.PEAK, Lengths.MEDIAN, 4.0),
+    (Scheme.PEAK, Lengths.OWN, 4.0),
+    (Scheme.PEAK, Lengths.COMMON, 4.0),
+    (Scheme.SKETCH, Lengths.MEDIAN, 4.0),
+    (Scheme.SKETCH, Lengths.OWN, 2.0**11 / 20),
+]
+
+
+@pytest.mark.parametrize(("scheme", "lengths", "longest"), TOLD)
+def test_lengths_beyond_what_can_be_told_are_said_and_others_are_not(
+    scheme: Scheme, lengths: Lengths, longest: float
+) -> None:
+    codecs = made(settings(scheme, lengths=lengths))
+    said = list[str | None]()
+    for number, size in enumerate((0.1, 0.1, 0.05, 0.12, 0.12 * longest * 1.5, 0.12 * longest * 1.5)):
+        play(codecs, number, updates(20, number, size))
+        said.append(codecs.warning)
+    assert said[:4] == [None] * 4
+    assert said[4] is not None
+    assert f"can tell, {longest:.3g} times those of the rounds before" in said[4]
+    assert said[5] is None, "lengths have caught up"
+
+
+def test_a_first_round_that_is_too_long_is_said() -> None:
+    codecs = made(settings())
+    play(codecs, 0, updates(20, size=1e4))
+    assert codecs.warning is not None
+    assert "can tell, 64, and" in codecs.warning
+
+
+def test_a_run_says_it_once_where_somebody_looks(toy_run: Make, toy_pieces: Pieced) -> None:
+    """Four rounds after one in which nobody moved: what they know is 10^9 times too short."""
+    chosen = toy_run(
+        "secagg.protocol=enclave", "compression.scheme=peak", "compression.places=4", "compression.refresh=1"
+    )
+    run = Run(chosen, toy_pieces(chosen))
+    run.advance()
+    known = run.operators.state()
+    run.operators.restore({"common": known["common"] / 1e9, "norms": known["norms"] / 1e9})
+    stream = io.StringIO()
+    progress = Progress("toy", 4, stream=stream)
+    records = [run.advance() for _ in range(3)]
+    for record in records:
+        progress.round_done(record)
+    assert [record.warning is None for record in records] == [False] * 3
+    assert stream.getvalue().count("clients' updates are longer than they can tell") == 1
+    assert "round 2: " in stream.getvalue()
+    assert "compression.lengths = 'fixed' and compression.length" in stream.getvalue()
+    assert summarise(records, parameters=run.values)["warning"] == records[0].warning
+    assert RoundRecord.from_json(records[0].to_json()) == records[0]
 
 
 def test_presets_send_what_their_names_promise() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import socket
-import ssl
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
@@ -27,7 +26,7 @@ from secagg.transport.listener import allow_connections, listening
 from secagg.transport.proof import Prover
 from secagg.transport.requests import Patience
 from secagg.transport.server import SumServer
-from secagg.transport.tls import Credentials, client_context, server_context
+from secagg.transport.tls import Credentials, ServerTls, client_context
 from secagg.transport.tunnel import Ends, open_tunnel, serve_tunnel
 from secagg.wire import MessageKind, Writer
 from tests.harness.certificates_of_tests import make_credentials
@@ -49,7 +48,7 @@ ONE = CLIENTS[0]
 
 
 @asynccontextmanager
-async def served(limits: WireLimits, tls: ssl.SSLContext | None = None) -> AsyncGenerator[tuple[SumServer, int, str]]:
+async def served(limits: WireLimits, tls: ServerTls | None = None) -> AsyncGenerator[tuple[SumServer, int, str]]:
     """Serve a plain sum at a socket; yields the server, its port, and the path of the session."""
     server = SumServer(limits=limits)
     card = server.card(SUBJECT, "plain")
@@ -181,7 +180,7 @@ def test_a_head_that_is_too_long_is_refused() -> None:
 @pytest.mark.parametrize("is_tls", [False, True])
 def test_a_silent_crowd_keeps_nobody_out(tmp_path: Path, is_tls: bool) -> None:  # noqa: FBT001 -- a parameter
     own = make_credentials(tmp_path, "server")
-    tls = (server_context(own), client_context(own.certificate)) if is_tls else (None, None)
+    tls = (ServerTls(own), client_context(own.certificate)) if is_tls else (None, None)
     url = f"http{'s' if is_tls else ''}://127.0.0.1"
 
     async def scene() -> None:
@@ -209,7 +208,7 @@ def test_a_silent_crowd_keeps_nobody_out(tmp_path: Path, is_tls: bool) -> None: 
 
 def test_a_handshake_that_does_not_come_whole_loses_its_connection(tmp_path: Path) -> None:
     async def scene() -> None:
-        tls = server_context(make_credentials(tmp_path, "server"))
+        tls = ServerTls(make_credentials(tmp_path, "server"))
         async with served(quick_limits(grace=0.3), tls) as (_, port, _path):
             began = asyncio.get_running_loop().time()
             for piece in (b"", bytes([22, 3, 1, 2, 0, 1]), b"GET / HTTP/1.1\r\n\r\n"):
@@ -297,7 +296,7 @@ def test_a_sum_over_mutual_tls(tmp_path: Path) -> None:
     server, client, stranger = (make_credentials(tmp_path, name) for name in ("server", "client", "stranger"))
 
     async def scene() -> None:
-        async with served(quick_limits(), server_context(server, client.certificate)) as (_, port, _path):
+        async with served(quick_limits(), ServerTls(server, client.certificate)) as (_, port, _path):
             url = f"https://127.0.0.1:{port}"
 
             async def part(number: int, trusted: Path, own: Credentials | None) -> Outcome:

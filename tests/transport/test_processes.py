@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 from socket import socket
+from ssl import PEM_cert_to_DER_cert, get_server_certificate
 
 import pytest
 
+from secagg.transport.tls import Credentials, certificate_in
 from tests.harness.certificates_of_tests import make_credentials
-from tests.harness.wire_town import Process, Town
+from tests.harness.wire_town import SECONDS, Process, Town
 
 pytestmark = pytest.mark.wire
 STAGES = ("advertise keys", "share keys", "masked input", "consistency check", "unmasking")
@@ -224,6 +226,45 @@ def test_one_message_with_standing_holders_of_which_one_is_killed(town: Town, tm
     assert server.ended() == 0
     assert abs(town.mean() - 0.015) < 1e-3
     assert [holder.terminate() for holder in holders[1:]] == [0] * 4
+
+
+def test_a_renewed_certificate_is_taken_within_a_session(town: Town, tmp_path: Path) -> None:
+    before, after = (make_credentials(tmp_path, name) for name in ("before", "after"))
+    used, both = Credentials(certificate=tmp_path / "used.pem", key=tmp_path / "used.key"), tmp_path / "both.pem"
+    both.write_bytes(before.certificate.read_bytes() + after.certificate.read_bytes())
+
+    def write(certificate: bytes, key: bytes) -> None:
+        used.certificate.write_bytes(certificate)
+        used.key.write_bytes(key)
+
+    def shown() -> bytes:
+        return PEM_cert_to_DER_cert(get_server_certificate(("127.0.0.1", town.port), timeout=SECONDS))
+
+    old, new = ((own.certificate.read_bytes(), own.key.read_bytes()) for own in (before, after))
+    write(*old)
+    town.url = "https://127.0.0.1"
+    server = town.serve("--clients", "5", "--cert", str(used.certificate), "--key", str(used.key))
+    clients = [town.contribute(number, "--server-cert", str(both)) for number in range(4)]
+    held = town.contribute(4, "--server-cert", str(both), is_paused=True)
+    held.wait_for("asked 0")
+    for half in ((new[0], old[1]), (old[0], new[1]), (new[0][:99], new[1]), (new[0], new[1][:99]), (b"", new[1])):
+        write(*half)
+        server.hang_up()
+        assert "are no certificate with its private key" in server.wait_for("certificate not renewed")
+        assert shown() == certificate_in(before.certificate)
+    write(*new)
+    server.hang_up()
+    server.wait_for("certificate renewed")
+    assert shown() == certificate_in(after.certificate)
+    for number in range(4):
+        held.go_on()
+        held.wait_for(f"stored {number}")
+        held.go_on()
+        if number < 3:
+            held.wait_for(f"asked {number + 1}")
+    assert [client.ended() for client in (*clients, held)] == [0] * 5
+    assert server.ended() == 0
+    assert abs(town.mean() - 0.02) < 1e-3
 
 
 def test_two_servers_of_two_operators_behind_a_tunnel(town: Town, tmp_path: Path) -> None:

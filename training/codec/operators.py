@@ -77,6 +77,8 @@ class Operators:
     """32 public bytes of the run."""
     maximum_total_weight: int
     current: ModelUpdate | None = field(default=None, init=False)
+    warning: None = field(default=None, init=False)
+    """What there is to change, where a codec knows; of codes there is nothing that the server could see."""
     _statistics: list[float] | None = field(default=None, init=False)
     _previous_mean: dict[str, npt.NDArray[Any]] | None = field(default=None, init=False)
     recipes: TensorRecipes = field(init=False)

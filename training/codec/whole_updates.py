@@ -44,6 +44,8 @@ NORMS: Final = "secagg/norms"
 """The name of what clients tell of their lengths."""
 _FRACTION_BITS: Final = 20
 _SCALE_BYTES: Final = 4
+_NEARLY: Final = 0.9
+"""Of the longest length: a mean that is as long has hardly a client below."""
 
 Vector = npt.NDArray[np.float32]
 
@@ -62,6 +64,8 @@ class WholeUpdates:
     made_by: Factory | None = None
     """Makes the scheme of each round, where it is neither peak code nor sketch."""
     current: ModelUpdate | None = field(default=None, init=False)
+    warning: str | None = field(default=None, init=False)
+    """What the round that was decoded last gives reason to change."""
     _known: KnownLengths = field(init=False)
     _round: int = field(default=0, init=False)
 
@@ -121,6 +125,7 @@ class WholeUpdates:
         elif self.made_by is None:
             told = mean[NORMS].astype(np.float64)
             relative = self._known.middle(told) if self._is_median else told[:, 0]
+            self.warning = self._warning(float(relative[0]))
             # The common length of the round before is in the codec, where there is one.
             is_common = self._is_common
             length, self._known = self._known.after(relative, self._rotation(self._round))
@@ -212,6 +217,19 @@ class WholeUpdates:
         kept = settings.kept or kept_for(self.values, self.cohort, settings.cohort_bits, bits)
         ring = sketch_ring(bits, self.maximum_total_weight)
         return Sketch(rotation=rotation, kept=kept, bits=bits, modulus_bits=ring, unit=unit)
+
+    def _warning(self, relative: float) -> str | None:
+        """Say that updates are longer than can be told: the middle one, or nearly all where a mean is told."""
+        scheme = self.codec.tensors[1].scheme
+        longest = scheme.clip if isinstance(scheme, FixedPoint) else self._known.longest
+        if relative < longest * (1.0 if self._is_median else _NEARLY):
+            return None
+        known = " times those of the rounds before" if self._known.is_informed else ""
+        return (
+            f"clients' updates are longer than they can tell, {longest:.3g}{known}, and the model moves less than it "
+            "should until lengths have caught up; leave out rounds in which nobody moves, such as a warm-up, lower "
+            "local.rate, or set compression.lengths = 'fixed' and compression.length"
+        )
 
     def _norms(self, count: int) -> LinearDecoder[Any]:
         if self._is_median:

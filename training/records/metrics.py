@@ -46,6 +46,8 @@ class RoundRecord:
     lost: dict[str, int] = field(default_factory=dict[str, int])
     failure: str | None = None
     """Why nothing was released; the model stays as it is."""
+    warning: str | None = None
+    """What the sum gives reason to change."""
     loss: float | None = None
     """Of the clients' training, before each step of the first epoch."""
     is_real: bool = False
@@ -187,6 +189,7 @@ def summarise(records: Iterable[RoundRecord], *, parameters: int) -> dict[str, A
     summary: dict[str, Any] = {
         "rounds": len(rows),
         "failed rounds": sum(row.failure is not None for row in rows),
+        "warning": next((row.warning for row in rows if row.warning is not None), None),
         "parameters": parameters,
         "final accuracy": tested[-1][1].accuracy if tested else None,
         "best accuracy": max((test.accuracy for _, test in tested), default=None),

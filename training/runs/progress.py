@@ -28,6 +28,7 @@ class Progress:
         self._accuracy: float | None = None
         self._lost = 0
         self._drawn = 0.0
+        self._is_warned = False
 
     def round_done(self, record: RoundRecord) -> None:
         """Show a round."""
@@ -37,6 +38,9 @@ class Progress:
             self._accuracy = record.test.accuracy
         if record.failure is not None:
             self._line(f"round {record.round} released nothing: {record.failure}")
+        if record.warning is not None and not self._is_warned:
+            self._is_warned = True
+            self._line(f"round {record.round}: {record.warning}")
         if self._is_seen:
             if record.round == self._rounds or self._times[-1] - self._drawn >= _PAUSE:
                 self._drawn = self._times[-1]

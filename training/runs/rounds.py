@@ -124,7 +124,7 @@ class Run:
         with timer.part("calibrate"):
             codec = self.operators.begin(number, lambda: self._calibrating_update(number))
         pulled, uploads = self._pull(number, codec.update, timer)
-        outcome, failure = None, None
+        outcome, failure, warning = None, None, None
         try:
             outcome = self.pieces.sum.run(pulled.due, uploads)
         except (ThresholdNotMet, PeerError) as error:
@@ -132,13 +132,15 @@ class Run:
         if outcome is not None:
             with timer.part("decode"):
                 self._step(outcome.aggregate)
+                warning = self.operators.warning
         self.next_round = number + 1
         self._releases.add(pulled.due.uploaders)
         record = round_record(codec, pulled, outcome, failure, self.values)
         test = self._test(number, timer)
         timer.seconds["protocol"] = 0.0 if outcome is None else outcome.seconds
         timer.seconds["round"] = perf_counter() - started
-        return replace(record, test=test, seconds={name: round(value, 6) for name, value in timer.seconds.items()})
+        seconds = {name: round(value, 6) for name, value in timer.seconds.items()}
+        return replace(record, test=test, warning=warning, seconds=seconds)
 
     def weight(self, client: int) -> int:
         """Return how often a client's update counts."""

@@ -120,7 +120,8 @@ class Claims:
     """Whether an SEV-SNP guest may share cores with others; False where the format does not say."""
     tcb: Tcb | None
     """The versions of what runs below; None for Nitro, and for a quote without collateral."""
-    revocation_checked: bool
+    revoked_as_of: datetime | None
+    """From when the oldest of the revocation lists speaks that were checked; None where there was none."""
     report_data: bytes
     """What the enclave itself asked to be attested."""
     signed_digest: bytes

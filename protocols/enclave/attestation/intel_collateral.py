@@ -20,7 +20,7 @@ from .certificate_chains import Chain, has_begun, read_pem_chain, verify_chain
 from .claims import IntelTcb, TcbStatus, require_bytes
 from .intel_quote import EnclaveReport, VerifiedQuote
 from .refusals import invalid, malformed, stale
-from .revocation import check_not_revoked
+from .revocation import Spoken, check_not_revoked
 from .signatures import ECDSA_P256, big_endian_signature
 from .tdx_report import TdReport
 
@@ -78,6 +78,7 @@ class Judgement:
     """What collateral says of a quote, and until when both hold; no status where there is no collateral."""
 
     tcb: IntelTcb | None
+    revoked_as_of: datetime | None
     not_after: datetime
 
 
@@ -104,15 +105,17 @@ def evaluate_collateral(
         PeerMisbehaved: it does not verify, is of another time or for another platform, or a certificate is revoked.
     """
     if collateral is None:
-        return Judgement(None, quote.chain.not_after)
+        return Judgement(None, None, quote.chain.not_after)
     info, info_chain, info_end = _read_signed(TCB_INFO, collateral.tcb_info, collateral.tcb_info_chain, roots, now)
     identity, identity_chain, identity_end = _read_signed(
         IDENTITY, collateral.identity, collateral.identity_chain, roots, now
     )
-    list_ends = _check_revocation(collateral, quote.chain, (info_chain, identity_chain), now)
+    lists = _check_revocation(collateral, quote.chain, (info_chain, identity_chain), now)
     tcb = _decoded(lambda: judge(info, identity, quote, td))
     chains_end = min(chain.not_after for chain in (quote.chain, info_chain, identity_chain))
-    return Judgement(tcb, min(chains_end, info_end, identity_end, *list_ends))
+    lists_end = min(spoken.until for spoken in lists)
+    revoked_as_of = min(spoken.since for spoken in lists)
+    return Judgement(tcb, revoked_as_of, min(chains_end, info_end, identity_end, lists_end))
 
 
 def _read_signed(
@@ -156,16 +159,16 @@ def _dated(text: bytes, version: int) -> tuple[Json, datetime, datetime]:
 
 def _check_revocation(
     collateral: IntelCollateral, quote_chain: Chain, signing_chains: Sequence[Chain], now: datetime
-) -> tuple[datetime, datetime]:
+) -> tuple[Spoken, Spoken]:
     platform, authority, root = quote_chain.certificates
     if any(chain.root_fingerprint != quote_chain.root_fingerprint for chain in signing_chains):
         raise invalid("the collateral and the quote chain to different roots")
-    platform_end = check_not_revoked(
+    platform_list = check_not_revoked(
         [platform], collateral.platform_revocation_list, issuer=authority, scheme=ECDSA_P256, now=now
     )
     below_root = [authority, *(chain.leaf for chain in signing_chains)]
-    root_end = check_not_revoked(below_root, collateral.root_revocation_list, issuer=root, scheme=ECDSA_P256, now=now)
-    return platform_end, root_end
+    root_list = check_not_revoked(below_root, collateral.root_revocation_list, issuer=root, scheme=ECDSA_P256, now=now)
+    return platform_list, root_list
 
 
 def judge(info: Json, identity: Json, quote: VerifiedQuote, td: TdReport | None) -> IntelTcb:

@@ -64,7 +64,7 @@ def verify_nitro(document: bytes, roots: frozenset[bytes], now: datetime) -> Cla
         privilege_level=None,
         sibling_threads=False,
         tcb=None,
-        revocation_checked=False,
+        revoked_as_of=None,
         report_data=_optional_bytes(payload, "user_data"),
         signed_digest=sha256(message),
         issued_at=_issued_at(payload, chain, now),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from datetime import datetime, timedelta
 from types import MappingProxyType
 from typing import Final
 
@@ -15,9 +16,10 @@ from secagg.errors import InvalidParameters, Misuse
 
 from .claims import Claims, EvidenceFormat, IntelTcb, SnpTcb, TcbStatus
 from .launch import FLAGS
-from .refusals import refused
+from .refusals import refused, stale
 
 BIND_BYTES: Final = 64
+_LONGEST_AGE: Final = timedelta(days=3660)
 
 REQUIRED_PINS: Final[Mapping[EvidenceFormat, Mapping[str, int]]] = MappingProxyType(
     {
@@ -121,6 +123,10 @@ class Policy:
     """Whether an SEV-SNP guest may share a core with other guests (SMT)."""
     snp_revocation_required: bool = True
     """Whether SEV-SNP evidence without AMD's revocation list is refused."""
+    greatest_list_age: timedelta = timedelta(days=366)
+    """How long ago the oldest revocation list may have been issued, whatever it says of its end itself.
+
+    The default is the life of the vendors' yearly lists, so that it refuses no current one."""
 
     def __post_init__(self) -> None:
         if not self.accepted or any(type(pinned) is not PinnedMeasurement for pinned in self.accepted):
@@ -138,16 +144,19 @@ class Policy:
             raise InvalidParameters(f"minimum_tcb_evaluation is a number from 0; got {self.minimum_tcb_evaluation!r}")
         if type(self.privilege_level) is not int or not 0 <= self.privilege_level <= 3:  # noqa: PLR2004 -- VMPL0 to 3
             raise InvalidParameters(f"privilege_level is in 0..3; got {self.privilege_level!r}")
+        if type(self.greatest_list_age) is not timedelta or not timedelta() < self.greatest_list_age <= _LONGEST_AGE:
+            raise InvalidParameters(f"greatest_list_age is above 0, ten years at most; got {self.greatest_list_age!r}")
 
-    def check(self, claims: Claims, expected_bind: bytes) -> None:
-        """Accept claims, or say which rule they break.
+    def check(self, claims: Claims, expected_bind: bytes, now: datetime) -> datetime:
+        """Accept claims and return until when, or say which rule they break.
 
         Args:
             expected_bind: the 64 bytes that the client computed from its own configuration and the enclave's keys.
+            now: the time at which the claims were verified, with a time zone.
         Raises:
-            PeerMisbehaved: with reason ``attestation_refused``.
+            PeerMisbehaved: with reason ``attestation_refused``, or ``collateral_stale`` for an old revocation list.
             Misuse: the binding is not 64 bytes.
-        Security: acceptance ends with ``claims.not_after``; check again before each use of the keys.
+        Security: check again before each use of the keys that nothing has ended.
         """
         if type(expected_bind) is not bytes or len(expected_bind) != BIND_BYTES:
             raise Misuse(f"a binding is {BIND_BYTES} bytes, computed by the client itself")
@@ -172,6 +181,19 @@ class Policy:
             )
         if claims.report_data != expected_bind:
             raise refused("it is bound to other keys or another configuration than the client's")
+        return self._end(claims, now)
+
+    def _end(self, claims: Claims, now: datetime) -> datetime:
+        """Return when the claims end, or the lists that they rest on are too old."""
+        if claims.revoked_as_of is None:
+            return claims.not_after
+        lists_end = claims.revoked_as_of + self.greatest_list_age
+        if now > lists_end:
+            raise stale(
+                f"a revocation list is of {claims.revoked_as_of} and it is {now}; the policy takes lists of at most "
+                f"{self.greatest_list_age.days} days: fetch the current one"
+            )
+        return min(claims.not_after, lists_end)
 
     def _check_tcb(self, claims: Claims) -> None:
         match claims.format, claims.tcb:
@@ -180,7 +202,7 @@ class Policy:
             case EvidenceFormat.SNP, SnpTcb() as tcb:
                 if self.minimum_snp_tcb is None or not tcb.reaches(self.minimum_snp_tcb):
                     raise refused(f"its firmware is {tcb}; the policy asks for {self.minimum_snp_tcb}")
-                if self.snp_revocation_required and not claims.revocation_checked:
+                if self.snp_revocation_required and claims.revoked_as_of is None:
                     raise refused("revocation was not checked; give AMD's revocation list as collateral")
             case ((EvidenceFormat.TDX | EvidenceFormat.SGX), IntelTcb() as tcb):
                 if not tcb.statuses <= self.accepted_tcb_statuses:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from datetime import datetime
-from typing import Final
+from typing import Final, NamedTuple
 
 from cryptography import x509
 
@@ -20,6 +20,13 @@ LEADING_FIELDS: Final = (INTEGER, SEQUENCE, SEQUENCE)
 """The tags of version, algorithm and issuer."""
 
 
+class Spoken(NamedTuple):
+    """From when to when a list speaks."""
+
+    since: datetime
+    until: datetime
+
+
 def check_not_revoked(
     certificates: Iterable[Certificate],
     revocation_list: bytes,
@@ -27,8 +34,8 @@ def check_not_revoked(
     issuer: Certificate,
     scheme: SignatureScheme,
     now: datetime,
-) -> datetime:
-    """Check certificates of one issuer against its list, and return until when the list speaks.
+) -> Spoken:
+    """Check certificates of one issuer against its list, and return when the list speaks.
 
     Implements: [RFC 5280] section 6.3, for complete lists signed by the issuer itself.
     Raises:
@@ -47,7 +54,7 @@ def check_not_revoked(
     for certificate in certificates:
         if content.get_revoked_certificate_by_serial_number(certificate.serial) is not None:
             raise invalid(f"{issuer.common_name()!r} has revoked the certificate of {certificate.common_name()!r}")
-    return next_update
+    return Spoken(content.last_update_utc, next_update)
 
 
 def _verified_list(

@@ -37,7 +37,7 @@ def verify_sgx(quote: bytes, collateral: IntelCollateral | None, roots: frozense
         privilege_level=None,
         sibling_threads=False,
         tcb=judgement.tcb,
-        revocation_checked=judgement.tcb is not None,
+        revoked_as_of=judgement.revoked_as_of,
         report_data=enclave.report_data,
         signed_digest=verified.signed_digest,
         issued_at=None,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import logging
+import signal
 import time
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -63,7 +64,7 @@ async def _serve(options: argparse.Namespace) -> None:
     from secagg.transport.card import BACK_SECONDS, WireLimits
     from secagg.transport.listener import allow_connections, listening
     from secagg.transport.server import SumServer
-    from secagg.transport.tls import server_context
+    from secagg.transport.tls import ServerTls
 
     given = {PREFIX + name.replace("_", "-"): value for name, value in assigned(options.set).items()}
     if options.protocol == "pairwise" and f"{PREFIX}roster" in given:
@@ -78,9 +79,11 @@ async def _serve(options: argparse.Namespace) -> None:
     if options.engine and options.state and options.storage is None:
         options.storage = str(options.state / "storage")
     own = own_credentials(options)
-    tls = None if own is None else server_context(own, options.client_certs)
+    tls = None if own is None else ServerTls(own, options.client_certs)
     if tls is None and options.client_certs is not None:
         raise InvalidParameters("--client-certs is about TLS; give --cert and --key as well")
+    if tls is not None:
+        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, tls.renew)
     host, port = address("--listen", options.listen)
     with ExitStack() as resources:
         workers = resources.enter_context(workers_for(find(options.protocol), options, _Telling()))

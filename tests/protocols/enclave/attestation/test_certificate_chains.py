@@ -341,7 +341,7 @@ def check(forge: Forge, encoded: bytes, **changes: Any) -> Any:
 def test_a_list_that_does_not_name_the_certificate_speaks_until_its_next_update(forge: Forge) -> None:
     middle = forge.chain()[1]
     end = forge.made.NOW + timedelta(hours=3)
-    assert check(forge, forge.made.revocation_list(middle, [1, 2, 3], end=end)) == end
+    assert check(forge, forge.made.revocation_list(middle, [1, 2, 3], end=end)) == (forge.made.START, end)
 
 
 def test_a_revoked_certificate_is_refused(forge: Forge, refusal: Refusal) -> None:
@@ -391,7 +391,7 @@ def test_a_list_has_the_fields_of_its_version(forge: Forge, refusal: Refusal) ->
         listed: bytes = der(0x30, content, outer, der(3, b"\0", forge.made.sign(middle.key, content)))
         return listed
 
-    assert check(forge, encoded(version, inner, issuer, start, end, *rest)) == forge.made.END
+    assert check(forge, encoded(version, inner, issuer, start, end, *rest)).until == forge.made.END
     forms = {
         "no next update": encoded(version, inner, issuer, start),
         "no version": encoded(inner, issuer, start, end),

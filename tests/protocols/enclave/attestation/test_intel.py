@@ -85,7 +85,7 @@ def test_an_sgx_quote_claims_its_enclave(maker: Maker) -> None:
     assert claims.report_data == maker.made.BIND
     assert claims.signed_digest == hashlib.sha256(maker.made.Quote().signed()).digest()
     assert claims.tcb == IntelTcb(platform=UP, quoting_enclave=UP, module=None, evaluation_number=17)
-    assert (claims.debug, claims.migratable, claims.revocation_checked) == (False, False, True)
+    assert (claims.debug, claims.migratable, claims.revoked_as_of) == (False, False, maker.authority.START)
     assert claims.not_after == maker.authority.END
 
 
@@ -102,7 +102,7 @@ def test_a_tdx_quote_claims_its_trust_domain(maker: Maker, version: int, kind: i
     assert claims.not_after == maker.authority.END
     soon = maker.now + timedelta(hours=1)
     assert maker.judged("TDX", info=maker.made.dates(maker.now, soon)).not_after == soon
-    assert (claims.debug, claims.migratable, claims.revocation_checked) == (False, False, True)
+    assert (claims.debug, claims.migratable, claims.revoked_as_of) == (False, False, maker.authority.START)
     signed = maker.made.tdx_quote(version=version, kind=kind).signed()
     assert claims.signed_digest == hashlib.sha256(signed).digest()
 
@@ -132,7 +132,7 @@ def test_a_quote_without_collateral_has_no_tcb(maker: Maker) -> None:
     for kind, quote in ((SGX, maker.made.Quote()), (TDX, maker.made.tdx_quote())):
         claims = maker.verify(kind, quote.encode())
         assert claims.tcb is None
-        assert not claims.revocation_checked
+        assert claims.revoked_as_of is None
         assert claims.not_after == maker.authority.END
 
 
@@ -388,6 +388,14 @@ def test_a_revocation_list_of_another_time_is_stale(maker: Maker, refusal: Refus
         soon = maker.now + timedelta(hours=1)
         collateral = maker.collateral(replace={name: maker.authority.revocation_list(issuer, end=soon)})
         assert maker.sgx(collateral).not_after == soon
+
+
+def test_the_older_of_both_lists_is_claimed(maker: Maker) -> None:
+    root, authority, _ = maker.made.authorities()
+    old = maker.now - timedelta(days=300)
+    for name, issuer in (("platform_revocation_list", authority), ("root_revocation_list", root)):
+        collateral = maker.collateral(replace={name: maker.authority.revocation_list(issuer, start=old)})
+        assert maker.sgx(collateral).revoked_as_of == old
 
 
 def test_claims_expire_with_the_first_certificate(maker: Maker) -> None:

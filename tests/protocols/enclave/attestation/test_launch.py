@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import UTC, datetime
 from functools import partial
 from types import ModuleType
 from typing import Any
@@ -16,6 +17,7 @@ from secagg.protocols.enclave.attestation.launch import FLAGS, bits
 Refusal = Callable[..., Reason]
 SNP, TDX, SGX = EvidenceFormat.SNP, EvidenceFormat.TDX, EvidenceFormat.SGX
 BIND = bytes(range(64))
+NOW = datetime(2030, 12, 30, tzinfo=UTC)
 PROGRAM: dict[EvidenceFormat, dict[str, bytes]] = {
     SNP: {"MEASUREMENT": b"\x4d" * 48},
     TDX: {"MRTD": b"\x3d" * 48} | {f"RTMR{index}": bytes([0xB0 + index]) * 48 for index in range(4)},
@@ -121,8 +123,8 @@ def test_what_a_host_chooses_is_refused_unless_it_is_pinned(
     claims = launched(kind, patch(kind, name, value))
     assert claims.measurement[name] == value.to_bytes(SIZES[kind, name], "little")
     saying = f"the nearest differs in {name} "
-    assert refusal(lambda: policy().check(claims, BIND), saying) is Reason.ATTESTATION_REFUSED
-    policy(**{name: claims.measurement[name]}).check(claims, BIND)
+    assert refusal(lambda: policy().check(claims, BIND, NOW), saying) is Reason.ATTESTATION_REFUSED
+    policy(**{name: claims.measurement[name]}).check(claims, BIND, NOW)
 
 
 @pytest.mark.parametrize(("kind", "name", "value"), STRICTER)
@@ -130,9 +132,9 @@ def test_what_makes_a_launch_stricter_needs_no_pin(
     launched: Launch, refusal: Refusal, kind: EvidenceFormat, name: str, value: int
 ) -> None:
     claims = launched(kind, patch(kind, name, value))
-    policy().check(claims, BIND)
+    policy().check(claims, BIND, NOW)
     other = policy(**{name: PLAIN[kind, name].to_bytes(SIZES[kind, name], "little")})
-    assert refusal(lambda: other.check(claims, BIND), name) is Reason.ATTESTATION_REFUSED
+    assert refusal(lambda: other.check(claims, BIND, NOW), name) is Reason.ATTESTATION_REFUSED
 
 
 @pytest.mark.parametrize(("kind", "name"), FIELDS)
@@ -160,7 +162,7 @@ def test_a_pin_does_not_make_a_debug_build_or_a_migratable_guest_acceptable(laun
     ):
         claims = launched(kind, patch(kind, name, value))
         pinned = policy(**{name: claims.measurement[name]})
-        assert refusal(partial(pinned.check, claims, BIND)) is Reason.ATTESTATION_REFUSED
+        assert refusal(partial(pinned.check, claims, BIND, NOW)) is Reason.ATTESTATION_REFUSED
 
 
 @pytest.mark.parametrize(
@@ -186,10 +188,10 @@ def test_what_else_the_host_fills_is_zero_unless_it_is_pinned(  # noqa: PLR0913,
     launched: Launch, refusal: Refusal, kind: EvidenceFormat, place: int, size: int, name: str
 ) -> None:
     claims = launched(kind, {place: b"\1" * size})
-    assert refusal(lambda: policy().check(claims, BIND), name) is Reason.ATTESTATION_REFUSED
+    assert refusal(lambda: policy().check(claims, BIND, NOW), name) is Reason.ATTESTATION_REFUSED
     pinned = PinnedMeasurement(kind, PROGRAM[kind] | {name: b"\1" * size})
     minimum = SnpTcb(boot_loader=4, tee=1, snp=22, microcode=209)
-    Policy(accepted=(pinned,), minimum_snp_tcb=minimum).check(claims, BIND)
+    Policy(accepted=(pinned,), minimum_snp_tcb=minimum).check(claims, BIND, NOW)
 
 
 @pytest.mark.parametrize("flags", [0x02, 0x20, 0x8000_0000, 0x22])

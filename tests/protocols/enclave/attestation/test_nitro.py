@@ -41,7 +41,7 @@ def test_a_document_claims_its_registers_and_user_data(claims_of: Callable[..., 
     assert not claims.migratable
     assert claims.issued_at == (now - timedelta(seconds=5)).replace(microsecond=0)
     assert claims.not_after == now + timedelta(hours=2)
-    assert (claims.tcb, claims.privilege_level, claims.revocation_checked) == (None, None, False)
+    assert (claims.tcb, claims.privilege_level, claims.revoked_as_of) == (None, None, None)
 
 
 def test_the_identity_of_a_document_is_what_its_signature_covers(

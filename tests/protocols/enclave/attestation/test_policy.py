@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Any
 
@@ -23,6 +23,8 @@ from secagg.protocols.enclave.attestation import (
 
 Refusal = Callable[..., Reason]
 BIND = bytes(range(64))
+NOW = datetime(2030, 12, 30, tzinfo=UTC)
+END = NOW + timedelta(days=2)
 NITRO, SNP, TDX, SGX = EvidenceFormat.NITRO, EvidenceFormat.SNP, EvidenceFormat.TDX, EvidenceFormat.SGX
 LEAST = SnpTcb(boot_loader=4, tee=0, snp=22, microcode=200)
 INTEL_TCB = IntelTcb(
@@ -55,11 +57,11 @@ def claims(kind: EvidenceFormat, **changes: Any) -> Claims:
         "privilege_level": 0 if kind is SNP else None,
         "sibling_threads": False,
         "tcb": {NITRO: None, SNP: LEAST}.get(kind, INTEL_TCB),
-        "revocation_checked": kind is not NITRO,
+        "revoked_as_of": None if kind is NITRO else NOW - timedelta(days=2),
         "report_data": BIND,
         "signed_digest": bytes(32),
         "issued_at": None,
-        "not_after": datetime(2031, 1, 1, tzinfo=UTC),
+        "not_after": END,
     }
     return Claims(**(fields | changes))
 
@@ -73,14 +75,14 @@ def policy(**changes: Any) -> Policy:
 @pytest.fixture
 def refused(refusal: Refusal) -> Callable[..., None]:
     def run(judged: Claims, saying: str, **changes: Any) -> None:
-        assert refusal(lambda: policy(**changes).check(judged, BIND), saying) is Reason.ATTESTATION_REFUSED
+        assert refusal(lambda: policy(**changes).check(judged, BIND, NOW), saying) is Reason.ATTESTATION_REFUSED
 
     return run
 
 
 @pytest.mark.parametrize("kind", EvidenceFormat)
 def test_a_pinned_program_on_current_hardware_bound_to_the_keys_is_accepted(kind: EvidenceFormat) -> None:
-    policy().check(claims(kind), BIND)
+    policy().check(claims(kind), BIND, NOW)
 
 
 @pytest.mark.parametrize("kind", EvidenceFormat)
@@ -98,7 +100,7 @@ def test_another_binding_is_refused(kind: EvidenceFormat, refused: Callable[...,
 @pytest.mark.parametrize("wrong", [b"", bytes(32), bytes(65), bytearray(64), None, "x" * 64])
 def test_the_expected_binding_is_64_bytes(wrong: Any) -> None:
     with pytest.raises(Misuse):
-        policy().check(claims(NITRO, report_data=wrong), wrong)
+        policy().check(claims(NITRO, report_data=wrong), wrong, NOW)
 
 
 @pytest.mark.parametrize(("kind", "name"), REQUIRED)
@@ -124,12 +126,14 @@ def test_what_the_host_fills_is_zero_unless_it_is_pinned(
     judged = claims(kind, measurement=PROGRAM[kind] | SURROUNDINGS[kind] | {name: filled})
     refused(judged, "no pinned measurement")
     pinned = PinnedMeasurement(kind, PROGRAM[kind] | {name: filled})
-    policy(accepted=(pinned,)).check(judged, BIND)
+    policy(accepted=(pinned,)).check(judged, BIND, NOW)
     refused(claims(kind), "no pinned measurement", accepted=(pinned,))
 
 
 def test_further_nitro_registers_are_judged_only_where_they_are_pinned(refused: Callable[..., None]) -> None:
-    policy(accepted=(PinnedMeasurement(NITRO, PROGRAM[NITRO] | {"PCR8": b"\x08" * 48}),)).check(claims(NITRO), BIND)
+    policy(accepted=(PinnedMeasurement(NITRO, PROGRAM[NITRO] | {"PCR8": b"\x08" * 48}),)).check(
+        claims(NITRO), BIND, NOW
+    )
     other = PinnedMeasurement(NITRO, PROGRAM[NITRO] | {"PCR8": b"\x09" * 48})
     refused(claims(NITRO), "no pinned measurement", accepted=(other,))
     absent = PinnedMeasurement(NITRO, PROGRAM[NITRO] | {"PCR31": bytes(48)})
@@ -144,7 +148,7 @@ def test_a_program_of_one_format_is_not_that_of_another(refused: Callable[..., N
 
 def test_one_of_several_pinned_programs_is_enough() -> None:
     older = PinnedMeasurement(SGX, {"MRENCLAVE": b"o" * 32})
-    policy(accepted=(older, PinnedMeasurement(SGX, PROGRAM[SGX]))).check(claims(SGX), BIND)
+    policy(accepted=(older, PinnedMeasurement(SGX, PROGRAM[SGX]))).check(claims(SGX), BIND, NOW)
 
 
 def test_registers_are_not_mixed_between_pinned_programs(refused: Callable[..., None]) -> None:
@@ -183,7 +187,7 @@ def test_pins_are_the_policys_own_copy() -> None:
     registers = dict(PROGRAM[SGX])
     pinned = PinnedMeasurement(SGX, registers)
     registers["MRENCLAVE"] = b"x" * 32
-    policy(accepted=(pinned,)).check(claims(SGX), BIND)
+    policy(accepted=(pinned,)).check(claims(SGX), BIND, NOW)
 
 
 # --- The platform -----------------------------------------------------------------------------------------------------
@@ -193,24 +197,24 @@ def test_pins_are_the_policys_own_copy() -> None:
 def test_firmware_below_the_minimum_in_any_part_is_refused(part: str, refused: Callable[..., None]) -> None:
     lower = replace(LEAST, **{part: getattr(LEAST, part) - 1})
     refused(claims(SNP, tcb=replace(lower, tee=255)), "its firmware is")
-    policy().check(claims(SNP, tcb=replace(LEAST, tee=255)), BIND)
+    policy().check(claims(SNP, tcb=replace(LEAST, tee=255)), BIND, NOW)
 
 
 def test_a_report_whose_revocation_was_not_checked_is_refused_by_default(refused: Callable[..., None]) -> None:
-    refused(claims(SNP, revocation_checked=False), "revocation was not checked")
-    policy(snp_revocation_required=False).check(claims(SNP, revocation_checked=False), BIND)
+    refused(claims(SNP, revoked_as_of=None), "revocation was not checked")
+    policy(snp_revocation_required=False).check(claims(SNP, revoked_as_of=None), BIND, NOW)
 
 
 def test_a_report_of_another_privilege_level_is_refused(refused: Callable[..., None]) -> None:
     refused(claims(SNP, privilege_level=1), "VMPL 1")
     refused(claims(SNP, privilege_level=0), "VMPL 0", privilege_level=2)
-    policy(privilege_level=2).check(claims(SNP, privilege_level=2), BIND)
-    policy(privilege_level=2).check(claims(NITRO), BIND)
+    policy(privilege_level=2).check(claims(SNP, privilege_level=2), BIND, NOW)
+    policy(privilege_level=2).check(claims(NITRO), BIND, NOW)
 
 
 def test_shared_cores_are_refused_by_default(refused: Callable[..., None]) -> None:
     refused(claims(SNP, sibling_threads=True), "share cores")
-    policy(sibling_threads_accepted=True).check(claims(SNP, sibling_threads=True), BIND)
+    policy(sibling_threads_accepted=True).check(claims(SNP, sibling_threads=True), BIND, NOW)
 
 
 @pytest.mark.parametrize("kind", [TDX, SGX])
@@ -219,7 +223,7 @@ def test_a_quote_without_collateral_is_refused_by_every_policy(
 ) -> None:
     all_but_revoked = frozenset(TcbStatus) - {TcbStatus.REVOKED}
     for changes in ({}, {"accepted_tcb_statuses": all_but_revoked, "snp_revocation_required": False}):
-        refused(claims(kind, tcb=None, revocation_checked=False), "without collateral", **changes)
+        refused(claims(kind, tcb=None, revoked_as_of=None), "without collateral", **changes)
 
 
 def test_the_tcb_is_of_the_formats_own_kind(refused: Callable[..., None]) -> None:
@@ -238,7 +242,7 @@ def test_each_part_below_an_intel_enclave_is_up_to_date(
     if status is not TcbStatus.REVOKED:
         accepted = frozenset({TcbStatus.UP_TO_DATE, status})
         known = {"accepted_tcb_statuses": accepted, "accepted_advisories": frozenset({"INTEL-SA-9"})}
-        policy(**known).check(claims(TDX, tcb=tcb), BIND)
+        policy(**known).check(claims(TDX, tcb=tcb), BIND, NOW)
         refused(claims(TDX), "its platform is UpToDate", accepted_tcb_statuses=frozenset({status}))
 
 
@@ -251,8 +255,31 @@ def test_a_status_that_is_accepted_for_one_advisory_is_not_for_another(refused: 
 
 
 def test_collateral_of_an_older_evaluation_is_refused(refused: Callable[..., None]) -> None:
-    policy(minimum_tcb_evaluation=17).check(claims(SGX), BIND)
+    policy(minimum_tcb_evaluation=17).check(claims(SGX), BIND, NOW)
     refused(claims(SGX), "TCB evaluation 17", minimum_tcb_evaluation=18)
+
+
+@pytest.mark.parametrize("kind", [SNP, SGX, TDX])
+@pytest.mark.parametrize("days", [None, 1, 30])
+def test_an_old_revocation_list_is_stale_whatever_its_own_end(
+    kind: EvidenceFormat, days: int | None, refusal: Refusal
+) -> None:
+    age = timedelta(days=366 if days is None else days)
+    judging = policy(**({} if days is None else {"greatest_list_age": age}))
+    far = NOW + timedelta(days=10_000)
+
+    def judged(issued: datetime) -> datetime:
+        return judging.check(claims(kind, revoked_as_of=issued, not_after=far), BIND, NOW)
+
+    assert judged(NOW - age) == NOW
+    assert judged(NOW) == NOW + age
+    older = NOW - age - timedelta(seconds=1)
+    assert refusal(lambda: judged(older), f"at most {age.days} days: fetch") is Reason.COLLATERAL_STALE
+
+
+def test_acceptance_ends_with_the_claims_where_no_list_is_older() -> None:
+    for kind in EvidenceFormat:
+        assert policy().check(claims(kind), BIND, NOW) == END
 
 
 # --- Construction -----------------------------------------------------------------------------------------------------
@@ -274,6 +301,9 @@ def test_collateral_of_an_older_evaluation_is_refused(refused: Callable[..., Non
         {"privilege_level": 4},
         {"privilege_level": -1},
         {"privilege_level": False},
+        {"greatest_list_age": timedelta()},
+        {"greatest_list_age": timedelta.max},
+        {"greatest_list_age": 30},
     ],
     ids=str,
 )
@@ -284,7 +314,7 @@ def test_an_unsafe_or_inconsistent_policy_is_not_made(changes: dict[str, Any]) -
 
 def test_a_policy_without_snp_needs_no_snp_minimum(refused: Callable[..., None]) -> None:
     only_sgx = {"accepted": (PinnedMeasurement(SGX, PROGRAM[SGX]),), "minimum_snp_tcb": None}
-    policy(**only_sgx).check(claims(SGX), BIND)
+    policy(**only_sgx).check(claims(SGX), BIND, NOW)
     refused(claims(SNP), "its firmware is", **only_sgx)
 
 
@@ -297,5 +327,5 @@ def test_claims_of_another_type_are_refused_whatever_they_say(refusal: Refusal) 
     fields = {name: getattr(genuine, name) for name in Claims.__slots__}
     simulated: list[Any] = [SimulatedClaims(**fields), None, fields]
     for judged in simulated:
-        reason = refusal(partial(policy().check, judged, BIND), "nothing vouches")
+        reason = refusal(partial(policy().check, judged, BIND, NOW), "nothing vouches")
         assert reason is Reason.ATTESTATION_REFUSED

@@ -231,7 +231,10 @@ def test_a_default_policy_refuses_every_sample_though_it_pins_them_all(
     }
     claims = vendor[name].verify()
     refused = Reason.ATTESTATION_REFUSED
-    assert refusal(lambda: policy.check(claims, claims.report_data.ljust(64, b"\0")), saying[name]) is refused
+    assert (
+        refusal(lambda: policy.check(claims, claims.report_data.ljust(64, b"\0"), vendor[name].now), saying[name])
+        is refused
+    )
 
 
 @pytest.mark.parametrize("name", NAMES)

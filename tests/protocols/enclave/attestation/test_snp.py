@@ -48,7 +48,8 @@ def test_a_report_claims_its_measurement_and_data(claims_of: Callable[..., Claim
     assert claims.tcb == TCB
     assert claims.signed_digest == hashlib.sha256(self_made.snp.SnpReport().signed()).digest()
     assert (claims.debug, claims.migratable, claims.sibling_threads) == (False, False, False)
-    assert (claims.privilege_level, claims.revocation_checked, claims.issued_at) == (0, True, None)
+    assert (claims.privilege_level, claims.issued_at) == (0, None)
+    assert claims.revoked_as_of == self_made.authority.START.replace(microsecond=0)
     assert claims.not_after == self_made.authority.END.replace(microsecond=0)
 
 
@@ -210,7 +211,7 @@ def test_a_stale_list_is_refused_and_a_missing_one_is_claimed(
     assert refusal(lambda: claims_of(collateral)) is Reason.COLLATERAL_STALE
     soon = made.NOW + timedelta(hours=1)
     assert claims_of(snp_collateral(revocation_list=made.revocation_list(root, end=soon))).not_after == soon
-    assert not claims_of(snp_collateral(revocation_list=None)).revocation_checked
+    assert claims_of(snp_collateral(revocation_list=None)).revoked_as_of is None
 
 
 def test_collateral_is_bytes(snp_collateral: Callable[..., SnpCollateral]) -> None:

@@ -58,7 +58,7 @@ def test_evidence_of_each_format_is_accepted_by_a_policy_that_pins_it(
     )
     policy = Policy(accepted=accepted, minimum_snp_tcb=SnpTcb(boot_loader=4, tee=1, snp=22, microcode=209))
     for case in cases:
-        policy.check(verify(*case), bytes(range(64)))
+        policy.check(verify(*case), bytes(range(64)), self_made.authority.NOW)
 
 
 def test_evidence_under_roots_of_our_own_is_refused_under_the_vendors(cases: list[Case], refusal: Refusal) -> None:
