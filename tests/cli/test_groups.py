@@ -201,12 +201,14 @@ def test_more_than_the_rings_were_planned_for_is_refused(capsys: pytest.CaptureF
         (card_of(3, group=2, round_number=8), "differ in round;"),
         (card_of(3, group=2, clip=2.0), "differ in clip;"),
         (card_of(3, group=2, groups=2, all_clients=6), "differ in all_clients, groups;"),
+        (card_of(3, group=2.0), "differ in group;"),
     ],
 )
 def test_sums_of_other_rounds_and_plans_are_not_added(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, other: Card, differing: str
 ) -> None:
-    sums = [kept(tmp_path / "a.sum", card_of(3), 1, 2, 3), kept(tmp_path / "b.sum", other, 4, 5, 6)]
+    sums = [kept(tmp_path / "a.sum", card_of(3), 1, 2, 3), str(tmp_path / "b.sum")]
+    write_sum(tmp_path / "b.sum", other, released_of(card_of(3), 4, 5, 6))
     assert differing in refusal(capsys, tmp_path, *sums)
 
 

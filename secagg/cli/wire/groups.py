@@ -164,7 +164,7 @@ def _require_same(path: Path, card: Card, first: Path, expected: Card) -> None:
 
 
 def _about(card: Card) -> dict[str, Any]:
-    terms = {name: value for name, value in card.terms.items() if name not in _OWN}
+    terms = {name: value.__class__ if name in _OWN else value for name, value in card.terms.items()}
     return {"protocol": card.protocol, "task": card.task, "round": card.round_number, **terms}
 
 
