@@ -2,33 +2,21 @@
 
 SuperNodes are killed at every stage of a session. An operator, whom a thread plays, removes each from the federation
 and starts another in its place, so that never more than nine run. Flower tells the round that a removed node will not
-answer; so nothing here is decided by how fast the machine is. One constant of Flower's is raised for that: it gives the
-process of an app 30 seconds to start, and loses the message after that. A pause is lowered: a SuperNode that was told
-nothing asks again after 3 seconds.
+answer; so nothing here is decided by how fast the machine is.
 """
 
 from __future__ import annotations
 
-import datetime as dt
-import ipaddress
-import json
-import re
-import socket
-import subprocess
-import sys
 import threading
-import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import NameOID
+
+from tests.harness.flower_federation import Federation
 
 pytestmark = pytest.mark.flower
 
@@ -43,120 +31,22 @@ KILLED = {
 }
 """Numbers from nine on come in the place of those that were killed in the first round; of the others, nobody does."""
 ALL = range(NODES + 3)
-PATIENT = """
-import sys, time
-from importlib.metadata import entry_points
-from types import SimpleNamespace
-from flwr.common import constant
-from flwr.supernode import start_client_internal
-start_client_internal.time = SimpleNamespace(sleep=lambda seconds: time.sleep(min(seconds, 0.3)))
-constant.HEARTBEAT_DEFAULT_INTERVAL = 600
-sys.argv.pop(0)
-(command,) = entry_points(group="console_scripts", name=sys.argv[0])
-sys.exit(command.load()())
-"""
 
 
-class Federation:
-    """A SuperLink and its SuperNodes on loopback."""
+def add(federation: Federation, number: int) -> None:
+    """Start a SuperNode, which is perhaps going to be killed."""
+    federation.add(number, **{"kill-at": KILLED.get(number, "never")})
 
-    def __init__(self, place: Any, name: str) -> None:
-        self.place = place
-        self.name = name
-        self.folder: Path = place.folder / name
-        self.folder.mkdir()
-        self.port = place.free_port()
-        self.nodes = dict[int, subprocess.Popen[bytes]]()
-        self.removed = list[int]()
-        authority = _make_certificates(self.folder)
-        place.start(
-            f"{name}/superlink.log",
-            *(sys.executable, "-c", PATIENT, "flower-superlink"),
-            *("--ssl-ca-certfile", str(self.folder / "ca.pem"), "--ssl-certfile", str(self.folder / "server.pem")),
-            *("--ssl-keyfile", str(self.folder / "server.key"), "--enable-supernode-auth"),
-            *("--host", "127.0.0.1", "--port", str(self.port), "--disable-runtime-dependency-installation"),
-        )
-        home: Path = place.folder / "home"
-        (home / "config.toml").write_text(
-            f'[superlink]\ndefault = "{name}"\n\n[superlink.{name}]\naddress = "127.0.0.1:{self.port}"\n'
-            f'root-certificates = "{authority}"\n',
-            encoding="utf-8",
-        )
-        _until(lambda: _listens(self.port))
 
-    def register(self, numbers: Iterable[int]) -> None:
-        """Make a key for each SuperNode and register it, all in one process of Flower's command line."""
-        self._command(*(["supernode", "register", str(self._new_key(number)), self.name] for number in numbers))
-
-    def _command(self, *commands: list[str]) -> None:
-        program = f"from flwr.cli.app import app\nfor command in {commands!r}: app(command, standalone_mode=False)"
-        self.place.run(sys.executable, "-c", program, timeout=300)
-
-    def _new_key(self, number: int) -> Path:
-        key = ec.generate_private_key(ec.SECP384R1())
-        private, public = self.folder / f"node-{number}.key", self.folder / f"node-{number}.pub"
-        private.write_bytes(
-            key.private_bytes(
-                serialization.Encoding.PEM, serialization.PrivateFormat.OpenSSH, serialization.NoEncryption()
-            )
-        )
-        public.write_bytes(
-            key.public_key().public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
-        )
-        return public
-
-    def add(self, number: int) -> None:
-        """Start a SuperNode whose key is registered, and which is perhaps going to be killed."""
-        private = self.folder / f"node-{number}.key"
-        config = {
-            "secagg-identity": str(self.place.folder / "keys" / f"client-{number}.key"),
-            "pid-file": str(self.folder / f"node-{number}.pid"),
-            "kill-at": KILLED.get(number, "never"),
-        }
-        given = " ".join(f'{key}="{value}"' for key, value in config.items())
-        process = self.place.start(
-            f"{self.name}/node-{number}.log",
-            *(sys.executable, "-c", PATIENT, "flower-supernode"),
-            *("--root-certificates", str(self.folder / "ca.pem"), "--superlink", f"127.0.0.1:{self.port}"),
-            *(
-                "--auth-supernode-private-key",
-                str(private),
-                "--host",
-                "127.0.0.1",
-                "--port",
-                str(self.place.free_port()),
-            ),
-            *("--node-config", f"partition-id={number} num-partitions={len(ALL)} {given}"),
-        )
-        (self.folder / f"node-{number}.pid").write_text(str(process.pid), encoding="utf-8")
-        self.nodes[number] = process
-
-    def replace_the_dead(self, is_over: threading.Event) -> None:
-        """Do as an operator does: remove a SuperNode that ended from the federation, and start another."""
-        spare = iter(range(NODES, len(ALL)))
-        while not is_over.wait(0.2):
-            for number, node in list(self.nodes.items()):
-                if node.poll() is not None and number not in self.removed:
-                    self._command(["supernode", "unregister", self._node_id(number), self.name])
-                    self.removed.append(number)
-                    for replacement in islice(spare, 1):
-                        self.add(replacement)
-
-    def _node_id(self, number: int) -> str:
-        found = re.findall(r"SuperNode ID: ([0-9]+)", self._log(f"node-{number}.log"))
-        assert found, self._log(f"node-{number}.log")[-2000:]
-        return str(found[0])
-
-    def _log(self, name: str) -> str:
-        return (self.folder / name).read_text(encoding="utf-8", errors="replace")
-
-    def run(self, app: Path, **run_config: Any) -> list[dict[str, Any]]:
-        """Run the app, and return what its server printed."""
-        given = " ".join(f"{key.replace('_', '-')}={json.dumps(value)}" for key, value in run_config.items())
-        written = self.place.run("flwr", "run", str(app), self.name, "--stream", "-c", given, timeout=900)
-        results = [json.loads(line.partition("RESULT ")[2]) for line in written.splitlines() if "RESULT " in line]
-        assert results, f"{written[-3000:]}\n{self._log('superlink.log')[-3000:]}"
-        return results
+def replace_the_dead(federation: Federation, is_over: threading.Event) -> None:
+    """Do as an operator does: remove a SuperNode that ended from the federation, and start another."""
+    spare = iter(range(NODES, len(ALL)))
+    while not is_over.wait(0.2):
+        for number, node in list(federation.nodes.items()):
+            if node.poll() is not None and number not in federation.removed:
+                federation.remove(number)
+                for replacement in islice(spare, 1):
+                    add(federation, replacement)
 
 
 @pytest.fixture(scope="module")
@@ -164,8 +54,8 @@ def federation(workplace: Any) -> Iterator[Federation]:
     made, is_over = Federation(workplace, "deployed"), threading.Event()
     made.register(ALL)
     for number in range(NODES):
-        made.add(number)
-    operator = threading.Thread(target=made.replace_the_dead, args=[is_over])
+        add(made, number)
+    operator = threading.Thread(target=replace_the_dead, args=[made, is_over])
     operator.start()
     try:
         yield made
@@ -204,68 +94,3 @@ def agrees(result: dict[str, Any], lab: Any, contributors: set[int]) -> None:
     assert np.abs(np.array(result["layer"]) - due["layer"].ravel()[:1000]).max() < 3e-5
     assert result["steps"] == [due["steps"]]
     assert result["loss"] == pytest.approx(lab.mean_loss(contributors, {}), abs=1e-6)
-
-
-def _make_certificates(folder: Path) -> Path:
-    """Write an authority's certificate, and one for loopback."""
-    now, names = dt.datetime.now(dt.UTC), dict[str, tuple[x509.Name, ec.EllipticCurvePrivateKey]]()
-    for name in ("ca", "server"):
-        key = ec.generate_private_key(ec.SECP256R1())
-        subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, f"secagg test {name}")])
-        issuer, signer = names.get("ca", (subject, key))
-        builder = (
-            x509.CertificateBuilder()
-            .subject_name(subject)
-            .issuer_name(issuer)
-            .public_key(key.public_key())
-            .serial_number(x509.random_serial_number())
-            .not_valid_before(now - dt.timedelta(days=1))
-            .not_valid_after(now + dt.timedelta(days=1))
-            .add_extension(x509.BasicConstraints(ca=name == "ca", path_length=None), critical=True)
-        )
-        if name == "server":
-            hosts = [x509.DNSName("localhost"), x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]
-            builder = builder.add_extension(x509.SubjectAlternativeName(hosts), critical=False)
-        builder = builder.add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
-        builder = builder.add_extension(
-            x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key()), critical=False
-        )
-        if name == "ca":
-            usage = x509.KeyUsage(
-                digital_signature=True,
-                key_cert_sign=True,
-                crl_sign=True,
-                **dict.fromkeys(
-                    (
-                        "content_commitment",
-                        "key_encipherment",
-                        "data_encipherment",
-                        "key_agreement",
-                        "encipher_only",
-                        "decipher_only",
-                    ),
-                    False,
-                ),
-            )
-            builder = builder.add_extension(usage, critical=True)
-        certificate = builder.sign(signer, hashes.SHA256())
-        names[name] = (subject, key)
-        (folder / f"{name}.pem").write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
-        private = key.private_bytes(
-            serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-        )
-        (folder / f"{name}.key").write_bytes(private)
-    return folder / "ca.pem"
-
-
-def _listens(port: int) -> bool:
-    with socket.socket() as probe:
-        probe.settimeout(1)
-        return probe.connect_ex(("127.0.0.1", port)) == 0
-
-
-def _until(is_so: Callable[[], bool], seconds: float = 60) -> None:
-    deadline = time.monotonic() + seconds
-    while not is_so():
-        assert time.monotonic() < deadline, "waited too long"
-        time.sleep(0.2)

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import time
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,12 @@ from secagg.platforms.terms import RECORD
 
 
 def killed(message: Message, context: Any, call_next: Any) -> Message:
-    """Kill the SuperNode, and this process, with no time to say goodbye."""
+    """Kill the SuperNode, and this process, with no time to say goodbye; or wait for a file."""
+    if RECORD in message.content and context.node_config.get("hold-at") == kind_of(message):
+        until = Path(str(context.node_config["hold-until"]))
+        until.with_suffix(".reached").touch()
+        while not until.exists():
+            time.sleep(0.05)
     if RECORD in message.content and context.node_config.get("kill-at") == kind_of(message):
         os.kill(int(Path(str(context.node_config["pid-file"])).read_text(encoding="utf-8")), signal.SIGKILL)
         os.kill(os.getpid(), signal.SIGKILL)
