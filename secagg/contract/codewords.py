@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import struct
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Self
 
@@ -146,7 +145,7 @@ def summed_layout(layout: Layout, tables: Tables, maximum_total_weight: int) -> 
     require_capacity(maximum_total_weight, _GREATEST_SUM)
     segments = tuple(
         _summed(piece, maximum_total_weight) if isinstance(piece, CodewordTable) else piece
-        for piece in _pieces(layout, tables)
+        for piece in summed_pieces(layout, tables)
     )
     digests = [table.digest for some in tables for table in some]
     return Layout(segments, hashlib.sha256(bind(Label.SUMMED_LAYOUT, layout.digest, *digests)).digest())
@@ -160,7 +159,7 @@ def require_summed(summed: Layout, layout: Layout, tables: Tables, total_weight:
         CapacityExceeded: its rings are too narrow for the weight.
     """
     due = summed_layout(layout, tables, total_weight)
-    pieces = _pieces(layout, tables)
+    pieces = summed_pieces(layout, tables)
     if summed.version != due.version or len(summed.segments) != len(pieces):
         raise Misuse(
             "the layout is not that of sums of these codewords; hand the protocol the layout and tables of the object "
@@ -176,22 +175,6 @@ def require_summed(summed: Layout, layout: Layout, tables: Tables, total_weight:
                 f"a total weight of {total_weight} needs {least.modulus_bits} bits, and a segment has "
                 f"{segment.ring.modulus_bits}; make the summed layout for the largest total weight"
             )
-
-
-def widened(summed: Sequence[Layout], layout: Layout, tables: Tables) -> Layout:
-    """Return the summed layout of these tables that holds the sum of one aggregate of each of several.
-
-    Raises:
-        InvalidParameters: a sum could leave 64 bits.
-    """
-    more, columns = (len(summed) - 1).bit_length(), zip(*(each.require_rings() for each in summed), strict=True)
-    segments = tuple(
-        piece
-        if isinstance(piece, RingSegment)
-        else RingSegment(max(segment.modulus_bits for segment in column) + more, column[0].length)
-        for piece, column in zip(_pieces(layout, tables), columns, strict=True)
-    )
-    return Layout(segments, summed[0].version)
 
 
 def sum_of_codewords(histogram: npt.NDArray[np.uint64], table: CodewordTable) -> npt.NDArray[np.int64]:
@@ -231,7 +214,7 @@ def sum_of_codewords(histogram: npt.NDArray[np.uint64], table: CodewordTable) ->
     return sums.reshape(-1)
 
 
-def _pieces(layout: Layout, tables: Tables) -> list[RingSegment | CodewordTable]:
+def summed_pieces(layout: Layout, tables: Tables) -> list[RingSegment | CodewordTable]:
     """Return what each released segment is made from: a ring segment, or the table of some blocks."""
     remaining = iter(tables)
     pieces = list[RingSegment | CodewordTable]()

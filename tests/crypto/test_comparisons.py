@@ -16,7 +16,7 @@ from tests.harness.house import report, shipped_modules
 
 ROOMS = ("secagg.crypto", "secagg.session", "secagg.protocols")
 OF_SECRETS = re.compile(
-    r"expose\(\)|\b_tag\(|commit_to|commitment\b|vector_digest\(|recover_root\(|keys\.mask\.encoded|\bbefore\b"
+    r"expose\(\)|\b_tag\(|commit_to|commitment\b|vector_digest\b|recover_root\(|keys\.mask\.encoded|\bbefore\b"
     r"|_said\.get\(sender, b"
 )
 """What a tag, a commitment, or a digest of what a client sent before looks like in this house."""

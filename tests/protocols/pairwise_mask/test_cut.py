@@ -11,12 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from secagg.cli import main
-from secagg.contract import Layout, RingSegment
+from secagg.contract import Layout, RingSegment, ring_cut
 from secagg.contract.pieces import LocalSum, pieces_of
 from secagg.crypto.mask_expansion import SEGMENT_BYTES
 from secagg.crypto.secret import Secret
 from secagg.errors import MalformedMessage, Misuse
-from secagg.protocols.pairwise_mask import cut as cut_module
 from secagg.protocols.pairwise_mask.configuration import SessionConfiguration
 from secagg.protocols.pairwise_mask.cut import PairwiseCut, keys_of
 from secagg.protocols.pairwise_mask.masking import MaskedVector
@@ -54,7 +53,7 @@ def test_pieces_are_added_and_unmasked_as_the_whole_is(layout: Layout, data: st.
     configuration = configuration_of(layout)
     with pytest.MonkeyPatch.context() as patched:
         # Pieces at any multiple of eight coordinates; streams are made from there all the same.
-        patched.setattr(cut_module, "SEGMENT_BYTES", 8 * 8 * data.draw(st.integers(1, 40)))
+        patched.setattr(ring_cut, "SEGMENT_BYTES", 8 * 8 * data.draw(st.integers(1, 40)))
         cut = PairwiseCut.of(bytes(32), configuration)
         assert sum(cut.lengths) == configuration.masked_bytes
         whole, local = MaskedVector(configuration), LocalSum(cut)
