@@ -438,7 +438,7 @@ ROOMS: Final = (
     Room(
         "scale: journal and spread sums",
         _in("secagg/scale", "journal.py", "spread.py"),
-        _in("tests/scale", "test_hostile.py", "test_jobs.py", "test_resumed.py", "test_spread.py"),
+        _in("tests/scale", "test_hostile.py", "test_jobs.py", "test_resumed.py", "test_spread.py", "test_enclave.py"),
         without=("test_a_coordinator_that_is_killed_at_any_of_twenty_moments",),
     ),
 )

@@ -157,7 +157,6 @@ class Collected:
         for client, error in left_out.items():
             error.culprits |= self.so_far.blame_for(self.so_far.position_of(client))
             del self.record.views[client]
-            self.record.excluded.add(client)
         return left_out
 
     def _accept_advertisement(self, sender: ClientId, message: bytes) -> None:

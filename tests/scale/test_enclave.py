@@ -138,6 +138,27 @@ def test_vectors_that_come_after_their_digests_are_kept(tmp_path: Path) -> None:
     assert is_sum_of(farm, aggregate, (1, 2, 3))
 
 
+def test_what_is_not_waited_for_is_not_kept(tmp_path: Path) -> None:
+    """Nobody fills the storage with an upload that was not taken, or with the digests of one that was."""
+    farm = Farm(tmp_path / "storage")
+    upload = farm.session.seal(1)
+    farm.host.keep_again(upload.encode())
+    assert not farm.folder.exists()
+    farm.host.receive(upload.encode(is_stored=True))
+    farm.host.keep_again(upload.encode(is_stored=True))
+    assert not farm.folder.exists()
+
+
+def test_a_buffer_that_was_given_up_waits_for_nothing(tmp_path: Path) -> None:
+    farm = Farm(tmp_path / "storage")
+    farm.host.receive(farm.stored(farm.session.seal(1)))
+    farm.host.give_up_buffer()
+    farm.host.open_buffer(1, model_digest(1))
+    for number in (1, 2, 3):
+        farm.host.receive(farm.stored(farm.session.seal(number, version=1)))
+    assert is_sum_of(farm, farm.finish()[1], (1, 2, 3))
+
+
 # --- Hostile pieces ---------------------------------------------------------------------------------------------------
 
 

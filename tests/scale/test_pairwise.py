@@ -15,7 +15,10 @@ from secagg.crypto.labels import Label
 from secagg.errors import MalformedMessage, Misuse, PeerMisbehaved, Reason, ThresholdNotMet
 from secagg.identifiers import ClientId
 from secagg.parameters import SecurityMode, Suite
+from secagg.protocols.pairwise_mask import release
+from secagg.protocols.pairwise_mask.cut import keys_of
 from secagg.protocols.pairwise_mask.graph import Topology
+from secagg.protocols.pairwise_mask.masking import SignedKey
 from secagg.protocols.pairwise_mask.round2_masked_input import MaskedInput, signed_view, upload_digest
 from secagg.protocols.pairwise_mask.server import Server
 from secagg.protocols.pairwise_mask.session import PairwiseServerSession
@@ -162,6 +165,21 @@ def test_after_its_stage_a_vector_that_comes_again_changes_nothing(farm: Farm) -
     session.server.receive(client, session.sent_by(client, MessageKind.MASKED_INPUT))
     assert not list(farm.folder.glob("*/pieces/*/*"))
     assert same_sum(session.finish(), session.sum_of(session.client_ids))
+
+
+def test_the_keys_that_are_written_for_workers_are_overwritten(farm: Farm, monkeypatch: pytest.MonkeyPatch) -> None:
+    written = list[bytearray]()
+
+    def watched(keys: Iterable[SignedKey]) -> bytearray:
+        written.append(keys_of(keys))
+        assert any(written[0])
+        return written[0]
+
+    monkeypatch.setattr(release, "keys_of", watched)
+    played(SessionSetup(), farm).finish()
+    (keys,) = written
+    assert keys
+    assert not any(keys)
 
 
 # --- Hostile pieces ---------------------------------------------------------------------------------------------------

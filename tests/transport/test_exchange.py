@@ -159,6 +159,12 @@ def test_who_is_in_the_sum_and_was_heard_of_is_not_awaited_twice(exchange: Excha
     assert exchange.untold == 0
 
 
+def test_who_has_asked_since_a_restart_hears_of_the_end_as_it_waits(exchange: Exchange) -> None:
+    assert exchange.asked(ONE).answer is Answer.MESSAGE
+    exchange.end("it is over", is_released=True, counted=frozenset({ONE}))
+    assert exchange.untold == 0
+
+
 def test_who_answered_an_earlier_stage_alone_is_not_awaited_at_the_end(exchange: Exchange) -> None:
     """It is gone, and a server would wait for it as long as it waits for anybody."""
     sent(exchange)
