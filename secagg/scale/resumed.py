@@ -12,7 +12,7 @@ from threading import RLock
 from typing import Protocol
 
 from secagg.crypto.entropy import Coins
-from secagg.errors import InvalidParameters, Misuse, PeerError, Reason
+from secagg.errors import InvalidParameters, Misuse, PeerError, Reason, SecAggError
 from secagg.identifiers import ClientId
 from secagg.session.measured import Measured
 from secagg.session.roles import ServerSession
@@ -80,7 +80,7 @@ class ResumableSession(Measured):
         self._written = set[bytes]()
         self._asked = {record.parts[0]: record.parts[1:] for record in past if record.event is Event.ASKED}
         opened = next((record for record in past if record.event is Event.OPENED), None)
-        self._is_live, self._heard = False, list[tuple[bytes, ...]]()
+        self._is_live, self._is_over, self._heard = False, False, list[tuple[bytes, ...]]()
         drawn = RecordedCoins(coins, opened.parts[1] if opened else b"")
         self._opened_session = session = open_session(self, drawn)
         super().__init__(session)
@@ -160,8 +160,9 @@ class ResumableSession(Measured):
 
         A session that cannot be told again now, because helpers are away, is not over, and keeps what it stored.
         """
-        if self._is_live:
+        if self._is_live and not self._is_over:
             self._journal.append(Event.OVER)
+            self._is_over = True
         return self._is_live
 
     def _write_sent(self, client: ClientId) -> None:
@@ -187,6 +188,10 @@ class ResumableSession(Measured):
                 super().receive(sender, message)
                 if self._is_unwritten:
                     self._write_sent(sender)
+            except OSError:
+                # What counts here and is not written down, or the other way round, would be another session later.
+                self._give_up()
+                raise
             finally:
                 self._sent = None
 
@@ -201,7 +206,22 @@ class ResumableSession(Measured):
         with self._turn:
             if self.stage is not None:
                 self._journal.append(Event.CLOSED)
-            super().close_stage()
+            try:
+                super().close_stage()
+            except Misuse:
+                raise
+            except (SecAggError, OSError):
+                self._give_up()
+                raise
+
+    def abort(self) -> None:
+        """End the session for good, whether anything was added yet or not."""
+        self._give_up()
+
+    def _give_up(self) -> None:
+        with self._turn:
+            super().abort()
+            self.ended()
 
 
 def _client(encoded: bytes) -> ClientId:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from secagg.crypto.entropy import Coins, SystemCoins
+from secagg.errors import InvalidParameters
 from secagg.scale.journal import Event, Journal
 from secagg.scale.resumed import ResumableSession, SpreadSession
 from secagg.session.durable import erase
@@ -21,13 +22,18 @@ class JournaledSession(ResumableSession):
         """Begin a session, or go on with that of the journal.
 
         Raises:
-            InvalidParameters: the journal is of another session, or in use.
+            InvalidParameters: the journal is of another session, or an older copy, or in use.
             Misuse: its session is over.
         """
         self._store, self._records, self._path = store, Journal(path), path
         self.number = sum(record.event is Event.CLOSED for record in self._records.past)
         """Of the stage that is open."""
         try:
+            if self._records.past and (kept := store.get()) is not None and kept.stage > self.number:
+                raise InvalidParameters(
+                    f"{path} is older than the session that it is of: clients were in stage {kept.stage}, and it ends "
+                    f"in stage {self.number}; begin another session in an empty --state"
+                )
             super().__init__(self._records, SystemCoins(), open_session)
         except BaseException:
             self._records.close()
