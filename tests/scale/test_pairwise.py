@@ -47,8 +47,11 @@ class Farm:
     batch: int = 2
 
     def adding(self, cut: Cut, memory: ResumableSession | None = None) -> Adder:
-        settings = SpreadSettings(storage=str(self.folder), clients_in_a_batch=self.batch)
-        return SpreadSum(cut, InProcess(), settings, coins=InsecureSeededCoins(b"audits"), memory=memory)
+        return SpreadSum(cut, InProcess(), self.settings, coins=InsecureSeededCoins(b"audits"), memory=memory)
+
+    @property
+    def settings(self) -> SpreadSettings:
+        return SpreadSettings(storage=str(self.folder), clients_in_a_batch=self.batch)
 
     @property
     def store(self) -> FolderStore:

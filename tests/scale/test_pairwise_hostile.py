@@ -21,18 +21,22 @@ from typing import Any, Self
 import pytest
 
 from secagg.cli.wire.journaled import JournaledSession
+from secagg.contract.pieces import Adder, Cut
 from secagg.errors import InvalidParameters, Misuse, PeerMisbehaved, ThresholdNotMet
 from secagg.identifiers import ClientId
 from secagg.protocols.pairwise_mask.round2_masked_input import MaskedInput
+from secagg.protocols.pairwise_mask.session import PairwiseServerSession
 from secagg.protocols.pairwise_mask.settled import suspects
 from secagg.scale.journal import Event, Journal
 from secagg.scale.resumed import ResumableSession
+from secagg.scale.spread import SpreadSum
 from secagg.scale.store import piece_name
 from secagg.scale.work import Order
 from secagg.scale.workers import InProcess
 from secagg.simulation.insecure_coins import InsecureSeededCoins
 from secagg.transport.card import Card
 from secagg.transport.keeping import ServerRecord, ServerStore
+from tests.harness.pairwise_sessions import InsecurePairwiseSession
 from tests.scale.test_pairwise import Town
 
 
@@ -170,6 +174,28 @@ def test_workers_that_fail_end_the_session(town: Town, monkeypatch: pytest.Monke
         assert town.server.state == "aborted"
         assert life.session.session.stage is None
     assert is_over(town)
+
+
+@pytest.mark.parametrize("moment", ["while uploads come", "at their end"])
+def test_workers_that_fail_end_a_session_without_a_journal_too(town: Town, moment: str) -> None:
+    town.farm.batch = 2 if moment == "while uploads come" else 100
+
+    def adding(cut: Cut) -> Adder:
+        return SpreadSum(cut, Failing(), town.farm.settings, coins=InsecureSeededCoins(b"audits"))
+
+    world = InsecurePairwiseSession(town.world.setup, adding=adding)
+    session = PairwiseServerSession(world.server, None)
+    for _ in range(2):
+        world.deliver(world.pending)
+        session.close_stage()
+        world.pending = list(world.server.outgoing())
+    with pytest.raises(ConnectionError, match="nobody does add"):  # noqa: PT012 -- in the one or in the other
+        for outgoing in world.pending:
+            for answer in world.clients[outgoing.receiver].receive(outgoing.message):
+                session.receive(outgoing.receiver, answer)
+        session.close_stage()
+    assert session.stage is None
+    assert not list(town.farm.folder.iterdir())
 
 
 def test_a_client_that_bars_its_folder_is_left_and_the_others_are_summed(town: Town) -> None:
