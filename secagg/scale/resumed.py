@@ -69,7 +69,7 @@ class ResumableSession(Measured):
             open_session: is given this object, as memory and for its ``ask_all``, and the coins of the invitation.
 
         Raises:
-            InvalidParameters: the journal is of another session.
+            InvalidParameters: the journal is of another session, or version.
             Misuse: the session is over.
         """
         past = journal.past
@@ -97,20 +97,23 @@ class ResumableSession(Measured):
         self._is_live = True
 
     def _tell(self, event: Event, parts: tuple[bytes, ...]) -> None:
-        try:
-            match event:
-                case Event.RECEIVED:
-                    self._written.add(_digest_of(_client(parts[0]), parts[1]))
+        match event:
+            case Event.RECEIVED:
+                self._written.add(_digest_of(_client(parts[0]), parts[1]))
+                try:
                     super().receive(_client(parts[0]), parts[1])
-                case Event.DROPPED:
-                    super().drop(_client(parts[0]))
-                case Event.CLOSED:
-                    super().close_stage()
-                case _:
-                    pass
-        except PeerError:
-            # It was refused in its first life as well.
-            pass
+                except PeerError as error:
+                    # What is refused is not written down, so this life would show clients something else.
+                    raise InvalidParameters(
+                        f"a message in the journal was taken before and is refused now ({error}); go on with the "
+                        "version of the library that wrote it, or begin another session"
+                    ) from error
+            case Event.DROPPED:
+                super().drop(_client(parts[0]))
+            case Event.CLOSED:
+                super().close_stage()
+            case _:
+                pass
 
     # --- What the session and its sum use -----------------------------------------------------------------------------
 

@@ -20,7 +20,7 @@ from secagg.identifiers import ClientId, Party, ServerId
 
 from .jobs import EARLIER, Disagreement, Jobs, State
 from .memory import Memory, NoMemory
-from .store import Obstructed, WrongPiece, located, open_store, piece_name, read_piece, session_folder
+from .store import WrongPiece, located, open_store, read_piece, session_folder, write_piece
 from .work import Entry, Harm, Kind, Order, Outcome, Wrong, read_range
 from .workers import Workers
 
@@ -125,14 +125,7 @@ class SpreadSum:
         """Store the pieces of a vector that came whole."""
         if vector:
             for digest, piece in zip(digests, pieces_of(vector, self._cut.lengths), strict=True):
-                try:
-                    self._store.put(piece_name(self._cut.context, client, digest), piece, lasts=self._is_resumed)
-                except Obstructed as error:
-                    raise PeerMisbehaved(
-                        f"the pieces of {client} cannot be stored: {error}; empty its folder, or let the server write",
-                        reason=Reason.COMMITMENT_MISMATCH,
-                        culprits={client, ServerId()},
-                    ) from None
+                write_piece(self._store, self._cut, client, digest, piece, lasts=self._is_resumed)
         self._memory.kept(client)
         self._pump(0)
         return b""

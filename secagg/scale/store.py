@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any, BinaryIO, Final, Protocol
 
 from secagg.contract.pieces import Cut, piece_digest
-from secagg.errors import InvalidParameters
-from secagg.identifiers import ClientId
+from secagg.errors import InvalidParameters, PeerMisbehaved, Reason
+from secagg.identifiers import ClientId, ServerId
 from secagg.session.durable import sync_folder
 
 _NO_FILE: Final = frozenset({ENOENT, EACCES, ELOOP, ENXIO, EAGAIN})
@@ -195,6 +195,25 @@ def session_folder(context: bytes) -> str:
 def piece_name(context: bytes, client: ClientId, digest: bytes) -> str:
     """Return the name of a client's piece: each client has a folder, so that it can be let into that one alone."""
     return f"{session_folder(context)}/pieces/{client.value}/{digest.hex()}"
+
+
+def write_piece(  # noqa: PLR0913 -- a piece, and where it belongs
+    store: Store, cut: Cut, client: ClientId, digest: bytes, piece: bytes, *, lasts: bool
+) -> None:
+    """Store a piece of a vector that came whole.
+
+    Raises:
+        PeerMisbehaved: its client, or who keeps the storage, is in the way.
+        OSError: the storage fails.
+    """
+    try:
+        store.put(piece_name(cut.context, client, digest), piece, lasts=lasts)
+    except Obstructed as error:
+        raise PeerMisbehaved(
+            f"the pieces of {client} cannot be stored: {error}; empty its folder, or let the server write",
+            reason=Reason.COMMITMENT_MISMATCH,
+            culprits={client, ServerId()},
+        ) from None
 
 
 def read_piece(store: Store, cut: Cut, client: ClientId, number: int, digest: bytes) -> bytes:

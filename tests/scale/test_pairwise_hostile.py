@@ -5,6 +5,7 @@
 | a disk is full when a message has counted and is written down | the session is over, in this life and the next |
 | a coordinator gives up before anything was added, and another one goes on | that it is over is written down |
 | a stage cannot be closed, and the next life closes it | likewise |
+| a later version of the library refuses what an earlier one took | it does not go on |
 | workers or their storage fail while uploads come | the session has ended, and leaves nothing in the storage |
 | an older copy of the journal is put back, to ask clients again | the session's record knows a later stage |
 | a client bars its folder, so that its vector cannot be stored | it is left out, and the others are summed |
@@ -219,6 +220,15 @@ def test_a_client_that_bars_its_folder_is_left_and_the_others_are_summed(town: T
     assert released.counted == frozenset(others)
 
 
+def test_a_message_that_was_taken_before_and_is_refused_now_ends_the_next_life(town: Town) -> None:
+    """Without it the roster is another one, and clients have seen the first."""
+    with Life(town) as life:
+        client, answer = next(life.answers())
+        life.journal.append(Event.RECEIVED, client.encode(), answer[:-1])
+    with pytest.raises(InvalidParameters, match="was taken before and is refused now"):
+        Life(town)
+
+
 # --- An older journal -------------------------------------------------------------------------------------------------
 
 
@@ -246,7 +256,7 @@ def test_an_older_copy_of_a_journal_is_refused(town: Town, store: ServerStore, t
     put_stage(store, states["now"])
     JournaledSession(town.journal, store, town.open_session).abort()
     shutil.copy(copy, town.journal)
-    with pytest.raises(InvalidParameters, match="is older than the session"):
+    with pytest.raises(InvalidParameters, match="is an older copy"):
         JournaledSession(town.journal, store, town.open_session)
     put_stage(store, states["past"])
     JournaledSession(town.journal, store, town.open_session).abort()

@@ -29,15 +29,20 @@ class JournaledSession(ResumableSession):
         self.number = sum(record.event is Event.CLOSED for record in self._records.past)
         """Of the stage that is open."""
         try:
-            if self._records.past and (kept := store.get()) is not None and kept.stage > self.number:
-                raise InvalidParameters(
-                    f"{path} is older than the session that it is of: clients were in stage {kept.stage}, and it ends "
-                    f"in stage {self.number}; begin another session in an empty --state"
-                )
+            self._require_newest()
             super().__init__(self._records, SystemCoins(), open_session)
         except BaseException:
             self._records.close()
             raise
+
+    def _require_newest(self) -> None:
+        """Refuse a journal that lacks stages which clients have seen: others might answer them otherwise."""
+        kept = self._store.get() if self._records.past else None
+        if kept is not None and kept.stage > self.number:
+            raise InvalidParameters(
+                f"{self._path} is an older copy: clients have seen stage {kept.stage}, and it ends in stage "
+                f"{self.number}; begin another session in an empty --state"
+            )
 
     def abort(self) -> None:
         """Give the session up, unless the process stops and the store still has it for the next one."""
