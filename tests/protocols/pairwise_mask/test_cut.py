@@ -16,7 +16,6 @@ from secagg.contract.pieces import LocalSum, pieces_of
 from secagg.crypto.mask_expansion import SEGMENT_BYTES
 from secagg.crypto.secret import Secret, overwrite
 from secagg.errors import MalformedMessage, Misuse, ThresholdNotMet
-from secagg.protocols.pairwise_mask import cut as cut_module
 from secagg.protocols.pairwise_mask.configuration import SessionConfiguration
 from secagg.protocols.pairwise_mask.cut import PairwiseCut, keys_of
 from secagg.protocols.pairwise_mask.masking import MaskedVector, SignedKey
