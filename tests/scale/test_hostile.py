@@ -598,7 +598,7 @@ def test_a_client_that_bars_its_folder_is_refused_and_the_others_are_not(
     """Its vector comes whole, and where it is to be stored stands a folder, or nothing may be written."""
     crowd, bad = Crowd(tmp_path, InProcess()), ClientId(4)
     (place := tmp_path / crowd.name_of(bad, 1)).parent.mkdir(parents=True)
-    make = tempfile.mkstemp
+    make: Callable[..., tuple[int, str]] = tempfile.mkstemp
 
     def refusing(**named: Any) -> tuple[int, str]:
         if Path(named["dir"]) == place.parent:
