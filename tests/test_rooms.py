@@ -22,7 +22,7 @@ CROWDED_BY_NAME = {"protocols/pairwise_mask"}
 BUDGETS = {
     "secagg/*.py": 1_030,
     "secagg/crypto": 2_450,
-    "secagg/contract": 1_200,
+    "secagg/contract": 1_210,
     "secagg/privacy": 1_480,
     "secagg/session": 3_110,
     "secagg/conformance": 2_130,
@@ -35,13 +35,13 @@ BUDGETS = {
     "secagg/planning": 1_350,
     "secagg/simulation": 580,
     "secagg/short": 790,
-    "secagg/scale": 1_980,
+    "secagg/scale": 2_060,
     "training": 7_780,
     "secagg/platforms": 3_730,
     "secagg/flower": 870,
     "secagg/transport": 2_020,
     "secagg/nvflare": 790,
-    "secagg/cli": 3_380,
+    "secagg/cli": 3_390,
 }
 """The most lines of each room, near what it holds; decision 64 has what is aimed at. Raising one needs a decision."""
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from secagg.contract.pieces import Sums
 from secagg.contract.ring_cut import RingCut
 from secagg.crypto.mask_expansion import accumulate
-from secagg.crypto.secret import Secret
+from secagg.crypto.secret import Secret, overwrite
 from secagg.errors import Misuse
 
 from .configuration import SessionConfiguration
@@ -60,10 +60,14 @@ def keys_of(keys: Iterable[SignedKey]) -> bytearray:
     Security: whoever has them can unmask the sum of the uploads, as the server can that recovered them.
     """
     written = bytearray()
-    for is_added, key in keys:
-        written.append(is_added)
-        written += key.expose()
-        key.wipe()
+    try:
+        for is_added, key in keys:
+            written.append(is_added)
+            written += key.expose()
+            key.wipe()
+    except BaseException:
+        overwrite(written)
+        raise
     return written
 
 

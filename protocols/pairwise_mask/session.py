@@ -159,6 +159,9 @@ class PairwiseServerSession(Confined):
                 )
             try:
                 self._server.receive(sender, message)
+            except OSError:
+                self.abort()
+                raise
             finally:
                 if self._is_first and self._unheard is not None and self._server.has_settled(sender):
                     self._unheard.discard(sender)
@@ -187,7 +190,7 @@ class PairwiseServerSession(Confined):
                 return
             try:
                 self._server.close_round()
-            except SecAggError:
+            except (SecAggError, OSError):
                 self.abort()
                 raise
 

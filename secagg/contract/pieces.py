@@ -14,7 +14,7 @@ from typing import Final, Protocol
 from secagg.crypto.labels import Label, bind
 from secagg.crypto.ring import RingVector
 from secagg.errors import AuthenticationFailed, MalformedMessage, PeerError, Reason
-from secagg.identifiers import ClientId
+from secagg.identifiers import ClientId, ServerId
 
 DIGEST_BYTES: Final = 32
 _NUMBER_BYTES: Final = 4
@@ -143,6 +143,8 @@ def require_vector(client: ClientId, vector: bytes | memoryview) -> None:
         raise MalformedMessage(
             f"{client} sent digests without its vector, and this server has no storage to look into",
             reason=Reason.LAYOUT_MISMATCH,
+            # The same signature holds for both forms, so the way may have taken the vector out.
+            culprits={client, ServerId()},
         )
 
 

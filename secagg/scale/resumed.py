@@ -12,7 +12,7 @@ from threading import RLock
 from typing import Protocol
 
 from secagg.crypto.entropy import Coins
-from secagg.errors import InvalidParameters, Misuse, PeerError, Reason
+from secagg.errors import InvalidParameters, Misuse, PeerError, Reason, SecAggError
 from secagg.identifiers import ClientId
 from secagg.session.measured import Measured
 from secagg.session.roles import ServerSession
@@ -69,7 +69,7 @@ class ResumableSession(Measured):
             open_session: is given this object, as memory and for its ``ask_all``, and the coins of the invitation.
 
         Raises:
-            InvalidParameters: the journal is of another session.
+            InvalidParameters: the journal is of another session, or version.
             Misuse: the session is over.
         """
         past = journal.past
@@ -80,7 +80,7 @@ class ResumableSession(Measured):
         self._written = set[bytes]()
         self._asked = {record.parts[0]: record.parts[1:] for record in past if record.event is Event.ASKED}
         opened = next((record for record in past if record.event is Event.OPENED), None)
-        self._is_live, self._heard = False, list[tuple[bytes, ...]]()
+        self._is_live, self._is_over, self._heard = False, False, list[tuple[bytes, ...]]()
         drawn = RecordedCoins(coins, opened.parts[1] if opened else b"")
         self._opened_session = session = open_session(self, drawn)
         super().__init__(session)
@@ -97,20 +97,23 @@ class ResumableSession(Measured):
         self._is_live = True
 
     def _tell(self, event: Event, parts: tuple[bytes, ...]) -> None:
-        try:
-            match event:
-                case Event.RECEIVED:
-                    self._written.add(_digest_of(_client(parts[0]), parts[1]))
+        match event:
+            case Event.RECEIVED:
+                self._written.add(_digest_of(_client(parts[0]), parts[1]))
+                try:
                     super().receive(_client(parts[0]), parts[1])
-                case Event.DROPPED:
-                    super().drop(_client(parts[0]))
-                case Event.CLOSED:
-                    super().close_stage()
-                case _:
-                    pass
-        except PeerError:
-            # It was refused in its first life as well.
-            pass
+                except PeerError as error:
+                    # What is refused is not written down, so this life would show clients something else.
+                    raise InvalidParameters(
+                        f"a message in the journal was taken before and is refused now ({error}); go on with the "
+                        "version of the library that wrote it, or begin another session"
+                    ) from error
+            case Event.DROPPED:
+                super().drop(_client(parts[0]))
+            case Event.CLOSED:
+                super().close_stage()
+            case _:
+                pass
 
     # --- What the session and its sum use -----------------------------------------------------------------------------
 
@@ -160,8 +163,9 @@ class ResumableSession(Measured):
 
         A session that cannot be told again now, because helpers are away, is not over, and keeps what it stored.
         """
-        if self._is_live:
+        if self._is_live and not self._is_over:
             self._journal.append(Event.OVER)
+            self._is_over = True
         return self._is_live
 
     def _write_sent(self, client: ClientId) -> None:
@@ -187,6 +191,10 @@ class ResumableSession(Measured):
                 super().receive(sender, message)
                 if self._is_unwritten:
                     self._write_sent(sender)
+            except OSError:
+                # What counts here and is not written down, or the other way round, would be another session later.
+                self._give_up()
+                raise
             finally:
                 self._sent = None
 
@@ -201,7 +209,22 @@ class ResumableSession(Measured):
         with self._turn:
             if self.stage is not None:
                 self._journal.append(Event.CLOSED)
-            super().close_stage()
+            try:
+                super().close_stage()
+            except Misuse:
+                raise
+            except (SecAggError, OSError):
+                self._give_up()
+                raise
+
+    def abort(self) -> None:
+        """End the session for good, whether anything was added yet or not."""
+        self._give_up()
+
+    def _give_up(self) -> None:
+        with self._turn:
+            super().abort()
+            self.ended()
 
 
 def _client(encoded: bytes) -> ClientId:

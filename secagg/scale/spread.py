@@ -20,7 +20,7 @@ from secagg.identifiers import ClientId, Party, ServerId
 
 from .jobs import EARLIER, Disagreement, Jobs, State
 from .memory import Memory, NoMemory
-from .store import WrongPiece, located, open_store, piece_name, read_piece, session_folder
+from .store import WrongPiece, located, open_store, read_piece, session_folder, write_piece
 from .work import Entry, Harm, Kind, Order, Outcome, Wrong, read_range
 from .workers import Workers
 
@@ -125,7 +125,7 @@ class SpreadSum:
         """Store the pieces of a vector that came whole."""
         if vector:
             for digest, piece in zip(digests, pieces_of(vector, self._cut.lengths), strict=True):
-                self._store.put(piece_name(self._cut.context, client, digest), piece, lasts=self._is_resumed)
+                write_piece(self._store, self._cut, client, digest, piece, lasts=self._is_resumed)
         self._memory.kept(client)
         self._pump(0)
         return b""
@@ -207,6 +207,10 @@ class SpreadSum:
             if isinstance(error, Disagreement):
                 self._memory.ended()
             raise
+        except Exception as error:
+            # Part of a turn was done: an upload that was written down may not count here, and would in the next life.
+            self._failed = ConnectionError(f"the sum cannot be finished: {error}")
+            raise self._failed from error
 
     def _turn(self, seconds: float) -> None:
         # Of a worker whose job another one has done nobody knows whether it comes back.
@@ -357,17 +361,20 @@ class SpreadSum:
         try:
             return read_range(self._store, self._cut, pieces, self._jobs[job].result, is_open=True)
         except OSError as error:
-            raise ConnectionError(f"the storage lost an opened range: {error}; release again") from error
+            raise ConnectionError(f"the storage lost an opened range: {error}; nothing is released") from error
 
     def end(self) -> None:
         """Remove what was written for this session, once it is written down that it is over."""
         if self._is_over:
             return
         self._is_over = True
+        self._orders.clear()
         if self._memory.ended():
             folder = session_folder(self._cut.context)
-            self._store.remove(f"{folder}/sums" if self._settings.keeps_pieces else folder)
-        self._orders.clear()
+            try:
+                self._store.remove(f"{folder}/sums" if self._settings.keeps_pieces else folder)
+            except Exception as error:  # noqa: BLE001 -- an opened sum is not lost to what lies about
+                _LOG.warning("remove %s from %s yourself: %s", folder, self._storage, error)
 
 
 # --- Private ----------------------------------------------------------------------------------------------------------

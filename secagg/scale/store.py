@@ -10,7 +10,7 @@ import shutil
 import stat
 import tempfile
 from contextlib import suppress
-from errno import EACCES, ELOOP, ENOENT, ENXIO
+from errno import EACCES, EAGAIN, EDQUOT, EISDIR, ELOOP, ENOENT, ENOTEMPTY, ENXIO, EPERM
 from hashlib import sha256
 from hmac import compare_digest
 from importlib import import_module
@@ -18,11 +18,12 @@ from pathlib import Path
 from typing import Any, BinaryIO, Final, Protocol
 
 from secagg.contract.pieces import Cut, piece_digest
-from secagg.errors import InvalidParameters
-from secagg.identifiers import ClientId
+from secagg.errors import InvalidParameters, PeerMisbehaved, Reason
+from secagg.identifiers import ClientId, ServerId
 from secagg.session.durable import sync_folder
 
-_NO_FILE: Final = frozenset({ENOENT, EACCES, ELOOP, ENXIO})
+_NO_FILE: Final = frozenset({ENOENT, EACCES, ELOOP, ENXIO, EAGAIN})
+_OBSTRUCTED: Final = frozenset({EISDIR, EACCES, EPERM, EDQUOT})
 
 
 class WrongPiece(Exception):
@@ -33,11 +34,20 @@ class WrongPiece(Exception):
         self.is_there = is_there
 
 
+class Obstructed(Exception):
+    """A name that cannot be written, because of what its folder holds or allows."""
+
+
 class Store(Protocol):
     """Named bytes. A name is written by who has the bytes of its digest, so writing it again changes nothing."""
 
     def put(self, name: str, data: bytes, *, lasts: bool = False) -> None:
-        """Write all of it, or nothing; what lasts is there after a power failure, too."""
+        """Write all of it, or nothing; what lasts is there after a power failure, too.
+
+        Raises:
+            Obstructed: who may write in its folder is in the way.
+            OSError: the storage fails.
+        """
 
     def get(self, name: str, most: int) -> bytes:
         """Read it; of what is longer, one byte more than the most.
@@ -52,7 +62,11 @@ class Store(Protocol):
         """Be told what is read soon."""
 
     def remove(self, prefix: str) -> None:
-        """Remove everything whose name begins with a folder, if there is anything."""
+        """Remove everything whose name begins with a folder, if there is anything.
+
+        Raises:
+            OSError: something is left.
+        """
 
 
 class FolderStore:
@@ -65,14 +79,27 @@ class FolderStore:
         """Write beside the name, then rename."""
         path = self._folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            self._write(path, data, lasts=lasts)
+        except OSError as error:
+            if error.errno in _OBSTRUCTED:
+                raise Obstructed(f"{name} cannot be written: {error.strerror}") from error
+            raise
+
+    @staticmethod
+    def _write(path: Path, data: bytes, *, lasts: bool) -> None:
         # Many machines may write one name at once, so what they write beside it has a name of its own.
         descriptor, beside = tempfile.mkstemp(dir=path.parent)
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(data)
-            if lasts:
-                file.flush()
-                os.fsync(descriptor)
-        Path(beside).replace(path)
+        try:
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(data)
+                if lasts:
+                    file.flush()
+                    os.fsync(descriptor)
+            Path(beside).replace(path)
+        except BaseException:
+            Path(beside).unlink()
+            raise
         if lasts:
             sync_folder(path.parent)
 
@@ -82,9 +109,9 @@ class FolderStore:
             return file.read(most + 1)
 
     def _opened(self, name: str) -> BinaryIO:
-        """Open a file; a client may write in its own folder, so pipes and what is locked up are not there."""
+        """Open a file; a client may write in its own folder, so pipes, links and what is locked up are not there."""
         try:
-            descriptor = os.open(self._folder / name, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+            descriptor = os.open(self._folder / name, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
         except OSError as error:
             if error.errno in _NO_FILE:
                 raise FileNotFoundError(error.errno, "no file that can be read", name) from None
@@ -100,8 +127,11 @@ class FolderStore:
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_WILLNEED)
 
     def remove(self, prefix: str) -> None:
-        """Remove a folder."""
-        shutil.rmtree(self._folder / prefix, ignore_errors=True)
+        """Remove a folder; one file that cannot be removed keeps no other."""
+        path = self._folder / prefix
+        shutil.rmtree(path, ignore_errors=True)
+        if path.exists():
+            raise OSError(ENOTEMPTY, "not everything can be removed", str(path))
 
 
 class FsspecStore:
@@ -165,6 +195,25 @@ def session_folder(context: bytes) -> str:
 def piece_name(context: bytes, client: ClientId, digest: bytes) -> str:
     """Return the name of a client's piece: each client has a folder, so that it can be let into that one alone."""
     return f"{session_folder(context)}/pieces/{client.value}/{digest.hex()}"
+
+
+def write_piece(  # noqa: PLR0913 -- a piece, and where it belongs
+    store: Store, cut: Cut, client: ClientId, digest: bytes, piece: bytes, *, lasts: bool
+) -> None:
+    """Store a piece of a vector that came whole.
+
+    Raises:
+        PeerMisbehaved: its client, or who keeps the storage, is in the way.
+        OSError: the storage fails.
+    """
+    try:
+        store.put(piece_name(cut.context, client, digest), piece, lasts=lasts)
+    except Obstructed as error:
+        raise PeerMisbehaved(
+            f"the pieces of {client} cannot be stored: {error}; empty its folder, or let the server write",
+            reason=Reason.COMMITMENT_MISMATCH,
+            culprits={client, ServerId()},
+        ) from None
 
 
 def read_piece(store: Store, cut: Cut, client: ClientId, number: int, digest: bytes) -> bytes:

@@ -10,6 +10,9 @@
 | a worker blames a client | the coordinator looks itself |
 | a worker answers for another job, or writes a sum of another form | it failed; sums have the form of their cut |
 | a client puts a pipe, a link, a folder or a terabyte where a piece should be | the piece is not there |
+| a client bars its folder, so that its vector cannot be stored | it is refused, and the others are not |
+| a client keeps others from removing its files | the sum is released, and the log says what is left |
+| something fails after an upload was written down, and before it counts | the sum has failed |
 | a record's length is altered, so that all behind it look unfinished | lengths are checked by themselves |
 | a coordinator begins again while its holders are away | the storage stays |
 """
@@ -19,9 +22,11 @@ from __future__ import annotations
 import gc
 import os
 import pickle
+import shutil
+import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
-from errno import EACCES
+from errno import EACCES, EAGAIN, EDQUOT, ENOSPC
 from itertools import count
 from multiprocessing import Pipe
 from pathlib import Path
@@ -32,19 +37,20 @@ import numpy as np
 import pytest
 
 from secagg.contract.pieces import Sums
-from secagg.errors import InvalidParameters, MalformedMessage, Misuse, Reason, SecAggError
+from secagg.errors import InvalidParameters, MalformedMessage, Misuse, PeerMisbehaved, Reason, SecAggError
 from secagg.identifiers import ClientId, ServerId
 from secagg.scale.jobs import Disagreement, Exhausted
 from secagg.scale.journal import Event, Journal
 from secagg.scale.memory import NoMemory
 from secagg.scale.resumed import ResumableSession
 from secagg.scale.run import ToyCut
+from secagg.scale.spread import Figures
 from secagg.scale.store import FolderStore, write_result
 from secagg.scale.work import Harm, Kind, Order, Outcome, Wrong, perform
 from secagg.scale.workers import Answer, InProcess, Processes, open_workers
 from secagg.simulation.insecure_coins import InsecureSeededCoins
 from tests.harness.killed_sums import Place
-from tests.harness.spread_sums import CUT, NO_KEY, Crowd, Unruly, exact, vector_of
+from tests.harness.spread_sums import CUT, NO_KEY, Crowd, Unruly, digests_of, exact, vector_of
 from tests.scale.test_resumed import Life, is_exact, uploads_for
 
 
@@ -291,6 +297,21 @@ def test_a_piece_that_goes_away_while_others_are_left_out_takes_its_client_out_o
     exact(crowd, [first, second])
 
 
+def test_an_upload_that_failed_after_it_was_written_down_ends_the_sum(tmp_path: Path) -> None:
+    """In the next life it counts; in this one nobody may be told a list on which it is not."""
+    turns = count()
+
+    def full(_: Figures) -> None:
+        if next(turns) == 3:
+            raise OSError(ENOSPC, "no space for figures")
+
+    crowd = Crowd(tmp_path, InProcess(), memory=Notes(), progress=full)
+    with pytest.raises(ConnectionError, match="no space for figures"):
+        crowd.upload()
+    with pytest.raises(ConnectionError, match="no space for figures"):
+        crowd.total.settle()
+
+
 def test_the_list_is_not_made_of_a_sum_that_cannot_be_merged(tmp_path: Path) -> None:
     """Helpers would open it for nothing, and open nothing else."""
     notes = Notes()
@@ -517,7 +538,9 @@ def test_there_are_workers() -> None:
 # --- Clients that write their own folder ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("harm", ["pipe", "folder", "link", "link to zeros", "link to itself", "sparse terabyte"])
+@pytest.mark.parametrize(
+    "harm", ["pipe", "folder", "link", "link to zeros", "link to memory", "link to itself", "sparse terabyte"]
+)
 def test_a_client_that_puts_something_else_where_its_piece_should_be_harms_itself(tmp_path: Path, harm: str) -> None:
     crowd, bad = Crowd(tmp_path, Unruly()), ClientId(4)
 
@@ -535,6 +558,8 @@ def test_a_client_that_puts_something_else_where_its_piece_should_be_harms_itsel
                 path.symlink_to(tmp_path / crowd.name_of(ClientId(1), 1))
             case "link to zeros":
                 path.symlink_to("/dev/zero")
+            case "link to memory":
+                path.symlink_to("/proc/self/mem")  # a file, of which no byte can be read
             case "link to itself":
                 path.symlink_to(path)
             case _:
@@ -548,18 +573,78 @@ def test_a_client_that_puts_something_else_where_its_piece_should_be_harms_itsel
     assert total.tolist() == crowd.due([bad]).tolist()
 
 
-def test_a_piece_that_nobody_may_read_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("refusal", [EACCES, EAGAIN])
+def test_a_piece_that_nobody_may_read_is_not_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refusal: int
+) -> None:
+    """A client has taken the right to read away, or holds a lease."""
     crowd, bad = Crowd(tmp_path, InProcess()), ClientId(4)
     due, opened = crowd.name_of(bad, 1), os.open
 
     def refusing(path: Any, *rest: Any, **named: Any) -> int:
         if str(path).endswith(due):
-            raise PermissionError(EACCES, "not yours", str(path))
+            raise OSError(refusal, "not yours", str(path))
         return opened(path, *rest, **named)
 
     monkeypatch.setattr(os, "open", refusing)
     crowd.upload()
     exact(crowd, [bad])
+
+
+@pytest.mark.parametrize("harm", ["folder", "right", "quota"])
+def test_a_client_that_bars_its_folder_is_refused_and_the_others_are_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, harm: str
+) -> None:
+    """Its vector comes whole, and where it is to be stored stands a folder, or nothing may be written."""
+    crowd, bad = Crowd(tmp_path, InProcess()), ClientId(4)
+    (place := tmp_path / crowd.name_of(bad, 1)).parent.mkdir(parents=True)
+    make: Callable[..., tuple[int, str]] = tempfile.mkstemp
+
+    def refusing(**named: Any) -> tuple[int, str]:
+        if Path(named["dir"]) == place.parent:
+            raise OSError(EACCES if harm == "right" else EDQUOT, "not here")
+        return make(**named)
+
+    if harm == "folder":
+        place.mkdir()
+    else:
+        monkeypatch.setattr(tempfile, "mkstemp", refusing)
+    crowd.clients.remove(bad)
+    crowd.upload()
+    with pytest.raises(PeerMisbehaved, match="cannot be stored") as caught:
+        crowd.total.keep(bad, digests_of(bad, vector_of(4)), vector_of(4))
+    assert caught.value.culprits == {bad, ServerId()}
+    assert not list(place.parent.glob("tmp*"))
+    exact(crowd)
+
+
+def test_a_storage_that_is_full_ends_the_sum_and_blames_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(**_: Any) -> tuple[int, str]:
+        raise OSError(ENOSPC, "full")
+
+    monkeypatch.setattr(tempfile, "mkstemp", full)
+    with pytest.raises(OSError, match="full"):
+        Crowd(tmp_path, InProcess()).upload()
+
+
+@pytest.mark.parametrize("where", ["a file", "an object storage"])
+def test_a_sum_is_not_lost_to_what_cannot_be_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, where: str
+) -> None:
+    """A client may keep others from removing its files; the sum is open by then, and not to be had again."""
+    notes = Notes()
+    crowd = Crowd(tmp_path, InProcess(), memory=notes)
+    crowd.upload()
+    exact(crowd)
+
+    def failing(*_: Any, **__: Any) -> None:
+        if where == "an object storage":
+            raise RuntimeError("403")
+
+    monkeypatch.setattr(shutil, "rmtree", failing)
+    crowd.total.end()
+    assert notes.ends == 1
+    assert f"remove {CUT.context.hex()} from {tmp_path} yourself" in caplog.text
 
 
 def test_a_storage_named_by_a_relative_path_is_one_storage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -44,10 +44,14 @@ class Farm:
     """A storage, and workers in this process."""
 
     folder: Path
+    batch: int = 2
 
     def adding(self, cut: Cut, memory: ResumableSession | None = None) -> Adder:
-        settings = SpreadSettings(storage=str(self.folder), clients_in_a_batch=2)
-        return SpreadSum(cut, InProcess(), settings, coins=InsecureSeededCoins(b"audits"), memory=memory)
+        return SpreadSum(cut, InProcess(), self.settings, coins=InsecureSeededCoins(b"audits"), memory=memory)
+
+    @property
+    def settings(self) -> SpreadSettings:
+        return SpreadSettings(storage=str(self.folder), clients_in_a_batch=self.batch)
 
     @property
     def store(self) -> FolderStore:
@@ -302,9 +306,10 @@ def test_a_server_without_a_storage_takes_no_digests() -> None:
     session.reach(ServerState.AWAITING_MASKED_INPUTS)
     session.deliver(session.pending)
     assert len(session.refusals) == len(session.client_ids)
-    for _, error in session.refusals:
+    for error_of, error in session.refusals:
         assert isinstance(error, MalformedMessage)
         assert "no storage" in str(error)
+        assert error.culprits == suspects(error_of)  # the way can take a vector out and leave the signature
     assert session.server.contributors == frozenset()
 
 

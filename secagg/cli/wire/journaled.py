@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from secagg.crypto.entropy import Coins, SystemCoins
+from secagg.errors import InvalidParameters
 from secagg.scale.journal import Event, Journal
 from secagg.scale.resumed import ResumableSession, SpreadSession
 from secagg.session.durable import erase
@@ -21,17 +22,27 @@ class JournaledSession(ResumableSession):
         """Begin a session, or go on with that of the journal.
 
         Raises:
-            InvalidParameters: the journal is of another session, or in use.
+            InvalidParameters: the journal is of another session, or an older copy, or in use.
             Misuse: its session is over.
         """
         self._store, self._records, self._path = store, Journal(path), path
         self.number = sum(record.event is Event.CLOSED for record in self._records.past)
         """Of the stage that is open."""
         try:
+            self._require_newest()
             super().__init__(self._records, SystemCoins(), open_session)
         except BaseException:
             self._records.close()
             raise
+
+    def _require_newest(self) -> None:
+        """Refuse a journal that lacks stages which clients have seen: others might answer them otherwise."""
+        kept = self._store.get() if self._records.past else None
+        if kept is not None and kept.stage > self.number:
+            raise InvalidParameters(
+                f"{self._path} is an older copy: clients have seen stage {kept.stage}, and it ends in stage "
+                f"{self.number}; begin another session in an empty --state"
+            )
 
     def abort(self) -> None:
         """Give the session up, unless the process stops and the store still has it for the next one."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -14,11 +14,11 @@ from secagg.cli import main
 from secagg.contract import Layout, RingSegment, ring_cut
 from secagg.contract.pieces import LocalSum, pieces_of
 from secagg.crypto.mask_expansion import SEGMENT_BYTES
-from secagg.crypto.secret import Secret
-from secagg.errors import MalformedMessage, Misuse
+from secagg.crypto.secret import Secret, overwrite
+from secagg.errors import MalformedMessage, Misuse, ThresholdNotMet
 from secagg.protocols.pairwise_mask.configuration import SessionConfiguration
 from secagg.protocols.pairwise_mask.cut import PairwiseCut, keys_of
-from secagg.protocols.pairwise_mask.masking import MaskedVector
+from secagg.protocols.pairwise_mask.masking import MaskedVector, SignedKey
 from tests.protocols.pairwise_mask.test_masking import configuration_of
 
 LAYOUTS = st.lists(
@@ -110,6 +110,25 @@ def test_keys_are_wiped_once_they_are_written_and_read_as_written() -> None:
     cut = PairwiseCut.of(bytes(32), configuration_of(Layout((RingSegment(5, 3),))))
     with pytest.raises(Misuse, match="behind its sign"):
         cut.open(cut.zeros(0), 0, bytes(written[:-1]))
+
+
+def test_keys_are_overwritten_if_one_cannot_be_recovered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They take off masks of clients that uploaded, and nothing is released without the rest."""
+    seen = list[bytes]()
+
+    def watching(buffer: bytearray) -> None:
+        seen.append(bytes(buffer))
+        overwrite(buffer)
+        seen.append(bytes(buffer))
+
+    def recovered() -> Iterator[SignedKey]:
+        yield key(1, is_added=True)
+        raise ThresholdNotMet(needed=2, present=1, what="shares")
+
+    monkeypatch.setattr("secagg.protocols.pairwise_mask.cut.overwrite", watching)
+    with pytest.raises(ThresholdNotMet):
+        keys_of(recovered())
+    assert seen == [b"\1" + (1).to_bytes(16, "big"), bytes(17)]
 
 
 def test_a_session_whose_masks_others_take_off_is_exact(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
