@@ -12,6 +12,7 @@ import pytest
 
 from secagg.contract import Aggregate, Layout, RingSegment
 from secagg.contract.pieces import Cut, Retractable, pieces_of
+from secagg.crypto.ring import RingVector
 from secagg.errors import (
     AuthenticationFailed,
     InvalidParameters,
@@ -208,8 +209,12 @@ def test_a_client_that_commits_to_filling_bits_is_in_neither_sum(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     farm, pack = Farm(tmp_path / "storage"), RingSegment.pack_sent
+
+    def spoiled(segment: RingSegment, masked: RingVector) -> bytes:
+        return bytes(pack(segment, masked))[:-1] + b"\xff"
+
     with monkeypatch.context() as patched:
-        patched.setattr(RingSegment, "pack_sent", lambda segment, masked: bytes(pack(segment, masked))[:-1] + b"\xff")
+        patched.setattr(RingSegment, "pack_sent", spoiled)
         farm.host.receive(farm.stored(farm.session.seal(3)))
     for number in (1, 2, 4):
         farm.host.receive(farm.stored(farm.session.seal(number)))

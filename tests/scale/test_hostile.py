@@ -598,12 +598,13 @@ def test_a_client_that_bars_its_folder_is_refused_and_the_others_are_not(
     """Its vector comes whole, and where it is to be stored stands a folder, or nothing may be written."""
     crowd, bad = Crowd(tmp_path, InProcess()), ClientId(4)
     (place := tmp_path / crowd.name_of(bad, 1)).parent.mkdir(parents=True)
-    make: Callable[..., tuple[int, str]] = tempfile.mkstemp
+    make: Any = tempfile.mkstemp
 
     def refusing(**named: Any) -> tuple[int, str]:
         if Path(named["dir"]) == place.parent:
             raise OSError(EACCES if harm == "right" else EDQUOT, "not here")
-        return make(**named)
+        made: tuple[int, str] = make(**named)
+        return made
 
     if harm == "folder":
         place.mkdir()
