@@ -229,35 +229,39 @@ class SpreadSum:
             if outcome is None:
                 self.figures.workers_lost += 1
                 self._jobs.lose(worker)
-            elif failure := self._failure_of(key, outcome):
-                _LOG.warning("worker %d failed at %s: %s", worker, key, failure)
-                self._jobs.fail(key, worker, failure, outcome.missing)
+            elif (judged := self._judged(key, outcome)).failure:
+                _LOG.warning("worker %d failed at %s: %s", worker, key, judged.failure)
+                self._jobs.fail(key, worker, judged.failure, outcome.missing)
             else:
-                self._take(worker, outcome)
+                self._take(worker, judged)
         self._tell()
 
-    def _failure_of(self, key: str, outcome: Outcome) -> str:
-        """Return why an outcome is of no use; a worker is believed about a sum, and not about who is to blame."""
-        order = self._orders[key]
-        given = dict(order.entries)
+    def _judged(self, key: str, outcome: Outcome) -> Outcome:
+        """Return an outcome as it counts; a worker is believed about a sum, and not about who is to blame."""
+        order, given, seen = self._orders[key], dict(self._orders[key].entries), list[Wrong]()
         if outcome.key != key:
-            return "its worker answered for another job"
+            return replace(outcome, failure="its worker answered for another job")
         for wrong in outcome.wrong:
             if wrong.client.value not in given or not order.first <= wrong.piece < order.end:
-                return "its worker named a piece that it was not given"
-            digest = given[wrong.client.value][wrong.piece - order.first]
-            if wrong.harm is Harm.MALFORMED and not self._is_malformed(wrong.client, wrong.piece, digest):
-                return f"its worker blamed {wrong.client} for a piece that decodes, or is not there any more"
-        return outcome.failure
+                return replace(outcome, failure="its worker named a piece that it was not given")
+            harm = self._harm_of(wrong, given[wrong.client.value][wrong.piece - order.first])
+            if harm is None:
+                return replace(outcome, failure=f"its worker blamed {wrong.client} for a piece that decodes")
+            seen.append(replace(wrong, harm=harm))
+        return replace(outcome, wrong=tuple(seen))
 
-    def _is_malformed(self, client: ClientId, number: int, digest: bytes) -> bool:
+    def _harm_of(self, wrong: Wrong, digest: bytes) -> Harm | None:
+        if wrong.harm is not Harm.MALFORMED:
+            return wrong.harm
         try:
-            self._cut.check(number, read_piece(self._store, self._cut, client, number, digest))
+            self._cut.check(wrong.piece, read_piece(self._store, self._cut, wrong.client, wrong.piece, digest))
         except MalformedMessage:
-            return True
-        except (WrongPiece, OSError):
+            return Harm.MALFORMED
+        except WrongPiece as error:
+            return Harm.ANOTHER if error.is_there else Harm.MISSING
+        except OSError:
             pass
-        return False
+        return None
 
     def _take(self, worker: int, outcome: Outcome) -> None:
         """Count a result, once so many workers agree on it, and write it down.

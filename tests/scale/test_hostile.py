@@ -10,6 +10,7 @@
 | a worker blames a client | the coordinator looks itself |
 | a worker answers for another job, or writes a sum of another form | it failed; sums have the form of their cut |
 | a client puts a pipe, a link, a folder or a terabyte where a piece should be | the piece is not there |
+| a client takes a piece that does not decode away once a worker has read it | it is left out, and no worker failed |
 | a client bars its folder, so that its vector cannot be stored | it is refused, and the others are not |
 | a client keeps others from removing its files | the sum is released, and the log says what is left |
 | something fails after an upload was written down, and before it counts | the sum has failed |
@@ -36,7 +37,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from secagg.contract.pieces import Sums
+from secagg.contract.pieces import Sums, pieces_of
 from secagg.errors import InvalidParameters, MalformedMessage, Misuse, PeerMisbehaved, Reason, SecAggError
 from secagg.identifiers import ClientId, ServerId
 from secagg.scale.jobs import Disagreement, Exhausted
@@ -45,7 +46,7 @@ from secagg.scale.memory import NoMemory
 from secagg.scale.resumed import ResumableSession
 from secagg.scale.run import ToyCut
 from secagg.scale.spread import Figures
-from secagg.scale.store import FolderStore, write_result
+from secagg.scale.store import FolderStore, piece_name, write_result
 from secagg.scale.work import Harm, Kind, Order, Outcome, Wrong, perform
 from secagg.scale.workers import Answer, InProcess, Processes, open_workers
 from secagg.simulation.insecure_coins import InsecureSeededCoins
@@ -865,10 +866,9 @@ def test_a_vector_that_comes_after_its_digests_is_kept(place: Place) -> None:
         assert is_exact(place, session.release())
 
 
-def test_a_piece_that_was_signed_and_does_not_decode_is_looked_at_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What the coordinator finds itself is the client's doing alone."""
+@pytest.fixture
+def undecodable(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the last pieces of the third client not decode."""
     bad = vector_of(3)[64:]
 
     def refusing(_: object, __: int, piece: bytes) -> None:
@@ -881,8 +881,35 @@ def test_a_piece_that_was_signed_and_does_not_decode_is_looked_at_again(
 
     monkeypatch.setattr(ToyCut, "check", refusing)
     monkeypatch.setattr(ToyCut, "add", adding)
+
+
+@pytest.mark.usefixtures("undecodable")
+def test_a_piece_that_was_signed_and_does_not_decode_is_looked_at_again(tmp_path: Path) -> None:
+    """What the coordinator finds itself is the client's doing alone."""
     crowd = Crowd(tmp_path, InProcess())
     crowd.upload()
     found, total = crowd.finish()
     assert found[ClientId(3)].culprits == {ClientId(3)}
     assert total.tolist() == crowd.due([ClientId(3)]).tolist()
+
+
+@pytest.mark.usefixtures("undecodable")
+def test_a_piece_that_is_withdrawn_whenever_a_worker_has_read_it_costs_its_client_alone(tmp_path: Path) -> None:
+    """The coordinator looks, and finds nothing; if the worker had failed for that, four times would end the sum."""
+    bad = ClientId(3)
+
+    def conduct(_: int, order: Order) -> Outcome:
+        digests = dict(order.entries).get(bad.value, ())
+        names = [piece_name(CUT.context, bad, digest) for digest in digests]
+        for name, piece in zip(names, pieces_of(vector_of(3), CUT.lengths)[order.first : order.end], strict=False):
+            crowd.store.put(name, piece)
+        outcome = perform(order)
+        for name in names:
+            (tmp_path / name).unlink()
+        return outcome
+
+    crowd = Crowd(tmp_path, Unruly(2, conduct))
+    crowd.upload()
+    found, total = crowd.finish()
+    assert found[bad].culprits == {bad, ServerId()}
+    assert total.tolist() == crowd.due([bad]).tolist()

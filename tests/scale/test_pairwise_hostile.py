@@ -220,6 +220,18 @@ def test_a_client_that_bars_its_folder_is_left_and_the_others_are_summed(town: T
     assert released.counted == frozenset(others)
 
 
+def test_a_message_that_comes_again_fills_no_disk(town: Town) -> None:
+    with Life(town) as life:
+        client, answer = next(life.answers())
+        life.session.receive(client, answer)
+        size = town.journal.stat().st_size
+        life.session.receive(client, answer)
+        assert town.journal.stat().st_size == size
+    with Life(town) as life:
+        life.session.receive(client, answer)
+    assert town.journal.stat().st_size == size
+
+
 def test_a_message_that_was_taken_before_and_is_refused_now_ends_the_next_life(town: Town) -> None:
     """Without it the roster is another one, and clients have seen the first."""
     with Life(town) as life:
