@@ -220,6 +220,16 @@ def test_a_client_that_bars_its_folder_is_left_and_the_others_are_summed(town: T
     assert released.counted == frozenset(others)
 
 
+def test_a_client_that_was_dropped_is_told_and_heard_no_more_in_any_life(town: Town) -> None:
+    with Life(town) as life:
+        client, answer = next(life.answers())
+        life.session.drop(client)
+    with Life(town) as life:
+        assert life.session.message_to(client) is None
+        with pytest.raises(PeerMisbehaved, match="no longer"):
+            life.session.receive(client, answer)
+
+
 def test_a_message_that_comes_again_fills_no_disk(town: Town) -> None:
     with Life(town) as life:
         client, answer = next(life.answers())
