@@ -62,7 +62,7 @@ class EnclaveConnection(Protocol):
 
 
 class Host:
-    """One server in front of one enclave; memory for one model, however many clients there are."""
+    """One server in front of one enclave; memory for one model, or where others add, for each client's sealed part."""
 
     def __init__(
         self,
@@ -98,32 +98,40 @@ class Host:
         self._adder: Retractable | None = None
         self._waiting = dict[ClientId, bytes]()
         """The sealed parts of uploads that others add, which the enclave has not seen."""
+        self._is_settled = False
         self._lock = RLock()
         """What the enclave has taken and what is added here are one step, from whichever thread uploads come."""
 
     def open_buffer(self, version: int, model_digest: bytes) -> None:
         """Begin to collect updates for a model, which every client of that version has to have."""
         with self._lock:
-            self._enclave.open_buffer(version, model_digest)
             model = ModelStamp(version=version, digest=model_digest)
+            cut = cut_of(self.configuration.context, self.configuration.ring_segments, self._epoch, model)
+            # Made first: it may fail, and the enclave is not to collect then.
+            adder = None if self._adding is None else self._adding(cut)
+            self._enclave.open_buffer(version, model_digest)
             self._known = KnownToHost(epoch=self._epoch, model=model, certificates=self._certificates)
-            self._sums = [segment.ring.zeros(segment.length) for segment in self.configuration.ring_segments]
-            self._roundings = 0
-            if self._adding is not None:
-                self._cut = cut_of(self.configuration.context, self.configuration.ring_segments, self._epoch, model)
-                self._adder, self._sums = self._adding(self._cut), []
+            segments = self.configuration.ring_segments if adder is None else ()
+            self._sums = [segment.ring.zeros(segment.length) for segment in segments]
+            self._roundings, self._is_settled = 0, False
+            self._cut, self._adder = cut, adder
 
     def receive(self, message: bytes, sender: ClientId | None = None) -> bytes:
         """Take an upload, relay its sealed part, and add the masked vectors once the enclave has taken it.
 
         Args:
-            sender: who handed it over, where that is known.
+            sender: who handed it over, where that is known; where others add it has to be.
         Returns:
             Its ``digest_of``.
         Raises:
             PeerError: the upload does not decode or is not its sender's, its vectors are not those that its client
                 committed to, or the enclave does not take it; nothing has changed.
+            Misuse: no buffer is open, or it is settled; or others add, and nobody says whose upload this is.
         """
+        if self._adding is not None and sender is None:
+            raise Misuse(
+                "where others add, an upload takes its client's place long before it is opened: say who sent it"
+            )
         sealed, certified, sent = self._whole(message)
         if sender is not None and certified != sender:
             raise PeerMisbehaved(
@@ -149,7 +157,7 @@ class Host:
     def _keep(self, client: ClientId, sealed: bytes, sent: SentVectors) -> None:
         """Have vectors added, and keep the enclave's part until all pieces are found to be good."""
         with self._lock:
-            adder = self._open_adder()
+            adder = self._unsettled_adder()
             if sent.context != self._cut.context:
                 raise PeerMisbehaved(
                     f"{client} sealed its upload to another epoch, or for another model",
@@ -187,9 +195,23 @@ class Host:
 
         An enclave forgets no upload that it took, so pieces are found to be good before it sees the sealed part, and
         of an upload that it refuses the pieces are taken out again.
+
+        Raises:
+            ConnectionError: the enclave, a worker or the storage is lost, and the buffer with it.
+            Misuse: no buffer is open, or it is settled.
         """
         with self._lock:
-            return {} if self._adding is None else self._settled(self._open_adder())
+            if self._adding is None:
+                return {}
+            adder = self._unsettled_adder()
+            try:
+                left_out = self._settled(adder)
+            except BaseException:
+                # The enclave may have taken what is not in the sum; asked again, it would refuse what it took.
+                self._end()
+                raise
+            self._is_settled = True
+            return left_out
 
     def _settled(self, adder: Retractable) -> dict[ClientId, PeerError]:
         left_out, refused = dict(adder.settle()), dict[ClientId, PeerError]()
@@ -247,9 +269,10 @@ class Host:
         """
         with self._lock:
             if self._adding is not None:
-                if self._waiting:
+                adder = self._open_adder()
+                if not self._is_settled:
                     raise Misuse("others have added uploads that the enclave has not seen; settle first")
-                sums = self._cut.whole(self._open_adder().open(b""))
+                sums = self._cut.whole(adder.open(b""))
             return self._released(sums)
 
     def _released(self, sums: Sequence[RingVector] | None) -> tuple[Aggregate, Receipt]:
@@ -289,6 +312,12 @@ class Host:
         if self._adder is None:
             raise Misuse("no buffer is open; call open_buffer first")
         return self._adder
+
+    def _unsettled_adder(self) -> Retractable:
+        adder = self._open_adder()
+        if self._is_settled:
+            raise Misuse("this buffer is settled, and the enclave has seen its uploads; release it, or give it up")
+        return adder
 
     def _open_sums(self) -> list[RingVector]:
         if self._sums is None:

@@ -321,11 +321,18 @@ class SpreadSum:
         return {client: _error_of(wrong) for client, wrong in sorted(settled.items())}
 
     def take_out(self, clients: Iterable[ClientId]) -> None:
-        """Add the batches of these clients again, without them."""
-        for client in clients:
-            self.wrong[client] = Wrong(client=client, piece=0, harm=Harm.MISSING)
+        """Add the batches of these clients again, without them.
+
+        Raises:
+            ConnectionError: a piece of somebody else is lost now, who counts elsewhere by what ``settle`` said.
+        """
+        self.wrong |= {client: Wrong(client=client, piece=0, harm=Harm.MISSING) for client in clients}
+        settled = set(self.wrong)
         while self._exclude():
             self._finish_jobs()
+        if lost := self.wrong.keys() - settled:
+            self._failed = ConnectionError(f"the storage lost pieces of {min(lost)} after they were added; begin again")
+            raise self._failed
         self._merge()
 
     def _exclude(self) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from fractions import Fraction
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -27,6 +28,7 @@ from secagg.identifiers import ClientId, ServerId
 from secagg.parameters import Suite
 from secagg.protocols.enclave.client import Upload
 from secagg.protocols.enclave.host import Host
+from secagg.protocols.enclave.unattested import SimulatedEnclave
 from secagg.scale.spread import SpreadSettings, SpreadSum
 from secagg.scale.store import FolderStore, piece_name
 from secagg.scale.workers import InProcess
@@ -35,6 +37,8 @@ from tests.harness.enclave_buffers import MIXED_LAYOUT, RING_LAYOUT, EnclaveSetu
 
 WIDE = Layout((RingSegment(12, 600_000), RingSegment(7, 3)))
 """Two pieces, of which the last holds two segments."""
+MANY = EnclaveSetup(layout=RING_LAYOUT, population=34, maximum_cohort=34)
+"""Seventeen batches of two."""
 ROUNDED = Layout((RingSegment(12, 300_000, 4), RingSegment(20, 6)))
 
 
@@ -66,6 +70,10 @@ class Farm:
     def pieces_of(self, upload: Upload) -> list[bytes]:
         return pieces_of(b"".join(upload.packed), upload.cut.lengths)
 
+    def send(self, number: int, message: bytes) -> None:
+        """Hand over what a client sent."""
+        self.host.receive(message, ClientId(number))
+
     def finish(self) -> tuple[dict[ClientId, PeerError], Aggregate]:
         left_out = self.host.settle()
         return left_out, self.host.release()[0]
@@ -87,7 +95,7 @@ def test_a_sum_of_pieces_is_that_of_whole_vectors(layout: Layout, suite: Suite, 
     farm = Farm(tmp_path / "storage", EnclaveSetup(layout=layout, suite=suite))
     for number in range(1, 6):
         upload = farm.session.seal(number)
-        farm.host.receive(farm.stored(upload) if number % 2 else upload.encode(), ClientId(number))
+        farm.send(number, farm.stored(upload) if number % 2 else upload.encode())
     left_out, aggregate = farm.finish()
     assert left_out == {}
     assert is_sum_of(farm, aggregate, (1, 2, 3, 4, 5))
@@ -99,7 +107,7 @@ def test_rounded_values_are_unbiased_as_often_as_the_enclave_took_an_upload(tmp_
     farm, plain = Farm(tmp_path / "storage", setup), InsecureEnclaveSession(setup)
     plain.host.open_buffer(0, model_digest(0))
     for number in (1, 2, 3):
-        farm.host.receive(farm.session.seal(number).encode())
+        farm.send(number, farm.session.seal(number).encode())
         plain.upload(number)
     _, aggregate = farm.finish()
     whole, _ = plain.host.release()
@@ -112,7 +120,7 @@ def test_noise_is_the_enclaves_and_stays(tmp_path: Path) -> None:
     )
     farm = Farm(tmp_path / "storage", setup)
     for number in (1, 2, 3):
-        farm.host.receive(farm.stored(farm.session.seal(number)))
+        farm.send(number, farm.stored(farm.session.seal(number)))
     _, aggregate = farm.finish()
     (segment,) = setup.layout.require_rings()
     assert np.std(segment.ring.lift(aggregate.values[0])) > 100
@@ -124,7 +132,7 @@ def test_a_buffer_follows_another(tmp_path: Path) -> None:
         if version:
             farm.host.open_buffer(version, model_digest(version))
         for number in (1, 2, 3):
-            farm.host.receive(farm.stored(farm.session.seal(number, version=version)))
+            farm.send(number, farm.stored(farm.session.seal(number, version=version)))
         assert is_sum_of(farm, farm.finish()[1], (1, 2, 3))
 
 
@@ -132,7 +140,7 @@ def test_vectors_that_come_after_their_digests_are_kept(tmp_path: Path) -> None:
     farm = Farm(tmp_path / "storage")
     for number in (1, 2, 3):
         upload = farm.session.seal(number)
-        farm.host.receive(upload.encode(is_stored=True))
+        farm.send(number, upload.encode(is_stored=True))
         farm.host.keep_again(upload.encode())
     left_out, aggregate = farm.finish()
     assert left_out == {}
@@ -196,7 +204,7 @@ def test_a_client_whose_upload_is_bad_is_in_neither_sum(harm: str, layout: Layou
     spoil, kind = HARMS[harm]
     for number in range(1, 6):
         upload = farm.session.seal(number)
-        farm.host.receive(spoil(farm, upload) if number == 3 else farm.stored(upload))
+        farm.send(number, spoil(farm, upload) if number == 3 else farm.stored(upload))
     left_out, aggregate = farm.finish()
     assert left_out.keys() == {ClientId(3)}
     assert type(left_out[ClientId(3)]) is kind
@@ -215,9 +223,9 @@ def test_a_client_that_commits_to_filling_bits_is_in_neither_sum(
 
     with monkeypatch.context() as patched:
         patched.setattr(RingSegment, "pack_sent", spoiled)
-        farm.host.receive(farm.stored(farm.session.seal(3)))
+        farm.send(3, farm.stored(farm.session.seal(3)))
     for number in (1, 2, 4):
-        farm.host.receive(farm.stored(farm.session.seal(number)))
+        farm.send(number, farm.stored(farm.session.seal(number)))
     left_out, aggregate = farm.finish()
     assert left_out[ClientId(3)].reason is Reason.NOT_CANONICAL
     assert left_out[ClientId(3)].culprits == {ClientId(3), ServerId()}, "the host cannot tell who sealed it"
@@ -228,7 +236,7 @@ def test_so_many_bad_uploads_that_too_few_are_left_release_nothing(tmp_path: Pat
     farm = Farm(tmp_path / "storage")
     for number in (1, 2, 3):
         upload = farm.session.seal(number)
-        farm.host.receive(lost(farm, upload) if number == 3 else farm.stored(upload))
+        farm.send(number, lost(farm, upload) if number == 3 else farm.stored(upload))
     with pytest.raises(ThresholdNotMet):
         farm.finish()
     farm.host.give_up_buffer()
@@ -240,11 +248,11 @@ def test_digests_are_those_that_the_client_committed_to(tmp_path: Path) -> None:
     message = bytearray(farm.stored(farm.session.seal(1)))
     message[-1] ^= 1
     with pytest.raises(AuthenticationFailed):
-        farm.host.receive(bytes(message))
+        farm.send(1, bytes(message))
     message[-1] ^= 1
     message[-33] = 2
     with pytest.raises(MalformedMessage, match="neither"):
-        farm.host.receive(bytes(message))
+        farm.send(1, bytes(message))
 
 
 def test_pieces_of_another_model_client_or_epoch_have_other_digests(tmp_path: Path) -> None:
@@ -264,22 +272,132 @@ def test_an_upload_for_another_epoch_or_model_is_refused_at_once(tmp_path: Path)
     farm = Farm(tmp_path / "storage")
     message = farm.session.seal(1, version=1).encode()
     farm.session.restart()
-    for wrong in (message, farm.session.seal(2).encode()):
+    for number, wrong in ((1, message), (2, farm.session.seal(2).encode())):
         with pytest.raises(PeerMisbehaved) as caught:
-            farm.host.receive(wrong)
+            farm.send(number, wrong)
         assert caught.value.reason is Reason.WRONG_SESSION
 
 
 def test_a_second_upload_of_a_client_is_refused(tmp_path: Path) -> None:
     """It would be added, and the enclave see one of them."""
     farm = Farm(tmp_path / "storage")
-    farm.host.receive(farm.stored(farm.session.seal(1)))
+    farm.send(1, farm.stored(farm.session.seal(1)))
     farm.session.clients[0] = farm.session.new_client(1)
     second = farm.stored(farm.session.seal(1))
     with pytest.raises(PeerMisbehaved) as caught:
-        farm.host.receive(second)
+        farm.send(1, second)
     assert caught.value.reason is Reason.ALREADY_ANSWERED
     assert caught.value.culprits == {ClientId(1)}
+
+
+@pytest.mark.parametrize(
+    ("wrong", "refused"),
+    [({2, 5}, {1, 33}), ({1, 2}, {3, 4}), (set[int](), set(range(1, 35)) - {1, 17, 34}), ({7}, {1, 2, 7})],
+    ids=["in several batches", "whole batches", "nearly everybody", "wrong and refused"],
+)
+def test_uploads_of_any_batches_are_taken_out(wrong: set[int], refused: set[int], tmp_path: Path) -> None:
+    """In more batches than are merged at once."""
+    farm = Farm(tmp_path / "storage", MANY)
+    for number in range(1, 35):
+        upload = farm.session.seal(number)
+        message = refused_by_the_enclave(farm, upload) if number in refused else farm.stored(upload)
+        if number in wrong:
+            another(farm, upload)
+        farm.send(number, message)
+    left_out, aggregate = farm.finish()
+    assert left_out.keys() == set(map(ClientId, wrong | refused))
+    assert is_sum_of(farm, aggregate, tuple(sorted(set(range(1, 35)) - wrong - refused)))
+
+
+def test_if_everybody_is_refused_nothing_is_released(tmp_path: Path) -> None:
+    farm = Farm(tmp_path / "storage")
+    for number in (1, 2, 3):
+        farm.send(number, refused_by_the_enclave(farm, farm.session.seal(number)))
+    assert len(farm.host.settle()) == 3
+    with pytest.raises(ThresholdNotMet):
+        farm.host.release()
+
+
+def test_of_more_than_a_buffer_holds_the_first_count(tmp_path: Path) -> None:
+    """The workers' sum has them all; who is beyond the enclave's largest cohort is taken out, and not to blame."""
+    farm = Farm(tmp_path / "storage", EnclaveSetup(layout=RING_LAYOUT, maximum_cohort=3, maximum_weight=5))
+    for number in (5, 1, 4, 2, 3):
+        upload = farm.session.seal(number, weight=2)
+        farm.send(number, lost(farm, upload) if number == 1 else farm.stored(upload))
+    left_out, aggregate = farm.host.settle(), farm.host.release()[0]
+    assert left_out.keys() == {ClientId(1), ClientId(3)}
+    assert left_out[ClientId(3)].reason is Reason.BUFFER_FULL
+    assert left_out[ClientId(3)].culprits == {ServerId()}
+    due = farm.session.ideal((5, 4, 2), (2, 2, 2))
+    assert all(np.array_equal(a, b) for a, b in zip(aggregate.values, due.values, strict=True))
+
+
+def test_a_weight_that_dominates_releases_nothing(tmp_path: Path) -> None:
+    farm = Farm(tmp_path / "storage", EnclaveSetup(layout=RING_LAYOUT, maximum_weight=50))
+    for number, weight in ((1, 50), (2, 1), (3, 1)):
+        farm.send(number, farm.stored(farm.session.seal(number, weight=weight)))
+    assert farm.host.settle() == {}
+    with pytest.raises(PeerMisbehaved) as caught:
+        farm.host.release()
+    assert caught.value.reason is Reason.WEIGHTS_UNEVEN
+
+
+class Between(SimulatedEnclave):
+    """An enclave at which something happens before the upload that it receives next."""
+
+    happens: Callable[[], None] | None = None
+
+    def receive(self, message: bytes) -> int:
+        if self.happens is not None:
+            self.happens()
+        return super().receive(message)
+
+
+def test_a_piece_that_is_lost_while_others_are_taken_out_ends_the_sum(tmp_path: Path) -> None:
+    """The enclave has taken its client, so a sum without it would be under a mask that is not taken off."""
+    farm, enclave = between(tmp_path)
+    uploads = {number: farm.session.seal(number) for number in (1, 2, 3, 4, 5)}
+    for number, upload in uploads.items():
+        farm.send(number, refused_by_the_enclave(farm, upload) if number == 2 else farm.stored(upload))
+    # In the batch of the second, which is added again without it.
+    name = piece_name(uploads[1].cut.context, ClientId(1), uploads[1].pieces()[0])
+    enclave.happens = lambda: (farm.folder / name).unlink(missing_ok=True)
+    with pytest.raises(ConnectionError, match="lost pieces of client/1"):
+        farm.host.settle()
+    with pytest.raises(Misuse, match="no buffer is open"):
+        farm.host.release()
+
+
+@pytest.mark.parametrize("survives", [False, True], ids=["dies", "is reached again"])
+def test_an_enclave_that_is_lost_while_it_takes_uploads_ends_the_sum(survives: bool, tmp_path: Path) -> None:  # noqa: FBT001 -- a case
+    """Asked again it refuses what it has taken, and workers would take that out of a sum whose mask has it."""
+    farm, enclave = between(tmp_path)
+    for number in (1, 2, 3, 4, 5):
+        farm.send(number, farm.stored(farm.session.seal(number)))
+    left = iter(range(3))
+
+    def happens() -> None:
+        if next(left, None) is None:
+            enclave.happens = None if survives else happens
+            raise ConnectionError("the enclave is gone")
+
+    enclave.happens = happens
+    with pytest.raises(ConnectionError, match="gone"):
+        farm.host.settle()
+    for call in (farm.host.settle, farm.host.release):
+        with pytest.raises(Misuse, match="no buffer is open"):
+            call()
+    assert not list(farm.folder.iterdir())
+
+
+def between(folder: Path) -> tuple[Farm, Between]:
+    """Return a farm in front of such an enclave."""
+    farm = Farm(folder / "storage")
+    setup = farm.session.setup
+    farm.session.enclave = enclave = Between(farm.session.configuration, coins=setup.coins_of("another enclave"))
+    farm.host = Host(farm.session.configuration, enclave, epoch=enclave.offer.epoch, adding=farm.adding)
+    farm.host.open_buffer(0, model_digest(0))
+    return farm, enclave
 
 
 # --- The host's own order of calls ------------------------------------------------------------------------------------
@@ -288,13 +406,52 @@ def test_a_second_upload_of_a_client_is_refused(tmp_path: Path) -> None:
 def test_nothing_is_released_before_the_enclave_has_seen_what_was_added(tmp_path: Path) -> None:
     farm = Farm(tmp_path / "storage")
     for number in (1, 2, 3):
-        farm.host.receive(farm.stored(farm.session.seal(number)))
+        farm.send(number, farm.stored(farm.session.seal(number)))
     with pytest.raises(Misuse, match="settle first"):
         farm.host.release()
     assert is_sum_of(farm, farm.finish()[1], (1, 2, 3))
-    for call in (farm.host.settle, farm.host.release, lambda: farm.host.receive(farm.session.seal(4).encode())):
+    for call in (farm.host.settle, farm.host.release, lambda: farm.send(4, farm.session.seal(4).encode())):
         with pytest.raises(Misuse, match="no buffer is open"):
             call()
+
+
+def test_a_buffer_that_is_settled_takes_nothing_more(tmp_path: Path) -> None:
+    """A second upload of a client would be added, refused, and both of them taken out of a sum whose mask has one."""
+    farm = Farm(tmp_path / "storage")
+    messages = {number: farm.stored(farm.session.seal(number)) for number in (1, 2, 3)}
+    for number, message in messages.items():
+        farm.send(number, message)
+    assert farm.host.settle() == {}
+    for call in (lambda: farm.send(1, messages[1]), farm.host.settle):
+        with pytest.raises(Misuse, match="is settled"):
+            call()
+    farm.host.keep_again(messages[1])
+    assert is_sum_of(farm, farm.host.release()[0], (1, 2, 3))
+
+
+def test_nobody_takes_another_clients_place(tmp_path: Path) -> None:
+    """Whose seal it is nobody knows before the enclave has opened it; certificates are public."""
+    farm = Farm(tmp_path / "storage")
+    forged = refused_by_the_enclave(farm, farm.session.seal(1))
+    with pytest.raises(Misuse, match="say who sent it"):
+        farm.host.receive(forged)
+    with pytest.raises(PeerMisbehaved) as caught:
+        farm.send(2, forged)
+    assert caught.value.culprits == {ClientId(2)}
+    farm.session.clients[0] = farm.session.new_client(1)
+    for number in (1, 2, 3):
+        farm.send(number, farm.stored(farm.session.seal(number)))
+    assert is_sum_of(farm, farm.finish()[1], (1, 2, 3))
+
+
+def test_a_buffer_is_not_open_where_nobody_can_add(tmp_path: Path) -> None:
+    session = InsecureEnclaveSession(EnclaveSetup(layout=RING_LAYOUT))
+    settings = SpreadSettings(storage=str(tmp_path), audited=1)
+    adding = partial(SpreadSum, workers=InProcess(), settings=settings, coins=InsecureSeededCoins(b"audits"))
+    host = Host(session.configuration, session.enclave, epoch=session.enclave.offer.epoch, adding=adding)
+    with pytest.raises(InvalidParameters, match="start another one"):
+        host.open_buffer(0, model_digest(0))
+    session.host.open_buffer(0, model_digest(0))
 
 
 def test_a_host_without_a_storage_takes_no_digests() -> None:
