@@ -207,6 +207,8 @@ def text(summary: dict[str, Any]) -> Iterator[str]:
 def revealed(sizes: Sequence[int], counted: int) -> str:
     """Say which sums the server knows."""
     least, most = min(sizes), max(sizes)
+    if least == counted:
+        return f"revealed: the sum of all {counted:,}, and no other"
     return f"revealed: {len(sizes)} sums, over {least:,} to {most:,} clients, and not only that of all {counted:,}"
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from argparse import Namespace
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -136,6 +137,40 @@ def test_a_sum_that_names_other_clients_than_it_counts_is_refused(
     assert "names other clients than it counts" in refusal(capsys, tmp_path, str(path))
 
 
+@pytest.mark.parametrize("revealed", [(), ((),), ((1, 2, 3), ()), ((1, 2),), ((4, 5, 6),)])
+def test_a_sum_that_does_not_say_what_was_revealed_is_refused(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, revealed: tuple[tuple[int, ...], ...]
+) -> None:
+    """What `secagg add` says of it would be wrong, or nothing could be said."""
+    path = tmp_path / "a.sum"
+    kept(path, card_of(3), 1, 2, 3)
+    _, found = read_sum(path)
+    sets = tuple(tuple(map(ClientId, each)) for each in revealed)
+    path.write_bytes(sealed(GroupSum(found.card, found.aggregate, found.counted, sets, found.unbounded)))
+    assert "says of no sum with them" in refusal(capsys, tmp_path, str(path))
+
+
+@pytest.mark.parametrize(
+    "others",
+    [{"group": 0}, {"group": 4}, {"group": "2"}, {"group": True}, {"group": None}, {"clients": 2.0}],
+    ids=str,
+)
+@pytest.mark.parametrize("is_first", [False, True], ids=["second", "first"])
+def test_a_sum_of_no_group_is_refused(
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    others: dict[str, object],
+    is_first: bool,  # noqa: FBT001 -- a case
+) -> None:
+    card = card_of(3, group=2)
+    strange = replace(
+        card, terms={name: value for name, value in {**card.terms, **others}.items() if value is not None}
+    )
+    write_sum(tmp_path / "b.sum", strange, released_of(card, 4, 5, 6))
+    sums = [kept(tmp_path / "a.sum", card_of(3), 1, 2, 3), str(tmp_path / "b.sum")]
+    assert "terms of a sum are" in refusal(capsys, tmp_path, *(reversed(sums) if is_first else sums))
+
+
 def test_a_sum_of_another_layout_than_its_card_is_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     path = tmp_path / "a.sum"
     write_sum(path, card_of(3), released_of(card_of(3, clip=2.0), 1, 2, 3))
@@ -160,6 +195,16 @@ def test_the_mean_is_that_of_all_groups_and_what_is_known_is_said(
     assert "not in it: the clients of group 2 of 3" in said
     assert "revealed: 2 sums, over 3 to 4 clients, and not only that of all 7" in said
     assert "no sum has noise" in said
+
+
+def test_of_one_group_the_sum_is_all_that_is_known(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """And of a number of groups that nobody has, no list is made."""
+    card = card_of(3, group=2, groups=1 << 40, all_clients=1 << 42)
+    assert main(["add", kept(tmp_path / "a.sum", card, 1, 2, 3), "--out", str(tmp_path / "mean.npy")]) == 0
+    said = capsys.readouterr().out
+    assert "revealed: the sum of all 3, and no other" in said
+    assert "not in it: the clients of group 1, 3, 4, 5, 6," in said
+    assert "21 and 1,099,511,627,755 more of 1,099,511,627,776" in said
 
 
 def test_rings_have_room_for_the_sums_of_all_groups(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -24,6 +25,8 @@ from secagg.wire import MessageKind
 from .shared import plan_of
 
 _MOST: Final = (1 << 32) - 1
+_NAMED: Final = 20
+"""So many groups that are missing are named."""
 _CLIENTS: Final = repeated(CLIENT, MOST_IN_A_GROUP)
 _OWN: Final = ("clients", "group")
 """Terms in which groups differ."""
@@ -44,12 +47,15 @@ class GroupSum(Message):
         """Return it as the session did, but for why uploads were left out.
 
         Raises:
-            MalformedMessage: it is of another layout, or counts other clients than it names.
+            MalformedMessage: it is of another layout, counts other clients than it names, or does not say what was
+                revealed of all that it counts.
         """
         aggregate, counted = Aggregate.decode(self.aggregate, layout), frozenset(self.counted)
         if not len(self.counted) == len(counted) == aggregate.contributors:
             raise MalformedMessage("it names other clients than it counts", reason=Reason.NOT_CANONICAL)
         sets = frozenset(map(frozenset[ClientId], self.revealed))
+        if frozenset[ClientId]() in sets or not counted <= frozenset[ClientId]().union(*sets):
+            raise MalformedMessage("it counts clients, and says of no sum with them", reason=Reason.NOT_CANONICAL)
         return Released(aggregate=aggregate, counted=counted, left_out={}, revealed=sets, unbounded=self.unbounded)
 
 
@@ -118,14 +124,18 @@ def run_add(options: argparse.Namespace) -> int:
     for path in others:
         other, found = read_sum(path)
         _require_same(path, other, first, card)
+        plan_of(other.protocol, other.terms)
         if (before := groups.setdefault(other.terms["group"], path)) != path:
             raise InvalidParameters(f"{before} and {path} are both of group {other.terms['group']}; leave one out")
         total = joined([total, _released(path, found, layout)], layout, capacity)
     np.save(options.out, plan.mean(total), allow_pickle=False)
     count, of_groups = len(total.counted), card.terms["groups"]
     print(f"{options.out}: the mean of {count:,} of {card.terms['all_clients']:,} clients' updates")
-    if missing := [str(group) for group in range(1, of_groups + 1) if group not in groups]:
-        print(f"not in it: the clients of group {', '.join(missing)} of {of_groups}")
+    if missing := of_groups - len(groups):
+        absent = (str(group) for group in range(1, of_groups + 1) if group not in groups)
+        named = list(islice(absent, _NAMED))
+        more = f" and {missing - _NAMED:,} more" if missing > _NAMED else ""
+        print(f"not in it: the clients of group {', '.join(named)}{more} of {of_groups:,}")
     print(revealed([*map(len, total.revealed)], count))
     print("no sum has noise, so the files tell each of them exactly; erase those that are not needed any more")
     return 0

@@ -40,7 +40,8 @@ def plan_of(protocol: str, terms: Mapping[str, Any]) -> Session:
 
     from secagg.short.model_session import Session
 
-    if {name: type(value) for name, value in terms.items()} != _TERMS or not 1 <= terms["values"] <= _MOST_VALUES:
+    is_whole = {name: type(value) for name, value in terms.items()} == _TERMS
+    if not (is_whole and 1 <= terms["values"] <= _MOST_VALUES and 1 <= terms["group"] <= terms["groups"]):
         raise InvalidParameters(f"terms of a sum are {', '.join(_TERMS)}; both ends need one version of secagg")
     return Session.for_model(
         np.zeros(terms["values"]),
