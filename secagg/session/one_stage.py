@@ -120,7 +120,7 @@ class OneStageServerSession(Confined, ABC):
         """Take an upload."""
         if type(sender) is not ClientId:
             raise Misuse(f"a sender is a ClientId, as the transport authenticated it; got {type(sender).__name__}")
-        with self._lock, blaming(sender):
+        with self._lock, blaming(sender), self._losing():
             before = self._seen.get(sender)
             if before is not None and self._is_again(before, message):
                 if not self._is_closed:
@@ -146,9 +146,6 @@ class OneStageServerSession(Confined, ABC):
                 self._leave(sender)
                 self._faults.append(error)
                 raise
-            except (ConnectionError, Misuse) as error:
-                self.abort()
-                raise _lost(error) from error
             self._open -= 1
 
     def _is_again(self, before: bytes, message: bytes) -> bool:
@@ -208,13 +205,25 @@ class OneStageServerSession(Confined, ABC):
         return None
 
     @contextmanager
+    def _losing(self) -> Generator[None]:
+        """End the session with a helper or a storage that fails."""
+        try:
+            yield
+        except (OSError, Misuse) as error:
+            self.abort()
+            raise _lost(error) from error
+
+    @contextmanager
     def _ending(self) -> Generator[None]:
         """End the session with what fails in it, but not with a call in the wrong order."""
         try:
             yield
         except Misuse:
             raise
-        except (SecAggError, ConnectionError):
+        except OSError as error:
+            self.abort()
+            raise _lost(error) from error
+        except SecAggError:
             self.abort()
             raise
 
@@ -224,7 +233,7 @@ class OneStageServerSession(Confined, ABC):
 
 def _lost(error: Exception) -> ConnectionError:
     """Return what a helper's error means here: one that refuses a call as out of order has forgotten the session."""
-    return error if isinstance(error, ConnectionError) else HelperLost(f"a helper has left the session: {error}")
+    return error if isinstance(error, ConnectionError) else HelperLost(f"a helper or a storage is lost: {error}")
 
 
 class OneStageClientSession(Confined, ABC):

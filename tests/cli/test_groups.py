@@ -245,6 +245,8 @@ def test_more_than_the_rings_were_planned_for_is_refused(capsys: pytest.CaptureF
     [
         (card_of(3, group=2, round_number=8), "differ in round;"),
         (card_of(3, group=2, clip=2.0), "differ in clip;"),
+        (replace(card_of(3, group=2), task="another"), "differ in task;"),
+        (replace(card_of(3, group=2), protocol="enclave"), "differ in protocol;"),
         (card_of(3, group=2, groups=2, all_clients=6), "differ in all_clients, groups;"),
         (card_of(3, group=2.0), "differ in group;"),
     ],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from errno import ENOSPC
 from fractions import Fraction
 from functools import partial
 from pathlib import Path
@@ -28,10 +29,13 @@ from secagg.identifiers import ClientId, ServerId
 from secagg.parameters import Suite
 from secagg.protocols.enclave.client import Upload
 from secagg.protocols.enclave.host import Host
+from secagg.protocols.enclave.session import EnclaveServerSession, stamp_of
+from secagg.protocols.enclave.trusted.buffer import BufferState
 from secagg.protocols.enclave.unattested import SimulatedEnclave
 from secagg.scale.spread import SpreadSettings, SpreadSum
 from secagg.scale.store import FolderStore, piece_name
 from secagg.scale.workers import InProcess
+from secagg.session.roles import Subject, Turnout
 from secagg.simulation.insecure_coins import InsecureSeededCoins
 from tests.harness.enclave_buffers import MIXED_LAYOUT, RING_LAYOUT, EnclaveSetup, InsecureEnclaveSession, model_digest
 
@@ -390,14 +394,66 @@ def test_an_enclave_that_is_lost_while_it_takes_uploads_ends_the_sum(survives: b
     assert not list(farm.folder.iterdir())
 
 
-def between(folder: Path) -> tuple[Farm, Between]:
+def between(folder: Path, *, is_open: bool = True) -> tuple[Farm, Between]:
     """Return a farm in front of such an enclave."""
     farm = Farm(folder / "storage")
     setup = farm.session.setup
     farm.session.enclave = enclave = Between(farm.session.configuration, coins=setup.coins_of("another enclave"))
     farm.host = Host(farm.session.configuration, enclave, epoch=enclave.offer.epoch, adding=farm.adding)
-    farm.host.open_buffer(0, model_digest(0))
+    if is_open:
+        farm.host.open_buffer(0, model_digest(0))
     return farm, enclave
+
+
+# --- A session --------------------------------------------------------------------------------------------------------
+
+
+def session_of(folder: Path) -> tuple[Farm, EnclaveServerSession, dict[int, Upload]]:
+    """Return a session of five invited clients, whose seals are made."""
+    farm, enclave = between(folder, is_open=False)
+    farm.session.enclave = enclave
+    subject = Subject(task=farm.session.setup.task, round_number=0, layout=RING_LAYOUT, capacity=1 << 10)
+    session = EnclaveServerSession(farm.host, b"", subject, frozenset(map(ClientId, range(1, 6))))
+    digest = stamp_of(subject, None).digest
+    return farm, session, {number: farm.session.seal(number, digest=digest) for number in range(1, 6)}
+
+
+def test_a_session_counts_who_is_in_both_sums(tmp_path: Path) -> None:
+    farm, session, uploads = session_of(tmp_path)
+    for number, spoil in ((1, None), (2, lost), (3, refused_by_the_enclave), (4, None)):
+        message = farm.stored(uploads[number]) if spoil is None else spoil(farm, uploads[number])
+        session.receive(ClientId(number), message)
+    session.drop(ClientId(1))
+    session.receive(ClientId(4), uploads[4].encode())
+    with pytest.raises(PeerMisbehaved):
+        session.receive(ClientId(5), uploads[1].encode())
+    session.drop(ClientId(5))
+    assert session.turnout is Turnout.COMPLETE
+    with pytest.raises(ThresholdNotMet):  # Of four that are taken, the enclave has two.
+        session.close_stage() or session.release()
+    assert not list(farm.folder.iterdir())
+
+
+@pytest.mark.parametrize("is_again", [False, True], ids=["first", "again"])
+def test_a_storage_that_fails_ends_the_session(
+    is_again: bool,  # noqa: FBT001 -- a case
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Nobody could say any more who is in the sum."""
+    farm, session, uploads = session_of(tmp_path)
+    for number in (1, 2, 3):
+        session.receive(ClientId(number), farm.stored(uploads[number]))
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(ENOSPC, "no space left")
+
+    monkeypatch.setattr(FolderStore, "put", full)
+    with pytest.raises(ConnectionError, match="no space left"):
+        session.receive(ClientId(3 if is_again else 4), uploads[3 if is_again else 4].encode())
+    assert session.stage is None
+    assert farm.session.enclave.state is BufferState.CLOSED
+    assert not list(farm.folder.iterdir())
 
 
 # --- The host's own order of calls ------------------------------------------------------------------------------------

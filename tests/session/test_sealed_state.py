@@ -100,10 +100,13 @@ def test_a_discarded_state_is_gone(states: StateDirectory) -> None:
 
 
 def test_a_damaged_state_is_no_state(states: StateDirectory) -> None:
-    for cut, added in ((slice(0), b""), (slice(5), b""), (slice(-1), b"\0"), (slice(1, None), b"\0")):
+    def damaged(stored: bytes) -> list[bytes]:
+        return [b"", stored[:5], stored[:-1], stored[:-1] + bytes([stored[-1] ^ 1]), stored[1:] + b"\0"]
+
+    for case in range(len(damaged(bytes(1)))):
         stored = sealed(states.begin())
         with pytest.raises(Misuse, match="not the newest"):
-            states.open(stored[cut] + added)
+            states.open(damaged(stored)[case])
 
 
 def test_the_sealed_bytes_do_not_hold_the_secret(states: StateDirectory) -> None:
