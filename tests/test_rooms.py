@@ -28,7 +28,7 @@ BUDGETS = {
     "secagg/conformance": 2_130,
     "compression": 4_890,
     "protocols/pairwise_mask": 7_400,
-    "protocols/enclave": 6_830,
+    "protocols/enclave": 6_860,
     "protocols/two_servers": 8_640,
     "protocols/one_message": 6_280,
     "protocols/coded_mask": 1_400,
@@ -41,7 +41,7 @@ BUDGETS = {
     "secagg/flower": 870,
     "secagg/transport": 2_020,
     "secagg/nvflare": 790,
-    "secagg/cli": 3_390,
+    "secagg/cli": 3_410,
 }
 """The most lines of each room, near what it holds; decision 64 has what is aimed at. Raising one needs a decision."""
 

@@ -321,11 +321,7 @@ class SpreadSum:
         return {client: _error_of(wrong) for client, wrong in sorted(settled.items())}
 
     def take_out(self, clients: Iterable[ClientId]) -> None:
-        """Add the batches of these clients again, without them.
-
-        Raises:
-            ConnectionError: a piece of somebody else is lost now, who counts elsewhere by what ``settle`` said.
-        """
+        """Add their batches again without them; fail if somebody is lost whom ``settle`` has counted."""
         self.wrong |= {client: Wrong(client=client, piece=0, harm=Harm.MISSING) for client in clients}
         settled = set(self.wrong)
         while self._exclude():

@@ -175,10 +175,8 @@ class OneStageServerSession(Confined, ABC):
                 raise Misuse("there is no stage to close")
             if len(self._seen) < self._minimum:
                 raise ThresholdNotMet(needed=self._minimum, present=len(self._seen), what="uploads")
-            try:
+            with self._losing():
                 self._settle()
-            except Misuse as error:
-                raise _lost(error) from error
             self._is_closed = True
 
     def release(self, progress: Callable[[int, int], None] | None = None) -> Released:
@@ -187,9 +185,8 @@ class OneStageServerSession(Confined, ABC):
             if not self._is_closed or self._is_over:
                 raise Misuse("close the last stage first; a session releases once")
             try:
-                return self._sum(progress)
-            except Misuse as error:
-                raise _lost(error) from error
+                with self._losing():
+                    return self._sum(progress)
             finally:
                 self.abort()
 
@@ -220,10 +217,7 @@ class OneStageServerSession(Confined, ABC):
             yield
         except Misuse:
             raise
-        except OSError as error:
-            self.abort()
-            raise _lost(error) from error
-        except SecAggError:
+        except (SecAggError, ConnectionError):
             self.abort()
             raise
 

@@ -168,7 +168,8 @@ def test_a_sum_of_no_group_is_refused(
     )
     write_sum(tmp_path / "b.sum", strange, released_of(card, 4, 5, 6))
     sums = [kept(tmp_path / "a.sum", card_of(3), 1, 2, 3), str(tmp_path / "b.sum")]
-    assert "terms of a sum are" in refusal(capsys, tmp_path, *(reversed(sums) if is_first else sums))
+    said = refusal(capsys, tmp_path, *(reversed(sums) if is_first else sums))
+    assert "terms of a sum are" in said or (not is_first and "differ in" in said)
 
 
 def test_a_sum_of_another_layout_than_its_card_is_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
