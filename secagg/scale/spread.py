@@ -15,13 +15,13 @@ from typing import Final
 
 from secagg.contract.pieces import Cut, Sums, pieces_of
 from secagg.crypto.entropy import Coins
-from secagg.errors import InvalidParameters, MalformedMessage, PeerError, PeerMisbehaved, Reason
-from secagg.identifiers import ClientId, Party, ServerId
+from secagg.errors import InvalidParameters, MalformedMessage, PeerError
+from secagg.identifiers import ClientId
 
 from .jobs import EARLIER, Disagreement, Jobs, State
 from .memory import Memory, NoMemory
 from .store import WrongPiece, located, open_store, read_piece, session_folder, write_piece
-from .work import Entry, Harm, Kind, Order, Outcome, Wrong, read_range
+from .work import Entry, Harm, Kind, Order, Outcome, Wrong, error_of, read_range
 from .workers import Workers
 
 _LOG = logging.getLogger(__name__)
@@ -318,7 +318,7 @@ class SpreadSum:
         self._merge()
         if is_first:
             self._memory.settled(settled.values())
-        return {client: _error_of(wrong) for client, wrong in sorted(settled.items())}
+        return {client: error_of(wrong) for client, wrong in sorted(settled.items())}
 
     def take_out(self, clients: Iterable[ClientId]) -> None:
         """Add their batches again without them; fail if somebody is lost whom ``settle`` has counted."""
@@ -382,22 +382,3 @@ class SpreadSum:
                 self._store.remove(f"{folder}/sums" if self._settings.keeps_pieces else folder)
             except Exception as error:  # noqa: BLE001 -- an opened sum is not lost to what lies about
                 _LOG.warning("remove %s from %s yourself: %s", folder, self._storage, error)
-
-
-# --- Private ----------------------------------------------------------------------------------------------------------
-
-
-_SENTENCES: Final = {
-    Harm.MISSING: "is not in the storage",
-    Harm.ANOTHER: "in the storage is not the one that was signed",
-    Harm.MALFORMED: "was signed and does not decode",
-}
-
-
-def _error_of(wrong: Wrong) -> PeerMisbehaved:
-    """Blame a client for what it signed; for what is in the storage, it or who keeps that."""
-    is_signed = wrong.harm is Harm.MALFORMED
-    culprits: set[Party] = {wrong.client} if is_signed else {wrong.client, ServerId()}
-    reason = Reason.NOT_CANONICAL if is_signed else Reason.COMMITMENT_MISMATCH
-    sentence = f"{wrong.client} is not in the sum: piece {wrong.piece} {_SENTENCES[wrong.harm]}"
-    return PeerMisbehaved(sentence, reason=reason, culprits=culprits)

@@ -16,9 +16,9 @@ import numpy as np
 
 from secagg.contract.pieces import DIGEST_BYTES, Cut, Sums
 from secagg.crypto.ring import add_into
-from secagg.errors import MalformedMessage
+from secagg.errors import MalformedMessage, PeerMisbehaved, Reason
 from secagg.fields import CLIENT, Message, Placed, choice, fixed, nested, repeated, text, unsigned
-from secagg.identifiers import ClientId
+from secagg.identifiers import ClientId, Party, ServerId
 from secagg.wire import MessageKind
 
 from .store import Store, WrongPiece, open_store, piece_name, read_piece, read_result, write_result
@@ -81,6 +81,22 @@ class Wrong(Placed):
     client: Annotated[ClientId, CLIENT]
     piece: Annotated[int, unsigned(4)]
     harm: Annotated[Harm, choice(tuple(Harm))]
+
+
+_SENTENCES: Final = {
+    Harm.MISSING: "is not in the storage",
+    Harm.ANOTHER: "in the storage is not the one that was signed",
+    Harm.MALFORMED: "was signed and does not decode",
+}
+
+
+def error_of(wrong: Wrong) -> PeerMisbehaved:
+    """Blame a client for what it signed; for what is in the storage, it or who keeps that."""
+    is_signed = wrong.harm is Harm.MALFORMED
+    culprits: set[Party] = {wrong.client} if is_signed else {wrong.client, ServerId()}
+    reason = Reason.NOT_CANONICAL if is_signed else Reason.COMMITMENT_MISMATCH
+    sentence = f"{wrong.client} is not in the sum: piece {wrong.piece} {_SENTENCES[wrong.harm]}"
+    return PeerMisbehaved(sentence, reason=reason, culprits=culprits)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
