@@ -282,7 +282,7 @@ def write_fields(writer: Writer, value: object) -> None:
 
 def read_fields(reader: Reader, declared: Declared, place: object = None) -> Any:  # noqa: ANN401 -- of the declared type
     """Read the fields of a declaration; what its own checks refuse is malformed."""
-    values = dict[str, Any]()
+    values: dict[str, Any] = {}
     at = At(place, values)
     for name, field in fields_of(declared).items():
         values[name] = field.read(reader, at)

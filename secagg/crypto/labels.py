@@ -169,7 +169,8 @@ class Label(bytes, Enum):
     PLATFORM_ANSWER = b"secagg/1/platform-answer"
 
 
-_LENGTHS: Final = tuple(length.to_bytes(_LENGTH_BYTES, "big") for length in range(1 << 11))
+_SHORT: Final = 1 << 11
+_LENGTHS: Final = tuple(length.to_bytes(_LENGTH_BYTES, "big") for length in range(_SHORT))
 
 
 def bind(label: Label, *parts: bytes) -> bytes:
@@ -182,12 +183,14 @@ def bind(label: Label, *parts: bytes) -> bytes:
 
 def frame(*parts: bytes) -> bytes:
     """Return the parts as ``bind`` puts them after a label: what begins or ends many bound strings is framed once."""
-    framed = list[bytes]()
+    # Clients frame millions of strings: list[bytes]() and a tuple to add would double the time.
+    framed: list[bytes] = []
     for part in parts:
         if type(part) is not bytes:
             raise Misuse(f"a bound part is bytes; got {type(part).__name__}, whose length may count something else")
         length = len(part)
-        framed += (_LENGTHS[length] if length < len(_LENGTHS) else _long(length), part)
+        framed.append(_LENGTHS[length] if length < _SHORT else _long(length))
+        framed.append(part)
     return b"".join(framed)
 
 

@@ -38,7 +38,7 @@ class MerkleTree:
 
     def path_of(self, position: int) -> tuple[bytes, ...]:
         """Return the nodes that somebody who knows one leaf alone lacks for the root: its siblings, from below."""
-        path = list[bytes]()
+        path: list[bytes] = []
         for level in self._levels[:-1]:
             if (sibling := position ^ 1) < len(level):
                 path.append(level[sibling])

@@ -19,16 +19,16 @@ def shared_checks() -> Generator[None]:
     A signature is public and what it says is the same for everybody, so nothing passes that would not pass otherwise.
     But no client does all of its own work: its seconds are not those of a client that is alone.
     """
-    verify, known = certificates.verified_by, dict[bytes, None]()
+    verify, known = certificates.verified_by, dict[tuple[bytes, bytes, bytes], None]()
 
     def remembered(public_key: bytes, signature: bytes, statement: bytes) -> None:
-        digest = sha256(sha256(public_key).digest() + sha256(statement).digest() + signature).digest()
-        if digest in known:
+        said = public_key, signature, sha256(statement).digest()
+        if said in known:
             return
         verify(public_key, signature, statement)
-        known[digest] = None
+        known[said] = None
         while len(known) > SHARED_CHECKS:
-            known.pop(next(iter(known), b""), None)
+            known.pop(next(iter(known), said), None)
 
     certificates.verified_by = remembered
     try:
