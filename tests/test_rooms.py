@@ -35,7 +35,7 @@ BUDGETS = {
     "secagg/planning": 1_350,
     "secagg/simulation": 580,
     "secagg/short": 790,
-    "secagg/scale": 2_070,
+    "secagg/scale": 2_060,
     "training": 7_780,
     "secagg/platforms": 3_730,
     "secagg/flower": 870,
