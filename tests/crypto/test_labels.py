@@ -114,7 +114,7 @@ def test_the_bound_string_is_pinned() -> None:
 
 def test_a_part_is_bound_up_to_the_length_that_its_length_field_can_tell(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("secagg.crypto.labels._LENGTH_BYTES", 1)
-    monkeypatch.setattr("secagg.crypto.labels._LENGTHS", ())
+    monkeypatch.setattr("secagg.crypto.labels._SHORT", 0)
     assert bind(Label.LAYOUT_DIGEST, bytes(255)) == Label.LAYOUT_DIGEST.value + b"\xff" + bytes(255)
     with pytest.raises(InvalidParameters, match="256 bytes"):
         bind(Label.LAYOUT_DIGEST, bytes(256))
