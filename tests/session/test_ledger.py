@@ -92,6 +92,16 @@ def test_both_policies_go_on_from_one_file(tmp_path: Path) -> None:
     assert caught.value.reason is Reason.BUDGET_SPENT
 
 
+def test_a_spent_budget_is_said_before_anything_is_trained() -> None:
+    seals = SealLedger(b"versions", maximum_seals=2)
+    for version, model in enumerate((A, B), start=1):
+        seals.require_open(b"versions", version, is_noised=False)
+        seals.charge(Spent(b"versions", version, bytes([version]) * 32, model), is_noised=False)
+    with pytest.raises(PeerMisbehaved) as caught:
+        seals.require_open(b"versions", 3, is_noised=False)
+    assert caught.value.reason is Reason.BUDGET_SPENT
+
+
 def test_a_record_that_is_cut_is_dropped_and_one_that_is_changed_is_noticed(tmp_path: Path) -> None:
     path = tmp_path / "ledger"
     ledger = SpentUpdates(path)
