@@ -476,14 +476,17 @@ def test_nothing_is_released_before_the_enclave_has_seen_what_was_added(tmp_path
 def test_a_buffer_that_is_settled_takes_nothing_more(tmp_path: Path) -> None:
     """A second upload of a client would be added, refused, and both of them taken out of a sum whose mask has one."""
     farm = Farm(tmp_path / "storage")
-    messages = {number: farm.stored(farm.session.seal(number)) for number in (1, 2, 3)}
-    for number, message in messages.items():
-        farm.send(number, message)
+    uploads = {number: farm.session.seal(number) for number in (1, 2, 3)}
+    for number, upload in uploads.items():
+        farm.send(number, farm.stored(upload))
     assert farm.host.settle() == {}
-    for call in (lambda: farm.send(1, messages[1]), farm.host.settle):
+    for call in (lambda: farm.send(1, uploads[1].encode()), farm.host.settle):
         with pytest.raises(Misuse, match="is settled"):
             call()
-    farm.host.keep_again(messages[1])
+    own = farm.folder / piece_name(uploads[1].cut.context, ClientId(1), uploads[1].pieces()[0])
+    own.unlink()
+    farm.host.keep_again(uploads[1].encode())
+    assert not own.exists()
     assert is_sum_of(farm, farm.host.release()[0], (1, 2, 3))
 
 

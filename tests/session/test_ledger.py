@@ -200,6 +200,17 @@ def test_of_two_ledgers_of_one_file_both_have_one_budget() -> None:
     assert spent.count(b"versions") == 1
 
 
+def test_a_budget_is_decided_where_the_upload_is_written_down() -> None:
+    """Sessions side by side may each have looked before."""
+    spent = SpentUpdates()
+    for number, model in ((1, A), (2, B)):
+        spent.charge(Spent(b"versions", number, bytes([number]) * 32, model), maximum=2)
+    with pytest.raises(PeerMisbehaved) as caught:
+        spent.charge(Spent(b"versions", 3, bytes([3]) * 32), maximum=2)
+    assert caught.value.reason is Reason.BUDGET_SPENT
+    assert spent.count(b"versions") == 2
+
+
 def test_with_noise_an_update_is_charged_again_as_long_as_its_budget_lasts() -> None:
     spent = SpentUpdates()
     ledgers = [SealLedger(b"v", spent=spent, maximum_seals=2, repeats_allowed=True) for _ in range(3)]
