@@ -284,6 +284,25 @@ def test_who_is_left_out_is_left_out_in_the_next_life_though_nobody_says_so_ther
     exact(crowd, [accused])
 
 
+def test_a_piece_that_is_lost_after_the_list_was_made_releases_nothing_in_the_next_life(tmp_path: Path) -> None:
+    """What two workers did not agree on is in no outcome, so it is done again, and finds what is there then."""
+    notes = Notes()
+
+    def conduct(worker: int, order: Order) -> Outcome:
+        if worker == 1 and order.kind is Kind.ADD and any(client == 1 for client, _ in order.entries):
+            return forged(order, (Wrong(client=ClientId(1), piece=order.first, harm=Harm.MISSING),))
+        return perform(order)
+
+    crowd = all_twice(tmp_path, conduct, memory=notes)
+    crowd.upload()
+    assert list(crowd.total.settle()) == [ClientId(1)]
+    crowd = all_twice(tmp_path, lambda _, order: perform(order), memory=notes)
+    crowd.upload(lambda client: (tmp_path / crowd.name_of(client, 1)).unlink() if client.value == 2 else None)
+    for _ in range(2):
+        with pytest.raises(ConnectionError, match="lost pieces of client/2"):
+            crowd.total.settle()
+
+
 def test_a_piece_that_goes_away_while_others_are_left_out_takes_its_client_out_of_every_range(tmp_path: Path) -> None:
     first, second = ClientId(2), ClientId(5)
 
@@ -592,7 +611,7 @@ def test_a_piece_that_nobody_may_read_is_not_there(
     exact(crowd, [bad])
 
 
-@pytest.mark.parametrize("harm", ["folder", "right", "quota"])
+@pytest.mark.parametrize("harm", ["folder", "right", "quota", "theft"])
 def test_a_client_that_bars_its_folder_is_refused_and_the_others_are_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, harm: str
 ) -> None:
@@ -603,9 +622,12 @@ def test_a_client_that_bars_its_folder_is_refused_and_the_others_are_not(
 
     def refusing(**named: Any) -> tuple[int, str]:
         if Path(named["dir"]) == place.parent:
+            if harm == "theft":  # what is half written goes away
+                made: tuple[int, str] = make(**named)
+                Path(made[1]).unlink()
+                return made
             raise OSError(EACCES if harm == "right" else EDQUOT, "not here")
-        made: tuple[int, str] = make(**named)
-        return made
+        return make(**named)  # type: ignore[no-any-return]
 
     if harm == "folder":
         place.mkdir()
