@@ -18,6 +18,7 @@ from secagg.session.measured import Measured
 from secagg.session.roles import ServerSession
 from secagg.session.sockets.connection import AskAll
 
+from .jobs import Disagreement
 from .journal import Event, Journal
 from .work import Outcome, Wrong
 
@@ -71,6 +72,7 @@ class ResumableSession(Measured):
         Raises:
             InvalidParameters: the journal is of another session, or version.
             Misuse: the session is over.
+            Disagreement: workers made different sums; it is over.
         """
         past = journal.past
         if any(record.event is Event.OVER for record in past):
@@ -90,8 +92,13 @@ class ResumableSession(Measured):
         elif opened.parts[0] != digest:
             session.abort()
             raise InvalidParameters("the journal is of another session; open it with the subject and settings of that")
-        for record in past:
-            self._tell(record.event, record.parts)
+        try:
+            for record in past:
+                self._tell(record.event, record.parts)
+        except Disagreement:
+            # The next life may draw other audits.
+            journal.append(Event.OVER)
+            raise
         self._asked.clear()
         self._write_heard()
         self._is_live = True

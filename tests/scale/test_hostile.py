@@ -855,15 +855,18 @@ def test_a_piece_that_is_withdrawn_after_the_list_was_made_names_no_holder(place
         assert not session.faults
 
 
+class Lying(InProcess):
+    """Two disagree about each sum of uploads."""
+
+    def start(self, worker: int, order: Order) -> None:
+        if order.kind is not Kind.ADD:
+            return super().start(worker, order)
+        raise Disagreement(order.key, {0, 1})
+
+
 def test_a_lie_while_uploads_are_received_ends_the_session_for_good(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class Lying(InProcess):
-        def start(self, worker: int, order: Order) -> None:
-            if order.kind is not Kind.ADD:
-                return super().start(worker, order)
-            raise Disagreement(order.key, {0, 1})
-
     monkeypatch.setattr("tests.harness.killed_sums.InProcess", Lying)
     with Life(place) as session:
         uploads = list(uploads_for(place, session).items())
@@ -872,6 +875,24 @@ def test_a_lie_while_uploads_are_received_ends_the_session_for_good(
         with pytest.raises(Disagreement):
             session.receive(*uploads[4])
         assert session.stage is None
+    with pytest.raises(Misuse, match="is over"):
+        Life(place)
+
+
+def test_a_lie_while_a_session_begins_again_ends_it_for_good(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever goes on after that may draw other audits."""
+
+    def killed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with Life(place) as session, monkeypatch.context() as patched:
+        patched.setattr(InProcess, "start", killed)
+        with pytest.raises(KeyboardInterrupt):
+            for client, upload in uploads_for(place, session).items():
+                session.receive(client, upload)
+    with monkeypatch.context() as patched, pytest.raises(Disagreement):
+        patched.setattr("tests.harness.killed_sums.InProcess", Lying)
+        Life(place)
     with pytest.raises(Misuse, match="is over"):
         Life(place)
 
