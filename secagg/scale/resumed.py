@@ -101,6 +101,8 @@ class ResumableSession(Measured):
             raise
         self._asked.clear()
         self._write_heard()
+        if journal.count(Event.CLOSED) > journal.count(Event.SHOWN):
+            journal.append(Event.SHOWN)
         self._is_live = True
 
     def _tell(self, event: Event, parts: tuple[bytes, ...]) -> None:
@@ -218,6 +220,7 @@ class ResumableSession(Measured):
                 self._journal.append(Event.CLOSED)
             try:
                 super().close_stage()
+                self._journal.append(Event.SHOWN)
             except Misuse:
                 raise
             except (SecAggError, OSError):

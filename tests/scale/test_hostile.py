@@ -25,10 +25,11 @@ import os
 import pickle
 import shutil
 import tempfile
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from errno import EACCES, EAGAIN, EDQUOT, ENOSPC
-from itertools import count
+from itertools import count, starmap
 from multiprocessing import Pipe
 from pathlib import Path
 from time import monotonic
@@ -886,13 +887,14 @@ def test_a_lie_while_a_session_begins_again_ends_it_for_good(place: Place, monke
         raise KeyboardInterrupt
 
     with Life(place) as session, monkeypatch.context() as patched:
+        uploads = list(uploads_for(place, session).items())
         patched.setattr(InProcess, "start", killed)
         with pytest.raises(KeyboardInterrupt):
-            for client, upload in uploads_for(place, session).items():
-                session.receive(client, upload)
-    with monkeypatch.context() as patched, pytest.raises(Disagreement):
+            deque(starmap(session.receive, uploads))
+    with monkeypatch.context() as patched:
         patched.setattr("tests.harness.killed_sums.InProcess", Lying)
-        Life(place)
+        with pytest.raises(Disagreement):
+            Life(place)
     with pytest.raises(Misuse, match="is over"):
         Life(place)
 
