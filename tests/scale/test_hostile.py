@@ -41,6 +41,8 @@ import pytest
 from secagg.contract.pieces import Sums, pieces_of
 from secagg.errors import InvalidParameters, MalformedMessage, Misuse, PeerMisbehaved, Reason, SecAggError
 from secagg.identifiers import ClientId, ServerId
+from secagg.protocols.one_message.epoch import EpochRecord
+from secagg.protocols.one_message.messages import Upload
 from secagg.scale.jobs import Disagreement, Exhausted
 from secagg.scale.journal import Event, Journal
 from secagg.scale.memory import NoMemory
@@ -909,6 +911,19 @@ def test_a_vector_that_comes_after_its_digests_is_kept(place: Place) -> None:
             session.receive(client, upload)
         session.close_stage()
         assert is_exact(place, session.release())
+
+
+def test_an_upload_that_is_signed_again_and_again_fills_no_disk(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who has a key can sign the same in as many ways as it likes, and each of them verifies."""
+    monkeypatch.setattr(EpochRecord, "verify", lambda *_, **__: None)
+    with Life(place) as session:
+        client, upload = next(iter(uploads_for(place, session).items()))
+        session.receive(client, upload)
+        size, other = place.journal.stat().st_size, replace(Upload.decode(upload), signature=bytes(64)).encode()
+        with pytest.raises(PeerMisbehaved, match="second upload"):
+            session.receive(client, other)
+        session.receive(client, upload)
+        assert place.journal.stat().st_size == size
 
 
 @pytest.fixture
