@@ -231,6 +231,10 @@ class ResumableSession(Measured):
         """End the session for good, whether anything was added yet or not."""
         self._give_up()
 
+    def leave(self) -> None:
+        """Leave the session to the next life, whatever fails in this one from here on; its workers are ended."""
+        self._is_live = False
+
     def _give_up(self) -> None:
         with self._turn:
             super().abort()

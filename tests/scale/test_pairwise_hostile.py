@@ -37,7 +37,7 @@ from secagg.scale.workers import InProcess
 from secagg.simulation.insecure_coins import InsecureSeededCoins
 from secagg.transport.card import Card
 from secagg.transport.keeping import ServerRecord, ServerStore
-from tests.harness.pairwise_sessions import InsecurePairwiseSession
+from tests.harness.pairwise_sessions import InsecurePairwiseSession, same_sum
 from tests.scale.test_pairwise import Town
 
 
@@ -175,6 +175,22 @@ def test_workers_that_fail_end_the_session(town: Town, monkeypatch: pytest.Monke
         assert town.server.state == "aborted"
         assert life.session.session.stage is None
     assert is_over(town)
+
+
+@pytest.mark.parametrize("moment", ["while uploads come", "at their end"])
+def test_workers_that_are_ended_with_their_process_end_no_session(
+    town: Town, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    town.farm.batch = 2 if moment == "while uploads come" else 100
+    with Life(town) as life, monkeypatch.context() as patched:
+        patched.setattr("tests.scale.test_pairwise.InProcess", Failing)
+        life.play(2)
+        life.session.leave()
+        with pytest.raises(ConnectionError, match="nobody does add"):
+            life.play(1)
+    town.live()
+    (released,) = town.released
+    assert same_sum(released.aggregate, town.world.sum_of(released.counted))
 
 
 @pytest.mark.parametrize("moment", ["while uploads come", "at their end"])

@@ -110,6 +110,9 @@ async def _serve(options: argparse.Namespace) -> None:
                 released = await server.run(held.session, held.card, number=held.number)
                 # Before clients are told: a signal while they are must not cost the sum.
                 await asyncio.to_thread(_write, options, held, released)
+            except asyncio.CancelledError:
+                held.leave()
+                raise
             finally:
                 await server.told()
 
@@ -138,6 +141,13 @@ class _Held:
     admission: Admission
     store: ServerStore | None
     number: int = 0
+
+    def leave(self) -> None:
+        """Leave the session to the next process: what its workers are at fails when they are ended."""
+        from secagg.scale.resumed import ResumableSession
+
+        if isinstance(self.session, ResumableSession):
+            self.session.leave()
 
     @classmethod
     def of(
