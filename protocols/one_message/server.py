@@ -141,9 +141,7 @@ class Server(Confined):
         with blaming(sender):
             upload = Upload.decode(message)
             digest, shares = verify_upload(self.agreement, self.terms, sender, upload)
-            # A client can sign the same in many ways, and whoever writes uploads down would write each.
-            known = digest + upload.signature
-            if self._taken.get(sender, known) != known:
+            if self._taken.get(sender, known := digest + upload.signature) != known:  # one may sign in many ways
                 raise PeerMisbehaved(f"{sender} sent a second upload; the first counts", reason=Reason.ALREADY_ANSWERED)
             if sender in self._taken:
                 if upload.vector:  # It may have said before that its pieces are stored, and they were not.

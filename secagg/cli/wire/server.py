@@ -60,6 +60,7 @@ def _write(options: argparse.Namespace, held: _Held, released: Released) -> None
 
 async def _serve(options: argparse.Namespace) -> None:
     from secagg.platforms.settings import PREFIX, SecAggSettings
+    from secagg.scale.resumed import ResumableSession
     from secagg.session.patience import Limits
     from secagg.transport.card import BACK_SECONDS, WireLimits
     from secagg.transport.listener import allow_connections, listening
@@ -111,7 +112,9 @@ async def _serve(options: argparse.Namespace) -> None:
                 # Before clients are told: a signal while they are must not cost the sum.
                 await asyncio.to_thread(_write, options, held, released)
             except asyncio.CancelledError:
-                held.leave()
+                # Its workers are ended next, and what they are at fails.
+                if isinstance(held.session, ResumableSession):
+                    held.session.leave()
                 raise
             finally:
                 await server.told()
@@ -141,13 +144,6 @@ class _Held:
     admission: Admission
     store: ServerStore | None
     number: int = 0
-
-    def leave(self) -> None:
-        """Leave the session to the next process: what its workers are at fails when they are ended."""
-        from secagg.scale.resumed import ResumableSession
-
-        if isinstance(self.session, ResumableSession):
-            self.session.leave()
 
     @classmethod
     def of(
