@@ -36,7 +36,7 @@ class SpreadSettings:
     """How a sum is divided; none of it changes the sum."""
 
     storage: str
-    """A folder or fsspec address that coordinator and workers see."""
+    """A folder or fsspec address that coordinator and workers see, for one sum of an epoch at a time."""
     clients_in_a_batch: int = 256
     pieces_in_a_range: int = 1
     patience: float = 3.0
@@ -95,7 +95,7 @@ class SpreadSum:
         memory: Memory | None = None,
         progress: Callable[[Figures], None] = lambda _: None,
     ) -> None:
-        """Begin with nothing, in a folder of the storage that is this session's alone.
+        """Begin with nothing, in the folder of the storage that its cut's context names.
 
         Args:
             coins: choose who is audited.
