@@ -141,7 +141,7 @@ class Server(Confined):
         with blaming(sender):
             upload = Upload.decode(message)
             digest, shares = verify_upload(self.agreement, self.terms, sender, upload)
-            if self._taken.get(sender, digest) != digest:
+            if self._taken.get(sender, known := digest + upload.signature) != known:  # one may sign in many ways
                 raise PeerMisbehaved(f"{sender} sent a second upload; the first counts", reason=Reason.ALREADY_ANSWERED)
             if sender in self._taken:
                 if upload.vector:  # It may have said before that its pieces are stored, and they were not.
@@ -150,7 +150,7 @@ class Server(Confined):
             if len(self._taken) >= self.agreement.parameters.capacity:
                 raise PeerMisbehaved("the list is full", reason=Reason.BUFFER_FULL)
             kept = self._adder.keep(sender, upload.pieces, upload.vector)
-        self._taken[sender], self._pending[sender] = digest, Pending(upload.pieces, kept, digest, shares)
+        self._taken[sender], self._pending[sender] = known, Pending(upload.pieces, kept, digest, shares)
 
     def introduce(self) -> dict[int, bytes]:
         """Return what every holder is told before its first delivery: the offer. Each answers with an empty receipt."""

@@ -41,7 +41,7 @@ class Event(IntEnum):
     DROPPED = 2
     """A client."""
     CLOSED = 3
-    """A stage."""
+    """A stage is to be closed, with what came so far."""
     ASKED = 4
     """The digest of requests to helpers, and every answer behind the number of its helper."""
     DONE = 5
@@ -50,6 +50,8 @@ class Event(IntEnum):
     """An outcome that says whose vectors are not in the sum."""
     OVER = 7
     """The sum is about to be released, or was given up: nothing is released after this."""
+    SHOWN = 8
+    """It is closed, and clients may see what follows from it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,6 +89,10 @@ class Journal:
 
     def _past(self, event: Event) -> Iterator[Record]:
         return (record for record in self.past if record.event is event)
+
+    def count(self, event: Event) -> int:
+        """Return how often something had happened in earlier lives."""
+        return sum(1 for _ in self._past(event))
 
     def _read(self) -> Iterator[Record]:
         data, at = self._file.read(), 0

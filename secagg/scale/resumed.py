@@ -18,6 +18,7 @@ from secagg.session.measured import Measured
 from secagg.session.roles import ServerSession
 from secagg.session.sockets.connection import AskAll
 
+from .jobs import Disagreement
 from .journal import Event, Journal
 from .work import Outcome, Wrong
 
@@ -71,6 +72,7 @@ class ResumableSession(Measured):
         Raises:
             InvalidParameters: the journal is of another session, or version.
             Misuse: the session is over.
+            Disagreement: workers made different sums; it is over.
         """
         past = journal.past
         if any(record.event is Event.OVER for record in past):
@@ -90,10 +92,17 @@ class ResumableSession(Measured):
         elif opened.parts[0] != digest:
             session.abort()
             raise InvalidParameters("the journal is of another session; open it with the subject and settings of that")
-        for record in past:
-            self._tell(record.event, record.parts)
+        try:
+            for record in past:
+                self._tell(record.event, record.parts)
+        except Disagreement:
+            # The next life may draw other audits.
+            journal.append(Event.OVER)
+            raise
         self._asked.clear()
         self._write_heard()
+        if journal.count(Event.CLOSED) > journal.count(Event.SHOWN):
+            journal.append(Event.SHOWN)
         self._is_live = True
 
     def _tell(self, event: Event, parts: tuple[bytes, ...]) -> None:
@@ -211,6 +220,7 @@ class ResumableSession(Measured):
                 self._journal.append(Event.CLOSED)
             try:
                 super().close_stage()
+                self._journal.append(Event.SHOWN)
             except Misuse:
                 raise
             except (SecAggError, OSError):
@@ -220,6 +230,10 @@ class ResumableSession(Measured):
     def abort(self) -> None:
         """End the session for good, whether anything was added yet or not."""
         self._give_up()
+
+    def leave(self) -> None:
+        """Leave the session to the next life, whatever fails in this one from here on; its workers are ended."""
+        self._is_live = False
 
     def _give_up(self) -> None:
         with self._turn:

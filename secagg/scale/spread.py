@@ -36,7 +36,7 @@ class SpreadSettings:
     """How a sum is divided; none of it changes the sum."""
 
     storage: str
-    """A folder or fsspec address that coordinator and workers see."""
+    """A folder or fsspec address that coordinator and workers see, for one sum of an epoch at a time."""
     clients_in_a_batch: int = 256
     pieces_in_a_range: int = 1
     patience: float = 3.0
@@ -95,7 +95,7 @@ class SpreadSum:
         memory: Memory | None = None,
         progress: Callable[[Figures], None] = lambda _: None,
     ) -> None:
-        """Begin with nothing, in a folder of the storage that is this session's alone.
+        """Begin with nothing, in the folder of the storage that its cut's context names.
 
         Args:
             coins: choose who is audited.
@@ -115,7 +115,7 @@ class SpreadSum:
         self._orders, self._outcomes, self._void = dict[str, Order](), dict[str, Outcome](), set[str]()
         self._working = dict[int, str]()
         self._batches, self._roots = [_Batch()], list[str]()
-        self.wrong = dict[ClientId, Wrong]()
+        self.wrong, self._left_out = dict[ClientId, Wrong](), dict[ClientId, Wrong]()
         self.figures, self._is_over = Figures(), False
         self._failed: ConnectionError | None = None
 
@@ -311,25 +311,28 @@ class SpreadSum:
         if self._batches[-1].entries:
             self._order_batch(self._batches[-1], range(len(self._ranges)), frozenset())
         self._finish_jobs()
-        while self._exclude():
-            self._finish_jobs()
+        self._leave_out(settled)
         # What is lost and made again from here on is what was made before, or is not found again.
-        is_first, settled = settled is None, dict(self.wrong) if settled is None else settled
         self._merge()
-        if is_first:
-            self._memory.settled(settled.values())
-        return {client: error_of(wrong) for client, wrong in sorted(settled.items())}
+        if before is None:
+            self._memory.settled(self._left_out.values())
+        return {client: error_of(wrong) for client, wrong in sorted(self._left_out.items())}
 
     def take_out(self, clients: Iterable[ClientId]) -> None:
         """Add their batches again without them; fail if somebody is lost whom ``settle`` has counted."""
-        self.wrong |= {client: Wrong(client=client, piece=0, harm=Harm.MISSING) for client in clients}
-        settled = set(self.wrong)
+        gone = {client: Wrong(client=client, piece=0, harm=Harm.MISSING) for client in clients}
+        self.wrong |= gone
+        self._leave_out(self._left_out | gone)
+        self._merge()
+
+    def _leave_out(self, known: dict[ClientId, Wrong] | None) -> None:
+        """Leave out who is wrong, from every range; where that is known already, nobody else may be."""
         while self._exclude():
             self._finish_jobs()
-        if lost := self.wrong.keys() - settled:
+        self._left_out = dict(self.wrong) if known is None else known
+        if lost := self.wrong.keys() - self._left_out:
             self._failed = ConnectionError(f"the storage lost pieces of {min(lost)} after they were added; begin again")
             raise self._failed
-        self._merge()
 
     def _exclude(self) -> bool:
         """Order every range again that holds a client which is wrong in another; return whether there was one."""

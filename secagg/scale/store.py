@@ -23,7 +23,7 @@ from secagg.identifiers import ClientId, ServerId
 from secagg.session.durable import sync_folder
 
 _NO_FILE: Final = frozenset({ENOENT, EACCES, ELOOP, ENXIO, EAGAIN})
-_OBSTRUCTED: Final = frozenset({EISDIR, EACCES, EPERM, EDQUOT})
+_OBSTRUCTED: Final = frozenset({EISDIR, EACCES, ENOENT, EPERM, EDQUOT})
 
 
 class WrongPiece(Exception):

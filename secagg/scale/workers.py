@@ -35,7 +35,11 @@ class Workers(Protocol):
         """Give a job to an idle worker; if that is gone, ``poll`` says so."""
 
     def poll(self, seconds: float) -> list[Answer]:
-        """Wait at most so long for the first answer, and return all that are there."""
+        """Wait at most so long for the first answer, and return all that are there.
+
+        Raises:
+            ConnectionError: they were ended.
+        """
         ...
 
     def close(self) -> None:
@@ -102,6 +106,8 @@ class Processes:
 
     def poll(self, seconds: float) -> list[Answer]:
         """Receive outcomes, and replace who is gone."""
+        if not self._running:
+            raise ConnectionError("the workers were ended")
         answers, owners = list[Answer](), {self._running[worker][1]: worker for worker in self._busy}
         for ready in wait(list(owners), 0 if self._gone else seconds) if owners else ():
             worker = owners[ready]  # type: ignore[index]
@@ -123,11 +129,12 @@ class Processes:
 
     def close(self) -> None:
         """End them; what they were at is done by nobody."""
-        for process, pipe in self._running.values():
+        # Whoever is waiting for them in another thread finds nobody there, and replaces nobody.
+        running, self._running = self._running, {}
+        for process, pipe in running.values():
             pipe.close()
             process.kill()
             process.join()
-        self._running.clear()
         self._busy.clear()
 
 
@@ -187,6 +194,8 @@ class RayWorkers:
 
     def poll(self, seconds: float) -> list[Answer]:
         """Receive outcomes, and replace actors that are gone."""
+        if not self._actors:
+            raise ConnectionError("the workers were ended")
         if not self._asked:
             return []
         asked, answers = list(self._asked), list[Answer]()
@@ -207,9 +216,9 @@ class RayWorkers:
 
     def close(self) -> None:
         """End the actors, and leave the cluster."""
-        for actor in self._actors.values():
+        actors, self._actors = self._actors, {}
+        for actor in actors.values():
             self._ray.kill(actor)
-        self._actors.clear()
         self._asked.clear()
         self._cluster.__exit__(None, None, None)
 

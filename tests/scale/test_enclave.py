@@ -7,6 +7,7 @@ from dataclasses import replace
 from errno import ENOSPC
 from fractions import Fraction
 from functools import partial
+from itertools import count
 from pathlib import Path
 
 import numpy as np
@@ -34,10 +35,12 @@ from secagg.protocols.enclave.trusted.buffer import BufferState
 from secagg.protocols.enclave.unattested import SimulatedEnclave
 from secagg.scale.spread import SpreadSettings, SpreadSum
 from secagg.scale.store import FolderStore, piece_name
-from secagg.scale.workers import InProcess
+from secagg.scale.work import Kind, Order, Outcome, perform
+from secagg.scale.workers import Answer, InProcess, Workers
 from secagg.session.roles import Subject, Turnout
 from secagg.simulation.insecure_coins import InsecureSeededCoins
 from tests.harness.enclave_buffers import MIXED_LAYOUT, RING_LAYOUT, EnclaveSetup, InsecureEnclaveSession, model_digest
+from tests.harness.spread_sums import Unruly
 
 WIDE = Layout((RingSegment(12, 600_000), RingSegment(7, 3)))
 """Two pieces, of which the last holds two segments."""
@@ -49,7 +52,8 @@ ROUNDED = Layout((RingSegment(12, 300_000, 4), RingSegment(20, 6)))
 class Farm:
     """A session whose vectors are added by workers of this process, out of a storage."""
 
-    def __init__(self, folder: Path, setup: EnclaveSetup | None = None) -> None:
+    def __init__(self, folder: Path, setup: EnclaveSetup | None = None, workers: Workers | None = None) -> None:
+        self.workers = workers or InProcess()
         self.session = InsecureEnclaveSession(setup or EnclaveSetup(layout=RING_LAYOUT))
         self.folder, self.store = folder, FolderStore(folder)
         self.host = Host(
@@ -62,7 +66,7 @@ class Farm:
 
     def adding(self, cut: Cut) -> Retractable:
         settings = SpreadSettings(storage=str(self.folder), clients_in_a_batch=2)
-        return SpreadSum(cut, InProcess(), settings, coins=InsecureSeededCoins(b"audits"))
+        return SpreadSum(cut, self.workers, settings, coins=InsecureSeededCoins(b"audits"))
 
     def stored(self, upload: Upload) -> bytes:
         """Store the pieces, as a client or a gateway does, and return what is sent to the host."""
@@ -370,6 +374,41 @@ def test_a_piece_that_is_lost_while_others_are_taken_out_ends_the_sum(tmp_path: 
         farm.host.settle()
     with pytest.raises(Misuse, match="no buffer is open"):
         farm.host.release()
+
+
+class Straggling(Unruly):
+    """Whoever has the first order does it when everything is being merged; another one has helped out by then."""
+
+    def poll(self, seconds: float) -> list[Answer]:
+        is_late = all(order.kind is Kind.ADD for order in self.orders)
+        held = [given for given in self._given if is_late and given[1] is self.orders[0]]
+        self._given = [given for given in self._given if given not in held]
+        answers = super().poll(seconds)
+        self._given += held
+        return answers
+
+
+def test_a_straggler_that_finds_a_piece_gone_takes_nobody_out_whom_the_enclave_has_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its client withdraws it once it is added, and another makes the enclave refuse its upload."""
+
+    def conduct(_: int, order: Order) -> Outcome:
+        if any(other.kind is Kind.MERGE for other in workers.orders):
+            (farm.folder / name).unlink(missing_ok=True)
+        return perform(order)
+
+    hours = count(0, 3600)
+    monkeypatch.setattr("secagg.scale.spread.monotonic", lambda: float(next(hours)))
+    workers = Straggling(2, conduct)
+    farm = Farm(tmp_path / "storage", workers=workers)
+    uploads = {number: farm.session.seal(number) for number in range(1, 6)}
+    name = piece_name(uploads[1].cut.context, ClientId(1), uploads[1].pieces()[0])
+    for number, upload in uploads.items():
+        farm.send(number, refused_by_the_enclave(farm, upload) if number == 4 else farm.stored(upload))
+    with pytest.raises(ConnectionError, match="lost pieces of client/1"):
+        farm.finish()
+    assert sum(order.entries == workers.orders[0].entries for order in workers.orders) == 2
 
 
 @pytest.mark.parametrize("survives", [False, True], ids=["dies", "is reached again"])

@@ -25,10 +25,11 @@ import os
 import pickle
 import shutil
 import tempfile
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from errno import EACCES, EAGAIN, EDQUOT, ENOSPC
-from itertools import count
+from itertools import count, starmap
 from multiprocessing import Pipe
 from pathlib import Path
 from time import monotonic
@@ -40,6 +41,8 @@ import pytest
 from secagg.contract.pieces import Sums, pieces_of
 from secagg.errors import InvalidParameters, MalformedMessage, Misuse, PeerMisbehaved, Reason, SecAggError
 from secagg.identifiers import ClientId, ServerId
+from secagg.protocols.one_message.epoch import EpochRecord
+from secagg.protocols.one_message.messages import Upload
 from secagg.scale.jobs import Disagreement, Exhausted
 from secagg.scale.journal import Event, Journal
 from secagg.scale.memory import NoMemory
@@ -282,6 +285,25 @@ def test_who_is_left_out_is_left_out_in_the_next_life_though_nobody_says_so_ther
     crowd = all_twice(tmp_path, lambda _, order: perform(order), memory=notes)
     crowd.upload()
     exact(crowd, [accused])
+
+
+def test_a_piece_that_is_lost_after_the_list_was_made_releases_nothing_in_the_next_life(tmp_path: Path) -> None:
+    """What two workers did not agree on is in no outcome, so it is done again, and finds what is there then."""
+    notes = Notes()
+
+    def conduct(worker: int, order: Order) -> Outcome:
+        if worker == 1 and order.kind is Kind.ADD and any(client == 1 for client, _ in order.entries):
+            return forged(order, (Wrong(client=ClientId(1), piece=order.first, harm=Harm.MISSING),))
+        return perform(order)
+
+    crowd = all_twice(tmp_path, conduct, memory=notes)
+    crowd.upload()
+    assert list(crowd.total.settle()) == [ClientId(1)]
+    crowd = all_twice(tmp_path, lambda _, order: perform(order), memory=notes)
+    crowd.upload(lambda client: (tmp_path / crowd.name_of(client, 1)).unlink() if client.value == 2 else None)
+    for _ in range(2):
+        with pytest.raises(ConnectionError, match="lost pieces of client/2"):
+            crowd.total.settle()
 
 
 def test_a_piece_that_goes_away_while_others_are_left_out_takes_its_client_out_of_every_range(tmp_path: Path) -> None:
@@ -592,7 +614,7 @@ def test_a_piece_that_nobody_may_read_is_not_there(
     exact(crowd, [bad])
 
 
-@pytest.mark.parametrize("harm", ["folder", "right", "quota"])
+@pytest.mark.parametrize("harm", ["folder", "right", "quota", "theft"])
 def test_a_client_that_bars_its_folder_is_refused_and_the_others_are_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, harm: str
 ) -> None:
@@ -603,9 +625,12 @@ def test_a_client_that_bars_its_folder_is_refused_and_the_others_are_not(
 
     def refusing(**named: Any) -> tuple[int, str]:
         if Path(named["dir"]) == place.parent:
+            if harm == "theft":  # what is half written goes away
+                made: tuple[int, str] = make(**named)
+                Path(made[1]).unlink()
+                return made
             raise OSError(EACCES if harm == "right" else EDQUOT, "not here")
-        made: tuple[int, str] = make(**named)
-        return made
+        return make(**named)  # type: ignore[no-any-return]
 
     if harm == "folder":
         place.mkdir()
@@ -833,15 +858,18 @@ def test_a_piece_that_is_withdrawn_after_the_list_was_made_names_no_holder(place
         assert not session.faults
 
 
+class Lying(InProcess):
+    """Two disagree about each sum of uploads."""
+
+    def start(self, worker: int, order: Order) -> None:
+        if order.kind is not Kind.ADD:
+            return super().start(worker, order)
+        raise Disagreement(order.key, {0, 1})
+
+
 def test_a_lie_while_uploads_are_received_ends_the_session_for_good(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class Lying(InProcess):
-        def start(self, worker: int, order: Order) -> None:
-            if order.kind is not Kind.ADD:
-                return super().start(worker, order)
-            raise Disagreement(order.key, {0, 1})
-
     monkeypatch.setattr("tests.harness.killed_sums.InProcess", Lying)
     with Life(place) as session:
         uploads = list(uploads_for(place, session).items())
@@ -850,6 +878,25 @@ def test_a_lie_while_uploads_are_received_ends_the_session_for_good(
         with pytest.raises(Disagreement):
             session.receive(*uploads[4])
         assert session.stage is None
+    with pytest.raises(Misuse, match="is over"):
+        Life(place)
+
+
+def test_a_lie_while_a_session_begins_again_ends_it_for_good(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever goes on after that may draw other audits."""
+
+    def killed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with Life(place) as session, monkeypatch.context() as patched:
+        uploads = list(uploads_for(place, session).items())
+        patched.setattr(InProcess, "start", killed)
+        with pytest.raises(KeyboardInterrupt):
+            deque(starmap(session.receive, uploads))
+    with monkeypatch.context() as patched:
+        patched.setattr("tests.harness.killed_sums.InProcess", Lying)
+        with pytest.raises(Disagreement):
+            Life(place)
     with pytest.raises(Misuse, match="is over"):
         Life(place)
 
@@ -864,6 +911,19 @@ def test_a_vector_that_comes_after_its_digests_is_kept(place: Place) -> None:
             session.receive(client, upload)
         session.close_stage()
         assert is_exact(place, session.release())
+
+
+def test_an_upload_that_is_signed_again_and_again_fills_no_disk(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who has a key can sign the same in as many ways as it likes, and each of them verifies."""
+    monkeypatch.setattr(EpochRecord, "verify", lambda *_, **__: None)
+    with Life(place) as session:
+        client, upload = next(iter(uploads_for(place, session).items()))
+        session.receive(client, upload)
+        size, other = place.journal.stat().st_size, replace(Upload.decode(upload), signature=bytes(64)).encode()
+        with pytest.raises(PeerMisbehaved, match="second upload"):
+            session.receive(client, other)
+        session.receive(client, upload)
+        assert place.journal.stat().st_size == size
 
 
 @pytest.fixture

@@ -27,17 +27,17 @@ from secagg.errors import InvalidParameters, Misuse, PeerMisbehaved, ThresholdNo
 from secagg.identifiers import ClientId
 from secagg.protocols.pairwise_mask.round2_masked_input import MaskedInput
 from secagg.protocols.pairwise_mask.session import PairwiseServerSession
-from secagg.protocols.pairwise_mask.settled import suspects
+from secagg.protocols.pairwise_mask.settled import certain, suspects
 from secagg.scale.journal import Event, Journal
 from secagg.scale.resumed import ResumableSession
 from secagg.scale.spread import SpreadSum
 from secagg.scale.store import piece_name
-from secagg.scale.work import Order
+from secagg.scale.work import Order, Outcome
 from secagg.scale.workers import InProcess
 from secagg.simulation.insecure_coins import InsecureSeededCoins
 from secagg.transport.card import Card
 from secagg.transport.keeping import ServerRecord, ServerStore
-from tests.harness.pairwise_sessions import InsecurePairwiseSession
+from tests.harness.pairwise_sessions import InsecurePairwiseSession, same_sum
 from tests.scale.test_pairwise import Town
 
 
@@ -178,6 +178,22 @@ def test_workers_that_fail_end_the_session(town: Town, monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize("moment", ["while uploads come", "at their end"])
+def test_workers_that_are_ended_with_their_process_end_no_session(
+    town: Town, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    town.farm.batch = 2 if moment == "while uploads come" else 100
+    with Life(town) as life, monkeypatch.context() as patched:
+        patched.setattr("tests.scale.test_pairwise.InProcess", Failing)
+        life.play(2)
+        life.session.leave()
+        with pytest.raises(ConnectionError, match="nobody does add"):
+            life.play(1)
+    town.live()
+    (released,) = town.released
+    assert same_sum(released.aggregate, town.world.sum_of(released.counted))
+
+
+@pytest.mark.parametrize("moment", ["while uploads come", "at their end"])
 def test_workers_that_fail_end_a_session_without_a_journal_too(town: Town, moment: str) -> None:
     town.farm.batch = 2 if moment == "while uploads come" else 100
 
@@ -281,6 +297,39 @@ def test_an_older_copy_of_a_journal_is_refused(town: Town, store: ServerStore, t
     with pytest.raises(InvalidParameters, match="is an older copy"):
         JournaledSession(town.journal, store, town.open_session)
     put_stage(store, states["past"])
+    JournaledSession(town.journal, store, town.open_session).abort()
+
+
+def test_a_copy_of_a_journal_from_while_a_stage_was_closed_is_refused(
+    town: Town, store: ServerStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Workers may take hours over it; that the stage is closed is written down before, and the list after."""
+    copy, remember = tmp_path / "copy", Journal.remember
+    town.farm.batch = 100
+
+    def copying(journal: Journal, outcome: Outcome) -> None:
+        if not copy.exists():
+            shutil.copy(town.journal, copy)
+        remember(journal, outcome)
+
+    with Life(town) as life:
+        life.play(2)
+    put_stage(store, 2)
+    with monkeypatch.context() as patched:
+        patched.setattr(Journal, "remember", copying)
+        session = JournaledSession(town.journal, store, town.open_session)
+        for client in town.world.client_ids:
+            for answer in town.world.clients[client].receive(certain(session.message_to(client))):
+                session.receive(client, answer)
+        session.close_stage()
+        put_stage(store, 3)
+        session.abort()
+    shutil.copy(copy, town.journal)
+    with pytest.raises(InvalidParameters, match="is an older copy"):
+        JournaledSession(town.journal, store, town.open_session)
+    put_stage(store, 2)  # killed there, it goes on, and is as new as what clients see then
+    JournaledSession(town.journal, store, town.open_session).abort()
+    put_stage(store, 3)
     JournaledSession(town.journal, store, town.open_session).abort()
 
 

@@ -186,6 +186,27 @@ def test_a_server_whose_uploads_others_add_goes_on(town: Town, tmp_path: Path, e
     assert [path.name for path in (tmp_path / "server").rglob("*")] == ["storage"]
 
 
+def test_a_server_that_is_told_to_stop_while_workers_add_ends_and_goes_on(town: Town, tmp_path: Path) -> None:
+    """Nobody answers it any more, and that is not what ends the session."""
+    told = tmp_path / "figures.prom"
+    options = ("--clients", "4", "--engine", "processes", "--metrics", str(told))
+    server = town.serve(*options)
+
+    def workers() -> list[int]:
+        return [child for child, (above, title) in parents().items() if above == server.number and "spawn" in title]
+
+    wait_until(lambda: len(workers()) == 2, "its workers have started")
+    for worker in workers():
+        os.kill(worker, signal.SIGSTOP)
+    clients = [town.contribute(number) for number in range(4)]
+    wait_until(lambda: told.exists() and figure(told, "jobs_left") > 0, "a job is given to a worker")
+    assert server.terminate() == 0
+    server = town.serve(*options)
+    assert [client.ended() for client in clients] == [0] * 4
+    assert server.ended() == 0
+    assert abs(town.mean() - 0.015) < 1e-3
+
+
 def test_a_server_with_actors_of_ray_goes_on(town: Town, tmp_path: Path) -> None:
     """The server is killed between uploads, and so is, in its next life, the actor that has been given a job.
 

@@ -93,6 +93,8 @@ def test_processes_end_with_their_coordinator() -> None:
     workers = Processes(1)
     (process,) = workers.process_ids
     workers.close()
+    with pytest.raises(ConnectionError, match="were ended"):
+        workers.poll(0)
     with pytest.raises(ProcessLookupError):
         os.kill(process, 0)
 
@@ -153,6 +155,8 @@ def test_actors_that_are_killed_at_twenty_moments_change_no_sum(tmp_path: Path) 
     workers = RayWorkers(2)
     kill(workers, tmp_path, 20, 200)
     workers.close()
+    with pytest.raises(ConnectionError, match="were ended"):
+        workers.poll(0)
 
 
 @pytest.mark.scale

@@ -26,7 +26,7 @@ class JournaledSession(ResumableSession):
             Misuse: its session is over.
         """
         self._store, self._records, self._path = store, Journal(path), path
-        self.number = sum(record.event is Event.CLOSED for record in self._records.past)
+        self.number = self._records.count(Event.CLOSED)
         """Of the stage that is open."""
         try:
             self._require_newest()
@@ -38,10 +38,11 @@ class JournaledSession(ResumableSession):
     def _require_newest(self) -> None:
         """Refuse a journal that lacks stages which clients have seen: others might answer them otherwise."""
         kept = self._store.get() if self._records.past else None
-        if kept is not None and kept.stage > self.number:
+        shown = self._records.count(Event.SHOWN)
+        if kept is not None and kept.stage > shown:
             raise InvalidParameters(
-                f"{self._path} is an older copy: clients have seen stage {kept.stage}, and it ends in stage "
-                f"{self.number}; begin another session in an empty --state"
+                f"{self._path} is an older copy: clients have seen stage {kept.stage}, and it ends in stage {shown}; "
+                "begin another session in an empty --state"
             )
 
     def abort(self) -> None:

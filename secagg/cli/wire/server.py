@@ -60,6 +60,7 @@ def _write(options: argparse.Namespace, held: _Held, released: Released) -> None
 
 async def _serve(options: argparse.Namespace) -> None:
     from secagg.platforms.settings import PREFIX, SecAggSettings
+    from secagg.scale.resumed import ResumableSession
     from secagg.session.patience import Limits
     from secagg.transport.card import BACK_SECONDS, WireLimits
     from secagg.transport.listener import allow_connections, listening
@@ -110,6 +111,11 @@ async def _serve(options: argparse.Namespace) -> None:
                 released = await server.run(held.session, held.card, number=held.number)
                 # Before clients are told: a signal while they are must not cost the sum.
                 await asyncio.to_thread(_write, options, held, released)
+            except asyncio.CancelledError:
+                # Its workers are ended next, and what they are at fails.
+                if isinstance(held.session, ResumableSession):
+                    held.session.leave()
+                raise
             finally:
                 await server.told()
 
