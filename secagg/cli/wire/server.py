@@ -118,14 +118,15 @@ class _Telling:
     """Writes to the log how far workers are; ``/metrics`` has the same at any time."""
 
     def __init__(self) -> None:
-        self._due = 0.0
+        self._due, self._said = 0.0, ""
 
     def __call__(self, figures: Figures) -> None:
         from secagg.scale.telling import sentence
 
-        if time.monotonic() >= self._due or not figures.jobs_left:
-            self._due = time.monotonic() + _PROGRESS_SECONDS
-            logging.getLogger("secagg").info("workers: %s", sentence(figures))
+        said = sentence(figures)
+        if said != self._said and (time.monotonic() >= self._due or not figures.jobs_left):
+            self._due, self._said = time.monotonic() + _PROGRESS_SECONDS, said
+            logging.getLogger("secagg").info("workers: %s", said)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
