@@ -76,7 +76,7 @@ async def contribute(  # noqa: PLR0913 -- all but three have defaults
     """
     place = httpx.URL(url)
     if place.scheme != "https" and not is_loopback(place.host) and http is None:
-        raise InvalidParameters(f"{url} would carry answers in the clear; name an https:// address")
+        raise InvalidParameters(f"{url} would carry answers in the clear; name an https:// address, or http:// here")
     if place.userinfo or place.query:
         raise InvalidParameters("an address of a server has neither a password nor a query; name https://HOST:PORT")
     async with AsyncExitStack() as stack:
