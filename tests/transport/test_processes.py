@@ -115,7 +115,7 @@ def test_a_server_that_is_told_to_stop_goes_on_later(town: Town) -> None:
     clients = [town.contribute(number) for number in range(4)]
     held = town.contribute(4, is_paused=True)
     held.wait_for("asked 0")
-    assert server.terminate() == 0
+    assert server.terminate() == 130
     server = town.serve("--clients", "5")
     held.go_on()
     for step in ("stored 0", "asked 1", "stored 1", "asked 2", "stored 2", "asked 3", "stored 3"):
@@ -151,7 +151,7 @@ def test_a_server_that_cannot_go_on_says_so(town: Town) -> None:
     again = town.contribute(4, *SIMULATED)
     again.wait_for("uploaded before")
     assert again.ended() == 2
-    assert server.terminate() == 0
+    assert server.terminate() == 130
 
 
 def test_coded_masks_of_five_clients_of_which_one_drops_out(town: Town) -> None:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 Result = TypeVar("Result")
 Value = int | float | bool | str
 _PORTS: Final = 1 << 16
-_WORDS: Final = {"yes": True, "no": False}
+_WORDS: Final = {"yes": True, "no": False, "true": True, "false": False}
 _TERMS: Final = dict.fromkeys(("clients", "all_clients", "group", "groups", "values", "bits"), int) | {"clip": float}
 _MOST_VALUES: Final = 1 << 28
 
@@ -84,6 +84,12 @@ def running(work: Callable[[], Coroutine[Any, Any, Result]]) -> Result:
     logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
     with serving():
         return asyncio.run(_until_told(work))
+
+
+def stopped() -> int:
+    """Say that a signal came before the end, and return the exit status: whoever waits for a sum has none."""
+    print("secagg: stopped before the end of the sum; where --state kept it, the same line goes on", file=sys.stderr)
+    return 130
 
 
 async def _until_told(work: Callable[[], Coroutine[Any, Any, Result]]) -> Result:
