@@ -203,7 +203,7 @@ def test_ray_takes_no_signal_over(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(init=init, is_initialized=lambda: False))
     before = signal.getsignal(signal.SIGTERM)
-    with pytest.raises(InvalidParameters, match="there is none; compare addresses"):
+    with pytest.raises(InvalidParameters, match=r"there is none\); compare addresses"):
         RayWorkers(1, "192.0.2.1:1")
     assert signal.getsignal(signal.SIGTERM) is before
 

@@ -67,10 +67,8 @@ def connect(address: str = LOCAL, *, processes: int | None = None) -> None:
     try:
         ray.init(**options)
     except (ConnectionError, RuntimeError, ValueError) as error:
-        where = address or "this machine"
-        raise InvalidParameters(
-            f"no Ray cluster at {where} lets this process in: {error}; compare addresses, and RAY_AUTH_MODE"
-        ) from None
+        where = f"no Ray cluster at {address or 'this machine'}"
+        raise InvalidParameters(f"{where} lets us in ({error}); compare addresses, and RAY_AUTH_MODE") from None
     finally:
         # Ray takes this signal over, and who called has something to finish when it comes.
         if ending is not None and current_thread() is main_thread():
