@@ -54,6 +54,10 @@ def refusal(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
         (("--clients", "5", "--listen", "0.0.0.0:0"), "in the clear"),
         (("--clients", "5", "--set", "roster"), "NAME=VALUE"),
         (("--clients", "5", "--set", "colour=red"), "no setting of secure aggregation"),
+        (("--clients", "5", "--set", "protocol=enclave"), "secagg-protocol is no matter of --set"),
+        (("--clients", "5", "--set", "weighting=examples"), "secagg-weighting is no matter of --set"),
+        (("--clients", "5", "--values", "0"), "1 to 268,435,456 values; got 0"),
+        (("--clients", "5", "--values", str(1 << 40)), "1 to 268,435,456 values"),
         (("--clients", "5", "--group", "1"), "--group is K/N"),
         (("--clients", "6", "--group", "1/2"), "give all servers one --round"),
         (("--clients", "2"), "fewer than 3"),
@@ -85,6 +89,8 @@ def test_a_client_refuses(capsys: pytest.CaptureFixture[str], update: str, tmp_p
         assert "holds no array of numbers" in refusal(capsys, *client)
     client = ("contribute", "http://sums.example", "--update", update, "--client", "0", *state)
     assert "in the clear" in refusal(capsys, *client)
+    for place in ("http://127.0.0.1:99999", "ftp://127.0.0.1:8750", "http://127.0.0.1:8750?x=1"):
+        assert "name https://HOST:PORT" in refusal(capsys, "contribute", place, *client[2:])
     assert "is lost" in refusal(capsys, "contribute", URL, *client[2:], "--patience", "0")
 
 

@@ -76,6 +76,10 @@ async def _serve(options: argparse.Namespace) -> None:
         # Who certified the clients meant them to believe certificates and not the server.
         given.setdefault(f"{PREFIX}mode", "active")
     alike = {f"{PREFIX}protocol": options.protocol, f"{PREFIX}weighting": "uniform"}
+    if twice := sorted(alike.keys() & given.keys()):
+        raise InvalidParameters(
+            f"{twice[0]} is no matter of --set: --protocol names one, and all updates weigh the same"
+        )
     settings = SecAggSettings.from_run_config({**given, **alike})
     if settings.noise:
         raise InvalidParameters(

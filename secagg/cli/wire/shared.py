@@ -41,8 +41,10 @@ def plan_of(protocol: str, terms: Mapping[str, Any]) -> Session:
     from secagg.short.model_session import Session
 
     is_whole = {name: type(value) for name, value in terms.items()} == _TERMS
-    if not (is_whole and 1 <= terms["values"] <= _MOST_VALUES and 1 <= terms["group"] <= terms["groups"]):
+    if not (is_whole and 1 <= terms["group"] <= terms["groups"]):
         raise InvalidParameters(f"terms of a sum are {', '.join(_TERMS)}; both ends need one version of secagg")
+    if not 1 <= terms["values"] <= _MOST_VALUES:
+        raise InvalidParameters(f"an update has 1 to {_MOST_VALUES:,} values; got {terms['values']}")
     return Session.for_model(
         np.zeros(terms["values"]),
         clients=terms["clients"],
