@@ -294,6 +294,14 @@ def test_two_servers_of_two_operators_behind_a_tunnel(town: Town, tmp_path: Path
     ]
     for tunnel in tunnels:
         tunnel.wait_for("ready")
+    # Both operators renew: connections from now on know the new certificates alone.
+    renewed = [make_credentials(tmp_path, name) for name in ("left again", "right again")]
+    for before, after in zip(own, renewed, strict=True):
+        after.certificate.replace(before.certificate)
+        after.key.replace(before.key)
+    for tunnel in tunnels:
+        tunnel.hang_up()
+        tunnel.wait_for("certificate renewed")
     server = town.serve(
         *("--protocol", "two-servers", "--set", f"roster={roster}", "--set", f"second-server={near}"),
         *("--set", f"servers={tmp_path / '0' / 'servers.json'}"),
