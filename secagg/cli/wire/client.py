@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import hashlib
-import sys
 from collections.abc import Callable, Iterable
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any, Final
@@ -30,9 +29,6 @@ def run_contribute(options: argparse.Namespace) -> int:
     """Add one update, and return the exit status."""
     try:
         outcome = running(lambda: _contribute(options))
-    except ConnectionError as error:
-        print(f"secagg: {error}", file=sys.stderr)
-        return 2
     except SystemExit:
         return stopped()
     print(outcome.sentence)
