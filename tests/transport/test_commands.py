@@ -163,6 +163,23 @@ def test_what_was_released_is_written_before_clients_are_told(
     assert said == [True]
 
 
+@pytest.mark.parametrize("storage", [(), ("--storage", "state/there")])
+def test_a_storage_within_the_state_leaves_it_to_its_user(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path, storage: tuple[str, ...]
+) -> None:
+    async def begun(self: SumServer, session: ServerSession, card: Card, *, number: int) -> Released:
+        del self, card, number
+        session.abort()
+        raise Misuse("it has begun")
+
+    monkeypatch.setattr(SumServer, "run", begun)
+    monkeypatch.chdir(tmp_path)
+    options = ("--clients", "5", "--listen", "127.0.0.1:0", "--engine", "memory", "--state", "state", *storage)
+    assert main([*SERVE, *options]) == 2
+    assert "it has begun" in capsys.readouterr().err
+    assert Path("state").stat().st_mode & 0o077 == 0
+
+
 def test_a_server_whose_sum_could_not_be_written_does_not_begin(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

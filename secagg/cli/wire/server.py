@@ -65,6 +65,7 @@ def _write(options: argparse.Namespace, held: _Held, released: Released) -> None
 
 async def _serve(options: argparse.Namespace) -> None:
     from secagg.platforms.settings import PREFIX, SecAggSettings
+    from secagg.session.durable import require_own_folder
     from secagg.session.patience import Limits
     from secagg.transport.card import BACK_SECONDS, WireLimits
     from secagg.transport.listener import allow_connections, listening
@@ -85,8 +86,9 @@ async def _serve(options: argparse.Namespace) -> None:
         raise InvalidParameters(
             "`secagg serve` plans no noise: its rings have no room for any; leave noise out of --set"
         )
-    if options.engine and options.state and options.storage is None:
-        options.storage = str(options.state / "storage")
+    if options.state is not None:
+        require_own_folder(options.state)  # A storage may be within it, and is tried first.
+        options.storage = options.storage or (str(options.state / "storage") if options.engine else None)
     own = own_credentials(options)
     tls = None if own is None else ServerTls(own, options.client_certs)
     if tls is None and options.client_certs is not None:
