@@ -44,7 +44,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stdout = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115 -- it stays open until the end
         return 0
     except OSError as error:
-        print(f"secagg: {error}; name another place", file=sys.stderr)
+        place = "" if isinstance(error, ConnectionError) else "; name another place"
+        print(f"secagg: {error}{place}", file=sys.stderr)
         return 2
 
 

@@ -26,7 +26,7 @@ def run_flower_keys(options: argparse.Namespace) -> int:
     if is_new:
         print(f"{out / AUTHORITY_FILE}: a new authority; keep it where no server can read it")
     print(f"{out}/client-<id>.key: {made} new of {clients}; hand each client its own, and nobody else's")
-    print(f"{out / ROSTER_FILE}: public; the server's secagg-roster names it")
+    print(f"{out / ROSTER_FILE}: public; the server's setting `roster` names it")
     if options.trial_servers:
         is_new = make_trial_pair(out, SystemCoins())
         print(f"{out / server_file(0)}, {out / server_file(1)}: {'new' if is_new else 'there already'}; for a trial,")

@@ -15,7 +15,7 @@ from secagg.errors import InvalidParameters
 from secagg.session.metrics import Metrics
 from secagg.session.registry import ProtocolEntry
 
-from .figures import Column, in_bytes, in_seconds, table
+from .figures import Column, in_bytes, in_seconds, table, writable
 
 if TYPE_CHECKING:
     from secagg.contract.pieces import Cut, Retractable
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from secagg.simulation.rehearsal import Rehearsal, Rehearsed
 
 ENGINES = ("memory", "processes", "ray")
+_WORKERS: Final = 2
 _COLUMNS: Final[Sequence[Column]] = (
     Column("clients", lambda row: f"{row['clients']:,}"),
     Column("counted", lambda row: f"{row['contributors']:,}"),
@@ -38,7 +39,7 @@ def add_options(command: Any) -> None:  # noqa: ANN401 -- argparse names the typ
     """Add the options to a command."""
     group = command.add_argument_group("who adds the uploads: the server, or its workers")
     group.add_argument("--engine", choices=ENGINES, help="(default: the server itself, without a storage)")
-    group.add_argument("--workers", type=int, default=2, help="of processes or ray (default: %(default)s)")
+    group.add_argument("--workers", type=int, help="of processes or ray (default: 2)")
     group.add_argument("--ray-address", default="", metavar="ADDRESS", help="of a cluster (default: a local one)")
     group.add_argument("--storage", metavar="URL", help="that all workers see (default: a folder for this run alone)")
     group.add_argument("--audit", type=int, default=0, metavar="N", help="have one of N jobs done by two workers")
@@ -66,6 +67,7 @@ def workers_for(
         return
     from secagg.crypto.entropy import SystemCoins
     from secagg.scale.spread import SpreadSettings, SpreadSum
+    from secagg.scale.store import require_usable
     from secagg.scale.telling import tell
     from secagg.scale.workers import open_workers
 
@@ -83,7 +85,11 @@ def workers_for(
 
     with TemporaryDirectory() as folder:
         settings = SpreadSettings(storage=options.storage or folder, audited=options.audit)
-        workers = open_workers(options.engine, options.workers, options.ray_address)
+        # Before anybody uploads: an update that went into a sum that cannot be finished is spent.
+        require_usable(settings.storage)
+        if options.metrics is not None:
+            writable(options.metrics)
+        workers = open_workers(options.engine, options.workers or _WORKERS, options.ray_address)
         found.adding = adding
         try:
             yield found
@@ -94,14 +100,19 @@ def workers_for(
 def _require_sense(entry: ProtocolEntry, options: argparse.Namespace) -> None:
     """Refuse options that would do nothing."""
     if options.engine is None:
-        for name in ("storage", "metrics", "audit", "ray_address"):
+        for name in ("storage", "metrics", "audit", "ray_address", "workers"):
             if getattr(options, name):
                 raise InvalidParameters(f"--{name.replace('_', '-')} is for --engine; say who adds the uploads")
         return
     if not entry.spreads:
         raise InvalidParameters(f"the uploads of {entry.name} are added by its server alone; leave out --engine")
-    if not 1 <= options.workers <= 1 << 12:
-        raise InvalidParameters(f"--workers is in 1..4096; got {options.workers}")
+    workers = 1 if options.engine == "memory" else _WORKERS if options.workers is None else options.workers
+    if not 1 <= workers <= 1 << 12:
+        raise InvalidParameters(f"--workers is in 1..4096; got {workers}")
+    if options.workers and options.engine == "memory":
+        raise InvalidParameters("--workers is for --engine processes or ray; memory is the server alone")
+    if options.audit and workers == 1:
+        raise InvalidParameters("an audited job is done by two workers; start another one, or audit none")
     if options.ray_address and options.engine != "ray":
         raise InvalidParameters("--ray-address is for --engine ray")
     if options.ray_address and options.storage is None:

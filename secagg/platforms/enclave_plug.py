@@ -85,8 +85,8 @@ class NodeJudge:
             return self._hardware().judge(evidence, binding, now)
         if not self.settings.allow_simulated_enclave:
             raise InvalidParameters(
-                "the server's enclave is simulated, which protects nobody from the server; run a real one, or say "
-                "SecAggMod(allow_simulated_enclave=True) in a simulation",
+                "the server's enclave is simulated, which protects nobody from the server; run a real one, or set "
+                "allow_simulated_enclave in a simulation",
                 reason=Reason.BELOW_FLOOR,
             )
         return SimulatedJudge().judge(evidence, binding, now)

@@ -149,7 +149,7 @@ def _believed(side: NodeSide) -> tuple[bytes, bytes]:
             return shown
         raise InvalidParameters(
             "the second server is simulated by the first one, which protects nobody from it; let another party run "
-            "one, or say SecAggMod(allow_simulated_second_server=True) in a simulation",
+            "one, or set allow_simulated_second_server in a simulation",
             reason=Reason.BELOW_FLOOR,
         )
     if side.settings.servers is None:

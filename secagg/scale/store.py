@@ -184,6 +184,22 @@ def open_store(url: str) -> Store:
     return FolderStore(Path(url.removeprefix("file://")))
 
 
+def require_usable(url: str) -> None:
+    """Write and remove a name.
+
+    Raises:
+        InvalidParameters: that cannot be done there.
+    """
+    try:
+        store, probe = open_store(located(url)), f"probe-{os.getpid()}"
+        store.put(f"{probe}/empty", b"")
+        store.remove(probe)
+    except InvalidParameters:
+        raise
+    except Exception as error:  # noqa: BLE001 -- each storage has errors of its own
+        raise InvalidParameters(f"{url} is no storage that can be written ({error}); name another --storage") from None
+
+
 # --- What lies there --------------------------------------------------------------------------------------------------
 
 

@@ -37,6 +37,7 @@ except ImportError as error:
 Join = Callable[[Card, Secret | None], ClientSession]
 """Returns ``member.join(subject, update, suspended)``: what the client takes a session to be about is its own word."""
 _STAGES: Final = 1000
+_SCHEMES: Final = {"http", "https"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,8 +77,8 @@ async def contribute(  # noqa: PLR0913 -- all but three have defaults
     """
     place = httpx.URL(url)
     if place.scheme != "https" and not is_loopback(place.host) and http is None:
-        raise InvalidParameters(f"{url} would carry answers in the clear; name an https:// address")
-    if place.userinfo or place.query:
+        raise InvalidParameters(f"{url} would carry answers in the clear; name an https:// address, or http:// here")
+    if place.scheme not in _SCHEMES or place.userinfo or place.query or not 0 <= (place.port or 0) < 1 << 16:
         raise InvalidParameters("an address of a server has neither a password nor a query; name https://HOST:PORT")
     async with AsyncExitStack() as stack:
         if http is None:

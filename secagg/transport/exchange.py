@@ -61,7 +61,7 @@ _HAND: Final = Verdict(Answer.HAND)
 _MESSAGE: Final = Verdict(Answer.MESSAGE)
 _AGAIN: Final = Verdict(Answer.AGAIN)
 _TAKEN: Final = Verdict(Answer.TAKEN, "taken")
-LEFT: Final = "this client has left the session"
+LEFT: Final = "this client has left the session; take part in the next one"
 
 
 class Exchange:

@@ -116,7 +116,9 @@ class Requests:
                     sentence = f"the server at {self._url} and this client do not believe each other ({why})"
                     raise ConnectionError(f"{sentence}; compare certificates") from None
             if time.monotonic() - began > self._patience.lost:
-                raise ConnectionError(f"the server at {self._url} is lost ({why}); take part in the next session")
+                raise ConnectionError(
+                    f"the server at {self._url} is lost ({why}); compare addresses, or join the next sum"
+                )
             await asyncio.sleep(pause * self._spread)
             pause = min(2 * pause, LONGEST_PAUSE)
 

@@ -42,7 +42,7 @@ _STAGE: Final = re.compile(r"[0-9]{1,3}", re.ASCII)
 _LENGTH: Final = re.compile(r"[0-9]{1,15}", re.ASCII)
 _SINGLE: Final = ("authorization", "content-length", "content-encoding", "transfer-encoding")
 _STRANGER: Final = Verdict(
-    Answer.STRANGER, "this request does not prove who it is from; its name is another's, or its key not on the roster"
+    Answer.STRANGER, "this request does not prove who it is from: another's name, or a key not on this group's roster"
 )
 _STARTING: Final = Verdict(Answer.STOPPING, "the server listens and holds no session yet; ask again")
 _WRONG: Final = Verdict(Answer.WRONG, "this is no request that the server knows; both ends need one version of secagg")

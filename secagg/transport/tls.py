@@ -53,6 +53,23 @@ class ServerTls:
         return context
 
 
+class PinnedTls(ServerTls):
+    """The context of an operator's end that talks with one other certificate, whatever names stand in it."""
+
+    def __init__(self, own: Credentials, peer: Path, *, is_server: bool) -> None:
+        """Read the files, as for a server."""
+        self._peer, self._is_server = peer, is_server
+        super().__init__(own)
+
+    def _read(self) -> ssl.SSLContext:
+        context = _context(self._own, is_server=self._is_server)
+        context.check_hostname = False
+        _trust(context, self._peer)
+        context.verify_mode = ssl.CERT_REQUIRED
+        self.pin = certificate_in(self._peer)
+        return context
+
+
 def client_context(server: Path | None = None, own: Credentials | None = None) -> ssl.SSLContext:
     """Return the context of a client.
 
@@ -64,15 +81,6 @@ def client_context(server: Path | None = None, own: Credentials | None = None) -
         context.load_default_certs()
     else:
         _trust(context, server)
-    return context
-
-
-def pinned_context(own: Credentials, peer: Path, *, is_server: bool) -> ssl.SSLContext:
-    """Return the context of an operator's end that talks with one other certificate, whatever names stand in it."""
-    context = _context(own, is_server=is_server)
-    context.check_hostname = False
-    _trust(context, peer)
-    context.verify_mode = ssl.CERT_REQUIRED
     return context
 
 

@@ -22,7 +22,7 @@ from secagg.errors import InvalidParameters
 from secagg.session.sockets.frames import listening
 
 from .logs import say
-from .tls import Credentials, certificate_in, pinned_context
+from .tls import PinnedTls
 
 HANDSHAKE_SECONDS: Final = 10.0
 PEERS_AT_ONCE: Final = 64
@@ -34,9 +34,7 @@ _Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 class Ends:
     """Who talks through a tunnel."""
 
-    own: Credentials
-    peer: Path
-    """The other operator's certificate."""
+    tls: PinnedTls
     socket: Path
     """The Unix socket on this side."""
     host: str
@@ -45,15 +43,16 @@ class Ends:
 
 async def serve_tunnel(ends: Ends, ready: Callable[[], None]) -> None:
     """Listen for the other operator, and connect each of its connections to the socket of the helper here."""
-    context, pin = pinned_context(ends.own, ends.peer, is_server=True), certificate_in(ends.peer)
 
     async def joined(near: _Streams) -> None:
-        _require(near[1], pin)
+        _require(near[1], ends.tls.pin)
         await _pump(near, await asyncio.open_unix_connection(ends.socket))
 
+    # What listens keeps this context; handshakes that begin later take the newest one.
+    ends.tls.context.sni_callback = lambda link, *_: setattr(link, "context", ends.tls.context)
     try:
         server = await asyncio.start_server(
-            _few(joined), ends.host, ends.port, ssl=context, ssl_handshake_timeout=HANDSHAKE_SECONDS
+            _few(joined), ends.host, ends.port, ssl=ends.tls.context, ssl_handshake_timeout=HANDSHAKE_SECONDS
         )
     except OSError as error:
         raise InvalidParameters(f"nothing listens at {ends.host}:{ends.port} ({error}); name another address") from None
@@ -64,12 +63,13 @@ async def serve_tunnel(ends: Ends, ready: Callable[[], None]) -> None:
 
 async def open_tunnel(ends: Ends, ready: Callable[[], None]) -> None:
     """Listen at a socket here, and connect each of its connections to the other operator's end."""
-    context, pin = pinned_context(ends.own, ends.peer, is_server=False), certificate_in(ends.peer)
 
     async def joined(near: _Streams) -> None:
-        far = await asyncio.open_connection(ends.host, ends.port, ssl=context, ssl_handshake_timeout=HANDSHAKE_SECONDS)
+        far = await asyncio.open_connection(
+            ends.host, ends.port, ssl=ends.tls.context, ssl_handshake_timeout=HANDSHAKE_SECONDS
+        )
         try:
-            _require(far[1], pin)
+            _require(far[1], ends.tls.pin)
             await _pump(near, far)
         finally:
             far[1].close()

@@ -61,6 +61,15 @@ def test_a_folder_that_cannot_be_written_is_one_sentence(tmp_path: Path, capsys:
     assert "name another place" in capsys.readouterr().err
 
 
+def test_who_is_lost_is_no_place(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def lost(_: object) -> int:
+        raise ConnectionError("the storage lost an opened range; nothing is released")
+
+    monkeypatch.setattr("secagg.cli.demo.run_demo", lost)
+    assert main(["demo"]) == 2
+    assert capsys.readouterr().err == "secagg: the storage lost an opened range; nothing is released\n"
+
+
 @pytest.mark.parametrize(("arguments", "status"), [(["--version"], 0), (["nonsense"], 2)])
 def test_the_command_explains_itself(arguments: list[str], status: int) -> None:
     with pytest.raises(SystemExit) as caught:

@@ -174,7 +174,7 @@ def test_a_server_whose_uploads_others_add_goes_on(town: Town, tmp_path: Path, e
     if end == "killed":
         server.kill()
     else:
-        assert server.terminate() == 0
+        assert server.terminate() == 130
     assert pieces_in(tmp_path) == 3
     server = town.serve(*options)
     clients += [town.contribute(number, *ONE_MESSAGE) for number in (3, 4)]

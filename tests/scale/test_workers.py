@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from secagg.cli import main
+from secagg.errors import InvalidParameters
 from secagg.scale.spread import Figures
+from secagg.scale.store import require_usable
 from secagg.scale.workers import InProcess, Processes, RayWorkers, open_workers
 from secagg.training.runs.ray_cluster import cluster
 from tests.harness.spread_sums import Crowd
 
+Captured = pytest.CaptureFixture[str]
 Killable = Processes | RayWorkers
 
 
@@ -132,6 +137,9 @@ def test_a_round_whose_uploads_others_add_is_exact(
         ),
         (("--protocol", "one-message", "--engine", "processes", "--workers", "0"), "in 1..4096"),
         (("--protocol", "one-message", "--engine", "memory", "--audit", "2"), "start another one"),
+        (("--protocol", "one-message", "--engine", "processes", "--workers", "1", "--audit", "2"), "start another one"),
+        (("--protocol", "one-message", "--workers", "3"), "--workers is for --engine"),
+        (("--protocol", "one-message", "--engine", "memory", "--workers", "3"), "memory is the server alone"),
         (("--protocol", "one-message", "--engine", "ray", "--ray-address", "192.0.2.1:1"), "that all machines"),
     ],
 )
@@ -140,6 +148,37 @@ def test_options_that_go_together_with_nothing_are_refused(
 ) -> None:
     assert main(["round", "--clients", "5", "--dimension", "400", *options]) != 0
     assert sentence in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("place", "sentence"),
+    [
+        (("--storage", "file"), "file is no storage that can be written"),
+        (("--storage", "file/below"), "below is no storage that can be written"),
+        (("--storage", "nowhere://bucket"), "nowhere://bucket"),
+        (("--metrics", "file/below"), "name another place"),
+        (("--metrics", "."), "name another place"),
+    ],
+)
+def test_a_place_that_cannot_be_written_is_refused_before_anybody_uploads(
+    place: tuple[str, str], sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
+) -> None:
+    def begun(*_: object) -> None:
+        raise AssertionError("workers were started")
+
+    monkeypatch.setattr("secagg.scale.workers.open_workers", begun)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").touch()
+    options = ("--clients", "5", "--dimension", "400", "--engine", "processes", *place)
+    assert main(["round", "--protocol", "one-message", *options]) == 2
+    said = capsys.readouterr()
+    assert sentence in said.err
+    assert not said.out
+
+
+def test_a_storage_that_was_tried_is_empty(tmp_path: Path) -> None:
+    require_usable(str(tmp_path / "made" / "here"))
+    assert list((tmp_path / "made" / "here").iterdir()) == []
 
 
 def test_an_engine_is_chosen_by_name() -> None:
@@ -157,6 +196,20 @@ def test_actors_that_are_killed_at_twenty_moments_change_no_sum(tmp_path: Path) 
     workers.close()
     with pytest.raises(ConnectionError, match="were ended"):
         workers.poll(0)
+
+
+def test_ray_takes_no_signal_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who is told to stop has clients to tell, and something to keep."""
+
+    def init(**_: object) -> None:
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(15))
+        raise ConnectionError("there is none")
+
+    monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(init=init, is_initialized=lambda: False))
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(InvalidParameters, match=r"there is none\); compare addresses"):
+        RayWorkers(1, "192.0.2.1:1")
+    assert signal.getsignal(signal.SIGTERM) is before
 
 
 @pytest.mark.scale

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
+import signal
 import subprocess
 import sys
 from dataclasses import replace
@@ -17,6 +19,7 @@ from secagg.contract import ideal_aggregate
 from secagg.crypto.entropy import SystemCoins
 from secagg.errors import Misuse
 from secagg.identifiers import ClientId
+from secagg.session.durable import claim
 from secagg.session.roles import Released, ServerSession
 from secagg.transport.card import Card
 from secagg.transport.keeping import ServerRecord, ServerStore
@@ -43,7 +46,7 @@ def refusal(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ((), "--clients says how many"),
+        ((), "say how many by --clients"),
         (("--clients", "5", "--cert", "x.pem"), "belong together"),
         (("--clients", "5", "--client-certs", "x.pem"), "is about TLS"),
         (("--clients", "5", "--listen", "8750"), "--listen is HOST:PORT"),
@@ -51,6 +54,10 @@ def refusal(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
         (("--clients", "5", "--listen", "0.0.0.0:0"), "in the clear"),
         (("--clients", "5", "--set", "roster"), "NAME=VALUE"),
         (("--clients", "5", "--set", "colour=red"), "no setting of secure aggregation"),
+        (("--clients", "5", "--set", "protocol=enclave"), "secagg-protocol is no matter of --set"),
+        (("--clients", "5", "--set", "weighting=examples"), "secagg-weighting is no matter of --set"),
+        (("--clients", "5", "--values", "0"), "1 to 268,435,456 values; got 0"),
+        (("--clients", "5", "--values", str(1 << 40)), "1 to 268,435,456 values"),
         (("--clients", "5", "--group", "1"), "--group is K/N"),
         (("--clients", "6", "--group", "1/2"), "give all servers one --round"),
         (("--clients", "2"), "fewer than 3"),
@@ -69,14 +76,21 @@ def test_noise_is_refused(capsys: pytest.CaptureFixture[str], update: str, tmp_p
     assert "noise is no floor" in refusal(capsys, *client, "--set", "noise=1.0")
     assert "another type than 'many'" in refusal(capsys, *client, "--set", "minimum_cohort=many")
     assert "another type than 0" in refusal(capsys, *client, "--set", "allow_simulated_enclave=0")
+    assert "is lost" in refusal(capsys, *client, "--set", "allow_simulated_enclave=true", "--patience", "0")
     assert "epsilon is no floor" in refusal(capsys, *client, "--set", "epsilon=1.0")
 
 
 def test_a_client_refuses(capsys: pytest.CaptureFixture[str], update: str, tmp_path: Path) -> None:
     state = ("--state", str(tmp_path / "state"))
     assert "holds no array" in refusal(capsys, "contribute", URL, "--update", "none.npy", "--client", "0", *state)
+    for values in (np.full(4, 1j), np.array(["1.0"] * 4)):
+        np.save(tmp_path / "other.npy", values)
+        client = ("contribute", URL, "--update", str(tmp_path / "other.npy"), "--client", "0", *state)
+        assert "holds no array of numbers" in refusal(capsys, *client)
     client = ("contribute", "http://sums.example", "--update", update, "--client", "0", *state)
     assert "in the clear" in refusal(capsys, *client)
+    for place in ("http://127.0.0.1:99999", "ftp://127.0.0.1:8750", "http://127.0.0.1:8750?x=1"):
+        assert "name https://HOST:PORT" in refusal(capsys, "contribute", place, *client[2:])
     assert "is lost" in refusal(capsys, "contribute", URL, *client[2:], "--patience", "0")
 
 
@@ -94,22 +108,38 @@ def test_a_server_goes_on_with_its_own_session_alone(capsys: pytest.CaptureFixtu
     assert "keeps a session of pairwise about 'another'" in said
     said = refusal(capsys, *SERVE, "--clients", "5", "--state", str(folder), "--engine", "memory")
     assert "whose server adds the uploads; go on without --engine" in said
-    terms = {"clients": 5, "all_clients": 5, "group": 1, "groups": 1, "values": 4, "clip": 1.0, "bits": 8}
-    ServerStore(folder).put(ServerRecord(replace(card, task="sum", terms=terms).encode(), 0, (), b"snapshot"))
+    planned = {"clients": 5, "all_clients": 5, "group": 1, "groups": 1, "values": 4, "clip": 1.0, "bits": 8}
+    ServerStore(folder).put(ServerRecord(replace(card, task="sum", terms=planned).encode(), 0, (), b"snapshot"))
     said = refusal(capsys, *SERVE, "--clients", "5", "--state", str(folder))
-    assert "about 'sum', of other arguments; give the same ones again" in said
+    assert "about 'sum', round 1, of other arguments; give the same ones again" in said
+    ServerStore(folder).put(ServerRecord(replace(card, task="sum", terms=planned).encode(), 0, (), b"snapshot"))
+    said = refusal(capsys, *SERVE, "--bits", "8", "--clients", "5", "--state", str(folder), "--round", "2")
+    assert "about 'sum', round 1, of other arguments" in said
     (folder / "session.record").write_bytes(b"something else")
     assert "no record of a session" in refusal(capsys, *SERVE, "--clients", "5", "--state", str(folder))
     os.chmod(folder, 0o755)  # noqa: PTH101, S103 -- which is refused
     assert "this user's alone" in refusal(capsys, *SERVE, "--clients", "5", "--state", str(folder))
 
 
+def test_two_servers_go_on_with_no_session_at_once(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """Each would hold it, and the first to end would erase what the other goes on from."""
+    folder = tmp_path / "state"
+    ServerStore(folder)
+    held = os.open(folder, os.O_RDONLY)
+    claim(held, "")
+    assert "one server at a time" in refusal(capsys, *SERVE, "--clients", "5", "--state", str(folder))
+    os.close(held)
+
+
 @pytest.mark.parametrize("group", [(), ("--group", "1/1", "--round", "1")])
 def test_what_was_released_is_written_before_clients_are_told(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, group: tuple[str, ...]
 ) -> None:
-    """A signal may end the server while it tells them, and nobody else has the sum."""
-    out, said = tmp_path / "mean.npy", list[bool]()
+    """A signal may end the server while it tells them, and nobody else has the sum.
+
+    It has the name that was given, without an ending that numpy would add.
+    """
+    out, said = tmp_path / "mean", list[bool]()
     members = frozenset(map(ClientId, range(5)))
 
     async def run(self: SumServer, session: ServerSession, card: Card, *, number: int) -> Released:
@@ -124,12 +154,30 @@ def test_what_was_released_is_written_before_clients_are_told(
     async def told(self: SumServer) -> None:
         del self
         said.append(out.exists())
+        raise SystemExit(0)
 
     monkeypatch.setattr(SumServer, "run", run)
     monkeypatch.setattr(SumServer, "told", told)
     options = ("--clients", "5", "--listen", "127.0.0.1:0", *group)
     assert main([*SERVE, *options, "--out", str(out)]) == 0
     assert said == [True]
+
+
+@pytest.mark.parametrize("storage", [(), ("--storage", "state/there")])
+def test_a_storage_within_the_state_leaves_it_to_its_user(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path, storage: tuple[str, ...]
+) -> None:
+    async def begun(self: SumServer, session: ServerSession, card: Card, *, number: int) -> Released:
+        del self, card, number
+        session.abort()
+        raise Misuse("it has begun")
+
+    monkeypatch.setattr(SumServer, "run", begun)
+    monkeypatch.chdir(tmp_path)
+    options = ("--clients", "5", "--listen", "127.0.0.1:0", "--engine", "memory", "--state", "state", *storage)
+    assert main([*SERVE, *options]) == 2
+    assert "it has begun" in capsys.readouterr().err
+    assert Path("state").stat().st_mode & 0o077 == 0
 
 
 def test_a_server_whose_sum_could_not_be_written_does_not_begin(
@@ -143,6 +191,30 @@ def test_a_server_whose_sum_could_not_be_written_does_not_begin(
     (tmp_path / "file").touch()
     options = ("--clients", "5", "--listen", "127.0.0.1:0", "--out", str(tmp_path / "file" / "mean.npy"))
     assert "name another place" in refusal(capsys, *SERVE, *options)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("command", ["serve", "contribute"])
+def test_who_waits_for_a_sum_is_told_that_there_is_none(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], update: str, number: int, command: str
+) -> None:
+    async def told_to_stop(*_: object, **__: object) -> None:
+        os.kill(os.getpid(), number)
+        await asyncio.sleep(600)
+
+    monkeypatch.setattr(SumServer, "run", told_to_stop)
+    monkeypatch.setattr("secagg.transport.client.contribute", told_to_stop)
+    if command == "serve":
+        arguments = [*SERVE, "--clients", "5", "--listen", "127.0.0.1:0"]
+    else:
+        arguments = ["contribute", URL, "--update", update, "--client", "0"]
+    before = {each: signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        assert main(arguments) == 130
+    finally:
+        for each, handler in before.items():
+            signal.signal(each, handler)
+    assert "stopped before the end of the sum" in capsys.readouterr().err
 
 
 def test_a_signal_within_a_request_ends_a_command() -> None:

@@ -26,7 +26,7 @@ from secagg.transport.listener import allow_connections, listening
 from secagg.transport.proof import Prover
 from secagg.transport.requests import Patience
 from secagg.transport.server import SumServer
-from secagg.transport.tls import Credentials, ServerTls, client_context
+from secagg.transport.tls import Credentials, PinnedTls, ServerTls, client_context
 from secagg.transport.tunnel import Ends, open_tunnel, serve_tunnel
 from secagg.wire import MessageKind, Writer
 from tests.harness.certificates_of_tests import make_credentials
@@ -337,6 +337,49 @@ class Echo:
         return encode_refusal(Misuse("not this")) if len(request) < 100 else request
 
 
+def test_an_end_that_renews_its_files_lets_in_whom_they_name_alone(tmp_path: Path) -> None:
+    one, before, after = (make_credentials(tmp_path, name) for name in ("one", "before", "after"))
+    seen = tmp_path / "seen.pem"
+    seen.write_bytes(before.certificate.read_bytes())
+
+    async def scene() -> None:
+        far, near = PinnedTls(one, seen, is_server=True), PinnedTls(before, one.certificate, is_server=False)
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port: int = probe.getsockname()[1]
+        ready = asyncio.Event()
+        ends = Ends(tls=far, socket=tmp_path / "helper", host="127.0.0.1", port=port)
+
+        async def helper(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            writer.write(b"let in")
+            writer.close()
+
+        async def heard(tls: PinnedTls) -> bytes:
+            with suppress(OSError):
+                reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=tls.context)
+                try:
+                    return await reader.read(6)
+                finally:
+                    writer.close()
+            return b""
+
+        async with await asyncio.start_unix_server(helper, tmp_path / "helper"):
+            serving = asyncio.create_task(serve_tunnel(ends, ready.set))
+            await ready.wait()
+            late = PinnedTls(after, one.certificate, is_server=False)
+            assert [await heard(near), await heard(late)] == [b"let in", b""]
+            seen.write_bytes(b"half")
+            far.renew()
+            assert [await heard(near), await heard(late)] == [b"let in", b""]
+            seen.write_bytes(after.certificate.read_bytes())
+            far.renew()
+            assert [await heard(near), await heard(late)] == [b"", b"let in"]
+            serving.cancel()
+            await asyncio.gather(serving, return_exceptions=True)
+
+    asyncio.run(scene())
+
+
 @asynccontextmanager
 async def tunnels(folder: Path, far: Credentials, near: Credentials, seen: Path, known: Path) -> AsyncGenerator[Path]:
     """Join two sockets; ``seen`` is whom the far end lets in, ``known`` whom the near end talks with."""
@@ -359,7 +402,8 @@ async def tunnels(folder: Path, far: Credentials, near: Credentials, seen: Path,
     ):
         listens = asyncio.Event()
         set_it: Callable[[], None] = listens.set
-        ends = Ends(own=own, peer=peer, socket=place, host="127.0.0.1", port=port)
+        tls = PinnedTls(own, peer, is_server=carry is serve_tunnel)
+        ends = Ends(tls=tls, socket=place, host="127.0.0.1", port=port)
         both.append(asyncio.create_task(carry(ends, set_it)))
         await listens.wait()
     try:

@@ -10,6 +10,8 @@ from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager
 from importlib import import_module
 from itertools import islice
+from signal import SIGTERM, getsignal, signal
+from threading import current_thread, main_thread
 from typing import Any, Final, TypeVar
 
 from secagg.errors import InvalidParameters, Reason
@@ -61,10 +63,16 @@ def connect(address: str = LOCAL, *, processes: int | None = None) -> None:
         options |= {"num_cpus": processes, "include_dashboard": False}
     else:
         options["address"] = address
+    ending = getsignal(SIGTERM)
     try:
         ray.init(**options)
     except (ConnectionError, RuntimeError, ValueError) as error:
-        raise InvalidParameters(f"there is no Ray cluster at {address or 'this machine'}: {error}") from None
+        where = f"no Ray cluster at {address or 'this machine'}"
+        raise InvalidParameters(f"{where} lets us in ({error}); compare addresses, and RAY_AUTH_MODE") from None
+    finally:
+        # Ray takes this signal over, and who called has something to finish when it comes.
+        if ending is not None and current_thread() is main_thread():
+            signal(SIGTERM, ending)
 
 
 def spread(

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import argparse
 import hashlib
-import sys
 from collections.abc import Callable, Iterable
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from secagg.errors import InvalidParameters
 
-from .shared import assigned, now, own_credentials, plan_of, plug_for, running, subject_of
+from .shared import assigned, now, own_credentials, plan_of, plug_for, running, stopped, subject_of
 
 if TYPE_CHECKING:
     from secagg.crypto.secret import Secret
@@ -30,9 +29,8 @@ def run_contribute(options: argparse.Namespace) -> int:
     """Add one update, and return the exit status."""
     try:
         outcome = running(lambda: _contribute(options))
-    except ConnectionError as error:
-        print(f"secagg: {error}", file=sys.stderr)
-        return 2
+    except SystemExit:
+        return stopped()
     print(outcome.sentence)
     return 0 if outcome.is_released else 1
 
@@ -57,9 +55,11 @@ async def _contribute(options: argparse.Namespace) -> Outcome:
     from secagg.transport.tls import client_context
 
     try:
-        values = np.load(options.update, allow_pickle=False).astype(np.float64)
-    except (OSError, ValueError) as error:
-        raise InvalidParameters(f"{options.update} holds no array ({error}); write one with numpy.save") from None
+        values = np.load(options.update, allow_pickle=False).astype(np.float64, casting="same_kind")
+    except (OSError, TypeError, ValueError) as error:
+        raise InvalidParameters(
+            f"{options.update} holds no array of numbers ({error}); write one with numpy.save"
+        ) from None
     coins, states = SystemCoins(), StateDirectory(options.state, coins=SystemCoins())
     # A client with a key has somebody to believe but the server.
     mode = "semi_honest" if options.identity is None else "active"

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import logging
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from secagg.cli.spreading import revealed
 from secagg.contract import DIGEST_BYTES, Aggregate, Layout
@@ -24,6 +25,10 @@ from secagg.wire import MessageKind
 
 from .shared import plan_of
 
+if TYPE_CHECKING:
+    from numpy.typing import ArrayLike
+
+_LOG: Final = logging.getLogger("secagg")
 _MOST: Final = (1 << 32) - 1
 _NAMED: Final = 20
 """So many groups that are missing are named."""
@@ -68,11 +73,15 @@ def group_of(
         InvalidParameters: nobody says who there is, or there is no such group.
     """
     if (roster is None) == (options.clients is None):
-        raise InvalidParameters("--clients says how many there are where no roster does: give one of the two")
+        raise InvalidParameters(
+            "name the clients by --set roster=keys/roster.json, or, where they have no keys, say how many by --clients"
+        )
     everybody = sorted(map(ClientId, range(options.clients)) if roster is None else roster.clients)
     group, groups = _place(options)
     numbers = divided(len(everybody), groups)[group - 1] if groups > 1 else range(1, len(everybody) + 1)
     invited = everybody[numbers.start - 1 : numbers.stop - 1]
+    if options.group is not None:
+        _LOG.info("group %s is of %d clients, %s to %s", options.group, len(invited), invited[0], invited[-1])
     if roster is not None:
         roster = Roster(roster.authority, {client: roster.certificates[client] for client in invited})
     terms = {"clients": len(invited), "all_clients": len(everybody), "group": group, "groups": groups}
@@ -90,6 +99,14 @@ def write_sum(path: Path, card: Card, released: Released) -> None:
         unbounded=released.unbounded,
     ).encode()
     replace(path, sums + _digest(sums))
+
+
+def write_mean(path: Path, mean: ArrayLike) -> None:
+    """Write an array under this name; numpy would give it another ending."""
+    import numpy as np
+
+    with path.open("wb") as file:
+        np.save(file, mean, allow_pickle=False)
 
 
 def read_sum(path: Path) -> tuple[Card, GroupSum]:
@@ -113,8 +130,6 @@ def read_sum(path: Path) -> tuple[Card, GroupSum]:
 
 def run_add(options: argparse.Namespace) -> int:
     """Add the sums of groups, write the mean, and return the exit status."""
-    import numpy as np
-
     first, *others = options.sums
     card, found = read_sum(first)
     plan = plan_of(card.protocol, card.terms)
@@ -125,10 +140,11 @@ def run_add(options: argparse.Namespace) -> int:
         other, found = read_sum(path)
         _require_same(path, other, first, card)
         plan_of(other.protocol, other.terms)
-        if (before := groups.setdefault(other.terms["group"], path)) != path:
+        if (before := groups.get(other.terms["group"])) is not None:
             raise InvalidParameters(f"{before} and {path} are both of group {other.terms['group']}; leave one out")
+        groups[other.terms["group"]] = path
         total = joined([total, _released(path, found, layout)], layout, capacity)
-    np.save(options.out, plan.mean(total), allow_pickle=False)
+    write_mean(options.out, plan.mean(total))
     count, of_groups = len(total.counted), card.terms["groups"]
     print(f"{options.out}: the mean of {count:,} of {card.terms['all_clients']:,} clients' updates")
     if missing := of_groups - len(groups):

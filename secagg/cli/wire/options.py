@@ -70,7 +70,11 @@ def add_options(commands: Any) -> None:  # noqa: ANN401 -- argparse names the ty
     contribute.add_argument("--patience", type=float, default=120.0, help="seconds without a server (default: 120)")
     _add_common(contribute, "a floor of this client: minimum_cohort=10, servers=servers.json")
     contribute.set_defaults(run=when_run("contribute"))
-    tunnel = commands.add_parser("tunnel", help="mutual TLS between operators: a Unix socket here stands for one there")
+    tunnel = commands.add_parser(
+        "tunnel",
+        help="mutual TLS between operators: a Unix socket here stands for one there",
+        description="Carry connections until SIGTERM or SIGINT; SIGHUP has it read renewed files of TLS.",
+    )
     side = tunnel.add_mutually_exclusive_group(required=True)
     side.add_argument("--listen", metavar="HOST:PORT", help="for the other operator; a helper listens at --socket")
     side.add_argument("--connect", metavar="HOST:PORT", help="to the other operator; --socket is made here")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import logging
+import os
 import signal
 import time
 from contextlib import ExitStack
@@ -18,8 +19,8 @@ from secagg.cli.spreading import Spreading, workers_for
 from secagg.errors import InvalidParameters
 from secagg.session.registry import find
 
-from .groups import group_of, write_sum
-from .shared import address, assigned, now, own_credentials, plan_of, plug_for, running, subject_of
+from .groups import group_of, write_mean, write_sum
+from .shared import address, assigned, now, own_credentials, plan_of, plug_for, running, stopped, subject_of
 
 if TYPE_CHECKING:
     from secagg.crypto.entropy import Coins
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from secagg.transport.keeping import ServerStore
     from secagg.transport.proof import Admission
 
+_LOG: Final = logging.getLogger("secagg")
 _PROGRESS_SECONDS: Final = 10.0
 _LEAST_ANSWER, _SHARES, _PER_CLIENT = 1 << 20, 16, 1 << 12
 """No answer is longer than these bytes, times the packed update, and for each client."""
@@ -41,26 +43,30 @@ _LEAST_ANSWER, _SHARES, _PER_CLIENT = 1 << 20, 16, 1 << 12
 
 def run_serve(options: argparse.Namespace) -> int:
     """Hold a sum, write its mean, and return the exit status."""
-    running(lambda: _serve(options))
+    options.is_written = False
+    try:
+        running(lambda: _serve(options))
+    except SystemExit:
+        return 0 if options.is_written else stopped()
     return 0
 
 
 def _write(options: argparse.Namespace, held: _Held, released: Released) -> None:
     """Write the mean, or the sum of a group, and say so."""
-    import numpy as np
-
     if options.group is None:
-        np.save(options.out, held.plan.mean(released), allow_pickle=False)
+        write_mean(options.out, held.plan.mean(released))
         what = f"the mean of {len(released.counted)} clients' updates"
     else:
         write_sum(options.out, held.card, released)
         what = f"the sum of {len(released.counted)} clients of group {options.group}, for `secagg add`"
+    options.is_written = True
     print(f"{options.out}: {what}", flush=True)
 
 
 async def _serve(options: argparse.Namespace) -> None:
     from secagg.platforms.settings import PREFIX, SecAggSettings
     from secagg.scale.resumed import ResumableSession
+    from secagg.session.durable import require_own_folder
     from secagg.session.patience import Limits
     from secagg.transport.card import BACK_SECONDS, WireLimits
     from secagg.transport.listener import allow_connections, listening
@@ -72,13 +78,18 @@ async def _serve(options: argparse.Namespace) -> None:
         # Who certified the clients meant them to believe certificates and not the server.
         given.setdefault(f"{PREFIX}mode", "active")
     alike = {f"{PREFIX}protocol": options.protocol, f"{PREFIX}weighting": "uniform"}
+    if twice := sorted(alike.keys() & given.keys()):
+        raise InvalidParameters(
+            f"{twice[0]} is no matter of --set: --protocol names one, and all updates weigh the same"
+        )
     settings = SecAggSettings.from_run_config({**given, **alike})
     if settings.noise:
         raise InvalidParameters(
             "`secagg serve` plans no noise: its rings have no room for any; leave noise out of --set"
         )
-    if options.engine and options.state and options.storage is None:
-        options.storage = str(options.state / "storage")
+    if options.state is not None:
+        require_own_folder(options.state)  # A storage may be within it, and is tried first.
+        options.storage = options.storage or (str(options.state / "storage") if options.engine else None)
     own = own_credentials(options)
     tls = None if own is None else ServerTls(own, options.client_certs)
     if tls is None and options.client_certs is not None:
@@ -124,14 +135,15 @@ class _Telling:
     """Writes to the log how far workers are; ``/metrics`` has the same at any time."""
 
     def __init__(self) -> None:
-        self._due = 0.0
+        self._due, self._said = 0.0, ""
 
     def __call__(self, figures: Figures) -> None:
         from secagg.scale.telling import sentence
 
-        if time.monotonic() >= self._due or not figures.jobs_left:
-            self._due = time.monotonic() + _PROGRESS_SECONDS
-            logging.getLogger("secagg").info("workers: %s", sentence(figures))
+        said = sentence(figures)
+        if said != self._said and (time.monotonic() >= self._due or not figures.jobs_left):
+            self._due, self._said = time.monotonic() + _PROGRESS_SECONDS, said
+            _LOG.info("workers: %s", said)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,7 +166,6 @@ class _Held:
         from secagg.platforms.keys.identities import load_roster
         from secagg.session.durable import erase
         from secagg.transport.card import Card, new_name
-        from secagg.transport.keeping import ServerStore
         from secagg.transport.proof import Certified, FirstCome
 
         from .journaled import JournaledSession, goes_on
@@ -163,7 +174,7 @@ class _Held:
         invited, roster, terms = group_of(options, roster)
         admission = FirstCome(invited) if roster is None else Certified(roster.authority, roster.certificates)
         folder: Path | None = options.state
-        store = None if folder is None else ServerStore(folder)
+        store = None if folder is None else _store_in(folder, resources)
         kept, restore = None if store is None else store.get(), find(options.protocol).restore
         about = partial(_opened, options.protocol, settings, invited, roster, resources, workers)
         # Of a session whose uploads others add a journal goes on; of another one, a snapshot.
@@ -173,10 +184,11 @@ class _Held:
             _require_engine(folder, is_spread=journal is not None, was_spread=not kept.snapshot)
         if kept is not None and (kept.snapshot or (journal is not None and goes_on(journal))):
             card = Card.decode(kept.card)
-            if (card.protocol, card.task, card.terms) != (options.protocol, options.task, terms):
+            same = (options.protocol, options.task, options.round or card.round_number, terms)
+            if (card.protocol, card.task, card.round_number, card.terms) != same:
                 raise InvalidParameters(
-                    f"{options.state} keeps a session of {card.protocol} about {card.task!r}, of other arguments; give "
-                    "the same ones again, or name another --state"
+                    f"{options.state} keeps a session of {card.protocol} about {card.task!r}, round "
+                    f"{card.round_number}, of other arguments; give the same ones again, or name another --state"
                 )
             if roster is None:
                 admission = FirstCome(invited, card.session, {claim.client: claim.digest for claim in kept.claims})
@@ -192,7 +204,7 @@ class _Held:
                 session = restore(snapshot, invited)
             return cls(session=session, card=card, plan=plan, admission=admission, store=store, number=kept.stage)
         if kept is not None:
-            logging.getLogger("secagg").warning("the session of before cannot go on; this is another one")
+            _LOG.warning("the session of before cannot go on; this is another one")
         plan = plan_of(options.protocol, terms)
         number = int(time.time()) if options.round is None else options.round
         subject = subject_of(plan, options.task, number, terms)
@@ -210,6 +222,16 @@ class _Held:
             erase(journal)
             session = JournaledSession(journal, store, partial(about, subject))
         return cls(session=session, card=card, plan=plan, admission=admission, store=store)
+
+
+def _store_in(folder: Path, resources: ExitStack) -> ServerStore:
+    from secagg.session.durable import claim
+    from secagg.transport.keeping import ServerStore
+
+    store = ServerStore(folder)
+    resources.callback(os.close, held := os.open(folder, os.O_RDONLY))
+    claim(held, f"{folder} is in use; one server at a time goes on with its session")
+    return store
 
 
 def _require_engine(folder: Path, *, is_spread: bool, was_spread: bool) -> None:

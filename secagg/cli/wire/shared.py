@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 Result = TypeVar("Result")
 Value = int | float | bool | str
 _PORTS: Final = 1 << 16
-_WORDS: Final = {"yes": True, "no": False}
+_WORDS: Final = {"yes": True, "no": False, "true": True, "false": False}
 _TERMS: Final = dict.fromkeys(("clients", "all_clients", "group", "groups", "values", "bits"), int) | {"clip": float}
 _MOST_VALUES: Final = 1 << 28
 
@@ -41,8 +41,10 @@ def plan_of(protocol: str, terms: Mapping[str, Any]) -> Session:
     from secagg.short.model_session import Session
 
     is_whole = {name: type(value) for name, value in terms.items()} == _TERMS
-    if not (is_whole and 1 <= terms["values"] <= _MOST_VALUES and 1 <= terms["group"] <= terms["groups"]):
+    if not (is_whole and 1 <= terms["group"] <= terms["groups"]):
         raise InvalidParameters(f"terms of a sum are {', '.join(_TERMS)}; both ends need one version of secagg")
+    if not 1 <= terms["values"] <= _MOST_VALUES:
+        raise InvalidParameters(f"an update has 1 to {_MOST_VALUES:,} values; got {terms['values']}")
     return Session.for_model(
         np.zeros(terms["values"]),
         clients=terms["clients"],
@@ -84,6 +86,12 @@ def running(work: Callable[[], Coroutine[Any, Any, Result]]) -> Result:
     logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
     with serving():
         return asyncio.run(_until_told(work))
+
+
+def stopped() -> int:
+    """Say that a signal came before the end, and return the exit status: whoever waits for a sum has none."""
+    print("secagg: stopped before the end of the sum; where --state kept it, the same line goes on", file=sys.stderr)
+    return 130
 
 
 async def _until_told(work: Callable[[], Coroutine[Any, Any, Result]]) -> Result:
