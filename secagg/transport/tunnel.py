@@ -48,8 +48,11 @@ async def serve_tunnel(ends: Ends, ready: Callable[[], None]) -> None:
         _require(near[1], ends.tls.pin)
         await _pump(near, await asyncio.open_unix_connection(ends.socket))
 
+    def renewed(link: ssl.SSLObject | ssl.SSLSocket, *_: object) -> None:
+        link.context = ends.tls.context
+
     # What listens keeps this context; handshakes that begin later take the newest one.
-    ends.tls.context.sni_callback = lambda link, *_: setattr(link, "context", ends.tls.context)
+    ends.tls.context.sni_callback = renewed
     try:
         server = await asyncio.start_server(
             _few(joined), ends.host, ends.port, ssl=ends.tls.context, ssl_handshake_timeout=HANDSHAKE_SECONDS

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import pytest
@@ -201,8 +201,11 @@ def test_actors_that_are_killed_at_twenty_moments_change_no_sum(tmp_path: Path) 
 def test_ray_takes_no_signal_over(monkeypatch: pytest.MonkeyPatch) -> None:
     """Who is told to stop has clients to tell, and something to keep."""
 
+    def taken_over(*_: object) -> NoReturn:
+        sys.exit(15)
+
     def init(**_: object) -> None:
-        signal.signal(signal.SIGTERM, lambda *_: sys.exit(15))
+        signal.signal(signal.SIGTERM, taken_over)
         raise ConnectionError("there is none")
 
     monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(init=init, is_initialized=lambda: False))
