@@ -55,6 +55,12 @@ def list_of(offer: Offer, uploads: Mapping[ClientId, bytes], sum_id: bytes) -> b
     return UploadList(t0=offer.agree().t0, terms=terms, listed=listed).encode()
 
 
+def taken_by(server: Server) -> dict[ClientId, bytes]:
+    """Return the digests of all uploads that a server took, listed or not."""
+    known = server._taken  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
+    return {client: one[: epoch.DIGEST_BYTES] for client, one in known.items()}
+
+
 def digests(server: Server) -> dict[ClientId, bytes]:
     """Return what the uploads of a server that collected them are known by."""
     return {listed.client: listed.upload for listed in fixed(server).listed}
@@ -243,7 +249,7 @@ def withheld_share(world: InsecureSum, monkeypatch: pytest.MonkeyPatch | None) -
     world.ask(server, server.deliver(), absent=kept)
     server.settle()
     # A server that cheats lists what it likes.
-    known = dict(server._taken)  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
+    known = taken_by(server)
     everybody = list_of(offer, known, b"with the victim.")
     if monkeypatch is not None:
         skip_what_never_came(monkeypatch)
@@ -415,8 +421,7 @@ def test_lists_longer_than_the_capacity() -> None:
     server.agreement.parameters.__dict__["capacity"] = 4
     server.receive_upload(world.setup.clients[3], world.upload(world.setup.clients[3]))
     world.ask(server, server.deliver())
-    taken = server._taken  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
-    listed = [Listed(client=one, upload=upload) for one, upload in taken.items()]
+    listed = [Listed(client=one, upload=upload) for one, upload in taken_by(server).items()]
     server.agreement.parameters.__dict__["capacity"] = 3
     too_long = UploadList(
         t0=server.agreement.t0, terms=world.offer().terms, listed=tuple(sorted(listed, key=lambda one: one.client))
