@@ -99,6 +99,9 @@ def workers_for(
 
 def _require_sense(entry: ProtocolEntry, options: argparse.Namespace) -> None:
     """Refuse options that would do nothing."""
+    workers = _WORKERS if options.workers is None else options.workers
+    if not 1 <= workers <= 1 << 12:
+        raise InvalidParameters(f"--workers is in 1..4096; got {workers}")
     if options.engine is None:
         for name in ("storage", "metrics", "audit", "ray_address", "workers"):
             if getattr(options, name):
@@ -106,12 +109,9 @@ def _require_sense(entry: ProtocolEntry, options: argparse.Namespace) -> None:
         return
     if not entry.spreads:
         raise InvalidParameters(f"the uploads of {entry.name} are added by its server alone; leave out --engine")
-    workers = 1 if options.engine == "memory" else _WORKERS if options.workers is None else options.workers
-    if not 1 <= workers <= 1 << 12:
-        raise InvalidParameters(f"--workers is in 1..4096; got {workers}")
     if options.workers and options.engine == "memory":
         raise InvalidParameters("--workers is for --engine processes or ray; memory is the server alone")
-    if options.audit and workers == 1:
+    if options.audit and (workers == 1 or options.engine == "memory"):
         raise InvalidParameters("an audited job is done by two workers; start another one, or audit none")
     if options.ray_address and options.engine != "ray":
         raise InvalidParameters("--ray-address is for --engine ray")

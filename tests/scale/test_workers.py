@@ -138,6 +138,7 @@ def test_a_round_whose_uploads_others_add_is_exact(
         (("--protocol", "one-message", "--engine", "processes", "--workers", "0"), "in 1..4096"),
         (("--protocol", "one-message", "--engine", "memory", "--audit", "2"), "start another one"),
         (("--protocol", "one-message", "--engine", "processes", "--workers", "1", "--audit", "2"), "start another one"),
+        (("--protocol", "one-message", "--workers", "0"), "in 1..4096"),
         (("--protocol", "one-message", "--workers", "3"), "--workers is for --engine"),
         (("--protocol", "one-message", "--engine", "memory", "--workers", "3"), "memory is the server alone"),
         (("--protocol", "one-message", "--engine", "ray", "--ray-address", "192.0.2.1:1"), "that all machines"),
