@@ -13,7 +13,7 @@ import torch
 
 from secagg.training.engines import make_engine
 from secagg.training.engines.evaluation import Evaluator
-from secagg.training.records.metrics import Accuracy
+from secagg.training.records import Accuracy
 from secagg.training.runs.rounds import Pieces
 from secagg.training.settings.configuration import Configuration, changed
 from secagg.training.settings.parts import Examples

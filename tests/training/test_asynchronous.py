@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from secagg.errors import InvalidParameters
-from secagg.training.records.metrics import read_records
+from secagg.training.records import read_records
 from secagg.training.runs.asynchronous import AsynchronousRun
 from secagg.training.runs.driver import train
 from secagg.training.runs.rounds import Pieces

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from secagg.errors import InvalidParameters
-from secagg.training.settings.codes import require_belonging
 from secagg.training.settings.configuration import (
     Configuration,
     changed,
@@ -18,7 +17,7 @@ from secagg.training.settings.configuration import (
     versions_here,
 )
 from secagg.training.settings.presets import PRESETS, preset
-from secagg.training.settings.sections import CompressionSettings, Lengths, Optimizer, Scheme, Source
+from secagg.training.settings.sections import CompressionSettings, Lengths, Optimizer, Scheme, Source, require_belonging
 
 SKETCHED = ("compression.scheme=sketch", "secagg.settings=['mode=semi_honest']")
 

@@ -14,13 +14,10 @@ import numpy as np
 import pytest
 
 from secagg.errors import InvalidParameters
-from secagg.training.models.server_optimizers import ServerOptimizer
-from secagg.training.records.checkpoint import Checkpoint
-from secagg.training.records.metrics import Accuracy, MetricsFile, RoundRecord, read_records, summarise
-from secagg.training.runs.driver import train
-from secagg.training.runs.estimate import estimate
-from secagg.training.runs.progress import Progress, in_time
+from secagg.training.records import Accuracy, Checkpoint, MetricsFile, RoundRecord, read_records, summarise
+from secagg.training.runs.driver import Progress, estimate, in_time, train
 from secagg.training.runs.rounds import Pieces, Run
+from secagg.training.server_optimizers import ServerOptimizer
 from secagg.training.settings.configuration import Configuration, changed
 from secagg.training.settings.parts import Assignment, Tensors, TrainedClient
 from secagg.training.settings.sections import LocalTraining, ServerSettings

@@ -14,14 +14,20 @@ from torch import nn
 from secagg.errors import CapacityExceeded, InvalidParameters
 from secagg.training.engines import ENGINES, make_engine
 from secagg.training.engines.one_by_one import PlainModel, ThreadsEngine
-from secagg.training.engines.schedule import schedule_of
-from secagg.training.engines.settings import Computing
+from secagg.training.engines.settings import Computing, schedule_of
 from secagg.training.engines.suitability import swapped
-from secagg.training.models.keyed_dropout import KeyedDropout
-from secagg.training.models.networks import initial_parameters, model_factory
-from secagg.training.settings.parts import Assignment, Engine, Examples, ModelFactory, TrainedClient
+from secagg.training.models import KeyedDropout, initial_parameters, model_factory
+from secagg.training.settings.parts import (
+    Assignment,
+    Engine,
+    Examples,
+    ModelFactory,
+    Stream,
+    TrainedClient,
+    seed_of,
+    torch_generator,
+)
 from secagg.training.settings.sections import LocalTraining
-from secagg.training.settings.seeds import Stream, seed_of, torch_generator
 
 SIZES = (20, 5, 33, 8)
 EVERYTHING = LocalTraining(epochs=2, batch=8, rate=0.05, momentum=0.9, weight_decay=0.01, proximal=0.1, clip=0.3)

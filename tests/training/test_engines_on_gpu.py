@@ -9,10 +9,9 @@ import torch
 
 from secagg.training.engines import ENGINES, make_engine
 from secagg.training.engines.evaluation import Evaluator
-from secagg.training.models.networks import initial_parameters, model_factory
-from secagg.training.settings.parts import Assignment, Engine, Examples, ModelFactory
+from secagg.training.models import initial_parameters, model_factory
+from secagg.training.settings.parts import Assignment, Engine, Examples, ModelFactory, Stream, seed_of, torch_generator
 from secagg.training.settings.sections import LocalTraining
-from secagg.training.settings.seeds import Stream, seed_of, torch_generator
 
 pytestmark = [
     pytest.mark.gpu,

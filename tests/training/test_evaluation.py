@@ -7,9 +7,8 @@ from torch import nn
 
 from secagg.errors import InvalidParameters
 from secagg.training.engines.evaluation import Evaluator
-from secagg.training.models.networks import initial_parameters, model_factory
-from secagg.training.settings.parts import Examples
-from secagg.training.settings.seeds import torch_generator
+from secagg.training.models import initial_parameters, model_factory
+from secagg.training.settings.parts import Examples, torch_generator
 
 STRIDE = model_factory("stride", classes=10, shape=(1, 28, 28))
 

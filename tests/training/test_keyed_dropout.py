@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from secagg.training.models.keyed_dropout import KeyedDropout, dropped, key_buffers
+from secagg.training.models import KeyedDropout, dropped, key_buffers
 
 
 @pytest.mark.parametrize("rate", [0.1, 0.5, 0.9])

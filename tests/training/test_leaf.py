@@ -11,7 +11,7 @@ from PIL import Image
 
 from secagg.errors import InvalidParameters
 from secagg.training.datasets import LEAF_SETS, federated_data, prepare_leaf
-from secagg.training.datasets.cached import key_of, read_cache
+from secagg.training.datasets.prepared import key_of, read_cache
 
 USERS = ("f0001_41", "f0002_07", "f0003_12")
 

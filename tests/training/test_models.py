@@ -5,9 +5,9 @@ import torch
 from torch import nn
 
 from secagg.errors import InvalidParameters
-from secagg.training.engines.recurrent import WrittenOutLstm
-from secagg.training.models.networks import initial_parameters, model_factory, parameter_count
-from secagg.training.settings.seeds import torch_seeded
+from secagg.training.engines.suitability import WrittenOutLstm
+from secagg.training.models import initial_parameters, model_factory, parameter_count
+from secagg.training.settings.parts import torch_seeded
 
 SEED = (1, 0, 0, 0)
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from secagg.errors import InvalidParameters
-from secagg.training.models.partition import (
+from secagg.training.datasets.partition import (
     LEAST_EXAMPLES,
     Dealing,
     Style,

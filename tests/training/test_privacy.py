@@ -14,13 +14,13 @@ import pytest
 from secagg.contract import Aggregate, Payload
 from secagg.errors import CapacityExceeded, InternalError, InvalidParameters, SecAggError, ThresholdNotMet
 from secagg.privacy.accounting import ReleasePart, epsilon
-from secagg.privacy.noise import NoiseKind
+from secagg.privacy.kinds import NoiseKind
 from secagg.training.codec.operators import Operators
-from secagg.training.records.metrics import read_records
+from secagg.training.records import read_records
 from secagg.training.runs.driver import train
 from secagg.training.runs.rounds import Pieces, Run
-from secagg.training.settings.cohorts import Cohorts
 from secagg.training.settings.configuration import Configuration
+from secagg.training.settings.parts import Cohorts
 from secagg.training.sums.privacy import ReleaseCount
 from secagg.training.sums.round_sums import SumRound, require_near
 from secagg.training.sums.secure_sums import secure_sum

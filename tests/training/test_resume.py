@@ -13,8 +13,7 @@ import torch
 
 from secagg.errors import InvalidParameters
 from secagg.training.engines import make_engine
-from secagg.training.records.checkpoint import Checkpoint
-from secagg.training.records.metrics import RoundRecord, read_records
+from secagg.training.records import Checkpoint, RoundRecord, read_records
 from secagg.training.runs.driver import MODEL_NAME, train
 from secagg.training.runs.rounds import Pieces
 from secagg.training.settings.configuration import Configuration, changed
@@ -252,4 +251,4 @@ def break_writing(monkeypatch: pytest.MonkeyPatch) -> None:
         raise OSError("the disk is full")
 
     broken: Callable[..., None] = full
-    monkeypatch.setattr("secagg.training.records.checkpoint.np.savez", broken)
+    monkeypatch.setattr("secagg.training.records.np.savez", broken)

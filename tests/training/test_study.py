@@ -18,7 +18,7 @@ from secagg.compression.byte_accounting import (
     upload_bytes,
 )
 from secagg.training.codec.operators import Operators
-from secagg.training.models.networks import model_factory
+from secagg.training.models import model_factory
 from secagg.training.runs.driver import train
 from secagg.training.settings.configuration import changed
 from secagg.training.settings.presets import preset

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from secagg.training.reports.figures import STYLES
+from secagg.training.reports import STYLES
 from secagg.training.settings.sections import Scheme
 
 pytest.importorskip("matplotlib")

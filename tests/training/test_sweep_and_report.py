@@ -13,9 +13,8 @@ import pytest
 
 from secagg.cli import main
 from secagg.errors import InvalidParameters
-from secagg.training.records.metrics import Accuracy, RoundRecord
-from secagg.training.reports.finished_runs import Cell, FinishedRun, cells_of, read_runs
-from secagg.training.reports.report import conclusion, write_report
+from secagg.training.records import Accuracy, RoundRecord
+from secagg.training.reports import Cell, FinishedRun, cells_of, conclusion, read_runs, write_report
 from secagg.training.runs import sweep as sweeping
 from secagg.training.runs.driver import train
 from secagg.training.runs.rounds import Pieces

@@ -27,9 +27,8 @@ from secagg.contract import IndexSegment, RingSegment, ideal_aggregate
 from secagg.errors import InvalidParameters, MalformedMessage
 from secagg.simulation.insecure_coins import InsecureSeededCoins
 from secagg.training.codec.whole_updates import NORMS, UPDATE, WholeUpdates
-from secagg.training.records.metrics import RoundRecord, read_records, summarise
-from secagg.training.runs.driver import MODEL_NAME, train
-from secagg.training.runs.progress import Progress
+from secagg.training.records import RoundRecord, read_records, summarise
+from secagg.training.runs.driver import MODEL_NAME, Progress, train
 from secagg.training.runs.rounds import Pieces, Run, falling_rate
 from secagg.training.settings.configuration import Configuration, changed, from_tree, to_tree
 from secagg.training.settings.presets import preset

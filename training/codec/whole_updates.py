@@ -35,8 +35,7 @@ from secagg.errors import InvalidParameters
 from secagg.training.settings.parts import Update
 from secagg.training.settings.sections import CompressionSettings, Lengths, Scheme
 
-from .operators import RoundCodec
-from .tensor_recipes import PLAIN_BITS
+from .operators import PLAIN_BITS, RoundCodec
 
 UPDATE: Final = "secagg/update"
 """The name of the vector that all tensors are joined in."""

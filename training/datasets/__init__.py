@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Final
 
 from secagg.errors import InvalidParameters
-from secagg.training.models.partition import Dealing
+from secagg.training.datasets.partition import Dealing
 
 from .fashion import INSTALLED, fashion
 from .leaf import LEAF_SETS, leaf, prepare_leaf

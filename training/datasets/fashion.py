@@ -19,8 +19,8 @@ import numpy.typing as npt
 import torch
 
 from secagg.errors import InvalidParameters
-from secagg.training.models.partition import Dealing, dirichlet_partition, style_of
-from secagg.training.settings.seeds import Stream, seed_of
+from secagg.training.datasets.partition import Dealing, dirichlet_partition, style_of
+from secagg.training.settings.parts import Stream, seed_of
 
 from .prepared import PreparedData, Rows, Split, Transform, normalised
 

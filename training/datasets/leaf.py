@@ -1,32 +1,224 @@
-"""LEAF's FEMNIST, CelebA and Sent140: people's own characters, pictures and messages, converted once.
-
-``root`` is a set's folder in LEAF, such as ``leaf/data/femnist``, after LEAF's ``preprocess.sh`` has filled it. CelebA
-may also lie there as it is published: its pictures, and the two files that say who is on them and who smiles.
-"""
+"""LEAF's FEMNIST, CelebA and Sent140, converted once from LEAF's own files."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
-from typing import Final, cast
+from typing import Any, Final, cast
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
-from secagg.errors import InvalidParameters
-from secagg.training.models.partition import natural_partition
-from secagg.training.settings.parts import Progress
+from secagg.errors import InvalidParameters, Reason
+from secagg.training.settings.parts import Progress, Stream, generator, seed_of
 
-from .cached import UserRows, key_of, read_cache, write_cache
-from .celeba import annotated_users, picture_reader, published_files
-from .leaf_files import LeafUser, label_of, leaf_paths, leaf_users
-from .prepared import PreparedData, Rows, Transform, normalised
+from .partition import natural_partition
+from .prepared import (
+    LENGTH,
+    PreparedData,
+    Rows,
+    Transform,
+    UserRows,
+    Vocabulary,
+    commonest,
+    key_of,
+    listed,
+    normalised,
+    read_cache,
+    write_cache,
+)
 from .vader import as_tokens
-from .words import LENGTH, Vocabulary, commonest, listed
 
-_SIDE: Final = 28
+
+@dataclass(frozen=True, slots=True)
+class LeafUser:
+    """What one file holds of one user."""
+
+    name: str
+    items: list[object]
+    labels: list[object]
+
+
+def leaf_paths(root: Path, half: str, recipe: str) -> list[Path]:
+    """Return the JSON files of the ``train`` or the ``test`` half.
+
+    Args:
+        recipe: the command that makes them, for the error.
+
+    Raises:
+        InvalidParameters: there are none.
+    """
+    folders = [folder for folder in (root / "data" / half, root / half) if folder.is_dir()]
+    paths = sorted(path for folder in folders[:1] for path in folder.glob("*.json"))
+    if not paths:
+        where = folders[0] if folders else root / "data" / half
+        raise InvalidParameters(f"there is no JSON of LEAF in {where}; {recipe}")
+    return paths
+
+
+def leaf_users(path: Path) -> Iterator[LeafUser]:
+    """Yield the users of one file, in the order of its list.
+
+    Raises:
+        InvalidParameters: the file is no JSON, or not of LEAF's form; the message says where.
+    """
+    try:
+        loaded: object = json.loads(path.read_bytes())
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise InvalidParameters(f"{path} is no JSON ({error}); make it again with LEAF's preprocess.sh") from error
+    whole = _table(loaded, path, "the file")
+    users, data = whole.get("users"), _table(whole.get("user_data"), path, "`user_data`")
+    if not isinstance(users, list):
+        raise InvalidParameters(f"{path}: `users` must be a list of names; make it again with LEAF's preprocess.sh")
+    counts = whole.get("num_samples")
+    for place, user in enumerate(cast("list[object]", users)):
+        if not isinstance(user, str) or user not in data:
+            raise InvalidParameters(f"{path}: `user_data` has nothing of the user {user!r}, who is listed")
+        own = _table(data[user], path, f"the entry of {user!r}")
+        items, labels = own.get("x"), own.get("y")
+        if not isinstance(items, list) or not isinstance(labels, list) or len(items) != len(labels):  # pyright: ignore[reportUnknownArgumentType]
+            raise InvalidParameters(f"{path}: `x` and `y` of the user {user!r} must be lists of one length")
+        found = LeafUser(user, cast("list[object]", items), cast("list[object]", labels))
+        if isinstance(counts, list) and cast("list[object]", counts)[place : place + 1] != [len(found.items)]:
+            raise InvalidParameters(f"{path}: `num_samples` of {user!r} is not the {len(found.items)} that are there")
+        yield found
+
+
+def label_of(value: object, classes: int, user: str) -> int:
+    """Return a label as a number.
+
+    Raises:
+        InvalidParameters: it is none of the classes.
+    """
+    if isinstance(value, int | float) and value in range(classes):
+        return int(value)
+    raise InvalidParameters(f"the label {value!r} of the user {user!r} is none of 0 to {classes - 1}")
+
+
+def _table(value: object, path: Path, what: str) -> dict[str, object]:
+    if not isinstance(value, dict):
+        raise InvalidParameters(f"{path}: {what} must be a JSON object; make it again with LEAF's preprocess.sh")
+    return cast("dict[str, object]", value)
+
+
+_SIDE: Final = 32
+_LEAST: Final = 5
+"""How many pictures a person has in LEAF's selection."""
+_TEST_SHARE: Final = 10
+"""One person in so many is a test person."""
+_ATTRIBUTE: Final = "Smiling"
+_IDENTITIES: Final = "identity_CelebA.txt"
+_ATTRIBUTES: Final = "list_attr_celeba.txt"
+
+Picture = npt.NDArray[np.uint8]
+
+
+def picture_reader(root: Path) -> Callable[[object], Picture]:
+    """Return what reads a picture by its file name.
+
+    Raises:
+        InvalidParameters: Pillow is not installed.
+    """
+    try:
+        image: Any = import_module("PIL.Image")
+    except ImportError as error:
+        raise InvalidParameters(
+            "reading CelebA's pictures needs Pillow; install it with `pip install 'secagg[leaf]'`",
+            reason=Reason.BACKEND_MISSING,
+        ) from error
+    folder = _raw(root) / "img_align_celeba"
+
+    def read(name: object) -> Picture:
+        if not isinstance(name, str) or Path(name).name != name:
+            raise ValueError(f"{name!r} is no file name")
+        try:
+            with image.open(folder / name) as opened:
+                return small(opened, image)
+        except OSError as error:
+            raise ValueError(f"the picture {folder / name} cannot be read ({error})") from error
+
+    return read
+
+
+def small(opened: Any, image: Any) -> Picture:  # noqa: ANN401 -- Pillow's, which need not be installed
+    """Resize the shorter side to 32 pixels, and cut out the centre."""
+    width, height = cast("tuple[int, int]", opened.size)
+    shorter = min(width, height)
+    size = (_SIDE * width // shorter, _SIDE * height // shorter)
+    resized = opened.convert("RGB").resize(size, image.Resampling.BILINEAR)
+    left, top = round((size[0] - _SIDE) / 2), round((size[1] - _SIDE) / 2)
+    pixels = np.asarray(resized.crop((left, top, left + _SIDE, top + _SIDE)), dtype=np.uint8)
+    return np.ascontiguousarray(pixels.transpose(2, 0, 1))
+
+
+def published_files(root: Path) -> tuple[Path, Path] | None:
+    """Return the published files of identities and attributes, where there are no JSON files and both are there."""
+    paths = _raw(root) / _IDENTITIES, _raw(root) / _ATTRIBUTES
+    has_json = any((root / "data" / "train").glob("*.json")) or any((root / "train").glob("*.json"))
+    return paths if not has_json and all(path.is_file() for path in paths) else None
+
+
+def annotated_users(
+    root: Path, paths: tuple[Path, Path], progress: Progress | None
+) -> tuple[Iterator[UserRows], Iterator[UserRows]]:
+    """Return people with enough pictures, nine in ten of them to train on, chosen at random once and for all.
+
+    Raises:
+        InvalidParameters: the files do not have the form in which CelebA is published, or there are too few people.
+    """
+    smiles = _smiles(paths[1])
+    by_person = dict[str, list[str]]()
+    for line in paths[0].read_text(encoding="utf-8").splitlines():
+        fields = line.split()
+        if len(fields) != 2 or fields[0] not in smiles:  # noqa: PLR2004 -- a file name and a person
+            raise InvalidParameters(f"{paths[0]}: {line[:40]!r} must be a picture of {paths[1].name}, and a person")
+        by_person.setdefault(fields[1], []).append(fields[0])
+    people = [person for person, pictures in by_person.items() if len(pictures) >= _LEAST]
+    held_out = -(-len(people) // _TEST_SHARE)
+    if len(people) <= held_out:
+        raise InvalidParameters(f"{paths[0]} has {len(people)} people with {_LEAST} pictures; take all of CelebA")
+    places = generator(seed_of(0, Stream.VALIDATION)).permutation(len(people))
+    order = [people[int(place)] for place in places]
+    read = picture_reader(root)
+
+    def users(chosen: list[str], before: int) -> Iterator[UserRows]:
+        for place, person in enumerate(chosen, start=1):
+            names = by_person[person]
+            try:
+                rows = np.stack([read(name) for name in names])
+            except ValueError as error:
+                raise InvalidParameters(str(error)) from error
+            yield UserRows(person, rows, np.array([smiles[name] for name in names], dtype=np.int64))
+            if progress is not None:
+                progress(before + place, len(people))
+
+    return users(order[held_out:], 0), users(order[:held_out], len(people) - held_out)
+
+
+def _smiles(path: Path) -> dict[str, int]:
+    lines = path.read_text(encoding="utf-8").splitlines()
+    names = lines[1].split() if len(lines) > 1 else []
+    if _ATTRIBUTE not in names:
+        raise InvalidParameters(f"{path}: the second line must name the attributes, {_ATTRIBUTE} among them")
+    column = names.index(_ATTRIBUTE) + 1
+    found = dict[str, int]()
+    for line in lines[2:]:
+        fields = line.split()
+        if len(fields) != len(names) + 1 or fields[column] not in {"1", "-1"}:
+            raise InvalidParameters(f"{path}: {line[:40]!r} must be a picture and {len(names)} times 1 or -1")
+        found[fields[0]] = int(fields[column] == "1")
+    return found
+
+
+def _raw(root: Path) -> Path:
+    return next((folder for folder in (root / "data" / "raw", root / "raw") if folder.is_dir()), root / "data" / "raw")
+
+
+_CHARACTER: Final = 28
 _TEXT: Final = 4
 """The place of the text in a row of Sent140."""
 _EMBEDDINGS: Final = "embs.json"
@@ -52,7 +244,7 @@ def _scaled(rows: Rows, client: int | None) -> torch.Tensor:
 
 
 _SETS: Final[Mapping[str, _LeafSet]] = {
-    "femnist": _LeafSet(62, (1, _SIDE, _SIDE), "-s niid --sf 1.0 -k 0 -t sample", _scaled),
+    "femnist": _LeafSet(62, (1, _CHARACTER, _CHARACTER), "-s niid --sf 1.0 -k 0 -t sample", _scaled),
     "celeba": _LeafSet(2, (3, 32, 32), "--sf 1.0 -k 0 --iu 1 -s niid -t user --tf 0.90 --spltseed 1", _scaled),
     "sent140": _LeafSet(2, (LENGTH,), "--sf 0.01 -s niid -t user --tf 0.90 -k 1 --spltseed 1", as_tokens),
 }
@@ -155,9 +347,11 @@ def _character(item: object) -> Rows:
         values = np.array(item, dtype=np.float32)
     except TypeError as error:
         raise ValueError("a character must be a list of numbers") from error
-    if values.shape != (_SIDE * _SIDE,) or not (values.min() >= 0 and values.max() <= 1):
-        raise ValueError(f"a character must have {_SIDE * _SIDE} values from 0 to 1, and has the shape {values.shape}")
-    return np.rint(values * 255).astype(np.uint8).reshape(1, _SIDE, _SIDE)
+    if values.shape != (_CHARACTER * _CHARACTER,) or not (values.min() >= 0 and values.max() <= 1):
+        raise ValueError(
+            f"a character must have {_CHARACTER * _CHARACTER} values from 0 to 1, and has the shape {values.shape}"
+        )
+    return np.rint(values * 255).astype(np.uint8).reshape(1, _CHARACTER, _CHARACTER)
 
 
 def _text(item: object) -> str:

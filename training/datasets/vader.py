@@ -15,11 +15,10 @@ import numpy as np
 import torch
 
 from secagg.errors import InvalidParameters
-from secagg.training.models.partition import Dealing, dirichlet_partition
-from secagg.training.settings.seeds import Stream, generator, seed_of
+from secagg.training.datasets.partition import Dealing, dirichlet_partition
+from secagg.training.settings.parts import Stream, generator, seed_of
 
-from .prepared import PreparedData, Rows, Split
-from .words import LENGTH, Vocabulary, commonest
+from .prepared import LENGTH, PreparedData, Rows, Split, Vocabulary, commonest
 
 _INNER: Final = "hutto_ICWSM_2014.tar.gz"
 _SOURCES: Final = ("tweets", "movieReviewSnippets", "amazonReviewSnippets")

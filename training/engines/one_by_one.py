@@ -15,13 +15,11 @@ from typing import Final
 import torch
 
 from secagg.errors import InvalidParameters
-from secagg.training.models.keyed_dropout import key_buffers
+from secagg.training.models import key_buffers
 from secagg.training.settings.parts import Assignment, Done, ModelFactory, Tensors, TrainedClient
 from secagg.training.settings.sections import LocalTraining
 
-from .descent import Descent, as_update, changes
-from .schedule import Schedule, longest_first, schedule_of
-from .settings import Computing, one_torch_thread
+from .settings import Computing, Descent, Schedule, as_update, changes, longest_first, one_torch_thread, schedule_of
 from .suitability import trainable, values_of
 
 _AHEAD: Final = 2

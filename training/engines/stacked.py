@@ -1,8 +1,4 @@
-"""Many clients in one computation, their parameters stacked: for accelerators, which a single small model leaves idle.
-
-Clients with about as many steps make a chunk. Their batches are filled up to one size, what fills them weighs nothing,
-and whoever is done stays as it is.
-"""
+"""Clients trained in one computation with stacked parameters, for accelerators."""
 
 from __future__ import annotations
 
@@ -15,15 +11,12 @@ import torch
 from torch import nn
 
 from secagg.errors import InvalidParameters
-from secagg.training.models.keyed_dropout import key_names
+from secagg.training.models import key_names
 from secagg.training.settings.parts import Assignment, ModelFactory, Tensors, TrainedClient
 from secagg.training.settings.sections import LocalTraining
 
-from .descent import Descent, as_update, changes
-from .recurrent import written_out
-from .schedule import Schedule, longest_first, schedule_of
-from .settings import Computing, one_torch_thread
-from .suitability import refuse_batch_norm, swapped, trainable, values_of
+from .settings import Computing, Descent, Schedule, as_update, changes, longest_first, one_torch_thread, schedule_of
+from .suitability import refuse_batch_norm, swapped, trainable, values_of, written_out
 
 Named = Mapping[str, torch.Tensor]
 

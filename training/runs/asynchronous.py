@@ -23,15 +23,14 @@ import torch
 
 from secagg.compression.model_update import ModelUpdate
 from secagg.errors import InvalidParameters
-from secagg.training.models.server_optimizers import Parameters
-from secagg.training.records.checkpoint import Checkpoint
+from secagg.training.records import Checkpoint
+from secagg.training.server_optimizers import Parameters
 from secagg.training.settings.configuration import Configuration
+from secagg.training.settings.parts import Stream, generator, seed_of
 from secagg.training.settings.sections import AsynchronousSettings, CompressionSettings, SumMode, Weighting
-from secagg.training.settings.seeds import Stream, generator, seed_of
 from secagg.training.sums.round_sums import SumRound, Upload
 
-from .pulled import Pulled, Timer, digest_of, timed
-from .rounds import Run
+from .rounds import Pulled, Run, Timer, digest_of, timed
 
 _LEAST_DURATION: Final = 1.0
 _DRAWS: Final = 64

@@ -1,31 +1,134 @@
-"""A run from its configuration to its folder: what it is put together from, what is kept, and what it comes to."""
+"""Training runs from configuration to folder, with progress and an estimate beforehand."""
 
 from __future__ import annotations
 
 import json
+import sys
+from collections import deque
 from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import cycle, islice
 from pathlib import Path
-from typing import Any, Final
+from time import perf_counter
+from typing import Any, Final, TextIO
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from secagg.compression.byte_accounting import Accounting, upload_bytes
 from secagg.errors import InvalidParameters
 from secagg.training.datasets import PreparedData, federated_data
 from secagg.training.engines import make_engine
 from secagg.training.engines.evaluation import Evaluator
-from secagg.training.models.networks import initial_parameters, model_factory
-from secagg.training.records.checkpoint import Checkpoint, write_arrays, write_text
-from secagg.training.records.metrics import SUMMARY_NAME, Accuracy, MetricsFile, Observer, RoundRecord, summarise
+from secagg.training.models import initial_parameters, model_factory
+from secagg.training.records import (
+    SUMMARY_NAME,
+    Accuracy,
+    Checkpoint,
+    MetricsFile,
+    Observer,
+    RoundRecord,
+    summarise,
+    write_arrays,
+    write_text,
+)
 from secagg.training.settings.configuration import FILE_NAME as CONFIGURATION_NAME
 from secagg.training.settings.configuration import Configuration, to_toml, versions_here
-from secagg.training.settings.parts import Assignment, Engine, Examples, FederatedData, ModelFactory, Tensors
-from secagg.training.settings.seeds import Stream, generator, seed_of
+from secagg.training.settings.parts import (
+    Assignment,
+    Engine,
+    Examples,
+    FederatedData,
+    ModelFactory,
+    Stream,
+    Tensors,
+    generator,
+    seed_of,
+)
+from secagg.training.settings.sections import SumMode
+from secagg.training.sums.round_sums import SumRound, Upload
 from secagg.training.sums.secure_sums import require_feasible, secure_sum
 
 from .asynchronous import AsynchronousRun
 from .rounds import Pieces, Run
+
+_RECENT: Final = 20
+"""Rounds that the estimate of the time left is taken from."""
+_CELLS: Final = 24
+_PAUSE: Final = 0.1
+_KILO: Final = 1024
+
+
+class Progress:
+    """Shows rounds, accuracy, bytes of a client, clients that were lost, and the time left."""
+
+    def __init__(self, name: str, rounds: int, *, stream: TextIO | None = None) -> None:
+        """Begin; nothing is written before the first round is done."""
+        self._name, self._rounds = name, rounds
+        self._stream = sys.stderr if stream is None else stream
+        self._is_seen = self._stream.isatty()
+        self._times = deque[float]([perf_counter()], maxlen=_RECENT + 1)
+        self._accuracy: float | None = None
+        self._lost = 0
+        self._drawn = 0.0
+        self._is_warned = False
+
+    def round_done(self, record: RoundRecord) -> None:
+        """Show a round."""
+        self._times.append(perf_counter())
+        self._lost += sum(record.lost.values())
+        if record.test is not None:
+            self._accuracy = record.test.accuracy
+        if record.failure is not None:
+            self._line(f"round {record.round} released nothing: {record.failure}")
+        if record.warning is not None and not self._is_warned:
+            self._is_warned = True
+            self._line(f"round {record.round}: {record.warning}")
+        if self._is_seen:
+            if record.round == self._rounds or self._times[-1] - self._drawn >= _PAUSE:
+                self._drawn = self._times[-1]
+                print(f"\r{self._bar(record)}\033[K", end="", file=self._stream, flush=True)
+        elif record.test is not None:
+            self._line(f"{self._name}: round {record.round} of {self._rounds}, {self._figures(record)}")
+
+    def close(self) -> None:
+        """Leave the last line as it is."""
+        if self._is_seen and len(self._times) > 1:
+            print(file=self._stream, flush=True)
+
+    @property
+    def seconds_a_round(self) -> float:
+        """How long the last rounds took, each."""
+        return (self._times[-1] - self._times[0]) / max(1, len(self._times) - 1)
+
+    def _bar(self, record: RoundRecord) -> str:
+        filled = _CELLS * record.round // max(self._rounds, 1)
+        left = self.seconds_a_round * (self._rounds - record.round)
+        cells = "#" * filled + "." * (_CELLS - filled)
+        return f"{self._name} [{cells}] {record.round}/{self._rounds}, {in_time(left)} left, {self._figures(record)}"
+
+    def _figures(self, record: RoundRecord) -> str:
+        parts = [f"{record.client_bytes_up / _KILO:.1f} KB up"]
+        if self._accuracy is not None:
+            parts.insert(0, f"accuracy {100 * self._accuracy:.1f} %")
+        if record.overflow:
+            parts.append(f"overflow {100 * record.overflow:.2g} %")
+        if self._lost:
+            parts.append(f"{self._lost} lost")
+        return ", ".join(parts)
+
+    def _line(self, text: str) -> None:
+        start = "\r" if self._is_seen else ""
+        print(f"{start}{text}" + ("\033[K" if self._is_seen else ""), file=self._stream, flush=True)
+
+
+def in_time(seconds: float) -> str:
+    """Write a duration for people."""
+    whole = round(seconds)
+    hours, minutes = divmod(whole // 60, 60)
+    return f"{hours}:{minutes:02d} h" if hours else f"{minutes}:{whole % 60:02d} min" if minutes else f"{whole} s"
+
 
 MODEL_NAME: Final = "model.npz"
 BEST_NAME: Final = "best.npz"
@@ -245,3 +348,66 @@ def _engine(configuration: Configuration, factory: ModelFactory, data: Federated
         # The model cannot be trained in a stack; another engine says what is wrong with any other of its faults.
         return made("sequential")
     return engine
+
+
+_TIMED_CLIENTS: Final = 8
+_COPIES_OF_A_MODEL: Final = 8
+"""The model, its gradient, the update, the mean, the optimizer's memories, and temporaries."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Estimate:
+    """What a run will take, roughly."""
+
+    clients_per_second: float
+    round_seconds: float
+    hours: float
+    payload_bytes: int
+    paper_bytes: float
+    factor: float
+    bytes_up_in_all: float
+    bytes_down_in_all: float
+    memory_bytes: int
+
+
+def estimate(configuration: Configuration, pieces: Pieces | None = None) -> Estimate:
+    """Train, encode and sum a few clients, and multiply.
+
+    Raises:
+        InvalidParameters: the run cannot work; the message says why.
+    """
+    run = Run(configuration, pieces_of(configuration) if pieces is None else pieces)
+    codec = run.operators.planned()
+    require_feasible(configuration, codec, available=len(run.pieces.data.sizes))
+    clients = list(islice(cycle(range(len(run.pieces.data.sizes))), _TIMED_CLIENTS))
+    run.operators.current = codec
+    start: dict[str, torch.Tensor] = run.tensors()
+    list(run.pieces.engine.train(start, [run.assignment(clients[0], 0)], configuration.local))  # It warms up.
+    began = perf_counter()
+    updates = list(run.pieces.engine.train(start, [run.assignment(c, 0) for c in clients], configuration.local))
+    encoded = [run.operators.encode(trained.update, run.coins(trained.client, 0)) for trained in updates]
+    per_client = (perf_counter() - began) / len(clients)
+    round_seconds = per_client * configuration.clients_per_round
+    if configuration.secagg.mode is SumMode.REAL:
+        invited = tuple(range(configuration.clients_per_round))
+        uploads: list[Upload] = [(client, encoded[client % len(encoded)], 1) for client in invited]
+        began = perf_counter()
+        run.pieces.sum.run(SumRound(number=0, codec=codec, clients=invited, uploaders=invited), uploads)
+        round_seconds += (perf_counter() - began) / configuration.secagg.every
+    began = perf_counter()
+    run.pieces.evaluate(start)
+    round_seconds += (perf_counter() - began) / configuration.evaluation.every
+    paper, wire = (float(upload_bytes(codec.layout, a)) for a in (Accounting.PAPER, Accounting.WIRE))
+    sent = configuration.rounds * configuration.clients_per_round
+    payloads = int(wire) * (configuration.clients_per_round if configuration.secagg.mode is SumMode.REAL else 2)
+    return Estimate(
+        clients_per_second=1 / per_client,
+        round_seconds=round_seconds,
+        hours=round_seconds * configuration.rounds / 3600,
+        payload_bytes=int(wire),
+        paper_bytes=paper,
+        factor=4 * run.values / paper,
+        bytes_up_in_all=wire * sent,
+        bytes_down_in_all=4.0 * run.values * sent,
+        memory_bytes=4 * run.values * _COPIES_OF_A_MODEL + payloads,
+    )

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import multiprocessing
-import tempfile
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
@@ -20,9 +19,7 @@ from statistics import fmean, stdev
 from typing import Any, Final, cast
 
 from secagg.errors import InvalidParameters, SecAggError
-from secagg.training.records.checkpoint import write_text
-from secagg.training.records.metrics import SUMMARY_NAME
-from secagg.training.runs.ray_cluster import cluster, spread
+from secagg.training.records import SUMMARY_NAME, write_text
 from secagg.training.settings.configuration import Configuration, changed, read, to_tree
 from secagg.training.settings.presets import preset
 
@@ -97,37 +94,25 @@ def sweep(
     out: Path,
     *,
     jobs: int = 1,
-    ray: str | None = None,
     told: Callable[[str], None] | None = None,
 ) -> list[dict[str, Any]]:
     """Train what is not finished, and return the summary of every run; a run that fails says why in its own.
 
     Args:
         jobs: how many processes; each trains one client at a time if there is more than one.
-        ray: the address of a Ray cluster that trains instead; "" starts one on this machine, with as many processes.
-            A run that is cut off there begins anew, because its folder comes back when it is done.
     """
     runs = list(grid.runs())
     folders = [out / f"{_file_name(run.name)}-seed{run.seed}" for run in runs]
     if len(set(folders)) < len(folders):
         raise InvalidParameters("two cells of the grid have one name; give each its own")
-    if jobs > 1 or ray is not None:
+    if jobs > 1:
         runs = [replace(run, workers=1) for run in runs]
     out.mkdir(parents=True, exist_ok=True)
     due = [(run, folder) for run, folder in zip(runs, folders, strict=True) if not _is_finished(run, folder)]
     say = told or _silent
     say(f"{len(runs)} runs, {len(runs) - len(due)} of them finished")
     done = 0
-    if ray is not None and due:
-        with cluster(ray, processes=jobs) as connected:
-            everybody = spread(connected, _train_elsewhere, [run for run, _ in due], ahead=len(due))
-            for (_, folder), files in zip(due, everybody, strict=True):
-                folder.mkdir(parents=True, exist_ok=True)
-                for name, content in files.items():
-                    (folder / name).write_bytes(content)
-                done += 1
-                say(f"{done} of {len(due)}: {folder.name}")
-    elif jobs == 1:
+    if jobs == 1:
         for run, folder in due:
             _one(run, folder)
             done += 1
@@ -180,13 +165,6 @@ def _one(run: Configuration, folder: Path) -> None:
         train(run, folder, resume=True)
     except SecAggError as error:
         write_text(folder / "error.txt", f"{error}\n")
-
-
-def _train_elsewhere(run: Configuration) -> dict[str, bytes]:
-    """Train where there is no folder of the sweep, and return the run's files."""
-    with tempfile.TemporaryDirectory() as name:
-        _one(run, Path(name))
-        return {file.name: file.read_bytes() for file in Path(name).iterdir()}
 
 
 def _is_finished(run: Configuration, folder: Path) -> bool:

@@ -24,7 +24,6 @@ from secagg.contract import IndexSegment
 from secagg.errors import InvalidParameters
 from secagg.session.registry import find
 
-from .codes import require_belonging, require_codes
 from .sections import (
     NOISY_SCHEMES,
     SECURE_SOURCES,
@@ -44,6 +43,8 @@ from .sections import (
     Source,
     SumSettings,
     Weighting,
+    require_belonging,
+    require_codes,
 )
 
 FILE_NAME: Final = "configuration.toml"

@@ -1,17 +1,25 @@
-"""What a run is put together from: data, a model, an engine, a way to sum. Each is replaceable by a platform's own.
-
-A run is a sequence of rounds. In each the driver samples clients; an engine trains them from one model; what each of
-them changed is encoded and handed to a secure sum; and the server's optimiser moves the model by the decoded mean.
-"""
+"""Parts of a run that a platform can replace, its random streams and its cohorts."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import math
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Protocol, TypeVar, runtime_checkable
+from enum import IntEnum
+from functools import cached_property
+from typing import Final, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
+
+from secagg.errors import InvalidParameters
+from secagg.parameters import LEAST_COHORT
+from secagg.session.registry import find
+from secagg.session.roles import Stage
+
+from .configuration import Configuration
+from .sections import DropoutSettings, LocalTraining
 
 try:
     import torch
@@ -20,7 +28,104 @@ except ModuleNotFoundError as missing:
         "secagg.training needs torch; install it with: pip install 'secagg[train]'", name=missing.name
     ) from None
 
-from .sections import LocalTraining
+
+Seed = tuple[int, ...]
+"""(run's seed, stream, round, client)."""
+
+_WORD_BITS: Final = 32
+_PARTS: Final = 4
+
+
+class Stream(IntEnum):
+    """What randomness is for; two purposes never share a stream, and a number never changes its purpose."""
+
+    MODEL = 0
+    """Initial parameters."""
+    PARTITION = 1
+    """Which client holds which examples."""
+    STYLE = 2
+    """How a client's images differ from everybody's."""
+    SAMPLING = 3
+    """Which clients take part in a round."""
+    TRAINING = 4
+    """The order of a client's batches, and dropout."""
+    OPERATORS = 5
+    """Masks, codebooks and rotations that everybody shares."""
+    ENCODING = 6
+    """A client's rounding coins."""
+    DROPPING = 7
+    """Which clients disappear, and when."""
+    ARRIVALS = 8
+    """When clients start and finish, where rounds are not synchronous."""
+    PROTOCOL = 9
+    """The simulated parts of a protocol."""
+    NOISE = 10
+    """Noise of simulated differential privacy."""
+    VALIDATION = 11
+    """Which examples are set aside for choosing."""
+
+
+def seed_of(run: int, stream: Stream, round_number: int = 0, client: int = 0) -> Seed:
+    """Return the seed of one purpose.
+
+    Raises:
+        InvalidParameters: a part is not an integer of 32 bits, which would make two seeds equal.
+    """
+    return checked((run, int(stream), round_number, client))
+
+
+def checked(seed: Seed) -> Seed:
+    """Return a seed that no other one is taken for.
+
+    Raises:
+        InvalidParameters: it has more or fewer than four parts, or one of them is not an integer of 32 bits.
+    """
+    # SeedSequence pads with zeros and splits large numbers, so that (1,) and (1, 0), or (2**32,) and (0, 1), are equal.
+    if len(seed) != _PARTS or not all(0 <= part < 1 << _WORD_BITS for part in seed):
+        raise InvalidParameters(
+            f"the seed {seed} must have {_PARTS} parts (run, stream, round, client), each from 0 to 2^{_WORD_BITS} - 1"
+        )
+    return seed
+
+
+def generator(seed: Seed) -> np.random.Generator:
+    """Start the generator of a seed."""
+    return np.random.default_rng(np.random.SeedSequence(checked(seed)))
+
+
+def torch_seed(seed: Seed) -> int:
+    """Return the number that seeds one of torch's generators."""
+    return int(np.random.SeedSequence(checked(seed)).generate_state(1, np.uint64)[0] >> np.uint64(1))
+
+
+def torch_generator(seed: Seed) -> torch.Generator:
+    """Start torch's generator of a seed, on the CPU, where it gives the same numbers whatever trains."""
+    return torch.Generator().manual_seed(torch_seed(seed))
+
+
+@contextmanager
+def torch_seeded(seed: Seed) -> Generator[None]:
+    """Let torch draw from a seed what it draws on the CPU by itself, and restore its generator afterwards."""
+    before = torch.default_generator.get_state()
+    torch.default_generator.manual_seed(torch_seed(seed))
+    try:
+        yield
+    finally:
+        torch.default_generator.set_state(before)
+
+
+def seed_bytes(seed: Seed) -> bytes:
+    """Return the 32 bytes of a seed, for what expands bytes: an update plan, or repeatable coins."""
+    return np.random.SeedSequence(checked(seed)).generate_state(8, np.uint32).astype("<u4").tobytes()
+
+
+try:
+    import torch
+except ModuleNotFoundError as missing:
+    raise ModuleNotFoundError(
+        "secagg.training needs torch; install it with: pip install 'secagg[train]'", name=missing.name
+    ) from None
+
 
 Done = TypeVar("Done")
 Tensors = Mapping[str, torch.Tensor]
@@ -123,3 +228,94 @@ class FinishingEngine(Engine, Protocol):
 ModelFactory = Callable[[], torch.nn.Module]
 """Makes the model with its initial parameters, which follow from torch's seed at that moment."""
 Progress = Callable[[int, int], None]
+
+
+Lost = Mapping[str, frozenset[int]]
+"""By the name of a stage, who is gone before answering in it."""
+_DEVIATIONS: Final = 2
+"""Standard deviations by which a session is planned for more dropouts than are expected; a round that loses more still
+releases nothing."""
+
+
+@dataclass(frozen=True)
+class Cohorts:
+    """The cohorts of a run."""
+
+    seed: int
+    size: int
+    """How many clients a round invites."""
+    dropouts: DropoutSettings
+    stages: tuple[Stage, ...]
+    """All of the protocol."""
+
+    @classmethod
+    def of(cls, run: Configuration) -> Cohorts:
+        """Return the cohorts that a configuration describes.
+
+        Raises:
+            InvalidParameters: clients are lost in a stage that the protocol does not have.
+        """
+        cohorts = cls(run.seed, run.clients_per_round, run.dropouts, find(run.secagg.protocol).stages)
+        names = [stage.name for stage in cohorts.stages]
+        if unknown := [name for name in run.dropouts.stages if name not in names]:
+            raise InvalidParameters(
+                f"dropouts.stages has {unknown[0]!r}; the stages of {run.secagg.protocol} are {', '.join(names)}"
+            )
+        return cohorts
+
+    @cached_property
+    def places(self) -> tuple[str, ...]:
+        """Return the stages in which clients are lost."""
+        ends = (self.stages[-1].name, next(stage.name for stage in self.stages if stage.takes_update))
+        return self.dropouts.stages or tuple(sorted(set(ends)))
+
+    @cached_property
+    def before_upload(self) -> frozenset[str]:
+        """Return the stages of which a client has to answer each to be in the sum."""
+        names = [stage.name for stage in self.stages]
+        last = next(place for place, stage in enumerate(self.stages) if stage.takes_update)
+        return frozenset(names[: last + 1])
+
+    def invited(self, available: int, number: int) -> tuple[int, ...]:
+        """Return who is invited to a round, of so many clients, and one more, who calibrates it if that is wanted."""
+        count = min(self.size + 1, available)
+        drawn = generator(seed_of(self.seed, Stream.SAMPLING, number)).choice(available, size=count, replace=False)
+        return tuple(int(client) for client in drawn)
+
+    def lost(self, clients: Sequence[int], number: int) -> Lost:
+        """Return who of the clients of a round is lost, and where."""
+        drawn = generator(seed_of(self.seed, Stream.DROPPING, number))
+        return sampled_losses(clients, self.dropouts.rate, self.places, drawn)
+
+    def uploaders(self, clients: Sequence[int], lost: Lost) -> tuple[int, ...]:
+        """Return those who stay for long enough to upload."""
+        gone = frozenset[int]().union(*(lost.get(stage, frozenset()) for stage in self.before_upload))
+        return tuple(client for client in clients if client not in gone)
+
+    @property
+    def planned_losses(self) -> tuple[int, int]:
+        """How many clients a round is planned to lose in the first of several stages, and after it."""
+        first = self.stages[0]
+        early = 0 if first.takes_update else sum(place == first.name for place in self.places)
+        rates = [self.dropouts.rate * count / len(self.places) for count in (early, len(self.places) - early)]
+        late, dropped = (
+            min(self.size, math.ceil(self.size * rate + _DEVIATIONS * math.sqrt(self.size * rate * (1 - rate))))
+            for rate in rates
+        )
+        return late, dropped
+
+    @property
+    def minimum(self) -> int:
+        """How many clients a released sum has at least."""
+        return max(LEAST_COHORT, self.size - sum(self.planned_losses))
+
+
+def sampled_losses(
+    clients: Sequence[int], rate: float, stages: Sequence[str], generator: np.random.Generator
+) -> dict[str, frozenset[int]]:
+    """Draw who is lost where: each client with the same probability, each stage equally likely."""
+    lost = {stage: set[int]() for stage in stages}
+    for client, draw in zip(clients, generator.random(len(clients)), strict=True):
+        if draw < rate:
+            lost[stages[int(generator.integers(len(stages)))]].add(client)
+    return {stage: frozenset(some) for stage, some in lost.items() if some}

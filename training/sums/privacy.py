@@ -21,8 +21,8 @@ from secagg.contract.layout import RingSegment
 from secagg.errors import InternalError, InvalidParameters
 from secagg.privacy.client_noise import noise_in
 from secagg.privacy.sensitivity import Adjacency
-from secagg.training.settings.cohorts import Cohorts
 from secagg.training.settings.configuration import Configuration
+from secagg.training.settings.parts import Cohorts
 from secagg.training.settings.sections import WHOLE_UPDATES, PrivacySettings, Scheme, Source, SumMode, Weighting
 
 _FLOAT_ROOM: Final = 1 + 2.0**-16

@@ -22,7 +22,7 @@ from secagg.session.registry import Simulation, find
 from secagg.session.roles import ClientSession, LateUpdate, Released, ServerSession, Subject, Update
 from secagg.session.run import run
 from secagg.session.settings import chosen_settings, known_settings
-from secagg.training.settings.cohorts import Cohorts
+from secagg.training.settings.parts import Cohorts
 from secagg.training.settings.sections import SumSettings
 
 from .privacy import RunNoise

@@ -11,8 +11,8 @@ from functools import partial
 from secagg.compression.model_update import ModelUpdate
 from secagg.errors import InvalidParameters
 from secagg.parameters import LEAST_COHORT
-from secagg.training.settings.cohorts import Cohorts
 from secagg.training.settings.configuration import Configuration
+from secagg.training.settings.parts import Cohorts
 from secagg.training.settings.sections import SumMode
 
 from .privacy import ReleaseCount, RunNoise, require_budget, require_private

@@ -1,4 +1,4 @@
-"""Who holds which examples: skewed at random, or as they came; and how one client's images differ from another's."""
+"""Examples dealt out to clients, and how one client's images differ from another's."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from secagg.errors import InvalidParameters
-from secagg.training.settings.seeds import Seed, Stream, generator, seed_of
+from secagg.training.settings.parts import Seed, Stream, generator, seed_of
 
 Indices = npt.NDArray[np.int64]
 Images = npt.NDArray[np.float32]

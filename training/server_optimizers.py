@@ -1,7 +1,4 @@
-"""What the server does with the mean of the updates: it moves the model along it, with or without a memory.
-
-Nothing is changed in place, so that whoever holds the arrays of a round keeps them as they were.
-"""
+"""Server optimizers: FedAvg, FedAvgM and FedAdam on the mean of the updates."""
 
 from __future__ import annotations
 
@@ -12,7 +9,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from secagg.training.settings.sections import Optimizer, ServerSettings
+from .settings.sections import Optimizer, ServerSettings
 
 Arrays = Mapping[str, npt.NDArray[np.float32]]
 Parameters = dict[str, npt.NDArray[np.float32]]

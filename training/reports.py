@@ -1,14 +1,111 @@
-"""Figures of finished runs, each drawn only where the runs have something to show in it."""
+"""Reports of finished runs: figures, a table and a conclusion."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import fmean, stdev
 from typing import Any, Final
 
 from secagg.errors import InvalidParameters
-from secagg.training.settings.sections import Scheme
 
-from .finished_runs import Cell
+from .records import METRICS_NAME, RoundRecord, read_records, summarise, write_text
+from .settings.configuration import FILE_NAME as CONFIGURATION_NAME
+from .settings.configuration import Configuration, read, to_toml
+from .settings.sections import Scheme
+
+
+@dataclass(frozen=True, slots=True)
+class FinishedRun:
+    """One run; it may be under way still."""
+
+    folder: Path
+    configuration: Configuration
+    records: tuple[RoundRecord, ...]
+    parameters: int
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        """What it comes to."""
+        return summarise(self.records, parameters=self.parameters)
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """Runs that differ in their seeds alone."""
+
+    name: str
+    runs: tuple[FinishedRun, ...]
+
+    @property
+    def configuration(self) -> Configuration:
+        """That of the first seed."""
+        return self.runs[0].configuration
+
+    def over_seeds(self, value: Callable[[dict[str, Any]], float | None]) -> tuple[float, float] | None:
+        """Return the mean and the standard deviation of something in the summaries; None where there is nothing."""
+        found = [number for run in self.runs if (number := value(run.summary)) is not None]
+        if not found:
+            return None
+        return fmean(found), stdev(found) if len(found) > 1 else 0.0
+
+    @property
+    def accuracy(self) -> tuple[float, float] | None:
+        """The final accuracy in percent."""
+        return self.over_seeds(lambda summary: _percent(summary["final accuracy"]))
+
+    @property
+    def kilobytes(self) -> float | None:
+        """What a client sends by the paper's accounting, in units of 1,024 bytes."""
+        found = self.over_seeds(lambda summary: summary["paper bytes"])
+        return None if found is None else found[0] / 1024
+
+    def curve(self) -> list[tuple[int, float]]:
+        """Return the rounds that were evaluated, with the mean accuracy in percent over the seeds that got there."""
+        rounds = dict[int, list[float]]()
+        for run in self.runs:
+            for record in run.records:
+                if record.test is not None:
+                    rounds.setdefault(record.round, []).append(100 * record.test.accuracy)
+        return [(number, fmean(found)) for number, found in sorted(rounds.items())]
+
+
+def read_runs(folders: Iterable[Path]) -> list[FinishedRun]:
+    """Read the runs of these folders, and of the folders in them.
+
+    Raises:
+        InvalidParameters: there is none, or one of them is damaged.
+    """
+    runs = list[FinishedRun]()
+    for folder in folders:
+        candidates = [folder, *sorted(path for path in folder.iterdir() if path.is_dir())] if folder.is_dir() else []
+        found = [_read(path) for path in candidates if (path / METRICS_NAME).exists()]
+        if not found:
+            raise InvalidParameters(f"{folder} holds no run: there is no {METRICS_NAME} in it; name a run or a sweep")
+        runs += found
+    return runs
+
+
+def cells_of(runs: Sequence[FinishedRun]) -> list[Cell]:
+    """Put runs together that differ in their seeds alone."""
+    cells = dict[str, list[FinishedRun]]()
+    for run in runs:
+        cells.setdefault(to_toml(replace(run.configuration, seed=0, workers=0)), []).append(run)
+    return [Cell(some[0].configuration.name, tuple(some)) for some in cells.values()]
+
+
+def _read(folder: Path) -> FinishedRun:
+    configuration, records = read(folder / CONFIGURATION_NAME), tuple(read_records(folder))
+    first = next((record for record in records if record.paper_bytes), None)
+    # The model is what every client receives in each round, before anything else.
+    parameters = 0 if first is None else first.parameters
+    return FinishedRun(folder, configuration, records, parameters)
+
+
+def _percent(share: float | None) -> float | None:
+    return None if share is None else 100 * share
+
 
 STYLES: Final = {
     Scheme.NONE: ("#222222", "*", "uncompressed"),
@@ -331,3 +428,101 @@ def _without_period(cell: Cell) -> str:
             what = compression.outside
     source = f", {compression.source.value}" if compression.source is not None else ""
     return f"{compression.scheme.value} {what}{source}"
+
+
+REPORT_NAME: Final = "report.md"
+_NEAR_IN_BYTES: Final = 1.0
+"""Points of accuracy that the conclusion takes for none."""
+_FIGURES: Final = (
+    ("best, %", "best accuracy", 100, 1),
+    ("KB on the wire", "bytes up of a client, protocol included", 1 / 1024, 1),
+    ("KB encoded", "payload bytes", 1 / 1024, 2),
+    ("KB by the paper's count", "paper bytes", 1 / 1024, 2),
+    ("times smaller", "factor", 1, 1),
+    ("KB down", "bytes down of a client", 1 / 1024, 1),
+    ("overflow, %", "overflow", 100, 2),
+    ("overflow_flsim, %", "overflow_flsim", 100, 2),
+    ("protocol, s a round", "seconds of the protocol in a real round", 1, 2),
+    ("lost", "lost clients", 1, 0),
+    ("failed rounds", "failed rounds", 1, 0),
+    ("epsilon", "epsilon", 1, 2),
+)
+"""A column, its key in summaries, its unit and its digits."""
+_NOTE: Final = (
+    "KB are 1,024 bytes that one client sends, or receives, in a round: as real messages of the whole protocol "
+    "where it ran, as the encoded update, and by the paper's count of value bits. Overflow is the share of "
+    "coordinates whose sum leaves the ring; overflow_flsim counts as the paper's simulator does. Best is the best "
+    "evaluation on all test examples, which chooses and reports on the same ones; by validation, the model is "
+    "chosen on one part of them and reported on the other. Columns that say nothing of these runs are left out."
+)
+
+
+def write_report(folders: Sequence[Path], out: Path) -> Path:
+    """Draw the figures of runs as PNG and SVG, and write one report that shows them.
+
+    Raises:
+        InvalidParameters: there are no runs, or matplotlib is not installed.
+    """
+    cells = cells_of(read_runs(folders))
+    out.mkdir(parents=True, exist_ok=True)
+    lines = ["# Training runs", "", conclusion(cells), "", *_table(cells), "", _NOTE]
+    for name, title, figure in figures_of(cells):
+        figure.savefig(out / f"{name}.png", dpi=160)
+        # Without a date, so that the same runs give the same file.
+        figure.savefig(out / f"{name}.svg", metadata={"Date": None})
+        lines += ["", f"## {title}", "", f"![{title}]({name}.svg)"]
+    lines += ["", "## Configurations"]
+    for cell in cells:
+        lines += ["", f"### {cell.name}", "", "```toml", to_toml(cell.configuration).rstrip(), "```"]
+    write_text(out / REPORT_NAME, "\n".join(lines) + "\n")
+    return out / REPORT_NAME
+
+
+def conclusion(cells: Sequence[Cell]) -> str:
+    """Return what the runs show, in a sentence or two: the smallest update that costs no accuracy."""
+    known = [(cell, *cell.accuracy, cell.kilobytes) for cell in cells if cell.accuracy is not None and cell.kilobytes]
+    plain = next((each for each in known if each[0].configuration.compression.scheme is Scheme.NONE), None)
+    if plain is None:
+        return "There is no uncompressed run among these, and so nothing to compare with."
+    whole, due, _, kilobytes = plain
+    near = [each for each in known if each[0] is not whole and each[1] >= due - _NEAR_IN_BYTES]
+    if not near:
+        return f"No other run comes within {_NEAR_IN_BYTES:g} point of the uncompressed one ({due:.1f} %)."
+    cell, accuracy, _, least = min(near, key=lambda each: each[3])
+    seeds = min(len(cell.runs), len(whole.runs))
+    caution = " One seed alone moves accuracy by about a point." if seeds == 1 else f" Over {seeds} seeds."
+    return (
+        f"Within {_NEAR_IN_BYTES:g} point of the uncompressed run ({due:.1f} %), **{cell.name}** sends the least: "
+        f"{kilobytes / least:.1f} times less by the paper's count, at {accuracy:.1f} %.{caution}"
+    )
+
+
+def _table(cells: Sequence[Cell]) -> Iterator[str]:
+    columns = {
+        "run": [cell.name.replace("|", "\\|") for cell in cells],
+        "seeds": [str(len(cell.runs)) for cell in cells],
+        "rounds": [str(max((len(run.records) for run in cell.runs), default=0)) for cell in cells],
+        "final, %": [_with_deviation(cell.accuracy) for cell in cells],
+        "by validation, %": [_with_deviation(cell.over_seeds(_by_validation)) for cell in cells],
+        **{title: [_mean(cell, key, unit, digits) for cell in cells] for title, key, unit, digits in _FIGURES},
+    }
+    columns = {title: values for title, values in columns.items() if any(values)}
+    yield f"| {' | '.join(columns)} |"
+    yield f"|---|{'--:|' * (len(columns) - 1)}"
+    yield from (f"| {' | '.join(row)} |" for row in zip(*columns.values(), strict=True))
+
+
+def _mean(cell: Cell, key: str, unit: float, digits: int) -> str:
+    found = cell.over_seeds(lambda summary: summary.get(key))
+    return "" if found is None else f"{found[0] * unit:.{digits}f}"
+
+
+def _by_validation(summary: dict[str, Any]) -> float | None:
+    chosen = summary["best by validation"]
+    return None if chosen is None else 100 * chosen["accuracy on the others"]
+
+
+def _with_deviation(found: tuple[float, float] | None) -> str:
+    if found is None:
+        return ""
+    return f"{found[0]:.1f}" + (f" ± {found[1]:.1f}" if found[1] else "")

@@ -1,1 +1,0 @@
-"""Networks, server optimizers, and how examples are dealt out to clients."""

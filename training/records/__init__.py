@@ -1,1 +1,0 @@
-"""Records of a run: metrics and checkpoints."""
