@@ -1,34 +1,41 @@
-"""A sum whose uploads others add: the coordinator knows clients, digests and jobs, and never a vector before the end.
+"""A sum whose uploads others add: the coordinator judges and keeps each upload, and tasks add them piece by piece.
 
-Clients come in batches, vectors in ranges; a job adds one range of one batch. A client of which any range is wrong is
-in no range: the batch is done again without it wherever it was counted. Then partial sums are merged in a tree.
+What a storage loses or alters after a piece was judged is the storage's fault: it is read again; then its client is
+left out if no list was fixed yet, and nobody is named. The sums of all pieces are read once, before the list is fixed;
+what was read then is opened later.
 """
 
 from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, replace
+from hmac import digest
 from time import monotonic
-from typing import Final
+from typing import Annotated, ClassVar, Final
 
-from secagg.contract.pieces import Cut, Sums, pieces_of
-from secagg.crypto.entropy import Coins
-from secagg.errors import InvalidParameters, MalformedMessage, PeerError
+import numpy as np
+
+from secagg.errors import InvalidParameters, SecAggError, ThresholdNotMet
+from secagg.fields import Message, fixed, repeated, variable
 from secagg.identifiers import ClientId
+from secagg.protocols.one_message import OneMessageCut, Upload, UploadList, joined, pieces_of
+from secagg.session.metrics import Metrics
+from secagg.wire import MessageKind
 
-from .jobs import EARLIER, Disagreement, Jobs, State
-from .memory import Memory, NoMemory
-from .store import WrongPiece, located, open_store, read_piece, session_folder, write_piece
-from .work import Entry, Harm, Kind, Order, Outcome, Wrong, error_of, read_range
-from .workers import Workers
+from .engines import ATTEMPTS, Engine
+from .state import LIST, OVER, State
+from .storage import Lost, located, open_store, put_object, read_object
+from .work import Sums, Task, encode, read_sum
 
 _LOG = logging.getLogger(__name__)
 _MERGED_AT_ONCE: Final = 16
 _BACKLOG: Final = 4
-"""So many jobs wait for each worker before uploads have to wait."""
-_POLL_SECONDS: Final = 0.2
+"""So many tasks wait for each worker before uploads have to wait."""
+_MAXIMUM_BYTES: Final = (1 << 32) - 1
+_MAXIMUM_PIECES: Final = 1 << 16
+_DIGEST_BYTES: Final = 32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,352 +43,339 @@ class SpreadSettings:
     """How a sum is divided; none of it changes the sum."""
 
     storage: str
-    """A folder or fsspec address that coordinator and workers see, for one sum of an epoch at a time."""
-    clients_in_a_batch: int = 256
-    pieces_in_a_range: int = 1
-    patience: float = 3.0
-    audited: int = 0
-    """Of so many jobs one is done by two workers, who must agree; coins choose it. None at zero."""
-    keeps_pieces: bool = False
-    """Whether what clients uploaded stays in the storage after the end."""
+    """A folder or fsspec address that coordinator and workers see."""
+    clients_in_a_task: int = 256
+    patience: float = 600.0
+    """Seconds without any task done before all that run are begun again, elsewhere."""
 
     def __post_init__(self) -> None:
         """Refuse to divide by nothing."""
-        if self.clients_in_a_batch < 1 or self.pieces_in_a_range < 1:
-            raise InvalidParameters("a batch has at least one client, and a range at least one piece")
-        if not 0 <= self.audited < 1 << 16:
-            raise InvalidParameters(f"audited is in 0..65535; got {self.audited}")
+        if self.clients_in_a_task < 1 or not self.patience > 0:
+            raise InvalidParameters("a task has at least one client, and patience is above 0 seconds")
 
 
 @dataclass(slots=True)
 class Figures:
     """How far a sum is."""
 
-    jobs_done: int = 0
-    jobs_left: int = 0
-    stragglers: int = 0
+    tasks_done: int = 0
+    tasks_left: int = 0
     begun_again: int = 0
-    jobs_audited: int = 0
-    workers_lost: int = 0
-    bytes_read: int = 0
-    seconds_of_workers: float = 0.0
-    seconds_left: float | None = None
-    """As the jobs so far say; None before the first."""
+    bytes_kept: int = 0
 
     @property
-    def jobs(self) -> tuple[int, int]:
+    def tasks(self) -> tuple[int, int]:
         """How many are done, of how many."""
-        return self.jobs_done, self.jobs_done + self.jobs_left
+        return self.tasks_done, self.tasks_done + self.tasks_left
+
+    def tell(self, metrics: Metrics) -> None:
+        """Set what a scrape reads."""
+        for name, text, value in (
+            ("secagg_tasks_done", "Tasks of the sum that are done.", self.tasks_done),
+            ("secagg_tasks_left", "Tasks of the sum that are not done.", self.tasks_left),
+            ("secagg_tasks_begun_again", "Tasks that were done again, because something was lost.", self.begun_again),
+            ("secagg_bytes_kept", "Bytes of vectors that were put into the storage.", self.bytes_kept),
+        ):
+            metrics.gauge(name, text)
+            metrics.set(name, value)
+
+    def __str__(self) -> str:
+        again = f", {self.begun_again} begun again" if self.begun_again else ""
+        return f"{self.bytes_kept / 1e9:.2f} GB kept, {self.tasks[0]} of {self.tasks[1]} tasks{again}"
 
 
-@dataclass(slots=True)
-class _Batch:
-    """Some clients, and for each range the job that counts and who was left out when it was ordered."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FixedList(Message):
+    """The one list of a sum, and the digests of the sums of all pieces over it."""
 
-    entries: list[tuple[ClientId, tuple[bytes, ...]]] = field(default_factory=list[tuple[ClientId, tuple[bytes, ...]]])
-    jobs: dict[int, tuple[str, frozenset[ClientId]]] = field(default_factory=dict[int, tuple[str, frozenset[ClientId]]])
+    kind: ClassVar = MessageKind.SUM_RECORD
+    upload_list: Annotated[bytes, variable(_MAXIMUM_BYTES)]
+    sums: Annotated[tuple[bytes, ...], repeated(fixed(_DIGEST_BYTES), _MAXIMUM_PIECES)]
 
 
 class SpreadSum:
-    """An ``Adder`` whose work others do."""
+    """An ``Adder`` whose work an engine does, and which the next process goes on with."""
 
     def __init__(  # noqa: PLR0913 -- what it is made of
         self,
-        cut: Cut,
-        workers: Workers,
+        cut: OneMessageCut,
+        engine: Engine,
         settings: SpreadSettings,
+        state: State,
         *,
-        coins: Coins,
-        memory: Memory | None = None,
+        is_kept: Callable[[], bool] = lambda: False,
         progress: Callable[[Figures], None] = lambda _: None,
     ) -> None:
-        """Begin with nothing, in the folder of the storage that its cut's context names.
+        """Begin, or go on with what the state has.
 
         Args:
-            coins: choose who is audited.
-
-        Raises:
-            InvalidParameters: jobs are to be done by two workers, and there is one.
+            is_kept: whether somebody goes on with the sum if this process ends it without a release.
         """
-        if settings.audited and len(workers.idle) < 2:  # noqa: PLR2004 -- who could disagree
-            raise InvalidParameters("an audited job is done by two workers; start another one, or audit none")
-        self._cut, self._workers, self._settings, self._coins = cut, workers, settings, coins
-        self._memory, self._progress, self._is_resumed = memory or NoMemory(), progress, memory is not None
+        self._cut, self._engine, self._settings, self._state = cut, engine, settings, state
+        self._is_kept, self._progress, self._is_over = is_kept, progress, False
         self._storage = located(settings.storage)
-        self._store = open_store(self._storage)
-        step, count = settings.pieces_in_a_range, len(cut.lengths)
-        self._ranges = [(first, min(first + step, count)) for first in range(0, count, step)]
-        self._jobs, self._audit = Jobs(patience=settings.patience), (0, 0)
-        self._orders, self._outcomes, self._void = dict[str, Order](), dict[str, Outcome](), set[str]()
-        self._working = dict[int, str]()
-        self._batches, self._roots = [_Batch()], list[str]()
-        self.wrong, self._left_out = dict[ClientId, Wrong](), dict[ClientId, Wrong]()
-        self.figures, self._is_over = Figures(), False
-        self._failed: ConnectionError | None = None
+        self._store, self._folder = open_store(self._storage), _folder_of(state.key)
+        self._pieces = dict[ClientId, tuple[str, ...]]()
+        """The names of what each client uploaded."""
+        self._batches: list[list[ClientId]] = [[]]
+        self._left, self._done, self._tries = dict[str, Task](), set[str](), dict[str, int]()
+        self._gone, self._sums = dict[ClientId, SecAggError](), list[Sums]()
+        self.figures = Figures()
+        if state.left_by is not None:
+            self._remove(_folder_of(state.left_by))
 
     # --- Uploads ------------------------------------------------------------------------------------------------------
 
-    def keep(self, client: ClientId, digests: Sequence[bytes], vector: bytes | memoryview) -> bytes:
-        """Store the pieces of a vector that came whole."""
-        if vector:
-            for digest, piece in zip(digests, pieces_of(vector, self._cut.lengths), strict=True):
-                write_piece(self._store, self._cut, client, digest, piece, lasts=self._is_resumed)
-        self._memory.kept(client)
-        self._pump(0)
+    def uploads(self) -> Collection[Upload]:
+        """Return the uploads that an earlier process acknowledged, as they came."""
+        found = [Upload.decode(each) for each in self._state.uploads()]
+        self._pieces = {upload.header.client: _names(upload) for upload in found}
+        return found
+
+    def listed(self) -> bytes | None:
+        """Return the list that an earlier process fixed."""
+        fixed_list = self._fixed
+        return None if fixed_list is None else fixed_list.upload_list
+
+    @property
+    def _fixed(self) -> FixedList | None:
+        recorded = self._state.get(LIST)
+        return None if recorded is None else FixedList.decode(recorded)
+
+    def keep(self, upload: Upload) -> bytes:
+        """Put the pieces into the storage, then write the rest down."""
+        names = _names(upload)
+        try:
+            for name, piece in zip(names, pieces_of(upload.vector, self._cut.lengths), strict=True):
+                put_object(self._store, self._state.key, self._folder, name, piece, lasts=self._state.lasts)
+            self._state.put_upload(replace(upload, vector=b"").encode())
+        except Exception as error:
+            # What counts in one process and not in the next would make another list of the same uploads.
+            raise ConnectionError(f"an upload cannot be kept: {error}") from error
+        self._pieces[upload.header.client] = names
+        self.figures.bytes_kept += len(upload.vector)
+        self._take(0)
         return b""
 
-    def add(self, client: ClientId, digests: Sequence[bytes], kept: bytes) -> None:
+    def add(self, client: ClientId, kept: bytes) -> None:
         """Have it added; wait while too much waits."""
         del kept
-        batch = self._batches[-1]
-        batch.entries.append((client, tuple(digests)))
-        if len(batch.entries) == self._settings.clients_in_a_batch:
-            self._order_batch(batch, range(len(self._ranges)), frozenset())
-            self._batches.append(_Batch())
-        while self._jobs.waiting > _BACKLOG * (len(self._working) + len(self._workers.idle)):
-            self._pump(_POLL_SECONDS)
+        self._batches[-1].append(client)
+        if len(self._batches[-1]) == self._settings.clients_in_a_task:
+            for task in self._tasks_of(self._batches[-1]):
+                self._submit(task)
+            self._batches.append([])
+        while len(self._left) > _BACKLOG * self._engine.count * len(self._cut.lengths):
+            self._take(self._settings.patience)
 
-    def _order_batch(self, batch: _Batch, ranges: Iterable[int], without: frozenset[ClientId]) -> None:
-        for index in ranges:
-            first, end = self._ranges[index]
-            entries = tuple((c.value, digests[first:end]) for c, digests in batch.entries if c not in without)
-            is_void = index in batch.jobs and batch.jobs[index][0] in self._void
-            batch.jobs[index] = self._order(Kind.ADD, index, entries=entries, is_audited=is_void), without
+    # --- Tasks --------------------------------------------------------------------------------------------------------
 
-    def _order(  # noqa: PLR0913 -- what a job is made of
-        self,
-        kind: Kind,
-        index: int,
-        needs: tuple[str, ...] = (),
-        entries: tuple[Entry, ...] = (),
-        opening: bytes = b"",
-        *,
-        is_audited: bool = False,
-    ) -> str:
-        """Order a job, unless it was done in an earlier life; its key is a digest of what it takes."""
-        key = f"{kind} of range {index}, {hashlib.sha256(repr((needs, entries, opening)).encode()).hexdigest()}"
-        first, end = self._ranges[index]
-        self._orders[key] = Order(
-            key=key,
-            kind=kind,
+    def _tasks_of(self, clients: Collection[ClientId]) -> Iterator[Task]:
+        for piece in range(len(self._cut.lengths)):
+            inputs = tuple(self._pieces[client][piece] for client in clients if client not in self._gone)
+            if inputs:
+                yield self._task(piece, inputs)
+
+    def _task(self, piece: int, inputs: tuple[str, ...], *, is_merge: bool = False) -> Task:
+        return Task(
             storage=self._storage,
+            folder=self._folder,
+            key=self._state.key,
             cut=self._cut,
-            first=first,
-            end=end,
-            entries=entries,
-            opening=opening,
+            piece=piece,
+            inputs=inputs,
+            is_merge=is_merge,
         )
-        known = self._memory.outcome(key)
-        if known is not None and key not in self._jobs:
-            self._note(known)
-        if key not in self._jobs:
-            is_audited = self._is_drawn() or (is_audited and self._settings.audited > 0)
-            self._jobs.add(key, needs, None if known is None else known.digest, 1 + is_audited)
-            self.figures.jobs_audited += known is None and is_audited
-        return key
 
-    def _is_drawn(self) -> bool:
-        """Return whether a job is the one that is audited of its run of jobs."""
-        (place, drawn), most = self._audit, self._settings.audited
-        if not most:
-            return False
-        if place == 0:
-            drawn = int.from_bytes(self._coins.draw(8), "big") % most
-        self._audit = (place + 1) % most, drawn
-        return place == drawn
+    def _submit(self, task: Task) -> None:
+        if task.output not in self._left and task.output not in self._done:
+            self._left[task.output] = task
+            self._engine.submit(task)
 
-    # --- Jobs ---------------------------------------------------------------------------------------------------------
-
-    def _pump(self, seconds: float) -> None:
-        """Give work to the idle, and take what was done; wait at most so long for that.
+    def _take(self, seconds: float) -> None:
+        """Take what was done, and wait at most so long for the first; then have everything begun again.
 
         Raises:
-            ConnectionError: the sum cannot be finished, or must not be; so it is from then on.
+            ConnectionError: the sum cannot be finished.
         """
-        if self._failed is not None:
-            raise self._failed
-        try:
-            self._turn(seconds)
-        except ConnectionError as error:
-            self._failed = error
-            if isinstance(error, Disagreement):
-                self._memory.ended()
-            raise
-        except Exception as error:
-            # Part of a turn was done: an upload that was written down may not count here, and would in the next life.
-            self._failed = ConnectionError(f"the sum cannot be finished: {error}")
-            raise self._failed from error
-
-    def _turn(self, seconds: float) -> None:
-        # Of a worker whose job another one has done nobody knows whether it comes back.
-        working = (worker for worker, key in self._working.items() if self._jobs[key].state is not State.DONE)
-        self._jobs.workers = {*self._workers.idle, *working}
-        for worker in self._jobs.line(self._workers.idle):
-            if (key := self._jobs.next(worker, monotonic())) is None:
-                continue
-            parts = tuple(self._jobs[need].result for need in self._jobs[key].needs)
-            self._working[worker] = key
-            self._workers.start(worker, replace(self._orders[key], parts=parts))
-        for worker, outcome in self._workers.poll(seconds):
-            key = self._working.pop(worker, None)
-            if key is None:
-                continue  # It was at a job of an earlier sum, which does not need it any more.
-            if outcome is None:
-                self.figures.workers_lost += 1
-                self._jobs.lose(worker)
-            elif (judged := self._judged(key, outcome)).failure:
-                _LOG.warning("worker %d failed at %s: %s", worker, key, judged.failure)
-                self._jobs.fail(key, worker, judged.failure, outcome.missing)
+        if not self._left:
+            return
+        started, results = monotonic(), self._engine.wait(seconds)
+        for task, error in results:
+            del self._left[task.output]
+            if error is None:
+                self._done.add(task.output)
+                self.figures.tasks_done += 1
+            elif isinstance(error, Lost):
+                self._judge(task, error)
             else:
-                self._take(worker, judged)
-        self._tell()
+                raise ConnectionError(f"a task failed {ATTEMPTS} times, and last because {error}") from error
+        if not results and 0 < seconds <= monotonic() - started:
+            self._count_again("no task")
+            _LOG.warning("no task was done for %.0f s: all that run are begun again", seconds)
+            self._engine.begin_again()
+        self.figures.tasks_left = len(self._left)
+        self._progress(self.figures)
 
-    def _judged(self, key: str, outcome: Outcome) -> Outcome:
-        """Return an outcome as it counts; a worker is believed about a sum, and not about who is to blame."""
-        order, given, seen = self._orders[key], dict(self._orders[key].entries), list[Wrong]()
-        if outcome.key != key:
-            return replace(outcome, failure="its worker answered for another job")
-        for wrong in outcome.wrong:
-            if wrong.client.value not in given or not order.first <= wrong.piece < order.end:
-                return replace(outcome, failure="its worker named a piece that it was not given")
-            harm = self._harm_of(wrong, given[wrong.client.value][wrong.piece - order.first])
-            if harm is None:
-                return replace(outcome, failure=f"its worker blamed {wrong.client} for a piece that decodes")
-            seen.append(replace(wrong, harm=harm))
-        return replace(outcome, wrong=tuple(seen))
+    def _count_again(self, what: str) -> None:
+        self.figures.begun_again += 1
+        self._tries[what] = self._tries.get(what, 0) + 1
+        if self._tries[what] > ATTEMPTS:
+            raise ConnectionError(f"{what} was done {ATTEMPTS} times over; the storage or the workers fail")
 
-    def _harm_of(self, wrong: Wrong, digest: bytes) -> Harm | None:
-        if wrong.harm is not Harm.MALFORMED:
-            return wrong.harm
+    def _judge(self, task: Task, lost: Lost) -> None:
+        """Find out whose pieces are lost; a partial sum is made again."""
+        if task.is_merge:
+            self._forget(lost.name)
+            return
+        owners = {names[task.piece]: client for client, names in self._pieces.items()}
+        gone = [owners[name] for name in task.inputs if not self._is_there(task.piece, name)]
+        if not gone:
+            # Another mount, or a storage that answers one so and another so.
+            self._count_again(f"a task that cannot read {lost.name}, which is there,")
+            self._submit(task)
+        for client in gone:
+            _LOG.warning("the storage has lost a piece of %s", client)
+            count = len(self._cut.lengths)
+            what = f"pieces of the upload of {client}; the storage lost another"
+            self._gone[client] = ThresholdNotMet(needed=count, present=count - 1, what=what)
+
+    def _is_there(self, piece: int, name: str) -> bool:
         try:
-            self._cut.check(wrong.piece, read_piece(self._store, self._cut, wrong.client, wrong.piece, digest))
-        except MalformedMessage:
-            return Harm.MALFORMED
-        except WrongPiece as error:
-            return Harm.ANOTHER if error.is_there else Harm.MISSING
-        except OSError:
-            pass
-        return None
+            read_object(self._store, self._state.key, self._folder, name, self._cut.lengths[piece])
+        except Lost:
+            return False
+        except OSError as error:
+            raise ConnectionError(f"the storage fails: {error}") from error
+        return True
 
-    def _take(self, worker: int, outcome: Outcome) -> None:
-        """Count a result, once so many workers agree on it, and write it down.
+    def _forget(self, name: str) -> None:
+        """Have a partial sum made again."""
+        self._done.discard(name)
+        self._count_again(name)
 
-        Sums of different clients agree on nothing. Where two workers leave out others, both of their sums are void.
-        """
-        key, digest, before = outcome.key, outcome.digest, self._outcomes.get(outcome.key)
-        if before is not None and before.wrong != outcome.wrong:
-            self._void.add(key)
-            digest = before.digest
-        self._note(outcome)
-        counts = self._jobs.finish(key, worker, digest, monotonic())
-        if digest != self._outcomes[key].digest:
-            raise Disagreement(key, {worker, EARLIER})
-        if counts:
-            if key not in self._void:
-                self._memory.remember(outcome)
-            self.figures.bytes_read += outcome.bytes_read
-            self.figures.seconds_of_workers += outcome.microseconds / 1e6
-
-    def _note(self, outcome: Outcome) -> None:
-        self._outcomes.setdefault(outcome.key, outcome)
-        for wrong in outcome.wrong:
-            self.wrong.setdefault(wrong.client, wrong)
-
-    def _finish_jobs(self) -> None:
-        self._pump(0)
-        while self._jobs.left:
-            self._pump(_POLL_SECONDS)
-
-    def _tell(self) -> None:
-        figures, jobs = self.figures, self._jobs
-        figures.jobs_done, figures.jobs_left = jobs.done, jobs.left
-        figures.stragglers, figures.begun_again = jobs.repeated, jobs.again
-        if jobs.done and figures.seconds_of_workers:
-            workers = len(self._working) + len(self._workers.idle)
-            figures.seconds_left = jobs.left * figures.seconds_of_workers / jobs.done / max(1, workers)
-        self._progress(figures)
+    def _finish(self) -> None:
+        while self._left:
+            self._take(self._settings.patience)
 
     # --- The end ------------------------------------------------------------------------------------------------------
 
-    def settle(self) -> Mapping[ClientId, PeerError]:
-        """Finish the sum; whose vectors are not in it is written down before anybody is told."""
-        before = self._memory.settled(None)
-        settled = None if before is None else {wrong.client: wrong for wrong in before}
-        self.wrong.update(settled or {})
-        if self._batches[-1].entries:
-            self._order_batch(self._batches[-1], range(len(self._ranges)), frozenset())
-        self._finish_jobs()
-        self._leave_out(settled)
-        # What is lost and made again from here on is what was made before, or is not found again.
-        self._merge()
-        if before is None:
-            self._memory.settled(self._left_out.values())
-        return {client: error_of(wrong) for client, wrong in sorted(self._left_out.items())}
+    def settle(self) -> Mapping[ClientId, SecAggError]:
+        """Finish the sum, read it, and return whose pieces were lost."""
+        while True:
+            before = len(self._gone)
+            for batch in self._batches:
+                for task in self._tasks_of(batch):
+                    self._submit(task)
+            self._finish()
+            if len(self._gone) != before:
+                continue
+            roots = self._merged()
+            if roots is not None and (sums := self._read_sums(roots)) is not None:
+                self._sums = sums
+                return dict(self._gone)
 
-    def take_out(self, clients: Iterable[ClientId]) -> None:
-        """Add their batches again without them; fail if somebody is lost whom ``settle`` has counted."""
-        gone = {client: Wrong(client=client, piece=0, harm=Harm.MISSING) for client in clients}
-        self.wrong |= gone
-        self._leave_out(self._left_out | gone)
-        self._merge()
-
-    def _leave_out(self, known: dict[ClientId, Wrong] | None) -> None:
-        """Leave out who is wrong, from every range; where that is known already, nobody else may be."""
-        while self._exclude():
-            self._finish_jobs()
-        self._left_out = dict(self.wrong) if known is None else known
-        if lost := self.wrong.keys() - self._left_out:
-            self._failed = ConnectionError(f"the storage lost pieces of {min(lost)} after they were added; begin again")
-            raise self._failed
-
-    def _exclude(self) -> bool:
-        """Order every range again that holds a client which is wrong in another; return whether there was one."""
-        is_complete = True
+    def _merged(self) -> list[Task] | None:
+        """Merge the partial sums of each piece, sixteen at a time; None if one of them was lost."""
+        levels = [list[Task]() for _ in self._cut.lengths]
         for batch in self._batches:
-            wrong = frozenset(client for client, _ in batch.entries if client in self.wrong)
-            again = [
-                index
-                for index, (key, without) in batch.jobs.items()
-                if key in self._void or without | {one.client for one in self._outcomes[key].wrong} != wrong
-            ]
-            self._order_batch(batch, again, wrong)
-            is_complete = is_complete and not again
-        return not is_complete
-
-    def _merge(self) -> None:
-        """Merge the partial sums of each range, sixteen at a time, until one is left."""
-        levels = [[batch.jobs[at][0] for batch in self._batches if batch.jobs] for at in range(len(self._ranges))]
-        while any(len(keys) > 1 for keys in levels):
-            for index, keys in enumerate(levels):
-                groups = [tuple(keys[at : at + _MERGED_AT_ONCE]) for at in range(0, len(keys), _MERGED_AT_ONCE)]
-                levels[index] = [
-                    group[0] if len(group) == 1 else self._order(Kind.MERGE, index, group) for group in groups
+            for task in self._tasks_of(batch):
+                levels[task.piece].append(task)
+        while any(len(level) > 1 for level in levels):
+            for piece, level in enumerate(levels):
+                groups = [level[at : at + _MERGED_AT_ONCE] for at in range(0, len(level), _MERGED_AT_ONCE)]
+                levels[piece] = [
+                    group[0]
+                    if len(group) == 1
+                    else self._task(piece, tuple(task.output for task in group), is_merge=True)
+                    for group in groups
                 ]
-        self._finish_jobs()
-        self._roots = [keys[0] for keys in levels if keys]
+                for task in levels[piece]:
+                    self._submit(task)
+            again = self.figures.begun_again
+            self._finish()
+            if self.figures.begun_again != again:
+                return None
+        return [level[0] for level in levels if level]
 
-    def open(self, key: bytes) -> list[Sums]:
-        """Have every range opened, and return the pieces."""
-        keys = [self._order(Kind.OPEN, at, (root,), opening=key) for at, root in enumerate(self._roots)]
-        self._finish_jobs()
-        return [piece for job in keys for piece in self._read(job)]
+    def _read_sums(self, roots: list[Task]) -> list[Sums] | None:
+        """Read the sums of all pieces, once; None if one was lost since it was made."""
+        sums = list[Sums]()
+        for task in roots:
+            try:
+                sums.append(read_sum(self._store, task, task.output, self._cut.zeros(task.piece)))
+            except Lost:
+                self._forget(task.output)
+                return None
+            except OSError as error:
+                raise ConnectionError(f"the storage fails: {error}") from error
+        return sums
 
-    def _read(self, job: str) -> list[Sums]:
-        pieces = range(self._orders[job].first, self._orders[job].end)
+    def fix(self, upload_list: bytes) -> None:
+        """Write the list down with the digests of what was read; nobody has seen it."""
+        record = FixedList(upload_list=upload_list, sums=tuple(map(_digest_of, self._sums))).encode()
         try:
-            return read_range(self._store, self._cut, pieces, self._jobs[job].result, is_open=True)
-        except OSError as error:
-            raise ConnectionError(f"the storage lost an opened range: {error}; nothing is released") from error
+            self._state.put(LIST, record)
+        except (OSError, SecAggError) as error:
+            raise ConnectionError(f"the list cannot be fixed, or another one was: {error}") from error
+
+    def open(self, secret: np.ndarray) -> list[np.ndarray]:
+        """Open the sums that the list was fixed with."""
+        if not self._sums:
+            self._sums = self._sums_of_before()
+        return joined([self._cut.open(total, number, secret) for number, total in enumerate(self._sums)])
+
+    def _sums_of_before(self) -> list[Sums]:
+        """Return the sums of an earlier process, or add up the same again.
+
+        Raises:
+            ConnectionError: the storage has lost what the list counts.
+        """
+        if (recorded := self._fixed) is None:
+            raise ConnectionError("a sum is opened once its list is fixed")
+        self._batches = [[]]
+        for one in UploadList.decode(recorded.upload_list).listed:
+            self.add(one.client, b"")
+        if gone := self.settle():
+            raise ConnectionError(f"the storage lost pieces of {min(gone)}, whom the list counts; begin another sum")
+        if tuple(map(_digest_of, self._sums)) != recorded.sums:
+            raise ConnectionError("the storage has other sums than the list was fixed with; begin another sum")
+        return self._sums
+
+    def over(self) -> None:
+        """Write down that nothing is released after this."""
+        try:
+            self._state.put(OVER, b"")
+        except (OSError, SecAggError) as error:
+            raise ConnectionError(f"it cannot be written down that the sum is over: {error}") from error
+        self._is_over = True
 
     def end(self) -> None:
-        """Remove what was written for this session, once it is written down that it is over."""
-        if self._is_over:
-            return
-        self._is_over = True
-        self._orders.clear()
-        if self._memory.ended():
-            folder = session_folder(self._cut.context)
-            try:
-                self._store.remove(f"{folder}/sums" if self._settings.keeps_pieces else folder)
-            except Exception as error:  # noqa: BLE001 -- an opened sum is not lost to what lies about
-                _LOG.warning("remove %s from %s yourself: %s", folder, self._storage, error)
+        """Remove everything, unless the next process goes on with it."""
+        self._left.clear()
+        for total in self._sums:
+            total.clear()
+        if self._is_over or not self._is_kept():
+            self._remove(self._folder)
+            self._state.clear()
+        self._state.close()
+
+    def _remove(self, folder: str) -> None:
+        try:
+            self._store.remove(folder)
+        except Exception as error:  # noqa: BLE001 -- an opened sum is not lost to what lies about
+            _LOG.warning("remove %s from %s yourself: %s", folder, self._storage, error)
+
+
+def _folder_of(key: bytes) -> str:
+    return digest(key, b"folder", "sha256").hex()[:32]
+
+
+def _names(upload: Upload) -> tuple[str, ...]:
+    """Return the names of an upload's pieces, which follow from what is in them."""
+    client = upload.header.client.value
+    return tuple(f"pieces/{client}/{number}-{each.hex()}" for number, each in enumerate(upload.pieces))
+
+
+def _digest_of(total: Sums) -> bytes:
+    return hashlib.sha256(encode(total)).digest()

@@ -45,11 +45,13 @@ def joined(groups: Sequence[Released], layout: Layout, capacity: int, tables: Ta
         tables: the codewords, where sums of them are released; these are added in rings that are wide enough.
 
     Raises:
-        InvalidParameters: a sum is of another layout, or a client was counted in two groups.
+        InvalidParameters: a sum is of another layout, shows too few clients, or counts one that another counts.
         CapacityExceeded: the total weighs more than the capacity, so that it may have wrapped.
     """
     of_all, counted = require_addable(groups, layout, tables), frozenset[ClientId]()
     for group in groups:
+        if (shown := min(map(len, (group.counted, *group.revealed)))) < LEAST_COHORT:
+            raise InvalidParameters(f"a group showed the sum of {shown} clients; each sum is of {LEAST_COHORT} or more")
         if twice := counted & group.counted:
             raise InvalidParameters(f"{min(twice)} was counted in two groups; invite each client to one")
         counted |= group.counted

@@ -62,7 +62,7 @@ def test_a_group_too_small_or_too_large_for_a_session_is_refused(clients: int, g
         divided(clients, groups)
 
 
-@given(sizes=st.lists(st.integers(1, 3), min_size=1, max_size=3))
+@given(sizes=st.lists(st.integers(2, 3), min_size=1, max_size=3))
 def test_the_sum_of_groups_is_that_of_all_and_what_was_revealed_is_each(sizes: list[int]) -> None:
     first, groups = 1, list[Released]()
     for size in sizes:
@@ -110,7 +110,7 @@ def summed(group: Released, tables: Tables, heaviest: int) -> Released:
     return replace(group, aggregate=summed_aggregate(group.aggregate, tables, heaviest))
 
 
-@given(sizes=st.lists(st.integers(1, 3), min_size=1, max_size=3), data=st.data())
+@given(sizes=st.lists(st.integers(2, 3), min_size=1, max_size=3), data=st.data())
 def test_sums_of_codewords_of_groups_are_those_of_all(sizes: list[int], data: st.DataObject) -> None:
     tables: Tables = ((table_of(data, 1), table_of(data, 1)),)
     first, groups = 1, list[Released]()
@@ -155,3 +155,10 @@ def test_sums_of_other_codewords_and_of_counts_are_not_added_to_these() -> None:
             joined([mine, stranger], LAYOUT, CAPACITY, tables)
     with pytest.raises(InvalidParameters, match="nor are all sums of codewords"):
         joined([mine], LAYOUT, CAPACITY)
+
+
+def test_a_group_that_shows_one_client_is_not_added() -> None:
+    alone, others = released(9), released(1, 2)
+    for groups in ([others, alone], [replace(others, revealed=frozenset({frozenset({ClientId(1)})}))]):
+        with pytest.raises(InvalidParameters, match="of 1 clients"):
+            joined(groups, LAYOUT, CAPACITY)

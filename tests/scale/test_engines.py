@@ -1,0 +1,329 @@
+"""Engines: processes and Ray's workers that are killed, frozen or of another version; ``make scale`` runs Ray."""
+
+# ruff: noqa: SLF001 -- these tests kill workers
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, NoReturn, cast
+
+import numpy as np
+import pytest
+
+from secagg.contract import Layout, RingSegment
+from secagg.errors import InvalidParameters
+from secagg.scale import engines
+from secagg.scale.engines import Engine, InProcess, OnRay, Processes, open_engine
+from secagg.scale.spread import Figures
+from secagg.scale.state import goes_on
+from secagg.scale.work import Task
+from secagg.wire import MessageKind, message_kind
+from tests.harness.one_message_sums import SumSetup
+from tests.harness.spread_sums import Life, Place, live, whole
+
+MANY = SumSetup(population=24, capacity=32, layout=Layout((RingSegment(12, 1 << 16),)))
+
+
+@pytest.fixture(scope="module")
+def processes() -> Iterator[Processes]:
+    engine = Processes(2)
+    yield engine
+    engine.close()
+
+
+# --- Coordinators -----------------------------------------------------------------------------------------------------
+
+
+def test_a_coordinator_that_is_killed_at_any_of_twenty_moments_releases_once_or_never(tmp_path: Path) -> None:
+    """Before or after any write; its next life dies earlier still, and the one after that goes on."""
+    whole_life = live(Place(tmp_path / "undisturbed"), 0)
+    assert whole_life["exact"]
+    count = int(whole_life["moments"])
+    chosen: list[int] = np.random.default_rng(3).choice(count, 20, replace=False).tolist()
+    exact = 0
+    for moment in sorted(chosen):
+        place, said = Place(tmp_path / str(moment)), dict[str, Any]()
+        for die_at in (moment + 1, max(1, moment // 3), 0):
+            if place.sent and not goes_on(place.state):
+                break  # It is over: what was not handed over until then never is.
+            said = live(place, die_at)
+        lists = {request for request in place.asked if message_kind(request) is MessageKind.ONE_MESSAGE_LIST}
+        assert len(lists) <= 1, "holders were shown two lists"
+        assert "refused" not in said
+        assert said.get("exact", True)
+        exact += (place.folder / "released").exists()
+    assert exact >= 14
+
+
+# --- Processes --------------------------------------------------------------------------------------------------------
+
+
+def killing(engine: Processes, moments: list[int]) -> Callable[[Figures], None]:
+    generator, seen = np.random.default_rng(5), [0]
+
+    def watch(_: Figures) -> None:
+        seen[0] += 1
+        if moments and seen[0] >= moments[0] and engine.process_ids:
+            moments.pop(0)
+            with suppress(ProcessLookupError):
+                os.kill(int(generator.choice(engine.process_ids)), signal.SIGKILL)
+
+    return watch
+
+
+def test_processes_that_are_killed_at_twenty_moments_change_no_sum(tmp_path: Path, processes: Processes) -> None:
+    chosen: list[int] = np.random.default_rng(7).choice(np.arange(2, 180), 20, replace=False).tolist()
+    moments, turn = sorted(chosen), 0
+    watch = killing(processes, moments)
+    while moments and turn < 16:
+        turn += 1
+        place = Place(tmp_path / str(turn), MANY)
+        place.settings = {"clients_in_a_task": 1}
+        life = Life(place, processes, progress=watch)
+        life.upload()
+        assert place.is_exact(life.finish())
+    assert not moments, "twenty were killed"
+
+
+def test_a_frozen_worker_with_one_task_left_ends_nobody(tmp_path: Path) -> None:
+    """Nothing was done for as long as patience lasts, so all that run are begun again, by other processes."""
+    engine, place = Processes(2), Place(tmp_path / "place")
+    place.settings = {"clients_in_a_task": 256, "patience": 3.0}
+    try:
+        whole(Place(tmp_path / "warm"), engine)
+        life = Life(place, engine)
+        life.upload()
+        for process in engine.process_ids:
+            os.kill(process, signal.SIGSTOP)
+        assert place.is_exact(life.finish())
+        assert life.sum.figures.begun_again == 1
+    finally:
+        engine.close()
+
+
+def test_half_an_answer_of_a_worker_ends_nobody(tmp_path: Path) -> None:
+    """A process that ends in the middle of its answer is lost, and its task is not."""
+    engine, place = Processes(1), Place(tmp_path / "place")
+    place.settings = {"clients_in_a_task": 256, "patience": 3.0}
+    try:
+        whole(Place(tmp_path / "warm"), engine)
+        queue: Any = engine._pool._result_queue  # pyright: ignore[reportPrivateUsage]
+        os.write(queue._writer.fileno(), (1 << 10).to_bytes(4, "big") + b"half")
+        life = Life(place, engine)
+        life.upload()
+        assert place.is_exact(life.finish())
+    finally:
+        engine.close()
+
+
+def test_processes_that_are_lost_again_and_again_end_the_sum(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engines, "_LOSSES", 1)
+    engine = Processes(1)
+    engine.begin_again()
+    with pytest.raises(ConnectionError, match="1 times in a row"):
+        engine.begin_again()
+    engine.close()
+
+
+def test_processes_end_with_their_coordinator(tmp_path: Path) -> None:
+    source = (
+        "import time\n"
+        "from secagg.scale.engines import Processes\n"
+        "if __name__ == '__main__':\n"
+        "    engine = Processes(2)\n"
+        "    for _ in range(2):\n"
+        "        engine._pool.submit(time.sleep, 0.5)\n"
+        "    time.sleep(1)\n"
+        "    print(*engine.process_ids, flush=True)\n"
+        "    time.sleep(600)\n"
+    )
+    script = tmp_path / "coordinator.py"
+    script.write_text(source)
+    command = [sys.executable, str(script)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as coordinator:  # noqa: S603 -- its own
+        assert coordinator.stdout is not None
+        workers = [int(each) for each in coordinator.stdout.readline().split()]
+        assert len(workers) == 2
+        coordinator.kill()
+    deadline = time.monotonic() + 30
+    while any(Path(f"/proc/{worker}").exists() and not is_zombie(worker) for worker in workers):
+        assert time.monotonic() < deadline, "a worker outlives its coordinator"
+        time.sleep(0.05)
+
+
+def is_zombie(process: int) -> bool:
+    with suppress(OSError):
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    return True
+
+
+def test_a_fault_of_the_library_in_a_task_is_said(tmp_path: Path) -> None:
+    class Broken(InProcess):
+        def submit(self, task: Task) -> None:
+            super().submit(dataclasses.replace(task, cut=cast("Any", None)))
+
+    with pytest.raises(ConnectionError, match="NoneType"):
+        whole(Place(tmp_path / "place"), Broken())
+
+
+def test_an_engine_is_chosen_by_name() -> None:
+    assert isinstance(open_engine("memory", 1), InProcess)
+    with pytest.raises(InvalidParameters, match="at least one worker"):
+        open_engine("processes", 0)
+
+
+# --- Ray --------------------------------------------------------------------------------------------------------------
+
+
+def stub_of_ray(**given: Any) -> SimpleNamespace:
+    return SimpleNamespace(shutdown=lambda: None, **given)
+
+
+def test_ray_takes_no_signal_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who is told to stop has clients to tell, and something to keep."""
+
+    def taken_over(*_: object) -> NoReturn:
+        sys.exit(15)
+
+    def init(**_: object) -> None:
+        signal.signal(signal.SIGTERM, taken_over)
+        raise ConnectionError("there is none")
+
+    monkeypatch.setitem(sys.modules, "ray", stub_of_ray(init=init))
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(InvalidParameters, match=r"there is none\); compare addresses"):
+        OnRay(1, "192.0.2.1:1")
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+@pytest.mark.parametrize(
+    ("address", "variable", "options"),
+    [
+        ("", "", {"num_cpus": 3, "include_dashboard": False, "_node_ip_address": "127.0.0.1"}),
+        ("", "10.0.0.1:6379", {}),
+        ("10.0.0.2:6379", "10.0.0.1:6379", {"address": "10.0.0.2:6379"}),
+    ],
+)
+def test_a_cluster_is_found_as_ray_finds_it_and_a_local_one_listens_to_this_machine(
+    monkeypatch: pytest.MonkeyPatch, address: str, variable: str, options: dict[str, Any]
+) -> None:
+    asked = dict[str, Any]()
+    monkeypatch.setitem(sys.modules, "ray", stub_of_ray(init=asked.update))
+    monkeypatch.setenv("RAY_AUTH_MODE", "token")
+    monkeypatch.setenv("RAY_ADDRESS", variable)
+    engines.connect(3, address)
+    del asked["log_to_driver"], asked["configure_logging"]
+    assert asked == options
+
+
+@pytest.mark.parametrize("mode", ["", "disabled"])
+def test_a_cluster_that_lets_anybody_in_is_refused(monkeypatch: pytest.MonkeyPatch, mode: str) -> None:
+    monkeypatch.setitem(sys.modules, "ray", stub_of_ray(init=partial(dict[str, Any])))
+    monkeypatch.setenv("RAY_AUTH_MODE", mode)
+    with pytest.raises(InvalidParameters, match="RAY_AUTH_MODE=token"):
+        engines.connect(1)
+
+
+def test_ray_is_an_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(InvalidParameters, match=r"secagg\[ray\]"):
+        OnRay(1)
+
+
+@pytest.fixture(scope="module")
+def nodes() -> Iterator[Any]:
+    """Start nodes of Ray on this machine, once."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("OMP_NUM_THREADS", "1")
+        from ray.cluster_utils import Cluster  # noqa: PLC0415 -- Ray reads its token once: `make scale` sets it
+
+        started: Any = Cluster(initialize_head=True, head_node_args={"num_cpus": 1})
+        for _ in range(2):
+            started.add_node(num_cpus=1)
+        patched.setenv("RAY_ADDRESS", started.address)
+        try:
+            yield started
+        finally:
+            started.shutdown()
+
+
+@pytest.fixture
+def on_ray(nodes: Any) -> Iterator[Engine]:
+    del nodes
+    engine = OnRay(2)
+    yield engine
+    engine.close()
+
+
+@pytest.mark.scale
+def test_a_sum_on_ray_is_exact(on_ray: OnRay, tmp_path: Path) -> None:
+    place = Place(tmp_path / "place")
+    assert place.is_exact(whole(place, on_ray))
+
+
+@pytest.mark.scale
+def test_a_node_of_another_version_is_refused_at_the_start(nodes: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    del nodes
+    monkeypatch.setattr(engines, "versions", lambda: "secagg 0.0.0 on Python 2.7")
+    with pytest.raises(InvalidParameters, match="of the cluster has secagg"):
+        OnRay(2)
+
+
+@pytest.mark.scale
+def test_workers_of_ray_that_are_killed_change_no_sum(on_ray: OnRay, tmp_path: Path) -> None:
+    place, killed = Place(tmp_path / "place", MANY), list[int]()
+    place.settings = {"clients_in_a_task": 1}
+
+    def watch(told: Figures) -> None:
+        if told.tasks_done % 10 == 3:
+            for process in workers_of_ray()[:1]:
+                with suppress(ProcessLookupError):
+                    os.kill(process, signal.SIGKILL)
+                    killed.append(process)
+
+    life = Life(place, on_ray, progress=watch)
+    life.upload()
+    assert place.is_exact(life.finish())
+    assert killed
+
+
+def workers_of_ray() -> list[int]:
+    found = list[int]()
+    for folder in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            if (folder / "cmdline").read_text(errors="replace").startswith("ray::add"):
+                found.append(int(folder.name))
+    return found
+
+
+@pytest.mark.scale
+def test_a_node_that_is_killed_during_the_sum_changes_no_sum(nodes: Any, on_ray: OnRay, tmp_path: Path) -> None:
+    place = Place(tmp_path / "place", MANY)
+    place.settings = {"clients_in_a_task": 1}
+    life, half = Life(place, on_ray), len(place.clients) // 2
+    life.upload(place.clients[:half])
+    before = alive(on_ray)
+    for node in list(nodes.worker_nodes):
+        with suppress(ValueError):  # The one that this process is connected to stays.
+            nodes.remove_node(node, allow_graceful=False)
+            break
+    life.upload()
+    assert place.is_exact(life.finish())
+    deadline = time.monotonic() + 60
+    while alive(on_ray) == before:  # Ray takes some time to say so.
+        assert time.monotonic() < deadline, "no node was killed"
+        time.sleep(0.5)
+
+
+def alive(engine: OnRay) -> int:
+    return sum(bool(node["Alive"]) for node in engine._ray.nodes())  # pyright: ignore[reportPrivateUsage]

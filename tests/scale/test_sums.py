@@ -1,0 +1,874 @@
+# ruff: noqa: SLF001 -- these tests look into a sum
+"""Sums whose uploads others add: what is written is authenticated, kept before it is told, and blamed on nobody."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import shutil
+import tracemalloc
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from secagg.contract import Layout, RingSegment
+from secagg.errors import (
+    InvalidParameters,
+    MalformedMessage,
+    Misuse,
+    PeerError,
+    PeerMisbehaved,
+    Reason,
+    ThresholdNotMet,
+)
+from secagg.identifiers import ClientId, ServerId
+from secagg.protocols.one_message.cut import OneMessageCut
+from secagg.protocols.one_message.lattice.planes import Accumulator
+from secagg.protocols.one_message.messages import Upload
+from secagg.scale import spread, storage
+from secagg.scale.engines import InProcess
+from secagg.scale.spread import Figures, SpreadSettings
+from secagg.scale.state import State, goes_on
+from secagg.scale.storage import TAG_BYTES, FolderStore, FsspecStore, Lost, Store, open_store, opened, tag_of
+from secagg.scale.work import Task, add, encode, read_sum
+from secagg.session.metrics import Metrics
+from secagg.simulation.insecure_coins import InsecureSeededCoins
+from secagg.wire import MessageKind, message_kind
+from tests.harness.one_message_sums import SumSetup
+from tests.harness.spread_sums import SETUP, Life, Place, whole
+
+KEY = bytes(range(32))
+LARGE = SumSetup(population=20, capacity=32, layout=SETUP.layout)
+
+
+@pytest.fixture(autouse=True)
+def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Retry at once."""
+    monkeypatch.setattr("secagg.scale.engines._PAUSE_SECONDS", 0.0)
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Place:
+    return Place(tmp_path / "place")
+
+
+def uploaded(place: Place, engine: InProcess | None = None) -> Life:
+    life = Life(place, engine)
+    life.upload()
+    return life
+
+
+def alter(path: Path, at: int = 8) -> None:
+    data = bytearray(path.read_bytes())
+    data[at] ^= 1
+    path.write_bytes(data)
+
+
+# --- A sum ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("clients_in_a_task", [1, 2, 5, 256])
+def test_however_a_sum_is_divided_it_is_the_same(place: Place, clients_in_a_task: int) -> None:
+    place.settings = {"clients_in_a_task": clients_in_a_task}
+    assert place.is_exact(whole(place))
+
+
+def test_more_partial_sums_than_are_merged_at_once_make_a_tree(tmp_path: Path) -> None:
+    place = Place(tmp_path / "place", LARGE)
+    place.settings = {"clients_in_a_task": 1}
+    life = uploaded(place)
+    life.session.close_stage()
+    assert len(place.objects("sums")) == 2 * (20 + 2 + 1)
+    assert place.is_exact(life.session.release())
+
+
+def test_nothing_is_left_after_the_end(place: Place) -> None:
+    whole(place)
+    assert list(Path(place.storage).iterdir()) == []
+    assert {path.name for path in place.state.rglob("*")} == {"lock", "uploads"}
+
+
+def test_a_sum_in_an_object_storage_is_exact(tmp_path: Path) -> None:
+    pytest.importorskip("fsspec")
+    place = Place(tmp_path / "place", storage="memory://sums")
+    assert place.is_exact(whole(place))
+
+
+def test_uploads_wait_while_too_much_waits_to_be_added(tmp_path: Path) -> None:
+    class Lazy(InProcess):
+        """Does nothing before it is waited for."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.due, self.most = list[Task](), 0
+
+        def submit(self, task: Task) -> None:
+            self.due.append(task)
+            self.most = max(self.most, len(self.due))
+
+        def wait(self, seconds: float) -> list[Any]:
+            for task in self.due if seconds else ():
+                super().submit(task)
+            self.due = [] if seconds else self.due
+            return super().wait(seconds)
+
+    place, engine = Place(tmp_path / "place", LARGE), Lazy()
+    place.settings = {"clients_in_a_task": 1}
+    assert place.is_exact(whole(place, engine))
+    assert engine.most <= 2 * (vars(spread)["_BACKLOG"] + 1)
+
+
+def test_figures_are_told_to_people_and_to_prometheus(place: Place) -> None:
+    told = list[Figures]()
+    life = Life(place, progress=told.append)
+    life.upload()
+    life.finish()
+    assert str(told[-1]).endswith("8 of 8 tasks")
+    metrics = Metrics()
+    told[-1].tell(metrics)
+    assert "secagg_tasks_left 0" in metrics.text()
+
+
+@pytest.mark.parametrize("wrong", [{"clients_in_a_task": 0}, {"patience": 0.0}, {"patience": float("nan")}])
+def test_settings_out_of_range_are_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(InvalidParameters, match="at least one client"):
+        SpreadSettings(storage="", **wrong)
+
+
+# --- R6: pieces are judged once, when they come -----------------------------------------------------------------------
+
+
+def test_a_piece_that_is_not_the_signed_one_is_refused_when_it_comes(place: Place) -> None:
+    life, client = Life(place), place.clients[0]
+    upload = Upload.decode(place.upload(client, life.session.invitation))
+    forged = Upload.decode(upload.encode())
+    object.__setattr__(forged, "vector", bytes([upload.vector[0] ^ 1]) + upload.vector[1:])
+    with pytest.raises(PeerError) as refused:
+        life.session.receive(client, forged.encode())
+    assert refused.value.culprits == {client, ServerId()}, "the way may have altered it"
+    assert not place.objects("pieces")
+    life.session.receive(client, place.sent[client])
+
+
+def test_a_signed_piece_that_does_not_decode_is_refused_when_it_comes(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refusing(*_: object) -> None:
+        raise MalformedMessage("the bits that fill a plane must be zero", reason=Reason.NOT_CANONICAL)
+
+    life, client = Life(place), place.clients[0]
+    message = place.upload(client, life.session.invitation)
+    with monkeypatch.context() as patched:
+        patched.setattr(OneMessageCut, "check", refusing)
+        with pytest.raises(MalformedMessage) as refused:
+            life.session.receive(client, message)
+    assert refused.value.culprits == {client}
+    assert not place.objects("pieces")
+    assert not list(life.state.uploads())
+
+
+def test_an_upload_without_its_vector_is_no_upload(place: Place) -> None:
+    life, client = Life(place), place.clients[0]
+    upload = Upload.decode(place.upload(client, life.session.invitation))
+    object.__setattr__(upload, "vector", b"")
+    with pytest.raises(MalformedMessage, match="other lengths"):
+        life.session.receive(client, upload.encode())
+
+
+# --- R5: what is durable, and when ------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def written(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Return what is written, in order; of the storage, what kind."""
+    seen, make, put = list[str](), State._make, FolderStore.put  # pyright: ignore[reportPrivateUsage]
+
+    def making(self: State, name: str, data: bytes) -> None:
+        make(self, name, data)
+        seen.append(name.partition("/")[0])
+
+    def putting(self: FolderStore, name: str, parts: Any, *, lasts: bool = False) -> None:
+        put(self, name, parts, lasts=lasts)
+        seen.append(name.split("/")[1] + (" that last" if lasts else ""))
+
+    monkeypatch.setattr(State, "_make", making)
+    monkeypatch.setattr(FolderStore, "put", putting)
+    return seen
+
+
+def test_everything_is_written_before_it_is_told(place: Place, written: list[str]) -> None:
+    def ask(requests: Any) -> Iterator[tuple[int, bytes]]:
+        written.append(f"asked: {message_kind(next(iter(requests.values()))).name}")
+        yield from place.ask(requests)
+
+    life = Life(place, ask=ask)
+    assert written == ["key", "asked: ONE_MESSAGE_OFFER", "offer"]
+    for client in place.clients[:3]:
+        written.clear()
+        life.upload([client])
+        assert written == ["pieces that last", "pieces that last", "uploads"]
+    life.upload()
+    written.clear()
+    life.session.close_stage()
+    assert written[-1] == "list"
+    assert "asked: ONE_MESSAGE_LIST" not in written
+    written.clear()
+    life.session.release()
+    assert written[0] == "asked: ONE_MESSAGE_LIST"
+    assert written[-1] == "over"
+
+
+def test_files_are_flushed_before_they_have_their_name(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    flushed, fsync, linked = set[int](), os.fsync, list[bool]()
+
+    def syncing(descriptor: int) -> None:
+        fsync(descriptor)
+        flushed.add(os.fstat(descriptor).st_ino)
+
+    def linking(self: Path, target: Path) -> None:
+        linked.append(target.stat().st_ino in flushed)
+        os.link(target, self)
+
+    monkeypatch.setattr(os, "fsync", syncing)
+    monkeypatch.setattr(Path, "hardlink_to", linking)
+    life = uploaded(place)
+    assert linked == [True] * (2 + len(place.clients))
+    folders = {place.state.stat().st_ino, (place.state / "uploads").stat().st_ino}
+    pieces = {path.stat().st_ino for path in place.objects("pieces")}
+    assert folders | pieces | {path.parent.stat().st_ino for path in place.objects("pieces")} <= flushed
+    life.end()
+
+
+def test_a_coordinator_that_is_started_again_has_the_same_sum_and_all_uploads(place: Place) -> None:
+    life = Life(place)
+    life.upload(place.clients[:4])
+    life.end()
+    again = Life(place)
+    assert again.session.invitation == life.session.invitation, "clients have signed for this sum"
+    assert again.session.awaited == frozenset(place.clients[4:])
+    again.upload()
+    assert place.is_exact(again.finish())
+
+
+def test_what_was_added_before_is_not_added_again(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    uploaded(place).end()
+    before = place.objects("sums")
+    assert before
+    read = list[str]()
+
+    def reading(self: FolderStore, name: str, size: int, into: memoryview | None = None) -> memoryview:
+        read.append(name)
+        return original(self, name, size, into)
+
+    original = FolderStore.read
+    again = Life(place)
+    with monkeypatch.context() as patched:
+        patched.setattr(FolderStore, "read", reading)
+        again.session.close_stage()
+    assert set(before) <= set(place.objects("sums"))
+    added = {"/".join(path.parts[-3:]) for client in place.clients[:4] for path in place.pieces_of(client)}
+    assert not [name for name in read if "/".join(name.split("/")[1:]) in added]
+    assert place.is_exact(again.session.release())
+
+
+def test_after_the_list_a_new_coordinator_shows_the_same_list_and_no_other(place: Place) -> None:
+    life = uploaded(place)
+    life.session.close_stage()
+    life.end()
+    again = Life(place)
+    assert again.session.stage is None, "nobody can upload any more"
+    assert place.is_exact(again.finish())
+    lists = {request for request in place.asked if message_kind(request) is MessageKind.ONE_MESSAGE_LIST}
+    assert len(lists) == 1
+
+
+def test_answers_are_asked_for_again(place: Place) -> None:
+    """A coordinator that is killed after all have answered knows nothing of that."""
+    life = uploaded(place)
+    life.session.close_stage()
+    for _ in place.ask(life.session._server.requests()):  # pyright: ignore[reportPrivateUsage]
+        pass
+    life.end()
+    asked = len(place.asked)
+    assert place.is_exact(Life(place).finish())
+    assert [message_kind(each) for each in place.asked[asked:]].count(MessageKind.ONE_MESSAGE_LIST) == 5
+
+
+def ignore(*_: object) -> None:
+    """Do nothing."""
+
+
+def test_a_sum_that_is_over_is_not_released_again(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    life = uploaded(place)
+    with monkeypatch.context() as patched:
+        patched.setattr(State, "clear", ignore)
+        patched.setattr(FolderStore, "remove", ignore)
+        released = life.finish()
+    assert place.is_exact(released)
+    assert not goes_on(place.state)
+    place.sent.clear()
+    other = Life(place)
+    assert other.session.invitation != life.session.invitation
+    assert not place.objects("pieces"), "what the first one left goes with it"
+    assert len(other.session.awaited or ()) == len(place.clients)
+
+
+def test_two_coordinators_do_not_have_one_state(place: Place) -> None:
+    life = Life(place)
+    with pytest.raises(InvalidParameters, match="one coordinator at a time"):
+        Life(place)
+    life.end()
+    Life(place).end()
+
+
+def test_a_second_list_is_not_written_whatever_it_counts(place: Place) -> None:
+    life = uploaded(place)
+    life.session.close_stage()
+    with pytest.raises(ConnectionError, match="or another one was"):
+        life.sum.fix(b"another list")
+    life.end()
+    assert place.is_exact(Life(place).finish())
+
+
+def test_a_list_that_does_not_read_back_is_shown_to_nobody(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    life, read = uploaded(place), Path.read_bytes
+    asked = len(place.asked)
+
+    def lying(self: Path) -> bytes:
+        return b"" if self.name == "list" else read(self)
+
+    monkeypatch.setattr(Path, "read_bytes", lying)
+    with pytest.raises(ConnectionError, match="cannot be fixed"):
+        life.session.close_stage()
+    shown = [message_kind(request) for request in place.asked[asked:]]
+    assert MessageKind.ONE_MESSAGE_LIST not in shown
+
+
+def test_a_full_disk_acknowledges_nothing_and_names_nobody(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    life = Life(place)
+    life.upload(place.clients[:2])
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("secagg.scale.state.write_whole", full)
+        with pytest.raises(ConnectionError, match="cannot be kept"):
+            life.upload([place.clients[2]])
+    assert life.session.faults == ()
+    again = Life(place)
+    assert again.session.awaited == frozenset(place.clients[2:])
+    again.upload()
+    assert place.is_exact(again.finish())
+
+
+# --- R7 to R9: contents are authenticated -----------------------------------------------------------------------------
+
+
+def test_a_tag_is_of_one_name_one_content_and_one_sum() -> None:
+    stored = b"content" + tag_of(KEY, "name", b"content")
+    assert bytes(opened(KEY, "name", stored)) == b"content"
+    for key, name, data in (
+        (bytes(32), "name", stored),
+        (KEY, "another", stored),
+        (KEY, "name", b"Content" + stored[7:]),
+        (KEY, "name", stored[1:]),
+        (KEY, "name", stored[-TAG_BYTES + 1 :]),
+        (KEY, "name", b""),
+        (KEY, "name", bytes(len(stored))),
+    ):
+        with pytest.raises(Lost):
+            opened(key, name, data)
+
+
+def test_no_key_tags_two_contents(monkeypatch: pytest.MonkeyPatch, place: Place) -> None:
+    """All nonces are zero, so each key has one message; uploads that come twice and restarts are among it."""
+    tagged = dict[tuple[bytes, str], bytes]()
+
+    def watching(key: bytes, name: str, data: bytes | memoryview) -> bytes:
+        assert tagged.setdefault((key, name), bytes(data)) == bytes(data), name
+        return tag_of(key, name, data)
+
+    for module in ("secagg.scale.storage", "secagg.scale.state"):
+        monkeypatch.setattr(f"{module}.tag_of", watching)
+    life = uploaded(place)
+    client = place.clients[0]
+    place.world.salt = "another upload"
+    life.end()
+    place.sent.pop(client)
+    place.world.stored.pop(client)
+    again = Life(place)
+    with pytest.raises(PeerMisbehaved, match="a second upload"):
+        again.upload([client])
+    assert place.is_exact(again.finish())
+    assert len(tagged) > 20
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+@pytest.mark.parametrize("change", ["a word", "zeros", "another piece's sum", "half"])
+def test_a_partial_sum_that_is_altered_is_made_again(place: Place, change: str, restarts: bool) -> None:  # noqa: FBT001
+    """2^12 more in one masked word would move the opened value by 64, unnoticed."""
+    life = uploaded(place)
+    changed = place.objects("sums")
+    for path in changed:
+        data = path.read_bytes()
+        match change:
+            case "a word":
+                words = np.frombuffer(data[: len(data) // 8 * 8], np.uint64).copy()
+                words[1] += np.uint64(1 << 12)
+                path.write_bytes(words.tobytes() + data[words.nbytes :])
+            case "zeros":
+                path.write_bytes(bytes(len(data)))
+            case "half":
+                path.write_bytes(data[: len(data) // 2])
+            case _:
+                others = [other for other in changed if other.stat().st_size == path.stat().st_size]
+                shutil.copy(others[others.index(path) - 1], path)
+    if restarts:
+        life.end()
+        life = Life(place)
+    assert place.is_exact(life.finish())
+
+
+def test_a_mark_that_is_forged_in_the_storage_is_no_tag(place: Place) -> None:
+    """Whoever writes in the storage puts a sum of its own under the name that the coordinator looks for."""
+    life = uploaded(place)
+    life.end()
+    path = place.objects("sums")[0]
+    total = np.zeros((path.stat().st_size - TAG_BYTES) // 8, np.uint64).tobytes()
+    name = "/".join(path.parts[-2:])
+    path.write_bytes(total + tag_of(bytes(32), name, total))
+    assert place.is_exact(Life(place).finish())
+
+
+@pytest.mark.parametrize("when", ["merging", "fixing", "opening"])
+def test_a_storage_that_changes_its_answer_between_two_reads_changes_no_sum(
+    place: Place, monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    """What was checked is the buffer that is added, and what the list was fixed with is what is opened."""
+    life, read, seen = uploaded(place), FolderStore.read, dict[str, int]()
+
+    def reading(self: FolderStore, name: str, size: int, into: memoryview | None = None) -> memoryview:
+        found = read(self, name, size, into)
+        seen[name] = seen.get(name, 0) + 1
+        if seen[name] == 2 and "/sums/" in name and when == "merging":
+            found = memoryview(bytearray(found))
+            found[3] ^= 1
+        return found
+
+    with monkeypatch.context() as patched:
+        patched.setattr(FolderStore, "read", reading)
+        life.session.close_stage()
+        if when == "opening":
+            for path in place.objects("sums"):
+                alter(path)
+        assert place.is_exact(life.session.release())
+
+
+def test_a_retry_that_sees_other_pieces_stores_no_other_sum(place: Place, tmp_path: Path) -> None:
+    """A task that lacks a piece stores nothing under its name, and one that has them all always the same."""
+    life = uploaded(place)
+    task = next(life.sum._tasks_of(place.clients[:2]))  # pyright: ignore[reportPrivateUsage]
+    task = dataclasses.replace(task, inputs=task.inputs[::-1])
+    missing = place.pieces_of(place.clients[0])[0]
+    missing.rename(tmp_path / "away")
+    before = place.objects("sums")
+    with pytest.raises(Lost):
+        add(task)
+    assert place.objects("sums") == before
+    (tmp_path / "away").rename(missing)
+    add(task)
+    (made,) = set(place.objects("sums")) - set(before)
+    data = made.read_bytes()
+    add(task)
+    assert made.read_bytes() == data
+    total = task.cut.zeros(task.piece)
+    for client in place.clients[:2]:
+        piece = place.pieces_of(client)[0].read_bytes()[:-TAG_BYTES]
+        task.cut.add(total, task.piece, piece)
+    assert data[:-TAG_BYTES] == encode(total)
+
+
+def test_a_task_that_is_killed_while_it_writes_stores_nothing(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    life = uploaded(place)
+    (task, *_) = life.sum._tasks_of(place.clients[4:])  # pyright: ignore[reportPrivateUsage]
+
+    def killed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    before = place.objects("sums")
+    with monkeypatch.context() as patched:
+        patched.setattr("secagg.scale.storage.write_whole", killed)
+        task = dataclasses.replace(task, inputs=task.inputs[::-1])
+        with pytest.raises(KeyboardInterrupt):
+            add(task)
+    assert place.objects("sums") == before
+
+
+@pytest.mark.parametrize("harm", ["torn", "zeroed", "zero bytes first", "copied", "of another sum", "put back"])
+@pytest.mark.parametrize("name", ["offer", "uploads/00000001", "list"])
+def test_a_file_of_the_coordinator_that_was_harmed_is_refused(
+    place: Place, tmp_path: Path, name: str, harm: str
+) -> None:
+    """A record that begins with 72 zero bytes once hid all that followed it, and 7 of 8 clients saw another list."""
+    life = uploaded(place)
+    life.session.close_stage()
+    life.end()
+    path = place.state / name
+    data = path.read_bytes()
+    match harm:
+        case "torn":
+            path.write_bytes(data[: len(data) // 2])
+        case "zeroed":
+            path.write_bytes(bytes(len(data)))
+        case "zero bytes first":
+            path.write_bytes(bytes(72) + data[72:])
+        case "copied":
+            shutil.copy(place.state / "uploads/00000002", path)
+        case "of another sum":
+            other = Place(tmp_path / "other")
+            life = uploaded(other)
+            life.session.close_stage()
+            life.end()
+            shutil.copy(other.state / name, path)
+        case _:
+            path.write_bytes(data[:-1])
+    with pytest.raises(InvalidParameters, match="nothing goes on from it"):
+        Life(place).finish()
+
+
+def test_a_list_that_was_made_by_nobody_is_shown_to_nobody(place: Place) -> None:
+    """An empty file, as a crash leaves it that makes a file under its last name, is refused and not written over."""
+    uploaded(place).end()
+    (place.state / "list").touch()
+    with pytest.raises(InvalidParameters, match="nothing goes on from it"):
+        Life(place)
+
+
+def test_what_a_crash_left_half_written_is_no_upload(place: Place) -> None:
+    life = Life(place)
+    life.upload(place.clients[:3])
+    life.end()
+    (place.state / "uploads" / "00000003.new").write_bytes(b"half")
+    (place.state / "list.new").write_bytes(b"half")
+    again = Life(place)
+    assert again.session.awaited == frozenset(place.clients[3:])
+    again.upload()
+    assert place.is_exact(again.finish())
+
+
+def test_sums_that_are_not_those_of_the_list_are_not_opened(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker that lies has the key; the digests in the record were made of what the first coordinator read."""
+    life = uploaded(place)
+    life.session.close_stage()
+    life.end()
+    for path in place.objects("sums"):
+        path.unlink()
+    lied = Accumulator.add
+
+    def lying(self: Accumulator, upload: Any) -> None:
+        lied(self, upload)
+        self.sums[0][:1] += self.sums[0].dtype.type(1 << 12)
+
+    monkeypatch.setattr(Accumulator, "add", lying)
+    again = Life(place)
+    with pytest.raises(ConnectionError, match="has other sums than the list was fixed with"):
+        again.finish()
+    assert again.session.faults == ()
+
+
+# --- A storage that fails ---------------------------------------------------------------------------------------------
+
+
+def spoil(path: Path, harm: str) -> None:
+    if harm == "altered":
+        return alter(path)
+    data = path.read_bytes()
+    path.unlink()
+    match harm:
+        case "a folder":
+            path.mkdir()
+        case "a pipe":
+            os.mkfifo(path)
+        case "a link":
+            path.symlink_to("/etc/hostname")
+        case "longer":
+            path.write_bytes(data + b"x")
+        case "cut":
+            path.write_bytes(data[:-1])
+        case "zeros":
+            path.write_bytes(bytes(len(data)))
+        case _:
+            pass
+    return None
+
+
+HARMS = ("missing", "altered", "a folder", "a pipe", "a link", "longer", "cut", "zeros")
+
+
+@pytest.mark.parametrize("harm", HARMS)
+def test_a_piece_that_is_lost_before_the_list_costs_its_client_alone_and_names_nobody(place: Place, harm: str) -> None:
+    place.settings = {"clients_in_a_task": 256}
+    life, victim = uploaded(place), place.clients[1]
+    spoil(place.pieces_of(victim)[1], harm)
+    released = life.finish()
+    assert place.is_exact(released, set(place.clients) - {victim})
+    assert list(released.left_out) == [victim]
+    assert not hasattr(released.left_out[victim], "culprits"), "it is nobody's fault"
+    assert life.session.faults == ()
+
+
+@pytest.mark.parametrize("harm", HARMS)
+def test_a_piece_that_is_lost_after_the_list_ends_the_sum_and_names_nobody(place: Place, harm: str) -> None:
+    life = uploaded(place)
+    life.session.close_stage()
+    life.end()
+    spoil(place.pieces_of(place.clients[1])[1], harm)
+    for path in place.objects("sums"):
+        path.unlink()
+    again = Life(place)
+    with pytest.raises(ConnectionError, match="whom the list counts") as failed:
+        again.finish()
+    assert not hasattr(failed.value, "culprits")
+    assert again.session.faults == ()
+
+
+def test_a_piece_that_is_lost_after_it_was_added_changes_nothing(place: Place) -> None:
+    life = uploaded(place)
+    life.session.close_stage()
+    for path in place.objects("pieces"):
+        path.unlink()
+    assert place.is_exact(life.session.release())
+
+
+def test_a_copied_piece_of_another_client_is_not_this_ones(place: Place) -> None:
+    place.settings = {"clients_in_a_task": 256}
+    life, (one, other, *_) = uploaded(place), place.clients
+    shutil.copy(place.pieces_of(one)[0], place.pieces_of(other)[0])
+    assert place.is_exact(life.finish(), set(place.clients) - {other})
+
+
+def test_six_clients_whose_pieces_go_away_one_after_another_are_left_out_and_the_others_are_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each goes away when the task without the one before is begun."""
+    place = Place(tmp_path / "place", LARGE)
+    place.settings = {"clients_in_a_task": 256}
+    life, going = uploaded(place), list(place.clients[:6])
+
+    class Withdrawing(InProcess):
+        def submit(self, task: Task) -> None:
+            if going and not task.is_merge and task.piece == 0:
+                place.pieces_of(going.pop())[0].unlink()
+            super().submit(task)
+
+    monkeypatch.setattr(life.sum, "_engine", Withdrawing())
+    released = life.finish()
+    assert place.is_exact(released, place.clients[6:])
+    assert set(released.left_out) == set(place.clients[:6])
+
+
+def test_an_empty_storage_is_nobodys_fault(place: Place) -> None:
+    place.settings = {"clients_in_a_task": 256}
+    life = uploaded(place)
+    for path in place.objects("pieces"):
+        path.unlink()
+    with pytest.raises(ThresholdNotMet):
+        life.session.close_stage()
+    assert life.session.faults == ()
+
+
+def test_another_mount_removes_nobody(place: Place, tmp_path: Path) -> None:
+    """A worker that says that all pieces are missing, where the coordinator has them, sees another storage."""
+
+    class Elsewhere(InProcess):
+        def submit(self, task: Task) -> None:
+            super().submit(dataclasses.replace(task, storage=str(tmp_path / "elsewhere")))
+
+    with pytest.raises(ConnectionError, match="which is there, was done 3 times over"):
+        whole(place, Elsewhere())
+
+
+def test_a_storage_that_fails_for_a_moment_costs_nothing(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    life, read, failures = uploaded(place), FolderStore.read, [OSError(5, "Input/output error"), Lost("x")]
+
+    def failing(self: FolderStore, name: str, size: int, into: memoryview | None = None) -> memoryview:
+        if failures and "/pieces/" in name:
+            raise failures.pop()
+        return read(self, name, size, into)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(FolderStore, "read", failing)
+        assert place.is_exact(life.finish())
+    assert not failures
+
+
+def test_a_storage_that_fails_for_good_ends_the_sum_and_names_nobody(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    life = uploaded(place)
+
+    def failing(*_: object) -> memoryview:
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(FolderStore, "read", failing)
+    with pytest.raises(ConnectionError, match="Input/output error"):
+        life.session.close_stage()
+    assert life.session.faults == ()
+
+
+def test_a_sum_is_not_lost_to_what_cannot_be_removed(
+    place: Place, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def failing(*_: object) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(FolderStore, "remove", failing)
+    assert place.is_exact(whole(place))
+    assert "yourself: [Errno 1]" in caplog.text
+
+
+def test_a_session_that_was_given_up_goes_on_where_somebody_keeps_it(place: Place) -> None:
+    life = uploaded(place)
+    life.session.abort()
+    assert place.is_exact(Life(place).finish())
+    other = Place(place.folder / "other")
+    life = Life(other, is_kept=False)
+    life.upload()
+    life.session.abort()
+    assert not list(Path(other.storage).iterdir())
+    assert not goes_on(other.state)
+
+
+def test_who_adds_is_said_before_the_first_upload(place: Place) -> None:
+    life = uploaded(place)
+    with pytest.raises(Misuse, match="before the first upload"):
+        life.session.add_through(lambda _: life.sum)
+
+
+def test_another_offer_does_not_go_on(place: Place) -> None:
+    """Its clients have signed for the first one: another holder key, epoch or setting counts none of them."""
+    uploaded(place).end()
+    place.setup = SumSetup(population=6, layout=SETUP.layout, minimum_cohort=4)
+    with pytest.raises(InvalidParameters, match="has another offer"):
+        Life(place)
+
+
+# --- Memory -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("is_merge", [False, True])
+def test_a_task_holds_two_ranges_and_a_piece(tmp_path: Path, is_merge: bool) -> None:  # noqa: FBT001
+    setup = SumSetup(population=8, layout=Layout((RingSegment(12, 1 << 18),)))
+    place = Place(tmp_path / "place", setup)
+    place.settings = {"clients_in_a_task": 1 if is_merge else 256}
+    life = uploaded(place)
+    life.session.close_stage()
+    life.end()
+    if is_merge:
+        inputs = tuple(f"sums/{path.name}" for path in place.objects("sums"))
+        (task, *_) = life.sum._tasks_of(place.clients)  # pyright: ignore[reportPrivateUsage]
+        size = max(path.stat().st_size for path in place.objects("sums"))
+        inputs = tuple(name for name in inputs if (Path(place.storage) / task.folder / name).stat().st_size == size)
+        task = life.sum._task(0, inputs[::-1][:6], is_merge=True)  # pyright: ignore[reportPrivateUsage]
+    else:
+        (task, *_) = life.sum._tasks_of(place.clients[:6])  # pyright: ignore[reportPrivateUsage]
+    ranges = sum(words.nbytes for words in task.cut.zeros(0))
+    add(task)  # Imports and caches.
+    read_sum(open_store(place.storage), task, task.output, task.cut.zeros(0))
+    (Path(place.storage) / task.folder / task.output).unlink()
+    tracemalloc.start()
+    try:
+        add(task)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak <= 2 * ranges + task.cut.lengths[0] + (1 << 17)
+
+
+# --- Storages ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(params=["folder", "fsspec"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
+    if request.param == "folder":
+        return FolderStore(tmp_path / "storage")
+    pytest.importorskip("fsspec")
+    return FsspecStore(f"memory://{tmp_path.name}")
+
+
+def test_storages_keep_what_they_are_given(store: Store) -> None:
+    store.put("sum/a/1", (b"one", memoryview(b"two")))
+    assert bytes(store.read("sum/a/1", 6)) == b"onetwo"
+    store.put("sum/a/1", (b"others",), lasts=True)
+    assert bytes(store.read("sum/a/1", 6, memoryview(bytearray(9)))) == b"others"
+    for name, size in (("sum/a/1", 5), ("sum/a/1", 7), ("sum/a/2", 6), ("sum/a", 6), ("sum", 0)):
+        with pytest.raises(Lost):
+            store.read(name, size)
+    store.remove("sum")
+    with pytest.raises(Lost):
+        store.read("sum/a/1", 6)
+    store.remove("sum")
+
+
+def test_an_object_that_nobody_may_read_is_lost_and_a_storage_that_fails_is_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pytest.importorskip("fsspec")
+    store = FsspecStore("memory://unreadable")
+
+    def raising(error: Exception) -> Callable[..., bytes]:
+        def cat(*_: object, **__: object) -> bytes:
+            raise error
+
+        return cat
+
+    for error, kind in (
+        (PermissionError(13, "Forbidden"), Lost),
+        (IsADirectoryError("x"), Lost),
+        (RuntimeError("503"), OSError),
+        (TimeoutError("slow"), OSError),
+    ):
+        monkeypatch.setattr(store, "_files", type("Files", (), {"cat_file": staticmethod(raising(error))})())
+        with pytest.raises(kind):
+            store.read("sum/1", 3)
+
+
+def test_another_storage_needs_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "fsspec", None)
+    with pytest.raises(InvalidParameters, match=r"secagg\[storage\]"):
+        open_store("s3://bucket/folder")
+
+
+def test_a_storage_that_was_tried_is_empty(tmp_path: Path) -> None:
+    storage.require_usable(str(tmp_path))
+    assert list(tmp_path.iterdir()) == []
+    (tmp_path / "file").touch()
+    with pytest.raises(InvalidParameters, match="name another --storage"):
+        storage.require_usable(str(tmp_path / "file"))
+
+
+def test_a_state_that_others_may_look_into_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "state").mkdir(mode=0o755)
+    with pytest.raises(InvalidParameters, match="this user's alone"):
+        State(tmp_path / "state", InsecureSeededCoins(b""))
+
+
+def test_the_key_of_a_sum_is_this_users_alone(place: Place) -> None:
+    life = Life(place)
+    assert {path.stat().st_mode & 0o777 for path in place.state.iterdir()} == {0o600, 0o700}
+    life.end()
+    (place.state / "key").write_bytes(b"short")
+    with pytest.raises(InvalidParameters, match="key is damaged"):
+        Life(place)
+
+
+def test_owners_are_told_apart(place: Place) -> None:
+    """A name says whose piece it is, and its number and digest."""
+    life = uploaded(place)
+    names = [name for names in life.sum._pieces.values() for name in names]  # pyright: ignore[reportPrivateUsage]
+    assert len(set(names)) == len(names) == 2 * len(place.clients)
+    assert {ClientId(int(name.split("/")[1])) for name in names} == set(place.clients)
