@@ -2,39 +2,47 @@
 
 from __future__ import annotations
 
-from .client import Client
-from .configuration import SessionConfiguration
-from .floors import ClientFloors
-from .graph import Topology
-from .member import ClientInput, LateInput, SessionTerms
-from .plan import SessionPlan, plan_session
-from .revealed_sets import Transcript, revealed_sets
-from .server import Outgoing, Server
-from .session import PairwiseHelpers, PairwiseMember, PairwiseServerSession, open_session
-from .settings import PairwiseSettings
-from .thresholds import CURIOUS_PRIVACY_BITS
-from .transitions import ClientState, ServerState
+from typing import TYPE_CHECKING
 
-__all__ = [
-    "CURIOUS_PRIVACY_BITS",
-    "Client",
-    "ClientFloors",
-    "ClientInput",
-    "ClientState",
-    "LateInput",
-    "Outgoing",
-    "PairwiseHelpers",
-    "PairwiseMember",
-    "PairwiseServerSession",
-    "PairwiseSettings",
-    "Server",
-    "ServerState",
-    "SessionConfiguration",
-    "SessionPlan",
-    "SessionTerms",
-    "Topology",
-    "Transcript",
-    "open_session",
-    "plan_session",
-    "revealed_sets",
-]
+from secagg.faces import lazy
+
+if TYPE_CHECKING:
+    from .client import Client as Client
+    from .configuration import SessionConfiguration as SessionConfiguration
+    from .floors import ClientFloors as ClientFloors
+    from .graph import Topology as Topology
+    from .member import ClientInput as ClientInput
+    from .member import LateInput as LateInput
+    from .member import SessionTerms as SessionTerms
+    from .plan import SessionPlan as SessionPlan
+    from .plan import plan_session as plan_session
+    from .server import Outgoing as Outgoing
+    from .server import Server as Server
+    from .session import PairwiseHelpers as PairwiseHelpers
+    from .session import PairwiseMember as PairwiseMember
+    from .session import PairwiseServerSession as PairwiseServerSession
+    from .session import open_session as open_session
+    from .settings import PairwiseSettings as PairwiseSettings
+    from .thresholds import CURIOUS_PRIVACY_BITS as CURIOUS_PRIVACY_BITS
+    from .transcript import Transcript as Transcript
+    from .transcript import revealed_sets as revealed_sets
+    from .transitions import ClientState as ClientState
+    from .transitions import ServerState as ServerState
+else:
+    __getattr__, __dir__, __all__ = lazy(
+        __name__,
+        {
+            "client": "Client",
+            "configuration": "SessionConfiguration",
+            "floors": "ClientFloors",
+            "graph": "Topology",
+            "member": "ClientInput LateInput SessionTerms",
+            "plan": "SessionPlan plan_session",
+            "transcript": "Transcript revealed_sets",
+            "server": "Outgoing Server",
+            "session": "PairwiseHelpers PairwiseMember PairwiseServerSession open_session",
+            "settings": "PairwiseSettings",
+            "thresholds": "CURIOUS_PRIVACY_BITS",
+            "transitions": "ClientState ServerState",
+        },
+    )

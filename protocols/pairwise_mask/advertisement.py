@@ -9,10 +9,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Annotated, ClassVar
 
+from secagg.blame import unverified
 from secagg.crypto.labels import Label
 from secagg.errors import InternalError, InvalidParameters, PeerMisbehaved, Reason
 from secagg.fields import CLIENT, Placed, fixed, nested, optional, sized
-from secagg.identifiers import CONTEXT_TAG_BYTES, AttemptContext, ClientId, Party, ServerId
+from secagg.identifiers import CONTEXT_TAG_BYTES, AttemptContext, ClientId
 from secagg.parameters import SecurityMode
 from secagg.session.certificates import IDENTITY_KEY_BYTES, SIGNATURE_BYTES, Authority, Certificate, VerifiedIdentity
 from secagg.wire import MessageKind
@@ -104,7 +105,7 @@ def verify_advertisement(
 ) -> VerifiedAdvertiser:
     """Check keys, certificate and signature of an advertisement; what no signature covers may be the way's doing."""
     client, suite = advertisement.client, key_suite(configuration.suite)
-    culprits: set[Party] = {client, ServerId()}
+    culprits = unverified(client)
     identity = None
     if configuration.mode is SecurityMode.ACTIVE:
         credential = advertisement.credential
@@ -114,7 +115,7 @@ def verify_advertisement(
         identity = authority.verify(certificate, culprits=culprits)
         parts = _signed_parts(advertisement, configuration.context)
         identity.verify(credential.signature, Label.SIGNED_ADVERTISEMENT, *parts, culprits=culprits)
-        culprits = {client}
+        culprits = frozenset({client})
     keys = PublishedKeys(
         client,
         suite.public_key(advertisement.channel_key, culprits),

@@ -272,7 +272,7 @@ class Client(Confined):
                     record.edges = self._step.edges if isinstance(self._step, Shared) else {}
                 case Masked() | Confirmed():
                     masked = self._step.masked if isinstance(self._step, Confirmed) else self._step
-                    record.sharers = masked.sharers.encode()
+                    record.sharers, record.delivered = masked.sharers.encode(), masked.delivered
                     record.contributors = self._step.contributors.encode() if isinstance(self._step, Confirmed) else b""
                     record.shares, record.edge_seeds = masked.shares, masked.edge_seeds
             encoded = record.encode()

@@ -34,6 +34,7 @@ _SUSPENDED: Final = frozenset(
 )
 _MOST_BYTES: Final = (1 << 32) - 1
 _LENGTH_BYTES: Final = 8
+_ROOT_BYTES: Final = 32
 Answers = Mapping[MessageKind, tuple[bytes, list[bytes]]]
 """By kind, the digest of what was answered, and the answer."""
 
@@ -137,6 +138,8 @@ class ClientRecord:
     edges: dict[int, bytes] = field(default_factory=dict[int, bytes], repr=False)
     """What the client sent for each edge that it is the one to send, until the upload."""
     sharers: bytes = b""
+    delivered: bytes = bytes(_ROOT_BYTES)
+    """The root over the entries that the client was delivered."""
     contributors: bytes = b""
     """Whom the client signed for; empty if it signed for nobody."""
     shares: dict[int, Secret] = field(default_factory=dict[int, Secret], repr=False)
@@ -154,7 +157,8 @@ class ClientRecord:
         public.integer(len(self.edges), 4)
         for neighbour, edge in self.edges.items():
             public.integer(neighbour, 4).variable(edge, _MOST_BYTES)
-        public.variable(self.sharers, _MOST_BYTES).variable(self.contributors, _MOST_BYTES)
+        public.variable(self.sharers, _MOST_BYTES).fixed(self.delivered, _ROOT_BYTES)
+        public.variable(self.contributors, _MOST_BYTES)
         for held in (self.shares, self.edge_seeds):
             public.integer(len(held), 4)
             for neighbour in held:
@@ -187,6 +191,7 @@ class ClientRecord:
                 coins=[secrets.next("coins", reader.integer(1)) for _ in range(reader.integer(1))],
                 edges={reader.integer(4): reader.variable(_MOST_BYTES) for _ in range(reader.integer(4))},
                 sharers=reader.variable(_MOST_BYTES),
+                delivered=reader.fixed(_ROOT_BYTES),
                 contributors=reader.variable(_MOST_BYTES),
                 shares={reader.integer(4): secrets.next("shares", SHARES_BYTES) for _ in range(reader.integer(4))},
                 edge_seeds={

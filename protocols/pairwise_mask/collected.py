@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
 
-from secagg.contract.pieces import Adder, require_vector
+from secagg.blame import unverified
 from secagg.errors import MalformedMessage, Misuse, PeerError, PeerMisbehaved, Reason, UnexpectedMessage, blaming
 from secagg.identifiers import ClientId
 from secagg.wire import MessageKind
@@ -18,12 +18,12 @@ from .configuration import SessionConfiguration
 from .masking import MaskedVector
 from .open_round import OpenRound
 from .round0_advertise_keys import PublishedRoster, check_advertisement
-from .round1_share_keys import EncryptedShares, RelayedShares, deliver_shares
+from .round1_share_keys import EncryptedShares, RelayedShares, deliver_shares, relayed_root
 from .round2_masked_input import MaskedInput, check_masked_input, known_upload, upload_digest
 from .round3_consistency_check import SurvivorSet, SurvivorSignature, check_survivor_signature
 from .round4_unmasking import RevealedShares, endorsements_of, request_unmasking
 from .server_record import ServerRecord
-from .settled import Settled, suspects
+from .settled import Settled
 from .transitions import SENT_INSTEAD, SERVER_TRANSITIONS, ServerState
 
 _ORDER = tuple(ServerState)
@@ -38,8 +38,6 @@ class Collected:
         self.relayed = dict[int, RelayedShares]()
         self.answers = dict[int, RevealedShares]()
         self.complaints = dict[int, tuple[int, ...]]()
-        self.adder: Adder | None = None
-        """Who adds the uploads, once they may come; None for this process."""
         self.settled: Settled | None = None
         self._owners = dict[bytes, ClientId]()
         self._verified = dict[ClientId, VerifiedAdvertiser]()
@@ -84,31 +82,23 @@ class Collected:
             raise PeerMisbehaved(
                 f"{sender} is not, or no longer, part of this round",
                 reason=Reason.NOT_ELIGIBLE,
-                culprits=suspects(sender),
+                culprits=unverified(sender),
             )
         if kind is MessageKind.COMPLAINT and sender in self.record.views:
             # It had every seed, or it could not have uploaded; its root is not recovered, so nobody could judge it.
             raise PeerMisbehaved(
                 f"{sender} complains and has uploaded; the upload counts",
                 reason=Reason.ALREADY_ANSWERED,
-                culprits=suspects(sender),
+                culprits=unverified(sender),
             )
 
-    def known_by(self, sender: ClientId, kind: MessageKind, message: bytes) -> bytes:
+    def known_by(self, kind: MessageKind, message: bytes) -> bytes:
         """Return the digest that a message is known by when it comes again."""
         if kind is MessageKind.MASKED_INPUT:
             with suppress(MalformedMessage):
                 upload = MaskedInput.decode(message, self.so_far.roster)
-                return known_upload(upload, upload_digest(upload.pieces(self.so_far.roster.cut, sender)))
+                return known_upload(upload, upload_digest(upload.packed))
         return hashlib.sha256(message).digest()
-
-    def keep_again(self, sender: ClientId, kind: MessageKind, message: bytes) -> None:
-        """Keep a vector whose client has said before that its pieces are stored: they may not have been."""
-        is_due = self.record.state is ServerState.AWAITING_MASKED_INPUTS
-        if self.adder is not None and is_due and kind is MessageKind.MASKED_INPUT:
-            upload = MaskedInput.decode(message, self.so_far.roster)
-            if upload.vector:
-                self.adder.keep(sender, upload.pieces(self.so_far.roster.cut, sender), upload.vector)
 
     def accept(self, sender: ClientId, kind: MessageKind, message: bytes) -> PeerError | None:
         """Check a message that is due, and keep what is needed of it; return what it shows that others did wrong."""
@@ -129,35 +119,23 @@ class Collected:
                 self.record.signatures[sender] = signed.signature
             case MessageKind.UNMASKING_SHARES:
                 position = self.so_far.position_of(sender)
-                self.answers[position] = RevealedShares(self.so_far, position, message)
+                self._take_answer(position, message)
                 self.record.answers[sender] = message
             case _:
                 raise Misuse(f"a server takes no {kind.name}")
-        self.record.seen.setdefault(sender, {})[kind] = known or self.known_by(sender, kind, message)
+        self.record.seen.setdefault(sender, {})[kind] = known or self.known_by(kind, message)
         return shown
 
     def _accept_upload(self, sender: ClientId, upload: MaskedInput) -> bytes:
-        """Check an upload and have it added; of the vector itself nothing is kept here."""
+        """Check an upload and add it; of the vector itself nothing is kept."""
         settled, position = self.so_far, self.so_far.position_of(sender)
-        pieces, digest = check_masked_input(settled, position, upload)
-        with blaming(*settled.blame_for(position)):
-            if self.adder is not None:
-                self.adder.add(sender, pieces, self.adder.keep(sender, pieces, upload.vector))
-            else:
-                require_vector(sender, upload.vector)
-                if self.record.total is None:
-                    self.record.total = MaskedVector(self.configuration)
-                self.record.total.add_packed(upload.vector)
+        digest = check_masked_input(settled, position, upload)
+        with blaming(*settled.said_by(position)):
+            if self.record.total is None:
+                self.record.total = MaskedVector(self.configuration)
+            self.record.total.add_packed(*upload.packed)
         self.record.views[sender] = digest + upload.signature if upload.signature else b""
         return known_upload(upload, digest)
-
-    def leave_out(self) -> dict[ClientId, PeerError]:
-        """Return whose vectors are not in the finished sum, and why; they count as dropped from then on."""
-        left_out = dict(self.adder.settle()) if self.adder is not None else {}
-        for client, error in left_out.items():
-            error.culprits |= self.so_far.blame_for(self.so_far.position_of(client))
-            del self.record.views[client]
-        return left_out
 
     def _accept_advertisement(self, sender: ClientId, message: bytes) -> None:
         advertisement = KeyAdvertisement.decode(message, self.configuration)
@@ -165,7 +143,7 @@ class Collected:
             raise PeerMisbehaved(
                 f"{sender} advertises keys and {self.configuration.maximum_population} clients have done so",
                 reason=Reason.NOT_ELIGIBLE,
-                culprits=suspects(sender),
+                culprits=unverified(sender),
             )
         self._admit(sender, advertisement)
         self.record.advertisements[sender] = message
@@ -175,7 +153,7 @@ class Collected:
             raise PeerMisbehaved(
                 f"{sender} advertises keys for {advertisement.client}",
                 reason=Reason.NOT_ELIGIBLE,
-                culprits=suspects(sender),
+                culprits=unverified(sender),
             )
         self._verified[sender] = check_advertisement(self.configuration, self._owners, advertisement)
         self._owners |= dict.fromkeys(advertisement.public_keys, sender)
@@ -189,11 +167,19 @@ class Collected:
     def _accept_complaint(self, sender: ClientId, message: bytes) -> PeerError:
         position = self.so_far.position_of(sender)
         complaint = Complaint.decode(message, self.so_far, position)
-        self.complaints[position] = check_complaint(self.so_far, position, complaint)
+        self._judge_complaint(position, complaint)
         self.record.complaints[sender] = message
         # It cannot upload any more; whoever it accuses goes on.
         self.record.excluded.add(sender)
         return faults_of(self.so_far, self.complaints, position, self.record.plan.corrupted)
+
+    def _judge_complaint(self, position: int, complaint: Complaint) -> None:
+        root = relayed_root(self.so_far, self.relayed, position)
+        self.complaints[position] = check_complaint(self.so_far, position, root, complaint)
+
+    def _take_answer(self, position: int, message: bytes) -> None:
+        root = relayed_root(self.so_far, self.relayed, position)
+        self.answers[position] = RevealedShares(self.so_far, position, root, message)
 
     # --- Rounds -------------------------------------------------------------------------------------------------------
 
@@ -230,12 +216,10 @@ class Collected:
                     self._relay(client, sent, is_checked=True)
         for client, sent in record.complaints.items():
             position = self.so_far.position_of(client)
-            self.complaints[position] = check_complaint(
-                self.so_far, position, Complaint.decode(sent, self.so_far, position)
-            )
+            self._judge_complaint(position, Complaint.decode(sent, self.so_far, position))
         for client, sent in record.answers.items():
             position = self.so_far.position_of(client)
-            self.answers[position] = RevealedShares(self.so_far, position, sent)
+            self._take_answer(position, sent)
 
     def open_round(self) -> OpenRound | None:
         """Return who takes part in the open round, how many answers are enough, and what its messages are."""

@@ -15,6 +15,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
+from secagg.blame import unverified
 from secagg.crypto.labels import Label
 from secagg.errors import MalformedMessage, PeerMisbehaved, Reason
 from secagg.fields import Placed, fixed
@@ -26,7 +27,7 @@ from .member import Member
 from .roster import Seat, require_context
 from .round0_advertise_keys import VerifiedKeySet
 from .round1_share_keys import SIGNATURE
-from .settled import Settled, suspects
+from .settled import Settled
 from .suites import key_suite
 
 _ROUND = "masked_input"
@@ -61,30 +62,34 @@ class Complaint(Placed):
         return complaint
 
 
-def complain(member: Member, key_set: VerifiedKeySet, sharers: ClientSet, accused: Iterable[int]) -> Complaint:
-    """Say whose seeds are unusable."""
+def complain(
+    member: Member, key_set: VerifiedKeySet, sharers: ClientSet, delivered: bytes, accused: Iterable[int]
+) -> Complaint:
+    """Say whose seeds are unusable, of the entries under this root."""
     roster, neighbours = key_set.roster, key_set.neighbours
     places = ClientSet.of(len(neighbours), (neighbours.index(position) for position in accused))
     signature = b""
     if roster.configuration.is_active:
-        parts = _signed_complaint(roster.context, member.client, sharers, places)
+        parts = _signed_complaint(roster.context, member.client, sharers, delivered, places)
         signature = member.sign(Label.SIGNED_COMPLAINT, *parts)
     return Complaint(context=roster.context.tag, signature=signature, accused=places)
 
 
-def check_complaint(settled: Settled, sender: int, message: Complaint) -> tuple[int, ...]:
+def check_complaint(settled: Settled, sender: int, delivered: bytes, message: Complaint) -> tuple[int, ...]:
     """Return the positions of those who are accused.
 
     Raises:
         PeerMisbehaved: made for another session.
-        AuthenticationFailed: not signed by its sender.
+        AuthenticationFailed: not signed by its sender, or about other entries than were delivered.
     """
     roster, client = settled.roster, settled.roster.clients[sender]
-    require_context(message.context, roster.context, f"{client} complains in another session", suspects(client), _ROUND)
+    require_context(
+        message.context, roster.context, f"{client} complains in another session", unverified(client), _ROUND
+    )
     if settled.is_active:
-        parts = _signed_complaint(roster.context, client, settled.sharers, message.accused)
+        parts = _signed_complaint(roster.context, client, settled.sharers, delivered, message.accused)
         identity = settled.identity_of(sender)
-        identity.verify(message.signature, Label.SIGNED_COMPLAINT, *parts, culprits=suspects(client))
+        identity.verify(message.signature, Label.SIGNED_COMPLAINT, *parts, culprits=unverified(client))
     neighbours = roster.graph.neighbours(sender)
     return tuple(neighbours[place] for place in message.accused)
 
@@ -99,9 +104,9 @@ def faults_of(settled: Settled, complaints: dict[int, tuple[int, ...]], sender: 
     clients, accused = settled.roster.clients, complaints[sender]
     accusers = {position: sum(position in others for others in complaints.values()) for position in accused}
     convicted = [position for position in accused if accusers[position] > max(corrupted, 1)]
-    culprits = {party for position in accused for party in settled.blame_for(position)}
+    culprits = {party for position in accused for party in settled.said_by(position)}
     if len(convicted) < len(accused):
-        culprits |= settled.blame_for(sender)
+        culprits |= settled.said_by(sender)
     names = ", ".join(str(clients[position]) for position in accused)
     return PeerMisbehaved(
         f"{clients[sender]} leaves: it cannot use the seeds of its edges with {names}; one of the two ends lies",
@@ -112,6 +117,6 @@ def faults_of(settled: Settled, complaints: dict[int, tuple[int, ...]], sender: 
 
 
 def _signed_complaint(
-    context: SessionContext, client: ClientId, sharers: ClientSet, accused: ClientSet
+    context: SessionContext, client: ClientId, sharers: ClientSet, delivered: bytes, accused: ClientSet
 ) -> tuple[bytes, ...]:
-    return context.digest, client.encode(), sharers.digest(context), accused.encode()
+    return context.digest, client.encode(), sharers.digest(context), delivered, accused.encode()

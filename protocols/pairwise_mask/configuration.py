@@ -10,7 +10,7 @@ import hashlib
 from dataclasses import dataclass, field
 from typing import Annotated, ClassVar, Final
 
-from secagg.contract import MAXIMUM_WEIGHT, Layout, RingSegment
+from secagg.contract.layout import MAXIMUM_WEIGHT, Layout, RingSegment
 from secagg.crypto.labels import Label, bind
 from secagg.crypto.mask_expansion import KEY_LIMIT_BYTES, SEGMENT_BYTES, segment_count
 from secagg.crypto.ring import Ring, require_capacity

@@ -16,7 +16,7 @@ from .configuration import SessionConfiguration
 from .graph import Topology
 from .plan import plan_session
 
-_HEADER, _DIGEST, _ELEMENT, _SIGNATURE, _COUNT, _ID, _FLAG = 7 + CONTEXT_TAG_BYTES, 32, 32, 64, 4, 8, 1
+_HEADER, _DIGEST, _ELEMENT, _SIGNATURE, _COUNT, _ID = 7 + CONTEXT_TAG_BYTES, 32, 32, 64, 4, 8
 """What every message begins with, and its fields."""
 _CREDENTIAL = _DIGEST + 2 * _SIGNATURE
 """An identity key, the authority's signature on it, and a signature made with it."""
@@ -98,7 +98,7 @@ def _sent(configuration: SessionConfiguration, degree: int) -> int:
     advertised = _HEADER + _ID + 2 * key + _DIGEST + _CREDENTIAL
     # Of two neighbours one sends the seed of the edge, so a client sends half of its edges on the average.
     shared = _HEADER + _SIGNATURE + degree * sealed + degree * edge // 2
-    masked = _HEADER + _SIGNATURE + _FLAG + configuration.masked_bytes
+    masked = _HEADER + _SIGNATURE + configuration.masked_bytes
     unmasking = _HEADER + _set_bytes(degree) + degree * (_ELEMENT + _DIGEST) + _SIGNATURE
     return advertised + shared + masked + _confirming(configuration, _SIGNATURE) + unmasking
 

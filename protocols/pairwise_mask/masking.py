@@ -17,14 +17,14 @@ from itertools import accumulate as running_sum
 
 import numpy as np
 
-from secagg.contract import Payload, RingSegment
+from secagg.contract.layout import Payload, RingSegment
 from secagg.crypto.check_words import CHECK_KEY_BYTES, check_words
 from secagg.crypto.key_derivation import expand as expand_secret
 from secagg.crypto.labels import Label
 from secagg.crypto.mask_expansion import accumulate, segment_count
 from secagg.crypto.ring import RingVector, add_into, low_bits, reduce_into
 from secagg.crypto.secret import Secret
-from secagg.errors import MalformedMessage, PeerMisbehaved, Reason
+from secagg.errors import NOBODY, MalformedMessage, PeerMisbehaved, Reason
 from secagg.identifiers import ClientId, SessionContext
 
 from .configuration import SessionConfiguration
@@ -169,6 +169,7 @@ class MaskedVector:
                     "the sum does not agree with its check words: a client masked with other seeds than it announced, "
                     "or an upload was altered; discard the sum and start another attempt",
                     reason=Reason.CHECK_WORDS_MISMATCH,
+                    culprits=NOBODY,
                 )
 
     def inputs(self, contributors: int = 0) -> tuple[RingVector, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 
-from secagg.contract import Payload
+from secagg.contract.layout import Payload
 from secagg.crypto.entropy import Coins
 from secagg.crypto.labels import Label
 from secagg.crypto.secret import Confined

@@ -151,7 +151,7 @@ class Recovery:
                 raise PeerMisbehaved(
                     f"the seed of the edge from {ends[0]} to {ends[1]} is not the one that {ends[0]} committed to",
                     reason=Reason.COMMITMENT_MISMATCH,
-                    culprits=self._settled.blame_for(sender),
+                    culprits=self._settled.said_by(sender),
                     round_name=ROUND,
                 ) from error
             return seed
@@ -219,7 +219,7 @@ class Recovery:
         liars, culprits, dealt = set[int](), set[Party](), frozenset[Party]()
         if self._settled.is_active:
             # Of the shares that are left each is as it was dealt, so what is wrong with them is their dealer's doing.
-            dealt = self._settled.blame_for(dealer)
+            dealt = self._settled.said_by(dealer)
             liars = {item.holder for item in shown if not self._fits(dealer, secret, item)}
             culprits |= {self._roster.clients[holder] for holder in liars}
             shown = [item for item in shown if item.holder not in liars]
@@ -280,7 +280,7 @@ class Recovery:
                 yield self._unsigned_shares(f"{client} dealt wrong shares, or others showed such", {dealer, *holders})
 
     def _unsigned_shares(self, sentence: str, positions: set[int]) -> PeerMisbehaved:
-        culprits = {party for position in positions for party in self._settled.blame_for(position)}
+        culprits = {party for position in positions for party in self._settled.said_by(position)}
         return PeerMisbehaved(sentence, reason=Reason.COMMITMENT_MISMATCH, culprits=culprits, round_name=ROUND)
 
     def _judge_edges(self) -> Iterator[PeerMisbehaved]:
@@ -289,14 +289,14 @@ class Recovery:
                 f"{self._roster.clients[sender]} sealed unusable seeds to {len(receivers)} of its neighbours, or "
                 "committed to others than its root gives",
                 reason=Reason.COMMITMENT_MISMATCH,
-                culprits=self._settled.blame_for(sender),
+                culprits=self._settled.said_by(sender),
                 round_name=ROUND,
             )
         for position in sorted(self._false_complaints):
             yield PeerMisbehaved(
                 f"{self._roster.clients[position]} complained of a seed that it could use",
                 reason=Reason.EDGE_UNUSABLE,
-                culprits=self._settled.blame_for(position),
+                culprits=self._settled.said_by(position),
                 round_name=ROUND,
             )
 

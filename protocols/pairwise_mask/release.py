@@ -8,16 +8,13 @@ from itertools import islice
 from typing import Final
 
 from secagg.contract import Aggregate
-from secagg.contract.pieces import Adder
-from secagg.crypto.secret import overwrite
-from secagg.errors import PeerMisbehaved, Reason, ThresholdNotMet
+from secagg.errors import NOBODY, PeerMisbehaved, Reason, ThresholdNotMet
 from secagg.identifiers import ClientId
 
-from .cut import keys_of
 from .masking import MaskedVector, SignedKey
 from .recovery import Recovery
-from .revealed_sets import Transcript, revealed_sets
 from .settled import Settled
+from .transcript import Transcript, revealed_sets
 
 MASKS_PER_STEP: Final = 1024
 """Masks removed between two calls of the progress callback; their keys are in memory together."""
@@ -65,6 +62,7 @@ def release_sum(settled: Settled, total: MaskedVector) -> Aggregate:
             f"{contributors} contributors have a total weight of {total.weight}, which weights of 1 to "
             f"{configuration.maximum_weight} do not give",
             reason=Reason.INPUT_OUT_OF_RANGE,
+            culprits=NOBODY,
         )
     return Aggregate(configuration.layout, total.inputs(contributors), contributors, total.weight)
 
@@ -91,16 +89,3 @@ def remove_masks(
                 key.wipe()
         done += len(batch)
         progress(done, count)
-
-
-def unmask_elsewhere(settled: Settled, recovery: Recovery, adder: Adder) -> MaskedVector:
-    """Have those who added the uploads take the masks off, and put the pieces together.
-
-    Raises:
-        ConnectionError: they cannot.
-    """
-    written = keys_of(recovery.keys())
-    try:
-        return settled.roster.cut.joined(adder.open(bytes(written)))
-    finally:
-        overwrite(written)

@@ -33,7 +33,9 @@ def step_of(
     if record.state not in BEFORE_UPLOAD:
         key_set = _verified_keys(record, member, configuration)
         population = key_set.roster.population
-        masked = Masked(key_set, _set_of(record.sharers, population), record.shares, record.edge_seeds)
+        masked = Masked(
+            key_set, _set_of(record.sharers, population), record.delivered, record.shares, record.edge_seeds
+        )
         return Confirmed(masked, _set_of(record.contributors, population)) if record.contributors else masked
     # The keys follow from the recorded coins.
     advertised, _ = advertise_keys(member, configuration)

@@ -24,7 +24,6 @@ from secagg.identifiers import CLIENT_ID_BYTES, AttemptContext, ClientId, Party,
 
 from .client_set import ClientSet
 from .configuration import SessionConfiguration
-from .cut import PairwiseCut
 from .graph import MAXIMUM_POPULATION, Graph
 
 _GAP_BITS: Final = 7
@@ -43,8 +42,6 @@ class Roster:
     opening: bytes
     context: SessionContext
     graph: Graph
-    cut: PairwiseCut = field(repr=False)
-    """How masked vectors are cut into pieces."""
 
     @property
     def population(self) -> int:
@@ -93,8 +90,7 @@ def roster_of(configuration: SessionConfiguration, encoded_clients: bytes, root:
     seed = _hash(Label.GRAPH_SEED, attempt, digest, opening)
     context = SessionContext(_hash(Label.SESSION_CONTEXT, attempt, digest, seed))
     graph = Graph(configuration.topology, population, configuration.degree_among(population), seed)
-    cut = PairwiseCut.of(context.digest, configuration)
-    return Roster(configuration, clients, root, opening, context, graph, cut)
+    return Roster(configuration, clients, root, opening, context, graph)
 
 
 def require_context(

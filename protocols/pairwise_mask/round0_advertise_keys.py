@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from hmac import compare_digest
 from typing import Annotated, ClassVar, Final, TypeVar
 
+from secagg.blame import said_by, unverified
 from secagg.crypto.key_agreement import KeyRole
 from secagg.crypto.merkle import NODE_BYTES, MerkleTree, recover_root
 from secagg.crypto.prime_field import random_root
@@ -219,18 +220,17 @@ def check_advertisement(
         message.attempt,
         configuration.context,
         f"{message.client} advertises keys for another attempt",
-        {message.client, ServerId()},
+        unverified(message.client),
         ROUND,
     )
     authority = Authority(configuration.authority) if configuration.mode is SecurityMode.ACTIVE else None
     advertiser = verify_advertisement(message, configuration, authority)
     for key in message.public_keys:
         if other := owners.get(key):
-            relay = () if configuration.is_active else (ServerId(),)
             raise PeerMisbehaved(
                 f"{message.client} and {other} advertise one and the same key",
                 reason=Reason.PUBLIC_KEY_REUSED,
-                culprits={message.client, other, *relay},
+                culprits=said_by(message.client, configuration.mode) | {other},
             )
     return advertiser
 
@@ -313,7 +313,7 @@ def _require_distinct_keys(
                 raise PeerMisbehaved(
                     f"one key stands for {other} and for {neighbour.keys.client}",
                     reason=Reason.PUBLIC_KEY_REUSED,
-                    culprits=[p for p in (other, neighbour.keys.client, ServerId()) if p != client],
+                    culprits=(unverified(neighbour.keys.client) | {other}) - {client},
                 )
 
 

@@ -15,12 +15,13 @@ from __future__ import annotations
 import hashlib
 from array import array
 from bisect import bisect_left
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from itertools import accumulate as running_sum
 from typing import Annotated, ClassVar, Final
 
+from secagg.blame import unverified
 from secagg.crypto.labels import Label, bind
 from secagg.crypto.merkle import NODE_BYTES, MerkleTree, recover_root
 from secagg.crypto.prime_field import ELEMENT_BYTES
@@ -28,7 +29,7 @@ from secagg.crypto.secret import Confined, Secret
 from secagg.crypto.shamir import split_many
 from secagg.errors import AuthenticationFailed, MalformedMessage, Reason
 from secagg.fields import At, Field, Placed, fixed, sized
-from secagg.identifiers import CONTEXT_TAG_BYTES, ClientId, ServerId, SessionContext
+from secagg.identifiers import CONTEXT_TAG_BYTES, ClientId, SessionContext
 from secagg.parameters import SecurityMode, Suite
 from secagg.session.certificates import SIGNATURE_BYTES, VerifiedIdentity
 from secagg.wire import MessageKind, Reader, Writer
@@ -38,7 +39,7 @@ from .commitments import SharedSecret, SharePlace
 from .member import Member
 from .roster import Roster, Seat, require_context
 from .round0_advertise_keys import Advertised, VerifiedKeySet
-from .settled import Settled, certain, suspects
+from .settled import Settled, certain
 from .suites import COMMITMENT_BYTES, SHARES_BYTES, OwnKeys, key_suite
 
 ROUND: Final = "share_keys"
@@ -254,9 +255,18 @@ def verify_delivered_entry(
     try:
         root = recover_root(count, {place: leaf}, item.path)
     except MalformedMessage:
-        raise AuthenticationFailed(culprits={identity.client, ServerId()}, round_name=ROUND) from None
+        raise AuthenticationFailed(culprits=unverified(identity.client), round_name=ROUND) from None
     parts = _signed_parts(roster.context, identity.client, count, root)
-    identity.verify(item.signature, Label.SIGNED_SHARES, *parts, culprits={identity.client, ServerId()})
+    identity.verify(item.signature, Label.SIGNED_SHARES, *parts, culprits=unverified(identity.client))
+
+
+def delivered_root(receiver: ClientId, entries: Iterable[bytes]) -> bytes:
+    """Return the root over all entries that a client was delivered, which it signs with whatever it says of them.
+
+    A dealer may sign two trees, and the network deliver the one that the server does not have. What the client says of
+    its entries then does not verify at the server, instead of being compared with others.
+    """
+    return MerkleTree([_leaf(receiver, entry) for entry in entries]).root
 
 
 # --- Server -----------------------------------------------------------------------------------------------------------
@@ -281,7 +291,7 @@ class RelayedShares:
             message.context,
             roster.context,
             f"{roster.clients[sender]} shared keys for another session",
-            suspects(roster.clients[sender]),
+            unverified(roster.clients[sender]),
             ROUND,
         )
         self.message = message
@@ -293,22 +303,23 @@ class RelayedShares:
         if identity is not None:
             tree = self._make_tree()
             parts = _signed_parts(roster.context, identity.client, len(self._neighbours), tree.root)
-            culprits = suspects(identity.client)
+            culprits = unverified(identity.client)
             identity.verify(message.signature, Label.SIGNED_SHARES, *parts, culprits=culprits)
 
     def entry_to(self, receiver: int) -> SharesEntry:
         """Return the entry for one neighbour."""
-        return SharesEntry.decode(self._bytes_to(receiver), EntryForm.between(self._roster, self._sender, receiver))
+        return SharesEntry.decode(self.bytes_to(receiver), EntryForm.between(self._roster, self._sender, receiver))
 
     def deliver_to(self, receiver: int) -> DeliveredEntry:
         """Return what that neighbour is to get."""
-        entry = self._bytes_to(receiver)
+        entry = self.bytes_to(receiver)
         if not self.message.signature:
             return DeliveredEntry(entry=entry, signature=b"", path=())
         path = self._make_tree().path_of(bisect_left(self._neighbours, receiver))
         return DeliveredEntry(entry=entry, signature=self.message.signature, path=path)
 
-    def _bytes_to(self, receiver: int) -> bytes:
+    def bytes_to(self, receiver: int) -> bytes:
+        """Return the encoded entry for one neighbour."""
         place = bisect_left(self._neighbours, receiver)
         return self.message.entries[self._starts[place] : self._starts[place + 1]]
 
@@ -316,7 +327,7 @@ class RelayedShares:
         if self._tree is None:
             clients = self._roster.clients
             self._tree = MerkleTree(
-                [_leaf(clients[receiver], self._bytes_to(receiver)) for receiver in self._neighbours]
+                [_leaf(clients[receiver], self.bytes_to(receiver)) for receiver in self._neighbours]
             )
         return self._tree
 
@@ -330,6 +341,13 @@ def deliver_shares(settled: Settled, relayed: Mapping[int, RelayedShares], recei
     senders = (neighbour for neighbour in roster.graph.neighbours(receiver) if neighbour in sharers)
     entries = tuple(relayed[sender].deliver_to(receiver) for sender in senders)
     return DeliveredShares(context=roster.context.tag, sharers=sharers, entries=entries)
+
+
+def relayed_root(settled: Settled, relayed: Mapping[int, RelayedShares], receiver: int) -> bytes:
+    """Return the ``delivered_root`` of a client that was delivered what its neighbours sent."""
+    roster, sharers = settled.roster, settled.sharers
+    senders = (neighbour for neighbour in roster.graph.neighbours(receiver) if neighbour in sharers)
+    return delivered_root(roster.clients[receiver], (relayed[sender].bytes_to(receiver) for sender in senders))
 
 
 # --- Private ----------------------------------------------------------------------------------------------------------

@@ -6,9 +6,9 @@ The set of edges is exactly the neighbours that shared keys, for both ends. A cl
 of them complains and leaves the session; it never leaves out a mask. A share that does not open is another matter:
 nothing is masked with it, so the edge stays and the share is recorded as missing.
 
-Whose entry it is, the signature over the neighbour's tree says. In the classic suite the sealing says it as well: a
-pair that opens was sealed by the neighbour in this session, and its commitment follows from it. So the signature is
-looked at only where a pair does not open or does not fit, and then says whether the neighbour or the way is to blame.
+In active mode the signature over the neighbour's tree says whose entry it is. Whatever this client later says of its
+entries, in a complaint or at unmasking, it signs together with the root over all of them, so that it answers for no
+others.
 
 In active mode the client signs what it uploads and the set of sharers under which it masked. Its neighbours show no
 share of its self-mask seed without that signature, so a server cannot have it mask under one set and unmask under
@@ -19,16 +19,16 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from hmac import compare_digest
 from typing import Annotated, ClassVar, Final
 
-from secagg.contract.pieces import Cut, piece_digests
+from secagg.blame import unverified
 from secagg.crypto.labels import Label, bind
 from secagg.crypto.prime_field import ELEMENT_BYTES
 from secagg.crypto.secret import Confined, Secret, abandoned_on_error
 from secagg.crypto.shamir import check_value
-from secagg.errors import MalformedMessage, PeerError, PeerMisbehaved, Reason, ThresholdNotMet
+from secagg.errors import UNDECIDED, PeerError, PeerMisbehaved, Reason, ThresholdNotMet
 from secagg.fields import At, Field, Placed, fixed, sized
 from secagg.identifiers import CONTEXT_TAG_BYTES, ClientId, ServerId, SessionContext
 from secagg.wire import MessageKind, Reader, Writer
@@ -36,7 +36,6 @@ from secagg.wire import MessageKind, Reader, Writer
 from .client_set import ClientSet
 from .commitments import SharedSecret, SharePlace
 from .complaint import Complaint, complain
-from .configuration import DIGEST_BYTES
 from .masking import MaskedVector, adds_pairwise_mask, pairwise_mask_key, self_mask_key
 from .member import ClientInput, Member
 from .roster import Roster, require_context
@@ -47,10 +46,11 @@ from .round1_share_keys import (
     EntryForm,
     Shared,
     SharesEntry,
+    delivered_root,
     signature_bytes,
     verify_delivered_entry,
 )
-from .settled import Settled, suspects
+from .settled import Settled
 from .suites import key_suite
 
 ROUND: Final = "masked_input"
@@ -59,25 +59,13 @@ ROUND: Final = "masked_input"
 # --- Messages ---------------------------------------------------------------------------------------------------------
 
 
-def _write_stored(writer: Writer, digests: tuple[bytes, ...]) -> None:
-    writer.integer(bool(digests), 1)
-    for digest in digests:
-        writer.fixed(digest, DIGEST_BYTES)
-
-
-def _read_stored(reader: Reader, at: At) -> tuple[bytes, ...]:
-    if (flag := reader.integer(1)) > 1:
-        raise MalformedMessage(f"{flag} says neither that vectors follow nor digests", reason=Reason.NOT_CANONICAL)
-    return tuple(reader.fixed(DIGEST_BYTES) for _ in at.place.cut.lengths[: None if flag else 0])
-
-
 def _write_vectors(writer: Writer, vectors: tuple[bytes | memoryview, ...]) -> None:
     for vector in vectors:
         writer.borrowed(vector)
 
 
 def _read_vector(reader: Reader, at: At) -> tuple[memoryview, ...]:
-    return () if at.before["stored"] else (reader.view(at.place.configuration.masked_bytes),)
+    return (reader.view(at.place.configuration.masked_bytes),)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,32 +76,15 @@ class MaskedInput(Placed):
     context: Annotated[bytes, fixed(CONTEXT_TAG_BYTES)]
     signature: Annotated[bytes, sized(lambda at: signature_bytes(at.place), "64 in active mode")]
     """Empty in semi-honest mode."""
-    stored: Annotated[
-        tuple[bytes, ...], Field(_write_stored, _read_stored, "1: 0; or 1, and 32 for each piece in a storage")
-    ] = ()
-    """The digests of the pieces, in place of the vector where a storage has it."""
-    packed: Annotated[
-        tuple[bytes | memoryview, ...], Field(_write_vectors, _read_vector, "the masked vector, or none")
-    ] = field(repr=False, default=())
+    packed: Annotated[tuple[bytes | memoryview, ...], Field(_write_vectors, _read_vector, "the masked vector")] = field(
+        repr=False
+    )
     """The vectors, one after another; in one run of bytes when they were received."""
 
     @classmethod
     def decode(cls, message: bytes, roster: Roster) -> MaskedInput:
         """Read the canonical encoding back."""
         return cls.read_in(roster, message)
-
-    @property
-    def vector(self) -> bytes | memoryview:
-        """What was received of the vector; empty where a storage has it."""
-        return self.packed[0] if self.packed else b""
-
-    def pieces(self, cut: Cut, client: ClientId) -> tuple[bytes, ...]:
-        """Return the digests of the pieces of the vector."""
-        return self.stored or piece_digests(cut.context, client, cut.lengths, *self.packed)
-
-    def without_vector(self, cut: Cut, client: ClientId) -> MaskedInput:
-        """Return the upload of a client whose pieces a storage has; the same signature holds."""
-        return replace(self, stored=self.pieces(cut, client), packed=())
 
 
 # --- Client -----------------------------------------------------------------------------------------------------------
@@ -122,13 +93,20 @@ class MaskedInput(Placed):
 class Masked(Confined):
     """A client that has uploaded: of its own secrets nothing is left, of its neighbours' it holds shares."""
 
-    __slots__ = ("edge_seeds", "key_set", "sharers", "shares")
+    __slots__ = ("delivered", "edge_seeds", "key_set", "sharers", "shares")
 
     def __init__(
-        self, key_set: VerifiedKeySet, sharers: ClientSet, shares: dict[int, Secret], edge_seeds: dict[int, Secret]
+        self,
+        key_set: VerifiedKeySet,
+        sharers: ClientSet,
+        delivered: bytes,
+        shares: dict[int, Secret],
+        edge_seeds: dict[int, Secret],
     ) -> None:
         self.key_set = key_set
         self.sharers = sharers
+        self.delivered = delivered
+        """The root over the entries from which the shares are."""
         self.shares = shares
         """For each neighbour, its share of the mask root and of the self-mask seed, one after the other."""
         self.edge_seeds = edge_seeds
@@ -161,13 +139,14 @@ def mask_input(
     _check_sharers(message, key_set)
     neighbours = [neighbour for neighbour in key_set.neighbours if neighbour in message.sharers]
     delivered = dict(zip(neighbours, message.entries, strict=True))
+    root = delivered_root(member.client, (item.entry for item in message.entries))
     seeds, shares = dict[int, Secret](), dict[int, Secret]()
     try:
         entries, complaints = _open_entries(state, delivered, shares)
         unusable = _collect_seeds(state, entries, seeds)
         if unusable:
             wipe_all((*seeds.values(), *shares.values()))
-            return None, complain(member, key_set, message.sharers, unusable), list(unusable.values())
+            return None, complain(member, key_set, message.sharers, root, unusable), list(unusable.values())
         # Asked before the input is spent, so that a key that cannot sign costs nothing but the session.
         member.require_signing()
         vector = MaskedVector.of_input(roster.configuration, roster.context, *client_input.spend())
@@ -175,8 +154,7 @@ def mask_input(
         vector.round(roster.context)
         packed, signature = vector.pack(), b""
         if roster.configuration.is_active:
-            pieces = piece_digests(roster.cut.context, member.client, roster.cut.lengths, *packed)
-            parts = signed_view(roster.context, member.client, message.sharers, upload_digest(pieces))
+            parts = signed_view(roster.context, member.client, message.sharers, upload_digest(packed))
             signature = member.sign(Label.SIGNED_VIEW, *parts)
     except BaseException:
         wipe_all((*seeds.values(), *shares.values()))
@@ -187,42 +165,44 @@ def mask_input(
     # Nothing of this client's own is needed any more; its neighbours hold what recovery takes.
     state.wipe()
     upload = MaskedInput(context=roster.context.tag, signature=signature, packed=packed)
-    return Masked(key_set, message.sharers, shares, seeds), upload, complaints
+    return Masked(key_set, message.sharers, root, shares, seeds), upload, complaints
 
 
 # --- Server -----------------------------------------------------------------------------------------------------------
 
 
-def check_masked_input(settled: Settled, sender: int, message: MaskedInput) -> tuple[tuple[bytes, ...], bytes]:
-    """Check an upload but for its vector, of which the digests of its pieces are known.
+def check_masked_input(settled: Settled, sender: int, message: MaskedInput) -> bytes:
+    """Check who sent an upload, and for which session; whether its vector decodes is seen when it is added.
 
     Implements: [BIK+17] Fig. 4, Round 2, server.
     Returns:
-        These digests, and that of all of them, which the client signed in active mode: evidence of what it sent.
+        The digest of the vector, which the client signed in active mode: evidence of what it sent.
     Raises:
         PeerMisbehaved: made for another session.
         AuthenticationFailed: its sender did not send this vector, or did not mask under the sharers of this session.
     """
     roster, client = settled.roster, settled.roster.clients[sender]
     require_context(
-        message.context, roster.context, f"{client} masked its input for another session", suspects(client), ROUND
+        message.context, roster.context, f"{client} masked its input for another session", unverified(client), ROUND
     )
-    pieces = message.pieces(roster.cut, client)
-    digest = upload_digest(pieces)
+    digest = upload_digest(message.packed)
     if settled.is_active:
         parts = signed_view(roster.context, client, settled.sharers, digest)
         identity = settled.identity_of(sender)
-        identity.verify(message.signature, Label.SIGNED_VIEW, *parts, culprits=suspects(client))
-    return pieces, digest
+        identity.verify(message.signature, Label.SIGNED_VIEW, *parts, culprits=unverified(client))
+    return digest
 
 
-def upload_digest(pieces: Iterable[bytes]) -> bytes:
-    """Return the digest of a masked vector, of which a signature is made, from those of its pieces."""
-    return hashlib.sha256(bind(Label.UPLOAD_DIGEST, *pieces)).digest()
+def upload_digest(packed: Iterable[bytes | memoryview]) -> bytes:
+    """Return the digest of a masked vector, of which a signature is made; its length is the session's."""
+    hashed = hashlib.sha256(bind(Label.UPLOAD_DIGEST))
+    for run in packed:
+        hashed.update(run)
+    return hashed.digest()
 
 
 def known_upload(message: MaskedInput, digest: bytes) -> bytes:
-    """Return what an upload is known by when it comes again, with its vector or without."""
+    """Return what an upload is known by when it comes again."""
     return hashlib.sha256(message.context + message.signature + digest).digest()
 
 
@@ -271,7 +251,7 @@ def _collect_seeds(state: Shared, entries: Mapping[int, SharesEntry], seeds: dic
 
 def _recorded(error: PeerError, sender: ClientId, entry: SharesEntry) -> PeerError:
     """Name who answers for an entry: its sender if it signed it, else the server and the way as well."""
-    error.culprits = frozenset({sender}) if entry.commitment else suspects(sender)
+    error.culprits = frozenset({sender}) if entry.commitment else unverified(sender)
     error.round_name = ROUND
     # A traceback would keep the frames alive in which the input and the seeds are.
     error.__context__ = error.__cause__ = None
@@ -298,18 +278,15 @@ def _open_entries(
     """Fill in the shares that open; what does not is a missing share and a complaint, and excludes nobody.
 
     Raises:
-        AuthenticationFailed: an entry is not its sender's.
-    Security: an entry is taken if its sender signed it (Claim PM-8 is about this), or if its pair opens and fits its
-        commitment in a suite whose sealing authenticates the sender.
-    Claim PM-12: such a pair is its sender's, for this receiver, in this context.
+        AuthenticationFailed: an entry is not signed by its sender (Claim PM-8).
+    Claim PM-12: a pair of the classic suite is its sender's, for this receiver, in this context.
     """
     roster, keys, key_set = state.key_set.roster, state.keys, state.key_set
     suite = key_suite(roster.configuration.suite)
     entries, complaints = dict[int, SharesEntry](), list[PeerError]()
     for neighbour, item in delivered.items():
         advertiser = key_set.advertisers[neighbour]
-        if not suite.authenticates_sender:
-            verify_delivered_entry(roster, neighbour, key_set.position, item, advertiser.identity)
+        verify_delivered_entry(roster, neighbour, key_set.position, item, advertiser.identity)
         entry = SharesEntry.decode(item.entry, EntryForm.between(roster, neighbour, key_set.position))
         entries[neighbour] = entry
         try:
@@ -317,8 +294,6 @@ def _open_entries(
             with abandoned_on_error(both):
                 _check_shares(both, share_place(roster, neighbour, key_set.position), entry.commitment)
         except PeerError as error:
-            if suite.authenticates_sender:
-                verify_delivered_entry(roster, neighbour, key_set.position, item, advertiser.identity)
             complaints.append(_recorded(error, advertiser.keys.client, entry))
             continue
         shares[neighbour] = both
@@ -339,7 +314,9 @@ def _check_shares(both: Secret, place: SharePlace, commitment: bytes) -> None:
     )
     if not compare_digest(place.commit_to(*digests), commitment):
         raise PeerMisbehaved(
-            f"{place.dealer} sealed other shares than it committed to", reason=Reason.COMMITMENT_MISMATCH
+            f"{place.dealer} sealed other shares than it committed to",
+            reason=Reason.COMMITMENT_MISMATCH,
+            culprits=UNDECIDED,
         )
 
 

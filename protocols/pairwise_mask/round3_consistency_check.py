@@ -12,6 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Final
 
+from secagg.blame import unverified
 from secagg.crypto.labels import Label
 from secagg.crypto.secret import Confined
 from secagg.errors import PeerMisbehaved, Reason, ThresholdNotMet
@@ -24,7 +25,7 @@ from .client_set import ClientSet, client_set
 from .member import Member
 from .roster import Roster, require_context
 from .round2_masked_input import Masked
-from .settled import Settled, suspects
+from .settled import Settled
 
 ROUND: Final = "consistency_check"
 
@@ -117,10 +118,10 @@ def check_survivor_signature(settled: Settled, sender: int, message: SurvivorSig
     Implements: [BIK+17] Fig. 4, Round 3, server.
     """
     roster, client = settled.roster, settled.roster.clients[sender]
-    require_context(message.context, roster.context, f"{client} signed for another session", suspects(client), ROUND)
+    require_context(message.context, roster.context, f"{client} signed for another session", unverified(client), ROUND)
     parts = signed_survivors(roster.context, client, settled.sharers, settled.contributors)
     identity = settled.identity_of(sender)
-    identity.verify(message.signature, Label.SIGNED_SURVIVORS, *parts, culprits=suspects(client))
+    identity.verify(message.signature, Label.SIGNED_SURVIVORS, *parts, culprits=unverified(client))
 
 
 # --- Private ----------------------------------------------------------------------------------------------------------

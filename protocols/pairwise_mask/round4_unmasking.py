@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Annotated, ClassVar, Final, NamedTuple
 
+from secagg.blame import unverified
 from secagg.crypto.key_agreement import KEY_BYTES
 from secagg.crypto.labels import Label
 from secagg.crypto.prime_field import ELEMENT_BYTES
@@ -38,7 +39,7 @@ from .round0_advertise_keys import PublishedRoster, in_parallel
 from .round1_share_keys import SIGNATURE
 from .round2_masked_input import Masked, share_place, signed_view
 from .round3_consistency_check import Confirmed, check_survivors, invalid_survivors, signed_survivors
-from .settled import Settled, certain, suspects
+from .settled import Settled, certain
 from .suites import COMMITMENT_BYTES, key_suite
 
 ROUND: Final = "unmasking"
@@ -183,16 +184,16 @@ def reveal_shares(member: Member, state: Masked | Confirmed, message: UnmaskingR
     )
     if not roster.configuration.is_active:
         return answer
-    parts = signed_unmasking(roster.context, member.client, contributors, answer)
+    parts = signed_unmasking(roster.context, member.client, contributors, masked.delivered, answer)
     return replace(answer, signature=member.sign(Label.SIGNED_UNMASKING, *parts))
 
 
 def signed_unmasking(
-    context: SessionContext, client: ClientId, contributors: ClientSet, answer: UnmaskingShares
+    context: SessionContext, client: ClientId, contributors: ClientSet, delivered: bytes, answer: UnmaskingShares
 ) -> tuple[bytes, ...]:
-    """Return what a client signs of its answer, and for whose sum it is."""
+    """Return what a client signs of its answer: for whose sum it is, and from which entries its shares are."""
     shown = (answer.held.encode(), answer.shares, answer.edge_seeds)
-    return context.digest, client.encode(), contributors.digest(context), *shown
+    return context.digest, client.encode(), contributors.digest(context), delivered, *shown
 
 
 def revealed_secret(position: int, contributors: ClientSet) -> SharedSecret:
@@ -244,13 +245,16 @@ class RevealedShares:
 
     __slots__ = ("_answered", "_message", "_roster", "sender")
 
-    def __init__(self, settled: Settled, sender: int, message: bytes) -> None:
+    def __init__(self, settled: Settled, sender: int, delivered: bytes, message: bytes) -> None:
         """Decode an answer, and check its signature and each share's range.
+
+        Args:
+            delivered: the root over the entries that its sender was delivered.
 
         Implements: [BIK+17] Fig. 4, Round 4, server, the collection.
         Raises:
             PeerMisbehaved: made for another session, or a share that is no field element.
-            AuthenticationFailed: not signed by its sender.
+            AuthenticationFailed: not signed by its sender, or about other entries than were delivered.
             MalformedMessage: it does not decode.
         """
         roster = settled.roster
@@ -262,14 +266,14 @@ class RevealedShares:
             self._message.context,
             roster.context,
             f"{client} reveals shares of another session",
-            suspects(client),
+            unverified(client),
             ROUND,
         )
         if settled.is_active:
-            parts = signed_unmasking(roster.context, client, settled.contributors, self._message)
+            parts = signed_unmasking(roster.context, client, settled.contributors, delivered, self._message)
             identity = settled.identity_of(sender)
-            identity.verify(self._message.signature, Label.SIGNED_UNMASKING, *parts, culprits=suspects(client))
-        step, blame = shown_bytes(roster), settled.blame_for(sender)
+            identity.verify(self._message.signature, Label.SIGNED_UNMASKING, *parts, culprits=unverified(client))
+        step, blame = shown_bytes(roster), settled.said_by(sender)
         for start in range(0, len(self._message.shares), step):
             check_value(1, memoryview(self._message.shares)[start : start + ELEMENT_BYTES], culprits=blame)
 
@@ -339,7 +343,7 @@ def _verify_views(member: Member, masked: Masked, message: UnmaskingRequest, pre
         neighbour, view = shown
         identity = certain(masked.key_set.advertisers[neighbour].identity)
         parts = signed_view(roster.context, identity.client, masked.sharers, view.upload)
-        identity.verify(view.signature, Label.SIGNED_VIEW, *parts, culprits={identity.client, ServerId()})
+        identity.verify(view.signature, Label.SIGNED_VIEW, *parts, culprits=unverified(identity.client))
 
     in_parallel(check, list(zip(present, message.views, strict=True)), member.threads)
 

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from hmac import compare_digest
 from threading import RLock
 
+from secagg.blame import unverified
 from secagg.contract import Aggregate
-from secagg.contract.pieces import Adder, Cut
 from secagg.crypto.secret import Confined
 from secagg.errors import (
     AuthenticationFailed,
@@ -27,7 +27,7 @@ from secagg.errors import (
     ThresholdNotMet,
     blaming,
 )
-from secagg.identifiers import ClientId, ServerId
+from secagg.identifiers import ClientId
 from secagg.session.roles import Turnout
 from secagg.wire import MessageKind, message_kind, owned_bytes
 
@@ -35,10 +35,10 @@ from .collected import Collected
 from .configuration import SessionConfiguration
 from .plan import SessionPlan
 from .recovery import Recovery
-from .release import count_revealed_sets, release_sum, remove_masks, unmask_elsewhere
+from .release import count_revealed_sets, release_sum, remove_masks
 from .roster import Roster
 from .server_record import ServerRecord
-from .settled import certain, suspects
+from .settled import certain
 from .transitions import SERVER_TRANSITIONS, ServerState, advance
 
 _LOG = logging.getLogger(__name__)
@@ -56,14 +56,12 @@ class Outgoing:
 class Server(Confined):
     """The server of a session, without input or output of its own."""
 
-    def __init__(self, plan: SessionPlan, *, threads: int = 1, adding: Callable[[Cut], Adder] | None = None) -> None:
+    def __init__(self, plan: SessionPlan, *, threads: int = 1) -> None:
         """Start a session; send ``offer`` to every client that is invited.
 
         Args:
             threads: how many take masks off here.
-            adding: who adds the uploads and takes their masks off instead; None for this process.
         """
-        self._adding = adding
         self._begin(ServerRecord(plan), threads)
 
     def _begin(self, record: ServerRecord, threads: int) -> None:
@@ -77,8 +75,6 @@ class Server(Confined):
         """What clients did wrong without ending the session, each with its culprits."""
         self.revealed: frozenset[frozenset[ClientId]] = frozenset()
         """The sets of clients whose sums the finished session reveals; one set, if all went well."""
-        self.left_out = dict[ClientId, PeerError]()
-        """Whose uploads came in pieces that are not what was signed; each is among the faults."""
 
     # --- The session --------------------------------------------------------------------------------------------------
 
@@ -135,11 +131,6 @@ class Server(Confined):
                 self._judged = advertised, True
         return self._judged[1]
 
-    @property
-    def is_spread(self) -> bool:
-        """Whether others add the uploads."""
-        return self._adding is not None
-
     def has_settled(self, client: ClientId) -> bool:
         """Whether a client sent what is due, or may send nothing more."""
         return client in self._record.heard or client in self._record.excluded
@@ -172,20 +163,19 @@ class Server(Confined):
         """
         if type(sender) is not ClientId:
             raise Misuse(f"a sender is a ClientId, as the transport says; got {type(sender).__name__}")
-        with self._lock, blaming(sender, ServerId()):
+        with self._lock, blaming(*unverified(sender)):
             self._receive(sender, owned_bytes(message))
 
     def _receive(self, sender: ClientId, message: bytes) -> None:
         kind = message_kind(message)
         before = self._record.seen.get(sender, {}).get(kind)
         if before is not None:
-            if compare_digest(before, self._collected.known_by(sender, kind, message)):
-                self._collected.keep_again(sender, kind, message)
+            if compare_digest(before, self._collected.known_by(kind, message)):
                 return
             raise PeerMisbehaved(
                 f"{sender} sent a second {kind.name} that differs from the first; the first one counts",
                 reason=Reason.ALREADY_ANSWERED,
-                culprits=suspects(sender),
+                culprits=unverified(sender),
             )
         self._collected.require_due(sender, kind, self._open)
         try:
@@ -234,11 +224,7 @@ class Server(Confined):
                     raise
             case ServerState.AWAITING_ENCRYPTED_SHARES:
                 self._require(len(self._record.shares), "clients that shared keys")
-                if self._adding is not None:
-                    self._collected.adder = self._adding(self.roster.cut)
             case ServerState.AWAITING_MASKED_INPUTS:
-                self.left_out = self._collected.leave_out()
-                self.faults += self.left_out.values()
                 self._require(len(self._record.views), "contributors")
                 chosen = ServerState.AWAITING_UNMASKING_SHARES
                 if self.configuration.is_active:
@@ -295,17 +281,13 @@ class Server(Confined):
             return aggregate
 
     def _unmask(self, progress: Callable[[int, int], None]) -> Aggregate:
-        settled, collected, adder = self._collected.so_far, self._collected, self._collected.adder
+        settled, collected, total = self._collected.so_far, self._collected, certain(self._record.total)
         revealed = count_revealed_sets(settled)
         recovery = Recovery(
             settled, collected.relayed, collected.answers, collected.complaints, self._record.plan.corrupted
         )
         try:
-            if adder is None:
-                total = certain(self._record.total)
-                remove_masks(total, recovery, progress, threads=self._threads)
-            else:
-                total = unmask_elsewhere(settled, recovery, adder)
+            remove_masks(total, recovery, progress, threads=self._threads)
         finally:
             self.faults += recovery.faults
         aggregate = release_sum(settled, total)
@@ -324,13 +306,9 @@ class Server(Confined):
     def snapshot(self) -> bytes:
         """Return all that ``restore`` takes to make a server that goes on from here; ``faults`` are left out.
 
-        Raises:
-            Misuse: others add the uploads, of whom the record knows nothing; a journal goes on with such a session.
         Security: see ``server_record``. The sum of the uploads in it is masked; the answers of the last round are not.
         """
         with self._lock:
-            if self._adding is not None:
-                raise Misuse("others add the uploads of this session; go on with it from its journal")
             return self._record.encode()
 
     @classmethod
@@ -370,8 +348,6 @@ class Server(Confined):
     def _forget(self) -> None:
         self._open = None
         self._collected.forget()
-        if self._collected.adder is not None:
-            self._collected.adder.end()
         if self.state is ServerState.ABORTED and self._record.total is not None:
             self._record.total.wipe()
         self._record.total = None

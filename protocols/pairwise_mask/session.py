@@ -8,7 +8,6 @@ from threading import RLock
 from typing import Final
 
 from secagg.contract import Payload
-from secagg.contract.pieces import Adder, Cut
 from secagg.crypto.entropy import Coins
 from secagg.crypto.ring import RingVector
 from secagg.crypto.secret import Confined, Secret
@@ -17,9 +16,9 @@ from secagg.identifiers import ClientId
 from secagg.privacy.client_noise import NO_NOISE, ClientNoise, NoiseSettings
 from secagg.session.certificates import Authority, Certificate, SigningKey
 from secagg.session.latch import Latch
+from secagg.session.ledger import Spent
 from secagg.session.privacy_ledger import PrivacyLedger
 from secagg.session.roles import LateUpdate, Released, Stage, Subject, Turnout
-from secagg.wire import MessageKind, message_kind
 
 from .client import Client
 from .configuration import NO_AUTHORITY, SessionConfiguration
@@ -31,12 +30,13 @@ from .server import Server
 from .settings import PairwiseSettings, noise_of, require_subject, terms_of
 from .transitions import ClientState, ServerState
 
+_PER_CLIENT: Final = 1 << 12  # bytes of a client's shares for one neighbour, sealed or opened, at most
 STAGES: Final = {
-    ServerState.AWAITING_KEY_ADVERTISEMENTS: Stage(name="advertise keys", takes_update=False),
-    ServerState.AWAITING_ENCRYPTED_SHARES: Stage(name="share keys", takes_update=False),
+    ServerState.AWAITING_KEY_ADVERTISEMENTS: Stage(name="advertise keys", takes_update=False, per_client=0),
+    ServerState.AWAITING_ENCRYPTED_SHARES: Stage(name="share keys", takes_update=False, per_client=_PER_CLIENT),
     ServerState.AWAITING_MASKED_INPUTS: Stage(name="masked input", takes_update=True),
-    ServerState.AWAITING_SURVIVOR_SIGNATURES: Stage(name="consistency check", takes_update=False),
-    ServerState.AWAITING_UNMASKING_SHARES: Stage(name="unmasking", takes_update=False),
+    ServerState.AWAITING_SURVIVOR_SIGNATURES: Stage(name="consistency check", takes_update=False, per_client=0),
+    ServerState.AWAITING_UNMASKING_SHARES: Stage(name="unmasking", takes_update=False, per_client=_PER_CLIENT),
 }
 
 
@@ -51,8 +51,6 @@ class PairwiseHelpers:
     authority: bytes = NO_AUTHORITY
     """The public key of who certifies clients; for active mode."""
     threads: int = 1
-    adding: Callable[[Cut], Adder] | None = None
-    """Who adds the uploads and takes their masks off; None for the server."""
 
 
 def open_session(
@@ -68,7 +66,7 @@ def open_session(
         raise InvalidParameters("settings.population says how many clients are invited, unless they are named")
     plan = settings.plan(subject, population, helpers.authority, helpers.coins)
     noise = noise_of(plan.configuration, settings, settings.corrupted)
-    return PairwiseServerSession(Server(plan, threads=helpers.threads, adding=helpers.adding), invited, noise)
+    return PairwiseServerSession(Server(plan, threads=helpers.threads), invited, noise)
 
 
 def restore_session(
@@ -108,7 +106,7 @@ class PairwiseServerSession(Confined):
     def masked_vector(self, upload: bytes) -> RingVector:
         """Return what the server sees of an upload's first segment; for pictures."""
         whole = MaskedVector(self.configuration)
-        whole.add_packed(MaskedInput.decode(upload, self._server.roster).vector)
+        whole.add_packed(*MaskedInput.decode(upload, self._server.roster).packed)
         return whole.vectors[0][: self.configuration.layout.require_rings()[0].length]
 
     @property
@@ -159,19 +157,9 @@ class PairwiseServerSession(Confined):
                 )
             try:
                 self._server.receive(sender, message)
-            except OSError:
-                self.abort()
-                raise
             finally:
                 if self._is_first and self._unheard is not None and self._server.has_settled(sender):
                     self._unheard.discard(sender)
-
-    def without_vector(self, client: ClientId, message: bytes) -> bytes:
-        """Return a client's upload without its vector, whose pieces are stored; other messages as they are."""
-        if message_kind(message) is not MessageKind.MASKED_INPUT:
-            return message
-        roster = self._server.roster
-        return MaskedInput.decode(message, roster).without_vector(roster.cut, client).encode()
 
     def drop(self, client: ClientId) -> None:
         """Await a client no more."""
@@ -190,7 +178,7 @@ class PairwiseServerSession(Confined):
                 return
             try:
                 self._server.close_round()
-            except (SecAggError, OSError):
+            except SecAggError:
                 self.abort()
                 raise
 
@@ -207,7 +195,7 @@ class PairwiseServerSession(Confined):
             return Released(
                 aggregate=aggregate,
                 counted=counted,
-                left_out=dict(self._server.left_out),
+                left_out={},
                 revealed=self._server.revealed,
                 unbounded=aggregate.layout.ring_positions,
             )
@@ -221,9 +209,9 @@ class PairwiseServerSession(Confined):
                     self._server.abort()
 
     def snapshot(self) -> Secret | None:
-        """Return what ``restore_session`` goes on from; None after the last stage was closed, or if others add."""
+        """Return what ``restore_session`` goes on from; None after the last stage was closed."""
         with self._lock:
-            if self._is_closed or self._server.is_spread:
+            if self._is_closed:
                 return None
             return Secret("server session", self._server.snapshot())
 
@@ -234,7 +222,7 @@ class PairwiseServerSession(Confined):
 # --- The client -------------------------------------------------------------------------------------------------------
 
 
-def _nothing_to_charge(task: bytes, round_number: int) -> None:
+def _nothing_to_charge(spent: Spent) -> None:
     """Charge nobody: the platform's own loop sees to it that a client uploads once for each round."""
 
 
@@ -250,7 +238,7 @@ class PairwiseMember(Confined):
         authority: Authority | None = None,
         signing_key: SigningKey | None = None,
         certificate: Certificate | None = None,
-        charge: Callable[[bytes, int], None] = _nothing_to_charge,
+        charge: Callable[[Spent], None] = _nothing_to_charge,
         latch: Latch | None = None,
         threads: int = 1,
         noise: NoiseSettings = NO_NOISE,
@@ -260,7 +248,7 @@ class PairwiseMember(Confined):
 
         Args:
             authority: who certifies identities; for active mode, with the client's own key and certificate.
-            charge: told of task and round before an update is made; durable when it returns, as ``RoundLedger`` does.
+            charge: told of an upload before its update is made; durable when it returns, as ``SpentUpdates.charge`` is.
             latch: where suspended sessions are numbered; without one a session cannot be suspended.
             noise: what this client adds to every update; an offer that says otherwise is refused.
             privacy: what it has spent in all its tasks; an upload that its budget does not pay for is refused.
@@ -287,14 +275,17 @@ class PairwiseMember(Confined):
         if self._privacy is not None:
             self._privacy.require_room(noise)
 
+    def charge_privacy(self, configuration: SessionConfiguration) -> None:
+        """Spend what one upload costs, where this client has a budget."""
+        if self._privacy is not None:
+            self._privacy.charge(self._noise_of(configuration))
+
     def noised(self, payload: Payload, configuration: SessionConfiguration) -> Payload:
         """Return what is masked: with noise, the clipped values and this client's share of it, drawn once.
 
         Claim PM-7: noise is part of the input, so that it is in the one sum and in nothing else.
         """
         noise = self._noise_of(configuration)
-        if self._privacy is not None:
-            self._privacy.charge(noise)
         return payload if noise is None else noise.add_to(payload, self._coins)
 
     def _noise_of(self, configuration: SessionConfiguration) -> ClientNoise | None:
@@ -365,15 +356,17 @@ class PairwiseClientSession(Confined):
         return answers[0]
 
     def take(self, configuration: SessionConfiguration) -> tuple[Payload, int]:
-        """Charge the ledger and make the update; all that can be checked without it was."""
+        """Charge the ledgers and make the update; nothing is refused after that."""
         if self._update is None:
             raise InvalidParameters("the message that an upload answers brings the model, and this one did not")
-        self._member.charge(configuration.task, configuration.round_number)
-        update = self._update.take()
-        if update.model_digest != configuration.model_digest:
+        model = self._update.model_for(self._subject)
+        if model != configuration.model_digest:
             raise InvalidParameters(
                 "the session is about another model than the update was trained from", reason=Reason.BELOW_FLOOR
             )
+        self._member.charge(Spent(configuration.task, configuration.round_number, model))
+        self._member.charge_privacy(configuration)
+        update = self._update.take(configuration.layout, range(1, configuration.maximum_weight + 1))
         return self._member.noised(update.payload, configuration), update.weight
 
     def suspend(self) -> Secret | None:

@@ -6,8 +6,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TypeVar
 
+from secagg.blame import said_by, unverified
 from secagg.errors import InternalError, PeerMisbehaved, Reason
-from secagg.identifiers import ClientId, Party, ServerId
+from secagg.identifiers import ClientId, Party
 from secagg.parameters import SecurityMode
 from secagg.session.certificates import VerifiedIdentity
 
@@ -68,7 +69,7 @@ class Settled:
         position = self.roster.position_of(client)
         if position is None:
             raise PeerMisbehaved(
-                f"{client} is not on the roster", reason=Reason.NOT_ELIGIBLE, culprits=suspects(client)
+                f"{client} is not on the roster", reason=Reason.NOT_ELIGIBLE, culprits=unverified(client)
             )
         return position
 
@@ -76,19 +77,9 @@ class Settled:
         """Return the set of these clients."""
         return self.roster.set_of(self.position_of(client) for client in clients)
 
-    def blame_for(self, position: int) -> frozenset[Party]:
-        """Return who answers for what a client sent: the client alone if it signed it, else the way as well."""
-        client = self.roster.clients[position]
-        return frozenset({client}) if self.is_active else suspects(client)
-
-
-def suspects(client: ClientId) -> frozenset[Party]:
-    """Return who may have written bytes that no signature vouches for: their sender, or whatever carried them.
-
-    Between a client and the server lies a network, and neither end can tell it from the other end. ``ServerId`` stands
-    for the server and everything on the way to it.
-    """
-    return frozenset({client, ServerId()})
+    def said_by(self, position: int) -> frozenset[Party]:
+        """Return who answers for what a client sent."""
+        return said_by(self.roster.clients[position], self.configuration.mode)
 
 
 def certain(value: Known | None) -> Known:

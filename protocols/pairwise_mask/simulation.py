@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Final
 
 from secagg.contract import RingSegment
-from secagg.contract.pieces import Adder, Cut
 from secagg.crypto.entropy import Coins
 from secagg.crypto.secret import Confined
 from secagg.identifiers import ClientId
@@ -68,11 +66,10 @@ class PairwiseSimulation(Confined):
         coins: Coins,
         clock: Clock,
         threads: int = 1,
-        adding: Callable[[Cut], Adder] | None = None,
     ) -> None:
         """Draw the authority's key."""
         del clock  # Nothing here expires.
-        self._settings, self._coins, self._threads, self._adding = settings, coins, threads, adding
+        self._settings, self._coins, self._threads = settings, coins, threads
         self._keys = SimulatedKeys(coins) if settings.mode is SecurityMode.ACTIVE else None
         self._latch = MemoryLatch()
         self._privacy = PrivacyLedgers(settings.budget)
@@ -80,7 +77,7 @@ class PairwiseSimulation(Confined):
     def open(self, subject: Subject, invited: frozenset[ClientId] | None) -> PairwiseServerSession:
         """Begin a session."""
         authority = NO_AUTHORITY if self._keys is None else self._keys.authority.public_key
-        helpers = PairwiseHelpers(coins=self._coins, authority=authority, threads=self._threads, adding=self._adding)
+        helpers = PairwiseHelpers(coins=self._coins, authority=authority, threads=self._threads)
         return open_session(subject, self._settings, invited, helpers)
 
     def member(self, client: ClientId) -> PairwiseMember:
@@ -125,8 +122,6 @@ ENTRY: Final = ProtocolEntry(
     settings=PairwiseSettings,
     segments=frozenset({RingSegment}),
     rounds=True,
-    spreads=True,
-    resumes=True,
     stages=tuple(STAGES.values()),
     takes=PairwiseSettings.takes,
     describe=describe,

@@ -12,13 +12,14 @@ from functools import cache
 from hmac import compare_digest
 from typing import TYPE_CHECKING, Any, Final, Protocol, cast
 
+from secagg.blame import unverified
 from secagg.crypto.aead import TAG_BYTES, AeadHeader, SealingKey, open_sealed
 from secagg.crypto.key_agreement import KEY_BYTES, X25519_BYTES, KeyRole, X25519KeyPair, X25519PublicKey
 from secagg.crypto.labels import Label, bind
 from secagg.crypto.prime_field import ELEMENT_BYTES
 from secagg.crypto.secret import Confined, Secret
 from secagg.errors import PeerMisbehaved, Reason
-from secagg.identifiers import AttemptContext, ClientId, Party, ServerId, SessionContext
+from secagg.identifiers import AttemptContext, ClientId, Party, SessionContext
 from secagg.parameters import Suite
 from secagg.wire import MessageKind
 
@@ -97,8 +98,6 @@ class KeySuite(Protocol):
     """The length of the two sealed shares of one neighbour."""
     edge_bytes: int
     """The length of what the sending end of an edge adds in round 1; 0 where both ends derive the seed."""
-    authenticates_sender: bool
-    """Whether shares that open can have been sealed by nobody but the neighbour, or the client itself."""
 
     def key_pair(self, root: Secret, role: KeyRole, attempt: AttemptContext) -> KeyPair:
         """Derive a key pair from a root."""
@@ -141,8 +140,6 @@ class ClassicSuite:
     public_key_bytes: int = X25519_BYTES
     sealed_bytes: int = SHARES_BYTES + TAG_BYTES
     edge_bytes: int = 0
-    authenticates_sender: bool = True
-    """The key follows from the private key of either end, and each direction has its own."""
 
     def key_pair(self, root: Secret, role: KeyRole, attempt: AttemptContext) -> X25519KeyPair:
         """Derive a key pair from a root."""
@@ -195,9 +192,6 @@ class ClassicSuite:
 class HybridSuite:
     """ML-KEM-768 with X25519: the sending end of an edge chooses its seed, seals it and commits to it."""
 
-    authenticates_sender: bool = False
-    """Anybody can seal to a public key."""
-
     def __init__(self) -> None:
         """Import the hybrid key agreement, which fails where the backend has no ML-KEM."""
         from secagg.crypto import hybrid_key_agreement as backend  # noqa: PLC0415 -- its import fails closed
@@ -223,7 +217,7 @@ class HybridSuite:
         """Decrypt the two shares that a neighbour sealed."""
         info = _sealing_info(context, peer.client, own.client)
         pair = cast("HybridKeyPair", own.channel)
-        return pair.open("shares", sealed, SHARES_BYTES, info, culprits={peer.client, ServerId()})
+        return pair.open("shares", sealed, SHARES_BYTES, info, culprits=unverified(peer.client))
 
     def offer_edge(self, own: MaskKeys, peer: PublishedKeys, context: SessionContext) -> bytes:
         """Seal the seed of an edge, after a commitment to it."""
@@ -266,7 +260,7 @@ class HybridSuite:
             raise PeerMisbehaved(
                 f"the seed of the edge from {sender} to {receiver} is not the one that {sender} committed to",
                 reason=Reason.COMMITMENT_MISMATCH,
-                culprits={sender, ServerId()},
+                culprits=unverified(sender),
             )
         return seed
 

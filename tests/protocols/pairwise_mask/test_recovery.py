@@ -10,11 +10,13 @@ from typing import Any, cast
 
 import pytest
 
+from secagg.blame import unverified
 from secagg.crypto.entropy import Coins
 from secagg.crypto.labels import Label
 from secagg.crypto.secret import Secret
 from secagg.crypto.shamir import Corrected, Share, correct, split_many
 from secagg.errors import (
+    UNDECIDED,
     AuthenticationFailed,
     InternalError,
     MalformedMessage,
@@ -36,7 +38,6 @@ from secagg.protocols.pairwise_mask.round4_unmasking import (
     UnmaskingShares,
     signed_unmasking,
 )
-from secagg.protocols.pairwise_mask.settled import suspects
 from secagg.protocols.pairwise_mask.suites import HybridSuite, MaskKeys, key_suite
 from secagg.protocols.pairwise_mask.transitions import ClientState, ServerState
 from secagg.wire import MessageKind, message_kind
@@ -75,7 +76,13 @@ class Editing:
         answered = AnsweredFor.by(roster, sharers, request.contributors, position)
         answer = self.edits[delivery.sender](UnmaskingShares.decode(delivery.message, roster, answered), answered)
         if roster.configuration.is_active:
-            parts = signed_unmasking(roster.context, delivery.sender, request.contributors, answer)
+            parts = signed_unmasking(
+                roster.context,
+                delivery.sender,
+                request.contributors,
+                self.session.relayed_root(delivery.sender),
+                answer,
+            )
             key = self.session.signing_keys[delivery.sender]
             answer = replace(answer, signature=key.sign(Label.SIGNED_UNMASKING, *parts))
         return (replace(delivery, message=answer.encode()),)
@@ -171,7 +178,7 @@ def test_wrong_shares_are_set_aside_and_their_holders_named(mode: SecurityMode, 
     assert isinstance(fault, PeerMisbehaved)
     assert fault.reason is Reason.COMMITMENT_MISMATCH
     # Without commitments a dealer that dealt badly looks the same as a holder that lies, so both are named.
-    dealer = suspects(setup.client_ids[0]) if mode is SecurityMode.SEMI_HONEST else frozenset[Party]()
+    dealer = unverified(setup.client_ids[0]) if mode is SecurityMode.SEMI_HONEST else frozenset[Party]()
     assert fault.culprits == named | dealer
     assert fault.round_name == "unmasking"
     assert session.server.state is ServerState.COMPLETED
@@ -238,7 +245,7 @@ def test_a_share_that_is_no_field_element_excludes_its_holder(
     assert sender == liar
     assert isinstance(error, PeerMisbehaved)
     assert error.reason is Reason.SHARE_OUT_OF_RANGE
-    assert error.culprits == ({liar} if mode is SecurityMode.ACTIVE else suspects(liar))
+    assert error.culprits == ({liar} if mode is SecurityMode.ACTIVE else unverified(liar))
     assert session.server.faults == [error]
     assert f"{liar} is excluded: " in caplog.text
     assert "reveals the sums of 1 sets of clients, of sizes [9]" in caplog.text
@@ -316,7 +323,7 @@ def test_one_share_that_was_dealt_wrongly_is_corrected_in_both_modes(mode: Secur
     total = session.finish()
     assert same_sum(total, session.sum_of(c for c in session.client_ids if c != dealer or not drops))
     (fault,) = session.server.faults
-    assert fault.culprits == ({dealer} if mode is SecurityMode.ACTIVE else suspects(dealer) | {holder})
+    assert fault.culprits == ({dealer} if mode is SecurityMode.ACTIVE else unverified(dealer) | {holder})
 
 
 def commits_to_other_shares(receivers: Collection[ClientId]) -> Callable[[pytest.MonkeyPatch], None]:
@@ -514,7 +521,7 @@ def test_a_dealer_whose_shares_are_wrong_at_more_holders_than_could_lie_is_named
     dealing(dealer, session, deals_two_badly)
     assert same_sum(session.finish(), session.sum_of(session.client_ids))
     (fault,) = session.server.faults
-    assert fault.culprits == suspects(dealer)
+    assert fault.culprits == unverified(dealer)
 
 
 # --- Edges of the hybrid suite ----------------------------------------------------------------------------------------
@@ -539,7 +546,7 @@ def test_a_dropped_client_that_sealed_other_seeds_does_not_cost_the_round(mode: 
     (fault,) = session.server.faults
     assert "4 of its neighbours" in str(fault)
     assert fault.reason is Reason.COMMITMENT_MISMATCH
-    assert fault.culprits == ({cheat} if mode is SecurityMode.ACTIVE else suspects(cheat))
+    assert fault.culprits == ({cheat} if mode is SecurityMode.ACTIVE else unverified(cheat))
 
 
 def test_a_dropped_client_that_sealed_other_seeds_is_to_blame_if_they_are_not_shown() -> None:
@@ -583,7 +590,7 @@ def receivers_of(session: InsecurePairwiseSession, sender: ClientId) -> list[Cli
 
 
 def blamed(mode: SecurityMode, client: ClientId) -> frozenset[Party]:
-    return frozenset({client}) if mode is SecurityMode.ACTIVE else suspects(client)
+    return frozenset({client}) if mode is SecurityMode.ACTIVE else unverified(client)
 
 
 @pytest.mark.parametrize("stays", [True, False])
@@ -620,7 +627,7 @@ def test_a_client_that_complains_of_a_good_seed_is_found_out() -> None:
     own = session.take(liar)
 
     def fail(*_: object, **__: object) -> Secret:
-        raise AuthenticationFailed
+        raise AuthenticationFailed(culprits=UNDECIDED)
 
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(HybridSuite, "seed_of_received_edge", fail)
@@ -672,7 +679,7 @@ def test_a_stranger_stands_nowhere_and_no_round_reads_what_none_has_settled() ->
     settled = session.server._collected.so_far  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]
     with pytest.raises(PeerMisbehaved) as caught:
         settled.position_of(ClientId(999))
-    assert (caught.value.reason, caught.value.culprits) == (Reason.NOT_ELIGIBLE, suspects(ClientId(999)))
+    assert (caught.value.reason, caught.value.culprits) == (Reason.NOT_ELIGIBLE, unverified(ClientId(999)))
     with pytest.raises(InternalError):
         _ = settled.sharers
 
@@ -718,7 +725,7 @@ def test_a_complaint_that_is_not_its_senders_is_refused(spoil: str) -> None:
     }[spoil]
     with pytest.raises(PeerError) as caught:
         session.server.receive(victim, spoilt.encode())
-    assert caught.value.culprits == suspects(victim)
+    assert caught.value.culprits == unverified(victim)
     assert session.server.faults == [caught.value]
 
 

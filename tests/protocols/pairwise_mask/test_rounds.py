@@ -13,6 +13,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from secagg.blame import unverified
 from secagg.contract import Layout, RingSegment
 from secagg.crypto.merkle import MerkleTree
 from secagg.errors import (
@@ -41,7 +42,6 @@ from secagg.protocols.pairwise_mask.round2_masked_input import MaskedInput
 from secagg.protocols.pairwise_mask.round3_consistency_check import SurvivorSet, SurvivorSignature
 from secagg.protocols.pairwise_mask.round4_unmasking import AnsweredFor, Endorsement, UnmaskingRequest, UnmaskingShares
 from secagg.protocols.pairwise_mask.server import Server
-from secagg.protocols.pairwise_mask.settled import suspects
 from secagg.protocols.pairwise_mask.transitions import CLIENT_TRANSITIONS, ClientState, ServerState
 from secagg.wire import MessageKind, message_kind
 from tests.harness.pairwise_sessions import InsecurePairwiseSession, SessionSetup, same_sum
@@ -405,7 +405,7 @@ def test_an_upload_is_the_packed_vector_and_a_fixed_frame(form: Form) -> None:
     packed = sum(-(-count // 8) for count in bits)
     signature = 64 if form[0] is SecurityMode.ACTIVE else 0
     assert configuration.masked_bytes == packed
-    assert len(messages[MessageKind.MASKED_INPUT].message) == HEADER_BYTES + CONTEXT_TAG_BYTES + signature + 1 + packed
+    assert len(messages[MessageKind.MASKED_INPUT].message) == HEADER_BYTES + CONTEXT_TAG_BYTES + signature + packed
 
 
 # --- What a server that lies may tell ---------------------------------------------------------------------------------
@@ -693,7 +693,7 @@ def test_a_signature_under_the_survivors_that_does_not_verify_is_refused(part: s
     client, error = told(ACTIVE, MessageKind.UNMASKING_REQUEST, edit)
     assert isinstance(error, AuthenticationFailed)
     contributors = [c for c in recorded(ACTIVE)[0].server.roster.clients[1:] if c != client.client]
-    assert error.culprits == (suspects(contributors[0]) if part in {"view", "upload"} else SERVER)
+    assert error.culprits == (unverified(contributors[0]) if part in {"view", "upload"} else SERVER)
 
 
 # --- What a client that lies may tell ---------------------------------------------------------------------------------
@@ -712,7 +712,7 @@ def test_an_advertisement_for_another_attempt_or_for_somebody_else_is_refused() 
         with pytest.raises(PeerMisbehaved) as caught:
             server.receive(owner, spoilt.encode())
         assert caught.value.reason is reason
-        assert caught.value.culprits == suspects(owner)
+        assert caught.value.culprits == unverified(owner)
 
 
 def test_somebody_elses_key_and_one_advertiser_too_many_are_refused() -> None:
@@ -728,9 +728,9 @@ def test_somebody_elses_key_and_one_advertiser_too_many_are_refused() -> None:
     with pytest.raises(PeerMisbehaved) as caught:
         thief.receive(last, replace(own, mask_key=theirs.mask_key).encode())
     assert caught.value.reason is Reason.PUBLIC_KEY_REUSED
-    assert caught.value.culprits == suspects(first) | {last}
+    assert caught.value.culprits == unverified(first) | {last}
     session.server.receive(last, message)
     with pytest.raises(PeerMisbehaved, match="5 clients have done so") as caught:
         session.server.receive(ClientId(9), replace(own, client=ClientId(9)).encode())
     assert caught.value.reason is Reason.NOT_ELIGIBLE
-    assert caught.value.culprits == suspects(ClientId(9))
+    assert caught.value.culprits == unverified(ClientId(9))

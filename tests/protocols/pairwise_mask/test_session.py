@@ -13,6 +13,7 @@ from hypothesis import given, reject, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from secagg.blame import unverified
 from secagg.contract import Aggregate, Layout, Payload, RingSegment
 from secagg.crypto.ring import low_bits
 from secagg.errors import InvalidParameters, MalformedMessage, Misuse, PeerError, ThresholdNotMet, UnexpectedMessage
@@ -26,7 +27,6 @@ from secagg.protocols.pairwise_mask.round1_share_keys import DeliveredShares
 from secagg.protocols.pairwise_mask.round4_unmasking import AnsweredFor, UnmaskingRequest, UnmaskingShares
 from secagg.protocols.pairwise_mask.run import run
 from secagg.protocols.pairwise_mask.server import Outgoing, Server
-from secagg.protocols.pairwise_mask.settled import suspects
 from secagg.protocols.pairwise_mask.transitions import ClientState, ServerState
 from secagg.wire import MessageKind, message_kind
 from tests.harness.pairwise_sessions import Delivery, InsecurePairwiseSession, SessionSetup, insecure_payload, same_sum
@@ -535,7 +535,7 @@ class SessionMachine(RuleBasedStateMachine):
         try:
             self.server.receive(sender, message)
         except UnexpectedMessage as error:
-            assert error.culprits == suspects(sender)  # noqa: PT017 -- what else is raised fails the test
+            assert error.culprits == unverified(sender)  # noqa: PT017 -- what else is raised fails the test
         except PeerError:
             assert self.set_back
         else:

@@ -25,7 +25,6 @@ from tests.harness.pairwise_traffic import bonawitz_bits, expansion
 HEADER, DIGEST, ELEMENT, SIGNATURE, TAG = 7 + 8, 32, 32, 64, 16
 """Every message of a session begins with its header and the tag of its context."""
 COUNT = 4
-FLAG = 1
 X25519_KEY, HYBRID_KEY = 32, 1184 + 32
 HYBRID_SEALING = 1088 + 32 + TAG
 ADVERTISING, SHARING, MASKING, CONFIRMING, UNMASKING = (
@@ -166,7 +165,7 @@ def due(traffic: Traffic, client: ClientId) -> dict[tuple[ServerState, str], int
         + (COUNT + DIGEST * nodes_of_proof([position, *neighbours], n)),
         (SHARING, "up"): HEADER + terms.signature + k * terms.sealed + sent_edges,
         (MASKING, "down"): HEADER + bits_for(n) + len(present) * terms.sealed + received_edges + paths,
-        (MASKING, "up"): HEADER + terms.signature + FLAG + masked_bytes(configuration),
+        (MASKING, "up"): HEADER + terms.signature + masked_bytes(configuration),
         (UNMASKING, "down"): HEADER + bits_for(n)
         + (COUNT + configuration.quorum * (COUNT + DIGEST + 2 * SIGNATURE))
         + (COUNT + (survivors * (DIGEST + SIGNATURE) if terms.active else 0)),
@@ -212,7 +211,6 @@ def test_a_full_graph_exceeds_the_formula_by_tags_ids_and_framing_alone(clients:
     framing = 7 * HEADER + len(configuration.encode())
     framing += 8 + DIGEST  # Advertised: one's id and the commitment to one's self-mask seed.
     framing += COUNT + DIGEST + DIGEST + COUNT + COUNT  # With the roster: root, opening, three counts.
-    framing += FLAG  # With the upload: it carries its vector.
     framing += 2 * COUNT  # With the survivors: no endorsements, no views.
     (segment,) = configuration.layout.require_rings()
     framing_bits = 8 * (framing + masked_bytes(configuration)) - length * segment.modulus_bits

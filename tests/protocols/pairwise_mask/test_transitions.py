@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from docs.diagrams import diagram_of
+from secagg.blame import unverified
 from secagg.contract import Aggregate, Layout, RingSegment
 from secagg.crypto.secret import Secret
 from secagg.errors import (
@@ -32,7 +33,6 @@ from secagg.protocols.pairwise_mask.client import Client
 from secagg.protocols.pairwise_mask.graph import Topology
 from secagg.protocols.pairwise_mask.member import ClientInput
 from secagg.protocols.pairwise_mask.server import Outgoing, Server
-from secagg.protocols.pairwise_mask.settled import suspects
 from secagg.protocols.pairwise_mask.transitions import (
     CLIENT_TRANSITIONS,
     SENT_INSTEAD,
@@ -535,7 +535,7 @@ def test_a_server_takes_what_is_due_and_nothing_else(mode: SecurityMode, state: 
             with pytest.raises(UnexpectedMessage) as caught:
                 server.receive(last, of_kind(kind, known))
             assert caught.value.received == kind.name
-            assert caught.value.culprits == suspects(last)
+            assert caught.value.culprits == unverified(last)
             assert due is None or caught.value.expected == due[0].name
             assert server.faults == []
         assert server.state == state
@@ -593,7 +593,7 @@ def test_a_second_different_message_changes_nothing(mode: SecurityMode, state: S
             with pytest.raises(PeerMisbehaved) as caught:
                 server.receive(client, altered(up))
             assert caught.value.reason is Reason.ALREADY_ANSWERED
-            assert caught.value.culprits == suspects(client)
+            assert caught.value.culprits == unverified(client)
     assert not before or server.snapshot() == before
     assert server.faults == []
 
@@ -610,14 +610,14 @@ def test_a_bad_message_excludes_its_sender_and_nobody_else(mode: SecurityMode, s
         with pytest.raises(PeerError) as caught:
             server.receive(last, spoilt)
         assert isinstance(caught.value, PeerMisbehaved | MalformedMessage)
-        assert caught.value.culprits == suspects(last)
+        assert caught.value.culprits == unverified(last)
         assert server.faults == [caught.value]
         assert server.state == state
         # Not even the right message is taken now; it counts as dropped.
         with pytest.raises(PeerMisbehaved) as refused:
             server.receive(last, up)
         assert refused.value.reason is Reason.NOT_ELIGIBLE
-        assert refused.value.culprits == suspects(last)
+        assert refused.value.culprits == unverified(last)
         assert last not in server.awaited
         finished = _finish(server, mode, others)
         kept = others if state in SERVER_PATHS[mode][:3] else others | {last}
@@ -651,7 +651,7 @@ def test_a_stranger_is_not_part_of_any_round_after_the_first(mode: SecurityMode)
         with pytest.raises(PeerMisbehaved) as caught:
             server.receive(stranger, up)
         assert caught.value.reason is Reason.NOT_ELIGIBLE
-        assert caught.value.culprits == suspects(stranger)
+        assert caught.value.culprits == unverified(stranger)
         assert server.snapshot() == before
 
 
@@ -723,7 +723,7 @@ def test_garbage_is_refused_and_changes_nothing() -> None:
     for garbage in (b"", b"SAGG", b"\x00" * 40, b"SAGG\x01\x00\x63", b"SAGG\x02\x00\x15"):
         with pytest.raises(MalformedMessage) as caught:
             server.receive(session.client_ids[0], garbage)
-        assert caught.value.culprits == suspects(session.client_ids[0])
+        assert caught.value.culprits == unverified(session.client_ids[0])
         client, _ = client_in(SecurityMode.ACTIVE, ClientState.AWAITING_DELIVERED_SHARES)
         with pytest.raises(MalformedMessage) as refused:
             client.receive(garbage)

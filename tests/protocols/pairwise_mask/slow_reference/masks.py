@@ -65,21 +65,6 @@ class Frame:
         """Write the segments one after another, each filled up to whole bytes."""
         return b"".join(pack(vector, bits) for vector, (bits, _) in zip(vectors, self.segments, strict=True))
 
-    def pieces(self, packed: bytes) -> list[bytes]:
-        """Cut what ``pack`` returns where a stream begins a new segment; short neighbours stay together."""
-        pieces, room, start = list[bytes](), 0, 0
-        for (bits, _), length in zip(self.segments, self._lengths(), strict=True):
-            most = STREAM_SEGMENT // _word_bytes(bits)
-            for first in range(0, length, most):
-                count = min(most, length - first)
-                words, size = count * _word_bytes(bits), (count * bits + 7) // 8
-                if words > room:
-                    pieces.append(b"")
-                    room = STREAM_SEGMENT
-                pieces[-1] += packed[start : start + size]
-                room, start = room - words, start + size
-        return pieces
-
     def unpack(self, packed: bytes) -> Vectors:
         """Read the segments back."""
         vectors, start = list[list[int]](), 0

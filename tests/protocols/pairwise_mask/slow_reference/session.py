@@ -210,16 +210,12 @@ class Session:
             masked = frame.add(masked, mask, 1 if client > neighbour else -1)
         signature, packed = b"", frame.pack(masked)
         if self._is_active:
-            pieces = [
-                hash_secret(piece, "upload-piece", self._context, client_id(client), encoding.number(place, 4))
-                for place, piece in enumerate(frame.pieces(packed))
-            ]
-            uploaded = digest("upload-digest", *pieces)
+            uploaded = hash_secret(packed, "upload-digest")
             parts = (self._context, client_id(client), self._digest_of_set(self._sharers), uploaded)
             signature = sign(person.signing_seed, "signed-view", *parts)
             person.signatures["view"] = uploaded + signature
         self.messages[f"client/{client}/masked_input"] = message(
-            encoding.UPLOAD, self._context[:_TAG], signature, encoding.number(0, 1), packed
+            encoding.UPLOAD, self._context[:_TAG], signature, packed
         )
 
     def _edge_seed(self, one: int, other: int) -> bytes:
@@ -289,7 +285,9 @@ class Session:
         held, signature = encode_set(len(dealers), range(len(dealers))), b""
         if self._is_active:
             parts = (self._context, client_id(person.client), self._digest_of_set(self._contributors))
-            revealed = (held, b"".join(shown), b"".join(seeds))
+            entries = (self._people[dealer].sent[person.client] for dealer in dealers)
+            leaves = [digest("shares-entry", client_id(person.client), entry) for entry in entries]
+            revealed = (encoding.root_of(leaves), held, b"".join(shown), b"".join(seeds))
             signature = sign(person.signing_seed, "signed-unmasking", *parts, *revealed)
         self.messages[f"client/{person.client}/unmasking_shares"] = message(
             encoding.ANSWER, self._context[:_TAG], signature, held, *shown, *seeds
@@ -297,7 +295,7 @@ class Session:
 
     def _unmask(self, answering: Sequence[int]) -> dict[str, Any]:
         """Compute the sum from what the server was sent, and from nothing else."""
-        frame, start = self._frame, _START + (64 if self._is_active else 0) + 1
+        frame, start = self._frame, _START + (64 if self._is_active else 0)
         uploads = [self.messages[f"client/{client}/masked_input"][start:] for client in self._contributors]
         total = frame.unpack(uploads[0])
         for upload in uploads[1:]:
