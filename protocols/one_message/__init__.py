@@ -2,40 +2,52 @@
 
 from __future__ import annotations
 
-from .client import Client
-from .committee.holding import Holdings
-from .committee.member import OneMessageMember
-from .committee.session import CommitteeSession
-from .epoch import EpochRecord, HolderIdentity, verify_epoch
-from .floors import Floors
-from .holder import Holder
-from .journal import FileJournal, boot_id
-from .ledger import ClientRecord, Ledger
-from .messages import in_parts
-from .parameters import ThresholdRule
-from .plan import Bounds, OneMessageSettings, plan_epoch
-from .session import OneMessageHelpers, OneMessageServerSession, open_session
+from typing import TYPE_CHECKING
 
-__all__ = [
-    "Bounds",
-    "Client",
-    "ClientRecord",
-    "CommitteeSession",
-    "EpochRecord",
-    "FileJournal",
-    "Floors",
-    "Holder",
-    "HolderIdentity",
-    "Holdings",
-    "Ledger",
-    "OneMessageHelpers",
-    "OneMessageMember",
-    "OneMessageServerSession",
-    "OneMessageSettings",
-    "ThresholdRule",
-    "boot_id",
-    "in_parts",
-    "open_session",
-    "plan_epoch",
-    "verify_epoch",
-]
+from secagg.faces import lazy
+
+if TYPE_CHECKING:
+    from .client import Client as Client
+    from .cut import OneMessageCut as OneMessageCut
+    from .cut import joined as joined
+    from .cut import pieces_of as pieces_of
+    from .epoch import EpochRecord as EpochRecord
+    from .epoch import HolderIdentity as HolderIdentity
+    from .epoch import verify_epoch as verify_epoch
+    from .floors import Floors as Floors
+    from .holder import Holder as Holder
+    from .holder import require_believed as require_believed
+    from .journal import FileJournal as FileJournal
+    from .journal import boot_id as boot_id
+    from .ledger import ClientRecord as ClientRecord
+    from .ledger import Ledger as Ledger
+    from .member import Holdings as Holdings
+    from .member import OneMessageMember as OneMessageMember
+    from .messages import Upload as Upload
+    from .messages import UploadList as UploadList
+    from .parameters import ThresholdRule as ThresholdRule
+    from .plan import Bounds as Bounds
+    from .plan import OneMessageSettings as OneMessageSettings
+    from .plan import plan_epoch as plan_epoch
+    from .session import CommitteeSession as CommitteeSession
+    from .session import OneMessageHelpers as OneMessageHelpers
+    from .session import OneMessageServerSession as OneMessageServerSession
+    from .session import open_session as open_session
+else:
+    __getattr__, __dir__, __all__ = lazy(
+        __name__,
+        {
+            "client": "Client",
+            "cut": "OneMessageCut joined pieces_of",
+            "epoch": "EpochRecord HolderIdentity verify_epoch",
+            "floors": "Floors",
+            "holder": "Holder require_believed",
+            "journal": "FileJournal boot_id",
+            "ledger": "ClientRecord Ledger",
+            "member": "Holdings OneMessageMember",
+            "messages": "Upload UploadList",
+            "parameters": "ThresholdRule",
+            "plan": "Bounds OneMessageSettings plan_epoch",
+            "session": "CommitteeSession OneMessageHelpers OneMessageServerSession open_session",
+        },
+    )

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import datetime
+from typing import TYPE_CHECKING, Final
 
-from secagg.contract import Payload
-from secagg.contract.pieces import piece_digests
+from secagg.contract.layout import Payload
 from secagg.crypto.entropy import Coins
 from secagg.crypto.hedged_coins import HedgedCoins
 from secagg.crypto.labels import Label
@@ -15,14 +16,10 @@ from secagg.crypto.ring import Ring
 from secagg.crypto.secret import Confined, Secret
 from secagg.errors import InvalidParameters, Reason
 from secagg.identifiers import ClientId
-from secagg.parameters import require_integer
-from secagg.privacy.client_noise import NO_NOISE, NoiseSettings
 from secagg.session.certificates import Certificate, SigningKey
-from secagg.session.privacy_ledger import PrivacyLedger
-from secagg.session.roles import LateUpdate, Subject
 
 from .configuration import Agreement, Offer, SumTerms, noise_of
-from .cut import epoch_ring
+from .cut import epoch_ring, piece_digests
 from .epoch import EpochRecord, draw_nonce
 from .floors import Floors
 from .ledger import Ledger
@@ -39,7 +36,12 @@ from .messages import (
 )
 from .sharing import deal
 
-_SEED_BYTES = 32
+if TYPE_CHECKING:
+    from secagg.privacy.client_noise import NoiseSettings
+    from secagg.session.privacy_ledger import PrivacyLedger
+    from secagg.session.roles import LateUpdate, Subject
+
+_SEED_BYTES: Final = 32
 
 
 class Client(Confined):
@@ -55,7 +57,7 @@ class Client(Confined):
         clock: Callable[[], datetime],
         signing_key: SigningKey | None = None,
         certificate: Certificate | None = None,
-        noise: NoiseSettings = NO_NOISE,
+        noise: NoiseSettings | None = None,
         privacy: PrivacyLedger | None = None,
     ) -> None:
         """Prepare to take part.
@@ -82,7 +84,7 @@ class Client(Confined):
     def upload(self, offer: bytes, subject: Subject, update: LateUpdate) -> bytes:
         """Answer an offer; the same offer gets the same bytes again.
 
-        The order is: checks, ledger, update, checks of the update and of the time, upload, storing.
+        The order is: checks, ledger, update, time, upload, storing.
 
         Raises:
             InvalidParameters: the offer is below a floor or about something else; nothing was drawn or charged.
@@ -92,20 +94,24 @@ class Client(Confined):
         agreement, terms = decoded.agree(), decoded.terms
         self._floors.admit(agreement, self._clock())
         agreement.require_terms(terms)
-        _require_subject(agreement, terms, subject, self._noise)
+        _require_subject(agreement, terms, subject, update.model_for(subject), self._noise)
         noise = noise_of(agreement.configuration, self._noise)
         if (sent := self._ledger.sent_for(offer)) is not None:
             return sent
         if self._privacy is not None:
             self._privacy.require_room(noise)
-        self._ledger.charge(agreement.configuration.task, agreement.record.number, terms.round_number)
-        made = update.take()
-        _require_fits(agreement, terms, made.payload, made.model_digest, made.weight)
-        self._floors.admit(agreement, self._clock())
-        # Coins that another update, weight or sum would not have, and nobody without the key.
-        about = (terms.digest, self._ledger.spend(made.payload), made.weight.to_bytes(8, "big"))
+        configuration = agreement.configuration
+        self._ledger.charge(configuration.task, agreement.record.number, terms.round_number, terms.model_digest)
         if self._privacy is not None:
             self._privacy.charge(noise)
+        made = update.take(
+            configuration.layout,
+            range(1, configuration.maximum_weight + 1),
+            [values.bounds for values in agreement.parameters.segments],
+        )
+        self._floors.admit(agreement, self._clock())
+        # Coins that another update, weight or sum would not have, and nobody without the key.
+        about = (terms.digest, hashlib.sha256(made.payload.encode()).digest(), made.weight.to_bytes(8, "big"))
         own = agreement.sign(self._signing_key, Label.ONE_MESSAGE_HEDGE, *about)
         with HedgedCoins(self._coins, agreement.t0, self.client.encode(), *about, own) as coins:
             payload = made.payload if noise is None else noise.add_to(made.payload, coins)
@@ -161,18 +167,18 @@ class Client(Confined):
         return f"<Client {self.client}, {self._ledger!r}>"
 
 
-def _require_subject(agreement: Agreement, terms: SumTerms, subject: Subject, noise: NoiseSettings) -> None:
-    configuration = agreement.configuration
+def _require_subject(
+    agreement: Agreement, terms: SumTerms, subject: Subject, model: bytes, noise: NoiseSettings | None
+) -> None:
+    configuration, due = agreement.configuration, subject.terms_digest
+    if noise is not None:
+        due = noise.bound_to(due, configuration.corrupted_clients)
     for name, mine, offered in (
         ("task", subject.task, configuration.task),
         ("round", subject.round_number, terms.round_number),
         ("layout", subject.layout, configuration.layout),
-        (
-            "capacity, noise or set of terms",
-            noise.bound_to(subject.terms_digest, configuration.corrupted_clients),
-            terms.application_digest,
-        ),
-        ("model", subject.model_digest or terms.model_digest, terms.model_digest),
+        ("capacity, noise or set of terms", due, terms.application_digest),
+        ("model", model, terms.model_digest),
     ):
         if mine != offered:
             raise InvalidParameters(
@@ -187,12 +193,3 @@ def _require_subject(agreement: Agreement, terms: SumTerms, subject: Subject, no
             f"{subject.capacity}; use a wider ring, or smaller cohorts and weights",
             reason=Reason.BELOW_FLOOR,
         )
-
-
-def _require_fits(agreement: Agreement, terms: SumTerms, payload: Payload, model: bytes, weight: int) -> None:
-    most = agreement.configuration.maximum_weight
-    if payload.layout != agreement.configuration.layout:
-        raise InvalidParameters("the update has another layout than the offer; encode it for this sum")
-    if model != terms.model_digest:
-        raise InvalidParameters("the update was trained from another model than the offer names")
-    require_integer("a weight", weight, 1, most)

@@ -10,21 +10,23 @@ import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Annotated, ClassVar, Final
+from typing import TYPE_CHECKING, Annotated, ClassVar, Final
 
-from secagg.contract import Layout
+from secagg.contract.layout import Layout
 from secagg.crypto.labels import Label, bind
-from secagg.errors import InvalidParameters
+from secagg.errors import UNDECIDED, InvalidParameters
 from secagg.fields import Message, encoded, fixed, nested, repeated, unsigned, variable, write_fields
 from secagg.identifiers import HolderId, Party
-from secagg.privacy.client_noise import ClientNoise, NoiseSettings
 from secagg.session.certificates import SigningKey
 from secagg.wire import MessageKind, Writer
 
 from .cut import OneMessageCut
-from .epoch import DIGEST_BYTES, MAXIMUM_HOLDERS, EpochRecord, VerifiedEpoch, verify_epoch
+from .epoch import DIGEST_BYTES, EpochRecord, VerifiedEpoch, verify_epoch
 from .lattice.values import Values
-from .parameters import Parameters, ThresholdRule
+from .parameters import MAXIMUM_HOLDERS, Parameters, ThresholdRule
+
+if TYPE_CHECKING:
+    from secagg.privacy.client_noise import ClientNoise, NoiseSettings
 
 SUM_ID_BYTES: Final = 16
 NO_SUM: Final = bytes(SUM_ID_BYTES)
@@ -51,7 +53,7 @@ class SumTerms:
         ).digest()
 
 
-def noise_of(configuration: Configuration, noise: NoiseSettings) -> ClientNoise | None:
+def noise_of(configuration: Configuration, noise: NoiseSettings | None) -> ClientNoise | None:
     """Return the noise of a sum's clients, if it has any; holders open no list below the minimum.
 
     All count the corrupted as the configuration does, which no client's floor allows to be fewer than it assumes.
@@ -59,6 +61,8 @@ def noise_of(configuration: Configuration, noise: NoiseSettings) -> ClientNoise 
     Raises:
         InvalidParameters, CapacityExceeded: numbers that do not go together.
     """
+    if noise is None:
+        return None
     if noise.noise_multiplier is not None and any(
         values.bounds is not None for values in configuration.parameters.segments
     ):
@@ -206,7 +210,7 @@ class Agreement:
             )
 
     def verify(
-        self, position: int, signature: bytes, label: Label, *parts: bytes, culprits: Iterable[Party] = ()
+        self, position: int, signature: bytes, label: Label, *parts: bytes, culprits: Iterable[Party] = UNDECIDED
     ) -> None:
         """Check what the holder at a position signed; it is to blame unless others are named."""
         key = self.record.holders[position].public_key

@@ -1,24 +1,42 @@
-"""The vectors of one epoch in pieces of whole polynomials: a piece is added, and its a S taken off, by itself."""
+"""Masked vectors in pieces of whole polynomials, which are signed, added and opened by themselves; and who adds them.
+
+``LocalSum`` adds in this process; ``secagg.scale`` adds on many machines, and remembers a sum for the next process.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import hashlib
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import accumulate, pairwise
+from typing import TYPE_CHECKING, Final, Protocol
 
 import numpy as np
 
-from secagg.contract.pieces import Sums
+from secagg.blame import unverified
+from secagg.crypto.labels import Label, bind
+from secagg.crypto.ring import RingVector
+from secagg.errors import AuthenticationFailed, SecAggError
+from secagg.identifiers import ClientId
 
 from .lattice.masks import EpochRing, SumOfSecrets
 from .lattice.packing import Word
 from .lattice.planes import Accumulator
 from .parameters import Parameters
 
+if TYPE_CHECKING:
+    from .messages import Upload
+
+_NUMBER_BYTES: Final = 4
+
+Sums = list[RingVector]
+"""The sums of one piece, as words that wrap: adding two of them word by word adds what is in them."""
+
 
 @dataclass(frozen=True, slots=True)
 class OneMessageCut:
-    """A ``Cut``: public values alone, until it is given the sum of the secrets."""
+    """The pieces of the vectors of one epoch: public values alone, until it is given the sum of the secrets."""
 
     context: bytes
     """T0."""
@@ -30,33 +48,120 @@ class OneMessageCut:
         """The bytes of each piece."""
         return self.parameters.piece_bytes
 
-    def zeros(self, number: int, *, is_open: bool = False) -> Sums:
-        """Return the empty planes of a piece, or its coefficients."""
-        empty = Accumulator(self.parameters, number)
-        return [*empty.coefficients()] if is_open else empty.sums
+    def zeros(self, number: int) -> Sums:
+        """Return the empty planes of a piece."""
+        return Accumulator(self.parameters, number).sums
 
-    def check(self, number: int, piece: bytes) -> None:
-        """Refuse a piece of another length, or with bits set that fill a plane."""
+    def check(self, number: int, piece: bytes | memoryview) -> None:
+        """Refuse a piece that does not decode.
+
+        Raises:
+            MalformedMessage: another length, or bits set that fill a plane.
+        """
         Accumulator(self.parameters, number, []).check(piece)
 
-    def add(self, total: Sums, number: int, piece: bytes) -> None:
-        """Add one client's planes."""
+    def add(self, total: Sums, number: int, piece: bytes | memoryview) -> None:
+        """Add one client's planes.
+
+        Raises:
+            MalformedMessage: as ``check``; nothing was added.
+        """
         Accumulator(self.parameters, number, total).add(piece)
 
-    def open(self, total: Sums, number: int, key: bytes) -> Sums:
-        """Return the coefficients of a piece, less a S.
-
-        Args:
-            key: the sum of the secrets, as ``key_of`` writes it.
-        """
-        secret = np.frombuffer(key, "<i4").astype(np.int32)
+    def open(self, total: Sums, number: int, secret: SumOfSecrets) -> Sums:
+        """Return the coefficients of a piece, less a S; what is checked of a whole vector is not checked yet."""
         summed = Accumulator(self.parameters, number, total)
-        return [*epoch_ring(self.parameters, self.seed).unmasked(summed, secret)]
+        return [*epoch_ring(self.parameters, self.seed).unmasked(summed, secret.astype(np.int32))]
 
 
-def key_of(secret: SumOfSecrets) -> bytes:
-    """Return the sum of the secrets as bytes."""
-    return secret.astype("<i4").tobytes()
+class Adder(Protocol):
+    """Where a server's uploads are added, and what an earlier process has left of the sum."""
+
+    def uploads(self) -> Collection[Upload]:
+        """Return the uploads that were kept by an earlier process, without their vectors, as they came."""
+        ...
+
+    def listed(self) -> bytes | None:
+        """Return the list that an earlier process has fixed, if it came so far."""
+        ...
+
+    def keep(self, upload: Upload) -> bytes:
+        """Keep an upload whose pieces were checked; return what ``add`` is to be given.
+
+        Raises:
+            ConnectionError: it cannot be kept.
+        """
+        ...
+
+    def add(self, client: ClientId, kept: bytes) -> None:
+        """Add what was kept, now or later."""
+
+    def settle(self) -> Mapping[ClientId, SecAggError]:
+        """Finish the sum, and return whose pieces were lost, and how; nobody is to blame."""
+        ...
+
+    def fix(self, upload_list: bytes) -> None:
+        """Write down the one list of this sum, before a holder sees it.
+
+        Raises:
+            ConnectionError: it cannot be written, or another one was.
+        """
+
+    def open(self, secret: SumOfSecrets) -> list[Word]:
+        """Return the coefficients of the sum, less a S."""
+        ...
+
+    def over(self) -> None:
+        """Write down that the sum is about to be released; no later process releases it again."""
+
+    def end(self) -> None:
+        """Give up what was added."""
+
+
+class LocalSum:
+    """Adds at once, in this process, and remembers nothing."""
+
+    def __init__(self, cut: OneMessageCut) -> None:
+        self._cut = cut
+        self._totals = [cut.zeros(number) for number in range(len(cut.lengths))]
+
+    def uploads(self) -> Collection[Upload]:
+        """Return none."""
+        return ()
+
+    def listed(self) -> bytes | None:
+        """Return none."""
+        return None
+
+    def keep(self, upload: Upload) -> bytes:
+        """Keep the vector."""
+        return bytes(upload.vector)
+
+    def add(self, client: ClientId, kept: bytes) -> None:
+        """Add every piece."""
+        del client
+        for number, piece in enumerate(pieces_of(kept, self._cut.lengths)):
+            self._cut.add(self._totals[number], number, piece)
+
+    def settle(self) -> Mapping[ClientId, SecAggError]:
+        """Return nobody: everything is added."""
+        return {}
+
+    def fix(self, upload_list: bytes) -> None:
+        """Forget it."""
+
+    def open(self, secret: SumOfSecrets) -> list[Word]:
+        """Open every piece."""
+        return joined([self._cut.open(total, number, secret) for number, total in enumerate(self._totals)])
+
+    def over(self) -> None:
+        """Forget it."""
+
+    def end(self) -> None:
+        """Overwrite the sums."""
+        for total in self._totals:
+            for vector in total:
+                vector[:] = 0
 
 
 def joined(pieces: Sequence[Sums]) -> list[Word]:
@@ -68,3 +173,32 @@ def joined(pieces: Sequence[Sums]) -> list[Word]:
 def epoch_ring(parameters: Parameters, seed: bytes) -> EpochRing:
     """Return the public polynomials of an epoch, which everybody in this process may share."""
     return EpochRing(parameters, seed)
+
+
+def pieces_of(vector: bytes | memoryview, lengths: Sequence[int]) -> list[memoryview]:
+    """Cut a vector."""
+    view = memoryview(vector)
+    return [view[start:end] for start, end in pairwise(accumulate(lengths, initial=0))]
+
+
+def piece_digests(
+    context: bytes, client: ClientId, lengths: Sequence[int], vector: bytes | memoryview
+) -> tuple[bytes, ...]:
+    """Return the digests of all pieces of a vector, which the client signs: each of one client, session and place."""
+    digests = list[bytes]()
+    for number, piece in enumerate(pieces_of(vector, lengths)):
+        bound = bind(Label.UPLOAD_PIECE, context, client.encode(), number.to_bytes(_NUMBER_BYTES, "big"))
+        hashed = hashlib.sha256(bound)
+        hashed.update(piece)
+        digests.append(hashed.digest())
+    return tuple(digests)
+
+
+def require_pieces(cut: OneMessageCut, client: ClientId, digests: Sequence[bytes], vector: bytes) -> None:
+    """Check that a vector has the digests that its client signed.
+
+    Raises:
+        AuthenticationFailed: it has not; a relay may be to blame as well.
+    """
+    if piece_digests(cut.context, client, cut.lengths, vector) != tuple(digests):
+        raise AuthenticationFailed(culprits=unverified(client))

@@ -18,7 +18,7 @@ from secagg.crypto.hpke import ClassicSealingKey, ClassicSealingPair, sealing_ke
 from secagg.crypto.hybrid_key_agreement import HybridKeyPair, HybridPublicKey
 from secagg.crypto.labels import Label, bind
 from secagg.crypto.secret import Secret, draw_exactly
-from secagg.errors import InvalidParameters, MalformedMessage, PeerMisbehaved, Reason
+from secagg.errors import UNDECIDED, InvalidParameters, MalformedMessage, PeerMisbehaved, Reason
 from secagg.fields import Message, choice, fixed, nested, repeated, unsigned, variable
 from secagg.identifiers import AttemptContext, HolderId, Party
 from secagg.parameters import SecurityMode, Suite
@@ -30,11 +30,10 @@ from secagg.session.certificates import (
 )
 from secagg.wire import MessageKind
 
-from .parameters import ThresholdRule, least_quorum, least_threshold
+from .parameters import MAXIMUM_HOLDERS, ThresholdRule, least_quorum, least_threshold
 
 DIGEST_BYTES: Final = 32
 NONCE_BYTES: Final = 32
-MAXIMUM_HOLDERS: Final = 1 << 10
 NO_KEY: Final = bytes(IDENTITY_KEY_BYTES)
 """In the place of the authority and of identities in ``semi_honest`` mode, where nobody certifies and nobody signs."""
 _MAXIMUM_KEY_BYTES: Final = 1 << 11
@@ -76,6 +75,7 @@ class EpochRecord(Message):
         least = least_threshold(self.rule, count, self.corrupted, self.packing)
         quorum = least_quorum(count, self.corrupted) if self.rule is ThresholdRule.CERTIFIED else 0
         for is_wrong, sentence in (
+            (count > MAXIMUM_HOLDERS, f"it has {count} holders; list at most {MAXIMUM_HOLDERS}"),
             (len({holder.number for holder in self.holders}) != count, "a holder stands at two positions"),
             (is_active and len(keys) != count, "one key stands at two positions"),
             (is_active and NO_KEY in keys | {self.authority}, "active mode needs an authority and keys of all holders"),
@@ -120,7 +120,7 @@ class EpochRecord(Message):
         return key.sign(label, *parts)
 
     def verify(
-        self, public_key: bytes, signature: bytes, label: Label, *parts: bytes, culprits: Iterable[Party] = ()
+        self, public_key: bytes, signature: bytes, label: Label, *parts: bytes, culprits: Iterable[Party] = UNDECIDED
     ) -> None:
         """Check what ``sign`` made.
 
@@ -200,7 +200,9 @@ def _verified_epoch(encoded: bytes, announced: tuple[bytes, ...]) -> VerifiedEpo
     record.verify(record.authority, record.signature, Label.ONE_MESSAGE_RECORD, record.statement)
     keys = tuple(HolderKeys.decode(message) for message in announced)
     if [key.position for key in keys] != list(range(len(record.holders))):
-        raise PeerMisbehaved("an epoch has the keys of all its holders, in order", reason=Reason.ROSTER_INVALID)
+        raise PeerMisbehaved(
+            "an epoch has the keys of all its holders, in order", reason=Reason.ROSTER_INVALID, culprits=UNDECIDED
+        )
     sealing_keys = list[ClassicSealingKey | HybridPublicKey]()
     for key, holder in zip(keys, record.holders, strict=True):
         culprit = HolderId(key.position)
@@ -211,7 +213,7 @@ def _verified_epoch(encoded: bytes, announced: tuple[bytes, ...]) -> VerifiedEpo
         record.verify(holder.public_key, key.signature, Label.ONE_MESSAGE_HOLDER_KEYS, *key.parts, culprits={culprit})
         sealing_keys.append(sealing_key(record.suite, key.sealing_key, culprits={culprit}))
     if len({key.sealing_key for key in keys}) != len(keys):
-        raise PeerMisbehaved("two holders published one key", reason=Reason.PUBLIC_KEY_REUSED)
+        raise PeerMisbehaved("two holders published one key", reason=Reason.PUBLIC_KEY_REUSED, culprits=UNDECIDED)
     digest = hashlib.sha256(bind(Label.ONE_MESSAGE_EPOCH, *announced)).digest()
     seed = hashlib.sha256(bind(Label.ONE_MESSAGE_PUBLIC_SEED, digest)).digest()
     return VerifiedEpoch(record, keys, tuple(sealing_keys), digest, seed)

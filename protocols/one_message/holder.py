@@ -6,6 +6,7 @@ written down before it is sent, and a request that was answered gets the stored 
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from datetime import datetime
@@ -19,6 +20,7 @@ from secagg.errors import (
     InternalError,
     InvalidParameters,
     MalformedMessage,
+    Misuse,
     PeerError,
     PeerMisbehaved,
     Reason,
@@ -109,13 +111,12 @@ class Holder(Confined):
             AuthenticationFailed: the record is not signed by its authority.
             InvalidParameters: another authority than the floors', or another key at this position.
         """
-        record.verify(record.authority, record.signature, Label.ONE_MESSAGE_RECORD, record.statement)
-        public_key = NO_KEY if signing_key is None else signing_key.public_key
-        if record.authority != floors.authority or record.holders[position].public_key != public_key:
-            raise InvalidParameters("the epoch is of another authority, or another holder stands at this position")
+        require_believed(record, floors)
+        if record.holders[position].public_key != (NO_KEY if signing_key is None else signing_key.public_key):
+            raise InvalidParameters("another holder stands at this position; name the one that has this key")
         self.position, self._record = position, record
         self._key, self._floors, self._clock, self._journal = signing_key, floors, clock, journal
-        self._lock = RLock()
+        self._lock, self._process = RLock(), os.getpid()
         keys, self._pair = make_holder_keys(record, position, root, nonce, signing_key)
         self.keys = keys.encode()
         self._work, self._placements, self._is_over = dict[bytes, _Work](), Placements(), False
@@ -152,10 +153,8 @@ class Holder(Confined):
                 return self._admit(request)
             case MessageKind.ONE_MESSAGE_DELIVERY:
                 return self._receive(request)
-            case MessageKind.ONE_MESSAGE_LIST:
-                return self._list(request)
-            case MessageKind.ONE_MESSAGE_CERTIFIED_LIST:
-                return self._open(request)
+            case MessageKind.ONE_MESSAGE_LIST | MessageKind.ONE_MESSAGE_CERTIFIED_LIST:
+                return self._promise(request)
             case kind:
                 raise UnexpectedMessage(expected="a request to a holder", received=kind.name, culprits=_SERVER)
 
@@ -179,6 +178,11 @@ class Holder(Confined):
             return self._is_over
 
     def _require_open(self) -> None:
+        if self._process != os.getpid():
+            # A fork has the journal's lock too, and hears nothing of what this process answers.
+            raise Misuse(
+                "this holder was forked into another process; open its journal there", reason=Reason.ALREADY_SPENT
+            )
         if self.end_if_expired():
             raise InvalidParameters("the epoch is over, and its keys are destroyed; begin another one")
 
@@ -284,31 +288,24 @@ class Holder(Confined):
 
     # --- Lists --------------------------------------------------------------------------------------------------------
 
-    def _list(self, request: bytes) -> bytes:
-        """Sign a list, or answer it where no certificate is needed."""
-        upload_list = UploadList.decode(request)
+    def _promise(self, request: bytes) -> bytes:
+        """Sign a list, or answer it: at once where one answer is the rule, and else once a quorum has signed it.
+
+        A list that was signed or answered is written down first, and no other list has any of its uploads ever after.
+        """
+        is_certificate = message_kind(request) is MessageKind.ONE_MESSAGE_CERTIFIED_LIST
+        certified = CertifiedList.decode(request) if is_certificate else None
+        upload_list = UploadList.decode(certified.upload_list if certified else request)
         work, digest = self._work_on(upload_list.t0), upload_list.digest
-        is_certified = work.agreement.record.rule is ThresholdRule.CERTIFIED
-        stored = work.signed if is_certified else work.answered
+        answers = certified is not None or work.agreement.record.rule is ThresholdRule.ONE_ANSWER
+        stored = work.answered if answers else work.signed
         if digest in stored:
             return stored[digest]
+        if certified is not None:
+            require_certificate(work.agreement, digest, certified)
         self._require_whole(work, upload_list)
-        reply = self._signature(work, digest) if is_certified else self._answer(work, upload_list)
-        self._journal.append(Event.LISTED, request, reply)
-        self._place(work, upload_list, reply)
-        return reply
-
-    def _open(self, request: bytes) -> bytes:
-        """Answer a list that a quorum signed."""
-        certified = CertifiedList.decode(request)
-        upload_list = UploadList.decode(certified.upload_list)
-        work, digest = self._work_on(upload_list.t0), upload_list.digest
-        if digest in work.answered:
-            return work.answered[digest]
-        require_certificate(work.agreement, digest, certified)
-        self._require_whole(work, upload_list)
-        reply = self._answer(work, upload_list)
-        self._journal.append(Event.ANSWERED, certified.upload_list, reply)
+        reply = self._answer(work, upload_list) if answers else self._signature(work, digest)
+        self._journal.append(Event.LISTED, upload_list.encode(), reply)
         self._place(work, upload_list, reply)
         return reply
 
@@ -381,12 +378,24 @@ class Holder(Confined):
                 delivery = Delivery.decode(entry.parts[0])
                 work = self._work_on(delivery.t0)
                 work.accepted |= self._judge(work, delivery)[1]
-            case Event.LISTED | Event.ANSWERED:
+            case Event.LISTED:
                 upload_list = UploadList.decode(entry.parts[0])
                 self._place(self._work_on(upload_list.t0), upload_list, entry.parts[1])
 
     def __repr__(self) -> str:
         return f"<Holder {self.position} of epoch {self._record.number}>"
+
+
+def require_believed(record: EpochRecord, floors: Floors) -> None:
+    """Refuse an epoch that its holder's authority did not sign, before anything is kept for it.
+
+    Raises:
+        AuthenticationFailed: the record is not signed by the authority that it names.
+        InvalidParameters: the holder believes another one.
+    """
+    record.verify(record.authority, record.signature, Label.ONE_MESSAGE_RECORD, record.statement)
+    if record.authority != floors.authority:
+        raise InvalidParameters("the epoch is of another authority than this holder believes; have that one sign it")
 
 
 def _uploads(upload_list: UploadList) -> tuple[bytes, ...]:

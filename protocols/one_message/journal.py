@@ -1,42 +1,43 @@
-"""What a standing holder writes down before it acts: after a crash it goes on, and does nothing twice.
+"""What a standing holder writes down before it acts: after a crash it continues, and does nothing twice.
 
-A folder holds three files for one epoch: the records; the secret, with the boot id of the machine that drew it; and the
-head, the digest of the chain of records so far and the times at which the file system last changed secret and records.
-A record is written and flushed, then the head, and only then is anything sent. A journal that is older than its head
-was restored from a copy, and what it has forgotten may have been answered: the epoch is over. So it is where the secret
-or the records were put there after their head was written, because nobody who puts a file back can set that time, and
-after a reboot. A crash in the midst of writing leaves records that are newer than their head as well. Whoever goes on
-from there changes the secret's time, so that no copy of this state is gone on from again.
+A folder holds four files for one epoch: the records; the secret, with the boot id of the machine that drew it; the
+head, which says how many bytes of the records count and the digest of their chain; and the head's mark, an empty file.
+The head says when the file system made its mark, a time that nobody can set who puts a file back.
+
+A record is written behind the others, a new mark is made, the head is replaced by one that names it, and the mark of
+the head before it is removed; only then is anything sent. So at each moment one head can be believed, or two if nothing
+was sent since the older of them. A crash leaves a head with its mark, and whatever stands behind the records that count
+was never answered. A copy that is put back has no mark of its time, whatever was copied and whenever.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
+import re
 from collections.abc import Iterator
-from contextlib import suppress
-from dataclasses import dataclass
-from enum import IntEnum
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, replace
+from enum import IntEnum, StrEnum
+from functools import reduce
 from pathlib import Path
 from typing import Annotated, ClassVar, Final, Protocol
 
 from secagg.crypto.entropy import Coins
 from secagg.crypto.labels import Label, bind
 from secagg.crypto.secret import Confined, Secret, draw_exactly, overwrite
-from secagg.errors import InvalidParameters, Misuse, PeerMisbehaved, Reason
-from secagg.fields import Message, choice, fixed, repeated, variable
+from secagg.errors import InvalidParameters, Misuse, PeerError, PeerMisbehaved, Reason
+from secagg.fields import Message, choice, fixed, repeated, unsigned, variable
 from secagg.identifiers import ServerId
-from secagg.session.durable import claim, erase, replace, require_own_folder
+from secagg.session import durable
 from secagg.wire import MessageKind
 
 from .epoch import DIGEST_BYTES, NONCE_BYTES
 
 ROOT_BYTES: Final = 32
 _LENGTH_BYTES: Final = 8
-_COUNT_BYTES: Final = 8
-_TIME_BYTES: Final = 8
-_NO_TIMES: Final = bytes(2 * _TIME_BYTES)
-_HEAD_BYTES: Final = _COUNT_BYTES + DIGEST_BYTES + 2 * _TIME_BYTES
+_MAXIMUM_FIRST_BYTES: Final = 1 << 10
+_FILES: Final = re.compile(r"(secret|records|head)(\.new)?|mark\.[0-9]+")
 _OWNER_ONLY: Final = 0o600
 _BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 _MAXIMUM_BYTES: Final = (1 << 32) - 1
@@ -51,9 +52,7 @@ class Event(IntEnum):
     """A delivery, and the receipt for it."""
     LISTED = 2
     """A list, whose uploads are spent, and the signature on it or the answer to it."""
-    ANSWERED = 3
-    """The answer to a list that was certified."""
-    BEGUN = 4
+    BEGUN = 3
     """The number of a round, before which nothing is remembered, and how many uploads there were in those."""
 
 
@@ -142,170 +141,246 @@ def _spent(sentence: str) -> PeerMisbehaved:
     return PeerMisbehaved(sentence, reason=Reason.ALREADY_SPENT, culprits={ServerId()})
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JournalHead(Message):
+    """Which records count, and the mark by which this head is told from those before it and from its copies."""
+
+    kind: ClassVar = MessageKind.ONE_MESSAGE_HOLDER_HEAD
+    number: Annotated[int, unsigned(8)]
+    """Goes up by one with each head; names the mark."""
+    made: Annotated[int, unsigned(8)]
+    """When the file system last changed the mark, in nanoseconds; later than the mark before it."""
+    length: Annotated[int, unsigned(8)]
+    """Bytes of the records that count."""
+    chain: Annotated[bytes, fixed(DIGEST_BYTES)]
+    """Digest of the secret and of all records."""
+    first: Annotated[bytes, variable(_MAXIMUM_FIRST_BYTES)]
+    """A record in the place of all that were written before it, or nothing."""
+
+
+class State(StrEnum):
+    """The state of a folder; of those that are refused, the sentence that says so."""
+
+    UNBEGUN = "no head, and no records: nobody has heard of the secret, if there is one"
+    NEWEST = "a head with its mark, and the records that it counts"
+    ELSEWHERE = "is of another epoch; name another folder for this one"
+    LOST = "lacks files that it had, such as records and no secret; this holder's epoch is over"
+    STARTED = (
+        "was begun before this machine was started, and cannot show that it is the newest state; this holder's epoch "
+        "is over"
+    )
+    COPIED = "was copied, and cannot show that it is the newest state; this holder's epoch is over"
+    OLDER = "is older than what this holder has done; this holder's epoch is over"
+
+
 class FileJournal(Confined):
     """A journal in a folder of its owner's, which one process has open at a time.
 
-    Security: exclude the folder from backups. It holds the secret that opens the epoch's shares.
+    Security: exclude the folder from backups. It holds the secret that opens the epoch's shares. A snapshot of the
+        whole file system that is put back while the machine runs keeps all times, and is not noticed.
     """
 
     def __init__(self, folder: Path, record: bytes, boot_id: bytes, coins: Coins) -> None:
-        """Begin, or go on after a crash.
+        """Begin, or continue after a crash.
 
         Args:
             record: the digest of the epoch's record.
             boot_id: of the machine since it was started, such as ``/proc/sys/kernel/random/boot_id``.
         Raises:
-            InvalidParameters: the folder is open elsewhere, readable by others, of another epoch, of another start of
-                the machine, or older than its head; in the last three cases the epoch is over for this holder.
-            MalformedMessage: a record is damaged.
+            InvalidParameters: the folder is open elsewhere, readable by others, or its state is refused.
+            MalformedMessage: a file is damaged.
         """
-        self._folder, self._head = folder, hashlib.sha256(bind(Label.ONE_MESSAGE_JOURNAL, record)).digest()
-        self._start, self._count = self._head, 0
-        self._claim()
-        try:
-            secret = self._kept_secret(record, boot_id, coins)
+        durable.require_own_folder(folder)
+        self._folder, self.is_open = folder, True
+        self._entries: list[Entry] | None = []
+        with ExitStack() as files:
+            # The folder is locked and not a file in it, in whose place another could be put.
+            lock = os.open(folder, os.O_RDONLY)
+            files.callback(os.close, lock)
+            durable.claim(lock, f"{folder} is open in another process; two holders at one position would answer twice")
+            self._records = os.open(folder / "records", os.O_RDWR | os.O_CREAT, _OWNER_ONLY)
+            files.callback(os.close, self._records)
+            secret = self._kept(record, boot_id) or self._begin(record, boot_id, coins)
+            self._start = _step(b"", secret.encode())
             self.root, self.nonce = Secret("holder root", secret.root), secret.nonce
-            self._entries: list[Entry] | None = self._whole_entries()
-        except BaseException:
-            self._file.close()
-            raise
+            self._files = files.pop_all()
 
     def append(self, event: Event, *parts: bytes) -> None:
-        """Write a record and then the head, and flush both to the disk."""
+        """Write a record and then its head, and flush both to the disk.
+
+        Raises:
+            OSError: it could not be written; it is as if it had not been tried.
+        """
         self._require_open()
         record = Entry(event=event, parts=parts).encode()
-        try:
-            self._file.write(len(record).to_bytes(_LENGTH_BYTES, "big") + record)
-            self._file.flush()
-            os.fsync(self._file.fileno())
-            self._step(record)
-            self._write_head()
-        except BaseException:
-            # Nobody knows how much of the record is there. Whoever opens the file again does.
-            with suppress(OSError):
-                self._file.close()
-            raise
+        framed, head = len(record).to_bytes(_LENGTH_BYTES, "big") + record, self._head
+        # What a crash or a full disk left.
+        os.ftruncate(self._records, head.length)
+        os.lseek(self._records, head.length, os.SEEK_SET)
+        durable.append_whole(self._records, framed)
+        self._turn_to(replace(head, length=head.length + len(framed), chain=_step(head.chain, record)))
 
     def restart(self, event: Event, *parts: bytes) -> None:
-        """Write a record in the place of all others; a crash on the way ends the epoch for this holder."""
+        """Write a record in the place of all others."""
         self._require_open()
-        self._file.seek(0)
-        self._file.truncate()
-        self._head, self._count = self._start, 0
-        self.append(event, *parts)
+        record = Entry(event=event, parts=parts).encode()
+        self._turn_to(replace(self._head, length=0, chain=_step(self._start, record), first=record))
 
     def _require_open(self) -> None:
-        if self._file.closed:
-            raise Misuse(f"the journal {self._folder} was closed", reason=Reason.ALREADY_SPENT)
+        if not self.is_open:
+            raise Misuse(
+                f"the journal {self._folder} was closed; open it again to continue", reason=Reason.ALREADY_SPENT
+            )
 
     def records(self) -> Iterator[Entry]:
         """Return what the folder held when it was opened, once."""
         entries, self._entries = self._entries, None
         if entries is None:
-            raise Misuse(f"open the journal {self._folder} again to go on with it", reason=Reason.ALREADY_SPENT)
+            raise Misuse(f"open the journal {self._folder} again to read it again", reason=Reason.ALREADY_SPENT)
         return iter(entries)
 
     def close(self) -> None:
         """Close the folder, which stays; what was read of its secret is overwritten."""
         self.root.wipe()
-        self._file.close()
+        self._close()
+
+    def _close(self) -> None:
+        self.is_open = False
+        self._files.close()
 
     def erase(self) -> None:
         """Overwrite the files with zeros and remove them; what the file system keeps of them is beyond reach."""
         self.close()
         erase_files(self._folder)
 
-    def _claim(self) -> None:
-        require_own_folder(self._folder)
-        self._file = os.fdopen(os.open(self._folder / "records", os.O_RDWR | os.O_CREAT, _OWNER_ONLY), "r+b")
+    # --- What a folder holds ------------------------------------------------------------------------------------------
+
+    def _kept(self, record: bytes, boot_id: bytes) -> HolderSecret | None:
+        """Read the folder; return nothing if nobody has heard of what is in it.
+
+        Raises:
+            InvalidParameters: its state is refused.
+        """
+        secret = None if (found := self._read("secret")) is None else HolderSecret.decode(found)
+        head = None if (found := self._read("head")) is None else JournalHead.decode(found)
+        written = self._read("records") or b""
+        state = self._state(secret, head, written, record, boot_id)
+        if state not in {State.UNBEGUN, State.NEWEST}:
+            raise InvalidParameters(f"{self._folder} {state}")
+        self._remove_leftovers(None if head is None else head.number)
+        if secret is None or head is None:
+            return None
+        self._head = head
+        self._entries = [Entry.decode(one) for one in _records_in(head, written)]
+        return secret
+
+    def _state(
+        self, secret: HolderSecret | None, head: JournalHead | None, written: bytes, record: bytes, boot_id: bytes
+    ) -> State:
+        if head is None:
+            return State.LOST if written else State.UNBEGUN
+        if secret is None:
+            return State.LOST
+        if secret.record != record:
+            return State.ELSEWHERE
+        if secret.boot_id != boot_id:
+            return State.STARTED
+        if self._mark_made(head.number) != head.made:
+            return State.COPIED
+        chain = reduce(_step, _records_in(head, written), _step(b"", secret.encode()))
+        return State.NEWEST if len(written) >= head.length and chain == head.chain else State.OLDER
+
+    def _read(self, name: str) -> bytes | None:
+        path = self._folder / name
+        return path.read_bytes() if path.exists() else None
+
+    def _remove_leftovers(self, number: int | None) -> None:
+        """Remove what a crash left beside the head that counts."""
+        for pattern in ("*.new", "mark.*"):
+            for path in self._folder.glob(pattern):
+                if number is None or path != self._mark(number):
+                    durable.erase(path)
+
+    def _begin(self, record: bytes, boot_id: bytes, coins: Coins) -> HolderSecret:
+        root, nonce = draw_exactly(ROOT_BYTES, coins), bytes(draw_exactly(NONCE_BYTES, coins))
+        drawn = HolderSecret(record=record, boot_id=boot_id, root=bytes(root), nonce=nonce)
+        overwrite(root)
+        durable.replace(self._folder / "secret", drawn.encode())
+        made = durable.create_later(self._mark(0), 0)
+        self._head = JournalHead(number=0, made=made, length=0, chain=_step(b"", drawn.encode()), first=b"")
+        durable.replace(self._folder / "head", self._head.encode())
+        return drawn
+
+    # --- Heads and their marks ----------------------------------------------------------------------------------------
+
+    def _turn_to(self, head: JournalHead) -> None:
+        """Replace the head, and let the one before it count no more."""
+        before, number = self._head, self._head.number + 1
+        head = replace(head, number=number, made=durable.create_later(self._mark(number), before.made))
         try:
-            claim(
-                self._file.fileno(),
-                f"{self._folder} is open in another process; two holders at one position would answer twice",
-            )
-        except InvalidParameters:
-            self._file.close()
+            durable.replace(self._folder / "head", head.encode())
+            self._outdate(before)
+        except BaseException:
+            # Which head is on the disk is found out by opening the folder again.
+            self._close()
             raise
+        self._head = head
 
-    def _kept_secret(self, record: bytes, boot_id: bytes, coins: Coins) -> HolderSecret:
-        path, head = self._folder / "secret", self._folder / "head"
-        if head.exists() and head.read_bytes() == bytes(_COUNT_BYTES) + self._head + _NO_TIMES:
-            # A crash came before the secret was in its place for good, so nobody has heard of it.
-            path.unlink(missing_ok=True)
-        if not path.exists():
-            if os.fstat(self._file.fileno()).st_size or (head.exists() and any(head.read_bytes()[:_COUNT_BYTES])):
-                raise InvalidParameters(f"{self._folder} has records and no secret; this holder's epoch is over")
-            root, nonce = draw_exactly(ROOT_BYTES, coins), bytes(draw_exactly(NONCE_BYTES, coins))
-            drawn = HolderSecret(record=record, boot_id=boot_id, root=bytes(root), nonce=nonce)
-            overwrite(root)
-            replace(self._folder / "head", bytes(_COUNT_BYTES) + self._head + _NO_TIMES)
-            replace(self._folder / "secret", drawn.encode())
-            self._write_head()
-            return drawn
-        kept = HolderSecret.decode(path.read_bytes())
-        if kept.record != record:
-            raise InvalidParameters(f"{self._folder} is of another epoch; name another folder for this one")
-        if kept.boot_id != boot_id:
-            raise InvalidParameters(
-                f"{self._folder} was begun before this machine was started, and cannot show that it is the newest "
-                "state; this holder's epoch is over"
-            )
-        return kept
+    def _outdate(self, head: JournalHead) -> None:
+        """Remove the mark of a head that was replaced, so that no copy of it is believed."""
+        if self._mark_made(head.number) != head.made:
+            raise InvalidParameters(f"{self._folder} was changed by somebody else; this holder's epoch is over")
+        self._mark(head.number).unlink()
+        durable.sync_folder(self._folder)
 
-    def _whole_entries(self) -> list[Entry]:
-        """Read all records, cut off what a crash left of a last one, and compare the chain with the head."""
-        head = (self._folder / "head").read_bytes() if (self._folder / "head").exists() else b""
-        heads, entries, end = [self._head], list[Entry](), 0
-        data = self._file.read()
-        while end + _LENGTH_BYTES <= len(data):
-            start = end + _LENGTH_BYTES
-            length = int.from_bytes(data[end:start], "big")
-            if start + length > len(data):
-                break
-            record, end = data[start : start + length], start + length
-            entries.append(Entry.decode(record))
-            self._step(record)
-            heads.append(self._head)
-        count, times = int.from_bytes(head[:_COUNT_BYTES], "big"), head[-2 * _TIME_BYTES :]
-        chain = head[_COUNT_BYTES : -2 * _TIME_BYTES]
-        # A crash comes between a record and its head at most once.
-        if len(head) != _HEAD_BYTES or not count <= len(entries) <= count + 1 or heads[count] != chain:
-            raise InvalidParameters(
-                f"{self._folder} is older than what this holder has done; this holder's epoch is over"
-            )
-        is_whole = (count, end) == (len(entries), len(data))
-        due = self._changed("secret") + self._changed("records")
-        if times[:_TIME_BYTES] != due[:_TIME_BYTES] or (is_whole and times != due):
-            raise InvalidParameters(
-                f"{self._folder} was copied, and cannot show that it is the newest state; this holder's epoch is over"
-            )
-        if not is_whole:
-            os.utime(self._folder / "secret")
-            self._file.truncate(end)
-            self._write_head()
-        self._file.seek(end)
-        return entries
+    def _mark(self, number: int) -> Path:
+        return self._folder / f"mark.{number}"
 
-    def _write_head(self) -> None:
-        times = self._changed("secret") + self._changed("records")
-        replace(self._folder / "head", self._count.to_bytes(_COUNT_BYTES, "big") + self._head + times)
-
-    def _changed(self, name: str) -> bytes:
-        """Return when the file system last changed a file or its entry."""
-        return (self._folder / name).stat().st_ctime_ns.to_bytes(_TIME_BYTES, "big")
-
-    def _step(self, record: bytes) -> None:
-        self._head = hashlib.sha256(bind(Label.ONE_MESSAGE_JOURNAL, self._head, record)).digest()
-        self._count += 1
+    def _mark_made(self, number: int) -> int:
+        """Return when the file system last changed a mark or its entry; 0 if there is none."""
+        try:
+            return self._mark(number).stat().st_ctime_ns
+        except FileNotFoundError:
+            return 0
 
     def __repr__(self) -> str:
         return f"<FileJournal {self._folder}>"
 
 
+def _step(chain: bytes, record: bytes) -> bytes:
+    return hashlib.sha256(bind(Label.ONE_MESSAGE_JOURNAL, chain, record)).digest()
+
+
+def _records_in(head: JournalHead, written: bytes) -> Iterator[bytes]:
+    """Yield the records that a head counts, as far as they are there."""
+    if head.first:
+        yield head.first
+    end = 0
+    while end < head.length:
+        start = end + _LENGTH_BYTES
+        end = start + int.from_bytes(written[end:start], "big")
+        if end > head.length:
+            return
+        yield written[start:end]
+
+
+def is_journal(folder: Path) -> bool:
+    """Say whether a folder holds the files of a journal and no others; an empty one is what is left of one."""
+    names = {path.name for path in folder.iterdir()}
+    if any(_FILES.fullmatch(name) is None for name in names):
+        return False
+    for name, kind in (("secret", HolderSecret), ("head", JournalHead)):
+        with suppress(OSError, PeerError):
+            kind.decode((folder / name).read_bytes())
+            return True
+    return not names
+
+
 def erase_files(folder: Path) -> None:
     """Overwrite the files of a journal with zeros and remove them."""
-    for name in ("secret", "records", "head"):
-        erase(folder / name)
+    for name in ("secret", "records", "head", "*.new", "mark.*"):
+        for path in folder.glob(name):
+            durable.erase(path)
 
 
 def boot_id() -> bytes:

@@ -1,4 +1,4 @@
-"""What a client has uploaded so far, in any epoch: one upload for a round, no update twice, no older epoch.
+"""What a client has uploaded so far, in any epoch: one upload for a round, few for a model, none of an older epoch.
 
 Two uploads of one update would make the difference of two sums, whichever epochs they are in.
 """
@@ -11,17 +11,16 @@ from dataclasses import dataclass, replace
 from threading import Lock
 from typing import Annotated, ClassVar, Final
 
-from secagg.contract import Payload
 from secagg.crypto.secret import Confined
-from secagg.errors import Misuse, PeerMisbehaved, Reason
+from secagg.errors import UNDECIDED, Misuse, PeerMisbehaved, Reason
 from secagg.fields import Message, fixed, repeated, unsigned, variable
-from secagg.session.ledger import values_digest
+from secagg.session.ledger import ATTEMPTS, NO_MODEL
 from secagg.wire import MessageKind
 
 from .epoch import DIGEST_BYTES
 
 REMEMBERED: Final = 256
-"""How many updates are remembered; rounds only go up, so older ones can be repeated by the client alone."""
+"""How many uploads are remembered by their models."""
 _MAXIMUM_TASK_BYTES: Final = 256
 
 
@@ -33,24 +32,31 @@ class ClientRecord(Message):
     task: Annotated[bytes, variable(_MAXIMUM_TASK_BYTES)]
     newest_epoch: Annotated[int, unsigned(8)] = 0
     next_round: Annotated[int, unsigned(9)] = 0
-    spent: Annotated[tuple[bytes, ...], repeated(fixed(DIGEST_BYTES), REMEMBERED)] = ()
+    models: Annotated[tuple[bytes, ...], repeated(fixed(DIGEST_BYTES), REMEMBERED)] = ()
+    """Of the last uploads, each as often as it was uploaded for."""
     offer: Annotated[bytes, fixed(DIGEST_BYTES)] = bytes(DIGEST_BYTES)
     """The digest of the offer that the last upload answers."""
     upload: Annotated[bytes, variable((1 << 32) - 1)] = b""
 
 
 class Ledger(Confined):
-    """A ``ClientRecord`` that is stored before anything follows from it.
+    """A ``ClientRecord`` that is stored before anything follows from it."""
 
-    Security: keep the record where nobody else reads it: a digest of an update lets its reader test guesses.
-    """
-
-    def __init__(self, task: bytes, store: Callable[[bytes], None], record: bytes | None = None) -> None:
+    def __init__(
+        self,
+        task: bytes,
+        store: Callable[[bytes], None],
+        record: bytes | None = None,
+        *,
+        attempts: int | None = ATTEMPTS,
+    ) -> None:
         """Begin, or go on from the newest record that was stored.
 
         Args:
             store: writes a record in the place of the last one; a crash after it returns does not lose the record.
+            attempts: uploads for one model at most; None only in simulations.
         """
+        self._attempts = attempts
         self._record = ClientRecord(task=task) if record is None else ClientRecord.decode(record)
         if self._record.task != task:
             raise Misuse(f"the record is of {self._record.task!r}; keep one for each task")
@@ -61,14 +67,15 @@ class Ledger(Confined):
         is_same = self._record.upload and self._record.offer == hashlib.sha256(offer).digest()
         return self._record.upload if is_same else None
 
-    def charge(self, task: bytes, epoch: int, round_number: int) -> None:
+    def charge(self, task: bytes, epoch: int, round_number: int, model: bytes = NO_MODEL) -> None:
         """Count one upload, or refuse it; nothing is given back if it fails later.
 
-        Claim OM-6: a round has one upload and no update is in two, wherever the process ends.
+        Claim OM-6: a round has one upload, and a model as many as it has attempts, wherever the process ends.
 
         Raises:
             Misuse: the ledger is for another task.
-            PeerMisbehaved: an epoch older than one that was seen, or a round that was answered.
+            PeerMisbehaved: an epoch older than one that was seen, a round that was answered, or a model that has had
+                its attempts.
         """
         with self._lock:
             if task != self._record.task:
@@ -77,32 +84,27 @@ class Ledger(Confined):
                 raise PeerMisbehaved(
                     f"epoch {epoch} is older than {self._record.newest_epoch}, which this client has seen",
                     reason=Reason.WRONG_SESSION,
+                    culprits=UNDECIDED,
                 )
             if round_number < self._record.next_round:
                 raise PeerMisbehaved(
                     f"this client uploaded for round {self._record.next_round - 1}, and is asked for round "
                     f"{round_number}; rounds go up, and each has one upload",
                     reason=Reason.ALREADY_ANSWERED,
+                    culprits=UNDECIDED,
                 )
-            self._write(replace(self._record, newest_epoch=epoch, next_round=round_number + 1, upload=b""))
-
-    def spend(self, payload: Payload) -> bytes:
-        """Count an update and return its digest, or refuse one that was uploaded before.
-
-        Raises:
-            Misuse: it was, for another sum, epoch or attempt.
-        """
-        payload.check()
-        digest = values_digest(payload)
-        with self._lock:
-            if digest in self._record.spent:
-                raise Misuse(
-                    "this update was uploaded before, and two sums that differ in one client give that client away; "
-                    "train again",
-                    reason=Reason.ALREADY_SPENT,
+            models = self._record.models
+            if model != NO_MODEL and self._attempts is not None and models.count(model) >= self._attempts:
+                raise PeerMisbehaved(
+                    f"this client has uploaded {self._attempts} times for the model of round {round_number}; two sums "
+                    "of updates of one model can give a client away",
+                    reason=Reason.ALREADY_ANSWERED,
+                    culprits=UNDECIDED,
                 )
-            self._write(replace(self._record, spent=(*self._record.spent, digest)[-REMEMBERED:]))
-        return digest
+            models = (*models, model)[-REMEMBERED:]
+            self._write(
+                replace(self._record, newest_epoch=epoch, next_round=round_number + 1, models=models, upload=b"")
+            )
 
     def keep(self, offer: bytes, upload: bytes) -> None:
         """Store an upload before it is handed over."""

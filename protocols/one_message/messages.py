@@ -9,15 +9,15 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import IntEnum
 from typing import Annotated, ClassVar, Final
 
-from secagg.contract.pieces import Cut, pieces_of, require_pieces
+from secagg.blame import said_by, unverified
 from secagg.crypto.hpke import sealing_sizes
 from secagg.crypto.labels import Label, bind
 from secagg.crypto.merkle import MerkleTree
-from secagg.errors import AuthenticationFailed, MalformedMessage, PeerMisbehaved, Reason
+from secagg.errors import UNDECIDED, AuthenticationFailed, MalformedMessage, PeerMisbehaved, Reason, blaming
 from secagg.fields import CLIENT, Message, choice, fixed, nested, repeated, unsigned, variable
 from secagg.identifiers import ClientId, ServerId
 from secagg.parameters import SecurityMode
@@ -25,9 +25,10 @@ from secagg.session.certificates import IDENTITY_KEY_BYTES, SIGNATURE_BYTES, Aut
 from secagg.wire import MessageKind
 
 from .configuration import Agreement, SumTerms
-from .epoch import DIGEST_BYTES, MAXIMUM_HOLDERS, NONCE_BYTES, EpochRecord
+from .cut import pieces_of, require_pieces
+from .epoch import DIGEST_BYTES, NONCE_BYTES, EpochRecord
 from .lattice.values import MAXIMUM_COEFFICIENTS, PIECE_COEFFICIENTS
-from .parameters import ThresholdRule
+from .parameters import MAXIMUM_HOLDERS, ThresholdRule
 
 IDENTITY_BYTES: Final = IDENTITY_KEY_BYTES + SIGNATURE_BYTES
 MAXIMUM_UPLOADS: Final = 1 << 20
@@ -71,7 +72,6 @@ class Upload(Message):
     pieces: Annotated[tuple[bytes, ...], repeated(fixed(DIGEST_BYTES), _MAXIMUM_PIECES)]
     """The digests of the pieces of the masked vector."""
     vector: Annotated[bytes, variable(_MAXIMUM_VECTOR_BYTES)]
-    """Empty where a storage has the pieces."""
     polynomial: Annotated[bytes, variable(_MAXIMUM_SHARE_BYTES)]
     sealed: Annotated[tuple[bytes, ...], repeated(variable(_MAXIMUM_SHARE_BYTES), MAXIMUM_HOLDERS)]
     signature: Annotated[bytes, variable(SIGNATURE_BYTES)]
@@ -223,18 +223,6 @@ def vector_digest(pieces: Sequence[bytes]) -> bytes:
     return hashlib.sha256(bind(Label.ONE_MESSAGE_VECTOR, *pieces)).digest()
 
 
-def in_parts(cut: Cut, message: bytes) -> tuple[bytes, list[bytes]]:
-    """Return an upload without its vector, and the pieces of that: for a client or a gateway that stores them.
-
-    Raises:
-        MalformedMessage: it is no upload, or its vector has another length.
-    """
-    upload = Upload.decode(message)
-    if len(upload.vector) != sum(cut.lengths):
-        raise MalformedMessage("the upload has another vector than this sum's", reason=Reason.LAYOUT_MISMATCH)
-    return replace(upload, vector=b"").encode(), pieces_of(upload.vector, cut.lengths)
-
-
 def share_context(agreement: Agreement, header: UploadHeader, position: int) -> bytes:
     """Return what a holder's seed is expanded under."""
     return _bound(Label.ONE_MESSAGE_DEALT, agreement, header, position)
@@ -280,7 +268,7 @@ def require_signed(agreement: Agreement, header: UploadHeader, digest: bytes, si
     """Check that a client whom the authority vouches for signed an upload.
 
     Raises:
-        AuthenticationFailed, MalformedMessage: naming the client; a relay may be to blame as well.
+        AuthenticationFailed, MalformedMessage: naming the client and the way.
     """
     label, parts = Label.ONE_MESSAGE_SIGNED_UPLOAD, (agreement.t0, digest)
     require_signed_by(agreement.record, header.client, header.identity, signature, label, *parts)
@@ -292,33 +280,38 @@ def require_signed_by(
     """Check that a client whom the epoch's authority vouches for signed something.
 
     Raises:
-        AuthenticationFailed, MalformedMessage: naming the client; a relay may be to blame as well.
+        AuthenticationFailed, MalformedMessage: naming the client and the way.
     """
     public_key, is_active = identity[:IDENTITY_KEY_BYTES], record.mode is SecurityMode.ACTIVE
     if len(identity) != (IDENTITY_BYTES if is_active else 0):
-        raise AuthenticationFailed(culprits={client})
+        raise AuthenticationFailed(culprits=unverified(client))
     if is_active:
         certificate = Certificate(client, public_key, identity[IDENTITY_KEY_BYTES:])
-        Authority(record.authority).verify(certificate, culprits={client})
-    record.verify(public_key, signature, label, *parts, culprits={client})
+        Authority(record.authority).verify(certificate, culprits=unverified(client))
+    record.verify(public_key, signature, label, *parts, culprits=unverified(client))
 
 
 def verify_upload(
-    agreement: Agreement, terms: SumTerms, sender: ClientId, upload: Upload
+    agreement: Agreement, terms: SumTerms, sender: ClientId, upload: Upload, *, is_kept: bool = False
 ) -> tuple[bytes, tuple[DeliveredShare, ...]]:
     """Check an upload, and return its digest and what each holder is shown of it.
+
+    Args:
+        is_kept: whether its vector was checked before, and is kept apart from it.
 
     Raises:
         PeerError: it is another client's or another sum's, has other lengths, or is not signed.
     """
     header, parameters = upload.header, agreement.parameters
     if header.client != sender:
-        raise PeerMisbehaved(f"{sender} sent an upload of {header.client}", reason=Reason.NOT_ELIGIBLE)
+        raise PeerMisbehaved(
+            f"{sender} sent an upload of {header.client}", reason=Reason.NOT_ELIGIBLE, culprits=UNDECIDED
+        )
     if upload.t0 != agreement.t0 or header.terms != terms:
-        raise PeerMisbehaved("the upload was made for another sum", reason=Reason.WRONG_SESSION)
+        raise PeerMisbehaved("the upload was made for another sum", reason=Reason.WRONG_SESSION, culprits=UNDECIDED)
     overhead = sealing_sizes(agreement.record.suite)[1]
     due = tuple(parameters.share_bytes(position) + overhead for position in range(agreement.epoch.count))
-    cut, whole = agreement.cut, parameters.upload_bytes if upload.vector else 0
+    cut, whole = agreement.cut, 0 if is_kept else parameters.upload_bytes
     lengths = (len(upload.pieces), len(upload.vector), len(upload.polynomial), tuple(map(len, upload.sealed)))
     if lengths != (len(cut.lengths), whole, parameters.polynomial_bytes, due):
         raise MalformedMessage("the upload has other lengths than its parameters", reason=Reason.LAYOUT_MISMATCH)
@@ -326,8 +319,11 @@ def verify_upload(
     hashed = vector_digest(upload.pieces)
     digest = upload_digest(challenge_of(agreement, header, hashed, tree.root), upload.polynomial)
     require_signed(agreement, header, digest, upload.signature)
-    if upload.vector:
+    if not is_kept:
         require_pieces(cut, sender, upload.pieces, upload.vector)
+        with blaming(*said_by(sender, agreement.record.mode)):
+            for number, piece in enumerate(pieces_of(upload.vector, cut.lengths)):
+                cut.check(number, piece)
     return digest, tuple(
         DeliveredShare(
             header=header,

@@ -20,8 +20,9 @@ from secagg.parameters import require_integer
 from .lattice.estimator import SIGMA, security_bits
 from .lattice.ring_products import NORM_FACTOR
 from .lattice.values import MAXIMUM_COEFFICIENTS, PIECE_COEFFICIENTS, Run, Values
-from .sharing_field import FIELD
 
+FIELD: Final = 65521
+"""Shares are integers modulo this prime, the largest below 2^16."""
 DEGREES: Final = (1024, 2048, 4096)
 MAXIMUM_MODULUS_BITS: Final = 108
 MAXIMUM_DROPPED_BITS: Final = 4
@@ -86,8 +87,8 @@ class Parameters:
 
     def __post_init__(self) -> None:
         self._require_ranges()
-        self._require_exact()
         self._require_thresholds()
+        self._require_exact()
 
     # --- What follows ------------------------------------------------------------------------------------------------
 

@@ -27,7 +27,6 @@ Verdicts = Mapping[int, Verdict]
 class Pending:
     """An upload whose receipts are due."""
 
-    pieces: tuple[bytes, ...]
     kept: bytes
     """What the adder is given: the vector, where it lies nowhere else."""
     digest: bytes

@@ -1,44 +1,59 @@
 """The sum of secrets from the holders' answers, and whose answers do not belong to it.
 
-Implements: decoding of Reed-Solomon codes by [BW86], column by column: a liar's answer may be right in some columns, so
-a column that does not fit names some of them, their answers are set aside, and the rest is looked at again.
+Implements: decoding of interleaved Reed-Solomon codes. One combination of all columns over the eighth power of the
+field, drawn after the answers, is wrong where an answer is wrong in any column, but for a chance below 2^-120; [BW86]
+finds up to (answers - T) / 2 such places in it. Beyond that liars choose their errors so that no decoder helps, but a
+sum of secrets is short: sets of answers are left out until the others give a short one that opens the uploads.
+
+At most c holders lie, so answers of T + c on one polynomial include T honest ones: the polynomial is right, and an
+answer off it is a lie. Fewer may agree with a false word, T - 1 + c of them at most: they show nothing of the others.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations, islice
+from math import comb
 from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
-from secagg.errors import PeerMisbehaved, Reason, ThresholdNotMet
+from secagg.crypto.entropy import Coins
+from secagg.crypto.secret import draw_exactly
+from secagg.errors import ThresholdNotMet
 
 from .lattice.masks import SumOfSecrets
-from .parameters import Parameters
-from .sharing_field import FIELD, decode_words, holder_point, multiply, power_matrix, slot_points, transfer_matrix
+from .parameters import FIELD, Parameters
+from .sharing import (
+    CHALLENGE_BYTES,
+    challenge_weights,
+    decode_words,
+    holder_point,
+    multiply,
+    power_matrix,
+    slot_points,
+    transfer_matrix,
+)
 
-MOST_SUBSETS: Final = 256
-"""So many sets of answers are tried when they contradict each other."""
+MOST_SUBSETS: Final = 1 << 20
+"""So many sets of answers are looked at where they contradict each other."""
+MOST_OPENED: Final = 256
+"""So many of them are opened, the shortest first: to open one is the work of a whole sum."""
+_SUBSETS_AT_ONCE: Final = 1 << 14
+_COLUMNS_AT_ONCE: Final = 16
 _Columns = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Recovered:
-    """A sum of secrets, and the holders whose answers lie off its polynomials."""
+    """A sum of secrets that answers agree on, and the holders whose answers lie off its polynomials."""
 
     sum_secret: SumOfSecrets
     suspects: frozenset[int]
-    """To be named only where T + c of the rest agree, or after the sum has opened the uploads."""
-
-
-def set_aside(positions: Iterable[int], most: int) -> Iterator[frozenset[int]]:
-    """Return which answers to leave out, fewest first, where they contradict each other; so many sets are enough."""
-    ordered = sorted(positions)
-    sets = (frozenset(without) for count in range(most + 1) for without in combinations(ordered, count))
-    return islice(sets, MOST_SUBSETS)
+    is_proven: bool
+    """Whether T + c answers agree, so that the suspects lied."""
 
 
 def require_answer(parameters: Parameters, answer: bytes) -> None:
@@ -50,48 +65,159 @@ def require_answer(parameters: Parameters, answer: bytes) -> None:
     decode_words(answer, parameters.secret_columns)
 
 
-def recover(parameters: Parameters, answers: Mapping[int, bytes]) -> Recovered:
-    """Interpolate the sum of secrets from answers by position; up to (answers - T) / 2 wrong ones are set aside.
+def recovered(
+    parameters: Parameters, answers: Mapping[int, bytes], largest: float, coins: Coins
+) -> Iterator[Recovered]:
+    """Return the sums of secrets that answers by position may give, the likeliest first; try each until one opens.
 
+    The right one is among them if at most (answers - T) / 2 of the answers are wrong, or so many that the sets without
+    as many answers are at most ``MOST_SUBSETS``; after one that is proven nothing follows.
+
+    Args:
+        largest: no entry of the right sum is larger.
+        coins: drawn from after the answers are fixed, if they contradict each other.
     Raises:
         ThresholdNotMet: fewer answers than the threshold.
         MalformedMessage: an answer is no sequence of field elements; check each with ``require_answer`` first.
-        PeerMisbehaved: more answers are wrong than can be told from right ones; nobody is named.
     """
     threshold = parameters.threshold
     if len(answers) < threshold:
         raise ThresholdNotMet(needed=threshold, present=len(answers), what="answers of holders")
-    present = sorted(answers)
-    words = np.array([decode_words(answers[position], parameters.secret_columns) for position in present], np.int64)
-    correctable = (len(present) - threshold) // 2
-    wrong = frozenset[int]()
-    while True:
-        kept = [index for index in range(len(present)) if index not in wrong]
-        points = tuple(holder_point(present[index]) for index in kept)
-        column = _first_inconsistent(points, words[kept], threshold)
-        if column is None:
-            break
-        all_points = [holder_point(position) for position in present]
-        found = _wrong_positions(all_points, words[:, column].tolist(), threshold, correctable) - wrong
-        if not found or len(wrong | found) > correctable:
-            raise PeerMisbehaved(
-                f"{len(present)} answers do not agree, and at most {correctable} wrong ones can be told from the rest; "
-                "ask more holders",
-                reason=Reason.SHARES_IRRECONCILABLE,
-            )
-        wrong |= found
-    to_secrets = transfer_matrix(points[:threshold], slot_points(parameters.packing))
-    elements = multiply(to_secrets, words[kept[:threshold]]).reshape(-1)
-    centred = np.where(elements > FIELD // 2, elements - FIELD, elements).astype(np.int32)
-    suspects = frozenset(present[index] for index in wrong)
-    return Recovered(centred, suspects)
+    received = _Answers(parameters, answers)
+    contested = received.contested
+    wrong = received.located(bytes(draw_exactly(CHALLENGE_BYTES, coins))) if contested.size else frozenset[int]()
+    if wrong is not None:
+        first, agree = received.sum_of([index for index in range(len(answers)) if index not in wrong])
+        yield first
+        if first.is_proven or not contested.size:
+            return
+    else:
+        agree = np.zeros(len(answers), np.bool_)
+    kept = received.short_sets(contested, largest)
+    for _ in range(MOST_OPENED):
+        # Fewer of the same answers give the same sum.
+        kept = kept[(kept & ~agree).any(axis=1)]
+        if not len(kept):
+            return
+        found, agree = received.sum_of(np.flatnonzero(kept[0]).tolist())
+        yield found
+        if found.is_proven:
+            return
 
 
-def _first_inconsistent(points: tuple[int, ...], words: _Columns, threshold: int) -> int | None:
-    """Return the first column whose answers lie on no polynomial of degree below the threshold."""
-    due = multiply(transfer_matrix(points[:threshold], points[threshold:]), words[:threshold])
-    off = (due != words[threshold:]).any(axis=0)
-    return int(off.argmax()) if off.any() else None
+class _Answers:
+    """The words of all answers, a row for each."""
+
+    def __init__(self, parameters: Parameters, answers: Mapping[int, bytes]) -> None:
+        self._parameters, self._positions = parameters, sorted(answers)
+        self._points = tuple(map(holder_point, self._positions))
+        words = [decode_words(answers[position], parameters.secret_columns) for position in self._positions]
+        self._words: _Columns = np.array(words, np.int64)
+
+    @property
+    def contested(self) -> npt.NDArray[np.intp]:
+        """The columns whose answers lie on no polynomial of degree below the threshold."""
+        due = self._polynomials(range(self._parameters.threshold))
+        return np.flatnonzero((due != self._words).any(axis=0))
+
+    def located(self, challenge: bytes) -> frozenset[int] | None:
+        """Return which answers are wrong, if at most (answers - T) / 2 are."""
+        threshold, most = self._parameters.threshold, (len(self._points) - self._parameters.threshold) // 2
+        combined = multiply(self._words.astype(np.float64), challenge_weights(self._parameters, challenge))
+        wrong = frozenset[int]()
+        for column in combined.T:
+            due = multiply(transfer_matrix(self._points[:threshold], self._points), column[:threshold, None])[:, 0]
+            if np.array_equal(due, column):
+                continue
+            found = _wrong_positions(self._points, column.tolist(), threshold, most)
+            wrong |= found
+            if not found or len(wrong) > most:
+                return None
+        return wrong
+
+    def sum_of(self, kept: Sequence[int]) -> tuple[Recovered, npt.NDArray[np.bool_]]:
+        """Return what some answers give, and which of all lie on the same polynomials."""
+        base = kept[: self._parameters.threshold]
+        sources = tuple(self._points[index] for index in base)
+        slots = transfer_matrix(sources, slot_points(self._parameters.packing))
+        secret = _centred(multiply(slots, self._words[base]).reshape(-1)).astype(np.int32)
+        agree = (self._polynomials(base) == self._words).all(axis=1)
+        suspects = frozenset(self._positions[index] for index in np.flatnonzero(~agree))
+        least = self._parameters.threshold + self._parameters.corrupted
+        return Recovered(secret, suspects, int(agree.sum()) >= least), agree
+
+    def _polynomials(self, base: Sequence[int]) -> _Columns:
+        """Return what all holders have to answer, if these ones tell the truth."""
+        sources = tuple(self._points[index] for index in base)
+        return multiply(transfer_matrix(sources, self._points), self._words[list(base)])
+
+    def short_sets(self, contested: npt.NDArray[np.intp], largest: float) -> npt.NDArray[np.bool_]:
+        """Return the sets of answers, as rows of flags, that give a short sum in the contested columns.
+
+        Each leaves out as many answers as may be lies, or as many as there is time for; the shortest sum comes first.
+        """
+        count = len(self._points)
+        most = min(self._parameters.corrupted, count - self._parameters.threshold)
+        left_out = max(size for size in range(most + 1) if comb(count, size) <= MOST_SUBSETS)
+        kept, norms = list[npt.NDArray[np.bool_]](), list[npt.NDArray[np.float64]]()
+        sets = combinations(range(count), left_out)
+        while batch := list(islice(sets, _SUBSETS_AT_ONCE)):
+            without = np.array(batch, np.intp).reshape(len(batch), left_out)
+            flags, weights = np.ones((len(batch), count), np.bool_), self._weights(without)
+            np.put_along_axis(flags, without, values=False, axis=1)
+            norm = np.zeros(len(batch))
+            for first in range(0, contested.size, _COLUMNS_AT_ONCE):
+                words = self._words[:, contested[first : first + _COLUMNS_AT_ONCE]]
+                is_short = np.ones(len(flags), np.bool_)
+                if count - left_out > self._parameters.threshold:
+                    is_short &= ~multiply(weights[0], words).any(axis=1)
+                for slot in weights[1:]:
+                    entries = np.abs(_centred(multiply(slot, words)))
+                    is_short &= (entries <= largest).all(axis=1)
+                    norm += np.square(entries, dtype=np.float64).sum(axis=1)
+                flags, norm, weights = flags[is_short], norm[is_short], weights[:, is_short]
+            kept.append(flags)
+            norms.append(norm)
+        order = np.argsort(np.concatenate(norms), kind="stable")
+        return np.concatenate(kept)[order]
+
+    def _weights(self, without: npt.NDArray[np.intp]) -> npt.NDArray[np.float64]:
+        """Return what sets of answers are multiplied with: for the highest coefficient of their polynomial, then slots.
+
+        That coefficient is zero where more answers than the threshold lie on one polynomial. Lagrange's weights of a
+        set are those of all answers times x - y for each point y that is left out, and so zero at y itself.
+        """
+        points = np.array(self._points, np.int64)
+        differences = (points[:, None] - points) % FIELD
+        every = [_inverse(_product(row[row != 0])) for row in differences]
+        highest = np.broadcast_to(np.array(every, np.int64), (len(without), len(points)))
+        for column in without.T:
+            highest = highest * differences[:, column].T % FIELD
+        found = [highest]
+        for slot in slot_points(self._parameters.packing):
+            away = (slot - points) % FIELD
+            inverses = np.array([_inverse(int(distance)) for distance in away], np.int64)
+            scale = np.full(len(without), _product(away), np.int64)
+            for column in without.T:
+                scale = scale * inverses[column] % FIELD
+            found.append(highest * inverses % FIELD * scale[:, None] % FIELD)
+        return np.array(found, np.float64)
+
+
+def _centred(elements: _Columns) -> _Columns:
+    """Return each element's representative of least size."""
+    return np.where(elements > FIELD // 2, elements - FIELD, elements)
+
+
+def _product(elements: npt.NDArray[np.int64]) -> int:
+    product = 1
+    for element in elements.tolist():
+        product = product * element % FIELD
+    return product
+
+
+def _inverse(element: int) -> int:
+    return pow(element, -1, FIELD)
 
 
 def _wrong_positions(points: Sequence[int], values: Sequence[int], threshold: int, most: int) -> frozenset[int]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Mapping
 
+from secagg.crypto.entropy import Coins
 from secagg.errors import PeerError, SecAggError
 from secagg.identifiers import HolderId, Party
 from secagg.session.roles import LateUpdate, Subject
@@ -22,9 +23,10 @@ Observer = Callable[[Party, bytes, bytes], None]
 """Told of each answer: whose it is, what it was sent, and what it answers."""
 
 
-def run(
+def run(  # noqa: PLR0913 -- who takes part, and what they agree on
     offer: Offer,
     sum_id: bytes,
+    coins: Coins,
     clients: Iterable[tuple[Client, Subject, LateUpdate]],
     holders: Mapping[int, Holder],
     *,
@@ -37,7 +39,7 @@ def run(
     Raises:
         ThresholdNotMet: too few clients or holders; nothing is released.
     """
-    server = Server(offer, sum_id)
+    server = Server(offer, sum_id, coins)
 
     def ask(requests: Mapping[int, bytes]) -> None:
         """Hand each holder its request, and its answer back to the server."""

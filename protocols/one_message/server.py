@@ -11,13 +11,15 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Final
 
+from secagg.blame import Evidence, culprits, said_by, unverified
 from secagg.contract import Aggregate
-from secagg.contract.pieces import Adder, Cut, LocalSum
+from secagg.crypto.entropy import Coins
 from secagg.crypto.labels import Label
 from secagg.crypto.secret import Confined
 from secagg.errors import (
+    NOBODY,
+    UNDECIDED,
     InvalidParameters,
-    MalformedMessage,
     Misuse,
     PeerError,
     PeerMisbehaved,
@@ -31,11 +33,12 @@ from secagg.identifiers import ClientId, HolderId
 from secagg.wire import MessageKind, message_kind
 
 from .configuration import NO_SUM, SUM_ID_BYTES, Offer
-from .cut import epoch_ring, joined, key_of
-from .lattice.masks import OpenedSum, WrongSecret
+from .cut import Adder, LocalSum, OneMessageCut, epoch_ring
+from .lattice.masks import OpenedSum, SumOfSecrets, WrongSecret, largest_entry
 from .messages import (
     Answer,
     CertifiedList,
+    DeliveredShare,
     Delivery,
     HolderSignature,
     Listed,
@@ -48,7 +51,7 @@ from .messages import (
 )
 from .parameters import ThresholdRule
 from .receipts import Pending, Receipts, who_is_away
-from .recovery import recover, require_answer, set_aside
+from .recovery import recovered, require_answer
 
 
 class State(StrEnum):
@@ -83,31 +86,58 @@ class Opened:
     counted: frozenset[ClientId]
 
 
+@dataclass(frozen=True, slots=True)
+class CheckedUpload:
+    """An upload that was verified, its digest, and what each holder is shown of it."""
+
+    upload: Upload
+    digest: bytes
+    shares: tuple[DeliveredShare, ...]
+
+
 class Server(Confined):
     """One sum. Who carries its messages is another's business: holders stand, or are clients themselves."""
 
-    def __init__(self, offer: Offer, sum_id: bytes, adding: Callable[[Cut], Adder] = LocalSum) -> None:
+    def __init__(self, offer: Offer, sum_id: bytes, coins: Coins) -> None:
         """Begin.
 
         Args:
             sum_id: names this sum, and no other of the epoch; under ``one_answer`` the terms of the offer name it too.
-            adding: who adds the uploads; this process, unless it is said.
+            coins: drawn from after the answers, where they contradict each other.
         """
         self.agreement, self.offer, self.terms = offer.agree(), offer.encode(), offer.terms
         self.agreement.require_terms(offer.terms)
         if len(sum_id) != SUM_ID_BYTES or sum_id == NO_SUM or offer.terms.sum_id not in (NO_SUM, sum_id):
             raise InvalidParameters(f"a sum is named by {SUM_ID_BYTES} bytes that are not all zero, as in its terms")
-        self._sum_id, self.state = sum_id, State.COLLECTING
+        self._sum_id, self._coins, self.state = sum_id, coins, State.COLLECTING
         self._ring = epoch_ring(self.agreement.parameters, self.agreement.epoch.seed)
-        self._adder = adding(self.agreement.cut)
+        self._adder: Adder = LocalSum(self.agreement.cut)
         self._receipts = Receipts(self.agreement.record.corrupted, offer.configuration.corrupted_clients)
         self._taken, self._listed = dict[ClientId, bytes](), dict[ClientId, bytes]()
         self._pending, self._delivered = dict[ClientId, Pending](), dict[ClientId, Pending]()
         self._said, self._answers = dict[tuple[State, int], bytes](), dict[int, Answer]()
+        self._liars = frozenset[int]()
         self._list: UploadList | None = None
         self.left_out, self.faults, self.refusals = dict[ClientId, PeerError](), list[PeerError](), dict[int, str]()
+        self.lost = dict[ClientId, SecAggError]()
+        """Whose uploads were lost by nobody's fault."""
         self.receipts = dict[int, list[bytes]]()
         """By position, for whoever is shown that a holder lied: with its answer and those of T + c that agree."""
+
+    def add_through(self, adding: Callable[[OneMessageCut], Adder]) -> None:
+        """Have others add the uploads, before there are any; go on with what they kept of an earlier process.
+
+        Holders are asked again for their receipts, or, where a list was fixed, for what they said to that list.
+        """
+        if self._taken:
+            raise Misuse("who adds is said before the first upload")
+        self._adder = adding(self.agreement.cut)
+        for upload in self._adder.uploads():
+            sender = upload.header.client
+            self._take(upload, b"", *verify_upload(self.agreement, self.terms, sender, upload, is_kept=True))
+        if (listed := self._adder.listed()) is not None:
+            self._pending.clear()
+            self._go_on_with(UploadList.decode(listed))
 
     # --- Uploads and their receipts -----------------------------------------------------------------------------------
 
@@ -137,20 +167,42 @@ class Server(Confined):
         Raises:
             PeerError: it is not taken, and nothing has changed.
         """
+        with blaming(*unverified(sender)):
+            self.take_upload(sender, self.check_upload(sender, message))
+
+    def check_upload(self, sender: ClientId, message: bytes) -> CheckedUpload:
+        """Verify an upload from whom the transport says it is; nothing changes.
+
+        Raises:
+            PeerError: it is not for this sum, or not signed by its sender.
+        """
         self._require(MessageKind.ONE_MESSAGE_UPLOAD)
-        with blaming(sender):
-            upload = Upload.decode(message)
-            digest, shares = verify_upload(self.agreement, self.terms, sender, upload)
-            if self._taken.get(sender, known := digest + upload.signature) != known:  # one may sign in many ways
-                raise PeerMisbehaved(f"{sender} sent a second upload; the first counts", reason=Reason.ALREADY_ANSWERED)
-            if sender in self._taken:
-                if upload.vector:  # It may have said before that its pieces are stored, and they were not.
-                    self._adder.keep(sender, upload.pieces, upload.vector)
-                return
-            if len(self._taken) >= self.agreement.parameters.capacity:
-                raise PeerMisbehaved("the list is full", reason=Reason.BUFFER_FULL)
-            kept = self._adder.keep(sender, upload.pieces, upload.vector)
-        self._taken[sender], self._pending[sender] = known, Pending(upload.pieces, kept, digest, shares)
+        upload = Upload.decode(message)
+        return CheckedUpload(upload, *verify_upload(self.agreement, self.terms, sender, upload))
+
+    def take_upload(self, sender: ClientId, checked: CheckedUpload) -> None:
+        """Take an upload that was verified.
+
+        Raises:
+            PeerMisbehaved: it is a second one, or the list is full.
+        """
+        upload = checked.upload
+        known = checked.digest + upload.signature  # One may sign in many ways.
+        if self._taken.get(sender, known) != known:
+            raise PeerMisbehaved(
+                f"{sender} sent a second upload; the first counts",
+                reason=Reason.ALREADY_ANSWERED,
+                culprits=said_by(sender, self.agreement.record.mode),
+            )
+        if sender in self._taken:
+            return
+        if len(self._taken) >= self.agreement.parameters.capacity:
+            raise PeerMisbehaved("the list is full", reason=Reason.BUFFER_FULL, culprits=UNDECIDED)
+        self._take(upload, self._adder.keep(upload), checked.digest, checked.shares)
+
+    def _take(self, upload: Upload, kept: bytes, digest: bytes, shares: tuple[DeliveredShare, ...]) -> None:
+        sender = upload.header.client
+        self._taken[sender], self._pending[sender] = digest + upload.signature, Pending(kept, digest, shares)
 
     def introduce(self) -> dict[int, bytes]:
         """Return what every holder is told before its first delivery: the offer. Each answers with an empty receipt."""
@@ -190,19 +242,12 @@ class Server(Confined):
         left_out, faults = self._receipts.settle({client: one.verdicts for client, one in delivered.items()})
         self.faults += faults
         for client, pending in delivered.items():
-            if (error := left_out.get(client) or self._add(client, pending)) is not None:
+            if (error := left_out.get(client)) is not None:
                 self.left_out[client] = error
                 self.faults.append(error)
-
-    def _add(self, client: ClientId, pending: Pending) -> PeerError | None:
-        """Add an upload, or return what is wrong with its vector, of which holders know the digest alone."""
-        try:
-            with blaming(client):
-                self._adder.add(client, pending.pieces, pending.kept)
-        except MalformedMessage as error:
-            return error
-        self._listed[client] = pending.digest
-        return None
+                continue
+            self._adder.add(client, pending.kept)
+            self._listed[client] = pending.digest
 
     # --- Holders ------------------------------------------------------------------------------------------------------
 
@@ -216,11 +261,13 @@ class Server(Confined):
             kind = message_kind(message)
             self._require(kind)
             if position not in self.present:
-                raise PeerMisbehaved("the holder was lost", reason=Reason.NOT_ELIGIBLE)
+                raise PeerMisbehaved("the holder was lost", reason=Reason.NOT_ELIGIBLE, culprits=UNDECIDED)
             if (said := self._said.get((self.state, position))) == message:
                 return
             if said is not None:
-                raise PeerMisbehaved(f"{HolderId(position)} says two things", reason=Reason.ALREADY_ANSWERED)
+                raise PeerMisbehaved(
+                    f"{HolderId(position)} says two things", reason=Reason.ALREADY_ANSWERED, culprits=UNDECIDED
+                )
             match kind:
                 case MessageKind.ONE_MESSAGE_RECEIPT:
                     self._take_receipt(position, message)
@@ -243,17 +290,24 @@ class Server(Confined):
             upload != wanted and one.verdict is not Verdict.NOT_AUTHENTIC
             for upload, wanted, one in zip(judged, due, receipt.judged, strict=True)
         ):
-            raise PeerMisbehaved("the receipt is for another delivery", reason=Reason.WRONG_SESSION)
+            raise PeerMisbehaved("the receipt is for another delivery", reason=Reason.WRONG_SESSION, culprits=UNDECIDED)
         for pending, one in zip(self._delivered.values(), receipt.judged, strict=True):
             pending.verdicts[position] = one.verdict
         self.receipts.setdefault(position, []).append(message)
 
     def _require_signed(self, position: int, said: Receipt | ListSignature | Answer, label: Label) -> None:
         if said.t0 != self.agreement.t0 or said.holder != position:
-            raise PeerMisbehaved("the message is of another session or holder", reason=Reason.WRONG_SESSION)
+            raise PeerMisbehaved(
+                "the message is of another session or holder", reason=Reason.WRONG_SESSION, culprits=UNDECIDED
+            )
         if not isinstance(said, Receipt) and said.upload_list != self.upload_list.digest:
-            raise PeerMisbehaved("the holder answers for another list", reason=Reason.WRONG_SESSION)
+            raise PeerMisbehaved("the holder answers for another list", reason=Reason.WRONG_SESSION, culprits=UNDECIDED)
         self.agreement.verify(position, said.signature, label, *said.parts)
+
+    @property
+    def is_listed(self) -> bool:
+        """Whether the list is fixed."""
+        return self._list is not None
 
     @property
     def upload_list(self) -> UploadList:
@@ -273,14 +327,18 @@ class Server(Confined):
             raise Misuse("deliver and settle what waits first")
         for client, error in self._adder.settle().items():
             del self._listed[client]
-            self.left_out[client] = error
-            self.faults.append(error)
+            self.lost[client] = error
         if len(self._listed) < (least := self.agreement.configuration.minimum_cohort):
             raise ThresholdNotMet(needed=least, present=len(self._listed), what="accepted uploads")
         self.require_holders()
         listed = tuple(Listed(client=client, upload=self._listed[client]) for client in sorted(self._listed))
         terms = replace(self.terms, sum_id=self._sum_id)
-        self._list = UploadList(t0=self.agreement.t0, terms=terms, listed=listed)
+        upload_list = UploadList(t0=self.agreement.t0, terms=terms, listed=listed)
+        self._adder.fix(upload_list.encode())
+        self._go_on_with(upload_list)
+
+    def _go_on_with(self, upload_list: UploadList) -> None:
+        self._list, self._listed = upload_list, {one.client: one.upload for one in upload_list.listed}
         is_certified = self.agreement.record.rule is ThresholdRule.CERTIFIED
         self._go_to(State.CERTIFYING if is_certified else State.OPENING)
 
@@ -334,45 +392,58 @@ class Server(Confined):
         opened, count, last = self._opened(), len(self._listed), self.agreement.parameters.inputs - 1
         weight = int(opened.vector(last, 0)[0])
         if not count <= weight <= count * self.agreement.configuration.maximum_weight:
-            raise PeerMisbehaved("the clients' weights add up to what no weights do", reason=Reason.INPUT_OUT_OF_RANGE)
+            raise PeerMisbehaved(
+                "the clients' weights add up to what no weights do",
+                reason=Reason.INPUT_OUT_OF_RANGE,
+                culprits=NOBODY,
+            )
         vectors = tuple(opened.vector(index, weight) for index in range(last))
+        self._adder.over()
         self._go_to(State.ENDED)
         self._adder.end()
         return Opened(Aggregate(self.agreement.configuration.layout, vectors, count, weight), frozenset(self._listed))
 
     def _opened(self) -> OpenedSum:
-        """Recover the sum of the secrets, if need be from fewer answers, and name who lied.
+        """Open the sum with the first sum of secrets that fits it, and name who lied.
 
-        A liar is named off a polynomial on which T + c answers agree, or off one that opens the sum.
+        A holder is named where T + c answers agree without its own, whether or not their sum opens. Fewer may agree
+        with a word that liars made so that an honest holder seems to be off it.
         """
-        record, sums = self.agreement.record, {position: answer.sums for position, answer in self._answers.items()}
-        first: SecAggError | None = None
-        tried = set[bytes]()
-        for without in set_aside(sums, min(record.corrupted, len(sums) - record.threshold)):
+        sums, largest = (
+            {position: one.sums for position, one in self._answers.items()},
+            largest_entry(len(self._listed)),
+        )
+        refused: WrongSecret | None = None
+        for found in recovered(self.agreement.parameters, sums, largest, self._coins):
+            if found.is_proven:
+                self._name(found.suspects)
             try:
-                found = recover(self.agreement.parameters, {p: s for p, s in sums.items() if p not in without})
-                # Fewer of the same answers open nothing else, and to look is the work of a whole sum.
-                if (secret := found.sum_secret.tobytes()) in tried:
-                    continue
-                tried.add(secret)
-                self._ring.require_plausible(found.sum_secret, len(self._listed))
-                words = joined(self._adder.open(key_of(found.sum_secret)))
-                opened = self._ring.opened(words, len(self._listed))
-                if opened.vector(self.agreement.parameters.inputs - 1, 0)[1:].any():
-                    raise WrongSecret("it leaves other numbers than zeros behind the weights")
-            except PeerMisbehaved as error:
-                first = first or error
-                continue
-            for position in sorted(found.suspects | without):
-                self.faults.append(
-                    PeerMisbehaved(
-                        f"{HolderId(position)} answered with other sums than its shares have",
-                        reason=Reason.SHARES_IRRECONCILABLE,
-                        culprits={HolderId(position)},
-                    )
+                return self._opened_with(found.sum_secret)
+            except WrongSecret as error:
+                refused = refused or error
+        raise refused or PeerMisbehaved(
+            f"{len(sums)} answers do not agree, and no {self.needed} of them open the sum; ask more holders",
+            reason=Reason.SHARES_IRRECONCILABLE,
+            culprits=NOBODY,
+        )
+
+    def _opened_with(self, secret: SumOfSecrets) -> OpenedSum:
+        self._ring.require_plausible(secret, len(self._listed))
+        opened = self._ring.opened(self._adder.open(secret), len(self._listed))
+        if opened.vector(self.agreement.parameters.inputs - 1, 0)[1:].any():
+            raise WrongSecret("it leaves other numbers than zeros behind the weights")
+        return opened
+
+    def _name(self, liars: frozenset[int]) -> None:
+        for position in sorted(liars - self._liars):
+            self.faults.append(
+                PeerMisbehaved(
+                    f"{HolderId(position)} answered with other sums than its shares have",
+                    reason=Reason.SHARES_IRRECONCILABLE,
+                    culprits=culprits(Evidence.DEVIATING_ANSWER, holder=HolderId(position)),
                 )
-            return opened
-        raise first or PeerMisbehaved("no answers open the sum", reason=Reason.SHARES_IRRECONCILABLE)
+            )
+        self._liars |= liars
 
     def end(self) -> None:
         """Give the sum up, and overwrite what was collected."""

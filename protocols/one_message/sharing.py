@@ -12,32 +12,125 @@ publishes h = g + sum of r_k f_k for a challenge r that is hashed from everythin
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
+from functools import lru_cache
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
 from secagg.crypto import key_derivation
 from secagg.crypto.entropy import Coins
 from secagg.crypto.labels import Label
 from secagg.crypto.secret import Confined, Secret
-from secagg.errors import InvalidParameters, MalformedMessage, Misuse, PeerMisbehaved, Reason
+from secagg.errors import UNDECIDED, InvalidParameters, MalformedMessage, Misuse, PeerMisbehaved, Reason
 
 from .lattice.masks import RingSecret
-from .parameters import CHECK_WORDS, SEED_BYTES, Parameters
-from .sharing_field import (
-    FIELD,
-    WORD,
-    Elements,
-    decode_words,
-    expand_words,
-    holder_point,
-    interpolation_matrix,
-    multiply,
-    power_matrix,
-    slot_points,
-    transfer_matrix,
-)
+from .parameters import CHECK_WORDS, FIELD, SEED_BYTES, Parameters
+
+WORD: Final = np.dtype("<u2")
+_BLOCK_BYTES = 16
+_SLACK_WORDS = 64
+"""A word is passed over with chance 15 / 65536; 65 of 16,384 and as many of fewer have a chance below 2^-128."""
+
+Matrix = npt.NDArray[np.float64]
+Elements = npt.NDArray[np.uint16]
+
+
+def holder_point(position: int) -> int:
+    """Return where the holder at a position evaluates."""
+    return position + 1
+
+
+def slot_points(packing: int) -> tuple[int, ...]:
+    """Return where the secrets stand: 0, -1, -2, ...; no holder is there."""
+    return tuple(-slot % FIELD for slot in range(packing))
+
+
+def expand_words(key: Secret, count: int) -> Elements:
+    """Return uniform elements from a uniform key of 32 bytes: the words of its AES-CTR stream that are below 65521.
+
+    Security: a key expands once. Which words are passed over depends on coins alone and tells nothing of those kept.
+    """
+    stream = bytearray(2 * (count + _SLACK_WORDS + count // 1024))
+    Cipher(algorithms.AES(key.expose()), modes.CTR(bytes(_BLOCK_BYTES))).encryptor().update_into(
+        bytes(len(stream)), stream
+    )
+    words = np.frombuffer(stream, WORD)
+    kept = words[words < FIELD][:count].copy()
+    stream[:] = bytes(len(stream))
+    if kept.size < count:
+        raise Misuse("a stream of words holds too many above 65520; its key is not uniform")
+    return kept
+
+
+def decode_words(data: bytes | bytearray | memoryview, count: int) -> Elements:
+    """Read elements from their one encoding.
+
+    Raises:
+        MalformedMessage: the length differs, or a word is not below 65521.
+    """
+    if len(data) != count * WORD.itemsize:
+        reason = Reason.TRUNCATED if len(data) < count * WORD.itemsize else Reason.TRAILING_BYTES
+        raise MalformedMessage(f"{count * WORD.itemsize} bytes of words are due; got {len(data)}", reason=reason)
+    words = np.frombuffer(data, WORD).copy()
+    if int(words.max(initial=0)) >= FIELD:
+        raise MalformedMessage("a word is not below 65521; encode reduced elements", reason=Reason.SHARE_OUT_OF_RANGE)
+    return words
+
+
+def multiply(left: Matrix, right: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
+    """Return the product of two matrices of elements, reduced; exact below 2^21 terms."""
+    product: npt.NDArray[np.int64] = (left @ right.astype(np.float64)).astype(np.int64) % FIELD
+    return product
+
+
+@lru_cache(maxsize=16)
+def power_matrix(points: tuple[int, ...], count: int) -> Matrix:
+    """Return the first powers of the points, a row for each."""
+    rows = [[pow(point, exponent, FIELD) for exponent in range(count)] for point in points]
+    return np.array(rows, np.float64).reshape(len(points), count)
+
+
+@lru_cache(maxsize=64)
+def interpolation_matrix(points: tuple[int, ...]) -> Matrix:
+    """Return what takes a polynomial's values at the points to its coefficients."""
+    if len({point % FIELD for point in points}) < len(points):
+        raise InvalidParameters("points of interpolation are distinct; one is given twice")
+    product = [1]
+    for point in points:
+        shifted, scaled = [0, *product], [*(coefficient * point for coefficient in product), 0]
+        product = [(a - b) % FIELD for a, b in zip(shifted, scaled, strict=True)]
+    columns = np.zeros((len(points), len(points)))
+    for index, point in enumerate(points):
+        quotient = _divided(product, point)
+        scale = pow(_evaluated(quotient, point), -1, FIELD)
+        columns[:, index] = [coefficient * scale % FIELD for coefficient in quotient]
+    return columns
+
+
+@lru_cache(maxsize=64)
+def transfer_matrix(sources: tuple[int, ...], targets: tuple[int, ...]) -> Matrix:
+    """Return what takes a polynomial's values at as many points as it has coefficients to its values at others."""
+    return multiply(power_matrix(targets, len(sources)), interpolation_matrix(sources)).astype(np.float64)
+
+
+def _divided(polynomial: Sequence[int], root: int) -> list[int]:
+    """Return the polynomial divided by X - root, lowest coefficient first."""
+    quotient = [0] * (len(polynomial) - 1)
+    carry = 0
+    for index in range(len(polynomial) - 1, 0, -1):
+        carry = (polynomial[index] + carry * root) % FIELD
+        quotient[index - 1] = carry
+    return quotient
+
+
+def _evaluated(polynomial: Sequence[int], point: int) -> int:
+    value = 0
+    for coefficient in reversed(polynomial):
+        value = (value * point + coefficient) % FIELD
+    return value
+
 
 CHALLENGE_BYTES: Final = 32
 
@@ -60,7 +153,7 @@ class Dealing(Confined):
         """
         if self._published:
             raise Misuse("a dealing answers one challenge; share a fresh secret", reason=Reason.ALREADY_SPENT)
-        weights = _challenge_weights(self._parameters, challenge)
+        weights = challenge_weights(self._parameters, challenge)
         self._published = True
         columns = self._parameters.secret_columns
         combined = (multiply(self._values[:, :columns].astype(np.float64), weights) + self._values[:, columns:]) % FIELD
@@ -129,12 +222,13 @@ class HeldShare(Confined):
         threshold, columns = self.parameters.threshold, self.parameters.secret_columns
         published = decode_words(polynomial, threshold * CHECK_WORDS).reshape(threshold, CHECK_WORDS)
         due = multiply(power_matrix((holder_point(self.position),), threshold), published)[0]
-        weights = _challenge_weights(self.parameters, challenge)
+        weights = challenge_weights(self.parameters, challenge)
         held = multiply(self._words[None, :columns].astype(np.float64), weights)[0] + self._words[columns:]
         if not np.array_equal(held % FIELD, due):
             raise PeerMisbehaved(
                 f"the share of holder {self.position} is not on the dealer's polynomial; leave the client out",
                 reason=Reason.COMMITMENT_MISMATCH,
+                culprits=UNDECIDED,
             )
 
     def secret_words(self) -> Elements:
@@ -212,7 +306,7 @@ def _expand(seed: Secret, label: Label, context: bytes, count: int) -> Elements:
         return expand_words(key, count)
 
 
-def _challenge_weights(parameters: Parameters, challenge: bytes) -> npt.NDArray[np.float64]:
+def challenge_weights(parameters: Parameters, challenge: bytes) -> npt.NDArray[np.float64]:
     """Return r: a row of eight elements for each polynomial of the secret."""
     if type(challenge) is not bytes or len(challenge) != CHALLENGE_BYTES:
         raise InvalidParameters(f"a challenge is a digest of {CHALLENGE_BYTES} bytes; got {type(challenge).__name__}")

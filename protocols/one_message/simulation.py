@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from functools import partial
 from typing import Final
 
 from secagg.contract import RingSegment
-from secagg.contract.pieces import Adder, Cut, LocalSum
 from secagg.crypto.entropy import Coins
 from secagg.crypto.secret import Confined, Secret
 from secagg.errors import SecAggError
@@ -19,18 +18,18 @@ from secagg.session.registry import Clock, ProtocolEntry
 from secagg.session.roles import Subject
 from secagg.session.simulated_keys import new_signing_key
 
-from .buffers.answered import Answered
-from .buffers.session import BufferSession, open_any_session
+from .buffers import BufferSession, open_any_session
 from .client import Client
-from .committee.member import OneMessageMember
 from .epoch import NO_KEY, EpochRecord, HolderIdentity, draw_nonce
 from .floors import Floors
 from .holder import Holder
 from .journal import ROOT_BYTES, NoJournal
 from .ledger import Ledger
+from .member import OneMessageMember
 from .plan import OneMessageSettings, costs, plan_epoch
 from .session import (
     UPLOAD,
+    Answered,
     OneMessageHelpers,
     OneMessageServerSession,
 )
@@ -68,11 +67,10 @@ class OneMessageSimulation(Confined):
         coins: Coins,
         clock: Clock,
         threads: int = 1,
-        adding: Callable[[Cut], Adder] = LocalSum,
     ) -> None:
         """Draw the keys of the authority and of the holders; an epoch begins with the first session."""
         del threads  # A product of polynomials is not divided.
-        self._settings, self._coins, self._clock, self._adding = settings, coins, clock, adding
+        self._settings, self._coins, self._clock = settings, coins, clock
         self._authority = self._key()
         self._holder_keys = [self._key() for _ in range(settings.holders)]
         self._client_keys = dict[ClientId, SigningKey]()
@@ -92,7 +90,6 @@ class OneMessageSimulation(Confined):
             keys=tuple(holder.keys for holder in self._holders),
             coins=self._coins,
             ask_all=self._ask_all,
-            adding=self._adding,
             answered=self._answered,
         )
         return open_any_session(subject, self._settings, invited, helpers)
@@ -200,8 +197,6 @@ ENTRY: Final = ProtocolEntry(
     settings=OneMessageSettings,
     segments=frozenset({RingSegment}),
     rounds=True,
-    spreads=True,
-    resumes=True,
     stages=(UPLOAD,),
     describe=describe,
     open_session=open_any_session,

@@ -19,7 +19,7 @@ from secagg.crypto import key_derivation
 from secagg.crypto.labels import Label
 from secagg.crypto.ring import RingVector
 from secagg.crypto.secret import Confined, Secret
-from secagg.errors import InvalidParameters, Misuse, PeerMisbehaved, Reason, ThresholdNotMet
+from secagg.errors import NOBODY, InvalidParameters, Misuse, PeerMisbehaved, Reason, ThresholdNotMet
 from secagg.protocols.one_message.parameters import DEVIATIONS, SEED_BYTES, Parameters
 
 from . import ring_products
@@ -49,7 +49,13 @@ class WrongSecret(PeerMisbehaved):
         super().__init__(
             f"the sum of secrets does not belong to these uploads: {what}; ask more holders",
             reason=Reason.COMMITMENT_MISMATCH,
+            culprits=NOBODY,
         )
+
+
+def largest_entry(count: int) -> float:
+    """Return what no entry of a sum of so many honest secrets exceeds."""
+    return DEVIATIONS * SIGMA * math.sqrt(count)
 
 
 class RingSecret(Confined):
@@ -211,8 +217,7 @@ class EpochRing:
         Raises:
             WrongSecret: it is too large, or too long.
         """
-        largest = int(np.abs(sum_secret.astype(np.int64)).max())
-        if largest > DEVIATIONS * SIGMA * math.sqrt(count):
+        if int(np.abs(sum_secret.astype(np.int64)).max()) > largest_entry(count):
             raise WrongSecret("an entry is too large")
         squared = float(np.square(sum_secret, dtype=np.float64).sum())
         if squared > ring_products.NORM_FACTOR * self.parameters.degree * count * SIGMA**2:

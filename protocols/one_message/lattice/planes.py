@@ -96,7 +96,7 @@ class Accumulator:
                     add_into(part, (plane >> np.uint8(shift))[: part.size] & np.uint8((1 << bits) - 1))
         self.count += 1
 
-    def check(self, upload: bytes) -> None:
+    def check(self, upload: bytes | memoryview) -> None:
         """Refuse an upload that does not decode.
 
         Raises:

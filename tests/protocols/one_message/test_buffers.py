@@ -7,6 +7,8 @@
 | an upload from a model that is too old | `test_an_upload_beyond_the_bound_is_refused` |
 | a list of the few that started from one model | `test_an_age_with_too_few_uploads_is_never_asked_for` |
 | a dead model for all but one | `test_a_model_with_two_digests_is_refused` |
+| a vector that its shares do not open, in one age | `test_a_bad_client_of_one_age_costs_that_age_alone` |
+| holders that are away at the release | `test_a_buffer_whose_holders_are_away_is_released_when_they_are_back` |
 """
 
 from __future__ import annotations
@@ -15,21 +17,32 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
 
 from secagg.contract import Aggregate, Layout, Payload, RingSegment, ideal_aggregate
 from secagg.crypto.entropy import SystemCoins
-from secagg.errors import CapacityExceeded, InvalidParameters, PeerError, PeerMisbehaved, Reason, ThresholdNotMet
+from secagg.crypto.secret import Secret
+from secagg.errors import (
+    UNDECIDED,
+    CapacityExceeded,
+    InvalidParameters,
+    Misuse,
+    PeerError,
+    PeerMisbehaved,
+    Reason,
+    ThresholdNotMet,
+)
 from secagg.identifiers import ClientId
 from secagg.parameters import SecurityMode
-from secagg.protocols.one_message.buffers.answered import Answered
-from secagg.protocols.one_message.buffers.session import BufferSession, open_any_session
+from secagg.protocols.one_message.buffers import BufferSession, open_any_session
+from secagg.protocols.one_message.lattice.masks import EpochRing, RingSecret
 from secagg.protocols.one_message.parameters import ThresholdRule
 from secagg.protocols.one_message.plan import OneMessageSettings
 from secagg.protocols.one_message.server import Server, State
-from secagg.protocols.one_message.session import OneMessageHelpers
+from secagg.protocols.one_message.session import Answered, OneMessageHelpers
 from secagg.protocols.one_message.simulation import OneMessageSimulation
 from secagg.session.roles import LateUpdate, Subject, Update
 from secagg.wire import MessageKind, message_kind
@@ -230,6 +243,104 @@ def test_a_buffer_without_a_list_of_the_least_cohort_releases_nothing() -> None:
     assert session.stage is None
 
 
+def with_another_vector(world: World, session: BufferSession, client: int, version: int) -> bytes:
+    """Return an upload whose shares are consistent and whose vector has another mask: no holder can see that."""
+    mask = EpochRing.mask
+
+    def masked(ring: EpochRing, vectors: Any, seed: Secret, weight: int) -> tuple[bytes, RingSecret]:
+        vector, _ = mask(ring, vectors, seed, weight)
+        return vector, mask(ring, vectors, Secret("mask seed", b"m" * 32), weight)[1]
+
+    with mock.patch.object(EpochRing, "mask", masked):
+        return world.upload(session, client, version)
+
+
+@pytest.mark.parametrize("bad", [7, 8, 9])
+def test_a_bad_client_of_one_age_costs_that_age_alone(bad: int) -> None:
+    """Whichever age is opened first: what was opened before and what comes after is released."""
+    world = World()
+    session = world.open()
+    uploads = [(3 * (9 - version) + number, version) for version in (9, 8, 7) for number in (1, 2, 3)]
+    world.fill(session, [one for one in uploads if one != (3 * (9 - bad) + 1, bad)])
+    session.receive(ClientId(3 * (9 - bad) + 1), with_another_vector(world, session, 3 * (9 - bad) + 1, bad))
+    session.close_stage()
+    released = session.release()
+    require_sum(released.aggregate, [one for one in uploads if one[1] != bad])
+    lost = {ClientId(client) for client, version in uploads if version == bad}
+    assert released.left_out.keys() == lost
+    # A client that deals consistently cannot be told from the others of its list.
+    assert all(isinstance(error, PeerMisbehaved) for error in released.left_out.values())
+    assert any(error is one for error in released.left_out.values() for one in session.faults)
+
+
+@pytest.mark.parametrize("is_invited", [False, True])
+@pytest.mark.parametrize("how", ["a bit flipped", "another's", "of an older model", "no message"])
+def test_bytes_that_a_client_did_not_sign_do_not_shut_it_out(how: str, *, is_invited: bool) -> None:
+    """Whoever stands between a client and the server sends them first, in its name."""
+    world, client = World(), ClientId(1)
+    older = world.upload(world.open(NEWEST - 5), 1, NEWEST - 5, NEWEST - 5)
+    invited = frozenset(map(ClientId, range(1, 5))) if is_invited else None
+    session = world.simulation.open(subject_of(NEWEST), invited)
+    assert isinstance(session, BufferSession)
+    upload = world.upload(session, 1)
+    strange = {
+        "a bit flipped": upload[:-1] + bytes([upload[-1] ^ 1]),
+        "another's": world.upload(session, 2),
+        "of an older model": older,
+        "no message": b"no message",
+    }[how]
+    for _ in range(2):
+        with pytest.raises(PeerError):
+            session.receive(client, strange)
+        assert session.message_to(client) == session.invitation
+    assert session.awaited == invited
+    session.receive(client, upload)
+    world.fill(session, [(3, 9), (4, 9)])
+    session.close_stage()
+    assert session.release().counted == {client, ClientId(3), ClientId(4)}
+
+
+def test_a_buffer_of_which_no_age_opens_says_why_and_ends() -> None:
+    world = World()
+    session = world.open()
+    world.fill(session, [(1, 9), (2, 9), (4, 8), (5, 8)])
+    session.receive(ClientId(3), with_another_vector(world, session, 3, 9))
+    session.close_stage()
+    with pytest.raises(PeerMisbehaved):
+        session.release()
+    with pytest.raises(Misuse, match="releases once"):
+        session.release()
+
+
+@pytest.mark.parametrize("lost_at", [MessageKind.ONE_MESSAGE_LIST, MessageKind.ONE_MESSAGE_CERTIFIED_LIST])
+@pytest.mark.parametrize("answered", [0, 1])
+def test_a_buffer_whose_holders_are_away_is_released_when_they_are_back(lost_at: MessageKind, answered: int) -> None:
+    """After none of its lists, or after one, which is not asked for again."""
+    world = World()
+    session, asked, are_away = world.open(), list[bytes](), True
+    ask_all = session._ask_all  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
+
+    def ask(requests: Mapping[int, bytes]) -> Iterable[tuple[int, bytes]]:
+        request = next(iter(requests.values()), b"")
+        if request and message_kind(request) is lost_at:
+            asked.append(request)
+            if are_away and len(asked) > answered:
+                return
+        yield from ask_all(requests)
+
+    session._ask_all = ask  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
+    world.fill(session, MIXED)
+    session.close_stage()
+    for _ in range(2):
+        with pytest.raises(ThresholdNotMet, match="holders"):
+            session.release()
+    are_away = False
+    released = session.release()
+    require_sum(released.aggregate, MIXED)
+    assert len(set(asked)) == 3
+    assert asked.count(asked[0]) == (1 if answered else 3)
+
+
 def test_a_model_with_two_digests_is_refused() -> None:
     session = World().open()
     session.invitation_for(subject_of(8))
@@ -265,7 +376,9 @@ def test_a_fault_of_a_model_is_told_once_and_progress_as_it_is_made() -> None:
     world = World(replace(SETTINGS, delivered_at_once=1))
     session, told, found = world.open(), list[tuple[int, int]](), list[list[PeerError]]()
     session.invitation_for(subject_of(8))
-    early, late_one = (PeerMisbehaved(name, reason=Reason.ALREADY_ANSWERED) for name in ("early", "late"))
+    early, late_one = (
+        PeerMisbehaved(name, reason=Reason.ALREADY_ANSWERED, culprits=UNDECIDED) for name in ("early", "late")
+    )
     server_of(session).faults.append(early)
     world.fill(session, [(1, NEWEST), (2, NEWEST), (3, NEWEST), (4, 8), (5, 8), (6, 8)])
     found.append(list(session.faults))

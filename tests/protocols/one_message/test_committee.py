@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -28,7 +29,7 @@ from secagg.errors import (
     ThresholdNotMet,
     UnexpectedMessage,
 )
-from secagg.identifiers import ClientId
+from secagg.identifiers import ClientId, ServerId
 from secagg.protocols.one_message import (
     CommitteeSession,
     Holdings,
@@ -242,7 +243,8 @@ def test_keys_of_another_holder_are_not_taken(committee: Committee) -> None:
     ):
         with pytest.raises(PeerError) as caught:
             session.receive(sender, message)
-        assert caught.value.culprits == {sender}
+        # Of what is not the sender's beyond doubt nobody else is named but who carried it.
+        assert sender in caught.value.culprits <= {sender, ServerId()}
     with pytest.raises(PeerMisbehaved, match="answers for another epoch"):
         session.receive(last, replace(NoHolder.decode(said), record=bytes(32)).encode())
     session.receive(first, keys)
@@ -314,10 +316,54 @@ def test_an_epoch_that_is_over_is_destroyed_when_the_node_is_next_asked_for_anyt
     committee.world.now += 7200
     other = InsecureSum(replace(committee.setup, seed=b"another authority"))
     with (
-        committee.holdings(committee.setup.clients[0]).open(other.record, b"t") as holder,
+        pytest.raises(InvalidParameters, match="another authority"),
+        committee.holdings(committee.setup.clients[0]).open(other.record, b"t"),
     ):
-        assert holder is None
+        pass
     assert not list(committee.folder.glob("0/*"))
+
+
+def test_records_of_another_authority_or_of_an_epoch_that_is_over_leave_no_files(committee: Committee) -> None:
+    """A server makes as many of them as it likes, and each would draw keys and keep them."""
+    client, genuine = committee.setup.clients[0], committee.world.record
+    stranger = committee.setup.key_of("another authority")
+    strange = replace(genuine, authority=stranger.public_key)
+    records = [replace(strange, number=number).signed(stranger) for number in range(20)]
+    records.append(replace(genuine, expiry=committee.world.now).signed(committee.world.authority))
+    for record in records:
+        assert record.position_of(committee.world.holder_keys[0].public_key) == 0
+        with (
+            pytest.raises(InvalidParameters, match=r"another authority|is over"),
+            committee.holdings(client).open(record, b"a task"),
+        ):
+            pass
+    assert not list(committee.folder.glob("**/*"))
+
+
+def test_folders_that_no_holder_made_are_left_alone(committee: Committee) -> None:
+    """Whatever they are called, and whatever else is in those that one made."""
+    committee.carry(committee.open())
+    ours = committee.folder / "0"
+    (made,) = ours.iterdir()
+    name = f"1-{64 * 'a'}"
+    kept = [ours / "2019-photos" / "beach.jpg", ours / name / "letter", ours / f"1-{64 * 'b'}" / "head"]
+    kept += [ours / f"2-{64 * 'c'}" / "secret", ours / f"3-{64 * 'd'}" / "notes", ours / f"\u0661-{64 * 'e'}" / "head"]
+    for path in kept:
+        path.parent.mkdir()
+        path.write_bytes(b"mine")
+    # With the files of a journal, and one of the user's.
+    for name in ("secret", "head"):
+        (ours / f"3-{64 * 'd'}" / name).write_bytes((made / name).read_bytes())
+    elsewhere = committee.folder / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "secret").write_bytes((made / "secret").read_bytes())
+    (ours / f"4-{64 * 'f'}").symlink_to(elsewhere)
+    committee.world.now = committee.world.record.expiry
+    with suppress(InvalidParameters), committee.holdings(committee.setup.clients[0]).open(committee.world.record, b"t"):
+        pass
+    assert not made.exists()
+    assert all(path.read_bytes() == b"mine" for path in kept)
+    assert (elsewhere / "secret").exists()
 
 
 # --- The stage of the keys, as a session ------------------------------------------------------------------------------
@@ -401,11 +447,17 @@ def test_what_is_over_is_overwritten_before_it_is_removed_and_over_when_its_time
 ) -> None:
     committee.carry(committee.open())
     committee.world.now = committee.world.record.expiry
-    monkeypatch.setattr("secagg.protocols.one_message.committee.holding.rmtree", str)
-    other = InsecureSum(replace(committee.setup, seed=b"another authority"))
-    with committee.holdings(committee.setup.clients[0]).open(other.record, b"t"):
-        assert list(committee.folder.glob("0/*"))
-        assert not list(committee.folder.glob("0/*/secret"))
+    erased = list[str]()
+
+    def erase(path: Path) -> None:
+        erased.append(path.name)
+        path.unlink()
+
+    monkeypatch.setattr("secagg.session.durable.erase", erase)
+    with suppress(InvalidParameters), committee.holdings(committee.setup.clients[0]).open(committee.world.record, b"t"):
+        pass
+    assert {"secret", "records", "head"} <= set(erased)
+    assert not list(committee.folder.glob("0/*"))
 
 
 def test_a_client_that_holds_no_more_says_so_in_its_log(committee: Committee, caplog: pytest.LogCaptureFixture) -> None:

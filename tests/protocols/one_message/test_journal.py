@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
-import os
+import dataclasses
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Final
 
 import pytest
 
-from secagg.errors import InvalidParameters, MalformedMessage, Misuse, PeerMisbehaved
-from secagg.protocols.one_message.journal import Event, FileJournal, Placements
-from secagg.session.durable import replace
+from secagg.errors import InvalidParameters, Misuse, PeerMisbehaved
+from secagg.protocols.one_message.journal import Event, FileJournal, JournalHead, Placements
 from secagg.simulation.insecure_coins import InsecureSeededCoins
+from tests.harness.stopped_files import Copy, Stopped, StoppedFiles, copy_of, put_back
 
+MEMORY: Final = Path("/dev/shm")  # noqa: S108 -- another file system than that of temporary files
 RECORD, BOOT = bytes(32), b"since this morning"
 
 
@@ -56,23 +63,26 @@ def test_a_sum_and_an_upload_are_each_on_one_list() -> None:
 # --- What is written, and when ----------------------------------------------------------------------------------------
 
 
-def test_a_record_is_on_the_disk_before_its_head_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    journal, order = opened(tmp_path / "holder"), list[str]()
-    records, sync = (tmp_path / "holder" / "records").stat().st_ino, os.fsync
+def test_a_record_is_on_the_disk_before_its_head_and_the_mark_of_the_last_one_goes_at_the_end(tmp_path: Path) -> None:
+    journal, order = opened(tmp_path / "holder"), list[tuple[str, ...]]()
 
-    def synced(number: int) -> None:
-        if os.fstat(number).st_ino == records:
-            order.append("record")
-        sync(number)
+    def watch() -> None:
+        copy = copy_of(tmp_path / "holder")
+        seen = (str(len(copy["records"])), str(JournalHead.decode(copy["head"]).number), *(n for n in copy if "." in n))
+        if order[-1:] != [seen]:
+            order.append(seen)
 
-    def replaced(path: Path, data: bytes) -> None:
-        order.append(path.name)
-        replace(path, data)
-
-    monkeypatch.setattr(os, "fsync", synced)
-    monkeypatch.setattr("secagg.protocols.one_message.journal.replace", replaced)
-    journal.append(Event.BEGUN, b"1")
-    assert order == ["record", "head"]
+    with StoppedFiles(watch=watch).installed():
+        journal.append(Event.BEGUN, b"1")
+    written = str((tmp_path / "holder" / "records").stat().st_size)
+    assert order[0] == ("0", "0", "mark.0")
+    assert order[1:] == [
+        (written, "0", "mark.0"),
+        (written, "0", "mark.0", "mark.1"),
+        (written, "0", "head.new", "mark.0", "mark.1"),
+        (written, "1", "mark.0", "mark.1"),
+        (written, "1", "mark.1"),
+    ]
     journal.close()
 
 
@@ -122,30 +132,6 @@ def test_what_the_root_was_drawn_into_is_overwritten(tmp_path: Path) -> None:
 # --- What a crash leaves ----------------------------------------------------------------------------------------------
 
 
-def test_a_secret_that_a_crash_kept_from_its_place_is_drawn_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Nobody has heard of it yet, so the epoch is not over for this holder."""
-    folder = tmp_path / "holder"
-
-    def crash(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patched:
-        patched.setattr(FileJournal, "_write_head", crash)
-        with pytest.raises(KeyboardInterrupt):
-            opened(folder)
-    lost = (folder / "secret").read_bytes()
-    journal = opened(folder, b"other coins")
-    assert (folder / "secret").read_bytes() != lost
-    journal.append(Event.BEGUN, b"1")
-    journal.close()
-    again = opened(folder, b"no coins are drawn")
-    assert again.nonce == journal.nonce
-    assert len(list(again.records())) == 1
-    again.close()
-
-
 @pytest.mark.parametrize("count", [1, 2])
 @pytest.mark.parametrize("lost", [("secret",), ("secret", "records"), ("secret", "head")])
 def test_a_folder_without_its_secret_is_not_begun_anew(count: int, lost: tuple[str, ...], tmp_path: Path) -> None:
@@ -159,26 +145,243 @@ def test_a_folder_without_its_secret_is_not_begun_anew(count: int, lost: tuple[s
     assert not (folder / "secret").exists()
 
 
-def test_a_record_of_no_bytes_is_a_damaged_one(tmp_path: Path) -> None:
-    with_records(tmp_path / "holder", 2)
-    with (tmp_path / "holder" / "records").open("ab") as records:
-        records.write(bytes(8))
-    with pytest.raises(MalformedMessage):
-        opened(tmp_path / "holder")
+# --- Every write, and every copy --------------------------------------------------------------------------------------
+
+STEPS: Final = (b"one", b"two", b"three", b"four")
+RESTARTED: Final = b"three"
 
 
-@pytest.mark.parametrize("cut", [1, 8, 9, 20])
-def test_the_beginning_of_a_record_is_cut_off(cut: int, tmp_path: Path) -> None:
-    folder = tmp_path / "holder"
-    with_records(folder, 2)
-    kept = (folder / "records").read_bytes()
-    with (folder / "records").open("ab") as records:
-        records.write(kept[: min(cut, len(kept) - 1)][:cut])
-    journal = opened(folder)
-    assert len(list(journal.records())) == 2
-    assert (folder / "records").read_bytes() == kept
-    journal.append(Event.BEGUN, b"3")
+@dataclass
+class Run:
+    """A journal that is opened and written to, and what a caller was told by it."""
+
+    folder: Path
+    told: list[bytes] = field(default_factory=list[bytes])
+    """The records whose writing returned; a restart empties them."""
+    tried: list[bytes] = field(default_factory=list[bytes])
+    """The records there would be after the write that was under way."""
+    nonce: bytes | None = None
+    journal: FileJournal | None = None
+
+    def go(self, steps: Iterable[bytes] = STEPS, seed: bytes = b"journal") -> None:
+        self.journal = opened(self.folder, seed)
+        self.nonce = self.journal.nonce
+        self.told = self.tried = [entry.parts[0] for entry in self.journal.records()]
+        for step in steps:
+            write = self.journal.restart if step == RESTARTED else self.journal.append
+            self.tried = [step] if step == RESTARTED else [*self.told, step]
+            write(Event.BEGUN, step)
+            self.told = self.tried
+        self.journal.close()
+
+    def end(self) -> None:
+        """End the process: its files are closed, and nothing else happens."""
+        if self.journal is not None:
+            self.journal.close()
+
+
+def found_in(folder: Path) -> tuple[list[bytes], bytes]:
+    """Open a folder, and return the records and the nonce that are in it."""
+    journal = opened(folder, b"other coins")
+    found = [entry.parts[0] for entry in journal.records()]
     journal.close()
-    again = opened(folder)
-    assert [entry.parts[0] for entry in again.records()] == [b"\x00", b"\x01", b"3"]
-    again.close()
+    return found, journal.nonce
+
+
+def writes_of(folder: Path) -> int:
+    files = StoppedFiles()
+    with files.installed():
+        Run(folder).go()
+    return files.calls
+
+
+@pytest.mark.parametrize("is_partial", [False, True])
+def test_a_process_that_ends_at_any_write_continues_with_all_that_it_told(tmp_path: Path, *, is_partial: bool) -> None:
+    for number in range(writes_of(tmp_path / "whole")):
+        run = Run(tmp_path / f"{number}")
+        with StoppedFiles(stop_before=number, is_partial=is_partial).installed(), pytest.raises(Stopped):
+            run.go()
+        run.end()
+        found, nonce = found_in(run.folder)
+        assert found in (run.told, run.tried), number
+        assert run.nonce in (None, nonce), "the keys were told"
+        again = Run(run.folder)
+        again.go([b"four"])
+        assert again.told == [*found, b"four"]
+        assert not list(run.folder.glob("*.new"))
+        assert len(list(run.folder.iterdir())) == 4
+
+
+@pytest.mark.parametrize("is_partial", [False, True])
+def test_a_disk_that_is_full_at_any_write_loses_nothing_that_was_told(tmp_path: Path, *, is_partial: bool) -> None:
+    for number in range(writes_of(tmp_path / "whole")):
+        run = Run(tmp_path / f"{number}")
+        with StoppedFiles(fail_at=number, is_partial=is_partial).installed(), pytest.raises(OSError, match="no space"):
+            run.go()
+        told, journal = run.told, run.journal
+        if journal is not None and journal.is_open:
+            # Room was made.
+            journal.append(Event.BEGUN, b"more")
+            told = run.tried = [*told, b"more"]
+        run.end()
+        found, nonce = found_in(run.folder)
+        assert found in (told, run.tried), number
+        assert run.nonce in (None, nonce)
+
+
+SETS: Final = (
+    ("secret", "records", "head", "mark"),
+    ("records", "head", "mark"),
+    ("records", "head"),
+    ("records",),
+    ("head",),
+    ("head", "mark"),
+    ("mark",),
+)
+
+
+def copies_of(folder: Path) -> list[tuple[int, Copy]]:
+    """Return each state of the folder that anybody could copy, and how many records had been told by then."""
+    run, found = Run(folder), list[tuple[int, Copy]]()
+    told = list[list[bytes]]()
+
+    def watch() -> None:
+        if run.told and (not told or told[-1] != run.told):
+            told.append(run.told)
+        copy = copy_of(folder)
+        if not found or copy != found[-1][1]:
+            found.append((len(told), copy))
+
+    with StoppedFiles(watch=watch).installed():
+        run.go()
+    return found
+
+
+@pytest.mark.parametrize("by_renaming", [False, True])
+@pytest.mark.parametrize("names", SETS, ids=" ".join)
+def test_no_copy_that_is_put_back_forgets_what_was_told(
+    names: tuple[str, ...], tmp_path: Path, *, by_renaming: bool
+) -> None:
+    """Copied at any write, put back after the next record or at the end, in whole or in part, beside what is there."""
+    copies = copies_of(tmp_path / "copied")
+    assert len(copies) > 20
+    refused = 0
+    for at, (told, copy) in enumerate(copies):
+        chosen = {name: data for name, data in copy.items() if name.partition(".")[0] in names}
+        for last in {min(told + 1, len(STEPS)), len(STEPS)}:
+            run = Run(tmp_path / f"{at} {last}")
+            # The coins are the same, so that the copy is of this very folder but for its times.
+            with StoppedFiles().installed():
+                run.go(STEPS[:last])
+            if "secret" in names:
+                for file in run.folder.iterdir():
+                    file.unlink()
+            put_back(run.folder, chosen, by_renaming=by_renaming)
+            try:
+                found, nonce = found_in(run.folder)
+            except InvalidParameters:
+                refused += 1
+            else:
+                # Fresh keys open no share that was ever sealed to this holder.
+                assert found == run.told or (nonce != run.nonce and not found), (at, last)
+    assert refused > 0 or names == ("records",)
+
+
+def test_a_copy_of_what_a_crash_left_is_not_continued_from_twice(tmp_path: Path) -> None:
+    """The crash is genuine, and so is its state, once: it is copied, continued from, and put back."""
+    for number in range(writes_of(tmp_path / "whole")):
+        run = Run(tmp_path / f"{number}")
+        with StoppedFiles(stop_before=number, is_partial=True).installed(), pytest.raises(Stopped):
+            run.go()
+        run.end()
+        copy = copy_of(run.folder)
+        again = Run(run.folder)
+        again.go([b"another"])
+        for names in (SETS[1], SETS[2], SETS[4]):
+            chosen = {name: data for name, data in copy.items() if name.partition(".")[0] in names}
+            put_back(run.folder, chosen, by_renaming=False)
+            try:
+                found, _ = found_in(run.folder)
+            except InvalidParameters:
+                continue
+            assert found == again.told, (number, names)
+
+
+def test_records_that_are_cut_end_the_epoch_and_bytes_behind_them_do_not(tmp_path: Path) -> None:
+    with_records(tmp_path / "holder", 2)
+    records = tmp_path / "holder" / "records"
+    kept = records.read_bytes()
+    for behind in (b"\0", bytes(8), kept, (500).to_bytes(8, "big") + b"half of a record", b"\xff" * 9):
+        records.write_bytes(kept + behind)
+        assert found_in(records.parent)[0] == [b"\x00", b"\x01"]
+        journal = opened(records.parent)
+        list(journal.records())
+        journal.close()
+    for length in range(len(kept)):
+        records.write_bytes(kept[:length])
+        with pytest.raises(InvalidParameters, match="older than what this holder has done"):
+            opened(records.parent)
+    for place in range(0, len(kept), 7):
+        records.write_bytes(kept[:place] + bytes([kept[place] ^ 1]) + kept[place + 1 :])
+        with pytest.raises(InvalidParameters, match="older than what this holder has done"):
+            opened(records.parent)
+    records.write_bytes(kept)
+    assert found_in(records.parent)[0] == [b"\x00", b"\x01"]
+
+
+def test_a_folder_that_was_copied_elsewhere_is_not_opened_there(tmp_path: Path) -> None:
+    """Times of files cannot be set; that of a link to the mark, or of one that was moved away, is its own."""
+    folder = tmp_path / "holder"
+    with_records(folder, 1)
+    elsewhere = Path(tempfile.mkdtemp(dir=MEMORY))
+    try:
+        for target in (tmp_path / "copied", elsewhere / "holder"):
+            subprocess.run(["cp", "-a", str(folder), str(target)], check=True)  # noqa: S603, S607
+            with pytest.raises(InvalidParameters, match="was copied"):
+                opened(target)
+    finally:
+        shutil.rmtree(elsewhere)
+    # Moved as a whole it is no copy.
+    folder.rename(tmp_path / "moved")
+    assert found_in(tmp_path / "moved")[0] == [b"\x00"]
+    (mark,) = (tmp_path / "moved").glob("mark.*")
+    mark.rename(tmp_path / "aside")
+    (tmp_path / "aside").rename(mark)
+    with pytest.raises(InvalidParameters, match="was copied"):
+        opened(tmp_path / "moved")
+
+
+def test_a_journal_whose_files_are_exchanged_while_it_is_open_tells_nothing_more(tmp_path: Path) -> None:
+    folder = tmp_path / "holder"
+    journal = opened(folder)
+    journal.append(Event.BEGUN, b"1")
+    copy = copy_of(folder)
+    put_back(folder, copy, by_renaming=True)
+    # Another file is in the place of the records, and the folder is still locked.
+    with pytest.raises(InvalidParameters, match="open in another process"):
+        opened(folder)
+    with pytest.raises(InvalidParameters, match="changed by somebody else"):
+        journal.append(Event.BEGUN, b"2")
+    with pytest.raises(Misuse, match="was closed"):
+        journal.append(Event.BEGUN, b"2")
+    journal.close()
+    with pytest.raises(InvalidParameters, match="epoch is over"):
+        opened(folder)
+
+
+def test_marks_are_later_one_than_the_other_though_the_clock_of_the_file_system_is_coarse(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two that were made at one time could be exchanged."""
+    journal, made = opened(tmp_path / "holder"), list[int]()
+    for number in range(20):
+        journal.append(Event.BEGUN, bytes([number]))
+        (mark,) = (tmp_path / "holder").glob("mark.*")
+        made.append(mark.stat().st_ctime_ns)
+    assert made == sorted(set(made))
+    monkeypatch.setattr("secagg.session.durable._MOST_TICKS", 2)
+    head = journal._head  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
+    journal._head = dataclasses.replace(head, made=head.made + (1 << 60))  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
+    with pytest.raises(InvalidParameters, match="clock of this machine"):
+        journal.append(Event.BEGUN, b"back in time")
+    journal.close()

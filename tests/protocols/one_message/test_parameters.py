@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 
 from secagg.errors import InvalidParameters, MalformedMessage
 from secagg.fields import read_fields, write_fields
-from secagg.protocols.one_message.fitting import choose_committee, plan
 from secagg.protocols.one_message.lattice.estimator import greatest_modulus_bits
 from secagg.protocols.one_message.lattice.gaussian import LARGEST, weights
 from secagg.protocols.one_message.lattice.masks import energy_factor
@@ -21,6 +20,7 @@ from secagg.protocols.one_message.lattice.values import MAXIMUM_COEFFICIENTS, PI
 from secagg.protocols.one_message.parameters import (
     LEAST_SECURITY,
     MAXIMUM_DROPPED_BITS,
+    MAXIMUM_HOLDERS,
     Parameters,
     ThresholdRule,
     greatest_capacity,
@@ -28,6 +28,7 @@ from secagg.protocols.one_message.parameters import (
     least_quorum,
     least_threshold,
 )
+from secagg.protocols.one_message.plan import Committee, choose_committee, plan
 from secagg.wire import Reader, Writer
 
 Law = npt.NDArray[np.float64]
@@ -330,6 +331,10 @@ def test_a_chosen_committee_answers_without_the_corrupted_and_the_absent(holders
     try:
         made = choose_committee(holders, corrupted, absent, rule)
     except InvalidParameters as error:
+        if "assume fewer" in str(error):
+            # So many would suffice as no epoch has.
+            assert rule is not None or 3 * corrupted + 2 * absent >= MAXIMUM_HOLDERS
+            return
         suffice = int(str(error).rsplit("; ", 1)[1].split()[0])
         enough = choose_committee(suffice, corrupted, absent, rule)
         assert suffice - enough.threshold >= corrupted + absent
@@ -338,6 +343,24 @@ def test_a_chosen_committee_answers_without_the_corrupted_and_the_absent(holders
     assert holders - max(made.threshold, made.quorum) >= corrupted + absent
     assert made.threshold >= least_threshold(made.rule, holders, corrupted, made.packing)
     assert rule in (None, made.rule)
+
+
+def test_a_committee_of_more_than_an_epoch_has_is_refused_with_what_to_change() -> None:
+    values = (Values(100, 16),)
+    with pytest.raises(InvalidParameters, match="an epoch has at most 256 holders; got 300, so list fewer"):
+        choose_committee(300, 3)
+    assert choose_committee(256, 3).holders == 256
+    with pytest.raises(InvalidParameters, match="assume fewer"):
+        choose_committee(200, 90)
+    # Numbers of another committee than one that was chosen here.
+    with pytest.raises(InvalidParameters, match=r"holders .*256.* 300"):
+        plan(values, 100, Committee(300, 3, 250, 1, CERTIFIED, 152))
+    with pytest.raises(InvalidParameters, match="packing divides the degree"):
+        plan(values, 100, Committee(20, 3, 15, 3, CERTIFIED, 12))
+    with pytest.raises(InvalidParameters, match="need a threshold of 7; got 5"):
+        plan(values, 100, Committee(20, 3, 5, 4, CERTIFIED, 12))
+    with pytest.raises(InvalidParameters, match="divide the layout"):
+        plan((Values(MAXIMUM_COEFFICIENTS, 16),) * 2, 100, choose_committee(5, 1))
 
 
 def test_small_committees_as_the_review_counts_them() -> None:

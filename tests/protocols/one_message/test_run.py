@@ -11,7 +11,7 @@ from secagg.errors import ThresholdNotMet
 from secagg.parameters import SecurityMode, Suite
 from secagg.protocols.one_message.parameters import ThresholdRule
 from secagg.protocols.one_message.run import run
-from tests.harness.one_message_sums import InsecureSum, SumSetup
+from tests.harness.one_message_sums import COINS, InsecureSum, SumSetup
 
 SETUPS = {
     "usual": SumSetup(),
@@ -33,7 +33,7 @@ SETUPS = {
 def test_the_sum_is_exact(name: str) -> None:
     setup = SETUPS[name]
     world = InsecureSum(setup)
-    opened, server = run(world.offer(), setup.sum_id, world.parts(), world.holders)
+    opened, server = run(world.offer(), setup.sum_id, COINS, world.parts(), world.holders)
     assert opened.aggregate.encode() == world.ideal(setup.clients).encode()
     assert opened.counted == frozenset(setup.clients)
     assert not server.faults
@@ -44,7 +44,7 @@ def test_holders_within_the_plan_may_be_absent(rule: ThresholdRule) -> None:
     setup = SumSetup(holders=8, absent=1, rule=rule)
     world = InsecureSum(setup)
     there = {position: holder for position, holder in world.holders.items() if position not in {0, 5}}
-    opened, server = run(world.offer(), setup.sum_id, world.parts(), there)
+    opened, server = run(world.offer(), setup.sum_id, COINS, world.parts(), there)
     assert opened.aggregate.encode() == world.ideal(setup.clients).encode()
     assert server.present == frozenset(there)
 
@@ -54,7 +54,7 @@ def test_holders_beyond_the_plan_release_nothing_and_are_named() -> None:
     world = InsecureSum(setup)
     there = {position: holder for position, holder in world.holders.items() if position not in {0, 5, 6}}
     with pytest.raises(ThresholdNotMet, match="holder/0, holder/5, holder/6"):
-        run(world.offer(), setup.sum_id, world.parts(), there)
+        run(world.offer(), setup.sum_id, COINS, world.parts(), there)
 
 
 @pytest.mark.parametrize("rule", ThresholdRule)
@@ -80,7 +80,7 @@ def test_clients_that_never_come_cost_nothing() -> None:
     setup = SumSetup(population=9)
     world = InsecureSum(setup)
     some = setup.clients[::2]
-    opened, _ = run(world.offer(), setup.sum_id, world.parts(some), world.holders)
+    opened, _ = run(world.offer(), setup.sum_id, COINS, world.parts(some), world.holders)
     assert opened.aggregate.encode() == world.ideal(some).encode()
 
 
@@ -88,4 +88,4 @@ def test_too_few_clients_are_no_sum() -> None:
     setup = replace(SumSetup(), population=2)
     world = InsecureSum(setup)
     with pytest.raises(ThresholdNotMet, match="accepted uploads"):
-        run(world.offer(), setup.sum_id, world.parts(), world.holders)
+        run(world.offer(), setup.sum_id, COINS, world.parts(), world.holders)

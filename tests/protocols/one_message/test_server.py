@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import pytest
 
-from secagg.contract.pieces import Cut, LocalSum, Sums
 from secagg.crypto.ring import RingVector
 from secagg.errors import (
     InvalidParameters,
@@ -20,24 +20,25 @@ from secagg.errors import (
 )
 from secagg.identifiers import HolderId
 from secagg.parameters import SecurityMode
-from secagg.protocols.one_message.lattice.masks import OpenedSum, WrongSecret
+from secagg.protocols.one_message.cut import LocalSum, OneMessageCut
+from secagg.protocols.one_message.lattice.masks import OpenedSum, SumOfSecrets, WrongSecret
+from secagg.protocols.one_message.lattice.packing import Word
 from secagg.protocols.one_message.messages import Judged, Receipt, Verdict
-from secagg.protocols.one_message.parameters import Parameters, ThresholdRule
-from secagg.protocols.one_message.recovery import Recovered, recover
+from secagg.protocols.one_message.parameters import FIELD, ThresholdRule
+from secagg.protocols.one_message.recovery import Recovered, recovered
 from secagg.protocols.one_message.server import Server, State
-from secagg.protocols.one_message.sharing_field import FIELD
-from tests.harness.one_message_sums import SUM_ID, InsecureSum, SumSetup
+from tests.harness.one_message_sums import COINS, SUM_ID, InsecureSum, SumSetup
 
 
 @pytest.mark.parametrize("name", [b"", bytes(16), SUM_ID + b"x", SUM_ID[1:]])
 def test_a_sum_has_a_name(name: bytes) -> None:
     with pytest.raises(InvalidParameters, match="a sum is named by 16 bytes"):
-        Server(InsecureSum().offer(), name)
+        Server(InsecureSum().offer(), name, COINS)
 
 
 def test_an_upload_that_comes_again_is_delivered_once() -> None:
     world = InsecureSum()
-    client, server = world.setup.clients[0], Server(world.offer(), SUM_ID)
+    client, server = world.setup.clients[0], Server(world.offer(), SUM_ID, COINS)
     upload = world.upload(client)
     world.ask(server, server.introduce())
     server.receive_upload(client, upload)
@@ -65,7 +66,7 @@ def test_nothing_is_collected_once_the_list_is_fixed() -> None:
 
 def test_a_holder_that_judges_no_delivery_is_lost() -> None:
     world = InsecureSum()
-    client, server = world.setup.clients[0], Server(world.offer(), SUM_ID)
+    client, server = world.setup.clients[0], Server(world.offer(), SUM_ID, COINS)
     world.ask(server, server.introduce())
     server.receive_upload(client, world.upload(client))
     requests = server.deliver()
@@ -77,7 +78,7 @@ def test_a_holder_that_judges_no_delivery_is_lost() -> None:
 
 def test_too_few_holders_open_nothing() -> None:
     world = InsecureSum()
-    server = Server(world.offer(), SUM_ID)
+    server = Server(world.offer(), SUM_ID, COINS)
     server.require_holders()
     for position in range(4):
         server.lose(position)
@@ -175,7 +176,7 @@ def test_a_list_is_fixed_when_nothing_waits_and_nothing_is_on_its_way() -> None:
 
 def test_a_holder_that_was_lost_says_nothing_more() -> None:
     world = InsecureSum()
-    server = Server(world.offer(), SUM_ID)
+    server = Server(world.offer(), SUM_ID, COINS)
     receipt = world.holders[0].respond(server.introduce()[0])
     server.lose(0)
     with pytest.raises(PeerMisbehaved) as caught:
@@ -187,7 +188,7 @@ def test_a_holder_that_was_lost_says_nothing_more() -> None:
 def test_a_receipt_is_for_the_uploads_that_were_delivered(verdict: Verdict) -> None:
     """A share that does not open says nothing of its upload, so that verdict alone may name another."""
     world = InsecureSum(SumSetup(mode=SecurityMode.SEMI_HONEST))
-    client, server = world.setup.clients[0], Server(world.offer(), SUM_ID)
+    client, server = world.setup.clients[0], Server(world.offer(), SUM_ID, COINS)
     world.ask(server, server.introduce())
     server.receive_upload(client, world.upload(client))
     said = Receipt.decode(world.holders[0].respond(server.deliver()[0]))
@@ -233,13 +234,16 @@ def test_a_sum_with_other_numbers_than_zeros_behind_its_weight_is_not_released(m
 class CountedSum(LocalSum):
     """Counts how often it is opened and overwritten."""
 
-    def __init__(self, cut: Cut) -> None:
+    def __init__(self, cut: OneMessageCut) -> None:
         super().__init__(cut)
         self.calls = list[str]()
 
-    def open(self, key: bytes) -> list[Sums]:
+    def open(self, secret: SumOfSecrets) -> list[Word]:
         self.calls.append("open")
-        return super().open(key)
+        return super().open(secret)
+
+    def over(self) -> None:
+        self.calls.append("over")
 
     def end(self) -> None:
         self.calls.append("end")
@@ -249,11 +253,12 @@ class CountedSum(LocalSum):
 def counted(world: InsecureSum) -> tuple[Server, CountedSum]:
     made = list[CountedSum]()
 
-    def adding(cut: Cut) -> CountedSum:
+    def adding(cut: OneMessageCut) -> CountedSum:
         made.append(CountedSum(cut))
         return made[-1]
 
-    server = Server(world.offer(), SUM_ID, adding)
+    server = Server(world.offer(), SUM_ID, COINS)
+    server.add_through(adding)
     world.ask(server, server.introduce())
     for client in world.setup.clients:
         server.receive_upload(client, world.upload(client))
@@ -268,7 +273,7 @@ def test_what_was_added_is_overwritten_with_the_release_or_the_end() -> None:
     server.fix_list()
     world.ask(server, server.requests())
     server.open()
-    assert adder.calls == ["open", "end"]
+    assert adder.calls == ["open", "over", "end"]
     given_up, adder = counted(InsecureSum())
     given_up.end()
     assert adder.calls == ["end"]
@@ -280,12 +285,12 @@ def test_a_secret_that_no_clients_have_costs_no_look_at_the_uploads(monkeypatch:
     server.fix_list()
     world.ask(server, server.requests())
 
-    def far_off(parameters: Parameters, answers: Mapping[int, bytes]) -> Recovered:
-        found = recover(parameters, answers)
-        return Recovered(found.sum_secret + (FIELD // 2), found.suspects)
+    def far_off(*arguments: Any) -> Iterator[Recovered]:
+        for found in recovered(*arguments):
+            yield replace(found, sum_secret=found.sum_secret + (FIELD // 2))
 
     with monkeypatch.context() as patched:
-        patched.setattr("secagg.protocols.one_message.server.recover", far_off)
+        patched.setattr("secagg.protocols.one_message.server.recovered", far_off)
         with pytest.raises(WrongSecret, match="an entry is too large"):
             server.open()
     assert not adder.calls

@@ -13,7 +13,7 @@ import numpy.typing as npt
 import pytest
 
 from secagg.protocols.one_message.parameters import ThresholdRule, least_threshold
-from secagg.protocols.one_message.sharing_field import holder_point
+from secagg.protocols.one_message.sharing import holder_point
 
 PRIME = 13
 Rows = npt.NDArray[np.int64]

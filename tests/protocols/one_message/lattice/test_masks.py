@@ -14,13 +14,13 @@ from secagg.crypto.ring import Ring, RingVector
 from secagg.crypto.secret import Secret
 from secagg.errors import CapacityExceeded, InvalidParameters, MalformedMessage, Misuse, Reason, ThresholdNotMet
 from secagg.fields import read_fields, write_fields
-from secagg.protocols.one_message.fitting import choose_committee, plan
 from secagg.protocols.one_message.lattice import coefficients, masks, packing
 from secagg.protocols.one_message.lattice.gaussian import LARGEST
 from secagg.protocols.one_message.lattice.masks import EpochRing, SumOfSecrets, WrongSecret, energy_factor
 from secagg.protocols.one_message.lattice.planes import Accumulator
 from secagg.protocols.one_message.lattice.values import LEAST_FINE_BITS, Values
 from secagg.protocols.one_message.parameters import DEVIATIONS, Parameters, least_guard_bits
+from secagg.protocols.one_message.plan import choose_committee, plan
 from secagg.simulation.insecure_coins import InsecureSeededCoins
 from secagg.wire import MessageKind, Reader, Writer
 

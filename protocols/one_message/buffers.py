@@ -11,28 +11,40 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import ClassVar, Final
+from typing import Final
 
+from secagg.blame import unverified
 from secagg.contract import Aggregate
 from secagg.crypto.ring import RingVector, low_bits, require_capacity
 from secagg.crypto.secret import draw_exactly
-from secagg.errors import InvalidParameters, PeerMisbehaved, Reason, SecAggError, ThresholdNotMet
+from secagg.errors import (
+    NOBODY,
+    InvalidParameters,
+    Misuse,
+    PeerMisbehaved,
+    Reason,
+    SecAggError,
+    ThresholdNotMet,
+)
 from secagg.identifiers import ClientId
+from secagg.parameters import SecurityMode
 from secagg.privacy.client_noise import ClientNoise
-from secagg.protocols.one_message.configuration import SUM_ID_BYTES, Agreement
-from secagg.protocols.one_message.messages import Upload
-from secagg.protocols.one_message.parameters import ThresholdRule
-from secagg.protocols.one_message.plan import OneMessageSettings, plan_offer
-from secagg.protocols.one_message.server import Opened, Server
-from secagg.protocols.one_message.session import (
+from secagg.session.roles import Released, Subject
+from secagg.session.stages import Checked, StagedServerSession
+
+from .configuration import SUM_ID_BYTES, Agreement
+from .messages import Upload
+from .parameters import ThresholdRule
+from .plan import OneMessageSettings, plan_offer
+from .server import CheckedUpload, Opened, Server, State
+from .session import (
     UPLOAD,
     OneMessageHelpers,
     OneMessageServerSession,
     ask_holders,
     open_session,
+    opened_by,
 )
-from secagg.session.one_stage import OneStageServerSession
-from secagg.session.roles import Released, Subject
 
 _ROUND: Final = "upload"
 
@@ -53,10 +65,9 @@ def open_any_session(
     return open_session(subject, settings, invited, helpers)
 
 
-class BufferSession(OneStageServerSession):
+class BufferSession(StagedServerSession[CheckedUpload]):
     """The server's side of one buffer; its subject is about the newest model."""
 
-    name: ClassVar[str] = UPLOAD.name
     noise: ClientNoise | None = None
     """None: noise is planned for the sum of a round."""
 
@@ -88,7 +99,9 @@ class BufferSession(OneStageServerSession):
         self._subject, self._settings, self._helpers = subject, settings, helpers
         self._ask_all, self._capacity = helpers.ask_all, capacity
         self._servers = dict[int, Server]()
-        super().__init__(self._server_for(subject).offer, invited, settings.minimum_cohort)
+        self._sums, self._failed = dict[int, Opened](), dict[int, SecAggError]()
+        """By the number of the model: what was opened, and why nothing ever will be."""
+        super().__init__(UPLOAD, self._server_for(subject).offer, invited, settings.minimum_cohort)
         helpers.answered.forget(subject.round_number - len(settings.staleness_weights) + 1)
 
     @property
@@ -132,7 +145,7 @@ class BufferSession(OneStageServerSession):
                 maximum_weight=settings.maximum_weight,
                 bounds=settings.bounds,
             )
-            server = Server(offer, sum_id)
+            server = Server(offer, sum_id, self._helpers.coins)
             ask_holders(server, self._ask_all, server.introduce())
             self._servers[version] = server
         return self._servers[version]
@@ -142,30 +155,39 @@ class BufferSession(OneStageServerSession):
         age = self._subject.round_number - version
         return age if 0 <= age < len(self._settings.staleness_weights) else None
 
-    def _take(self, sender: ClientId, message: bytes) -> bytes:
+    @property
+    def is_signed(self) -> bool:
+        """Whether clients sign."""
+        return self._helpers.record.mode is SecurityMode.ACTIVE
+
+    def _check(self, sender: ClientId, message: bytes) -> Checked[CheckedUpload]:
         version = Upload.decode(message).header.terms.round_number
-        server = self._servers.get(version)
-        if server is None:
+        if (server := self._servers.get(version)) is None:
             raise PeerMisbehaved(
                 f"{sender} started from model {version}, which this buffer does not take",
                 reason=Reason.STALE_UPDATE,
-                culprits={sender},
+                culprits=unverified(sender),
             )
+        checked = server.check_upload(sender, message)
+        return Checked(checked, checked.digest)
+
+    def _take(self, sender: ClientId, content: CheckedUpload) -> None:
+        version = content.upload.header.terms.round_number
+        server = self._servers[version]
         if sum(len(one.taken) for one in self._servers.values()) >= self._capacity:
-            raise PeerMisbehaved("the buffer is full", reason=Reason.BUFFER_FULL, culprits={sender})
+            raise PeerMisbehaved("the buffer is full", reason=Reason.BUFFER_FULL, culprits=NOBODY)
         self._helpers.answered.require_new(version, sender)
-        server.receive_upload(sender, message)
+        server.take_upload(sender, content)
         self._helpers.answered.add(version, sender)
         if server.waiting >= self._settings.delivered_at_once:
             self._deliver(server)
-        return self._digest(message)
 
     def _deliver(self, server: Server) -> None:
         ask_holders(server, self._ask_all, server.deliver())
         server.settle()
-        self._faults += [fault for fault in server.faults if fault not in self._faults]
+        self._record(*server.faults)
 
-    def _settle(self) -> None:
+    def _next(self) -> None:
         for server in self._servers.values():
             self._deliver(server)
         largest = max(len(server.listed) for server in self._servers.values())
@@ -177,42 +199,69 @@ class BufferSession(OneStageServerSession):
                 round_name=_ROUND,
             )
 
+    def release(self, progress: Callable[[int, int], None] | None = None) -> Released:
+        """Return the sum, once.
+
+        An age whose sum does not open is left out by name, and the others are released. Where too few holders answer,
+        nothing is released and nothing is lost: call it again when they are back.
+        """
+        with self._lock:
+            if self.stage is not None or self._is_over:
+                raise Misuse("close the last stage first; a session releases once")
+            with self._losing():
+                for done, (version, server) in enumerate(sorted(self._servers.items()), 1):
+                    self._open_age(version, server)
+                    if progress is not None:
+                        progress(done, len(self._servers))
+            try:
+                return self._sum(progress)
+            finally:
+                self.abort()
+
+    def _open_age(self, version: int, server: Server) -> None:
+        """Have the list of one model signed and answered, unless it was before, or was found to give no sum.
+
+        Raises:
+            ThresholdNotMet: too few holders answer for now.
+        """
+        if version in self._sums or version in self._failed:
+            return
+        try:
+            if server.state is State.COLLECTING:
+                self._fix_list(version, server)
+        except ThresholdNotMet as error:
+            self._failed[version] = error
+            return
+        try:
+            self._sums[version] = opened_by(server, self._ask_all)
+        except PeerMisbehaved as error:
+            self._failed[version] = error
+            self._record(error)
+        self._record(*server.faults)
+
+    def _fix_list(self, version: int, server: Server) -> None:
+        if (present := len(server.listed)) < (needed := self._settings.minimum_cohort):
+            what = f"uploads for model {version}, which are never summed"
+            raise ThresholdNotMet(needed=needed, present=present, what=what, round_name=_ROUND)
+        server.fix_list()
+
     def _sum(self, progress: Callable[[int, int], None] | None) -> Released:
-        due = {version: server for version, server in self._servers.items() if self._is_due(server)}
-        opened, left_out = dict[int, Opened](), dict[ClientId, SecAggError]()
+        del progress
+        if not self._sums:
+            raise max(self._failed.values(), key=lambda error: isinstance(error, PeerMisbehaved))
+        counted = frozenset(client for one in self._sums.values() for client in one.counted)
+        left_out = dict[ClientId, SecAggError]()
         for version, server in self._servers.items():
             left_out |= server.left_out
-            if version not in due:
-                left_out |= dict.fromkeys(server.listed, self._too_few(version, len(server.listed)))
-        for done, (version, server) in enumerate(sorted(due.items()), 1):
-            opened[version] = self._opened(server)
-            if progress is not None:
-                progress(done, len(due))
-        counted = frozenset(client for one in opened.values() for client in one.counted)
+            if version in self._failed:
+                left_out |= dict.fromkeys(server.listed, self._failed[version])
         return Released(
-            aggregate=self._weighted(opened),
+            aggregate=self._weighted(self._sums),
             counted=counted,
             left_out={client: error for client, error in left_out.items() if client not in counted},
-            revealed=frozenset(one.counted for one in opened.values()),
+            revealed=frozenset(one.counted for one in self._sums.values()),
             unbounded=self._subject.layout.ring_positions,
         )
-
-    def _is_due(self, server: Server) -> bool:
-        return len(server.listed) >= self._settings.minimum_cohort
-
-    def _too_few(self, version: int, present: int) -> ThresholdNotMet:
-        what = f"uploads for model {version}, which are never summed"
-        return ThresholdNotMet(needed=self._settings.minimum_cohort, present=present, what=what, round_name=_ROUND)
-
-    def _opened(self, server: Server) -> Opened:
-        """Fix the list of one model, and have it signed and answered."""
-        server.fix_list()
-        ask_holders(server, self._ask_all, server.requests())
-        server.certify()
-        ask_holders(server, self._ask_all, server.requests())
-        opened = server.open()
-        self._faults += [fault for fault in server.faults if fault not in self._faults]
-        return opened
 
     def _weighted(self, opened: dict[int, Opened]) -> Aggregate:
         """Add the sums up, each as often as its age says."""

@@ -1,1 +1,0 @@
-"""Clients that hold: the keys that they publish, and what a holder keeps between two messages."""
