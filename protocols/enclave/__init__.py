@@ -6,8 +6,9 @@ trusted part. README.md says which module has which name.
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import TYPE_CHECKING
+
+from secagg.faces import lazy
 
 if TYPE_CHECKING:
     from .attestation import EvidenceFormat as EvidenceFormat
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from .attestation import Verifier as Verifier
     from .budget import epsilon_of as epsilon_of
     from .floors import EnclaveFloors as EnclaveFloors
+    from .hardware_judge import HardwareJudge as HardwareJudge
     from .ledger import SealLedger as SealLedger
     from .remote_enclave import RemoteEnclave as RemoteEnclave
     from .session import EnclaveHelpers as EnclaveHelpers
@@ -24,31 +26,29 @@ if TYPE_CHECKING:
     from .session import EnclaveSettings as EnclaveSettings
     from .session import open_session as open_session
     from .trusted.__main__ import serve_simulated as serve_simulated
+    from .trusted.configuration import Accumulation as Accumulation
+    from .trusted.configuration import ReleaseForm as ReleaseForm
     from .trusted.enclave import DEFAULT_MEMORY_BYTES as DEFAULT_MEMORY_BYTES
     from .unattested import SimulatedEnclave as SimulatedEnclave
     from .unattested import SimulatedEvidence as SimulatedEvidence
     from .unattested import SimulatedJudge as SimulatedJudge
-    from .verified_enclave import HardwareJudge as HardwareJudge
     from .verified_enclave import Judge as Judge
     from .verified_enclave import Judgement as Judgement
-
-_NAMES = {
-    "attestation": "EvidenceFormat PinnedMeasurement Policy Verifier",
-    "budget": "epsilon_of",
-    "floors": "EnclaveFloors",
-    "ledger": "SealLedger",
-    "remote_enclave": "RemoteEnclave",
-    "session": "EnclaveHelpers EnclaveMember EnclaveServerSession EnclaveSettings open_session",
-    "trusted.__main__": "serve_simulated",
-    "trusted.enclave": "DEFAULT_MEMORY_BYTES",
-    "unattested": "SimulatedEnclave SimulatedEvidence SimulatedJudge",
-    "verified_enclave": "HardwareJudge Judge Judgement",
-}
-_MODULES = {name: module for module, names in _NAMES.items() for name in names.split()}
-
-
-def __getattr__(name: str) -> object:
-    """Import what is asked for."""
-    if name not in _MODULES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
+else:
+    __getattr__, __dir__, __all__ = lazy(
+        __name__,
+        {
+            "attestation": "EvidenceFormat PinnedMeasurement Policy Verifier",
+            "budget": "epsilon_of",
+            "floors": "EnclaveFloors",
+            "hardware_judge": "HardwareJudge",
+            "ledger": "SealLedger",
+            "remote_enclave": "RemoteEnclave",
+            "session": "EnclaveHelpers EnclaveMember EnclaveServerSession EnclaveSettings open_session",
+            "trusted.__main__": "serve_simulated",
+            "trusted.configuration": "Accumulation ReleaseForm",
+            "trusted.enclave": "DEFAULT_MEMORY_BYTES",
+            "unattested": "SimulatedEnclave SimulatedEvidence SimulatedJudge",
+            "verified_enclave": "Judge Judgement",
+        },
+    )

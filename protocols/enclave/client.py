@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import datetime
+from typing import Final
 
-from secagg.contract import Layout, Payload
 from secagg.contract.codewords import Tables
-from secagg.contract.layout import IndexSegment, RingSegment
-from secagg.contract.pieces import piece_digests
-from secagg.contract.ring_cut import RingCut
+from secagg.contract.layout import IndexSegment, Layout, Payload, RingSegment
 from secagg.crypto.entropy import Coins
+from secagg.crypto.labels import Label, bind
 from secagg.crypto.mask_expansion import accumulate, segment_count
 from secagg.crypto.ring import RingVector, low_bits, reduce_into
 from secagg.crypto.secret import Confined, Secret, draw_exactly, overwrite
@@ -18,10 +19,9 @@ from secagg.errors import InvalidParameters, Misuse
 from secagg.identifiers import ClientId, ServerId
 from secagg.privacy.norm import clip_into
 from secagg.session.certificates import Authority, Certificate, SigningKey
-from secagg.session.ledger import Spent, values_digest
+from secagg.session.ledger import Spent
 from secagg.wire import MessageKind, Writer
 
-from .cut import VECTOR_NONCE_BYTES, cut_of, vector_digest, write_vectors
 from .floors import EnclaveFloors
 from .ledger import SealLedger
 from .trusted.configuration import EnclaveConfiguration
@@ -36,6 +36,8 @@ from .trusted.messages import (
 from .trusted.upload_keys import PROOF_BYTES, mask_key, proof_of, seal_indices, sealing_info
 from .verified_enclave import VerifiedEnclave
 
+VECTOR_NONCE_BYTES: Final = 32
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Upload:
@@ -46,40 +48,26 @@ class Upload:
     masked: tuple[RingVector, ...] = field(repr=False)
     nonce: bytes = field(repr=False)
     """Of the commitment to the masked vectors; it goes with them to the host."""
-    cut: RingCut = field(repr=False)
 
     @property
     def packed(self) -> list[bytes | memoryview]:
         """The masked vectors as they are sent."""
         return [segment.pack_sent(vector) for segment, vector in zip(self.segments, self.masked, strict=True)]
 
-    def pieces(self) -> tuple[bytes, ...]:
-        """Return the digests of the pieces of the masked vectors."""
-        client = self.sealed.header.certificate.client
-        return piece_digests(self.cut.context, client, self.cut.lengths, *self.packed)
-
     def masked_payload(self, layout: Layout) -> Payload:
         """Return the masked vectors as a payload of rings, for a protocol that masks and sums them once more."""
         return Payload(layout, self.masked)
 
-    def encode(self, *, is_stored: bool = False) -> bytes:
-        """Return both as the one message that the client sends to the host.
-
-        Args:
-            is_stored: whether a storage has the pieces, so that their digests stand in place of the vectors.
-        """
+    def encode(self) -> bytes:
+        """Return both as the one message that the client sends to the host."""
         pieces = self.sealed.pieces()
         writer = Writer(MessageKind.ENCLAVE_UPLOAD).integer(sum(map(len, pieces)), 8)
         for piece in pieces:
             writer.borrowed(piece)
         writer.fixed(self.nonce, VECTOR_NONCE_BYTES)
-        self.write_vectors(writer, is_stored=is_stored)
+        for vector in self.packed:
+            writer.borrowed(vector)
         return writer.finish()
-
-    def write_vectors(self, writer: Writer, *, is_stored: bool = False) -> None:
-        """Append what the host adds, if there is anything."""
-        if self.segments:
-            write_vectors(writer, self.pieces() if is_stored else (), self.packed)
 
 
 class Client(Confined):
@@ -180,9 +168,37 @@ class Client(Confined):
             raise Misuse("an update is a Payload, which a codec encodes, trained from a model with a ModelStamp")
         configuration = enclave.configuration
         enclave.require_current(now)
-        self._require_fits(payload, configuration, weight, now)
-        spent = Spent(configuration.task, model.version, values_digest(payload), trained_from or model.digest)
+        self._admit(configuration, now)
+        payload.check()
+        if payload.layout != configuration.layout:
+            raise InvalidParameters("the update has another layout than the enclave counts; encode it with its codec")
+        if type(weight) is not int or not 1 <= weight <= configuration.maximum_weight:
+            raise InvalidParameters(f"a weight is an integer in 1..{configuration.maximum_weight}; got {weight!r}")
+        self.charge(enclave, model, now, trained_from)
+        return self.sealed(payload, enclave=enclave, model=model, now=now, weight=weight)
+
+    def charge(self, enclave: VerifiedEnclave, model: ModelStamp, now: datetime, trained_from: bytes = b"") -> None:
+        """Check everything that does not depend on an update, and spend its model; ``sealed`` follows, once.
+
+        Raises:
+            InvalidParameters, PeerMisbehaved: as for ``seal``.
+        """
+        configuration = enclave.configuration
+        enclave.require_current(now)
+        self._admit(configuration, now)
+        spent = Spent(configuration.task, model.version, trained_from or model.digest)
         self.ledger.charge(spent, is_noised=configuration.noise is not None)
+
+    def sealed(
+        self, payload: Payload, *, enclave: VerifiedEnclave, model: ModelStamp, now: datetime, weight: int
+    ) -> Upload:
+        """Seal and mask an update that was charged; it is of the enclave's layout and weights.
+
+        Raises:
+            PeerMisbehaved: the enclave's verification has run out meanwhile.
+        """
+        configuration = enclave.configuration
+        enclave.require_current(now)
         # Without vectors there is nothing to hide, and nothing to send.
         nonce = bytes(VECTOR_NONCE_BYTES)
         if configuration.ring_segments:
@@ -192,13 +208,11 @@ class Client(Confined):
             packed = [
                 segment.pack_sent(vector) for segment, vector in zip(configuration.ring_segments, masked, strict=True)
             ]
-            cut = cut_of(configuration.context, configuration.ring_segments, enclave.offer.epoch, model)
-            pieces = piece_digests(cut.context, self.client, cut.lengths, *packed)
             header = UploadHeader(
                 epoch=enclave.offer.epoch,
                 certificate=self._certificate,
                 model=model,
-                vector_digest=vector_digest(nonce, pieces),
+                vector_digest=vector_digest(nonce, packed),
             )
             digest = header.digest(configuration.context)
             indices, is_one = _packed_indices(payload), has_one_seal(configuration)
@@ -209,9 +223,9 @@ class Client(Confined):
                 sealed_seed = enclave.seal(secret, sealing_info(digest), now)
             beside = seal_indices(seed, digest, indices) if len(indices) and not is_one else b""
         sealed = SealedUpload(header=header, sealed_seed=sealed_seed, sealed_indices=beside)
-        return Upload(sealed, configuration.ring_segments, masked, nonce, cut)
+        return Upload(sealed, configuration.ring_segments, masked, nonce)
 
-    def _require_fits(self, payload: Payload, configuration: EnclaveConfiguration, weight: int, now: datetime) -> None:
+    def _admit(self, configuration: EnclaveConfiguration, now: datetime) -> None:
         if self._admitted is not configuration:
             self._floors.admit(
                 configuration,
@@ -221,11 +235,6 @@ class Client(Confined):
                 now=now,
             )
             self._admitted = configuration
-        payload.check()
-        if payload.layout != configuration.layout:
-            raise InvalidParameters("the update has another layout than the enclave counts; encode it with its codec")
-        if type(weight) is not int or not 1 <= weight <= configuration.maximum_weight:
-            raise InvalidParameters(f"a weight is an integer in 1..{configuration.maximum_weight}; got {weight!r}")
         if configuration.maximum_total_weight > self._capacity:
             raise InvalidParameters(
                 f"a buffer may reach a weight of {configuration.maximum_total_weight}, and the codec's capacity is "
@@ -259,6 +268,18 @@ class Client(Confined):
 
     def __repr__(self) -> str:
         return f"<Client {self.client}, {self.ledger!r}>"
+
+
+def vector_digest(nonce: bytes, packed: Iterable[bytes | memoryview]) -> bytes:
+    """Return the digest of the packed masked vectors under a nonce; their lengths are the configuration's.
+
+    The nonce travels with the vectors. Where another protocol masks and sums them it stays with the client, so that
+    nobody can try out updates against the digest.
+    """
+    hashed = hashlib.sha256(bind(Label.ENCLAVE_VECTOR_DIGEST, nonce))
+    for run in packed:
+        hashed.update(run)
+    return hashed.digest()
 
 
 def _joined(proof: Secret, body: bytes | memoryview, weight: int) -> Secret:

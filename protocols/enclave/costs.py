@@ -12,7 +12,7 @@ from secagg.parameters import LEAST_COHORT, Suite
 from secagg.session.certificates import IDENTITY_KEY_BYTES, SIGNATURE_BYTES, Certificate
 from secagg.session.costs import AES_BLOCK_BYTES, Costs, Work, mask_cipher_calls, ring_length
 
-from .cut import VECTOR_NONCE_BYTES
+from .client import VECTOR_NONCE_BYTES
 from .session import Invitation
 from .trusted.configuration import EnclaveConfiguration, ReleaseForm
 from .trusted.messages import (
@@ -28,7 +28,7 @@ from .trusted.messages import (
 from .trusted.service import SIMULATED, encode_attested_offer
 from .trusted.upload_keys import PROOF_BYTES, TAG_BYTES
 
-_DIGEST_BYTES, _HEADER_BYTES, _FLAG_BYTES = 32, 7, 1
+_DIGEST_BYTES, _HEADER_BYTES = 32, 7
 _PASSES: Final = 8
 """How often a masked vector is read beside its mask: packed, hashed by both sides, sent, read and added."""
 
@@ -50,7 +50,7 @@ def costs(layout: Layout, clients: int, suite: Suite) -> Iterator[Costs]:
     beside = index_bytes + TAG_BYTES if indices and not has_one_seal else 0
     sealed = len(_empty_upload(secret).encode()) + beside
     # The host has the roster, and puts back what it knows.
-    short = _HEADER_BYTES + CLIENT_ID_BYTES + secret + beside + (VECTOR_NONCE_BYTES + _FLAG_BYTES if length else 0)
+    short = _HEADER_BYTES + CLIENT_ID_BYTES + secret + beside + (VECTOR_NONCE_BYTES if length else 0)
     calls = mask_cipher_calls(layout.segments) + -(-index_bytes // AES_BLOCK_BYTES)
     counters = sum(segment.blocks * segment.codewords for segment in indices)
     yield Costs(

@@ -7,16 +7,16 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Final, cast
 
-from secagg.contract import Layout
 from secagg.contract.codewords import Tables, tables_digest
+from secagg.contract.layout import Layout
 from secagg.errors import InvalidParameters, Reason
 from secagg.parameters import LEAST_COHORT, Suite
+from secagg.privacy.kinds import require_delta
 from secagg.privacy.sensitivity import Adjacency
 from secagg.session.certificates import IDENTITY_KEY_BYTES
 
 from .budget import epsilon_of
-from .trusted.configuration import EnclaveConfiguration, ReleaseForm, require_range
-from .trusted.histogram import Accumulation
+from .trusted.configuration import Accumulation, EnclaveConfiguration, ReleaseForm, require_range
 
 MAXIMUM_LIFETIME_SECONDS: Final = 24 * 3600
 """Evidence of most kinds has no time in it; keys that live for a day at most are fresh enough without."""
@@ -34,11 +34,10 @@ class PrivacyFloor:
     adjacency: Adjacency = Adjacency.REPLACE
 
     def __post_init__(self) -> None:
-        if type(self.epsilon) not in (float, int) or type(self.delta) is not float:
-            raise InvalidParameters("epsilon and delta are numbers")
         # Written so that NaN is refused too.
-        if not (self.epsilon > 0 and 0 < self.delta < 1):
-            raise InvalidParameters(f"epsilon is positive and delta in (0, 1); got {self.epsilon} and {self.delta}")
+        if type(self.epsilon) not in (float, int) or not self.epsilon > 0:
+            raise InvalidParameters(f"epsilon is a number above 0; got {self.epsilon!r}")
+        require_delta(self.delta)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

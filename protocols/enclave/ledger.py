@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Final
 
 from secagg.crypto.secret import Confined
-from secagg.errors import Misuse, PeerMisbehaved, Reason
+from secagg.errors import Misuse
 from secagg.session.ledger import Spent, SpentUpdates
 
 _MAXIMUM_TASK_BYTES: Final = 256
@@ -33,7 +33,7 @@ class SealLedger(Confined):
 
         Args:
             maximum_seals: how many uploads the client makes for the task, in all epochs together.
-            repeats_allowed: whether an update of one model may be sealed again, to another epoch. Each time is charged.
+            repeats_allowed: whether updates of one model may be sealed to any number of epochs. Each time is charged.
                 Allow it only where noise protects every single release.
             spent: what this client has uploaded for all its tasks, on disk; a charge is durable then when it returns.
         """
@@ -57,33 +57,25 @@ class SealLedger(Confined):
         return self._durable.last(self.task)
 
     def charge(self, spent: Spent, *, is_noised: bool) -> None:
-        """Remember an update and its model for good, or refuse them; nothing is given back if the upload fails later.
+        """Remember an upload for good before its update is made, or refuse it; a failure later gives nothing back.
 
         Raises:
             Misuse, PeerMisbehaved: the ledger is for another task, the budget is spent, the version does not go up, or
-                the update or its model was sealed before, under whatever version or task.
+                the model has had its attempts, under whatever version or task.
         """
-        self.require_open(spent.task, spent.number, is_noised=is_noised)
+        self._require_task(spent)
         is_repeat_allowed = self.repeats_allowed and is_noised
-        # Looked at again, by what all ledgers of this client have in common.
         self._durable.charge(spent, is_repeat_allowed=is_repeat_allowed, maximum=self.maximum_seals)
 
-    def require_open(self, task: bytes, version: int, *, is_noised: bool) -> None:
-        """Refuse what ``charge`` would refuse, before anything is trained; nothing changes."""
-        if task != self.task:
+    def require_open(self, spent: Spent, *, is_noised: bool) -> None:
+        """Refuse what ``charge`` would refuse; nothing changes."""
+        self._require_task(spent)
+        is_repeat_allowed = self.repeats_allowed and is_noised
+        self._durable.require_open(spent, is_repeat_allowed=is_repeat_allowed, maximum=self.maximum_seals)
+
+    def _require_task(self, spent: Spent) -> None:
+        if spent.task != self.task:
             raise Misuse(f"this ledger counts uploads for {self.task!r}; keep one for each task")
-        is_repeat = version <= self.last_version
-        if is_repeat and not (self.repeats_allowed and is_noised and version == self.last_version):
-            raise PeerMisbehaved(
-                f"an update of model {self.last_version} was sealed before, and this is of model {version}; two "
-                "releases that differ in one client give that client away, so train on a newer model",
-                reason=Reason.ALREADY_ANSWERED,
-            )
-        if self.maximum_seals is not None and self.seals >= self.maximum_seals:
-            raise PeerMisbehaved(
-                f"this client has sealed {self.seals} uploads, which is its budget for the task",
-                reason=Reason.BUDGET_SPENT,
-            )
 
     def __repr__(self) -> str:
         limit = f" of {self.maximum_seals}" if self.maximum_seals is not None else ""

@@ -12,14 +12,13 @@ from secagg.contract.layout import IndexSegment, Layout, RingSegment
 from secagg.crypto.ring import require_capacity
 from secagg.errors import CapacityExceeded, InvalidParameters
 from secagg.parameters import Suite
-from secagg.privacy.noise import NoiseKind
+from secagg.privacy.kinds import NoiseKind
 from secagg.privacy.rounding import room_for_noise, rounded_root
 from secagg.privacy.sensitivity import Adjacency, of_vector
 from secagg.session.certificates import Authority
 
 from .budget import squared_sensitivities
-from .trusted.configuration import NO_AUTHORITY, EnclaveConfiguration, Noise, ReleaseForm
-from .trusted.histogram import Accumulation
+from .trusted.configuration import NO_AUTHORITY, Accumulation, EnclaveConfiguration, Noise, ReleaseForm
 
 DEFAULT_LIFETIME: Final = timedelta(hours=12)
 

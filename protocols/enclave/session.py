@@ -11,38 +11,36 @@ from fractions import Fraction
 from typing import Annotated, ClassVar, Final
 
 from secagg.contract import IndexSegment
-from secagg.contract.pieces import Cut, Retractable
 from secagg.crypto.entropy import Coins
 from secagg.crypto.labels import Label, bind
 from secagg.crypto.secret import Confined, Secret
-from secagg.errors import InvalidParameters, PeerError, Reason, SecAggError
+from secagg.errors import InvalidParameters, Reason, SecAggError
 from secagg.fields import FLAG, Message, fixed, unsigned, variable
 from secagg.identifiers import ClientId
 from secagg.parameters import LEAST_COHORT, Suite
-from secagg.privacy.noise import NoiseKind
+from secagg.privacy.kinds import NoiseKind
 from secagg.privacy.sensitivity import Adjacency
 from secagg.session.certificates import Authority, Certificate, SigningKey
-from secagg.session.one_stage import OneStageClientSession, OneStageServerSession
 from secagg.session.registry import Clock
-from secagg.session.roles import LateUpdate, Released, Subject
+from secagg.session.roles import LateUpdate, Released, Stage, Subject
+from secagg.session.stages import Checked, OneStageClientSession, StagedServerSession
 from secagg.wire import MessageKind
 
 from .attestation import Evidence
 from .client import Client
 from .floors import EnclaveFloors
-from .host import EnclaveConnection, Host
+from .host import EnclaveConnection, Host, ReadUpload
 from .ledger import SealLedger
 from .plan import DEFAULT_LIFETIME, plan_enclave, require_held
 from .remote_enclave import decode_attested_offer
 from .short_upload import shortened
-from .trusted.configuration import EnclaveConfiguration, ReleaseForm
-from .trusted.histogram import Accumulation
+from .trusted.configuration import Accumulation, EnclaveConfiguration, ReleaseForm
 from .trusted.messages import DIGEST_BYTES, EnclaveOffer, ModelStamp
 from .trusted.service import SIMULATED, encode_attested_offer
 from .unattested import SimulatedEvidence
 from .verified_enclave import Judge, VerifiedEnclave
 
-STAGE: Final = "sealed upload"
+STAGE: Final = Stage(name="sealed upload", takes_update=True)
 _VERSION_BYTES: Final = 8
 _MOST_BYTES: Final = (1 << 32) - 1
 _MOST_UPLOADS: Final = 1 << 20
@@ -125,8 +123,6 @@ class EnclaveHelpers:
     evidence: Evidence | SimulatedEvidence
     certificates: Mapping[ClientId, Certificate] = field(default_factory=dict[ClientId, Certificate])
     """Of all who may take part, where the host has them; uploads leave out then what it knows."""
-    adding: Callable[[Cut], Retractable] | None = None
-    """Who adds masked vectors; None for the host."""
 
 
 def open_session(
@@ -152,15 +148,8 @@ def open_session(
             f"{len(invited)} clients are invited, and nothing is released of fewer than {configuration.minimum_cohort}"
         )
     has_all = invited is None or invited <= helpers.certificates.keys()
-    is_short = has_all and helpers.adding is None
-    certificates = helpers.certificates if is_short else dict[ClientId, Certificate]()
-    host = Host(
-        configuration,
-        helpers.connection,
-        epoch=helpers.offer.epoch,
-        certificates=certificates,
-        adding=helpers.adding,
-    )
+    certificates = helpers.certificates if has_all else dict[ClientId, Certificate]()
+    host = Host(configuration, helpers.connection, epoch=helpers.offer.epoch, certificates=certificates)
     attested = encode_offer(helpers.offer, helpers.evidence)
     session = EnclaveServerSession(host, attested, subject, invited, is_short=bool(certificates))
     session.is_simulated = isinstance(helpers.evidence, SimulatedEvidence)
@@ -182,10 +171,8 @@ def stamp_of(subject: Subject, model_digest: bytes | None) -> ModelStamp:
     return ModelStamp(version=subject.round_number, digest=hashlib.sha256(bound).digest())
 
 
-class EnclaveServerSession(OneStageServerSession):
+class EnclaveServerSession(StagedServerSession[ReadUpload]):
     """The host's side of one buffer."""
-
-    name: ClassVar[str] = STAGE
 
     def __init__(
         self,
@@ -204,9 +191,9 @@ class EnclaveServerSession(OneStageServerSession):
         """
         configuration, model, self._attested = host.configuration, stamp_of(subject, subject.model_digest), attested
         invitation = Invitation(configuration.encode(), attested, model.version, model.digest, is_short)
-        super().__init__(invitation.encode(), invited, configuration.minimum_cohort)
+        super().__init__(STAGE, invitation.encode(), invited, configuration.minimum_cohort)
         self._host = host
-        self._is_released, self._left_out = False, dict[ClientId, PeerError]()
+        self._is_released = False
         self.is_simulated = False
         """Whether the evidence is nobody's; clients see it themselves."""
         host.open_buffer(model.version, model.digest)
@@ -228,28 +215,23 @@ class EnclaveServerSession(OneStageServerSession):
         # The model may not be that of the buffer, which is what the host would put back.
         return Invitation(self.configuration.encode(), self._attested, model.version, model.digest, False).encode()  # noqa: FBT003 -- is_short
 
-    def _take(self, sender: ClientId, message: bytes) -> bytes:
-        return self._host.receive(message, sender)
+    def _check(self, sender: ClientId, message: bytes) -> Checked[ReadUpload]:
+        upload = self._host.read(message, sender)
+        return Checked(upload, upload.digest)
 
-    def _digest(self, message: bytes) -> bytes:
-        return self._host.digest_of(message)
-
-    def _take_again(self, message: bytes) -> None:
-        self._host.keep_again(message)
-
-    def _settle(self) -> None:
-        self._left_out = self._host.settle()
-        self._faults += self._left_out.values()
+    def _take(self, sender: ClientId, content: ReadUpload) -> None:
+        del sender  # The enclave has it from the client's certificate.
+        self._host.add(content)
 
     def _sum(self, progress: Callable[[int, int], None] | None) -> Released:
         del progress  # One step.
         aggregate, receipt = self._host.release()
         self._is_released = True
-        counted = frozenset(self._seen).difference(self._left_out)
+        counted = frozenset(self._said)
         return Released(
             aggregate=aggregate,
             counted=counted,
-            left_out=dict(self._left_out),
+            left_out={},
             revealed=frozenset({counted}),
             # Indices are in range, one for each block; ring elements are summed under masks, and nobody sees them.
             unbounded=self.configuration.layout.ring_positions,
@@ -309,8 +291,7 @@ class EnclaveClientSession(OneStageClientSession):
             raise InvalidParameters("the enclave counts for another task than this client's", reason=Reason.BELOW_FLOOR)
         if named.version != subject.round_number:
             raise InvalidParameters("the buffer is of another round than this client's", reason=Reason.BELOW_FLOOR)
-        if subject.model_digest is not None:
-            _require_same(named, stamp_of(subject, subject.model_digest))
+        _require_same(named, stamp_of(subject, model := update.model_for(subject)))
         enclave = VerifiedEnclave(offer, evidence, configuration=configuration, judge=member.judge, now=member.clock())
         tables, ledger = subject.tables if configuration.index_segments else (), member.ledger(subject.task)
         client = Client(
@@ -324,26 +305,9 @@ class EnclaveClientSession(OneStageClientSession):
             coins=member.coins,
             threads=member.threads,
         )
-        # All that can be refused is refused before anything is trained; sealing checks it again, at its own time.
-        member.floors.admit(
-            configuration,
-            layout=subject.layout,
-            tables=tables,
-            maximum_seals=ledger.maximum_seals,
-            now=member.clock(),
-        )
-        is_noised = configuration.noise is not None
-        ledger.require_open(configuration.task, named.version, is_noised=is_noised)
-        made = update.take()
-        _require_same(named, stamp_of(subject, made.model_digest))
-        upload = client.seal(
-            made.payload,
-            enclave=enclave,
-            model=named,
-            weight=made.weight,
-            now=member.clock(),
-            trained_from=made.model_digest,
-        )
+        client.charge(enclave, named, member.clock(), model)
+        made = update.take(configuration.layout, range(1, configuration.maximum_weight + 1))
+        upload = client.sealed(made.payload, enclave=enclave, model=named, now=member.clock(), weight=made.weight)
         return shortened(upload) if invited.is_short else upload.encode()
 
 

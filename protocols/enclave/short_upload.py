@@ -3,7 +3,7 @@
 The host puts them back, and the enclave gets the upload byte for byte as it was sealed. A host that puts back anything
 else has an upload that does not open. What is left, after the header of every message, is the client (8 bytes), the
 sealed secret, the sealed indices, and where there are ring segments the nonce (32) and the packed masked vectors, whose
-digest the host computes, or the digests of their pieces.
+digest the host computes.
 """
 
 from __future__ import annotations
@@ -11,13 +11,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from secagg.errors import PeerMisbehaved, Reason
+from secagg.errors import UNDECIDED, PeerMisbehaved, Reason
 from secagg.identifiers import CLIENT_ID_BYTES, ClientId
 from secagg.session.certificates import Certificate
 from secagg.wire import MessageKind, Reader, Writer
 
-from .client import Upload
-from .cut import VECTOR_NONCE_BYTES, SentVectors, cut_of, read_vectors
+from .client import VECTOR_NONCE_BYTES, Upload, vector_digest
 from .trusted.configuration import EnclaveConfiguration
 from .trusted.messages import (
     ModelStamp,
@@ -44,14 +43,15 @@ def shortened(upload: Upload) -> bytes:
     writer.borrowed(sealed.sealed_seed).borrowed(sealed.sealed_indices)
     if upload.segments:
         writer.fixed(upload.nonce, VECTOR_NONCE_BYTES)
-    upload.write_vectors(writer)
+    for vector in upload.packed:
+        writer.borrowed(vector)
     return writer.finish()
 
 
 def completed(
     message: bytes, configuration: EnclaveConfiguration, known: KnownToHost
-) -> tuple[SealedUpload, SentVectors]:
-    """Return the whole of the enclave's part, and the vectors, which are the host's.
+) -> tuple[SealedUpload, memoryview]:
+    """Return the whole of the enclave's part, and the packed vectors, which are the host's.
 
     Nothing here is evidence: the enclave opens the seal, which is bound to all that was put back.
 
@@ -65,19 +65,25 @@ def completed(
     sealed_seed = reader.fixed(sealed_secret_bytes(configuration))
     indices = reader.view(sealed_indices_bytes(configuration))
     nonce = reader.fixed(VECTOR_NONCE_BYTES) if configuration.ring_segments else bytes(VECTOR_NONCE_BYTES)
-    cut = cut_of(configuration.context, configuration.ring_segments, known.epoch, known.model)
-    vectors = read_vectors(reader, nonce, cut, client)
+    packed = read_vectors(reader, configuration)
     certificate = known.certificates.get(client)
     if certificate is None:
         raise PeerMisbehaved(
             f"{client} is on no roster of this host, so its upload cannot be completed",
             reason=Reason.NOT_ELIGIBLE,
-            culprits={client},
+            culprits=UNDECIDED,
         )
     header = UploadHeader(
         epoch=known.epoch,
         certificate=certificate,
         model=known.model,
-        vector_digest=vectors.digest,
+        vector_digest=vector_digest(nonce, (packed,)),
     )
-    return SealedUpload(header=header, sealed_seed=sealed_seed, sealed_indices=indices), vectors
+    return SealedUpload(header=header, sealed_seed=sealed_seed, sealed_indices=indices), packed
+
+
+def read_vectors(reader: Reader, configuration: EnclaveConfiguration) -> memoryview:
+    """Return the packed vectors, with which a message ends."""
+    packed = reader.view(sum(segment.payload_bytes for segment in configuration.ring_segments))
+    reader.finish()
+    return packed

@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from typing import Final
 
 from secagg.contract import IndexSegment, RingSegment
-from secagg.contract.pieces import Cut, Retractable
 from secagg.crypto.entropy import Coins
 from secagg.crypto.secret import Confined
 from secagg.identifiers import ClientId
 from secagg.session.registry import Clock, ProtocolEntry
-from secagg.session.roles import Stage, Subject
+from secagg.session.roles import Subject
 from secagg.session.simulated_keys import SimulatedKeys
 
 from .costs import costs
 from .floors import EnclaveFloors
 from .ledger import SealLedger
 from .session import STAGE, EnclaveHelpers, EnclaveMember, EnclaveServerSession, EnclaveSettings, open_session
-from .trusted.configuration import ReleaseForm
-from .trusted.histogram import Accumulation
+from .trusted.configuration import Accumulation, ReleaseForm
 from .unattested import SimulatedEnclave, SimulatedJudge
 
 
@@ -46,10 +43,8 @@ class EnclaveSimulation(Confined):
         coins: Coins,
         clock: Clock,
         threads: int = 1,
-        adding: Callable[[Cut], Retractable] | None = None,
     ) -> None:
         """Draw the authority's key; an epoch begins with the first session."""
-        self._adding = adding
         self._settings, self._coins, self._clock, self._threads = settings, coins, clock, threads
         self._keys = SimulatedKeys(coins)
         self._ledgers = dict[tuple[ClientId, bytes], SealLedger]()
@@ -71,7 +66,6 @@ class EnclaveSimulation(Confined):
             offer=enclave.offer,
             evidence=enclave.evidence,
             certificates={client: self._keys.of(client)[1] for client in invited or ()},
-            adding=self._adding,
         )
         return open_session(subject, self._settings, invited, helpers)
 
@@ -144,8 +138,7 @@ ENTRY: Final = ProtocolEntry(
     settings=EnclaveSettings,
     segments=frozenset({RingSegment, IndexSegment}),
     rounds=True,
-    spreads=True,
-    stages=(Stage(name=STAGE, takes_update=True),),
+    stages=(STAGE,),
     describe=describe,
     open_session=open_session,
     helpers=EnclaveHelpers,

@@ -12,7 +12,7 @@ from typing import Any
 
 from secagg.crypto.entropy import Coins
 
-from .attestation.refusals import refused
+from .attestation.claims import refused
 from .trusted.configuration import EnclaveConfiguration
 from .trusted.enclave import DEFAULT_MEMORY_BYTES, Enclave
 from .verified_enclave import Judgement

@@ -13,14 +13,13 @@ from secagg.errors import AuthenticationFailed, Misuse, PeerMisbehaved, Reason
 from secagg.identifiers import ServerId
 from secagg.session.certificates import IDENTITY_KEY_BYTES, verify_signature
 
-from .attestation import Collateral, Policy, Verifier
 from .trusted.configuration import EnclaveConfiguration
 from .trusted.messages import EPOCH_BYTES, EnclaveOffer, Receipt
 
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """What a judge found: which program runs, and until when that was established."""
+    """A judge's finding: the program that runs, and the end of its validity."""
 
     program: str
     not_after: datetime
@@ -32,26 +31,6 @@ class Judge(Protocol):
     def judge(self, evidence: Any, binding: bytes, now: datetime) -> Judgement:  # noqa: ANN401 -- judged here
         """Accept the evidence, or raise."""
         ...
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HardwareJudge:
-    """Accepts what a hardware vendor vouches for and the client's own policy pins."""
-
-    policy: Policy
-    verifier: Verifier
-    collateral: Collateral = None
-
-    def judge(self, evidence: Any, binding: bytes, now: datetime) -> Judgement:  # noqa: ANN401 -- judged here
-        """Verify the evidence, and hold it to the policy.
-
-        Raises:
-            MalformedMessage, PeerMisbehaved, InvalidParameters: as for ``Verifier.verify`` and ``Policy.check``.
-        """
-        claims = self.verifier.verify(evidence, self.collateral, now)
-        not_after = self.policy.check(claims, binding, now)
-        registers = ", ".join(f"{name} {value.hex()[:16]}" for name, value in sorted(claims.measurement.items()))
-        return Judgement(f"{claims.format}: {registers}", not_after)
 
 
 class VerifiedEnclave(Confined):
@@ -144,4 +123,6 @@ class VerifiedEnclave(Confined):
         )
 
     def __repr__(self) -> str:
+        if not hasattr(self, "_key"):  # A traceback may show what its constructor refused.
+            return "<VerifiedEnclave, not verified>"
         return f"<VerifiedEnclave {self.program}, until {self.not_after:%Y-%m-%d %H:%M} UTC>"

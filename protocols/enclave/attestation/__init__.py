@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from .claims import Claims, Evidence, EvidenceFormat, IntelTcb, SnpTcb, TcbStatus
-from .intel_collateral import IntelCollateral
+from .claims import PINNED_ROOTS, Claims, Evidence, EvidenceFormat, IntelTcb, Roots, SnpTcb, TcbStatus
+from .intel import IntelCollateral
 from .policy import PinnedMeasurement, Policy
-from .roots import PINNED_ROOTS, Roots
 from .snp import SnpCollateral
 from .verifier import Collateral, Verifier
 

@@ -1,13 +1,22 @@
-"""What evidence says once it is verified, in the words that a policy judges."""
+"""Evidence, the claims that verified evidence makes, the vendors' roots, and the errors.
+
+The root certificates are not shipped but pinned by the SHA-256 of their DER: a chain that ends in a root carries it.
+AWS publishes the fingerprint of its root in the documentation of Nitro Enclaves, and every document carries the
+certificate; AMD's come from its key distribution service with the intermediate certificate; Intel's ends the chain in
+every quote. Errors name no culprit: evidence is relayed, and what arrives does not tell who changed it. Their sentences
+stay in the local log.
+"""
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
+from typing import Final
 
-from secagg.errors import InvalidParameters, Misuse
+from secagg.errors import UNDECIDED, InvalidParameters, MalformedMessage, Misuse, PeerMisbehaved, Reason
 
 
 class EvidenceFormat(StrEnum):
@@ -44,7 +53,7 @@ def require_bytes(**fields: object) -> None:
 
 
 class TcbStatus(StrEnum):
-    """How Intel judges the versions of what runs below an enclave, in its own words."""
+    """Intel's status of the components below an enclave, in its own words."""
 
     UP_TO_DATE = "UpToDate"
     SW_HARDENING_NEEDED = "SWHardeningNeeded"
@@ -74,25 +83,27 @@ class IntelTcb:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SnpTcb:
-    """The security versions of AMD's firmware, as Milan and Genoa count them."""
+    """The security versions of AMD's firmware. Turin counts them from zero again and has one more, of the FMC."""
 
     boot_loader: int
     tee: int
     snp: int
     microcode: int
+    fmc: int | None = None
 
     def __post_init__(self) -> None:
         if any(type(part) is not int or not 0 <= part <= 255 for part in self.parts):  # noqa: PLR2004 -- one byte
             raise InvalidParameters(f"each security version is an integer from 0 to 255; got {self.parts}")
 
     @property
-    def parts(self) -> tuple[int, int, int, int]:
-        """The four versions; they are compared one by one and never as one number."""
-        return self.boot_loader, self.tee, self.snp, self.microcode
+    def parts(self) -> tuple[int, ...]:
+        """The versions; they are compared one by one and never as one number."""
+        return self.boot_loader, self.tee, self.snp, self.microcode, *(() if self.fmc is None else (self.fmc,))
 
     def reaches(self, minimum: SnpTcb) -> bool:
-        """Tell whether no version is below its minimum."""
-        return all(part >= least for part, least in zip(self.parts, minimum.parts, strict=True))
+        """Tell whether no version is below its minimum, which must be one for the same processors."""
+        pairs = zip(self.parts, minimum.parts, strict=False)
+        return len(self.parts) == len(minimum.parts) and all(part >= least for part, least in pairs)
 
 
 Tcb = IntelTcb | SnpTcb
@@ -100,7 +111,7 @@ Tcb = IntelTcb | SnpTcb
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Claims:
-    """What verified evidence says; only ``Verifier`` makes one.
+    """The contents of verified evidence; only ``Verifier`` makes one.
 
     Being verified makes claims true and not good: a debug build of any program has true claims. ``signed_digest`` is
     the identity of the evidence, the hash of the bytes that were signed; two documents with the same signed bytes are
@@ -111,7 +122,7 @@ class Claims:
     measurement: Mapping[str, bytes]
     """Each register that measures the program, by the vendor's name for it."""
     signer: bytes
-    """Who signed the program, where the format says so; no policy accepts a program for its signer."""
+    """The key that signed the program, where the format says so; no policy accepts a program for its signer."""
     debug: bool
     migratable: bool
     privilege_level: int | None
@@ -121,11 +132,81 @@ class Claims:
     tcb: Tcb | None
     """The versions of what runs below; None for Nitro, and for a quote without collateral."""
     revoked_as_of: datetime | None
-    """From when the oldest of the revocation lists speaks that were checked; None where there was none."""
+    """Issue date of the oldest revocation list that was checked; None where there was none."""
     report_data: bytes
-    """What the enclave itself asked to be attested."""
+    """The data that the enclave itself asked to be attested."""
     signed_digest: bytes
     issued_at: datetime | None
-    """When the evidence was made; only Nitro documents say so."""
+    """Date of the evidence; only Nitro documents have one."""
     not_after: datetime
-    """When the first of the certificates and collateral that were used expires."""
+    """End of the shortest-lived certificate or collateral that was used."""
+
+
+AZURE: Final = (
+    "this is evidence of Azure's paravisor, which has the hardware measure itself and vouches for everything else "
+    "through a vTPM: pins would cover the paravisor and not the program, so run it where the hardware measures it"
+)
+"""Why Azure's confidential machines are refused."""
+
+
+def malformed(message: str, reason: Reason = Reason.NOT_CANONICAL) -> MalformedMessage:
+    """Return the error for evidence or collateral that does not decode."""
+    return MalformedMessage(message, reason=reason)
+
+
+def invalid(message: str) -> PeerMisbehaved:
+    """Return the error for evidence or collateral that decodes but does not verify, or is revoked."""
+    return PeerMisbehaved(message, reason=Reason.ATTESTATION_INVALID, culprits=UNDECIDED)
+
+
+def stale(message: str) -> PeerMisbehaved:
+    """Return the error for valid collateral that is expired or not yet valid."""
+    return PeerMisbehaved(message, reason=Reason.COLLATERAL_STALE, culprits=UNDECIDED)
+
+
+def refused(message: str) -> PeerMisbehaved:
+    """Return the error for verified claims that the policy does not accept."""
+    return PeerMisbehaved(message, reason=Reason.ATTESTATION_REFUSED, culprits=UNDECIDED)
+
+
+def require_length(data: bytes, length: int, what: str) -> None:
+    """Refuse bytes that end early, and unsigned bytes after the end."""
+    if len(data) < length:
+        raise malformed(f"{what} is {length} bytes and {len(data)} are there", Reason.TRUNCATED)
+    if len(data) > length:
+        raise malformed(
+            f"{len(data) - length} unsigned bytes follow {what}; cut the padding where the evidence is collected",
+            Reason.TRAILING_BYTES,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Roots:
+    """Fingerprints of each vendor's root certificates."""
+
+    nitro: frozenset[bytes]
+    amd: frozenset[bytes]
+    intel: frozenset[bytes]
+
+
+def sha256(data: bytes) -> bytes:
+    """Return the digest by which certificates are pinned and evidence is identified."""
+    return hashlib.sha256(data).digest()
+
+
+def _fingerprint(*halves: str) -> bytes:
+    return bytes.fromhex("".join(halves))
+
+
+PINNED_ROOTS: Final = Roots(
+    nitro=frozenset({_fingerprint("641a0321a3e244efe456463195d60631", "7ed7cdcc3c1756e09893f3c68f79bb5b")}),
+    amd=frozenset(
+        {
+            _fingerprint("69d063b45344d26a2e94e1f4210de49e", "f555308287d4c174445c95639a540bcd"),
+            _fingerprint("4c6598d19c18719c5dfd4a7d335f674e", "5bfe1d8f800cea2cf270c10d103db2f1"),
+            _fingerprint("1f084161a44bb6d93778a904877d4819", "cafa5d05ef4193b2ded9dd9c73dd3f6a"),
+        }
+    ),
+    intel=frozenset({_fingerprint("44a0196b2b99f889b8e149e95b807a35", "0e7424964399e885a7cbb8ccfab674d3")}),
+)
+"""The roots of AWS Nitro Enclaves, of AMD EPYC Milan, Genoa and Turin, and of Intel SGX, which is that of TDX too."""

@@ -1,4 +1,4 @@
-"""What a host chooses when it launches a program: the flags of each format, and which of them a policy tolerates.
+"""Launch flags of each format, which the host chooses, and those that a policy tolerates.
 
 A host can launch a measured program in ways that its measurement does not show. A flag that no table here knows is
 refused with the evidence. The others are judged by the policy: as pinned, or by the strict default.
@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final
 
-from .claims import EvidenceFormat
-from .refusals import invalid
+from .claims import EvidenceFormat, invalid
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +45,7 @@ FLAGS: Final[Mapping[EvidenceFormat, Mapping[str, Flags]]] = MappingProxyType(
         EvidenceFormat.NITRO: {},
         # [AMD 56860]: ABI version, 16 SMT, 17 one, 18 migration agent, 19 debug, 20 single socket, 21 CXL,
         # 22 AES-256-XTS, 23 no RAPL, 24 hidden ciphertext, 25 no page swap. Of a platform: 0 SMT, 1 TSME, 2 ECC,
-        # 3 no RAPL, 4 hidden ciphertext, 5 no aliases in memory, 7 trusted I/O.
+        # 3 no RAPL, 4 hidden ciphertext, 5 no aliases in memory, 6 IOMMU writes are safe (Turin), 7 trusted I/O.
         EvidenceFormat.SNP: {
             "POLICY": Flags(
                 required=bits(17),
@@ -55,8 +54,8 @@ FLAGS: Final[Mapping[EvidenceFormat, Mapping[str, Flags]]] = MappingProxyType(
             ),
             "PLATFORM_INFO": Flags(
                 required=bits(5),
-                tolerated=bits(0, 1, 2, 3, 4),
-                known=bits(0, 1, 2, 3, 4, 5, 7),
+                tolerated=bits(0, 1, 2, 3, 4, 6),
+                known=bits(*range(8)),
             ),
         },
         # Intel's TDX: 0-7 debug, 27 LASS, 28 SEPT_VE_DISABLE, 29 migratable, 30 PKS, 31 KL, 62 TPA, 63 PERFMON; XFAM:

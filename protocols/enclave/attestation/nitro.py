@@ -6,17 +6,16 @@ revocation for these and asks verifiers to do without; the short lives of the ce
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from types import MappingProxyType
-from typing import Any, Final, cast
+from typing import Any, Final
 
-from secagg.errors import InvalidParameters, Reason
+from secagg.errors import Reason
 
-from .certificate_chains import MAXIMUM_CHAIN, Chain, has_begun, verify_chain
-from .claims import Claims, EvidenceFormat
-from .refusals import invalid, malformed, require_length
-from .roots import sha256
-from .signatures import ECDSA_P384, big_endian_signature
+from .certificates import ECDSA_P384, MAXIMUM_CHAIN, Chain, big_endian_signature, has_begun, verify_chain
+from .claims import Claims, EvidenceFormat, invalid, malformed, require_length, sha256
 
 OPENING: Final = bytes.fromhex("8444a1013822a059")
 """Array of four; protected header {1: -35}, which is ES384; no unprotected header; payload with a two-byte length."""
@@ -31,13 +30,20 @@ MAXIMUM_REGISTERS: Final = 32
 EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 LAST_MILLISECOND: Final = 253_402_300_799_999
 
+UNSIGNED, BYTES, TEXT, ARRAY, MAP = 0, 2, 3, 4, 5
+"""The major types of CBOR that are read."""
+LONG_HEADS: Final = {24: (1, 24), 25: (2, 1 << 8), 26: (4, 1 << 16), 27: (8, 1 << 32)}
+"""Bytes that follow a head, and the least number that needs them."""
+NULL: Final = b"\xf6"
+MAXIMUM_TEXT_BYTES: Final = 256
+REQUIRED_FIELDS: Final = frozenset({"digest", "timestamp", "pcrs", "certificate", "cabundle"})
+
 
 def verify_nitro(document: bytes, roots: frozenset[bytes], now: datetime) -> Claims:
     """Check a document and its chain, and return what it claims.
 
     Implements: [RFC 9052] section 4.4, for one signer and ES384.
     Raises:
-        InvalidParameters: cbor2 is not installed.
         MalformedMessage: the document does not decode.
         PeerMisbehaved: the chain or the signature does not hold at this time.
     """
@@ -49,87 +55,145 @@ def verify_nitro(document: bytes, roots: frozenset[bytes], now: datetime) -> Cla
     signature_start = payload_end + len(SIGNATURE_HEADER)
     if document[payload_end:signature_start] != SIGNATURE_HEADER:
         raise malformed("a Nitro document ends in a signature of 96 bytes")
-    payload = _decode(document[PAYLOAD_START:payload_end])
-    chain = _verify_chain(payload, roots, now)
+    payload = read_payload(document[PAYLOAD_START:payload_end])
+    encoded = [payload.certificate, *reversed(payload.cabundle)]
+    chain = verify_chain(encoded, roots=roots, scheme=ECDSA_P384, now=now)
     message = SIGNED_PREFIX + document[len(OPENING) - 1 : payload_end]
     signature = big_endian_signature(document[signature_start:])
     ECDSA_P384.verify(chain.leaf.public_key, signature, message, "the Nitro document")
-    registers = _registers(payload)
     return Claims(
         format=EvidenceFormat.NITRO,
-        measurement=MappingProxyType({f"PCR{index}": value for index, value in registers.items()}),
-        signer=registers.get(8, b""),
-        debug=any(not any(registers[index]) for index in IMAGE_REGISTERS),
+        measurement=MappingProxyType({f"PCR{index}": value for index, value in payload.pcrs.items()}),
+        signer=payload.pcrs.get(8, b""),
+        debug=any(not any(payload.pcrs[index]) for index in IMAGE_REGISTERS),
         migratable=False,
         privilege_level=None,
         sibling_threads=False,
         tcb=None,
         revoked_as_of=None,
-        report_data=_optional_bytes(payload, "user_data"),
+        report_data=payload.user_data,
         signed_digest=sha256(message),
         issued_at=_issued_at(payload, chain, now),
         not_after=chain.not_after,
     )
 
 
-def _decode(payload: bytes) -> dict[object, Any]:
-    try:
-        import cbor2  # noqa: PLC0415 -- an extra, which the other formats do without
-    except ModuleNotFoundError:
-        raise InvalidParameters(
-            "Nitro documents are decoded by cbor2; install secagg[attestation]", reason=Reason.BACKEND_MISSING
-        ) from None
-    try:
-        decoded: object = cbor2.loads(payload)
-    except Exception as error:  # noqa: BLE001 -- its decoders of tags raise whatever their modules raise
-        raise malformed(f"the payload of a Nitro document is not CBOR: {type(error).__name__}") from None
-    if type(decoded) is not dict:
-        raise malformed("the payload of a Nitro document is a map")
-    return cast("dict[object, Any]", decoded)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Payload:
+    """The fields of a document, of which some may be missing or null."""
+
+    digest: str
+    timestamp: int
+    pcrs: dict[int, bytes]
+    certificate: bytes
+    cabundle: list[bytes]
+    module_id: str = ""
+    public_key: bytes = b""
+    user_data: bytes = b""
+    nonce: bytes = b""
 
 
-def _verify_chain(payload: dict[object, Any], roots: frozenset[bytes], now: datetime) -> Chain:
-    bundle: object = payload.get("cabundle")
-    if type(bundle) is not list or not 1 <= len(cast("list[object]", bundle)) < MAXIMUM_CHAIN:
-        raise malformed(f"cabundle is a list of at most {MAXIMUM_CHAIN - 1} certificates")
-    certificates = [*cast("list[object]", bundle), payload.get("certificate")]
-    encoded = [certificate for certificate in certificates if isinstance(certificate, bytes)]
-    if len(encoded) != len(certificates):
-        raise malformed("a certificate in a Nitro document is a string of bytes")
-    return verify_chain(encoded[::-1], roots=roots, scheme=ECDSA_P384, now=now)
+class _Cbor:
+    """Reads the few forms of [RFC 8949] that these documents have, in their shortest encoding.
+
+    All of this happens before a signature is checked. Each read names the type that must come next, so that nothing
+    nests deeper than the document's own shape; tags, floats and indefinite lengths have no reader.
+    """
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+        self._position = 0
+
+    @property
+    def is_read(self) -> bool:
+        """Whether nothing follows."""
+        return self._position == len(self._data)
+
+    def _take(self, size: int) -> bytes:
+        taken = self._data[self._position : self._position + size]
+        if len(taken) != size:
+            raise malformed("the payload of a Nitro document ends early", Reason.TRUNCATED)
+        self._position += size
+        return taken
+
+    def number(self, kind: int, limit: int) -> int:
+        """Read a head: an unsigned integer, or the length of something."""
+        (head,) = self._take(1)
+        value = head & 31
+        if head >> 5 == kind and value in LONG_HEADS:
+            size, least = LONG_HEADS[value]
+            value = int.from_bytes(self._take(size), "big")
+        else:
+            least = 0 if value < min(LONG_HEADS) else limit + 1
+        if head >> 5 != kind or not least <= value <= limit:
+            raise malformed(f"a field of a Nitro document is of another type or length, or not shortest ({head:#04x})")
+        return value
+
+    def text(self) -> str:
+        """Read a string of ASCII."""
+        try:
+            return self._take(self.number(TEXT, MAXIMUM_TEXT_BYTES)).decode("ascii")
+        except UnicodeDecodeError:
+            raise malformed("the texts of a Nitro document are ASCII") from None
+
+    def data(self) -> bytes:
+        """Read a string of bytes."""
+        return self._take(self.number(BYTES, len(self._data)))
+
+    def optional(self) -> bytes:
+        """Read a string of bytes, or null, which is empty."""
+        if self._data[self._position : self._position + 1] == NULL:
+            return self._take(1)[1:]
+        return self.data()
+
+    def registers(self) -> dict[int, bytes]:
+        """Read the map of registers."""
+        found: dict[int, bytes] = {}
+        for _ in range(self.number(MAP, MAXIMUM_REGISTERS)):
+            index, value = self.number(UNSIGNED, MAXIMUM_REGISTERS - 1), self.data()
+            if index in found or len(value) != REGISTER_BYTES:
+                raise malformed(f"PCR{index} of a Nitro document is {REGISTER_BYTES} bytes, once")
+            found[index] = value
+        if missing := [f"PCR{index}" for index in IMAGE_REGISTERS if index not in found]:
+            raise malformed(f"a Nitro document without {', '.join(missing)} does not tell which program runs")
+        return found
 
 
-def _registers(payload: dict[object, Any]) -> dict[int, bytes]:
-    pcrs: object = payload.get("pcrs")
-    if payload.get("digest") != "SHA384" or type(pcrs) is not dict:
-        raise malformed("a Nitro document holds pcrs that are SHA384 digests")
-    registers: dict[int, bytes] = {}
-    for index, value in cast("dict[object, object]", pcrs).items():
-        if type(index) is not int or not 0 <= index < MAXIMUM_REGISTERS:
-            raise malformed(f"a PCR is numbered from 0 to {MAXIMUM_REGISTERS - 1}")
-        if not isinstance(value, bytes) or len(value) != REGISTER_BYTES:
-            raise malformed(f"PCR{index} is {REGISTER_BYTES} bytes")
-        registers[index] = value
-    missing = [f"PCR{index}" for index in IMAGE_REGISTERS if index not in registers]
-    if missing:
-        raise malformed(f"a Nitro document without {', '.join(missing)} does not tell what runs")
-    return registers
+def read_payload(encoded: bytes) -> Payload:
+    """Read the map of fields, to its end.
+
+    Raises:
+        MalformedMessage: it is not one of a Nitro document.
+    """
+    cbor = _Cbor(encoded)
+    readers: dict[str, Callable[[], Any]] = {
+        "module_id": cbor.text,
+        "digest": cbor.text,
+        "timestamp": lambda: cbor.number(UNSIGNED, LAST_MILLISECOND),
+        "pcrs": cbor.registers,
+        "certificate": cbor.data,
+        "cabundle": lambda: [cbor.data() for _ in range(cbor.number(ARRAY, MAXIMUM_CHAIN - 1))],
+        "public_key": cbor.optional,
+        "user_data": cbor.optional,
+        "nonce": cbor.optional,
+    }
+    found: dict[str, Any] = {}
+    for _ in range(cbor.number(MAP, len(readers))):
+        name = cbor.text()
+        if name in found or name not in readers:
+            raise malformed(f"a Nitro document has no field {name!r}, or not twice")
+        found[name] = readers[name]()
+    if absent := REQUIRED_FIELDS - found.keys():
+        raise malformed(f"a Nitro document without {', '.join(sorted(absent))} cannot be verified")
+    if not cbor.is_read:
+        raise malformed("bytes follow the fields of a Nitro document", Reason.TRAILING_BYTES)
+    if found["digest"] != "SHA384":
+        raise malformed("the registers of a Nitro document are SHA384 digests")
+    return Payload(**found)
 
 
-def _optional_bytes(payload: dict[object, Any], name: str) -> bytes:
-    value: object = payload.get(name)
-    if value is None:
-        return b""
-    if not isinstance(value, bytes):
-        raise malformed(f"{name} is a string of bytes")
-    return value
-
-
-def _issued_at(payload: dict[object, Any], chain: Chain, now: datetime) -> datetime:
-    timestamp: object = payload.get("timestamp")
-    if type(timestamp) is not int or not 0 <= timestamp <= LAST_MILLISECOND:
-        raise malformed("timestamp is a number of milliseconds since 1970")
-    issued_at = EPOCH + timedelta(milliseconds=timestamp)
-    if issued_at < chain.leaf.content.not_valid_before_utc or not has_begun(issued_at, now):
+def _issued_at(payload: Payload, chain: Chain, now: datetime) -> datetime:
+    issued_at = EPOCH + timedelta(milliseconds=payload.timestamp)
+    if issued_at < chain.leaf.not_before or not has_begun(issued_at, now):
         raise invalid(f"the document was made at {issued_at}, before its certificate or after now, {now}")
     return issued_at

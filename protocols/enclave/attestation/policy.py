@@ -14,9 +14,8 @@ from typing import Final
 
 from secagg.errors import InvalidParameters, Misuse
 
-from .claims import Claims, EvidenceFormat, IntelTcb, SnpTcb, TcbStatus
+from .claims import AZURE, Claims, EvidenceFormat, IntelTcb, SnpTcb, TcbStatus, refused, stale
 from .launch import FLAGS
-from .refusals import refused, stale
 
 BIND_BYTES: Final = 64
 _LONGEST_AGE: Final = timedelta(days=3660)
@@ -62,8 +61,8 @@ OPTIONAL_PINS: Final[Mapping[EvidenceFormat, Mapping[str, int]]] = MappingProxyT
         },
     }
 )
-"""What the host chooses at launch. Where it is not pinned it is zero, or keeps to the default of its ``Flags``; except
-in Nitro documents, whose further PCRs tell the instance, its role and who signed the image, and do not configure it."""
+"""Fields that the host chooses at launch. Unless pinned they are zero, or keep to the default of their ``Flags``,
+except in Nitro documents, whose further PCRs tell the instance, its role and signer, and do not configure it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +103,7 @@ class PinnedMeasurement:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
-    """What a client asks of an enclave before it seals anything to it.
+    """Requirements of a client on an enclave, before it seals anything to it.
 
     Security: the pins are the client's own. Taken from the server, they accept whatever the server runs.
     """
@@ -120,11 +119,12 @@ class Policy:
     privilege_level: int = 0
     """The VMPL that an SEV-SNP program runs at."""
     sibling_threads_accepted: bool = False
-    """Whether an SEV-SNP guest may share a core with other guests (SMT)."""
+    """Whether an SEV-SNP guest may share a core with other guests (SMT), as in every cloud of today. Their timing then
+    tells something of what the program does; a host of your own can switch SMT off."""
     snp_revocation_required: bool = True
     """Whether SEV-SNP evidence without AMD's revocation list is refused."""
     greatest_list_age: timedelta = timedelta(days=366)
-    """How long ago the oldest revocation list may have been issued, whatever it says of its end itself.
+    """Limit on the age of the oldest revocation list, even if the list is valid for longer.
 
     The default is the life of the vendors' yearly lists, so that it refuses no current one."""
 
@@ -169,7 +169,11 @@ class Policy:
         if claims.privilege_level not in (None, self.privilege_level):
             raise refused(f"it runs at VMPL {claims.privilege_level}; the policy asks for {self.privilege_level}")
         if claims.sibling_threads and not self.sibling_threads_accepted:
-            raise refused("it may share cores with other guests; deny SMT in its guest policy, or accept it here")
+            raise refused(
+                "its guest policy allows SMT, so another guest may run on the same core and observe its timing; all "
+                "clouds of today launch guests so: accept it with sibling_threads_accepted=True, or launch the guest "
+                "with SMT denied on a host that has it switched off"
+            )
         self._check_tcb(claims)
         found = [pinned.differences(claims) for pinned in self.accepted]
         if () not in found:
@@ -180,7 +184,9 @@ class Policy:
                 f"{listed or 'its format'}"
             )
         if claims.report_data != expected_bind:
-            raise refused("it is bound to other keys or another configuration than the client's")
+            is_azure = claims.format is not EvidenceFormat.NITRO and not any(claims.report_data[32:])
+            hint = f"; {AZURE}" if is_azure else ""
+            raise refused(f"it is bound to other keys or another configuration than the client's{hint}")
         return self._end(claims, now)
 
     def _end(self, claims: Claims, now: datetime) -> datetime:

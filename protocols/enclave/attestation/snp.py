@@ -1,9 +1,8 @@
-"""AMD SEV-SNP reports, signed by the key of one chip at one version of its firmware.
+"""AMD SEV-SNP reports, signed by the key of one chip (VCEK) or of one cloud (VLEK) at one version of the firmware.
 
-The chain is no part of a report. It comes as collateral, from the host or from AMD's key distribution service: the
-certificate of the chip's key (VCEK), its authority (ASK) and the root (ARK). Reports signed by a cloud's own key
-(VLEK) are refused. The roots are those of processors whose versions are laid out as here, which are Milan and Genoa
-and not the ones after them.
+The chain is not part of a report. It comes as collateral, from the host or from AMD's key distribution service: the
+certificate of the signing key, its authority (ASK or ASVK) and the root (ARK). AMD gives a VLEK to the chips that a
+cloud enrolled, so that its reports tell the cloud and not the chip.
 """
 
 from __future__ import annotations
@@ -14,14 +13,17 @@ from datetime import datetime
 from types import MappingProxyType
 from typing import Final
 
-from .certificate_chains import Chain, verify_chain
-from .claims import Claims, EvidenceFormat, SnpTcb, require_bytes
-from .der import small_integer
+from .certificates import (
+    ECDSA_P384,
+    RSA_PSS,
+    Chain,
+    check_not_revoked,
+    little_endian_signature,
+    small_integer,
+    verify_chain,
+)
+from .claims import Claims, EvidenceFormat, SnpTcb, invalid, malformed, require_bytes, require_length, sha256
 from .launch import require_known_flags, require_zero
-from .refusals import invalid, malformed, require_length
-from .revocation import check_not_revoked
-from .roots import sha256
-from .signatures import ECDSA_P384, RSA_PSS, little_endian_signature
 
 REPORT_BYTES: Final = 1184
 SIGNED_BYTES: Final = 0x2A0
@@ -43,13 +45,25 @@ POLICY_DEBUG: Final = 1 << 19
 
 EXTENSIONS: Final = "1.3.6.1.4.1.3704.1"
 CHIP: Final = f"{EXTENSIONS}.4"
-TCB_EXTENSIONS: Final = tuple(f"{EXTENSIONS}.3.{part}" for part in (1, 2, 4, 5, 6, 7, 3, 8))
+CLOUD: Final = f"{EXTENSIONS}.5"
+FMC: Final = f"{EXTENSIONS}.3.9"
+CHIP_BYTES: Final = 64
+TURIN_CHIP_BYTES: Final = 8
+"""Length of a chip's identity from Turin on; the other bytes of the report's field are zero."""
+VCEK: Final = 0
+VLEK: Final = 1
+TCB_PARTS: Final = (1, 2, 4, 5, 6, 7, 3, 8)
 """The extension with each byte of a TCB version, from the lowest: boot loader, TEE, four reserved, SNP, microcode."""
+TURIN_TCB_PARTS: Final = (9, 1, 2, 3, 5, 6, 7, 8)
+"""The same from Turin on: FMC, boot loader, TEE, SNP, three reserved, microcode."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SnpCollateral:
-    """What a report is verified with: the chain in DER, and AMD's revocation list if it is at hand."""
+    """The chain of a report in DER, and AMD's revocation list if it is at hand.
+
+    ``chip_certificate`` is that of the key that signed: a VCEK, or a cloud's VLEK.
+    """
 
     chip_certificate: bytes = field(repr=False)
     authority_certificate: bytes = field(repr=False)
@@ -66,9 +80,9 @@ class SnpCollateral:
 
 
 def verify_snp(report: bytes, collateral: SnpCollateral, roots: frozenset[bytes], now: datetime) -> Claims:
-    """Check a report, that its chip's certificate is for this chip at these versions, and that certificate's chain.
+    """Check a report, that its certificate is for this chip or a cloud at these versions, and that certificate's chain.
 
-    Implements: [AMD 56860] the attestation report; [AMD 57230] the extensions of a VCEK certificate.
+    Implements: [AMD 56860] the attestation report; [AMD 57230] the extensions of VCEK and VLEK certificates.
     Raises:
         MalformedMessage: the report or a certificate does not decode.
         PeerMisbehaved: the chain, the signature or a match does not hold at this time.
@@ -82,14 +96,17 @@ def verify_snp(report: bytes, collateral: SnpCollateral, roots: frozenset[bytes]
     if algorithm != ECDSA_P384_SHA384:
         raise malformed(f"an SEV-SNP report is signed by algorithm {ECDSA_P384_SHA384}; this one by {algorithm}")
     if key_flags >> KEY_FLAGS:
-        raise invalid(f"reserved bits stand beside the signing key of the report ({key_flags:#x})")
+        raise invalid(f"reserved bits are set next to the signing key of the report ({key_flags:#x})")
     if key_flags & MASK_CHIP_KEY:
         raise invalid("the chip's key is masked, so that nothing vouches for the report; launch without MASK_CHIP_KEY")
-    if key_flags >> 2 & 7:
-        raise invalid("the report is signed by another key than the chip's own (VCEK); ask the host for one that is")
+    signing_key = key_flags >> 2 & 7
+    if signing_key not in (VCEK, VLEK):
+        raise invalid(
+            f"the report is signed by no key of a chip or cloud ({signing_key}); ask the host for one that is"
+        )
     if any(report[SIGNED_BYTES + SIGNATURE_BYTES :]):
         raise malformed("the bytes after the signature of an SEV-SNP report are zero; nothing signs them")
-    chain = _verify_chain(report, collateral, roots, now)
+    chain = _verify_chain(report, signing_key, collateral, roots, now)
     signature = little_endian_signature(report[SIGNED_BYTES : SIGNED_BYTES + SIGNATURE_BYTES])
     ECDSA_P384.verify(chain.leaf.public_key, signature, report[:SIGNED_BYTES], "the SEV-SNP report")
     fields = _launch_fields(report)
@@ -110,7 +127,7 @@ def verify_snp(report: bytes, collateral: SnpCollateral, roots: frozenset[bytes]
         migratable=bool(policy & POLICY_MIGRATE) or report[0x160:0x180] != NO_MIGRATION_AGENT,
         privilege_level=privilege_level,
         sibling_threads=bool(policy & POLICY_SMT or report[0x40] & PLATFORM_SMT),
-        tcb=_lowest_tcb(report[0x180:0x188], report[0x1E0:0x1E8], report[0x1F0:0x1F8]),
+        tcb=_lowest_tcb(chain, report[0x180:0x188], report[0x1E0:0x1E8], report[0x1F0:0x1F8]),
         revoked_as_of=revoked_as_of,
         report_data=report[0x50:0x90],
         signed_digest=sha256(report[:SIGNED_BYTES]),
@@ -141,24 +158,42 @@ def _reserved(report: bytes, version: int) -> dict[str, bytes]:
     return {f"0x{start:x} to 0x{end:x}": report[start:end] for start, end in places}
 
 
-def _verify_chain(report: bytes, collateral: SnpCollateral, roots: frozenset[bytes], now: datetime) -> Chain:
+def _verify_chain(
+    report: bytes, signing_key: int, collateral: SnpCollateral, roots: frozenset[bytes], now: datetime
+) -> Chain:
     encoded = (collateral.chip_certificate, collateral.authority_certificate, collateral.root_certificate)
     chain = verify_chain(encoded, roots=roots, scheme=RSA_PSS, now=now)
-    if chain.leaf.vendor_extension(CHIP) != report[0x1A0:0x1E0]:
+    is_turin = chain.leaf.vendor_extension(FMC) is not None
+    if signing_key == VLEK:
+        chain.leaf.required_extension(CLOUD)
+    elif chain.leaf.required_extension(CHIP) != _chip(report, TURIN_CHIP_BYTES if is_turin else CHIP_BYTES):
         raise invalid("the certificate is another chip's than the report's")
-    versions = bytes(small_integer(chain.leaf.vendor_extension(oid), 255) for oid in TCB_EXTENSIONS)
+    versions = bytes(
+        small_integer(chain.leaf.required_extension(f"{EXTENSIONS}.3.{part}"), 255)
+        for part in (TURIN_TCB_PARTS if is_turin else TCB_PARTS)
+    )
     if versions != report[0x180:0x188]:
         raise invalid(
-            f"the chip's certificate is for the versions {versions.hex()} and the report for "
+            f"the certificate is for the versions {versions.hex()} and the report for "
             f"{report[0x180:0x188].hex()}; fetch the certificate for the reported versions"
         )
     return chain
 
 
-def _lowest_tcb(*encoded: bytes) -> SnpTcb:
+def _chip(report: bytes, size: int) -> bytes | None:
+    """Return the chip's identity, if zeros fill the rest of its field."""
+    chip = report[0x1A0:0x1E0]
+    return None if any(chip[size:]) else chip[:size]
+
+
+def _lowest_tcb(chain: Chain, *encoded: bytes) -> SnpTcb:
     """Return the lowest of the versions that signed, are committed and launched the guest, part by part.
 
     A host goes back to the committed versions while guests run, and evidence of before stays accepted.
     """
-    boot_loader, tee, *_, snp, microcode = (min(versions) for versions in zip(*encoded, strict=True))
+    lowest = [min(versions) for versions in zip(*encoded, strict=True)]
+    if chain.leaf.vendor_extension(FMC) is not None:
+        fmc, boot_loader, tee, snp, *_, microcode = lowest
+        return SnpTcb(boot_loader=boot_loader, tee=tee, snp=snp, microcode=microcode, fmc=fmc)
+    boot_loader, tee, *_, snp, microcode = lowest
     return SnpTcb(boot_loader=boot_loader, tee=tee, snp=snp, microcode=microcode)

@@ -1,4 +1,4 @@
-"""Evidence in, claims out: the one entry to the four formats."""
+"""The verifier: evidence in, claims out, for all four formats."""
 
 from __future__ import annotations
 
@@ -7,18 +7,15 @@ from typing import Final, assert_never
 
 from secagg.errors import Misuse, Reason
 
-from .claims import Claims, Evidence, EvidenceFormat
-from .intel_collateral import IntelCollateral
+from .claims import AZURE, PINNED_ROOTS, Claims, Evidence, EvidenceFormat, Roots, malformed, refused
+from .intel import IntelCollateral, verify_sgx, verify_tdx
 from .nitro import verify_nitro
-from .refusals import malformed, refused
-from .roots import PINNED_ROOTS, Roots
-from .sgx import verify_sgx
 from .snp import SnpCollateral, verify_snp
-from .tdx import verify_tdx
 
 Collateral = SnpCollateral | IntelCollateral | None
 
 MAXIMUM_EVIDENCE_BYTES: Final = 1 << 16
+AZURE_OPENING: Final = b"HCLA"
 
 
 class Verifier:
@@ -29,7 +26,7 @@ class Verifier:
         self._roots = roots
 
     def verify(self, evidence: Evidence, collateral: Collateral, now: datetime) -> Claims:
-        """Check that a vendor vouches for evidence, and return what it says; whether that is enough is a policy's.
+        """Check that a vendor vouches for evidence, and return its claims, for a policy to judge.
 
         Args:
             collateral: what the format needs besides: nothing for Nitro, ``SnpCollateral`` for SEV-SNP, and
@@ -39,18 +36,13 @@ class Verifier:
             MalformedMessage: evidence or collateral does not decode.
             PeerMisbehaved: with reason ``attestation_invalid``, ``collateral_stale`` or, for evidence that is of no
                 vendor's format, ``attestation_refused``.
-            InvalidParameters: a Nitro document is given and the extra ``attestation`` is not installed.
             Misuse: the collateral is of another format, or ``now`` has no time zone.
         """
         if type(evidence) is not Evidence:
-            raise refused(f"{type(evidence).__name__} is no hardware's evidence")
+            raise refused(f"{type(evidence).__name__} is not evidence of hardware")
         if type(now) is not datetime or now.utcoffset() is None:
             raise Misuse("the time is a datetime with a time zone")
-        document = evidence.document
-        if len(document) > MAXIMUM_EVIDENCE_BYTES:
-            raise malformed(
-                f"evidence holds at most {MAXIMUM_EVIDENCE_BYTES} bytes; this {len(document)}", Reason.LENGTH_OVER_LIMIT
-            )
+        document = _checked(evidence.document)
         match evidence.format:
             case EvidenceFormat.NITRO:
                 if collateral is not None:
@@ -66,6 +58,16 @@ class Verifier:
                 return verify_sgx(document, _intel(collateral), self._roots.intel, now)
             case _:
                 assert_never(evidence.format)
+
+
+def _checked(document: bytes) -> bytes:
+    if len(document) > MAXIMUM_EVIDENCE_BYTES:
+        raise malformed(
+            f"evidence holds at most {MAXIMUM_EVIDENCE_BYTES} bytes; this {len(document)}", Reason.LENGTH_OVER_LIMIT
+        )
+    if document.startswith(AZURE_OPENING):
+        raise refused(AZURE)
+    return document
 
 
 def _intel(collateral: Collateral) -> IntelCollateral | None:

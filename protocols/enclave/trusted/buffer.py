@@ -10,7 +10,8 @@ from collections import Counter
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from secagg.errors import Misuse, PeerMisbehaved, Reason, ThresholdNotMet
+from secagg.blame import unverified
+from secagg.errors import NOBODY, Misuse, PeerMisbehaved, Reason, ThresholdNotMet
 from secagg.identifiers import ClientId, Party, ServerId
 
 from .configuration import EnclaveConfiguration
@@ -165,7 +166,7 @@ class ReleaseRules:
                 f"{entry.client} was given another model {entry.version} than others",
                 Reason.MODEL_MISMATCH,
                 # Of a model that the host has not announced, nobody can say who had the wrong one.
-                client | host if entry.version in self._announced else frozenset[Party](),
+                client | host if entry.version in self._announced else NOBODY,
             ),
             (
                 bool(releases) and self._participations[entry.client] >= releases,
@@ -199,7 +200,7 @@ class ReleaseRules:
 
     def signer(self, client: ClientId) -> frozenset[Party]:
         """Return whose doing an upload that opens can be: without an authority anybody seals in any client's name."""
-        return frozenset({client}) if self._configuration.has_authority else frozenset({client, ServerId()})
+        return frozenset({client}) if self._configuration.has_authority else unverified(client)
 
     def enter(self, entry: Entry, weight: int, age_weight: int) -> None:
         """Record an upload that has passed every check and was added, with its whole weight and that of its age."""
@@ -241,7 +242,9 @@ class ReleaseRules:
         if sentence is not None:
             self.give_up()
             raise PeerMisbehaved(
-                f"{sentence}, so it is given up; bound weights more tightly", reason=Reason.WEIGHTS_UNEVEN
+                f"{sentence}, so it is given up; bound weights more tightly",
+                reason=Reason.WEIGHTS_UNEVEN,
+                culprits=NOBODY,
             )
 
     def close(self) -> None:

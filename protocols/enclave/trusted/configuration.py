@@ -9,25 +9,23 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass, field
-from enum import IntEnum
+from enum import Enum, IntEnum
 from fractions import Fraction
 from math import ceil, isqrt
 from typing import Final
 
-from secagg.contract import MAXIMUM_WEIGHT
 from secagg.contract.codewords import CodewordTable, Tables, require_tables, summed_layout, tables_digest
-from secagg.contract.layout import IndexSegment, Layout, RingSegment, Segment
+from secagg.contract.layout import MAXIMUM_WEIGHT, IndexSegment, Layout, RingSegment, Segment
 from secagg.crypto.labels import Label, bind
 from secagg.crypto.ring import Ring, require_capacity
 from secagg.errors import CapacityExceeded, InvalidParameters, MalformedMessage, Misuse, Reason, UnexpectedMessage
 from secagg.identifiers import AttemptContext
 from secagg.parameters import LEAST_COHORT, Suite
-from secagg.privacy.noise import NoiseKind, require_variance
+from secagg.privacy.kinds import NoiseKind, require_variance
 from secagg.session.certificates import IDENTITY_KEY_BYTES
 from secagg.wire import MessageKind, Reader, Writer
 
 from .chosen_norm import least_squared
-from .histogram import Accumulation
 
 NO_AUTHORITY: Final = bytes(IDENTITY_KEY_BYTES)
 _MAXIMUM_TASK_BYTES: Final = 256
@@ -49,6 +47,13 @@ _TAIL_DEVIATIONS: Final = 10
 _LAST_SECOND: Final = 253402300799
 """Of the year 9999, the last that a datetime has."""
 _SUITES: Final = tuple(Suite)
+
+
+class Accumulation(Enum):
+    """Which counters an addition touches: those that the indices name, or all."""
+
+    DIRECT = 1
+    OBLIVIOUS = 2
 
 
 class ReleaseForm(IntEnum):

@@ -14,8 +14,9 @@ from collections.abc import Callable, Iterator
 from threading import RLock
 from typing import Any, Final
 
-from secagg.contract import Aggregate, Histogram
+from secagg.blame import Evidence, culprits, unverified
 from secagg.contract.codewords import CodewordTable, sum_of_codewords
+from secagg.contract.decoder import Aggregate, Histogram
 from secagg.contract.layout import RingSegment
 from secagg.crypto.entropy import Coins
 from secagg.crypto.hpke import sealing_pair
@@ -167,7 +168,7 @@ class Enclave(Confined):
                 raise PeerMisbehaved(
                     f"the upload of {client} was sealed to another epoch, which nobody can open",
                     reason=Reason.WRONG_SESSION,
-                    culprits={client, ServerId()},
+                    culprits=unverified(client),
                 )
             with self._opened(upload) as secret:
                 age_weight = self._rules.staleness_weight(entry)
@@ -244,16 +245,17 @@ class Enclave(Confined):
     def _opened(self, upload: SealedUpload) -> Secret:
         """Open what a certified client sealed, and nobody else; without an authority, what the key's holder did."""
         certificate, length = upload.header.certificate, secret_bytes(self.configuration)
-        culprits = (certificate.client, ServerId())
+        suspects = unverified(certificate.client)
         authority = self.configuration.authority if self.configuration.has_authority else certificate.public_key
-        key = Authority(authority).verify(certificate, culprits=culprits).public_key
+        key = Authority(authority).verify(certificate, culprits=suspects).public_key
+        refused = culprits(Evidence.UNOPENED_UPLOAD, sender=certificate.client)
         digest = upload.header.digest(self.offer.context)
-        secret = self._pair.open("upload_secret", upload.sealed_seed, length, sealing_info(digest), culprits=culprits)
-        with proof_of(self._receipt_key, key, digest, culprits=culprits) as proof:
+        secret = self._pair.open("upload_secret", upload.sealed_seed, length, sealing_info(digest), culprits=refused)
+        with proof_of(self._receipt_key, key, digest, culprits=refused) as proof:
             if hmac.compare_digest(secret.expose()[:PROOF_BYTES], proof.expose()):
                 return secret
         secret.wipe()
-        raise AuthenticationFailed(culprits=culprits)
+        raise AuthenticationFailed(culprits=refused)
 
     def _add(self, upload: SealedUpload, body: Secret, weight: int, age_weight: int) -> None:
         """Count the indices and keep the key of the mask; nothing is counted unless every index is in range.
@@ -268,7 +270,12 @@ class Enclave(Confined):
         elif self.configuration.index_segments:
             client = header.certificate.client
             # The seal does not cover the indices beside it, which a host can alter; their tag does.
-            opened = open_indices(seed, header.digest(context), upload.sealed_indices, culprits={client, ServerId()})
+            opened = open_indices(
+                seed,
+                header.digest(context),
+                upload.sealed_indices,
+                culprits=culprits(Evidence.UNOPENED_UPLOAD, sender=client),
+            )
             try:
                 with blaming(*self._rules.signer(client)):
                     self._count(memoryview(opened), weight)

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
-from enum import Enum
 from typing import Any, Final
 
 import numpy as np
@@ -26,19 +25,14 @@ from secagg.crypto.ring import Ring, RingVector
 from secagg.crypto.secret import Confined
 from secagg.errors import CapacityExceeded, InvalidParameters, MalformedMessage, Misuse, Reason
 
+from .configuration import Accumulation
+
 Counters = npt.NDArray[np.unsignedinteger[Any]]
 
 _CHUNK_BLOCKS: Final = 1 << 16
 """Blocks at a time: a whole number of bytes at every width, and indices that stay in the second-level cache."""
 _SCRATCH_COUNTERS: Final = 1 << 18
 """Counters that one step of the oblivious form covers; numpy's calls cost little beside that many."""
-
-
-class Accumulation(Enum):
-    """Which counters an addition touches: those that the indices name, or all."""
-
-    DIRECT = 1
-    OBLIVIOUS = 2
 
 
 class HistogramAccumulator(Confined):

@@ -16,7 +16,7 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from secagg.crypto.key_derivation import expand
 from secagg.crypto.labels import Label, bind
 from secagg.crypto.secret import Secret, overwrite
-from secagg.errors import AuthenticationFailed
+from secagg.errors import UNDECIDED, AuthenticationFailed
 from secagg.identifiers import AttemptContext, ClientId, Party
 from secagg.parameters import Suite
 from secagg.session.certificates import SigningKey
@@ -40,7 +40,9 @@ def sealing_info(header_digest: bytes) -> bytes:
     return bind(Label.ENCLAVE_SEALING, header_digest)
 
 
-def proof_of(own_key: SigningKey, peer_key: bytes, header_digest: bytes, *, culprits: Iterable[Party] = ()) -> Secret:
+def proof_of(
+    own_key: SigningKey, peer_key: bytes, header_digest: bytes, *, culprits: Iterable[Party] = UNDECIDED
+) -> Secret:
     """Return what only the client and the enclave of a header can make, and a client seals with its seed.
 
     It takes the place of a signature, and is nobody's evidence: the enclave could have made it too. It is of one

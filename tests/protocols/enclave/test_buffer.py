@@ -20,7 +20,7 @@ from secagg.contract import Layout, RingSegment
 from secagg.errors import Misuse, PeerMisbehaved, Reason, SecAggError, ThresholdNotMet
 from secagg.identifiers import ClientId, ServerId
 from secagg.parameters import Suite
-from secagg.privacy.noise import NoiseKind
+from secagg.privacy.kinds import NoiseKind
 from secagg.protocols.enclave.trusted.buffer import BufferState, Entry, ReleaseRules
 from secagg.protocols.enclave.trusted.configuration import NO_AUTHORITY, EnclaveConfiguration, Noise
 from secagg.protocols.enclave.trusted.weights import single_somebody_out

@@ -27,17 +27,17 @@ from secagg.errors import (
     UnexpectedMessage,
 )
 from secagg.parameters import Suite
-from secagg.privacy.noise import NoiseKind
+from secagg.privacy.kinds import NoiseKind
 from secagg.protocols.enclave.trusted import configuration as configuration_module
 from secagg.protocols.enclave.trusted.configuration import (
     NO_AUTHORITY,
+    Accumulation,
     EnclaveConfiguration,
     Noise,
     ReleaseForm,
     decode_start,
     encode_start,
 )
-from secagg.protocols.enclave.trusted.histogram import Accumulation
 
 LAYOUT = Layout((RingSegment(20, 6), IndexSegment(3, 4), RingSegment(7, 2)), b"v" * 32)
 RINGS = Layout((RingSegment(20, 6), RingSegment(7, 2)))

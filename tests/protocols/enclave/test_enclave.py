@@ -22,14 +22,14 @@ from secagg.crypto.ring import RingVector, add_into, low_bits
 from secagg.errors import MalformedMessage, Misuse, PeerError, ThresholdNotMet, UnexpectedMessage
 from secagg.identifiers import ClientId
 from secagg.parameters import Suite
-from secagg.privacy.noise import NoiseKind
+from secagg.privacy.kinds import NoiseKind
 from secagg.protocols.enclave import host as host_module
 from secagg.protocols.enclave.host import Host
 from secagg.protocols.enclave.run import run
 from secagg.protocols.enclave.trusted import enclave as enclave_module
 from secagg.protocols.enclave.trusted.buffer import BufferState, ReleaseRules
-from secagg.protocols.enclave.trusted.configuration import ReleaseForm
-from secagg.protocols.enclave.trusted.histogram import Accumulation, HistogramAccumulator
+from secagg.protocols.enclave.trusted.configuration import Accumulation, ReleaseForm
+from secagg.protocols.enclave.trusted.histogram import HistogramAccumulator
 from secagg.protocols.enclave.trusted.messages import BufferRelease, ModelStamp, SealedUpload, uploads_digest
 from secagg.protocols.enclave.trusted.weights import single_somebody_out
 from secagg.protocols.enclave.unattested import SimulatedEnclave, SimulatedJudge

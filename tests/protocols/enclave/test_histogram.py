@@ -19,7 +19,8 @@ from secagg.crypto.ring import Ring
 from secagg.errors import CapacityExceeded, InvalidParameters, MalformedMessage, Misuse, Reason, blaming
 from secagg.identifiers import ClientId
 from secagg.protocols.enclave.trusted import histogram as module
-from secagg.protocols.enclave.trusted.histogram import Accumulation, HistogramAccumulator
+from secagg.protocols.enclave.trusted.configuration import Accumulation
+from secagg.protocols.enclave.trusted.histogram import HistogramAccumulator
 
 Client = tuple[list[int], int]
 """One index for each block, and a weight."""

@@ -23,7 +23,8 @@ from secagg.contract import IndexSegment
 from secagg.crypto.ring import Ring
 from secagg.errors import MalformedMessage, Reason
 from secagg.protocols.enclave.trusted import histogram as module
-from secagg.protocols.enclave.trusted.histogram import Accumulation, HistogramAccumulator
+from secagg.protocols.enclave.trusted.configuration import Accumulation
+from secagg.protocols.enclave.trusted.histogram import HistogramAccumulator
 
 SEGMENT = IndexSegment(5, 21)
 """Three chunks of blocks and three steps of codewords, as ``observed`` cuts them; the last of each is short."""

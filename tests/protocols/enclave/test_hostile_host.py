@@ -35,7 +35,7 @@ from hypothesis import strategies as st
 from secagg.contract import IndexSegment, Layout, RingSegment
 from secagg.contract.codewords import CodewordTable
 from secagg.errors import InternalError, InvalidParameters, MalformedMessage, Misuse, PeerMisbehaved, Reason
-from secagg.privacy.noise import NoiseKind
+from secagg.privacy.kinds import NoiseKind
 from secagg.protocols.enclave.remote_enclave import EnclaveLost, RemoteEnclave
 from secagg.protocols.enclave.trusted import service as service_module
 from secagg.protocols.enclave.trusted.configuration import (

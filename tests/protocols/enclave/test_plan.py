@@ -13,13 +13,12 @@ from secagg.contract import IndexSegment, Layout, RingSegment
 from secagg.contract.codewords import CodewordTable
 from secagg.errors import CapacityExceeded, InvalidParameters, Reason
 from secagg.parameters import Suite
-from secagg.privacy.noise import NoiseKind
+from secagg.privacy.kinds import NoiseKind
 from secagg.privacy.sensitivity import Adjacency
 from secagg.protocols.enclave.budget import epsilon_of, squared_sensitivities
 from secagg.protocols.enclave.plan import DEFAULT_LIFETIME, plan_enclave
 from secagg.protocols.enclave.session import EnclaveSettings
-from secagg.protocols.enclave.trusted.configuration import EnclaveConfiguration, ReleaseForm
-from secagg.protocols.enclave.trusted.histogram import Accumulation
+from secagg.protocols.enclave.trusted.configuration import Accumulation, EnclaveConfiguration, ReleaseForm
 from secagg.session.certificates import Authority
 from secagg.session.roles import Subject
 from tests.harness.enclave_buffers import MIXED_LAYOUT, EnclaveSetup

@@ -13,7 +13,8 @@ from secagg.contract import Aggregate
 from secagg.contract.codewords import sum_of_codewords
 from secagg.contract.layout import IndexSegment, Layout, RingSegment
 from secagg.errors import InvalidParameters, PeerMisbehaved, Reason
-from secagg.privacy.noise import NoiseKind, sample
+from secagg.privacy.kinds import NoiseKind
+from secagg.privacy.noise import sample
 from secagg.privacy.sensitivity import Adjacency, rho_of_release
 from secagg.protocols.enclave.budget import epsilon_of, squared_sensitivities
 from secagg.protocols.enclave.floors import PrivacyFloor
@@ -156,7 +157,9 @@ def test_a_client_refuses_noise_that_is_too_small_for_it() -> None:
         session.seal(1)
 
 
-@pytest.mark.parametrize(("epsilon", "delta"), [(0.0, 1e-6), (float("nan"), 1e-6), (1.0, 0.0), (1.0, 1.0)])
+@pytest.mark.parametrize(
+    ("epsilon", "delta"), [(0.0, 1e-6), (float("nan"), 1e-6), (1.0, 0.0), (1.0, 1.0), (1.0, 1e-60)]
+)
 def test_a_privacy_floor_of_no_meaning_is_refused(epsilon: float, delta: float) -> None:
     with pytest.raises(InvalidParameters):
         PrivacyFloor(epsilon=epsilon, delta=delta)

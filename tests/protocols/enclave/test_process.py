@@ -39,7 +39,7 @@ from secagg.errors import (
 )
 from secagg.identifiers import ClientId, ServerId
 from secagg.parameters import Suite
-from secagg.privacy.noise import NoiseKind
+from secagg.privacy.kinds import NoiseKind
 from secagg.protocols.enclave.client import Client
 from secagg.protocols.enclave.floors import EnclaveFloors
 from secagg.protocols.enclave.host import Host

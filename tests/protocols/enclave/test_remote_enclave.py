@@ -12,6 +12,7 @@ import pytest
 
 from secagg.contract.layout import Layout, RingSegment
 from secagg.errors import (
+    UNDECIDED,
     AuthenticationFailed,
     CapacityExceeded,
     ContractViolation,
@@ -69,7 +70,7 @@ ERRORS: list[SecAggError] = [
     MalformedMessage("ü\N{SNOWMAN}", reason=Reason.NOT_CANONICAL, culprits={ClientId(2**64 - 1)}),
     UnexpectedMessage(expected="this", received="that", culprits={ServerId()}),
     AuthenticationFailed(culprits={ClientId(0), ClientId(1), ServerId(0), ServerId(1)}),
-    PeerMisbehaved("no", reason=Reason.REPLAYED),
+    PeerMisbehaved("no", reason=Reason.REPLAYED, culprits=UNDECIDED),
     ThresholdNotMet(needed=2**40, present=3, what="uploads"),
     CapacityExceeded("no", reason=Reason.INPUT_OUT_OF_RANGE),
     ContractViolation("no"),
@@ -106,16 +107,18 @@ KIND = 7
 """Where in a refusal the place of its class stands, behind the header."""
 NOT_CANONICAL_REFUSALS = {
     "no class": altered(KIND, len(REFUSALS), ERRORS[1]),
-    "a reason of another class": refusal_with(AuthenticationFailed(), reason=Reason.REPLAYED),
+    "a reason of another class": refusal_with(AuthenticationFailed(culprits=UNDECIDED), reason=Reason.REPLAYED),
     "another reason for a cohort": refusal_with(ERRORS[6], reason=Reason.REPLAYED),
     "a reason that is none": encode_refusal(Misuse("no")).replace(b"api_misuse", b"api_misusf"),
     "text that is none": encode_refusal(Misuse("oh no")).replace(b"oh no", b"oh \xff\xff"),
     "blame for a misuse": encode_refusal(Misuse("no"))[:-1] + b"\1" + b"\1" + bytes(8),
     "a party that is none": encode_refusal(Misuse("no"))[:-1] + b"\1" + b"\2" + bytes(8),
-    "a server that is none": encode_refusal(PeerMisbehaved("", reason=Reason.REPLAYED))[:-1]
+    "a server that is none": encode_refusal(PeerMisbehaved("", reason=Reason.REPLAYED, culprits=UNDECIDED))[:-1]
     + b"\1\1"
     + (7).to_bytes(8, "big"),
-    "one party twice": encode_refusal(PeerMisbehaved("", reason=Reason.REPLAYED))[:-1] + b"\2" + bytes(18),
+    "one party twice": encode_refusal(PeerMisbehaved("", reason=Reason.REPLAYED, culprits=UNDECIDED))[:-1]
+    + b"\2"
+    + bytes(18),
     "numbers of another class": altered(KIND, 1, ERRORS[6]),
     "words of another class": altered(KIND, 2, ERRORS[3]),
     "an end too early": encode_refusal(ERRORS[3])[:-1],

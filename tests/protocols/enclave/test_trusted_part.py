@@ -17,10 +17,24 @@ LOCKED = "secagg.protocols.enclave.trusted.enclave"
 AROUND = {f"secagg.protocols.enclave.trusted.{name}" for name in ("__main__", "hardening", "process")}
 """The process around the trusted part: the only modules that see a socket, a signal or the time."""
 TRUSTED = "secagg.protocols.enclave.trusted"
-CORE = ("secagg.errors", "secagg.identifiers", "secagg.parameters", "secagg.wire", "secagg.crypto", "secagg.contract")
-ADMITTED = {"secagg.privacy.noise", "secagg.session.certificates", "secagg.session.sockets.frames"}
+CORE = tuple(
+    f"secagg.{room}" for room in ("errors", "identifiers", "blame", "parameters", "wire", "crypto", "contract")
+)
+ADMITTED = {
+    "secagg.privacy.kinds",
+    "secagg.privacy.noise",
+    "secagg.session.certificates",
+    "secagg.session.sockets.frames",
+}
 """What the trusted part takes of other rooms: noise, whose key signs an upload, and where a host's message ends."""
-PACKAGES = {"secagg", "secagg.privacy", "secagg.protocols.enclave", "secagg.session", "secagg.session.sockets"}
+PACKAGES = {
+    "secagg",
+    "secagg.faces",
+    "secagg.privacy",
+    "secagg.protocols.enclave",
+    "secagg.session",
+    "secagg.session.sockets",
+}
 """Loaded on the way, with nothing in them that does anything."""
 LATE = {"secagg.crypto.hybrid_key_agreement"}
 """Imported when the hybrid suite is used, because that fails where the backend has no ML-KEM."""
@@ -52,7 +66,7 @@ OUTSIDE_OF_THE_PROCESS = {
 }
 MOST_OWN_LINES = 1_300
 MOST_LINES_AROUND = 250
-MOST_CORE_LINES = 2370
+MOST_CORE_LINES = 2480
 
 
 def path_of(module: str, root: Path) -> Path | None:
@@ -146,8 +160,8 @@ def test_the_trusted_part_is_these_modules_and_no_other(repository: Path) -> Non
     }
 
 
-FACES = {"secagg", "secagg.protocols.enclave"}
-"""They import modules by name, when somebody asks them for what is not in the trusted part; nothing in it does."""
+FACES = {"secagg.faces"}
+"""It imports the modules of a package by name when somebody asks for them; nothing in the trusted part does."""
 
 
 def test_it_reaches_nothing_outside_but_mathematics_and_cryptography(repository: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta, timezone
+from types import TracebackType
 from typing import Any
 
 import pytest
@@ -154,6 +155,17 @@ def test_a_simulations_judge_takes_simulated_evidence_alone(session: InsecureEnc
     with pytest.raises(PeerMisbehaved) as caught:
         verified(session, evidence=evidence)
     assert caught.value.reason is Reason.ATTESTATION_REFUSED
+
+
+def test_what_was_refused_can_be_shown_in_a_traceback(session: InsecureEnclaveSession) -> None:
+    with pytest.raises(PeerMisbehaved) as caught:
+        verified(session, evidence=SimulatedEvidence(bytes(64)))
+    traceback: TracebackType | None = caught.tb
+    shown: list[str] = []
+    while traceback is not None:
+        shown += [repr(each) for each in traceback.tb_frame.f_locals.values() if type(each) is VerifiedEnclave]
+        traceback = traceback.tb_next
+    assert shown == ["<VerifiedEnclave, not verified>"]
 
 
 def test_it_has_no_place_for_anything_else(session: InsecureEnclaveSession) -> None:

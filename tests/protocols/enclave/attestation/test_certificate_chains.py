@@ -7,6 +7,7 @@ import hashlib
 from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
+from ipaddress import IPv4Network
 from types import ModuleType
 from typing import Any
 
@@ -16,11 +17,21 @@ from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 
 from secagg.errors import MalformedMessage, PeerError, PeerMisbehaved, Reason
-from secagg.protocols.enclave.attestation.certificate_chains import Chain, read_pem_chain, verify_chain
-from secagg.protocols.enclave.attestation.der import SEQUENCE, elements, only, read_signed, small_integer
-from secagg.protocols.enclave.attestation.revocation import check_not_revoked
-from secagg.protocols.enclave.attestation.roots import PINNED_ROOTS
-from secagg.protocols.enclave.attestation.signatures import ECDSA_P256, ECDSA_P384, RSA_PSS
+from secagg.protocols.enclave.attestation.certificates import (
+    ECDSA_P256,
+    ECDSA_P384,
+    RSA_PSS,
+    SEQUENCE,
+    Chain,
+    check_not_revoked,
+    elements,
+    only,
+    read_pem_chain,
+    read_signed,
+    small_integer,
+    verify_chain,
+)
+from secagg.protocols.enclave.attestation.claims import PINNED_ROOTS
 
 Refusal = Callable[..., Reason]
 
@@ -30,6 +41,7 @@ class Forge:
 
     def __init__(self, made: ModuleType) -> None:
         self.made = made.authority
+        self.mutations = made.mutations
         self.root = self.made.issue("root", self.made.p256(20), ca=True)
 
     def chain(self, *, authority: dict[str, Any] | None = None, leaf: dict[str, Any] | None = None) -> list[Any]:
@@ -55,7 +67,7 @@ def test_a_chain_to_a_pinned_root_holds_until_its_first_certificate_expires(forg
     end = forge.made.NOW + timedelta(days=1)
     chain = forge.verify(forge.chain(authority={"end": end}))
     assert chain.not_after == end
-    assert [certificate.common_name() for certificate in chain.certificates] == ["leaf", "authority", "root"]
+    assert [certificate.name for certificate in chain.certificates] == ["leaf", "authority", "root"]
     assert chain.root_fingerprint == hashlib.sha256(forge.root.der).digest()
 
 
@@ -104,8 +116,8 @@ def test_a_link_that_names_another_issuer_is_refused(forge: Forge, refusal: Refu
 @pytest.mark.parametrize(
     ("changes", "saying"),
     [
-        ({"authority": {"ca": False}}, "no authority's"),
-        ({"authority": {"constraints": False}}, "no authority's"),
+        ({"authority": {"ca": False}}, "not an authority's"),
+        ({"authority": {"constraints": False}}, "not an authority's"),
         ({"leaf": {"ca": True}}, "is an authority's"),
         ({"authority": {"extensions": [(x509.OCSPNoCheck(), True)]}}, "critical extension 1.3.6.1.5.5.7.48.1.5"),
         ({"leaf": {"extensions": [(x509.OCSPNoCheck(), True)]}}, "critical extension 1.3.6.1.5.5.7.48.1.5"),
@@ -189,20 +201,68 @@ def test_a_certificate_numbered_zero_is_read_without_a_warning(forge: Forge) -> 
     assert forge.verify([negative, middle, root]).leaf.serial == -128
 
 
-def test_a_signed_certificate_that_does_not_decode_is_refused(forge: Forge, refusal: Refusal) -> None:
+def test_a_signed_certificate_that_does_not_decode_is_refused(forge: Forge) -> None:
     leaf, middle, root = forge.chain()
 
     def altered(old: bytes, new: bytes) -> list[Any]:
         return [forge.made.signed_again(leaf, middle, old, new), middle, root]
 
     date = forge.made.END.strftime("%y%m%d%H%M%SZ").encode()
-    with pytest.raises(MalformedMessage):
-        forge.verify(altered(date, b"31993" + date[5:]))
-    broken = altered(b"\x04\x02\x30\x00", b"\x04\x02\x31\x00")
-    assert refusal(lambda: forge.verify(broken), "extensions") is Reason.ATTESTATION_INVALID
     curve = bytes.fromhex("2a8648ce3d030107")
-    unknown = forge.verify(altered(curve, curve[:-1] + b"\x63")).leaf
-    assert refusal(lambda: unknown.public_key, "cannot be used") is Reason.ATTESTATION_INVALID
+    subject = b"leaf"
+    for old, new in (
+        (date, b"31993" + date[5:]),
+        (b"\x04\x02\x30\x00", b"\x04\x02\x31\x00"),
+        (curve, curve[:-1] + b"\x63"),
+        (subject, b"\xff" * 4),
+    ):
+        with pytest.raises(MalformedMessage, match="does not decode"):
+            forge.verify(altered(old, new))
+
+
+def test_a_signed_name_constraint_that_does_not_decode_is_refused(forge: Forge) -> None:
+    network = x509.UnrecognizedExtension(x509.ObjectIdentifier("2.5.29.30"), bytes.fromhex("300aa008300687040a000001"))
+    with pytest.raises(MalformedMessage, match="does not decode"):
+        forge.verify(forge.chain(leaf={"extensions": [(network, False)]}))
+
+
+def test_every_value_of_a_certificate_may_be_anything_once_it_is_signed(forge: Forge) -> None:
+    policy = x509.NameConstraints([x509.DNSName("a"), x509.IPAddress(IPv4Network("10.0.0.0/8"))], None)
+    names = x509.SubjectAlternativeName([x509.DNSName("b"), x509.RFC822Name("c@d")])
+    leaf, middle, root = forge.chain(leaf={"extensions": [(policy, False), (names, False)]})
+    message, algorithm, _ = only(leaf.der, SEQUENCE).children()
+    roots = frozenset({hashlib.sha256(root.der).digest()})
+    (tree,) = forge.mutations.tree_of(message.encoded)
+    refused, tried = 0, 0
+    for altered in forge.mutations.altered(tree):
+        tried += 1
+        chain = [forge.mutations.signed(middle, altered, algorithm.encoded), middle.der, root.der]
+        try:
+            verified = verify_chain(chain, roots=roots, scheme=ECDSA_P256, now=forge.made.NOW)
+        except PeerError:
+            refused += 1
+        else:
+            verified.leaf.vendor_extension("1.2.3")
+    assert tried > 900
+    assert tried > refused > tried // 3
+
+
+def test_every_value_of_a_revocation_list_may_be_anything_once_it_is_signed(forge: Forge) -> None:
+    leaf, middle, _ = forge.verified().certificates
+    signer = forge.chain()[1]
+    listed = forge.made.revocation_list(signer, [leaf.serial, 77])
+    message, algorithm, _ = only(listed, SEQUENCE).children()
+    (tree,) = forge.mutations.tree_of(message.encoded)
+    outcomes = {"PeerMisbehaved": 0, "MalformedMessage": 0, "": 0}
+    for altered in forge.mutations.altered(tree):
+        changed = forge.mutations.signed(signer, altered, algorithm.encoded)
+        try:
+            check_not_revoked([leaf], changed, issuer=middle, scheme=ECDSA_P256, now=forge.made.NOW)
+        except PeerError as error:
+            outcomes[type(error).__name__] += 1
+        else:
+            outcomes[""] += 1
+    assert all(outcomes.values())
 
 
 def test_what_is_no_certificate_is_malformed(forge: Forge, refusal: Refusal) -> None:

@@ -15,7 +15,7 @@ from cryptography import x509
 
 from secagg.errors import MalformedMessage, Misuse, Reason
 from secagg.protocols.enclave.attestation import Claims, EvidenceFormat, IntelCollateral, IntelTcb, TcbStatus
-from secagg.protocols.enclave.attestation.sgx import verify_sgx
+from secagg.protocols.enclave.attestation.intel import verify_sgx
 
 Refusal = Callable[..., Reason]
 SGX, TDX = EvidenceFormat.SGX, EvidenceFormat.TDX
@@ -168,13 +168,31 @@ def test_a_version_5_report_has_the_length_of_its_kind(maker: Maker) -> None:
             maker.verify(TDX, quote[:length])
 
 
-def test_a_tail_is_refused_and_zeros_too(maker: Maker) -> None:
-    for tail in (b"\0", b"x", bytes(100)):
-        with pytest.raises(MalformedMessage, match="unsigned bytes follow") as caught:
-            maker.sgx(tail=tail)
-        assert caught.value.reason is Reason.TRAILING_BYTES
+def test_padding_is_cut_and_what_is_within_the_quote_has_one_form(maker: Maker) -> None:
+    for tail in (b"\0", b"x", bytes(3065)):
+        assert maker.sgx(tail=tail) == maker.sgx()
+        assert maker.tdx(version=5, tail=tail) == maker.tdx(version=5)
         with pytest.raises(MalformedMessage):
             maker.sgx(ending=tail + tail)
+
+
+@pytest.mark.parametrize(
+    ("current", "status"),
+    [((5, 3, 9), "UpToDate"), ((6, 3, 9), "UpToDate"), ((4, 3, 9), "OutOfDate")],
+)
+def test_a_module_that_was_replaced_under_the_guest_is_judged_too(
+    maker: Maker, current: tuple[int, ...], status: str
+) -> None:
+    report = maker.made.td_report(kind=3, patches={584: bytes(current)})
+    claims = maker.tdx(version=5, kind=3, body=report)
+    assert isinstance(claims.tcb, IntelTcb)
+    assert claims.tcb.module == status
+
+
+def test_a_platform_that_went_back_under_the_guest_is_below_every_level(maker: Maker, refusal: Refusal) -> None:
+    report = maker.made.td_report(kind=3, patches={584: bytes([5, 3, 1])})
+    reason = refusal(lambda: maker.tdx(version=5, kind=3, body=report), "below every TCB level")
+    assert reason is Reason.ATTESTATION_INVALID
 
 
 def test_a_chain_may_end_in_the_terminator_of_a_string(maker: Maker) -> None:
@@ -226,7 +244,7 @@ def test_a_key_off_the_curve_is_refused(maker: Maker, monkeypatch: pytest.Monkey
         return bytes(63) + b"\1"
 
     monkeypatch.setattr(maker.made, "point", point)
-    assert refusal(maker.sgx, "no point of its curve") is Reason.ATTESTATION_INVALID
+    assert refusal(maker.sgx, "not a point of its curve") is Reason.ATTESTATION_INVALID
 
 
 def test_the_chain_is_that_of_a_platform(maker: Maker, refusal: Refusal) -> None:
@@ -517,3 +535,11 @@ def test_collateral_is_bytes(maker: Maker) -> None:
     for name in maker.made.collateral():
         with pytest.raises(Misuse, match=name):
             maker.collateral(replace={name: "text"})
+
+
+def test_collateral_that_nests_too_deep_is_malformed_though_intel_signed_it(maker: Maker) -> None:
+    key = maker.made.authorities()[2].key
+    text = b'{"version":' + b"[" * 200_000 + b"]" * 200_000 + b"}"
+    signed = b'{"tcbInfo":' + text + b',"signature":"' + maker.made.raw(key, text).hex().encode() + b'"}'
+    with pytest.raises(MalformedMessage, match="RecursionError"):
+        maker.sgx(maker.collateral("SGX", replace={"tcb_info": signed}))

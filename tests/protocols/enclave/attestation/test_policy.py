@@ -213,7 +213,7 @@ def test_a_report_of_another_privilege_level_is_refused(refused: Callable[..., N
 
 
 def test_shared_cores_are_refused_by_default(refused: Callable[..., None]) -> None:
-    refused(claims(SNP, sibling_threads=True), "share cores")
+    refused(claims(SNP, sibling_threads=True), "sibling_threads_accepted=True")
     policy(sibling_threads_accepted=True).check(claims(SNP, sibling_threads=True), BIND, NOW)
 
 

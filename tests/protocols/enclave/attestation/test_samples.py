@@ -6,15 +6,21 @@ one that was looked at. The other files of this folder make evidence of their ow
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import json
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
+from ssl import PEM_cert_to_DER_cert
+from types import ModuleType
 from typing import Any
 
 import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives.serialization import Encoding
 
 from secagg.errors import MalformedMessage, PeerError, Reason
 from secagg.protocols.enclave.attestation import (
@@ -30,15 +36,26 @@ from secagg.protocols.enclave.attestation import (
     TcbStatus,
     Verifier,
 )
-from secagg.protocols.enclave.attestation.certificate_chains import read_pem_chain
-from secagg.protocols.enclave.attestation.intel_collateral import judge
-from secagg.protocols.enclave.attestation.intel_quote import verify_quote
-from secagg.protocols.enclave.attestation.roots import PINNED_ROOTS
-from secagg.protocols.enclave.attestation.tdx_report import TdReport
+from secagg.protocols.enclave.attestation.certificates import (
+    ECDSA_P256,
+    ECDSA_P384,
+    RSA_PSS,
+    SEQUENCE,
+    SignatureScheme,
+    only,
+    read_signed,
+    verify_chain,
+)
+from secagg.protocols.enclave.attestation.claims import PINNED_ROOTS
+from secagg.protocols.enclave.attestation.intel import TdReport, judge, verify_quote
+from secagg.protocols.enclave.attestation.nitro import read_payload
+from secagg.protocols.enclave.attestation.snp import verify_snp
 
 Refusal = Callable[..., Reason]
 NITRO, SNP, TDX, SGX = EvidenceFormat.NITRO, EvidenceFormat.SNP, EvidenceFormat.TDX, EvidenceFormat.SGX
 V4_QUOTE_BYTES = 4935
+HCL_HEADER_BYTES = 32
+SNP_REPORT_BYTES = 1184
 
 DIGESTS = {
     "nitro/document.cose": "a72552688ab6de06b9039ebda2bd5ae9285860ec886f841da94351681dfb3eb6",
@@ -52,6 +69,29 @@ DIGESTS = {
     "tdx/qe_identity.json": "86239584ed47792d02cdfc051cde95cb5169a0b74dc9dcc61c1ebaeb5e59ade0",
     "sgx/quote_v3.bin": "f8b81014b6e443609746822194910f5dc1c92c322fa0584298d1e33e505ca3b5",
     "sgx/collateral.json": "bdd694bbe50f3a2a1cfe12f9e2bd83125921107a368edcf10780a5523b8501ce",
+    "azure/az-snp-vtpm_evidence-genoa.json": "81c1fd5491d1523a25ee6cb6d5385b7e2eb99777533f359492cffa6596451990",
+    "azure/az-snp-vtpm_evidence-v2.json": "cd272f2b5102c6b289f64455d8d478e3ec8fb4e6fdf22a7c133d9ed3a4efa9c5",
+    "azure/az-tdx-vtpm_evidence-v1.json": "d656dbf4ae44f9e944c4d39a3ab90183e9ce9b366d46802981b2e0ed40a9c656",
+    "sgx/occlum_debug.bin": "77bcbdfa9c1abb98fd19d60f815b049d187e4e7495203a2e13aeac91fb9f9772",
+    "snp2/genoa/ask_ark.pem": "e6ecc853fa56d3170a624d40851f98a1036f974b50204ea69e6aec91d777aca3",
+    "snp2/genoa/report.bin": "6d1ceffae6ad5caeadbc27655b2dfabf38fe3a0033e2e3b4a8a5958f893c67a3",
+    "snp2/genoa/vcek.der": "b6563a6c7767990bbb9e84368cf66822e3a883c16fb24b2b94fba46dac3bd809",
+    "snp2/milan_v3/ask_ark.pem": "22e62f8d2c21a156470145fc75f7b5a377cb053ced3e97f0bd3f8d8ca5941ce6",
+    "snp2/milan_v3/report.bin": "40a2778d02fa56e1d82ab108492919fca56549f4781e38002d61f23cf435fc9f",
+    "snp2/milan_v3/vcek.der": "176f84a079b72eb89c399b2bc5022a78629dbb6dcaa36a6e4877c6d161c081b6",
+    "snp2/turin/ask_ark.pem": "3bc97ef895aa1be2150b2e9fb12403f131e80c68fbc9683d2ae465220188dbfe",
+    "snp2/turin/report.bin": "3f44a09b769aae243b2c603c2a6f53d4b1cf5feb36b380ea29adcf47da847e20",
+    "snp2/turin/vcek.der": "14889815724988d463b971dc409aa00ff1f24b7d3fa3b3c55efb3b2aa9bd6919",
+    "snp2/vlek/asvk_ark.pem": "3098f7e90ee7049b8cf116448d1bdf33b08847b4250bd99507cf73b5c49d3467",
+    "snp2/vlek/report.bin": "decdab949afc590668e45869b20f23e4afc7ac03c61201ab20208c6668a58a2d",
+    "snp2/vlek/vlek.der": "296a7c99053efe4b1e480bb76d421fd24633d245f3e34708399a18a7713b7a7c",
+    "tdx2/below_every_level/collateral.json": "05e91466e56352166c15a73654147c3d95d6f4ffa62bd150c3c8cbb1d75c3b15",
+    "tdx2/below_every_level/quote.bin": "4c453ea417a7863ed67c215fe4735d91e26f359c760e5984a277866d8d5758e9",
+    "tdx2/gcp_cos_113_padded.bin": "54334c81b4e03634ab3a269ad397c9cea3b5c9ee96c57505b684470b964fd15e",
+    "tdx2/uptodate/collateral.json": "b0a5f5fd620a8881b1eda45261fdf30dd930b49aff93231556645c81fcb4c0bc",
+    "tdx2/uptodate/quote.bin": "f1c8503301126c30ab9863df145a8c328f0834a59817e77abc24d1db6e9fce24",
+    "tdx2/uptodate_mrconfigid/collateral.json": "b6cafa8cc98cb9bbce185933bb61431a8e4374105d1208f42321e3b1b5ff98aa",
+    "tdx2/uptodate_mrconfigid/quote.bin": "9069d475eda328d4f89fe367cf938a65d903df20802a0287f08b54a72f58aef2",
 }
 """The SHA-256 of each sample."""
 
@@ -79,15 +119,17 @@ def day(year: int, month: int, date: int, hour: int = 0) -> datetime:
     return datetime(year, month, date, hour, tzinfo=UTC)
 
 
-def snp_collateral(folder: Path) -> SnpCollateral:
-    text = (folder / "snp/ask_ark_milan.pem").read_bytes()
-    authority, root = read_pem_chain(text)
-    chip = (folder / "snp/vcek.der").read_bytes()
+def certificates(path: Path) -> list[bytes]:
+    return [each.public_bytes(Encoding.DER) for each in x509.load_pem_x509_certificates(path.read_bytes())]
+
+
+def snp_collateral(chip: bytes, chain: Path) -> SnpCollateral:
+    authority, root = certificates(chain)
     return SnpCollateral(chip_certificate=chip, authority_certificate=authority, root_certificate=root)
 
 
-def sgx_collateral(folder: Path) -> IntelCollateral:
-    parts: dict[str, str] = json.loads((folder / "sgx/collateral.json").read_text(encoding="utf-8"))
+def intel_collateral(path: Path) -> IntelCollateral:
+    parts: dict[str, str] = json.loads(path.read_text(encoding="utf-8"))
 
     def response(name: str, key: str) -> bytes:
         return f'{{"{name}":{parts[key]},"signature":"{parts[f"{key}_signature"]}"}}'.encode()
@@ -110,11 +152,171 @@ def vendor(samples: Path) -> dict[str, Sample]:
     return {
         "nitro": Sample(NITRO, read("nitro/document.cose"), None, day(2022, 10, 13, 9)),
         "nitro debug": Sample(NITRO, read("nitro/debug_document.cose"), None, day(2022, 10, 12, 14)),
-        "snp": Sample(SNP, read("snp/attestation.bin"), snp_collateral(samples), day(2023, 1, 1)),
+        "snp": Sample(
+            SNP,
+            read("snp/attestation.bin"),
+            snp_collateral(read("snp/vcek.der"), samples / "snp/ask_ark_milan.pem"),
+            day(2023, 1, 1),
+        ),
         "tdx 4": Sample(TDX, read("tdx/quote_v4.bin")[:V4_QUOTE_BYTES], None, day(2023, 7, 1)),
         "tdx 5": Sample(TDX, read("tdx/quote_v5.bin"), None, day(2026, 7, 1)),
-        "sgx": Sample(SGX, read("sgx/quote_v3.bin"), sgx_collateral(samples), day(2025, 7, 1)),
+        "sgx": Sample(
+            SGX, read("sgx/quote_v3.bin"), intel_collateral(samples / "sgx/collateral.json"), day(2025, 7, 1)
+        ),
     }
+
+
+@pytest.fixture(scope="module")
+def clouds(samples: Path) -> dict[str, Sample]:
+    """Evidence of machines that clouds rent out, collected by others."""
+
+    def read(name: str) -> bytes:
+        return (samples / name).read_bytes()
+
+    def snp(name: str, key: str = "vcek.der", chain: str = "ask_ark.pem") -> Sample:
+        collateral = snp_collateral(read(f"snp2/{name}/{key}"), samples / f"snp2/{name}/{chain}")
+        return Sample(SNP, read(f"snp2/{name}/report.bin"), collateral, day(2025, 10, 1))
+
+    def tdx(name: str, now: datetime) -> Sample:
+        return Sample(
+            TDX, read(f"tdx2/{name}/quote.bin"), intel_collateral(samples / f"tdx2/{name}/collateral.json"), now
+        )
+
+    return {
+        "milan": snp("milan_v3"),
+        "genoa": snp("genoa"),
+        "turin": snp("turin"),
+        "vlek": snp("vlek", "vlek.der", "asvk_ark.pem"),
+        "tdx": tdx("uptodate", day(2025, 6, 20)),
+        "tdx with MRCONFIGID": tdx("uptodate_mrconfigid", day(2025, 9, 3)),
+        "tdx below": tdx("below_every_level", day(2026, 2, 19)),
+        "tdx padded": Sample(TDX, read("tdx2/gcp_cos_113_padded.bin"), None, day(2025, 6, 1)),
+        "tdx 4 padded": Sample(TDX, read("tdx/quote_v4.bin"), None, day(2023, 7, 1)),
+        "sgx debug": Sample(SGX, read("sgx/occlum_debug.bin"), None, day(2023, 7, 1)),
+    }
+
+
+@dataclass(frozen=True)
+class Azure:
+    """What a guest of Azure has: the paravisor's report, and within it or next to it the hardware's."""
+
+    whole: Sample
+    hardware: Sample
+
+
+@pytest.fixture(scope="module")
+def azure(samples: Path) -> dict[str, Azure]:
+    def decoded(text: str) -> bytes:
+        return base64.urlsafe_b64decode(text + "=" * (-len(text) % 4))
+
+    made: dict[str, Azure] = {}
+    for name, chain in (("az-snp-vtpm_evidence-v2", "milan_v3"), ("az-snp-vtpm_evidence-genoa", "genoa")):
+        parts = json.loads((samples / f"azure/{name}.json").read_bytes())
+        report = bytes(parts["report"]) if "report" in parts else decoded(parts["hcl_report"])
+        chip = PEM_cert_to_DER_cert(parts["vcek"]) if "BEGIN" in parts["vcek"] else decoded(parts["vcek"])
+        collateral = snp_collateral(chip, samples / f"snp2/{chain}/ask_ark.pem")
+        inner = report[HCL_HEADER_BYTES : HCL_HEADER_BYTES + SNP_REPORT_BYTES]
+        made[name] = Azure(*(Sample(SNP, document, collateral, day(2025, 6, 1)) for document in (report, inner)))
+    parts = json.loads((samples / "azure/az-tdx-vtpm_evidence-v1.json").read_bytes())
+    documents = decoded(parts["hcl_report"]), decoded(parts["td_quote"])
+    made["az-tdx-vtpm_evidence-v1"] = Azure(*(Sample(TDX, document, None, day(2025, 6, 1)) for document in documents))
+    return made
+
+
+REQUIRED: dict[EvidenceFormat, tuple[str, ...]] = {
+    NITRO: ("PCR0", "PCR1", "PCR2"),
+    SNP: ("MEASUREMENT",),
+    TDX: ("MRTD", "RTMR0", "RTMR1", "RTMR2", "RTMR3"),
+    SGX: ("MRENCLAVE",),
+}
+
+
+def policy_for(claims: Claims, *more: str, **changes: Any) -> Policy:
+    """Pin a program as it was measured; the rest is the default's."""
+    names = (*REQUIRED[claims.format], *more)
+    pinned = PinnedMeasurement(claims.format, {name: claims.measurement[name] for name in names})
+    tcb = claims.tcb if isinstance(claims.tcb, SnpTcb) else None
+    return Policy(accepted=(pinned,), minimum_snp_tcb=tcb, **changes)
+
+
+CLOUD_TCB = {
+    "milan": SnpTcb(boot_loader=4, tee=0, snp=24, microcode=219),
+    "genoa": SnpTcb(boot_loader=10, tee=0, snp=25, microcode=84),
+    "turin": SnpTcb(boot_loader=1, tee=0, snp=2, microcode=71, fmc=0),
+    "vlek": SnpTcb(boot_loader=4, tee=0, snp=24, microcode=217),
+}
+
+
+@pytest.mark.parametrize("name", CLOUD_TCB)
+def test_a_report_from_a_cloud_is_accepted_once_its_shared_cores_are(
+    clouds: dict[str, Sample], refusal: Refusal, name: str
+) -> None:
+    sample = clouds[name]
+    claims = sample.verify()
+    assert (claims.debug, claims.migratable, claims.tcb) == (False, False, CLOUD_TCB[name])
+    settings: dict[str, Any] = {"privilege_level": int(name == "vlek"), "snp_revocation_required": False}
+    strict, usual = (policy_for(claims, sibling_threads_accepted=accepted, **settings) for accepted in (False, True))
+    check = partial(strict.check, claims, claims.report_data, sample.now)
+    assert refusal(check, "sibling_threads_accepted=True") is Reason.ATTESTATION_REFUSED
+    assert usual.check(claims, claims.report_data, sample.now) == claims.not_after
+
+
+@pytest.mark.parametrize("name", ["tdx", "tdx with MRCONFIGID"])
+def test_a_quote_from_a_platform_in_date_is_accepted_by_default(
+    clouds: dict[str, Sample], refusal: Refusal, name: str
+) -> None:
+    sample = clouds[name]
+    claims = sample.verify()
+    up = TcbStatus.UP_TO_DATE
+    assert claims.tcb == IntelTcb(platform=up, quoting_enclave=up, module=up, evaluation_number=17)
+    configured = any(claims.measurement["MRCONFIGID"])
+    assert configured is (name == "tdx with MRCONFIGID")
+    policy = policy_for(claims, *(["MRCONFIGID"] if configured else []))
+    assert policy.check(claims, claims.report_data, sample.now) == claims.not_after
+    if configured:
+        check = partial(policy_for(claims).check, claims, claims.report_data, sample.now)
+        assert refusal(check, "differs in MRCONFIGID") is Reason.ATTESTATION_REFUSED
+
+
+def test_a_quote_from_a_platform_below_every_level_is_refused(clouds: dict[str, Sample], refusal: Refusal) -> None:
+    sample = clouds["tdx below"]
+    assert refusal(sample.verify, "below every TCB level") is Reason.ATTESTATION_INVALID
+    without = Sample(TDX, sample.document, None, sample.now).verify()
+    assert without.tcb is None
+
+
+@pytest.mark.parametrize("name", ["tdx padded", "tdx 4 padded"])
+def test_the_padding_of_a_quote_is_cut(clouds: dict[str, Sample], refusal: Refusal, name: str) -> None:
+    sample = clouds[name]
+    claims = sample.verify()
+    assert claims == sample.verify(sample.document[:V4_QUOTE_BYTES])
+    with pytest.raises(MalformedMessage):
+        sample.verify(sample.document[: V4_QUOTE_BYTES - 1])
+    check = partial(policy_for(claims).check, claims, claims.report_data, sample.now)
+    assert refusal(check, "without collateral") is Reason.ATTESTATION_REFUSED
+
+
+def test_a_debug_build_of_a_library_os_is_refused(clouds: dict[str, Sample], refusal: Refusal) -> None:
+    sample = clouds["sgx debug"]
+    claims = sample.verify()
+    check = partial(policy_for(claims).check, claims, claims.report_data, sample.now)
+    assert refusal(check, "debug build") is Reason.ATTESTATION_REFUSED
+
+
+@pytest.mark.parametrize("name", ["az-snp-vtpm_evidence-v2", "az-snp-vtpm_evidence-genoa", "az-tdx-vtpm_evidence-v1"])
+def test_evidence_of_azures_paravisor_is_refused_and_the_error_says_why(
+    azure: dict[str, Azure], refusal: Refusal, name: str
+) -> None:
+    why = "pins would cover the paravisor and not the program"
+    assert refusal(azure[name].whole.verify, why) is Reason.ATTESTATION_REFUSED
+    sample = azure[name].hardware
+    claims = sample.verify()
+    up = TcbStatus.UP_TO_DATE
+    judged = IntelTcb(platform=up, quoting_enclave=up, module=None, evaluation_number=17)
+    claims = replace(claims, tcb=claims.tcb or judged)
+    pins = [name for name in claims.measurement if name not in REQUIRED[sample.kind]]
+    policy = policy_for(claims, *pins, sibling_threads_accepted=True, snp_revocation_required=False)
+    assert refusal(partial(policy.check, claims, bytes(range(64)), sample.now), why) is Reason.ATTESTATION_REFUSED
 
 
 NAMES = ("nitro", "nitro debug", "snp", "tdx 4", "tdx 5", "sgx")
@@ -200,26 +402,14 @@ def test_intels_tcb_info_for_tdx_lists_nothing_that_the_version_4_quote_reaches(
     assert judgement.quoting_enclave is TcbStatus.UP_TO_DATE
 
 
-def test_the_version_4_quote_is_refused_with_the_tail_it_is_published_with(samples: Path) -> None:
-    quote = (samples / "tdx/quote_v4.bin").read_bytes()
-    with pytest.raises(MalformedMessage, match="39 unsigned bytes follow"):
-        Verifier().verify(Evidence(TDX, quote), None, day(2023, 7, 1))
-
-
 @pytest.mark.parametrize("name", NAMES)
 def test_a_default_policy_refuses_every_sample_though_it_pins_them_all(
     vendor: dict[str, Sample], refusal: Refusal, name: str
 ) -> None:
-    required: dict[EvidenceFormat, tuple[str, ...]] = {
-        NITRO: ("PCR0", "PCR1", "PCR2"),
-        SNP: ("MEASUREMENT",),
-        SGX: ("MRENCLAVE",),
-    }
-    required[TDX] = ("MRTD", "RTMR0", "RTMR1", "RTMR2", "RTMR3")
     accepted: list[PinnedMeasurement] = []
     for sample in vendor.values():
         measured = sample.verify().measurement
-        accepted.append(PinnedMeasurement(sample.kind, {pin: measured[pin] for pin in required[sample.kind]}))
+        accepted.append(PinnedMeasurement(sample.kind, {pin: measured[pin] for pin in REQUIRED[sample.kind]}))
     policy = Policy(accepted=tuple(accepted), minimum_snp_tcb=SnpTcb(boot_loader=0, tee=0, snp=0, microcode=0))
     saying = {
         "nitro": "bound to other keys",
@@ -252,3 +442,52 @@ def sampled(length: int) -> Iterator[int]:
     """Take every seventh position, and every one near the end, where padding would be."""
     yield from range(0, length - 80, 7)
     yield from range(max(length - 80, 0), length)
+
+
+def genuine_leaf(name: str, sample: Sample) -> bytes:
+    if isinstance(sample.collateral, SnpCollateral):
+        return sample.collateral.chip_certificate
+    if name == "nitro":
+        size = int.from_bytes(sample.document[8:10], "big")
+        return read_payload(sample.document[10 : 10 + size]).certificate
+    _, begin, rest = sample.document.partition(b"-----BEGIN CERTIFICATE-----")
+    text, end, _ = rest.partition(b"-----END CERTIFICATE-----")
+    return PEM_cert_to_DER_cert((begin + text + end).decode())
+
+
+@pytest.mark.parametrize(
+    ("name", "scheme"), [("turin", RSA_PSS), ("vlek", RSA_PSS), ("nitro", ECDSA_P384), ("sgx", ECDSA_P256)]
+)
+def test_every_value_of_a_genuine_certificate_may_be_anything_once_it_is_signed(
+    vendor: dict[str, Sample],
+    clouds: dict[str, Sample],
+    self_made: ModuleType,
+    name: str,
+    scheme: SignatureScheme,
+) -> None:
+    """A vendor may sign what does not decode; an authority of our own takes its place."""
+    made, sample = self_made.authority, (vendor | clouds)[name]
+    keys = {RSA_PSS: made.rsa_key, ECDSA_P384: made.p384, ECDSA_P256: made.p256}[scheme]
+    dates = {"start": sample.now - timedelta(days=1), "end": sample.now + timedelta(days=1)}
+    root = made.issue("root", keys(30), ca=True, **dates)
+    authority = made.issue("authority", keys(31), root, ca=True, **dates)
+    message, algorithm, _ = only(genuine_leaf(name, sample), SEQUENCE).children()
+    ((tag, fields),) = self_made.mutations.tree_of(message.encoded)
+    (subject,) = self_made.mutations.tree_of(read_signed(authority.der).fields[5].encoded)
+    fields[3] = subject
+    roots = frozenset({hashlib.sha256(root.der).digest()})
+    collateral = SnpCollateral(chip_certificate=b"", authority_certificate=authority.der, root_certificate=root.der)
+    outcomes = {True: 0, False: 0}
+    for altered in (self_made.mutations.flat((tag, fields)), *self_made.mutations.altered((tag, fields))):
+        leaf = self_made.mutations.signed(authority, altered, algorithm.encoded)
+        try:
+            if isinstance(sample.collateral, SnpCollateral):
+                verify_snp(sample.document, replace(collateral, chip_certificate=leaf), roots, sample.now)
+            else:
+                verify_chain([leaf, authority.der, root.der], roots=roots, scheme=scheme, now=sample.now)
+        except PeerError:
+            assert sum(outcomes.values()), "the unaltered certificate verifies"
+            outcomes[False] += 1
+        else:
+            outcomes[True] += 1
+    assert min(outcomes.values()) > 50

@@ -118,12 +118,63 @@ def test_what_is_no_report_is_malformed(claims_of: Callable[..., Claims], change
         claims_of(**changes)
 
 
-@pytest.mark.parametrize("key", [0x04, 0x08, 0x10, 0x1C])
-def test_a_report_by_another_key_than_the_chips_is_refused(
+@pytest.mark.parametrize("key", [0x08, 0x0C, 0x10, 0x14, 0x18, 0x1C])
+def test_a_report_by_the_key_of_no_chip_and_no_cloud_is_refused(
     claims_of: Callable[..., Claims], refusal: Refusal, key: int
 ) -> None:
     changes = {0x48: bytes([key])}
-    assert refusal(lambda: claims_of(patches=changes), "(VCEK)") is Reason.ATTESTATION_INVALID
+    assert refusal(lambda: claims_of(patches=changes), "no key of a chip or cloud") is Reason.ATTESTATION_INVALID
+
+
+BY_CLOUD = {0x48: b"\x04", 0x1A0: bytes(64)}
+
+
+def test_a_report_by_the_key_of_a_cloud_is_read(
+    claims_of: Callable[..., Claims], self_made: ModuleType, snp_collateral: Callable[..., SnpCollateral]
+) -> None:
+    certificate = self_made.snp.chip_certificate(self_made.snp.cloud_extensions())
+    claims = claims_of(snp_collateral(chip_certificate=certificate.der), patches=BY_CLOUD)
+    assert claims.tcb == TCB
+
+
+def test_the_key_of_a_chip_and_that_of_a_cloud_do_not_pass_for_each_other(
+    claims_of: Callable[..., Claims],
+    self_made: ModuleType,
+    snp_collateral: Callable[..., SnpCollateral],
+    refusal: Refusal,
+) -> None:
+    cloud = snp_collateral(chip_certificate=self_made.snp.chip_certificate(self_made.snp.cloud_extensions()).der)
+    for patches, collateral, number in ((BY_CLOUD, None, 5), ({0x1A0: bytes(64)}, cloud, 4)):
+        reason = refusal(
+            partial(claims_of, collateral, patches=patches), f"lacks the extension 1.3.6.1.4.1.3704.1.{number}"
+        )
+        assert reason is Reason.ATTESTATION_INVALID
+
+
+def test_the_versions_of_turin_stand_in_other_places(
+    claims_of: Callable[..., Claims],
+    self_made: ModuleType,
+    snp_collateral: Callable[..., SnpCollateral],
+    refusal: Refusal,
+) -> None:
+    made = self_made.snp
+    collateral = snp_collateral(chip_certificate=made.chip_certificate(made.turin_extensions()).der)
+    chip = {0x1A0: made.TURIN_CHIP + bytes(56), 0x40: b"\x64"}
+    claims = claims_of(collateral, tcb=made.TURIN_TCB, patches=chip)
+    assert claims.tcb == SnpTcb(boot_loader=4, tee=1, snp=22, microcode=209, fmc=3)
+    for other in (bytes(8) + bytes(56), made.TURIN_CHIP + bytes(55) + b"\1"):
+        wrong = partial(claims_of, collateral, tcb=made.TURIN_TCB, patches=chip | {0x1A0: other})
+        assert refusal(wrong, "another chip's") is Reason.ATTESTATION_INVALID
+    assert refusal(partial(claims_of, collateral, patches=chip), "for the versions") is Reason.ATTESTATION_INVALID
+
+
+def test_a_minimum_for_other_processors_is_never_reached() -> None:
+    turin = SnpTcb(boot_loader=1, tee=0, snp=2, microcode=71, fmc=0)
+    milan = SnpTcb(boot_loader=4, tee=0, snp=24, microcode=219)
+    assert not milan.reaches(turin)
+    assert not turin.reaches(SnpTcb(boot_loader=0, tee=0, snp=0, microcode=0))
+    assert not turin.reaches(SnpTcb(boot_loader=1, tee=0, snp=2, microcode=71, fmc=1))
+    assert turin.reaches(turin)
 
 
 @pytest.mark.parametrize(

@@ -75,7 +75,8 @@ def test_the_pinned_roots_are_the_vendors() -> None:
     genoa = "4c6598d19c18719c5dfd4a7d335f674e5bfe1d8f800cea2cf270c10d103db2f1"
     assert {root.hex() for root in PINNED_ROOTS.intel} == {intel}
     assert {root.hex() for root in PINNED_ROOTS.nitro} == {nitro}
-    assert {root.hex() for root in PINNED_ROOTS.amd} == {milan, genoa}
+    turin = "1f084161a44bb6d93778a904877d4819cafa5d05ef4193b2ded9dd9c73dd3f6a"
+    assert {root.hex() for root in PINNED_ROOTS.amd} == {milan, genoa, turin}
 
 
 class SimulatedEvidence:
@@ -93,7 +94,7 @@ def test_what_is_no_vendors_evidence_is_refused_by_type(cases: list[Case], roots
     verifier: Any = Verifier(roots)
     for kind, document, collateral in cases:
         for evidence in (SimulatedEvidence(kind, document), RelabelledEvidence(kind, document), document, None):
-            reason = refusal(partial(verifier.verify, evidence, collateral, NOW), "no hardware's evidence")
+            reason = refusal(partial(verifier.verify, evidence, collateral, NOW), "is not evidence of hardware")
             assert reason is Reason.ATTESTATION_REFUSED
 
 

@@ -97,6 +97,7 @@ def qe_patches(identity: str) -> dict[int, bytes]:
 def td_report(*, kind: int = 2, patches: dict[int, bytes] | None = None) -> bytes:
     report = bytearray(584 if kind == 2 else 648)
     report[0:16] = TEE_TCB_SVN
+    report[584:600] = TEE_TCB_SVN[: len(report) - 584]
     report[120:128] = (1 << 28).to_bytes(8, "little")
     report[128:136] = bytes.fromhex("e702060000000000")
     report[136:184] = b"\x3d" * 48

@@ -20,9 +20,24 @@ def small(value: int) -> bytes:
     return bytes([2, 1, value]) if value < 128 else bytes([2, 2, 0, value])
 
 
+TURIN_CHIP = bytes(range(1, 9))
+TURIN_TCB = bytes([3, 4, 1, 22, 0, 0, 0, 209])
+CLOUD = b"CN=cc-nowhere-1.nobody.com"
+
+
 def vendor_extensions(tcb: bytes = TCB, chip: bytes = CHIP, product: str = "Milan-B0") -> dict[str, bytes]:
     values = {"1": small(0), "2": b"\x16" + bytes([len(product)]) + product.encode(), "4": chip}
     return values | {f"3.{part}": small(tcb[index]) for index, part in enumerate((1, 2, 4, 5, 6, 7, 3, 8))}
+
+
+def turin_extensions(chip: bytes = TURIN_CHIP) -> dict[str, bytes]:
+    values = {"1": small(1), "2": b"\x16\x05Turin", "4": chip}
+    return values | {f"3.{part}": small(TURIN_TCB[index]) for index, part in enumerate((9, 1, 2, 3, 5, 6, 7, 8))}
+
+
+def cloud_extensions() -> dict[str, bytes]:
+    values = {name: value for name, value in vendor_extensions(product="Milan").items() if name != "4"}
+    return values | {"5": b"\x16" + bytes([len(CLOUD)]) + CLOUD}
 
 
 @cache

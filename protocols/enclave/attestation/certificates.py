@@ -1,0 +1,477 @@
+"""Certificate chains that end in a pinned root, revocation lists, and the signatures of both.
+
+A certificate is taken apart here, its signature is checked, and only then is it given to a parser that knows X.509, so
+that nothing but a vendor's own bytes reaches that parser. The rules of [RFC 5280] section 6 that matter for chains of a
+few certificates without names or policies are all here; a critical extension beyond them is refused.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Final, NamedTuple
+
+from cryptography import x509
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec, padding, rsa
+from cryptography.hazmat.primitives.asymmetric.types import PublicKeyTypes
+from cryptography.hazmat.primitives.asymmetric.utils import encode_dss_signature
+from cryptography.x509.oid import ExtensionOID, NameOID
+
+from secagg.errors import PeerMisbehaved, Reason
+
+from .claims import invalid, malformed, sha256, stale
+
+INTEGER: Final = 0x02
+BIT_STRING: Final = 0x03
+OCTET_STRING: Final = 0x04
+OBJECT_IDENTIFIER: Final = 0x06
+SEQUENCE: Final = 0x30
+LONG_FORM: Final = 0x80
+MAXIMUM_LENGTH_BYTES: Final = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Element:
+    """One encoded value: its tag, its content, and all of its bytes."""
+
+    tag: int
+    content: bytes
+    encoded: bytes
+
+    def children(self) -> tuple[Element, ...]:
+        """Take apart a constructed value."""
+        return elements(self.content)
+
+    def expect(self, tag: int) -> Element:
+        """Return itself, or refuse another tag."""
+        if self.tag != tag:
+            raise malformed(f"DER tag {self.tag:#04x} stands where {tag:#04x} is expected")
+        return self
+
+
+@dataclass(frozen=True, slots=True)
+class Signed:
+    """Parts of a signed X.509 object: a certificate or a revocation list."""
+
+    message: bytes
+    fields: tuple[Element, ...]
+    algorithm: bytes
+    signature: bytes
+
+
+def elements(data: bytes) -> tuple[Element, ...]:
+    """Take apart a run of values; lengths are minimal and every byte belongs to one of them."""
+    found: list[Element] = []
+    position = 0
+    while position < len(data):
+        start = position
+        header = data[position : position + 2 + MAXIMUM_LENGTH_BYTES]
+        if len(header) < 2:  # noqa: PLR2004 -- a tag and a length
+            raise malformed("a DER value ends within its header", Reason.TRUNCATED)
+        length, size = header[1], 0
+        if length >= LONG_FORM:
+            size = length - LONG_FORM
+            length = int.from_bytes(header[2 : 2 + size], "big")
+            if not 1 <= size <= MAXIMUM_LENGTH_BYTES or length < LONG_FORM or length >> (8 * size - 8) == 0:
+                raise malformed("a DER length is not minimal")
+        position += 2 + size + length
+        if position > len(data):
+            raise malformed("a DER value ends early", Reason.TRUNCATED)
+        found.append(Element(header[0], data[start + 2 + size : position], data[start:position]))
+    return tuple(found)
+
+
+def only(data: bytes, tag: int) -> Element:
+    """Read bytes that are exactly one value."""
+    found = elements(data)
+    if len(found) != 1:
+        raise malformed(f"one DER value is expected and there are {len(found)}")
+    return found[0].expect(tag)
+
+
+def read_signed(data: bytes) -> Signed:
+    """Take apart a certificate or a revocation list, whose two statements of its algorithm must agree."""
+    parts = only(data, SEQUENCE).children()
+    if [part.tag for part in parts] != [SEQUENCE, SEQUENCE, BIT_STRING]:
+        raise malformed("a certificate or revocation list is signed content, an algorithm and a signature")
+    content, algorithm, signature = parts
+    if signature.content[:1] != b"\0":
+        raise malformed("a signature is a whole number of bytes")
+    return Signed(content.encoded, content.children(), algorithm.encoded, signature.content[1:])
+
+
+def small_integer(encoded: bytes, limit: int) -> int:
+    """Read one non-negative integer up to a limit."""
+    content = only(encoded, INTEGER).content
+    value = int.from_bytes(content, "big", signed=True)
+    if not content or not 0 <= value <= limit or len(content) != value.bit_length() // 8 + 1:
+        raise malformed(f"an integer from 0 to {limit} is expected")
+    return value
+
+
+Check = Callable[[PublicKeyTypes, bytes, bytes], None]
+
+
+@dataclass(frozen=True, slots=True)
+class SignatureScheme:
+    """A scheme by name, with its identifier in certificates and the check of one signature.
+
+    The scheme is the vendor's and never the certificate's choice: what a certificate says must agree with it.
+    """
+
+    name: str
+    identifier: bytes
+    check: Check
+
+    def verify(self, key: PublicKeyTypes, signature: bytes, message: bytes, what: str) -> None:
+        """Check a signature.
+
+        Raises:
+            PeerMisbehaved: the key is of another kind, or the signature is not one of this key over this message.
+        """
+        try:
+            self.check(key, signature, message)
+        except (InvalidSignature, UnsupportedAlgorithm, ValueError):
+            raise invalid(f"the signature of {what} does not verify") from None
+
+
+def _ecdsa(curve: type[ec.EllipticCurve], algorithm: hashes.HashAlgorithm) -> Check:
+    def check(key: PublicKeyTypes, signature: bytes, message: bytes) -> None:
+        if not isinstance(key, ec.EllipticCurvePublicKey) or not isinstance(key.curve, curve):
+            raise _wrong_kind(f"is not on {curve.name}")
+        key.verify(signature, message, ec.ECDSA(algorithm))
+
+    return check
+
+
+def _rsa_pss(key: PublicKeyTypes, signature: bytes, message: bytes) -> None:
+    if not isinstance(key, rsa.RSAPublicKey):
+        raise _wrong_kind("is not an RSA key")
+    algorithm = hashes.SHA384()
+    key.verify(signature, message, padding.PSS(padding.MGF1(algorithm), algorithm.digest_size), algorithm)
+
+
+def _wrong_kind(what: str) -> PeerMisbehaved:
+    return invalid(f"a key that signs {what}; it belongs to another chain")
+
+
+ECDSA_P256 = SignatureScheme(
+    "ECDSA on P-256 with SHA-256", bytes.fromhex("06082a8648ce3d040302"), _ecdsa(ec.SECP256R1, hashes.SHA256())
+)
+ECDSA_P384 = SignatureScheme(
+    "ECDSA on P-384 with SHA-384", bytes.fromhex("06082a8648ce3d040303"), _ecdsa(ec.SECP384R1, hashes.SHA384())
+)
+RSA_PSS = SignatureScheme("RSASSA-PSS with SHA-384", bytes.fromhex("06092a864886f70d01010a"), _rsa_pss)
+
+
+def big_endian_signature(data: bytes) -> bytes:
+    """Turn ``r || s``, big-endian and of equal length, into the encoding that ``verify`` takes."""
+    half = len(data) // 2
+    return encode_dss_signature(int.from_bytes(data[:half], "big"), int.from_bytes(data[half:], "big"))
+
+
+def little_endian_signature(data: bytes) -> bytes:
+    """Turn ``r || s``, little-endian and of equal length, into the encoding that ``verify`` takes."""
+    half = len(data) // 2
+    return encode_dss_signature(int.from_bytes(data[:half], "little"), int.from_bytes(data[half:], "little"))
+
+
+def p256_public_key(point: bytes) -> ec.EllipticCurvePublicKey:
+    """Read a public key that is ``x || y``.
+
+    Raises:
+        PeerMisbehaved: the point is not on the curve.
+    """
+    try:
+        return ec.EllipticCurvePublicKey.from_encoded_point(ec.SECP256R1(), b"\x04" + point)
+    except (ValueError, UnsupportedAlgorithm):
+        raise invalid("the attestation key is not a point of its curve") from None
+
+
+MAXIMUM_CERTIFICATE_BYTES: Final = 8192
+MAXIMUM_CHAIN: Final = 6
+LEADING_FIELDS: Final = (0xA0, 0x02, 0x30, 0x30, 0x30, 0x30, 0x30)
+"""The tags of version, serial number, algorithm, issuer, validity, subject and key."""
+CLOCK_SKEW: Final = timedelta(minutes=5)
+"""Tolerated lag of a client's clock at the start of a validity period; its end has no slack."""
+CHECKED_EXTENSIONS: Final = frozenset({ExtensionOID.BASIC_CONSTRAINTS, ExtensionOID.KEY_USAGE})
+PEM_BLOCK: Final = re.compile(rb"-----BEGIN CERTIFICATE-----\n([A-Za-z0-9+/=\n]+?)-----END CERTIFICATE-----\n")
+
+
+@dataclass(frozen=True, slots=True)
+class Certificate:
+    """A certificate whose signature was checked, with everything that is read of it."""
+
+    serial: int
+    issuer: bytes
+    subject: bytes
+    name: str
+    """The one common name of the subject, or nothing."""
+    public_key: PublicKeyTypes
+    not_before: datetime
+    not_after: datetime
+    extensions: tuple[x509.Extension[x509.ExtensionType], ...]
+
+    @property
+    def signs_lists(self) -> bool:
+        """Whether the key may sign revocation lists; without a word on its use it may."""
+        usages = [each.value for each in self.extensions if isinstance(each.value, x509.KeyUsage)]
+        return all(usage.crl_sign for usage in usages)
+
+    def vendor_extension(self, oid: str) -> bytes | None:
+        """Return the bytes of an extension that X.509 does not know, or None."""
+        for extension in self.extensions:
+            if extension.oid.dotted_string == oid and isinstance(extension.value, x509.UnrecognizedExtension):
+                return extension.value.value
+        return None
+
+    def required_extension(self, oid: str) -> bytes:
+        """Return the bytes of an extension that X.509 does not know, or refuse a certificate without it."""
+        value = self.vendor_extension(oid)
+        if value is None:
+            raise invalid(f"the certificate of {self.name!r} lacks the extension {oid}")
+        return value
+
+
+@dataclass(frozen=True, slots=True)
+class Chain:
+    """A checked chain, the leaf first and the root last."""
+
+    certificates: tuple[Certificate, ...]
+    root_fingerprint: bytes
+    not_after: datetime
+
+    @property
+    def leaf(self) -> Certificate:
+        """The certificate that the chain is for."""
+        return self.certificates[0]
+
+
+def verify_chain(encoded: Sequence[bytes], *, roots: frozenset[bytes], scheme: SignatureScheme, now: datetime) -> Chain:
+    """Check a chain of DER certificates, the leaf first and the root last.
+
+    Implements: [RFC 5280] section 6.1, for the extensions that these chains use.
+    Raises:
+        MalformedMessage: a certificate does not decode.
+        PeerMisbehaved: the root is not pinned, or a link does not hold at this time.
+    """
+    if not 2 <= len(encoded) <= MAXIMUM_CHAIN:  # noqa: PLR2004 -- a leaf and a root
+        raise invalid(f"a chain holds from 2 to {MAXIMUM_CHAIN} certificates; this one holds {len(encoded)}")
+    fingerprint = sha256(encoded[-1])
+    if fingerprint not in roots:
+        raise invalid(f"the chain ends in {fingerprint.hex()}, which is not a pinned root certificate")
+    certificates = [_parse(encoded[-1], _read(encoded[-1], scheme))]
+    for der in reversed(encoded[:-1]):
+        signed = _read(der, scheme)
+        issuer = certificates[0]
+        scheme.verify(issuer.public_key, signed.signature, signed.message, "a certificate")
+        certificate = _parse(der, signed)
+        if certificate.issuer != issuer.subject:
+            raise invalid("a certificate names another issuer than the one that signed it")
+        certificates.insert(0, certificate)
+    for below, certificate in enumerate(certificates):
+        _check_validity(certificate, now)
+        _check_extensions(certificate, below)
+    not_after = min(certificate.not_after for certificate in certificates)
+    return Chain(tuple(certificates), fingerprint, not_after)
+
+
+def read_pem_chain(data: bytes) -> list[bytes]:
+    """Read certificates from PEM that has one form: lines of 64 characters and nothing between the blocks.
+
+    The newline after the last block may be missing. PEM is signed by nobody, so a second form would be a second text
+    of the same evidence.
+    """
+    text = data if data.endswith(b"\n") else data + b"\n"
+    encoded: list[bytes] = []
+    for block in PEM_BLOCK.finditer(text[: MAXIMUM_CHAIN * 2 * MAXIMUM_CERTIFICATE_BYTES]):
+        try:
+            encoded.append(base64.b64decode(block[1].replace(b"\n", b"")))
+        except binascii.Error:
+            raise malformed("a certificate in a PEM chain is not base64") from None
+    if b"".join(map(_pem, encoded)) != text:
+        raise malformed("a PEM chain is CERTIFICATE blocks of lines of 64 characters, and nothing else")
+    return encoded
+
+
+def _pem(der: bytes) -> bytes:
+    text = base64.b64encode(der)
+    lines = [text[start : start + 64] for start in range(0, len(text), 64)]
+    return b"\n".join([b"-----BEGIN CERTIFICATE-----", *lines, b"-----END CERTIFICATE-----", b""])
+
+
+def _read(der: bytes, scheme: SignatureScheme) -> Signed:
+    if len(der) > MAXIMUM_CERTIFICATE_BYTES:
+        raise malformed(
+            f"a certificate holds at most {MAXIMUM_CERTIFICATE_BYTES} bytes; this one {len(der)}",
+            Reason.LENGTH_OVER_LIMIT,
+        )
+    signed = read_signed(der)
+    if tuple(field.tag for field in signed.fields[: len(LEADING_FIELDS)]) != LEADING_FIELDS:
+        raise malformed("the fields of a certificate are not those of X.509 version 3")
+    if signed.fields[2].encoded != signed.algorithm:
+        raise malformed("a certificate states two signature algorithms")
+    require_scheme(signed.algorithm, scheme)
+    return signed
+
+
+def require_scheme(algorithm: bytes, scheme: SignatureScheme) -> None:
+    """Refuse an algorithm other than the one that the vendor's chain uses."""
+    if not algorithm[2:].startswith(scheme.identifier):
+        raise invalid(f"a chain of this vendor is signed by {scheme.name}; a certificate or list says otherwise")
+
+
+def _parse(der: bytes, signed: Signed) -> Certificate:
+    version, serial = signed.fields[0], signed.fields[1]
+    number = int.from_bytes(serial.content, "big", signed=True)
+    if number <= 0:
+        # AMD numbers its chip certificates 0, which the parser announces to refuse in a future release.
+        # Safe because: the signature was checked over the original bytes; only the copy that is parsed is renumbered.
+        prefix = version.encoded + serial.encoded[: len(serial.encoded) - len(serial.content)]
+        der = der.replace(prefix + serial.content, prefix + b"\1" * len(serial.content), 1)
+    try:
+        content = x509.load_der_x509_certificate(der)
+        names = content.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
+        return Certificate(
+            serial=number,
+            issuer=signed.fields[3].encoded,
+            subject=signed.fields[5].encoded,
+            name=str(names[0].value) if len(names) == 1 else "",
+            public_key=content.public_key(),
+            not_before=content.not_valid_before_utc,
+            not_after=content.not_valid_after_utc,
+            extensions=tuple(content.extensions),
+        )
+    except Exception as error:  # noqa: BLE001 -- the parser decodes each part when it is read, with errors of many types
+        raise malformed(f"a certificate does not decode: {type(error).__name__}") from None
+
+
+def _check_validity(certificate: Certificate, now: datetime) -> None:
+    start, end = certificate.not_before, certificate.not_after
+    if not has_begun(start, now) or now > end:
+        raise invalid(
+            f"the certificate of {certificate.name!r} is valid from {start} to {end} and it is {now}; collect "
+            "fresh evidence, or set the clock"
+        )
+
+
+def has_begun(start: datetime, now: datetime) -> bool:
+    """Tell whether a time has come, for a clock that is a little behind."""
+    return start <= now or start - now <= CLOCK_SKEW
+
+
+def _check_extensions(certificate: Certificate, below: int) -> None:
+    """Hold the leaf to be no authority, and an authority to sign certificates with at most so many below it."""
+    name = certificate.name
+    constraints: x509.BasicConstraints | None = None
+    usage: x509.KeyUsage | None = None
+    for extension in certificate.extensions:
+        if extension.critical and extension.oid not in CHECKED_EXTENSIONS:
+            raise invalid(f"the certificate of {name!r} has the critical extension {extension.oid.dotted_string}")
+        if isinstance(extension.value, x509.BasicConstraints):
+            constraints = extension.value
+        if isinstance(extension.value, x509.KeyUsage):
+            usage = extension.value
+        if isinstance(extension.value, x509.ExtendedKeyUsage):
+            raise invalid(f"the key of {name!r} is for one use that is named, which is not attestation")
+    if below == 0:
+        _check_leaf(name, constraints, usage)
+    else:
+        _check_authority(name, constraints, usage, below - 1)
+
+
+def _check_leaf(name: str, constraints: x509.BasicConstraints | None, usage: x509.KeyUsage | None) -> None:
+    if constraints is not None and constraints.ca:
+        raise invalid(f"the certificate of {name!r} is an authority's and must not attest")
+    if usage is not None and not usage.digital_signature:
+        raise invalid(f"the key of {name!r} is not for signatures")
+
+
+def _check_authority(
+    name: str, constraints: x509.BasicConstraints | None, usage: x509.KeyUsage | None, authorities_below: int
+) -> None:
+    if constraints is None or not constraints.ca:
+        raise invalid(f"the certificate of {name!r} is not an authority's and must not sign certificates")
+    if constraints.path_length is not None and constraints.path_length < authorities_below:
+        raise invalid(f"the authority {name!r} has more authorities below it than it may")
+    if usage is not None and not usage.key_cert_sign:
+        raise invalid(f"the key of {name!r} is not for signing certificates")
+
+
+MAXIMUM_LIST_BYTES: Final = 1 << 20
+LEADING_LIST_FIELDS: Final = (INTEGER, SEQUENCE, SEQUENCE)
+"""The tags of version, algorithm and issuer."""
+
+
+class ListValidity(NamedTuple):
+    """Validity period of a revocation list."""
+
+    since: datetime
+    until: datetime
+
+
+def check_not_revoked(
+    certificates: Iterable[Certificate],
+    revocation_list: bytes,
+    *,
+    issuer: Certificate,
+    scheme: SignatureScheme,
+    now: datetime,
+) -> ListValidity:
+    """Check certificates of one issuer against its list, and return when the list is valid.
+
+    Implements: [RFC 5280] section 6.3, for complete lists signed by the issuer itself.
+    Raises:
+        MalformedMessage: the list does not decode.
+        PeerMisbehaved: the list is not the issuer's, is expired or not yet valid, or names one of the certificates.
+    """
+    _require_signed(revocation_list, issuer, scheme)
+    try:
+        content = x509.load_der_x509_crl(revocation_list)
+        # A critical extension may say that the list is partial, or for other issuers.
+        is_partial = any(extension.critical for extension in content.extensions)
+        since, until = content.last_update_utc, content.next_update_utc
+        revoked = [
+            each.name
+            for each in certificates
+            if content.get_revoked_certificate_by_serial_number(each.serial) is not None
+        ]
+    except Exception as error:  # noqa: BLE001 -- the parser decodes each part when it is read, with errors of many types
+        raise malformed(f"a revocation list does not decode: {type(error).__name__}") from None
+    if is_partial:
+        raise invalid("a revocation list with critical extensions is not read")
+    if until is None:
+        raise malformed("a revocation list must say when the next one is issued")
+    if not has_begun(since, now) or now > until:
+        raise stale(
+            f"the revocation list of {issuer.name!r} is valid from {since} to {until} and it is {now}; fetch the "
+            "current one"
+        )
+    if revoked:
+        raise invalid(f"{issuer.name!r} has revoked the certificate of {', '.join(map(repr, revoked))}")
+    return ListValidity(since, until)
+
+
+def _require_signed(revocation_list: bytes, issuer: Certificate, scheme: SignatureScheme) -> None:
+    if len(revocation_list) > MAXIMUM_LIST_BYTES:
+        raise malformed(
+            f"a revocation list holds at most {MAXIMUM_LIST_BYTES} bytes; this one {len(revocation_list)}",
+            Reason.LENGTH_OVER_LIMIT,
+        )
+    signed = read_signed(revocation_list)
+    if tuple(field.tag for field in signed.fields[: len(LEADING_LIST_FIELDS)]) != LEADING_LIST_FIELDS:
+        raise malformed("the fields of a revocation list are not those of X.509 version 2")
+    if signed.fields[1].encoded != signed.algorithm:
+        raise malformed("a revocation list states two signature algorithms")
+    require_scheme(signed.algorithm, scheme)
+    if signed.fields[2].encoded != issuer.subject:
+        raise invalid(f"the revocation list is not one of {issuer.name!r}")
+    if not issuer.signs_lists:
+        raise invalid(f"the key of {issuer.name!r} is not for signing revocation lists")
+    scheme.verify(issuer.public_key, signed.signature, signed.message, "a revocation list")

@@ -1,0 +1,669 @@
+"""Intel SGX and TDX quotes, and the collateral by which Intel judges a platform.
+
+A quote's attestation key signs its header and body. The quoting enclave's report holds the hash of that key, the
+platform's key (PCK) signs that report, and a chain from Intel's root certifies the PCK. Only the collateral tells that
+the quoting enclave is Intel's, so a quote without collateral proves nothing that a policy accepts.
+
+Collateral is TCB info, the identity of the quoting enclave, and revocation lists. The first two are JSON that Intel
+signs and dates. As in Intel's reference verifier, the first TCB level that the platform reaches in every component
+gives its status.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import struct
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from types import MappingProxyType
+from typing import Any, Final, TypeVar
+
+from secagg.errors import PeerError, Reason
+
+from .certificates import (
+    ECDSA_P256,
+    OBJECT_IDENTIFIER,
+    OCTET_STRING,
+    SEQUENCE,
+    Chain,
+    Element,
+    ListValidity,
+    big_endian_signature,
+    check_not_revoked,
+    has_begun,
+    only,
+    p256_public_key,
+    read_pem_chain,
+    small_integer,
+    verify_chain,
+)
+from .claims import (
+    Claims,
+    EvidenceFormat,
+    IntelTcb,
+    TcbStatus,
+    invalid,
+    malformed,
+    require_bytes,
+    sha256,
+    stale,
+)
+from .launch import require_known_flags, require_zero
+
+HEADER_BYTES: Final = 48
+REPORT_BYTES: Final = 384
+SIGNATURE_BYTES: Final = 64
+KEY_BYTES: Final = 64
+ATTESTATION_KEY_P256: Final = 2
+INTEL_QUOTING_ENCLAVE: Final = bytes.fromhex("939a7233f79c4ca9940a0db3957f0607")
+PCK_CHAIN_IN_PEM: Final = 5
+QUOTING_ENCLAVE_CERTIFICATION: Final = 6
+SGX_TEE: Final = 0x00
+TDX_TEE: Final = 0x81
+ATTRIBUTE_DEBUG: Final = 1 << 1
+
+SGX_EXTENSIONS: Final = "1.2.840.113741.1.13.1"
+_OID: Final = bytes.fromhex("2a864886f84d010d01")
+TCB_OID: Final = _OID + b"\x02"
+PCEID_OID: Final = _OID + b"\x03"
+FMSPC_OID: Final = _OID + b"\x04"
+COMPONENTS: Final = 16
+PCE_SVN_INDEX: Final = 17
+
+
+@dataclass(frozen=True, slots=True)
+class EnclaveReport:
+    """The report of an SGX enclave: the body of an SGX quote, and the quoting enclave's word for its key."""
+
+    data: bytes
+
+    @property
+    def misc_select(self) -> bytes:
+        """The state that an exception writes beyond the registers."""
+        return self.data[16:20]
+
+    @property
+    def attributes(self) -> bytes:
+        """Flags and enabled processor features."""
+        return self.data[48:64]
+
+    @property
+    def debug(self) -> bool:
+        """Whether a debugger may read the enclave."""
+        return bool(self.attributes[0] & ATTRIBUTE_DEBUG)
+
+    @property
+    def mrenclave(self) -> bytes:
+        """The measurement of the program."""
+        return self.data[64:96]
+
+    @property
+    def mrsigner(self) -> bytes:
+        """The hash of the key that signed the program."""
+        return self.data[128:160]
+
+    @property
+    def product_id(self) -> int:
+        """The signer's number for the program."""
+        return int.from_bytes(self.data[256:258], "little")
+
+    @property
+    def security_version(self) -> int:
+        """The signer's version of the program."""
+        return int.from_bytes(self.data[258:260], "little")
+
+    @property
+    def launch_fields(self) -> dict[str, bytes]:
+        """The host's choices at launch, also as a signer: it can sign the program with a key of its own."""
+        return {
+            "CONFIGID": self.data[192:256],
+            "CONFIGSVN": self.data[260:262],
+            "ATTRIBUTES": self.data[48:56],
+            "XFRM": self.data[56:64],
+            "MISCSELECT": self.data[16:20],
+            "ISVPRODID": self.data[256:258],
+            "ISVSVN": self.data[258:260],
+            "ISVEXTPRODID": self.data[32:48],
+            "ISVFAMILYID": self.data[304:320],
+        }
+
+    @property
+    def reserved(self) -> dict[str, bytes]:
+        """The bytes between the fields."""
+        places = ((20, 32), (96, 128), (160, 192), (262, 304))
+        return {f"{start} to {end} of the report": self.data[start:end] for start, end in places}
+
+    @property
+    def report_data(self) -> bytes:
+        """The data that the enclave asked to be attested."""
+        return self.data[320:384]
+
+
+@dataclass(frozen=True, slots=True)
+class Platform:
+    """The model and versions for which a platform is certified."""
+
+    fmspc: bytes
+    pce_id: bytes
+    components: tuple[int, ...]
+    pce_svn: int
+
+
+@dataclass(frozen=True, slots=True)
+class VerifiedQuote:
+    """A quote whose signatures hold; only ``verify_quote`` makes one."""
+
+    body: bytes
+    quoting_enclave: EnclaveReport
+    platform: Platform
+    chain: Chain
+    signed_digest: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class _Certification:
+    """The part of a quote after the signature and the attestation key."""
+
+    report: bytes
+    signature: bytes
+    authentication: bytes
+    chain: bytes
+
+
+def check_header(quote: bytes, *, version: int, tee: int) -> None:
+    """Refuse anything but a quote of this version and technology, made by Intel's quoting enclave.
+
+    Raises:
+        MalformedMessage: always, when it refuses.
+    """
+    if len(quote) < HEADER_BYTES:
+        raise malformed(f"a quote begins with {HEADER_BYTES} bytes and {len(quote)} are there", Reason.TRUNCATED)
+    # A version 3 header has zeros where later ones name the technology, and SGX is technology zero.
+    found, key_type, technology = struct.unpack_from("<HHI", quote)
+    if (found, key_type, technology) != (version, ATTESTATION_KEY_P256, tee):
+        raise malformed(
+            f"a quote of version {version}, key type {ATTESTATION_KEY_P256} and technology {tee:#x} is expected; "
+            f"this one has {found}, {key_type} and {technology:#x}"
+        )
+    if quote[12:28] != INTEL_QUOTING_ENCLAVE:
+        raise malformed("the quote is not made by Intel's quoting enclave")
+
+
+def verify_quote(quote: bytes, body: slice, roots: frozenset[bytes], now: datetime) -> VerifiedQuote:
+    """Check every signature of a quote whose header was checked and whose body lies at ``body``.
+
+    Raises:
+        MalformedMessage: the quote or a certificate does not decode.
+        PeerMisbehaved: the chain, a signature or the binding of the attestation key does not hold at this time.
+    """
+    fields = _Fields(quote, body.stop)
+    end = fields.integer(4) + fields.position
+    if len(quote) < end:
+        raise malformed(f"the quote is {end} bytes and {len(quote)} are there", Reason.TRUNCATED)
+    # Platforms hand out quotes in longer buffers. Nothing signs the padding, and nothing reads it.
+    fields = _Fields(quote[:end], fields.position)
+    signature = fields.take(SIGNATURE_BYTES)
+    key = fields.take(KEY_BYTES)
+    certification = _read_certification(fields, nested=quote[0] > 3)  # noqa: PLR2004 -- the version
+    chain = verify_chain(read_pem_chain(certification.chain), roots=roots, scheme=ECDSA_P256, now=now)
+    quoting_enclave = EnclaveReport(certification.report)
+    ECDSA_P256.verify(
+        chain.leaf.public_key,
+        big_endian_signature(certification.signature),
+        certification.report,
+        "the quoting enclave's report",
+    )
+    if quoting_enclave.report_data != sha256(key + certification.authentication) + bytes(32):
+        raise invalid("the quoting enclave's report is for another attestation key")
+    if quoting_enclave.debug:
+        raise invalid("the quoting enclave is a debug build")
+    message = quote[: body.stop]
+    ECDSA_P256.verify(p256_public_key(key), big_endian_signature(signature), message, "the quote")
+    return VerifiedQuote(quote[body], quoting_enclave, _read_platform(chain), chain, hashlib.sha256(message).digest())
+
+
+class _Fields:
+    """Reads little-endian fields; refuses to read beyond the end."""
+
+    def __init__(self, data: bytes, position: int) -> None:
+        self._data = data
+        self.position = position
+
+    def take(self, size: int) -> bytes:
+        taken = self._data[self.position : self.position + size]
+        if len(taken) != size:
+            raise malformed(f"the quote ends within a field of {size} bytes", Reason.TRUNCATED)
+        self.position += size
+        return taken
+
+    def integer(self, size: int) -> int:
+        return int.from_bytes(self.take(size), "little")
+
+    def certification_data(self, kind: int) -> int:
+        """Read the header of certification data of one kind, whose data must end the quote; return their length."""
+        found, size = self.integer(2), self.integer(4)
+        if found != kind:
+            raise malformed(f"certification data of kind {kind} are expected, and these are of kind {found}")
+        if self.position + size != len(self._data):
+            raise malformed("the certification data must end where the quote ends")
+        return size
+
+
+def _read_certification(fields: _Fields, *, nested: bool) -> _Certification:
+    if nested:
+        fields.certification_data(QUOTING_ENCLAVE_CERTIFICATION)
+    report = fields.take(REPORT_BYTES)
+    signature = fields.take(SIGNATURE_BYTES)
+    authentication = fields.take(fields.integer(2))
+    chain = fields.take(fields.certification_data(PCK_CHAIN_IN_PEM))
+    # Some builds of Intel's library write the terminator of the C string that the chain is there.
+    return _Certification(report, signature, authentication, chain.removesuffix(b"\0"))
+
+
+def _read_platform(chain: Chain) -> Platform:
+    """Read the SGX extension of a platform's certificate: a sequence of named values, one of them a sequence again."""
+    if len(chain.certificates) != 3:  # noqa: PLR2004 -- platform, authority, root
+        raise invalid("the chain of a quote holds the platform's certificate, its authority's and the root's")
+    values = _named_values(only(chain.leaf.required_extension(SGX_EXTENSIONS), SEQUENCE))
+    try:
+        versions = _named_values(values[TCB_OID].expect(SEQUENCE))
+        components = tuple(
+            small_integer(versions[TCB_OID + bytes([index])].encoded, 255) for index in range(1, COMPONENTS + 1)
+        )
+        pce_svn = small_integer(versions[TCB_OID + bytes([PCE_SVN_INDEX])].encoded, (1 << 16) - 1)
+        fmspc, pce_id = values[FMSPC_OID].expect(OCTET_STRING), values[PCEID_OID].expect(OCTET_STRING)
+    except KeyError:
+        raise invalid("the platform's certificate does not say which platform it is for") from None
+    return Platform(fmspc.content, pce_id.content, components, pce_svn)
+
+
+def _named_values(sequence: Element) -> dict[bytes, Element]:
+    values: dict[bytes, Element] = {}
+    for entry in sequence.children():
+        parts = entry.expect(SEQUENCE).children()
+        if len(parts) != 2:  # noqa: PLR2004 -- a name and a value
+            raise malformed("an entry of the SGX extension is a name and a value")
+        values[parts[0].expect(OBJECT_IDENTIFIER).content] = parts[1]
+    return values
+
+
+ATTRIBUTE_MIGRATABLE: Final = 1 << 29
+UNDER_DEBUG: Final = 0xFF
+SERVICE_TD_START: Final = 600
+
+
+@dataclass(frozen=True, slots=True)
+class TdReport:
+    """The 584 bytes of TDX 1.0, or the 648 of TDX 1.5 that begin with them."""
+
+    data: bytes
+
+    @property
+    def tcb_svn(self) -> bytes:
+        """The versions of the TDX module and its loader: the lower of each at launch and, from TDX 1.5 on, now."""
+        return bytes(map(min, self.data[0:16], self.data[584:600] or self.data[0:16]))
+
+    @property
+    def module_signer(self) -> bytes:
+        """The signer of the TDX module; zeros for Intel."""
+        return self.data[64:112]
+
+    @property
+    def module_attributes(self) -> bytes:
+        """The attributes of the TDX module."""
+        return self.data[112:120]
+
+    @property
+    def attributes(self) -> int:
+        """The attributes of the trust domain."""
+        return int.from_bytes(self.data[120:128], "little")
+
+    @property
+    def debug(self) -> bool:
+        """Whether the host may read it; every bit of the first byte is of that group."""
+        return bool(self.attributes & UNDER_DEBUG)
+
+    @property
+    def migratable(self) -> bool:
+        """Whether a migration service may move it to another host."""
+        return bool(self.attributes & ATTRIBUTE_MIGRATABLE)
+
+    @property
+    def registers(self) -> dict[str, bytes]:
+        """Everything that measures or configures the trust domain."""
+        names = ("MRTD", "MRCONFIGID", "MROWNER", "MROWNERCONFIG", "RTMR0", "RTMR1", "RTMR2", "RTMR3")
+        registers = {name: self.data[136 + 48 * index : 184 + 48 * index] for index, name in enumerate(names)}
+        if len(self.data) > SERVICE_TD_START:
+            registers["MRSERVICETD"] = self.data[SERVICE_TD_START : SERVICE_TD_START + 48]
+        return registers
+
+    @property
+    def launch_fields(self) -> dict[str, bytes]:
+        """The flags that the host chose at launch, and the processor features that it enabled."""
+        return {"ATTRIBUTES": self.data[120:128], "XFAM": self.data[128:136]}
+
+    @property
+    def report_data(self) -> bytes:
+        """The data that the trust domain asked to be attested."""
+        return self.data[520:584]
+
+
+MAXIMUM_JSON_BYTES: Final = 1 << 20
+RESPONSE: Final = rb'\{"NAME":(\{.*\}),"signature":"([0-9a-f]{128})"\}'
+TCB_SIGNER: Final = "Intel SGX TCB Signing"
+DATE_FORMAT: Final = "%Y-%m-%dT%H:%M:%SZ"
+VERSIONED_MODULE_COMPONENTS: Final = 2
+"""Components of a TDX level that are about the module; a module with a version has levels of its own instead."""
+
+Json = dict[str, Any]
+Read = TypeVar("Read")
+
+
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    """One of the two documents: its name in the response, and the version of its form."""
+
+    name: str
+    version: int
+
+
+TCB_INFO: Final = _Kind("tcbInfo", 3)
+IDENTITY: Final = _Kind("enclaveIdentity", 2)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IntelCollateral:
+    """The responses of Intel's provisioning certification service (PCS) for a platform, byte for byte.
+
+    The JSON is the whole body of a response, with its signature; the chains are the PEM of the response's header,
+    with the URL encoding undone; the lists are DER.
+    """
+
+    tcb_info: bytes = field(repr=False)
+    tcb_info_chain: bytes = field(repr=False)
+    identity: bytes = field(repr=False)
+    identity_chain: bytes = field(repr=False)
+    platform_revocation_list: bytes = field(repr=False)
+    root_revocation_list: bytes = field(repr=False)
+
+    def __post_init__(self) -> None:
+        require_bytes(
+            tcb_info=self.tcb_info,
+            tcb_info_chain=self.tcb_info_chain,
+            identity=self.identity,
+            identity_chain=self.identity_chain,
+            platform_revocation_list=self.platform_revocation_list,
+            root_revocation_list=self.root_revocation_list,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """Status of a quote under collateral, and the end of both; no status without collateral."""
+
+    tcb: IntelTcb | None
+    revoked_as_of: datetime | None
+    not_after: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class Level:
+    """The status of everything that reaches some versions."""
+
+    status: TcbStatus
+    advisories: frozenset[str]
+
+
+def evaluate_collateral(
+    collateral: IntelCollateral | None,
+    quote: VerifiedQuote,
+    roots: frozenset[bytes],
+    now: datetime,
+    *,
+    td: TdReport | None,
+) -> Judgement:
+    """Verify the collateral and find the status of everything below the enclave or, with ``td``, the trust domain.
+
+    Raises:
+        MalformedMessage: the collateral does not decode.
+        PeerMisbehaved: it does not verify, is not valid now, is for another platform, or a certificate is revoked.
+    """
+    if collateral is None:
+        return Judgement(None, None, quote.chain.not_after)
+    info, info_chain, info_end = _read_signed(TCB_INFO, collateral.tcb_info, collateral.tcb_info_chain, roots, now)
+    identity, identity_chain, identity_end = _read_signed(
+        IDENTITY, collateral.identity, collateral.identity_chain, roots, now
+    )
+    lists = _check_revocation(collateral, quote.chain, (info_chain, identity_chain), now)
+    tcb = _decoded(lambda: judge(info, identity, quote, td))
+    chains_end = min(chain.not_after for chain in (quote.chain, info_chain, identity_chain))
+    lists_end = min(validity.until for validity in lists)
+    revoked_as_of = min(validity.since for validity in lists)
+    return Judgement(tcb, revoked_as_of, min(chains_end, info_end, identity_end, lists_end))
+
+
+def _read_signed(
+    kind: _Kind, response: bytes, chain: bytes, roots: frozenset[bytes], now: datetime
+) -> tuple[Json, Chain, datetime]:
+    """Check the signature, which is over the exact text of the value, and then the dates in it."""
+    name = kind.name
+    if len(response) > MAXIMUM_JSON_BYTES:
+        raise malformed(f"{name} holds at most {MAXIMUM_JSON_BYTES} bytes", Reason.LENGTH_OVER_LIMIT)
+    found = re.fullmatch(RESPONSE.replace(b"NAME", name.encode("ascii")), response, re.DOTALL)
+    if found is None:
+        raise malformed(f"{name} is the whole response of Intel's service: the value and its signature")
+    text, signature = found[1], bytes.fromhex(found[2].decode("ascii"))
+    verified = verify_chain(read_pem_chain(chain), roots=roots, scheme=ECDSA_P256, now=now)
+    if len(verified.certificates) != 2 or verified.leaf.name != TCB_SIGNER:  # noqa: PLR2004 -- signer, root
+        raise invalid(f"{name} is signed by {TCB_SIGNER}, right below the root; this chain is another's")
+    ECDSA_P256.verify(verified.leaf.public_key, big_endian_signature(signature), text, name)
+    value, issued, next_update = _decoded(lambda: _dated(text, kind.version))
+    if not has_begun(issued, now) or now > next_update:
+        raise stale(f"{name} is valid from {issued} to {next_update} and it is {now}; fetch the current one")
+    return value, verified, next_update
+
+
+def _decoded(read: Callable[[], Read]) -> Read:
+    """Read what Intel signed; a surprise in it is a format that this module does not know."""
+    try:
+        return read()
+    except PeerError:
+        raise
+    except Exception as error:  # noqa: BLE001 -- JSON of any shape: missing, of another type, too large, too deep
+        raise malformed(f"the collateral is not of the form that is read here: {type(error).__name__}") from None
+
+
+def _dated(text: bytes, version: int) -> tuple[Json, datetime, datetime]:
+    value: Json = json.loads(text)
+    if value["version"] != version:
+        raise ValueError
+    issued, next_update = (
+        datetime.strptime(value[name], DATE_FORMAT).replace(tzinfo=UTC) for name in ("issueDate", "nextUpdate")
+    )
+    return value, issued, next_update
+
+
+def _check_revocation(
+    collateral: IntelCollateral, quote_chain: Chain, signing_chains: Sequence[Chain], now: datetime
+) -> tuple[ListValidity, ListValidity]:
+    platform, authority, root = quote_chain.certificates
+    if any(chain.root_fingerprint != quote_chain.root_fingerprint for chain in signing_chains):
+        raise invalid("the collateral and the quote chain to different roots")
+    platform_list = check_not_revoked(
+        [platform], collateral.platform_revocation_list, issuer=authority, scheme=ECDSA_P256, now=now
+    )
+    below_root = [authority, *(chain.leaf for chain in signing_chains)]
+    root_list = check_not_revoked(below_root, collateral.root_revocation_list, issuer=root, scheme=ECDSA_P256, now=now)
+    return platform_list, root_list
+
+
+def judge(info: Json, identity: Json, quote: VerifiedQuote, td: TdReport | None) -> IntelTcb:
+    """Find the status of platform, quoting enclave and, with ``td``, TDX module in collateral that was verified.
+
+    Raises:
+        PeerMisbehaved: the collateral is for other hardware, or lists nothing that this hardware reaches.
+        KeyError, TypeError, ValueError: the collateral is not of the form that is read here.
+    """
+    if info["id"] != ("SGX" if td is None else "TDX") or identity["id"] != ("QE" if td is None else "TD_QE"):
+        raise invalid("the collateral is for the other of SGX and TDX; fetch the one for this quote")
+    platform = quote.platform
+    if bytes.fromhex(info["fmspc"]) != platform.fmspc or bytes.fromhex(info["pceId"]) != platform.pce_id:
+        raise invalid(f"the TCB info is for {info['fmspc']}; fetch the one for {platform.fmspc.hex()}")
+    numbers = (info["tcbEvaluationDataNumber"], identity["tcbEvaluationDataNumber"])
+    if info["tcbType"] != 0 or any(type(number) is not int for number in numbers):
+        raise ValueError
+    platform_level = _platform_level(info, quote, td)
+    quoting_enclave = _quoting_enclave_level(identity, quote.quoting_enclave)
+    module = None if td is None else _module_level(info, td)
+    levels = [level for level in (platform_level, quoting_enclave, module) if level is not None]
+    return IntelTcb(
+        platform=platform_level.status,
+        quoting_enclave=quoting_enclave.status,
+        module=None if module is None else module.status,
+        evaluation_number=min(numbers),
+        advisories=frozenset[str]().union(*(level.advisories for level in levels)),
+    )
+
+
+def _level(entry: Json) -> Level:
+    return Level(TcbStatus(entry["tcbStatus"]), frozenset(map(str, entry.get("advisoryIDs", ()))))
+
+
+def _platform_level(info: Json, quote: VerifiedQuote, td: TdReport | None) -> Level:
+    for entry in info["tcbLevels"]:
+        tcb = entry["tcb"]
+        reached = quote.platform.pce_svn >= tcb["pcesvn"]
+        reached = _reaches(quote.platform.components, tcb["sgxtcbcomponents"]) and reached
+        if td is not None:
+            first = VERSIONED_MODULE_COMPONENTS if td.tcb_svn[1] else 0
+            reached = _reaches(td.tcb_svn[first:], tcb["tdxtcbcomponents"][first:]) and reached
+        if reached:
+            return _level(entry)
+    raise invalid("the platform is below every TCB level that Intel lists for it")
+
+
+def _reaches(versions: Sequence[int], components: Sequence[Json]) -> bool:
+    return all(have >= least["svn"] for have, least in zip(versions, components, strict=True))
+
+
+def _module_level(info: Json, td: TdReport) -> Level | None:
+    """Find the TDX module by its version; version 0 is judged with the platform and has no status of its own."""
+    version = td.tcb_svn[1]
+    name = f"TDX_{version:02X}"
+    identities = [entry for entry in info.get("tdxModuleIdentities", ()) if str(entry["id"]).upper() == name]
+    module = info["tdxModule"] if version == 0 else identities[0] if len(identities) == 1 else None
+    if module is None:
+        raise invalid(f"Intel lists no TDX module {name}")
+    _require_masked(td.module_attributes, module["attributes"], module["attributesMask"], "the TDX module")
+    if bytes.fromhex(module["mrsigner"]) != td.module_signer:
+        raise invalid("the TDX module is signed by another than Intel names")
+    return None if version == 0 else _isv_level(module, td.tcb_svn[0], "the TDX module")
+
+
+def _quoting_enclave_level(identity: Json, report: EnclaveReport) -> Level:
+    what = "the quoting enclave"
+    _require_masked(report.misc_select, identity["miscselect"], identity["miscselectMask"], what)
+    _require_masked(report.attributes, identity["attributes"], identity["attributesMask"], what)
+    if bytes.fromhex(identity["mrsigner"]) != report.mrsigner or identity["isvprodid"] != report.product_id:
+        raise invalid("the quoting enclave is not Intel's")
+    return _isv_level(identity, report.security_version, what)
+
+
+def _isv_level(identity: Json, version: int, what: str) -> Level:
+    for entry in identity["tcbLevels"]:
+        if version >= entry["tcb"]["isvsvn"]:
+            return _level(entry)
+    raise invalid(f"{what} is below every version that Intel lists for it")
+
+
+def _require_masked(found: bytes, expected: str, mask: str, what: str) -> None:
+    pairs = zip(found, bytes.fromhex(mask), bytes.fromhex(expected), strict=True)
+    if any(have & bits != value for have, bits, value in pairs):
+        raise invalid(f"{what} has other attributes than Intel names")
+
+
+VERSION_4: Final = 4
+VERSION_5: Final = 5
+BODY_HEADER_BYTES: Final = 6
+TDX_BODY_BYTES: Final = {2: 584, 3: 648}
+"""The length of the report of each kind that a version 5 quote may hold: that of TDX 1.0 and that of TDX 1.5."""
+
+
+def verify_tdx(quote: bytes, collateral: IntelCollateral | None, roots: frozenset[bytes], now: datetime) -> Claims:
+    """Check a quote and, where there is collateral, what it says of platform, TDX module and quoting enclave.
+
+    Raises:
+        MalformedMessage: the quote, a certificate or the collateral does not decode.
+        PeerMisbehaved: a chain, a signature, a match or a revocation list does not hold at this time.
+    """
+    version = int.from_bytes(quote[:2], "little")
+    check_header(quote, version=VERSION_5 if version == VERSION_5 else VERSION_4, tee=TDX_TEE)
+    verified = verify_quote(quote, _body(quote, version), roots, now)
+    td = TdReport(verified.body)
+    require_known_flags(EvidenceFormat.TDX, td.launch_fields)
+    judgement = evaluate_collateral(collateral, verified, roots, now, td=td)
+    return Claims(
+        format=EvidenceFormat.TDX,
+        measurement=MappingProxyType(td.registers | td.launch_fields),
+        signer=b"",
+        debug=td.debug,
+        migratable=td.migratable,
+        privilege_level=None,
+        sibling_threads=False,
+        tcb=judgement.tcb,
+        revoked_as_of=judgement.revoked_as_of,
+        report_data=td.report_data,
+        signed_digest=verified.signed_digest,
+        issued_at=None,
+        not_after=judgement.not_after,
+    )
+
+
+def _body(quote: bytes, version: int) -> slice:
+    """Find the report: at a fixed place in version 4, and behind its own kind and length in version 5."""
+    if version == VERSION_4:
+        return slice(HEADER_BYTES, HEADER_BYTES + TDX_BODY_BYTES[2])
+    start = HEADER_BYTES + BODY_HEADER_BYTES
+    if len(quote) < start:
+        raise malformed("the quote ends before its report", Reason.TRUNCATED)
+    kind, size = struct.unpack_from("<HI", quote, HEADER_BYTES)
+    if TDX_BODY_BYTES.get(kind) != size:
+        raise malformed(f"a TDX report is of kind 2 or 3 and of its length; this one of kind {kind} and {size} bytes")
+    return slice(start, start + size)
+
+
+SGX_VERSION: Final = 3
+SGX_BODY: Final = slice(HEADER_BYTES, HEADER_BYTES + REPORT_BYTES)
+
+
+def verify_sgx(quote: bytes, collateral: IntelCollateral | None, roots: frozenset[bytes], now: datetime) -> Claims:
+    """Check a quote and, where there is collateral, what it says of the platform and the quoting enclave.
+
+    Raises:
+        MalformedMessage: the quote, a certificate or the collateral does not decode.
+        PeerMisbehaved: a chain, a signature, a match or a revocation list does not hold at this time.
+    """
+    check_header(quote, version=SGX_VERSION, tee=SGX_TEE)
+    verified = verify_quote(quote, SGX_BODY, roots, now)
+    enclave = EnclaveReport(verified.body)
+    require_known_flags(EvidenceFormat.SGX, enclave.launch_fields)
+    require_zero(EvidenceFormat.SGX, enclave.reserved)
+    judgement = evaluate_collateral(collateral, verified, roots, now, td=None)
+    return Claims(
+        format=EvidenceFormat.SGX,
+        measurement=MappingProxyType({"MRENCLAVE": enclave.mrenclave, **enclave.launch_fields}),
+        signer=enclave.mrsigner,
+        debug=enclave.debug,
+        migratable=False,
+        privilege_level=None,
+        sibling_threads=False,
+        tcb=judgement.tcb,
+        revoked_as_of=judgement.revoked_as_of,
+        report_data=enclave.report_data,
+        signed_digest=verified.signed_digest,
+        issued_at=None,
+        not_after=judgement.not_after,
+    )
