@@ -6,7 +6,7 @@ from dataclasses import replace
 from datetime import datetime
 from typing import TYPE_CHECKING
 
-from secagg.contract import Layout, Payload
+from secagg.contract.layout import Layout, Payload
 from secagg.crypto.entropy import Coins
 from secagg.crypto.hpke import ClassicSealingKey, sealing_key
 from secagg.crypto.secret import Confined, Secret, overwrite
@@ -14,15 +14,23 @@ from secagg.errors import InvalidParameters, Misuse, PeerMisbehaved, Reason
 from secagg.identifiers import ClientId, ServerId
 from secagg.parameters import require_integer
 from secagg.session.certificates import Authority, Certificate, SigningKey
+from secagg.session.ledger import NO_MODEL
 
 from .configuration import SERVERS, IndexingConfiguration
 from .floors import IndexingFloors
 from .ledger import UploadLedger
-from .server_messages import RoundStamp, ServerOffer
-from .uploads.envelope import SEED_BYTES, ring_mask_key, seal_body, sealing_info
-from .uploads.point_function_halves import SharedIndices
-from .uploads.ring_halves import masked_rings
-from .uploads.upload import ROUND_BYTES, Upload, UploadHeader
+from .offers import RoundStamp, ServerOffer
+from .upload import (
+    ROUND_BYTES,
+    UPLOAD_SEED_BYTES,
+    SharedIndices,
+    Upload,
+    UploadHeader,
+    masked_rings,
+    ring_mask_key,
+    seal_body,
+    sealing_info,
+)
 
 if TYPE_CHECKING:
     from secagg.crypto.hybrid_key_agreement import HybridPublicKey
@@ -90,6 +98,7 @@ class Client(Confined):
         offers: tuple[bytes, bytes],
         now: datetime,
         weight: int = 1,
+        model_digest: bytes = NO_MODEL,
     ) -> tuple[Upload, Upload]:
         """Share one update, and return the halves for server 0 and for server 1.
 
@@ -100,6 +109,7 @@ class Client(Confined):
             offers: what server 0 and server 1 sent for this round.
             now: the client's own time, with a time zone.
             weight: how often the update counts; the servers see it.
+            model_digest: of the model that the update was trained from.
         Raises:
             InvalidParameters: the configuration goes below this client's floors, or the update does not fit it.
             AuthenticationFailed, PeerMisbehaved, MalformedMessage: an offer is not that of the server which the
@@ -110,13 +120,47 @@ class Client(Confined):
             raise Misuse("an update is a Payload, which a codec encodes, for an IndexingConfiguration")
         if type(offers) is not tuple or len(offers) != SERVERS:
             raise Misuse("offers are those of server 0 and of server 1")
+        self._admit(configuration, now)
+        payload.check()
+        if payload.layout != configuration.layout:
+            raise InvalidParameters("the update has another layout than the servers count; encode it with its codec")
+        if weight not in configuration.weights or type(weight) is not int:
+            raise InvalidParameters(f"a weight is one of {configuration.weights}; got {weight!r}")
+        keys = self.charge(configuration, round_number, offers, now, model_digest)
+        return self.shared(payload, configuration=configuration, round_number=round_number, keys=keys, weight=weight)
+
+    def charge(
+        self,
+        configuration: IndexingConfiguration,
+        round_number: int,
+        offers: tuple[bytes, bytes],
+        now: datetime,
+        model_digest: bytes = NO_MODEL,
+    ) -> list[ClassicSealingKey | HybridPublicKey]:
+        """Check everything that does not depend on an update, spend its round, and return the servers' keys.
+
+        Raises:
+            InvalidParameters, AuthenticationFailed, PeerMisbehaved, MalformedMessage: as for ``share``.
+        """
         require_integer("a round number", round_number, 0, (1 << (8 * ROUND_BYTES)) - 1)
-        self._require_fits(payload, configuration, weight, now)
+        self._admit(configuration, now)
         verified = self._verified(configuration, round_number, offers)
         keys = [
             sealing_key(configuration.suite, offer.sealing_key, culprits={offer.stamp.server}) for offer in verified
         ]
-        self._ledger.charge(configuration.task, round_number, payload)
+        self._ledger.charge(configuration.task, round_number, model_digest)
+        return keys
+
+    def shared(
+        self,
+        payload: Payload,
+        *,
+        configuration: IndexingConfiguration,
+        round_number: int,
+        keys: list[ClassicSealingKey | HybridPublicKey],
+        weight: int,
+    ) -> tuple[Upload, Upload]:
+        """Share an update that was charged; it is of the configuration's layout and weights."""
         indices = SharedIndices(configuration, round_number, self.client, payload, self._coins, threads=self._threads)
         try:
             header = UploadHeader(
@@ -126,13 +170,8 @@ class Client(Confined):
         finally:
             indices.wipe()
 
-    def _require_fits(self, payload: Payload, configuration: IndexingConfiguration, weight: int, now: datetime) -> None:
+    def _admit(self, configuration: IndexingConfiguration, now: datetime) -> None:
         self._floors.admit(configuration, layout=self._layout, now=now)
-        payload.check()
-        if payload.layout != configuration.layout:
-            raise InvalidParameters("the update has another layout than the servers count; encode it with its codec")
-        if weight not in configuration.weights or type(weight) is not int:
-            raise InvalidParameters(f"a weight is one of {configuration.weights}; got {weight!r}")
         if configuration.maximum_total_weight > self._capacity:
             raise InvalidParameters(
                 f"a round may reach a weight of {configuration.maximum_total_weight}, and the codec's capacity is "
@@ -171,7 +210,7 @@ class Client(Confined):
         digest, bodies, seeds = header.digest(configuration), (bytearray(), bytearray()), list[Secret]()
         try:
             bodies = indices.bodies(header)
-            seeds += (Secret.random("upload seed", SEED_BYTES, self._coins) for _ in keys)
+            seeds += (Secret.random("upload seed", UPLOAD_SEED_BYTES, self._coins) for _ in keys)
             if configuration.ring_segments:
                 with ring_mask_key(seeds[0], configuration.suite, digest) as key:
                     for packed in masked_rings(configuration, payload, key, threads=self._threads):

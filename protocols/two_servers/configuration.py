@@ -22,8 +22,7 @@ from secagg.parameters import LEAST_COHORT, Suite, require_integer
 from secagg.session.certificates import IDENTITY_KEY_BYTES
 from secagg.wire import MessageKind, Writer
 
-from .lanes.fields import LaneField
-from .lanes.groups import LaneGroup, RingLanes
+from .lanes.fields import LaneField, LaneGroup, RingLanes
 from .noise import ServerNoise
 from .one_hot.statement import CheckShape
 from .point_functions.shape import MAXIMUM_BLOCKS, MAXIMUM_CODEWORDS, PointFunctionShape

@@ -14,11 +14,9 @@ from secagg.session.certificates import IDENTITY_KEY_BYTES
 from secagg.session.costs import Costs, Work, mask_cipher_calls, ring_length
 
 from .configuration import SERVERS, IndexingConfiguration, SharingMode
-from .less_protected import UNCHECKED_POINT_FUNCTIONS
 from .message_sizes import batch_bytes, half_bytes, offers_bytes
 from .operators.relay_messages import RoundOffers
-from .point_functions.correction_words import CorrectionWords
-from .point_functions.explicit_share import ExplicitShare
+from .point_functions.shares import CorrectionWords, ExplicitShare
 from .server_messages import BATCH
 from .session import Invitation
 
@@ -35,7 +33,7 @@ def costs(layout: Layout, clients: int, suite: Suite) -> Iterator[Costs]:
     if not any(isinstance(segment, IndexSegment) for segment in layout.segments):
         yield _costs(_configured(layout, clients, suite, SharingMode.CHECKED_POINT_FUNCTIONS, None), clients)
         return
-    for mode in (UNCHECKED_POINT_FUNCTIONS, SharingMode.CHECKED_POINT_FUNCTIONS):
+    for mode in (SharingMode.UNCHECKED_POINT_FUNCTIONS, SharingMode.CHECKED_POINT_FUNCTIONS):
         for depth in (0, None):
             configuration = _configured(layout, clients, suite, mode, depth)
             if depth == 0 or _depths(configuration) != {0}:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import cast
 
-from secagg.contract import Layout
+from secagg.contract.layout import Layout
 from secagg.errors import InvalidParameters, Misuse, Reason
 from secagg.parameters import LEAST_COHORT, Suite, require_integer
 from secagg.session.certificates import IDENTITY_KEY_BYTES

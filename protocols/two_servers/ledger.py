@@ -1,7 +1,7 @@
-"""What a client has uploaded so far: one upload for each round, and no update twice.
+"""What a client has uploaded so far: one upload for each round, and few for one model.
 
 Two sums that differ in one client give that client away. The servers of one round see to it that there is one sum; a
-client sees to it that no update of its own is in two rounds.
+client sees to it that updates of one model are in few rounds.
 """
 
 from __future__ import annotations
@@ -9,24 +9,21 @@ from __future__ import annotations
 from threading import Lock
 from typing import Final
 
-from secagg.contract import Payload
 from secagg.crypto.secret import Confined
 from secagg.errors import MalformedMessage, Misuse, PeerMisbehaved, Reason
-from secagg.session.ledger import Spent, SpentUpdates, values_digest
+from secagg.session.ledger import DIGEST_BYTES, NO_MODEL, Spent, SpentUpdates
 from secagg.wire import MessageKind, Reader, Writer
 
 _MAXIMUM_TASK_BYTES: Final = 256
-_DIGEST_BYTES: Final = 32
 _ROUND_BYTES: Final = 8
 REMEMBERED: Final = 256
-"""How many updates are remembered; rounds only go up, so older ones can be repeated by the client alone."""
+"""How many uploads a record has, the last ones."""
 
 
 class UploadLedger(Confined):
-    """The last round of a task for which a client uploaded, and digests of its last updates.
+    """The rounds of a task for which a client uploaded, and their models.
 
-    Security: store ``encode()`` before an upload is sent, where nobody else reads it: a digest of an update lets
-        whoever has it test guesses.
+    Security: store ``encode()`` before an upload is sent.
     """
 
     def __init__(self, task: bytes, *, spent: SpentUpdates | None = None) -> None:
@@ -39,72 +36,58 @@ class UploadLedger(Confined):
             raise Misuse(f"a ledger is for a task: 1 to {_MAXIMUM_TASK_BYTES} bytes")
         self.task = task
         self._durable = spent or SpentUpdates()
-        self.last_round = self._durable.last(task)
-        self._spent = list[bytes]()
+        self._charged = list[tuple[int, bytes]]()
         self._lock = Lock()
 
-    def charge(self, task: bytes, round_number: int, payload: Payload) -> None:
-        """Count one upload, or refuse it; nothing is given back if the upload fails later.
+    @property
+    def last_round(self) -> int:
+        """The last round that there was an upload for, or -1."""
+        return self._durable.last(self.task)
 
-        Claim DP-5: no update is uploaded for two rounds, and a round has one upload.
+    def charge(self, task: bytes, round_number: int, model: bytes = NO_MODEL) -> None:
+        """Count one upload before its update is made, or refuse it; a failure later gives nothing back.
+
+        Claim DP-5: a round has one upload, and a model as many as it has attempts.
         Raises:
-            Misuse: the ledger is for another task, or this very update was uploaded before.
-            PeerMisbehaved: the round was answered before, or is older than one that was.
+            Misuse: the ledger is for another task.
+            PeerMisbehaved: the round was answered before, or is older than one that was, or the model has had its
+                attempts.
         """
-        digest = values_digest(payload)
-        with self._lock:
-            self.require_open(task, round_number)
-            if digest in self._spent:
-                raise Misuse(
-                    "this update was uploaded for an earlier round, and two sums that differ in one client give that "
-                    "client away; train again",
-                    reason=Reason.ALREADY_SPENT,
-                )
-            self._durable.charge(Spent(task, round_number, digest))
-            self.last_round = round_number
-            self._spent = [*self._spent, digest][-REMEMBERED:]
-
-    def require_open(self, task: bytes, round_number: int) -> None:
-        """Refuse a round that ``charge`` would refuse, before anything is trained; nothing changes."""
         if task != self.task:
             raise Misuse(f"this ledger counts uploads for {self.task!r}; keep one for each task")
-        if round_number <= self.last_round:
-            raise PeerMisbehaved(
-                f"this client uploaded for round {self.last_round}, and is asked for round {round_number}; rounds go "
-                "up, and each has one upload",
-                reason=Reason.ALREADY_ANSWERED,
-            )
+        with self._lock:
+            self._durable.charge(Spent(task, round_number, model))
+            self._charged = [*self._charged, (round_number, model)][-REMEMBERED:]
 
     def encode(self) -> bytes:
         """Return the record to store."""
         writer = Writer(MessageKind.UPLOAD_LEDGER).variable(self.task, _MAXIMUM_TASK_BYTES)
-        writer.integer(self.last_round + 1, _ROUND_BYTES + 1).integer(len(self._spent), 4)
-        for digest in self._spent:
-            writer.fixed(digest, _DIGEST_BYTES)
+        writer.integer(len(self._charged), 4)
+        for number, model in self._charged:
+            writer.integer(number, _ROUND_BYTES).fixed(model, DIGEST_BYTES)
         return writer.finish()
 
     @classmethod
-    def decode(cls, record: bytes) -> UploadLedger:
+    def decode(cls, record: bytes, *, spent: SpentUpdates | None = None) -> UploadLedger:
         """Read a stored record back.
 
+        Args:
+            spent: nothing yet, with another number of attempts than the usual one.
         Raises:
             MalformedMessage: it is not what ``encode`` returned.
         """
         reader = Reader(record, MessageKind.UPLOAD_LEDGER)
-        task, last_round = reader.variable(_MAXIMUM_TASK_BYTES), reader.integer(_ROUND_BYTES + 1)
-        count = reader.integer(4)
+        task, count = reader.variable(_MAXIMUM_TASK_BYTES), reader.integer(4)
         if count > REMEMBERED:
             raise MalformedMessage("no ledger remembers so many updates", reason=Reason.LENGTH_OVER_LIMIT)
-        spent = [reader.fixed(_DIGEST_BYTES) for _ in range(count)]
+        charged = [(reader.integer(_ROUND_BYTES), reader.fixed(DIGEST_BYTES)) for _ in range(count)]
         reader.finish()
         try:
-            ledger = cls(task)
-        except Misuse as error:
-            raise MalformedMessage(str(error), reason=Reason.NOT_CANONICAL) from None
-        ledger.last_round, ledger._spent = last_round - 1, spent
-        is_written = min(last_round, 1) <= count <= last_round <= 1 << (8 * _ROUND_BYTES)
-        if len(set(spent)) != count or not is_written:
-            raise MalformedMessage("no ledger writes such a record", reason=Reason.NOT_CANONICAL)
+            ledger = cls(task, spent=spent)
+            for number, model in charged:
+                ledger.charge(task, number, model)
+        except (Misuse, PeerMisbehaved) as error:
+            raise MalformedMessage(f"no ledger writes such a record: {error}", reason=Reason.NOT_CANONICAL) from None
         return ledger
 
     def __repr__(self) -> str:

@@ -15,19 +15,26 @@ from secagg.session.certificates import IDENTITY_KEY_BYTES, SIGNATURE_BYTES, Cer
 from secagg.wire import MessageKind
 
 from .configuration import IndexingConfiguration
-from .one_hot.messages import OneHotCommitment, OneHotOpening
-from .point_functions.tree_hash import NONCE_BYTES
-from .server_messages import BATCH, AcceptedList, OutputCommitment, RoundStamp, ServerOffer, encode_batch
+from .offers import RoundStamp, ServerOffer
+from .one_hot.check import OneHotCommitment, OneHotOpening
+from .point_functions.shape import NONCE_BYTES
+from .server_messages import BATCH, AcceptedList, OutputCommitment, encode_batch
 from .server_messages import NONCE_BYTES as COMMITMENT_NONCE_BYTES
-from .uploads.envelope import SEED_BYTES
-from .uploads.point_function_halves import index_body_bytes, public_bytes
-from .uploads.ring_halves import ring_bytes
-from .uploads.upload import DIGEST_BYTES, SegmentHeader, Upload, UploadHeader
+from .upload import (
+    DIGEST_BYTES,
+    UPLOAD_SEED_BYTES,
+    SegmentHeader,
+    Upload,
+    UploadHeader,
+    index_body_bytes,
+    public_bytes,
+    ring_bytes,
+)
 
 
 def half_bytes(configuration: IndexingConfiguration, server: ServerId) -> int:
     """Return how many bytes a client uploads to one server."""
-    sealed = bytes(SEED_BYTES + sealing_sizes(configuration.suite)[1])
+    sealed = bytes(UPLOAD_SEED_BYTES + sealing_sizes(configuration.suite)[1])
     place = SegmentHeader(bytes(NONCE_BYTES), bytes(DIGEST_BYTES))
     header = UploadHeader(
         round_number=0,

@@ -1,28 +1,207 @@
-"""The end of a round at one server: one list, one commitment, one share, and the sum of both servers' shares."""
+"""The end of a round at one server: its noise, one list, one commitment, one share, and the sum of both shares."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from decimal import ROUND_DOWN
+from fractions import Fraction
+from math import ceil, sqrt
 from typing import Final
 
 import numpy as np
 
-from secagg.contract import Aggregate
+from secagg.blame import Evidence, culprits
+from secagg.contract import Aggregate, Layout, RingSegment
+from secagg.contract.codewords import Tables, summed_layout
 from secagg.contract.layout import IndexSegment
 from secagg.crypto.key_derivation import expand
 from secagg.crypto.labels import Label
 from secagg.crypto.ring import RingVector, add_into, reduce_into
 from secagg.crypto.secret import Confined, Secret
-from secagg.errors import CapacityExceeded, Misuse, PeerMisbehaved, Reason, blaming
+from secagg.errors import (
+    NOBODY,
+    CapacityExceeded,
+    InvalidParameters,
+    Misuse,
+    PeerMisbehaved,
+    Reason,
+    blaming,
+)
 from secagg.identifiers import ClientId
+from secagg.privacy.accounting import ReleasePart, epsilon
+from secagg.privacy.client_noise import NoiseSettings
+from secagg.privacy.noise_table import add_noise_into, pieces
+from secagg.privacy.rounding import rounded_root
+from secagg.privacy.seeded_coins import SeededCoins
+from secagg.privacy.sensitivity import of_histogram, of_vector
 from secagg.session.certificates import SigningKey
 
 from .configuration import IndexingConfiguration
-from .noise import centred, counts_layout
+from .lanes.fields import LaneGroup, Lanes
+from .noise import ServerNoise
+from .offers import RoundStamp
+from .opened_upload import ClassTotals
 from .round_rules import Entry
-from .server_messages import NONCE_BYTES, AcceptedList, OutputCommitment, OutputShare, RoundStamp, entries_digest
-from .uploads.class_totals import ClassTotals
+from .server_messages import NONCE_BYTES, AcceptedList, OutputCommitment, OutputShare
+
+_COUNT_BITS: Final = 32
+
+
+def server_noise(settings: NoiseSettings, layout: Layout) -> ServerNoise | None:
+    """Return the noise of settings whose bounds are those of ring segments alone; None without.
+
+    Raises:
+        InvalidParameters: they do not fit the layout.
+    """
+    multiplier = settings.noise_multiplier
+    if multiplier is None:
+        return None
+    squared = squared_sensitivities(settings, layout)
+    if multiplier <= 0:
+        raise InvalidParameters(f"noise_multiplier is positive; got {multiplier}")
+    variances = tuple(ceil(multiplier**2 * len(squared) * one) for one in squared)
+    return ServerNoise(
+        kind=settings.noise_kind,
+        variances=variances,
+        l2_bounds=settings.l2_bounds,
+        is_rotated=settings.is_rotated,
+    )
+
+
+def add_noise(
+    noise: ServerNoise, values: Sequence[Lanes | RingVector], layout: Layout, group: LaneGroup, seed: Secret
+) -> None:
+    """Add this server's noise to its share of the sum, in place."""
+    coins = SeededCoins(seed)
+    for segment, vector, variance in zip(layout.segments, values, noise.variances, strict=True):
+        if isinstance(segment, RingSegment):
+            add_noise_into(vector, segment.ring, noise.kind, Fraction(variance), coins)
+            continue
+        position = 0
+        for piece in pieces(noise.kind, Fraction(variance), vector.size, coins):
+            part = vector[position : position + piece.size]
+            group.add_into(part, np.mod(piece.astype(np.int64), group.order).astype(group.word))
+            group.reduce_into(part)
+            position += piece.size
+
+
+@dataclass(frozen=True, slots=True)
+class ReleasedNoise:
+    """The noise of one round, as a platform needs to know it."""
+
+    noise: ServerNoise
+    settings: NoiseSettings
+    layout: Layout
+    tables: Tables
+
+    @property
+    def deviations(self) -> tuple[float, ...]:
+        """Of each released segment, where both servers add theirs; a table's is that of its widest coordinate."""
+        found, remaining = list[float](), iter(self.tables)
+        for segment, variance in zip(self.layout.segments, self.noise.variances, strict=True):
+            if isinstance(segment, RingSegment):
+                found.append(sqrt(2 * variance))
+                continue
+            for table in next(remaining):
+                widest = float((table.entries.astype(np.float64) ** 2).sum(axis=0).max())
+                found.append(sqrt(2 * variance * widest))
+        return tuple(found)
+
+    def epsilon(self, delta: float, releases: int = 1) -> float:
+        """Return the epsilon against one server, whose own noise hides nothing from it."""
+        parts = [
+            ReleasePart(l2_squared=squared, l1=None, variance=Fraction(variance))
+            for squared, variance in zip(
+                squared_sensitivities(self.settings, self.layout), self.noise.variances, strict=True
+            )
+        ]
+        return epsilon(self.noise.kind, parts, releases, delta)
+
+
+def require_held(settings: NoiseSettings, layout: Layout, total_weight: int) -> ServerNoise | None:
+    """Return the noise of settings; refuse what rings and fields do not hold by the multiplier that they do.
+
+    Raises:
+        InvalidParameters: the settings do not fit the layout.
+        CapacityExceeded: naming the greatest multiplier, or that there is none.
+    """
+    noise = server_noise(settings, layout)
+    if noise is None or settings.noise_multiplier is None:
+        return None
+    squared = squared_sensitivities(settings, layout)
+    most = min(
+        Fraction(variance, len(squared) * max(1, one))
+        for variance, one in zip(noise.most(layout, total_weight), squared, strict=True)
+    )
+    if settings.noise_multiplier**2 > most:
+        held = rounded_root(most, ROUND_DOWN)
+        raise CapacityExceeded(
+            f"rings and fields do not hold sums of {total_weight} clients with this noise of both servers: "
+            + (f"take noise_multiplier = {held:f} at most, or wider rings" if held else "take wider rings, or none")
+        )
+    return noise
+
+
+def squared_sensitivities(settings: NoiseSettings, layout: Layout) -> list[int]:
+    """Return how far one client moves each segment, squared.
+
+    Raises:
+        InvalidParameters: there are not as many bounds as ring segments.
+    """
+    rings = sum(isinstance(segment, RingSegment) for segment in layout.segments)
+    if len(settings.l2_bounds) != rings:
+        raise InvalidParameters(f"l2_bounds are {rings}, one for each ring segment; got {len(settings.l2_bounds)}")
+    bounds = iter(settings.l2_bounds)
+    return [
+        of_vector(next(bounds), 1, settings.adjacency)
+        if isinstance(segment, RingSegment)
+        else of_histogram(segment.blocks, 1, settings.adjacency)
+        for segment in layout.segments
+    ]
+
+
+def counts_layout(layout: Layout) -> Layout:
+    """Return the layout of counts with noise, in place of histograms."""
+    segments = tuple(
+        segment if isinstance(segment, RingSegment) else RingSegment(_COUNT_BITS, segment.blocks * segment.codewords)
+        for segment in layout.segments
+    )
+    return Layout(segments, layout.version)
+
+
+def centred(lanes: Lanes, order: int) -> RingVector:
+    """Return counts with noise as elements of a ring, from lanes of which half stand for negative ones."""
+    signed = lanes.astype(np.int64)
+    signed[signed > order // 2] -= order
+    return RingSegment(_COUNT_BITS, 1).ring.from_integers(signed)
+
+
+def sums_of_counts(noised: Aggregate, layout: Layout, tables: Tables) -> Aggregate:
+    """Return sums of codewords, each as often as counts with noise say."""
+    counts = [
+        None
+        if isinstance(segment, RingSegment)
+        else noised_segment.ring.lift(vector).astype(np.int64).reshape(segment.blocks, segment.codewords)
+        for segment, noised_segment, vector in zip(
+            layout.segments, noised.layout.require_rings(), noised.values, strict=True
+        )
+    ]
+    heaviest = max((int(np.abs(one).sum(axis=1).max()) for one in counts if one is not None), default=0)
+    summed = summed_layout(layout, tables, max(noised.total_weight, heaviest))
+    values, released, remaining = list[RingVector](), iter(summed.require_rings()), iter(tables)
+    for one, vector in zip(counts, noised.values, strict=True):
+        if one is None:
+            next(released)
+            values.append(vector)
+            continue
+        first = 0
+        for table in next(remaining):
+            total = one[first : first + table.blocks] @ table.entries
+            values.append(next(released).ring.from_integers(total.reshape(-1)))
+            first += table.blocks
+    return Aggregate(summed, tuple(values), noised.contributors, noised.total_weight)
+
 
 NOISE_SEED_BYTES: Final = 16
 
@@ -53,7 +232,6 @@ class Release(Confined):
         self._stamp, self._peer_stamp = stamp, peer_stamp
         self._signing_key = signing_key
         self.signed_list: bytes | None = None
-        self.peer_list: bytes | None = None
         self.peer_commitment: OutputCommitment | None = None
         self.share: bytes | None = None
         """This server's share of the sum with its nonce, once the servers agree on a list."""
@@ -61,11 +239,6 @@ class Release(Confined):
     def sign(self, entries: Sequence[Entry]) -> bytes:
         """Return the signed list of these uploads."""
         return AcceptedList.signed(self._stamp, entries, self._signing_key).encode()
-
-    def is_list_of(self, own_list: bytes, entries: Sequence[Entry]) -> bool:
-        """Whether a list that this server signed is that of these uploads."""
-        own = AcceptedList.decode(own_list, self._configuration, self._stamp)
-        return (own.entries_digest, own.contributors) == (entries_digest(entries), len(entries))
 
     def require_same_list(self, peer_list: bytes) -> None:
         """Check that the other server has signed the same list.
@@ -83,13 +256,13 @@ class Release(Confined):
                 f"{ours.contributors}; nothing of this round is released",
                 reason=Reason.SERVERS_DISAGREE,
                 round_name="agree",
+                culprits=culprits(Evidence.DIFFERENT_LISTS),
             )
 
     def encode_share(self, nonce_key: Secret, totals: ClassTotals, counted: Sequence[Entry]) -> bytes:
         """Return this server's share of the sum, with a nonce that hides it in its commitment until it is opened.
 
-        Security: the nonce follows from a key of the round and from the list, so a server that was killed says the
-            same again, and no nonce is that of two lists.
+        Security: the nonce follows from a key of the round and from the list, so no nonce is that of two lists.
         """
         digest = self._own_list().entries_digest
         with expand("commitment nonce", NONCE_BYTES, nonce_key, Label.INDEXING_NONCE, digest) as fresh:
@@ -97,14 +270,14 @@ class Release(Confined):
         values = totals.weighted(sorted({entry.weight for entry in counted}))
         configuration = self._configuration
         if configuration.noise is not None:
-            # From the same root, which no other server has: the journal holds it from the first record on.
+            # From the round's root, which no other server has.
             with expand("noise seed", NOISE_SEED_BYTES, nonce_key, Label.INDEXING_NOISE, digest) as seed:
-                configuration.noise.add_to(values, configuration.layout, configuration.group, seed)
+                add_noise(configuration.noise, values, configuration.layout, configuration.group, seed)
         return OutputShare(stamp=self._stamp, nonce=nonce, values=values).encode(self._configuration)
 
-    def commitment(self, share: bytes | None = None) -> bytes:
-        """Return the commitment to this server's share, or to what is to be its share."""
-        return OutputCommitment.to(self._stamp, self._own_list().entries_digest, share or self.own_share()).encode()
+    def commitment(self) -> bytes:
+        """Return the commitment to this server's share."""
+        return OutputCommitment.to(self._stamp, self._own_list().entries_digest, self.own_share()).encode()
 
     def own_share(self) -> bytes:
         """Return this server's share, which it has committed to."""
@@ -153,7 +326,10 @@ class Release(Confined):
             return self._aggregate(own, theirs, counted)
         except CapacityExceeded as error:
             raise PeerMisbehaved(
-                f"the two shares add up to no sum: {error}", reason=Reason.SERVERS_DISAGREE, round_name="combine"
+                f"the two shares add up to no sum: {error}",
+                reason=Reason.SERVERS_DISAGREE,
+                round_name="combine",
+                culprits=NOBODY,
             ) from None
 
     def wipe(self) -> None:

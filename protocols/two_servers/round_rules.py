@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from secagg.errors import Misuse, PeerMisbehaved, Reason, ThresholdNotMet
+from secagg.errors import NOBODY, Misuse, PeerMisbehaved, Reason, ThresholdNotMet
 from secagg.identifiers import ClientId
 
 
@@ -156,6 +156,7 @@ class RoundRules:
                 f"{rejected} uploads were rejected, and {self.maximum_rejections} are put up with; somebody is "
                 "attacking the round, or the other server is",
                 reason=Reason.ONE_HOT_REFUTED,
+                culprits=NOBODY,
             )
         taken = self.taken()
         of_weight = Counter(entry.weight for entry in taken)

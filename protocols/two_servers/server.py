@@ -7,38 +7,44 @@
     open       take the other server's commitment, and let the share go
     combine    take the other server's share
 
-Every step writes down what it did before it returns, and gives the same bytes when it is called again.
+Every step gives the same bytes when it is called again. The round's root, from which its sealing key, its nonce and its
+noise follow, is in memory alone: a process that ends takes the round with it, and nobody can have another sum of it.
 """
 
 from __future__ import annotations
 
 import hashlib
 import logging
+import os
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from threading import RLock
+from typing import Final
 
 from secagg.crypto.entropy import Coins
+from secagg.crypto.key_derivation import expand
+from secagg.crypto.labels import Label
 from secagg.crypto.secret import Confined, Secret
-from secagg.errors import InvalidParameters, Misuse, PeerError, PeerMisbehaved, Reason, UnexpectedMessage
+from secagg.errors import UNDECIDED, InvalidParameters, Misuse, PeerError, PeerMisbehaved, Reason, UnexpectedMessage
 from secagg.identifiers import ClientId, ServerId
 from secagg.parameters import require_integer
 from secagg.session.certificates import SigningKey
 from secagg.wire import MessageKind, owned_bytes
 
 from .configuration import IndexingConfiguration
-from .exchange import Exchange
-from .journal import Event, Journal
+from .offers import RoundStamp, ServerOffer
 from .one_hot.check import RoundChallenges
+from .opened_upload import ClassTotals, HalfOpener, OpenedUpload, PointFunctionExchange
 from .release import Release, RoundResult
-from .round_rules import Entry, RoundState, Standing
-from .server_messages import BatchItem, RoundStamp, ServerOffer, decode_batch, encode_batch
-from .server_state import ServerState
-from .uploads.opened_upload import OpenedUpload
-from .uploads.upload import ROUND_BYTES
+from .round_rules import Entry, RoundRules, RoundState, Standing
+from .server_messages import BatchItem, decode_batch, encode_batch
+from .upload import ROUND_BYTES
 
 _LOG = logging.getLogger(__name__)
+_ROOT_BYTES: Final = 32
+_UNDECIDED: Final = "the servers did not decide about it: one of them does not hold it, or did not say"
 
 
 class IndexingServer(Confined):
@@ -55,18 +61,16 @@ class IndexingServer(Confined):
         round_number: int,
         signing_key: SigningKey,
         pair_key: Secret,
-        journal: Journal,
         coins: Coins,
         threads: int = 1,
     ) -> None:
-        """Begin a round, or go on with the one that the journal holds.
+        """Begin a round.
 
         Args:
             pair_key: 32 bytes that the two servers share and no client knows; the caller keeps it, and wipes it.
             coins: ``SystemCoins()`` in production.
         Raises:
             InvalidParameters: the signing key is not the one that the configuration names.
-            Misuse: the journal is of another round, configuration or server.
         """
         if (type(configuration), type(server)) != (IndexingConfiguration, ServerId):
             raise Misuse("a server has an IndexingConfiguration and a ServerId")
@@ -78,65 +82,77 @@ class IndexingServer(Confined):
         self.round_number = round_number
         self._stamp = RoundStamp(context=configuration.context, round_number=round_number, server=server)
         self._peer_stamp = RoundStamp(context=configuration.context, round_number=round_number, server=self.peer)
-        self._release = Release(configuration, self._stamp, self._peer_stamp, signing_key)
-        self._lock = RLock()
-        self._state = ServerState(
-            configuration,
-            self._stamp,
-            challenges=RoundChallenges(pair_key, configuration.context, round_number),
-            release=self._release,
-            journal=journal,
-            coins=coins,
-            threads=threads,
+        self._rules = RoundRules(
+            minimum_cohort=configuration.minimum_cohort,
+            maximum_cohort=configuration.maximum_cohort,
+            maximum_rejections=configuration.maximum_rejections,
+            weights=configuration.weights,
         )
-        self._rules, self._pending = self._state.rules, self._state.pending
-        sealing_key = self._state.opener.sealing_key
-        self.offer = ServerOffer.signed(self._stamp, sealing_key, signing_key).encode()
+        self._release = Release(configuration, self._stamp, self._peer_stamp, signing_key)
+        self._totals = ClassTotals(configuration, server, threads=threads)
+        self._pending = dict[bytes, OpenedUpload]()
+        self._rejected = dict[ClientId, str]()
+        self._concluded: tuple[bytes, bytes] | None = None
+        """The digest of the answer that server 1 concluded from last, and its conclusion."""
+        self._lock, self._process = RLock(), os.getpid()
+        challenges = RoundChallenges(pair_key, configuration.context, round_number)
+        with Secret.random("round root", _ROOT_BYTES, coins) as root:
+            self._nonce_key = expand("nonce key", _ROOT_BYTES, root, Label.INDEXING_NONCE)
+            self._opener = HalfOpener(configuration, server, round_number, root, challenges, threads=threads)
+        self.offer = ServerOffer.signed(self._stamp, self._opener.sealing_key, signing_key).encode()
 
     # --- Uploads --------------------------------------------------------------------------------------------------
 
-    def receive(self, message: bytes) -> bytes:
+    def receive(self, message: bytes, sender: ClientId | None = None) -> bytes:
         """Take one server's half of an upload, and return the upload's id; the same half again changes nothing.
 
+        Args:
+            sender: who the transport says has sent it; None if another server relays it.
         Raises:
             AuthenticationFailed: the authority does not vouch for the client, or somebody altered the half.
             MalformedMessage, PeerMisbehaved: it is no half of an upload for this round; nothing has changed.
             UnexpectedMessage: the round is closed.
         """
         message = owned_bytes(message)
-        with self._lock:
+        with self._held():
             if self._rules.state is not RoundState.COLLECTING:
                 raise UnexpectedMessage(expected="no upload: the round is closed", received="an upload")
-            opener = self._state.opener
-            upload = opener.read(message)
+            upload = self._opener.read(message, sender)
             upload_id = upload.upload_id(self.configuration)
             if self._rules.require_new(Entry(upload.header.client, upload_id, upload.header.weight)):
-                self._state.remember(message, opener.open(upload))
+                opened = self._opener.open(upload)
+                self._rules.receive(opened.entry)
+                self._pending[upload_id] = opened
             return upload_id
 
-    def sender_of(self, message: bytes) -> ClientId:
-        """Return who made this server's half of an upload, as the authority certifies; nothing is taken yet.
+    def verify(self, message: bytes, sender: ClientId) -> bytes:
+        """Return the id of an upload whose client signed this server's half; nothing is opened or taken.
 
         Raises:
             AuthenticationFailed, MalformedMessage, PeerMisbehaved, UnexpectedMessage: as for ``receive``.
         """
-        with self._lock:
-            return self._state.opener.read(owned_bytes(message)).header.client
+        with self._held():
+            return self._opener.read(owned_bytes(message), sender).upload_id(self.configuration)
+
+    def client_of(self, upload_id: bytes) -> ClientId:
+        """Return whose upload was received under this id."""
+        with self._held():
+            return self._rules.entry(upload_id).client
 
     def waiting(self) -> tuple[bytes, ...]:
         """Return the uploads that are neither taken nor rejected, in the order in which they came."""
-        with self._lock:
+        with self._held():
             return self._rules.waiting()
 
     @property
     def rejected(self) -> dict[ClientId, str]:
         """Whose uploads were rejected, and why."""
-        return dict(self._state.rejected)
+        return dict(self._rejected)
 
     def propose(self, uploads: Sequence[bytes]) -> bytes:
         """Ask the other server about uploads, as server 1."""
         self._require_server(1)
-        with self._lock:
+        with self._held():
             self._rules.require(RoundState.COLLECTING)
             if len(set(uploads)) != len(uploads) or any(upload_id not in self._pending for upload_id in uploads):
                 raise Misuse("a server asks about uploads that wait at it, each once; see waiting()")
@@ -150,7 +166,7 @@ class IndexingServer(Confined):
         """Answer for the uploads of which this server holds the other half, as server 0."""
         self._require_server(0)
         items = decode_batch(proposal, MessageKind.INDEXING_PROPOSAL, self._peer_stamp)
-        with self._lock:
+        with self._held():
             self._require_turn("a proposal", RoundState.COLLECTING)
             answers = list[BatchItem]()
             for upload_id, proposed in items:
@@ -172,10 +188,9 @@ class IndexingServer(Confined):
         answer = owned_bytes(answer)
         items = decode_batch(answer, MessageKind.INDEXING_ANSWER, self._peer_stamp)
         digest = hashlib.sha256(answer).digest()
-        with self._lock:
-            known = self._state.concluded
-            if known is not None and known[0] == digest:
-                return known[1]
+        with self._held():
+            if self._concluded is not None and self._concluded[0] == digest:
+                return self._concluded[1]
             self._require_turn("an answer", RoundState.COLLECTING)
             decided = list[BatchItem]()
             for upload_id, answered in items:
@@ -183,27 +198,30 @@ class IndexingServer(Confined):
                     case Standing.ASKED:
                         decided.append((upload_id, self._decide(upload_id, answered, _conclude)))
                     case Standing.REJECTED:
-                        # Said again, because a crash may have come before it was said.
+                        # Said again, because it may not have arrived.
                         decided.append((upload_id, None))
                     case _:
                         pass
             conclusion = encode_batch(MessageKind.INDEXING_CONCLUSION, self._stamp, decided)
-            if any(concluded is not None for _, concluded in decided):
-                self._state.write(Event.CONCLUDED, digest, conclusion)
+            taken = [upload_id for upload_id, concluded in decided if concluded is not None]
+            if taken:
+                self._concluded = digest, conclusion
+            for upload_id in taken:
+                self._take(upload_id)
             return conclusion
 
     def settle(self, conclusion: bytes) -> None:
         """Decide about the uploads that the other server has taken, and take them, as server 0."""
         self._require_server(0)
         items = decode_batch(conclusion, MessageKind.INDEXING_CONCLUSION, self._peer_stamp)
-        with self._lock:
+        with self._held():
             due = [item for item in items if self._rules.standing(item[0]) is Standing.ASKED]
             if not due:
                 return
             self._require_turn("a conclusion", RoundState.COLLECTING)
             for upload_id, concluded in due:
                 if self._decide(upload_id, concluded, _settle) is not None:
-                    self._state.write(Event.TAKEN, upload_id)
+                    self._take(upload_id)
 
     # --- The sum --------------------------------------------------------------------------------------------------
 
@@ -214,14 +232,15 @@ class IndexingServer(Confined):
             ThresholdNotMet: too few uploads of any one weight were taken; the round goes on.
             PeerMisbehaved: too many uploads were rejected; the round is given up.
         """
-        with self._lock:
+        with self._held():
             if self._release.signed_list is None:
                 try:
                     entries = self._rules.list_to_sign()
-                except PeerMisbehaved as error:
-                    self._state.write(Event.FAILED, str(error).encode())
+                except PeerMisbehaved:
+                    self.wipe()
                     raise
-                self._state.write(Event.SIGNED, self._release.sign(entries))
+                self._release.signed_list = self._release.sign(entries)
+                self._rules.sign()
             self._rules.require(RoundState.SIGNED, RoundState.AGREED)
             return self._release.signed_list or b""
 
@@ -233,22 +252,23 @@ class IndexingServer(Confined):
             PeerMisbehaved: the other server signed another list; the round is given up.
         """
         peer_list = owned_bytes(peer_list)
-        with self._lock:
+        with self._held():
             self._require_turn("a list", RoundState.SIGNED, RoundState.AGREED)
             try:
                 self._release.require_same_list(peer_list)
             except PeerMisbehaved as error:
                 if error.reason is Reason.SERVERS_DISAGREE:
-                    self._state.write(Event.FAILED, str(error).encode())
+                    self.wipe()
                 raise
-            if self._release.peer_list is None:
-                self._state.agree(peer_list)
+            if self._release.share is None:
+                self._release.share = self._release.encode_share(self._nonce_key, self._totals, self._rules.counted)
+                self._rules.agree()
             return self.commitment
 
     @property
     def commitment(self) -> bytes:
         """The commitment to this server's share of the sum, once both servers have signed one list."""
-        with self._lock:
+        with self._held():
             self._require_turn("a commitment", RoundState.AGREED)
             return self._release.commitment()
 
@@ -259,11 +279,9 @@ class IndexingServer(Confined):
             PeerMisbehaved: the other server committed to something else before.
         """
         peer_commitment = owned_bytes(peer_commitment)
-        with self._lock:
+        with self._held():
             self._require_turn("a commitment", RoundState.AGREED)
-            self._release.read_commitment(peer_commitment)
-            if self._release.peer_commitment is None:
-                self._state.write(Event.OPENED, peer_commitment)
+            self._release.peer_commitment = self._release.read_commitment(peer_commitment)
             return self._release.own_share()
 
     def opened_share(self) -> bytes:
@@ -272,7 +290,7 @@ class IndexingServer(Confined):
         Raises:
             UnexpectedMessage: the other server has not committed to its share yet.
         """
-        with self._lock:
+        with self._held():
             self._require_turn("a share", RoundState.AGREED)
             if self._release.peer_commitment is None:
                 raise UnexpectedMessage(expected="a commitment first", received="a share", culprits=[self.peer])
@@ -284,7 +302,7 @@ class IndexingServer(Confined):
         Raises:
             PeerMisbehaved: it is not what the other server committed to, or the two add up to no sum.
         """
-        with self._lock:
+        with self._held():
             self._require_turn("a share", RoundState.AGREED)
             aggregate = self._release.combined(owned_bytes(peer_share), self._rules.counted)
             counted = tuple(entry.client for entry in self._rules.counted)
@@ -292,28 +310,45 @@ class IndexingServer(Confined):
             rare = sorted(weights.keys() - set(counted))
             of_weight = Counter(weights[client] for client in rare)
             left_out = {client: of_weight[weights[client]] for client in rare}
-            return RoundResult(aggregate, counted, left_out, self.rejected)
+            undecided = {self._rules.entry(upload_id).client: _UNDECIDED for upload_id in self._rules.waiting()}
+            return RoundResult(aggregate, counted, left_out, self.rejected | undecided)
 
     def give_up(self, reason: str) -> None:
         """Give the round up; nothing of it is released by this server any more."""
-        with self._lock:
-            self._state.write(Event.FAILED, reason.encode())
+        _LOG.warning("%s gives round %d up: %s", self.server, self.round_number, reason)
+        self.wipe()
 
     def wipe(self) -> None:
-        """Overwrite sums, seeds and keys; erase the journal as well when the round is over."""
+        """Overwrite sums, seeds and keys; the round is over, and nothing of it is released any more."""
         with self._lock:
-            self._state.wipe()
+            for pending in self._pending.values():
+                pending.wipe()
+            self._pending.clear()
+            for part in (self._totals, self._release, self._opener, self._nonce_key):
+                part.wipe()
+            self._rules.fail()
 
     # --- Private --------------------------------------------------------------------------------------------------
 
-    def _say(self, upload_id: bytes, heard: bytes, say: Callable[[], bytes]) -> bytes | None:
-        """Return what this server says first of an upload, written down before; None if it rejects the upload.
+    @contextmanager
+    def _held(self) -> Generator[None]:
+        """Let one thread at a time take a step, in the process that began the round.
 
-        Security: what is said twice would be said at one point of the check only, because the point follows from the
-        upload and from a key that the servers keep. The digest makes sure that they did.
+        Security: a fork holds the root as well, and would sign a list of its own.
         """
-        pending = self._pending[upload_id]
-        if pending.asked is not None and pending.asked[0] != heard:
+        if os.getpid() != self._process:
+            raise Misuse("this server was forked into another process; take its steps in the one that began the round")
+        with self._lock:
+            yield
+
+    def _say(self, upload_id: bytes, heard: bytes, say: Callable[[], bytes]) -> bytes | None:
+        """Return what this server says first of an upload; None if it rejects the upload.
+
+        Security: what is said again is said at the same point of the check, and about the same words, because the
+        point follows from the upload and from a key that the servers keep.
+        """
+        pending, question = self._pending[upload_id], hashlib.sha256(heard).digest()
+        if pending.asked not in (None, question):
             raise PeerMisbehaved(
                 "an upload is asked about once, and this is another question",
                 reason=Reason.ALREADY_ANSWERED,
@@ -325,41 +360,40 @@ class IndexingServer(Confined):
         except PeerError as error:
             self._reject(upload_id, error)
             return None
-        digest = hashlib.sha256(said).digest()
         if pending.asked is None:
-            self._state.write(Event.ASKED, upload_id, heard, digest)
-        elif pending.asked[1] != digest:
-            raise Misuse("this server said something else of an upload before; start it with the same pair key")
-        pending.is_live = True
+            self._rules.ask(upload_id)
+            pending.asked = question
         return said
 
     def _decide(
-        self, upload_id: bytes, heard: bytes | None, decide: Callable[[Exchange, bytes], bytes]
+        self, upload_id: bytes, heard: bytes | None, decide: Callable[[PointFunctionExchange, bytes], bytes]
     ) -> bytes | None:
         """Return what a step gives that decides about an upload; None if the upload is rejected."""
-        pending = self._pending[upload_id]
         try:
             if heard is None:
                 raise self._refused()
-            self._revive(pending)
-            return decide(pending.exchange, heard)
+            return decide(self._pending[upload_id].exchange, heard)
         except PeerError as error:
             self._reject(upload_id, error)
             return None
 
-    def _revive(self, pending: OpenedUpload) -> None:
-        """Bring the exchange of an upload to where it was before a restart."""
-        if not pending.is_live and pending.asked is not None:
-            heard = pending.asked[0]
-            say = pending.exchange.propose if self.server.index == 1 else partial(pending.exchange.answer, heard)
-            self._say(pending.entry.upload_id, heard, say)
+    def _take(self, upload_id: bytes) -> None:
+        """Add an upload to the sums, once."""
+        self._rules.require_asked(upload_id)
+        self._pending[upload_id].add_to(self._totals)
+        self._rules.take(upload_id)
+        self._pending.pop(upload_id).wipe()
 
     def _refused(self) -> PeerMisbehaved:
-        return PeerMisbehaved(f"{self.peer} refuses it", reason=Reason.ONE_HOT_REFUTED, round_name="check")
+        return PeerMisbehaved(
+            f"{self.peer} refuses it", reason=Reason.ONE_HOT_REFUTED, round_name="check", culprits=UNDECIDED
+        )
 
     def _reject(self, upload_id: bytes, error: PeerError) -> None:
         _LOG.warning("%s rejects an upload of %s: %s", self.server, self._rules.entry(upload_id).client, error)
-        self._state.write(Event.REJECTED, upload_id, str(error).encode())
+        self._rules.reject(upload_id)
+        self._rejected[self._rules.entry(upload_id).client] = str(error)
+        self._pending.pop(upload_id).wipe()
 
     def _require_turn(self, received: str, *states: RoundState) -> None:
         """Refuse what the other server says out of turn."""
@@ -379,10 +413,10 @@ class IndexingServer(Confined):
         return f"<IndexingServer {self.server}, round {self.round_number}, {self._rules!r}>"
 
 
-def _conclude(exchange: Exchange, answer: bytes) -> bytes:
+def _conclude(exchange: PointFunctionExchange, answer: bytes) -> bytes:
     return exchange.conclude(answer)
 
 
-def _settle(exchange: Exchange, conclusion: bytes) -> bytes:
+def _settle(exchange: PointFunctionExchange, conclusion: bytes) -> bytes:
     exchange.settle(conclusion)
     return b""

@@ -1,115 +1,30 @@
-"""What the servers say: their keys to the clients, and to each other what they ask, hold and release."""
+"""What the servers say to each other: what they ask, hold and release."""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, ClassVar, Final, NamedTuple
+from typing import Annotated, ClassVar, Final
 
 from secagg.contract.layout import IndexSegment
-from secagg.crypto.hpke import sealing_sizes
 from secagg.crypto.labels import Label, bind
 from secagg.crypto.ring import RingVector
-from secagg.errors import MalformedMessage, PeerMisbehaved, Reason, blaming
-from secagg.fields import CONTEXT, SERVER, Field, Placed, fixed, sized, unsigned, write_fields
-from secagg.identifiers import CONTEXT_BYTES, AttemptContext, ServerId
+from secagg.errors import MalformedMessage, Reason, blaming
+from secagg.fields import Placed, fixed, unsigned
 from secagg.session.certificates import SIGNATURE_BYTES, SigningKey, verify_signature
-from secagg.wire import MessageKind, Reader, Writer
+from secagg.wire import MessageKind, Reader
 
 from .configuration import IndexingConfiguration
-from .lanes.groups import Lanes
+from .lanes.fields import Lanes
+from .offers import STAMP, Due, RoundStamp
 from .round_rules import Entry
-from .uploads.upload import DIGEST_BYTES, ROUND_BYTES
+from .upload import DIGEST_BYTES
 
 BATCH: Final = 16
 """How many uploads the servers speak of at a time; each holds the shares of so many."""
 MAXIMUM_BATCH: Final = 1 << 16
 NONCE_BYTES: Final = 32
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RoundStamp:
-    """Which round of which task a message is of, and from which server."""
-
-    context: Annotated[AttemptContext, CONTEXT]
-    round_number: Annotated[int, unsigned(ROUND_BYTES)]
-    server: Annotated[ServerId, SERVER]
-
-    def parts(self) -> tuple[bytes, ...]:
-        """Return the parts that labels bind."""
-        return self.context.digest, self.round_number.to_bytes(ROUND_BYTES, "big"), bytes([self.server.index])
-
-    def write(self, kind: MessageKind) -> Writer:
-        """Begin a message of this round."""
-        writer = Writer(kind)
-        write_fields(writer, self)
-        return writer
-
-    def read(self, message: bytes, kind: MessageKind) -> Reader:
-        """Begin to read a message that is due from this server in this round.
-
-        Raises:
-            PeerMisbehaved: it is of another task or round, or from another server.
-            MalformedMessage, UnexpectedMessage: it is no such message.
-        """
-        reader = Reader(message, kind)
-        self.require(reader)
-        return reader
-
-    def require(self, reader: Reader) -> RoundStamp:
-        """Read the stamp of a message that is due with this one."""
-        if (reader.fixed(CONTEXT_BYTES), reader.fixed(ROUND_BYTES), reader.fixed(1)) != self.parts():
-            raise PeerMisbehaved(
-                "a message belongs to another configuration, round or server",
-                reason=Reason.WRONG_SESSION,
-                culprits=[self.server],
-            )
-        return self
-
-
-class _Due(NamedTuple):
-    """Which stamp a message is due with, under which configuration."""
-
-    stamp: RoundStamp
-    configuration: IndexingConfiguration
-
-
-STAMP: Final = Field(write_fields, lambda reader, at: at.place.stamp.require(reader), "32, 8, 1: the round's stamp")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServerOffer(Placed):
-    """One server's key for one round, signed with the key that the configuration names."""
-
-    kind: ClassVar = MessageKind.INDEXING_OFFER
-    stamp: Annotated[RoundStamp, STAMP]
-    sealing_key: Annotated[
-        bytes, sized(lambda at: sealing_sizes(at.place.configuration.suite)[0], "32 classic, 1216 hybrid")
-    ]
-    signature: Annotated[bytes, fixed(SIGNATURE_BYTES)]
-
-    @classmethod
-    def signed(cls, stamp: RoundStamp, sealing_key: bytes, signing_key: SigningKey) -> ServerOffer:
-        """Sign a key for one round."""
-        signature = signing_key.sign(Label.INDEXING_OFFER, *stamp.parts(), sealing_key)
-        return cls(stamp=stamp, sealing_key=sealing_key, signature=signature)
-
-    @classmethod
-    def decode(cls, message: bytes, configuration: IndexingConfiguration, stamp: RoundStamp) -> ServerOffer:
-        """Read the offer of one server for one round, and check its signature.
-
-        Raises:
-            PeerMisbehaved: it is of another configuration, round or server.
-            AuthenticationFailed: the server that the configuration names did not sign it.
-            MalformedMessage: anything that ``encode`` would not have written.
-        """
-        with blaming(stamp.server):
-            offer = cls.read_in(_Due(stamp, configuration), message)
-        key = configuration.server_keys[stamp.server.index]
-        parts = (*stamp.parts(), offer.sealing_key)
-        verify_signature(key, offer.signature, Label.INDEXING_OFFER, *parts, culprits={stamp.server})
-        return offer
 
 
 BatchItem = tuple[bytes, bytes | None]
@@ -184,7 +99,7 @@ class AcceptedList(Placed):
             MalformedMessage, UnexpectedMessage, PeerMisbehaved: it is no list of this round and server.
         """
         with blaming(stamp.server):
-            decoded = cls.read_in(_Due(stamp, configuration), message)
+            decoded = cls.read_in(Due(stamp, configuration), message)
         key = configuration.server_keys[stamp.server.index]
         parts = cls._parts(stamp, decoded.entries_digest, decoded.contributors)
         verify_signature(key, decoded.signature, Label.INDEXING_SIGNED_LIST, *parts, culprits={stamp.server})
@@ -222,7 +137,7 @@ class OutputCommitment(Placed):
             MalformedMessage, UnexpectedMessage, PeerMisbehaved: it is no commitment of this round and server.
         """
         with blaming(stamp.server):
-            return cls.read_in(_Due(stamp, configuration), message)
+            return cls.read_in(Due(stamp, configuration), message)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

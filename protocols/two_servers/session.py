@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Annotated, ClassVar, Final
 
+from secagg.blame import Evidence, culprits
 from secagg.contract import Aggregate, IndexSegment, Layout, Payload
 from secagg.crypto.entropy import Coins
 from secagg.crypto.labels import Label, bind
@@ -19,27 +20,25 @@ from secagg.identifiers import ClientId, ServerId
 from secagg.parameters import LEAST_COHORT, Suite
 from secagg.privacy.client_noise import NO_NOISE, NoiseSettings
 from secagg.session.certificates import Certificate, SigningKey
-from secagg.session.one_stage import OneStageClientSession, OneStageServerSession
 from secagg.session.registry import Clock
-from secagg.session.roles import LateUpdate, Released, Subject
+from secagg.session.roles import LateUpdate, Released, Stage, Subject
 from secagg.session.sockets.connection import Ask
+from secagg.session.stages import Checked, OneStageClientSession, StagedServerSession
 from secagg.wire import MessageKind
 
 from .client import Client
 from .configuration import IndexingConfiguration, SharingMode
 from .floors import IndexingFloors
 from .ledger import UploadLedger
-from .less_protected import UNCHECKED_POINT_FUNCTIONS, NoJournal
-from .noise import ReleasedNoise, ServerNoise, clipped, require_held, sums_of_counts
+from .noise import clipped
 from .operators.relay_messages import RoundOffers, decode_halves, encode_halves
 from .operators.relaying_server import RelayingServer
 from .operators.server_keys import OperatorKeys, ServerKeys
-from .release import RoundResult
+from .release import ReleasedNoise, RoundResult, require_held, server_noise, sums_of_counts
 from .server import IndexingServer
-from .server_messages import RoundStamp, ServerOffer
-from .uploads.upload import ROUND_BYTES
+from .upload import ROUND_BYTES
 
-STAGE: Final = "shared upload"
+STAGE: Final = Stage(name="shared upload", takes_update=True)
 _MOST_BYTES: Final = (1 << 32) - 1
 _MOST_UPLOADS: Final = 1 << 20
 
@@ -65,7 +64,7 @@ class TwoServersSettings(NoiseSettings):
     @property
     def mode(self) -> SharingMode:
         """How indices are shared."""
-        return SharingMode.CHECKED_POINT_FUNCTIONS if self.is_checked else UNCHECKED_POINT_FUNCTIONS
+        return SharingMode.CHECKED_POINT_FUNCTIONS if self.is_checked else SharingMode.UNCHECKED_POINT_FUNCTIONS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,8 +104,6 @@ def open_session(
             round_number=subject.round_number,
             signing_key=helpers.keys.signing_key(),
             pair_key=pair_key,
-            # A round that this process forgets is over; the next one has another number.
-            journal=NoJournal(),
             coins=helpers.coins,
             threads=helpers.threads,
         )
@@ -165,10 +162,8 @@ def bound_layout(subject: Subject, model_digest: bytes | None) -> Layout:
     return Layout(subject.layout.segments, hashlib.sha256(bound).digest())
 
 
-class TwoServersSession(OneStageServerSession):
+class TwoServersSession(StagedServerSession[bytes]):
     """Server 0's side of one round."""
-
-    name: ClassVar[str] = STAGE
 
     def __init__(  # noqa: PLR0913 -- what a round is made of
         self,
@@ -185,7 +180,7 @@ class TwoServersSession(OneStageServerSession):
         self._subject, self._zero, self._relaying = subject, zero, RelayingServer(zero, ask)
         shown = RoundOffers(is_simulated=is_simulated, offers=self._relaying.begin())
         invitation = Invitation(subject.round_number, zero.configuration, shown).encode()
-        super().__init__(invitation, invited, zero.configuration.minimum_cohort)
+        super().__init__(STAGE, invitation, invited, zero.configuration.minimum_cohort)
 
     @property
     def configuration(self) -> IndexingConfiguration:
@@ -198,23 +193,25 @@ class TwoServersSession(OneStageServerSession):
         noise, subject = self.configuration.noise, self._subject
         return None if noise is None else ReleasedNoise(noise, self._settings, subject.layout, subject.tables)
 
-    def _take(self, sender: ClientId, message: bytes) -> bytes:
-        certified = self._zero.sender_of(decode_halves(message)[0])
-        if certified != sender:
-            raise PeerMisbehaved(
-                f"{sender} hands over an upload of {certified}", reason=Reason.NOT_ELIGIBLE, culprits={sender}
-            )
-        self._relaying.receive(message)
-        return self._digest(message)
+    @property
+    def is_signed(self) -> bool:
+        """True."""
+        return True
 
-    def _settle(self) -> None:
+    def _check(self, sender: ClientId, message: bytes) -> Checked[bytes]:
+        return Checked(message, self._zero.verify(decode_halves(message)[0], sender))
+
+    def _take(self, sender: ClientId, content: bytes) -> None:
+        self._relaying.receive(content, sender)
+
+    def _next(self) -> None:
         self._relaying.settle()
 
     def _sum(self, progress: Callable[[int, int], None] | None) -> Released:
         del progress  # The servers say three things each, whatever the size.
         found = self._relaying.finish()
         left_out = _left_out(found, self._minimum)
-        self._faults += [error for error in left_out.values() if isinstance(error, PeerMisbehaved)]
+        self._record(*(error for error in left_out.values() if isinstance(error, PeerMisbehaved)))
         sums, counted, subject = found.aggregate, frozenset(found.counted), self._subject
         if self.configuration.noise is not None and subject.tables:
             aggregate = sums_of_counts(sums, subject.layout, subject.tables)
@@ -241,7 +238,8 @@ def _left_out(found: RoundResult, minimum: int) -> dict[ClientId, SecAggError]:
         for client, present in found.left_out.items()
     }
     for client, sentence in found.rejected.items():
-        errors[client] = PeerMisbehaved(sentence, reason=Reason.ONE_HOT_REFUTED, culprits={client})
+        named = culprits(Evidence.REFUSED_HALF, sender=client)
+        errors[client] = PeerMisbehaved(sentence, reason=Reason.ONE_HOT_REFUTED, culprits=named)
     return errors
 
 
@@ -318,34 +316,26 @@ class TwoServersClientSession(OneStageClientSession):
         if round_number != subject.round_number:
             raise InvalidParameters("the servers count for another round than this client's", reason=Reason.BELOW_FLOOR)
         self._require_subject(configuration, shown)
-        # All that can be refused is refused before anything is trained; sharing checks it again, at its own time.
-        member.floors.admit(configuration, layout=configuration.layout, now=member.clock())
-        for index, offer in enumerate(shown.offers):
-            stamp = RoundStamp(context=configuration.context, round_number=subject.round_number, server=ServerId(index))
-            ServerOffer.decode(offer, configuration, stamp)
-        ledger = member.ledger_of(subject.task)
-        ledger.require_open(configuration.task, subject.round_number)
-        made = update.take()
-        layout = bound_layout(subject, made.model_digest)
+        model = update.model_for(subject)
+        layout = bound_layout(subject, model)
         _require_same(configuration.layout, layout)
-        if made.payload.layout != subject.layout:
-            raise InvalidParameters("the update has another layout than this client's codec; encode it with that one")
         client = member.kind(
             certificate=member.certificate,
             signing_key=member.signing_key,
             floors=member.floors,
             layout=layout,
             capacity=subject.capacity,
-            ledger=ledger,
+            ledger=member.ledger_of(subject.task),
             coins=member.coins,
             threads=member.threads,
         )
-        halves = client.share(
+        keys = client.charge(configuration, round_number, shown.offers, member.clock(), model)
+        made = update.take(subject.layout, configuration.weights)
+        halves = client.shared(
             Payload(layout, clipped(made.payload, configuration.noise).values),
             configuration=configuration,
-            round_number=subject.round_number,
-            offers=shown.offers,
-            now=member.clock(),
+            round_number=round_number,
+            keys=keys,
             weight=made.weight,
         )
         return encode_halves(*halves)
@@ -356,13 +346,11 @@ class TwoServersClientSession(OneStageClientSession):
             raise InvalidParameters("the servers count for another task than this client's", reason=Reason.BELOW_FLOOR)
         if configuration.layout.segments != subject.layout.segments:
             raise InvalidParameters("the servers count another layout than this client's", reason=Reason.BELOW_FLOOR)
-        if configuration.noise != ServerNoise.of(self._member.noise, subject.layout):
+        if configuration.noise != server_noise(self._member.noise, subject.layout):
             raise InvalidParameters(
                 "the servers add other noise than this client insists on; offer what it asks for",
                 reason=Reason.BELOW_FLOOR,
             )
-        if subject.model_digest is not None:
-            _require_same(configuration.layout, bound_layout(subject, subject.model_digest))
         if shown.is_simulated and not self._member.accepts_simulated:
             raise InvalidParameters(
                 "the second server is simulated by the first, which protects nobody from it", reason=Reason.BELOW_FLOOR

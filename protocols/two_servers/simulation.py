@@ -1,30 +1,111 @@
-"""Two servers and their clients in one process, and the entry in the registry of protocols."""
+"""Two servers and their clients in one process, and the entry in the registry of protocols.
+
+A client may put more than one vote into a block, and do everything else as the protocol says. Where clients are checked
+it is found out; elsewhere it spoils the sum.
+"""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from secagg.contract import IndexSegment, RingSegment
+import numpy as np
+
+from secagg.contract import IndexSegment, Payload, RingSegment
 from secagg.crypto.entropy import Coins
+from secagg.crypto.hpke import ClassicSealingKey
 from secagg.crypto.secret import Confined
 from secagg.identifiers import ClientId
 from secagg.parameters import LEAST_COHORT
 from secagg.privacy.client_noise import said_epsilon
 from secagg.session.registry import Clock, ProtocolEntry
-from secagg.session.roles import Stage, Subject
+from secagg.session.roles import Subject
 from secagg.session.simulated_keys import SimulatedKeys
 
-from .cheating_client import InsecureCheatingClient
 from .client import Client
+from .configuration import IndexingConfiguration
 from .costs import costs
 from .floors import IndexingFloors
+from .lanes.fields import LaneGroup, Lanes
 from .ledger import UploadLedger
-from .less_protected import NoJournal, NoRoundFile
 from .operators.server_keys import trial_server_keys
-from .operators.standing_rules import StandingFloors, StandingRounds
-from .operators.standing_server import StandingServer, asking
+from .operators.standing_server import StandingFloors, StandingRounds, StandingServer, asking
+from .point_functions.generation import ServerShare
+from .point_functions.shares import ExplicitShare, SeedShare, TreeShare
 from .session import STAGE, TwoServersHelpers, TwoServersMember, TwoServersSession, TwoServersSettings, open_session
+from .upload import SharedIndices, Upload, UploadHeader
+
+if TYPE_CHECKING:
+    from secagg.crypto.hybrid_key_agreement import HybridPublicKey
+
+_MORE = 2
+"""So many that no codeword can make up for it: one more could turn a vote for the derived lane into a valid one."""
+
+
+class InsecureCheatingClient(Client):
+    """Votes for one codeword of its first block twice more than it may."""
+
+    def _sealed(
+        self,
+        configuration: IndexingConfiguration,
+        header: UploadHeader,
+        indices: SharedIndices,  # noqa: ARG002 -- the honest ones
+        payload: Payload,
+        keys: list[ClassicSealingKey | HybridPublicKey],
+    ) -> tuple[Upload, Upload]:
+        """Seal, sign and prove other point functions than the honest ones."""
+        cheating = _ManyVotes(
+            configuration, header.round_number, self.client, payload, self._coins, threads=self._threads
+        )
+        try:
+            altered = replace(header, segments=cheating.headers)
+            return super()._sealed(configuration, altered, cheating, payload, keys)
+        finally:
+            cheating.wipe()
+
+
+class _ManyVotes(SharedIndices):
+    """Point functions of which the first block's are worth more than one vote."""
+
+    def __init__(  # noqa: PLR0913 -- what shares are made from
+        self,
+        configuration: IndexingConfiguration,
+        round_number: int,
+        client: ClientId,
+        payload: Payload,
+        coins: Coins,
+        *,
+        threads: int = 1,
+    ) -> None:
+        super().__init__(configuration, round_number, client, payload, coins, threads=threads)
+        (number, segment, of, shares), *others = self._segments
+        self._segments = [(number, segment, of, _with_more_votes(shares, segment.blocks)), *others]
+
+
+def _with_more_votes(shares: tuple[ServerShare, ServerShare], blocks: int) -> tuple[ServerShare, ServerShare]:
+    match shares:
+        case SeedShare() as zero, ExplicitShare() as one:
+            group = one.shape.group
+            lanes = group.unpack(memoryview(one.encode()), blocks * one.shape.sent_lanes)
+            _raise(group, lanes[:1])
+            return zero, ExplicitShare(one.shape, blocks, one.binding, lanes)
+        case TreeShare() as zero, TreeShare() as one:
+            # The leaf on the path is corrected at one of the servers, whichever codeword was meant.
+            _raise(zero.shape.group, zero.correction.leaf[0, 0, :1])
+            changed = zero.correction.freeze()
+            return (
+                TreeShare(0, zero.binding, zero.seed, changed),
+                TreeShare(1, one.binding, one.seed, changed),
+            )
+        case _:
+            raise TypeError("these are no two halves of point functions")
+
+
+def _raise(group: LaneGroup, lanes: Lanes) -> None:
+    group.add_into(lanes, np.full_like(lanes, _MORE))
+    group.reduce_into(lanes)
+
 
 _MOST_LANES: Final = 1 << 40
 
@@ -69,8 +150,8 @@ class TwoServersSimulation(Confined):
         standing = StandingServer(
             self._one,
             self._zero.public,
-            StandingRounds(floors, NoJournal()),
-            NoRoundFile(),
+            floors,
+            StandingRounds(),
             coins=coins,
             clock=clock,
             threads=threads,
@@ -146,7 +227,7 @@ ENTRY: Final = ProtocolEntry(
     summary="two servers that do not collude: one exchange, any segment, and no hardware to believe in",
     settings=TwoServersSettings,
     segments=frozenset({RingSegment, IndexSegment}),
-    stages=(Stage(name=STAGE, takes_update=True),),
+    stages=(STAGE,),
     describe=describe,
     simulate_cheater=cheater,
     open_session=open_session,

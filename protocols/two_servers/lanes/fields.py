@@ -1,4 +1,8 @@
-"""Vectors over the fields of 127, 8191 and 131071 elements: the lanes of a histogram whose clients are checked.
+"""Lanes: integers modulo a Mersenne prime or modulo 2^p, and the streams they are drawn from.
+
+What 32 bytes expand into, a key and an IV: blocks of AES-CTR [SP 800-38A] §6.5, and words of any size.
+
+Vectors over the fields of 127, 8191 and 131071 elements: the lanes of a histogram whose clients are checked.
 
 The three moduli are Mersenne primes q = 2^p - 1. A lane has p bits on the wire and the smallest word that holds them in
 memory, as in ``secagg.crypto.ring``; unlike there the word of p ones, which would be a second zero, is no lane.
@@ -7,6 +11,12 @@ Lane n of a key's stream is the first that is below q among word n of the stream
 range of lanes can be made alone, in chunks of any size, on any thread. The stream of attempt a is AES-CTR from the
 counter block IV + a * 2^64 modulo 2^128 [SP 800-38A] §6.5, read as little-endian words whose lowest p bits count; key
 and IV are the halves of the 32 bytes from which the stream is made.
+
+The groups that the lanes of a histogram are counted in: integers modulo 2^p, or modulo a Mersenne prime.
+
+Both offer the same few operations on arrays of words, so that nothing else asks which of them it has. Lanes of a ring
+are added without reducing, and reduced once at the end, because 2^p divides the range of their word; lanes of a field
+are kept below q at all times.
 """
 
 from __future__ import annotations
@@ -14,17 +24,71 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import numpy as np
 import numpy.typing as npt
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
+from secagg.crypto import ring as ring_kernels
 from secagg.crypto.ring import Ring, low_bits
-from secagg.crypto.secret import Confined, Secret
+from secagg.crypto.secret import Confined, Secret, overwrite, require_secret
 from secagg.errors import CapacityExceeded, InvalidParameters, MalformedMessage, Misuse, Reason
 from secagg.parameters import require_integer
 
-from .streams import WordStream
+AES_BLOCK_BYTES: Final = 16
+STREAM_KEY_BYTES: Final = 32
+_AES_KEY_BYTES: Final = 16
+_ZEROS: Final = memoryview(bytes(1 << 20))
+
+Bytes = npt.NDArray[np.uint8]
+
+
+class CounterStream:
+    """The blocks, of which any range can be made."""
+
+    def __init__(self, key: Secret) -> None:
+        """Take the bytes; both halves are derived together, so guessing for many streams at once gains nothing."""
+        require_secret(key)
+        if len(key) != STREAM_KEY_BYTES:
+            raise InvalidParameters(f"a stream is made from {STREAM_KEY_BYTES} bytes; got {key!r}")
+        exposed = key.expose()
+        self._origin = int.from_bytes(exposed[_AES_KEY_BYTES:], "big")
+        cipher = Cipher(algorithms.AES(exposed[:_AES_KEY_BYTES]), modes.CTR(bytes(AES_BLOCK_BYTES)))
+        self._encryptor = cipher.encryptor()
+
+    def fill(self, target: Bytes, first_block: int, size: int) -> None:
+        """Write ``size`` bytes, from a block of the stream on, to the beginning of ``target``.
+
+        The backend insists on room for 15 bytes more and does not touch them.
+        """
+        counter = (self._origin + first_block) % (1 << (8 * AES_BLOCK_BYTES))
+        self._encryptor.reset_nonce(counter.to_bytes(AES_BLOCK_BYTES, "big"))
+        for start in range(0, size, len(_ZEROS)):
+            count = min(len(_ZEROS), size - start)
+            self._encryptor.update_into(_ZEROS[:count], target.data[start : start + count + AES_BLOCK_BYTES - 1])
+
+
+class WordStream:
+    """Words of a counter stream, made into one buffer that is used again and overwritten at the end."""
+
+    def __init__(self, word: np.dtype[np.unsignedinteger[Any]], key: Secret) -> None:
+        self._buffer = bytearray()
+        self._word, self._stream = word, CounterStream(key)
+
+    def __del__(self) -> None:
+        overwrite(self._buffer)
+
+    def lanes(self, start: int, count: int, attempt: int = 0) -> npt.NDArray[np.unsignedinteger[Any]]:
+        """Return words [start, start + count) of an attempt; they hold until the next call."""
+        block, skip = divmod(start * self._word.itemsize, AES_BLOCK_BYTES)
+        size = skip + count * self._word.itemsize
+        if len(self._buffer) < size + AES_BLOCK_BYTES:
+            overwrite(self._buffer)
+            self._buffer = bytearray(size + AES_BLOCK_BYTES)
+        self._stream.fill(np.frombuffer(self._buffer, dtype=np.uint8), (attempt << 64) + block, size)
+        return np.frombuffer(self._buffer, dtype=self._word, count=count, offset=skip)
+
 
 MODULI: Final = (127, 8191, 131071)
 ATTEMPTS: Final = 32
@@ -288,3 +352,96 @@ def field_correction(target: Words, lanes_0: Words, lanes_1: Words, negative: Wo
     """Return target - lanes_0 + lanes_1, negated where ``negative`` is all ones: a complement is a lane's negative."""
     difference = add(subtract(target, lanes_0, bits), lanes_1, bits)
     return reduce_once(difference ^ (negative & low_bits(bits)), bits)
+
+
+Lanes = npt.NDArray[np.unsignedinteger[Any]]
+
+
+class LaneSource(Protocol):
+    """Uniform lanes of which any range can be made."""
+
+    def lanes(self, start: int, count: int) -> Lanes:
+        """Return lanes [start, start + count)."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class RingLanes:
+    """The integers modulo 2^``modulus_bits``; sums in memory may be above the modulus until they are reduced."""
+
+    modulus_bits: int
+
+    def __post_init__(self) -> None:
+        Ring(self.modulus_bits)
+
+    @property
+    def order(self) -> int:
+        """How many elements there are."""
+        return 1 << self.modulus_bits
+
+    @property
+    def bits(self) -> int:
+        """How many bits a lane has on the wire."""
+        return self.modulus_bits
+
+    @property
+    def word(self) -> np.dtype[np.unsignedinteger[Any]]:
+        """The dtype of lanes in memory."""
+        return word_of(self.modulus_bits)
+
+    def settle(self, words: Lanes, retry: Retry) -> None:
+        """Leave the words as they are: modulo 2^p a uniform word is a uniform lane."""
+
+    def stream(self, key: Secret) -> WordStream:
+        """Return the words that 32 bytes expand into, as lanes that are yet to be reduced."""
+        return WordStream(self.word, key)
+
+    def add_into(self, total: Lanes, lanes: Lanes) -> None:
+        """Add in place."""
+        ring_kernels.add_into(total, lanes)
+
+    def subtract_into(self, total: Lanes, lanes: Lanes) -> None:
+        """Subtract in place."""
+        ring_kernels.subtract_into(total, lanes)
+
+    def scale_into(self, lanes: Lanes, factor: int) -> None:
+        """Multiply by a public integer in place."""
+        lanes *= self.word.type(factor)
+
+    def reduce_into(self, total: Lanes) -> None:
+        """Bring sums below the modulus in place."""
+        ring_kernels.reduce_into(total, self.modulus_bits)
+
+    def column_sums(self, lanes: Lanes) -> Lanes:
+        """Return the sums over the first axis."""
+        sums: Lanes = np.add.reduce(lanes, axis=0, dtype=self.word)
+        return sums
+
+    def correction(self, target: Lanes, lanes_0: Lanes, lanes_1: Lanes, negative: Lanes) -> Lanes:
+        """Return target - lanes_0 + lanes_1, negated where ``negative`` is all ones."""
+        corrected: Lanes = ring_correction(target, lanes_0, lanes_1, negative, self.modulus_bits)
+        return corrected
+
+    def pack(self, lanes: Lanes) -> bytes:
+        """Write each lane in exactly ``bits`` bits."""
+        return Ring(self.modulus_bits).pack(lanes)
+
+    def unpack(self, data: memoryview, count: int) -> Lanes:
+        """Read lanes back."""
+        return Ring(self.modulus_bits).unpack(data, count)
+
+
+LaneGroup = RingLanes | LaneField
+"""What the values of point functions lie in."""
+
+
+# --- Kernels: no dtype, no branch and no index that depends on data ---------------------------------------------------
+
+AnyWords = Any
+"""Arrays of words, or solver terms."""
+
+
+def ring_correction(target: AnyWords, lanes_0: AnyWords, lanes_1: AnyWords, negative: AnyWords, bits: int) -> AnyWords:
+    """Return (target - lanes_0 + lanes_1) modulo 2^p, negated where ``negative`` is all ones and not where it is 0."""
+    difference = target - lanes_0 + lanes_1
+    return ((difference ^ negative) - negative) & low_bits(bits)

@@ -18,12 +18,10 @@ from secagg.crypto.entropy import Coins
 from secagg.crypto.secret import Secret, abandoned_on_error
 from secagg.errors import CapacityExceeded, Misuse, Reason
 from secagg.identifiers import ServerId
-from secagg.protocols.two_servers.lanes.exact_product import exact_product, settle
-from secagg.protocols.two_servers.lanes.extension_field import Elements
+from secagg.protocols.two_servers.lanes.extension_field import Elements, exact_product, settle
 from secagg.protocols.two_servers.lanes.fields import centre
 
-from .messages import OneHotProof
-from .statement import SEED_BYTES, Challenges, CheckShape, UploadContext
+from .statement import SEED_BYTES, Challenges, CheckShape, OneHotProof, UploadContext
 
 _CHUNK_VALUES = 1 << 16
 """Lanes of row polynomials that are computed at a time, so that they stay in the second-level cache."""

@@ -13,12 +13,14 @@ public: the servers put the first unit vector there, server 0 as its share and s
     shares of the masks f_i(0) and of the polynomial                       expanded from seed_b under joint
     r[k], rho[M], sigma[G], eta[G] in F                                    expanded from joint
     tau in F and not in F_q                                                expanded from joint under the round's key
+
+The client's proof is a message of its own.
 """
 
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from math import isqrt
 from typing import Final, Protocol
@@ -26,12 +28,12 @@ from typing import Final, Protocol
 from secagg.crypto.key_derivation import expand
 from secagg.crypto.labels import Label, bind
 from secagg.crypto.secret import Secret, require_secret
-from secagg.errors import CapacityExceeded, InternalError, InvalidParameters, Misuse, Reason
+from secagg.errors import CapacityExceeded, InternalError, InvalidParameters, MalformedMessage, Misuse, Reason
 from secagg.identifiers import AttemptContext, ClientId, ServerId
 from secagg.parameters import require_integer
 from secagg.protocols.two_servers.lanes.extension_field import Elements, EvaluationPoints, ExtensionField
-from secagg.protocols.two_servers.lanes.fields import ATTEMPTS, LaneField, LaneStream, LaneVector
-from secagg.protocols.two_servers.lanes.streams import STREAM_KEY_BYTES
+from secagg.protocols.two_servers.lanes.fields import ATTEMPTS, STREAM_KEY_BYTES, LaneField, LaneStream, LaneVector
+from secagg.wire import HEADER_BYTES, MessageKind, Reader, Writer
 
 DIGEST_BYTES: Final = 32
 NONCE_BYTES: Final = 16
@@ -271,3 +273,78 @@ def _stream_key(kind: str, source: Secret, label: Label, *parts: bytes) -> Secre
 @lru_cache(maxsize=32)
 def _points(field: ExtensionField, count: int) -> EvaluationPoints:
     return EvaluationPoints(field, count)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class OneHotProof:
+    """What a client gives one server beside its share: a part of an upload that is sealed to that server.
+
+    Security: ``encode`` returns the seed in the clear. Whoever has both servers' messages and shares has the input.
+    """
+
+    server: ServerId
+    seed: Secret
+    """From which the server's shares of the masks and of the polynomial follow."""
+    other_part: bytes
+    """What fixes the other server's share and seed."""
+    polynomial: Elements = field(repr=False)
+    """What server 1 adds to its share: the polynomial less what both seeds give. No values for server 0."""
+
+    def __post_init__(self) -> None:
+        require_seed(self.seed)
+        if type(self.server) is not ServerId or type(self.other_part) is not bytes:
+            raise Misuse("a proof is for a ServerId, and the other server's part is bytes")
+        if len(self.other_part) != DIGEST_BYTES:
+            raise InvalidParameters(f"the other server's part has {DIGEST_BYTES} bytes")
+
+    def packed_polynomial(self, shape: CheckShape) -> bytes:
+        """Return the values as they are sent.
+
+        Raises:
+            Misuse: they are not those of a polynomial of this shape, or there are some for server 0.
+        """
+        due = (_polynomial_values(shape, self.server), shape.field.degree)
+        if self.polynomial.shape != due:
+            raise Misuse(f"a proof for {self.server} has {due} coefficients; got {self.polynomial.shape}")
+        return shape.field.pack(self.polynomial)
+
+    @staticmethod
+    def encoded_bytes(shape: CheckShape, server: ServerId) -> int:
+        """Return how many bytes ``encode`` gives."""
+        packed = shape.field.packed_bytes(_polynomial_values(shape, server))
+        return HEADER_BYTES + 1 + SEED_BYTES + DIGEST_BYTES + packed
+
+    def encode(self, shape: CheckShape) -> bytes:
+        """Return the canonical encoding, before it is sealed."""
+        writer = Writer(MessageKind.ONE_HOT_PROOF).integer(self.server.index, 1)
+        writer.fixed(bytes(self.seed.expose()), SEED_BYTES).fixed(self.other_part, DIGEST_BYTES)
+        packed = self.packed_polynomial(shape)
+        return writer.fixed(packed, len(packed)).finish()
+
+    @classmethod
+    def decode(cls, message: bytes, shape: CheckShape) -> OneHotProof:
+        """Read the canonical encoding back.
+
+        Raises:
+            MalformedMessage: anything that ``encode`` would not have written, such as a lane that is not below q.
+        """
+        reader = Reader(message, MessageKind.ONE_HOT_PROOF)
+        server = read_server(reader)
+        seed, other_part = Secret("one-hot seed", reader.fixed(SEED_BYTES)), reader.fixed(DIGEST_BYTES)
+        values = _polynomial_values(shape, server)
+        packed = reader.fixed(shape.field.packed_bytes(values))
+        reader.finish()
+        polynomial = shape.field.unpack(packed, values)
+        return cls(server=server, seed=seed, other_part=other_part, polynomial=polynomial)
+
+
+def _polynomial_values(shape: CheckShape, server: ServerId) -> int:
+    return shape.proof_points if server.index else 0
+
+
+def read_server(reader: Reader) -> ServerId:
+    """Read which of the two servers a message is from or for."""
+    index = reader.integer(1)
+    if index not in (0, 1):
+        raise MalformedMessage(f"{index} is the index of no server", reason=Reason.NOT_CANONICAL)
+    return ServerId(index)

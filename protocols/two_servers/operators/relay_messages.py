@@ -13,7 +13,7 @@ from typing import Annotated, ClassVar
 from secagg.fields import FLAG, Message, encoded, fixed, listed, repeated, unsigned, variable
 from secagg.protocols.two_servers.configuration import IndexingConfiguration
 from secagg.protocols.two_servers.server_messages import BATCH
-from secagg.protocols.two_servers.uploads.upload import DIGEST_BYTES, ROUND_BYTES, Upload
+from secagg.protocols.two_servers.upload import DIGEST_BYTES, ROUND_BYTES, Upload
 from secagg.wire import MessageKind, Reader, Writer
 
 _LENGTH_BYTES = 8

@@ -10,13 +10,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
+from secagg.blame import Evidence, culprits
 from secagg.crypto.secret import Confined
-from secagg.errors import PeerMisbehaved, Reason, SecAggError
-from secagg.identifiers import ServerId
+from secagg.errors import UNDECIDED, PeerError, PeerMisbehaved, Reason, SecAggError
+from secagg.identifiers import ClientId, ServerId
+from secagg.protocols.two_servers.offers import RoundStamp, ServerOffer
 from secagg.protocols.two_servers.release import RoundResult
 from secagg.protocols.two_servers.server import IndexingServer
-from secagg.protocols.two_servers.server_messages import BATCH, RoundStamp, ServerOffer
-from secagg.protocols.two_servers.uploads.upload import DIGEST_BYTES
+from secagg.protocols.two_servers.server_messages import BATCH
+from secagg.protocols.two_servers.upload import DIGEST_BYTES
 from secagg.wire import MessageKind, Reader
 
 from .relay_messages import BatchRequest, Beginning, decode_halves
@@ -36,7 +38,6 @@ class RelayingServer(Confined):
         """
         self._zero = zero
         self._ask = ask
-        self._offer = b""
         self._unasked = list[bytes]()
         self._failure: SecAggError | None = None
 
@@ -47,23 +48,34 @@ class RelayingServer(Confined):
             InvalidParameters, PeerMisbehaved: server 1 does not take part; the message says what to change.
             AuthenticationFailed: what answers is not the server 1 that the configuration names.
         """
-        self._offer = self._begin()
-        return self._zero.offer, self._offer
+        zero = self._zero
+        offer = self._tell(Beginning(zero.configuration, zero.round_number).encode())
+        stamp = RoundStamp(context=zero.configuration.context, round_number=zero.round_number, server=_ONE)
+        ServerOffer.decode(offer, zero.configuration, stamp)
+        return zero.offer, offer
 
-    def receive(self, message: bytes) -> None:
+    def receive(self, message: bytes, sender: ClientId | None = None) -> None:
         """Take both halves of an upload: this server's own, and the one that it hands on.
 
+        Args:
+            sender: who the transport says has sent them; None to take the client's signed word for it.
         Raises:
             PeerError: one of the servers does not take its half; nobody counts the upload.
         """
         first, second = decode_halves(message)
-        upload_id = self._zero.receive(first)
-        if _read_done(self._tell(second)) != upload_id:
-            raise PeerMisbehaved(
-                "the two halves are of two uploads, or server 1 says so",
-                reason=Reason.WRONG_SESSION,
-                round_name="upload",
-            )
+        upload_id = self._zero.receive(first, sender)
+        try:
+            if _read_done(self._tell(second)) != upload_id:
+                raise PeerMisbehaved(
+                    "the two halves are of two uploads, or server 1 says so",
+                    reason=Reason.WRONG_SESSION,
+                    round_name="upload",
+                    culprits=UNDECIDED,
+                )
+        except PeerError as error:
+            # Server 0 cannot open that half: the client made it so, somebody altered it, or server 1 lies.
+            error.culprits = culprits(Evidence.REFUSED_HALF, sender=self._zero.client_of(upload_id))
+            raise
         self._unasked.append(upload_id)
         if len(self._unasked) >= BATCH and self._failure is None:
             try:
@@ -95,28 +107,14 @@ class RelayingServer(Confined):
         share = zero.open(self._tell(commitment))
         return zero.combine(self._tell(share))
 
-    def _begin(self) -> bytes:
-        zero = self._zero
-        offer = self._ask(Beginning(zero.configuration, zero.round_number).encode())
-        stamp = RoundStamp(context=zero.configuration.context, round_number=zero.round_number, server=_ONE)
-        ServerOffer.decode(offer, zero.configuration, stamp)
-        return offer
-
     def _tell(self, message: bytes) -> bytes:
-        """Return server 1's answer; if the connection is lost on the way, begin the round again and ask once more.
+        """Return server 1's answer; if the connection is lost on the way, ask once more, on another one.
 
-        Server 1 goes on with its journal, and says the same again.
+        Server 1 says the same again, or that no round runs there any more.
         """
         try:
             return self._ask(message)
         except ConnectionError:
-            if self._begin() != self._offer:
-                raise PeerMisbehaved(
-                    "server 1 offers another key for a round that was begun; what it was sent is lost",
-                    reason=Reason.WRONG_SESSION,
-                    culprits=[_ONE],
-                    round_name="upload",
-                ) from None
             return self._ask(message)
 
     def _check(self) -> None:

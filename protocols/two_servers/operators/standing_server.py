@@ -1,4 +1,11 @@
-"""Server 1 for many rounds, one after the other: it answers a server 0 that begins them, relays uploads, and asks.
+"""Standing server 1: what it admits, and what it answers.
+
+Which rounds a standing server 1 takes part in: what its operator insists on, and no round twice.
+
+Server 0 offers a configuration for each round, and it is another party's: whatever is not within these floors is
+refused before a key is drawn. Of a round that begins its number is written down, and nothing else.
+
+Server 1 for many rounds, one after the other: it answers a server 0 that begins them, relays uploads, and asks.
 
     BEGIN_ROUND         a configuration and a number, within the operator's floors      -> this server's offer
     INDEXING_UPLOAD     this server's half of an upload, relayed                        -> its id
@@ -8,43 +15,225 @@
     OUTPUT_COMMITMENT   server 0's commitment                                           -> this server's
     OUTPUT_SHARE        server 0's share, with which this server has the sum            -> this server's
 
-The steps are those of ``IndexingServer``, each of which holds against a server 0 that does whatever it likes. A round
-has a journal of its own. After a crash, or on another connection, server 0 begins the same round again, is given the
-same offer, and goes on with the step whose answer it missed. When the sum is released the journal is erased.
+The steps are those of ``IndexingServer``, each of which holds against a server 0 that does whatever it likes. On
+another connection server 0 repeats the step whose answer it missed, and is given the same bytes; also the share that
+was released, until the next round begins. A process that ends takes its round with it.
 """
 
 from __future__ import annotations
 
+import hashlib
 import logging
-from collections.abc import Callable
-from datetime import UTC, datetime
-from typing import Protocol
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Final
 
+from secagg.contract.layout import IndexSegment
 from secagg.crypto.entropy import Coins
+from secagg.crypto.labels import Label, bind
 from secagg.crypto.secret import Confined, Secret
-from secagg.errors import (
-    InternalError,
-    InvalidParameters,
-    MalformedMessage,
-    Misuse,
-    PeerMisbehaved,
-    Reason,
-    SecAggError,
-    blaming,
-)
+from secagg.errors import InternalError, InvalidParameters, MalformedMessage, Misuse, Reason, SecAggError, blaming
 from secagg.errors import UnexpectedMessage as Unexpected
 from secagg.identifiers import ServerId
-from secagg.protocols.two_servers.configuration import IndexingConfiguration
-from secagg.protocols.two_servers.journal import Journal
+from secagg.parameters import LEAST_COHORT, Suite, require_integer
+from secagg.protocols.two_servers.configuration import SERVERS, IndexingConfiguration, SharingMode
 from secagg.protocols.two_servers.message_sizes import exchange_bytes
 from secagg.protocols.two_servers.server import IndexingServer
-from secagg.protocols.two_servers.uploads.upload import DIGEST_BYTES
+from secagg.protocols.two_servers.upload import DIGEST_BYTES, ROUND_BYTES
+from secagg.session.certificates import IDENTITY_KEY_BYTES
+from secagg.session.chained_file import ChainedFile
+from secagg.session.durable import claim
 from secagg.session.sockets.frames import decode_refusal, encode_refusal
 from secagg.wire import MessageKind, Writer, message_kind
 
 from .relay_messages import MAXIMUM_BEGINNING_BYTES, BatchRequest, Beginning
 from .server_keys import OperatorKeys, ServerKeys
-from .standing_rules import StandingRounds
+
+MAXIMUM_STEP: Final = 1 << 32
+"""How far the number of a round may lie above the last one: no server 0 ends a task by offering the last number."""
+MAXIMUM_TASKS: Final = 1 << 16
+"""Limit on remembered tasks. Server 0 names them and must not exhaust memory."""
+_HEADER: Final = Writer(MessageKind.INDEXING_RECORD).finish()
+_OWNER_ONLY: Final = 0o600
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StandingFloors:
+    """What the operator of server 1 insists on, whatever server 0 offers."""
+
+    task_prefix: bytes
+    """What every task begins with; empty for any."""
+    authority: bytes
+    """Who certifies clients; a server that could certify its own would be all of them but one."""
+    server_keys: tuple[bytes, bytes]
+    """The other server's key and this one's."""
+    suites: frozenset[Suite] = frozenset(Suite)
+    modes: frozenset[SharingMode] = frozenset({SharingMode.CHECKED_POINT_FUNCTIONS})
+    minimum_cohort: int
+    maximum_cohort: int
+    maximum_lanes: int
+    """The most counters and ring elements of a layout, which this server holds a few times over for each client."""
+    maximum_weight: int = 1
+    maximum_lifetime: timedelta
+    """How far ahead the expiry of a round may lie."""
+
+    def __post_init__(self) -> None:
+        if len(self.server_keys) != SERVERS:
+            raise Misuse("server_keys are the public keys of server 0 and of server 1")
+        for key in (self.authority, *self.server_keys):
+            if type(key) is not bytes or len(key) != IDENTITY_KEY_BYTES:
+                raise InvalidParameters(f"authority and server_keys have {IDENTITY_KEY_BYTES} bytes each")
+        require_integer("minimum_cohort", self.minimum_cohort, LEAST_COHORT)
+        require_integer("maximum_cohort", self.maximum_cohort, self.minimum_cohort)
+        require_integer("maximum_lanes", self.maximum_lanes, 1)
+        require_integer("maximum_weight", self.maximum_weight, 1)
+        if not self.suites or not self.modes or self.maximum_lifetime <= timedelta(0):
+            raise InvalidParameters("a standing server accepts at least one suite, one mode and some time to come")
+
+    def admit(self, configuration: IndexingConfiguration, now: datetime) -> None:
+        """Refuse a configuration that its operator would not have written.
+
+        Raises:
+            InvalidParameters: with reason ``below_floor``, naming what is to be changed.
+        """
+        for is_wrong, sentence in self._objections(configuration, now):
+            if is_wrong:
+                raise InvalidParameters(
+                    f"server 1 takes no part in this round: {sentence}; offer another configuration, or ask its "
+                    "operator for other floors",
+                    reason=Reason.BELOW_FLOOR,
+                )
+
+    def _objections(self, offered: IndexingConfiguration, now: datetime) -> Iterator[tuple[bool, str]]:
+        is_known = offered.task.startswith(self.task_prefix)
+        yield not is_known, f"the task {offered.task!r} does not begin with {self.task_prefix!r}"
+        yield offered.authority != self.authority, "clients are certified by another authority than its operator's"
+        yield offered.server_keys[0] != self.server_keys[0], "server 0 has another key than its operator knows"
+        yield offered.server_keys[1] != self.server_keys[1], "it names another key than its own for server 1"
+        yield offered.suite not in self.suites, f"suite {offered.suite} is not accepted"
+        yield offered.mode not in self.modes, f"mode {offered.mode.name.lower()} is not accepted"
+        least, most = offered.minimum_cohort, offered.maximum_cohort
+        yield least < self.minimum_cohort, f"a cohort of {least} is below {self.minimum_cohort}"
+        yield most > self.maximum_cohort, f"a cohort of {most} is above {self.maximum_cohort}"
+        heaviest = max(offered.weights)
+        yield heaviest > self.maximum_weight, f"a client may weigh {heaviest}, above {self.maximum_weight}"
+        lanes = lanes_of(offered)
+        yield lanes > self.maximum_lanes, f"{lanes} counters and ring elements are more than {self.maximum_lanes}"
+        yield now.timestamp() >= offered.expiry, "it has expired"
+        is_far = offered.expiry > (now + self.maximum_lifetime).timestamp()
+        yield is_far, f"it expires later than {self.maximum_lifetime} from now"
+
+
+def lanes_of(configuration: IndexingConfiguration) -> int:
+    """Return how many counters and ring elements a round has."""
+    return sum(
+        segment.blocks * segment.codewords if isinstance(segment, IndexSegment) else segment.length
+        for segment in configuration.layout.segments
+    )
+
+
+class StandingRounds(Confined):
+    """The highest round that a standing server began of each task, in memory or in a file.
+
+    Security: a file that was put back, or was removed, lets server 0 begin a round again, and gives nothing away: the
+        round has another root then, nothing that was sealed before opens, and clients upload once for a round.
+    """
+
+    def __init__(self, path: Path | None = None) -> None:
+        """Begin with what the file holds, which no other process uses meanwhile; without a file with nothing.
+
+        Raises:
+            InvalidParameters: the file cannot be opened, is another process's, or is no such file.
+        """
+        self._last = dict[bytes, int]()
+        self.count = 0
+        """Number of rounds that were begun."""
+        self._process = os.getpid()
+        """A fork has the lock of the file too, and knows nothing of what this process writes."""
+        self._file = None if path is None else self._opened(path)
+
+    @property
+    def tasks(self) -> int:
+        """Number of tasks that they are of."""
+        return len(self._last)
+
+    def begin(self, task: bytes, round_number: int) -> None:
+        """Write down that a round begins, under whatever configuration; a crash does not lose it after this returned.
+
+        Raises:
+            InvalidParameters: the round or a later one was begun before, its number is too far ahead, or it cannot be
+                written down; nothing has changed.
+            Misuse: this is a fork of the process that opened the file.
+        """
+        if os.getpid() != self._process:
+            raise Misuse("the rounds that were begun were forked into another process; open a file of its own there")
+        digest = hashlib.sha256(bind(Label.INDEXING_JOURNAL, task)).digest()
+        last = self._last.get(digest, -1)
+        if round_number <= last:
+            raise InvalidParameters(
+                f"round {last} of {task!r} was begun before, and each round is begun once; if server 1 "
+                "was started again since, that round is over, and the updates that were uploaded for it are spent: "
+                f"offer a round above {last}",
+                reason=Reason.ALREADY_ANSWERED,
+            )
+        if round_number > max(last, 0) + MAXIMUM_STEP:
+            raise InvalidParameters(
+                f"round {round_number} lies further than {MAXIMUM_STEP} above the last one, which was {max(last, 0)}; "
+                "count rounds one by one"
+            )
+        if last < 0 and len(self._last) >= MAXIMUM_TASKS:
+            raise InvalidParameters(
+                f"{MAXIMUM_TASKS} tasks were begun with this journal; its operator starts server 1 with other keys and "
+                "a new journal"
+            )
+        body = digest + round_number.to_bytes(ROUND_BYTES, "big")
+        if self._file is not None:
+            try:
+                self._file.append(body)
+            except OSError as error:
+                raise InvalidParameters(
+                    f"server 1 cannot write down that round {round_number} begins ({error.strerror}); its operator "
+                    "makes room, and then it can be offered again"
+                ) from error
+        self._remember(body)
+
+    def close(self) -> None:
+        """Let another process use the file; no further round is begun."""
+        if self._file is not None:
+            self._file.close()
+
+    def _opened(self, path: Path) -> ChainedFile:
+        try:
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT, _OWNER_ONLY)
+        except OSError as error:
+            raise InvalidParameters(f"the journal {path} cannot be opened: {error.strerror}") from None
+        try:
+            claim(descriptor, f"the journal {path} is open in another process; two servers 1 would begin one round")
+            file = ChainedFile(descriptor, path, header=_HEADER, body_bytes=DIGEST_BYTES + ROUND_BYTES)
+            for body in file.bodies():
+                self._remember(body)
+        except MalformedMessage:
+            os.close(descriptor)
+            raise InvalidParameters(
+                f"{path} is not the journal of a standing server of this version, or was changed; move it away, and "
+                "offer rounds above those that were begun"
+            ) from None
+        except BaseException:
+            os.close(descriptor)
+            raise
+        return file
+
+    def _remember(self, body: bytes) -> None:
+        task, number = body[:DIGEST_BYTES], int.from_bytes(body[DIGEST_BYTES:], "big")
+        self._last[task] = max(number, self._last.get(task, -1))
+        self.count += 1
+
+    def __repr__(self) -> str:
+        return f"<StandingRounds of {self.tasks} tasks>"
+
 
 _LOG = logging.getLogger(__name__)
 
@@ -54,31 +243,6 @@ def system_clock() -> datetime:
     return datetime.now(UTC)
 
 
-class CountedJournal(Journal, Protocol):
-    """A journal that says whether it is new."""
-
-    @property
-    def count(self) -> int:
-        """How many records there were when it was opened."""
-        ...
-
-
-class RoundStore(Protocol):
-    """Where the journal of the round that runs is kept: ``RoundFile``."""
-
-    def open(self) -> CountedJournal:
-        """Open the journal, or begin one."""
-        ...
-
-    def close(self) -> None:
-        """Close it; it stays."""
-        ...
-
-    def erase(self) -> None:
-        """Erase it, open or not."""
-        ...
-
-
 class StandingServer(Confined):
     """What server 1 answers to each request of server 0; it knows nothing of sockets."""
 
@@ -86,8 +250,8 @@ class StandingServer(Confined):
         self,
         keys: ServerKeys,
         peer: OperatorKeys,
+        floors: StandingFloors,
         rounds: StandingRounds,
-        store: RoundStore,
         *,
         coins: Coins,
         clock: Callable[[], datetime] = system_clock,
@@ -98,29 +262,28 @@ class StandingServer(Confined):
         Args:
             keys: server 1's own; the caller wipes them, after the last round.
             peer: what the operator of server 0 has given away of its keys.
-            store: where the journal of the round that runs is kept.
+            floors: what its operator insists on.
+            rounds: which rounds were begun.
             coins: ``SystemCoins()`` in production.
         Raises:
             InvalidParameters: these are server 0's keys, or others than the floors name.
         """
         named = (peer.signing_key, keys.signing_key().public_key)
-        if (peer.server.index, keys.server.index) != (0, 1) or named != rounds.floors.server_keys:
+        if (peer.server.index, keys.server.index) != (0, 1) or named != floors.server_keys:
             raise InvalidParameters(
                 f"these are the keys of {keys.server}, and not those that the floors name for server 1; a standing "
                 "server is server 1"
             )
         self._keys, self._peer = keys, peer
-        self._rounds, self._store = rounds, store
+        self._floors, self._rounds = floors, rounds
         self._coins = coins
         self._clock = clock
         self._threads = threads
         self._server: IndexingServer | None = None
-
-    @property
-    def request_bytes(self) -> int:
+        self._released: tuple[bytes, bytes] | None = None
+        """The digest of server 0's share in the round that ended last, and this server's share."""
+        self.request_bytes = MAXIMUM_BEGINNING_BYTES
         """No request that may come now is longer."""
-        server = self._server
-        return max(MAXIMUM_BEGINNING_BYTES, exchange_bytes(server.configuration) if server else 0)
 
     def pair_key(self) -> Secret:
         """Return the key that both servers share; the caller wipes it."""
@@ -142,23 +305,23 @@ class StandingServer(Confined):
             return encode_refusal(InternalError(f"server 1 met a {type(error).__name__} and has ended its round"))
 
     def end_round(self) -> None:
-        """End the round that runs, if one does: overwrite what it left, and erase its journal."""
-        self.close()
-        self._store.erase()
-
-    def close(self) -> None:
-        """Overwrite what is in memory; the round's journal stays, and another process goes on with it."""
+        """End the round that runs, if one does: overwrite what it left, and repeat nothing of it any more."""
         if self._server is not None:
             self._server.wipe()
-        self._server = None
-        self._store.close()
+        self._server = self._released = None
+        self.request_bytes = MAXIMUM_BEGINNING_BYTES
 
     def _obey(self, request: bytes) -> bytes:
         kind = message_kind(request)
         if kind is MessageKind.BEGIN_ROUND:
             return self._begin(request)
+        if self._released is not None and self._released[0] == hashlib.sha256(request).digest():
+            return self._released[1]
         if self._server is None:
-            raise Misuse("no round runs at server 1: it ended, or server 1 was started again; begin the next one")
+            raise Misuse(
+                "no round runs at server 1: the last one ended, or server 1 was started again, which ends a round and "
+                "spends the updates that were uploaded for it; begin the next one"
+            )
         return self._step(self._server, kind, request)
 
     def _step(self, server: IndexingServer, kind: MessageKind, request: bytes) -> bytes:
@@ -182,49 +345,35 @@ class StandingServer(Confined):
                 raise Unexpected(expected="a message of server 0", received=kind.name, culprits=[server.peer])
 
     def _begin(self, request: bytes) -> bytes:
-        """Accept a round, in place of one that runs; or go on with the one that was begun last."""
-        beginning = Beginning.decode(request)
+        """Begin a round in place of one that runs; the one that runs is offered again as it was."""
+        beginning, server = Beginning.decode(request), self._server
         configuration, round_number = beginning.configuration, beginning.round_number
-        is_new = self._rounds.admit(configuration, round_number, self._clock())
-        if is_new:
-            self.end_round()
-            self._rounds.begin(configuration, round_number)
-        if self._server is None:
-            try:
-                self._server = self._start(configuration, round_number, is_new=is_new)
-            except MalformedMessage as error:
-                # Not what server 0 has sent: this server's own file.
-                raise InvalidParameters(f"server 1 cannot go on with round {round_number}: {error}") from error
-        _LOG.info("server 1 %s round %d of %r", "begins" if is_new else "resumes", round_number, configuration.task)
-        return self._server.offer
-
-    def _start(self, configuration: IndexingConfiguration, round_number: int, *, is_new: bool) -> IndexingServer:
-        journal = self._store.open()
-        if not is_new and not journal.count:
-            self._store.erase()
-            raise PeerMisbehaved(
-                f"round {round_number} is over, and each is begun once; offer a later one",
-                reason=Reason.ALREADY_ANSWERED,
-                culprits=[ServerId(0)],
-            )
+        self._floors.admit(configuration, self._clock())
+        if server is not None and (server.configuration, server.round_number) == (configuration, round_number):
+            return server.offer
+        self._rounds.begin(configuration.task, round_number)
+        self.end_round()
         with self.pair_key() as pair_key:
-            return IndexingServer(
+            self._server = IndexingServer(
                 configuration,
                 ServerId(1),
                 round_number=round_number,
                 signing_key=self._keys.signing_key(),
                 pair_key=pair_key,
-                journal=journal,
                 coins=self._coins,
                 threads=self._threads,
             )
+        self.request_bytes = max(MAXIMUM_BEGINNING_BYTES, exchange_bytes(configuration))
+        _LOG.info("server 1 begins round %d of %r", round_number, configuration.task)
+        return self._server.offer
 
     def _release(self, server: IndexingServer, peer_share: bytes) -> bytes:
-        """Take server 0's share, and let this server's go: the round is over."""
+        """Take server 0's share, and let this server's go: the round is over, and its keys are wiped."""
         share = server.opened_share()
         result = server.combine(peer_share)
         _LOG.info("server 1 released a sum over %d clients", result.aggregate.contributors)
-        self.end_round()
+        server.wipe()
+        self._server, self._released = None, (hashlib.sha256(peer_share).digest(), share)
         return share
 
     def __repr__(self) -> str:

@@ -1,4 +1,11 @@
-"""A client's keys: for every block, shares of the vector that is beta at alpha and zero elsewhere.
+"""Generation of point functions by a client.
+
+Ranges of blocks, and threads that divide them among themselves.
+
+The ciphers and the passes over arrays release the interpreter's lock, so threads share the work. Each has its own
+ciphers and its own part of the result.
+
+A client's keys: for every block, shares of the vector that is beta at alpha and zero elsewhere.
 
 Implements: [BGI16] Fig. 1, Gen, for all blocks at once, with early termination.
 
@@ -8,7 +15,10 @@ alpha: bits of it select by masks, and its lane is found by comparing all of the
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, Final
 
 import numpy as np
@@ -19,30 +29,63 @@ from secagg.crypto.secret import Secret, abandoned_on_error, draw_exactly
 from secagg.errors import CapacityExceeded, InvalidParameters, Misuse, Reason
 from secagg.identifiers import ClientId
 from secagg.parameters import require_integer
-from secagg.protocols.two_servers.lanes.groups import Lanes
-from secagg.protocols.two_servers.lanes.streams import CounterStream
+from secagg.protocols.two_servers.lanes.fields import CounterStream, Lanes
 
-from .block_ranges import CHUNK_BLOCKS, over_threads
-from .correction_words import NODE_BYTES, NODE_WORDS, CorrectionWords
-from .explicit_share import ExplicitShare, SeedShare
-from .grid import require_blocks, runs
 from .kernels import control_bits, correction_of, feed_forward_into, kept_child, root_into, spread
-from .seeds import SEED_BYTES, lanes_key, roots_key
-from .shape import PointFunctionShape
-from .tree_hash import (
+from .shape import (
     GROUP_BLOCKS,
     LEFT,
     NONCE_BYTES,
     RIGHT,
+    RUN_BLOCKS,
+    SEED_BYTES,
     SLACK_BYTES,
     AesHash,
     HashFamily,
     KeyBinding,
     NodeHash,
     NodeWords,
+    PointFunctionShape,
     Role,
+    lanes_key,
+    roots_key,
 )
-from .tree_share import TreeShare, leaf_lanes
+from .shares import (
+    NODE_BYTES,
+    NODE_WORDS,
+    CorrectionWords,
+    ExplicitShare,
+    SeedShare,
+    TreeShare,
+    leaf_lanes,
+    require_blocks,
+    runs,
+)
+
+CHUNK_BLOCKS: Final = 1 << 12
+"""Blocks whose trees are generated at a time; it divides both a run and a group of blocks."""
+
+
+def over_threads(shape: PointFunctionShape, blocks: int, threads: int, job: Callable[[int, int], None]) -> None:
+    """Call ``job(first, stop)`` for ranges that make up all blocks, on at most so many threads.
+
+    Without a tree, ranges meet where runs do, so that no run is made by two threads; with one, where chunks do.
+    """
+    require_integer("threads", threads, 1)
+    parts = _cut(blocks, threads, CHUNK_BLOCKS if shape.depth else RUN_BLOCKS)
+    if len(parts) == 1:
+        job(0, blocks)
+        return
+    with ThreadPoolExecutor(len(parts)) as pool:
+        for finished in [pool.submit(job, first, stop) for first, stop in parts]:
+            finished.result()
+
+
+def _cut(blocks: int, parts: int, edge: int) -> list[tuple[int, int]]:
+    edges = -(-blocks // edge)
+    cuts = sorted({min(blocks, edges * index // parts * edge) for index in range(parts + 1)})
+    return list(pairwise(cuts))
+
 
 _POSITION: Final = np.dtype("<u8")
 

@@ -5,13 +5,11 @@ from __future__ import annotations
 from secagg.crypto.secret import Confined
 from secagg.errors import Misuse, Reason
 from secagg.parameters import require_integer
-from secagg.protocols.two_servers.lanes.groups import Lanes
+from secagg.protocols.two_servers.lanes.fields import Lanes
 
-from .block_ranges import over_threads
-from .generation import ServerShare
-from .grid import LaneGrid, require_range
-from .seeds import require_weight
-from .shape import PointFunctionShape
+from .generation import ServerShare, over_threads
+from .shape import PointFunctionShape, require_weight
+from .shares import LaneGrid, require_range
 
 
 class HistogramShare(Confined):

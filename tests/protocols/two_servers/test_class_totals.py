@@ -19,9 +19,9 @@ from secagg.errors import Misuse
 from secagg.identifiers import ClientId, ServerId
 from secagg.parameters import Suite
 from secagg.protocols.two_servers.configuration import IndexingConfiguration, SharingMode
+from secagg.protocols.two_servers.opened_upload import ClassTotals
 from secagg.protocols.two_servers.point_functions.generation import ServerShare, generate_shares
-from secagg.protocols.two_servers.point_functions.grid import LaneGrid
-from secagg.protocols.two_servers.uploads.class_totals import ClassTotals
+from secagg.protocols.two_servers.point_functions.shares import LaneGrid
 from secagg.simulation.insecure_coins import InsecureSeededCoins
 
 ZERO, ONE = ServerId(0), ServerId(1)

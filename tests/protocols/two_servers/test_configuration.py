@@ -12,15 +12,14 @@ import pytest
 from secagg.contract import IndexSegment, Layout, RingSegment
 from secagg.errors import CapacityExceeded, InvalidParameters, MalformedMessage, Misuse, Reason, UnexpectedMessage
 from secagg.parameters import Suite
-from secagg.privacy.noise import NoiseKind
+from secagg.privacy.kinds import NoiseKind
 from secagg.protocols.two_servers.configuration import (
     MAXIMUM_SEGMENTS,
     MAXIMUM_TOTAL_WEIGHT,
     IndexingConfiguration,
     SharingMode,
 )
-from secagg.protocols.two_servers.lanes.fields import LaneField
-from secagg.protocols.two_servers.lanes.groups import RingLanes
+from secagg.protocols.two_servers.lanes.fields import LaneField, RingLanes
 from secagg.protocols.two_servers.noise import ServerNoise
 from secagg.protocols.two_servers.point_functions.shape import PointFunctionShape, greatest_depth
 

@@ -1,4 +1,4 @@
-"""A standing server 1 in a process of its own: killed at every record, met by strangers, silence and a newer peer."""
+"""A standing server 1 in a process of its own: killed at any step, met by strangers, silence and a newer peer."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from threading import Event, Thread
@@ -18,12 +18,10 @@ import pytest
 
 from secagg.crypto.entropy import SystemCoins
 from secagg.crypto.secret import Secret
-from secagg.errors import AuthenticationFailed, InvalidParameters, MalformedMessage, UnexpectedMessage
-from secagg.protocols.two_servers.journal import FileJournal
+from secagg.errors import AuthenticationFailed, InvalidParameters, MalformedMessage, Misuse, UnexpectedMessage
 from secagg.protocols.two_servers.message_sizes import exchange_bytes
 from secagg.protocols.two_servers.operators import process as process_module
-from secagg.protocols.two_servers.operators.greeting import Challenge, Proof
-from secagg.protocols.two_servers.operators.process import PeerLink, serve_standing
+from secagg.protocols.two_servers.operators.process import Challenge, PeerLink, Proof, serve_standing
 from secagg.protocols.two_servers.operators.relaying_server import RelayingServer
 from secagg.session.sockets.frames import decode_refusal, receive_frame, send_frame
 from secagg.session.sockets.service import PEERS_AT_ONCE
@@ -41,42 +39,38 @@ import os, signal, sys
 from pathlib import Path
 from secagg.cli.serving import serving
 from secagg.crypto.entropy import SystemCoins
-from secagg.protocols.two_servers.journal import FileJournal, RoundFile
 from secagg.protocols.two_servers.operators import standing_server
 from secagg.protocols.two_servers.operators.process import serve_standing
-from secagg.protocols.two_servers.operators.standing_rules import StandingRounds
+from secagg.protocols.two_servers.operators.standing_server import StandingRounds
 from secagg.protocols.two_servers.operators.standing_server import StandingServer
 from secagg.protocols.two_servers.server import IndexingServer
 from tests.harness.indexing_rounds import NOW
 from tests.protocols.two_servers.test_process import SETUP
 from tests.protocols.two_servers.test_standing_server import Pair, keys_of
 
-path, folder, when, event = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3], sys.argv[4]
+path, folder, when, step = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3], sys.argv[4]
 
-class Deadly(FileJournal):
-    def append(self, what, *fields):
-        if (when, event) == ("before", what.name):
-            os.kill(os.getpid(), signal.SIGKILL)
-        super().append(what, *fields)
-        if (when, event) == ("after", what.name):
-            os.kill(os.getpid(), signal.SIGKILL)
-
-class DeadlyFile(RoundFile):
-    def open(self):
-        self.close()
-        self._journal = Deadly(self.path)
-        return self._journal
-
-class Wiped(IndexingServer):
+class Deadly(IndexingServer):
     def wipe(self):
         super().wipe()
         print("wiped", flush=True)
 
-standing_server.IndexingServer = Wiped
-rounds = StandingRounds(Pair(SETUP).floors, FileJournal(folder / "rounds"))
+def deadly(taken):
+    def take(*arguments):
+        if when == "before":
+            os.kill(os.getpid(), signal.SIGKILL)
+        answer = taken(*arguments)
+        if when == "after":
+            os.kill(os.getpid(), signal.SIGKILL)
+        return answer
+    return take
+
+if step:
+    setattr(Deadly, step, deadly(getattr(Deadly, step)))
+standing_server.IndexingServer = Deadly
 server = StandingServer(
-    keys_of(SETUP, 1), keys_of(SETUP, 0).public, rounds, DeadlyFile(folder / "round"), coins=SystemCoins(),
-    clock=lambda: NOW,
+    keys_of(SETUP, 1), keys_of(SETUP, 0).public, Pair(SETUP).floors, StandingRounds(folder / "rounds"),
+    coins=SystemCoins(), clock=lambda: NOW,
 )
 with serving():
     serve_standing(server, path, SystemCoins(), ready=lambda: print("ready", flush=True))
@@ -94,8 +88,8 @@ class Operator:
     def path(self) -> Path:
         return self.folder / "socket"
 
-    def start(self, when: str = "never", event: str = "") -> subprocess.Popen[str]:
-        arguments = [str(self.path), str(self.folder), when, event]
+    def start(self, when: str = "never", step: str = "") -> subprocess.Popen[str]:
+        arguments = [str(self.path), str(self.folder), when, step]
         process = subprocess.Popen(  # noqa: S603 -- this interpreter
             [sys.executable, "-c", CHILD, *arguments], stdout=subprocess.PIPE, text=True
         )
@@ -140,42 +134,31 @@ def link_to(path: Path, pair: Pair, pair_key: Secret | None = None, **more: Any)
     return link
 
 
-KILLS = [(when, event) for when in ("before", "after") for event in ("RECEIVED", "CONCLUDED")] + [("after", "OPENED")]
-
-
-@pytest.mark.parametrize(("when", "event"), KILLS)
-def test_a_process_that_is_killed_at_any_record_goes_on_when_it_is_started_again(
-    operator: Operator, when: str, event: str
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("step", ["receive", "conclude", "open"])
+def test_a_process_that_is_killed_takes_its_round_with_it_and_begins_the_next(
+    operator: Operator, when: str, step: str
 ) -> None:
-    operator.start(when, event)
+    operator.start(when, step)
     thread = operator.restart_when_killed()
     pair = Pair(SETUP)
     link = link_to(operator.path, pair, patience=PATIENCE)
     pair.zero = RelayingServer(pair.rig.zero, link.ask)
-    try:
-        pair.begin()
-    except ConnectionError:
-        # Nothing was offered to anybody: the number is used up, or the round goes on.
-        thread.join(PATIENCE)
-        pair.begin()
-    for number in (1, 2, 3):
-        pair.zero.receive(pair.halves(number))
-    result = pair.zero.finish()
-    assert result.aggregate.encode() == pair.rig.ideal((1, 2, 3)).encode()
-    CLOSED.pop().close()
+    pair.begin()
+    with pytest.raises(Misuse, match="ends a round and spends the updates that were uploaded for it"):
+        is_exact(pair)
     thread.join(PATIENCE)
-    operator.processes[-1].terminate()
-    assert operator.processes[-1].wait(PATIENCE) == 0
-    assert not (operator.folder / "round").exists(), "what was released is erased"
-    kept = FileJournal(operator.folder / "rounds")
-    assert kept.count == 1
-    kept.close()
+    with pytest.raises(InvalidParameters, match="was begun before"):
+        pair.zero.begin()
+    assert [path.name for path in operator.folder.iterdir() if path.is_file()] == ["rounds"]
+    later = Pair(replace(SETUP, round_number=SETUP.round_number + 1))
+    later.zero = RelayingServer(later.rig.zero, link.ask)
+    later.begin()
+    is_exact(later)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_process_that_is_told_to_end_wipes_its_round_and_keeps_its_journal(
-    operator: Operator, number: signal.Signals
-) -> None:
+def test_a_process_that_is_told_to_end_wipes_its_round(operator: Operator, number: signal.Signals) -> None:
     process, pair = operator.start(), Pair(SETUP)
     pair.zero = RelayingServer(pair.rig.zero, link_to(operator.path, pair).ask)
     pair.begin()
@@ -183,7 +166,6 @@ def test_a_process_that_is_told_to_end_wipes_its_round_and_keeps_its_journal(
     process.send_signal(number)
     said, _ = process.communicate(timeout=PATIENCE)
     assert (process.returncode, said) == (0, "wiped\n")
-    assert (operator.folder / "round").exists()
 
 
 # --- Strangers and silence --------------------------------------------------------------------------------------------

@@ -17,9 +17,10 @@ from secagg.errors import AuthenticationFailed, MalformedMessage, Misuse, PeerEr
 from secagg.identifiers import ClientId, ServerId
 from secagg.parameters import Suite
 from secagg.protocols.two_servers.configuration import IndexingConfiguration, SharingMode
+from secagg.protocols.two_servers.offers import RoundStamp
 from secagg.protocols.two_servers.release import Release
 from secagg.protocols.two_servers.round_rules import Entry
-from secagg.protocols.two_servers.server_messages import AcceptedList, OutputCommitment, OutputShare, RoundStamp
+from secagg.protocols.two_servers.server_messages import AcceptedList, OutputCommitment, OutputShare
 from secagg.session.certificates import SigningKey
 
 SERVERS = ZERO, ONE = ServerId(0), ServerId(1)
@@ -171,7 +172,7 @@ def test_another_list_is_a_disagreement_and_nobody_knows_whose(name: str) -> Non
     zero, one = End(ZERO), End(ONE)
     zero.close()
     theirs = one.close(OTHER_LISTS[name])
-    is_refused(lambda: zero.release.require_same_list(theirs), Reason.SERVERS_DISAGREE)
+    is_refused(lambda: zero.release.require_same_list(theirs), Reason.SERVERS_DISAGREE, ServerId(0), ServerId(1))
 
 
 def test_the_same_list_in_another_order_is_the_same() -> None:

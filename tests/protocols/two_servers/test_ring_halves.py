@@ -16,8 +16,8 @@ from secagg.errors import MalformedMessage, Reason
 from secagg.identifiers import ServerId
 from secagg.parameters import Suite
 from secagg.protocols.two_servers.configuration import IndexingConfiguration
-from secagg.protocols.two_servers.uploads.class_totals import ClassTotals
-from secagg.protocols.two_servers.uploads.ring_halves import masked_rings, ring_bytes, unpack_rings
+from secagg.protocols.two_servers.opened_upload import ClassTotals
+from secagg.protocols.two_servers.upload import masked_rings, ring_bytes, unpack_rings
 
 ZERO = ServerId(0)
 WIDTHS = (1, 7, 8, 13, 20, 32, 33, 64)

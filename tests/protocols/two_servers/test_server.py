@@ -1,10 +1,12 @@
-"""One server: every call in every state, every step again, every restart, and who is blamed for what."""
+"""One server: every call in every state, every step again, and who is blamed for what."""
 
 from __future__ import annotations
 
 import copy
+import os
 import pickle
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -29,12 +31,11 @@ from secagg.errors import (
 from secagg.identifiers import ClientId, ServerId
 from secagg.protocols.two_servers import client as client_module
 from secagg.protocols.two_servers.configuration import SharingMode
-from secagg.protocols.two_servers.journal import Event, Record
+from secagg.protocols.two_servers.offers import RoundStamp
 from secagg.protocols.two_servers.release import RoundResult
 from secagg.protocols.two_servers.server import IndexingServer
-from secagg.protocols.two_servers.server_messages import RoundStamp, decode_batch, encode_batch
-from secagg.protocols.two_servers.uploads.envelope import seal_body
-from secagg.protocols.two_servers.uploads.upload import Upload
+from secagg.protocols.two_servers.server_messages import decode_batch, encode_batch
+from secagg.protocols.two_servers.upload import Upload, seal_body
 from secagg.wire import MessageKind
 from tests.harness.indexing_rounds import NOW, IndexingSetup, InsecureIndexingRound
 
@@ -45,36 +46,14 @@ TREES = replace(SETUP, depth=1, population=2)
 UNCHECKED = replace(SETUP, mode=SharingMode.UNCHECKED_POINT_FUNCTIONS, depth=1, population=2)
 
 
-class MemoryJournal:
-    """Records in memory, which a restart finds again."""
-
-    def __init__(self, records: Sequence[Record] = ()) -> None:
-        self.before, self.written = list(records), list(records)
-
-    def append(self, event: Event, *fields: bytes) -> None:
-        self.written.append((event, fields))
-
-    def records(self) -> Iterator[Record]:
-        return iter(self.before)
-
-
 class Round(InsecureIndexingRound):
-    """A round whose servers can be started again, and whose clients' halves are kept."""
+    """A round whose clients' halves are kept."""
 
     def __init__(self, setup: IndexingSetup = SETUP) -> None:
-        super().__init__(setup, journals=(MemoryJournal(), MemoryJournal()))
+        super().__init__(setup)
         self.halves = dict[int, tuple[Upload, Upload]]()
         self.heard = {"list": b"a list", "commitment": b"a commitment", "share": b"a share"}
         """What server 1 has said to server 0 at the end, as far as it has come."""
-
-    def journal(self, index: int) -> MemoryJournal:
-        journal = self.journals[index]
-        assert isinstance(journal, MemoryJournal)
-        return journal
-
-    def start_again(self, index: int, records: Sequence[Record] | None = None) -> IndexingServer:
-        self.restart(index, MemoryJournal(self.journal(index).written if records is None else records))
-        return self.servers[index]
 
     def send(self, *numbers: int, weight: int = 1) -> list[bytes]:
         """Let clients upload to both servers, and return the uploads' ids."""
@@ -111,6 +90,14 @@ def inside(kept: object) -> dict[str, Any]:
     return vars(kept)
 
 
+def remembered(server: IndexingServer) -> tuple[object, ...]:
+    """Return what a step of a server could have changed."""
+    release, totals = inside(inside(server)["_release"]), inside(inside(server)["_totals"])["_totals"]
+    said = [release[name] for name in ("signed_list", "peer_commitment", "share")]
+    sums = {weight: [vector.tobytes() for vector in total.vectors] for weight, total in totals.items()}
+    return repr(server), server.waiting(), server.rejected, inside(server)["_concluded"], said, sums
+
+
 def end(server: IndexingServer, how: str) -> None:
     if how == "wipe":
         server.wipe()
@@ -136,13 +123,13 @@ def at(state: str) -> Round:
 def is_refused(
     made: Round, call: Callable[[], object], kind: type[SecAggError], reason: Reason | None = None
 ) -> SecAggError:
-    """Check that a call is refused in this way, and that neither server has written anything down."""
-    before = [len(made.journal(index).written) for index in (0, 1)]
+    """Check that a call is refused in this way, and that it changes neither server."""
+    before = [remembered(server) for server in made.servers]
     with pytest.raises(SecAggError) as caught:
         call()
     assert type(caught.value) is kind, repr(caught.value)
     assert reason in (None, caught.value.reason)
-    assert [len(made.journal(index).written) for index in (0, 1)] == before
+    assert [remembered(server) for server in made.servers] == before
     return caught.value
 
 
@@ -289,9 +276,9 @@ def test_the_same_half_again_changes_nothing() -> None:
     made = collected()
     for number in (1, 3, 4):
         for server, half in zip(made.servers, made.halves[number], strict=True):
-            before = len(made.journal(server.server.index).written)
+            before = remembered(server)
             assert server.receive(bytearray(half.encode())) == half.upload_id(made.configuration)  # type: ignore[arg-type]
-            assert len(made.journal(server.server.index).written) == before
+            assert remembered(server) == before
     is_ideal(made, [1, 2], made.finish())
 
 
@@ -383,13 +370,11 @@ def test_more_rejections_than_are_put_up_with_end_the_round_for_good() -> None:
     for number in (3, 4):
         crooked(made, number)
     made.check()
-    for index, server in enumerate(made.servers):
+    for server in made.servers:
         with pytest.raises(PeerMisbehaved) as caught:
             server.close()
         assert caught.value.reason is Reason.ONE_HOT_REFUTED
         is_refused(made, server.close, Misuse)
-        assert made.journal(index).written[-1][0] is Event.FAILED
-        is_refused(made, made.start_again(index).close, Misuse)
 
 
 def test_what_one_server_refuses_is_refused_by_the_other() -> None:
@@ -461,8 +446,7 @@ def test_another_list_ends_the_round_for_good() -> None:
             server.agree(lists[1 - index])
         assert caught.value.reason is Reason.SERVERS_DISAGREE
         is_refused(made, lambda server=server, index=index: server.agree(lists[1 - index]), UnexpectedMessage)  # type: ignore[misc]
-        again = made.start_again(index)
-        is_refused(made, lambda again=again: again.open(b"a commitment"), UnexpectedMessage)  # type: ignore[misc]
+        is_refused(made, lambda server=server: server.open(b"a commitment"), UnexpectedMessage)  # type: ignore[misc]
     assert proposal
 
 
@@ -495,8 +479,6 @@ def test_one_list_is_signed() -> None:
     made.one.close()
     made.zero.agree(made.one.close())
     assert made.zero.close() == signed
-    events = [event for event, _ in made.journal(0).written]
-    assert events.count(Event.SIGNED) == events.count(Event.AGREED) == 1
 
 
 def test_a_server_opens_against_one_commitment() -> None:
@@ -527,26 +509,22 @@ def test_another_share_than_was_committed_to_is_refused() -> None:
     assert made.zero.combine(share).aggregate.encode() == made.ideal([1, 2]).encode()
 
 
-# --- Every step again, and after a restart ----------------------------------------------------------------------------
+# --- Every step again -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     "setup", [replace(SETUP, population=2), TREES, UNCHECKED], ids=["explicit", "trees", "unchecked"]
 )
-@pytest.mark.parametrize("restarts", [False, True], ids=["again", "after a restart"])
-def test_every_step_again_gives_the_same_bytes(setup: IndexingSetup, restarts: bool) -> None:  # noqa: FBT001
-    """Also where a server's process ended after the step, and was started again."""
+def test_every_step_again_gives_the_same_bytes(setup: IndexingSetup) -> None:
     made = Round(setup)
-    steps = list[tuple[int, Callable[[IndexingServer], object]]]()
 
     def step(index: int, call: Callable[[IndexingServer], Any]) -> Any:
-        """Let a server do something, and again; and then everything that it did before."""
-        said = call(made.servers[index])
-        server = made.start_again(index) if restarts else made.servers[index]
-        written = len(made.journal(index).written)
+        """Let a server do something, and again."""
+        server = made.servers[index]
+        said = call(server)
+        before = remembered(server)
         assert call(server) == said
-        assert len(made.journal(index).written) == written, "what is done again is not written down again"
-        steps.append((index, call))
+        assert remembered(server) == before
         return said
 
     for number in (1, 2):
@@ -562,139 +540,9 @@ def test_every_step_again_gives_the_same_bytes(setup: IndexingSetup, restarts: b
     commitments = [step(index, lambda server, index=index: server.agree(lists[1 - index])) for index in (0, 1)]  # type: ignore[misc]
     shares = [step(index, lambda server, index=index: server.open(commitments[1 - index])) for index in (0, 1)]  # type: ignore[misc]
     for index in (0, 1):
-        result = made.servers[index].combine(shares[1 - index])
-        assert result.aggregate.encode() == made.ideal([1, 2]).encode()
-        result = made.start_again(index).combine(shares[1 - index])
-        assert result.aggregate.encode() == made.ideal([1, 2]).encode()
-
-
-@pytest.mark.parametrize(
-    "setup", [replace(SETUP, population=2), TREES, UNCHECKED], ids=["explicit", "trees", "unchecked"]
-)
-def test_a_server_that_starts_again_decides_without_being_asked_again(setup: IndexingSetup) -> None:
-    made = Round(setup)
-    made.send(1, 2)
-    proposal = made.one.propose(made.one.waiting())
-    made.start_again(1)
-    answer = made.zero.answer(proposal)
-    made.start_again(0)
-    conclusion = made.one.conclude(answer)
-    made.start_again(1)
-    made.zero.settle(conclusion)
-    made.start_again(0)
-    is_ideal(made, [1, 2], made.finish())
-
-
-def test_a_journal_that_ends_at_any_record_goes_on_to_the_same_sum() -> None:
-    """The server is killed between any two records; what it had not written down it had not said."""
-    made = Round(TREES)
-    made.send(1, 2)
-    made.check()
-    made.finish()
-    for index in (0, 1):
-        records = made.journal(index).written
-        for count in range(1, len(records) + 1):
-            again = Round(TREES)
-            # The other server is at its beginning; this one knows all that it ever knew.
-            for server in (0, 1):
-                again.start_again(server, records[:count] if server == index else made.journal(server).written[:1])
-            for number in (1, 2):
-                for started_again, half in zip(again.servers, made.halves[number], strict=True):
-                    if "collecting" in repr(started_again):
-                        started_again.receive(half.encode())
-            try:
-                again.check()
-                results = again.finish()
-            except SecAggError:
-                # Where it has decided or closed already, the other one is too far behind; but it is consistent.
-                assert any(event in (Event.CONCLUDED, Event.TAKEN, Event.SIGNED) for event, _ in records[:count])
-            else:
-                is_ideal(again, [1, 2], results)
-
-
-def test_an_upload_is_added_once_however_often_a_server_starts() -> None:
-    made = collected()
-    for _ in range(3):
-        for index in (0, 1):
-            made.start_again(index)
-    is_ideal(made, [1, 2], made.finish())
-    for index, event in ((0, Event.TAKEN), (1, Event.CONCLUDED)):
-        named = [fields for kind, fields in made.journal(index).written if kind is event]
-        assert len(named) == (2 if index == 0 else 1)
-
-
-@pytest.mark.parametrize("state", STATES[:5])
-@pytest.mark.parametrize("index", [0, 1])
-def test_a_server_that_starts_again_is_where_it_was(state: str, index: int) -> None:
-    made = at(state)
-    before = made.servers[index]
-    after = made.start_again(index)
-    for name in ("offer", "rejected"):
-        assert getattr(after, name) == getattr(before, name)
-    assert after.waiting() == before.waiting()
-    assert repr(after) == repr(before)
-
-
-def test_rejections_survive_a_restart() -> None:
-    made = Round()
-    made.send(1, 2)
-    crooked(made, 3)
-    made.check()
-    for index in (0, 1):
-        before = made.servers[index].rejected
-        assert before
-        assert made.start_again(index).rejected == before
-    is_ideal(made, [1, 2], made.finish())
-
-
-def test_another_pair_key_says_nothing_of_an_upload_twice() -> None:
-    made = collected()
-
-    def other_key(_: IndexingSetup) -> Secret:
-        return Secret("pair key", bytes(32))
-
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(IndexingSetup, "pair_key", other_key)
-        again = made.start_again(1)
-    upload = made.halves[3][1].upload_id(made.configuration)
-    is_refused(made, lambda: again.propose([upload]), Misuse)
-
-
-# --- Journals of something else ---------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("other", ["round", "configuration", "server", "nothing"])
-def test_a_journal_of_something_else_is_refused(other: str) -> None:
-    made = collected()
-    records, setup, index = made.journal(0).written, made.setup, 0
-    match other:
-        case "round":
-            setup = replace(setup, round_number=8)
-        case "configuration":
-            setup = replace(setup, task=b"b task")
-        case "server":
-            index = 1
-        case _:
-            records = records[1:]
-    started = Round(setup)
-    with pytest.raises(Misuse, match="journal is of another"):
-        started.start_again(index, records)
-
-
-def test_records_that_no_server_writes_are_refused() -> None:
-    made = collected()
-    begun, received, asked, *_ = made.journal(0).written
-    for records in (
-        [begun, begun],
-        [begun, (Event.RECEIVED, ())],
-        [begun, (Event.TAKEN, (b"u" * 32, b"x"))],
-        [begun, (Event.FAILED, (b"x", b"y"))],
-    ):
-        with pytest.raises(MalformedMessage):
-            made.start_again(0, records)
-    for wrong in ([begun, received, (Event.TAKEN, asked[1][:1])], [begun, (Event.SIGNED, (b"a list",))]):
-        with pytest.raises(SecAggError):
-            made.start_again(0, wrong)
+        for _ in range(2):
+            result = made.servers[index].combine(shares[1 - index])
+            assert result.aggregate.encode() == made.ideal([1, 2]).encode()
 
 
 # --- Construction -----------------------------------------------------------------------------------------------------
@@ -707,7 +555,6 @@ def started(**changes: Any) -> IndexingServer:
         "round_number": 7,
         "signing_key": SETUP.signing_key_of("server 0"),
         "pair_key": SETUP.pair_key(),
-        "journal": MemoryJournal(),
         "coins": SETUP.coins_of("server 0"),
     } | changes
     return IndexingServer(chosen.pop("configuration"), chosen.pop("server"), **chosen)
@@ -728,11 +575,9 @@ def started(**changes: Any) -> IndexingServer:
     ],
 )
 def test_a_server_is_one_that_the_configuration_names(changes: dict[str, Any], kind: type[SecAggError]) -> None:
-    journal = MemoryJournal()
     with pytest.raises(SecAggError) as caught:
-        started(**{"journal": journal} | changes)
+        started(**changes)
     assert type(caught.value) is kind
-    assert journal.written == [], "nothing is begun"
 
 
 @pytest.mark.parametrize("length", [0, 31, 33])
@@ -773,19 +618,19 @@ def test_nothing_is_done_after_the_wipe_and_no_share_is_given() -> None:
 @pytest.mark.parametrize("ends", ["wipe", "give_up"])
 def test_sums_and_seeds_are_overwritten_at_the_end(ends: str) -> None:
     made = collected()
-    state: Any = inside(made.zero)["_state"]
-    classes: dict[int, Any] = inside(state.totals)["_totals"]
+    state = inside(made.zero)
+    classes: dict[int, Any] = inside(state["_totals"])["_totals"]
     vectors = [vector for total in classes.values() for vector in total.vectors]
-    pending: list[Any] = list(state.pending.values())
+    pending: list[Any] = list(state["_pending"].values())
     assert any(vector.any() for vector in vectors)
     assert pending
-    half = state.opener.read(made.halves[4][0].encode())
+    half = state["_opener"].read(made.halves[4][0].encode())
     end(made.zero, ends)
     assert not any(vector.any() for vector in vectors)
     assert all(upload.mask_key.is_wiped for upload in pending)
-    assert not state.pending
+    assert not state["_pending"]
     with pytest.raises(Misuse):
-        state.opener.open(half)
+        state["_opener"].open(half)
 
 
 @pytest.mark.parametrize("index", [0, 1])
@@ -793,8 +638,7 @@ def test_the_seeds_of_an_upload_are_overwritten_once_it_is_taken_or_rejected(ind
     made = Round()
     made.send(1, 2)
     crooked(made, 3)
-    state: Any = inside(made.servers[index])["_state"]
-    held: list[Any] = list(state.pending.values())
+    held: list[Any] = list(inside(made.servers[index])["_pending"].values())
     halves: list[Any] = [half for one in held for half in inside(one.exchange)["_halves"]]
     seeds: list[Secret] = [half.proof.seed for half in halves]
     seeds += [half.seed for half in halves if half.seed is not None]
@@ -812,17 +656,34 @@ def test_a_server_is_neither_copied_nor_pickled_nor_shown() -> None:
             with pytest.raises(Misuse):
                 call(server)
         assert repr(server).startswith(f"<IndexingServer {server.server}, round 7, <RoundRules agreed")
-    state: Any = inside(made.zero)["_state"]
-    totals: Any = inside(state.totals)["_totals"]
-    for shown in (repr(state), repr(list(state.pending.values())), str(totals)):
+    totals: Any = inside(inside(made.zero)["_totals"])["_totals"]
+    for shown in (repr(list(inside(made.zero)["_pending"].values())), str(totals)):
         assert "array" not in shown
 
 
-def test_a_giving_up_is_written_down() -> None:
+def test_a_round_that_was_given_up_stays_so_and_the_log_says_why(caplog: pytest.LogCaptureFixture) -> None:
     made = collected()
     made.zero.give_up("the other server is gone")
-    assert made.journal(0).written[-1] == (Event.FAILED, (b"the other server is gone",))
-    is_refused(made, made.start_again(0).close, Misuse)
+    assert "server/0 gives round 7 up: the other server is gone" in caplog.text
+    is_refused(made, made.zero.close, Misuse)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there are no forks")
+def test_a_fork_takes_no_step_of_a_round() -> None:
+    """It holds the root and what was uploaded as well: parent and child would sign lists of their own."""
+    made = at("agreed")
+    child = os.fork()
+    if not child:
+        refused = 0
+        for call in (made.zero.close, lambda: made.zero.commitment, lambda: made.zero.open(made.heard["commitment"])):
+            with suppress(Misuse):
+                call()
+                os._exit(1)
+            refused += 1
+        made.zero.wipe()
+        os._exit(0 if refused == 3 else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    is_ideal(made, [1, 2], made.finish())
 
 
 def test_an_update_of_another_layout_does_not_get_as_far_as_a_server() -> None:

@@ -19,6 +19,7 @@ from secagg.errors import AuthenticationFailed, MalformedMessage, PeerError, Pee
 from secagg.identifiers import AttemptContext, ClientId, ServerId
 from secagg.parameters import Suite
 from secagg.protocols.two_servers.configuration import IndexingConfiguration, SharingMode
+from secagg.protocols.two_servers.offers import RoundStamp, ServerOffer
 from secagg.protocols.two_servers.round_rules import Entry
 from secagg.protocols.two_servers.server_messages import (
     MAXIMUM_BATCH,
@@ -26,8 +27,6 @@ from secagg.protocols.two_servers.server_messages import (
     BatchItem,
     OutputCommitment,
     OutputShare,
-    RoundStamp,
-    ServerOffer,
     decode_batch,
     encode_batch,
     entries_digest,

@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import errno
+import os
+import stat
+import subprocess
+import sys
+from contextlib import closing, suppress
 from dataclasses import replace
-from datetime import datetime, timedelta
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from secagg.contract.layout import IndexSegment, Layout, RingSegment
-from secagg.errors import InvalidParameters, MalformedMessage, Misuse, PeerMisbehaved, Reason
-from secagg.identifiers import ServerId
+from secagg.errors import InvalidParameters, Misuse, Reason
 from secagg.parameters import Suite
 from secagg.protocols.two_servers.configuration import IndexingConfiguration, SharingMode
-from secagg.protocols.two_servers.journal import Event, FileJournal, Record
-from secagg.protocols.two_servers.less_protected import NoJournal
-from secagg.protocols.two_servers.operators import standing_rules
-from secagg.protocols.two_servers.operators.standing_rules import StandingFloors, StandingRounds, lanes_of
+from secagg.protocols.two_servers.operators import standing_server
+from secagg.protocols.two_servers.operators.standing_server import StandingFloors, StandingRounds, lanes_of
+from secagg.wire import MessageKind, Writer
 from tests.harness.indexing_rounds import NOW, IndexingSetup
 
 SETUP = IndexingSetup(minimum_cohort=5, maximum_cohort=20, task=b"flower run 7")
@@ -34,24 +37,6 @@ FLOORS = StandingFloors(
     maximum_lifetime=timedelta(days=1),
 )
 OTHER_KEY = bytes(range(32))
-
-
-class ListJournal:
-    """Keeps records in memory, as a file that outlives the server does."""
-
-    def __init__(self, records: list[Record] | None = None) -> None:
-        self.kept = list(records or [])
-
-    def append(self, event: Event, *fields: bytes) -> None:
-        self.kept.append((event, fields))
-
-    def records(self) -> Iterator[Record]:
-        return iter(list(self.kept))
-
-
-def accept(rounds: StandingRounds, offered: IndexingConfiguration, number: int, now: datetime) -> None:
-    if rounds.admit(offered, number, now):
-        rounds.begin(offered, number)
 
 
 def changed(**changes: Any) -> IndexingConfiguration:
@@ -82,109 +67,181 @@ def test_what_just_meets_the_floors_is_accepted() -> None:
 def test_a_configuration_beyond_the_floors_is_refused_with_what_is_wrong(
     offered: IndexingConfiguration, said: str
 ) -> None:
-    journal = ListJournal()
     with pytest.raises(InvalidParameters) as refused:
-        accept(StandingRounds(FLOORS, journal), offered, 1, NOW)
+        FLOORS.admit(offered, NOW)
     assert said in str(refused.value)
     assert "offer another configuration, or ask its operator" in str(refused.value)
     assert refused.value.reason is Reason.BELOW_FLOOR
-    assert journal.kept == []
 
 
 def test_an_index_segment_counts_with_all_its_counters() -> None:
     assert lanes_of(changed(layout=Layout((RingSegment(20, 6), IndexSegment(8, 5))))) == 46
 
 
-@pytest.mark.parametrize("number", [2, 1, 0])
-def test_rounds_of_a_task_go_up(number: int) -> None:
-    rounds = StandingRounds(FLOORS, NoJournal())
-    accept(rounds, OFFERED, 3, NOW)
-    with pytest.raises(PeerMisbehaved, match="under this configuration; rounds go up") as refused:
-        accept(rounds, OFFERED, number, NOW)
-    assert refused.value.reason is Reason.ALREADY_ANSWERED
-    assert refused.value.culprits == {ServerId(0)}
-    accept(rounds, OFFERED, 4, NOW)
+# --- Each round once --------------------------------------------------------------------------------------------------
+
+TASK, OTHER = b"flower run 7", b"flower run 8"
 
 
-def test_a_round_has_one_configuration() -> None:
-    rounds = StandingRounds(FLOORS, NoJournal())
-    accept(rounds, OFFERED, 3, NOW)
-    with pytest.raises(PeerMisbehaved, match="under another configuration"):
-        accept(rounds, changed(minimum_cohort=6), 3, NOW)
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "rounds.journal"
 
 
-def test_each_task_counts_its_own_rounds() -> None:
-    rounds = StandingRounds(FLOORS, NoJournal())
-    accept(rounds, OFFERED, 3, NOW)
-    accept(rounds, changed(task=b"flower run 8"), 1, NOW)
+def begun(path: Path, *numbers: int, task: bytes = TASK) -> None:
+    """Begin rounds in a process of their own."""
+    with closing(StandingRounds(path)) as rounds:
+        for number in numbers:
+            rounds.begin(task, number)
 
 
-def test_a_server_that_is_started_again_knows_which_rounds_it_began(tmp_path: Path) -> None:
-    journal = FileJournal(tmp_path / "journal")
-    accept(StandingRounds(FLOORS, journal), OFFERED, 3, NOW)
-    journal.close()
-    again = FileJournal(tmp_path / "journal")
-    rounds = StandingRounds(FLOORS, again)
-    assert not rounds.admit(OFFERED, 3, NOW), "it goes on"
-    with pytest.raises(PeerMisbehaved, match="was begun before"):
-        accept(rounds, OFFERED, 2, NOW)
-    accept(rounds, OFFERED, 4, NOW)
-    with pytest.raises(PeerMisbehaved, match="was begun before"):
-        rounds.admit(OFFERED, 3, NOW)
-    again.close()
+def is_refused(rounds: StandingRounds, number: int, said: str = "was begun before", *, task: bytes = TASK) -> None:
+    with pytest.raises(InvalidParameters, match=said):
+        rounds.begin(task, number)
+
+
+@pytest.mark.parametrize("number", [3, 2, 1, 0])
+def test_rounds_of_a_task_go_up(number: int, path: Path) -> None:
+    for rounds in (StandingRounds(), StandingRounds(path)):
+        rounds.begin(TASK, 3)
+        with pytest.raises(InvalidParameters, match="offer a round above 3") as refused:
+            rounds.begin(TASK, number)
+        assert refused.value.reason is Reason.ALREADY_ANSWERED
+        rounds.begin(TASK, 4)
+        rounds.begin(OTHER, 1)
+        rounds.close()
+
+
+def test_a_server_that_is_started_again_knows_which_rounds_it_began(path: Path) -> None:
+    begun(path, 3, 5)
+    begun(path, 1, task=OTHER)
+    with closing(StandingRounds(path)) as rounds:
+        assert (rounds.count, rounds.tasks) == (3, 2)
+        for number in range(6):
+            is_refused(rounds, number, "the updates that were uploaded for it are spent: offer a round above 5")
+        is_refused(rounds, 1, task=OTHER)
+        rounds.begin(TASK, 6)
 
 
 @pytest.mark.parametrize("number", [(1 << 32) + 4, (1 << 63), (1 << 64) - 1])
 def test_no_round_number_ends_a_task(number: int) -> None:
     """After round 2^64 - 1 there would be no later one."""
-    rounds = StandingRounds(FLOORS, NoJournal())
-    accept(rounds, OFFERED, 3, NOW)
-    with pytest.raises(InvalidParameters, match="count rounds one by one"):
-        accept(rounds, OFFERED, number, NOW)
-    accept(rounds, OFFERED, (1 << 32) + 3, NOW)
-
-
-def test_of_two_tasks_only_the_round_that_was_begun_last_goes_on() -> None:
-    rounds, other = StandingRounds(FLOORS, NoJournal()), changed(task=b"flower run 8")
-    accept(rounds, OFFERED, 3, NOW)
-    accept(rounds, other, 3, NOW)
-    assert not rounds.admit(other, 3, NOW)
-    with pytest.raises(PeerMisbehaved, match="was begun before, under this configuration"):
-        rounds.admit(OFFERED, 3, NOW)
-
-
-def test_a_round_that_cannot_be_written_down_is_not_begun() -> None:
-    class Full(ListJournal):
-        def append(self, event: Event, *fields: bytes) -> None:  # noqa: ARG002 -- of the protocol
-            raise OSError("no space left")
-
-    rounds = StandingRounds(FLOORS, Full())
-    with pytest.raises(OSError, match="no space"):
-        accept(rounds, OFFERED, 3, NOW)
-    assert repr(rounds) == "<StandingRounds of 0 tasks>"
+    rounds = StandingRounds()
+    rounds.begin(TASK, 3)
+    is_refused(rounds, number, "count rounds one by one")
+    rounds.begin(TASK, (1 << 32) + 3)
 
 
 def test_tasks_are_remembered_up_to_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(standing_rules, "MAXIMUM_TASKS", 1)
-    rounds = StandingRounds(FLOORS, NoJournal())
-    accept(rounds, OFFERED, 0, NOW)
-    accept(rounds, OFFERED, 1, NOW)
-    with pytest.raises(InvalidParameters, match="1 tasks were begun with this journal"):
-        accept(rounds, changed(task=b"flower run 8"), 1, NOW)
+    monkeypatch.setattr(standing_server, "MAXIMUM_TASKS", 1)
+    rounds = StandingRounds()
+    rounds.begin(TASK, 0)
+    rounds.begin(TASK, 1)
+    is_refused(rounds, 1, "1 tasks were begun with this journal", task=OTHER)
 
 
-@pytest.mark.parametrize(
-    "record",
-    [
-        (Event.TAKEN, (b"a task", bytes(8), bytes(32))),
-        (Event.BEGUN, (b"a task", bytes(8))),
-        (Event.BEGUN, (bytes(32), bytes(8), bytes(1), bytes(32))),
-        (Event.BEGUN, ()),
-    ],
-)
-def test_the_journal_of_something_else_is_refused(record: Record) -> None:
-    with pytest.raises(MalformedMessage, match="this is no journal of a standing server"):
-        StandingRounds(FLOORS, ListJournal([record]))
+def test_a_round_is_on_the_disk_when_it_has_begun(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced = list[bytes]()
+
+    def sync(_: object) -> None:
+        synced.append(path.read_bytes())
+
+    with closing(StandingRounds(path)) as rounds, monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", sync)
+        rounds.begin(TASK, 3)
+    assert synced == [path.read_bytes()]
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+@pytest.mark.parametrize("fails", ["write", "fsync"])
+def test_a_round_that_cannot_be_written_down_is_not_begun(
+    fails: str, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Half of a record that a full disk took is removed, and the round can be begun when there is room."""
+    begun(path, 2)
+    before, write = path.read_bytes(), os.write
+
+    def half(descriptor: int, data: memoryview) -> int:
+        if len(data) < 72:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return write(descriptor, data[:30])
+
+    def full(_: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with closing(StandingRounds(path)) as rounds:
+        with monkeypatch.context() as patch:
+            patch.setattr(os, fails, half if fails == "write" else full)
+            is_refused(rounds, 3, r"cannot write down that round 3 begins \(No space left on device\); its operator")
+        assert path.read_bytes() == before
+        assert rounds.count == 1
+        rounds.begin(TASK, 3)
+        is_refused(rounds, 3)
+
+
+def test_what_a_crash_cut_off_is_dropped_and_anything_else_is_refused(path: Path) -> None:
+    """No offer followed a record that is not whole."""
+    begun(path, 3, 4)
+    whole = path.read_bytes()
+    for size in range(len(whole)):
+        path.write_bytes(whole[:size])
+        with closing(StandingRounds(path)) as rounds:
+            number = 4 if size < len(whole) - 72 else 5 if size == len(whole) else 4
+            rounds.begin(TASK, number)
+            is_refused(rounds, number)
+    for position in range(len(whole)):
+        path.write_bytes(whole[:position] + bytes([whole[position] ^ 1]) + whole[position + 1 :])
+        with pytest.raises(InvalidParameters, match="or was changed; move it away, and offer rounds above those"):
+            StandingRounds(path)
+
+
+def test_a_copy_that_is_put_back_knows_the_rounds_of_then(path: Path) -> None:
+    """No file can tell; what it gives an attacker is tested with the adversaries of a crash."""
+    begun(path, 3)
+    copy = path.read_bytes()
+    begun(path, 4)
+    path.write_bytes(copy)
+    with closing(StandingRounds(path)) as rounds:
+        is_refused(rounds, 3)
+        rounds.begin(TASK, 4)
+
+
+def test_one_process_has_the_file(path: Path) -> None:
+    rounds = StandingRounds(path)
+    other = "import sys, pathlib; from secagg.protocols.two_servers import StandingRounds\n"
+    other += "StandingRounds(pathlib.Path(sys.argv[1]))"
+    tried = subprocess.run([sys.executable, "-c", other, str(path)], capture_output=True, text=True, check=False)  # noqa: S603
+    assert "is open in another process; two servers 1 would begin one round" in tried.stderr
+    rounds.close()
+    StandingRounds(path).close()
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there are no forks")
+def test_a_fork_begins_no_round(path: Path) -> None:
+    """It has the lock as well, and does not know what its parent begins."""
+    with closing(StandingRounds(path)) as rounds:
+        child = os.fork()
+        if not child:
+            with suppress(Misuse):
+                rounds.begin(TASK, 3)
+                os._exit(1)
+            os._exit(0)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        rounds.begin(TASK, 3)
+
+
+@pytest.mark.parametrize("held", [b"something else", Writer(MessageKind.SPENT_UPDATES).finish() + bytes(200)])
+def test_the_file_of_something_else_is_refused(path: Path, held: bytes) -> None:
+    path.write_bytes(held)
+    path.chmod(0o600)
+    with pytest.raises(InvalidParameters, match="is not the journal of a standing server of this version"):
+        StandingRounds(path)
+    assert path.read_bytes() == held
+    with pytest.raises(InvalidParameters, match="cannot be opened"):
+        StandingRounds(path.parent)
+
+
+# --- Floors that protect nobody ---------------------------------------------------------------------------------------
 
 
 NOBODY: dict[str, Any] = {

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
+import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from pathlib import Path
@@ -25,8 +26,6 @@ from secagg.errors import (
     UnexpectedMessage,
 )
 from secagg.identifiers import ClientId, ServerId
-from secagg.protocols.two_servers.journal import Event, Record, RoundFile
-from secagg.protocols.two_servers.less_protected import NoJournal
 from secagg.protocols.two_servers.operators.relay_messages import (
     BatchRequest,
     Beginning,
@@ -36,8 +35,14 @@ from secagg.protocols.two_servers.operators.relay_messages import (
 )
 from secagg.protocols.two_servers.operators.relaying_server import RelayingServer
 from secagg.protocols.two_servers.operators.server_keys import ServerKeys
-from secagg.protocols.two_servers.operators.standing_rules import StandingFloors, StandingRounds, lanes_of
-from secagg.protocols.two_servers.operators.standing_server import StandingServer, asking
+from secagg.protocols.two_servers.operators.standing_server import (
+    StandingFloors,
+    StandingRounds,
+    StandingServer,
+    asking,
+    lanes_of,
+)
+from secagg.protocols.two_servers.release import RoundResult
 from secagg.protocols.two_servers.server import IndexingServer
 from secagg.session.sockets.frames import decode_refusal
 from secagg.wire import MessageKind, Writer, message_kind
@@ -53,41 +58,6 @@ def keys_of(setup: IndexingSetup, index: int) -> ServerKeys:
     return ServerKeys(ServerId(index), seed, exchange_seed)
 
 
-class ListJournal:
-    """Records in memory, as a file keeps them that outlives its server."""
-
-    def __init__(self) -> None:
-        self.kept = list[Record]()
-
-    @property
-    def count(self) -> int:
-        return len(self.kept)
-
-    def append(self, event: Event, *fields: bytes) -> None:
-        self.kept.append((event, fields))
-
-    def records(self) -> Iterator[Record]:
-        return iter(list(self.kept))
-
-
-class ListStore:
-    """The journal of one round, in memory."""
-
-    def __init__(self) -> None:
-        self.journal = ListJournal()
-        self.is_open = False
-
-    def open(self) -> ListJournal:
-        self.is_open = True
-        return self.journal
-
-    def close(self) -> None:
-        self.is_open = False
-
-    def erase(self) -> None:
-        self.journal = ListJournal()
-
-
 @dataclass
 class Pair:
     """Server 0 of a round, and a standing server 1 behind a call that a test can listen to or alter."""
@@ -95,6 +65,7 @@ class Pair:
     setup: IndexingSetup = SETUP
     alter: Callable[[bytes], bytes] | None = None
     heard: list[bytes] = field(default_factory=list[bytes])
+    starts: int = 0
 
     def __post_init__(self) -> None:
         self.rig = InsecureIndexingRound(self.setup)
@@ -108,7 +79,7 @@ class Pair:
             maximum_lanes=lanes_of(configuration),
             maximum_lifetime=timedelta(days=2),
         )
-        self.journals = ListJournal(), ListStore()
+        self.rounds = StandingRounds()
         self.start()
         with self.keys(0).pair_key(self.keys(1).public) as pair_key:
             self.rig.servers[0] = IndexingServer(
@@ -117,20 +88,19 @@ class Pair:
                 round_number=self.setup.round_number,
                 signing_key=self.setup.signing_key_of("server 0"),
                 pair_key=pair_key,
-                journal=NoJournal(),
                 coins=self.setup.coins_of("server 0"),
             )
         self.zero = RelayingServer(self.rig.zero, self.ask)
 
     def start(self) -> None:
-        """Start server 1, or start it again with what its journals hold."""
-        rounds, store = self.journals
+        """Start server 1, or start it again with the rounds that it has begun, and fresh coins."""
+        self.starts += 1
         self.standing = StandingServer(
             self.keys(1),
             self.keys(0).public,
-            StandingRounds(self.floors, rounds),
-            store,
-            coins=self.setup.coins_of("one"),
+            self.floors,
+            self.rounds,
+            coins=self.setup.coins_of(f"one, started {self.starts} times"),
             clock=lambda: NOW,
         )
 
@@ -280,7 +250,8 @@ def test_steps_come_in_order_and_a_round_ends_once() -> None:
     for number in (1, 2):
         pair.zero.receive(pair.halves(number))
     pair.zero.finish()
-    assert isinstance(refused(pair.standing.answer(pair.heard[-1])), Misuse)
+    for message in pair.heard[:-1]:
+        assert isinstance(refused(pair.standing.answer(message)), (Misuse, InvalidParameters))
 
 
 def test_an_upload_that_nobody_holds_is_not_proposed() -> None:
@@ -312,9 +283,7 @@ def test_the_keys_of_server_0_do_not_stand_as_server_1() -> None:
     crossed = ServerKeys(ServerId(1), zero.signing_seed, one.exchange_seed)
     for keys, peer in ((zero, one), (crossed, zero), (one, crossed)):
         with pytest.raises(InvalidParameters, match="not those that the floors name for server 1"):
-            StandingServer(
-                keys, peer.public, StandingRounds(pair.floors, NoJournal()), ListStore(), coins=SETUP.coins_of("one")
-            )
+            StandingServer(keys, peer.public, pair.floors, StandingRounds(), coins=SETUP.coins_of("one"))
 
 
 def test_an_error_that_nobody_thought_of_ends_the_round(
@@ -359,18 +328,22 @@ def test_what_a_standing_server_does_is_in_its_log(caplog: pytest.LogCaptureFixt
     for number in (1, 2):
         pair.zero.receive(pair.halves(number))
     pair.zero.finish()
-    for said in ("begins round 7", "resumes round 7", "server 1 refuses: ", "released a sum over 2 clients"):
+    for said in ("begins round 7", "server 1 refuses: ", "released a sum over 2 clients"):
         assert caplog.text.count(said) == 1
 
 
-def test_a_round_that_ends_is_overwritten_and_its_journal_closed() -> None:
+@pytest.mark.parametrize("is_released", [False, True])
+def test_a_round_that_ends_is_overwritten(*, is_released: bool) -> None:
     pair = Pair()
-    pair.standing.close()
+    pair.standing.end_round()
     pair.begin()
-    server, store = pair.running(), pair.journals[1]
-    before = store.is_open
-    pair.standing.close()
-    assert (before, store.is_open) == (True, False)
+    server = pair.running()
+    if is_released:
+        for number in (1, 2):
+            pair.zero.receive(pair.halves(number))
+        pair.zero.finish()
+    else:
+        pair.standing.end_round()
     assert "failed" in repr(server)
 
 
@@ -412,118 +385,120 @@ def test_what_declares_much_or_says_neither_is_refused() -> None:
         RoundOffers.decode(bytes(neither))
 
 
-# --- A round that goes on ---------------------------------------------------------------------------------------------
+# --- What is asked again ----------------------------------------------------------------------------------------------
 
 
-def test_a_round_is_begun_once_and_goes_on_with_the_same_offer() -> None:
+def test_a_round_that_runs_is_begun_again_with_the_same_offer_and_ends_once() -> None:
     pair = Pair()
     pair.begin()
-    assert pair.zero.begin() == pair.offers
-    pair.start()
     assert pair.zero.begin() == pair.offers
     for number in (1, 2):
         pair.zero.receive(pair.halves(number))
     pair.zero.finish()
     for _ in range(2):
-        with pytest.raises(PeerMisbehaved, match="round 7 is over, and each is begun once"):
+        with pytest.raises(InvalidParameters, match="round 7 of b'a task' was begun before"):
             pair.zero.begin()
         pair.start()
 
 
-def test_a_round_that_is_over_leaves_no_file_when_it_is_asked_for_again(tmp_path: Path) -> None:
-    pair, store = Pair(), RoundFile(tmp_path / "round")
-    pair.journals = pair.journals[0], store  # type: ignore[assignment]
-    pair.start()
-    pair.begin()
-    pair.standing.end_round()
-    with pytest.raises(PeerMisbehaved, match="is over"):
-        pair.zero.begin()
-    assert not store.path.exists()
-
-
-def test_a_round_whose_journal_is_gone_does_not_begin_anew() -> None:
-    """It would offer another key, and sign another list."""
+def test_a_round_is_begun_under_one_configuration() -> None:
     pair = Pair()
     pair.begin()
-    pair.journals[1].erase()
-    pair.start()
-    with pytest.raises(PeerMisbehaved, match="is over"):
-        pair.zero.begin()
+    other = replace(pair.rig.configuration, maximum_cohort=19)
+    answer = refused(pair.standing.answer(Beginning(other, 7).encode()))
+    assert isinstance(answer, InvalidParameters)
+    assert "was begun before" in str(answer)
+    assert pair.zero.begin() == pair.offers, "what was refused ended nothing"
 
 
-def test_of_two_tasks_the_one_that_was_begun_before_the_other_does_not_go_on() -> None:
+def test_the_share_that_was_released_is_kept_until_the_next_round_begins() -> None:
+    pair = Pair()
+    pair.begin()
+    for number in (1, 2):
+        pair.zero.receive(pair.halves(number))
+    pair.zero.finish()
+    share = pair.heard[-1]
+    assert message_kind(share) is MessageKind.OUTPUT_SHARE
+    again = pair.standing.answer(share)
+    assert message_kind(again) is MessageKind.OUTPUT_SHARE
+    assert pair.standing.answer(share) == again
+    assert pair.standing.request_bytes >= len(share)
+    other = share[:-1] + bytes([share[-1] ^ 1])
+    assert isinstance(refused(pair.standing.answer(other)), Misuse)
+    later = pair.standing.answer(Beginning(pair.rig.configuration, 8).encode())
+    assert message_kind(later) is MessageKind.INDEXING_OFFER
+    with pytest.raises(SecAggError):
+        asking(pair.standing.answer)(share)
+
+
+def test_of_two_tasks_the_one_that_was_begun_before_the_other_is_over() -> None:
     pair, other = Pair(), Pair(replace(SETUP, task=b"a task too"))
     other.standing = pair.standing
     pair.begin()
     other.begin()
-    with pytest.raises(PeerMisbehaved, match="was begun before"):
+    with pytest.raises(InvalidParameters, match="was begun before"):
         pair.zero.begin()
     assert other.zero.begin() == other.offers
-
-
-@pytest.mark.parametrize("step", range(11))
-@pytest.mark.parametrize("arrived", [False, True], ids=["before", "after"])
-def test_a_connection_that_is_lost_at_any_message_loses_nothing(step: int, *, arrived: bool) -> None:
-    """Whether server 1 got the message or not, and whether it is started again or not."""
-    for restarts in (False, True):
-        pair, asked = Pair(IndexingSetup(population=3)), list[bytes]()
-
-        def lossy(message: bytes, pair: Pair = pair, asked: list[bytes] = asked, *, restarts: bool = restarts) -> bytes:
-            asked.append(message)
-            if len(asked) != step + 1:
-                return pair.ask(message)
-            if arrived:
-                pair.ask(message)
-            if restarts:
-                pair.standing.close()
-                pair.start()
-            raise ConnectionResetError("lost")
-
-        pair.begin()
-        # A connection that was there, and breaks.
-        pair.zero._ask = lossy  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
-        for number in (1, 2, 3):
-            pair.zero.receive(pair.halves(number))
-        if step == LAST and arrived:
-            # Server 1 has let its share go and forgotten the round: its answer is lost with it.
-            with pytest.raises(PeerMisbehaved, match="is over"):
-                pair.zero.finish()
-            continue
-        result = pair.zero.finish()
-        assert result.aggregate.encode() == pair.rig.ideal((1, 2, 3)).encode()
-        assert len(asked) == (LAST + 3 if step <= LAST else LAST + 1)
 
 
 LAST = 3 + 2 + 3 - 1
 """The place of the last message of a round of three clients: uploads, a check, and the end."""
 
 
-def test_a_damaged_journal_is_not_server_0s_doing() -> None:
+@pytest.mark.parametrize("step", range(LAST + 1))
+@pytest.mark.parametrize("arrived", [False, True], ids=["before", "after"])
+@pytest.mark.parametrize("restarts", [False, True], ids=["connection", "process"])
+def test_what_is_lost_at_any_message(step: int, *, arrived: bool, restarts: bool) -> None:
+    """A connection loses nothing, whether server 1 got the message or not; a process takes its round with it."""
+    pair, asked = Pair(IndexingSetup(population=3)), list[bytes]()
+
+    def lossy(message: bytes) -> bytes:
+        asked.append(message)
+        if len(asked) != step + 1:
+            return pair.ask(message)
+        if arrived:
+            pair.ask(message)
+        if restarts:
+            pair.standing.end_round()
+            pair.start()
+        raise ConnectionResetError("lost")
+
+    def whole() -> RoundResult:
+        for number in (1, 2, 3):
+            pair.zero.receive(pair.halves(number))
+        return pair.zero.finish()
+
+    pair.begin()
+    pair.zero._ask = lossy  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
+    if restarts:
+        with pytest.raises(Misuse, match="which ends a round and spends the updates that were uploaded for it"):
+            whole()
+        assert len(asked) == step + 2, "asked once more, and no further"
+        with pytest.raises(InvalidParameters, match="the updates that were uploaded for it are spent"):
+            pair.zero.begin()
+        return
+    assert whole().aggregate.encode() == pair.rig.ideal((1, 2, 3)).encode()
+    assert len(asked) == LAST + 2
+    assert asked[step] == asked[step + 1]
+
+
+def test_a_round_that_cannot_be_written_down_is_not_offered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And the one that runs goes on."""
+
+    def full(_: int) -> None:
+        raise OSError(28, "No space left on device")
+
     pair = Pair()
-    pair.begin()
-    pair.journals[1].journal.kept.append((Event.TAKEN, ()))
-    pair.start()
-    answer = refused(pair.standing.answer(pair.heard[0]))
-    assert isinstance(answer, InvalidParameters)
-    assert "server 1 cannot go on with round 7" in str(answer)
-
-
-def test_a_round_whose_journal_is_damaged_is_given_up_for_the_next_one(tmp_path: Path) -> None:
-    """Server 1 named server 0 for its own file, and began no round any more."""
-    pair, store = Pair(), RoundFile(tmp_path / "round")
-    pair.journals = pair.journals[0], store  # type: ignore[assignment]
+    pair.rounds = StandingRounds(tmp_path / "rounds")
     pair.start()
     pair.begin()
-    pair.standing.close()
-    damaged = bytearray(store.path.read_bytes())
-    damaged[-1] ^= 1
-    store.path.write_bytes(damaged)
-    pair.start()
-    assert isinstance(refused(pair.standing.answer(pair.heard[0])), InvalidParameters)
-    later = pair.standing.answer(Beginning(pair.rig.configuration, pair.setup.round_number + 1).encode())
-    assert message_kind(later) is MessageKind.INDEXING_OFFER
-    pair.standing.end_round()
-    assert not store.path.exists()
+    later = Beginning(pair.rig.configuration, 8).encode()
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        assert "cannot write down that round 8 begins" in str(refused(pair.standing.answer(later)))
+    assert pair.zero.begin() == pair.offers
+    assert message_kind(pair.standing.answer(later)) is MessageKind.INDEXING_OFFER
+    pair.rounds.close()
 
 
 # --- What a request may cost ------------------------------------------------------------------------------------------

@@ -12,13 +12,15 @@ import pytest
 
 from secagg.crypto.secret import Secret
 from secagg.errors import InvalidParameters, MalformedMessage, Misuse
-from secagg.protocols.two_servers.lanes.exact_product import exact_product, float_type, settle
 from secagg.protocols.two_servers.lanes.extension_field import (
     DEGREES_AND_CONSTANTS,
     LEAST_FIELD_BITS,
     Elements,
     EvaluationPoints,
     ExtensionField,
+    exact_product,
+    float_type,
+    settle,
 )
 from secagg.protocols.two_servers.lanes.fields import LaneField, LaneStream
 from secagg.protocols.two_servers.one_hot.statement import CheckShape

@@ -12,8 +12,7 @@ import pytest
 
 from secagg.errors import MalformedMessage, Misuse, PeerError, PeerMisbehaved, Reason, UnexpectedMessage
 from secagg.identifiers import ClientId, ServerId
-from secagg.protocols.two_servers.one_hot.check import REJECTED, OneHotVerifier
-from secagg.protocols.two_servers.one_hot.messages import OneHotCommitment, OneHotOpening
+from secagg.protocols.two_servers.one_hot.check import REJECTED, OneHotCommitment, OneHotOpening, OneHotVerifier
 from secagg.protocols.two_servers.one_hot.proof import prove
 from secagg.protocols.two_servers.one_hot.statement import Challenges, CheckShape
 from secagg.simulation.insecure_coins import InsecureSeededCoins

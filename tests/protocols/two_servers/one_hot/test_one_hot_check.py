@@ -25,12 +25,11 @@ from secagg.errors import (
     UnexpectedMessage,
 )
 from secagg.identifiers import AttemptContext, ClientId, ServerId
+from secagg.protocols.two_servers.one_hot import check as one_hot_check
 from secagg.protocols.two_servers.one_hot import proof as one_hot_proof
-from secagg.protocols.two_servers.one_hot import sketch as one_hot_sketch
-from secagg.protocols.two_servers.one_hot.messages import OneHotCommitment, OneHotOpening, OneHotProof
+from secagg.protocols.two_servers.one_hot.check import OneHotCommitment, OneHotOpening, sketch
 from secagg.protocols.two_servers.one_hot.proof import prove, row_square_sum
-from secagg.protocols.two_servers.one_hot.sketch import sketch
-from secagg.protocols.two_servers.one_hot.statement import Challenges, CheckShape, query_point
+from secagg.protocols.two_servers.one_hot.statement import Challenges, CheckShape, OneHotProof, query_point
 from secagg.simulation.insecure_coins import InsecureRecordedCoins, InsecureSeededCoins
 
 ZERO, ONE = ServerId(0), ServerId(1)
@@ -111,8 +110,8 @@ def test_chunks_and_threads_change_nothing(plain: ModuleType, modulus: int, monk
     shape = CheckShape(modulus, 6, 101, 4)
     upload = honest(plain, shape)
     openings = openings_of(plain, upload)
-    monkeypatch.setattr(one_hot_sketch, "_CHUNK_LANES", 50)
-    monkeypatch.setattr(one_hot_sketch, "RUN_BLOCKS", 8)
+    monkeypatch.setattr(one_hot_check, "_CHUNK_LANES", 50)
+    monkeypatch.setattr(one_hot_check, "RUN_BLOCKS", 8)
     monkeypatch.setattr(one_hot_proof, "_CHUNK_VALUES", 300)
     again = honest(plain, shape)
     assert [proof.encode(shape) for proof in again.proofs] == [proof.encode(shape) for proof in upload.proofs]

@@ -11,14 +11,16 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from secagg.protocols.two_servers.lanes.fields import LaneField
-from secagg.protocols.two_servers.lanes.groups import LaneGroup, RingLanes
-from secagg.protocols.two_servers.point_functions.correction_words import CorrectionWords
-from secagg.protocols.two_servers.point_functions.explicit_share import ExplicitShare, SeedShare
+from secagg.protocols.two_servers.lanes.fields import LaneField, LaneGroup, RingLanes
 from secagg.protocols.two_servers.point_functions.generation import ServerShare
-from secagg.protocols.two_servers.point_functions.shape import PointFunctionShape, greatest_depth
-from secagg.protocols.two_servers.point_functions.tree_hash import GROUP_BLOCKS, KeyBinding, Role
-from secagg.protocols.two_servers.point_functions.tree_share import TreeShare
+from secagg.protocols.two_servers.point_functions.shape import (
+    GROUP_BLOCKS,
+    KeyBinding,
+    PointFunctionShape,
+    Role,
+    greatest_depth,
+)
+from secagg.protocols.two_servers.point_functions.shares import CorrectionWords, ExplicitShare, SeedShare, TreeShare
 
 Share = Callable[..., tuple[ServerShare, ServerShare]]
 Modules = Callable[[str], ModuleType]

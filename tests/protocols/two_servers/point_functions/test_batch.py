@@ -14,16 +14,18 @@ from hypothesis import strategies as st
 from secagg.crypto.secret import Secret
 from secagg.errors import CapacityExceeded, InvalidParameters, Misuse, Reason
 from secagg.identifiers import ClientId
-from secagg.protocols.two_servers.lanes.fields import LaneField
-from secagg.protocols.two_servers.lanes.groups import LaneGroup, RingLanes
-from secagg.protocols.two_servers.point_functions import tree_share
-from secagg.protocols.two_servers.point_functions.explicit_share import ExplicitShare, SeedShare
+from secagg.protocols.two_servers.lanes.fields import LaneField, LaneGroup, RingLanes
+from secagg.protocols.two_servers.point_functions import shares as shares_module
 from secagg.protocols.two_servers.point_functions.generation import ServerShare, generate_shares
-from secagg.protocols.two_servers.point_functions.grid import LaneGrid
-from secagg.protocols.two_servers.point_functions.shape import RUN_BLOCKS, PointFunctionShape, greatest_depth
+from secagg.protocols.two_servers.point_functions.shape import (
+    GROUP_BLOCKS,
+    RUN_BLOCKS,
+    KeyBinding,
+    PointFunctionShape,
+    greatest_depth,
+)
+from secagg.protocols.two_servers.point_functions.shares import ExplicitShare, LaneGrid, SeedShare, TreeShare
 from secagg.protocols.two_servers.point_functions.sums import HistogramShare, evaluate
-from secagg.protocols.two_servers.point_functions.tree_hash import GROUP_BLOCKS, KeyBinding
-from secagg.protocols.two_servers.point_functions.tree_share import TreeShare
 from secagg.simulation.insecure_coins import InsecureSeededCoins
 
 Share = Callable[..., tuple[ServerShare, ServerShare]]
@@ -268,7 +270,7 @@ def test_blocks_that_a_share_does_not_have_are_refused(
 def test_no_node_stays_in_memory_that_is_kept(blocks: int, share: Share) -> None:
     for mine in share(TREE, np.arange(blocks) % 20):
         assert mine.lanes(0, blocks).any()
-        scratch: Any = tree_share._kept.scratch  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
+        scratch: Any = shares_module._kept.scratch  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
         arrays: list[Any] = [scratch.control, scratch.shared, scratch.memory, scratch._other]  # noqa: SLF001
         # Beyond the last node is memory that was never written to.
         assert not any(array.view(np.uint8)[: blocks * TREE.leaves * 16].any() for array in arrays)

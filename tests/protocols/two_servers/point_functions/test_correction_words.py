@@ -8,15 +8,11 @@ import pytest
 
 from secagg.contract.layout import IndexSegment, Layout
 from secagg.errors import InvalidParameters, MalformedMessage, Misuse, Reason
-from secagg.protocols.two_servers.lanes.fields import LaneField
-from secagg.protocols.two_servers.lanes.groups import LaneGroup, RingLanes
-from secagg.protocols.two_servers.point_functions import correction_words
-from secagg.protocols.two_servers.point_functions import grid as lane_grid
-from secagg.protocols.two_servers.point_functions.correction_words import CorrectionWords
-from secagg.protocols.two_servers.point_functions.explicit_share import ExplicitShare
+from secagg.protocols.two_servers.lanes.fields import LaneField, LaneGroup, RingLanes
+from secagg.protocols.two_servers.point_functions import shares
 from secagg.protocols.two_servers.point_functions.generation import ServerShare
 from secagg.protocols.two_servers.point_functions.shape import PointFunctionShape
-from secagg.protocols.two_servers.point_functions.tree_share import TreeShare
+from secagg.protocols.two_servers.point_functions.shares import CorrectionWords, ExplicitShare, TreeShare
 from tests.harness.indexing_rounds import IndexingSetup, InsecureIndexingRound
 
 Share = Callable[..., tuple[ServerShare, ServerShare]]
@@ -60,8 +56,7 @@ def test_another_length_is_refused_before_anything_is_allocated(
         def __getattr__(self, name: str) -> Any:
             raise AssertionError(name)
 
-    monkeypatch.setattr(correction_words, "np", NoArrays())
-    monkeypatch.setattr(lane_grid, "np", NoArrays())
+    monkeypatch.setattr(shares, "np", NoArrays())
     with pytest.raises(MalformedMessage) as caught:
         CorrectionWords.decode(wrong, shape, BLOCKS)
     assert caught.value.reason is reason
@@ -181,13 +176,13 @@ def test_correction_words_belong_to_trees() -> None:
 def test_correction_words_are_hashed_once_by_everybody(monkeypatch: pytest.MonkeyPatch) -> None:
     """They are most of an upload: hashed for the header, the proof and each share anew, they took a third of it."""
     hashed = list[int]()
-    genuine = correction_words._digest  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
+    genuine = shares._digest  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
 
     def counted(shape: PointFunctionShape, encoded: bytes) -> bytes:
         hashed.append(len(encoded))
         return genuine(shape, encoded)
 
-    monkeypatch.setattr(correction_words, "_digest", counted)
+    monkeypatch.setattr(shares, "_digest", counted)
     made = InsecureIndexingRound(IndexingSetup(layout=Layout((IndexSegment(200, 4),))))
     zero, one = made.share(1)
     assert len(hashed) == 1

@@ -5,8 +5,7 @@ from typing import Any, NoReturn
 import numpy as np
 import pytest
 
-from secagg.protocols.two_servers.lanes.fields import field_correction
-from secagg.protocols.two_servers.lanes.groups import ring_correction
+from secagg.protocols.two_servers.lanes.fields import field_correction, ring_correction
 from secagg.protocols.two_servers.point_functions.kernels import (
     control_bits,
     correction_of,
@@ -18,7 +17,7 @@ from secagg.protocols.two_servers.point_functions.kernels import (
     select,
     spread,
 )
-from secagg.protocols.two_servers.point_functions.tree_share import control_bits_in, masked_in
+from secagg.protocols.two_servers.point_functions.shares import control_bits_in, masked_in
 from secagg.simulation.insecure_coins import InsecureSeededCoins
 
 SAMPLES = 64

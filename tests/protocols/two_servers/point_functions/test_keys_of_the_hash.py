@@ -12,24 +12,22 @@ import pytest
 from secagg.crypto.secret import Secret
 from secagg.errors import InvalidParameters, MalformedMessage, Misuse, Reason
 from secagg.identifiers import ClientId
-from secagg.protocols.two_servers.lanes.fields import ATTEMPTS, LaneField
-from secagg.protocols.two_servers.lanes.groups import RingLanes
-from secagg.protocols.two_servers.lanes.streams import CounterStream
-from secagg.protocols.two_servers.point_functions.correction_words import CorrectionWords
+from secagg.protocols.two_servers.lanes.fields import ATTEMPTS, CounterStream, LaneField, RingLanes
 from secagg.protocols.two_servers.point_functions.generation import ServerShare
-from secagg.protocols.two_servers.point_functions.seeds import lanes_key, roots_key
-from secagg.protocols.two_servers.point_functions.shape import PointFunctionShape
-from secagg.protocols.two_servers.point_functions.tree_hash import (
+from secagg.protocols.two_servers.point_functions.shape import (
     GROUP_BLOCKS,
     LEFT,
     RIGHT,
     AesHash,
     KeyBinding,
+    PointFunctionShape,
     Role,
+    lanes_key,
     lanes_role,
     node_key,
+    roots_key,
 )
-from secagg.protocols.two_servers.point_functions.tree_share import TreeShare
+from secagg.protocols.two_servers.point_functions.shares import CorrectionWords, TreeShare
 
 Share = Callable[..., tuple[ServerShare, ServerShare]]
 

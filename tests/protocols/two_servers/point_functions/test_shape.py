@@ -5,16 +5,14 @@ from typing import Any
 import pytest
 
 from secagg.errors import InvalidParameters, Misuse
-from secagg.protocols.two_servers.lanes.fields import LaneField
-from secagg.protocols.two_servers.lanes.groups import RingLanes
-from secagg.protocols.two_servers.point_functions.correction_words import CorrectionWords
-from secagg.protocols.two_servers.point_functions.explicit_share import ExplicitShare
+from secagg.protocols.two_servers.lanes.fields import LaneField, RingLanes
 from secagg.protocols.two_servers.point_functions.shape import (
     PointFunctionShape,
     greatest_depth,
     least_cipher_calls,
     tree_bits,
 )
+from secagg.protocols.two_servers.point_functions.shares import CorrectionWords, ExplicitShare
 
 # Codewords, bits of a lane, (a) the explicit share without its last lane, (b) the tree, its depth, cipher calls.
 TABLE = [

@@ -9,12 +9,10 @@ import numpy.typing as npt
 import pytest
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
-from secagg.protocols.two_servers.lanes.fields import LaneField
-from secagg.protocols.two_servers.lanes.groups import LaneGroup, RingLanes
+from secagg.protocols.two_servers.lanes.fields import LaneField, LaneGroup, RingLanes
 from secagg.protocols.two_servers.point_functions.generation import ServerShare
-from secagg.protocols.two_servers.point_functions.shape import PointFunctionShape
-from secagg.protocols.two_servers.point_functions.tree_hash import LEFT, AesHash, Role, node_key
-from secagg.protocols.two_servers.point_functions.tree_share import TreeShare
+from secagg.protocols.two_servers.point_functions.shape import LEFT, AesHash, PointFunctionShape, Role, node_key
+from secagg.protocols.two_servers.point_functions.shares import TreeShare
 from secagg.simulation.insecure_coins import InsecureSeededCoins
 
 Share = Callable[..., tuple[ServerShare, ServerShare]]

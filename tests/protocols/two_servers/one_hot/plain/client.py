@@ -18,9 +18,14 @@ from secagg.crypto.secret import Secret
 from secagg.errors import PeerMisbehaved
 from secagg.identifiers import AttemptContext, ClientId, ServerId
 from secagg.protocols.two_servers.lanes.fields import LaneStream
-from secagg.protocols.two_servers.one_hot.check import OneHotVerifier, RoundChallenges, VerifiedUpload
-from secagg.protocols.two_servers.one_hot.messages import OneHotCommitment, OneHotOpening, OneHotProof
-from secagg.protocols.two_servers.one_hot.statement import Challenges, CheckShape, UploadContext
+from secagg.protocols.two_servers.one_hot.check import (
+    OneHotCommitment,
+    OneHotOpening,
+    OneHotVerifier,
+    RoundChallenges,
+    VerifiedUpload,
+)
+from secagg.protocols.two_servers.one_hot.statement import Challenges, CheckShape, OneHotProof, UploadContext
 
 SERVERS = (ServerId(0), ServerId(1))
 PAIR_KEY = bytes(range(32))

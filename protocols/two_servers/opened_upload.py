@@ -1,0 +1,456 @@
+"""An upload at a server: opened, checked with the other server, and added.
+
+One server's side of the index segments of an upload: how two servers come to take it, or to refuse it.
+
+    server 1  propose   ->  server 0  answer  ->  server 1  conclude  ->  server 0  settle
+
+Each step may find that the upload must not be taken, and raises then. Server 1 takes the upload when it concludes, and
+server 0 when it settles; only then is anything added. Each step called again with the same bytes gives the same bytes.
+
+One server's share of the sums: for each weight that occurs, the sum of the uploads of that weight.
+
+A weight multiplies a sum, not an upload. So what is released can leave out the weights that too few clients have: in
+the sum of one client of weight 1 and many of weight 64 the remainders modulo 64 would be that one client's input.
+
+One server's half of an upload, from the bytes that came to shares that can be checked and added.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from secagg.contract.layout import IndexSegment
+from secagg.crypto.hpke import sealing_pair
+from secagg.crypto.mask_expansion import accumulate, segment_count
+from secagg.crypto.ring import RingVector, add_into, low_bits, reduce_into
+from secagg.crypto.secret import Confined, Secret, overwrite
+from secagg.errors import UNDECIDED, MalformedMessage, Misuse, PeerMisbehaved, Reason, blaming
+from secagg.identifiers import ClientId, ServerId
+from secagg.session.certificates import Authority
+
+from .configuration import IndexingConfiguration
+from .lanes.fields import Lanes
+from .one_hot.check import OneHotCommitment, OneHotOpening, OneHotVerifier, RoundChallenges
+from .one_hot.statement import OneHotProof
+from .point_functions.generation import ServerShare
+from .point_functions.shape import KeyBinding
+from .point_functions.shares import CorrectionWords, ExplicitShare, LaneGrid, SeedShare, TreeShare
+from .point_functions.sums import HistogramShare
+from .round_rules import Entry
+from .upload import (
+    NO_CORRECTION,
+    UPLOAD_SEED_BYTES,
+    SegmentHeader,
+    Upload,
+    UploadHeader,
+    body_sizes,
+    check_context,
+    cut,
+    index_body_bytes,
+    key_binding,
+    open_body,
+    public_bytes,
+    public_sizes,
+    ring_bytes,
+    ring_mask_key,
+    sealing_info,
+    unpack_rings,
+)
+
+_ROUND = "upload"
+
+
+@dataclass(slots=True, eq=False)
+class _Half:
+    """What one server was sent of one segment."""
+
+    number: int
+    segment: IndexSegment
+    place: SegmentHeader
+    seed: Secret | None
+    proof: OneHotProof | None
+    share: ServerShare | None
+
+
+class PointFunctionExchange(Confined):
+    """One server's side of one upload of point functions."""
+
+    def __init__(  # noqa: PLR0913, PLR0917 -- what an upload is made of
+        self,
+        configuration: IndexingConfiguration,
+        server: ServerId,
+        header: UploadHeader,
+        body: bytearray | memoryview,
+        public_part: bytes | memoryview,
+        challenges: RoundChallenges,
+        *,
+        threads: int = 1,
+    ) -> None:
+        """Read what this server was sent.
+
+        Raises:
+            MalformedMessage, PeerMisbehaved: it is nothing that an honest client sends; ``culprits`` names the client
+                for what only it can have sealed, and is ``UNDECIDED`` for the public part.
+        """
+        self._configuration = configuration
+        self._server, self._peer = server, ServerId(1 - server.index)
+        self._header = header
+        self._challenges = challenges
+        self._threads = threads
+        self._verifiers: list[OneHotVerifier] | None = None
+        self._public_part = bytes(public_part)
+        with blaming(header.client):
+            self._halves = list(self._read(body))
+        if server.index == 1:
+            self._correct(self._public_part)
+
+    def _read(self, body: bytearray | memoryview) -> Iterator[_Half]:
+        configuration = self._configuration
+        sizes = [body_sizes(configuration, segment, self._server) for _, segment in configuration.index_segments]
+        pieces = cut(body, [size for pair in sizes for size in pair])
+        for (number, segment), place, (_, proof_bytes) in zip(
+            configuration.index_segments, self._header.segments, sizes, strict=True
+        ):
+            sent, proven = next(pieces), next(pieces)
+            proof = OneHotProof.decode(bytes(proven), configuration.check_shape(segment)) if proof_bytes else None
+            if proof is not None and proof.server != self._server:
+                raise MalformedMessage("a proof is for the other server", reason=Reason.NOT_CANONICAL)
+            shape = configuration.shape(segment)
+            seed: Secret | None = None
+            share: ServerShare | None = None
+            if shape.depth or self._server.index == 0:
+                seed = Secret("point function seed", sent)
+            binding = self._binding(number, place)
+            if not shape.depth:
+                if place.correction_digest != NO_CORRECTION:
+                    raise MalformedMessage("no correction words are due", reason=Reason.NOT_CANONICAL)
+                if seed is not None:
+                    share = SeedShare(shape, segment.blocks, binding, seed)
+                else:
+                    share = ExplicitShare.decode(sent, shape, segment.blocks, binding)
+            yield _Half(number, segment, place, seed, proof, share)
+
+    def _correct(self, public_part: bytes | memoryview) -> None:
+        """Take the correction words, if they are those that the client signed; before anything is evaluated."""
+        pieces = cut(public_part, public_sizes(self._configuration))
+        for half, piece in zip(self._halves, pieces, strict=True):
+            shape = self._configuration.shape(half.segment)
+            if not shape.depth:
+                continue
+            correction = CorrectionWords.decode(piece, shape, half.segment.blocks)
+            if correction.digest != half.place.correction_digest:
+                raise PeerMisbehaved(
+                    "correction words are not those that the client signed",
+                    reason=Reason.COMMITMENT_MISMATCH,
+                    culprits=UNDECIDED,
+                    round_name=_ROUND,
+                )
+            if half.seed is None:
+                raise Misuse("a tree's share has a seed")
+            binding = self._binding(half.number, half.place)
+            half.share = TreeShare(self._server.index, binding, half.seed, correction)
+
+    def propose(self) -> bytes:
+        """Relay the correction words, and commit to what will be opened."""
+        return self._public_part + b"".join(verifier.commit() for verifier in self._verified())
+
+    def answer(self, proposal: bytes) -> bytes:
+        """Open against server 1's commitments."""
+        commitments = self._take(proposal)
+        verifiers = self._verified()
+        openings = [verifier.open(bytes(committed)) for verifier, committed in zip(verifiers, commitments, strict=True)]
+        return b"".join([*(verifier.commit() for verifier in verifiers), *openings])
+
+    def conclude(self, answer: bytes) -> bytes:
+        """Decide upon server 0's openings, and open."""
+        verifiers, count = self._verified(), len(self._halves) * self._configuration.is_checked
+        with blaming(self._peer):
+            pieces = [bytes(piece) for piece in cut(answer, [*self._commitment_sizes(), *self._opening_sizes()])]
+        openings = [verifier.open(piece) for verifier, piece in zip(verifiers, pieces[:count], strict=True)]
+        for verifier, piece in zip(verifiers, pieces[count:], strict=True):
+            verifier.decide(piece)
+        return b"".join(openings)
+
+    def settle(self, conclusion: bytes) -> None:
+        """Decide upon server 1's openings."""
+        with blaming(self._peer):
+            pieces = list(cut(conclusion, self._opening_sizes()))
+        for verifier, piece in zip(self._verified(), pieces, strict=True):
+            verifier.decide(bytes(piece))
+
+    def add_to(self, totals: ClassTotals) -> None:
+        """Add this server's shares, in the class of the upload's weight."""
+        totals.add_shares(self._header.weight, {half.number: self._share_of(half) for half in self._halves})
+
+    def wipe(self) -> None:
+        """Overwrite the seeds."""
+        for half in self._halves:
+            if half.seed is not None:
+                half.seed.wipe()
+            if half.proof is not None:
+                half.proof.seed.wipe()
+
+    def _take(self, proposal: bytes) -> list[memoryview]:
+        """Split a proposal, take the correction words, and return the commitments."""
+        public = public_bytes(self._configuration)
+        with blaming(self._peer):
+            part, *commitments = cut(proposal, [public, *self._commitment_sizes()])
+            if any(half.share is None for half in self._halves):
+                self._correct(part)
+        return commitments
+
+    def _verified(self) -> list[OneHotVerifier]:
+        """Return the verifiers, which are made once."""
+        if self._verifiers is None:
+            self._verifiers = [
+                OneHotVerifier(
+                    check_context(self._configuration, self._header, half.number, half.segment, half.place),
+                    self._share_of(half),
+                    half.proof,
+                    self._challenges,
+                    threads=self._threads,
+                )
+                for half in self._halves
+                if half.proof is not None
+            ]
+        return self._verifiers
+
+    def _share_of(self, half: _Half) -> ServerShare:
+        if half.share is None:
+            raise Misuse("server 0 takes the correction words of a proposal first")
+        return half.share
+
+    def _binding(self, number: int, place: SegmentHeader) -> KeyBinding:
+        return key_binding(self._configuration, self._header.round_number, number, self._header.client, place.nonce)
+
+    def _commitment_sizes(self) -> list[int]:
+        return [OneHotCommitment.encoded_bytes()] * len(self._halves) * self._configuration.is_checked
+
+    def _opening_sizes(self) -> list[int]:
+        if not self._configuration.is_checked:
+            return []
+        return [OneHotOpening.encoded_bytes(self._configuration.check_shape(half.segment)) for half in self._halves]
+
+    def __repr__(self) -> str:
+        return f"<PointFunctionExchange of {self._header.client} at {self._server}>"
+
+
+@dataclass(slots=True, eq=False, repr=False)
+class _Total:
+    """The sum of the uploads of one weight."""
+
+    histograms: dict[int, HistogramShare]
+    vectors: list[RingVector]
+
+
+class ClassTotals(Confined):
+    """The sums of one round at one server; memory for a few models, however many clients there are."""
+
+    def __init__(self, configuration: IndexingConfiguration, server: ServerId, *, threads: int = 1) -> None:
+        """Begin with nothing."""
+        self.configuration = configuration
+        self.server = server
+        self._threads = threads
+        self._totals = dict[int, _Total]()
+
+    def add_shares(self, weight: int, shares: Mapping[int, ServerShare]) -> None:
+        """Add a client's shares of the index segments, by their number in the layout."""
+        total = self._of(weight)
+        for number, share in shares.items():
+            total.histograms[number].add(share, threads=self._threads)
+
+    def add_lanes(self, weight: int, number: int, grid: LaneGrid) -> None:
+        """Add lanes of an index segment that were evaluated before."""
+        self._of(weight).histograms[number].add_evaluated(grid)
+
+    def add_vectors(self, weight: int, vectors: Sequence[RingVector]) -> None:
+        """Add a client's ring segments, as server 1 is sent them."""
+        for segment, total, vector in zip(
+            self.configuration.ring_segments, self._of(weight).vectors, vectors, strict=True
+        ):
+            reduce_into(add_into(total, vector), segment.modulus_bits)
+
+    def add_masks(self, weight: int, key: Secret) -> None:
+        """Add a client's ring segments, as server 0 expands them."""
+        first_segment = 0
+        for segment, total in zip(self.configuration.ring_segments, self._of(weight).vectors, strict=True):
+            accumulate(total, segment.ring, add=[key], subtract=[], first_segment=first_segment, threads=self._threads)
+            first_segment += segment_count(segment.ring, segment.length)
+
+    def weighted(self, weights: Sequence[int]) -> tuple[Lanes | RingVector, ...]:
+        """Return the sum over the classes of these weights, each as often as it weighs, segment by segment."""
+        configuration, group = self.configuration, self.configuration.group
+        sums = list[Lanes | RingVector]()
+        vectors = iter(range(len(configuration.ring_segments)))
+        for number, segment in enumerate(configuration.layout.segments):
+            if isinstance(segment, IndexSegment):
+                lanes = np.zeros(segment.blocks * segment.codewords, dtype=group.word)
+                for weight in weights:
+                    part = self._of(weight).histograms[number].rows().reshape(-1)
+                    group.scale_into(part, weight)
+                    group.add_into(lanes, part)
+                group.reduce_into(lanes)
+                sums.append(lanes)
+                continue
+            place, total = next(vectors), segment.ring.zeros(segment.length)
+            for weight in weights:
+                factor = segment.ring.word.type(weight & low_bits(segment.modulus_bits))
+                reduce_into(add_into(total, self._of(weight).vectors[place] * factor), segment.modulus_bits)
+            sums.append(total)
+        return tuple(sums)
+
+    def wipe(self) -> None:
+        """Overwrite all sums."""
+        for total in self._totals.values():
+            for vector in total.vectors:
+                vector[:] = 0
+            for histogram in total.histograms.values():
+                histogram.wipe()
+        self._totals.clear()
+
+    def _of(self, weight: int) -> _Total:
+        if weight not in self._totals:
+            configuration = self.configuration
+            self._totals[weight] = _Total(
+                {
+                    number: HistogramShare(configuration.shape(segment), segment.blocks, self.server.index)
+                    for number, segment in configuration.index_segments
+                },
+                [segment.ring.zeros(segment.length) for segment in configuration.ring_segments],
+            )
+        return self._totals[weight]
+
+    def __repr__(self) -> str:
+        return f"<ClassTotals of {self.server}, weights {sorted(self._totals)}>"
+
+
+@dataclass(slots=True, eq=False)
+class OpenedUpload:
+    """An upload that is neither taken nor rejected yet."""
+
+    entry: Entry
+    exchange: PointFunctionExchange
+    mask_key: Secret | None = field(repr=False)
+    """What server 0 expands into its share of the ring segments."""
+    vectors: list[RingVector] = field(repr=False)
+    """What server 1 was sent of them."""
+    asked: bytes | None = field(default=None, repr=False)
+    """The digest of what the other server said when it was asked about first."""
+
+    def add_to(self, totals: ClassTotals) -> None:
+        """Add this server's share to the sums: the one place where anything is."""
+        weight = self.entry.weight
+        self.exchange.add_to(totals)
+        if self.mask_key is None:
+            totals.add_vectors(weight, self.vectors)
+        else:
+            totals.add_masks(weight, self.mask_key)
+
+    def wipe(self) -> None:
+        """Overwrite the seeds."""
+        self.exchange.wipe()
+        if self.mask_key is not None:
+            self.mask_key.wipe()
+
+
+class HalfOpener(Confined):
+    """Reads and opens the halves of one server and round; it remembers none of them."""
+
+    def __init__(  # noqa: PLR0913 -- the round, and its keys
+        self,
+        configuration: IndexingConfiguration,
+        server: ServerId,
+        round_number: int,
+        root: Secret,
+        challenges: RoundChallenges,
+        *,
+        threads: int = 1,
+    ) -> None:
+        """Derive the key pair of the round; the caller keeps the root and wipes it."""
+        self._configuration = configuration
+        self._server = server
+        self._round_number = round_number
+        self._pair = sealing_pair(configuration.suite, root, configuration.context)
+        self.sealing_key = self._pair.public_key.encoded
+        self._challenges = challenges
+        self._threads = threads
+
+    def read(self, message: bytes, sender: ClientId | None = None) -> Upload:
+        """Read a half, and check who made it and for what; nothing is opened yet.
+
+        Args:
+            sender: who the transport says has sent it; None if another server relays it.
+        Raises:
+            AuthenticationFailed: the authority does not vouch for the client, or the client did not sign.
+            MalformedMessage, UnexpectedMessage, PeerMisbehaved: it is no half for this server and round.
+        Security: until the signature is verified the header is anybody's, so that it names no culprit.
+        """
+        configuration, is_one = self._configuration, self._server.index == 1
+        upload = Upload.decode(
+            message,
+            configuration,
+            self._server,
+            index_body_bytes(configuration, self._server) + (ring_bytes(configuration) if is_one else 0),
+            public_bytes(configuration) if is_one else 0,
+        )
+        header = upload.header
+        if sender not in (None, header.client):
+            raise PeerMisbehaved(
+                f"{sender} hands over an upload that names {header.client}",
+                reason=Reason.NOT_ELIGIBLE,
+                culprits=UNDECIDED,
+                round_name=_ROUND,
+            )
+        Authority(configuration.authority).verify(header.certificate, culprits=UNDECIDED)
+        upload.verify(configuration)
+        if header.round_number != self._round_number:
+            raise PeerMisbehaved(
+                f"an upload is for round {header.round_number}, and this is round {self._round_number}",
+                reason=Reason.WRONG_SESSION,
+                culprits=UNDECIDED,
+                round_name=_ROUND,
+            )
+        return upload
+
+    def open(self, upload: Upload) -> OpenedUpload:
+        """Open a half that was read.
+
+        Raises:
+            AuthenticationFailed: it was sealed to another key, or altered.
+            MalformedMessage, PeerMisbehaved: it holds nothing that an honest client sends.
+        """
+        configuration, server, header = self._configuration, self._server, upload.header
+        digest = header.digest(configuration)
+        entry = Entry(header.client, upload.upload_id(configuration), header.weight)
+        sealed, info = upload.sealed_seeds[server.index], sealing_info(server, digest)
+        with self._pair.open("upload seed", sealed, UPLOAD_SEED_BYTES, info, culprits=UNDECIDED) as seed:
+            body = open_body(seed, server, digest, upload.body)
+            try:
+                mask_key = None if server.index else ring_mask_key(seed, configuration.suite, digest)
+                index_bytes = index_body_bytes(configuration, server)
+                exchange = self._exchange(upload, entry, memoryview(body)[:index_bytes])
+                with blaming(header.client):
+                    vectors = unpack_rings(configuration, memoryview(body)[index_bytes:]) if server.index else []
+            finally:
+                overwrite(body)
+        return OpenedUpload(entry, exchange, mask_key, vectors)
+
+    def _exchange(self, upload: Upload, entry: Entry, body: memoryview) -> PointFunctionExchange:  # noqa: ARG002 -- see the model
+        """Return this server's side of the upload; the model checker puts an ideal check in its place."""
+        return PointFunctionExchange(
+            self._configuration,
+            self._server,
+            upload.header,
+            body,
+            upload.public_part,
+            self._challenges,
+            threads=self._threads,
+        )
+
+    def wipe(self) -> None:
+        """Overwrite the keys of the round: nothing can be opened any more."""
+        self._challenges.wipe()
+        self._pair.wipe()

@@ -1,0 +1,630 @@
+"""Shares of point functions, and the lanes that they evaluate to.
+
+Lanes of a range of blocks in the order in which they are computed, and as rows of codewords.
+
+Shares are made and added up in the order that vector units like: long runs of blocks for one lane, or for one piece of
+a leaf, next to each other in memory. Rows are what a histogram is; the order is turned once for an aggregate and not
+for every client.
+
+The public part of a tree's keys: one correction word a level and one for the leaf, for every block, and its bytes.
+
+Both servers hold the same public part. A client may send it to one of them, who relays it; the other then compares its
+digest with the one that came with its seed. A relay that could alter a correction word would learn from the changed
+sum whether the altered node was on the path.
+
+    level by level, block by block: 126 bits of seed and 2 control bits of the left child, 16 bytes
+    level by level, block by block: how the right child's 2 control bits differ from those
+    block by block: the lanes of the leaf's correction word, each in exactly p bits
+
+The bits of the second and the third part each fill up their last byte with zeros.
+
+Shares without a tree: server 0 expands a seed into its lanes, and server 1 is sent its own.
+
+Lanes are laid out in runs of ``RUN_BLOCKS`` blocks, the last of which may be shorter, and lane by lane within a run,
+which is what vector units add fast. Where the shape derives the last lane, each server computes its own as
+the difference of the others' sum from 1 at server 0 and from 0 at server 1, for every client by itself. A sum of
+shares could not tell later which client had left out what.
+
+An explicit share is secret: together with the seed of server 0, it is the assignments.
+
+One server's share of a tree's point functions: the evaluation of a key, for any range of blocks.
+
+A chunk of blocks is grown level by level. The children of a level are stored as all left ones and then all right ones,
+so that every cipher call and every pass over memory is contiguous; chunks are chosen so that the widest level stays in
+a second-level cache. The result is added into a grid, which may hold one client's share or the sum of many.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from secagg.crypto.labels import Label, bind
+from secagg.crypto.ring import Ring
+from secagg.crypto.secret import Confined, Secret
+from secagg.errors import InvalidParameters, MalformedMessage, Misuse, Reason
+from secagg.parameters import require_integer
+from secagg.protocols.two_servers.lanes.fields import Bytes, CounterStream, LaneGroup, Lanes, LaneSource
+
+from .kernels import feed_forward_into, grow_into, root_into
+from .shape import (
+    GROUP_BLOCKS,
+    LEFT,
+    MAXIMUM_BLOCKS,
+    RIGHT,
+    RUN_BLOCKS,
+    SLACK_BYTES,
+    AesHash,
+    HashFamily,
+    KeyBinding,
+    NodeHash,
+    NodeWords,
+    PointFunctionShape,
+    lanes_key,
+    lanes_role,
+    require_weight,
+    roots_key,
+    share_digest,
+)
+
+_PIECE: Any = np.complex128
+"""A type of 16 bytes, the size of a piece; values of it are moved and never looked at."""
+
+
+class LaneGrid(Confined):
+    """One server's lanes for blocks [first, stop), in arrays of a run of blocks each.
+
+    An array has, at depth 0, the axes (codeword, block, 1). For a tree they are (piece and leaf, block, lane): the
+    pieces of all leaves come one after another, and among the leaves the lowest bit of their number is the slowest.
+    """
+
+    def __init__(self, shape: PointFunctionShape, first: int, arrays: tuple[Lanes, ...]) -> None:
+        """Take arrays of the right form; ``zeros`` makes them."""
+        self.shape = shape
+        self.first = first
+        self.arrays = arrays
+        self.blocks = sum(array.shape[1] for array in arrays)
+        self.stop = first + self.blocks
+
+    @classmethod
+    def zeros(cls, shape: PointFunctionShape, blocks: int, first: int = 0) -> LaneGrid:
+        """Return lanes that are zero, for so many blocks from ``first`` on."""
+        if type(shape) is not PointFunctionShape:
+            raise Misuse(f"a shape is a PointFunctionShape; got {type(shape).__name__}")
+        require_blocks(blocks)
+        width, height = (shape.lanes_per_piece, shape.pieces * shape.leaves) if shape.depth else (1, shape.codewords)
+        flat = np.zeros(height * blocks * width, dtype=shape.group.word)
+        arrays = list[Lanes]()
+        for start, stop in runs(first, first + blocks):
+            low, high = ((edge - first) * height * width for edge in (start, stop))
+            arrays.append(flat[low:high].reshape(height, stop - start, width))
+        return cls(shape, first, tuple(arrays))
+
+    def located(self) -> Iterator[tuple[int, int, Lanes]]:
+        """Return each array with its first block and the one after its last."""
+        start = self.first
+        for array in self.arrays:
+            yield start, start + array.shape[1], array
+            start += array.shape[1]
+
+    def part(self, first: int, stop: int) -> LaneGrid:
+        """Return blocks [first, stop) of this grid; changes to the part are changes to the whole."""
+        require_range(first, stop, self.first, self.stop)
+        arrays = tuple(
+            array[:, max(first, low) - low : min(stop, high) - low]
+            for low, high, array in self.located()
+            if low < stop and first < high
+        )
+        return LaneGrid(self.shape, first, arrays)
+
+    def wipe(self) -> None:
+        """Overwrite the lanes with zeros."""
+        for array in self.arrays:
+            array[...] = 0
+
+    def rows(self) -> Lanes:
+        """Return the lanes as one row of ``codewords`` for each block, reduced."""
+        rows = np.empty((self.blocks, self.shape.codewords), dtype=self.shape.group.word)
+        for start, stop, array in self.located():
+            part = rows[start - self.first : stop - self.first]
+            if self.shape.depth:
+                part[...] = self._tree_rows(array)
+            else:
+                # Column by column, which is several times faster than assigning the transposed array.
+                for codeword, lanes in enumerate(array[:, :, 0]):
+                    part[:, codeword] = lanes
+        self.shape.group.reduce_into(rows)
+        return rows
+
+    def _tree_rows(self, array: Lanes) -> Lanes:
+        shape, depth, blocks = self.shape, self.shape.depth, array.shape[1]
+        pieces: Any = array.view(_PIECE).reshape(shape.pieces, *(2,) * depth, blocks)
+        # From (piece, bits of the leaf from the lowest up, block) to (block, bits from the highest down, piece).
+        turned = np.ascontiguousarray(pieces.transpose(depth + 1, *range(depth, 0, -1), 0))
+        lanes = turned.view(shape.group.word).reshape(blocks, shape.leaves, -1)[:, :, : shape.leaf_lanes]
+        rows: Lanes = lanes.reshape(blocks, -1)[:, : shape.codewords]
+        return rows
+
+
+def runs(first: int, stop: int) -> Iterator[tuple[int, int]]:
+    """Cut a range of blocks where runs meet; return each piece as its first block and the one after its last."""
+    while first < stop:
+        edge = min(stop, (first // RUN_BLOCKS + 1) * RUN_BLOCKS)
+        yield first, edge
+        first = edge
+
+
+def require_blocks(blocks: int) -> None:
+    """Refuse a number of blocks that is none."""
+    require_integer("blocks", blocks, 1, MAXIMUM_BLOCKS)
+
+
+def require_range(first: int, stop: int, least: int, greatest: int) -> None:
+    """Refuse a range of blocks that is not within another."""
+    if type(first) is not int or type(stop) is not int or not least <= first < stop <= greatest:
+        raise InvalidParameters(
+            f"a range of blocks lies within {least}..{greatest} and is not empty; got {first!r}..{stop!r}"
+        )
+
+
+NODE_WORDS: Final = 2
+NODE_BYTES: Final = 16
+_NODE_WORD = np.dtype("<u8")
+_BITS: Final = Ring(1)
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class CorrectionWords:
+    """The correction words of all blocks; public, and the same for both servers."""
+
+    shape: PointFunctionShape
+    left: NodeWords
+    """(level, block, word)."""
+    difference: npt.NDArray[np.uint8]
+    """(level, block, word): 0 or 1."""
+    leaf: Lanes
+    """(piece, block, lane), with zeros in lanes that a leaf does not have."""
+    encoded: bytes = b""
+    """Kept where they were made, for whoever sends them; see ``freeze``."""
+    digest: bytes = b""
+    """What is compared where another party relayed the bytes, and what a proof is bound to."""
+
+    def __post_init__(self) -> None:
+        require_tree(self.shape)
+        blocks = self.leaf.shape[1]
+        require_blocks(blocks)
+        levels = (self.shape.depth, blocks, NODE_WORDS)
+        if self.left.shape != levels or self.difference.shape != levels:
+            raise Misuse(f"correction words of {blocks} blocks have the form {levels}")
+        if self.leaf.shape != (self.shape.pieces, blocks, self.shape.lanes_per_piece):
+            raise Misuse("the leaves' correction words have another form than their shape says")
+
+    @classmethod
+    def zeros(cls, shape: PointFunctionShape, blocks: int) -> CorrectionWords:
+        """Return correction words to be filled in."""
+        require_tree(shape)
+        require_blocks(blocks)
+        levels = (shape.depth, blocks, NODE_WORDS)
+        leaf = np.zeros((shape.pieces, blocks, shape.lanes_per_piece), dtype=shape.group.word)
+        return cls(shape, np.zeros(levels, dtype=_NODE_WORD), np.zeros(levels, dtype=np.uint8), leaf)
+
+    @property
+    def blocks(self) -> int:
+        """How many blocks there are."""
+        return int(self.leaf.shape[1])
+
+    def freeze(self) -> CorrectionWords:
+        """Return them with their encoding and digest, which are computed once; nothing may change afterwards."""
+        encoded = self._pack()
+        return replace(self, encoded=encoded, digest=_digest(self.shape, encoded))
+
+    def _pack(self) -> bytes:
+        lanes = self.leaf.transpose(1, 0, 2).reshape(self.blocks, -1)[:, : self.shape.leaf_lanes]
+        bits = _BITS.pack(self.difference.reshape(-1))
+        return b"".join([self.left.tobytes(), bits, self.shape.group.pack(lanes.reshape(-1))])
+
+    @staticmethod
+    def encoded_bytes(shape: PointFunctionShape, blocks: int) -> int:
+        """Return how many bytes ``encode`` gives."""
+        return sum(_parts(shape, blocks))
+
+    def encode(self) -> bytes:
+        """Return the canonical encoding; the shape and the number of blocks are known from the session."""
+        return self.encoded or self._pack()
+
+    @classmethod
+    def decode(cls, data: bytes | bytearray | memoryview, shape: PointFunctionShape, blocks: int) -> CorrectionWords:
+        """Read correction words back.
+
+        Raises:
+            MalformedMessage: the number of bytes is wrong, which is checked before anything is allocated; a bit that
+                fills a last byte is set; or a lane is not below the group's order.
+        """
+        require_tree(shape)
+        require_blocks(blocks)
+        view = memoryview(data)
+        if not view.c_contiguous:
+            raise Misuse("correction words are contiguous bytes; pass a copy of the view")
+        view = view.cast("B")
+        sizes = _parts(shape, blocks)
+        if view.nbytes != sum(sizes):
+            reason = Reason.TRUNCATED if view.nbytes < sum(sizes) else Reason.TRAILING_BYTES
+            raise MalformedMessage(
+                f"correction words of {blocks} blocks are {sum(sizes)} bytes; got {view.nbytes}", reason=reason
+            )
+        levels = (shape.depth, blocks, NODE_WORDS)
+        left = np.frombuffer(view[: sizes[0]], dtype=_NODE_WORD).reshape(levels)
+        bits = _BITS.unpack(view[sizes[0] : sizes[0] + sizes[1]], shape.depth * blocks * NODE_WORDS)
+        lanes = shape.group.unpack(view[sizes[0] + sizes[1] :], blocks * shape.leaf_lanes)
+        words = cls.zeros(shape, blocks)
+        padded = np.zeros((blocks, shape.pieces * shape.lanes_per_piece), dtype=shape.group.word)
+        padded[:, : shape.leaf_lanes] = lanes.reshape(blocks, -1)
+        words.leaf[...] = padded.reshape(blocks, shape.pieces, -1).transpose(1, 0, 2)
+        difference = bits.astype(np.uint8, copy=False).reshape(levels)
+        return cls(shape, left, difference, words.leaf, digest=_digest(shape, bytes(view)))
+
+
+def _digest(shape: PointFunctionShape, encoded: bytes) -> bytes:
+    return hashlib.sha256(bind(Label.POINT_FUNCTION_CORRECTION_DIGEST, *shape.encode(), encoded)).digest()
+
+
+def require_tree(shape: PointFunctionShape) -> None:
+    """Refuse a shape without a tree."""
+    if type(shape) is not PointFunctionShape:
+        raise Misuse(f"a shape is a PointFunctionShape; got {type(shape).__name__}")
+    if not shape.depth:
+        raise InvalidParameters("there are no correction words at depth 0; one server is sent its share")
+
+
+def _parts(shape: PointFunctionShape, blocks: int) -> tuple[int, int, int]:
+    levels = shape.depth * blocks
+    lanes = (blocks * shape.leaf_lanes * shape.group.bits + 7) // 8
+    return levels * NODE_BYTES, _BITS.packed_bytes(levels * NODE_WORDS), lanes
+
+
+class _WithoutTree(Confined):
+    """What both shares have in common: lanes in runs, and what a server adds of them."""
+
+    server_index: int
+
+    def __init__(self, shape: PointFunctionShape, blocks: int, binding: KeyBinding) -> None:
+        if type(shape) is not PointFunctionShape or type(binding) is not KeyBinding:
+            raise Misuse("a share is made from a PointFunctionShape and a KeyBinding")
+        if shape.depth:
+            raise InvalidParameters(f"a shape of depth {shape.depth} has a tree; its shares are TreeShares")
+        require_blocks(blocks)
+        self.shape = shape
+        self.blocks = blocks
+        self.binding = binding
+
+    def lanes(self, first: int, count: int) -> Lanes:
+        """Return this client's share of blocks [first, first + count) as rows of codewords."""
+        require_range(first, first + count, 0, self.blocks)
+        grid = LaneGrid.zeros(self.shape, count, first)
+        self.accumulate(grid)
+        return grid.rows()
+
+    def accumulate(self, grid: LaneGrid, weight: int = 1) -> None:
+        """Add the share of the grid's blocks, times a public weight, into the grid."""
+        require_range(grid.first, grid.stop, 0, self.blocks)
+        require_weight(weight, self.shape.group)
+        source, sent = self._source(), self.shape.sent_lanes
+        for first, stop, array in grid.located():
+            # A run is made whole, also where the grid holds part of it.
+            run_first = first // RUN_BLOCKS * RUN_BLOCKS
+            run_blocks = min(self.blocks - run_first, RUN_BLOCKS)
+            lanes = source.lanes(run_first * sent, run_blocks * sent).reshape(sent, run_blocks)
+            self._add(array[:, :, 0], lanes[:, first - run_first : stop - run_first], weight)
+
+    def _add(self, part: Lanes, lanes: Lanes, weight: int) -> None:
+        group, sent = self.shape.group, self.shape.sent_lanes
+        if weight != 1:
+            lanes = lanes.copy()
+            group.scale_into(lanes, weight)
+        group.add_into(part[:sent], lanes)
+        if self.shape.derives_last_lane:
+            last = part[sent]
+            group.subtract_into(last, group.column_sums(lanes))
+            if not self.server_index:
+                group.add_into(last, np.full_like(last, weight))
+
+    def _source(self) -> LaneSource:
+        raise NotImplementedError
+
+
+class SeedShare(_WithoutTree):
+    """The share of server 0: a seed and what it expands into."""
+
+    server_index = 0
+
+    def __init__(self, shape: PointFunctionShape, blocks: int, binding: KeyBinding, seed: Secret) -> None:
+        """Take a seed; the caller keeps it and wipes it."""
+        super().__init__(shape, blocks, binding)
+        self.seed = seed
+        self._source()
+
+    @property
+    def digest(self) -> bytes:
+        """The digest of everything that the share is made from."""
+        return share_digest(self.shape, self.blocks, self.binding, self.server_index, self.seed, b"")
+
+    def _source(self) -> LaneSource:
+        return self.shape.group.stream(lanes_key(self.shape, self.blocks, self.binding, self.seed))
+
+
+class ExplicitShare(_WithoutTree):
+    """The share of server 1: lanes, for its eyes only."""
+
+    server_index = 1
+
+    def __init__(self, shape: PointFunctionShape, blocks: int, binding: KeyBinding, sent: Lanes) -> None:
+        """Take the lanes that are sent, in the order of runs, and below the order of the group."""
+        super().__init__(shape, blocks, binding)
+        if sent.dtype != shape.group.word or sent.shape != (blocks * shape.sent_lanes,):
+            raise Misuse(f"an explicit share of {blocks} blocks is {blocks * shape.sent_lanes} {shape.group.word}")
+        self._sent = _Fixed(sent)
+
+    @property
+    def digest(self) -> bytes:
+        """The digest of everything that the share is made from."""
+        sent = hashlib.sha256(bind(Label.POINT_FUNCTION_EXPLICIT_DIGEST, self.encode())).digest()
+        return share_digest(self.shape, self.blocks, self.binding, self.server_index, None, sent)
+
+    @staticmethod
+    def encoded_bytes(shape: PointFunctionShape, blocks: int) -> int:
+        """Return how many bytes ``encode`` gives."""
+        return (blocks * shape.sent_lanes * shape.group.bits + 7) // 8
+
+    def encode(self) -> bytes:
+        """Return the canonical encoding: each lane in exactly p bits."""
+        return self.shape.group.pack(self._sent.lanes(0, self.blocks * self.shape.sent_lanes))
+
+    @classmethod
+    def decode(
+        cls, data: bytes | bytearray | memoryview, shape: PointFunctionShape, blocks: int, binding: KeyBinding
+    ) -> ExplicitShare:
+        """Read a share back.
+
+        Raises:
+            MalformedMessage: the number of bytes is wrong, which is checked before anything is allocated; a bit that
+                fills the last byte is set; or a lane is not below the group's order.
+        """
+        require_blocks(blocks)
+        return cls(shape, blocks, binding, shape.group.unpack(memoryview(data), blocks * shape.sent_lanes))
+
+    def _source(self) -> LaneSource:
+        return self._sent
+
+
+class _Fixed:
+    """Lanes that are there already."""
+
+    def __init__(self, lanes: Lanes) -> None:
+        self._lanes = lanes
+
+    def lanes(self, start: int, count: int) -> Lanes:
+        """Return lanes [start, start + count)."""
+        return self._lanes[start : start + count]
+
+
+_WIDEST_NODES: Final = 1 << 16
+_LEAST_CHUNK: Final = 16
+
+
+class TreeShare(Confined):
+    """What one server holds of a client's keys: its seed and the public correction words."""
+
+    def __init__(  # noqa: PLR0913 -- all but four are keywords with defaults
+        self,
+        server_index: int,
+        binding: KeyBinding,
+        seed: Secret,
+        correction: CorrectionWords,
+        *,
+        chunk_blocks: int | None = None,
+        hash_family: HashFamily = AesHash,
+    ) -> None:
+        """Take the parts of a key; the caller keeps the seed and wipes it.
+
+        Args:
+            chunk_blocks: how many blocks are grown at a time; the result does not depend on it.
+            hash_family: the hash of the tree; another than the default is for tests against other implementations.
+        """
+        if server_index not in (0, 1) or type(server_index) is not int:
+            raise InvalidParameters(f"a server index is 0 or 1; got {server_index!r}")
+        if type(binding) is not KeyBinding or type(correction) is not CorrectionWords:
+            raise Misuse("a tree's share is made from a KeyBinding, a seed and CorrectionWords")
+        if chunk_blocks is not None:
+            require_integer("chunk_blocks", chunk_blocks, 1)
+        self.server_index = server_index
+        self.binding = binding
+        self.seed = seed
+        self.correction = correction
+        self._chunk_blocks = chunk_blocks or default_chunk(correction.shape)
+        self._hash_family = hash_family
+        with self._roots_key() as key:
+            # A wiped seed, or one of another length, is refused here and not on the way.
+            CounterStream(key)
+
+    @property
+    def shape(self) -> PointFunctionShape:
+        """The shape of the point functions."""
+        return self.correction.shape
+
+    @property
+    def blocks(self) -> int:
+        """How many blocks there are."""
+        return self.correction.blocks
+
+    @property
+    def digest(self) -> bytes:
+        """The digest of everything that the share is made from."""
+        return share_digest(self.shape, self.blocks, self.binding, self.server_index, self.seed, self.correction.digest)
+
+    def lanes(self, first: int, count: int) -> Lanes:
+        """Return this client's share of blocks [first, first + count) as rows of codewords."""
+        require_range(first, first + count, 0, self.blocks)
+        grid = LaneGrid.zeros(self.shape, count, first)
+        self.accumulate(grid)
+        return grid.rows()
+
+    def accumulate(self, grid: LaneGrid, weight: int = 1) -> None:
+        """Add the share of the grid's blocks, times a public weight, into the grid.
+
+        Raises:
+            MalformedMessage: a lane of the field was not found in any attempt; the client's key is refused. The grid
+                then holds part of its share.
+        """
+        require_range(grid.first, grid.stop, 0, self.blocks)
+        require_weight(weight, self.shape.group)
+        nodes_at_once = min(self._chunk_blocks, grid.blocks) * self.shape.leaves
+        scratch = _scratch(nodes_at_once)
+        try:
+            with self._roots_key() as key:
+                roots = CounterStream(key)
+                for start, stop, node_hash in self._chunks(grid.first, grid.stop):
+                    nodes, control = self._leaves(roots, node_hash, start, stop, scratch)
+                    self._add_lanes(grid.part(start, stop), nodes, control, node_hash, scratch, weight)
+        finally:
+            scratch.wipe(nodes_at_once)
+
+    def _roots_key(self) -> Secret:
+        return roots_key(self.shape, self.blocks, self.binding, self.server_index, self.seed)
+
+    def _chunks(self, first: int, stop: int) -> Iterator[tuple[int, int, NodeHash]]:
+        """Cut a range into chunks that lie within one group of blocks, whose hash comes with each."""
+        while first < stop:
+            group = first // GROUP_BLOCKS
+            node_hash = self._hash_family(self.binding, group)
+            end = min(stop, (group + 1) * GROUP_BLOCKS)
+            while first < end:
+                yield first, min(end, first + self._chunk_blocks), node_hash
+                first = min(end, first + self._chunk_blocks)
+
+    def _leaves(
+        self, roots: CounterStream, node_hash: NodeHash, start: int, stop: int, scratch: _Scratch
+    ) -> tuple[NodeWords, NodeWords]:
+        """Grow the trees of a chunk and return their leaves, with the control bits of these."""
+        count = stop - start
+        node = scratch.words(count)
+        roots.fill(scratch.memory, start, node.nbytes)
+        root_into(node, self.server_index)
+        for level in range(self.shape.depth):
+            half = (count << level) * NODE_BYTES
+            scratch.swap()
+            # The right half comes first, because the slack of the left one lies in it.
+            node_hash.permute_into(RIGHT, node, scratch.memory[half:])
+            node_hash.permute_into(LEFT, node, scratch.memory)
+            parents = node.reshape(1 << level, -1)
+            children = scratch.words(count << (level + 1)).reshape(2, 1 << level, -1)
+            control = control_bits_in(scratch.control, parents)
+            shared = masked_in(scratch.shared, control, self.correction.left[level, start:stop].reshape(-1))
+            difference = self.correction.difference[level, start:stop].reshape(-1).astype(node.dtype)
+            grow_into(parents, (children[0], children[1]), control, shared, difference)
+            node = children.reshape(-1)
+        return node, control_bits_in(scratch.control, node.reshape(self.shape.leaves, -1))
+
+    def _add_lanes(  # noqa: PLR0913, PLR0917 -- the pieces of one step
+        self,
+        part: LaneGrid,
+        nodes: NodeWords,
+        control: NodeWords,
+        node_hash: NodeHash,
+        scratch: _Scratch,
+        weight: int,
+    ) -> None:
+        """Turn the leaves into lanes and add these to the grid's part, piece by piece."""
+        group, leaves = self.shape.group, self.shape.leaves
+        combine = group.subtract_into if self.server_index else group.add_into
+        scratch.swap()
+        for piece in range(self.shape.pieces):
+            lanes = leaf_lanes(node_hash, group, piece, nodes, scratch.memory)
+            correction: Any = self.correction.leaf[piece, part.first : part.stop].reshape(-1).view(nodes.dtype)
+            group.add_into(lanes, masked_in(scratch.shared, control, correction).view(group.word).reshape(-1))
+            if weight != 1:
+                group.scale_into(lanes, weight)
+            made = lanes.reshape(leaves, part.blocks, -1)
+            for start, stop, array in part.located():
+                combine(array[piece * leaves : (piece + 1) * leaves], made[:, start - part.first : stop - part.first])
+
+
+class _Scratch:
+    """Two buffers for nodes, which take turns as parents and children, and two for what is computed on the way.
+
+    Memory that is kept: fresh memory of this size may be mapped anew by the system for every operation, which was
+    measured to take as long as the operation.
+    """
+
+    def __init__(self, nodes: int) -> None:
+        self.nodes = nodes
+        self.control = np.empty(nodes * NODE_WORDS, dtype="<u8")
+        self.shared = np.empty(nodes * NODE_WORDS, dtype="<u8")
+        self.memory = np.empty(nodes * NODE_BYTES + SLACK_BYTES + 1, dtype=np.uint8)
+        self._other = np.empty_like(self.memory)
+
+    def swap(self) -> None:
+        """Write to the other buffer from here on."""
+        self.memory, self._other = self._other, self.memory
+
+    def words(self, nodes: int) -> NodeWords:
+        """Return the first nodes of the buffer that is written to."""
+        return self.memory[: nodes * NODE_BYTES].view("<u8")
+
+    def wipe(self, nodes: int) -> None:
+        """Overwrite what so many nodes have used."""
+        for words in (self.control, self.shared):
+            words[: nodes * NODE_WORDS] = 0
+        for memory in (self.memory, self._other):
+            memory[: nodes * NODE_BYTES] = 0
+
+
+_kept = threading.local()
+
+
+def _scratch(nodes: int) -> _Scratch:
+    """Return this thread's scratch memory, of at least so many nodes; whoever uses it wipes it."""
+    scratch: _Scratch | None = getattr(_kept, "scratch", None)
+    if scratch is None or scratch.nodes < nodes:
+        scratch = _kept.scratch = _Scratch(nodes)
+    return scratch
+
+
+def default_chunk(shape: PointFunctionShape) -> int:
+    """Return how many blocks are grown at a time: as many as a cache holds at the widest level."""
+    return max(_LEAST_CHUNK, min(GROUP_BLOCKS, _WIDEST_NODES >> shape.depth))
+
+
+def control_bits_in(memory: NodeWords, nodes: NodeWords) -> NodeWords:
+    """Return what ``control_bits`` gives, in memory that is there already."""
+    return np.bitwise_and(nodes, nodes.dtype.type(1), out=memory[: nodes.size].reshape(nodes.shape))
+
+
+def masked_in(memory: NodeWords, control: NodeWords, correction: NodeWords) -> NodeWords:
+    """Return what ``masked`` gives, in memory that is there already."""
+    return np.multiply(control, correction, out=memory[: control.size].reshape(control.shape))
+
+
+def leaf_lanes(node_hash: NodeHash, group: LaneGroup, piece: int, nodes: NodeWords, memory: Bytes) -> Lanes:
+    """Return the uniform lanes that leaves hash to, in ``memory``, before any correction."""
+    node_hash.permute_into(lanes_role(piece), nodes, memory)
+    words: Any = memory[: nodes.nbytes].view(nodes.dtype)
+    lanes: Lanes = feed_forward_into(words, nodes).view(group.word)
+
+    def retry(attempt: int, missing: npt.NDArray[np.intp]) -> Lanes:
+        per_node = NODE_BYTES // group.word.itemsize
+        again = nodes.reshape(-1, NODE_WORDS)[missing // per_node]
+        target = np.empty(again.nbytes + SLACK_BYTES, dtype=np.uint8)
+        node_hash.permute_into(lanes_role(piece, attempt), again, target)
+        hashed: Any = target[: again.nbytes].view(again.dtype)
+        words_again = feed_forward_into(hashed, again.reshape(-1)).view(group.word)
+        chosen: Lanes = words_again.reshape(-1, per_node)[np.arange(missing.size), missing % per_node]
+        return chosen
+
+    group.settle(lanes, retry)
+    return lanes

@@ -1,0 +1,444 @@
+"""What a client sends: one signed header that both servers hold, and for each server an envelope that it alone opens.
+
+The header is all that is in the clear. Its digest is what every ciphertext, key and proof of the upload is bound to,
+and the client signs it together with both envelopes' keys. Two servers that hold the same upload id therefore hold
+two halves of one upload; a client that sends them halves of two uploads is counted by neither.
+
+Sealing one server's half of an upload: HPKE for a seed, and AES-256-GCM under a key that follows from it.
+
+The seed is also what server 0's masks of ring segments are expanded from, so a half of any size costs one
+encapsulation. Everything is bound to the header's digest and to which server it is for.
+
+Ring segments between the two servers: a mask that server 0 expands, and the difference, which server 1 is sent.
+
+Nothing is checked of them: a client can put any ring element anywhere, and moves the sum as far as it likes.
+
+Index segments as point functions: what a client puts into the two halves, and how the servers take them.
+
+For each index segment, one after the other:
+
+    body for server 0        its seed, and where clients are checked its proof
+    body for server 1        its seed, or at depth 0 its share; and its proof
+    public part, to server 1 the correction words of a tree
+
+The bodies are sealed. The public part is relayed by server 1 in its proposal; server 0 compares it with the digest in
+the header, which the client has signed and both envelopes are bound to, before it evaluates anything.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Annotated, ClassVar, Final, NamedTuple
+
+import numpy as np
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+from secagg.contract.layout import IndexSegment, Payload, RingSegment
+from secagg.crypto.aead import AEAD_KEY_BYTES, TAG_BYTES
+from secagg.crypto.entropy import Coins
+from secagg.crypto.hpke import sealing_sizes
+from secagg.crypto.key_derivation import expand
+from secagg.crypto.labels import Label, bind
+from secagg.crypto.mask_expansion import accumulate, segment_count
+from secagg.crypto.ring import RingVector
+from secagg.crypto.secret import Confined, Secret, overwrite
+from secagg.errors import UNDECIDED, AuthenticationFailed, MalformedMessage, Reason
+from secagg.fields import CLIENT, SERVER, At, Field, Placed, borrowed, fixed, listed, nested, sized, unsigned
+from secagg.identifiers import CLIENT_ID_BYTES, ClientId, ServerId
+from secagg.parameters import Suite
+from secagg.session.certificates import IDENTITY_KEY_BYTES, SIGNATURE_BYTES, Certificate, SigningKey, verify_signature
+from secagg.wire import MessageKind, Reader
+
+from .configuration import IndexingConfiguration
+from .one_hot.proof import prove
+from .one_hot.statement import OneHotProof, UploadContext
+from .point_functions.generation import ServerShare, generate_shares
+from .point_functions.shape import NONCE_BYTES, SEED_BYTES, KeyBinding
+from .point_functions.shares import CorrectionWords, ExplicitShare, TreeShare
+
+DIGEST_BYTES: Final = 32
+ROUND_BYTES: Final = 8
+CERTIFICATE_BYTES: Final = CLIENT_ID_BYTES + IDENTITY_KEY_BYTES + SIGNATURE_BYTES
+
+
+CERTIFICATE: Final = Field(
+    lambda writer, one: writer.fixed(one.client.encode() + one.public_key + one.signature, CERTIFICATE_BYTES),
+    lambda reader, at: Certificate(
+        CLIENT.read(reader, at), reader.fixed(IDENTITY_KEY_BYTES), reader.fixed(SIGNATURE_BYTES)
+    ),
+    f"client {CLIENT_ID_BYTES}, key {IDENTITY_KEY_BYTES}, signature {SIGNATURE_BYTES}",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentHeader:
+    """What is public of one index segment's point functions."""
+
+    nonce: Annotated[bytes, fixed(NONCE_BYTES)]
+    correction_digest: Annotated[bytes, fixed(DIGEST_BYTES)]
+    """Of the correction words; 32 zeros where there are none."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UploadHeader:
+    """What an upload is, for which round and from whom."""
+
+    round_number: Annotated[int, unsigned(ROUND_BYTES)]
+    certificate: Annotated[Certificate, CERTIFICATE]
+    weight: Annotated[int, unsigned(4)]
+    segments: Annotated[
+        tuple[SegmentHeader, ...],
+        listed(
+            nested(SegmentHeader),
+            lambda at: at.place.configuration.index_segments,
+            f"for each index segment: nonce {NONCE_BYTES}, digest {DIGEST_BYTES}",
+        ),
+    ]
+    """One for each index segment."""
+
+    @property
+    def client(self) -> ClientId:
+        """The client as the authority certifies it."""
+        return self.certificate.client
+
+    def digest(self, configuration: IndexingConfiguration) -> bytes:
+        """Return the digest of all of it and of the configuration; envelopes and the signature are bound to it."""
+        parts = (
+            configuration.context.digest,
+            self.round_number.to_bytes(ROUND_BYTES, "big"),
+            self.client.encode(),
+            self.certificate.public_key,
+            self.weight.to_bytes(4, "big"),
+            *(part for segment in self.segments for part in (segment.nonce, segment.correction_digest)),
+        )
+        return hashlib.sha256(bind(Label.INDEXING_UPLOAD_HEADER, *parts)).digest()
+
+
+def _read_own(reader: Reader, at: At) -> ServerId:
+    """Read which server a half is for; its length follows from that, so nothing else is read of another's."""
+    server: ServerId = SERVER.read(reader, at)
+    if server != at.place.server:
+        raise MalformedMessage(f"this is not the half for {at.place.server}", reason=Reason.NOT_CANONICAL)
+    return server
+
+
+class _Due(NamedTuple):
+    """Under which configuration a half is due, and how long its ends are."""
+
+    configuration: IndexingConfiguration
+    server: ServerId
+    body_bytes: int
+    public_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Upload(Placed):
+    """One server's half of an upload."""
+
+    kind: ClassVar = MessageKind.INDEXING_UPLOAD
+    server: Annotated[ServerId, Field(SERVER.write, _read_own, SERVER.row)]
+    header: Annotated[UploadHeader, nested(UploadHeader)]
+    sealed_seeds: Annotated[
+        tuple[bytes, bytes],
+        listed(
+            sized(lambda at: UPLOAD_SEED_BYTES + sealing_sizes(at.place)[1], "a sealed seed"),
+            lambda at: [at.place.configuration.suite] * 2,
+            "for each server: 80 classic, 1168 hybrid",
+        ),
+    ]
+    """For server 0 and for server 1; both servers hold both, because the signature is on both."""
+    signature: Annotated[bytes, fixed(SIGNATURE_BYTES)] = bytes(SIGNATURE_BYTES)
+    body: Annotated[
+        bytes | memoryview, borrowed(lambda at: at.place.body_bytes + TAG_BYTES, f"the body, sealed; tag {TAG_BYTES}")
+    ] = field(repr=False)
+    """What this server is sent, under AES-256-GCM."""
+    public_part: Annotated[
+        bytes | memoryview, borrowed(lambda at: at.place.public_bytes, "server 1: the correction words")
+    ] = field(default=b"", repr=False)
+    """The correction words of all segments, which server 1 is sent and relays to server 0."""
+
+    def upload_id(self, configuration: IndexingConfiguration) -> bytes:
+        """Return what both servers know this upload by."""
+        return hashlib.sha256(bind(Label.INDEXING_UPLOAD, *self._signed_parts(configuration))).digest()
+
+    def _signed_parts(self, configuration: IndexingConfiguration) -> tuple[bytes, ...]:
+        return (self.header.digest(configuration), *self.sealed_seeds)
+
+    def signature_by(self, signing_key: SigningKey, configuration: IndexingConfiguration) -> bytes:
+        """Return the client's signature, which is the same in both halves."""
+        return signing_key.sign(Label.INDEXING_SIGNED_UPLOAD, *self._signed_parts(configuration))
+
+    def verify(self, configuration: IndexingConfiguration) -> None:
+        """Check the client's signature, under the key that its certificate names.
+
+        Raises:
+            AuthenticationFailed: it is another's, or on another upload.
+        """
+        verify_signature(
+            self.header.certificate.public_key,
+            self.signature,
+            Label.INDEXING_SIGNED_UPLOAD,
+            *self._signed_parts(configuration),
+            culprits=UNDECIDED,
+        )
+
+    @classmethod
+    def decode(
+        cls, message: bytes, configuration: IndexingConfiguration, server: ServerId, body_bytes: int, public_bytes: int
+    ) -> Upload:
+        """Read one server's half back.
+
+        Args:
+            body_bytes: how long this server's body is before it is sealed.
+            public_bytes: how long the public part is that this server is sent.
+        Raises:
+            MalformedMessage: anything that ``encode`` would not have written for this server and configuration.
+        """
+        return cls.read_in(_Due(configuration, server, body_bytes, public_bytes), message)
+
+
+def key_binding(
+    configuration: IndexingConfiguration, round_number: int, number: int, client: ClientId, nonce: bytes
+) -> KeyBinding:
+    """Return what the point functions of one segment are bound to."""
+    return KeyBinding(context=segment_context(configuration, round_number, number), client=client, nonce=nonce)
+
+
+def segment_context(configuration: IndexingConfiguration, round_number: int, number: int) -> bytes:
+    """Return the digest of task, round, layout and segment."""
+    parts = (
+        configuration.context.digest,
+        round_number.to_bytes(ROUND_BYTES, "big"),
+        configuration.layout.digest,
+        number.to_bytes(4, "big"),
+    )
+    return hashlib.sha256(bind(Label.INDEXING_SEGMENT, *parts)).digest()
+
+
+def check_context(
+    configuration: IndexingConfiguration, header: UploadHeader, number: int, segment: IndexSegment, place: SegmentHeader
+) -> UploadContext:
+    """Return what the proof of one segment is bound to."""
+    return UploadContext(
+        attempt=configuration.context,
+        round_number=header.round_number,
+        client=header.client,
+        layout_digest=configuration.layout.digest,
+        segment=number,
+        shape=configuration.check_shape(segment),
+        weight=header.weight,
+        correction_digest=place.correction_digest,
+        nonce=place.nonce,
+    )
+
+
+def cut(blob: bytes | bytearray | memoryview, sizes: Iterable[int]) -> Iterator[memoryview]:
+    """Cut bytes into pieces of these sizes, without copies.
+
+    Raises:
+        MalformedMessage: their number is another.
+    """
+    edges = [0]
+    for size in sizes:
+        edges.append(edges[-1] + size)
+    if len(blob) != edges[-1]:
+        raise MalformedMessage(
+            f"{edges[-1]} bytes are due and {len(blob)} came",
+            reason=Reason.TRUNCATED if len(blob) < edges[-1] else Reason.TRAILING_BYTES,
+        )
+    view = memoryview(blob)
+    return (view[first:stop] for first, stop in pairwise(edges))
+
+
+UPLOAD_SEED_BYTES: Final = 32
+_NONCE: Final = bytes(12)
+
+
+def sealing_info(server: ServerId, header_digest: bytes) -> bytes:
+    """Return what a sealed seed is bound to."""
+    return bind(Label.INDEXING_SEALING, bytes([server.index]), header_digest)
+
+
+def seal_body(seed: Secret, server: ServerId, header_digest: bytes, body: bytes | bytearray) -> memoryview:
+    """Encrypt what one server is sent, under a key that follows from its seed.
+
+    Implements: [SP 800-38D] §7.1.
+    """
+    sealed = np.empty(len(body) + TAG_BYTES, dtype=np.uint8).data
+    with _body_key(seed, server, header_digest) as key:
+        # Safe because: the nonce is fixed, and the key follows from the seed and the header of one upload.
+        AESGCM(key.expose()).encrypt_into(_NONCE, body, header_digest, sealed)
+    return sealed
+
+
+def open_body(seed: Secret, server: ServerId, header_digest: bytes, sealed: bytes | memoryview) -> bytearray:
+    """Decrypt what ``seal_body`` made; the caller overwrites it.
+
+    Implements: [SP 800-38D] §7.2.
+    Raises:
+        AuthenticationFailed: it was altered, or belongs to another upload or server.
+    """
+    opened = bytearray(len(sealed) - TAG_BYTES)
+    try:
+        with _body_key(seed, server, header_digest) as key:
+            AESGCM(key.expose()).decrypt_into(_NONCE, sealed, header_digest, opened)
+    except InvalidTag:
+        overwrite(opened)
+        raise AuthenticationFailed(culprits=UNDECIDED) from None
+    return opened
+
+
+def ring_mask_key(seed: Secret, suite: Suite, header_digest: bytes) -> Secret:
+    """Return the key that expands into server 0's share of all ring segments."""
+    return expand("ring_mask_key", suite.mask_key_bytes, seed, Label.INDEXING_RING_MASK, header_digest)
+
+
+def _body_key(seed: Secret, server: ServerId, header_digest: bytes) -> Secret:
+    return expand("body_key", AEAD_KEY_BYTES, seed, Label.INDEXING_BODY_KEY, bytes([server.index]), header_digest)
+
+
+def ring_bytes(configuration: IndexingConfiguration) -> int:
+    """Return how many bytes server 1 is sent."""
+    return sum(segment.payload_bytes for segment in configuration.ring_segments)
+
+
+def masked_rings(
+    configuration: IndexingConfiguration, payload: Payload, key: Secret, *, threads: int = 1
+) -> Sequence[bytes | memoryview]:
+    """Return what server 1 is sent, packed: each value less what server 0 expands the key into.
+
+    Security: a key is used for one upload, once.
+    """
+    packed, first_segment = list[bytes | memoryview](), 0
+    for segment, values in zip(configuration.layout.segments, payload.values, strict=True):
+        if not isinstance(segment, RingSegment):
+            continue
+        vector = segment.ring.zeros(segment.length)
+        vector[:] = values
+        accumulate(vector, segment.ring, add=[], subtract=[key], first_segment=first_segment, threads=threads)
+        first_segment += segment_count(segment.ring, segment.length)
+        packed.append(segment.ring.pack_view(vector))
+    return packed
+
+
+def unpack_rings(configuration: IndexingConfiguration, packed: bytes | bytearray | memoryview) -> list[RingVector]:
+    """Read back what server 1 was sent.
+
+    Raises:
+        MalformedMessage: wrong length, or a bit that fills a last byte is set.
+    """
+    segments = configuration.ring_segments
+    pieces = cut(packed, [segment.payload_bytes for segment in segments])
+    return [segment.ring.unpack(piece, segment.length) for segment, piece in zip(segments, pieces, strict=True)]
+
+
+NO_CORRECTION = bytes(DIGEST_BYTES)
+
+
+# --- The client's side ------------------------------------------------------------------------------------------------
+
+
+class SharedIndices(Confined):
+    """The point functions of one upload, before they are sealed."""
+
+    def __init__(  # noqa: PLR0913 -- what shares are made from
+        self,
+        configuration: IndexingConfiguration,
+        round_number: int,
+        client: ClientId,
+        payload: Payload,
+        coins: Coins,
+        *,
+        threads: int = 1,
+    ) -> None:
+        """Share every index segment of a payload."""
+        self._configuration = configuration
+        self._coins = coins
+        self._segments = list[tuple[int, IndexSegment, Payload, tuple[ServerShare, ServerShare]]]()
+        for number, segment in configuration.index_segments:
+            shares = generate_shares(
+                configuration.shape(segment),
+                payload.values[number],
+                context=segment_context(configuration, round_number, number),
+                client=client,
+                coins=coins,
+                threads=threads,
+            )
+            self._segments.append((number, segment, payload, shares))
+
+    @property
+    def headers(self) -> tuple[SegmentHeader, ...]:
+        """What is public of each."""
+        return tuple(
+            SegmentHeader(zero.binding.nonce, _correction_digest(zero)) for _, _, _, (zero, _) in self._segments
+        )
+
+    def bodies(self, header: UploadHeader) -> tuple[bytearray, bytearray]:
+        """Return what each server is sent, before it is sealed; the caller overwrites both."""
+        bodies = (bytearray(), bytearray())
+        for (number, segment, payload, shares), place in zip(self._segments, header.segments, strict=True):
+            for body, share in zip(bodies, shares, strict=True):
+                body.extend(share.encode() if isinstance(share, ExplicitShare) else share.seed.expose())
+            if self._configuration.is_checked:
+                context = check_context(self._configuration, header, number, segment, place)
+                digests = (shares[0].digest, shares[1].digest)
+                for body, proof in zip(
+                    bodies, prove(context, payload.values[number], digests, self._coins), strict=True
+                ):
+                    with proof.seed:
+                        body.extend(proof.encode(context.shape))
+        return bodies
+
+    @property
+    def public_part(self) -> bytes:
+        """Return the correction words of all segments that have some."""
+        return b"".join(
+            zero.correction.encode() for _, _, _, (zero, _) in self._segments if isinstance(zero, TreeShare)
+        )
+
+    def wipe(self) -> None:
+        """Overwrite the seeds."""
+        for _, _, _, shares in self._segments:
+            for share in shares:
+                if not isinstance(share, ExplicitShare):
+                    share.seed.wipe()
+
+
+# --- The servers' side ------------------------------------------------------------------------------------------------
+
+
+def index_body_bytes(configuration: IndexingConfiguration, server: ServerId) -> int:
+    """Return how long the index segments' part of a server's body is."""
+    return sum(sum(body_sizes(configuration, segment, server)) for _, segment in configuration.index_segments)
+
+
+def public_bytes(configuration: IndexingConfiguration) -> int:
+    """Return how long the public part is, as server 1 is sent it."""
+    return sum(public_sizes(configuration))
+
+
+def body_sizes(configuration: IndexingConfiguration, segment: IndexSegment, server: ServerId) -> tuple[int, int]:
+    """Return how many bytes a segment's seed or share has, and its proof."""
+    shape = configuration.shape(segment)
+    is_explicit = not shape.depth and server.index == 1
+    sent = ExplicitShare.encoded_bytes(shape, segment.blocks) if is_explicit else SEED_BYTES
+    if not configuration.is_checked:
+        return sent, 0
+    return sent, OneHotProof.encoded_bytes(configuration.check_shape(segment), server)
+
+
+def public_sizes(configuration: IndexingConfiguration) -> list[int]:
+    """Return how many bytes each segment's correction words have, none at depth 0."""
+    sizes = list[int]()
+    for _, segment in configuration.index_segments:
+        shape = configuration.shape(segment)
+        sizes.append(CorrectionWords.encoded_bytes(shape, segment.blocks) if shape.depth else 0)
+    return sizes
+
+
+def _correction_digest(share: ServerShare) -> bytes:
+    return share.correction.digest if isinstance(share, TreeShare) else NO_CORRECTION
