@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
-from .floors import Floors
-from .session import CodedMaskHelpers, CodedMaskMember, CodedMaskServerSession, open_session
-from .settings import CodedMaskSettings
+from typing import TYPE_CHECKING
 
-__all__ = [
-    "CodedMaskHelpers",
-    "CodedMaskMember",
-    "CodedMaskServerSession",
-    "CodedMaskSettings",
-    "Floors",
-    "open_session",
-]
+from secagg.faces import lazy
+
+if TYPE_CHECKING:
+    from .floors import Floors as Floors
+    from .session import CodedMaskHelpers as CodedMaskHelpers
+    from .session import CodedMaskMember as CodedMaskMember
+    from .session import CodedMaskServerSession as CodedMaskServerSession
+    from .session import open_session as open_session
+    from .settings import CodedMaskSettings as CodedMaskSettings
+else:
+    __getattr__, __dir__, __all__ = lazy(
+        __name__,
+        {
+            "floors": "Floors",
+            "session": "CodedMaskHelpers CodedMaskMember CodedMaskServerSession open_session",
+            "settings": "CodedMaskSettings",
+        },
+    )

@@ -7,7 +7,8 @@ from enum import StrEnum
 
 import numpy as np
 
-from secagg.contract import Payload
+from secagg.blame import unverified
+from secagg.contract.layout import Payload
 from secagg.crypto.entropy import Coins
 from secagg.crypto.hpke import sealing_key, sealing_pair
 from secagg.crypto.ring import low_bits
@@ -112,7 +113,7 @@ class Client(Confined):
                 raise _wrong(f"{sender} is not on the roster", Reason.ROSTER_INVALID)
             info = sealing_info(self._roster, sender, self.client)
             with self._pair.open(
-                "piece of a mask", sealed, ELEMENT_BYTES * length, info, culprits={sender, ServerId()}
+                "piece of a mask", sealed, ELEMENT_BYTES * length, info, culprits=unverified(sender)
             ) as opened:
                 pieces[sender] = decode_vector(opened.expose(), length)
         if self.client not in pieces or len(pieces) < configuration.target:

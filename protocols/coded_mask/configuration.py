@@ -5,19 +5,21 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Annotated, ClassVar, Final
+from typing import TYPE_CHECKING, Annotated, ClassVar, Final
 
-from secagg.contract import Layout, Payload, RingSegment
+from secagg.contract.layout import Layout, Payload, RingSegment
 from secagg.crypto.labels import Label, bind
 from secagg.crypto.ring import require_capacity
 from secagg.errors import InvalidParameters, Reason
 from secagg.fields import Message, choice, encoded, fixed, unsigned, variable
 from secagg.identifiers import AttemptContext
 from secagg.parameters import LEAST_COHORT, Suite, require_integer
-from secagg.session.roles import Subject
 from secagg.wire import MessageKind
 
 from .field import FIELD
+
+if TYPE_CHECKING:
+    from secagg.session.roles import Subject
 
 DIGEST_BYTES: Final = 32
 NONCE_BYTES: Final = 16

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from secagg.crypto.labels import Label, bind
-from secagg.errors import MalformedMessage, PeerMisbehaved, Reason
+from secagg.errors import UNDECIDED, MalformedMessage, PeerMisbehaved, Reason
 from secagg.identifiers import CLIENT_ID_BYTES, ClientId
 from secagg.wire import MessageKind, Reader, Writer
 
@@ -65,7 +65,7 @@ def decode_entries(kind: MessageKind, configuration: Configuration, message: byt
 def _begun(kind: MessageKind, configuration: Configuration, message: bytes) -> Reader:
     reader = Reader(message, kind)
     if reader.fixed(32) != configuration.context.digest:
-        raise PeerMisbehaved("the message was made for another sum", reason=Reason.WRONG_SESSION)
+        raise PeerMisbehaved("the message was made for another sum", reason=Reason.WRONG_SESSION, culprits=UNDECIDED)
     return reader
 
 

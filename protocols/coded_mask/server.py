@@ -8,11 +8,14 @@ from typing import Final
 
 import numpy as np
 
+from secagg.blame import unverified
 from secagg.contract import Aggregate
 from secagg.crypto.hpke import sealing_key, sealing_sizes
 from secagg.crypto.ring import RingVector, low_bits
 from secagg.crypto.secret import Confined
 from secagg.errors import (
+    NOBODY,
+    UNDECIDED,
     MalformedMessage,
     Misuse,
     PeerMisbehaved,
@@ -27,6 +30,9 @@ from secagg.wire import MessageKind, message_kind
 from .configuration import Configuration
 from .field import ELEMENT_BYTES, FIELD, Vector, decode_vector, mask_from
 from .messages import decode_body, decode_entries, encode_entries
+
+Content = bytes | dict[ClientId, bytes] | Vector
+"""What an answer holds: a key, sealed pieces, or a masked input or the sum of pieces."""
 
 
 class State(StrEnum):
@@ -74,28 +80,55 @@ class Server(Confined):
         Raises:
             PeerError: it was not taken, and nothing has changed.
         """
-        configuration, kind = self.configuration, TRANSITIONS[self.state][0]
-        with blaming(sender):
-            if kind is None or message_kind(message) is not kind:
-                raise UnexpectedMessage(expected=f"{self.state}", received=message_kind(message).name)
+        with blaming(*unverified(sender)):
+            self._kind_of(message)
             if sender in self._heard:
-                raise PeerMisbehaved(f"{sender} has answered", reason=Reason.ALREADY_ANSWERED)
+                raise PeerMisbehaved(f"{sender} has answered", reason=Reason.ALREADY_ANSWERED, culprits=UNDECIDED)
             if self.state is not State.KEYS and sender not in self._eligible:
-                raise PeerMisbehaved(f"{sender} has left, or was never here", reason=Reason.NOT_ELIGIBLE)
-            match self.state:
-                case State.PIECES:
-                    self._sealed[sender] = self._checked_pieces(message)
-                case State.KEYS:
-                    if len(self._keys) >= configuration.population:
-                        raise PeerMisbehaved("all places are taken", reason=Reason.NOT_ELIGIBLE)
-                    key = decode_body(kind, configuration, message)
-                    self._keys[sender] = sealing_key(configuration.suite, key).encoded
-                case State.INPUTS:
-                    self._total += decode_vector(decode_body(kind, configuration, message), configuration.length)
-                case _:
-                    body = decode_body(kind, configuration, message)
-                    self._answers[sender] = decode_vector(body, configuration.piece_length)
-            self._heard.add(sender)
+                raise PeerMisbehaved(
+                    f"{sender} has left, or was never here", reason=Reason.NOT_ELIGIBLE, culprits=UNDECIDED
+                )
+            self.take(sender, self.read(message))
+
+    def read(self, message: bytes) -> Content:
+        """Check an answer to the open stage; nothing changes.
+
+        Raises:
+            PeerError: it does not decode, or is for another sum or stage.
+        """
+        configuration, kind = self.configuration, self._kind_of(message)
+        match self.state:
+            case State.KEYS:
+                return sealing_key(configuration.suite, decode_body(kind, configuration, message)).encoded
+            case State.PIECES:
+                return self._checked_pieces(message)
+            case state:
+                length = configuration.length if state is State.INPUTS else configuration.piece_length
+                return decode_vector(decode_body(kind, configuration, message), length)
+
+    def _kind_of(self, message: bytes) -> MessageKind:
+        kind = TRANSITIONS[self.state][0]
+        if kind is None or message_kind(message) is not kind:
+            raise UnexpectedMessage(expected=f"{self.state}", received=message_kind(message).name)
+        return kind
+
+    def take(self, sender: ClientId, content: Content) -> None:
+        """Take what was read, the first that a client says in this stage.
+
+        Raises:
+            PeerMisbehaved: all places are taken.
+        """
+        if isinstance(content, bytes):
+            if len(self._keys) >= self.configuration.population:
+                raise PeerMisbehaved("all places are taken", reason=Reason.NOT_ELIGIBLE, culprits=NOBODY)
+            self._keys[sender] = content
+        elif isinstance(content, dict):
+            self._sealed[sender] = content
+        elif self.state is State.INPUTS:
+            self._total += content
+        else:
+            self._answers[sender] = content
+        self._heard.add(sender)
 
     def _checked_pieces(self, message: bytes) -> dict[ClientId, bytes]:
         entries = decode_entries(MessageKind.CODED_MASK_PIECES, self.configuration, message)
@@ -166,7 +199,9 @@ class Server(Confined):
         count, weight = len(self.survivors), int(values[-1])
         if not count <= weight <= count * configuration.maximum_weight:
             raise PeerMisbehaved(
-                "the clients' weights add up to what no weights do: a client lied", reason=Reason.INPUT_OUT_OF_RANGE
+                "the clients' weights add up to what no weights do: a client lied",
+                reason=Reason.INPUT_OUT_OF_RANGE,
+                culprits=NOBODY,
             )
         self.state, start, vectors = State.DONE, 0, list[RingVector]()
         for segment, limbs in configuration.limbs:

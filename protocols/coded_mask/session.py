@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from hmac import compare_digest
-from threading import RLock
 from typing import Final
 
 from secagg.contract import Payload
@@ -16,21 +14,20 @@ from secagg.errors import (
     InvalidParameters,
     Misuse,
     PeerError,
-    PeerMisbehaved,
     Reason,
     SecAggError,
-    ThresholdNotMet,
     UnexpectedMessage,
 )
 from secagg.identifiers import ClientId
-from secagg.session.ledger import Spent, values_digest
-from secagg.session.roles import LateUpdate, Released, Stage, Subject, Turnout
+from secagg.session.ledger import Spent
+from secagg.session.roles import LateUpdate, Released, Stage, Subject
+from secagg.session.stages import Checked, StagedServerSession
 
 from .client import Client
 from .client import State as ClientState
 from .configuration import NONCE_BYTES, Configuration
 from .floors import Floors
-from .server import Server, State
+from .server import Content, Server, State
 from .settings import CodedMaskSettings
 
 STAGES: Final[dict[State, Stage]] = {
@@ -64,151 +61,48 @@ def open_session(
     return CodedMaskServerSession(Server(settings.plan(subject, population, nonce)), invited)
 
 
-class CodedMaskServerSession(Confined):
-    """The server's side; ``Server`` holds the state machine and the mathematics."""
+class CodedMaskServerSession(StagedServerSession[Content]):
+    """The server's side; ``Server`` holds the mathematics."""
 
     def __init__(self, server: Server, invited: frozenset[ClientId] | None) -> None:
         """Open the first stage."""
-        self._server, self._invited, self._lock = server, invited, RLock()
-        self._messages = dict[ClientId, bytes]()
-        self._said = dict[ClientId, bytes]()
-        """The digest of each answer to the open stage."""
-        self._out, self._faults = set[ClientId](), list[PeerError]()
-        self._is_closed = self._is_over = False
+        self._server, configuration = server, server.configuration
+        super().__init__(STAGES[State.KEYS], configuration.encode(), invited, configuration.target)
 
     @property
     def configuration(self) -> Configuration:
         """What was planned."""
         return self._server.configuration
 
-    @property
-    def invitation(self) -> bytes:
-        """The offer."""
-        return self.configuration.encode()
+    def _is_full(self) -> bool:
+        return super()._is_full() or len(self._said) == self.configuration.population
 
-    @property
-    def stage(self) -> Stage | None:
-        """The open stage."""
-        return None if self._is_closed else STAGES[self._server.state]
+    def _check(self, sender: ClientId, message: bytes) -> Checked[Content]:
+        del sender  # Nobody signs.
+        return Checked(self._server.read(message), hashlib.sha256(message).digest())
 
-    @property
-    def faults(self) -> tuple[PeerError, ...]:
-        """What clients did wrong so far."""
-        with self._lock:
-            return tuple(self._faults)
+    def _take(self, sender: ClientId, content: Content) -> None:
+        self._server.take(sender, content)
 
-    @property
-    def _is_first(self) -> bool:
-        return not self._is_closed and self._server.state is State.KEYS
+    def _next(self) -> tuple[Stage, Mapping[ClientId, bytes]] | None:
+        if self._server.state is State.ANSWERS:
+            return None
+        messages = self._server.close_stage()
+        return STAGES[self._server.state], messages
 
-    @property
-    def awaited(self) -> frozenset[ClientId] | None:
-        """Who may still answer."""
-        with self._lock:
-            if self._is_closed:
-                return frozenset()
-            if self._is_first and self._invited is None:
-                return None
-            due = (self._invited or frozenset()) if self._is_first else frozenset(self._messages)
-            return due - self._said.keys() - self._out
-
-    @property
-    def turnout(self) -> Turnout:
-        """Whether closing the stage now can succeed."""
-        with self._lock:
-            awaited = self.awaited
-            is_full = len(self._said) == self.configuration.population
-            if self._is_closed or is_full or (awaited is not None and not awaited):
-                return Turnout.COMPLETE
-            return Turnout.ENOUGH if len(self._said) >= self.configuration.target else Turnout.TOO_FEW
-
-    def _is_in(self, client: ClientId) -> bool:
-        return client not in self._out and (self._invited is None or client in self._invited)
-
-    def message_to(self, client: ClientId) -> bytes | None:
-        """Return the open stage's message for a client."""
-        with self._lock:
-            if self._is_closed or not self._is_in(client):
-                return None
-            return self.invitation if self._is_first else self._messages.get(client)
-
-    def receive(self, sender: ClientId, message: bytes) -> None:
-        """Take an answer."""
-        digest = hashlib.sha256(message).digest()
-        with self._lock:
-            if not self._is_closed and compare_digest(self._said.get(sender, b""), digest):
-                return
-            if not self._is_in(sender):
-                raise PeerMisbehaved(
-                    f"{sender} is not invited, or has left", reason=Reason.NOT_ELIGIBLE, culprits={sender}
-                )
-            if self._is_closed:
-                raise UnexpectedMessage(expected="nothing: the last stage is closed", received="an answer")
-            try:
-                self._server.receive(sender, message)
-            except UnexpectedMessage:
-                raise
-            except PeerError as error:
-                self._faults.append(error)
-                if sender not in self._said:
-                    self._out.add(sender)
-                raise
-            self._said[sender] = digest
-
-    def drop(self, client: ClientId) -> None:
-        """Await a client no more; what it uploaded stays."""
-        with self._lock:
-            self._out.add(client)
-
-    def close_stage(self) -> None:
-        """Await nobody else, and open the next stage if there is one."""
-        with self._lock:
-            if self._is_closed:
-                raise Misuse("there is no stage to close")
-            try:
-                if self._server.state is State.ANSWERS:
-                    self._server.require_answers()
-                    self._is_closed = True
-                else:
-                    self._messages = self._server.close_stage()
-            except ThresholdNotMet:
-                self.abort()
-                raise
-            self._said.clear()
-
-    def release(self, progress: Callable[[int, int], None] | None = None) -> Released:
-        """Remove the sum of the masks and return the sum."""
+    def _sum(self, progress: Callable[[int, int], None] | None) -> Released:
         del progress  # One product of small matrices, whatever the number of clients.
-        with self._lock:
-            if not self._is_closed or self._is_over:
-                raise Misuse("close the last stage first; a session releases once")
-            counted = self._server.survivors
-            try:
-                aggregate = self._server.open()
-            finally:
-                self.abort()
-            return Released(
-                aggregate=aggregate,
-                counted=counted,
-                left_out={},
-                revealed=frozenset({counted}),
-                unbounded=aggregate.layout.ring_positions,
-            )
+        aggregate, counted = self._server.open(), self._server.survivors
+        return Released(
+            aggregate=aggregate,
+            counted=counted,
+            left_out={},
+            revealed=frozenset({counted}),
+            unbounded=aggregate.layout.ring_positions,
+        )
 
-    def abort(self) -> None:
-        """End the session and wipe it."""
-        with self._lock:
-            if not self._is_over:
-                self._is_over = self._is_closed = True
-                self._messages.clear()
-                self._server.wipe()
-
-    def snapshot(self) -> Secret | None:
-        """Return nothing: a sum that this process forgets is over."""
-        return None
-
-    def __repr__(self) -> str:
-        return f"<CodedMaskServerSession {self._server!r}>"
+    def _wipe(self) -> None:
+        self._server.wipe()
 
 
 # --- The client -------------------------------------------------------------------------------------------------------
@@ -221,7 +115,7 @@ class CodedMaskMember(Confined):
         """Prepare to join sessions.
 
         Args:
-            charge: told of an update before anything of it leaves; raises to refuse, and is durable when it returns, as
+            charge: told of an upload before its update is made; raises to refuse, and is durable when it returns, as
                 ``SpentUpdates.charge`` is.
         """
         self.client, self.floors, self.coins, self.charge = client, floors, coins, charge
@@ -304,17 +198,16 @@ class CodedMaskClientSession(Confined):
             raise
 
     def _take(self, configuration: Configuration) -> tuple[Payload, int]:
-        """Make the update and charge the ledger; all that can be checked without it was."""
+        """Charge the ledger and make the update; nothing is refused after that."""
         if self._update is None:
             raise InvalidParameters("the message that an upload answers brings the model, and this one did not")
-        made = self._update.take()
-        if made.model_digest != configuration.model_digest:
+        model = self._update.model_for(self._subject)
+        if model != configuration.model_digest:
             raise InvalidParameters(
                 "the sum is about another model than the update was trained from", reason=Reason.BELOW_FLOOR
             )
-        configuration.require_fitting(made.payload, made.weight)
-        spent = Spent(configuration.task, configuration.round_number, values_digest(made.payload), made.model_digest)
-        self._member.charge(spent)
+        self._member.charge(Spent(configuration.task, configuration.round_number, model))
+        made = self._update.take(configuration.layout, range(1, configuration.maximum_weight + 1))
         return made.payload, made.weight
 
     def suspend(self) -> Secret | None:

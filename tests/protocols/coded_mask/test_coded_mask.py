@@ -23,7 +23,7 @@ from secagg.errors import (
     ThresholdNotMet,
     UnexpectedMessage,
 )
-from secagg.identifiers import ClientId
+from secagg.identifiers import ClientId, ServerId
 from secagg.parameters import Suite
 from secagg.protocols.coded_mask.client import Client
 from secagg.protocols.coded_mask.client import State as ClientState
@@ -383,7 +383,7 @@ def test_what_a_server_refuses() -> None:
         server.receive(name, client.advertisement)
     with pytest.raises(PeerMisbehaved, match="has answered") as refused:
         server.receive(first, clients[first].advertisement)
-    assert refused.value.culprits == {first}
+    assert refused.value.culprits == {first, ServerId()}
     for message in (USUAL.encode(), encode_body(MessageKind.CODED_MASK_INPUT, USUAL, b"")):
         with pytest.raises(UnexpectedMessage):
             server.receive(first, message)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import pytest
@@ -23,7 +22,7 @@ from secagg.errors import (
     ThresholdNotMet,
     UnexpectedMessage,
 )
-from secagg.identifiers import ClientId
+from secagg.identifiers import ClientId, ServerId
 from secagg.parameters import SecurityMode, Suite
 from secagg.protocols.coded_mask.floors import Floors
 from secagg.protocols.coded_mask.session import (
@@ -204,29 +203,27 @@ def test_nothing_of_one_attempt_is_taken_in_another_of_the_same_round(stages: in
     assert message is not None
     with pytest.raises(PeerMisbehaved, match="another sum"):
         second.receive(CLIENTS[0], one[CLIENTS[0]].answer(message))
-    assert [error.culprits for error in second.faults] == [{CLIENTS[0]}]
+    assert [error.culprits for error in second.faults] == [{CLIENTS[0], ServerId()}]
     reach(second, {client: session for client, session in other.items() if client != CLIENTS[0]}, 4 - stages)
     require_exact(second.release(), frozenset(CLIENTS) if stages == 3 else frozenset(CLIENTS[1:]))
 
 
-def test_an_update_goes_into_one_sum() -> None:
+def test_a_model_has_its_attempts() -> None:
     """Two sums that differ in one client give that client away, whatever number the second one has."""
-    ledger, again = SpentUpdates(), replace(SUBJECT, round_number=4, model_digest=bytes([9]) * 32)
-    client = CLIENTS[0]
-    for subject, model in ((SUBJECT, MODEL), (again, bytes([9]) * 32)):
-        update = LateUpdate(partial(Update, payload_of(client), model, 1))
+    ledger, client = SpentUpdates(attempts=1), CLIENTS[0]
+    for subject in (SUBJECT, replace(SUBJECT, round_number=4)):
         session, clients = (
             open_session(subject, SETTINGS, frozenset(CLIENTS), CodedMaskHelpers(coins=SystemCoins())),
             {name: member(name).join(subject, update_of(name)) for name in CLIENTS},
         )
-        clients[client] = member(client, ledger=ledger).join(subject, update)
+        clients[client] = member(client, ledger=ledger).join(subject, update_of(client))
         reach(session, clients, 2)
         message = session.message_to(client)
         assert message is not None
         if subject is SUBJECT:
             clients[client].answer(message)
             continue
-        with pytest.raises(Misuse, match="this update was uploaded before"):
+        with pytest.raises(PeerMisbehaved, match="1 times for the model"):
             clients[client].answer(message)
         with pytest.raises(Misuse, match="has left"):
             clients[client].answer(message)
@@ -299,10 +296,10 @@ def test_the_update_is_that_of_the_session_that_goes_on() -> None:
     ("update", "sentence"),
     [
         (None, "brings the model, and this one did not"),
-        (LateUpdate(lambda: Update(payload_of(CLIENTS[0]), MODEL, 4)), r"an integer in 1\.\.3"),
+        (LateUpdate(lambda: pytest.fail("it is made"), bytes(range(1, 33))), "about another model"),
     ],
 )
-def test_an_update_that_is_none_or_does_not_fit_is_not_charged(update: LateUpdate | None, sentence: str) -> None:
+def test_an_update_that_is_none_or_of_another_model_is_not_charged(update: LateUpdate | None, sentence: str) -> None:
     session, clients, ledger = opened(), joined(), SpentUpdates()
     clients[CLIENTS[0]] = member(CLIENTS[0], ledger=ledger).join(SUBJECT, update)
     machine = inside(clients[CLIENTS[0]])
@@ -365,15 +362,14 @@ def test_a_stage_has_enough_from_the_target_on() -> None:
     assert session.turnout is Turnout.COMPLETE
 
 
-def test_a_client_that_answers_wrongly_is_awaited_no_more() -> None:
+def test_a_client_whose_answer_was_cut_on_the_way_is_awaited() -> None:
     session, clients = opened(), joined()
     answer = clients[CLIENTS[0]].answer(session.invitation)
     with pytest.raises(SecAggError):
         session.receive(CLIENTS[0], answer[:-1])
-    assert CLIENTS[0] not in session.awaited
-    assert session.message_to(CLIENTS[0]) is None
-    with pytest.raises(PeerMisbehaved, match="has left"):
-        session.receive(CLIENTS[0], answer)
+    assert CLIENTS[0] in (session.awaited or ())
+    session.receive(CLIENTS[0], answer)
+    assert CLIENTS[0] not in (session.awaited or ())
 
 
 def test_the_last_stage_is_not_closed_before_enough_have_answered() -> None:

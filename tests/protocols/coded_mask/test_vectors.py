@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from secagg.errors import Reason, SecAggError
-from secagg.identifiers import ClientId
+from secagg.identifiers import ClientId, ServerId
 from secagg.protocols.coded_mask.server import Server, State
 from secagg.simulation.insecure_coins import InsecureSeededCoins
 from tests.protocols.coded_mask.plain import plain_coded_mask as plain
@@ -103,7 +103,7 @@ def test_one_change_ends_in_its_reason_and_changes_nothing(name: str) -> None:
         with pytest.raises(SecAggError) as refused:
             server.receive(sender, altered)
         reason = refused.value.reason
-        assert getattr(refused.value, "culprits", ()) == {sender}
+        assert getattr(refused.value, "culprits", ()) == {sender, ServerId()}
         server.receive(sender, MESSAGES[case["takes"]])
         assert server.heard == {sender}
     else:
