@@ -6,16 +6,15 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
-from importlib.metadata import version
 from pathlib import Path
 
+import secagg
 from secagg.errors import SecAggError
 
 from . import data, estimate, plot, sweep, train
-from .holder import add_holder_options
+from .helper_options import add_holder_options, add_two_servers_options
 from .lazily import when_run
 from .round import add_options as add_round_options
-from .two_servers_options import add_two_servers_options
 from .wire import options as wire_options
 
 _TABLES = ("sq", "sq_unweighted", "pruning", "pq", "codebooks")
@@ -26,6 +25,8 @@ _MODELS = ("celeba", "sent140", "femnist")
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit status."""
+    # No file or folder of ours is for others to write to, whatever this user's usual mask is.
+    os.umask(os.umask(0o022) | 0o022)
     parser = _parser()
     options = parser.parse_args(arguments)
     if not hasattr(options, "run"):
@@ -49,9 +50,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
 
 
+class _Version(argparse.Action):
+    """Looks the version up only when it is asked for, which takes as long as all else."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *arguments: object) -> None:
+        del arguments
+        print(f"secagg {secagg.__version__}")
+        parser.exit()
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="secagg", description="Secure aggregation for federated learning.")
-    parser.add_argument("--version", action="version", version=f"secagg {version('secagg')}")
+    parser.add_argument("--version", action=_Version, nargs=0, help="show program's version number and exit")
     commands = parser.add_subparsers(metavar="COMMAND")
     demo = commands.add_parser("demo", help="a small session with dropouts, in memory, with a picture of who sees what")
     demo.add_argument("--clients", type=int, default=12, help="how many take part, 3 to 100 (default: %(default)s)")

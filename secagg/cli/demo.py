@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +23,8 @@ from secagg.session.measured import Measured
 from secagg.session.registry import find
 from secagg.session.roles import ServerSession
 from secagg.simulation.rehearsal import Rehearsal, client_ids, spread_dropouts
+
+from .figures import write_json
 
 LEAST_CLIENTS, MOST_CLIENTS = 3, 100
 SIDE: Final = 96
@@ -81,7 +82,7 @@ def run_demo(options: argparse.Namespace) -> int:
         "largest rounding error of the sum": float(f"{np.abs(recovered - sum(updates[c] for c in uploads)).max():.2g}"),
         "seconds": round(result.seconds, 3),
     }
-    (out / "report.json").write_text(json.dumps(report, indent=2) + "\n")
+    write_json(out / "report.json", report)
     written = [out / "report.json"]
     if picture := _picture(out / "who_sees_what.png", panels):
         written.append(picture)

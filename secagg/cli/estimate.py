@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import json
 from pathlib import Path
 from typing import Any
 
 from secagg.errors import InvalidParameters
 from secagg.session.registry import find, names
 
-from .figures import in_bytes, in_seconds, writable
+from .figures import in_bytes, in_seconds, writable, write_json
 from .train import CHANGES, require_torch
 
 
@@ -77,7 +76,7 @@ def _scale(options: argparse.Namespace) -> int:
         figures = [
             {"name": line.name, "value": line.value, "unit": line.unit, "assumes": line.assumes} for line in lines
         ]
-        options.json.write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
+        write_json(options.json, figures)
         print(f"\nwritten to {options.json}")
     return 0
 
@@ -94,8 +93,7 @@ def _in_unit(value: float, unit: str) -> str:
 
 def _training(options: argparse.Namespace) -> int:
     require_torch()
-    from secagg.training.runs.estimate import estimate
-    from secagg.training.runs.progress import in_time
+    from secagg.training.runs.driver import estimate, in_time
     from secagg.training.settings.configuration import changed
     from secagg.training.settings.presets import preset
 

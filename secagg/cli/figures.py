@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import sys
@@ -10,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
 from typing import Any, Final
+
+from secagg.session.durable import PUBLIC, replace
 
 _SHOWN: Final = 8
 _BAR_CELLS: Final = 30
@@ -108,3 +111,8 @@ def writable(path: Path) -> None:
         pass
     if not existed:
         path.unlink()
+
+
+def write_json(path: Path, found: object) -> None:
+    """Write figures that other programs read; a file that was there stays until they are on disk."""
+    replace(path, (json.dumps(found, indent=2) + "\n").encode(), PUBLIC)

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import os
 import time
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from threading import Thread
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from secagg.crypto.entropy import SystemCoins
 from secagg.crypto.secret import Secret
@@ -18,6 +17,7 @@ from secagg.errors import InvalidParameters, PeerError
 from secagg.identifiers import ClientId
 from secagg.parameters import LEAST_COHORT
 from secagg.platforms.keys.identities import load_authority, load_roster
+from secagg.session import durable
 from secagg.session.certificates import IDENTITY_KEY_BYTES, SigningKey
 from secagg.session.sockets.service import Service
 
@@ -27,68 +27,9 @@ if TYPE_CHECKING:
     from secagg.protocols.one_message import EpochRecord, Holder
 
 _MOST_FILE_BYTES: Final = 1 << 20
-_OWNER_ONLY: Final = 0o600
 _MOST_NUMBERS: Final = 1 << 64
 _MOST_HOURS: Final = 24 * 366
 _LEAST_PAUSE, _MOST_PAUSE = 0.01, 60.0
-
-
-def add_holder_options(commands: Any) -> None:  # noqa: ANN401 -- argparse names the type of its subparsers privately
-    """Add ``holder keys``, ``holder record`` and ``holder serve``."""
-    holder = commands.add_parser("holder", help="a standing holder of the protocol with one message a client")
-    kinds = holder.add_subparsers(required=True, metavar="COMMAND")
-    keys = kinds.add_parser("keys", help="make an identity, of a holder or of the authority, and print its public key")
-    keys.add_argument("--out", type=Path, required=True, metavar="FILE", help="where the private key goes")
-    keys.set_defaults(run=make_key)
-    record = kinds.add_parser(
-        "record",
-        help="as the authority: sign who holds in an epoch",
-        description="Sign an epoch's holders, in their order. List operators that do not work together: what any "
-        "--corrupted of them know tells nothing, and no more than that is promised.",
-    )
-    record.add_argument(
-        "--authority",
-        type=Path,
-        required=True,
-        metavar="FILE",
-        help="the authority's private key, of `secagg holder keys` or `secagg flower keys`",
-    )
-    listed = record.add_mutually_exclusive_group(required=True)
-    listed.add_argument("--holder", action="append", metavar="HEX", help="a holder's public key; once for each")
-    listed.add_argument(
-        "--client", action="append", type=int, metavar="ID", help="a client that holds; once for each, with --roster"
-    )
-    record.add_argument("--roster", type=Path, metavar="FILE", help="of `secagg flower keys`, beside --client")
-    record.add_argument("--number", type=int, required=True, metavar="N", help="of the epoch; above every earlier one")
-    record.add_argument("--corrupted", type=int, default=1, help="how many may work with the server (default: 1)")
-    record.add_argument("--absent", type=int, default=0, help="how many others may be away (default: 0)")
-    record.add_argument(
-        "--rule", choices=("one_answer", "certified"), help="default: one_answer where it suits the holders"
-    )
-    record.add_argument("--suite", choices=("classic", "hybrid"), default="classic", help="default: classic")
-    record.add_argument("--hours", type=float, default=24.0, help="how long the epoch lasts (default: 24)")
-    record.add_argument("--out", type=Path, required=True, metavar="FILE", help="where the record goes")
-    record.set_defaults(run=sign_record)
-    serve = kinds.add_parser(
-        "serve",
-        help="hold in one epoch, until SIGTERM or SIGINT",
-        description="Hold in one epoch. Started again with the same arguments it goes on from its journal; started "
-        "from a backup, or after a reboot, it refuses, because it cannot know what it has answered.",
-    )
-    serve.add_argument("--record", type=Path, required=True, metavar="FILE", help="as `secagg holder record` makes it")
-    serve.add_argument("--key", type=Path, required=True, metavar="FILE", help="this holder's private key")
-    serve.add_argument(
-        "--authority",
-        required=True,
-        metavar="HEX",
-        help="the public key of the authority it believes, or the file of a roster that the operator trusts",
-    )
-    serve.add_argument("--journal", type=Path, required=True, metavar="DIR", help="a folder that no backup copies")
-    serve.add_argument("--socket", type=Path, required=True, metavar="PATH", help="where the server connects")
-    serve.add_argument("--minimum-cohort", type=int, default=3, metavar="N", help="no sum is over fewer (default: 3)")
-    serve.add_argument("--corrupted", type=int, default=1, metavar="N", help="least bound of the epoch (default: 1)")
-    serve.add_argument("--minimum-holders", type=int, default=4, metavar="N", help="least of the epoch (default: 4)")
-    serve.set_defaults(run=serve_holder)
 
 
 def make_key(options: argparse.Namespace) -> int:
@@ -96,11 +37,9 @@ def make_key(options: argparse.Namespace) -> int:
     path: Path = options.out
     with Secret.random("signing key", IDENTITY_KEY_BYTES, SystemCoins()) as seed:
         try:
-            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, _OWNER_ONLY)
+            durable.create(path, bytes(seed.expose()))
         except FileExistsError:
             raise InvalidParameters(f"{path} exists; name another --out, or remove the key that is there") from None
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(seed.expose())
         print(SigningKey(seed).public_key.hex())
     return 0
 
@@ -132,7 +71,7 @@ def sign_record(options: argparse.Namespace) -> int:
         authority=authority.public_key,
         rule=None if options.rule is None else ThresholdRule(options.rule),
     )
-    options.out.write_bytes(record.signed(authority).encode())
+    durable.replace(options.out, record.signed(authority).encode(), durable.PUBLIC)
     certified = f", {record.quorum} sign a list first" if record.quorum else ""
     print(
         f"epoch {record.number}: {len(record.holders)} holders, {record.threshold} open a sum{certified}; any "
@@ -143,7 +82,7 @@ def sign_record(options: argparse.Namespace) -> int:
 
 def serve_holder(options: argparse.Namespace) -> int:
     """Hold until SIGTERM or SIGINT."""
-    from secagg.protocols.one_message import EpochRecord, FileJournal, Floors, Holder, boot_id
+    from secagg.protocols.one_message import EpochRecord, FileJournal, Floors, Holder, boot_id, require_believed
 
     floors = replace(
         Floors.usual(_authority(options.authority)),
@@ -164,6 +103,7 @@ def serve_holder(options: argparse.Namespace) -> int:
                     f"this one asks for {options.minimum_holders} and {options.corrupted}; lower --minimum-holders or "
                     "--corrupted, or have another epoch signed"
                 )
+            require_believed(record, floors)
             journal = FileJournal(options.journal, record.context.digest, boot_id(), SystemCoins())
         except PeerError as error:
             raise InvalidParameters(f"{options.record} or {options.journal}: {error}") from None

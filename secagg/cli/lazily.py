@@ -10,7 +10,7 @@ from typing import Literal, assert_never
 Command = Callable[[argparse.Namespace], int]
 Name = Literal[
     "demo", "sizes", "plan", "enclave serve", "flower keys", "serve", "add", "contribute", "tunnel",
-    "two-servers serve", "two-servers keys", "two-servers show", "two-servers erase",
+    "holder keys", "holder record", "holder serve", "two-servers serve", "two-servers keys", "two-servers show",
 ]  # fmt: skip
 
 
@@ -39,14 +39,18 @@ def _run(name: Name, options: argparse.Namespace) -> int:  # noqa: C901, PLR0912
             from .wire.client import run_contribute as command
         case "tunnel":
             from .wire.between import run_tunnel as command
+        case "holder keys":
+            from .holder import make_key as command
+        case "holder record":
+            from .holder import sign_record as command
+        case "holder serve":
+            from .holder import serve_holder as command
         case "two-servers serve":
             from .two_servers import serve as command
         case "two-servers keys":
             from .two_servers import make_keys as command
         case "two-servers show":
             from .two_servers import show as command
-        case "two-servers erase":
-            from .two_servers import erase as command
         case _:
             assert_never(name)
     return command(options)

@@ -23,7 +23,7 @@ from secagg.planning.planned_update import WHOLE_UPDATES, Learned, PlanRequest, 
 from secagg.planning.seconds import Network, Seconds, seconds_of
 from secagg.session.settings import parsed
 
-from .figures import Column, in_bytes, in_seconds, table, writable
+from .figures import Column, in_bytes, in_seconds, table, writable, write_json
 
 MOST_BLOCKS: Final = 1 << 32
 _MODELS: Final[Mapping[str, Shapes]] = {"celeba": CELEBA, "sent140": SENT140, "femnist": FEMNIST_3_CHANNEL}
@@ -62,7 +62,7 @@ def run_plan(options: argparse.Namespace) -> int:
     print("\n".join(_text(request, comparison, rows, said)))
     print("\n".join(_notes(network, measuring)))
     if report is not None:
-        report.write_text(json.dumps(_summary(request, comparison, rows, said), indent=2) + "\n", encoding="utf-8")
+        write_json(report, _summary(request, comparison, rows, said))
         print(f"\nwritten to {report}")
     return 0
 

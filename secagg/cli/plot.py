@@ -17,7 +17,7 @@ def add_options(commands: Any) -> None:  # noqa: ANN401 -- argparse names the ty
 
 def run_plot(options: argparse.Namespace) -> int:
     """Draw figures of runs, and write one report with all of them."""
-    from secagg.training.reports.report import write_report
+    from secagg.training.reports import write_report
 
     report = write_report(options.folders, options.out or options.folders[0] / "figures")
     print(f"written to {report}")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import math
 from collections.abc import Iterator, Sequence
 from fractions import Fraction
@@ -14,7 +13,7 @@ from secagg.errors import InvalidParameters
 from secagg.session.registry import ProtocolEntry, find, names
 
 from . import spreading
-from .figures import Bar, Column, in_bytes, in_seconds, peak_mib, some, table, writable
+from .figures import Bar, Column, in_bytes, in_seconds, peak_mib, some, table, writable, write_json
 from .settings_options import SHORT, settings_of
 
 if TYPE_CHECKING:
@@ -27,7 +26,7 @@ LEAST_CLIENTS, MOST_CLIENTS = 2, 20_000
 MOST_THREADS: Final = 256
 MOST_VALUES: Final = 1 << 28
 _FLOAT32_BYTES: Final = 4
-_JOBS: Final = "jobs of workers"
+_TASKS: Final = "tasks of workers"
 _PLAIN: Final = "none"
 
 
@@ -95,8 +94,8 @@ def run_round(options: argparse.Namespace) -> int:
         writable(options.json)
     bar = Bar()
     try:
-        with spreading.workers_for(entry, options, lambda told: bar.update(_JOBS, *told.jobs)) as workers:
-            results = spreading.run_all(rehearsals, bar.update, workers.adding)
+        with spreading.workers_for(entry, options, lambda told: bar.update(_TASKS, *told.tasks)) as workers:
+            results = spreading.run_all(rehearsals, bar.update, workers.opened)
     finally:
         bar.clear()
     summaries = [_summary(*one, options) for one in zip(rehearsals, results, strict=True)]
@@ -109,7 +108,7 @@ def run_round(options: argparse.Namespace) -> int:
         lines = spreading.text(summary)
     print("\n".join(lines))
     if options.json is not None:
-        options.json.write_text(json.dumps(summary, indent=2) + "\n")
+        write_json(options.json, summary)
         print(f"\nwritten to {options.json}")
     return 0 if summary["sum is exact"] else 1
 

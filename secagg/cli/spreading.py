@@ -6,6 +6,7 @@ import argparse
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from itertools import count
 from math import hypot
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -18,13 +19,15 @@ from secagg.session.registry import ProtocolEntry
 from .figures import Column, in_bytes, in_seconds, table, writable
 
 if TYPE_CHECKING:
-    from secagg.contract.pieces import Cut, Retractable
-    from secagg.scale.memory import Memory
     from secagg.scale.spread import Figures
+    from secagg.scale.state import RecordedCoins, State
+    from secagg.session.roles import ServerSession
     from secagg.session.run import Progress
     from secagg.simulation.rehearsal import Rehearsal, Rehearsed
 
 ENGINES = ("memory", "processes", "ray")
+SPREAD: Final = "one-message"
+"""The protocol whose uploads workers can add."""
 _WORKERS: Final = 2
 _COLUMNS: Final[Sequence[Column]] = (
     Column("clients", lambda row: f"{row['clients']:,}"),
@@ -40,9 +43,10 @@ def add_options(command: Any) -> None:  # noqa: ANN401 -- argparse names the typ
     group = command.add_argument_group("who adds the uploads: the server, or its workers")
     group.add_argument("--engine", choices=ENGINES, help="(default: the server itself, without a storage)")
     group.add_argument("--workers", type=int, help="of processes or ray (default: 2)")
-    group.add_argument("--ray-address", default="", metavar="ADDRESS", help="of a cluster (default: a local one)")
+    group.add_argument(
+        "--ray-address", default="", metavar="ADDRESS", help="(default: RAY_ADDRESS, or a local cluster)"
+    )
     group.add_argument("--storage", metavar="URL", help="that all workers see (default: a folder for this run alone)")
-    group.add_argument("--audit", type=int, default=0, metavar="N", help="have one of N jobs done by two workers")
     group.add_argument("--metrics", type=Path, metavar="FILE", help="keep figures there, as Prometheus reads them")
 
 
@@ -50,9 +54,14 @@ def add_options(command: Any) -> None:  # noqa: ANN401 -- argparse names the typ
 class Spreading:
     """Who adds, and where it tells how far it is."""
 
-    adding: Callable[..., Retractable] | None = None
-    """``adding(cut)``, with a ``memory`` where there is one; None where the server adds."""
+    add_through: Callable[..., None] | None = None
+    """``add_through(session, state=None, is_kept=...)``: have the workers add; None where the server does."""
     metrics: Metrics = field(default_factory=Metrics)
+
+    def opened(self, session: ServerSession) -> None:
+        """Have the workers, if there are any, add the uploads of a session that nobody goes on with."""
+        if self.add_through is not None:
+            self.add_through(session)
 
 
 @contextmanager
@@ -66,35 +75,86 @@ def workers_for(
         yield found
         return
     from secagg.crypto.entropy import SystemCoins
+    from secagg.protocols.one_message import OneMessageServerSession
+    from secagg.scale.engines import open_engine
     from secagg.scale.spread import SpreadSettings, SpreadSum
-    from secagg.scale.store import require_usable
-    from secagg.scale.telling import tell
-    from secagg.scale.workers import open_workers
+    from secagg.scale.state import State
+    from secagg.scale.storage import require_usable
 
     def told(figures: Figures) -> None:
         show(figures)
-        tell(found.metrics, figures)
+        figures.tell(found.metrics)
         if options.metrics is not None:
             # Who collects figures from files must not see a half of one.
-            beside = options.metrics.with_name(options.metrics.name + ".new")
-            beside.write_text(found.metrics.text())
-            beside.replace(options.metrics)
+            written = options.metrics.with_name(options.metrics.name + ".new")
+            written.write_text(found.metrics.text())
+            written.replace(options.metrics)
 
-    def adding(cut: Cut, memory: Memory | None = None) -> Retractable:
-        return SpreadSum(cut, workers, settings, coins=SystemCoins(), memory=memory, progress=told)
+    def add_through(
+        session: ServerSession, state: State | None = None, is_kept: Callable[[], bool] = lambda: False
+    ) -> None:
+        if not isinstance(session, OneMessageServerSession):
+            raise InvalidParameters(
+                "--engine is for sums with standing holders; name their sockets in --set holders=..., or leave it out"
+            )
+        own = state or State(Path(folder) / f"sum-{next(numbers)}", SystemCoins(), lasts=False)
+        session.add_through(lambda cut: SpreadSum(cut, engine, settings, own, is_kept=is_kept, progress=told))
 
     with TemporaryDirectory() as folder:
-        settings = SpreadSettings(storage=options.storage or folder, audited=options.audit)
+        settings, numbers = SpreadSettings(storage=options.storage or f"{folder}/storage"), count()
         # Before anybody uploads: an update that went into a sum that cannot be finished is spent.
         require_usable(settings.storage)
         if options.metrics is not None:
             writable(options.metrics)
-        workers = open_workers(options.engine, options.workers or _WORKERS, options.ray_address)
-        found.adding = adding
+        engine = open_engine(options.engine, options.workers or _WORKERS, options.ray_address)
+        found.add_through = add_through
         try:
             yield found
         finally:
-            workers.close()
+            engine.close()
+
+
+@dataclass(frozen=True, slots=True)
+class SpreadInState:
+    """A sum in a folder, which the next process goes on with."""
+
+    folder: Path
+    workers: Spreading
+    is_kept: Callable[[], bool]
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether there is one that is not over."""
+        from secagg.scale.state import goes_on
+
+        return goes_on(self.folder)
+
+    def forget(self) -> None:
+        """Begin another sum, whatever is there: it ended, or nobody was told of it."""
+        from secagg.scale.state import forget
+
+        forget(self.folder)
+
+    def opened(self, about: Callable[[RecordedCoins], ServerSession]) -> ServerSession:
+        """Open a session with the coins of before, if there are any, and have the workers add its uploads.
+
+        Raises:
+            InvalidParameters: another process has the folder, or it is about another sum.
+        """
+        from secagg.crypto.entropy import SystemCoins
+        from secagg.scale.state import State, recorded_coins, require_offer
+
+        state = State(self.folder, SystemCoins())
+        try:
+            coins = recorded_coins(state, SystemCoins())
+            session = about(coins)
+            require_offer(state, session.invitation, coins)
+            if self.workers.add_through is not None:
+                self.workers.add_through(session, state, self.is_kept)
+        except BaseException:
+            state.close()
+            raise
+        return session
 
 
 def _require_sense(entry: ProtocolEntry, options: argparse.Namespace) -> None:
@@ -103,16 +163,17 @@ def _require_sense(entry: ProtocolEntry, options: argparse.Namespace) -> None:
     if not 1 <= workers <= 1 << 12:
         raise InvalidParameters(f"--workers is in 1..4096; got {workers}")
     if options.engine is None:
-        for name in ("storage", "metrics", "audit", "ray_address", "workers"):
+        for name in ("storage", "metrics", "ray_address", "workers"):
             if getattr(options, name):
                 raise InvalidParameters(f"--{name.replace('_', '-')} is for --engine; say who adds the uploads")
         return
-    if not entry.spreads:
-        raise InvalidParameters(f"the uploads of {entry.name} are added by its server alone; leave out --engine")
+    if entry.name != SPREAD:
+        raise InvalidParameters(
+            f"--engine is for {SPREAD}, and the uploads of {entry.name} are added by its server alone; where one "
+            "server is too slow, divide the clients: `secagg serve --group K/N`, then `secagg add`"
+        )
     if options.workers and options.engine == "memory":
         raise InvalidParameters("--workers is for --engine processes or ray; memory is the server alone")
-    if options.audit and (workers == 1 or options.engine == "memory"):
-        raise InvalidParameters("an audited job is done by two workers; start another one, or audit none")
     if options.ray_address and options.engine != "ray":
         raise InvalidParameters("--ray-address is for --engine ray")
     if options.ray_address and options.storage is None:
@@ -145,15 +206,15 @@ def options_of_groups(options: argparse.Namespace) -> dict[int, argparse.Namespa
 
 
 def run_all(
-    rehearsals: Sequence[Rehearsal], progress: Progress, adding: Callable[..., Retractable] | None
+    rehearsals: Sequence[Rehearsal], progress: Progress, opened: Callable[[ServerSession], None]
 ) -> list[Rehearsed]:
     """Run one session after another; refuse after the first, and not after the last, what cannot be added."""
     from secagg.scale.tree import require_addable
 
-    results = [rehearsals[0].run(progress, adding)]
+    results = [rehearsals[0].run(progress, opened)]
     if len(rehearsals) > 1:
         require_addable([results[0].released], rehearsals[0].inputs.layout, rehearsals[0].inputs.tables)
-    return results + [rehearsal.run(progress, adding) for rehearsal in rehearsals[1:]]
+    return results + [rehearsal.run(progress, opened) for rehearsal in rehearsals[1:]]
 
 
 def total_of(rehearsals: Sequence[Rehearsal], results: Sequence[Rehearsed]) -> Rehearsed:

@@ -15,13 +15,6 @@ def add_options(commands: Any) -> None:  # noqa: ANN401 -- argparse names the ty
     swept = commands.add_parser("sweep", help="every cell of a grid with every seed; finished ones are skipped")
     swept.add_argument("grid", type=Path, metavar="GRID.toml")
     swept.add_argument("--jobs", type=int, default=1, help="how many processes (default: %(default)s)")
-    swept.add_argument(
-        "--ray",
-        nargs="?",
-        const="",
-        metavar="ADDRESS",
-        help="train on a Ray cluster, or on one that is started here with --jobs processes (extra `ray`)",
-    )
     swept.add_argument("--out", type=Path, metavar="DIR", help="(default: build/sweeps/GRID)")
     swept.set_defaults(run=run_sweep)
 
@@ -33,9 +26,7 @@ def run_sweep(options: argparse.Namespace) -> int:
 
     grid = read_grid(options.grid)
     out = options.out or Path("build/sweeps") / options.grid.stem
-    results = sweep(
-        grid, out, jobs=options.jobs, ray=options.ray, told=lambda line: print(line, file=sys.stderr, flush=True)
-    )
+    results = sweep(grid, out, jobs=options.jobs, told=lambda line: print(line, file=sys.stderr, flush=True))
     print("\n".join(table(results)))
     print(f"written to {out}; figures: secagg plot {out}")
     return 0 if all(result.get("error") is None for result in results) else 1

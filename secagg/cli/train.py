@@ -45,9 +45,8 @@ def add_options(commands: Any) -> None:  # noqa: ANN401 -- argparse names the ty
 def run_training(options: argparse.Namespace) -> int:
     """Train one run, and print what it came to."""
     require_torch()
-    from secagg.training.records.metrics import Observer, TensorBoard
-    from secagg.training.runs.driver import train
-    from secagg.training.runs.progress import Progress
+    from secagg.training.records import Observer, TensorBoard
+    from secagg.training.runs.driver import Progress, train
     from secagg.training.settings.configuration import changed, read, to_toml, versions_here
     from secagg.training.settings.presets import preset
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import argparse
 import logging
-from collections import Counter
 from collections.abc import Iterator
+from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Final
@@ -27,19 +27,18 @@ from secagg.platforms.keys.server_pair import (
 )
 from secagg.protocols.two_servers import (
     SERVERS,
-    FileJournal,
     IndexingConfiguration,
-    RoundFile,
     StandingFloors,
     StandingRounds,
     StandingServer,
     lanes_of,
     serve_standing,
 )
+from secagg.session import durable
 
 from .serving import serving
 
-ROUNDS_FILE, ROUND_FILE = "rounds.journal", "round.journal"
+ROUNDS_FILE, _EARLIER_ROUND_FILE = "rounds.journal", "round.journal"
 _SUITES: Final = {suite.name.lower(): suite for suite in Suite}
 _MOST_BYTES: Final = 1 << 16
 _MOST_HOURS: Final = 24 * 366
@@ -95,33 +94,15 @@ def serve(options: argparse.Namespace) -> int:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     with serving(), load_server_keys(options.keys, 1) as keys:
         options.journal.mkdir(mode=0o700, parents=True, exist_ok=True)
-        journal = FileJournal(options.journal / ROUNDS_FILE)
-        try:
-            rounds, store = StandingRounds(floors, journal), RoundFile(options.journal / ROUND_FILE)
-            state = f"resumed after {journal.count} rounds" if journal.count else "new"
-            if kept := store.open().count:
-                state += f", one of which ran and left {kept} records"
-            store.close()
+        # Version 0.2 kept the root of a round there; now a round ends with its process.
+        durable.erase(options.journal / _EARLIER_ROUND_FILE)
+        with closing(StandingRounds(options.journal / ROUNDS_FILE)) as rounds:
+            state = f"resumed after {rounds.count} rounds" if rounds.count else "new"
             server = StandingServer(
-                keys, pair.operators[0], rounds, store, coins=SystemCoins(), threads=options.threads
+                keys, pair.operators[0], floors, rounds, coins=SystemCoins(), threads=options.threads
             )
             said = f"secagg two-servers: server/1 stands at {options.socket}, {state}. Two servers in one hand protect"
             serve_standing(server, options.socket, SystemCoins(), ready=lambda: print(f"{said} nobody.", flush=True))
-        except PeerError as error:
-            raise InvalidParameters(f"{options.journal}: {error}") from None
-        finally:
-            journal.close()
-    return 0
-
-
-def erase(options: argparse.Namespace) -> int:
-    """Overwrite and remove the journal of a round that is given up."""
-    folder: Path = options.journal
-    path = folder / ROUND_FILE
-    if not path.exists():
-        raise InvalidParameters(f"no round left a journal in {folder}; name another --journal")
-    FileJournal(path).erase()
-    print(f"{path} is overwritten and removed; what the file system keeps of it is beyond reach")
     return 0
 
 
@@ -149,25 +130,16 @@ def _description(path: Path) -> Iterator[str]:
             with load_server_keys(path, index) as private:
                 yield f"{private.server} signs with {private.public.signing_key.hex()}; this file is private"
         case ".journal":
-            yield from _journal(path)
+            yield _rounds(path)
         case _:
             yield from _configuration(path)
 
 
-def _journal(path: Path) -> Iterator[str]:
+def _rounds(path: Path) -> str:
     if not path.exists():
         raise InvalidParameters(f"there is no journal at {path}")
-    journal = FileJournal(path)
-    try:
-        counts = Counter(event.name.lower() for event, _ in journal.records())
-        yield f"{journal.count} records in one unbroken chain: " + ", ".join(
-            f"{n} {name}" for name, n in counts.items()
-        )
-        yield "records that were lost at its end are not noticed: restore no journal from a backup"
-    except PeerError as error:
-        raise InvalidParameters(f"{path}: {error}") from None
-    finally:
-        journal.close()
+    with closing(StandingRounds(path)) as rounds:
+        return f"{rounds.count} rounds of {rounds.tasks} tasks were begun"
 
 
 def _configuration(path: Path) -> Iterator[str]:

@@ -32,7 +32,7 @@ class WireLimits:
     answer_bytes: int = 1 << 28
     """No answer is longer."""
     bodies_at_once: int = 16
-    """So many answers are in memory; others wait in their connections."""
+    """So many answers of full length fit into memory, and more shorter ones; others wait in their connections."""
     grace: float = 10.0
     """For an answer, besides its length at ``slowest``; and for the head of a request."""
     slowest: float = 1 << 14
@@ -63,11 +63,14 @@ class Card:
     task: str
     round_number: int
     answer_bytes: int
+    mode: str = "semi_honest"
+    """Whether clients trust the server to follow the protocol, or, in ``active`` mode, keys that others certified."""
     terms: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """What the application says besides, as JSON; bind ``terms_digest`` to the subject."""
 
     def __post_init__(self) -> None:
-        kinds = {"session": str, "protocol": str, "task": str, "round_number": int, "answer_bytes": int, "terms": dict}
+        texts, numbers = ("session", "protocol", "task", "mode"), ("round_number", "answer_bytes")
+        kinds = dict.fromkeys(texts, str) | dict.fromkeys(numbers, int) | {"terms": dict}
         for name, kind in kinds.items():
             if type(getattr(self, name)) is not kind:
                 raise InvalidParameters(f"{name} of a card is of another type")

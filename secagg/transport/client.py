@@ -75,7 +75,12 @@ async def contribute(  # noqa: PLR0913 -- all but three have defaults
         SecAggError: this client left; the server was told that it did, and not why.
         ConnectionError: the server refused this client, or could not be reached any more.
     """
-    place = httpx.URL(url)
+    try:
+        place = httpx.URL(url)
+    except (httpx.InvalidURL, ValueError):
+        raise InvalidParameters("this is no address of a server; name https://HOST:PORT") from None
+    if tls is not None and place.scheme == "http":
+        raise InvalidParameters(f"{url} has no TLS, so certificates are of no use there; name an https:// address")
     if place.scheme != "https" and not is_loopback(place.host) and http is None:
         raise InvalidParameters(f"{url} would carry answers in the clear; name an https:// address, or http:// here")
     if place.scheme not in _SCHEMES or place.userinfo or place.query or not 0 <= (place.port or 0) < 1 << 16:

@@ -7,8 +7,9 @@ cryptography or for a helper, and no answer overtakes the closing of its stage.
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
 from typing import Final, TypeVar
@@ -20,11 +21,18 @@ from secagg.session.roles import Released, ServerSession, Stage, Turnout
 
 from .card import Card, WireLimits
 from .exchange import Answer, Exchange, Verdict
-from .keeping import Claim, ServerRecord, ServerStore
+from .keeping import ServerRecord, ServerStore
 from .logs import say
+from .places import Places, cut_short
 from .proof import Admission
 
 Result = TypeVar("Result")
+Keep = Callable[[Released], Awaitable[None]]
+"""Puts a sum where it is wanted, for good; what it raises is raised by ``run``, and no client is told of a sum."""
+_ROOM_BYTES: Final = 1 << 30
+"""For answers that are read at once, where each client of the cohort can have a place within that."""
+_FEW_BYTES: Final = 1 << 14
+"""Of an answer to a stage of keys or signatures, of any suite."""
 RESTARTED: Final = Verdict(
     Answer.OVER,
     "the server knows no such session: it has ended, or its process was ended and the protocol cannot go on from that; "
@@ -44,12 +52,6 @@ def counters() -> Metrics:
     metrics.gauge("secagg_clients", "Clients of the open stage: taken, sending, out.")
     metrics.counter("secagg_strangers_total", "Requests that did not prove who they are from.")
     return metrics
-
-
-def cut_short(wait: asyncio.Timeout) -> None:
-    """Let a wait that is not over be over now."""
-    if not wait.expired():
-        wait.reschedule(0)
 
 
 class Conductor:
@@ -76,43 +78,42 @@ class Conductor:
         self._limits, self._metrics, self._store, self._clock = limits, metrics, store, clock
         self.exchange = Exchange(limits.stages, card.answer_bytes, clock, number)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="secagg-session")
-        self._places = asyncio.Semaphore(limits.bodies_at_once)
+        self._places, self._invited = Places(0, limits.grace), 0
         self._heard, self._news = asyncio.Event(), asyncio.Event()
-        self._polls, self._reads = dict[ClientId, asyncio.Timeout](), set[asyncio.Timeout]()
-        self._noted = set[tuple[ClientId, Answer]]()
+        self._polls = dict[ClientId, asyncio.Timeout]()
+        self._noted, self._claimed = set[tuple[ClientId, Answer]](), set[ClientId]()
         self._lost: Exception | None = None
         self._is_stopping = False
 
-    async def run(self) -> Released:
-        """Open and close stages until the sum is released.
+    async def run(self, keep: Keep | None = None) -> Released:
+        """Open and close stages until the sum is released and kept; clients are told only then.
 
         Raises:
-            SecAggError, OSError: nothing is released; the session has ended.
-        Security: where the task is cancelled the session stays in the store, for another process to go on with.
+            SecAggError, OSError: nothing is released, and the session has ended; or ``keep`` raised it.
+        Security: where the task is cancelled, or ``keep`` raises, the session stays in the store, for another process
+            to go on with.
         """
         outcome = "failed"
         try:
-            while (stage := await self._opened()) is not None:
-                opened = self._clock()
-                await self._wait()
-                self._close()
-                self._metrics.add("secagg_stages_total", stage=stage.name)
-                self._metrics.add("secagg_stage_seconds_total", self._clock() - opened, stage=stage.name)
-                say("stage closed", session=self.card.session, stage=stage.name, **self.exchange.counts)
-                await self._do(self._session.close_stage)
-            released = await self._do(self._session.release)
+            released = await self._released()
+            if keep is not None:
+                await keep(released)
+            sentence = f"the sum of {len(released.counted)} clients was released"
+            try:
+                await self._do(lambda: self._remember(b"", sentence.encode()))
+            except OSError as error:
+                # The sum is safe; a server that is started again makes it again.
+                say("ending not kept", logging.WARNING, session=self.card.session, why=str(error))
             outcome = "released"
-            self._end(f"the sum of {len(released.counted)} clients was released", released.counted, is_released=True)
+            self._end(sentence, is_released=True, counted=released.counted)
         except asyncio.CancelledError:
-            self._is_stopping, outcome = True, "stopped"
-            raise
-        except Exception as error:
-            why = str(error) if isinstance(error, SecAggError) else "the server failed, or lost a helper"
-            self._end(f"the session ended without a sum: {why}", is_released=False)
+            outcome = "stopped"
             raise
         else:
             return released
         finally:
+            # Whoever asks from now on hears how it ended, or that another process goes on with it.
+            self._is_stopping = self.exchange.over is None
             self._metrics.add("secagg_sessions_total", outcome=outcome)
             self._close()
             self._wake()
@@ -129,7 +130,7 @@ class Conductor:
                     verdict = self.exchange.asked(client)
                     if verdict.answer is Answer.MESSAGE:
                         number = self.exchange.number
-                        message = await self._do(lambda: self._session.message_to(client))
+                        message = await self._do(lambda: self._told(client))
                         # While the thread was busy the stage may have been closed; then the next one is waited for.
                         if message is not None and self.exchange.asked(client) == verdict:
                             return Verdict(Answer.MESSAGE, str(number)), message
@@ -144,8 +145,7 @@ class Conductor:
         verdict = STOPPING if self._is_stopping else self.exchange.offered(client, number, length)
         if verdict.answer is Answer.READ:
             try:
-                async with self._places:
-                    verdict = await self._read(client, number, chunks)
+                verdict = await self._read(client, number, length, chunks)
             finally:
                 self.exchange.gave_up(client)
         self._metrics.add("secagg_answers_total", verdict=verdict.answer.value[0])
@@ -171,7 +171,7 @@ class Conductor:
         """Wait until who may come back for it has asked how the session ended, if it has, or for so long."""
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
-                while self.exchange.over is not None and self.exchange.untold:
+                while self.exchange.untold:
                     self._heard.clear()
                     await self._heard.wait()
 
@@ -182,7 +182,8 @@ class Conductor:
 
     async def leave(self, client: ClientId) -> None:
         """Await a client no more."""
-        if self.is_running:
+        # Who has left, or was put out, changes nothing by saying so again.
+        if self.is_running and self.exchange.leaving(client):
             self.exchange.leave(client, await self._do(lambda: self._dropped(client)))
             say("client left", session=self.card.session, client=client.value)
             self._heard.set()
@@ -194,29 +195,60 @@ class Conductor:
 
     # --- Stages -------------------------------------------------------------------------------------------------------
 
+    async def _released(self) -> Released:
+        """Go through the stages; where that fails, the session has ended."""
+        try:
+            while (stage := await self._opened()) is not None:
+                opened = self._clock()
+                await self._wait()
+                self._close()
+                self._metrics.add("secagg_stages_total", stage=stage.name)
+                self._metrics.add("secagg_stage_seconds_total", self._clock() - opened, stage=stage.name)
+                say("stage closed", session=self.card.session, stage=stage.name, **self.exchange.counts)
+                await self._do(self._session.close_stage)
+            return await self._do(self._session.release)
+        except Exception as error:
+            why = str(error) if isinstance(error, SecAggError) else "the server failed, or lost a helper"
+            self._end(f"the session ended without a sum: {why}", is_released=False)
+            if self._store is not None:
+                self._store.erase()
+            raise
+
     async def _opened(self) -> Stage | None:
         """Open the session's next stage, once it is remembered; before that nobody is told of it."""
-        stage, turnout = await self._do(self._prepared)
+        stage, turnout, awaited = await self._do(self._prepared)
         if stage is not None:
-            self.exchange.open(stage, turnout)
+            self._invited = max(self._invited, awaited)
+            longest = self._longest(stage)
+            # Each client of the cohort has its place as far as memory allows, so that some cannot keep the others out.
+            places = max(self._limits.bodies_at_once, min(2 * self._invited, _ROOM_BYTES // longest))
+            self._places = Places(places * longest, self._limits.grace)
+            self.exchange.open(stage, turnout, longest)
             say("stage opened", session=self.card.session, stage=stage.name, number=self.exchange.number)
             self._wake()
         return stage
 
-    def _prepared(self) -> tuple[Stage | None, Turnout]:
+    def _prepared(self) -> tuple[Stage | None, Turnout, int]:
         stage = self._session.stage
         if stage is not None and self._store is not None:
             snapshot = self._session.snapshot()
-            record = ServerRecord(
-                card=self.card.encode(),
-                stage=self.exchange.number + 1,
-                claims=tuple(Claim(client, digest) for client, digest in self._admission.known().items()),
-                snapshot=b"" if snapshot is None else bytes(snapshot.expose()),
-            )
+            self._remember(b"" if snapshot is None else bytes(snapshot.expose()))
             if snapshot is not None:
                 snapshot.wipe()
-            self._store.put(record)
-        return stage, self._session.turnout
+        return stage, self._session.turnout, len(self._session.awaited or ())
+
+    def _remember(self, snapshot: bytes, ending: bytes = b"") -> None:
+        """Put the session into the store, where it stands before the next stage or after the last."""
+        if self._store is not None:
+            number = self.exchange.number + (not ending)
+            self._store.put(ServerRecord(self.card.encode(), number, snapshot, ending))
+
+    def _claim(self, client: ClientId) -> None:
+        """Keep who a name belongs to, before anything is told or taken under it."""
+        if self._store is not None and client not in self._claimed:
+            if (digest := self._admission.claim_of(client)) is not None:
+                self._store.claim(self.card.session, client, digest)
+            self._claimed.add(client)
 
     async def _wait(self) -> None:
         """Wait until the open stage is to be closed."""
@@ -232,14 +264,11 @@ class Conductor:
     def _close(self) -> None:
         """Await nobody else; what is being read takes no place from the next stage."""
         self.exchange.close()
-        for read in self._reads:
-            cut_short(read)
+        self._places.clear()
 
-    def _end(self, sentence: str, counted: frozenset[ClientId] = frozenset(), *, is_released: bool) -> None:
+    def _end(self, sentence: str, *, is_released: bool, counted: frozenset[ClientId] = frozenset()) -> None:
         self.exchange.end(sentence, is_released=is_released, counted=counted)
         say("session ended", session=self.card.session, sentence=sentence)
-        if self._store is not None:
-            self._store.erase()
 
     def _wake(self) -> None:
         """Let every client that waits for a message look again."""
@@ -248,51 +277,66 @@ class Conductor:
 
     # --- Answers ------------------------------------------------------------------------------------------------------
 
-    async def _read(self, client: ClientId, number: int, chunks: AsyncIterator[bytes]) -> Verdict:
-        message = await self._body(client, number, chunks)
+    async def _read(self, client: ClientId, number: int, length: int | None, chunks: AsyncIterator[bytes]) -> Verdict:
+        message = await self._body(client, number, length, chunks)
         if isinstance(message, Verdict):
             return message
         self._metrics.add("secagg_answer_bytes_total", len(message))
         try:
-            error, turnout = await self._do(lambda: self._received(client, message))
+            error, turnout, is_awaited = await self._do(lambda: self._received(client, message))
         except Exception as failed:  # noqa: BLE001 -- whatever it is, ``run`` raises it
             self._lost = failed
             self._heard.set()
             return STOPPING
-        verdict = self.exchange.settled(client, number, error, turnout)
+        verdict = self.exchange.settled(client, number, error, turnout, is_awaited=is_awaited)
         self._heard.set()
         return verdict
 
-    async def _body(self, client: ClientId, number: int, chunks: AsyncIterator[bytes]) -> Verdict | bytes:
+    async def _body(
+        self, client: ClientId, number: int, length: int | None, chunks: AsyncIterator[bytes]
+    ) -> Verdict | bytes:
         """Return an answer whole; it has come no slower than it may, and while its stage was open."""
-        size, parts, began = 0, list[bytes](), asyncio.get_running_loop().time()
+        longest, parts, body = self.exchange.longest, list[bytes](), None
         with suppress(TimeoutError):
-            async with asyncio.timeout(self._limits.grace) as patience:
-                self._reads.add(patience)
-                try:
-                    # Asked at once: the stage may have been closed while this answer waited for its place.
-                    while (verdict := self.exchange.read(client, number)).answer is Answer.HAND:
-                        chunk = await anext(chunks, None)
-                        if chunk is None:
-                            return b"".join(parts)
-                        size += len(chunk)
-                        if size > self.card.answer_bytes:
-                            return self.exchange.too_long(size)
-                        parts.append(chunk)
-                        patience.reschedule(began + self._limits.seconds_for(size))
-                    return verdict
-                finally:
-                    self._reads.discard(patience)
+            async with self._places.place(client, longest if length is None else length) as body:
+                # Asked at once: the stage may have been closed while this answer waited for its place.
+                while (verdict := self.exchange.read(client, number)).answer is Answer.HAND:
+                    chunk = await anext(chunks, None)
+                    if chunk is None:
+                        return b"".join(parts)
+                    body.size += len(chunk)
+                    if body.size > longest:
+                        return self.exchange.too_long(body.size)
+                    parts.append(chunk)
+                    if not body.gave_way:
+                        body.patience.reschedule(body.began + self._limits.seconds_for(body.size))
+                return verdict
         verdict = self.exchange.read(client, number)
-        slow = Verdict(Answer.SLOW, f"the answer came too slowly, {size} bytes of it; send it again, faster")
-        return slow if verdict.answer is Answer.HAND else verdict
+        if verdict.answer is not Answer.HAND or body is None:
+            return verdict
+        why = "others wait, and this one came slowest" if body.gave_way else "it came too slowly"
+        return Verdict(Answer.SLOW, f"{body.size} bytes of the answer were read, and {why}; send it again, faster")
 
-    def _received(self, client: ClientId, message: bytes) -> tuple[PeerError | None, Turnout]:
+    def _received(self, client: ClientId, message: bytes) -> tuple[PeerError | None, Turnout, bool]:
+        """Hand an answer to the session; return its error, how the stage stands, and whether it awaits the client."""
+        self._claim(client)
+        error: PeerError | None = None
         try:
             self._session.receive(client, message)
-        except PeerError as error:
-            return error, self._session.turnout
-        return None, self._session.turnout
+        except PeerError as found:
+            error = found
+        awaited = self._session.awaited
+        return error, self._session.turnout, awaited is not None and client in awaited
+
+    def _longest(self, stage: Stage) -> int:
+        """Return how long an answer to a stage is at most."""
+        if stage.per_client is None or (stage.per_client and not self._invited):
+            return self.card.answer_bytes
+        return min(self.card.answer_bytes, _FEW_BYTES + stage.per_client * self._invited)
+
+    def _told(self, client: ClientId) -> bytes | None:
+        self._claim(client)
+        return self._session.message_to(client)
 
     def _dropped(self, client: ClientId) -> Turnout:
         self._session.drop(client)

@@ -80,7 +80,7 @@ class Exchange:
         self._patience: Patience | None = None
         self._turnout = Turnout.TOO_FEW
         self._taken, self._sending = set[ClientId](), set[ClientId]()
-        self._out = dict[ClientId, str]()
+        self._out, self._leaving = dict[ClientId, str](), set[ClientId]()
         self._heard, self._untold = set[ClientId](), set[ClientId]()
         self._over: Verdict | None = None
 
@@ -106,8 +106,14 @@ class Exchange:
         """How many clients have answered the open stage, are sending to it, and are out."""
         return {"taken": len(self._taken), "sending": len(self._sending), "out": len(self._out)}
 
-    def open(self, stage: Stage, turnout: Turnout) -> None:
-        """Open the next stage, and begin to wait for answers."""
+    @property
+    def longest(self) -> int:
+        """How many bytes an answer to the open stage has at most."""
+        return self._longest
+
+    def open(self, stage: Stage, turnout: Turnout, longest: int | None = None) -> None:
+        """Open the next stage, and begin to wait for answers of no more than so many bytes."""
+        self._longest = self._longest if longest is None else longest
         self._number += 1
         self._patience, self._turnout = Patience(stage, self._limits, self._clock), turnout
         self._taken.clear()
@@ -158,8 +164,9 @@ class Exchange:
         return _READ
 
     def too_long(self, length: int) -> Verdict:
-        """Return what an answer gets that is longer than any can be."""
-        return Verdict(Answer.LONG, f"an answer has at most {self._longest} bytes; this one has {length} or more")
+        """Return what an answer gets that is longer than any to this stage can be."""
+        sentence = f"an answer to stage {self._number} has at most {self._longest} bytes; this one has {length} or more"
+        return Verdict(Answer.LONG, sentence)
 
     def read(self, client: ClientId, number: int) -> Verdict:
         """Decide about an answer that was read whole: it may have taken longer than the stage."""
@@ -168,18 +175,23 @@ class Exchange:
             self.gave_up(client)
         return no or _HAND
 
-    def settled(self, client: ClientId, number: int, error: PeerError | None, turnout: Turnout) -> Verdict:
+    def settled(
+        self, client: ClientId, number: int, error: PeerError | None, turnout: Turnout, *, is_awaited: bool = False
+    ) -> Verdict:
         """Record what the session made of an answer.
 
         Args:
             error: what it raised.
             turnout: how the stage stands now.
+            is_awaited: whether the session awaits the client after all: others may have sent what it refused.
         """
         self.gave_up(client)
         if isinstance(error, UnexpectedMessage):
             return Verdict(Answer.LATE, str(error))
         if number == self._number:
             self._turnout = turnout
+        if error is not None and is_awaited:
+            return Verdict(Answer.REFUSED, f"an answer to stage {number} was refused: {error}")
         if error is not None:
             self._out[client] = f"an answer to stage {number} was refused: {error}"
             return Verdict(Answer.REFUSED, self._out[client])
@@ -191,6 +203,12 @@ class Exchange:
     def gave_up(self, client: ClientId) -> None:
         """Forget an answer that did not come whole; the client may send it again."""
         self._sending.discard(client)
+
+    def leaving(self, client: ClientId) -> bool:
+        """Return whether a client that leaves has not done so before, and was not put out."""
+        is_new = client not in self._out and client not in self._leaving
+        self._leaving.add(client)
+        return is_new
 
     def leave(self, client: ClientId, turnout: Turnout) -> None:
         """Record that a client has left."""

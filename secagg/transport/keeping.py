@@ -3,32 +3,26 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Final
 
 from secagg.crypto.secret import Secret
 from secagg.errors import InvalidParameters, Misuse, PeerError
-from secagg.fields import CLIENT, FLAG, Message, fixed, nested, repeated, unsigned, variable
+from secagg.fields import FLAG, Message, fixed, unsigned, variable
 from secagg.identifiers import ClientId
 from secagg.session.certificates import SIGNATURE_BYTES
-from secagg.session.durable import erase, replace, require_own_folder
+from secagg.session.durable import append_whole, erase, replace, require_own_folder, sync_folder
 from secagg.session.sealed_state import OpenState, StateDirectory
 from secagg.wire import MessageKind
 
 from .card import CARD_BYTES, NAME_BYTES, Card
 
 _MOST: Final = (1 << 32) - 1
-_CLIENTS: Final = 1 << 24
 _DIGEST_BYTES: Final = 32
-
-
-@dataclass(frozen=True, slots=True)
-class Claim:
-    """A name that somebody has claimed, and the digest of the proof."""
-
-    client: Annotated[ClientId, CLIENT]
-    digest: Annotated[bytes, fixed(_DIGEST_BYTES)]
+_CLAIM_BYTES: Final = NAME_BYTES + 8 + _DIGEST_BYTES
+_SENTENCE_BYTES: Final = 1 << 12
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,13 +32,14 @@ class ServerRecord(Message):
     kind = MessageKind.HTTP_SERVER_RECORD
     card: Annotated[bytes, variable(CARD_BYTES)]
     stage: Annotated[int, unsigned(2)]
-    claims: Annotated[tuple[Claim, ...], repeated(nested(Claim), _CLIENTS)]
     snapshot: Annotated[bytes, variable(_MOST)] = field(repr=False)
     """Empty where a session must finish in the process that began it."""
+    ending: Annotated[bytes, variable(_SENTENCE_BYTES)] = b""
+    """The sentence that clients are told, once the sum was released and is kept elsewhere; empty before."""
 
 
 class ServerStore:
-    """One file in a folder of this user's alone."""
+    """Two files in a folder of this user's alone: the session, and the names that clients without keys have claimed."""
 
     def __init__(self, folder: Path) -> None:
         """Use a folder.
@@ -53,14 +48,14 @@ class ServerStore:
             InvalidParameters: others may look into it.
         """
         require_own_folder(folder)
-        self._path = folder / "session.record"
+        self._path, self._claims = folder / "session.record", folder / "session.claims"
 
     def put(self, record: ServerRecord) -> None:
         """Take the place of what was there; on disk when this returns."""
         replace(self._path, record.encode())
 
     def get(self) -> ServerRecord | None:
-        """Return what was put last; None if that session ended.
+        """Return what was put last; None if that session ended and its clients were told.
 
         Raises:
             InvalidParameters: the file is none of ours.
@@ -74,9 +69,33 @@ class ServerStore:
             raise InvalidParameters(f"{self._path} is no record of a session ({error}); remove it") from None
         return record
 
+    def claim(self, session: str, client: ClientId, digest: bytes) -> None:
+        """Keep who a name of a session belongs to; on disk when this returns."""
+        descriptor = os.open(self._claims, os.O_WRONLY | os.O_CREAT, 0o600)
+        try:
+            size = os.fstat(descriptor).st_size
+            # What a crash left of a last one is written over.
+            os.lseek(descriptor, size - size % _CLAIM_BYTES, os.SEEK_SET)
+            append_whole(descriptor, bytes.fromhex(session) + client.encode() + digest)
+        finally:
+            os.close(descriptor)
+        if not size:
+            sync_folder(self._claims.parent)
+
+    def claims(self, session: str) -> dict[ClientId, bytes]:
+        """Return whom the names of a session belong to."""
+        stored = self._claims.read_bytes() if self._claims.exists() else b""
+        found = dict[ClientId, bytes]()
+        for start in range(0, len(stored) - _CLAIM_BYTES + 1, _CLAIM_BYTES):
+            name, rest = stored[start : start + NAME_BYTES], stored[start + NAME_BYTES : start + _CLAIM_BYTES]
+            if name.hex() == session:
+                found[ClientId(int.from_bytes(rest[:-_DIGEST_BYTES], "big"))] = rest[-_DIGEST_BYTES:]
+        return found
+
     def erase(self) -> None:
-        """Overwrite and remove it: the session has ended."""
+        """Overwrite and remove what there is: the session has ended."""
         erase(self._path)
+        erase(self._claims)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,11 +123,16 @@ class ClientStore:
 
     def put(self, progress: ClientProgress) -> None:
         """Take the place of what was there; on disk when this returns."""
-        before, self._state = self._state, self._states.begin()
-        with Secret("client progress", progress.encode()) as secret:
-            replace(self._path, self._state.seal(secret))
-        if before is not None:
-            before.destroy()
+        state = self._states.begin()
+        try:
+            with Secret("client progress", progress.encode()) as secret:
+                replace(self._path, state.seal(secret))
+        except BaseException:
+            state.destroy()
+            raise
+        if self._state is not None:
+            self._state.destroy()
+        self._state = state
 
     def take(self) -> ClientProgress | None:
         """Return what was put last, for this process alone; None if there is nothing to go on from."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import socket
 import ssl
 from collections.abc import AsyncGenerator, Generator
@@ -19,6 +20,8 @@ from .tls import ServerTls, is_loopback
 
 try:
     import uvicorn
+    from h11 import RemoteProtocolError
+    from h11._receivebuffer import ReceiveBuffer
     from uvicorn.protocols.http.h11_impl import H11Protocol
 except ImportError as error:
     raise InvalidParameters(
@@ -27,6 +30,7 @@ except ImportError as error:
 
 _BACKLOG: Final = 4096
 _HEAD_BYTES: Final = 1 << 14
+_LOOSE: Final = re.compile(rb"(?<!\r)\n|\r\n[ \t]")
 _PAUSE: Final = 0.01
 _OTHER_FILES: Final = 128
 
@@ -65,11 +69,29 @@ class _Crowd:
             timer.cancel()
 
 
+class _Head(ReceiveBuffer):
+    """Bytes of a connection from which heads of requests are read, each of limited length and in one form.
+
+    h11 counts a head that is not whole yet, and also takes lines that end without a carriage return or are folded; a
+    proxy may read such a head otherwise.
+    """
+
+    def maybe_extract_lines(self) -> list[bytearray] | None:
+        """Return the lines of a head that is whole."""
+        head = bytes(self).partition(b"\r\n\r\n")[0]
+        if len(head) > _HEAD_BYTES:
+            raise RemoteProtocolError("the head of a request is too long")
+        if _LOOSE.search(head):
+            raise RemoteProtocolError("the head of a request has lines of another form")
+        return super().maybe_extract_lines()
+
+
 class _Punctual(H11Protocol):
     """Speaks HTTP over one connection of the crowd."""
 
     def __init__(self, crowd: _Crowd, connection: asyncio.WriteTransport, server: uvicorn.Server) -> None:
         super().__init__(server.config, server.server_state, {})
+        self.conn._receive_buffer = _Head()  # noqa: SLF001 -- h11 has no setting for this  # pyright: ignore[reportPrivateUsage]
         self._crowd, self._connection, self._early = crowd, connection, b""
 
     def connection_made(self, transport: Any) -> None:  # noqa: ANN401 -- as asyncio has it

@@ -24,7 +24,7 @@ from secagg.identifiers import ClientId
 from secagg.session.certificates import SIGNATURE_BYTES, Authority, Certificate, SigningKey, VerifiedIdentity
 
 SCHEME: Final = "Secagg"
-_HEADER: Final = re.compile(rf"{SCHEME} ([0-9]{{1,20}}):([0-9a-f]{{{2 * SIGNATURE_BYTES}}})", re.ASCII)
+_HEADER: Final = re.compile(rf"{SCHEME} (0|[1-9][0-9]{{0,19}}):([0-9a-f]{{{2 * SIGNATURE_BYTES}}})", re.ASCII)
 _IDS: Final = 1 << 64
 _NAMES: Final = 1 << 16
 _NONE: Final[Mapping[ClientId, bytes]] = MappingProxyType({})
@@ -67,8 +67,8 @@ class Admission(Protocol):
         """Whether a proof is that client's for that session."""
         ...
 
-    def known(self) -> dict[ClientId, bytes]:
-        """Return what must outlive this process: digests of proofs, by their clients."""
+    def claim_of(self, client: ClientId) -> bytes | None:
+        """Return what must outlive this process: the digest of the proof that a client was first admitted with."""
         ...
 
 
@@ -93,9 +93,10 @@ class Certified:
         self._good[client] = session, proof
         return True
 
-    def known(self) -> dict[ClientId, bytes]:
+    def claim_of(self, client: ClientId) -> bytes | None:
         """Return nothing: signatures prove themselves."""
-        return {}
+        del client
+        return None
 
 
 class FirstCome:
@@ -122,6 +123,6 @@ class FirstCome:
         digest = hashlib.sha256(proof).digest()
         return compare_digest(self._digests.setdefault(client, digest), digest)
 
-    def known(self) -> dict[ClientId, bytes]:
-        """Return the claims."""
-        return dict(self._digests)
+    def claim_of(self, client: ClientId) -> bytes | None:
+        """See ``Admission``."""
+        return self._digests.get(client)

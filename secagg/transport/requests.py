@@ -50,6 +50,11 @@ class Patience:
     slowest: float = 1 << 14
     """Bytes each second of a message, at least, after ``poll``."""
 
+    def __post_init__(self) -> None:
+        # Written so that NaN is refused too.
+        if not (self.lost >= 0 and all(number > 0 for number in (self.poll, self.message_bytes, self.slowest))):
+            raise InvalidParameters("a client's patience is a number of seconds, and the limits of a wire are positive")
+
 
 @dataclass(frozen=True, slots=True)
 class Reply:
@@ -125,40 +130,49 @@ class Requests:
     async def _exchanged(self, method: str, path: str, body: bytes, params: dict[str, str] | None) -> Reply:
         headers = self._headers | ({"content-length": str(len(body))} if body else {})
         poll = self._patience.poll
-        timeout = httpx.Timeout(poll, connect=10.0)
-        content = _pieces(body) if body else None
-        async with self._http.stream(
-            method, self._base + path, headers=headers, params=params, content=content, timeout=timeout
-        ) as response:
-            # What is compressed may be a bomb.
-            if response.headers.get("content-encoding", "identity") != "identity":
-                raise MalformedMessage("the server sends what was compressed", reason=Reason.NOT_CANONICAL)
-            is_message = path == MESSAGE and response.status_code == Answer.MESSAGE.status
-            most = self._patience.message_bytes if is_message else CARD_BYTES
-            parts, size, began = list[bytes](), 0, asyncio.get_running_loop().time()
-            try:
-                async with asyncio.timeout(poll) as wait:
-                    async for part in response.aiter_raw():
-                        parts.append(part)
-                        if (size := size + len(part)) > most:
-                            raise MalformedMessage(
-                                f"a server's answer here has at most {most} bytes", reason=Reason.LENGTH_OVER_LIMIT
-                            )
-                        wait.reschedule(began + poll + size / self._patience.slowest)
-            except TimeoutError:
-                raise httpx.ReadTimeout("the server's answer dribbles") from None
-            return Reply(response.status_code, b"".join(parts), response.headers.get(STAGE_HEADER, ""))
+        timeout, loop = httpx.Timeout(poll, connect=10.0), asyncio.get_running_loop()
+
+        async def pieces() -> AsyncIterator[bytes]:
+            for start in range(0, len(body), _PIECE_BYTES):
+                yield body[start : start + _PIECE_BYTES]
+                # A server may have others before this client, but not say so piece by piece.
+                wait.reschedule(loop.time() + poll)
+
+        try:
+            # Around everything: what httpx counts begins again with each byte, and with each interim response.
+            async with (
+                asyncio.timeout(poll) as wait,
+                self._http.stream(
+                    method,
+                    self._base + path,
+                    headers=headers,
+                    params=params,
+                    content=pieces() if body else None,
+                    timeout=timeout,
+                ) as response,
+            ):
+                # What is compressed may be a bomb.
+                if response.headers.get("content-encoding", "identity") != "identity":
+                    raise MalformedMessage("the server sends what was compressed", reason=Reason.NOT_CANONICAL)
+                is_message = path == MESSAGE and response.status_code == Answer.MESSAGE.status
+                most = self._patience.message_bytes if is_message else CARD_BYTES
+                parts, size, began = list[bytes](), 0, loop.time()
+                async for part in response.aiter_raw():
+                    parts.append(part)
+                    if (size := size + len(part)) > most:
+                        raise MalformedMessage(
+                            f"a server's answer here has at most {most} bytes", reason=Reason.LENGTH_OVER_LIMIT
+                        )
+                    wait.reschedule(began + poll + size / self._patience.slowest)
+                return Reply(response.status_code, b"".join(parts), response.headers.get(STAGE_HEADER, ""))
+        except TimeoutError:
+            raise httpx.ReadTimeout("the server's answer dribbles") from None
 
 
 def _answered(reply: Reply) -> Reply:
     if reply.status >= HTTPStatus.MULTIPLE_CHOICES and reply.status not in _ANSWERS:
         raise Refused(f"the server refused this client: {reply.sentence or reply.status}")
     return reply
-
-
-async def _pieces(body: bytes) -> AsyncIterator[bytes]:
-    for start in range(0, len(body), _PIECE_BYTES):
-        yield body[start : start + _PIECE_BYTES]
 
 
 def _is_of_tls(error: BaseException | None) -> bool:

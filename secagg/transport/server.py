@@ -21,10 +21,11 @@ from secagg.session.metrics import CONTENT_TYPE
 from secagg.session.roles import Released, ServerSession, Subject
 
 from .card import BACK_SECONDS, STAGE_HEADER, Card, WireLimits, new_name
-from .conductor import RESTARTED, Conductor, counters, cut_short
+from .conductor import RESTARTED, STOPPING, Conductor, Keep, counters
 from .exchange import Answer, Verdict
 from .keeping import ServerStore
 from .logs import say
+from .places import cut_short
 from .proof import Admission, FirstCome, read_header
 
 try:
@@ -38,8 +39,8 @@ except ImportError as error:
     ) from error
 
 _REMEMBERED: Final = 64
-_STAGE: Final = re.compile(r"[0-9]{1,3}", re.ASCII)
-_LENGTH: Final = re.compile(r"[0-9]{1,15}", re.ASCII)
+_STAGE: Final = re.compile(r"0|[1-9][0-9]{0,2}", re.ASCII)
+_LENGTH: Final = re.compile(r"0|[1-9][0-9]{0,14}", re.ASCII)
 _SINGLE: Final = ("authorization", "content-length", "content-encoding", "transfer-encoding")
 _STRANGER: Final = Verdict(
     Answer.STRANGER, "this request does not prove who it is from: another's name, or a key not on this group's roster"
@@ -70,6 +71,7 @@ class SumServer:
         self._admission, self._store, self._coins = admission or FirstCome(), store, coins or SystemCoins()
         self._current: Conductor | None = None
         self._news = asyncio.Event()
+        self._is_closing = False
         self._asking = dict[asyncio.Timeout, None]()
         """Who waits for a session, of whom nobody has proved a name; in the order in which they came."""
         self._strange = ""
@@ -88,7 +90,9 @@ class SumServer:
 
     # --- Sessions -----------------------------------------------------------------------------------------------------
 
-    def card(self, subject: Subject, protocol: str, terms: Mapping[str, Any] | None = None) -> Card:
+    def card(
+        self, subject: Subject, protocol: str, terms: Mapping[str, Any] | None = None, mode: str = "semi_honest"
+    ) -> Card:
         """Return the card of a session that was opened about a subject."""
         return Card(
             session=new_name(self._coins),
@@ -97,15 +101,17 @@ class SumServer:
             round_number=subject.round_number,
             answer_bytes=self.limits.answer_bytes,
             terms=dict(terms or {}),
+            mode=mode,
         )
 
-    async def run(self, session: ServerSession, card: Card, *, number: int = 0) -> Released:
+    async def run(self, session: ServerSession, card: Card, *, number: int = 0, keep: Keep | None = None) -> Released:
         """Hold a session until its sum is released.
 
         Args:
             number: of the stage that is open, of a session that was restored; ``ServerRecord`` has it.
+            keep: writes the sum, before any client is told that there is one.
         Raises:
-            SecAggError, OSError: nothing is released.
+            SecAggError, OSError: nothing is released, or ``keep`` raised it; then the session stays in the store.
         """
         if self._current is not None and self._current.is_running:
             raise Misuse("a server holds one session at a time; wait for the one before")
@@ -118,19 +124,34 @@ class SumServer:
             store=self._store,
             number=number,
         )
-        self._current = conductor
+        self._current, self._is_closing = conductor, False
         self._wake()
         try:
-            return await conductor.run()
+            return await conductor.run(keep)
         finally:
             self._past[card.session] = conductor.exchange.over or RESTARTED
             while len(self._past) > _REMEMBERED:
                 del self._past[next(iter(self._past))]
 
+    def recall(self, card: Card, sentence: str) -> None:
+        """Tell the clients of a session whose sum another process has released and kept."""
+        self._past[card.session] = Verdict(Answer.DONE, sentence)
+
     async def told(self, seconds: float = BACK_SECONDS) -> None:
-        """Wait until the clients of the last session know how it ended, or for so long; then stop listening."""
-        if self._current is not None:
-            await self._current.told(seconds)
+        """Wait until the clients of the last session know how it ended, or for so long; then forget it, and hold none.
+
+        Who waits for a session is told to ask again, for a server that listens no more.
+        """
+        current = self._current
+        try:
+            if current is None or current.exchange.over is not None:
+                await (asyncio.sleep(seconds) if current is None else current.told(seconds))
+        finally:
+            self._is_closing = True
+            for wait in tuple(self._asking):
+                cut_short(wait)
+            if self._store is not None and (current is None or current.exchange.over is not None):
+                self._store.erase()
 
     @property
     def is_open(self) -> bool:
@@ -149,6 +170,8 @@ class SumServer:
         with suppress(TimeoutError):
             async with asyncio.timeout(self.limits.poll) as wait:
                 while (card := self._open_card()) is None or card.session == after:
+                    if self._is_closing:
+                        return _response(STOPPING)
                     self._asking[wait] = None
                     if len(self._asking) > max(1, self.limits.connections // 2):
                         # Nobody has proved a name yet; who waits for long takes no connection from who has.
@@ -160,7 +183,7 @@ class SumServer:
                     finally:
                         self._asking.pop(wait, None)
                 return Response(card.encode(), media_type="application/json", headers=_HEADERS)
-        return _response(Verdict(Answer.AGAIN))
+        return _response(STOPPING if self._is_closing else Verdict(Answer.AGAIN))
 
     @property
     def asking(self) -> int:
@@ -212,10 +235,8 @@ class SumServer:
             return _WRONG
         name, sender = request.path_params["name"], read_header(request.headers.get("authorization", ""))
         conductor = self._current
-        if conductor is None:
-            return _STARTING
-        if name != conductor.card.session:
-            return self._past.get(name, RESTARTED)
+        if conductor is None or name != conductor.card.session:
+            return self._past.get(name, _STARTING if conductor is None else RESTARTED)
         if sender is None or not self._admission.admits(name, *sender):
             self.metrics.add("secagg_strangers_total")
             if name != self._strange:

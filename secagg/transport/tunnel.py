@@ -27,7 +27,10 @@ from .tls import PinnedTls
 HANDSHAKE_SECONDS: Final = 10.0
 PEERS_AT_ONCE: Final = 64
 _PIECE_BYTES: Final = 1 << 18
+_LENGTH_BYTES: Final = 4
 _Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+_Touch = Callable[[], None]
+"""Says that something came through a connection."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,9 +47,10 @@ class Ends:
 async def serve_tunnel(ends: Ends, ready: Callable[[], None]) -> None:
     """Listen for the other operator, and connect each of its connections to the socket of the helper here."""
 
-    async def joined(near: _Streams) -> None:
+    async def joined(near: _Streams, touch: _Touch) -> None:
         _require(near[1], ends.tls.pin)
-        await _pump(near, await asyncio.open_unix_connection(ends.socket))
+        # Who is near here is the helper, and the other operator is far.
+        await _pump(await asyncio.open_unix_connection(ends.socket), near, touch)
 
     def renewed(link: ssl.SSLObject | ssl.SSLSocket, *_: object) -> None:
         link.context = ends.tls.context
@@ -67,13 +71,13 @@ async def serve_tunnel(ends: Ends, ready: Callable[[], None]) -> None:
 async def open_tunnel(ends: Ends, ready: Callable[[], None]) -> None:
     """Listen at a socket here, and connect each of its connections to the other operator's end."""
 
-    async def joined(near: _Streams) -> None:
+    async def joined(near: _Streams, touch: _Touch) -> None:
         far = await asyncio.open_connection(
             ends.host, ends.port, ssl=ends.tls.context, ssl_handshake_timeout=HANDSHAKE_SECONDS
         )
         try:
             _require(far[1], ends.tls.pin)
-            await _pump(near, far)
+            await _pump(near, far, touch)
         finally:
             far[1].close()
 
@@ -86,17 +90,29 @@ async def open_tunnel(ends: Ends, ready: Callable[[], None]) -> None:
 # --- Private ----------------------------------------------------------------------------------------------------------
 
 
-def _few(joined: Callable[[_Streams], Awaitable[None]]) -> Callable[..., Awaitable[None]]:
-    """Let so many connections be joined at once; others wait, and none ends the tunnel."""
-    places = asyncio.Semaphore(PEERS_AT_ONCE)
+def _few(joined: Callable[[_Streams, _Touch], Awaitable[None]]) -> Callable[..., Awaitable[None]]:
+    """Let so many connections be joined at once; beyond it the one ends that has been idle longest."""
+    tasks = dict[asyncio.Task[None], None]()
 
     async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        def touch() -> None:
+            tasks[task] = tasks.pop(task, None)
+
+        task = asyncio.ensure_future(joined((reader, writer), touch))
+        touch()
+        if len(tasks) > PEERS_AT_ONCE:
+            next(iter(tasks)).cancel()
         try:
-            async with places:
-                await joined((reader, writer))
-        except (OSError, ssl.SSLError) as error:
-            say("tunnel closed", logging.WARNING, sentence=str(error) or type(error).__name__)
+            await asyncio.wait([task])
+            if task.cancelled():
+                say("tunnel closed", logging.WARNING, sentence="others wait, and this connection was idle longest")
+            elif isinstance(error := task.exception(), OSError | EOFError | ValueError):
+                say("tunnel closed", logging.WARNING, sentence=str(error) or type(error).__name__)
+            elif error is not None:
+                raise error
         finally:
+            tasks.pop(task, None)
+            task.cancel()
             writer.close()
 
     return handle
@@ -109,19 +125,36 @@ def _require(writer: asyncio.StreamWriter, pin: bytes) -> None:
         raise ConnectionRefusedError("the other end shows another certificate than that of the peer")
 
 
-async def _pump(near: _Streams, far: _Streams) -> None:
-    """Carry bytes both ways, no faster than they are taken, until one side ends."""
-    both = [asyncio.create_task(_carry(near[0], far[1])), asyncio.create_task(_carry(far[0], near[1]))]
+async def _pump(near: _Streams, far: _Streams, touch: _Touch) -> None:
+    """Carry bytes both ways, no faster than they are taken, until both sides have ended; ``near`` is a Unix socket."""
+    both = [asyncio.create_task(_send(near[0], far[1], touch)), asyncio.create_task(_receive(far[0], near[1], touch))]
     try:
-        await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.gather(*both)
     finally:
+        far[1].close()
+        near[1].close()
         for task in both:
             task.cancel()
         await asyncio.gather(*both, return_exceptions=True)
-        far[1].close()
 
 
-async def _carry(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    while piece := await reader.read(_PIECE_BYTES):
-        writer.write(piece)
+async def _send(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, touch: _Touch) -> None:
+    """Send pieces, each after its length; an empty one says that the stream has ended, which TLS does not tell."""
+    while True:
+        piece = await reader.read(_PIECE_BYTES)
+        writer.write(len(piece).to_bytes(_LENGTH_BYTES, "big") + piece)
         await writer.drain()
+        if not piece:
+            return
+        touch()
+
+
+async def _receive(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, touch: _Touch) -> None:
+    """Write pieces as they come, and end the stream where the other end says so."""
+    while length := int.from_bytes(await reader.readexactly(_LENGTH_BYTES), "big"):
+        if length > _PIECE_BYTES:
+            raise ValueError("the other end of the tunnel is of another version")
+        writer.write(await reader.readexactly(length))
+        await writer.drain()
+        touch()
+    writer.write_eof()

@@ -23,7 +23,7 @@ from secagg.identifiers import ClientId
 from secagg.platforms.keys.identities import load_roster, make_identities
 from secagg.session.roles import Released
 from secagg.transport.card import Card
-from secagg.transport.keeping import Claim, ServerRecord
+from secagg.transport.keeping import ServerRecord
 
 VALUES, CLIP, BITS = 3, 1.0, 8
 
@@ -112,7 +112,7 @@ def test_a_damaged_file_is_refused_wherever_the_damage_is(tmp_path: Path) -> Non
 
 def test_a_file_of_another_kind_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "a.sum"
-    record = ServerRecord(b"{}", 0, (Claim(ClientId(1), bytes(32)),), b"").encode()
+    record = ServerRecord(b"{}", 0, b"").encode()
     np.save(tmp_path / "a.npy", np.zeros(3))
     for data in (record, (tmp_path / "a.npy").read_bytes()):
         path.write_bytes(data)
@@ -218,6 +218,19 @@ def test_rings_have_room_for_the_sums_of_all_groups(tmp_path: Path) -> None:
     ]
     assert main(["add", *sums, "--out", str(tmp_path / "mean.npy")]) == 0
     assert np.load(tmp_path / "mean.npy") == pytest.approx([-CLIP] * VALUES)
+
+
+def test_an_output_is_never_an_input(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    first, second = (
+        kept(tmp_path / f"{group}.sum", card_of(2, group=group, groups=2), 2 * group, 2 * group + 1) for group in (1, 2)
+    )
+    before = Path(first).read_bytes()
+    link = tmp_path / "link"
+    link.symlink_to(first)
+    for out in (first, str(link)):
+        assert main(["add", first, second, "--out", out]) != 0
+        assert "name another file" in " ".join(capsys.readouterr().err.split())
+    assert Path(first).read_bytes() == before
 
 
 def test_a_client_of_two_groups_is_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -23,10 +23,10 @@ from secagg.errors import InvalidParameters, Misuse, ThresholdNotMet
 from secagg.identifiers import ClientId
 from secagg.platforms.keys.identities import load_roster
 from secagg.protocols.one_message.client import Client
-from secagg.protocols.one_message.committee.member import OneMessageMember
 from secagg.protocols.one_message.epoch import EpochRecord
 from secagg.protocols.one_message.floors import Floors
 from secagg.protocols.one_message.ledger import Ledger
+from secagg.protocols.one_message.member import OneMessageMember
 from secagg.protocols.one_message.messages import Answer, UploadList
 from secagg.protocols.one_message.plan import OneMessageSettings
 from secagg.protocols.one_message.session import (
@@ -229,6 +229,12 @@ def test_a_holder_that_is_told_to_end_wipes_its_keys_and_keeps_its_journal(
     listed = [part for key in public[1:] for part in ("--holder", key)]
     record = ["--authority", str(tmp_path / "authority"), "--number", "1", "--out", str(tmp_path / "record")]
     assert main(["holder", "record", *record, *listed]) == 0
+    # Of another authority it keeps nothing.
+    believed = ["--authority", public[1], "--key", str(tmp_path / "0"), "--socket", str(tmp_path / "socket")]
+    strange = ["holder", "serve", "--record", str(tmp_path / "record"), "--journal", str(tmp_path / "strange")]
+    assert main([*strange, *believed]) == 2
+    assert "another authority" in capsys.readouterr().err
+    assert not (tmp_path / "strange").exists()
     served = list[dict[str, Any]]()
 
     def serve(service: Any, *_: object, **__: object) -> None:

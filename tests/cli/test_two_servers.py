@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import shutil
 import signal
 import stat
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +18,7 @@ from secagg.errors import InvalidParameters
 from secagg.identifiers import ClientId
 from secagg.platforms.keys.identities import make_identities
 from secagg.platforms.keys.server_pair import load_server_keys, load_server_pair, make_trial_pair
-from secagg.protocols.two_servers.journal import Event, FileJournal
-from secagg.protocols.two_servers.operators.standing_server import StandingServer
+from secagg.protocols.two_servers.operators.standing_server import StandingRounds, StandingServer
 from tests.harness.indexing_rounds import IndexingSetup
 
 if sys.platform == "win32":
@@ -160,23 +159,23 @@ def test_what_cannot_stand_is_refused_with_what_to_change(
     assert said in capsys.readouterr().err
 
 
-def kept(folder: Path, name: str, *events: Event) -> FileJournal:
+def begun(folder: Path, *numbers: int) -> StandingRounds:
     folder.mkdir(exist_ok=True)
-    journal = FileJournal(folder / name)
-    for event in events:
-        journal.append(event, b"something")
-    return journal
+    rounds = StandingRounds(folder / "rounds.journal")
+    for number in numbers:
+        rounds.begin(b"a task", number)
+    return rounds
 
 
 def test_a_journal_that_is_another_or_open_elsewhere_is_refused(
     arguments: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    journal = kept(tmp_path / "journal", "rounds.journal", Event.RECEIVED)
+    with closing(begun(tmp_path / "journal", 1)):
+        assert main(command(arguments)) == 2
+        assert "is open in another process" in capsys.readouterr().err
+    (tmp_path / "journal" / "rounds.journal").write_bytes(b"another")
     assert main(command(arguments)) == 2
-    assert "is open in another process" in capsys.readouterr().err
-    journal.close()
-    assert main(command(arguments)) == 2
-    assert "this is no journal of a standing server" in capsys.readouterr().err
+    assert "is not the journal of a standing server" in capsys.readouterr().err
 
 
 def started(arguments: dict[str, str]) -> tuple[subprocess.Popen[str], str]:
@@ -206,10 +205,12 @@ def test_it_says_when_it_stands_whether_it_is_new_and_ends_when_it_is_told_to(
             finally:
                 process.kill()
         assert not Path(arguments["socket"]).exists()
-        kept(tmp_path / "journal", "round.journal", Event.BEGUN).close()
+        assert not (tmp_path / "journal" / "round.journal").exists(), "a round of an earlier version is over"
+        (tmp_path / "journal" / "round.journal").write_bytes(b"a root")
+        begun(tmp_path / "journal", 2 * len(said), 2 * len(said) + 1).close()
     assert "server/1 stands at" in said[0]
     assert ", new. Two servers in one hand protect nobody" in said[0]
-    assert ", one of which ran and left 1 records" in said[1]
+    assert ", resumed after 2 rounds. Two servers" in said[1]
 
 
 def test_keys_are_wiped_when_it_has_stood(arguments: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -241,7 +242,7 @@ def test_every_file_says_what_it_holds_and_no_secret(
 ) -> None:
     pair, configuration = load_server_pair(Path(arguments["servers"])), tmp_path / "configuration"
     configuration.write_bytes(IndexingSetup().configuration.encode())
-    kept(tmp_path / "journal", "rounds.journal", Event.BEGUN, Event.BEGUN).close()
+    begun(tmp_path / "journal", 3, 4).close()
     assert pair.fingerprint in shown(capsys, Path(arguments["servers"]))
     assert pair.server_keys[0].hex() in shown(capsys, tmp_path / "server-0.public")
     private = shown(capsys, Path(arguments["keys"]))
@@ -252,36 +253,13 @@ def test_every_file_says_what_it_holds_and_no_secret(
     said = shown(capsys, configuration)
     assert IndexingSetup().configuration.context.digest.hex() in said
     assert "2 to 20 clients of weight 1" in said
-    assert "2 records in one unbroken chain: 2 begun" in shown(capsys, tmp_path / "journal" / "rounds.journal")
+    assert "2 rounds of 1 tasks were begun" in shown(capsys, tmp_path / "journal" / "rounds.journal")
     for path in (tmp_path / "absent.journal", tmp_path / "absent", tmp_path / "absent.public", tmp_path / "s.keys"):
         assert shown(capsys, path).startswith("secagg: ")
 
 
-def test_a_journal_with_a_record_missing_is_not_shown_as_whole(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    kept(tmp_path, "whole.journal", Event.BEGUN).close()
-    first = (tmp_path / "whole.journal").stat().st_size
-    shutil.copy(tmp_path / "whole.journal", tmp_path / "copy.journal")
-    kept(tmp_path, "whole.journal", Event.RECEIVED, Event.TAKEN).close()
-    data = (tmp_path / "whole.journal").read_bytes()
-    (tmp_path / "copy.journal").write_bytes(data[:first] + data[first + (len(data) - first) // 2 :])
-    assert "is damaged, or not what was written there" in shown(capsys, tmp_path / "copy.journal")
-
-
-def test_a_round_that_is_given_up_is_erased_when_no_server_has_it_open(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    erase = ["two-servers", "erase", "--journal", str(tmp_path)]
-    journal = kept(tmp_path, "round.journal", Event.BEGUN)
-    other_name = tmp_path / "other name"
-    other_name.hardlink_to(journal.path)
-    assert main(erase) == 2
-    assert "is open in another process" in capsys.readouterr().err
-    journal.close()
-    size = journal.path.stat().st_size
-    assert main(erase) == 0
-    assert "is overwritten and removed" in capsys.readouterr().out
-    assert not journal.path.exists()
-    assert other_name.read_bytes() == bytes(size)
-    assert main(erase) == 2
+def test_a_journal_that_was_changed_is_not_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    begun(tmp_path, 3, 4).close()
+    data = (tmp_path / "rounds.journal").read_bytes()
+    (tmp_path / "rounds.journal").write_bytes(data[:-72] + bytes(72))
+    assert "or was changed; move it away" in shown(capsys, tmp_path / "rounds.journal")

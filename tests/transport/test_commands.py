@@ -22,8 +22,10 @@ from secagg.identifiers import ClientId
 from secagg.session.durable import claim
 from secagg.session.roles import Released, ServerSession
 from secagg.transport.card import Card
+from secagg.transport.conductor import Keep
 from secagg.transport.keeping import ServerRecord, ServerStore
 from secagg.transport.server import SumServer
+from tests.harness.certificates_of_tests import make_credentials
 
 SERVE = ("serve", "--values", "4", "--clip", "1", "--out", "mean.npy")
 URL = "http://127.0.0.1:1"
@@ -61,6 +63,19 @@ def refusal(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
         (("--clients", "5", "--group", "1"), "--group is K/N"),
         (("--clients", "6", "--group", "1/2"), "give all servers one --round"),
         (("--clients", "2"), "fewer than 3"),
+        (("--clients", "0"), "--clients is in 1.."),
+        (("--clients", "-5"), "--clients is in 1.."),
+        (("--clients", "99999999999999999999"), "--clients is in 1.."),
+        (("--clients", str(1 << 30)), "divide them by --group"),
+        (("--clients", "5", "--patience", "nan"), "not negative"),
+        *(
+            (("--clients", "5", "--set", f"{name}={value}"), f"--set {name.replace('_', '-')} would do nothing here")
+            for name, value in (
+                *(("clip", "2.0"), ("fraction_bits", "8")),
+                *(("modulus_bits", "32"), ("metric_bound", "2.0"), ("tensors", "a"), ("compression", "scalar-8")),
+                *(("stage_patience", "3.0"), ("metrics", "loss"), ("evaluation_metrics", "loss")),
+            )
+        ),
     ],
 )
 def test_a_server_refuses(capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], said: str) -> None:
@@ -87,7 +102,19 @@ def test_a_client_refuses(capsys: pytest.CaptureFixture[str], update: str, tmp_p
         np.save(tmp_path / "other.npy", values)
         client = ("contribute", URL, "--update", str(tmp_path / "other.npy"), "--client", "0", *state)
         assert "holds no array of numbers" in refusal(capsys, *client)
+    np.savez(tmp_path / "several.npz", np.zeros(4))
+    (tmp_path / "empty.npy").touch()
+    (tmp_path / "text.npy").write_bytes(b"\xff\xfe not UTF-8")
+    for name, said in (("several.npz", "several arrays"), ("empty.npy", "no array"), ("text.npy", "no array")):
+        client = ("contribute", URL, "--update", str(tmp_path / name), "--client", "0", *state)
+        assert said in refusal(capsys, *client)
     client = ("contribute", "http://sums.example", "--update", update, "--client", "0", *state)
+    own = make_credentials(tmp_path, "own")
+    for option in (("--server-cert", str(own.certificate)), ("--cert", str(own.certificate), "--key", str(own.key))):
+        assert "has no TLS" in refusal(capsys, "contribute", URL, *client[2:], *option)
+    for place in ("http://[::1", "http://\udcff", "http://127.0.0.1:x"):
+        assert "no address of a server" in refusal(capsys, "contribute", place, *client[2:])
+    assert "positive" in refusal(capsys, "contribute", URL, *client[2:], "--patience", "nan")
     assert "in the clear" in refusal(capsys, *client)
     for place in ("http://127.0.0.1:99999", "ftp://127.0.0.1:8750", "http://127.0.0.1:8750?x=1"):
         assert "name https://HOST:PORT" in refusal(capsys, "contribute", place, *client[2:])
@@ -103,16 +130,14 @@ def test_a_tunnel_refuses(capsys: pytest.CaptureFixture[str], tmp_path: Path) ->
 def test_a_server_goes_on_with_its_own_session_alone(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     folder = tmp_path / "state"
     card = Card(session=bytes(16).hex(), protocol="pairwise", task="another", round_number=1, answer_bytes=1)
-    ServerStore(folder).put(ServerRecord(card.encode(), 0, (), b"snapshot"))
+    ServerStore(folder).put(ServerRecord(card.encode(), 0, b"snapshot"))
     said = refusal(capsys, *SERVE, "--clients", "5", "--state", str(folder))
     assert "keeps a session of pairwise about 'another'" in said
-    said = refusal(capsys, *SERVE, "--clients", "5", "--state", str(folder), "--engine", "memory")
-    assert "whose server adds the uploads; go on without --engine" in said
     planned = {"clients": 5, "all_clients": 5, "group": 1, "groups": 1, "values": 4, "clip": 1.0, "bits": 8}
-    ServerStore(folder).put(ServerRecord(replace(card, task="sum", terms=planned).encode(), 0, (), b"snapshot"))
+    ServerStore(folder).put(ServerRecord(replace(card, task="sum", terms=planned).encode(), 0, b"snapshot"))
     said = refusal(capsys, *SERVE, "--clients", "5", "--state", str(folder))
     assert "about 'sum', round 1, of other arguments; give the same ones again" in said
-    ServerStore(folder).put(ServerRecord(replace(card, task="sum", terms=planned).encode(), 0, (), b"snapshot"))
+    ServerStore(folder).put(ServerRecord(replace(card, task="sum", terms=planned).encode(), 0, b"snapshot"))
     said = refusal(capsys, *SERVE, "--bits", "8", "--clients", "5", "--state", str(folder), "--round", "2")
     assert "about 'sum', round 1, of other arguments" in said
     (folder / "session.record").write_bytes(b"something else")
@@ -142,14 +167,16 @@ def test_what_was_released_is_written_before_clients_are_told(
     out, said = tmp_path / "mean", list[bool]()
     members = frozenset(map(ClientId, range(5)))
 
-    async def run(self: SumServer, session: ServerSession, card: Card, *, number: int) -> Released:
+    async def run(self: SumServer, session: ServerSession, card: Card, *, number: int, keep: Keep) -> Released:
         del self, number
         session.abort()
         plan = plan_of(card.protocol, card.terms)
         total = ideal_aggregate(plan.codec.layout, [plan.encode(np.zeros(4), SystemCoins())] * 5)
-        return Released(
+        released = Released(
             aggregate=total, counted=members, left_out={}, revealed=frozenset({members}), unbounded=tuple[int, ...]()
         )
+        await keep(released)
+        return released
 
     async def told(self: SumServer) -> None:
         del self
@@ -167,14 +194,22 @@ def test_what_was_released_is_written_before_clients_are_told(
 def test_a_storage_within_the_state_leaves_it_to_its_user(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path, storage: tuple[str, ...]
 ) -> None:
-    async def begun(self: SumServer, session: ServerSession, card: Card, *, number: int) -> Released:
-        del self, card, number
-        session.abort()
+    def begun(*_: object) -> None:
         raise Misuse("it has begun")
 
-    monkeypatch.setattr(SumServer, "run", begun)
+    monkeypatch.setattr("secagg.cli.wire.server._sum_of", begun)
     monkeypatch.chdir(tmp_path)
-    options = ("--clients", "5", "--listen", "127.0.0.1:0", "--engine", "memory", "--state", "state", *storage)
+    protocol = (
+        "--protocol",
+        "one-message",
+        "--set",
+        "roster=roster.json",
+        "--set",
+        "epoch=epoch",
+        "--engine",
+        "memory",
+    )
+    options = ("--listen", "127.0.0.1:0", *protocol, "--state", "state", *storage)
     assert main([*SERVE, *options]) == 2
     assert "it has begun" in capsys.readouterr().err
     assert Path("state").stat().st_mode & 0o077 == 0
@@ -183,8 +218,8 @@ def test_a_storage_within_the_state_leaves_it_to_its_user(
 def test_a_server_whose_sum_could_not_be_written_does_not_begin(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    async def begun(self: SumServer, session: ServerSession, card: Card, *, number: int) -> Released:
-        del self, session, card, number
+    async def begun(self: SumServer, session: ServerSession, card: Card, *, number: int, keep: Keep) -> Released:
+        del self, session, card, number, keep
         raise Misuse("it has begun")
 
     monkeypatch.setattr(SumServer, "run", begun)

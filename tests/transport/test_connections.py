@@ -27,7 +27,7 @@ from secagg.transport.proof import Prover
 from secagg.transport.requests import Patience
 from secagg.transport.server import SumServer
 from secagg.transport.tls import Credentials, PinnedTls, ServerTls, client_context
-from secagg.transport.tunnel import Ends, open_tunnel, serve_tunnel
+from secagg.transport.tunnel import PEERS_AT_ONCE, Ends, open_tunnel, serve_tunnel
 from secagg.wire import MessageKind, Writer
 from tests.harness.certificates_of_tests import make_credentials
 from tests.harness.wire_sums import (
@@ -91,6 +91,49 @@ def test_a_head_that_does_not_come_whole_loses_its_connection(piece: bytes) -> N
     asyncio.run(scene())
 
 
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"GET /health HTTP/1.1\r\nhost: x\r\nlong: " + b"x" * 20_000 + b"\r\n\r\n",
+        b"GET /health HTTP/1.1\r\nhost: x\r\nlong: " + b"x" * 60_000 + b"\r\n\r\n",
+        b"GET /health HTTP/1.1\nhost: x\n\n",
+        b"GET /health HTTP/1.1\r\nhost: x\n\r\n",
+        b"GET /health HTTP/1.1\r\nhost: x\r\nfolded: a\r\n b\r\n\r\n",
+        b"GET /health HTTP/1.1\r\nhost: x\r\nfolded: a\r\n\tb\r\n\r\n",
+    ],
+)
+@pytest.mark.parametrize("is_second", [False, True])
+def test_a_head_has_one_form_and_a_length(sent: bytes, *, is_second: bool) -> None:
+    async def scene() -> None:
+        async with served(quick_limits(grace=2.0)) as (_, port, _path):
+            before = b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n" if is_second else b""
+            answer = await said_to(port, before + sent)
+            assert b"HTTP/1.1 400" in answer
+            assert answer.count(b"HTTP/1.1 200") == is_second
+
+    asyncio.run(scene())
+
+
+def test_strangers_who_wait_at_the_end_leave_nothing_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    async def scene() -> None:
+        server, limits = SumServer(limits=quick_limits(poll=60.0)), quick_limits(poll=60.0)
+        async with listening(server.app, "127.0.0.1", 0, limits=limits) as port:
+            running = asyncio.create_task(server.run(plain_session(), server.card(SUBJECT, "plain")))
+            await until(lambda: server.is_open)
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
+            asked = [
+                asyncio.create_task(said_to(port, b"GET /v1/session HTTP/1.1\r\nhost: x\r\n\r\n")) for _ in range(20)
+            ]
+            await until(lambda: server.asking == 20)
+            await server.told()
+        assert all(answer.startswith(b"HTTP/1.1 503") for answer in await asyncio.gather(*asked))
+
+    with caplog.at_level("WARNING"):
+        asyncio.run(scene())
+    assert not [record for record in caplog.records if record.exc_info or record.name.startswith("uvicorn")]
+
+
 def test_a_second_head_on_a_connection_has_no_more_time_than_the_first() -> None:
     async def scene() -> None:
         async with served(quick_limits(grace=0.5)) as (_, port, _path):
@@ -108,7 +151,8 @@ def test_a_body_that_dribbles_is_cut_off() -> None:
         async with served(limits) as (_, port, path):
             reader, writer = await asyncio.open_connection("127.0.0.1", port)
             writer.write(head(path, "content-length: 500"))
-            answer = asyncio.create_task(reader.read())
+            # No more than the line of the status: what is still on its way may reset the connection after that.
+            answer = asyncio.create_task(reader.readexactly(len("HTTP/1.1 408")))
             while not answer.done():
                 writer.write(b"x")
                 await asyncio.sleep(0.05)
@@ -355,10 +399,10 @@ def test_an_end_that_renews_its_files_lets_in_whom_they_name_alone(tmp_path: Pat
             writer.close()
 
         async def heard(tls: PinnedTls) -> bytes:
-            with suppress(OSError):
+            with suppress(OSError, EOFError):
                 reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=tls.context)
                 try:
-                    return await reader.read(6)
+                    return (await reader.readexactly(10))[4:]
                 finally:
                     writer.close()
             return b""
@@ -425,6 +469,43 @@ def test_a_tunnel_carries_requests_to_a_helper_elsewhere(tmp_path: Path) -> None
                     assert await asyncio.to_thread(ask, request) == request
                     with pytest.raises(Misuse, match="not this"):
                         await asyncio.to_thread(ask, request[:50])
+
+    asyncio.run(scene())
+
+
+def test_a_tunnel_carries_the_end_of_one_direction_and_the_rest_of_the_other(tmp_path: Path) -> None:
+    zero, one = (make_credentials(tmp_path, name) for name in ("zero", "one"))
+
+    async def reversed_at_the_end(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write((await reader.read())[::-1])
+        await asyncio.sleep(0.2)
+        writer.write(b"and this")
+        writer.close()
+
+    async def scene() -> None:
+        async with tunnels(tmp_path, one, zero, zero.certificate, one.certificate) as near:
+            (tmp_path / "far").unlink()
+            async with await asyncio.start_unix_server(reversed_at_the_end, tmp_path / "far"), asyncio.timeout(30):
+                reader, writer = await asyncio.open_unix_connection(near)
+                writer.write(b"said " * 100_000)
+                writer.write_eof()
+                assert await reader.read() == b" dias" * 100_000 + b"and this"
+                writer.close()
+
+    asyncio.run(scene())
+
+
+def test_idle_connections_of_a_peer_keep_no_place_in_a_tunnel(tmp_path: Path) -> None:
+    zero, one = (make_credentials(tmp_path, name) for name in ("zero", "one"))
+    request = Writer(MessageKind.RELEASE_BUFFER).integer(7, 4).finish() + bytes(200)
+
+    async def scene() -> None:
+        async with tunnels(tmp_path, one, zero, zero.certificate, one.certificate) as near:
+            idle = [await asyncio.open_unix_connection(near) for _ in range(2 * PEERS_AT_ONCE)]
+            with SocketAsk(near, timeout=30) as ask:
+                assert await asyncio.to_thread(ask, request) == request
+            for _, writer in idle:
+                writer.close()
 
     asyncio.run(scene())
 

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from typing import Any
 
@@ -15,6 +15,7 @@ import pytest
 from secagg.crypto.entropy import SystemCoins
 from secagg.errors import InvalidParameters, MalformedMessage, ThresholdNotMet
 from secagg.identifiers import ClientId
+from secagg.session.roles import Stage
 from secagg.transport.card import Card, WireLimits
 from secagg.transport.client import Outcome, contribute
 from secagg.transport.proof import FirstCome, Prover
@@ -108,6 +109,98 @@ def test_a_long_answer_that_does_not_come_loses_its_place_in_time() -> None:
             assert time.monotonic() - began < PATIENT / 2
 
     asyncio.run(scene())
+
+
+async def dribble() -> AsyncIterator[bytes]:
+    while True:
+        yield b"x"
+        await asyncio.sleep(0.05)
+
+
+@pytest.mark.parametrize("room", [1 << 30, 3 * ANSWER_BYTES])
+@pytest.mark.parametrize("declared", [None, ANSWER_BYTES])
+def test_slow_senders_keep_no_place_from_the_others(
+    monkeypatch: pytest.MonkeyPatch, room: int, declared: int | None
+) -> None:
+    """Sixteen send a byte now and then, for the whole stage; twenty others are taken, some of them late."""
+    monkeypatch.setattr("secagg.transport.conductor._ROOM_BYTES", room)
+    everybody = [ClientId(number) for number in range(36)]
+
+    async def scene() -> None:
+        limits = patient_limits(grace=1.0, slowest=1.0, bodies_at_once=2)
+        async with holding(SumServer(limits=limits), plain_session(everybody)) as (held, _):
+            slow = [asyncio.create_task(post(held, client, dribble(), declared)) for client in everybody[:16]]
+            await asyncio.sleep(0.5)
+            async with asyncio.timeout(PATIENT / 2):
+                assert await asyncio.gather(*map(held.post, everybody[16:30])) == [202] * 14
+                await asyncio.sleep(0.3)
+                assert await asyncio.gather(*map(held.post, everybody[30:])) == [202] * 6
+            for each in slow:
+                each.cancel()
+            await asyncio.gather(*slow, return_exceptions=True)
+
+    asyncio.run(scene())
+
+
+def test_senders_as_fast_as_each_other_give_way_once_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("secagg.transport.conductor._ROOM_BYTES", 1)
+    sent = dict.fromkeys(CLIENTS, 0)
+
+    async def scene() -> None:
+        async with holding(SumServer(limits=patient_limits(grace=0.5, slowest=100.0, bodies_at_once=1))) as (held, _):
+
+            async def one(client: ClientId) -> int:
+                body = answer_of(client, held.session)
+
+                async def slowly() -> AsyncIterator[bytes]:
+                    sent[client] += 1
+                    for start in range(0, len(body), 30):
+                        yield body[start : start + 30]
+                        await asyncio.sleep(0.1)
+
+                while (status := await post(held, client, slowly())) == 408:
+                    pass
+                return status
+
+            assert await asyncio.gather(*map(one, CLIENTS)) == [202] * 5
+
+    asyncio.run(scene())
+    assert max(sent.values()) == 2
+
+
+def test_an_answer_is_no_longer_than_its_stage_has_answers() -> None:
+    async def scene() -> None:
+        session = plain_session()
+        vars(session)["_stage"] = Stage(name="keys", takes_update=False, per_client=0)
+        limits = replace(quick_limits(), answer_bytes=1 << 20)
+        async with holding(SumServer(limits=limits), session) as (held, _):
+            assert await post(held, ONE, chunks(b"x"), declared=1 << 15) == 413
+            assert await post(held, ONE, chunks(*[bytes(1 << 10)] * 17)) == 413
+            assert await held.post(ONE) == 202
+
+    asyncio.run(scene())
+
+
+def test_who_leaves_again_and_again_is_written_down_once(caplog: pytest.LogCaptureFixture) -> None:
+    async def scene() -> None:
+        async with holding(SumServer(limits=patient_limits())) as (held, _):
+            dropped = list[ClientId]()
+            drop = held.session.drop
+            monkey = vars(held.session)
+
+            def counted(client: ClientId) -> None:
+                dropped.append(client)
+                drop(client)
+
+            monkey["drop"] = counted
+            for _again in range(20):
+                reply = await held.http.delete(f"{held.base}/client", headers=headers_of(ONE))
+                assert reply.status_code == 204
+            assert dropped == [ONE]
+
+    with caplog.at_level("INFO", "secagg.transport"):
+        asyncio.run(scene())
+    assert sum(record.getMessage() == "client left" for record in caplog.records) == 1
 
 
 def test_what_is_read_when_its_stage_closes_takes_no_place_from_the_next() -> None:
@@ -303,6 +396,41 @@ def test_a_server_that_dribbles_is_given_up() -> None:
                 await part(url, Patience(lost=0.5, poll=0.5))
 
     asyncio.run(scene())
+
+
+@pytest.mark.parametrize("said", [b"HTTP/1.1 103 Early Hints\r\n\r\n", b"x"])
+def test_a_server_that_never_comes_to_an_answer_is_given_up(said: bytes) -> None:
+    """Interim responses, or the bytes of a head, one after the other; each comes in time."""
+    over = asyncio.Event()
+
+    async def drip(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if said == b"x":
+            writer.write(b"HTTP/1.1 200 OK\r\nendless: ")
+        with suppress(OSError):
+            while not over.is_set():
+                writer.write(said)
+                await writer.drain()
+                await asyncio.sleep(0.05)
+        writer.close()
+        with suppress(OSError):
+            await writer.wait_closed()
+
+    async def scene() -> None:
+        server = await asyncio.start_server(drip, "127.0.0.1", 0)
+        async with server, asyncio.timeout(PATIENT / 2):
+            url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+            with pytest.raises(ConnectionError, match=r"is lost \(the server's answer dribbles"):
+                await part(url, Patience(lost=0.5, poll=0.5))
+            over.set()
+            await asyncio.sleep(0.2)
+
+    asyncio.run(scene())
+
+
+@pytest.mark.parametrize("name", ["lost", "poll", "slowest"])
+def test_patience_is_a_number(name: str) -> None:
+    with pytest.raises(InvalidParameters, match="positive"):
+        replace(Patience(), **{name: float("nan")})  # type: ignore[arg-type]
 
 
 def test_a_client_that_is_told_to_wait_is_patient() -> None:

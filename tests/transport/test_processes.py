@@ -6,6 +6,7 @@ from pathlib import Path
 from socket import socket
 from ssl import PEM_cert_to_DER_cert, get_server_certificate
 
+import numpy as np
 import pytest
 
 from secagg.transport.tls import Credentials, certificate_in
@@ -90,6 +91,56 @@ def test_a_server_that_is_killed_in_every_stage_goes_on(town: Town) -> None:
     assert server.ended() == 0
     assert abs(town.mean() - 0.02) < 1e-3
     assert not list((town.folder / "server").iterdir())
+
+
+@pytest.mark.parametrize("last", ["to write", "written", "recorded", "to erase", "erased"])
+def test_a_server_that_is_killed_while_it_writes_and_tells_has_a_sum(town: Town, last: str) -> None:
+    """Whatever it had done: the result is on disk, no client is told before it is, and the next process ends well."""
+    options = (*active(town), "--round", "1")
+    server = town.serve(*options, is_paused=True)
+    clients = [town.contribute(number) for number in range(5)]
+    for step in ("to write", "written", "recorded", "to erase", "erased"):
+        server.wait_for(step)
+        is_told = any("was released" in client.text for client in clients)
+        assert not is_told or step in {"to erase", "erased"}
+        if step == last:
+            break
+        server.go_on()
+    server.kill()
+    assert (town.folder / "mean.npy").exists() is (last != "to write")
+    if last == "erased":
+        assert [client.ended() for client in clients] == [0] * 5
+    else:
+        server = town.serve(*options)
+        assert [client.ended() for client in clients] == [0] * 5
+        assert server.ended() == 0
+        assert ("the process before this one wrote" in server.text) is (last in {"recorded", "to erase"})
+    assert abs(town.mean() - 0.02) < 1e-3
+    assert not list((town.folder / "server").iterdir())
+
+
+@pytest.mark.parametrize("is_stopped", [False, True])
+def test_a_sum_that_cannot_be_written_is_not_lost(town: Town, *, is_stopped: bool) -> None:
+    out = town.folder / "results" / "mean.npy"
+    server = town.serve("--clients", "5", "--out", str(out))
+    clients = [town.contribute(number) for number in range(4)]
+    held = town.contribute(4, is_paused=True)
+    held.wait_for("asked 0")
+    out.parent.rmdir()
+    for step in ("stored 0", "asked 1", "stored 1", "asked 2", "stored 2", "asked 3", "stored 3"):
+        held.go_on()
+        held.wait_for(step)
+    held.go_on()
+    server.wait_for("cannot be written")
+    assert not any("was released" in client.text for client in (*clients, held))
+    if is_stopped:
+        assert server.terminate() == 130
+        server = town.serve("--clients", "5", "--out", str(out))
+    else:
+        out.parent.mkdir()
+    assert [client.ended() for client in (*clients, held)] == [0] * 5
+    assert server.ended() == 0
+    assert abs(float(np.load(out)[0]) - 0.02) < 1e-3
 
 
 def test_a_client_that_is_killed_in_every_stage_goes_on(town: Town) -> None:

@@ -124,7 +124,7 @@ def test_a_stage_with_too_few_ends_and_everybody_is_told_why() -> None:
                 await task
             reply = await held.ask(ONE)
             assert reply.status_code == 410
-            assert "3 uploads are needed and 1 are present" in reply.text
+            assert "3 answers (plain upload) are needed and 1 are present" in reply.text
             assert (await held.http.get("/health")).text == "idle\n"
 
     asyncio.run(scene())
@@ -153,15 +153,14 @@ def test_answers_out_of_order_change_nothing() -> None:
     asyncio.run(scene())
 
 
-def test_a_wrong_answer_puts_its_sender_out_and_nobody_else() -> None:
+def test_an_answer_that_does_not_verify_puts_nobody_out() -> None:
     async def scene() -> None:
         async with holding() as (held, task):
             assert await held.post(ONE, answer_of(TWO, held.session)) == 422
-            assert (await held.ask(ONE)).status_code == 403
-            assert await held.post(ONE) == 403
-            for client in CLIENTS[1:]:
+            assert (await held.ask(ONE)).status_code == 200
+            for client in CLIENTS:
                 assert await held.post(client) == 202
-            assert (await task).counted == frozenset(CLIENTS[1:])
+            assert (await task).counted == frozenset(CLIENTS)
 
     asyncio.run(scene())
 
@@ -201,7 +200,7 @@ def test_a_certified_name_is_proved_by_its_key_for_one_session() -> None:
     assert not Certified(keys.authority.public_key, {ONE: stranger.of(ONE)[1]}).admits(
         one, ONE, Prover(ONE, coins, stranger.of(ONE)[0]).proof(one)
     )
-    assert admission.known() == {}
+    assert admission.claim_of(ONE) is None
 
 
 def test_claims_are_of_one_session_and_limited() -> None:
@@ -211,7 +210,9 @@ def test_claims_are_of_one_session_and_limited() -> None:
     assert not admission.admits(one, ONE, STRANGER)
     assert admission.admits(one, TWO, STRANGER)
     assert not admission.admits(one, CLIENTS[2], PROOF)
-    again = FirstCome(CLIENTS, one, admission.known())
+    known = {client: digest for client in CLIENTS if (digest := admission.claim_of(client)) is not None}
+    assert set(known) == {ONE, TWO}
+    again = FirstCome(CLIENTS, one, known)
     assert not again.admits(one, ONE, STRANGER)
     assert again.admits(one, ONE, PROOF)
     assert again.admits(other, ONE, STRANGER)
@@ -226,6 +227,8 @@ def test_claims_are_of_one_session_and_limited() -> None:
         f"Secagg 1:{PROOF.hex()}00",
         f"Secagg 1:{PROOF.hex().upper()[:-1]}A",
         f"Secagg -1:{PROOF.hex()}",
+        f"Secagg 01:{PROOF.hex()}",
+        f"Secagg 00:{PROOF.hex()}",
         f"Secagg {1 << 64}:{PROOF.hex()}",
         f"Secagg \u0661:{PROOF.hex()}",
         f"Secagg 1:{PROOF.hex()}\n",
@@ -525,7 +528,7 @@ def test_no_client_pauses_for_longer_than_a_server_tells_how_its_session_ended(
         now[0] += seconds
 
     monkeypatch.setattr(requests, "time", SimpleNamespace(monotonic=lambda: now[0]))
-    monkeypatch.setattr(requests, "asyncio", SimpleNamespace(sleep=pause))
+    monkeypatch.setattr(requests, "asyncio", SimpleNamespace(**{**vars(asyncio), "sleep": pause}))
 
     def away(request: httpx.Request) -> httpx.Response:
         raise httpx.ConnectError("nobody listens", request=request)

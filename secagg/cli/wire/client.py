@@ -6,13 +6,18 @@ import argparse
 import hashlib
 from collections.abc import Callable, Iterable
 from dataclasses import fields, replace
-from typing import TYPE_CHECKING, Any, Final
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from secagg.errors import InvalidParameters
 
-from .shared import assigned, now, own_credentials, plan_of, plug_for, running, stopped, subject_of
+from .shared import ACTIVE, TRUST, assigned, now, own_credentials, plan_of, plug_for, running, stopped, subject_of
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
     from secagg.crypto.secret import Secret
     from secagg.errors import PeerError
     from secagg.identifiers import ClientId
@@ -36,8 +41,6 @@ def run_contribute(options: argparse.Namespace) -> int:
 
 
 async def _contribute(options: argparse.Namespace) -> Outcome:
-    import numpy as np
-
     from secagg.crypto.entropy import SystemCoins
     from secagg.crypto.labels import Label, bind
     from secagg.identifiers import ClientId
@@ -46,7 +49,7 @@ async def _contribute(options: argparse.Namespace) -> Outcome:
     from secagg.platforms.keys.identities import load_identity
     from secagg.platforms.plugs import NodeSide
     from secagg.privacy.client_noise import NO_NOISE
-    from secagg.session.ledger import NO_MODEL
+    from secagg.session.ledger import NO_MODEL, Spent
     from secagg.session.roles import LateUpdate, Update
     from secagg.session.sealed_state import StateDirectory
     from secagg.transport.client import contribute
@@ -54,12 +57,7 @@ async def _contribute(options: argparse.Namespace) -> Outcome:
     from secagg.transport.requests import Patience
     from secagg.transport.tls import client_context
 
-    try:
-        values = np.load(options.update, allow_pickle=False).astype(np.float64, casting="same_kind")
-    except (OSError, TypeError, ValueError) as error:
-        raise InvalidParameters(
-            f"{options.update} holds no array of numbers ({error}); write one with numpy.save"
-        ) from None
+    values = _values(options.update)
     coins, states = SystemCoins(), StateDirectory(options.state, coins=SystemCoins())
     # A client with a key has somebody to believe but the server.
     mode = "semi_honest" if options.identity is None else "active"
@@ -70,7 +68,8 @@ async def _contribute(options: argparse.Namespace) -> Outcome:
     if identity is None:
         charges = Charges.of_node(states, client.value)
     else:
-        charges = Charges.of_key(identity.signing_key.public_key, is_strict=not floors.allow_repeats)
+        attempts = None if floors.allow_repeats else floors.attempts
+        charges = Charges.of_key(identity.signing_key.public_key, attempts=attempts)
     side = NodeSide(
         settings=floors,
         client=client,
@@ -95,14 +94,14 @@ async def _contribute(options: argparse.Namespace) -> Outcome:
             )
         subject = subject_of(plan, card.task, card.round_number, card.terms)
 
-        def made() -> Update:
-            digest = hashlib.sha256(bind(Label.SPENT_VALUES, values.tobytes())).digest()
-            charges.charge(subject.task, subject.round_number, digest, NO_MODEL)
-            return Update(plan.encode(values, coins), subject.model_digest or NO_MODEL)
-
-        return subject, LateUpdate(made)
+        # The file was there before any server was asked, so it may be known by its values.
+        digest = hashlib.sha256(bind(Label.SPENT_VALUES, values.tobytes())).digest()
+        spent, model = Spent(subject.task, subject.round_number, update=digest), subject.model_digest or NO_MODEL
+        charge = partial(charges.charge, spent)
+        return subject, LateUpdate(lambda: Update(plan.encode(values, coins), model), model, charge=charge)
 
     def join(card: Card, suspended: Secret | None) -> ClientSession:
+        print(f"session {card.session}: {card.protocol}, {card.mode}, {TRUST[card.mode == ACTIVE]}", flush=True)
         subject, update = joined(card)
 
         def begin(message: bytes) -> ClientSession:
@@ -124,6 +123,19 @@ async def _contribute(options: argparse.Namespace) -> Outcome:
         states=states,
         patience=Patience(lost=options.patience),
     )
+
+
+def _values(path: Path) -> NDArray[np.float64]:
+    import numpy as np
+
+    try:
+        loaded = np.load(path, allow_pickle=False)
+        if not isinstance(loaded, np.ndarray):
+            loaded.close()
+            raise InvalidParameters(f"{path} holds several arrays; write one with numpy.save")
+        return cast("NDArray[Any]", loaded).astype(np.float64, casting="same_kind")
+    except (OSError, EOFError, TypeError, ValueError) as error:
+        raise InvalidParameters(f"{path} holds no array of numbers ({error}); write one with numpy.save") from None
 
 
 class _PluggedSession:

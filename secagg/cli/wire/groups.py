@@ -18,7 +18,7 @@ from secagg.fields import CLIENT, Message, repeated, unsigned, variable
 from secagg.identifiers import ClientId
 from secagg.platforms.keys.identities import Roster
 from secagg.scale.tree import MOST_IN_A_GROUP, divided, joined
-from secagg.session.durable import replace
+from secagg.session.durable import PUBLIC, replace, replacing
 from secagg.session.roles import Released
 from secagg.transport.card import CARD_BYTES, Card
 from secagg.wire import MessageKind
@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 _LOG: Final = logging.getLogger("secagg")
 _MOST: Final = (1 << 32) - 1
+_MOST_AT_ONCE: Final = 1 << 20
+_MOST_IN_ALL: Final = 1 << 32
 _NAMED: Final = 20
 """So many groups that are missing are named."""
 _CLIENTS: Final = repeated(CLIENT, MOST_IN_A_GROUP)
@@ -76,15 +78,21 @@ def group_of(
         raise InvalidParameters(
             "name the clients by --set roster=keys/roster.json, or, where they have no keys, say how many by --clients"
         )
-    everybody = sorted(map(ClientId, range(options.clients)) if roster is None else roster.clients)
+    listed = range(_count(options)) if roster is None else sorted(roster.clients)
     group, groups = _place(options)
-    numbers = divided(len(everybody), groups)[group - 1] if groups > 1 else range(1, len(everybody) + 1)
-    invited = everybody[numbers.start - 1 : numbers.stop - 1]
+    numbers = divided(len(listed), groups)[group - 1] if groups > 1 else range(1, len(listed) + 1)
+    if len(numbers) > _MOST_AT_ONCE:
+        raise InvalidParameters(
+            f"one server invites {_MOST_AT_ONCE:,} clients at most, and there are {len(numbers):,}; divide them by "
+            "--group"
+        )
+    chosen = listed[numbers.start - 1 : numbers.stop - 1]
+    invited = [each if isinstance(each, ClientId) else ClientId(each) for each in chosen]
     if options.group is not None:
         _LOG.info("group %s is of %d clients, %s to %s", options.group, len(invited), invited[0], invited[-1])
     if roster is not None:
         roster = Roster(roster.authority, {client: roster.certificates[client] for client in invited})
-    terms = {"clients": len(invited), "all_clients": len(everybody), "group": group, "groups": groups}
+    terms = {"clients": len(invited), "all_clients": len(listed), "group": group, "groups": groups}
     planned = {"values": options.values, "clip": options.clip, "bits": options.bits}
     return frozenset(invited), roster, terms | planned
 
@@ -102,10 +110,10 @@ def write_sum(path: Path, card: Card, released: Released) -> None:
 
 
 def write_mean(path: Path, mean: ArrayLike) -> None:
-    """Write an array under this name; numpy would give it another ending."""
+    """Write an array under this name, to which numpy would add an ending; it is on disk when this returns."""
     import numpy as np
 
-    with path.open("wb") as file:
+    with replacing(path, PUBLIC) as file:
         np.save(file, mean, allow_pickle=False)
 
 
@@ -131,6 +139,8 @@ def read_sum(path: Path) -> tuple[Card, GroupSum]:
 def run_add(options: argparse.Namespace) -> int:
     """Add the sums of groups, write the mean, and return the exit status."""
     first, *others = options.sums
+    if any(options.out.exists() and path.exists() and path.samefile(options.out) for path in options.sums):
+        raise InvalidParameters(f"--out {options.out} is one of the sums to add; name another file")
     card, found = read_sum(first)
     plan = plan_of(card.protocol, card.terms)
     layout, capacity = plan.codec.layout, plan.codec.capacity
@@ -158,6 +168,12 @@ def run_add(options: argparse.Namespace) -> int:
 
 
 # --- Private ----------------------------------------------------------------------------------------------------------
+
+
+def _count(options: argparse.Namespace) -> int:
+    if not 1 <= options.clients <= _MOST_IN_ALL:
+        raise InvalidParameters(f"--clients is in 1..{_MOST_IN_ALL:,}; got {options.clients}")
+    return int(options.clients)
 
 
 def _place(options: argparse.Namespace) -> tuple[int, int]:

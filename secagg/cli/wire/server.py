@@ -15,28 +15,45 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from secagg.cli.figures import writable
-from secagg.cli.spreading import Spreading, workers_for
-from secagg.errors import InvalidParameters
+from secagg.cli.spreading import Spreading, SpreadInState, workers_for
+from secagg.errors import InternalError, InvalidParameters
 from secagg.session.registry import find
 
 from .groups import group_of, write_mean, write_sum
-from .shared import address, assigned, now, own_credentials, plan_of, plug_for, running, stopped, subject_of
+from .shared import (
+    ACTIVE,
+    TRUST,
+    address,
+    assigned,
+    now,
+    own_credentials,
+    plan_of,
+    plug_for,
+    running,
+    stopped,
+    subject_of,
+)
 
 if TYPE_CHECKING:
     from secagg.crypto.entropy import Coins
     from secagg.identifiers import ClientId
     from secagg.platforms.keys.identities import Roster
     from secagg.platforms.settings import SecAggSettings
-    from secagg.scale.resumed import ResumableSession
     from secagg.scale.spread import Figures
     from secagg.session.roles import Released, ServerSession, Subject
     from secagg.short.model_session import Session
-    from secagg.transport.card import Card
-    from secagg.transport.keeping import ServerStore
+    from secagg.transport.card import Card, WireLimits
+    from secagg.transport.keeping import ServerRecord, ServerStore
     from secagg.transport.proof import Admission
 
 _LOG: Final = logging.getLogger("secagg")
 _PROGRESS_SECONDS: Final = 10.0
+_AGAIN_SECONDS: Final = 1.0
+_USED: Final = (
+    *("corrupted", "enclave-socket", "epoch", "graph", "holders", "minimum-cohort", "mode", "privacy-bits", "roster"),
+    *("second-server", "server-keys", "servers", "stage-timeout", "suite", "threshold"),
+)
+"""The settings of a server that are not about updates."""
 _LEAST_ANSWER, _SHARES, _PER_CLIENT = 1 << 20, 16, 1 << 12
 """No answer is longer than these bytes, times the packed update, and for each client."""
 
@@ -51,27 +68,81 @@ def run_serve(options: argparse.Namespace) -> int:
     return 0
 
 
-def _write(options: argparse.Namespace, held: _Held, released: Released) -> None:
-    """Write the mean, or the sum of a group, and say so."""
+def _write(options: argparse.Namespace, held: _Held, released: Released) -> str:
+    """Write the mean, or the sum of a group, and return what was written; it is on disk when this returns."""
     if options.group is None:
         write_mean(options.out, held.plan.mean(released))
-        what = f"the mean of {len(released.counted)} clients' updates"
-    else:
-        write_sum(options.out, held.card, released)
-        what = f"the sum of {len(released.counted)} clients of group {options.group}, for `secagg add`"
-    options.is_written = True
-    print(f"{options.out}: {what}", flush=True)
+        return f"the mean of {len(released.counted)} clients' updates"
+    write_sum(options.out, held.card, released)
+    return f"the sum of {len(released.counted)} clients of group {options.group}, for `secagg add`"
+
+
+async def _keep(options: argparse.Namespace, held: _Held, released: Released) -> None:
+    """Write the sum; as long as there is no room for it, it is in this process alone, which tries again."""
+    said = ""
+    while True:
+        try:
+            written = await asyncio.to_thread(_write, options, held, released)
+        except OSError as error:
+            if said != (said := str(error)):
+                _LOG.warning("the sum is released and cannot be written (%s); make room, this tries again", said)
+            await asyncio.sleep(_AGAIN_SECONDS)
+        else:
+            print(f"{options.out}: {written}", flush=True)
+            return
 
 
 async def _serve(options: argparse.Namespace) -> None:
-    from secagg.platforms.settings import PREFIX, SecAggSettings
-    from secagg.scale.resumed import ResumableSession
     from secagg.session.durable import require_own_folder
-    from secagg.session.patience import Limits
-    from secagg.transport.card import BACK_SECONDS, WireLimits
     from secagg.transport.listener import allow_connections, listening
     from secagg.transport.server import SumServer
     from secagg.transport.tls import ServerTls
+
+    settings = _settings(options)
+    if options.state is not None:
+        require_own_folder(options.state)  # A storage may be within it, and is tried first.
+        options.storage = options.storage or (str(options.state / "storage") if options.engine else None)
+    own = own_credentials(options)
+    tls = None if own is None else ServerTls(own, options.client_certs)
+    if tls is None and options.client_certs is not None:
+        raise InvalidParameters("--client-certs is about TLS; give --cert and --key as well")
+    if tls is not None:
+        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, tls.renew)
+    host, port = address("--listen", options.listen)
+    with ExitStack() as resources:
+        workers = resources.enter_context(workers_for(find(options.protocol), options, _Telling()))
+        sums = _sum_of(options, settings, resources, workers)
+        held = sums.held()
+        limits = _limits(options, held.card)
+        allow_connections(limits)
+        writable(options.out)
+        server = SumServer(limits=limits, admission=held.admission, store=sums.store)
+        workers.metrics = server.metrics
+        async with listening(
+            server.app, host, port, tls=tls, limits=limits, is_behind_proxy=options.behind_proxy
+        ) as listened:
+            print(f"listening at {host}:{listened}, session {held.card.session}, {held.card.mode}", flush=True)
+            if held.card.mode != ACTIVE:
+                _LOG.warning("%s; --set roster=FILE has them trust certified keys", TRUST[False])
+            try:
+                if held.session is None:
+                    server.recall(held.card, held.ending)
+                    print(f"the process before this one wrote {options.out}: {held.ending}", flush=True)
+                else:
+                    await server.run(held.session, held.card, number=held.number, keep=partial(_keep, options, held))
+                # From here on a signal only cuts short what clients are told.
+                options.is_written = True
+            finally:
+                await server.told()
+
+
+def _settings(options: argparse.Namespace) -> SecAggSettings:
+    """Read the settings of the server.
+
+    Raises:
+        InvalidParameters: one of them is not for this command.
+    """
+    from secagg.platforms.settings import PREFIX, SecAggSettings
 
     given = {PREFIX + name.replace("_", "-"): value for name, value in assigned(options.set).items()}
     if options.protocol == "pairwise" and f"{PREFIX}roster" in given:
@@ -87,48 +158,28 @@ async def _serve(options: argparse.Namespace) -> None:
         raise InvalidParameters(
             "`secagg serve` plans no noise: its rings have no room for any; leave noise out of --set"
         )
-    if options.state is not None:
-        require_own_folder(options.state)  # A storage may be within it, and is tried first.
-        options.storage = options.storage or (str(options.state / "storage") if options.engine else None)
-    own = own_credentials(options)
-    tls = None if own is None else ServerTls(own, options.client_certs)
-    if tls is None and options.client_certs is not None:
-        raise InvalidParameters("--client-certs is about TLS; give --cert and --key as well")
-    if tls is not None:
-        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, tls.renew)
-    host, port = address("--listen", options.listen)
-    with ExitStack() as resources:
-        workers = resources.enter_context(workers_for(find(options.protocol), options, _Telling()))
-        held = _Held.of(options, settings, resources, workers)
-        limits = WireLimits(
-            stages=Limits(
-                exchange=options.exchange_seconds,
-                training=options.training_seconds,
-                patience=options.patience,
-                training_patience=options.patience,
-                least=BACK_SECONDS,
-            ),
-            answer_bytes=held.card.answer_bytes,
+    if unused := sorted(given.keys() - {PREFIX + name for name in _USED}):
+        raise InvalidParameters(
+            f"--set {', '.join(name.removeprefix(PREFIX) for name in unused)} would do nothing here; `secagg serve` "
+            f"encodes updates as --clip, --bits and --values say, and its settings are {', '.join(_USED)}"
         )
-        allow_connections(limits)
-        writable(options.out)
-        server = SumServer(limits=limits, admission=held.admission, store=held.store)
-        workers.metrics = server.metrics
-        async with listening(
-            server.app, host, port, tls=tls, limits=limits, is_behind_proxy=options.behind_proxy
-        ) as listened:
-            print(f"listening at {host}:{listened}, session {held.card.session}", flush=True)
-            try:
-                released = await server.run(held.session, held.card, number=held.number)
-                # Before clients are told: a signal while they are must not cost the sum.
-                await asyncio.to_thread(_write, options, held, released)
-            except asyncio.CancelledError:
-                # Its workers are ended next, and what they are at fails.
-                if isinstance(held.session, ResumableSession):
-                    held.session.leave()
-                raise
-            finally:
-                await server.told()
+    return settings
+
+
+def _limits(options: argparse.Namespace, card: Card) -> WireLimits:
+    from secagg.session.patience import Limits
+    from secagg.transport.card import BACK_SECONDS, WireLimits
+
+    return WireLimits(
+        stages=Limits(
+            exchange=options.exchange_seconds,
+            training=options.training_seconds,
+            patience=options.patience,
+            training_patience=options.patience,
+            least=BACK_SECONDS,
+        ),
+        answer_bytes=card.answer_bytes,
+    )
 
 
 class _Telling:
@@ -138,10 +189,8 @@ class _Telling:
         self._due, self._said = 0.0, ""
 
     def __call__(self, figures: Figures) -> None:
-        from secagg.scale.telling import sentence
-
-        said = sentence(figures)
-        if said != self._said and (time.monotonic() >= self._due or not figures.jobs_left):
+        said = str(figures)
+        if said != self._said and (time.monotonic() >= self._due or not figures.tasks_left):
             self._due, self._said = time.monotonic() + _PROGRESS_SECONDS, said
             _LOG.info("workers: %s", said)
 
@@ -150,78 +199,169 @@ class _Telling:
 class _Held:
     """What a server holds: a session that was opened now, or one that a process before this one has left."""
 
-    session: ServerSession
+    session: ServerSession | None
+    """None where its sum is written, and clients are only to be told."""
     card: Card
-    plan: Session
+    plan: Session[Any]
     admission: Admission
-    store: ServerStore | None
     number: int = 0
+    """Of the stage that is open."""
+    ending: str = ""
 
-    @classmethod
-    def of(
-        cls, options: argparse.Namespace, settings: SecAggSettings, resources: ExitStack, workers: Spreading
-    ) -> _Held:
-        from secagg.crypto.entropy import SystemCoins
-        from secagg.crypto.secret import Secret
-        from secagg.platforms.keys.identities import load_roster
-        from secagg.session.durable import erase
-        from secagg.transport.card import Card, new_name
-        from secagg.transport.proof import Certified, FirstCome
 
-        from .journaled import JournaledSession, goes_on
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Sum:
+    """The sum that the options ask for, and how a session of it is opened or gone on with."""
 
-        roster = load_roster(Path(settings.roster)) if settings.roster else None
-        invited, roster, terms = group_of(options, roster)
-        admission = FirstCome(invited) if roster is None else Certified(roster.authority, roster.certificates)
-        folder: Path | None = options.state
-        store = None if folder is None else _store_in(folder, resources)
-        kept, restore = None if store is None else store.get(), find(options.protocol).restore
-        about = partial(_opened, options.protocol, settings, invited, roster, resources, workers)
-        # Of a session whose uploads others add a journal goes on; of another one, a snapshot.
-        has_journal = workers.adding is not None and find(options.protocol).resumes
-        journal = folder / "sum.journal" if folder is not None and has_journal else None
-        if folder is not None and kept is not None:
-            _require_engine(folder, is_spread=journal is not None, was_spread=not kept.snapshot)
-        if kept is not None and (kept.snapshot or (journal is not None and goes_on(journal))):
-            card = Card.decode(kept.card)
-            same = (options.protocol, options.task, options.round or card.round_number, terms)
-            if (card.protocol, card.task, card.round_number, card.terms) != same:
-                raise InvalidParameters(
-                    f"{options.state} keeps a session of {card.protocol} about {card.task!r}, round "
-                    f"{card.round_number}, of other arguments; give the same ones again, or name another --state"
-                )
-            if roster is None:
-                admission = FirstCome(invited, card.session, {claim.client: claim.digest for claim in kept.claims})
-            plan = plan_of(card.protocol, card.terms)
-            if store is not None and journal is not None:
-                subject = subject_of(plan, options.task, card.round_number, card.terms)
-                resumed = JournaledSession(journal, store, partial(about, subject))
-                number = resumed.number
-                return cls(session=resumed, card=card, plan=plan, admission=admission, store=store, number=number)
-            if restore is None:
-                raise InvalidParameters(f"{options.state} keeps a session of another version; name another --state")
-            with Secret("server snapshot", kept.snapshot) as snapshot:
-                session = restore(snapshot, invited)
-            return cls(session=session, card=card, plan=plan, admission=admission, store=store, number=kept.stage)
+    options: argparse.Namespace
+    settings: SecAggSettings
+    resources: ExitStack
+    workers: Spreading
+    store: ServerStore | None
+    invited: frozenset[ClientId]
+    roster: Roster | None
+    terms: dict[str, int | float]
+
+    def held(self) -> _Held:
+        """Go on with the session of the store, or open another one.
+
+        Raises:
+            InvalidParameters: the store keeps a session of other arguments.
+        """
+        kept = None if self.store is None else self.store.get()
+        if kept is not None and self._goes_on(kept):
+            return self._gone_on(kept)
         if kept is not None:
-            _LOG.warning("the session of before cannot go on; this is another one")
-        plan = plan_of(options.protocol, terms)
+            _LOG.warning("the session of before is over, or cannot go on; this is another one")
+        return self._begun()
+
+    def _goes_on(self, kept: ServerRecord) -> bool:
+        from secagg.transport.card import Card
+
+        if kept.ending:
+            # Its clients may not have been told. Another sum begins whatever this one was.
+            return self._is_about(Card.decode(kept.card))
+        spread, state = self._spread, self.options.state
+        if kept.snapshot and self.options.engine is not None:
+            raise InvalidParameters(
+                f"{state} keeps a session whose server adds the uploads; leave out --engine, or name another --state"
+            )
+        if spread.goes_on and self.options.engine is None:
+            raise InvalidParameters(
+                f"{state} keeps a session whose uploads workers add; go on with --engine, or name another --state"
+            )
+        return bool(kept.snapshot) or spread.goes_on
+
+    def _gone_on(self, kept: ServerRecord) -> _Held:
+        from secagg.transport.card import Card
+
+        card = Card.decode(kept.card)
+        if not self._is_about(card):
+            raise InvalidParameters(
+                f"{self.options.state} keeps a session of {card.protocol} about {card.task!r}, round "
+                f"{card.round_number}, of other arguments; give the same ones again, or name another --state"
+            )
+        held = _Held(
+            session=None, card=card, plan=plan_of(card.protocol, card.terms), admission=self._admission(card, kept)
+        )
+        if kept.ending:
+            return replace(held, ending=kept.ending.decode())
+        if self.options.engine is not None:
+            subject = subject_of(held.plan, card.task, card.round_number, card.terms)
+            session = self._spread.opened(partial(self._opened, subject))
+            return replace(held, session=session, number=int(session.stage is None))
+        return replace(held, session=self._restored(kept.snapshot), number=kept.stage)
+
+    def _begun(self) -> _Held:
+        from secagg.crypto.entropy import SystemCoins
+        from secagg.transport.card import Card, new_name
+
+        options = self.options
+        plan = plan_of(options.protocol, self.terms)
         number = int(time.time()) if options.round is None else options.round
-        subject = subject_of(plan, options.task, number, terms)
+        subject = subject_of(plan, options.task, number, self.terms)
         card = Card(
             session=new_name(SystemCoins()),
             protocol=options.protocol,
             task=options.task,
             round_number=number,
-            answer_bytes=_LEAST_ANSWER + _SHARES * subject.layout.payload_bytes + _PER_CLIENT * len(invited),
-            terms=terms,
+            answer_bytes=_LEAST_ANSWER + _SHARES * subject.layout.payload_bytes + _PER_CLIENT * len(self.invited),
+            terms=self.terms,
+            mode=self.settings.mode if options.protocol == "pairwise" else (ACTIVE if self.roster else "semi_honest"),
         )
-        if store is None or journal is None:
-            session = about(subject)
+        if self.store is not None and self.options.engine is not None:
+            self._spread.forget()
+            session = self._spread.opened(partial(self._opened, subject))
         else:
-            erase(journal)
-            session = JournaledSession(journal, store, partial(about, subject))
-        return cls(session=session, card=card, plan=plan, admission=admission, store=store)
+            self.workers.opened(session := self._opened(subject))
+        return _Held(session=session, card=card, plan=plan, admission=self._admission(card))
+
+    def _is_about(self, card: Card) -> bool:
+        """Whether a session that was kept is the one that the options ask for."""
+        number = self.options.round or card.round_number
+        given = (self.options.protocol, self.options.task, number, self.terms)
+        return (card.protocol, card.task, card.round_number, card.terms) == given
+
+    def _admission(self, card: Card, kept: ServerRecord | None = None) -> Admission:
+        from secagg.transport.proof import Certified, FirstCome
+
+        if self.roster is not None:
+            return Certified(self.roster.authority, self.roster.certificates)
+        claims = {} if kept is None or self.store is None else self.store.claims(card.session)
+        return FirstCome(self.invited, card.session, claims)
+
+    @property
+    def _spread(self) -> SpreadInState:
+        """The sum that workers add, in the folder of the store."""
+        store = self.store
+        if store is None:
+            raise InternalError("a sum that is kept stands in the folder of a store")
+        return SpreadInState(
+            self.options.state / "sum", self.workers, lambda: (kept := store.get()) is not None and not kept.ending
+        )
+
+    def _restored(self, stored: bytes) -> ServerSession:
+        from secagg.crypto.secret import Secret
+
+        if (restore := find(self.options.protocol).restore) is None:
+            raise InvalidParameters(f"{self.options.state} keeps a session of another version; name another --state")
+        with Secret("server snapshot", stored) as snapshot:
+            return restore(snapshot, self.invited)
+
+    def _opened(self, subject: Subject, coins: Coins | None = None) -> ServerSession:
+        from secagg.crypto.entropy import SystemCoins
+        from secagg.platforms.plugs import ServerSide
+        from secagg.privacy.client_noise import NO_NOISE
+
+        side = ServerSide(
+            settings=self.settings,
+            subject=subject,
+            population=len(self.invited),
+            invited=self.invited,
+            roster=self.roster,
+            bounds=(None,) * len(subject.layout.segments),
+            noise=NO_NOISE,
+            coins=coins or SystemCoins(),
+            clock=now,
+            resources=self.resources,
+        )
+        return plug_for(self.options.protocol).open(side)
+
+
+def _sum_of(options: argparse.Namespace, settings: SecAggSettings, resources: ExitStack, workers: Spreading) -> _Sum:
+    from secagg.platforms.keys.identities import load_roster
+
+    invited, roster, terms = group_of(options, load_roster(Path(settings.roster)) if settings.roster else None)
+    return _Sum(
+        options=options,
+        settings=settings,
+        resources=resources,
+        workers=workers,
+        store=None if options.state is None else _store_in(options.state, resources),
+        invited=invited,
+        roster=roster,
+        terms=terms,
+    )
 
 
 def _store_in(folder: Path, resources: ExitStack) -> ServerStore:
@@ -232,50 +372,3 @@ def _store_in(folder: Path, resources: ExitStack) -> ServerStore:
     resources.callback(os.close, held := os.open(folder, os.O_RDONLY))
     claim(held, f"{folder} is in use; one server at a time goes on with its session")
     return store
-
-
-def _require_engine(folder: Path, *, is_spread: bool, was_spread: bool) -> None:
-    """Refuse to go on with a session by other means than those that it was begun with."""
-    from .journaled import goes_on
-
-    if is_spread and not was_spread:
-        raise InvalidParameters(
-            f"{folder} keeps a session whose server adds the uploads; go on without --engine, or name another --state"
-        )
-    if was_spread and not is_spread and goes_on(folder / "sum.journal"):
-        raise InvalidParameters(
-            f"{folder} keeps a session whose uploads workers add; go on with --engine, or name another --state"
-        )
-
-
-def _opened(  # noqa: PLR0913, PLR0917 -- what a plug is given
-    protocol: str,
-    settings: SecAggSettings,
-    invited: frozenset[ClientId],
-    roster: Roster | None,
-    resources: ExitStack,
-    workers: Spreading,
-    subject: Subject,
-    memory: ResumableSession | None = None,
-    coins: Coins | None = None,
-) -> Any:  # noqa: ANN401 -- a session, of a kind that the protocol knows
-    from secagg.crypto.entropy import SystemCoins
-    from secagg.platforms.plugs import ServerSide
-    from secagg.privacy.client_noise import NO_NOISE
-
-    side = ServerSide(
-        settings=settings,
-        subject=subject,
-        population=len(invited),
-        invited=invited,
-        roster=roster,
-        bounds=(None,) * len(subject.layout.segments),
-        noise=NO_NOISE,
-        coins=coins or SystemCoins(),
-        clock=now,
-        resources=resources,
-        adding=workers.adding,
-    )
-    if memory is not None and workers.adding is not None:
-        side = replace(side, adding=partial(workers.adding, memory=memory), through=memory.through)
-    return plug_for(protocol).open(side)

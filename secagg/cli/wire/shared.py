@@ -24,13 +24,16 @@ if TYPE_CHECKING:
 
 Result = TypeVar("Result")
 Value = int | float | bool | str
+ACTIVE: Final = "active"
+TRUST: Final = ("clients trust the server to follow the protocol", "clients trust certified keys, and not the server")
+"""By whether the mode is active."""
 _PORTS: Final = 1 << 16
 _WORDS: Final = {"yes": True, "no": False, "true": True, "false": False}
 _TERMS: Final = dict.fromkeys(("clients", "all_clients", "group", "groups", "values", "bits"), int) | {"clip": float}
 _MOST_VALUES: Final = 1 << 28
 
 
-def plan_of(protocol: str, terms: Mapping[str, Any]) -> Session:
+def plan_of(protocol: str, terms: Mapping[str, Any]) -> Session[Any]:
     """Return how updates are encoded; from what a server says it is the server's word, and no floor.
 
     Raises:
@@ -38,6 +41,7 @@ def plan_of(protocol: str, terms: Mapping[str, Any]) -> Session:
     """
     import numpy as np
 
+    from secagg.session.registry import find
     from secagg.short.model_session import Session
 
     is_whole = {name: type(value) for name, value in terms.items()} == _TERMS
@@ -51,11 +55,11 @@ def plan_of(protocol: str, terms: Mapping[str, Any]) -> Session:
         all_clients=terms["all_clients"],
         clip=terms["clip"],
         bits=terms["bits"],
-        protocol=protocol,
+        protocol=find(protocol),
     )
 
 
-def subject_of(plan: Session, task: str, number: int, terms: Mapping[str, Any]) -> Subject:
+def subject_of(plan: Session[Any], task: str, number: int, terms: Mapping[str, Any]) -> Subject:
     """Return what a sum is about, with the digest of its terms."""
     from secagg.transport.card import terms_digest
 

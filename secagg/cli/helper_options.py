@@ -1,0 +1,124 @@
+"""The options of ``secagg holder`` and ``secagg two-servers``; a protocol is imported when one of its commands runs."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from .lazily import when_run
+
+
+def add_holder_options(commands: Any) -> None:  # noqa: ANN401 -- argparse names the type of its subparsers privately
+    """Add ``holder keys``, ``holder record`` and ``holder serve``."""
+    holder = commands.add_parser("holder", help="a standing holder of the protocol with one message a client")
+    kinds = holder.add_subparsers(required=True, metavar="COMMAND")
+    keys = kinds.add_parser("keys", help="make an identity, of a holder or of the authority, and print its public key")
+    keys.add_argument("--out", type=Path, required=True, metavar="FILE", help="where the private key goes")
+    keys.set_defaults(run=when_run("holder keys"))
+    record = kinds.add_parser(
+        "record",
+        help="as the authority: sign who holds in an epoch",
+        description="Sign an epoch's holders, in their order. List operators that do not work together: what any "
+        "--corrupted of them know tells nothing, and no more than that is promised.",
+    )
+    record.add_argument(
+        "--authority",
+        type=Path,
+        required=True,
+        metavar="FILE",
+        help="the authority's private key, of `secagg holder keys` or `secagg flower keys`",
+    )
+    listed = record.add_mutually_exclusive_group(required=True)
+    listed.add_argument("--holder", action="append", metavar="HEX", help="a holder's public key; once for each")
+    listed.add_argument(
+        "--client", action="append", type=int, metavar="ID", help="a client that holds; once for each, with --roster"
+    )
+    record.add_argument("--roster", type=Path, metavar="FILE", help="of `secagg flower keys`, beside --client")
+    record.add_argument("--number", type=int, required=True, metavar="N", help="of the epoch; above every earlier one")
+    record.add_argument("--corrupted", type=int, default=1, help="how many may work with the server (default: 1)")
+    record.add_argument("--absent", type=int, default=0, help="how many others may be away (default: 0)")
+    record.add_argument(
+        "--rule", choices=("one_answer", "certified"), help="default: one_answer where it suits the holders"
+    )
+    record.add_argument("--suite", choices=("classic", "hybrid"), default="classic", help="default: classic")
+    record.add_argument("--hours", type=float, default=24.0, help="how long the epoch lasts (default: 24)")
+    record.add_argument("--out", type=Path, required=True, metavar="FILE", help="where the record goes")
+    record.set_defaults(run=when_run("holder record"))
+    serve = kinds.add_parser(
+        "serve",
+        help="hold in one epoch, until SIGTERM or SIGINT",
+        description="Hold in one epoch. Started again with the same arguments it goes on from its journal; started "
+        "from a backup, or after a reboot, it refuses, because it cannot know what it has answered.",
+    )
+    serve.add_argument("--record", type=Path, required=True, metavar="FILE", help="as `secagg holder record` makes it")
+    serve.add_argument("--key", type=Path, required=True, metavar="FILE", help="this holder's private key")
+    serve.add_argument(
+        "--authority",
+        required=True,
+        metavar="HEX",
+        help="the public key of the authority it believes, or the file of a roster that the operator trusts",
+    )
+    serve.add_argument("--journal", type=Path, required=True, metavar="DIR", help="a folder that no backup copies")
+    serve.add_argument("--socket", type=Path, required=True, metavar="PATH", help="where the server connects")
+    serve.add_argument("--minimum-cohort", type=int, default=3, metavar="N", help="no sum is over fewer (default: 3)")
+    serve.add_argument("--corrupted", type=int, default=1, metavar="N", help="least bound of the epoch (default: 1)")
+    serve.add_argument("--minimum-holders", type=int, default=4, metavar="N", help="least of the epoch (default: 4)")
+    serve.set_defaults(run=when_run("holder serve"))
+
+
+def add_two_servers_options(command: argparse.ArgumentParser) -> None:
+    """Declare the options of ``secagg two-servers``."""
+    commands = command.add_subparsers(required=True, metavar="COMMAND")
+    _add_serve(
+        commands.add_parser(
+            "serve",
+            help="server 1, for all rounds that server 0 offers and these floors admit",
+            description="Run server 1 until SIGTERM or SIGINT, for a server 0 that offers it a configuration for each "
+            "round, as a Flower app's does. Started again it knows which rounds it began; the one that ran is over.",
+        )
+    )
+    _add_keys(
+        commands.add_parser(
+            "keys",
+            help="the keys of one operator; with the other one's public keys, the file that names both servers",
+            description="Make one operator's keys: a private file, and a public one for the other operator. With "
+            "--peer, write servers.json from both public files; it comes out alike at both operators, who compare "
+            "its fingerprint over another channel.",
+        )
+    )
+    show = commands.add_parser("show", help="say what a file holds: keys (their public part), servers, a journal, ...")
+    show.add_argument("file", type=Path)
+    show.set_defaults(run=when_run("two-servers show"))
+
+
+def _add_keys(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--role", type=int, choices=(0, 1), help="which of the two servers is this operator's")
+    command.add_argument("--out", type=Path, default=Path("keys"), metavar="DIR", help="(default: %(default)s)")
+    command.add_argument("--peer", type=Path, metavar="FILE", help="the other operator's public file")
+    command.add_argument("--roster", type=Path, metavar="FILE", help="of the clients (default: DIR/roster.json)")
+    command.add_argument("--trial", action="store_true", help="both operators' keys in one folder: protects nobody")
+    command.set_defaults(run=when_run("two-servers keys"))
+
+
+def _add_serve(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--socket", type=Path, required=True, metavar="PATH", help="where server 0 connects")
+    command.add_argument("--keys", type=Path, required=True, metavar="FILE", help="server 1's own key file")
+    command.add_argument("--servers", type=Path, required=True, metavar="FILE", help="as `keys --peer` writes it")
+    command.add_argument("--journal", type=Path, required=True, metavar="DIR", help="kept for as long as the keys")
+    command.add_argument("--minimum-cohort", type=int, required=True, metavar="N", help="no sum is over fewer clients")
+    command.add_argument("--maximum-cohort", type=int, default=10_000, metavar="N", help="(default: %(default)s)")
+    command.add_argument(
+        "--maximum-lanes",
+        type=int,
+        default=1 << 27,
+        metavar="N",
+        help="the most counters and ring elements of a round (default: %(default)s)",
+    )
+    command.add_argument(
+        "--maximum-hours", type=int, default=24, metavar="N", help="how long a round may be (default: %(default)s)"
+    )
+    command.add_argument("--task", default="", metavar="PREFIX", help="what every task begins with (default: any)")
+    command.add_argument("--suites", default="classic,hybrid", help="that are accepted (default: %(default)s)")
+    command.add_argument("--threads", type=int, default=1, help="how many threads evaluate (default: %(default)s)")
+    command.set_defaults(run=when_run("two-servers serve"))
