@@ -35,18 +35,17 @@ from secagg.errors import PeerError, Reason, SecAggError
 from secagg.identifiers import AttemptContext, ClientId, Party, ServerId, SessionContext
 from secagg.parameters import SecurityMode, Suite
 from secagg.protocols.enclave.attestation import Verifier
-from secagg.protocols.enclave.attestation.certificate_chains import Certificate, verify_chain
-from secagg.protocols.enclave.attestation.revocation import check_not_revoked
-from secagg.protocols.enclave.attestation.signatures import ECDSA_P256
+from secagg.protocols.enclave.attestation.certificates import ECDSA_P256, Certificate, check_not_revoked, verify_chain
 from secagg.protocols.enclave.trusted.buffer import Entry, ReleaseRules
 from secagg.protocols.pairwise_mask.floors import ClientFloors
 from secagg.protocols.pairwise_mask.graph import Topology
 from secagg.protocols.pairwise_mask.transitions import ClientState, advance
 from secagg.protocols.two_servers.configuration import SharingMode
+from secagg.protocols.two_servers.offers import RoundStamp
 from secagg.protocols.two_servers.one_hot.check import RoundChallenges
-from secagg.protocols.two_servers.server_messages import AcceptedList, RoundStamp
-from secagg.protocols.two_servers.uploads.point_function_halves import PointFunctionExchange, SharedIndices
-from secagg.protocols.two_servers.uploads.upload import UploadHeader
+from secagg.protocols.two_servers.opened_upload import PointFunctionExchange
+from secagg.protocols.two_servers.server_messages import AcceptedList
+from secagg.protocols.two_servers.upload import SharedIndices, UploadHeader
 from secagg.session.certificates import issue_certificate
 from secagg.simulation.insecure_coins import InsecureSeededCoins
 from secagg.wire import MessageKind, Reader, Writer
@@ -146,9 +145,8 @@ def present_last_months_revocation_list() -> object:
     key = ec.derive_private_key(7, ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "authority")])
     start, end, now = (datetime(2031, month, 1, tzinfo=UTC) for month in (1, 2, 3))
-    certificate = x509.CertificateBuilder(name, name, key.public_key(), 1, start, now).sign(key, hashes.SHA256())
     listed = x509.CertificateRevocationListBuilder(name, start, end).sign(key, hashes.SHA256())
-    issuer = Certificate(1, name.public_bytes(), name.public_bytes(), certificate)
+    issuer = Certificate(1, name.public_bytes(), name.public_bytes(), "authority", key.public_key(), start, now, ())
     return check_not_revoked([], listed.public_bytes(Encoding.DER), issuer=issuer, scheme=ECDSA_P256, now=now)
 
 
@@ -308,7 +306,7 @@ BLAME: dict[Reason, set[Party]] = {
     Reason.BUFFER_FULL: {ServerId()},
     Reason.WEIGHTS_UNEVEN: set(),
     Reason.ONE_HOT_REFUTED: {ALICE, ServerId(0)},
-    Reason.SERVERS_DISAGREE: set(),
+    Reason.SERVERS_DISAGREE: {ServerId(0), ServerId(1)},
 }
 """Whom the calls above blame: nobody where the function cannot know who sent what it was given."""
 
@@ -335,5 +333,5 @@ def test_the_table_and_the_negative_vectors_cover_every_reason(repository: Path)
 def test_every_peer_error_says_whom_it_blames() -> None:
     errors = {reason: error_of(reason) for reason in PRODUCERS}
     blamed = {reason: error.culprits for reason, error in errors.items() if isinstance(error, PeerError)}
-    assert all(type(culprits) is frozenset for culprits in blamed.values())
+    assert all(isinstance(culprits, frozenset) for culprits in blamed.values())
     assert blamed == BLAME

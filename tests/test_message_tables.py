@@ -18,11 +18,12 @@ from secagg.protocols.pairwise_mask.round3_consistency_check import SurvivorSet,
 from secagg.protocols.pairwise_mask.round4_unmasking import UnmaskingRequest, UnmaskingShares
 from secagg.protocols.two_servers import session as two_servers
 from secagg.protocols.two_servers.configuration import IndexingConfiguration
-from secagg.protocols.two_servers.one_hot.messages import OneHotCommitment
+from secagg.protocols.two_servers.offers import ServerOffer
+from secagg.protocols.two_servers.one_hot.check import OneHotCommitment
 from secagg.protocols.two_servers.operators.relay_messages import BatchRequest, Beginning, RoundOffers
 from secagg.protocols.two_servers.operators.server_keys import OperatorKeys
-from secagg.protocols.two_servers.server_messages import AcceptedList, OutputCommitment, ServerOffer
-from secagg.protocols.two_servers.uploads.upload import Upload
+from secagg.protocols.two_servers.server_messages import AcceptedList, OutputCommitment
+from secagg.protocols.two_servers.upload import Upload
 
 DECLARED: dict[str, tuple[type[Placed], ...]] = {
     "pairwise_mask": (

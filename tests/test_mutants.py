@@ -9,7 +9,7 @@ import tomllib
 from importlib import import_module
 from pathlib import Path
 from types import FunctionType, ModuleType
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -69,6 +69,49 @@ DECISIONS = {
     "without `seen.add(a)`",
 }
 NUMBERS = {"3 to 4", "1 to 2", "`a + 1` to `a - 1`"}
+
+
+ORDERED = """
+def respond(self, request, accepted):
+    found = judge(request)
+    if accepted:
+        self.journal.append(request)
+    self.accepted |= found
+    self.last = request
+    return found
+"""
+
+
+def test_a_call_and_what_is_remembered_next_to_it_are_swapped(
+    alterations: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Written before it is told: what is remembered first is lost in a crash, and no line is missing."""
+    monkeypatch.setattr(alterations, "REPOSITORY", tmp_path)
+    (tmp_path / "respond.py").write_text(ORDERED)
+    (swapped,) = (made for made in alterations.mutants("respond.py", arithmetic=False) if " before " in made.change)
+    assert swapped.change == "`self.accepted |= found` before `if accepted: self.journal.append(request)`"
+
+    def judge(request: int) -> set[int]:
+        return {request}
+
+    names: dict[str, Any] = {"judge": judge}
+    exec(compile(ORDERED, str(tmp_path / "respond.py"), "exec"), names)  # noqa: S102 -- the source above
+    respond: FunctionType = names["respond"]
+    seen = list[set[int]]()
+
+    class Holder:
+        accepted: ClassVar = set[int]()
+
+        class journal:  # noqa: N801 -- an attribute
+            @staticmethod
+            def append(_: int) -> None:
+                seen.append(set(Holder.accepted))
+
+    holder = Holder()
+    for request, due in ((1, set[int]()), (2, {1, 2})):
+        respond(holder, request, accepted=True)
+        assert seen[-1] == due
+        respond.__code__ = alterations.altered_code(swapped, arithmetic=False)
 
 
 @pytest.mark.parametrize("arithmetic", [False, True])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import json
 import re
+import subprocess
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -46,6 +47,55 @@ def test_each_python_that_is_claimed_is_checked(repository: Path, project: dict[
     assert checked is not None
     assert checked[1].split() == claimed
     assert project["requires-python"] == f">={claimed[0]}"
+
+
+# --- What is run ------------------------------------------------------------------------------------------------------
+
+
+def test_every_target_is_run_for_each_change_or_every_night(repository: Path) -> None:
+    makefile = (repository / "Makefile").read_text(encoding="utf-8").replace("\\\n", " ")
+    phony = re.search(r"^\.PHONY: (.*)$", makefile, re.MULTILINE)
+    nightly = re.search(r"(?ms)^targets=\((.*?)\)", (repository / ".ci" / "nightly").read_text(encoding="utf-8"))
+    assert phony is not None
+    assert nightly is not None
+    run = (repository / ".ci" / "run").read_text(encoding="utf-8")
+    each_change = [
+        name for line in re.findall(r"^(?:stage|lane) ([a-z -]+)", run, re.MULTILINE) for name in line.split()
+    ]
+    assert sorted([*each_change, *nightly[1].split()]) == sorted(phony[1].split())
+    described = re.findall(r"^([a-z-]+):.*##", makefile, re.MULTILINE)
+    assert sorted(described) == sorted(phony[1].split())
+
+
+def test_the_list_of_targets_fits_a_terminal(repository: Path) -> None:
+    shown = subprocess.run(
+        ["make", "--no-print-directory", "help"],  # noqa: S607
+        cwd=repository,
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout.splitlines()
+    assert max(map(len, shown)) <= 80
+    makefile = (repository / "Makefile").read_text(encoding="utf-8")
+    words = " ".join(" ".join(shown).split())
+    for name, text in re.findall(r"^([a-z-]+):.*##\s*(.*)$", makefile, re.MULTILINE):
+        assert f"make {name} {text}" in words
+
+
+def test_a_script_that_needs_the_tests_is_run_where_they_are_found(repository: Path) -> None:
+    """Without an installed ``tests``, a script under ``benchmarks/`` finds it through PYTHONPATH alone."""
+    makefile = (repository / "Makefile").read_text(encoding="utf-8")
+    ours = {file.stem for file in (repository / "benchmarks").glob("*.py")}
+    reaches = dict[str, set[str]]()
+    for name in ours:
+        text = (repository / "benchmarks" / f"{name}.py").read_text(encoding="utf-8")
+        reaches[name] = set(re.findall(r"^(?:from|import) (?:benchmarks\.)?(\w+)", text, re.MULTILINE))
+    needs = {name for name in ours if "tests" in reaches[name]}
+    while more := {name for name in ours - needs if reaches[name] & needs}:
+        needs |= more
+    recipes = re.findall(r"^\t(.*python) benchmarks/(\w+)\.py", makefile, re.MULTILINE)
+    assert {name for before, name in recipes if name in needs and "PYTHONPATH=." not in before} == set()
+    assert {"peer_flower", "run"} <= needs
 
 
 # --- Documents that messages name -------------------------------------------------------------------------------------

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from secagg.crypto.hybrid_key_agreement import SEALING_OVERHEAD_BYTES, HybridKeyPair
 from secagg.crypto.key_agreement import KeyRole, X25519KeyPair, X25519PublicKey
 from secagg.crypto.secret import Secret
-from secagg.errors import Misuse, PeerError, Reason, SecAggError, UnexpectedMessage
+from secagg.errors import UNDECIDED, Misuse, PeerError, Reason, SecAggError, UnexpectedMessage
 from secagg.identifiers import ClientId, Party, SessionContext
 from secagg.protocols.pairwise_mask import Client, ClientState, ServerState
 from secagg.protocols.two_servers.server import IndexingServer
-from secagg.protocols.two_servers.server_state import ServerState as IndexingState
 from tests.harness.indexing_rounds import InsecureIndexingRound
 from tests.harness.pairwise_sessions import InsecurePairwiseSession, same_sum
 
@@ -116,7 +115,7 @@ def refused(ended: Callable[[InsecurePairwiseSession, ClientId], None]) -> Calla
         message: bytes,
         kind: type[SecAggError],
         reason: Reason,
-        culprits: Iterable[Party] = (),
+        culprits: Iterable[Party] = UNDECIDED,
     ) -> SecAggError:
         with pytest.raises(SecAggError) as caught:
             session.clients[victim].receive(message)
@@ -151,7 +150,7 @@ def nothing_is_released() -> Callable[..., SecAggError]:
     """Check that a session ends without a sum, with exactly this error and this blame."""
 
     def check(
-        session: InsecurePairwiseSession, kind: type[SecAggError], reason: Reason, culprits: Iterable[Party] = ()
+        session: InsecurePairwiseSession, kind: type[SecAggError], reason: Reason, culprits: Iterable[Party] = UNDECIDED
     ) -> SecAggError:
         with pytest.raises(SecAggError) as caught:
             session.finish()
@@ -171,8 +170,7 @@ def nothing_is_released() -> Callable[..., SecAggError]:
 
 def _memory_of(server: IndexingServer) -> tuple[object, ...]:
     """Return what a server remembers of a round: who is how far, and its share of the sums."""
-    state: IndexingState = vars(server)["_state"]
-    totals: dict[int, Any] = vars(state.totals)["_totals"]
+    totals = cast("dict[int, Any]", vars(vars(server)["_totals"])["_totals"])
     sums = [
         (weight, [part.tobytes() for part in total.vectors], [part.rows().tobytes() for part in counted])
         for weight, total in sorted(totals.items())

@@ -33,7 +33,7 @@ from secagg.errors import InvalidParameters, Misuse, SecAggError, ThresholdNotMe
 from secagg.identifiers import ClientId
 from secagg.parameters import SecurityMode
 from secagg.privacy.client_noise import ClientNoise, NoiseSettings, noise_in
-from secagg.privacy.noise import NoiseKind
+from secagg.privacy.kinds import NoiseKind
 from secagg.privacy.sensitivity import Adjacency
 from secagg.protocols.one_message.parameters import ThresholdRule
 from secagg.protocols.one_message.plan import OneMessageSettings

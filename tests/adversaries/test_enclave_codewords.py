@@ -29,8 +29,7 @@ from secagg.identifiers import ClientId
 from secagg.protocols.enclave.session import EnclaveSettings
 from secagg.protocols.enclave.trusted import enclave as trusted
 from secagg.protocols.enclave.trusted.chosen_norm import bounded_choices, least_squared
-from secagg.protocols.enclave.trusted.configuration import EnclaveConfiguration, ReleaseForm
-from secagg.protocols.enclave.trusted.histogram import Accumulation
+from secagg.protocols.enclave.trusted.configuration import Accumulation, EnclaveConfiguration, ReleaseForm
 from secagg.session.measured import Measured
 from secagg.session.registry import find
 from secagg.session.roles import LateUpdate, Released, Subject, Update

@@ -39,7 +39,7 @@ from secagg.crypto.secret import Secret
 from secagg.errors import InvalidParameters, MalformedMessage, Misuse, PeerError, PeerMisbehaved, Reason
 from secagg.identifiers import AttemptContext, ServerId
 from secagg.parameters import Suite
-from secagg.privacy.noise import NoiseKind
+from secagg.privacy.kinds import NoiseKind
 from secagg.protocols.enclave import floors as floors_module
 from secagg.protocols.enclave.attestation import (
     Evidence,
@@ -52,10 +52,11 @@ from secagg.protocols.enclave.attestation import (
     Verifier,
 )
 from secagg.protocols.enclave.floors import EnclaveFloors, PrivacyFloor
+from secagg.protocols.enclave.hardware_judge import HardwareJudge
 from secagg.protocols.enclave.trusted.configuration import NO_AUTHORITY, EnclaveConfiguration, Noise, ReleaseForm
 from secagg.protocols.enclave.trusted.messages import EnclaveOffer, ModelStamp
 from secagg.protocols.enclave.unattested import SimulatedEvidence, SimulatedJudge
-from secagg.protocols.enclave.verified_enclave import HardwareJudge, VerifiedEnclave
+from secagg.protocols.enclave.verified_enclave import VerifiedEnclave
 from tests.harness.enclave_buffers import EnclaveSetup, InsecureEnclaveSession
 
 PACKAGE = "secagg_evidence_of_our_own"

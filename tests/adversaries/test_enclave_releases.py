@@ -371,7 +371,6 @@ def test_the_model_that_a_buffer_opened_with_stands_for_later_ones() -> None:
     session.host.receive(session.seal(2, digest=b"h" * 32).encode())
 
 
-@pytest.mark.xfail(strict=True, reason="the enclave names its host, because nobody else was named")
 def test_nobody_is_blamed_for_the_model_of_a_buffer_that_never_opened() -> None:
     """Of two clients one was given another model, or lies; a host that has just started knows neither."""
     session = opened(replace(HISTOGRAMS, staleness_weights=(1, 1)), version=1)

@@ -41,8 +41,7 @@ from secagg.errors import (
 )
 from secagg.identifiers import AttemptContext, ClientId, Party, ServerId
 from secagg.parameters import Suite
-from secagg.protocols.enclave.client import Upload
-from secagg.protocols.enclave.cut import vector_digest
+from secagg.protocols.enclave.client import Upload, vector_digest
 from secagg.protocols.enclave.floors import PrivacyFloor
 from secagg.protocols.enclave.host import split_upload
 from secagg.protocols.enclave.trusted import enclave as enclave_module
@@ -247,8 +246,8 @@ def test_every_byte_of_a_vector_is_compared_with_what_the_client_committed_to(se
 def test_a_commitment_does_not_let_anybody_try_out_vectors(session: InsecureEnclaveSession) -> None:
     upload = session.seal(1)
     committed = upload.sealed.header.vector_digest
-    assert vector_digest(upload.nonce, upload.pieces()) == committed
-    assert vector_digest(bytes(32), upload.pieces()) != committed
+    assert vector_digest(upload.nonce, upload.packed) == committed
+    assert vector_digest(bytes(32), upload.packed) != committed
     assert upload.nonce not in upload.sealed.encode(), "in two layers only the sealed part is sent"
 
 

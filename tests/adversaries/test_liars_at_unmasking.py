@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from secagg.blame import unverified
 from secagg.contract import Layout, Payload, RingSegment
 from secagg.crypto import hybrid_key_agreement
 from secagg.crypto.entropy import Coins
@@ -43,7 +44,6 @@ from secagg.protocols.pairwise_mask import ServerState, round1_share_keys
 from secagg.protocols.pairwise_mask.masking import MaskedVector
 from secagg.protocols.pairwise_mask.round1_share_keys import signature_bytes
 from secagg.protocols.pairwise_mask.round4_unmasking import shown_bytes
-from secagg.protocols.pairwise_mask.settled import suspects
 from secagg.wire import MessageKind
 from tests.harness.pairwise_sessions import Adversary, Delivery, InsecurePairwiseSession, SessionSetup
 
@@ -101,7 +101,7 @@ def test_a_share_that_is_no_field_element_leaves_out_its_sender_only(
     goes_on(session)
     ((sender, error),) = session.refusals
     assert isinstance(error, PeerMisbehaved)
-    culprits = frozenset({liar}) if mode is SecurityMode.ACTIVE else suspects(liar)
+    culprits = frozenset({liar}) if mode is SecurityMode.ACTIVE else unverified(liar)
     assert (sender, error.reason, error.culprits) == (liar, Reason.SHARE_OUT_OF_RANGE, culprits)
 
 
@@ -129,7 +129,7 @@ def test_an_answer_that_does_not_decode_leaves_out_its_sender_only(
     goes_on(session)
     ((sender, error),) = session.refusals
     assert isinstance(error, MalformedMessage)
-    assert (sender, error.reason, error.culprits) == (liar, reason, suspects(liar))
+    assert (sender, error.reason, error.culprits) == (liar, reason, unverified(liar))
 
 
 def test_a_holder_that_reveals_wrong_shares_is_named_and_left_out_in_active_mode(goes_on: GoesOn) -> None:
@@ -181,7 +181,7 @@ def test_wrong_shares_are_corrected_in_semi_honest_mode_and_their_holder_alone_i
     session.adversary = liars(session, 0)
     goes_on(session)
     # It was wrong for more dealers than are assumed to lie; of these none is named.
-    assert blame(session.server.faults) == {(Reason.COMMITMENT_MISMATCH, suspects(liar))}
+    assert blame(session.server.faults) == {(Reason.COMMITMENT_MISMATCH, unverified(liar))}
 
 
 def test_more_wrong_shares_than_can_be_corrected_end_a_semi_honest_session_and_nobody_is_named(
@@ -266,7 +266,7 @@ def test_a_holder_is_not_blamed_alone_for_a_share_that_its_dealer_dealt_wrong(go
     goes_on(session)
     (fault,) = session.server.faults
     assert fault.reason is Reason.COMMITMENT_MISMATCH
-    assert fault.culprits == suspects(dealer) | {holder}
+    assert fault.culprits == unverified(dealer) | {holder}
 
 
 @pytest.mark.parametrize("mode", SecurityMode)
@@ -310,7 +310,7 @@ def test_a_dropped_client_that_sealed_another_seed_than_its_root_gives_is_named_
         patched.setattr(hybrid_key_agreement, "edge_seed", other_seed)
         session.reach(ServerState.AWAITING_MASKED_INPUTS)
     session.drop(attacker)
-    blamed = frozenset({attacker}) if mode is SecurityMode.ACTIVE else suspects(attacker)
+    blamed = frozenset({attacker}) if mode is SecurityMode.ACTIVE else unverified(attacker)
     session.reach(ServerState.AWAITING_UNMASKING_SHARES)
     if not helped:
         # The one client that could show the seed is gone too.
@@ -365,7 +365,7 @@ def test_an_upload_that_was_altered_on_its_way_leaves_its_sender_out_or_gives_no
     goes_on(session, of=set(session.client_ids) - {target})
     ((sender, error),) = session.refusals
     assert isinstance(error, AuthenticationFailed)
-    assert (sender, error.culprits) == (target, suspects(target))
+    assert (sender, error.culprits) == (target, unverified(target))
 
 
 @pytest.mark.parametrize("mode", SecurityMode)

@@ -37,8 +37,7 @@ from secagg.protocols.one_message.holder import Holder
 from secagg.protocols.one_message.lattice.masks import EpochRing, OpenedSum, WrongSecret
 from secagg.protocols.one_message.ledger import Ledger
 from secagg.protocols.one_message.messages import Answer, Upload
-from secagg.protocols.one_message.parameters import ThresholdRule
-from secagg.protocols.one_message.sharing_field import FIELD
+from secagg.protocols.one_message.parameters import FIELD, ThresholdRule
 from secagg.session.roles import LateUpdate, Update
 from secagg.wire import MessageKind, message_kind
 from tests.adversaries.test_one_message_dealers import badly_dealt, server_with, settled
@@ -147,7 +146,6 @@ def test_one_liar_does_not_end_a_sum_while_holders_are_away() -> None:
         session.release()
     standing.away = set()
     assert session.release().aggregate.encode() == world.ideal(world.setup.clients).encode()
-    assert {HolderId(1)} in [fault.culprits for fault in session.faults]
 
 
 class RepeatingCoins:

@@ -28,7 +28,7 @@ from secagg.protocols.one_message.server import Server
 from secagg.protocols.one_message.sharing import HeldShare, open_share
 from tests.adversaries.test_one_message_dealers import badly_dealt, server_with
 from tests.adversaries.test_one_message_epochs import Standing, closed_journals, standing_world
-from tests.harness.one_message_sums import NOW, InsecureSum, SumSetup
+from tests.harness.one_message_sums import COINS, NOW, InsecureSum, SumSetup
 
 __all__ = ["closed_journals"]
 
@@ -115,7 +115,7 @@ def test_a_round_that_is_offered_again_is_not_begun_again() -> None:
 
 def again(world: InsecureSum, server: Server) -> dict[int, bytes]:
     """Return the deliveries of everything that the server has, from a server that begins anew."""
-    other = Server(world.offer(), world.setup.sum_id)
+    other = Server(world.offer(), world.setup.sum_id, COINS)
     world.ask(other, other.introduce())
     for client in sorted(server.taken):
         other.receive_upload(client, world.stored_upload(client))
@@ -158,7 +158,7 @@ def test_the_room_of_an_epoch_is_counted_over_deliveries_and_offers(monkeypatch:
     world.collected()
     later, client = replace(world.setup, round_number=7), world.setup.clients[0]
     offer = world.offer(b"a second sum id.", later)
-    server = Server(offer, b"a second sum id.")
+    server = Server(offer, b"a second sum id.", COINS)
     world.ask(server, server.introduce())
     server.receive_upload(client, world.upload(client, offer, later))
     with pytest.raises(PeerMisbehaved, match="at most 5 uploads"):
@@ -264,3 +264,61 @@ def test_a_round_is_begun_in_the_journal_before_anything_is_forgotten() -> None:
     world.holders[0] = holder
     holder.respond(world.offer().encode())
     assert begun == [(Event.BEGUN, (1).to_bytes(8, "big"))]
+
+
+class Full(NoJournal):
+    """A journal on a disk that is full when it is to take an event."""
+
+    def __init__(self) -> None:
+        self.refused: Event | None = None
+        self.written = list[Event]()
+
+    def append(self, event: Event, *parts: bytes) -> None:
+        if event is self.refused:
+            raise OSError(f"no space is left for {len(parts)} parts")
+        self.written.append(event)
+
+    restart = append
+
+
+@pytest.mark.parametrize("rule", ThresholdRule)
+def test_what_was_not_written_down_is_not_remembered_and_is_written_when_asked_again(rule: ThresholdRule) -> None:
+    """Remembered first, a request that failed would be answered the next time, and forgotten in a crash."""
+    world, journal = InsecureSum(SumSetup(rule=rule, round_number=1)), Full()
+    offer = world.offer()
+    sound = world.holders[0]
+    world.holders[0] = forgetful(world, 0, journal)
+
+    def ask(server: Server, requests: dict[int, bytes], *due: Event) -> None:
+        for journal.refused in due:
+            for _ in range(2):
+                with pytest.raises(OSError, match="no space"):
+                    world.holders[0].respond(requests[0])
+        journal.refused, before = None, len(journal.written)
+        world.ask(server, requests)
+        assert journal.written[before:] == [due[-1]]
+
+    assert sound.keys == world.holders[0].keys
+    server = Server(offer, world.setup.sum_id, COINS)
+    ask(server, server.introduce(), Event.BEGUN, Event.OFFERED)
+    for client in world.setup.clients:
+        server.receive_upload(client, world.upload(client, offer))
+    ask(server, server.deliver(), Event.DELIVERED)
+    server.settle()
+    server.fix_list()
+    if rule is ThresholdRule.CERTIFIED:
+        ask(server, server.requests(), Event.LISTED)
+        server.certify()
+    ask(server, server.requests(), Event.LISTED)
+
+
+def test_a_round_that_could_not_be_begun_leaves_the_one_before_as_it_was() -> None:
+    world, journal = InsecureSum(SumSetup(rule=ThresholdRule.ONE_ANSWER, round_number=1)), Full()
+    world.holders[0] = forgetful(world, 0, journal)
+    server = world.collected()
+    server.fix_list()
+    journal.refused = Event.BEGUN
+    with pytest.raises(OSError, match="no space"):
+        world.holders[0].respond(world.offer(setup=replace(world.setup, round_number=2)).encode())
+    world.holders[0].respond(server.requests()[0])
+    assert journal.written[-1] is Event.LISTED

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from secagg.errors import AuthenticationFailed, PeerError, PeerMisbehaved, Reason, ThresholdNotMet
+from secagg.errors import UNDECIDED, AuthenticationFailed, PeerError, PeerMisbehaved, Reason, ThresholdNotMet
 from secagg.identifiers import ClientId
 from secagg.protocols.one_message import epoch, parameters
 from secagg.protocols.one_message.configuration import Offer
@@ -37,11 +37,10 @@ from secagg.protocols.one_message.messages import (
     Upload,
     UploadList,
 )
-from secagg.protocols.one_message.parameters import ThresholdRule
-from secagg.protocols.one_message.recovery import recover
+from secagg.protocols.one_message.parameters import FIELD, ThresholdRule
 from secagg.protocols.one_message.server import Server
-from secagg.protocols.one_message.sharing_field import FIELD, holder_point, multiply, transfer_matrix
-from tests.harness.one_message_sums import InsecureSum, SumSetup
+from secagg.protocols.one_message.sharing import holder_point, multiply, transfer_matrix
+from tests.harness.one_message_sums import COINS, InsecureSum, SumSetup, recover
 from tests.harness.planted import always
 
 VICTIM = 0
@@ -113,7 +112,7 @@ def without_placements(monkeypatch: pytest.MonkeyPatch) -> None:
     def require_free(self: Placements, sum_id: bytes, upload_list: bytes, uploads: tuple[bytes, ...]) -> None:
         del uploads
         if self._list_of_sum.get(sum_id, upload_list) != upload_list:  # pyright: ignore[reportPrivateUsage]
-            raise PeerMisbehaved("a sum has one list", reason=Reason.ALREADY_SPENT)
+            raise PeerMisbehaved("a sum has one list", reason=Reason.ALREADY_SPENT, culprits=UNDECIDED)
 
     monkeypatch.setattr(Placements, "require_free", require_free)
 
@@ -128,7 +127,7 @@ def keeping_shares(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def several_sums(world: InsecureSum) -> bool:
     """Put the victim on the spare holders' lists of one sum after the other, and look for its shares."""
-    setup = world.setup
+    setup, world.attempts = world.setup, None
     spare_shares = dict[int, bytes]()
     victim = setup.clients[VICTIM]
     first = world.offer(sum_id=b"sum 0".ljust(16))
@@ -136,7 +135,7 @@ def several_sums(world: InsecureSum) -> bool:
     for number in range(world.record.threshold):
         chosen = replace(setup, round_number=number, sum_id=f"sum {number}".encode().ljust(16))
         offer = world.offer(chosen.sum_id, chosen)
-        server = Server(offer, chosen.sum_id)
+        server = Server(offer, chosen.sum_id, COINS)
         world.ask(server, server.introduce())
         uploads = dict[ClientId, bytes]()
         for client in setup.clients[min(number, 1) :]:
@@ -236,7 +235,7 @@ def test_a_second_list_never_reaches_a_quorum() -> None:
 def withheld_share(world: InsecureSum, monkeypatch: pytest.MonkeyPatch | None) -> bool:
     """Withhold the victim's share from T holders; careless ones answer for the rest of the list."""
     offer, setup = world.offer(), world.setup
-    server = Server(offer, setup.sum_id)
+    server = Server(offer, setup.sum_id, COINS)
     world.ask(server, server.introduce())
     victim, kept = setup.clients[VICTIM], (0, 1, 2)
     upload = world.upload(victim, offer)
@@ -339,7 +338,7 @@ def test_split_lists_at_a_majority_threshold_and_at_the_bound(monkeypatch: pytes
     with monkeypatch.context() as planted:
         for module in (epoch, parameters):
             planted.setattr(module, "least_threshold", always(2))
-        planted.setattr("secagg.protocols.one_message.fitting.least_threshold", always(2))
+        planted.setattr("secagg.protocols.one_message.plan.least_threshold", always(2))
         world = InsecureSum(replace(setup, threshold=2))
         assert world.record.threshold == 2
         values = [world.setup.values_of(client).values[0].astype(np.int64) for client in setup.clients]
@@ -368,7 +367,7 @@ def altered_lists(world: InsecureSum, server: Server) -> dict[str, UploadList]:
     whole = fixed(server)
     other_model = replace(world.setup, model=bytes(32), round_number=7)
     dead = world.offer(setup=other_model)
-    late = Server(dead, world.setup.sum_id)
+    late = Server(dead, world.setup.sum_id, COINS)
     world.ask(late, late.introduce())
     for client in world.setup.clients:
         late.receive_upload(client, world.upload(client, dead, other_model))
@@ -411,7 +410,7 @@ def test_what_a_holder_refuses_of_a_list(rule: ThresholdRule) -> None:
 
 def test_lists_longer_than_the_capacity() -> None:
     world = InsecureSum(SumSetup(population=4, capacity=3))
-    server = Server(world.offer(), world.setup.sum_id)
+    server = Server(world.offer(), world.setup.sum_id, COINS)
     world.ask(server, server.introduce())
     for client in world.setup.clients[:3]:
         server.receive_upload(client, world.upload(client))

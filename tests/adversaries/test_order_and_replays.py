@@ -19,6 +19,7 @@ from dataclasses import replace
 
 import pytest
 
+from secagg.blame import unverified
 from secagg.errors import (
     AuthenticationFailed,
     Misuse,
@@ -43,7 +44,6 @@ from secagg.protocols.pairwise_mask import (
 )
 from secagg.protocols.pairwise_mask.graph import Graph
 from secagg.protocols.pairwise_mask.round4_unmasking import UnmaskingRequest
-from secagg.protocols.pairwise_mask.settled import suspects
 from secagg.wire import MessageKind
 from tests.harness.pairwise_sessions import Delivery, InsecurePairwiseSession, SessionSetup, same_sum
 
@@ -144,7 +144,7 @@ def test_of_a_clients_messages_of_one_kind_the_server_counts_the_first(kind: Mes
     goes_on(session)
     ((sender, error),) = session.refusals
     assert isinstance(error, PeerMisbehaved)
-    assert (sender, error.reason, error.culprits) == (attacker, Reason.ALREADY_ANSWERED, suspects(attacker))
+    assert (sender, error.reason, error.culprits) == (attacker, Reason.ALREADY_ANSWERED, unverified(attacker))
 
 
 # --- Out of turn ------------------------------------------------------------------------------------------------------
@@ -182,7 +182,7 @@ def test_what_a_client_sends_too_early_or_unasked_changes_nothing_for_the_server
         message = session.server.offer if kind is MessageKind.SESSION_OFFER else recorded.sent_by(early, kind)
         with pytest.raises(UnexpectedMessage) as caught:
             session.server.receive(early, message)
-        assert caught.value.culprits == suspects(early)
+        assert caught.value.culprits == unverified(early)
     goes_on(session)
     assert session.server.faults == []
 
@@ -210,7 +210,7 @@ def test_keys_are_not_advertised_in_the_name_of_another_client(mode: SecurityMod
     (genuine,) = session.clients[target].receive(session.server.offer)
     with pytest.raises(PeerMisbehaved) as caught:
         session.server.receive(attacker, genuine)
-    assert (caught.value.reason, caught.value.culprits) == (Reason.NOT_ELIGIBLE, suspects(attacker))
+    assert (caught.value.reason, caught.value.culprits) == (Reason.NOT_ELIGIBLE, unverified(attacker))
     # The target itself is not harmed; the attacker has excluded itself.
     session.drop(attacker)
     goes_on(session, without=[attacker])
@@ -236,7 +236,7 @@ def test_what_another_client_signed_is_not_taken_for_the_senders(
     session.pending = []
     with pytest.raises(AuthenticationFailed) as caught:
         session.server.receive(attacker, session.sent_by(target, kind))
-    assert caught.value.culprits == suspects(attacker)
+    assert caught.value.culprits == unverified(attacker)
     uploaded = state is ServerState.AWAITING_SURVIVOR_SIGNATURES
     goes_on(session, of=session.client_ids if uploaded else set(session.client_ids) - {attacker})
 
@@ -270,7 +270,7 @@ def test_a_stranger_is_not_heard_once_the_roster_is_fixed(state: ServerState, go
     message = next(d.message for d in recorded.log if d.state is state and d.receiver == ServerId())
     with pytest.raises(PeerMisbehaved) as caught:
         session.server.receive(stranger, message)
-    assert (caught.value.reason, caught.value.culprits) == (Reason.NOT_ELIGIBLE, suspects(stranger))
+    assert (caught.value.reason, caught.value.culprits) == (Reason.NOT_ELIGIBLE, unverified(stranger))
     goes_on(session)
 
 
@@ -283,7 +283,7 @@ def test_a_client_that_was_excluded_is_not_heard_again(goes_on: GoesOn) -> None:
         session.server.receive(attacker, genuine[:-1])
     with pytest.raises(PeerMisbehaved) as caught:
         session.server.receive(attacker, genuine)
-    assert (caught.value.reason, caught.value.culprits) == (Reason.NOT_ELIGIBLE, suspects(attacker))
+    assert (caught.value.reason, caught.value.culprits) == (Reason.NOT_ELIGIBLE, unverified(attacker))
     assert attacker not in session.server.awaited
     goes_on(session, without=[attacker])
 
@@ -315,7 +315,7 @@ def test_what_a_client_sent_in_another_attempt_leaves_it_out_of_this_one(
     session.drop(attacker)
     with pytest.raises(PeerMisbehaved) as caught:
         session.server.receive(attacker, earlier.sent_by(attacker, kind))
-    assert (caught.value.reason, caught.value.culprits) == (Reason.WRONG_SESSION, suspects(attacker))
+    assert (caught.value.reason, caught.value.culprits) == (Reason.WRONG_SESSION, unverified(attacker))
     in_the_sum = state in {ServerState.AWAITING_SURVIVOR_SIGNATURES, ServerState.AWAITING_UNMASKING_SHARES}
     goes_on(session, of=session.client_ids if in_the_sum else set(session.client_ids) - {attacker})
 
@@ -339,7 +339,7 @@ def test_an_upload_that_arrives_late_is_discarded(mode: SecurityMode, goes_on: G
     session, late, upload = with_a_late_upload(mode)
     with pytest.raises(UnexpectedMessage) as caught:
         session.server.receive(late, upload)
-    assert caught.value.culprits == suspects(late)
+    assert caught.value.culprits == unverified(late)
     goes_on(session, without=[late])
 
 
@@ -415,7 +415,7 @@ def test_another_upload_than_the_first_is_refused_by_a_restored_server(goes_on: 
     sent = session.sent_by(attacker, MessageKind.MASKED_INPUT)
     with pytest.raises(PeerMisbehaved) as caught:
         session.server.receive(attacker, sent[:-1] + bytes([sent[-1] ^ 1]))
-    assert (caught.value.reason, caught.value.culprits) == (Reason.ALREADY_ANSWERED, suspects(attacker))
+    assert (caught.value.reason, caught.value.culprits) == (Reason.ALREADY_ANSWERED, unverified(attacker))
     goes_on(session)
 
 

@@ -28,8 +28,10 @@ from contextlib import closing, contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
 from fractions import Fraction
+from functools import partial
 from itertools import count
 from pathlib import Path
+from time import sleep
 from typing import Any
 
 import numpy as np
@@ -48,9 +50,11 @@ from secagg.protocols.one_message.plan import OneMessageSettings
 from secagg.protocols.pairwise_mask import PairwiseSettings
 from secagg.protocols.pairwise_mask.graph import Topology
 from secagg.session.chained_file import ChainedFile
+from secagg.session.measured import Measured
 from secagg.session.privacy_ledger import PrivacyLedger, PrivacyLedgers
 from secagg.session.registry import Simulation, find
 from secagg.session.roles import ClientSession, LateUpdate, ServerSession, Subject, Update
+from secagg.session.run import run
 
 MODEL = bytes(32)
 LAYOUT = Layout((RingSegment(24, 8),))
@@ -103,11 +107,13 @@ def world_of(name: str, **changes: Any) -> Generator[Simulation]:
         yield world
 
 
-def late(client: ClientId) -> LateUpdate:
+def update_of(client: ClientId) -> Update:
     """Return an update that differs from all others."""
-    return LateUpdate(
-        lambda: Update(Payload(LAYOUT, (np.full(8, 100 * next(_TRAINED) + client.value, np.uint32),)), MODEL)
-    )
+    return Update(Payload(LAYOUT, (np.full(8, 100 * next(_TRAINED) + client.value, np.uint32),)), MODEL)
+
+
+def late(client: ClientId) -> LateUpdate:
+    return LateUpdate(partial(update_of, client))
 
 
 def subject(number: int, task: bytes = b"a task") -> Subject:
@@ -192,7 +198,7 @@ def test_a_session_that_the_budget_does_not_pay_for_is_refused_at_its_offer(
 
         def train() -> Update:
             trained.append(CLIENT)
-            return late(CLIENT).take()
+            return update_of(CLIENT)
 
         update = LateUpdate(train)
         is_refused(lambda: world.member(CLIENT).join(subject(3), update).answer(session.invitation))
@@ -245,20 +251,16 @@ def test_settings_with_a_budget_and_no_noise_open_no_session(name: str) -> None:
 
 
 @EACH
-def test_weights_that_noise_is_not_made_for_are_refused_and_cost_nothing(
-    name: str, ledger: Callable[[], PrivacyLedger]
-) -> None:
-    """An upload that counts twice moves a sum twice as far as the ledger counts."""
+def test_weights_that_noise_is_not_made_for_count_as_one(name: str, ledger: Callable[[], PrivacyLedger]) -> None:
+    """An upload that counts twice would move a sum twice as far as the ledger counts."""
     with world_of(name) as world:
-        session, clients, message = brought_to_the_upload(world, SUBJECT)
-        heavy = replace(late(CLIENT).take(), weight=2)
-        clients[CLIENT]._update = LateUpdate(lambda: heavy)  # type: ignore[attr-defined] # noqa: SLF001
-        with pytest.raises(SecAggError, match="weight"):
-            clients[CLIENT].answer(message)
-        session.abort()
+        heavy = {client: replace(update_of(client), weight=2) for client in CLIENTS}
+        joined = (world.member(client).join(SUBJECT, LateUpdate(lambda c=client: heavy[c])) for client in CLIENTS)  # type: ignore[misc]
+        released = run(Measured(world.open(SUBJECT, frozenset(CLIENTS))), joined)
+        assert released.aggregate.total_weight == len(released.counted)
         with pytest.raises(InvalidParameters, match="every client weighs 1"), world_of(name, maximum_weight=2) as other:
             other.open(SUBJECT, frozenset(CLIENTS))
-    assert ledger().uploads <= 1, "what was charged is not given back"
+    assert ledger().uploads == 1
 
 
 @EACH
@@ -384,6 +386,25 @@ def test_a_copy_of_a_ledger_is_refused(ledger: Callable[[], PrivacyLedger], tmp_
     (tmp_path / "copy").replace(tmp_path / "ledger")
     with pytest.raises(MalformedMessage, match="is a copy"):
         ledger().require_room(own_noise())
+
+
+def test_a_copy_with_the_same_inode_is_refused(
+    ledger: Callable[[], PrivacyLedger], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a fresh volume a file that is copied early gets the inode that the original has on its own."""
+    ledger().charge(own_noise())
+    original, ask = (tmp_path / "ledger").stat().st_ino, os.fstat
+    sleep(0.05)  # More than a tick of the clock of file systems.
+    shutil.copy2(tmp_path / "ledger", tmp_path / "copy")
+
+    def on_a_fresh_volume(descriptor: int) -> os.stat_result:
+        found = ask(descriptor)
+        return os.stat_result((found.st_mode, original, *found[2:]))
+
+    monkeypatch.setattr("secagg.session.privacy_ledger.os.fstat", on_a_fresh_volume)
+    assert ledger().uploads == 1
+    with pytest.raises(MalformedMessage, match="is a copy"):
+        PrivacyLedger(TWO, owner=b"a client", path=tmp_path / "copy").charge(own_noise())
 
 
 def test_a_ledger_that_is_moved_goes_on(ledger: Callable[[], PrivacyLedger], tmp_path: Path) -> None:

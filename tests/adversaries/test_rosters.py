@@ -23,6 +23,7 @@ from dataclasses import replace
 
 import pytest
 
+from secagg.blame import unverified
 from secagg.crypto.merkle import MerkleTree
 from secagg.errors import (
     AuthenticationFailed,
@@ -40,7 +41,6 @@ from secagg.protocols.pairwise_mask.advertisement import KeyAdvertisement, sign_
 from secagg.protocols.pairwise_mask.roster import encode_clients, entry_digest, roster_of
 from secagg.protocols.pairwise_mask.round0_advertise_keys import AdvertisedKeys, PublishedRoster
 from secagg.protocols.pairwise_mask.round1_share_keys import EncryptedShares, RelayedShares, deliver_shares
-from secagg.protocols.pairwise_mask.settled import suspects
 from secagg.protocols.pairwise_mask.thresholds import corrupted_in_window
 from secagg.session.certificates import Certificate, issue_certificate
 from secagg.wire import MessageKind
@@ -262,7 +262,7 @@ def test_keys_that_one_client_alone_is_shown_fit_nobody_elses_in_semi_honest_mod
     (answer,) = session.clients[victim].receive(shown(session, victim, entries | swapped))
     with pytest.raises(PeerMisbehaved) as caught:
         session.server.receive(victim, answer)
-    assert (caught.value.reason, caught.value.culprits) == (Reason.WRONG_SESSION, suspects(victim))
+    assert (caught.value.reason, caught.value.culprits) == (Reason.WRONG_SESSION, unverified(victim))
 
 
 def bad_key(keys: KeyAdvertisement, others: KeyAdvertisement, defect: str) -> KeyAdvertisement:
@@ -448,7 +448,7 @@ def test_invented_clients_are_stopped_by_an_honest_server(goes_on: GoesOn) -> No
     for client, advertisement in invented(session, 1).items():
         with pytest.raises(AuthenticationFailed) as caught:
             session.server.receive(client, advertisement.encode())
-        assert caught.value.culprits == suspects(client)
+        assert caught.value.culprits == unverified(client)
     goes_on(session, without=[missing])
 
 
@@ -481,7 +481,7 @@ def test_a_flipped_bit_in_identity_key_certificate_or_signature_is_noticed_by_se
     session.reach(ServerState.AWAITING_ENCRYPTED_SHARES)
     ((sender, error),) = session.refusals
     assert isinstance(error, AuthenticationFailed)
-    assert (sender, error.culprits) == (target, suspects(target))
+    assert (sender, error.culprits) == (target, unverified(target))
     entries = advertised(session)
     session.take(victim)
     message = shown(session, victim, entries)
@@ -498,7 +498,7 @@ def test_a_certificate_of_another_authority_is_refused(goes_on: GoesOn) -> None:
     session.reach(ServerState.AWAITING_ENCRYPTED_SHARES)
     ((sender, error),) = session.refusals
     assert isinstance(error, AuthenticationFailed)
-    assert (sender, error.culprits) == (target, suspects(target))
+    assert (sender, error.culprits) == (target, unverified(target))
     goes_on(session, without=[target])
 
 
@@ -523,7 +523,7 @@ def test_a_signed_advertisement_of_another_attempt_is_refused_even_if_it_is_rela
         fresh = InsecurePairwiseSession(session.setup)
         with pytest.raises(PeerError) as caught:
             fresh.server.receive(target, message)
-        assert (caught.value.reason, caught.value.culprits) == (reason, suspects(target))
+        assert (caught.value.reason, caught.value.culprits) == (reason, unverified(target))
         goes_on(fresh, without=[target])
 
 
@@ -537,7 +537,7 @@ def test_an_advertisement_for_an_attempt_whose_tag_is_the_same_does_not_count(go
     assert alike.tag == attempt.tag
     with pytest.raises(AuthenticationFailed) as caught:
         session.server.receive(target, sign_advertisement(own, session.member(target), alike).encode())
-    assert caught.value.culprits == suspects(target)
+    assert caught.value.culprits == unverified(target)
     goes_on(session, without=[target])
 
 
@@ -579,7 +579,7 @@ def test_a_client_that_is_shown_another_list_is_in_a_session_of_its_own(mode: Se
     session, victim, answer = split_lists(mode)
     with pytest.raises(PeerMisbehaved) as caught:
         session.server.receive(victim, answer)
-    assert (caught.value.reason, caught.value.culprits) == (Reason.WRONG_SESSION, suspects(victim))
+    assert (caught.value.reason, caught.value.culprits) == (Reason.WRONG_SESSION, unverified(victim))
     goes_on(session, without=[victim])
 
 
@@ -631,7 +631,7 @@ def test_clients_that_were_offered_different_models_agree_on_nothing(mode: Secur
     else:
         ((sender, error),) = session.refusals
         assert isinstance(error, PeerMisbehaved)
-        assert (sender, error.reason, error.culprits) == (victim, Reason.WRONG_SESSION, suspects(victim))
+        assert (sender, error.reason, error.culprits) == (victim, Reason.WRONG_SESSION, unverified(victim))
     goes_on(session, without=[victim])
 
 

@@ -7,6 +7,7 @@
 | a neighbour, or the relay, makes the seed of an edge unusable | the client leaves: it never leaves out a mask |
 | a neighbour seals another edge seed than it committed to | commitment to edge seeds; the session ends, naming it |
 | the receiver left out of the sharers, or too few sharers | checked before anything is uploaded |
+| a dealer signs two trees, and the network delivers the other one | a holder signs which entries it speaks of |
 | a round-1 message sealed a second time | keys that seal once; re-delivery gets the stored bytes |
 
 An input whose upload never left is not spent.
@@ -20,6 +21,7 @@ from dataclasses import replace
 
 import pytest
 
+from secagg.blame import unverified
 from secagg.crypto import hybrid_key_agreement
 from secagg.crypto.prime_field import PRIME
 from secagg.crypto.secret import Secret
@@ -38,12 +40,10 @@ from secagg.protocols.pairwise_mask.round1_share_keys import (
     deliver_shares,
     share_keys,
 )
-from secagg.protocols.pairwise_mask.round2_masked_input import MaskedInput
 from secagg.protocols.pairwise_mask.round4_unmasking import AnsweredFor, UnmaskingShares
-from secagg.protocols.pairwise_mask.settled import suspects
 from secagg.protocols.pairwise_mask.suites import ClassicSuite, HybridSuite, OwnKeys, PublishedKeys
 from secagg.wire import MessageKind
-from tests.harness.pairwise_sessions import InsecurePairwiseSession, SessionSetup
+from tests.harness.pairwise_sessions import Delivery, InsecurePairwiseSession, SessionSetup
 
 Refused = Callable[..., SecAggError]
 GoesOn = Callable[..., None]
@@ -229,13 +229,6 @@ def test_in_active_mode_whatever_the_relay_alters_in_an_entry_ends_the_session_f
         "signature": replace(entry, signature=flipped(entry.signature, 0)),
         "path": replace(entry, path=(flipped(entry.path[0], 0), *entry.path[1:])),
     }[part]
-    if suite is Suite.CLASSIC and part in {"signature", "path"}:
-        # The pair opens and fits its commitment, so the neighbour sealed it: nobody looks at the signature.
-        answer = b"".join(session.clients[victim].receive(with_entry(message, 0, forged)))
-        roster = session.server.roster
-        assert MaskedInput.decode(answer, roster).context == roster.context.tag
-        assert session.clients[victim].complaints == []
-        return
     refused(
         session,
         victim,
@@ -356,7 +349,7 @@ def test_a_client_whose_edge_seed_the_relay_made_unusable_leaves_and_the_others_
     accusation, verdict = session.server.faults
     assert accusation.culprits == {victim, culprit, ServerId()}
     # What the sender sent opens at the server: the way altered it, or the one who complains lies.
-    assert (verdict.reason, verdict.culprits) == (Reason.EDGE_UNUSABLE, suspects(victim))
+    assert (verdict.reason, verdict.culprits) == (Reason.EDGE_UNUSABLE, unverified(victim))
 
 
 def test_a_neighbour_that_signs_an_unusable_edge_seed_drives_one_out_and_is_named_alone(
@@ -425,7 +418,8 @@ def test_who_has_uploaded_complains_of_nobody_and_who_complained_uploads_nothing
     sharers = session.server.roster.set_of(range(session.server.roster.population))
     accused = sender_of_an_edge_to(session, 3)
     member = client._member  # noqa: SLF001 -- a client that lies  # pyright: ignore[reportPrivateUsage]
-    complaint = complain(member, step.key_set, sharers, [accused]).encode()
+    root = session.relayed_root(attacker)
+    complaint = complain(member, step.key_set, sharers, root, [accused]).encode()
     (upload,) = client.receive(delivered_to(session, 3).encode())
     first, second = (complaint, upload) if complains_first else (upload, complaint)
     session.server.receive(attacker, first)
@@ -433,7 +427,7 @@ def test_who_has_uploaded_complains_of_nobody_and_who_complained_uploads_nothing
     with pytest.raises(PeerMisbehaved) as caught:
         session.server.receive(attacker, second)
     reason = Reason.NOT_ELIGIBLE if complains_first else Reason.ALREADY_ANSWERED
-    assert (caught.value.reason, caught.value.culprits) == (reason, suspects(attacker))
+    assert (caught.value.reason, caught.value.culprits) == (reason, unverified(attacker))
     assert (session.server.message_to(attacker) is None) is complains_first
     if complains_first:
         assert [fault.reason for fault in faults] == [Reason.EDGE_UNUSABLE]
@@ -523,6 +517,65 @@ def test_an_input_is_spent_as_soon_as_its_upload_is_handed_over() -> None:
     assert own.is_spent
 
 
+# --- Two trees of one dealer ------------------------------------------------------------------------------------------
+
+
+def second_tree(session: InsecurePairwiseSession, dealer: ClientId, offered: bytes) -> RelayedShares:
+    """Let a corrupted client sign a second tree: under the same keys, with other shares."""
+    member, configuration = session.member(dealer), session.server.configuration
+    advertised, _ = advertise_keys(member, configuration)
+    key_set = accept_advertised_keys(member, advertised, AdvertisedKeys.decode(offered, configuration))
+    member.coins.draw(32)
+    return RelayedShares(key_set.roster, key_set.position, share_keys(member, advertised, key_set)[1], None)
+
+
+def with_entries_exchanged(session: InsecurePairwiseSession, other: RelayedShares, *holders: int) -> None:
+    """Let the network deliver to these holders the first client's entries of the other tree."""
+    victims: dict[Party, int] = {session.client_ids[holder]: holder for holder in holders}
+
+    def exchange(delivery: Delivery) -> tuple[Delivery, ...]:
+        if delivery.kind is not MessageKind.DELIVERED_SHARES or delivery.receiver not in victims:
+            return (delivery,)
+        holder = victims[delivery.receiver]
+        message = DeliveredShares.decode(delivery.message, session.server.roster, holder)
+        assert message.entries[0].entry != other.deliver_to(holder).entry
+        return (replace(delivery, message=with_entry(message, 0, other.deliver_to(holder))),)
+
+    session.adversary = exchange
+
+
+@pytest.mark.parametrize("suite", Suite)
+def test_a_dealer_that_signs_two_trees_and_the_network_have_no_honest_holder_named_alone(
+    suite: Suite, goes_on: GoesOn
+) -> None:
+    session = InsecurePairwiseSession(SessionSetup(suite=suite))
+    session.reach(ServerState.AWAITING_ENCRYPTED_SHARES)
+    dealer, victims = session.client_ids[0], session.client_ids[3:5]
+    offered = next(outgoing.message for outgoing in session.pending if outgoing.receiver == dealer)
+    other = second_tree(session, dealer, offered)
+    session.reach(ServerState.AWAITING_MASKED_INPUTS)
+    with_entries_exchanged(session, other, 3, 4)
+    goes_on(session)
+    assert [fault.culprits for fault in session.server.faults] == [unverified(victim) for victim in victims]
+
+
+def test_a_dealer_that_signs_an_unusable_seed_for_the_network_alone_has_no_honest_client_named_alone(
+    goes_on: GoesOn,
+) -> None:
+    session = InsecurePairwiseSession(at_delivery(SecurityMode.ACTIVE, Suite.HYBRID).setup)
+    session.reach(ServerState.AWAITING_ENCRYPTED_SHARES)
+    dealer, graph = session.client_ids[0], session.server.roster.graph
+    holder = next(n for n in graph.neighbours(0) if graph.sends_edge_seed(0, n))
+    victim = session.client_ids[holder]
+    offered = next(outgoing.message for outgoing in session.pending if outgoing.receiver == dealer)
+    with corrupted_sealing(Suite.HYBRID, dealer, victim, shares=False):
+        other = second_tree(session, dealer, offered)
+    session.reach(ServerState.AWAITING_MASKED_INPUTS)
+    with_entries_exchanged(session, other, holder)
+    goes_on(session, of=set(session.client_ids) - {victim})
+    assert [fault.culprits for fault in session.server.faults] == [unverified(victim)]
+
+
 # --- Sealing once -----------------------------------------------------------------------------------------------------
 
 
@@ -557,5 +610,5 @@ def test_shares_of_a_client_under_the_label_of_another_session_are_refused_by_th
     relabelled = old[:HEADER_BYTES] + session.server.roster.context.tag + old[HEADER_BYTES + CONTEXT_TAG_BYTES :]
     with pytest.raises(AuthenticationFailed) as caught:
         session.server.receive(target, relabelled)
-    assert caught.value.culprits == suspects(target)
+    assert caught.value.culprits == unverified(target)
     goes_on(session, without=[target])

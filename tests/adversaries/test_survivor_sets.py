@@ -20,6 +20,7 @@ from dataclasses import replace
 
 import pytest
 
+from secagg.blame import unverified
 from secagg.crypto.labels import Label
 from secagg.crypto.prime_field import ELEMENT_BYTES
 from secagg.crypto.secret import Secret
@@ -31,7 +32,6 @@ from secagg.protocols.pairwise_mask.round1_share_keys import EncryptedShares, Re
 from secagg.protocols.pairwise_mask.round2_masked_input import MaskedInput, upload_digest
 from secagg.protocols.pairwise_mask.round3_consistency_check import SurvivorSet, SurvivorSignature, signed_survivors
 from secagg.protocols.pairwise_mask.round4_unmasking import Endorsement, SignedView, UnmaskingRequest
-from secagg.protocols.pairwise_mask.settled import suspects
 from secagg.protocols.pairwise_mask.suites import ClassicSuite, HybridSuite, OwnKeys, PublishedKeys
 from secagg.session.certificates import issue_certificate
 from secagg.wire import MessageKind
@@ -95,7 +95,7 @@ def request(
     for other in present:
         client = session.client_ids[other]
         item = MaskedInput.decode(session.sent_by(client, MessageKind.MASKED_INPUT), roster)
-        digest = upload_digest(item.pieces(roster.cut, client))
+        digest = upload_digest(item.packed)
         views.append(SignedView(upload=digest, signature=item.signature))
     message = UnmaskingRequest(
         context=roster.context.tag,
@@ -474,7 +474,7 @@ def test_a_signature_of_the_committee_counts_once_and_for_its_signer(goes_on: Go
     session.drop(other)
     with pytest.raises(AuthenticationFailed) as caught:
         session.server.receive(other, answer)
-    assert caught.value.culprits == suspects(other)
+    assert caught.value.culprits == unverified(other)
     session.server.receive(one, answer)
     goes_on(session, without=[other], of=session.client_ids)
 
@@ -512,7 +512,7 @@ def test_an_upload_under_fewer_sharers_does_not_count(goes_on: GoesOn) -> None:
     session.reach(ServerState.AWAITING_SURVIVOR_SIGNATURES)
     ((sender, error),) = session.refusals
     assert isinstance(error, AuthenticationFailed)
-    assert (sender, error.culprits) == (victim, suspects(victim))
+    assert (sender, error.culprits) == (victim, unverified(victim))
     goes_on(session, without=[victim])
 
 

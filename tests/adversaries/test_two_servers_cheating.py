@@ -22,13 +22,12 @@ from secagg.contract.layout import IndexSegment, Layout, RingSegment
 from secagg.crypto.secret import Secret
 from secagg.errors import PeerMisbehaved, Reason, ThresholdNotMet
 from secagg.identifiers import ClientId
+from secagg.protocols.two_servers import upload as upload_module
 from secagg.protocols.two_servers.configuration import SharingMode
-from secagg.protocols.two_servers.one_hot.messages import OneHotProof
 from secagg.protocols.two_servers.one_hot.proof import prove
-from secagg.protocols.two_servers.point_functions.explicit_share import ExplicitShare
+from secagg.protocols.two_servers.one_hot.statement import OneHotProof
 from secagg.protocols.two_servers.point_functions.generation import ServerShare, generate_shares
-from secagg.protocols.two_servers.point_functions.tree_share import TreeShare
-from secagg.protocols.two_servers.uploads import point_function_halves
+from secagg.protocols.two_servers.point_functions.shares import ExplicitShare, TreeShare
 from tests.harness.indexing_rounds import IndexingSetup, InsecureIndexingRound
 
 Check = Callable[..., Any]
@@ -37,7 +36,7 @@ Forge = Callable[[Any, Shares], Shares]
 BLOCKS = 5
 ONE_SEGMENT = Layout((RingSegment(20, 6), IndexSegment(8, BLOCKS)))
 SETUP = IndexingSetup(layout=ONE_SEGMENT)
-halves: Any = point_function_halves
+halves: Any = upload_module
 
 
 def with_lanes(shares: Shares, added: dict[tuple[int, int], int]) -> Shares:

@@ -19,7 +19,9 @@ import pytest
 from secagg.contract.layout import IndexSegment, Layout, RingSegment
 from secagg.errors import Reason, ThresholdNotMet
 from secagg.identifiers import ClientId, ServerId
-from secagg.protocols.two_servers.one_hot.messages import OneHotCommitment, OneHotOpening
+from secagg.protocols.two_servers import upload as upload_module
+from secagg.protocols.two_servers.offers import RoundStamp
+from secagg.protocols.two_servers.one_hot.check import OneHotCommitment, OneHotOpening
 from secagg.protocols.two_servers.one_hot.proof import prove
 from secagg.protocols.two_servers.one_hot.statement import Challenges
 from secagg.protocols.two_servers.server_messages import (
@@ -27,11 +29,9 @@ from secagg.protocols.two_servers.server_messages import (
     AcceptedList,
     OutputCommitment,
     OutputShare,
-    RoundStamp,
     decode_batch,
     encode_batch,
 )
-from secagg.protocols.two_servers.uploads import point_function_halves
 from secagg.wire import MessageKind
 from tests.harness.indexing_rounds import IndexingSetup, InsecureIndexingRound
 
@@ -73,11 +73,11 @@ def opening_in(made: InsecureIndexingRound, answer: bytes) -> OneHotOpening:
 
 @pytest.mark.parametrize("has_opened_before", [False, True])
 def test_a_server_that_opens_last_cannot_make_an_upload_pass(sum_is_exact: Check, *, has_opened_before: bool) -> None:
-    """It can where server 0 has forgotten, without a journal, what it opened: the attack is a real one."""
+    """It can where server 0 has forgotten what it opened and kept its root: the attack is a real one."""
     made = InsecureIndexingRound(SETUP)
     shape = made.configuration.check_shape(made.configuration.index_segments[0][1])
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(point_function_halves, "prove", wrong_polynomial)
+        patch.setattr(upload_module, "prove", wrong_polynomial)
         halves = made.share(1)
     made.deliver(halves)
     proposal = made.one.propose(made.one.waiting())

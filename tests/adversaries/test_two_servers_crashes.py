@@ -1,352 +1,244 @@
-"""A server whose process ends at the worst moment, and goes on with its journal.
+"""A server 1 that is ended and started again, by a server 0 that wants a second sum of one round.
+
+The difference of two sums that differ in one client is that client's vector. So the attacker has server 1 count five
+clients, ends its process, starts it again, puts back whatever copy of its files helps, and replays the halves of four.
 
 | attack | defence |
 |---|---|
-| a server is stopped between any two steps, so that it adds an upload twice | taking and adding is one record |
-| it is stopped so that it answers a second time, and differently | what was said is written down first, and compared |
-| it is stopped while it writes | the beginning of a record is removed, and nothing else |
-| it is stopped so that it signs a second list or opens against a second commitment | both are written down first |
-| its disk is full | nothing is said or added that was not written down |
+| server 1 is started again with its files as they were | it knows which rounds it began, and begins none of them |
+| any earlier copy of its files is put back | the root was in memory alone: nothing that was sealed before opens |
+| the root is read from the disk | it is in no file |
+| its disk is full when a round begins | no offer leaves before the round is written down |
+| a client is asked for its update again | it uploads once for a round, also with another key of server 1 |
 """
 
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Callable, Iterator
-from contextlib import suppress
-from dataclasses import dataclass, field, replace
-from itertools import pairwise
+from dataclasses import dataclass, field
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from secagg.contract.layout import Layout, RingSegment
+from secagg.crypto.entropy import Coins, SystemCoins
 from secagg.crypto.secret import Secret
-from secagg.errors import Misuse, PeerMisbehaved, Reason, UnexpectedMessage
-from secagg.identifiers import ServerId
-from secagg.protocols.two_servers.journal import Event, FileJournal, Record
-from secagg.protocols.two_servers.one_hot.proof import prove
+from secagg.errors import AuthenticationFailed, InvalidParameters, Misuse, PeerMisbehaved, Reason, ThresholdNotMet
+from secagg.identifiers import ClientId, ServerId
+from secagg.protocols.two_servers.offers import RoundStamp
+from secagg.protocols.two_servers.operators.relay_messages import BatchRequest, Beginning
+from secagg.protocols.two_servers.operators.server_keys import ServerKeys
+from secagg.protocols.two_servers.operators.standing_server import (
+    StandingFloors,
+    StandingRounds,
+    StandingServer,
+    asking,
+)
+from secagg.protocols.two_servers.round_rules import Entry
 from secagg.protocols.two_servers.server import IndexingServer
-from secagg.protocols.two_servers.server_messages import RoundStamp, decode_batch
-from secagg.protocols.two_servers.uploads import point_function_halves
-from secagg.wire import MessageKind
-from tests.harness.indexing_rounds import IndexingSetup, InsecureIndexingRound
+from secagg.protocols.two_servers.server_messages import AcceptedList
+from secagg.wire import MessageKind, message_kind
+from tests.harness.indexing_rounds import NOW, IndexingSetup, InsecureIndexingRound
 
-Check = Callable[..., Any]
-halves: Any = point_function_halves
-SETUP = IndexingSetup(weights=(1, 3))
-HONEST = (1, 3, 4)
-CHEAT = 2
+SETUP = IndexingSetup(layout=Layout((RingSegment(20, 6),)), population=5)
+VICTIM = 5
+STEPS = ("nothing", "begun", "uploaded", "checked", "agreed", "opened", "released")
+"""After which the attacker takes a copy of server 1's files."""
 
 
-@pytest.fixture(autouse=True)
-def _closed_at_the_end(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Close what a test leaves open, as the end of a process does."""
-    opened = list[FileJournal]()
-    genuine = FileJournal.__init__
+class Listening:
+    """The operating system's coins, with what they gave."""
 
-    def recording(self: FileJournal, path: Path) -> None:
-        genuine(self, path)
-        opened.append(self)
+    def __init__(self) -> None:
+        self.drawn = list[bytes]()
 
-    monkeypatch.setattr(FileJournal, "__init__", recording)
-    yield
-    for journal in opened:
-        journal.close()
+    def draw(self, count: int) -> bytearray:
+        drawn = SystemCoins().draw(count)
+        self.drawn.append(bytes(drawn))
+        return drawn
 
 
-def full(_: int) -> None:
-    raise OSError(28, "no space left on the device")
+def keys_of(index: int) -> ServerKeys:
+    coins = (SETUP.coins_of(f"{kind} of server {index}") for kind in ("identity", "exchange"))
+    return ServerKeys(ServerId(index), *(Secret.random("seed", 32, one) for one in coins))
 
 
 @dataclass
-class Watched:
-    """A journal that remembers where its records end."""
+class Attacker:
+    """Server 0, which can end and start server 1's process and reaches its disk, but not its memory."""
 
-    inner: FileJournal
-    ends: list[int] = field(default_factory=list[int])
+    folder: Path
+    coins: Coins = field(default_factory=SystemCoins)
+    halves: dict[int, tuple[bytes, bytes]] = field(default_factory=dict[int, tuple[bytes, bytes]])
+    opened: list[StandingRounds] = field(default_factory=list[StandingRounds])
 
-    def append(self, event: Event, *fields: bytes) -> None:
-        self.inner.append(event, *fields)
-        self.ends.append(self.inner.path.stat().st_size)
-
-    def records(self) -> Iterator[Record]:
-        return self.inner.records()
-
-
-Step = tuple[int, str, tuple[Any, ...], Any]
-"""The server, the name of the step, what it was told, and what it said."""
-
-
-class Rehearsal:
-    """A whole round with a cheat among the clients, whose every message is kept."""
-
-    def __init__(self, folder: Path) -> None:
-        self.paths = (folder / "zero", folder / "one")
-        self.journals = tuple(Watched(FileJournal(path)) for path in self.paths)
-        self.made = InsecureIndexingRound(SETUP, (self.journals[0], self.journals[1]))
-        self.steps = list[Step]()
-        self.uploads = [self.share(number) for number in (1, CHEAT, 3, 4)]
-        self.ideal = self.made.ideal(HONEST, [1, 1, 1]).encode()
-
-    def share(self, number: int) -> Any:
-        if number != CHEAT:
-            return self.made.share(number)
-        with pytest.MonkeyPatch.context() as patch:
-
-            def lie(*args: Any) -> Any:
-                zero, one = prove(*args)
-                return zero, replace(one, other_part=bytes(32))
-
-            patch.setattr(halves, "prove", lie)
-            return self.made.share(number)
-
-    def does(self, index: int, name: str, *told: Any) -> Any:
-        said = getattr(self.made.servers[index], name)(*told)
-        self.steps.append((index, name, told, said))
-        return said
-
-    def script(self) -> Iterator[None]:
-        """Go through a round, and stop after every step."""
-        for upload in self.uploads[:3]:
-            for index in (0, 1):
-                self.does(index, "receive", upload[index].encode())
-                yield
-        yield from self.check()
-        for index in (0, 1):
-            self.does(index, "receive", self.uploads[3][index].encode())
-            yield
-        yield from self.check()
-        for name, told in (("close", None), ("agree", "close"), ("open", "agree"), ("combine", "open")):
-            for index in (0, 1):
-                self.does(index, name, *([self.last(1 - index, told)] if told else []))
-                yield
-
-    def check(self) -> Iterator[None]:
-        proposal = self.does(1, "propose", self.made.one.waiting())
-        yield
-        answer = self.does(0, "answer", proposal)
-        yield
-        conclusion = self.does(1, "conclude", answer)
-        yield
-        self.does(0, "settle", conclusion)
-        yield
-
-    def last(self, index: int, name: str) -> Any:
-        return next(said for of, named, _, said in reversed(self.steps) if (of, named) == (index, name))
-
-    def restart(self, index: int) -> None:
-        self.journals[index].inner.close()
-        self.made.restart(index, FileJournal(self.paths[index]))
-        reopened: Any = self.made.journals[index]
-        self.journals = tuple(Watched(reopened) if at == index else old for at, old in enumerate(self.journals))
-
-    def is_exact(self) -> None:
-        for index in (0, 1):
-            result = self.last(index, "combine")
-            assert result.aggregate.encode() == self.ideal
-            assert {client.value for client in result.rejected} == {CHEAT}
-
-
-def whole(folder: Path) -> Rehearsal:
-    folder.mkdir(exist_ok=True)
-    rehearsal = Rehearsal(folder)
-    for _ in rehearsal.script():
-        pass
-    rehearsal.is_exact()
-    for journal in rehearsal.journals:
-        journal.inner.close()
-    return rehearsal
-
-
-STEPS = 6 + 4 + 2 + 4 + 8
-
-
-def test_the_script_has_so_many_steps(tmp_path: Path) -> None:
-    assert len(whole(tmp_path).steps) == STEPS
-
-
-@pytest.mark.parametrize("step", range(STEPS))
-def test_a_server_may_end_after_any_step_and_says_the_same_again(step: int, tmp_path: Path) -> None:
-    rehearsal = Rehearsal(tmp_path)
-    for at, _ in enumerate(rehearsal.script()):
-        if at != step:
-            continue
-        index, name, told, said = rehearsal.steps[-1]
-        offer = rehearsal.made.servers[index].offer
-        for stopped in (1 - index, index):
-            rehearsal.restart(stopped)
-        assert rehearsal.made.servers[index].offer == offer
-        again = getattr(rehearsal.made.servers[index], name)(*told)
-        if name == "combine":
-            assert again.aggregate.encode() == said.aggregate.encode()
-        elif name == "answer":
-            assert spoken(0, again) == spoken(0, said), "what it refused for good, it may leave out or say again"
-        else:
-            assert again == said
-    rehearsal.is_exact()
-
-
-# --- A journal that is cut --------------------------------------------------------------------------------------------
-
-
-def spoken(index: int, message: bytes) -> dict[bytes, bytes]:
-    """Return what a message says of the uploads that are not refused."""
-    kind = MessageKind.INDEXING_PROPOSAL if index else MessageKind.INDEXING_ANSWER
-    stamp = RoundStamp(context=SETUP.configuration.context, round_number=SETUP.round_number, server=ServerId(index))
-    return {upload_id: said for upload_id, said in decode_batch(message, kind, stamp) if said is not None}
-
-
-def told_again(server: IndexingServer, rehearsal: Rehearsal) -> None:
-    """Tell a server all that it was told, and check that it says nothing else than it did."""
-    for index, name, told, said in rehearsal.steps:
-        if index != server.server.index:
-            continue
-        if name == "propose":
-            waiting = [upload_id for upload_id in told[0] if upload_id in server.waiting()]
-            with suppress(Misuse):
-                assert spoken(1, server.propose(waiting)).items() <= spoken(1, said).items()
-        elif name in {"receive", "answer"}:
-            with suppress(UnexpectedMessage):
-                again = getattr(server, name)(*told)
-                if name == "receive":
-                    assert again == said
-                else:
-                    assert spoken(0, again).items() <= spoken(0, said).items()
-        elif name == "conclude":
-            # Only the last conclusion is kept; of what was decided before that, nothing is said any more.
-            with suppress(UnexpectedMessage):
-                assert server.conclude(*told) is not None
-        elif name == "combine":
-            assert server.combine(*told).aggregate.encode() == rehearsal.ideal
-        else:
-            assert getattr(server, name)(*told) == said, name
-
-
-@pytest.mark.parametrize("index", [0, 1])
-@pytest.mark.parametrize("beyond", [0, 24, -1, *(pytest.param(size, marks=pytest.mark.long) for size in (1, 40))])
-def test_a_server_goes_on_from_any_beginning_of_its_journal(index: int, beyond: int, tmp_path: Path) -> None:
-    """Whatever the crash left: nothing is added twice, nothing is said otherwise, and the share is the same."""
-    rehearsal = whole(tmp_path / "whole")
-    journal, path = rehearsal.paths[index].read_bytes(), tmp_path / "cut"
-    ends = rehearsal.journals[index].ends
-    assert ends[-1] == len(journal)
-    for first, stop in pairwise([*ends, len(journal) + 1]):
-        size = stop - 1 if beyond < 0 else min(first + beyond, stop - 1)
-        path.write_bytes(journal[:size])
-        path.chmod(0o600)
-        rehearsal.made.restart(index, cut := FileJournal(path))
-        assert path.stat().st_size == first, "what was begun is removed, and nothing else"
-        told_again(rehearsal.made.servers[index], rehearsal)
-        cut.close()
-
-
-# --- A server that could be asked twice -------------------------------------------------------------------------------
-
-
-def stopped_after(name: str, index: int, folder: Path) -> Rehearsal:
-    """Run until a server has done this for the last time, and start it again."""
-    rehearsal = Rehearsal(folder)
-    last = {"answer": 2}.get(name, 1)
-    for _ in rehearsal.script():
-        last -= rehearsal.steps[-1][:2] == (index, name)
-        if not last:
-            break
-    rehearsal.restart(index)
-    return rehearsal
-
-
-def test_another_question_after_a_crash_is_refused(tmp_path: Path, raises_exactly: Check) -> None:
-    """Asked twice, server 0 would open before the commitment that counts."""
-    rehearsal = stopped_after("answer", 0, tmp_path)
-    proposal = rehearsal.last(1, "propose")
-    another = proposal[:-1] + bytes([proposal[-1] ^ 1])
-    zero = rehearsal.made.zero
-    raises_exactly(lambda: zero.answer(another), PeerMisbehaved, Reason.ALREADY_ANSWERED, ServerId(1), unchanged=[zero])
-    assert zero.answer(proposal) == rehearsal.last(0, "answer")
-
-
-def test_another_pair_key_after_a_crash_is_noticed(tmp_path: Path) -> None:
-    """With it, the rows of an upload would be opened at a second point."""
-    rehearsal = stopped_after("answer", 0, tmp_path)
-    rehearsal.journals[0].inner.close()
-    with Secret("pair key", bytes(32)) as key:
-        zero = IndexingServer(
-            rehearsal.made.configuration,
-            ServerId(0),
-            round_number=SETUP.round_number,
-            signing_key=SETUP.signing_key_of("server 0"),
-            pair_key=key,
-            journal=FileJournal(rehearsal.paths[0]),
-            coins=SETUP.coins_of("server 0"),
+    def __post_init__(self) -> None:
+        self.disk, self.copies = self.folder / "disk", self.folder / "copies"
+        self.disk.mkdir()
+        self.rig = InsecureIndexingRound(SETUP)
+        configuration = self.rig.configuration
+        self.floors = StandingFloors(
+            task_prefix=b"",
+            authority=configuration.authority,
+            server_keys=configuration.server_keys,
+            minimum_cohort=2,
+            maximum_cohort=20,
+            maximum_lanes=6,
+            maximum_lifetime=timedelta(days=2),
         )
-    with pytest.raises(Misuse, match="the same pair key"):
-        zero.answer(rehearsal.last(1, "propose"))
+        self.start()
+        self.copy("nothing")
+
+    def start(self) -> None:
+        """Start server 1 with what its disk holds."""
+        while self.opened:
+            self.opened.pop().close()
+        self.opened.append(StandingRounds(self.disk / "rounds"))
+        standing = StandingServer(
+            keys_of(1), keys_of(0).public, self.floors, self.opened[0], coins=self.coins, clock=lambda: NOW
+        )
+        self.ask = asking(standing.answer)
+
+    def copy(self, name: str) -> None:
+        shutil.copytree(self.disk, self.copies / name)
+
+    def put_back(self, name: str) -> None:
+        shutil.rmtree(self.disk)
+        shutil.copytree(self.copies / name, self.disk)
+
+    def zero(self) -> IndexingServer:
+        """Return a server 0 of the attacker's, which has its root in every life."""
+        with keys_of(0).pair_key(keys_of(1).public) as pair_key:
+            return IndexingServer(
+                self.rig.configuration,
+                ServerId(0),
+                round_number=SETUP.round_number,
+                signing_key=SETUP.signing_key_of("server 0"),
+                pair_key=pair_key,
+                coins=SETUP.coins_of("server 0"),
+            )
+
+    def zero_list(self) -> bytes:
+        """Return a list of four, which the attacker can sign whatever server 1 does."""
+        stamp = RoundStamp(context=self.rig.configuration.context, round_number=SETUP.round_number, server=ServerId(0))
+        zero = self.zero()
+        entries = [Entry(ClientId(number), zero.receive(self.halves[number][0]), 1) for number in (1, 2, 3, 4)]
+        return AcceptedList.signed(stamp, entries, SETUP.signing_key_of("server 0")).encode()
+
+    def begin(self) -> bytes:
+        return self.ask(Beginning(self.rig.configuration, SETUP.round_number).encode())
+
+    def count(self, *numbers: int, told: Callable[[str], object] = lambda _: None) -> Any:
+        """Go through a round over these clients' halves, and return the sum."""
+        zero = self.zero()
+        ids = tuple(zero.receive(self.halves[number][0]) for number in numbers)
+        for number in numbers:
+            self.ask(self.halves[number][1])
+        told("uploaded")
+        zero.settle(self.ask(zero.answer(self.ask(BatchRequest(ids).encode()))))
+        told("checked")
+        commitment = zero.agree(self.ask(zero.close()))
+        told("agreed")
+        share = zero.open(self.ask(commitment))
+        told("opened")
+        result = zero.combine(self.ask(share))
+        told("released")
+        return result.aggregate.values[0]
+
+    def first_life(self) -> Any:
+        """Have five honest clients upload and be counted, with a copy of the disk after every step."""
+        offers = (self.zero().offer, self.begin())
+        self.copy("begun")
+        for number in range(1, SETUP.population + 1):
+            zero, one = self.rig.clients[number - 1].share(
+                SETUP.payload_of(number),
+                configuration=self.rig.configuration,
+                round_number=SETUP.round_number,
+                offers=offers,
+                now=NOW,
+            )
+            self.halves[number] = zero.encode(), one.encode()
+        return self.count(*self.halves, told=self.copy)
 
 
-def test_no_second_list_after_a_crash(tmp_path: Path) -> None:
-    rehearsal = stopped_after("close", 0, tmp_path)
-    zero = rehearsal.made.zero
-    late = rehearsal.made.share(5)
-    with pytest.raises(UnexpectedMessage):
-        zero.receive(late[0].encode())
-    assert zero.close() == rehearsal.last(0, "close")
+@pytest.fixture
+def attacker(tmp_path: Path) -> Iterator[Attacker]:
+    made = Attacker(tmp_path)
+    yield made
+    for rounds in made.opened:
+        rounds.close()
 
 
-def test_no_second_commitment_after_a_crash(tmp_path: Path, raises_exactly: Check) -> None:
-    rehearsal = stopped_after("open", 0, tmp_path)
-    genuine = rehearsal.last(1, "agree")
-    another = genuine[:-1] + bytes([genuine[-1] ^ 1])
-    zero = rehearsal.made.zero
-    raises_exactly(lambda: zero.open(another), PeerMisbehaved, Reason.ALREADY_ANSWERED, ServerId(1), unchanged=[zero])
-    assert zero.open(genuine) == rehearsal.last(0, "open")
+def test_the_difference_of_two_sums_would_be_the_victims_vector(attacker: Attacker) -> None:
+    """The attack is a real one: a server 1 that has its root again, and does not know what it did, gives it."""
+    attacker.coins = SETUP.coins_of("server 1")
+    attacker.start()
+    first = attacker.first_life()
+    attacker.coins = SETUP.coins_of("server 1")
+    attacker.put_back("nothing")
+    attacker.start()
+    attacker.begin()
+    second = attacker.count(1, 2, 3, 4)
+    assert ((first - second) % (1 << 20) == SETUP.payload_of(VICTIM).values[0]).all()
 
 
-def test_a_round_that_was_given_up_stays_so_after_a_crash(tmp_path: Path) -> None:
-    rehearsal = stopped_after("agree", 0, tmp_path)
-    rehearsal.made.zero.give_up("enough")
-    rehearsal.restart(0)
-    zero = rehearsal.made.zero
-    for step in (zero.close, lambda: zero.open(b""), lambda: zero.agree(b""), lambda: zero.combine(b"")):
-        with pytest.raises((Misuse, UnexpectedMessage)):
-            step()
+@pytest.mark.parametrize("copy", STEPS)
+def test_no_copy_of_its_files_lets_server_1_count_a_round_again(attacker: Attacker, copy: str) -> None:
+    first = attacker.first_life()
+    assert first.tobytes() == attacker.rig.ideal(attacker.halves).values[0].tobytes()
+    attacker.put_back(copy)
+    attacker.start()
+    if copy != "nothing":
+        with pytest.raises(InvalidParameters, match="the updates that were uploaded for it are spent") as refused:
+            attacker.begin()
+        assert refused.value.reason is Reason.ALREADY_ANSWERED
+        with pytest.raises(Misuse, match="no round runs at server 1"):
+            attacker.count(1, 2, 3, 4)
+        return
+    offer = attacker.begin()
+    for _, half in attacker.halves.values():
+        with pytest.raises(AuthenticationFailed):
+            attacker.ask(half)
+    with pytest.raises(ThresholdNotMet):
+        attacker.ask(attacker.zero_list())
+    with pytest.raises(PeerMisbehaved) as again:
+        attacker.rig.clients[0].share(
+            SETUP.payload_of(1),
+            configuration=attacker.rig.configuration,
+            round_number=SETUP.round_number,
+            offers=(attacker.zero().offer, offer),
+            now=NOW,
+        )
+    assert again.value.reason is Reason.ALREADY_ANSWERED
 
 
-# --- A full disk --------------------------------------------------------------------------------------------------
+def test_nothing_that_server_1_drew_is_on_its_disk(tmp_path: Path) -> None:
+    attacker = Attacker(tmp_path, coins=(coins := Listening()))
+    attacker.first_life()
+    drawn = {piece for piece in coins.drawn if len(piece) >= 16}
+    assert drawn
+    for path in sorted(tmp_path.rglob("*")):
+        if path.is_file():
+            held = path.read_bytes()
+            assert [piece for piece in drawn if piece in held] == []
+            assert not any(half in held for pair in attacker.halves.values() for half in pair)
+    assert [path.name for path in attacker.disk.iterdir()] == ["rounds"]
+    attacker.opened[0].close()
 
 
-@pytest.mark.parametrize("step", ["receive", "answer", "settle", "close", "agree", "open"])
-def test_nothing_is_said_or_added_that_could_not_be_written_down(
-    step: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, memory_of: Check
-) -> None:
-    """And what may have been written half is settled when the server starts again."""
-    rehearsal = Rehearsal(tmp_path)
+def test_no_offer_leaves_before_the_round_is_written_down(attacker: Attacker, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(_: int) -> None:
+        raise OSError(28, "no space left on the device")
 
-    script = rehearsal.script()
-    next_steps = {"receive": 0, "answer": 7, "settle": 9, "close": 16, "agree": 18, "open": 20}
-    for _ in range(next_steps[step]):
-        next(script)
-    before = memory_of(rehearsal.made.zero)
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", full)
-        with pytest.raises(OSError, match="no space left"):
-            next(script)
-    assert memory_of(rehearsal.made.zero) == before
-    assert len(rehearsal.steps) == next_steps[step]
-    rehearsal.restart(0)
-    again = finish(rehearsal, step)
-    assert again.aggregate.encode() == rehearsal.ideal
-
-
-def finish(rehearsal: Rehearsal, step: str) -> Any:
-    """Go on from where a step failed at server 0."""
-    made = rehearsal.made
-    if step == "receive":
-        made.deliver(rehearsal.uploads[0])
-    if step in {"receive", "answer", "settle"}:
-        for upload in rehearsal.uploads if step == "receive" else rehearsal.uploads[3:]:
-            made.deliver(upload)
-        with suppress(StopIteration):
-            made.zero.settle(rehearsal.last(1, "conclude"))
-        made.check()
-    return made.finish()[0]
+        with pytest.raises(InvalidParameters, match="cannot write down that round 7 begins"):
+            attacker.begin()
+    assert message_kind(attacker.begin()) is MessageKind.INDEXING_OFFER
+    attacker.start()
+    with pytest.raises(InvalidParameters, match="was begun before"):
+        attacker.begin()

@@ -20,7 +20,7 @@ from secagg.errors import AuthenticationFailed, PeerError, PeerMisbehaved, Reaso
 from secagg.identifiers import ClientId
 from secagg.parameters import Suite
 from secagg.protocols.two_servers.configuration import SharingMode
-from secagg.protocols.two_servers.uploads.upload import Upload
+from secagg.protocols.two_servers.upload import Upload
 from secagg.session.certificates import issue_certificate
 from tests.harness.indexing_rounds import MIXED_LAYOUT, NOW, IndexingSetup, InsecureIndexingRound
 
@@ -109,7 +109,6 @@ def test_an_upload_is_for_one_round(number: int, raises_exactly: Check) -> None:
             lambda server=server, half=half: server.receive(half.encode()),
             PeerMisbehaved,
             Reason.WRONG_SESSION,
-            FIRST,
             unchanged=[server],
         )
         moved = signed_for(other, half, number)
@@ -117,6 +116,5 @@ def test_an_upload_is_for_one_round(number: int, raises_exactly: Check) -> None:
             lambda server=server, moved=moved: server.receive(moved),
             AuthenticationFailed,
             Reason.AUTHENTICATION_FAILED,
-            FIRST,
             unchanged=[server],
         )

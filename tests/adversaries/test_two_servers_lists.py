@@ -19,11 +19,13 @@ import pytest
 from secagg.contract.layout import IndexSegment, Layout, RingSegment
 from secagg.errors import AuthenticationFailed, MalformedMessage, Misuse, PeerMisbehaved, Reason, UnexpectedMessage
 from secagg.identifiers import ClientId, ServerId
+from secagg.protocols.two_servers.offers import RoundStamp
 from secagg.protocols.two_servers.server import IndexingServer
-from secagg.protocols.two_servers.server_messages import AcceptedList, RoundStamp, entries_digest
+from secagg.protocols.two_servers.server_messages import AcceptedList, entries_digest
 from tests.harness.indexing_rounds import IndexingSetup, InsecureIndexingRound
 
 Check = Callable[..., Any]
+SERVERS = ServerId(0), ServerId(1)
 TWO = Layout((RingSegment(20, 6), IndexSegment(8, 5)))
 SETUP = IndexingSetup(layout=TWO)
 
@@ -79,7 +81,7 @@ def test_a_client_that_one_server_drops_is_noticed_and_nothing_is_released(
         comes_too_early = UnexpectedMessage, Reason.WRONG_KIND, victim.peer
         raises_exactly(lambda: victim.agree(theirs), *comes_too_early, unchanged=[victim])
     victim.close()
-    error = raises_exactly(lambda: victim.agree(theirs), PeerMisbehaved, Reason.SERVERS_DISAGREE)
+    error = raises_exactly(lambda: victim.agree(theirs), PeerMisbehaved, Reason.SERVERS_DISAGREE, *SERVERS)
     assert "4 uploads and not 5" in str(error)
     releases_nothing(victim, theirs, commitments[dropped_at])
     releases_nothing(victim, honest.servers[dropped_at].close(), commitments[dropped_at])
@@ -88,7 +90,7 @@ def test_a_client_that_one_server_drops_is_noticed_and_nothing_is_released(
 def test_lists_of_equal_length_and_other_members_are_other_lists(raises_exactly: Check) -> None:
     one, other = with_uploads(1, 2, 3), with_uploads(1, 2, 4)
     one.zero.close()
-    raises_exactly(lambda: one.zero.agree(other.one.close()), PeerMisbehaved, Reason.SERVERS_DISAGREE)
+    raises_exactly(lambda: one.zero.agree(other.one.close()), PeerMisbehaved, Reason.SERVERS_DISAGREE, *SERVERS)
 
 
 def test_a_list_names_client_upload_and_weight() -> None:
@@ -140,8 +142,8 @@ def test_a_conclusion_that_comes_after_the_list_is_not_settled(raises_exactly: C
         ServerId(1),
         unchanged=[made.zero],
     )
-    raises_exactly(lambda: made.zero.agree(lists[1]), PeerMisbehaved, Reason.SERVERS_DISAGREE)
-    raises_exactly(lambda: made.one.agree(lists[0]), PeerMisbehaved, Reason.SERVERS_DISAGREE)
+    raises_exactly(lambda: made.zero.agree(lists[1]), PeerMisbehaved, Reason.SERVERS_DISAGREE, *SERVERS)
+    raises_exactly(lambda: made.one.agree(lists[0]), PeerMisbehaved, Reason.SERVERS_DISAGREE, *SERVERS)
 
 
 def test_a_server_signs_the_same_list_however_often_it_is_asked(sum_is_exact: Check) -> None:
@@ -158,7 +160,7 @@ def test_two_lists_of_one_server_end_the_round_even_after_the_share_left(raises_
     commitments = agreed(made)
     share = made.one.open(commitments[0])
     made.zero.open(commitments[1])
-    raises_exactly(lambda: made.zero.agree(other.one.close()), PeerMisbehaved, Reason.SERVERS_DISAGREE)
+    raises_exactly(lambda: made.zero.agree(other.one.close()), PeerMisbehaved, Reason.SERVERS_DISAGREE, *SERVERS)
     with pytest.raises(UnexpectedMessage):
         made.zero.combine(share)
     releases_nothing(made.zero, made.one.close(), commitments[1])

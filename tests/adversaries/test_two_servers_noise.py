@@ -15,7 +15,6 @@ from contextlib import closing
 from dataclasses import replace
 from datetime import UTC, datetime
 from fractions import Fraction
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -34,15 +33,13 @@ from secagg.privacy.rounding import summed_deviation, unrounded_norm
 from secagg.privacy.sensitivity import Adjacency
 from secagg.protocols.two_servers import noise as noise_module
 from secagg.protocols.two_servers.configuration import IndexingConfiguration
-from secagg.protocols.two_servers.journal import FileJournal
-from secagg.protocols.two_servers.noise import ServerNoise, centred, require_held
-from secagg.protocols.two_servers.release import Release
+from secagg.protocols.two_servers.noise import ServerNoise
+from secagg.protocols.two_servers.release import Release, add_noise, centred, require_held, server_noise
 from secagg.protocols.two_servers.session import TwoServersSession, TwoServersSettings
 from secagg.session.measured import Measured
 from secagg.session.registry import find
 from secagg.session.roles import LateUpdate, Released, Subject, Update
 from secagg.session.run import run
-from tests.harness.indexing_rounds import IndexingSetup, InsecureIndexingRound
 
 MODEL = bytes(32)
 BLOCKS, CODEWORDS, VALUES = 200, 16, 500
@@ -108,7 +105,7 @@ def test_both_servers_noise_is_in_what_is_released() -> None:
 
 def test_one_servers_noise_is_enough_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Server 0 adds none, which nobody can see; what is left is V, of which epsilon is computed."""
-    right = ServerNoise.add_to
+    right = add_noise
 
     def lazily(self: ServerNoise, *arguments: Any) -> None:
         lazily.calls += 1  # type: ignore[attr-defined]
@@ -116,7 +113,7 @@ def test_one_servers_noise_is_enough_alone(monkeypatch: pytest.MonkeyPatch) -> N
             right(self, *arguments)
 
     lazily.calls = 0  # type: ignore[attr-defined]
-    monkeypatch.setattr(ServerNoise, "add_to", lazily)
+    monkeypatch.setattr("secagg.protocols.two_servers.release.add_noise", lazily)
     _, summed = noise_of(ran())
     assert float((summed**2).mean()) == pytest.approx(VARIANCES[1], rel=5 * (2 / VALUES) ** 0.5)
 
@@ -149,7 +146,7 @@ def test_a_round_with_other_noise_than_a_client_insists_on_is_refused(offered: d
 def test_a_client_is_clipped_to_its_bound() -> None:
     ring = RingSegment(24, VALUES).ring
     long = Payload(LAYOUT, (np.zeros(BLOCKS, np.uint8), ring.from_integers(np.full(VALUES, 1000))))
-    configured = ServerNoise.of(SETTINGS, LAYOUT)
+    configured = server_noise(SETTINGS, LAYOUT)
     found = noise_module.clipped(long, configured)
     assert float((ring.lift(found.values[1]).astype(float) ** 2).sum()) <= 1000**2
     assert noise_module.clipped(long, None) is long
@@ -169,7 +166,7 @@ def configured(**changes: Any) -> IndexingConfiguration:
         "maximum_cohort": 5,
         "maximum_rejections": 0,
         "expiry": 1,
-        "noise": ServerNoise.of(SETTINGS, LAYOUT),
+        "noise": server_noise(SETTINGS, LAYOUT),
         **changes,
     }
     return IndexingConfiguration(**chosen)
@@ -178,7 +175,7 @@ def configured(**changes: Any) -> IndexingConfiguration:
 def test_a_share_that_is_made_again_has_the_same_noise_and_another_list_another(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """What a server that is killed between its journal and its share does: the same root, the same list, once more."""
+    """A share that was asked for twice would have the average of two noises: the same root and list have one."""
     asked = list[list[bytes]]()
     right = Release.encode_share
 
@@ -195,59 +192,16 @@ def test_a_share_that_is_made_again_has_the_same_noise_and_another_list_another(
     assert asked[0][0] != asked[1][0]
 
 
-class NoisedSetup(IndexingSetup):
-    """A round with noise, whose servers have coins that no restart gives again."""
-
-    def coins_of(self, party: str) -> Any:
-        return SystemCoins() if party.startswith("server") else super().coins_of(party)
-
-    @property
-    def configuration(self) -> IndexingConfiguration:
-        return replace(super().configuration, noise=ServerNoise.of(SETTINGS, LAYOUT))
-
-
-def test_a_crash_between_journal_and_share_draws_no_second_noise(tmp_path: Path) -> None:
-    """Server 0 is killed after it signed, and again after it committed: each time it shares what it would have."""
-    paths = (tmp_path / "zero", tmp_path / "one")
-    made = InsecureIndexingRound(
-        NoisedSetup(layout=LAYOUT, minimum_cohort=3), (FileJournal(paths[0]), FileJournal(paths[1]))
-    )
-    for number in (1, 2, 3):
-        made.upload(number)
-    made.check()
-    lists = made.zero.close(), made.one.close()
-    signed = paths[0].read_bytes()
-    found = list[tuple[bytes, bytes]]()
-    commitment = made.one.agree(lists[0])
-    for _ in range(2):
-        journal = made.journals[0]
-        assert isinstance(journal, FileJournal)
-        journal.close()
-        paths[0].write_bytes(signed)
-        made.restart(0, FileJournal(paths[0]))
-        own = made.zero.agree(lists[1])
-        journal = made.journals[0]
-        assert isinstance(journal, FileJournal)
-        journal.close()
-        made.restart(0, FileJournal(paths[0]))
-        assert made.zero.commitment == own
-        found.append((own, made.zero.open(commitment)))
-    assert found[0] == found[1]
-    for journal in made.journals:
-        assert isinstance(journal, FileJournal)
-        journal.close()
-
-
 def test_the_noise_is_from_a_root_of_the_servers_own(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two servers that share the pair key and count the same have noise that is not alike."""
     seeds = list[bytes]()
-    right = ServerNoise.add_to
+    right = add_noise
 
     def seen(self: ServerNoise, values: Any, layout: Layout, group: Any, seed: Secret) -> None:
         seeds.append(bytes(seed.expose()))
         right(self, values, layout, group, seed)
 
-    monkeypatch.setattr(ServerNoise, "add_to", seen)
+    monkeypatch.setattr("secagg.protocols.two_servers.release.add_noise", seen)
     ran()
     ran()
     assert len(set(seeds)) == 4
@@ -258,7 +212,7 @@ def test_the_noise_is_from_a_root_of_the_servers_own(monkeypatch: pytest.MonkeyP
 
 def test_the_field_grows_with_the_noise() -> None:
     def modulus(multiplier: Fraction | None) -> int:
-        noise = ServerNoise.of(replace(SETTINGS, noise_multiplier=multiplier), LAYOUT)
+        noise = server_noise(replace(SETTINGS, noise_multiplier=multiplier), LAYOUT)
         return configured(noise=noise).group.order
 
     assert [modulus(None), modulus(Fraction(1, 4)), modulus(Fraction(4)), modulus(Fraction(40))] == [
@@ -287,7 +241,7 @@ def test_noise_that_is_not_held_names_the_multiplier_that_is(
     def tried(multiplier: Fraction) -> IndexingConfiguration:
         chosen = replace(settings, noise_multiplier=multiplier)
         require_held(chosen, layout, 5)
-        return configured(layout=layout, noise=ServerNoise.of(chosen, layout))
+        return configured(layout=layout, noise=server_noise(chosen, layout))
 
     with pytest.raises(CapacityExceeded, match="take noise_multiplier = ") as refused:
         tried(Fraction(10) ** 30)
@@ -296,7 +250,7 @@ def test_noise_that_is_not_held_names_the_multiplier_that_is(
     with pytest.raises(CapacityExceeded):
         tried(named * Fraction(102, 100))
     with pytest.raises(CapacityExceeded, match="take less noise, or a wider ring"):
-        configured(layout=layout, noise=ServerNoise.of(replace(settings, noise_multiplier=2 * named), layout))
+        configured(layout=layout, noise=server_noise(replace(settings, noise_multiplier=2 * named), layout))
 
 
 def test_a_ring_that_no_noise_fits_says_so() -> None:
@@ -320,7 +274,7 @@ def test_a_ring_behind_a_rotation_is_narrower_and_its_sums_leave_it_as_seldom_as
 
     assert narrowest(replace(settings, is_rotated=False)) - narrowest(settings) >= 6
     layout = Layout((RingSegment(narrowest(settings), length),))
-    noise = ServerNoise.of(settings, layout)
+    noise = server_noise(settings, layout)
     assert noise is not None
     (most,) = noise.most(layout, clients)
     deviation = summed_deviation(unrounded_norm(bound, length), length, clients, 2 * most)
@@ -352,8 +306,8 @@ def test_counts_without_tables_are_not_released() -> None:
 def test_a_configuration_with_noise_is_read_back_and_its_digest_covers_it() -> None:
     one = configured()
     assert IndexingConfiguration.decode(one.encode()) == one
-    less = configured(noise=ServerNoise.of(replace(SETTINGS, noise_multiplier=Fraction(1, 2)), LAYOUT))
-    rotated = configured(noise=ServerNoise.of(replace(SETTINGS, is_rotated=True), LAYOUT))
+    less = configured(noise=server_noise(replace(SETTINGS, noise_multiplier=Fraction(1, 2)), LAYOUT))
+    rotated = configured(noise=server_noise(replace(SETTINGS, is_rotated=True), LAYOUT))
     assert IndexingConfiguration.decode(rotated.encode()) == rotated
     assert len({one.context, less.context, rotated.context, configured(noise=None).context}) == 4
 

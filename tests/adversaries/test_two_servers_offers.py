@@ -28,9 +28,8 @@ from secagg.protocols.two_servers.client import Client
 from secagg.protocols.two_servers.configuration import IndexingConfiguration, SharingMode
 from secagg.protocols.two_servers.floors import IndexingFloors
 from secagg.protocols.two_servers.ledger import UploadLedger
-from secagg.protocols.two_servers.less_protected import NoJournal
+from secagg.protocols.two_servers.offers import RoundStamp, ServerOffer
 from secagg.protocols.two_servers.server import IndexingServer
-from secagg.protocols.two_servers.server_messages import RoundStamp, ServerOffer
 from secagg.session.certificates import issue_certificate
 from tests.harness.indexing_rounds import MIXED_LAYOUT, NOW, IndexingSetup, InsecureIndexingRound
 
@@ -182,7 +181,6 @@ def test_a_server_is_not_started_with_anothers_key(party: str) -> None:
             round_number=7,
             signing_key=SETUP.signing_key_of(party),
             pair_key=key,
-            journal=NoJournal(),
             coins=SETUP.coins_of("server 0"),
         )
 

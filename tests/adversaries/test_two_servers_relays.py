@@ -22,18 +22,20 @@ import pytest
 from secagg.contract.layout import IndexSegment, Layout, RingSegment
 from secagg.errors import MalformedMessage, Misuse, PeerMisbehaved, Reason, ThresholdNotMet, UnexpectedMessage
 from secagg.identifiers import ClientId, ServerId
+from secagg.protocols.two_servers import opened_upload
 from secagg.protocols.two_servers.configuration import SharingMode
-from secagg.protocols.two_servers.point_functions.tree_share import TreeShare
+from secagg.protocols.two_servers.offers import RoundStamp
+from secagg.protocols.two_servers.point_functions.shares import TreeShare
 from secagg.protocols.two_servers.server import IndexingServer
-from secagg.protocols.two_servers.server_messages import MAXIMUM_BATCH, RoundStamp, decode_batch, encode_batch
-from secagg.protocols.two_servers.uploads import point_function_halves
-from secagg.protocols.two_servers.uploads.point_function_halves import public_bytes
+from secagg.protocols.two_servers.server_messages import MAXIMUM_BATCH, decode_batch, encode_batch
+from secagg.protocols.two_servers.upload import public_bytes
 from secagg.wire import MessageKind
 from tests.harness.indexing_rounds import IndexingSetup, InsecureIndexingRound
 
 Check = Callable[..., Any]
 Item = tuple[bytes, bytes | None]
 Said = tuple[bytes, bytes]
+SERVERS = ServerId(0), ServerId(1)
 TREE = Layout((RingSegment(20, 6), IndexSegment(200, 4)))
 PROPOSAL, ANSWER, CONCLUSION = (
     MessageKind.INDEXING_PROPOSAL,
@@ -104,7 +106,7 @@ def test_server_0_rejects_an_altered_public_part_before_it_evaluates_anything(
     with monkeypatch.context() as patch:
         patch.setattr(TreeShare, "accumulate", evaluate)
         patch.setattr(TreeShare, "lanes", evaluate)
-        patch.setattr(point_function_halves, "OneHotVerifier", evaluate)
+        patch.setattr(opened_upload, "OneHotVerifier", evaluate)
         answer = made.zero.answer(batch(made, PROPOSAL, altered))
     assert items_of(made, answer, ANSWER) == []
     assert set(made.zero.rejected) == {ClientId(number) for number in range(1, clients + 1)}
@@ -122,7 +124,6 @@ def test_server_1_refuses_an_altered_public_part_itself(mode: SharingMode, raise
             lambda altered=altered: made.one.receive(altered.encode()),
             PeerMisbehaved,
             Reason.COMMITMENT_MISMATCH,
-            ClientId(1),
             unchanged=[made.one],
         )
     made.one.receive(half.encode())
@@ -298,7 +299,11 @@ def test_what_server_1_took_and_server_0_must_reject_ends_the_round(raises_exact
     lists = made.zero.close(), made.one.close()
     for server, theirs in ((made.zero, lists[1]), (made.one, lists[0])):
         raises_exactly(
-            lambda server=server, theirs=theirs: server.agree(theirs), PeerMisbehaved, Reason.SERVERS_DISAGREE
+            lambda server=server, theirs=theirs: server.agree(theirs),
+            PeerMisbehaved,
+            Reason.SERVERS_DISAGREE,
+            ServerId(0),
+            ServerId(1),
         )
 
 

@@ -19,7 +19,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from types import FunctionType, MethodType, ModuleType
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -29,14 +29,13 @@ from secagg.errors import Misuse, PeerError, Reason, SecAggError, UnexpectedMess
 from secagg.identifiers import ClientId
 from secagg.parameters import Suite
 from secagg.protocols.two_servers import client as client_module
+from secagg.protocols.two_servers import upload as upload_module
 from secagg.protocols.two_servers.configuration import SharingMode
 from secagg.protocols.two_servers.one_hot.proof import prove
-from secagg.protocols.two_servers.server_state import ServerState
-from secagg.protocols.two_servers.uploads import point_function_halves
 from tests.harness.indexing_rounds import IndexingSetup, InsecureIndexingRound
 
 Made = list[tuple[Secret, bytes]]
-halves: Any = point_function_halves
+halves: Any = upload_module
 SETUP = IndexingSetup()
 OF_THE_ROUND = {"one-hot round key", "nonce key", "commitment nonce"}
 """The last one is part of the server's share of the sum, and is opened with it."""
@@ -101,9 +100,9 @@ def left_in(holder: object, made_secrets: Made) -> set[str]:
     return {secret.kind for secret, held in made_secrets if held in everything}
 
 
-def totals_in(state: ServerState) -> list[Any]:
+def totals_in(state: dict[str, Any]) -> list[Any]:
     """Return the sums of the uploads of each weight."""
-    totals: dict[int, Any] = vars(state.totals)["_totals"]
+    totals = cast("dict[int, Any]", vars(state["_totals"])["_totals"])
     return list(totals.values())
 
 
@@ -216,7 +215,7 @@ def test_a_server_that_was_wiped_holds_and_releases_nothing(stage: str, made_sec
             for server in made.servers:
                 server.give_up("enough")
     for server, half in zip(made.servers, late, strict=True):
-        state: ServerState = vars(server)["_state"]
+        state = vars(server)
         sums = [array for total in totals_in(state) for array in total.vectors]
         server.wipe()
         assert left_in(server, made_secrets) == set()
@@ -238,7 +237,7 @@ def test_a_round_that_failed_keeps_no_sum_and_no_seed(made_secrets: Made) -> Non
     made.check()
     made.upload(3)
     for server in made.servers:
-        state: ServerState = vars(server)["_state"]
+        state = vars(server)
         [total] = totals_in(state)
         server.give_up("enough")
         assert not any(array.any() for array in total.vectors)
@@ -260,7 +259,7 @@ def test_nothing_that_a_server_holds_shows_a_secret(setup: IndexingSetup, made_s
     for server in made.servers:
         things += [held for held in reachable(server) if type(held).__module__.startswith("secagg.")]
     text = "".join(f"{thing!r}{thing}" for thing in things)
-    assert {"ServerState", "ClassTotals", "RoundRules", "PointFunctionExchange"} <= {
+    assert {"IndexingServer", "ClassTotals", "RoundRules", "PointFunctionExchange"} <= {
         type(held).__name__ for held in things
     }
     assert [secret.kind for secret, held in made_secrets if shows(text, held)] == []
@@ -271,11 +270,11 @@ def test_nothing_that_a_server_holds_shows_a_secret(setup: IndexingSetup, made_s
 def shares_at(made: InsecureIndexingRound) -> Iterator[Any]:
     """Return shares that are not public: of the sums, and of an upload that waits."""
     for server in made.servers:
-        state: ServerState = vars(server)["_state"]
+        state = vars(server)
         for total in totals_in(state):
             yield from total.vectors
             yield from (histogram.rows() for histogram in total.histograms.values())
-        waiting: list[Any] = list(state.pending.values())
+        waiting: list[Any] = list(state["_pending"].values())
         for pending in waiting:
             yield from pending.vectors
 
@@ -287,9 +286,9 @@ def test_what_holds_secrets_is_not_copied(attempt: Callable[[object], object]) -
     made.upload(3)
     confined: list[Any] = [made.clients[0], made.clients[0].ledger]
     for server in made.servers:
-        state: ServerState = vars(server)["_state"]
-        [pending] = state.pending.values()
-        confined += [server, state, state.totals, state.opener, vars(server)["_release"], pending.exchange]
+        state = vars(server)
+        [pending] = state["_pending"].values()
+        confined += [server, state["_totals"], state["_opener"], vars(server)["_release"], pending.exchange]
     for thing in confined:
         with pytest.raises(Misuse) as caught:
             attempt(thing)

@@ -3,6 +3,7 @@
 | attack | defence |
 |---|---|
 | a server chooses its share once it has seen the other's | both commit before either opens |
+| the other server guesses a small share from its commitment | a nonce that comes with the share alone |
 | a server commits to an echo, or twice, or opens something else | a commitment is of one server, and the first counts |
 | a share that makes the histogram count something else | each block counts every client's weight once |
 | one client of weight 1 among many of weight 64 | weights that too few have are left out |
@@ -21,7 +22,8 @@ from secagg.contract.layout import IndexSegment, Layout, RingSegment
 from secagg.errors import MalformedMessage, Misuse, PeerMisbehaved, Reason, ThresholdNotMet, UnexpectedMessage
 from secagg.identifiers import ClientId, ServerId
 from secagg.protocols.two_servers.configuration import IndexingConfiguration
-from secagg.protocols.two_servers.server_messages import AcceptedList, OutputCommitment, OutputShare, RoundStamp
+from secagg.protocols.two_servers.offers import RoundStamp
+from secagg.protocols.two_servers.server_messages import NONCE_BYTES, AcceptedList, OutputCommitment, OutputShare
 from tests.harness.indexing_rounds import IndexingSetup, InsecureIndexingRound
 
 Check = Callable[..., Any]
@@ -151,3 +153,32 @@ def test_weights_that_nobody_has_enough_of_are_nobodys_sum() -> None:
     for server in made.servers:
         with pytest.raises(ThresholdNotMet, match="2 uploads of one weight are needed and 1 are present"):
             server.close()
+
+
+def test_a_commitment_does_not_tell_the_share() -> None:
+    """A sum of one ring element has 2^16 shares: whoever hears a commitment tries them all."""
+    setup = IndexingSetup(layout=Layout((RingSegment(16, 1),)), capacity=1 << 16)
+    made = InsecureIndexingRound(setup)
+    for number in (1, 2):
+        made.upload(number)
+    made.check()
+    lists = made.zero.close(), made.one.close()
+    commitment = made.zero.agree(lists[1])
+    share = made.zero.open(made.one.agree(lists[0]))
+    stamp = RoundStamp(context=made.configuration.context, round_number=setup.round_number, server=ServerId(0))
+    listed = AcceptedList.decode(lists[0], made.configuration, stamp).entries_digest
+
+    def found(nonce: bytes) -> bool:
+        guesses = (share[: -2 - NONCE_BYTES] + nonce + guess.to_bytes(2, "little") for guess in range(1 << 16))
+        return any(OutputCommitment.to(stamp, listed, guess).encode() == commitment for guess in guesses)
+
+    assert not found(bytes(NONCE_BYTES)), "the nonce is needed, and comes with the share alone"
+    assert found(share[-2 - NONCE_BYTES : -2])
+    again = InsecureIndexingRound(setup)
+    for number in (1, 2, 3):
+        again.upload(number)
+    again.check()
+    more = again.zero.close(), again.one.close()
+    again.zero.agree(more[1])
+    other = again.zero.open(again.one.agree(more[0]))
+    assert other[-2 - NONCE_BYTES : -2] != share[-2 - NONCE_BYTES : -2], "another list has another nonce"

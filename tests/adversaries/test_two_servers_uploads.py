@@ -24,13 +24,11 @@ from secagg.contract.layout import IndexSegment, Layout, RingSegment
 from secagg.errors import AuthenticationFailed, MalformedMessage, PeerError, PeerMisbehaved, Reason, UnexpectedMessage
 from secagg.identifiers import ClientId
 from secagg.parameters import Suite
-from secagg.protocols.two_servers.client import Client
+from secagg.protocols.two_servers import upload as upload_module
 from secagg.protocols.two_servers.configuration import SharingMode
-from secagg.protocols.two_servers.one_hot.messages import OneHotProof
-from secagg.protocols.two_servers.point_functions.correction_words import CorrectionWords
-from secagg.protocols.two_servers.point_functions.explicit_share import ExplicitShare
-from secagg.protocols.two_servers.uploads import point_function_halves
-from secagg.protocols.two_servers.uploads.upload import Upload, UploadHeader
+from secagg.protocols.two_servers.one_hot.statement import OneHotProof
+from secagg.protocols.two_servers.point_functions.shares import CorrectionWords, ExplicitShare
+from secagg.protocols.two_servers.upload import Upload, UploadHeader
 from secagg.session.certificates import Certificate, issue_certificate
 from tests.harness.indexing_rounds import IndexingSetup, InsecureIndexingRound
 
@@ -116,13 +114,11 @@ def test_a_body_of_the_other_server_does_not_open_even_where_the_lengths_agree(r
     zero, one = made.share(1)
     assert len(zero.body) == len(one.body)
     moved = replace(zero, body=one.body)
-    raises_exactly(lambda: made.zero.receive(moved.encode()), AuthenticationFailed, Reason.AUTHENTICATION_FAILED, FIRST)
+    raises_exactly(lambda: made.zero.receive(moved.encode()), AuthenticationFailed, Reason.AUTHENTICATION_FAILED)
     swapped = replace(zero, sealed_seeds=zero.sealed_seeds[::-1])
     key = setup.signing_key_of("client 1")
     swapped = replace(swapped, body=one.body, signature=swapped.signature_by(key, made.configuration))
-    raises_exactly(
-        lambda: made.zero.receive(swapped.encode()), AuthenticationFailed, Reason.AUTHENTICATION_FAILED, FIRST
-    )
+    raises_exactly(lambda: made.zero.receive(swapped.encode()), AuthenticationFailed, Reason.AUTHENTICATION_FAILED)
 
 
 @pytest.mark.parametrize("part", ["body", "public_part"])
@@ -163,7 +159,6 @@ def test_a_thief_cannot_sign_for_another(made: InsecureIndexingRound, raises_exa
             lambda server=server, forged=forged: server.receive(forged.encode()),
             AuthenticationFailed,
             Reason.AUTHENTICATION_FAILED,
-            FIRST,
             unchanged=[server],
         )
 
@@ -176,7 +171,6 @@ def test_an_upload_is_not_relayed_under_another_name(made: InsecureIndexingRound
             lambda server=server, stolen=stolen: server.receive(stolen),
             AuthenticationFailed,
             Reason.AUTHENTICATION_FAILED,
-            SECOND,
             unchanged=[server],
         )
 
@@ -193,7 +187,6 @@ def test_invented_names_are_nobodys(made: InsecureIndexingRound, raises_exactly:
                 lambda server=server, invented=invented: server.receive(invented),
                 AuthenticationFailed,
                 Reason.AUTHENTICATION_FAILED,
-                ClientId(number),
                 unchanged=[server],
             )
 
@@ -210,7 +203,6 @@ def test_a_certificate_is_for_one_client_and_one_key(made: InsecureIndexingRound
             lambda certificate=certificate: made.zero.receive(signed(made, 1, half, certificate=certificate)),
             AuthenticationFailed,
             Reason.AUTHENTICATION_FAILED,
-            certificate.client,
             unchanged=[made.zero],
         )
 
@@ -259,7 +251,6 @@ def test_nothing_in_the_header_can_be_exchanged_under_what_is_sealed(
                 lambda server=server, message=message: server.receive(message),
                 AuthenticationFailed,
                 Reason.AUTHENTICATION_FAILED,
-                FIRST,
                 unchanged=[server],
             )
 
@@ -270,14 +261,10 @@ def anything_fits(*_: object) -> None:
 
 @pytest.mark.parametrize("weight", [0, 2, 4, (1 << 32) - 1])
 def test_a_weight_that_nobody_may_have_is_refused(
-    weight: int, made: InsecureIndexingRound, raises_exactly: Check, monkeypatch: pytest.MonkeyPatch
+    weight: int, made: InsecureIndexingRound, raises_exactly: Check
 ) -> None:
-    monkeypatch.setattr(Client, "_require_fits", anything_fits)
-    if weight >= 127:
-        halves = [replace(half, header=replace(half.header, weight=weight)) for half in made.share(1)]
-        messages = [signed(made, 1, half) for half in halves]
-    else:
-        messages = [half.encode() for half in made.share(1, weight=weight)]
+    halves = [replace(half, header=replace(half.header, weight=weight)) for half in made.share(1)]
+    messages = [signed(made, 1, half) for half in halves]
     for server, message in zip(made.servers, messages, strict=True):
         raises_exactly(
             lambda server=server, message=message: server.receive(message),
@@ -334,7 +321,8 @@ def test_a_lane_that_is_none_is_refused_on_arrival(kind: Any, place: slice, rais
         lambda: made.one.receive(forged[1].encode()),
         MalformedMessage,
         Reason.NOT_CANONICAL,
-        ClientId(1),
+        # What was sealed is the client's; what was not may have been altered on the way.
+        *([FIRST] if kind is ExplicitShare else []),
         unchanged=[made.one],
     )
 
@@ -349,7 +337,7 @@ def test_where_there_are_no_correction_words_there_is_no_digest_of_any(
         return bytes(range(32))
 
     with monkeypatch.context() as patch:
-        patch.setattr(point_function_halves, "_correction_digest", something)
+        patch.setattr(upload_module, "_correction_digest", something)
         forged = made.share(1)
     for server, half in zip(made.servers, forged, strict=True):
         raises_exactly(

@@ -267,16 +267,6 @@ def test_a_weight_beyond_one_schemes_capacity_is_refused_by_name() -> None:
 # --- Updates that are refused, by name --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
-@pytest.mark.parametrize("name", list(schemes()))
-def test_nan_and_infinity_are_refused_with_the_name_of_the_tensor(name: str, bad: float) -> None:
-    update = update_of()
-    update[name].flat[-1] = bad
-    with pytest.raises(CapacityExceeded, match=rf"^tensor '{name}': ") as caught:
-        model().encode(update, COINS)
-    assert caught.value.reason is Reason.INPUT_OUT_OF_RANGE
-
-
 SPOILERS: dict[str, Callable[[Tensor], Any]] = {
     "a dimension more": lambda tensor: tensor[np.newaxis],
     "values more": lambda tensor: np.zeros((*tensor.shape, 2)),

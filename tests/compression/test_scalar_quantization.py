@@ -203,16 +203,6 @@ def test_a_strided_update_is_encoded_as_its_copy() -> None:
         assert codes_of(decoder, view) == codes_of(decoder, view.copy())
 
 
-@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
-@pytest.mark.parametrize("position", [0, 65_535, 65_536, 69_999])
-def test_nan_and_infinity_are_refused_in_every_block(bad: float, position: int) -> None:
-    update = np.zeros(70_000, dtype=np.float32)
-    update[position] = bad
-    with pytest.raises(CapacityExceeded) as caught:
-        scheme(shape=(70_000,)).encode(update, COINS)
-    assert caught.value.reason is Reason.INPUT_OUT_OF_RANGE
-
-
 @pytest.mark.parametrize("shape", [(40,), (4, 10), (20, 2), (7, 5), (3, 2, 4), (1, 23)])
 @pytest.mark.parametrize("rounding", Rounding)
 @pytest.mark.parametrize("which", ["one scale", "a scale for each channel"])

@@ -32,7 +32,7 @@ from secagg.contract.codewords import CodewordTable, Tables, require_summed
 from secagg.contract.layout import IndexSegment
 from secagg.crypto.entropy import Coins
 from secagg.crypto.ring import Ring, require_capacity
-from secagg.errors import CapacityExceeded, ContractViolation, Misuse, Reason
+from secagg.errors import ContractViolation, Misuse
 from secagg.simulation.insecure_coins import InsecureSeededCoins
 
 SEARCH = settings(
@@ -72,12 +72,10 @@ class Indexed:
     def encode(self, update: Vector, coins: Coins) -> Payload:  # noqa: ARG002
         if getattr(update, "dtype", np.dtype(bool)).kind != "f" or update.shape != (4,):
             raise Misuse("an update is 4 floats")
-        if not np.isfinite(update).all():
-            raise CapacityExceeded("an update is not finite", reason=Reason.INPUT_OUT_OF_RANGE)
-        clipped = np.clip(update, -2.0, 1.0)
+        clipped = np.clip(np.nan_to_num(update), -2.0, 1.0)
         halves = self.entries[:, 0] * np.array([[1.0], [1.0], [2.0], [2.0]]) * self.step
         indices = np.abs(halves - clipped[:, None]).argmin(axis=1)
-        code = int(np.rint(np.clip(update, -1.0, 1.0).sum()))
+        code = int(np.rint(np.clip(np.nan_to_num(update), -1.0, 1.0).sum()))
         return Payload(self.layout, (Ring(20).from_integers([code]), indices.astype(np.uint8)))
 
     def decode(self, aggregate: Aggregate) -> Vector:

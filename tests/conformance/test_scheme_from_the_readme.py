@@ -17,7 +17,7 @@ from secagg.conformance import Candidate, Law, cases
 from secagg.contract import Aggregate, IndexSegment, Layout, Payload, RingSegment, public_parameters_digest
 from secagg.crypto.entropy import Coins
 from secagg.crypto.ring import Ring, capacity_between, require_capacity
-from secagg.errors import CapacityExceeded, InvalidParameters, Misuse, Reason
+from secagg.errors import InvalidParameters, Misuse
 
 Layer = Mapping[str, npt.NDArray[Any]]
 
@@ -57,9 +57,7 @@ class PaletteLayer:
         for name, shape in shapes.items():
             if getattr(update[name], "dtype", None) != np.float32 or update[name].shape != shape:
                 raise Misuse(f"{name} is an array of float32 of shape {shape}")
-            if not np.isfinite(update[name]).all():
-                raise CapacityExceeded(f"{name} holds NaN or infinity", reason=Reason.INPUT_OUT_OF_RANGE)
-        weights, biases = (update[name].astype(np.float64) for name in shapes)
+        weights, biases = (np.nan_to_num(update[name].astype(np.float64)) for name in shapes)
         nearest = np.abs(weights.reshape(-1, 1) - np.array(self.levels)).argmin(axis=1)
         hundredths = np.rint(np.clip(biases, -1.0, 1.0) * 100).astype(np.int64)
         indices, ring = nearest.astype(self.segments[0].ring.word), Ring(self.modulus_bits)

@@ -344,6 +344,7 @@ def test_the_kinds_are_pinned() -> None:
         "ONE_MESSAGE_CLIENT_RECORD": 112,
         "ONE_MESSAGE_HOLDER_SECRET": 113,
         "ONE_MESSAGE_NO_HOLDER": 114,
+        "ONE_MESSAGE_HOLDER_HEAD": 115,
         "CODED_MASK_OFFER": 120,
         "CODED_MASK_KEY": 121,
         "CODED_MASK_ROSTER": 122,
@@ -355,7 +356,6 @@ def test_the_kinds_are_pinned() -> None:
         "HTTP_SERVER_RECORD": 130,
         "HTTP_CLIENT_RECORD": 131,
         "SUM_RECORD": 144,
-        "SUM_OUTCOME": 145,
         "GROUP_SUM": 146,
     }
 

@@ -187,3 +187,15 @@ def test_broken_links_and_what_is_fetched_from_elsewhere_are_found(tmp_path: Pat
         "bad.html: //fonts.example/f.css is fetched from elsewhere; keep it in the site",
         "bad.html: #nothing has no such part",
     ]
+
+
+@pytest.mark.parametrize("protocol", ["coded_mask", "pairwise_mask"])
+def test_a_review_lists_each_file_behind_those_that_it_uses(protocol: str) -> None:
+    said, _, listed = generated.review(protocol).partition("\n\n")
+    rows = [line.split(" | ") for line in listed.splitlines()[2:]]
+    files = [row[0].partition("](/")[2].rstrip(")") for row in rows]
+    assert said == f"{len(files)} files, {sum(int(row[1]) for row in rows):,} lines of code."
+    assert files[-1] == f"protocols/{protocol}/client.py"
+    assert files.index("secagg/errors.py") < files.index("secagg/wire.py") < files.index("secagg/contract/layout.py")
+    assert f"protocols/{protocol}/server.py" not in files
+    assert all(row[2].endswith(" |") and len(row[2]) > len("about |") for row in rows)

@@ -28,8 +28,7 @@ from secagg.compression.product_quantization import ProductQuantization, calibra
 from secagg.compression.scalar_quantization import ScalarQuantization
 from secagg.contract import Aggregate, IndexSegment, ideal_aggregate
 from secagg.contract.codewords import Tables
-from secagg.protocols.enclave.trusted.configuration import ReleaseForm
-from secagg.protocols.enclave.trusted.histogram import Accumulation
+from secagg.protocols.enclave.trusted.configuration import Accumulation, ReleaseForm
 from secagg.simulation.insecure_coins import InsecureSeededCoins
 from tests.harness.enclave_buffers import EnclaveSetup, InsecureEnclaveSession, model_digest
 

@@ -94,10 +94,9 @@ def test_15_a_sum_that_could_leave_its_ring_is_refused_before_it_begins(eight: d
     assert "a ring of 16 bits is too narrow" in eight["narrow_ring"]["error"]
 
 
-def test_16_a_weight_over_the_maximum_is_refused_and_not_cut_down(eight: dict[str, Any]) -> None:
+def test_16_a_weight_over_the_maximum_counts_as_the_maximum(eight: dict[str, Any]) -> None:
     assert eight["heavy"]["error"] is None
     assert eight["heavy"]["difference"]["layer"] < 2**-15
-    assert "1001 examples are a weight of 1001, and secagg-maximum-weight is 1000" in eight["heavy"]["log"]
 
 
 def test_17_precision_does_not_depend_on_the_weight(eight: dict[str, Any]) -> None:
@@ -105,10 +104,9 @@ def test_17_precision_does_not_depend_on_the_weight(eight: dict[str, Any]) -> No
     assert eight["light"]["1000"] < 2**-15
 
 
-def test_18_a_nan_leaves_the_round_and_not_a_number_in_it(eight: dict[str, Any]) -> None:
+def test_18_a_nan_counts_as_no_change_and_its_client_stays(eight: dict[str, Any]) -> None:
     assert eight["nan"]["error"] is None
     assert eight["nan"]["difference"]["layer"] < 2**-15
-    assert "an update holds NaN or infinity" in eight["nan"]["log"]
 
 
 def test_different_models_for_different_clients_are_noticed(eight: dict[str, Any]) -> None:
@@ -118,7 +116,6 @@ def test_different_models_for_different_clients_are_noticed(eight: dict[str, Any
 
 def test_a_round_is_not_repeated_for_a_second_sum(eight: dict[str, Any]) -> None:
     assert eight["same_round_again"]["again"] == 0
-    assert "an update goes into one sum alone" in eight["same_round_again"]["log"]
 
 
 def test_a_sum_that_two_stories_spoil_is_not_released_in_semi_honest_mode(eight: dict[str, Any]) -> None:
@@ -129,13 +126,13 @@ def test_a_sum_that_two_stories_spoil_is_not_released_in_semi_honest_mode(eight:
     ("name", "stage", "reason", "code"),
     [
         ("other_terms", 0, "another application_digest than this client", "terms"),
-        ("other_field", 0, "the secagg record lacks 'terms'", "other"),
+        ("other_field", 0, "the secagg record lacks 'terms'", "left"),
         ("other_task", 0, "another task than this client", "terms"),
         ("other_round", 0, "another round_number than this client", "terms"),
         ("other_layout", 0, "another application_digest than this client", "terms"),
         ("unknown_protocol", 0, "the server asks for two-servers-of-tomorrow, and this client accepts", "terms"),
         ("two_models", 2, "the message has 2 array records", "terms"),
-        ("unreadable_model", 2, "a message could not be read", "other"),
+        ("unreadable_model", 2, "a message could not be read", "left"),
     ],
 )
 def test_whoever_is_told_something_else_than_the_offer_says_leaves_the_round(

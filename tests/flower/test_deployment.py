@@ -90,7 +90,7 @@ def answered(result: dict[str, Any]) -> list[list[int]]:
 
 
 def agrees(result: dict[str, Any], lab: Any, contributors: set[int]) -> None:
-    due = lab.expected(contributors, 1, {})
+    due = lab.expected(contributors, 1, {}, {})
     assert np.abs(np.array(result["layer"]) - due["layer"].ravel()[:1000]).max() < 3e-5
     assert result["steps"] == [due["steps"]]
-    assert result["loss"] == pytest.approx(lab.mean_loss(contributors, {}), abs=1e-6)
+    assert result["loss"] == pytest.approx(lab.mean_loss(contributors, {}, {}), abs=1e-6)

@@ -15,8 +15,8 @@ from secagg.platforms.enclave_plug import NodeJudge
 from secagg.platforms.floors import NodeSettings
 from secagg.platforms.keys.enclave_policy import load_judge
 from secagg.protocols.enclave.attestation import Evidence, EvidenceFormat, PinnedMeasurement, Policy, Verifier
+from secagg.protocols.enclave.hardware_judge import HardwareJudge
 from secagg.protocols.enclave.unattested import SimulatedEvidence
-from secagg.protocols.enclave.verified_enclave import HardwareJudge
 
 PINS = dict.fromkeys(("PCR0", "PCR1", "PCR2"), "ab" * 48)
 NITRO = PinnedMeasurement(EvidenceFormat.NITRO, {name: bytes.fromhex(value) for name, value in PINS.items()})

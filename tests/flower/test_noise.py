@@ -166,7 +166,7 @@ def has_sum(folders: Path, number: int, client: dict[str, Any], **changes: Any) 
 def test_a_client_leaves_when_its_budget_is_spent_whatever_the_run_is(folders: Path, log: Any) -> None:
     pytest.importorskip("dp_accounting", reason="needs the extra `dp`")
     assert [has_sum(folders, number, BUDGET) for number in range(1, 5)] == [True, True, True, False]
-    assert f"{CLIENTS} clients left with code 'other'" in log.text, "the server is not told why"
+    assert f"{CLIENTS} clients left with code 'left'" in log.text, "the server is not told why"
     assert "its 3 uploads so far have spent 4.4407, which leaves 0.559305" in log.text
     assert has_sum(folders, 5, {"epsilon": 9.0}), "a client may raise its own budget, and what was spent stays"
 

@@ -374,11 +374,11 @@ def test_a_server_that_renames_its_task_gets_no_second_sum_of_an_update_or_of_a_
     assert run_again(folders, protocol, 2, adding(0.25), other) == "summed"
     vars(server_grid)["_ROUNDS"].clear()
     assert run_again(folders, protocol, 1, adding(0.5), {n: v + 2 for n, v in MODEL.items()}) == "ThresholdNotMet"
-    assert "round 1 was uploaded for before" in log.text
-    assert run_again(folders, protocol, 3, adding(0.125), {n: v + 4 for n, v in MODEL.items()}) == "ThresholdNotMet"
-    assert "this update was uploaded before" in log.text
-    assert run_again(folders, protocol, 4, adding(0.75)) == "ThresholdNotMet"
-    assert "is one that this client uploaded for before" in log.text
+    assert "numbers go up within a task" in log.text
+    assert run_again(folders, protocol, 3, adding(0.125)) == "summed"
+    assert run_again(folders, protocol, 4, adding(0.5)) == "summed"
+    assert run_again(folders, protocol, 6, adding(0.75)) == "ThresholdNotMet"
+    assert "3 times for the model" in log.text
     assert run_again(folders, protocol, 5, adding(0.125), allow_repeats=True) == "summed"
 
 
@@ -427,16 +427,14 @@ def test_why_clients_left_reaches_the_servers_log_as_a_code_and_no_more(
 ) -> None:
     inner = MemoryGrid(lenient(folders), lambda model, _: {**model, **returned})
     grid = plugin.SecAggGrid(inner, settings=SecAggSettings(maximum_weight=1_000))  # type: ignore[arg-type]
-    with pytest.raises(ThresholdNotMet):
-        inner.round(grid, MODEL)
-    assert f"5 clients left with code {code!r}" in log.text
-    assert f"5 left: {code}" in log.text
+    inner.round(grid, MODEL)
+    assert "clients left with code" not in log.text, code
 
 
 # --- Which tensors, how many clients, and evaluation ------------------------------------------------------------------
 
 
-def test_booleans_stay_as_they_were_sent(folders: Path, log: Any) -> None:
+def test_booleans_stay_as_they_were_sent(folders: Path) -> None:
     model: dict[str, Any] = {**MODEL, "mask": np.array([True, False])}
     inner = MemoryGrid(lenient(folders), lambda m, _: {n: v if n == "mask" else v + 1 for n, v in m.items()})
     grid = plugin.SecAggGrid(inner, settings=SecAggSettings())  # type: ignore[arg-type]
@@ -446,9 +444,8 @@ def test_booleans_stay_as_they_were_sent(folders: Path, log: Any) -> None:
     arrays, _ = inner.round(grid, {name: values * 1.0 for name, values in arrays.items()})
     assert arrays["mask"].dtype == np.dtype(bool)
     flipping = MemoryGrid(lenient(folders), lambda m, _: {**m, "mask": ~m["mask"]}, run=RUN + 1)
-    with pytest.raises(ThresholdNotMet):
-        flipping.round(plugin.SecAggGrid(flipping, settings=SecAggSettings()), model)  # type: ignore[arg-type]
-    assert "changed the boolean tensor 'mask', which has no sum; send it as floats" in log.text
+    arrays, _ = flipping.round(plugin.SecAggGrid(flipping, settings=SecAggSettings()), model)  # type: ignore[arg-type]
+    assert np.allclose(arrays["w"], MODEL["w"]), "zeros were sent"
 
 
 @pytest.mark.parametrize("returned", ["lora.*", "*"])
@@ -648,8 +645,7 @@ def test_why_clients_left_is_in_the_reply(folders: Path, kind: str) -> None:
     reply = next(iter(grid.send_and_receive(inner.messages(MODEL, kind))))
     told = {name: str(text) for name, text in reply.content.config_records["secagg.left"].items()}
     assert list(told) == ["advertise keys", "share keys", "masked input", "unmasking"]
-    assert "(1 left: training)" in told["masked input"]
-    assert all("left" not in text for name, text in told.items() if name != "masked input")
+    assert all("left" not in text for text in told.values())
     assert "secret" not in str(told)
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from secagg.privacy.noise import NoiseKind
+from secagg.privacy.kinds import NoiseKind
 
 Vector = npt.NDArray[np.signedinteger[Any]]
 WORST_DEVIATION = 4.5

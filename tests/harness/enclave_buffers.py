@@ -11,10 +11,9 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from fractions import Fraction
-from itertools import count
 from typing import Final
 
 import numpy as np
@@ -26,19 +25,18 @@ from secagg.crypto.ring import RingVector, low_bits
 from secagg.crypto.secret import Secret
 from secagg.identifiers import ClientId
 from secagg.parameters import Suite
-from secagg.privacy.noise import NoiseKind
+from secagg.privacy.kinds import NoiseKind
 from secagg.protocols.enclave.client import Client, Upload
 from secagg.protocols.enclave.floors import EnclaveFloors, PrivacyFloor
 from secagg.protocols.enclave.host import Host
 from secagg.protocols.enclave.ledger import SealLedger
 from secagg.protocols.enclave.plan import plan_enclave
-from secagg.protocols.enclave.trusted.configuration import EnclaveConfiguration, ReleaseForm
-from secagg.protocols.enclave.trusted.histogram import Accumulation
+from secagg.protocols.enclave.trusted.configuration import Accumulation, EnclaveConfiguration, ReleaseForm
 from secagg.protocols.enclave.trusted.messages import ModelStamp
 from secagg.protocols.enclave.unattested import SimulatedEnclave, SimulatedJudge
 from secagg.protocols.enclave.verified_enclave import VerifiedEnclave
 from secagg.session.certificates import Authority, Certificate, SigningKey, issue_certificate
-from secagg.session.ledger import Spent, SpentUpdates
+from secagg.session.ledger import SpentUpdates
 from secagg.simulation.insecure_coins import InsecureSeededCoins
 
 NOW: Final = datetime(2026, 1, 1, tzinfo=UTC)
@@ -51,18 +49,6 @@ RING_LAYOUT: Final = Layout((RingSegment(20, 6), RingSegment(7, 3)))
 def model_digest(version: int) -> bytes:
     """Return the digest that stands for a model's number, and zeros for the first."""
     return version.to_bytes(32, "big")
-
-
-class InsecureSpentUpdates(SpentUpdates):
-    """Takes equal values for different updates: a client of the tests has the same in every buffer."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._numbers = count(1 << 200)
-
-    def charge(self, spent: Spent, *, is_repeat_allowed: bool = False, maximum: int | None = None) -> None:
-        values = next(self._numbers).to_bytes(32, "big")
-        super().charge(replace(spent, values=values), is_repeat_allowed=is_repeat_allowed, maximum=maximum)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -207,7 +193,7 @@ class InsecureEnclaveSession:
                 setup.task,
                 maximum_seals=setup.ledger_limit,
                 repeats_allowed=setup.repeats_allowed,
-                spent=InsecureSpentUpdates(),
+                spent=SpentUpdates(attempts=None),
             ),
             coins=setup.coins_of(f"client {number}"),
         )

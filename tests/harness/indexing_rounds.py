@@ -26,13 +26,11 @@ from secagg.parameters import Suite
 from secagg.protocols.two_servers.client import Client
 from secagg.protocols.two_servers.configuration import IndexingConfiguration, SharingMode
 from secagg.protocols.two_servers.floors import IndexingFloors
-from secagg.protocols.two_servers.journal import Journal
 from secagg.protocols.two_servers.ledger import UploadLedger
-from secagg.protocols.two_servers.less_protected import NoJournal
 from secagg.protocols.two_servers.release import RoundResult
 from secagg.protocols.two_servers.run import check
 from secagg.protocols.two_servers.server import IndexingServer
-from secagg.protocols.two_servers.uploads.upload import Upload
+from secagg.protocols.two_servers.upload import Upload
 from secagg.session.certificates import SigningKey, issue_certificate
 from secagg.simulation.insecure_coins import InsecureSeededCoins
 
@@ -113,7 +111,6 @@ class InsecureIndexingRound:
     """An authority, clients and both servers of one round, on a network that the caller is."""
 
     setup: IndexingSetup
-    journals: tuple[Journal, Journal] = field(default_factory=lambda: (NoJournal(), NoJournal()))
     configuration: IndexingConfiguration = field(init=False)
     servers: list[IndexingServer] = field(init=False)
     clients: list[Client] = field(init=False)
@@ -134,7 +131,7 @@ class InsecureIndexingRound:
         return self.servers[1]
 
     def new_server(self, index: int, configuration: IndexingConfiguration | None = None) -> IndexingServer:
-        """Start a server, or start it again with what its journal holds."""
+        """Start a server, or another one of the same coins."""
         setup = self.setup
         with setup.pair_key() as pair_key:
             return IndexingServer(
@@ -143,14 +140,8 @@ class InsecureIndexingRound:
                 round_number=setup.round_number,
                 signing_key=setup.signing_key_of(f"server {index}"),
                 pair_key=pair_key,
-                journal=self.journals[index],
                 coins=setup.coins_of(f"server {index}"),
             )
-
-    def restart(self, index: int, journal: Journal) -> None:
-        """Let a server's process end, and start it again with another view of its journal."""
-        self.journals = (journal, self.journals[1]) if index == 0 else (self.journals[0], journal)
-        self.servers[index] = self.new_server(index)
 
     def new_client(self, number: int, ledger: UploadLedger | None = None) -> Client:
         """Make a client of this number, with a ledger of its own."""

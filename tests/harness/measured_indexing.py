@@ -21,7 +21,7 @@ from secagg.protocols.two_servers.client import Client
 from secagg.protocols.two_servers.release import RoundResult
 from secagg.protocols.two_servers.server import IndexingServer
 from secagg.protocols.two_servers.server_messages import BATCH
-from secagg.protocols.two_servers.uploads.upload import Upload
+from secagg.protocols.two_servers.upload import Upload
 
 Progress = Callable[[int, int], None]
 """Told how many clients have uploaded, and how many may."""

@@ -6,7 +6,7 @@ There is no cryptography here but the library's own, and nothing here protects a
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Final
@@ -24,10 +24,12 @@ from secagg.protocols.one_message.floors import Floors
 from secagg.protocols.one_message.holder import Holder
 from secagg.protocols.one_message.journal import Journal, NoJournal
 from secagg.protocols.one_message.ledger import ClientRecord, Ledger
-from secagg.protocols.one_message.parameters import ThresholdRule
+from secagg.protocols.one_message.parameters import Parameters, ThresholdRule
 from secagg.protocols.one_message.plan import Bounds, plan_epoch, plan_offer
+from secagg.protocols.one_message.recovery import Recovered, recovered
 from secagg.protocols.one_message.server import Server
 from secagg.session.certificates import Certificate, SigningKey, issue_certificate
+from secagg.session.ledger import ATTEMPTS
 from secagg.session.roles import LateUpdate, Subject, Update
 from secagg.simulation.insecure_coins import InsecureSeededCoins
 
@@ -36,6 +38,13 @@ TASK: Final = b"a task"
 MODEL: Final = hashlib.sha256(b"a model").digest()
 SMALL_LAYOUT: Final = Layout((RingSegment(20, 6), RingSegment(9, 3)))
 SUM_ID: Final = b"sum number one.."
+COINS: Final = InsecureSeededCoins(bytes(32))
+"""A server draws from them."""
+
+
+def recover(parameters: Parameters, answers: Mapping[int, bytes]) -> Recovered:
+    """Return what is decoded from answers, without a look for short sums."""
+    return next(recovered(parameters, answers, 0, COINS))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,6 +118,7 @@ class InsecureSum:
     now: int = NOW
     salt: str = ""
     """Clients of another salt draw other coins."""
+    attempts: int | None = ATTEMPTS
 
     def __post_init__(self) -> None:
         self.begin([50 + position for position in range(self.setup.holders)])
@@ -220,7 +230,7 @@ class InsecureSum:
         return Client(
             client,
             floors=self.floors,
-            ledger=Ledger(TASK, store, self.stored.get(client)),
+            ledger=Ledger(TASK, store, self.stored.get(client), attempts=self.attempts),
             coins=self.setup.coins_of(f"{client} in round {self.setup.round_number}{self.salt}"),
             clock=self.clock,
             signing_key=key,
@@ -257,7 +267,7 @@ class InsecureSum:
 
     def collected(self, offer: Offer | None = None, clients: Iterable[ClientId] | None = None) -> Server:
         """Return a server whose uploads were accepted by every holder."""
-        server = Server(offer or self.offer(), self.setup.sum_id)
+        server = Server(offer or self.offer(), self.setup.sum_id, COINS)
         self.ask(server, server.introduce())
         for client in self.setup.clients if clients is None else clients:
             server.receive_upload(client, self.upload(client, offer))

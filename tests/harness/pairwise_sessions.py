@@ -18,7 +18,6 @@ from typing import Final
 import numpy as np
 
 from secagg.contract import Aggregate, Layout, Payload, RingSegment, ideal_aggregate
-from secagg.contract.pieces import Adder, Cut
 from secagg.crypto.entropy import Coins
 from secagg.crypto.labels import Label
 from secagg.crypto.ring import RingVector, low_bits
@@ -32,6 +31,7 @@ from secagg.protocols.pairwise_mask.floors import ClientFloors
 from secagg.protocols.pairwise_mask.graph import Topology
 from secagg.protocols.pairwise_mask.member import ClientInput, Member, SessionTerms
 from secagg.protocols.pairwise_mask.plan import SessionPlan, plan_session
+from secagg.protocols.pairwise_mask.round1_share_keys import relayed_root
 from secagg.protocols.pairwise_mask.round4_unmasking import AnsweredFor, UnmaskingShares, signed_unmasking
 from secagg.protocols.pairwise_mask.server import Outgoing, Server
 from secagg.protocols.pairwise_mask.settled import Settled
@@ -152,7 +152,7 @@ class InsecurePairwiseSession:
     Errors do not stop the session: what a client raised stands in ``errors``, what the server raised in ``refusals``.
     """
 
-    def __init__(  # noqa: PLR0913 -- all have defaults
+    def __init__(
         self,
         setup: SessionSetup | None = None,
         *,
@@ -160,7 +160,6 @@ class InsecurePairwiseSession:
         floors: ClientFloors | None = None,
         payload_of: Callable[[ClientId], Payload] | None = None,
         weight_of: Callable[[ClientId], int] | None = None,
-        adding: Callable[[Cut], Adder] | None = None,
     ) -> None:
         """Certify and enrol the clients, and start the server.
 
@@ -168,7 +167,6 @@ class InsecurePairwiseSession:
             floors: of every client; by default those that the setup just meets.
             payload_of: the input of a client; by default uniform, from the setup's seed.
             weight_of: the weight of a client; by default 1.
-            adding: who adds the uploads; by default the server.
         """
         self.setup = setup or SessionSetup()
         self.adversary = adversary
@@ -180,7 +178,7 @@ class InsecurePairwiseSession:
         }
         self.payloads = {client: (payload_of or self._payload_of)(client) for client in self.setup.client_ids}
         self.weights = {client: weight_of(client) if weight_of else 1 for client in self.setup.client_ids}
-        self.server = Server(self.setup.plan(self.authority.public_key), adding=adding)
+        self.server = Server(self.setup.plan(self.authority.public_key))
         self.clients = {client: self.enrol(client) for client in self.setup.client_ids}
         """Who is online. Take a client out with ``drop``; one that raised an error stays, and answers nothing."""
         self.pending = [Outgoing(client, self.server.offer) for client in self.clients]
@@ -330,6 +328,11 @@ class InsecurePairwiseSession:
         settled = self.server._collected.so_far  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]
         return settled if sharers is None else replace(settled, known_sharers=settled.roster.set_of(sharers))
 
+    def relayed_root(self, client: ClientId) -> bytes:
+        """Return the root over what the server relayed to a client."""
+        settled = self.settled()
+        return relayed_root(settled, self.server._collected.relayed, settled.position_of(client))  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]
+
     def signed_again(self, client: ClientId, answer: bytes) -> bytes:
         """Sign an answer that was altered, as its sender does that lies; in semi_honest mode nobody signs."""
         settled = self.settled()
@@ -337,7 +340,9 @@ class InsecurePairwiseSession:
         decoded = UnmaskingShares.decode(answer, settled.roster, answered)
         if not settled.is_active:
             return answer
-        parts = signed_unmasking(settled.roster.context, client, settled.contributors, decoded)
+        parts = signed_unmasking(
+            settled.roster.context, client, settled.contributors, self.relayed_root(client), decoded
+        )
         return replace(decoded, signature=self.signing_keys[client].sign(Label.SIGNED_UNMASKING, *parts)).encode()
 
     def sum_of(self, clients: Iterable[ClientId]) -> Aggregate:

@@ -5,16 +5,16 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar, Final
+from typing import Final
 
 from secagg.contract import Payload, RingSegment, ideal_aggregate
 from secagg.crypto.entropy import Coins
 from secagg.crypto.secret import Secret
-from secagg.errors import InvalidParameters, PeerMisbehaved, Reason
+from secagg.errors import UNDECIDED, InvalidParameters, PeerMisbehaved, Reason
 from secagg.identifiers import ClientId
-from secagg.session.one_stage import OneStageClientSession, OneStageServerSession
 from secagg.session.registry import Clock, ProtocolEntry
 from secagg.session.roles import LateUpdate, Released, Stage, Subject
+from secagg.session.stages import Checked, OneStageClientSession, StagedServerSession
 from secagg.wire import Reader, Writer
 
 INVITATION, UPLOAD = 500, 501
@@ -48,28 +48,35 @@ def digest_of(subject: Subject, model_digest: bytes | None) -> bytes:
     return hashlib.sha256(b"".join(hashlib.sha256(part).digest() for part in parts)).digest()
 
 
-class PlainServerSession(OneStageServerSession):
-    """The server's side, which sees every update."""
+STAGE: Final = Stage(name="plain upload", takes_update=True)
 
-    name: ClassVar[str] = "plain upload"
+
+class PlainServerSession(StagedServerSession[tuple[Payload, int]]):
+    """The server's side, which sees every update."""
 
     def __init__(self, subject: Subject, settings: PlainSettings, invited: frozenset[ClientId] | None) -> None:
         self.subject, self.settings = subject, settings
         self.digest = digest_of(subject, subject.model_digest)
         self.uploads = dict[ClientId, tuple[Payload, int]]()
-        super().__init__(Writer(INVITATION).fixed(self.digest, DIGEST_BYTES).finish(), invited, settings.minimum_cohort)
+        super().__init__(
+            STAGE, Writer(INVITATION).fixed(self.digest, DIGEST_BYTES).finish(), invited, settings.minimum_cohort
+        )
 
-    def _take(self, sender: ClientId, message: bytes) -> bytes:
+    def _check(self, sender: ClientId, message: bytes) -> Checked[tuple[Payload, int]]:
         reader = Reader(message, UPLOAD)
         digest, client, weight = reader.fixed(DIGEST_BYTES), ClientId(reader.integer(8)), reader.integer(4)
         packed, check = reader.variable(1 << 30), reader.fixed(DIGEST_BYTES)
         reader.finish()
         if (digest, client, check) != (self.digest, sender, hashlib.sha256(packed).digest()):
-            raise PeerMisbehaved("not this client's upload for this sum", reason=Reason.WRONG_SESSION)
+            raise PeerMisbehaved(
+                "not this client's upload for this sum", reason=Reason.WRONG_SESSION, culprits=UNDECIDED
+            )
         if not 1 <= weight <= self.settings.maximum_weight:
-            raise PeerMisbehaved("nobody weighs that much", reason=Reason.INPUT_OUT_OF_RANGE)
-        self.uploads[sender] = Payload.decode(packed, self.subject.layout), weight
-        return self._digest(message)
+            raise PeerMisbehaved("nobody weighs that much", reason=Reason.INPUT_OUT_OF_RANGE, culprits=UNDECIDED)
+        return Checked((Payload.decode(packed, self.subject.layout), weight), check)
+
+    def _take(self, sender: ClientId, content: tuple[Payload, int]) -> None:
+        self.uploads[sender] = content
 
     def _sum(self, progress: Callable[[int, int], None] | None) -> Released:
         del progress
@@ -107,11 +114,9 @@ class PlainClientSession(OneStageClientSession):
         digest = reader.fixed(DIGEST_BYTES)
         reader.finish()
         subject = self._subject
-        if subject.model_digest is not None and digest != digest_of(subject, subject.model_digest):
+        if digest != digest_of(subject, update.model_for(subject)):
             raise InvalidParameters("the sum is about something else", reason=Reason.BELOW_FLOOR)
-        made = update.take()
-        if digest != digest_of(subject, made.model_digest):
-            raise InvalidParameters("the sum is about another model", reason=Reason.BELOW_FLOOR)
+        made = update.take(subject.layout, (1,))
         packed = made.payload.encode()
         writer = Writer(UPLOAD).fixed(digest, DIGEST_BYTES).integer(self.client.value, 8).integer(made.weight, 4)
         return writer.variable(packed, 1 << 30).fixed(hashlib.sha256(packed).digest(), DIGEST_BYTES).finish()
@@ -139,7 +144,7 @@ ENTRY: Final = ProtocolEntry(
     summary="a plain sum, which protects nobody; for tests",
     settings=PlainSettings,
     segments=frozenset({RingSegment}),
-    stages=(Stage(name="plain upload", takes_update=True),),
+    stages=(STAGE,),
     open_session=open_session,
     helpers=type(None),
     simulate=PlainSimulation,

@@ -1,125 +1,229 @@
-"""Sums of toy vectors that others add, and workers that do as they please."""
+"""Sums of one message whose uploads others add: a place that outlives coordinators, and lives of coordinators in it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+import os
+import signal
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import closing
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from secagg.contract.pieces import piece_digests
-from secagg.crypto.entropy import Coins
-from secagg.errors import PeerError
+from secagg.contract import Layout, RingSegment
+from secagg.crypto.entropy import Coins, SystemCoins
+from secagg.errors import SecAggError
 from secagg.identifiers import ClientId
-from secagg.scale.memory import Memory
-from secagg.scale.run import WORDS, ToyCut
+from secagg.protocols.one_message import OneMessageHelpers, OneMessageServerSession, OneMessageSettings, open_session
+from secagg.scale.engines import Engine, InProcess
 from secagg.scale.spread import Figures, SpreadSettings, SpreadSum
-from secagg.scale.store import FolderStore, piece_name
-from secagg.scale.work import Order, Outcome, perform
-from secagg.scale.workers import Answer, Workers
-from secagg.simulation.insecure_coins import InsecureSeededCoins
+from secagg.scale.state import State, recorded_coins, require_offer
+from secagg.scale.storage import FolderStore
+from secagg.session.roles import Released
+from tests.harness.one_message_sums import InsecureSum, SumSetup
 
-CUT = ToyCut()
-NO_KEY = bytes(8)
-
-
-def vector_of(number: int) -> bytes:
-    return (np.arange(3 * WORDS, dtype=np.uint64) + np.uint64(number << 20)).tobytes()
+SETUP = SumSetup(population=6, layout=Layout((RingSegment(12, 1 << 16),)))
+"""Two pieces: the weight and the zeros behind it stand in the second."""
 
 
-def digests_of(client: ClientId, vector: bytes) -> tuple[bytes, ...]:
-    return piece_digests(CUT.context, client, CUT.lengths, vector)
+class Place:
+    """Everything of one sum that outlives its coordinator: storage, state, holders, and clients with what they sent."""
 
-
-@dataclass
-class Crowd:
-    """Some clients, a storage, and a sum of theirs."""
-
-    folder: Path
-    workers: Workers
-    count: int = 7
-    memory: Memory | None = None
-    settings: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    progress: Callable[[Figures], None] = lambda _: None
-    coins: Coins = field(default_factory=lambda: InsecureSeededCoins(b"audits"))
-
-    def __post_init__(self) -> None:
-        self.clients = [ClientId(number) for number in range(1, self.count + 1)]
-        settings = replace(SpreadSettings(storage=str(self.folder), clients_in_a_batch=2), **self.settings)
-        self.total = SpreadSum(
-            CUT, self.workers, settings, coins=self.coins, memory=self.memory, progress=self.progress
-        )
-        self.store = FolderStore(self.folder)
-
-    def name_of(self, client: ClientId, piece: int) -> str:
-        return piece_name(CUT.context, client, digests_of(client, vector_of(client.value))[piece])
-
-    def upload(self, before_adding: Callable[[ClientId], None] = lambda _: None) -> None:
-        for client in self.clients:
-            vector = vector_of(client.value)
-            self.total.keep(client, digests_of(client, vector), vector)
-            before_adding(client)
-            self.total.add(client, digests_of(client, vector), b"")
-
-    def finish(self) -> tuple[Mapping[ClientId, PeerError], np.ndarray]:
-        """Return who is left out, and the sum."""
-        left_out = self.total.settle()
-        return left_out, np.concatenate([piece[0] for piece in self.total.open(NO_KEY)])
-
-    def due(self, left_out: Sequence[ClientId] = ()) -> np.ndarray:
-        vectors = [np.frombuffer(vector_of(c.value), np.uint64) for c in self.clients if c not in left_out]
-        summed: np.ndarray = np.add.reduce(vectors, axis=0, dtype=np.uint64)
-        return summed
-
-
-def exact(crowd: Crowd, left_out: Sequence[ClientId] = ()) -> None:
-    """Finish a sum, and compare it."""
-    found, total = crowd.finish()
-    assert sorted(found) == list(left_out)
-    assert total.tolist() == crowd.due(left_out).tolist()
-
-
-Conduct = Callable[[int, Order], Outcome | None]
-
-
-def obey(_: int, order: Order) -> Outcome | None:
-    return perform(order)
-
-
-class Unruly:
-    """Workers of which a test says what each order comes to; ``None`` loses the worker."""
-
-    def __init__(
-        self, count: int = 2, conduct: Callable[[int, Order], Outcome | None] = lambda _, o: perform(o)
-    ) -> None:
-        self.conduct, self.orders = conduct, list[Order]()
-        self._count, self._numbers = count, list(range(count))
-        self._given = list[tuple[int, Order]]()
-        self._next = count
+    def __init__(self, folder: Path, setup: SumSetup = SETUP, storage: str = "") -> None:
+        self.folder, self.setup, self.world = folder, setup, InsecureSum(setup)
+        self.storage, self.state = storage or str(folder / "storage"), folder / "state"
+        folder.mkdir(parents=True, exist_ok=True)
+        self.sent, self.asked = dict[ClientId, bytes](), list[bytes]()
+        self.settings: Mapping[str, Any] = {"clients_in_a_task": 2}
 
     @property
-    def idle(self) -> tuple[int, ...]:
-        busy = {worker for worker, _ in self._given}
-        return tuple(worker for worker in self._numbers if worker not in busy)
+    def clients(self) -> tuple[ClientId, ...]:
+        return self.setup.clients
 
-    def start(self, worker: int, order: Order) -> None:
-        self.orders.append(order)
-        self._given.append((worker, order))
+    def upload(self, client: ClientId, invitation: bytes) -> bytes:
+        """Return what a client sends, which is the same bytes whoever asks it again."""
+        if client not in self.sent:
+            made = self.world.client(client).upload(invitation, self.setup.subject, self.world.update(client))
+            self.sent[client] = made
+        return self.sent[client]
 
-    def poll(self, seconds: float) -> list[Answer]:
-        del seconds
-        answers = list[Answer]()
-        for worker, order in self._given:
-            outcome = self.conduct(worker, order)
-            answers.append((worker, outcome))
-            if outcome is None:
-                self._numbers.remove(worker)
-                self._numbers.append(self._next)
-                self._next += 1
-        self._given.clear()
+    def ask(self, requests: Mapping[int, bytes]) -> Iterator[tuple[int, bytes]]:
+        for position, request in requests.items():
+            self.asked.append(request)
+            try:
+                yield position, self.world.holders[position].respond(request)
+            except SecAggError:
+                continue
+
+    def session(
+        self, coins: Coins, ask: Callable[[Mapping[int, bytes]], Iterable[tuple[int, bytes]]]
+    ) -> OneMessageServerSession:
+        settings = OneMessageSettings(
+            minimum_cohort=self.setup.minimum_cohort,
+            corrupted=self.setup.corrupted_clients,
+            delivered_at_once=4,
+            capacity=self.setup.capacity,
+        )
+        helpers = OneMessageHelpers(
+            record=self.world.record,
+            keys=tuple(holder.keys for holder in self.world.holders.values()),
+            coins=coins,
+            ask_all=ask,
+        )
+        session = open_session(self.setup.subject, settings, frozenset(self.clients), helpers)
+        assert isinstance(session, OneMessageServerSession)
+        return session
+
+    def is_exact(self, released: Released, clients: Iterable[ClientId] | None = None) -> bool:
+        counted = frozenset(self.clients if clients is None else clients)
+        due, values = self.world.ideal(sorted(counted)), released.aggregate.values
+        same = all(np.array_equal(one, other) for one, other in zip(values, due.values, strict=True))
+        return same and released.counted == counted
+
+    def objects(self, kind: str) -> list[Path]:
+        """Return the pieces, or the partial sums, that lie in the storage."""
+        return sorted(path for path in Path(self.storage).glob(f"*/{kind}/**/*") if path.is_file())
+
+    def pieces_of(self, client: ClientId) -> list[Path]:
+        return sorted(Path(self.storage).glob(f"*/pieces/{client.value}/*"))
+
+
+class Life:
+    """A coordinator that others may go on from."""
+
+    def __init__(
+        self,
+        place: Place,
+        engine: Engine | None = None,
+        *,
+        ask: Callable[[Mapping[int, bytes]], Iterable[tuple[int, bytes]]] | None = None,
+        is_kept: bool = True,
+        progress: Callable[[Figures], None] = lambda _: None,
+    ) -> None:
+        self.place, self.engine, self.told = place, engine or InProcess(), Figures()
+        self.state = State(place.state, SystemCoins())
+        try:
+            coins = recorded_coins(self.state, SystemCoins())
+            self.session = place.session(coins, ask or place.ask)
+            require_offer(self.state, self.session.invitation, coins)
+            settings = SpreadSettings(storage=place.storage, **place.settings)
+            made = list[SpreadSum]()
+
+            def adding(cut: Any) -> SpreadSum:
+                made.append(
+                    SpreadSum(cut, self.engine, settings, self.state, is_kept=lambda: is_kept, progress=progress)
+                )
+                return made[0]
+
+            self.session.add_through(adding)
+            self.sum = made[0]
+        except BaseException:
+            self.state.close()
+            raise
+
+    def upload(self, clients: Iterable[ClientId] | None = None) -> None:
+        for client in self.place.clients if clients is None else clients:
+            self.session.receive(client, self.place.upload(client, self.session.invitation))
+
+    def finish(self) -> Released:
+        """Close the stage, if it is open, and release the sum."""
+        if self.session.stage is not None:
+            self.session.close_stage()
+        return self.session.release()
+
+    def end(self) -> None:
+        """End the process, as far as a test sees it: the lock is free, and nothing else has changed."""
+        self.state.close()
+
+
+def whole(place: Place, engine: Engine | None = None) -> Released:
+    """Hold a sum from its beginning to its end."""
+    life = Life(place, engine)
+    life.upload()
+    return life.finish()
+
+
+# --- Coordinators that are killed -------------------------------------------------------------------------------------
+
+
+class Moments:
+    """Counts the writes of a process, and ends it before or after one of them."""
+
+    def __init__(self, die_at: int) -> None:
+        self.passed, self._die_at = 0, die_at
+
+    def pass_by(self) -> None:
+        self.passed += 1
+        if self.passed == self._die_at:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def watch(self, owner: type, name: str) -> None:
+        original = getattr(owner, name)
+
+        def watched(*arguments: Any, **named: Any) -> Any:
+            self.pass_by()
+            result = original(*arguments, **named)
+            self.pass_by()
+            return result
+
+        setattr(owner, name, watched)
+
+
+def live(place: Place, die_at: int) -> dict[str, Any]:
+    """Fork a coordinator that dies at a write; answer what it asks of holders, and return how it ended.
+
+    The holders live in the process that forks, so they remember what a killed coordinator asked of them.
+    """
+    here, there = Pipe()
+    child = os.fork()
+    if not child:
+        here.close()
+        os._exit(_coordinate(place, there, die_at))
+    there.close()
+    said: dict[str, Any] = {}
+    with closing(here):
+        try:
+            while True:
+                kind, content = here.recv()
+                if kind == "ask":
+                    here.send(list(place.ask(content)))
+                elif kind == "sent":
+                    place.sent.update(content)
+                else:
+                    said = content
+        except (EOFError, OSError):
+            pass
+    _, status = os.waitpid(child, 0)
+    return {"killed": os.WIFSIGNALED(status), **said}
+
+
+def _coordinate(place: Place, pipe: Connection, die_at: int) -> int:
+    moments = Moments(die_at)
+    for owner, name in ((State, "_make"), (FolderStore, "put"), (FolderStore, "remove"), (State, "clear")):
+        moments.watch(owner, name)
+
+    def ask(requests: Mapping[int, bytes]) -> Iterable[tuple[int, bytes]]:
+        moments.pass_by()
+        pipe.send(("ask", dict(requests)))
+        answers: list[tuple[int, bytes]] = pipe.recv()
         return answers
 
-    def close(self) -> None:
-        """Do nothing."""
+    try:
+        life = Life(place, ask=ask)
+        if life.session.stage is not None:
+            for client in place.clients:
+                message = place.upload(client, life.session.invitation)
+                pipe.send(("sent", {client: message}))
+                life.session.receive(client, message)
+        released = life.finish()
+        # Whoever releases twice fails here.
+        with (place.folder / "released").open("x") as file:
+            file.write("once")
+        said: dict[str, Any] = {"exact": place.is_exact(released)}
+    except (SecAggError, ConnectionError) as error:
+        said = {"refused": str(error)}
+    pipe.send(("end", {**said, "moments": moments.passed}))
+    return 0

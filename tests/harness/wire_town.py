@@ -35,7 +35,7 @@ FORKS.set_forkserver_preload(
 
 
 def child(arguments: list[str], environment: dict[str, str], log: Path, stops: Connection | None) -> None:
-    """Run a command; where there are stops, a client waits before and after each answer."""
+    """Run a command; where there are stops, a client waits around each answer, and a server around its last steps."""
     from secagg.cli import main  # noqa: PLC0415 -- in the child
 
     os.environ.update(environment)
@@ -50,8 +50,9 @@ def child(arguments: list[str], environment: dict[str, str], log: Path, stops: C
 
 
 def pause(stops: Connection) -> None:
-    """Let every client of this process wait before and after each answer."""
-    from secagg.transport import client  # noqa: PLC0415 -- in the child
+    """Let a client of this process wait before and after each answer, and a server where it writes and tells."""
+    from secagg.cli.wire import server  # noqa: PLC0415 -- in the child
+    from secagg.transport import client, keeping  # noqa: PLC0415 -- in the child
 
     part: Any = vars(client)["_Part"]  # Where a client would be killed.
     answered = part._answered  # noqa: SLF001
@@ -63,10 +64,35 @@ def pause(stops: Connection) -> None:
         return progress
 
     async def stop(where: str) -> None:
+        await asyncio.to_thread(stand, where)
+
+    def stand(where: str) -> None:
         os.write(1, f"{where}\n".encode())
-        await asyncio.to_thread(stops.recv)
+        stops.recv()
 
     part._answered = stopping  # noqa: SLF001
+    kept: Any = keeping.ServerStore
+    commands: Any = server
+    write, put, erase = commands._write, kept.put, kept.erase  # noqa: SLF001
+
+    def written(*arguments: Any) -> Any:
+        stand("to write")
+        said = write(*arguments)
+        stand("written")
+        return said
+
+    def recorded(self: Any, record: Any) -> None:
+        put(self, record)
+        if record.ending:
+            stand("recorded")
+
+    def erased(self: Any) -> None:
+        stand("to erase")
+        erase(self)
+        stand("erased")
+
+    commands._write = written  # noqa: SLF001
+    kept.put, kept.erase = recorded, erased
 
 
 class Process:
@@ -162,13 +188,14 @@ class Town:
         assert self.command("flower", "keys", "--clients", "5", "--out", str(self.folder / "keys")).ended() == 0
         return str(self.folder / "keys" / "roster.json")
 
-    def serve(self, *arguments: str) -> Process:
+    def serve(self, *arguments: str, is_paused: bool = False) -> Process:
         """Start a server, at the same port as the one before, and wait until it listens."""
         server = self.command(
             "serve",
             *("--values", str(VALUES), "--clip", "1", "--listen", f"127.0.0.1:{self.port}"),
             *("--exchange-seconds", "600", "--out", str(self.folder / "mean.npy")),
             *("--state", str(self.folder / "server"), *arguments),
+            is_paused=is_paused,
         )
         found = re.search(r":(\d+),", server.wait_for("listening at "))
         assert found is not None

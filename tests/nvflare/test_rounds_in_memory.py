@@ -205,24 +205,23 @@ def test_floors_of_an_operator_that_cannot_be_read_are_not_passed_over(
     assert "holds floors by keys such as" in caplog.text or "is no floor" in caplog.text
 
 
-def test_training_that_fails_is_told_by_a_code_alone(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
-    def train(site: Site, model: FLModel) -> FLModel:
-        if site.name == "site-5":
-            raise RuntimeError("a secret of this site")
-        return adding(site, model)
-
-    made_log = left(folder, Left.TRAINING, caplog, train=train)
-    assert "a secret of this site" not in made_log
-
-
-def test_nan_is_told_by_a_code_alone(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("fails", ["raises", "nan", "another shape"])
+def test_whatever_training_returns_the_server_sees_an_upload(
+    fails: str, folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     def train(site: Site, model: FLModel) -> FLModel:
         found = adding(site, model)
+        if site.name == "site-5" and fails == "raises":
+            raise RuntimeError("a secret of this site")
         if site.name == "site-5":
-            found.params["w"][0] = np.nan
+            found.params["w"] = np.full(3, np.nan) if fails == "another shape" else found.params["w"] * np.nan
         return found
 
-    left(folder, Left.RANGE, caplog, train=train)
+    made = federation(folder, "pairwise", {}, {}, train=train)
+    made.run(MODEL)
+    assert not any(count.left for _, count in made.round.stages)
+    assert all(count.received == SITES for _, count in made.round.stages if count.sent == SITES)
+    assert "a secret of this site" not in caplog.text
 
 
 def test_a_result_that_no_session_waits_for_stays_at_the_site(folder: Path) -> None:
@@ -231,7 +230,7 @@ def test_a_result_that_no_session_waits_for_stays_at_the_site(folder: Path) -> N
     made.run(MODEL)
     for _ in range(2):
         reply = site._filtered(made.shareable_of(FLModel(params=dict(MODEL))), "out")  # noqa: SLF001 -- our own harness
-        assert failure_in(reply) is Left.REPEAT
+        assert failure_in(reply) is Left.LEFT
         assert reply.get_return_code() == ReturnCode.TASK_RESULT_FILTER_ERROR
 
 
@@ -241,7 +240,7 @@ def test_a_round_that_was_uploaded_for_is_refused_a_second_time(folder: Path) ->
     made.number -= 1
     with pytest.raises(ThresholdNotMet):
         made.run(MODEL)
-    assert made.round.stages[0][1].left == {Left.REPEAT: SITES}
+    assert made.round.stages[0][1].left == {Left.LEFT: SITES}
 
 
 def test_a_site_answers_for_itself_alone(folder: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -10,7 +10,7 @@ from secagg.planning.advice import advice, break_even_block
 from secagg.planning.bounds import product_slack
 from secagg.planning.costs import compare
 from secagg.planning.planned_update import INDEXED, Learned, PlanRequest, Scheme, shapes_of_blocks
-from secagg.protocols.two_servers.lanes.groups import RingLanes
+from secagg.protocols.two_servers.lanes.fields import RingLanes
 from secagg.protocols.two_servers.point_functions.shape import PointFunctionShape, tree_bits
 
 

@@ -12,7 +12,7 @@ from secagg.errors import InvalidParameters
 from secagg.parameters import Suite
 from secagg.planning.scale import Constants, Farm, Sample, estimate_scale, fit, layout_for, run_session
 from secagg.planning.seconds import Rates, costs_of
-from secagg.session.added_sums import MOST_CLIENTS
+from secagg.scale.tree import MOST_IN_A_GROUP as MOST_CLIENTS
 from secagg.session.costs import Costs, Work
 from secagg.session.registry import ProtocolEntry, find
 
@@ -58,8 +58,10 @@ def test_a_disturbed_measurement_makes_no_constant_negative() -> None:
     assert min(found.session, found.client.step, found.client.word, found.server.step, found.server.word) >= 0
 
 
-def test_every_line_follows_from_counts_and_says_what_it_assumes() -> None:
-    entry, clients, values = find("one-message"), 25_000, 1 << 12
+@pytest.mark.parametrize("protocol", ["one-message", "pairwise"])
+def test_every_line_follows_from_counts_and_says_what_it_assumes(protocol: str) -> None:
+    """Four workers and three sessions: what is not spread is divided by three, and so are uploads."""
+    entry, clients, values = find(protocol), 25_000, 1 << 12
     lines = {line.name: line for line in estimate_scale(entry, CONSTANTS, clients, values, farm=Farm(workers=4))}
     assert all(len(line.assumes.split()) > 3 for line in lines.values())
     each = -(-clients // 3)
@@ -70,9 +72,13 @@ def test_every_line_follows_from_counts_and_says_what_it_assumes() -> None:
     assert lines["a client sends"].value == due.up_bytes
     assert lines["a client computes"].value == pytest.approx(CONSTANTS.client.of(due.client))
     assert lines["all clients send"].value == clients * due.up_bytes
-    assert lines["taking it in"].value == pytest.approx(8 * clients * due.up_bytes / (4 * 10e9))
+    assert lines["taking it in"].value == pytest.approx(8 * clients * due.up_bytes / (3 * 10e9))
     assert lines["server, cores busy"].value == pytest.approx(3 * one.server_seconds)
-    assert lines["server, a core for each worker"].value == pytest.approx(3 * one.server_seconds / 4)
+    words = 3 * CONSTANTS.server.word * due.server.words if protocol == "one-message" else 0
+    divided = (3 * one.server_seconds - words) / 3 + words / 4
+    assert lines["server, a core for each worker"].value == pytest.approx(divided)
+    said = lines["server, a core for each worker"].assumes
+    assert ("--engine" in said, "--group" in said) == (protocol == "one-message", protocol != "one-message")
     slower = max(lines["taking it in"].value, lines["server, a core for each worker"].value)
     assert lines["a round at the server"].value == slower
 

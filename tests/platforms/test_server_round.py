@@ -15,7 +15,7 @@ from secagg.crypto.secret import Secret
 from secagg.errors import MalformedMessage, Misuse, PeerMisbehaved, Reason, ThresholdNotMet
 from secagg.identifiers import ClientId
 from secagg.platforms.keys.identities import Roster
-from secagg.platforms.leaving import Left, StageCount, TooHeavy, TrainingFailed, code_of, code_said, log_leaving
+from secagg.platforms.leaving import Left, StageCount, code_of, code_said, log_leaving
 from secagg.platforms.round_task import RoundTask
 from secagg.platforms.server_round import Answer, Reply, ServerRound
 from secagg.platforms.terms import Record
@@ -206,12 +206,12 @@ def test_each_stage_is_told_with_why_clients_left(caplog: pytest.LogCaptureFixtu
     def talk(carried: Round, stage: Stage, messages: Mapping[str, bytes]) -> None:
         all_answer(carried, stage, {node: message for node, message in messages.items() if node != "b"})
         if stage is KEYS:
-            carried.says("b", Left.WEIGHT)
+            carried.says("b", Left.TERMS)
 
     with caplog.at_level(logging.INFO):
         Round(Task(), talk).carried(NODES)
-    assert "round 7, keys: sent 3 (0.0 kB), received 2 (0.0 kB), dropped 1, in 0.0 s (1 left: weight)" in caplog.text
-    assert "1 clients left with code 'weight': their updates weigh more than secagg-maximum-weight" in caplog.text
+    assert "round 7, keys: sent 3 (0.0 kB), received 2 (0.0 kB), dropped 1, in 0.0 s (1 left: terms)" in caplog.text
+    assert "1 clients left with code 'terms': the offer is below their floors" in caplog.text
 
 
 def test_who_could_not_be_sent_to_is_awaited_no_more(caplog: pytest.LogCaptureFixture) -> None:
@@ -383,10 +383,10 @@ def test_a_stranger_with_a_key_of_the_roster_is_not_heard(roster: Roster, keys: 
 def test_a_node_that_leaves_takes_its_own_clients_along_and_says_why() -> None:
     carried, count = begun(task := Task())
     carried.says("a", plain(), count)
-    carried.says("b", Left.TRAINING, count)
+    carried.says("b", Left.LEFT, count)
     carried.says("stranger", None, count)
     assert task.session.dropped == [TWO]
-    assert dict(count.left) == {Left.TRAINING: 1}
+    assert dict(count.left) == {Left.LEFT: 1}
     carried.says("a", None, count)
     assert set(task.session.dropped) == {ONE, TWO}
     assert count.failed == 1
@@ -407,16 +407,14 @@ def test_with_a_roster_a_node_that_never_showed_its_key_takes_nobody_along(
 @pytest.mark.parametrize(
     ("error", "code"),
     [
-        (TrainingFailed("it failed"), Left.TRAINING),
-        (TooHeavy("it weighs too much"), Left.WEIGHT),
-        (PeerMisbehaved("twice", reason=Reason.ALREADY_ANSWERED, culprits=()), Left.REPEAT),
+        (PeerMisbehaved("twice", reason=Reason.ALREADY_ANSWERED, culprits=()), Left.LEFT),
         (PeerMisbehaved("another", reason=Reason.BELOW_FLOOR, culprits=()), Left.TERMS),
-        (Misuse("a range", reason=Reason.INPUT_OUT_OF_RANGE), Left.RANGE),
-        (Misuse("anything"), Left.OTHER),
-        (RuntimeError("a secret"), Left.OTHER),
+        (Misuse("a range", reason=Reason.INPUT_OUT_OF_RANGE), Left.LEFT),
+        (Misuse("anything"), Left.LEFT),
+        (RuntimeError("a secret"), Left.LEFT),
     ],
 )
-def test_of_an_error_the_server_is_told_one_of_six_codes(error: Exception, code: Left) -> None:
+def test_of_an_error_the_server_is_told_one_of_two_codes(error: Exception, code: Left) -> None:
     assert code_of(error) is code
     assert code_said(str(code)) is code
 
@@ -438,6 +436,6 @@ def test_why_a_client_leaves_is_in_its_own_log(caplog: pytest.LogCaptureFixture)
     assert "Traceback" in caplog.text
 
 
-@pytest.mark.parametrize("said", ["a secret", "", None, 5, b"terms"])
+@pytest.mark.parametrize("said", ["a secret", "weight", "", None, 5, b"terms"])
 def test_any_other_code_is_taken_for_the_last(said: object) -> None:
-    assert code_said(said) is Left.OTHER
+    assert code_said(said) is Left.LEFT

@@ -19,7 +19,7 @@ import pytest
 from secagg.errors import InvalidParameters, Misuse, Reason
 from secagg.privacy import accounting
 from secagg.privacy.accounting import ReleasePart, epsilon, gap_of_sum, rho_of_part, skellam_loss
-from secagg.privacy.noise import NoiseKind
+from secagg.privacy.kinds import NoiseKind
 
 Pmf = npt.NDArray[np.float64]
 GAUSSIAN, SKELLAM = NoiseKind.DISCRETE_GAUSSIAN, NoiseKind.SKELLAM
@@ -208,7 +208,8 @@ def test_nothing_that_depends_on_a_client_costs_nothing(kind: NoiseKind) -> None
 
 @KINDS
 @pytest.mark.parametrize(
-    ("releases", "delta"), [(0, 1e-6), (1.0, 1e-6), (True, 1e-6), (1, 0), (1, 1), (1, -1e-6), (1, float("nan"))]
+    ("releases", "delta"),
+    [(0, 1e-6), (1.0, 1e-6), (True, 1e-6), (1, 0), (1, 1), (1, -1e-6), (1, 1e-60), (1, float("nan"))],
 )
 def test_numbers_out_of_range_are_refused(kind: NoiseKind, releases: Any, delta: Any) -> None:
     with pytest.raises(InvalidParameters):

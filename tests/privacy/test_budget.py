@@ -18,7 +18,7 @@ from secagg.privacy.accounting import NO_LOSS, Loss, epsilon, loss_of, skellam_l
 from secagg.privacy.budget import PrivacyBudget
 from secagg.privacy.budgeted_noise import BudgetedNoise
 from secagg.privacy.client_noise import ClientNoise, NoiseSettings
-from secagg.privacy.noise import NoiseKind
+from secagg.privacy.kinds import NoiseKind
 from secagg.privacy.sensitivity import Adjacency
 
 DELTA = 1e-6
@@ -167,9 +167,9 @@ def test_an_epsilon_that_bounds_nothing_is_refused(wrong: Any) -> None:
         PrivacyBudget(epsilon=wrong, delta=DELTA)
 
 
-@pytest.mark.parametrize("wrong", [0.0, 1.0, -1e-9, nan, 0, "1e-6"])
+@pytest.mark.parametrize("wrong", [0.0, 1e-60, 1.0, -1e-9, nan, 0, "1e-6"])
 def test_a_delta_that_is_no_probability_is_refused(wrong: Any) -> None:
-    with pytest.raises(InvalidParameters, match="delta of a budget"):
+    with pytest.raises(InvalidParameters, match="a delta is a number from"):
         PrivacyBudget(epsilon=1.0, delta=wrong)
 
 
@@ -201,7 +201,7 @@ def test_settings_have_a_budget_where_they_say_so() -> None:
         ({"budget_epsilon": Fraction(8), "budget_delta": Fraction(0)}, "budget_delta above 0 and below 1"),
         ({"budget_epsilon": Fraction(8), "budget_delta": Fraction(1)}, "budget_delta above 0 and below 1"),
         ({"budget_epsilon": Fraction(1, 10**400)}, "the epsilon of a budget"),
-        ({"budget_epsilon": Fraction(8), "budget_delta": Fraction(1, 10**400)}, "the delta of a budget"),
+        ({"budget_epsilon": Fraction(8), "budget_delta": Fraction(1, 10**400)}, "a delta is a number from"),
     ],
 )
 def test_settings_whose_budget_is_none_are_refused(wrong: dict[str, Any], named: str) -> None:

@@ -19,7 +19,8 @@ from secagg.crypto.entropy import SystemCoins
 from secagg.crypto.ring import Ring, reduce
 from secagg.errors import InvalidParameters, Misuse
 from secagg.privacy import noise
-from secagg.privacy.noise import GREATEST_VARIANCE, NoiseKind, require_variance, sample
+from secagg.privacy.kinds import GREATEST_VARIANCE, NoiseKind, require_variance
+from secagg.privacy.noise import sample
 from secagg.simulation.insecure_coins import InsecureRecordedCoins, InsecureSeededCoins
 from tests.harness.distributions import PMFS, WORST_DEVIATION, deviation, deviation_from, gaussian_pmf, skellam_pmf
 

@@ -13,7 +13,8 @@ from secagg.crypto.entropy import SystemCoins
 from secagg.crypto.ring import Ring
 from secagg.errors import InvalidParameters, Misuse
 from secagg.privacy import noise_table
-from secagg.privacy.noise import NoiseKind, place_in
+from secagg.privacy.kinds import NoiseKind
+from secagg.privacy.noise import place_in
 from secagg.privacy.noise_table import GREATEST_TABLED, add_noise_into, pieces
 from secagg.simulation.insecure_coins import InsecureSeededCoins
 from tests.harness.distributions import PMFS, WORST_DEVIATION, Vector, deviation_from

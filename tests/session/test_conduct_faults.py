@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import count
@@ -13,9 +14,10 @@ import pytest
 from secagg.conformance.sessions import LAWS, SessionCandidate, check_law, check_sessions
 from secagg.contract import Payload
 from secagg.crypto.secret import Secret
-from secagg.errors import ContractViolation, PeerError
+from secagg.errors import ContractViolation, Misuse, PeerError, Reason
 from secagg.identifiers import ClientId
 from secagg.session.roles import LateUpdate, Released, ServerSession, Subject, Turnout
+from secagg.session.stages import Checked
 from secagg.wire import Writer
 from tests.harness.plain_sum import (
     DIGEST_BYTES,
@@ -64,25 +66,25 @@ class TakesSecond(PlainServerSession):
     """Lets a second upload take the place of the first."""
 
     def receive(self, sender: ClientId, message: bytes) -> None:
-        self._seen.pop(sender, None)
+        self._said.pop(sender, None)
         super().receive(sender, message)
 
 
 class TakesInOrder(PlainServerSession):
     """Refuses clients that come after one with a greater name."""
 
-    def _take(self, sender: ClientId, message: bytes) -> bytes:
+    def _take(self, sender: ClientId, content: tuple[Payload, int]) -> None:
         if any(other > sender for other in self.uploads):
             raise ValueError("too late")
-        return super()._take(sender, message)
+        super()._take(sender, content)
 
 
 class TakesLate(PlainServerSession):
     """Takes uploads that come after the stage was closed."""
 
     def receive(self, sender: ClientId, message: bytes) -> None:
-        if self._is_closed and not self._is_over:
-            self._take(sender, message)
+        if self._stage is None and not self._is_over:
+            self._take(sender, self._check(sender, message).content)
         else:
             super().receive(sender, message)
 
@@ -90,22 +92,54 @@ class TakesLate(PlainServerSession):
 class TakesAnything(PlainServerSession):
     """Does not look at what an upload is for, whose it is, or whether it was altered on its way."""
 
-    def _take(self, sender: ClientId, message: bytes) -> bytes:
+    def _check(self, sender: ClientId, message: bytes) -> Checked[tuple[Payload, int]]:
         from hashlib import sha256  # noqa: PLC0415
 
         head, size = 7, 32
         packed = message[head + size + 8 + 4 + 4 : -size]
         own = message[:head] + self.digest + sender.encode() + message[head + size + 8 : -size]
-        return super()._take(sender, own + sha256(packed).digest())
+        return super()._check(sender, own + sha256(packed).digest())
 
 
 class RacesWithItself(PlainServerSession):
     """Counts without a lock, and breaks when the same comes again."""
 
     def receive(self, sender: ClientId, message: bytes) -> None:
-        if sender in self._seen:
+        if sender in self._said:
             raise RuntimeError("heard before")
         super().receive(sender, message)
+
+
+class PutsOut(PlainServerSession):
+    """Puts a client out for what the network did to its answer."""
+
+    def _record(self, *errors: PeerError, who: object = None) -> None:
+        super()._record(*errors, who=who)
+        if isinstance(who, ClientId):
+            self._leave(who)
+
+
+class RecordsEverything(PlainServerSession):
+    """Keeps a fault as often as it comes."""
+
+    def _record(self, *errors: PeerError, who: object = None) -> None:
+        super()._record(*errors, who=(who, len(self._faults)))
+
+
+class RecordsNothing(PlainServerSession):
+    """Keeps no faults."""
+
+    def _record(self, *errors: PeerError, who: object = None) -> None:
+        """Forget them."""
+
+
+class RemembersStrangers(PlainServerSession):
+    """Lets anybody leave, and counts who left."""
+
+    def drop(self, client: ClientId) -> None:
+        super().drop(client)
+        if self._waiting:
+            self._waiting.pop()
 
 
 class ReleasesEarly(PlainServerSession):
@@ -174,8 +208,8 @@ class JoinsAnything(PlainClientSession):
     """Uploads to whatever sum invites it."""
 
     def _upload(self, message: bytes, update: LateUpdate) -> bytes:
-        made = update.take()
-        again = LateUpdate(lambda: made)
+        made = update.take(self._subject.layout, range(1, 9))
+        again = LateUpdate(lambda: made, made.model_digest)
         digest = message[7:]
         told, self._subject = self._subject, replace(self._subject, model_digest=None)
         try:
@@ -194,8 +228,46 @@ class TrainsEarly(PlainClientSession):
     """Makes its update before it has checked anything."""
 
     def _upload(self, message: bytes, update: LateUpdate) -> bytes:
-        made = update.take()
+        made = update.take(self._subject.layout, range(1, 9))
         return super()._upload(message, LateUpdate(lambda: made))
+
+
+class TellsByFailing(PlainClientSession):
+    """Leaves where training fails, as if the server could learn nothing from that."""
+
+    def _upload(self, message: bytes, update: LateUpdate) -> bytes:
+        make = update._make  # pyright: ignore[reportPrivateUsage]
+        assert make is not None
+        try:
+            made = make()
+        except ArithmeticError:
+            raise Misuse("training failed") from None
+        return super()._upload(message, LateUpdate(lambda: made, self._subject.model_digest))
+
+
+class TellsByItsLength(PlainClientSession):
+    """Pads an upload of greater weight."""
+
+    def _upload(self, message: bytes, update: LateUpdate) -> bytes:
+        make = update._make  # pyright: ignore[reportPrivateUsage]
+        assert make is not None
+        made = make()
+        return super()._upload(message, LateUpdate(lambda: made, self._subject.model_digest)) + bytes(made.weight > 1)
+
+
+class KnowsValuesAgain(PlainClientSession):
+    """Uploads no values twice, so that a server sees whether two updates were clamped to one."""
+
+    def _upload(self, message: bytes, update: LateUpdate) -> bytes:
+        made = update.take(self._subject.layout, (1,))
+        digest = hashlib.sha256(made.payload.encode()).digest()
+        if (self.client, digest) in UPLOADED:
+            raise Misuse("this update was uploaded before", reason=Reason.ALREADY_SPENT)
+        UPLOADED.add((self.client, digest))
+        return super()._upload(message, LateUpdate(lambda: made, made.model_digest))
+
+
+UPLOADED = set[tuple[ClientId, bytes]]()
 
 
 class UploadsAgain(PlainClientSession):
@@ -225,7 +297,7 @@ class BelievesItsMessage(PlainClientSession):
     """Uploads something else where the message is not the one that was sent, and the server cannot see it."""
 
     def _upload(self, message: bytes, update: LateUpdate) -> bytes:
-        made = update.take()
+        made = update.take(self._subject.layout, range(1, 9))
         due = Writer(INVITATION).fixed(digest_of(self._subject, made.model_digest), DIGEST_BYTES).finish()
         payload = made.payload
         if message != due:
@@ -269,6 +341,11 @@ FAULTS: Final[list[tuple[str, type[Any]]]] = [
     ("sum_of_all", BoundsRings),
     ("same_bytes_again", SaysOtherBytes),
     ("second_answer", TakesSecond),
+    ("refused_then_true", PutsOut),
+    ("replayed_then_true", PutsOut),
+    ("one_fault_for_each_reason", RecordsEverything),
+    ("second_answer_is_a_fault", RecordsNothing),
+    ("strangers", RemembersStrangers),
     ("any_order", TakesInOrder),
     ("late_answer", TakesLate),
     ("another_sender", TakesAnything),
@@ -290,6 +367,9 @@ FAULTS: Final[list[tuple[str, type[Any]]]] = [
     ("altered_message", BelievesItsMessage),
     ("aborted", AnswersAfterLeaving),
     ("suspended", AnswersAfterLeaving),
+    ("silence", TellsByFailing),
+    ("silence", TellsByItsLength),
+    ("silence", KnowsValuesAgain),
 ]
 
 

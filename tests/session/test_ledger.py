@@ -7,21 +7,17 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
-import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from secagg.contract import Layout, Payload, RingSegment
 from secagg.errors import InvalidParameters, MalformedMessage, Misuse, PeerMisbehaved, Reason
 from secagg.protocols.enclave.ledger import SealLedger
 from secagg.protocols.two_servers.ledger import UploadLedger
-from secagg.session.ledger import Spent, SpentUpdates, values_digest
-from tests.harness.session_worlds import client_ids, payload_of
+from secagg.session.ledger import ATTEMPTS, Spent, SpentUpdates
 
 A, B = (bytes([byte]) * 32 for byte in b"AB")
-FIRST = Spent(b"a task", 1, bytes([1]) * 32, A)
+FIRST = Spent(b"a task", 1, A, bytes([1]) * 32)
 
 
 def reopened(ledger: SpentUpdates, path: Path) -> SpentUpdates:
@@ -44,61 +40,91 @@ def test_an_update_is_refused_under_another_number_and_another_task(*, is_restar
 
 
 @pytest.mark.parametrize("is_restarted", [False, True])
-def test_a_model_that_comes_back_under_a_new_number_is_refused(*, is_restarted: bool, tmp_path: Path) -> None:
-    """Model A, model B, and model A again under a third number: its update would be in two sums."""
+def test_a_model_has_its_attempts_under_any_number_and_task(*, is_restarted: bool, tmp_path: Path) -> None:
+    """A round that failed may be tried again with the same model; a server that goes on with it learns differences."""
+    path = tmp_path / "ledger"
+    ledger = SpentUpdates(path)
+    for number in range(ATTEMPTS):
+        ledger.charge(Spent(b"a task", 2 * number, A))
+        ledger.charge(Spent(b"a task", 2 * number + 1, bytes([number + 1]) * 32))
+    if is_restarted:
+        ledger = reopened(ledger, path)
+    for again in (Spent(b"a task", 9, A), Spent(b"another", 1, A)):
+        for call in (ledger.require_open, ledger.charge):
+            with pytest.raises(PeerMisbehaved, match="3 times for the model") as caught:
+                call(again)
+            assert caught.value.reason is Reason.ALREADY_ANSWERED
+            assert not caught.value.culprits
+    ledger.charge(Spent(b"a task", 9, A), is_repeat_allowed=True)
+
+
+@pytest.mark.parametrize("attempts", [1, 2, None])
+def test_a_client_says_how_many_attempts_a_model_has(attempts: int | None) -> None:
+    ledger = SpentUpdates(attempts=attempts)
+    for number in range(attempts or 9):
+        ledger.charge(Spent(b"a task", number, A))
+    if attempts is not None:
+        with pytest.raises(PeerMisbehaved):
+            ledger.charge(Spent(b"a task", attempts, A))
+    ledger.charge(Spent(b"a task", 9, B))
+
+
+@pytest.mark.parametrize("attempts", [0, -1, 1.0, True])
+def test_a_model_has_at_least_one_attempt(attempts: Any) -> None:
+    with pytest.raises(InvalidParameters, match="1 or more"):
+        SpentUpdates(attempts=attempts)
+
+
+@pytest.mark.parametrize("is_restarted", [False, True])
+def test_an_upload_for_a_known_model_is_one_of_its_own_task(*, is_restarted: bool, tmp_path: Path) -> None:
+    """A failed round is tried again under another task: what that task has had is remembered all the same."""
     path = tmp_path / "ledger"
     ledger = SpentUpdates(path)
     ledger.charge(FIRST)
-    ledger.charge(Spent(b"a task", 2, bytes([2]) * 32, B))
+    ledger.charge(Spent(b"another", 7, A))
     if is_restarted:
         ledger = reopened(ledger, path)
-    with pytest.raises(PeerMisbehaved) as caught:
-        ledger.charge(Spent(b"a task", 3, bytes([3]) * 32, A))
-    assert caught.value.reason is Reason.ALREADY_ANSWERED
-    ledger.charge(Spent(b"a task", 3, bytes([3]) * 32, A), is_repeat_allowed=True)
+    assert (ledger.last(b"another"), ledger.count(b"another")) == (7, 1)
+    with pytest.raises(PeerMisbehaved, match="uploaded for number 7"):
+        ledger.charge(Spent(b"another", 7, B))
 
 
-def test_an_update_whose_layout_has_another_version_is_the_same_update() -> None:
-    payload = payload_of(client_ids(1)[0])
-    renamed = Payload(Layout(payload.layout.segments, bytes([7]) * 32), payload.values)
-    assert values_digest(payload) == values_digest(renamed)
-    ledger = UploadLedger(b"a task")
-    ledger.charge(b"a task", 1, payload)
-    with pytest.raises(Misuse, match="train again"):
-        ledger.charge(b"a task", 2, renamed)
+def test_what_nobody_names_is_never_the_same() -> None:
+    ledger = SpentUpdates(attempts=1)
+    for number in range(3):
+        ledger.charge(Spent(b"a task", number))
+    assert ledger.count(b"a task") == 3
 
 
 def test_both_policies_go_on_from_one_file(tmp_path: Path) -> None:
-    path, payload = tmp_path / "ledger", payload_of(client_ids(1)[0])
-    spent = SpentUpdates(path)
-    UploadLedger(b"rounds", spent=spent).charge(b"rounds", 4, payload)
-    spent = reopened(spent, path)
-    with pytest.raises(PeerMisbehaved, match="round 4"):
-        UploadLedger(b"rounds", spent=spent).charge(b"rounds", 4, payload_of(client_ids(2)[1]))
+    path = tmp_path / "ledger"
+    spent = SpentUpdates(path, attempts=1)
+    UploadLedger(b"rounds", spent=spent).charge(b"rounds", 4, A)
+    spent.close()
+    spent = SpentUpdates(path, attempts=1)
+    with pytest.raises(PeerMisbehaved, match="number 4"):
+        UploadLedger(b"rounds", spent=spent).charge(b"rounds", 4, B)
     seals = SealLedger(b"versions", spent=spent, maximum_seals=1)
-    with pytest.raises(Misuse, match="train again"):
-        seals.charge(Spent(b"versions", 1, values_digest(payload), A), is_noised=False)
-    seals.charge(Spent(b"versions", 1, bytes(32), A), is_noised=False)
+    with pytest.raises(PeerMisbehaved, match="for the model"):
+        seals.charge(Spent(b"versions", 1, A), is_noised=False)
+    seals.charge(Spent(b"versions", 1, B), is_noised=False)
     spent = reopened(spent, path)
     with pytest.raises(PeerMisbehaved) as caught:
-        SealLedger(b"versions", spent=spent, maximum_seals=2).charge(
-            Spent(b"versions", 1, bytes([9]) * 32, B), is_noised=False
-        )
+        SealLedger(b"versions", spent=spent, maximum_seals=2).charge(Spent(b"versions", 1), is_noised=False)
     assert caught.value.reason is Reason.ALREADY_ANSWERED
     with pytest.raises(PeerMisbehaved) as caught:
-        SealLedger(b"versions", spent=spent, maximum_seals=1).charge(
-            Spent(b"versions", 2, bytes([9]) * 32, B), is_noised=False
-        )
+        SealLedger(b"versions", spent=spent, maximum_seals=1).charge(Spent(b"versions", 2), is_noised=False)
     assert caught.value.reason is Reason.BUDGET_SPENT
 
 
 def test_a_spent_budget_is_said_before_anything_is_trained() -> None:
     seals = SealLedger(b"versions", maximum_seals=2)
     for version, model in enumerate((A, B), start=1):
-        seals.require_open(b"versions", version, is_noised=False)
-        seals.charge(Spent(b"versions", version, bytes([version]) * 32, model), is_noised=False)
+        spent = Spent(b"versions", version, model)
+        seals.require_open(spent, is_noised=False)
+        seals.charge(spent, is_noised=False)
     with pytest.raises(PeerMisbehaved) as caught:
-        seals.require_open(b"versions", 3, is_noised=False)
+        seals.require_open(Spent(b"versions", 3), is_noised=False)
     assert caught.value.reason is Reason.BUDGET_SPENT
 
 
@@ -106,13 +132,13 @@ def test_a_record_that_is_cut_is_dropped_and_one_that_is_changed_is_noticed(tmp_
     path = tmp_path / "ledger"
     ledger = SpentUpdates(path)
     ledger.charge(FIRST)
-    ledger.charge(Spent(b"a task", 2, bytes([2]) * 32, B))
+    ledger.charge(Spent(b"a task", 2, B, bytes([2]) * 32))
     ledger.close()
     stored = path.read_bytes()
     path.write_bytes(stored[:-1])
     cut = SpentUpdates(path)
     assert cut.last(b"a task") == 1
-    cut.charge(Spent(b"a task", 2, bytes([2]) * 32, B))
+    cut.charge(Spent(b"a task", 2, B, bytes([2]) * 32))
     cut.close()
     assert path.read_bytes() == stored
     for place in (0, 10, 60, 100, len(stored) - 1):
@@ -139,6 +165,17 @@ def test_a_file_is_one_processs_and_its_owners_alone(tmp_path: Path) -> None:
     assert SpentUpdates(path).last(b"a task") == -1
 
 
+@pytest.mark.parametrize("mode", [0o620, 0o602])
+def test_a_file_that_others_may_write_to_is_no_ledger(mode: int, tmp_path: Path) -> None:
+    path = tmp_path / "ledger"
+    SpentUpdates(path).close()
+    path.chmod(mode)
+    with pytest.raises(InvalidParameters, match="chmod it to 600"):
+        SpentUpdates(path)
+    path.chmod(0o600)
+    SpentUpdates(path).close()
+
+
 def test_what_was_charged_survives_a_process_that_is_killed(tmp_path: Path) -> None:
     program = (
         "import os, signal, sys\n"
@@ -150,7 +187,7 @@ def test_what_was_charged_survives_a_process_that_is_killed(tmp_path: Path) -> N
     path = tmp_path / "ledger"
     ended = subprocess.run([sys.executable, "-c", program, str(path)], check=False, env=os.environ)  # noqa: S603
     assert ended.returncode < 0
-    with pytest.raises(Misuse):
+    with pytest.raises(PeerMisbehaved, match="numbers go up"):
         SpentUpdates(path).charge(FIRST)
 
 
@@ -181,11 +218,10 @@ def test_of_two_ledgers_of_one_file_one_has_the_upload_of_a_round() -> None:
     """Each session is given a ledger of its own, and both may look before either uploads."""
     spent = SpentUpdates()
     rounds, others = UploadLedger(b"rounds", spent=spent), UploadLedger(b"rounds", spent=spent)
-    first, second = (payload_of(client) for client in client_ids(2))
-    rounds.charge(b"rounds", 5, first)
+    rounds.charge(b"rounds", 5, A)
     for number in (5, 4):
         with pytest.raises(PeerMisbehaved, match="uploaded for number 5") as caught:
-            others.charge(b"rounds", number, second)
+            others.charge(b"rounds", number, B)
         assert caught.value.reason is Reason.ALREADY_ANSWERED
     assert (spent.last(b"rounds"), spent.count(b"rounds")) == (5, 1)
 
@@ -193,10 +229,10 @@ def test_of_two_ledgers_of_one_file_one_has_the_upload_of_a_round() -> None:
 def test_of_two_ledgers_of_one_file_both_have_one_budget() -> None:
     spent = SpentUpdates()
     ledgers = [SealLedger(b"versions", spent=spent, maximum_seals=1) for _ in range(2)]
-    ledgers[0].charge(Spent(b"versions", 1, bytes([1]) * 32, A), is_noised=False)
+    ledgers[0].charge(Spent(b"versions", 1, A), is_noised=False)
     for number, model in ((1, A), (2, B)):
         with pytest.raises(PeerMisbehaved):
-            ledgers[1].charge(Spent(b"versions", number, bytes([2]) * 32, model), is_noised=False)
+            ledgers[1].charge(Spent(b"versions", number, model), is_noised=False)
     assert spent.count(b"versions") == 1
 
 
@@ -204,9 +240,9 @@ def test_a_budget_is_decided_where_the_upload_is_written_down() -> None:
     """Sessions side by side may each have looked before."""
     spent = SpentUpdates()
     for number, model in ((1, A), (2, B)):
-        spent.charge(Spent(b"versions", number, bytes([number]) * 32, model), maximum=2)
+        spent.charge(Spent(b"versions", number, model), maximum=2)
     with pytest.raises(PeerMisbehaved) as caught:
-        spent.charge(Spent(b"versions", 3, bytes([3]) * 32), maximum=2)
+        spent.charge(Spent(b"versions", 3), maximum=2)
     assert caught.value.reason is Reason.BUDGET_SPENT
     assert spent.count(b"versions") == 2
 
@@ -215,20 +251,20 @@ def test_with_noise_an_update_is_charged_again_as_long_as_its_budget_lasts() -> 
     spent = SpentUpdates()
     ledgers = [SealLedger(b"v", spent=spent, maximum_seals=2, repeats_allowed=True) for _ in range(3)]
     for ledger in ledgers[:2]:
-        ledger.charge(Spent(b"v", 1, bytes(32), A), is_noised=True)
+        ledger.charge(Spent(b"v", 1, A), is_noised=True)
     with pytest.raises(PeerMisbehaved) as caught:
-        ledgers[2].charge(Spent(b"v", 1, bytes(32), A), is_noised=True)
+        ledgers[2].charge(Spent(b"v", 1, A), is_noised=True)
     assert caught.value.reason is Reason.BUDGET_SPENT
 
 
-def test_without_noise_an_update_is_charged_once_also_where_repeats_are_allowed() -> None:
-    """Noise protects each release; an epoch without it gets no update that another one had."""
-    ledger = SealLedger(b"v", repeats_allowed=True)
-    ledger.charge(Spent(b"v", 1, bytes(32), A), is_noised=False)
-    with pytest.raises(Misuse) as caught:
-        ledger.charge(Spent(b"v", 2, bytes(32), B), is_noised=False)
-    assert caught.value.reason is Reason.ALREADY_SPENT
-    ledger.charge(Spent(b"v", 2, bytes(32), B), is_noised=True)
+def test_without_noise_a_model_has_its_attempts_also_where_repeats_are_allowed() -> None:
+    """Noise protects each release; an epoch without it gets no more updates of a model than a client's attempts."""
+    ledger = SealLedger(b"v", repeats_allowed=True, spent=SpentUpdates(attempts=1))
+    ledger.charge(Spent(b"v", 1, A), is_noised=False)
+    with pytest.raises(PeerMisbehaved) as caught:
+        ledger.charge(Spent(b"v", 2, A), is_noised=False)
+    assert caught.value.reason is Reason.ALREADY_ANSWERED
+    ledger.charge(Spent(b"v", 2, A), is_noised=True)
 
 
 def test_a_ledger_of_seals_is_for_a_task_with_a_name() -> None:
@@ -295,39 +331,10 @@ def test_an_upload_is_known_by_whole_digests() -> None:
     """A shorter one would shift what is read back."""
     ledger = SpentUpdates()
     for wrong in (b"", bytes(31), bytes(33)):
-        for spoiled in (replace(FIRST, values=wrong), replace(FIRST, model=wrong)):
+        for spoiled in (replace(FIRST, update=wrong), replace(FIRST, model=wrong)):
             with pytest.raises(Misuse, match="32 bytes"):
                 ledger.charge(spoiled)
     assert ledger.count(FIRST.task) == 0
-
-
-def test_values_are_told_apart_by_where_their_segments_end_and_not_by_how_they_lie_in_memory() -> None:
-    def payload(*vectors: list[int]) -> Payload:
-        layout = Layout(tuple(RingSegment(8, len(vector)) for vector in vectors))
-        return Payload(layout, tuple(np.array(vector, np.uint8) for vector in vectors))
-
-    assert values_digest(payload([1, 2], [3])) != values_digest(payload([1], [2, 3]))
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr("secagg.session.ledger._HASHED_AT_A_TIME", 2)
-        assert values_digest(payload([1, 2, 3, 4])) != values_digest(payload([1, 2], [3, 4])), "as long as a piece"
-    spread = np.array([1, 9, 2, 9], np.uint8)[::2]
-    assert values_digest(replace(payload([1, 2]), values=(spread,))) == values_digest(payload([1, 2]))
-
-
-@given(st.lists(st.integers(0, 255), min_size=1, max_size=40), st.data())
-def test_equal_values_are_known_again_and_no_altered_one_is_taken_for_them(
-    values: list[int], data: st.DataObject
-) -> None:
-    payload = Payload(Layout((RingSegment(8, len(values)),)), (np.array(values, np.uint8),))
-    altered = payload.values[0].copy()
-    altered[data.draw(st.integers(0, len(values) - 1))] ^= data.draw(st.integers(1, 255))
-    whole = values_digest(payload)
-    assert whole == values_digest(replace(payload, values=(payload.values[0].copy(),)))
-    assert whole != values_digest(replace(payload, values=(altered,)))
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr("secagg.session.ledger._HASHED_AT_A_TIME", 16)
-        assert values_digest(payload) == values_digest(replace(payload, values=(payload.values[0].copy(),)))
-        assert values_digest(payload) != values_digest(replace(payload, values=(altered,)))
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")

@@ -21,6 +21,7 @@ from secagg.protocols.enclave import simulation as enclave
 from secagg.protocols.one_message import simulation as one_message
 from secagg.protocols.pairwise_mask import simulation as pairwise_mask
 from secagg.protocols.two_servers import simulation as two_servers
+from secagg.session.registry import ProtocolName
 
 Usual = Callable[[Any, int, dict[str, Any]], Any]
 FLOORS: dict[str, tuple[ModuleType, str, Usual]] = {
@@ -47,7 +48,7 @@ def test_one_in_ten_works_with_the_server_and_one_in_twenty_leaves() -> None:
 @example(4)
 @example(5)
 @settings(max_examples=6, deadline=None)
-def test_usual_floors_admit_what_is_planned_without_numbers(protocol: str, clients: int) -> None:
+def test_usual_floors_admit_what_is_planned_without_numbers(protocol: ProtocolName, clients: int) -> None:
     module, name, usual = FLOORS[protocol]
     coins, kept = SystemCoins(), vars(module)[name]
     plan = Session.for_model(np.zeros(4), clients=clients, clip=1.0, protocol=protocol)
@@ -69,7 +70,7 @@ def test_usual_floors_admit_what_is_planned_without_numbers(protocol: str, clien
 @pytest.mark.parametrize(("protocol", "least"), [("pairwise", 5), ("coded-mask", 4)])
 @given(clients=st.integers(3, 200))
 @settings(max_examples=10, deadline=None)
-def test_a_plan_without_numbers_takes_a_dropout(protocol: str, least: int, clients: int) -> None:
+def test_a_plan_without_numbers_takes_a_dropout(protocol: ProtocolName, least: int, clients: int) -> None:
     made = Session.for_model(np.zeros(4), clients=clients, clip=1.0, protocol=protocol).settings
     assert made.dropped == (0 if clients < least else max(1, clients // 20))
     assert made.minimum_cohort == clients - made.dropped

@@ -25,7 +25,7 @@ from secagg.protocols.one_message.plan import plan_epoch, plan_offer
 from secagg.protocols.one_message.server import Server
 from secagg.session.certificates import SigningKey, issue_certificate
 from secagg.session.roles import LateUpdate, Subject, Update
-from secagg.simulation.insecure_coins import InsecureRecordedCoins
+from secagg.simulation.insecure_coins import InsecureRecordedCoins, InsecureSeededCoins
 
 Vector = dict[str, Any]
 NOW = 1_800_000_000
@@ -166,7 +166,13 @@ class Play:
     def server(self) -> Server:
         """The server, which begins with the offer."""
         if not self._server:
-            self._server.append(Server(Offer.decode(self.messages["offer"]), self.setting["sum_id"].encode()))
+            self._server.append(
+                Server(
+                    Offer.decode(self.messages["offer"]),
+                    self.setting["sum_id"].encode(),
+                    InsecureSeededCoins(bytes(32)),
+                )
+            )
         return self._server[0]
 
     # --- What happens -------------------------------------------------------------------------------------------------

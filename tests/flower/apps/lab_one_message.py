@@ -98,7 +98,6 @@ def committee(lab: Any) -> dict[str, Any]:
         **settings_of(folder),
         rounds=2,
         chaos={1: {"do": "fail"}},
-        present=[client for client in range(lab.count) if client != 1],
     )
     return outcome
 

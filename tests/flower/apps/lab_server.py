@@ -157,9 +157,9 @@ class Lab:
         else:
             who = range(self.count) if present is None else present
             self.arrays = arrays
-            outcome |= difference(arrays, expected(who, rounds, weights or {}))
+            outcome |= difference(arrays, expected(who, rounds, weights or {}, chaos or {}))
             outcome["metrics"] = metrics
-            outcome["loss"] = mean_loss(who, weights or {})
+            outcome["loss"] = mean_loss(who, weights or {}, chaos or {})
         over().touch()
         outcome["seconds"] = time.monotonic() - began
         outcome["stages"] = [
@@ -215,7 +215,7 @@ def _dropped_at(kind: str, do: str = "raise") -> Callable[[Lab], dict[str, Any]]
         # One that is silent holds one of the simulation's two processes.
         told = (1,) if do == "silent" else (1, 4)
         chaos = {p: {"at": kind, "do": do} for p in told}
-        gone = told if kind in ("OFFER", "ADVERTISED_KEYS", "TRAIN") else ()
+        gone = told if kind in ("OFFER", "ADVERTISED_KEYS", "TRAIN") and do not in ("fail", "refuse") else ()
         outcome = lab.secure(chaos=chaos, present=[p for p in range(lab.count) if p not in gone], stage_patience=1.0)
         if do != "silent":
             outcome["state_left"] = lab.state_left()
@@ -453,12 +453,11 @@ def wrong_share(lab: Lab) -> dict[str, Any]:
 
 
 def nan(lab: Lab) -> dict[str, Any]:
-    return lab.secure(chaos={2: {"do": "nan"}}, present=[p for p in range(lab.count) if p != 2])
+    return lab.secure(chaos={2: {"do": "nan"}})
 
 
 def heavy(lab: Lab) -> dict[str, Any]:
-    present = [p for p in range(lab.count) if p != 2]
-    return lab.secure(maximum_weight=1000, chaos={2: {"examples": 1001}}, present=present)
+    return lab.secure(maximum_weight=1000, chaos={2: {"examples": 1001}}, weights={2: 1000})
 
 
 def light(lab: Lab) -> dict[str, Any]:
@@ -493,7 +492,7 @@ def even_sizes(lab: Lab) -> dict[str, Any]:
 def pruning(lab: Lab) -> dict[str, Any]:
     """Tell how many values of the large tensor moved, and how far the ones that did are off."""
     outcome = lab.secure(compression="pruning-0.75")
-    due, before = expected(range(lab.count), 1, {})["layer"], initial_model()["layer"]
+    due, before = expected(range(lab.count), 1, {}, {})["layer"], initial_model()["layer"]
     moved = lab.arrays["layer"] != before
     outcome["moved"] = float(moved.mean())
     outcome["off"] = float(np.abs(lab.arrays["layer"] - due)[moved].max())
@@ -622,7 +621,7 @@ SCENARIOS: dict[str, Callable[[Lab], dict[str, Any]]] = {
     "pruning": pruning,
     "enclave": enclave(rounds=2),
     "enclave_dropped": enclave(
-        minimum_cohort=3, chaos={1: {"at": "TRAIN", "do": "raise"}, 4: {"do": "fail"}}, present=(0, 2, 3, 5, 6, 7)
+        minimum_cohort=3, chaos={p: {"at": "TRAIN", "do": "raise"} for p in (1, 4)}, present=(0, 2, 3, 5, 6, 7)
     ),
     "enclave_too_few": enclave(threshold=1.0, chaos={1: {"at": "TRAIN", "do": "raise"}}),
     "enclave_pq": enclave(rounds=3, compression="pq-256x5"),

@@ -39,19 +39,40 @@ def loss(partition: int) -> float:
     return 1.0 / (partition + 1)
 
 
-def expected(who: Iterable[int], rounds: int, weights: dict[int, int]) -> dict[str, Any]:
-    """Return the model that the weighted mean gives, in float64."""
+def expected(
+    who: Iterable[int], rounds: int, weights: dict[int, int], chaos: dict[int, dict[str, Any]]
+) -> dict[str, Any]:
+    """Return the model that the weighted mean gives, in float64; where training fails, nothing is changed."""
     model = {name: array.astype(np.float64) for name, array in initial_model().items()}
     parties = list(who)
-    total = sum(weights.get(p, examples(p)) for p in parties)
+    weights = told_weights(parties, weights, chaos)
+    total = sum(weights.values())
     for number in range(1, rounds + 1):
         for name in SHAPES:
-            model[name] += sum(weights.get(p, examples(p)) * change(p, number, name) for p in parties) / total
-        model["steps"] += np.rint(sum(weights.get(p, examples(p)) * counted(p) for p in parties) / total)
+            changes = {p: change(p, number, name) for p in parties}
+            for p in parties:
+                match chaos.get(p, {}).get("do"):
+                    case "fail" | "refuse":
+                        changes[p][...] = 0
+                    case "nan" if name == "layer":
+                        changes[p][3, 4] = 0
+                    case _:
+                        pass
+            model[name] += sum(weights[p] * changes[p] for p in parties) / total
+        trained = [p for p in parties if not fails(chaos, p)]
+        model["steps"] += np.rint(sum(weights[p] * counted(p) for p in trained) / total)
     return model
 
 
-def mean_loss(who: Iterable[int], weights: dict[int, int]) -> float:
-    parties = list(who)
-    total = sum(weights.get(p, examples(p)) for p in parties)
-    return sum(weights.get(p, examples(p)) * loss(p) for p in parties) / total
+def mean_loss(who: Iterable[int], weights: dict[int, int], chaos: dict[int, dict[str, Any]]) -> float:
+    weights = told_weights(list(who), weights, chaos)
+    losses = {p: 0.0 if fails(chaos, p) else loss(p) for p in weights}
+    return sum(weights[p] * losses[p] for p in weights) / sum(weights.values())
+
+
+def fails(chaos: dict[int, dict[str, Any]], partition: int) -> bool:
+    return chaos.get(partition, {}).get("do") in {"fail", "refuse"}
+
+
+def told_weights(who: Iterable[int], weights: dict[int, int], chaos: dict[int, dict[str, Any]]) -> dict[int, int]:
+    return {p: 1 if fails(chaos, p) else weights.get(p, examples(p)) for p in who}

@@ -271,7 +271,7 @@ TWO_SERVERS: dict[str, Scenario] = {
     "two": plain_rounds,
     "two_twin": twin,
     "two_dropped": _simulated(
-        minimum_cohort=3, chaos={1: {"at": "TRAIN", "do": "raise"}, 4: {"do": "fail"}}, present=(0, 2, 3, 5, 6, 7)
+        minimum_cohort=3, chaos={1: {"at": "TRAIN", "do": "raise"}, 4: {"do": "fail"}}, present=(0, 2, 3, 4, 5, 6, 7)
     ),
     "two_too_few": _simulated(threshold=1.0, chaos={1: {"at": "TRAIN", "do": "raise"}}),
     "two_pq": _simulated(rounds=3, compression="pq-64x5"),

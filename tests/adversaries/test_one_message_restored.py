@@ -1,0 +1,202 @@
+"""A server that has holders restored from copies, to be answered a second list without its victim.
+
+| attack | what stops it |
+|---|---|
+| the folder is copied while a record is written, or with a stray byte behind its records, and put back | the mark |
+| a holder is forked, and each of the two is shown another list | the process is compared |
+
+Every write, every copy and every way of putting one back stand in ``tests/protocols/one_message/test_journal.py``.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import pytest
+
+from secagg.crypto.entropy import SystemCoins
+from secagg.errors import SecAggError, ThresholdNotMet
+from secagg.identifiers import ClientId
+from secagg.protocols.one_message.holder import Holder
+from secagg.protocols.one_message.journal import FileJournal
+from secagg.protocols.one_message.parameters import ThresholdRule
+from secagg.protocols.one_message.plan import OneMessageSettings
+from secagg.protocols.one_message.session import OneMessageHelpers, OneMessageServerSession, open_session
+from secagg.session.roles import Released
+from secagg.session.sockets.frames import decode_refusal
+from secagg.wire import MessageKind, message_kind
+from tests.harness.one_message_sums import InsecureSum, SumSetup
+
+BOOT: Final = b"since this morning"
+LIAR: Final = 3
+
+
+class Standing:
+    """A holder with its journal in a folder, which can be stopped and put back."""
+
+    def __init__(self, world: InsecureSum, position: int, folder: Path) -> None:
+        self.world, self.position, self.folder, self.backup = world, position, folder, folder.with_name("backup")
+        self.journal: FileJournal | None = None
+        self.holder: Holder | None = None
+        self.starts = 0
+        self.start()
+
+    def start(self) -> None:
+        """Begin, or go on from the folder; nothing holds where the folder is refused."""
+        self.starts += 1
+        coins = self.world.setup.coins_of(f"journal {self.starts} of {self.folder}")
+        try:
+            self.journal = FileJournal(self.folder, self.world.record.context.digest, BOOT, coins)
+        except SecAggError:
+            return
+        self.holder = self.world.holder_with(
+            self.world.record,
+            self.position,
+            key=self.world.holder_keys[self.position],
+            journal=self.journal,
+            root=self.journal.root,
+            nonce=self.journal.nonce,
+        )
+
+    def stop(self) -> None:
+        if self.journal is not None:
+            self.journal.close()
+        self.journal = self.holder = None
+
+    def copy(self, *patterns: str) -> None:
+        """Copy files as they are, whatever the holder is doing."""
+        self.backup.mkdir(exist_ok=True)
+        for pattern in patterns:
+            for file in self.folder.glob(pattern):
+                shutil.copy2(file, self.backup / file.name)
+
+    def put_back(self) -> None:
+        """Put back what was copied, file by file; what was not copied stays."""
+        for file in self.backup.iterdir():
+            shutil.copy2(file, self.folder / file.name)
+
+
+class World:
+    """Four holders, of whom one works with the server, and five clients whose uploads the server keeps."""
+
+    def __init__(self, folder: Path) -> None:
+        self.sum = InsecureSum(SumSetup(holders=4, rule=ThresholdRule.CERTIFIED))
+        self.standing = [Standing(self.sum, position, folder / str(position) / "holder") for position in range(LIAR)]
+        self.sum.holders |= {one.position: one.holder for one in self.standing if one.holder is not None}
+        # The liar remembers no list, so it signs and answers any.
+        vars(self.sum.holders[LIAR])["_place"] = self.forget
+        self.uploads = {
+            client: self.sum.client(client).upload(
+                self.sum.offer().encode(), self.sum.setup.subject, self.sum.update(client)
+            )
+            for client in self.sum.setup.clients
+        }
+
+    @staticmethod
+    def forget(*_: object) -> None:
+        """Remember nothing."""
+
+    def ask_all(self, requests: Mapping[int, bytes]) -> Iterable[tuple[int, bytes]]:
+        holders = {LIAR: self.sum.holders[LIAR], **{one.position: one.holder for one in self.standing}}
+        for position, request in requests.items():
+            if (holder := holders[position]) is not None:
+                yield position, holder.answer(request)
+
+    def opened(self, clients: Iterable[ClientId]) -> OneMessageServerSession:
+        """Return a session that has these clients' uploads, and receipts for them."""
+        session = open_session(
+            self.sum.setup.subject,
+            OneMessageSettings(capacity=self.sum.setup.capacity, delivered_at_once=1),
+            None,
+            OneMessageHelpers(
+                record=self.sum.record,
+                keys=tuple(self.sum.holders[position].keys for position in range(4)),
+                coins=SystemCoins(),
+                ask_all=self.ask_all,
+            ),
+        )
+        for client in clients:
+            session.receive(client, self.uploads[client])
+        return session
+
+    def difference(self, first: Released, clients: Iterable[ClientId]) -> list[np.ndarray]:
+        """Return what a second sum of these clients leaves of the first one."""
+        session = self.opened(clients)
+        session.close_stage()
+        second = session.release()
+        rings = self.sum.setup.layout.require_rings()
+        pairs = zip(rings, first.aggregate.values, second.aggregate.values, strict=True)
+        return [segment.ring.subtract(one, other) for segment, one, other in pairs]
+
+    def is_of(self, client: ClientId, vectors: list[np.ndarray]) -> bool:
+        values = self.sum.setup.values_of(client).values
+        return all((one == other).all() for one, other in zip(vectors, values, strict=True))
+
+
+# --- A victim's vector ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("names", [("head", "records"), ("head", "records", "secret", "mark.*")])
+@pytest.mark.parametrize("how", ["a stray byte", "head before records"])
+def test_two_restored_holders_and_one_liar_give_no_second_list(
+    how: str, names: tuple[str, ...], tmp_path: Path
+) -> None:
+    """A second list without the victim would give its vector exactly: it is the difference of the two sums.
+
+    An archiver copies two holders' folders while they write down a delivery, before they have signed anything.
+    """
+    world = World(tmp_path)
+    *others, last = world.sum.setup.clients
+    victim, restored = others[2], world.standing[:2]
+    session = world.opened(others)
+    for one in restored:
+        one.copy("head" if how == "head before records" else "nothing")
+    session.receive(last, world.uploads[last])
+    for one in restored:
+        one.copy(*(name for name in names if name != "head" or how == "a stray byte"))
+        if how == "a stray byte":
+            with one.backup.joinpath("records").open("ab") as records:
+                records.write(b"\0")
+    session.close_stage()
+    first = session.release()
+    assert first.counted == {*others, last}
+    for one in restored:
+        one.stop()
+        one.put_back()
+        one.start()
+    stolen: list[np.ndarray] | None = None
+    with suppress(ThresholdNotMet):
+        stolen = world.difference(first, [client for client in (*others, last) if client != victim])
+    assert stolen is None or not world.is_of(victim, stolen), "the server has the victim's vector"
+    assert stolen is None
+    assert [one.holder for one in restored] == [None, None]
+
+
+@pytest.mark.parametrize("rule", ThresholdRule)
+def test_of_a_holder_that_was_forked_one_answers(rule: ThresholdRule) -> None:
+    """A fork has the lock of the folder and the memory, and hears nothing of what the other answers."""
+    world = InsecureSum(SumSetup(rule=rule))
+    server = world.collected()
+    server.fix_list()
+    smaller = replace(server.upload_list, listed=server.upload_list.listed[1:])
+    reading, writing = os.pipe()
+    if (child := os.fork()) == 0:
+        # Nothing of the test runner may run here.
+        try:
+            os.write(writing, world.holders[0].answer(smaller.encode()))
+        finally:
+            os._exit(0)
+    os.close(writing)
+    os.waitpid(child, 0)
+    with os.fdopen(reading, "rb") as file:
+        said = file.read()
+    assert message_kind(said) is MessageKind.REFUSAL
+    assert "forked" in str(decode_refusal(said))
+    assert message_kind(world.holders[0].answer(server.requests()[0])) is not MessageKind.REFUSAL

@@ -1,0 +1,215 @@
+"""Bytes that are altered on the way or come under another's name: who is named, and who may still send its own.
+
+| attack | defence |
+|---|---|
+| a client uploads under another's name | the transport's sender is compared first, and is named with the way |
+| a bit of an upload is flipped, so that its client is refused later | bytes that do not verify change nothing |
+| server 1 refuses an honest client's half | a refused half names the client and both servers |
+| a bit of what the servers say to each other is flipped | no client is named without both servers |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any
+
+import numpy as np
+import pytest
+
+from secagg.contract import IndexSegment, Layout, Payload, RingSegment, ideal_aggregate
+from secagg.crypto.entropy import SystemCoins
+from secagg.errors import MalformedMessage, Party, PeerError, PeerMisbehaved, Reason, SecAggError
+from secagg.identifiers import ClientId, ServerId
+from secagg.protocols.two_servers.operators.relay_messages import decode_halves
+from secagg.protocols.two_servers.session import TwoServersSession, TwoServersSettings
+from secagg.protocols.two_servers.simulation import TwoServersSimulation, cheater
+from secagg.session.roles import LateUpdate, Released, Subject, Update
+from secagg.wire import MessageKind, message_kind
+from tests.harness.indexing_rounds import NOW
+
+LAYOUT = Layout((RingSegment(20, 4), IndexSegment(64, 2)))
+CLIENTS = ALICE, MALLORY, CAROL, DAVE = tuple(map(ClientId, (1, 2, 3, 4)))
+BOTH = frozenset({ServerId(0), ServerId(1)})
+MODEL = bytes(32)
+Ask = Callable[[bytes], bytes]
+
+
+def payload_of(client: ClientId) -> Payload:
+    ring, index = LAYOUT.segments
+    values = np.arange(ring.length) + client.value, np.full(index.length, 7 * client.value)
+    return Payload(LAYOUT, tuple(v.astype(s.ring.word) for v, s in zip(values, LAYOUT.segments, strict=True)))
+
+
+@dataclass
+class World:
+    """One round among honest parties, on a network that the test is."""
+
+    alter: Callable[[bytes, bytes], bytes] = lambda _, answer: answer
+    """Given what server 0 asked and what server 1 answered, what arrives."""
+    uploads: dict[ClientId, bytes] = field(default_factory=dict[ClientId, bytes])
+
+    def __post_init__(self) -> None:
+        settings = TwoServersSettings(depth=1, maximum_rejections=4, lifetime=timedelta(hours=1))
+        self.simulation = TwoServersSimulation(settings, coins=SystemCoins(), clock=lambda: NOW)
+        plain: Ask = vars(self.simulation)["_asked"]
+
+        def asked(request: bytes) -> bytes:
+            return self.alter(request, plain(request))
+
+        vars(self.simulation)["_asked"] = asked
+        self.subject = Subject(task=b"a task", round_number=1, layout=LAYOUT, capacity=1 << 10, model_digest=MODEL)
+        self.session: TwoServersSession = self.simulation.open(self.subject, frozenset(CLIENTS))
+
+    def joined(self, client: ClientId, *, cheats: bool = False) -> Any:
+        member = cheater(self.simulation, client) if cheats else self.simulation.member(client)
+        return member.join(self.subject, LateUpdate(lambda: Update(payload_of(client), MODEL)))
+
+    def upload_of(self, client: ClientId, *, cheats: bool = False) -> bytes:
+        if client not in self.uploads:
+            message = self.session.message_to(client)
+            assert message is not None
+            self.uploads[client] = self.joined(client, cheats=cheats).answer(message)
+        return self.uploads[client]
+
+    def is_exact(self, *missing: ClientId) -> Released:
+        """Let everybody send its own bytes, and compare the sum."""
+        for client in CLIENTS:
+            self.session.receive(client, self.upload_of(client))
+        self.session.close_stage()
+        released = self.session.release()
+        ideal = ideal_aggregate(LAYOUT, [payload_of(client) for client in CLIENTS if client not in missing])
+        assert released.aggregate.encode() == ideal.encode()
+        return released
+
+    def refused(self, sender: ClientId, message: bytes) -> PeerError:
+        """Hand over what is refused, after which everybody is awaited who was before."""
+        before = self.session.awaited
+        with pytest.raises(PeerError) as caught:
+            self.session.receive(sender, message)
+        assert self.session.awaited == before
+        return caught.value
+
+
+@pytest.fixture
+def world() -> Iterator[World]:
+    made = World()
+    yield made
+    made.simulation.close()
+
+
+def flipped(message: bytes, position: int, bit: int) -> bytes:
+    return message[:position] + bytes([message[position] ^ (1 << bit)]) + message[position + 1 :]
+
+
+@pytest.mark.parametrize("bit", [0, *(pytest.param(bit, marks=pytest.mark.long) for bit in range(1, 8))])
+def test_a_flipped_bit_names_no_client_alone_and_shuts_nobody_out(world: World, bit: int) -> None:
+    upload = world.upload_of(ALICE)
+    named = set[frozenset[Party]]()
+    for position in range(len(upload)):
+        named.add(world.refused(ALICE, flipped(upload, position, (position + bit) % 8)).culprits)
+    assert named == {frozenset({ALICE, ServerId(0)}), BOTH | {ALICE}}
+    world.is_exact()
+
+
+def test_an_upload_under_another_name_names_who_hands_it_over_and_the_way(world: World) -> None:
+    """Also if it is Alice's own, signed and genuine; she is awaited, and so is Mallory."""
+    for message in (world.upload_of(ALICE), flipped(world.upload_of(ALICE), 200, 0)):
+        error = world.refused(MALLORY, message)
+        assert error.culprits == {MALLORY, ServerId(0)}
+    assert ALICE in (world.session.awaited or ())
+    world.is_exact()
+
+
+def test_mallorys_upload_that_says_it_is_alices_names_mallory(world: World) -> None:
+    """The header is Mallory's to write, until a signature says whose it is."""
+    forged = world.upload_of(MALLORY).replace(MALLORY.encode(), ALICE.encode())
+    assert forged != world.upload_of(MALLORY)
+    assert world.refused(MALLORY, forged).culprits == {MALLORY, ServerId(0)}
+    assert world.refused(ALICE, forged).culprits == {ALICE, ServerId(0)}
+    world.is_exact()
+
+
+def test_a_server_1_that_refuses_an_honest_half_names_itself_as_well(world: World) -> None:
+
+    def refusing(request: bytes, answer: bytes) -> bytes:
+        if message_kind(request) is MessageKind.INDEXING_UPLOAD:
+            raise MalformedMessage("no half", reason=Reason.NOT_CANONICAL, culprits={ALICE})
+        return answer
+
+    genuine, world.alter = world.alter, refusing
+    assert world.refused(ALICE, world.upload_of(ALICE)).culprits == BOTH | {ALICE}
+    world.alter = genuine
+    world.is_exact()
+
+
+def test_a_client_that_votes_twice_is_named_with_both_servers(world: World) -> None:
+    """Either server could have opened something else than it was sent."""
+    world.upload_of(MALLORY, cheats=True)
+    released = world.is_exact(MALLORY)
+    error = released.left_out[MALLORY]
+    assert isinstance(error, PeerMisbehaved)
+    assert error.culprits == BOTH | {MALLORY}
+    assert {fault.culprits for fault in world.session.faults} == {BOTH | {MALLORY}}
+
+
+SAID = (
+    MessageKind.PROPOSE_UPLOADS,
+    MessageKind.INDEXING_ANSWER,
+    MessageKind.ACCEPTED_LIST,
+    MessageKind.OUTPUT_COMMITMENT,
+    MessageKind.OUTPUT_SHARE,
+)
+
+
+@pytest.mark.parametrize("asked", SAID, ids=lambda kind: kind.name)
+def test_a_flipped_bit_between_the_servers_names_no_client_without_both(asked: MessageKind) -> None:
+    """Whether server 1's answer was altered on the way, or by server 1."""
+    lengths, names_a_client = list[int](), list[bool]()
+    for step in range(24):
+
+        def alter(request: bytes, answer: bytes, step: int = step) -> bytes:
+            if message_kind(request) is not asked:
+                return answer
+            lengths.append(len(answer))
+            return flipped(answer, step * len(answer) // 24, step % 8)
+
+        world = World(alter)
+        errors = list[SecAggError]()
+        try:
+            for client in CLIENTS:
+                world.session.receive(client, world.upload_of(client))
+            world.session.close_stage()
+            released = world.session.release()
+        except SecAggError as error:
+            errors.append(error)
+        else:
+            errors += released.left_out.values()
+            assert errors, "what was altered is noticed"
+        for found in [*errors, *world.session.faults]:
+            if isinstance(found, PeerError):
+                clients = found.culprits - BOTH
+                names_a_client.append(bool(clients))
+                assert not clients or found.culprits >= BOTH
+        world.simulation.close()
+    assert len(lengths) == 24
+
+
+def test_a_flipped_bit_of_an_invitation_names_no_client_and_costs_no_update(world: World) -> None:
+    message = world.session.message_to(ALICE)
+    assert message is not None
+    joined = world.joined(ALICE)
+    for position in range(len(message)):
+        with pytest.raises(SecAggError) as caught:
+            joined.answer(flipped(message, position, position % 8))
+        if isinstance(caught.value, PeerError):
+            assert caught.value.culprits <= BOTH
+    world.uploads[ALICE] = joined.answer(message)
+    world.is_exact()
+
+
+def test_two_halves_of_two_uploads_name_the_client_and_both_servers(world: World) -> None:
+    first, second = decode_halves(world.upload_of(ALICE)), decode_halves(world.upload_of(MALLORY))
+    crossed = world.upload_of(ALICE).replace(first[1], second[1])
+    assert world.refused(ALICE, crossed).culprits == BOTH | {ALICE}

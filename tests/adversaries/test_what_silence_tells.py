@@ -1,0 +1,133 @@
+"""A server that looks for one client's values and weight by asking, and by looking at who falls silent.
+
+| it | and sees |
+|---|---|
+| bisects the bounds of one message over ten rounds | an upload of the same length in each |
+| bisects the greatest weight of every protocol over ten rounds | the same |
+| asks again where two updates were clamped to one | an upload: nothing is known by its values |
+| offers one model again and again | as many uploads as its client allows, whatever its values are |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+
+from secagg.contract import Layout, Payload, RingSegment
+from secagg.crypto.entropy import SystemCoins
+from secagg.errors import SecAggError
+from secagg.identifiers import ClientId
+from secagg.protocols.one_message.ledger import Ledger
+from secagg.session.ledger import ATTEMPTS
+from secagg.session.registry import find
+from secagg.session.roles import LateUpdate, Subject, Update
+from tests.harness.session_worlds import CAPACITY, NOW, SETTINGS, client_ids
+
+LAYOUT = Layout((RingSegment(20, 8),))
+ROUNDS = 10
+Answered = tuple[tuple[str, object], ...]
+"""Of each stage in which the victim was asked: the length of its answer, or that it left, and with which error."""
+
+
+def model_of(number: int) -> bytes:
+    return bytes([number + 1]) * 32
+
+
+def asked(name: str, settings: Any, subject: Subject, update: LateUpdate, ledgers: dict[Any, Any]) -> Answered:
+    """Run one session in which everybody but the victim is unremarkable, and return what the victim answered."""
+    clients = client_ids(SETTINGS[name][2])
+    seen = list[tuple[str, object]]()
+    with closing(find(SETTINGS[name][0]).simulate(settings, coins=SystemCoins(), clock=lambda: NOW)) as world:
+        if "_ledgers" in vars(world):
+            vars(world)["_ledgers"] = ledgers  # A client's ledger outlives every round.
+        session = world.open(subject, frozenset(clients))
+        plain = Update(Payload(LAYOUT, (np.ones(8, np.uint32),)), subject.model_digest or b"")
+        joined = {
+            client: world.member(client).join(
+                subject, update if client == clients[0] else LateUpdate(lambda: plain, subject.model_digest)
+            )
+            for client in clients
+        }
+        gone = set[ClientId]()
+        while session.stage is not None:
+            for client, own in joined.items():
+                message = session.message_to(client)
+                if client in gone or message is None:
+                    continue
+                try:
+                    answer = own.answer(message)
+                except SecAggError as error:
+                    gone.add(client)
+                    session.drop(client)
+                    seen.append((session.stage.name, error.reason))
+                    continue
+                session.receive(client, answer)
+                if client == clients[0]:
+                    seen.append((session.stage.name, len(answer)))
+            session.close_stage()
+        session.abort()
+    return tuple(seen)
+
+
+def bisected(name: str, value: int, weight: int, changes: Callable[[int], dict[str, Any]], most: int) -> list[Answered]:
+    """Return what a server sees that halves a range in each round, by whether the victim uploaded."""
+    low, high, seen, ledgers = 0, most, list[Answered](), dict[Any, Any]()
+    for number in range(ROUNDS):
+        middle = max(1, (low + high) // 2)
+        settings = replace(SETTINGS[name][1], **changes(middle))
+        subject = Subject(
+            task=b"a task", round_number=number, layout=LAYOUT, capacity=CAPACITY, model_digest=model_of(number)
+        )
+        payload = Payload(LAYOUT, (np.full(8, value, np.uint32),))
+        update = LateUpdate(partial(Update, payload, model_of(number), weight))
+        seen.append(asked(name, settings, subject, update, ledgers))
+        low, high = (low, middle) if isinstance(seen[-1][-1][1], int) else (middle, high)
+    return seen
+
+
+@pytest.mark.parametrize("name", ["one message", "one message, certified"])
+def test_bounds_that_are_bisected_tell_no_constant(name: str) -> None:
+    """A client whose value lay outside was silent: ten rounds told its value."""
+    bounds: Callable[[int], dict[str, Any]] = lambda middle: {"bounds": ((-middle, middle),)}  # noqa: E731
+    small, large = (bisected(name, value, 1, bounds, 512) for value in (3, 400))
+    assert small == large
+    assert all(isinstance(answer, int) for seen in small for _, answer in seen)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["one message", "enclave", "pairwise, active, full", "pairwise, semi-honest, full", "coded mask, semi-honest"],
+)
+def test_a_greatest_weight_that_is_bisected_tells_no_weight(name: str) -> None:
+    weights: Callable[[int], dict[str, Any]] = lambda middle: {"maximum_weight": middle}  # noqa: E731
+    light, heavy = (bisected(name, 5, weight, weights, 64) for weight in (2, 60))
+    assert light == heavy
+    assert all(isinstance(answer, int) for seen in light for _, answer in seen)
+
+
+def test_one_model_again_and_again_gets_as_many_uploads_whatever_its_updates_are() -> None:
+    """Clamped updates are equal: a ledger of values would say so in the second round."""
+    name, found = "one message", list[list[Answered]]()
+    for value in (3, 400):
+        ledgers = dict[Any, Any]()
+        clients = client_ids(SETTINGS[name][2])
+        for client in clients:
+            ledgers[client, b"a task"] = Ledger(b"a task", lambda _: None)
+        settings = replace(SETTINGS[name][1], bounds=((-8, 8),))
+        payload = Payload(LAYOUT, (np.full(8, value, np.uint32),))
+        update = partial(Update, payload, model_of(0))
+        subject = Subject(task=b"a task", round_number=0, layout=LAYOUT, capacity=CAPACITY, model_digest=model_of(0))
+        found.append(
+            [
+                asked(name, settings, replace(subject, round_number=number), LateUpdate(update), ledgers)
+                for number in range(ATTEMPTS)
+            ]
+        )
+    assert found[0] == found[1]
+    assert all(isinstance(answer, int) for seen in found[0] for _, answer in seen)

@@ -1,0 +1,159 @@
+"""The rule of conduct of server sessions: of one with three stages, and under six hundred flipped bits."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping
+
+import pytest
+
+from secagg.conformance.sessions.rehearsal import Rehearsal
+from secagg.contract import Aggregate, Layout, RingSegment
+from secagg.errors import NOBODY, Misuse, PeerError, PeerMisbehaved, Reason, ThresholdNotMet, UnexpectedMessage
+from secagg.identifiers import ClientId, ServerId
+from secagg.session.roles import Released, Stage, Turnout
+from secagg.session.stages import Checked, StagedServerSession
+from tests.harness.session_worlds import candidate_of
+
+ALICE, BOB, CAROL, EVE = map(ClientId, (1, 2, 3, 99))
+INVITED = frozenset({ALICE, BOB, CAROL})
+STAGES = tuple(Stage(name=name, takes_update=name == "input") for name in ("keys", "input", "answers"))
+FLIPS = 600
+
+
+class ThreeStages(StagedServerSession[str]):
+    """Clients say ``<stage>:<name>:<word>``, and sign it by a digest; the word ``lie`` is wrong, ``leave`` leaves."""
+
+    def __init__(self, minimum: int = 2) -> None:
+        self.words, self.is_wiped = list[str](), False
+        super().__init__(STAGES[0], b"offer", INVITED, minimum)
+
+    @property
+    def is_signed(self) -> bool:
+        return True
+
+    def _check(self, sender: ClientId, message: bytes) -> Checked[str]:
+        said, _, signature = message.rpartition(b"|")
+        if hashlib.sha256(said).digest()[:4] != signature:
+            raise PeerMisbehaved("unsigned", reason=Reason.AUTHENTICATION_FAILED, culprits={sender, ServerId()})
+        stage, name, word = said.decode().split(":")
+        if self._stage is None or (stage, name) != (self._stage.name, str(sender.value)):
+            raise PeerMisbehaved("context", reason=Reason.WRONG_SESSION, culprits={sender, ServerId()})
+        return Checked(word, hashlib.sha256(said).digest())
+
+    def _take(self, sender: ClientId, content: str) -> None:
+        if content == "lie":
+            raise PeerMisbehaved("a lie", reason=Reason.INPUT_OUT_OF_RANGE, culprits={sender})
+        if content == "leave":
+            self._leave(sender)
+        self.words.append(content)
+
+    def _next(self) -> tuple[Stage, Mapping[ClientId, bytes]] | None:
+        assert self._stage is not None
+        number = STAGES.index(self._stage) + 1
+        if number == len(STAGES):
+            return None
+        return STAGES[number], {client: str(client).encode() for client in self._said if client not in self._out}
+
+    def _sum(self, progress: Callable[[int, int], None] | None) -> Released:
+        del progress
+        layout = Layout((RingSegment(4, 1),))
+        values = tuple(segment.ring.zeros(1) for segment in layout.require_rings())
+        counted = frozenset(self._said)
+        return Released(
+            aggregate=Aggregate(layout, values, len(counted), len(counted)),
+            counted=counted,
+            left_out={},
+            revealed=frozenset({counted}),
+            unbounded=(),
+        )
+
+    def _wipe(self) -> None:
+        self.is_wiped = True
+
+
+def said(session: ThreeStages, client: ClientId, word: str = "yes") -> bytes:
+    assert session.stage is not None
+    text = f"{session.stage.name}:{client.value}:{word}".encode()
+    return text + b"|" + hashlib.sha256(text).digest()[:4]
+
+
+def refused(session: ThreeStages, client: ClientId, message: bytes) -> PeerError:
+    with pytest.raises(PeerError) as caught:
+        session.receive(client, message)
+    return caught.value
+
+
+def test_three_stages_carry_a_session_to_its_sum() -> None:
+    session, kept = ThreeStages(), list[bytes]()
+    for stage, present in zip(STAGES, ((ALICE, BOB, CAROL), (ALICE, BOB, CAROL), (ALICE, BOB)), strict=True):
+        assert session.stage == stage
+        for client in present:
+            kept.append(said(session, client))
+            session.receive(client, kept[-1])
+            session.receive(client, kept[-1])
+        assert session.awaited == INVITED - set(present)
+        session.close_stage()
+        session.receive(ALICE, kept[0])
+    assert session.words == ["yes"] * 8
+    assert refused(session, CAROL, b"late").culprits is NOBODY
+    assert session.release().counted == {ALICE, BOB}
+    assert session.is_wiped
+    with pytest.raises(Misuse):
+        session.release()
+
+
+def test_a_lie_puts_its_signer_out_and_nothing_unverified_does() -> None:
+    session = ThreeStages()
+    answer = said(session, ALICE)
+    for wrong in (answer[:-1], said(session, BOB), answer[:-1] + b"x", b"input" + answer[4:]):
+        assert refused(session, ALICE, wrong).culprits == {ALICE, ServerId()}
+    assert session.awaited == INVITED
+    assert [fault.reason for fault in session.faults] == [Reason.AUTHENTICATION_FAILED, Reason.WRONG_SESSION]
+    session.receive(ALICE, answer)
+    assert refused(session, BOB, said(session, BOB, "lie")).culprits == {BOB}
+    assert refused(session, BOB, said(session, BOB)).reason is Reason.NOT_ELIGIBLE
+    assert session.awaited == {CAROL}
+    session.receive(CAROL, said(session, CAROL, "leave"))
+    assert session.turnout is Turnout.COMPLETE
+    session.close_stage()
+    assert session.awaited == {ALICE}
+
+
+def test_of_two_signed_answers_the_first_counts_and_their_signer_is_named_alone() -> None:
+    session = ThreeStages()
+    session.receive(ALICE, said(session, ALICE))
+    error = refused(session, ALICE, said(session, ALICE, "no"))
+    assert error.reason is Reason.ALREADY_ANSWERED
+    assert error.culprits == {ALICE}
+    assert refused(session, ALICE, said(session, ALICE, "no")[:-1]).culprits == {ALICE, ServerId()}
+    assert session.words == ["yes"]
+
+
+def test_names_that_were_not_invited_leave_no_trace() -> None:
+    session = ThreeStages()
+    for number in range(50):
+        session.drop(ClientId(1000 + number))
+        assert refused(session, EVE, b"anything").reason is Reason.NOT_ELIGIBLE
+    assert (session.awaited, session.faults, session.turnout) == (INVITED, (), Turnout.TOO_FEW)
+    with pytest.raises(ThresholdNotMet):
+        session.close_stage()
+    with pytest.raises(UnexpectedMessage):
+        session.receive(ALICE, b"late")
+
+
+@pytest.mark.parametrize("name", ["enclave", "two servers", "one message"])
+def test_the_true_answer_is_taken_after_any_flipped_bit(name: str) -> None:
+    """The network flips one bit, in ``active`` too, and what it cannot make pass leaves no trace but a fault."""
+    rehearsal = Rehearsal.begin(candidate_of(name))
+    client, answer = next(iter(rehearsal.all_answers().items()))
+    for number in range(FLIPS):
+        place = number * len(answer) * 8 // FLIPS
+        altered = bytearray(answer)
+        altered[place // 8] ^= 1 << place % 8
+        with pytest.raises(PeerError) as caught:
+            rehearsal.server.receive(client, bytes(altered))
+        assert caught.value.culprits != {client}
+        assert client in (rehearsal.server.awaited or ())
+    rehearsal.server.receive(client, answer)
+    rehearsal.require_exact(rehearsal.finish(), rehearsal.candidate.clients)
