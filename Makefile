@@ -30,7 +30,10 @@ HERE := not gpu and not site and not wire and not scale and not flower and not f
   test-long wire site scale vectors clean
 
 help:  ## list the targets
-	@sed -n 's/^\([a-z-]*\):.*##/\1:/p' $(MAKEFILE_LIST) | awk -F': *' '{ printf "  make %-24s%s\n", $$1, $$2 }'
+	@sed -n 's/^\([a-z-]*\):.*##/\1:/p' $(MAKEFILE_LIST) | awk -F': *' '{ line = sprintf("  make %-24s", $$1); text = $$0; \
+	  sub(/^[^:]*: */, "", text); n = split(text, words, " "); for (i = 1; i <= n; i++) { \
+	  if (length(line) + length(words[i]) > 79) { print line; line = sprintf("%31s", "") }; \
+	  line = line (i > 1 && line !~ / $$/ ? " " : "") words[i] }; print line }'
 
 demo: $(INSTALLED)  ## train five times through real protocols, draw accuracy against uplink: build/demo
 	rm -rf build/demo
@@ -77,8 +80,8 @@ bench: $(INSTALLED)  ## run the benchmarks and write their figures to build/benc
 	PYTHONPATH=. $(BIN)/python benchmarks/run.py --json build/bench.json
 
 bench-peers: $(PEERS)/.installed  ## compare with Flower and faiss, in an environment of their own
-	$(PEERS)/bin/python benchmarks/peer_flower.py --json build/bench-peers.json
-	$(PEERS)/bin/python benchmarks/one_message_peers.py --json build/bench-one-message-peers.json
+	PYTHONPATH=. $(PEERS)/bin/python benchmarks/peer_flower.py --json build/bench-peers.json
+	PYTHONPATH=. $(PEERS)/bin/python benchmarks/one_message_peers.py --json build/bench-one-message-peers.json
 	PYTHONPATH=. $(PEERS)/bin/python benchmarks/run.py "product quantization"
 
 flower: $(FLOWER)/.installed  ## check types and run real Flower apps, in an environment of its own
@@ -102,7 +105,7 @@ wire: $(INSTALLED)  ## run servers and clients over HTTP, each a process, and ki
 	$(BIN)/python -m pytest -n 2 -m wire tests/transport
 
 scale: $(INSTALLED)  ## kill actors of a local Ray, and sum on two of its nodes
-	RAY_AUTH_MODE=disabled RAY_USAGE_STATS_ENABLED=0 RAY_worker_niceness=0 \
+	RAY_AUTH_MODE=token RAY_AUTH_TOKEN=$$(printf %064d 7) RAY_USAGE_STATS_ENABLED=0 RAY_worker_niceness=0 \
 	  $(BIN)/python -m pytest -p no:randomly -m scale tests/scale
 
 bench-flower: $(FLOWER)/.installed  ## compare whole rounds with Flower's own and with SecAgg+

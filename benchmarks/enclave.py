@@ -32,13 +32,11 @@ from secagg.protocols.enclave.client import Client, Upload
 from secagg.protocols.enclave.floors import EnclaveFloors
 from secagg.protocols.enclave.ledger import SealLedger
 from secagg.protocols.enclave.plan import plan_enclave
-from secagg.protocols.enclave.trusted.configuration import EnclaveConfiguration, ReleaseForm
-from secagg.protocols.enclave.trusted.histogram import Accumulation
+from secagg.protocols.enclave.trusted.configuration import Accumulation, EnclaveConfiguration, ReleaseForm
 from secagg.protocols.enclave.trusted.messages import ModelStamp
 from secagg.protocols.enclave.unattested import SimulatedEnclave, SimulatedJudge
 from secagg.protocols.enclave.verified_enclave import VerifiedEnclave
 from secagg.session.certificates import Authority, SigningKey, issue_certificate
-from secagg.session.ledger import Spent, SpentUpdates
 
 _CLIENTS: Final = 40
 _ROUNDS: Final = 12
@@ -55,13 +53,6 @@ def measure() -> Iterator[Figure]:
     yield from _indexing()
     yield from _large_payload()
     yield from _uplink()
-
-
-class _InsecureSpentUpdates(SpentUpdates):
-    """Takes one payload again and again, which costs what different ones do."""
-
-    def require_new(self, spent: Spent) -> None:
-        """Refuse nothing."""
 
 
 @dataclass(slots=True)
@@ -116,7 +107,7 @@ class _Bench:
             layout=self.layout,
             tables=self.tables,
             capacity=1 << 20,
-            ledger=SealLedger(_TASK, spent=_InsecureSpentUpdates()),
+            ledger=SealLedger(_TASK),
             coins=_COINS,
         )
 

@@ -13,7 +13,8 @@ from secagg.crypto.entropy import SystemCoins
 from secagg.crypto.mask_expansion import expand
 from secagg.crypto.ring import Ring
 from secagg.crypto.secret import Secret
-from secagg.protocols.enclave.trusted.histogram import Accumulation, HistogramAccumulator
+from secagg.protocols.enclave.trusted.configuration import Accumulation
+from secagg.protocols.enclave.trusted.histogram import HistogramAccumulator
 
 ROUNDS = 7
 CASES = (

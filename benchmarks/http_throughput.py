@@ -26,10 +26,10 @@ from secagg import Session
 from secagg.crypto.entropy import SystemCoins
 from secagg.errors import Misuse
 from secagg.identifiers import ClientId
-from secagg.session.one_stage import OneStageServerSession
 from secagg.session.patience import Limits
-from secagg.session.registry import names
-from secagg.session.roles import Released, ServerSession, Subject
+from secagg.session.registry import find, names
+from secagg.session.roles import Released, ServerSession, Stage, Subject
+from secagg.session.stages import Checked, StagedServerSession
 from secagg.transport.card import WireLimits
 from secagg.transport.listener import allow_connections, listening
 from secagg.transport.proof import header_of
@@ -39,19 +39,20 @@ BITS = 16
 PROOF = bytes(64)
 
 
-class Stored(OneStageServerSession):
+class Stored(StagedServerSession[bytes]):
     """A session that writes each upload into a file, not flushed, and sums nothing."""
-
-    name = "stored upload"
 
     def __init__(self, invited: frozenset[ClientId], folder: Path) -> None:
         """Store nothing yet."""
-        super().__init__(b"anything", invited, len(invited))
+        super().__init__(Stage(name="stored upload", takes_update=True), b"anything", invited, len(invited))
         self._folder = folder
 
-    def _take(self, sender: ClientId, message: bytes) -> bytes:
-        (self._folder / str(sender.value)).write_bytes(message)
-        return b""
+    def _check(self, sender: ClientId, message: bytes) -> Checked[bytes]:
+        del sender
+        return Checked(message, b"")
+
+    def _take(self, sender: ClientId, content: bytes) -> None:
+        (self._folder / str(sender.value)).write_bytes(content)
 
     def _sum(self, progress: Callable[[int, int], None] | None) -> Released:
         del progress
@@ -67,7 +68,7 @@ class Prepared:
     def __init__(self, protocol: str, clients: int, length: int) -> None:
         """Go through the stages before the uploads, in memory."""
         coins = SystemCoins()
-        plan = Session.for_model(np.zeros(length), clients=clients, clip=1.0, bits=BITS, protocol=protocol)
+        plan = Session.for_model(np.zeros(length), clients=clients, clip=1.0, bits=BITS, protocol=find(protocol))
         self.subject = plan.subject(task=b"throughput", round_number=1, model=())
         self.invited = frozenset(map(ClientId, range(clients)))
         world = plan.simulate(coins=coins, clock=lambda: datetime.now(UTC))

@@ -26,9 +26,9 @@ import numpy.typing as npt
 import torch
 
 from secagg.compression.cohort_bits import law, peak_noise, places_for
-from secagg.training.models.server_optimizers import Parameters
 from secagg.training.runs.driver import pieces_of
 from secagg.training.runs.rounds import Pieces, Run
+from secagg.training.server_optimizers import Parameters
 from secagg.training.settings.configuration import Configuration, changed, versions_here
 from secagg.training.settings.presets import preset
 from secagg.training.settings.sections import WHOLE_UPDATES, Scheme

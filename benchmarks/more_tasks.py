@@ -27,9 +27,9 @@ from torch import nn
 from iso_accuracy import StudyCell, finished, interval, last, last_averaged, train
 from secagg.compression.cohort_bits import peak_noise, places_for
 from secagg.training.datasets import PreparedData, Split
+from secagg.training.datasets.partition import Dealing, dirichlet_partition
 from secagg.training.datasets.prepared import Rows, normalised
-from secagg.training.models.networks import StrideNet
-from secagg.training.models.partition import Dealing, dirichlet_partition
+from secagg.training.models import StrideNet
 from secagg.training.runs.driver import pieces_of
 from secagg.training.runs.rounds import Pieces
 from secagg.training.settings.configuration import Configuration, versions_here

@@ -13,7 +13,8 @@ import numpy as np
 from figures import Figure, best_seconds
 from secagg.crypto.entropy import SystemCoins
 from secagg.crypto.ring import Ring
-from secagg.privacy.noise import NoiseKind, sample
+from secagg.privacy.kinds import NoiseKind
+from secagg.privacy.noise import sample
 from secagg.privacy.noise_table import add_noise_into, pieces
 from secagg.privacy.rounding import rounded, rounded_norm
 

@@ -23,8 +23,8 @@ from typing import Any, Final
 
 from secagg.privacy.accounting import ReleasePart, epsilon
 from secagg.privacy.client_noise import MOST_NOISE
-from secagg.privacy.noise import NoiseKind
-from secagg.training.reports.figures import new_figure
+from secagg.privacy.kinds import NoiseKind
+from secagg.training.reports import new_figure
 from secagg.training.runs.sweep import Cell, Grid, sweep
 from secagg.training.settings.configuration import changed, versions_here
 from secagg.training.settings.presets import preset

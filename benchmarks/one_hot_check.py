@@ -25,7 +25,7 @@ from figures import Figure, best_seconds
 from secagg.crypto.entropy import SystemCoins
 from secagg.crypto.secret import Secret
 from secagg.identifiers import AttemptContext, ClientId, ServerId
-from secagg.protocols.two_servers.lanes.exact_product import float_type
+from secagg.protocols.two_servers.lanes.extension_field import float_type
 from secagg.protocols.two_servers.lanes.fields import LaneField
 from secagg.protocols.two_servers.one_hot.check import OneHotVerifier, RoundChallenges
 from secagg.protocols.two_servers.one_hot.proof import Assignments, prove

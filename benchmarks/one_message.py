@@ -18,12 +18,12 @@ from secagg.crypto.entropy import SystemCoins
 from secagg.crypto.mask_expansion import expand
 from secagg.crypto.ring import Ring, RingVector
 from secagg.crypto.secret import Secret
-from secagg.protocols.one_message.fitting import choose_committee, plan
 from secagg.protocols.one_message.lattice.masks import EpochRing, RingSecret, SumOfSecrets
 from secagg.protocols.one_message.lattice.planes import Accumulator
 from secagg.protocols.one_message.lattice.values import Values
 from secagg.protocols.one_message.parameters import Parameters, ThresholdRule
-from secagg.protocols.one_message.recovery import recover
+from secagg.protocols.one_message.plan import choose_committee, plan
+from secagg.protocols.one_message.recovery import recovered
 from secagg.protocols.one_message.sharing import Dealing, HeldShare, ShareSum, deal, open_share
 
 LENGTH = 1 << 20
@@ -120,7 +120,7 @@ def _holders(parameters: Parameters) -> Iterator[Figure]:
         "deal": lambda: _dealt(parameters, contexts).polynomial(CHALLENGE),
         "seed": partial(_checked, parameters, 0, dealing.shares[0], contexts[0], polynomial),
         "words": partial(_checked, parameters, last, dealing.shares[last], contexts[last], polynomial),
-        "recover": partial(recover, parameters, answers),
+        "recover": lambda: next(recovered(parameters, answers, 0, COINS)),
     }
     seconds = best_seconds(contenders, 3 * ROUNDS, process_time)
     case = f"C = {parameters.holders}, T = {parameters.threshold}, rho = {parameters.packing}"

@@ -12,8 +12,7 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from figures import Figure, best_seconds
 from secagg.crypto.entropy import SystemCoins
 from secagg.identifiers import ClientId
-from secagg.protocols.two_servers.lanes.fields import LaneField
-from secagg.protocols.two_servers.lanes.groups import LaneGroup, RingLanes
+from secagg.protocols.two_servers.lanes.fields import LaneField, LaneGroup, RingLanes
 from secagg.protocols.two_servers.point_functions.generation import generate_shares
 from secagg.protocols.two_servers.point_functions.shape import PointFunctionShape
 from secagg.protocols.two_servers.point_functions.sums import HistogramShare

@@ -22,7 +22,7 @@ from figures import machine
 from secagg.parameters import Suite
 from secagg.planning.scale import Constants, calibrate, layout_for, run_session
 from secagg.planning.seconds import Rates, costs_of
-from secagg.session.added_sums import MOST_CLIENTS
+from secagg.scale.tree import MOST_IN_A_GROUP as MOST_CLIENTS
 from secagg.session.registry import find
 
 SIZES: Final = (100, 300, 1_000)

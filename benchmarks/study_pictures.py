@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from secagg.training.reports.figures import STYLES, new_figure, plain_ticks
+from secagg.training.reports import STYLES, new_figure, plain_ticks
 from secagg.training.settings.sections import Scheme
 from training_attacks import draw as draw_attacks
 

@@ -26,12 +26,14 @@ from secagg.crypto.ring import Ring, RingVector, round_off
 from secagg.crypto.secret import Secret
 from secagg.crypto.shamir import LagrangeWeights, Share
 from secagg.identifiers import ClientId
-from secagg.privacy.noise import NoiseKind, sample
+from secagg.privacy.kinds import NoiseKind
+from secagg.privacy.noise import sample
 from secagg.privacy.noise_table import add_noise_into
 from secagg.privacy.rounding import rounded, rounded_norm
-from secagg.protocols.enclave.trusted.histogram import Accumulation, HistogramAccumulator
+from secagg.protocols.enclave.trusted.configuration import Accumulation
+from secagg.protocols.enclave.trusted.histogram import HistogramAccumulator
 from secagg.protocols.one_message.lattice.gaussian import Sampler
-from secagg.protocols.two_servers.lanes.groups import RingLanes
+from secagg.protocols.two_servers.lanes.fields import RingLanes
 from secagg.protocols.two_servers.point_functions.generation import generate_shares
 from secagg.protocols.two_servers.point_functions.shape import PointFunctionShape
 from secagg.simulation.insecure_coins import InsecureSeededCoins

@@ -16,9 +16,8 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-from secagg.training.reports.report import write_report
-from secagg.training.runs.driver import train
-from secagg.training.runs.progress import Progress
+from secagg.training.reports import write_report
+from secagg.training.runs.driver import Progress, train
 from secagg.training.settings.configuration import changed
 from secagg.training.settings.presets import preset
 

@@ -24,13 +24,21 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from secagg.errors import InvalidParameters
 from secagg.training.engines import ENGINES, cross_entropy, device_named, make_engine
-from secagg.training.engines.recurrent import written_out
-from secagg.training.engines.schedule import schedule_of
-from secagg.training.engines.suitability import swapped
-from secagg.training.models.networks import initial_parameters, model_factory, parameter_count
-from secagg.training.settings.parts import Assignment, Engine, Examples, ModelFactory, Tensors
+from secagg.training.engines.settings import schedule_of
+from secagg.training.engines.suitability import swapped, written_out
+from secagg.training.models import initial_parameters, model_factory, parameter_count
+from secagg.training.settings.parts import (
+    Assignment,
+    Engine,
+    Examples,
+    ModelFactory,
+    Stream,
+    Tensors,
+    generator,
+    seed_of,
+    torch_generator,
+)
 from secagg.training.settings.sections import LocalTraining
-from secagg.training.settings.seeds import Stream, generator, seed_of, torch_generator
 
 _SEED: Final = 0
 _REPETITIONS: Final = 3

@@ -24,15 +24,14 @@ import torch
 
 from figures import Figure, best_seconds, machine
 from secagg.training.engines import make_engine
-from secagg.training.models.networks import initial_parameters
-from secagg.training.records.metrics import Accuracy
+from secagg.training.models import initial_parameters
+from secagg.training.records import Accuracy
 from secagg.training.runs.driver import pieces_of
 from secagg.training.runs.rounds import Pieces, Run
 from secagg.training.settings.configuration import Configuration, changed
-from secagg.training.settings.parts import Examples
+from secagg.training.settings.parts import Examples, Stream, seed_of
 from secagg.training.settings.presets import preset
 from secagg.training.settings.sections import LocalTraining
-from secagg.training.settings.seeds import Stream, seed_of
 from secagg.training.sums.secure_sums import secure_sum
 from training_engines import LOADS, Load, assignments_of
 

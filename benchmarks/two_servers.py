@@ -27,13 +27,11 @@ from secagg.protocols.two_servers.client import Client
 from secagg.protocols.two_servers.configuration import IndexingConfiguration, SharingMode
 from secagg.protocols.two_servers.floors import IndexingFloors
 from secagg.protocols.two_servers.ledger import UploadLedger
-from secagg.protocols.two_servers.less_protected import UNCHECKED_POINT_FUNCTIONS, NoJournal
 from secagg.protocols.two_servers.one_hot.check import OneHotVerifier, RoundChallenges
-from secagg.protocols.two_servers.one_hot.messages import OneHotProof
 from secagg.protocols.two_servers.one_hot.proof import prove
-from secagg.protocols.two_servers.one_hot.statement import UploadContext
-from secagg.protocols.two_servers.point_functions.explicit_share import ExplicitShare
+from secagg.protocols.two_servers.one_hot.statement import OneHotProof, UploadContext
 from secagg.protocols.two_servers.point_functions.generation import ServerShare, generate_shares
+from secagg.protocols.two_servers.point_functions.shares import ExplicitShare
 from secagg.protocols.two_servers.point_functions.sums import HistogramShare
 from secagg.protocols.two_servers.server import IndexingServer
 from secagg.session.certificates import SigningKey, issue_certificate
@@ -54,7 +52,7 @@ _PAYLOAD: Final = Payload(_LAYOUT, ((np.arange(BLOCKS) * 7919 % CODEWORDS).astyp
 
 def measure() -> Iterator[Figure]:
     """Measure rounds with and without the check of clients, on one thread and on two."""
-    for mode in (SharingMode.CHECKED_POINT_FUNCTIONS, UNCHECKED_POINT_FUNCTIONS):
+    for mode in (SharingMode.CHECKED_POINT_FUNCTIONS, SharingMode.UNCHECKED_POINT_FUNCTIONS):
         yield from _mode(_Bench(mode))
 
 
@@ -93,7 +91,6 @@ class _Bench:
                     round_number=number,
                     signing_key=self.keys[index],
                     pair_key=pair_key,
-                    journal=NoJournal(),
                     coins=_COINS,
                     threads=threads,
                 )

@@ -1,15 +1,21 @@
-"""What schemes refuse alike: updates of another kind or shape, values that are none, and sums of another layout."""
+"""What schemes refuse alike, updates of another kind or shape and sums of another layout, and what they clamp."""
 
 from __future__ import annotations
 
-from typing import Any
+import logging
+import math
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
 from secagg.contract import Aggregate, Layout
 from secagg.crypto.ring import require_capacity
-from secagg.errors import CapacityExceeded, Misuse, Reason
+from secagg.errors import Misuse
+
+LARGEST: Final = 2.0**100
+"""The largest value of an update that is turned: sums of many are still float32."""
+LOG: Final = logging.getLogger("secagg.compression")
 
 
 def require_floats(update: npt.NDArray[Any], shape: tuple[int, ...]) -> None:
@@ -18,18 +24,18 @@ def require_floats(update: npt.NDArray[Any], shape: tuple[int, ...]) -> None:
         raise Misuse(f"an update is an array of floats of shape {shape}; convert it, or give it that shape first")
 
 
-def require_finite(values: npt.NDArray[Any]) -> None:
-    """Refuse NaN and infinity, with ``not_finite``."""
-    if not np.isfinite(values).all():
-        raise not_finite()
+def finite(values: npt.NDArray[Any], limit: float = math.inf) -> npt.NDArray[Any]:
+    """Return floats within a limit: NaN counts as 0, and what is beyond the limit as the limit; a log line says so.
 
-
-def not_finite() -> CapacityExceeded:
-    """Return the error for an update that no client should send."""
-    return CapacityExceeded(
-        "an update holds NaN or infinity, or what its scheme cannot hold; skip this client or repair its training",
-        reason=Reason.INPUT_OUT_OF_RANGE,
-    )
+    Nothing is refused: whether a client answers would tell its server of the values.
+    """
+    most = min(limit, float(np.finfo(values.dtype).max))
+    if not values.size or (values.max() <= most and values.min() >= -most):
+        return values
+    within: npt.NDArray[Any] = np.nan_to_num(np.clip(values, -most, most), copy=False, nan=0.0)
+    changed = int(np.count_nonzero(within != values))
+    LOG.warning("%d values are NaN, infinite or too large for their scheme; they count as 0 and as its limit", changed)
+    return within
 
 
 def require_sum(aggregate: Aggregate, layout: Layout, capacity: int | None = None) -> None:

@@ -28,10 +28,10 @@ from secagg.crypto.labels import Label, bind
 from secagg.crypto.mask_expansion import KEY_LIMIT_BYTES, SEGMENT_BYTES, expand, segment_count
 from secagg.crypto.ring import Ring
 from secagg.crypto.secret import Secret
-from secagg.errors import CapacityExceeded, InvalidParameters, Misuse, Reason
+from secagg.errors import InvalidParameters, Misuse
 from secagg.parameters import require_integer
 
-from .checks import inner_sum, require_floats
+from .checks import finite, inner_sum, require_floats
 from .public_stream import SEED_BYTES
 
 Floats = npt.NDArray[np.float64]
@@ -102,7 +102,6 @@ class CountSketch:
 
         Raises:
             Misuse: the update is not a vector of floats of this length.
-            CapacityExceeded: a value is NaN or infinite, or so large that a cell overflows a float64.
         """
         payload = encode_update(self.inner, self.sketch(update).reshape(-1), coins)
         return Payload(self.layout, payload.values)
@@ -135,22 +134,16 @@ class CountSketch:
 
         Raises:
             Misuse: the update is not a vector of floats of this length.
-            CapacityExceeded: a value is NaN or infinite, or so large that a cell overflows a float64.
         """
         require_floats(update, (self.length,))
         signed = np.zeros((self.rows, 2 * self.columns))
-        with np.errstate(over="ignore", invalid="ignore"):
-            for block, hashes in self._hashes():
-                values = update[block].astype(np.float64)
-                for row, places in enumerate(hashes):
-                    signed[row] += np.bincount(places, weights=values, minlength=2 * self.columns)
-            table: Floats = signed[:, : self.columns] - signed[:, self.columns :]
-        # Every coordinate is in some cell, and what is not finite stays so when something is added to it.
-        if not np.isfinite(table).all():
-            raise CapacityExceeded(
-                "an update holds NaN, infinity or values too large to add; skip this client or repair its training",
-                reason=Reason.INPUT_OUT_OF_RANGE,
-            )
+        # No cell overflows, whichever coordinates are in it.
+        limit = float(np.finfo(np.float64).max) / (2 * self.length)
+        for block, hashes in self._hashes():
+            values = finite(finite(update[block]).astype(np.float64), limit)
+            for row, places in enumerate(hashes):
+                signed[row] += np.bincount(places, weights=values, minlength=2 * self.columns)
+        table: Floats = signed[:, : self.columns] - signed[:, self.columns :]
         return table
 
     def medians(self, table: Floats) -> Floats:

@@ -23,7 +23,7 @@ from secagg.crypto.ring import capacity_between, reduce_into
 from secagg.errors import InvalidParameters
 from secagg.parameters import require_integer
 
-from .checks import require_finite, require_floats, require_sum
+from .checks import finite, require_floats, require_sum
 from .public_stream import require_shape
 
 Tensor = npt.NDArray[np.floating[Any]]
@@ -94,15 +94,13 @@ class DitheredQuantization:
 
         Raises:
             Misuse: the update is not an array of floats of this shape.
-            CapacityExceeded: a value is NaN or infinite.
         """
         require_floats(update, self.shape)
         ring, flat = self._segment.ring, update.reshape(-1)
         codes = ring.zeros(flat.size)
         signed = codes.view(f"<i{ring.word_bytes}")
         for start in range(0, flat.size, _PIECE):
-            piece = flat[start : start + _PIECE].astype(np.float64)
-            require_finite(piece)
+            piece = finite(flat[start : start + _PIECE]).astype(np.float64)
             # What leaves a float here becomes infinite, and is clamped like every other.
             with np.errstate(over="ignore"):
                 piece /= self.scale

@@ -15,7 +15,7 @@ from secagg.crypto.entropy import Coins
 from secagg.crypto.ring import Ring, capacity_between, reduce_into
 from secagg.errors import CapacityExceeded, InvalidParameters
 
-from .checks import require_finite, require_floats, require_sum
+from .checks import finite, require_floats, require_sum
 
 Floats = npt.NDArray[np.float64]
 MAXIMUM_FRACTION_BITS: Final = 52
@@ -74,7 +74,6 @@ class FixedPoint:
 
         Raises:
             Misuse: the update is not a vector of floats of this length.
-            CapacityExceeded: a value is NaN or infinite.
         """
         require_floats(update, (self.length,))
         ring, wide = Ring(self.modulus_bits), np.promote_types(update.dtype, np.float64)
@@ -82,8 +81,7 @@ class FixedPoint:
         signed = encoded.view(f"<i{ring.word_bytes}")
         # Piece by piece, so that what is between two steps stays in the processor's cache.
         for start in range(0, self.length, _PIECE):
-            piece = update[start : start + _PIECE].astype(wide)
-            require_finite(piece)
+            piece = finite(update[start : start + _PIECE]).astype(wide)
             np.minimum(piece, self.clip, out=piece)
             clipped = np.maximum(piece, -self.clip, out=piece).astype(np.float64, copy=False)
             scaled = np.rint(np.ldexp(clipped, self.fraction_bits, out=clipped), out=clipped)

@@ -16,9 +16,9 @@ import numpy.typing as npt
 from secagg.contract import Aggregate, Layout, Payload, RingSegment, public_parameters_digest
 from secagg.crypto.entropy import Coins
 from secagg.crypto.ring import Ring, capacity_between
-from secagg.errors import CapacityExceeded, InvalidParameters, Misuse, Reason
+from secagg.errors import InvalidParameters, Misuse
 
-from .checks import require_sum
+from .checks import LOG, require_sum
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,20 +50,18 @@ class Identity:
         return capacity_between(-self.bound, self.bound, self.modulus_bits)
 
     def encode(self, update: npt.NDArray[np.integer[Any]], coins: Coins) -> Payload:  # noqa: ARG002 -- the contract's
-        """Map the integers to the ring; what is out of bounds is refused and not clipped.
+        """Map the integers to the ring; what is out of bounds counts as the bound, and a log line says so.
 
         Raises:
             Misuse: the update is not a vector of integers of this length.
-            CapacityExceeded: a value lies outside [-bound, bound].
         """
         if getattr(update, "dtype", np.dtype(bool)).kind not in "iu" or update.shape != (self.length,):
             raise Misuse(f"an update is an array of {self.length} integers in one dimension; FixedPoint takes floats")
-        if int(update.min()) < -self.bound or int(update.max()) > self.bound:
-            raise CapacityExceeded(
-                f"an update leaves [-{self.bound}, {self.bound}]; clip it, or agree on a larger bound",
-                reason=Reason.INPUT_OUT_OF_RANGE,
-            )
-        return Payload(self.layout, (Ring(self.modulus_bits).from_integers(update),))
+        ends = np.iinfo(update.dtype)
+        within = np.clip(update, max(-self.bound, int(ends.min)), min(self.bound, int(ends.max)))
+        if changed := int(np.count_nonzero(within != update)):
+            LOG.warning("%d values are outside of -%d..%d, and count as its ends", changed, self.bound, self.bound)
+        return Payload(self.layout, (Ring(self.modulus_bits).from_integers(within),))
 
     def decode(self, aggregate: Aggregate) -> npt.NDArray[np.int64]:
         """Return the sum of the contributors' updates.

@@ -21,7 +21,7 @@ import numpy.typing as npt
 from secagg.crypto.labels import Label
 from secagg.errors import InvalidParameters
 
-from .checks import not_finite, require_floats
+from .checks import LARGEST, finite, require_floats
 from .hadamard import transform
 from .public_stream import PublicStream
 from .rotation import padded_size, require_block_size
@@ -101,7 +101,8 @@ class JoinedRotation:
         self.require_form(update)
         turned = np.empty(self.padded if count is None else count, np.float32)
         with np.errstate(over="ignore", invalid="ignore"):
-            np.multiply(update, self._factors, out=turned[: self.size], casting="same_kind")
+            np.multiply(finite(update), self._factors, out=turned[: self.size], casting="same_kind")
+        turned[: self.size] = finite(turned[: self.size], LARGEST)
         turned[self.size :] = 0
         transform(turned[: self.padded].reshape(self.block_size, -1))
         return turned
@@ -111,13 +112,9 @@ class JoinedRotation:
 
         Raises:
             Misuse: it is not a vector of floats of this size.
-            CapacityExceeded: it holds NaN, infinity or what a float32 cannot hold.
         """
         turned = self.turned(update)
-        norm = math.sqrt(energy(turned))
-        if not math.isfinite(norm):
-            raise not_finite()
-        return turned, norm
+        return turned, math.sqrt(energy(turned))
 
     def turned_back(self, turned: Floats) -> Floats:
         """Return the update whose turned values these are; the argument is used up."""
@@ -132,18 +129,14 @@ class JoinedRotation:
 
         Raises:
             Misuse: it is not a vector of floats of this size.
-            CapacityExceeded: it holds NaN or infinity.
         """
         return math.sqrt(sum((norm / scale) ** 2 for norm, scale in zip(self.norms(update), self.scales, strict=True)))
 
     def norms(self, update: Update) -> tuple[float, ...]:
         """Return the length of each tensor, not scaled; it raises what ``norm`` does."""
         self.require_form(update)
-        edges = [0, *np.cumsum(self.sizes).tolist()]
-        found = tuple(math.sqrt(energy(update[start:end])) for start, end in pairwise(edges))
-        if not all(map(math.isfinite, found)):
-            raise not_finite()
-        return found
+        edges, within = [0, *np.cumsum(self.sizes).tolist()], finite(update, LARGEST)
+        return tuple(math.sqrt(energy(within[start:end])) for start, end in pairwise(edges))
 
     def require_form(self, update: Update) -> None:
         """Refuse what is not a vector of floats of this size.

@@ -23,6 +23,7 @@ from secagg.contract.codewords import Tables
 from secagg.crypto.entropy import Coins
 from secagg.errors import InvalidParameters
 
+from .checks import finite
 from .public_stream import SEED_BYTES
 
 Factory = Callable[..., LinearDecoder[Any]]
@@ -81,7 +82,7 @@ class OutsideScheme:
 
     def encode(self, update: npt.NDArray[Any], coins: Coins) -> Payload:
         """Encode as the scheme itself."""
-        return self.scheme.encode(update, coins)
+        return self.scheme.encode(finite(update), coins)
 
     def decode(self, aggregate: Aggregate) -> npt.NDArray[Any]:
         """Decode as the scheme itself."""

@@ -32,7 +32,7 @@ from secagg.crypto.ring import require_capacity
 from secagg.errors import InvalidParameters
 from secagg.parameters import require_integer
 
-from .checks import not_finite, require_sum
+from .checks import require_sum
 from .joined_rotation import Floats, JoinedRotation, Update
 from .product_quantization import Codebook, ProductQuantization
 
@@ -122,7 +122,6 @@ class PeakCode:
 
         Raises:
             Misuse: the update is not a vector of floats of this length.
-            CapacityExceeded: it holds NaN, infinity or what a float32 cannot hold.
         """
         rows = self.rotation.turned(update, self.blocks * self.places).reshape(self.blocks, self.places)
         step = max(1, min(self.blocks, _VALUES_AT_A_TIME // self.places))
@@ -133,9 +132,6 @@ class PeakCode:
             at = np.abs(some, out=sizes[: len(some)]).argmax(axis=1)
             indices[first : first + step] = at
             peaks[first : first + step] = some[np.arange(len(some)), at]
-        # NaN is the largest of any block that holds one, and so is infinity.
-        if not np.isfinite(peaks).all():
-            raise not_finite()
         indices[peaks < 0] += self.places
         empty = np.flatnonzero(peaks == 0)
         if len(empty):

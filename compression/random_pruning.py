@@ -28,7 +28,7 @@ from secagg.crypto.labels import Label
 from secagg.errors import ContractViolation, InvalidParameters, Misuse
 from secagg.parameters import require_integer
 
-from .checks import inner_sum, require_finite, require_floats
+from .checks import inner_sum, require_floats
 from .public_stream import PublicStream
 
 Tensor = npt.NDArray[np.floating[Any]]
@@ -82,10 +82,8 @@ class RandomPruning:
 
         Raises:
             Misuse: the update is not an array of floats of the tensor's shape.
-            CapacityExceeded: a value is NaN or infinite, kept or not.
         """
         require_floats(update, self.stream.shape)
-        require_finite(update)
         return Payload(self.layout, encode_update(self.inner, update[self.mask], coins).values)
 
     def decode(self, aggregate: Aggregate) -> Tensor:

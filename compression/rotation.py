@@ -24,7 +24,7 @@ from secagg.crypto.entropy import Coins
 from secagg.crypto.labels import Label
 from secagg.errors import ContractViolation, InvalidParameters
 
-from .checks import inner_sum, require_floats
+from .checks import LARGEST, finite, inner_sum, require_floats
 from .hadamard import transform
 from .public_stream import PublicStream
 
@@ -80,7 +80,6 @@ class RandomRotation:
 
         Raises:
             Misuse: the update is not an array of floats of the tensor's shape.
-            CapacityExceeded: a value is NaN or infinite.
         """
         return Payload(self.layout, encode_update(self.inner, self.rotate(update), coins).values)
 
@@ -105,7 +104,7 @@ class RandomRotation:
         """
         require_floats(update, self.stream.shape)
         blocks = np.zeros(self.negative.shape, np.promote_types(update.dtype, np.float32))
-        blocks.reshape(-1)[: update.size] = update.reshape(-1)
+        blocks.reshape(-1)[: update.size] = finite(update, LARGEST).reshape(-1)
         self._flip(blocks)
         transform(blocks)
         return blocks.reshape(-1)

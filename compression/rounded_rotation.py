@@ -95,7 +95,6 @@ class RoundedRotation:
 
         Raises:
             Misuse: the update is not a vector of floats of this length.
-            CapacityExceeded: it holds NaN, infinity or what a float32 cannot hold.
         """
         turned, norm = self.rotation.turned_with_norm(update)
         steps = turned.astype(np.float64)

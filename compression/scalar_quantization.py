@@ -29,7 +29,7 @@ from secagg.crypto.secret import Secret
 from secagg.errors import InvalidParameters, Misuse
 from secagg.parameters import require_integer
 
-from .checks import not_finite, require_sum
+from .checks import finite, require_sum
 from .public_stream import require_shape
 
 Tensor = npt.NDArray[np.floating[Any]]
@@ -152,7 +152,6 @@ class ScalarQuantization:
 
         Raises:
             Misuse: the update is not an array of float16, float32 or float64 of this shape.
-            CapacityExceeded: a value is NaN or infinite.
         Claim CO-3: from the quotient on, every float32 but NaN becomes a code in range.
         """
         values = self._rows(update)
@@ -163,13 +162,11 @@ class ScalarQuantization:
         signed = words.view(_signed(ring))
         # Made once, because a memory allocator may return temporaries of this size to the system block after block.
         room = min(_BLOCK, values.size)
-        quotients, is_finite = np.empty(room, _NARROW), np.empty(room, np.bool_)
+        quotients = np.empty(room, _NARROW)
         # A quotient beyond the largest float becomes infinite, and is clamped like every other.
         with np.errstate(over="ignore", invalid="ignore"):
             for rows, columns in _blocks(*values.shape):
-                block = values[rows, columns]
-                if not np.isfinite(block, out=is_finite[: block.size].reshape(block.shape)).all():
-                    raise not_finite()
+                block = finite(values[rows, columns])
                 codes = np.divide(block, scales[rows], out=quotients[: block.size].reshape(block.shape))
                 round_in_place(codes, rows.start * values.shape[1] + columns.start)
                 if not is_symmetric:

@@ -90,7 +90,6 @@ class Sketch:
 
         Raises:
             Misuse: the update is not a vector of floats of this length.
-            CapacityExceeded: it holds NaN, infinity or what a float32 cannot hold.
         """
         turned, norm = self.rotation.turned_with_norm(update)
         sent = turned[self._positions].astype(np.float64)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import ast
 import json
 import re
 import tomllib
@@ -23,6 +24,8 @@ from secagg.planning.costs import compare
 from secagg.planning.planned_update import PlanRequest, Scheme
 from secagg.planning.seconds import Network, seconds_of
 from secagg.session.registry import find, names
+from tests.harness.closure import closure
+from tests.harness.house import shipped_modules
 
 RESULTS: Final = ROOT / "benchmarks" / "results"
 _PLACE = re.compile(r"^(?P<margin> *)\{\{ (?P<name>[a-z_]+)(?P<arguments>(?: [^ }]+)*) \}\}$", re.MULTILINE)
@@ -124,8 +127,7 @@ def _shown(value: Any) -> str:  # noqa: ANN401 -- any setting's
 def api(module: str) -> str:
     """Return what mkdocstrings shows of every name of a face."""
     face = import_module(module)
-    listed: Iterable[str] = getattr(face, "__all__", None) or sorted(face._MODULES)  # noqa: SLF001 -- a face lists its names there
-    held = {name: getattr(face, name) for name in listed}
+    held = {name: getattr(face, name) for name in cast("list[str]", face.__all__)}
     found = [f"{value.__module__}.{name}" for name, value in held.items() if hasattr(value, "__module__")]
     return "\n\n".join(f"::: {name}" for name in found if name.startswith("secagg."))
 
@@ -196,6 +198,19 @@ def _marked(key: str, value: str) -> str:
     return f"`{value}`"
 
 
+def review(protocol: str) -> str:
+    """Return what an import of a protocol's client executes: files in reading order, each behind those that it uses."""
+    read, files = closure(ROOT, f"secagg.protocols.{protocol}.client"), shipped_modules(ROOT)
+    rows, total = list[Sequence[str]](), 0
+    for name, lines in read.items():
+        if lines:
+            total += lines
+            path = files[name].file.relative_to(ROOT).as_posix()
+            about = (ast.get_docstring(ast.parse(document(path))) or "").partition("\n")[0]
+            rows.append((f"[{path}](/{path})", str(lines), about.replace("|", "\\|")))
+    return f"{len(rows)} files, {total:,} lines of code.\n\n" + table(("file", "lines", "about"), rows)
+
+
 def scoreboard() -> str:
     """Return the results of attacks on other libraries and on this one, or say how to get them."""
     if (written := RESULTS / "scoreboard.md").exists():
@@ -215,5 +230,5 @@ def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 _MAKERS: Final[Mapping[str, Callable[..., str]]] = {
     made.__name__: made
-    for made in (trust, plan, sequence, states, settings, api, commands, file, typed, claims, scoreboard)
+    for made in (trust, plan, sequence, states, settings, api, commands, file, typed, claims, review, scoreboard)
 }

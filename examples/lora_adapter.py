@@ -56,7 +56,7 @@ def trained(model: nn.Module, adapter: Tensors, features: torch.Tensor, targets:
 
 
 def one_round(
-    session: secagg.Session, model: nn.Module, adapter: Tensors, data: Examples, number: int
+    session: secagg.Session[Tensors], model: nn.Module, adapter: Tensors, data: Examples, number: int
 ) -> tuple[Tensors, int]:
     """Sum what all clients but one changed; return the next adapter, and how many clients are in the sum."""
     coins = SystemCoins()
@@ -88,8 +88,9 @@ def main() -> None:
     adapter, before = adapter_of(model), base.weight.detach().clone()
 
     # "These tensors only": the patterns choose what is encoded, masked and sent.
+    parameters: Tensors = dict(model.named_parameters())
     session = secagg.Session.for_model(
-        dict(model.named_parameters()), clients=CLIENTS, clip=0.5, only=["*lora*"], dropped=1, mode="semi_honest"
+        parameters, clients=CLIENTS, clip=0.5, only=["*lora*"], dropped=1, mode="semi_honest"
     )
     everything = sum(tensor.numel() for tensor in model.parameters())
     print("summed:", ", ".join(session.shapes.paths), f"with {session.shapes.length} of {everything} values")

@@ -31,7 +31,6 @@ import terms
 from secagg.crypto import ring
 from secagg.protocols.one_message.lattice import coefficients
 from secagg.protocols.two_servers.lanes import fields as lane_field
-from secagg.protocols.two_servers.lanes import groups as lane_group
 from secagg.protocols.two_servers.point_functions import kernels as point_function
 from terms import Answer, Question
 
@@ -63,8 +62,7 @@ KERNELS: Final[Mapping[ModuleType, tuple[str, ...]]] = {
         "masked",
         "spread",
     ),
-    lane_field: ("wraps", "reduce_once", "add", "subtract", "reduce", "field_correction"),
-    lane_group: ("ring_correction",),
+    lane_field: ("wraps", "reduce_once", "add", "subtract", "reduce", "field_correction", "ring_correction"),
     coefficients: one_message_kernels.NAMES,
 }
 EXPLAINED: Final[Mapping[str, str]] = {

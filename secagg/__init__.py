@@ -5,79 +5,61 @@ from ``secagg.protocols``, each by its own module. The short way in, ``secagg.ag
 it is first used.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from __future__ import annotations
 
-from secagg.contract import Aggregate, IndexSegment, Layout, LinearDecoder, Payload, RingSegment, Segment
-from secagg.errors import (
-    AuthenticationFailed,
-    CapacityExceeded,
-    ContractViolation,
-    InternalError,
-    InvalidParameters,
-    MalformedMessage,
-    Misuse,
-    PeerError,
-    PeerMisbehaved,
-    Reason,
-    SecAggError,
-    ThresholdNotMet,
-    UnexpectedMessage,
-)
-from secagg.identifiers import AttemptContext, ClientId, Party, ServerId, SessionContext
-from secagg.parameters import SecurityMode, Suite
+from typing import TYPE_CHECKING
+
+from secagg.faces import lazy
 
 if TYPE_CHECKING:
-    from secagg.short.analytics import heavy_hitters, histogram
-    from secagg.short.in_process import aggregate, mean
-    from secagg.short.model_session import Session
-
-__all__ = [
-    "Aggregate",
-    "AttemptContext",
-    "AuthenticationFailed",
-    "CapacityExceeded",
-    "ClientId",
-    "ContractViolation",
-    "IndexSegment",
-    "InternalError",
-    "InvalidParameters",
-    "Layout",
-    "LinearDecoder",
-    "MalformedMessage",
-    "Misuse",
-    "Party",
-    "Payload",
-    "PeerError",
-    "PeerMisbehaved",
-    "Reason",
-    "RingSegment",
-    "SecAggError",
-    "SecurityMode",
-    "Segment",
-    "ServerId",
-    "Session",
-    "SessionContext",
-    "Suite",
-    "ThresholdNotMet",
-    "UnexpectedMessage",
-    "aggregate",
-    "heavy_hitters",
-    "histogram",
-    "mean",
-]
-
-_SHORT = {
-    "Session": "secagg.short.model_session",
-    "aggregate": "secagg.short.in_process",
-    "heavy_hitters": "secagg.short.analytics",
-    "histogram": "secagg.short.analytics",
-    "mean": "secagg.short.in_process",
-}
-
-
-def __getattr__(name: str) -> Any:  # noqa: ANN401 -- whatever the module has under this name
-    """Load the short way in when it is asked for, and nothing of it before."""
-    if name not in _SHORT:
-        raise AttributeError(f"module 'secagg' has no attribute {name!r}")
-    return getattr(import_module(_SHORT[name]), name)
+    from secagg.contract import Aggregate as Aggregate
+    from secagg.contract import IndexSegment as IndexSegment
+    from secagg.contract import Layout as Layout
+    from secagg.contract import LinearDecoder as LinearDecoder
+    from secagg.contract import Payload as Payload
+    from secagg.contract import RingSegment as RingSegment
+    from secagg.contract import Segment as Segment
+    from secagg.errors import AuthenticationFailed as AuthenticationFailed
+    from secagg.errors import CapacityExceeded as CapacityExceeded
+    from secagg.errors import ContractViolation as ContractViolation
+    from secagg.errors import InternalError as InternalError
+    from secagg.errors import InvalidParameters as InvalidParameters
+    from secagg.errors import MalformedMessage as MalformedMessage
+    from secagg.errors import Misuse as Misuse
+    from secagg.errors import PeerError as PeerError
+    from secagg.errors import PeerMisbehaved as PeerMisbehaved
+    from secagg.errors import Reason as Reason
+    from secagg.errors import SecAggError as SecAggError
+    from secagg.errors import ThresholdNotMet as ThresholdNotMet
+    from secagg.errors import UnexpectedMessage as UnexpectedMessage
+    from secagg.identifiers import AttemptContext as AttemptContext
+    from secagg.identifiers import ClientId as ClientId
+    from secagg.identifiers import Party as Party
+    from secagg.identifiers import ServerId as ServerId
+    from secagg.identifiers import SessionContext as SessionContext
+    from secagg.parameters import SecurityMode as SecurityMode
+    from secagg.parameters import Suite as Suite
+    from secagg.short.analytics import heavy_hitters as heavy_hitters
+    from secagg.short.analytics import histogram as histogram
+    from secagg.short.in_process import aggregate as aggregate
+    from secagg.short.in_process import mean as mean
+    from secagg.short.model_session import Session as Session
+    from secagg.version import __version__ as __version__
+else:
+    __getattr__, __dir__, __all__ = lazy(
+        __name__,
+        {
+            "contract": "Aggregate IndexSegment Layout LinearDecoder Payload RingSegment Segment",
+            "errors": (
+                "AuthenticationFailed CapacityExceeded ContractViolation InternalError InvalidParameters "
+                "MalformedMessage Misuse PeerError PeerMisbehaved Reason SecAggError ThresholdNotMet "
+                "UnexpectedMessage"
+            ),
+            "identifiers": "AttemptContext ClientId Party ServerId SessionContext",
+            "parameters": "SecurityMode Suite",
+            "short.analytics": "heavy_hitters histogram",
+            "short.in_process": "aggregate mean",
+            "short.model_session": "Session",
+            "version": "__version__",
+        },
+    )

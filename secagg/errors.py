@@ -1,8 +1,9 @@
 """Every error the library raises, and who is to blame for it.
 
 The class says what kind of thing went wrong, ``reason`` says which one exactly, and the errors that a peer can cause
-carry ``culprits``. Blame is true rather than convenient: when the evidence points at two parties, both are named; when
-it points at nobody, nobody is. Messages name parameters, counts and identifiers, never keys, seeds, shares or inputs.
+carry ``culprits``, as the table in ``secagg.blame`` names them. Blame is true rather than convenient: when the evidence
+points at two parties, both are named; when it singles nobody out, ``culprits`` is ``NOBODY``. Messages name parameters,
+counts and identifiers, never keys, seeds, shares or inputs.
 """
 
 from __future__ import annotations
@@ -10,12 +11,30 @@ from __future__ import annotations
 from collections.abc import Generator, Iterable
 from contextlib import contextmanager
 from enum import StrEnum
+from typing import Final
 
 
 class Party:
     """The base of everyone who takes part, and whom an error can therefore name; ``secagg.identifiers`` has them."""
 
     __slots__ = ()
+
+
+class _Unnamed(frozenset[Party]):
+    """An empty set of culprits that says why it is empty; compare it with ``is``."""
+
+    def __reduce__(self) -> str:
+        # One object in every process, however the error that holds it got there.
+        return "NOBODY" if self is NOBODY else "UNDECIDED"
+
+    def __repr__(self) -> str:
+        return self.__reduce__()
+
+
+NOBODY: Final[frozenset[Party]] = _Unnamed()
+"""The evidence singles nobody out, and nothing above may name anybody."""
+UNDECIDED: Final[frozenset[Party]] = _Unnamed()
+"""The error was raised where bytes are seen and not their sender; ``blaming`` names it further up."""
 
 
 class Reason(StrEnum):
@@ -151,31 +170,42 @@ class Misuse(SecAggError):
 class PeerError(SecAggError):
     """Something another party sent is wrong; abstract.
 
-    ``culprits`` holds every party that the evidence names, and is empty when it names nobody.
+    ``culprits`` holds every party that the evidence names, or is ``NOBODY`` or ``UNDECIDED``.
     """
 
     def __init__(
-        self, message: str, *, reason: Reason, culprits: Iterable[Party] = (), round_name: str | None = None
+        self, message: str, *, reason: Reason, culprits: Iterable[Party], round_name: str | None = None
     ) -> None:
         super().__init__(message, reason=reason)
-        self.culprits, self.round_name = frozenset(culprits), round_name
+        self.culprits, self.round_name = named(culprits), round_name
+
+
+def named(culprits: Iterable[Party]) -> frozenset[Party]:
+    """Return culprits as errors hold them: a set without anybody in it is ``NOBODY``, unless it is ``UNDECIDED``."""
+    return culprits if isinstance(culprits, _Unnamed) else frozenset(culprits) or NOBODY
 
 
 @contextmanager
 def blaming(*culprits: Party) -> Generator[None]:
-    """Name who handed over the bytes, where an error below could not know it: decoders see bytes and not senders."""
+    """Name the culprits of an error that is ``UNDECIDED``: decoders see bytes and not senders."""
     try:
         yield
     except PeerError as error:
-        error.culprits = error.culprits or frozenset(culprits)
+        if error.culprits is UNDECIDED:
+            error.culprits = named(culprits)
         raise
 
 
 class MalformedMessage(PeerError):
-    """Bytes that do not decode."""
+    """Bytes that do not decode; a decoder never knows whose they are, so this is ``UNDECIDED`` unless it is said."""
+
+    def __init__(
+        self, message: str, *, reason: Reason, culprits: Iterable[Party] = UNDECIDED, round_name: str | None = None
+    ) -> None:
+        super().__init__(message, reason=reason, culprits=culprits, round_name=round_name)
 
 
-def require_length(what: str, length: int, due: int, culprits: Iterable[Party] = ()) -> None:
+def require_length(what: str, length: int, due: int, culprits: Iterable[Party] = UNDECIDED) -> None:
     """Refuse fewer bytes or more than are due, with ``MalformedMessage``."""
     if length != due:
         reason = Reason.TRUNCATED if length < due else Reason.TRAILING_BYTES
@@ -183,7 +213,7 @@ def require_length(what: str, length: int, due: int, culprits: Iterable[Party] =
 
 
 class UnexpectedMessage(PeerError):
-    """A message that decodes, but is not due now."""
+    """A message that decodes, but is not due now; ``UNDECIDED`` unless it is said, as for ``MalformedMessage``."""
 
     def __init__(
         self,
@@ -191,7 +221,7 @@ class UnexpectedMessage(PeerError):
         expected: str,
         received: str,
         reason: Reason = Reason.WRONG_KIND,
-        culprits: Iterable[Party] = (),
+        culprits: Iterable[Party] = UNDECIDED,
         round_name: str | None = None,
     ) -> None:
         message = f"expected {expected}, received {received}"
@@ -202,7 +232,7 @@ class UnexpectedMessage(PeerError):
 class AuthenticationFailed(PeerError):
     """A tag or signature that does not verify; it carries no detail on purpose."""
 
-    def __init__(self, *, culprits: Iterable[Party] = (), round_name: str | None = None) -> None:
+    def __init__(self, *, culprits: Iterable[Party], round_name: str | None = None) -> None:
         super().__init__(
             "authentication failed", reason=Reason.AUTHENTICATION_FAILED, culprits=culprits, round_name=round_name
         )

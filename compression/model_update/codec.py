@@ -115,7 +115,6 @@ class ModelUpdate:
 
         Raises:
             Misuse: a tensor is missing, is none of the model's, or is not of the type and shape that are due.
-            CapacityExceeded: a tensor holds NaN, infinity or what its scheme refuses.
         """
         require_names(update, self.names, "an update")
         given = dict[str, Tensor]()

@@ -16,14 +16,15 @@ equally near codewords is chosen.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
+from secagg.compression.checks import finite
 from secagg.crypto.ring import Ring, RingVector
-from secagg.errors import CapacityExceeded, Reason
 
 Floats = npt.NDArray[np.floating[Any]]
 FloatMatrix = npt.NDArray[np.float32]
@@ -45,8 +46,7 @@ def nearest_codewords(blocks: Floats, stages: Sequence[Floats]) -> list[RingVect
         blocks: one block in each row, in any float type and memory order.
         stages: the codewords of each stage, one in each row; one stage is plain product quantization.
 
-    Raises:
-        CapacityExceeded: a value is NaN, infinite, or larger than some 2^50.
+    NaN counts as 0, and values beyond some 2^50 as that.
     """
     return search(blocks, [Search(codewords) for codewords in stages])
 
@@ -61,15 +61,12 @@ def search(blocks: Floats, searches: Sequence[Search]) -> list[RingVector]:
         chunk = blocks[start : start + CHUNK_BLOCKS]
         filled = columns[:, : len(chunk)]
         values = filled[:size]
-        # What overflows, here or in the squares, is refused in the next line.
+        # What overflows, here or in the squares, is clamped in the next line.
         with np.errstate(over="ignore", invalid="ignore"):
             np.copyto(values, chunk.T, casting="same_kind")
             squares = float(np.vdot(values, values))
         if not squares < SQUARES_LIMIT:
-            raise CapacityExceeded(
-                "an update holds NaN, infinity or a value beyond 2^50; skip this client or repair its training",
-                reason=Reason.INPUT_OUT_OF_RANGE,
-            )
+            values[:] = finite(values, math.sqrt(SQUARES_LIMIT / values.size) / 2)
         for stage, indices in zip(searches, found, strict=True):
             nearest = stage.nearest(filled, memory[: stage.rows, : len(chunk)])
             indices[start : start + len(chunk)] = nearest

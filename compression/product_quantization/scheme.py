@@ -10,7 +10,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from secagg.compression.checks import require_floats, require_sum
+from secagg.compression.checks import finite, require_floats, require_sum
 from secagg.compression.public_stream import require_shape
 from secagg.contract import Aggregate, Histogram, IndexSegment, Layout, Payload, public_parameters_digest
 from secagg.contract.codewords import CodewordTable, Tables, require_summed
@@ -110,10 +110,9 @@ class ProductQuantization:
 
         Raises:
             Misuse: the update is not an array of floats of this shape.
-            CapacityExceeded: a value is NaN, infinite or larger than some 2^50.
         """
         require_floats(update, self.shape)
-        return Payload(self.layout, tuple(search(_blocks(update, self.block_size), self._searches)))
+        return Payload(self.layout, tuple(search(_blocks(finite(update), self.block_size), self._searches)))
 
     def decode(self, aggregate: Aggregate) -> npt.NDArray[np.float64]:
         """Return the sum of the contributors' quantized updates: codewords times the histogram of each block.

@@ -26,7 +26,14 @@ THEORIES = (
 """In the order of what requires what; the last one restates every theorem."""
 HOLES = re.compile(r"\b(Admitted|admit|Axioms?|Parameters?|Conjectures?|Unset\s+Guard|bypass_check|Abort)\b")
 THEOREM = re.compile(r"^Theorem\s+(\w+)", re.MULTILINE)
-PROVED = re.compile(r"(?:Local |Global |#\[\w+\] )*(?:Theorem|Lemma|Corollary|Fact|Proposition|Remark|Goal)\b")
+PROVED = re.compile(r"(?:Theorem|Lemma) ")
+DEFINES = re.compile(r"(?:Definition|Fixpoint|Record) ")
+ALLOWED = re.compile(
+    r"(?:Theorem|Lemma|Definition|Fixpoint|Record|Section|End|Variables?|Hypothes[ie]s|Let|Implicit Types?|Import"
+    r"|(?:Local )?Notation|From (?:mathcomp|Coq) Require|Require(?: Import)?) |Local Open Scope (?:nat|ring)_scope$"
+    r"|Set Implicit Arguments$|Unset Strict Implicit$|Unset Printing Implicit Defensive$|Add Ring laws_of_R : "
+)
+"""How a sentence outside of proofs may begin: no attribute, no command that loads, times or runs another one."""
 ENDS = ("Qed", "Defined")
 BULLETS = re.compile(r"^[-+*{}\s]*")
 
@@ -44,8 +51,12 @@ class Sentence:
     @property
     def name(self) -> str:
         """What it defines or states, if it does."""
-        found = re.match(r"(?:Local |Global |#\[\w+\] )*[A-Z]\w*\s+(\w+)", self.text)
-        return found[1] if found else ""
+        return self.text.split()[1].rstrip(":") if PROVED.match(self.text) or self.is_defining else ""
+
+    @property
+    def is_defining(self) -> bool:
+        """Whether it defines what a statement may name."""
+        return DEFINES.match(self.text) is not None
 
 
 @cache
@@ -77,6 +88,7 @@ def without_comments(source: str) -> str:
 @cache
 def sentences(theory: str) -> tuple[Sentence, ...]:
     """Cut a theory into sentences and leave the proofs out, in which nothing but tactics may stand."""
+    require(source_of(theory).isascii(), f"proofs/coq/{theory}.v has letters that are not ASCII; spell them out")
     found, in_proof = list[Sentence](), False
     for part in re.split(r"\.(?=\s|$)", without_comments(source_of(theory))):
         text = " ".join(part.split())
@@ -89,7 +101,10 @@ def sentences(theory: str) -> tuple[Sentence, ...]:
             allowed = not is_command or step in ENDS or step.split()[0] == "Proof"
             require(allowed, f"proofs/coq/{theory}.v has a command inside a proof, `{step}`: take it out")
             continue
+        allowed = ALLOWED.match(text) is not None and text.count('"') % 2 == 0
+        require(allowed, f"proofs/coq/{theory}.v has `{text}`, which is no kind of sentence that theories have")
         in_proof = PROVED.match(text) is not None
+        require(in_proof or not DEFINES.match(text) or ":=" in text, f"`{text}` is defined by a proof; write it out")
         lines = (line.rstrip() for line in part.strip().splitlines())
         shown = "\n".join(line for line in lines if line)
         found.append(Sentence(text, f"{shown}.", in_proof))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import hashlib
+import json
 import re
 import tomllib
 from collections.abc import Iterator
@@ -19,6 +20,8 @@ from gates.coq_text import THEORIES, required_by, theorems_of
 from gates.report import PROOFS, REPOSITORY, require, say
 
 REVIEWED = PROOFS / "reviewed.toml"
+WORDED = PROOFS / "claims.pinned"
+WORDED_PREFACE = "# Digests of claims without their code; `proofs/check pin ID ...` takes over the named ones alone."
 PREFACE = "# Digests of the files that claims are about, as they were reviewed; `proofs/check renew` writes them."
 LINKED = ("compression", "protocols", "training")
 """Rooms that lie beside the package and are linked into it."""
@@ -33,7 +36,10 @@ def claims() -> list[Claim]:
 
 
 def check_reviewed() -> None:
-    """Compare every file with what was reviewed."""
+    """Compare the words of every claim, and every file, with what was reviewed."""
+    said, pinned = words(), tomllib.loads(WORDED.read_text(encoding="utf-8"))
+    differing = ", ".join(sorted(name for name in said.keys() | pinned.keys() if said.get(name) != pinned.get(name)))
+    require(not differing, f"worded otherwise than pinned: {differing}; review, then run `proofs/check pin ID ...`")
     require(REVIEWED.exists(), f"{REVIEWED.name} is gone; review the claims, then run `proofs/check renew`")
     found, reviewed = digests(), tomllib.loads(REVIEWED.read_text(encoding="utf-8"))
     differing = sorted(path for path in found.keys() | reviewed.keys() if found.get(path) != reviewed.get(path))
@@ -50,9 +56,29 @@ def renew() -> None:
     say(f"{len(lines)} digests written; commit them with the reason why the claims still hold")
 
 
+def words() -> dict[str, str]:
+    """Return a digest of every claim: what it says, assumes and does not say, its evidence and its tests."""
+    said = {claim["id"]: {kind: told for kind, told in claim.items() if kind != "code"} for claim in claims()}
+    return {name: digest_of(json.dumps(row, sort_keys=True).encode()) for name, row in said.items()}
+
+
+def pin_words(names: list[str]) -> None:
+    """Take over the words of the named claims as they are now."""
+    said, pinned = words(), tomllib.loads(WORDED.read_text(encoding="utf-8"))
+    kept = {name: (said if name in names else pinned).get(name) for name in sorted({*pinned, *names})}
+    lines = [f'"{name}" = "{digest}"' for name, digest in kept.items() if digest]
+    WORDED.write_text("\n".join((WORDED_PREFACE, *lines, "")), encoding="utf-8")
+    say(f"{len(names)} claims pinned; commit them with the reason why they are worded so")
+
+
+def digest_of(content: bytes) -> str:
+    """Return what stands for a text in a list of digests."""
+    return hashlib.sha256(content).hexdigest()[:16]
+
+
 def digests() -> dict[str, str]:
     """Return a digest of every file that counts, by its path."""
-    return {path: hashlib.sha256((REPOSITORY / path).read_bytes()).hexdigest()[:16] for path in sorted(_files())}
+    return {path: digest_of((REPOSITORY / path).read_bytes()) for path in sorted(_files())}
 
 
 def _files() -> set[str]:

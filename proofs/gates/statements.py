@@ -10,8 +10,9 @@ from __future__ import annotations
 import difflib
 import re
 
-from gates.coq_text import THEORIES, Sentence, check_sources, required_by, sentences
+from gates.coq_text import THEORIES, check_sources, required_by, sentences
 from gates.report import PROOFS, require, say
+from gates.reviewed import pin_words
 
 PINNED = PROOFS / "coq" / "statements.pinned"
 HEADING = re.compile(r"^== (.*)$", re.MULTILINE)
@@ -19,14 +20,6 @@ PREFACE = """What is claimed, word by word: statements.v without its proofs, the
 `proofs/check` compares it with the theories; `proofs/check pin NAME ...` takes over what was changed
 on purpose, one name after the other. Nothing else writes this file.
 """
-CONTEXT = re.compile(
-    r"(?:Local |Global |#\[\w+\] )*(?:Variables?|Hypothes[ie]s|Context|Section|End|Module|Notation|Infix|Let|Import"
-    r"|Export|Open|Close|Arguments|Implicit|Coercion|Canonical|From|Require|Set|Unset|Bind|Delimit|Reserved)\b"
-)
-DEFINES = re.compile(
-    r"(?:Local |Global |#\[\w+\] )*(?:Definition|Fixpoint|CoFixpoint|Inductive|CoInductive|Record|Structure|Class"
-    r"|Variant|Function|Instance)\b"
-)
 WORD = re.compile(r"[A-Za-z_]\w*")
 
 
@@ -41,7 +34,12 @@ def check_statements() -> None:
 
 
 def pin(names: list[str]) -> None:
-    """Take over the named statements as they are now, and show what stays different."""
+    """Take over the named statements and claims as they are now, and show what stays different."""
+    if worded := sorted(name for name in names if re.fullmatch(r"[A-Z]{2}-\d+", name)):
+        pin_words(worded)
+    names = sorted({*names} - {*worded})
+    if not names:
+        return
     derived, pinned = blocks(), read()
     known = {title.rpartition(" ")[2]: title for title in (*pinned, *derived)}
     strangers = sorted(set(names) - known.keys())
@@ -97,7 +95,7 @@ def _blocks(theory: str, wanted: set[str] | None) -> dict[str, str]:
     """Cut one theory into blocks: all of it, or the wanted definitions and what they stand among."""
     found, since = dict[str, str](), list[str]()
     for sentence in sentences(theory) if wanted is None or wanted else ():
-        is_wanted = sentence.is_proved if wanted is None else _defines(sentence) and sentence.name in wanted
+        is_wanted = sentence.is_proved if wanted is None else sentence.is_defining and sentence.name in wanted
         if is_wanted:
             name = sentence.name if wanted is None else f"{theory}.{sentence.name}"
             if since:
@@ -106,7 +104,7 @@ def _blocks(theory: str, wanted: set[str] | None) -> dict[str, str]:
             title = f"{'theorem' if wanted is None else 'definition'} {name}"
             require(title not in found, f"proofs/coq/{theory}.v has two of the name {sentence.name}")
             found[title] = sentence.shown
-        elif wanted is None or CONTEXT.match(sentence.text):
+        elif wanted is None or not (sentence.is_proved or sentence.is_defining):
             since.append(sentence.shown)
     if since and wanted is None:
         found["context after.all"] = "\n".join(since)
@@ -116,7 +114,7 @@ def _blocks(theory: str, wanted: set[str] | None) -> dict[str, str]:
 def named() -> dict[str, set[str]]:
     """Return the definitions that the statements reach, by theory."""
     whole = {theory: sentences(theory) for theory in THEORIES[:-1]}
-    places = {theory: {s.name: at for at, s in enumerate(found) if _defines(s)} for theory, found in whole.items()}
+    places = {theory: {s.name: at for at, s in enumerate(found) if s.is_defining} for theory, found in whole.items()}
     reached = {theory: set[str]() for theory in whole}
 
     def reach(theory: str, name: str, above: int) -> None:
@@ -124,7 +122,7 @@ def named() -> dict[str, set[str]]:
         if place >= above or name in reached[theory]:
             return
         reached[theory].add(name)
-        among = [s.text for s in whole[theory][:place] if CONTEXT.match(s.text)]
+        among = [s.text for s in whole[theory][:place] if not (s.is_proved or s.is_defining)]
         for word in WORD.findall(" ".join((whole[theory][place].text, *among))):
             reach(theory, word, place)
             for other in required_by(theory):
@@ -135,10 +133,3 @@ def named() -> dict[str, set[str]]:
             if theory in places:
                 reach(theory, name, len(whole[theory]))
     return reached
-
-
-def _defines(sentence: Sentence) -> bool:
-    if not DEFINES.match(sentence.text):
-        return False
-    require(":=" in sentence.text, f"`{sentence.text}` is defined by a proof; write the definition out")
-    return True

@@ -1,21 +1,79 @@
-"""The Coq theories: no holes, each builds, and every theorem rests on nothing but what it states."""
+"""The Coq theories: no holes, each builds, every theorem rests on what it states alone, and Coq says what that is.
+
+``coq/printed.toml`` has a digest of every statement and of each definition that one reaches, as Coq prints it with all
+notations undone. So what a definition means is pinned, by whatever sentence its text came to mean something else.
+``proofs/check print NAME ...`` takes over the named ones alone, and nothing else does.
+"""
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 import time
+import tomllib
 
-from gates.coq_text import THEORIES, check_sources, source_of, stated
+from gates.coq_text import THEORIES, check_sources, sentences, source_of, stated
 from gates.packages import provide
-from gates.report import BUILT, require, run, say
+from gates.report import BUILT, PROOFS, require, run, say
+from gates.reviewed import digest_of
 
 PACKAGES = ("coq", "libcoq-mathcomp-algebra", "libcoq-mathcomp-zify")
 COQC = ("coqc", "-q", "-w", "-notation-overridden,-ambiguous-paths")
 CLOSED = "Closed under the global context"
+PRINTED = PROOFS / "coq" / "printed.toml"
+PREFACE = "# Digests of what Coq prints of statements and definitions; `proofs/check print NAME ...` takes them over."
+AS_IT_IS = "Set Printing All.\nSet Printing Depth 1000000.\nSet Printing Width 1000000.\n"
+REACHED = re.compile(rf"(?<![\w.'])(?:{'|'.join(THEORIES)})\.[\w']+")
 
 
 def check_theories() -> None:
+    """Read the sources, build them, and ask on what every theorem rests and what it says."""
+    build()
+    printed, pinned = as_printed(), tomllib.loads(PRINTED.read_text(encoding="utf-8"))
+    version, due = printed["coq"], pinned.get("coq")
+    require(version == due, f"{PRINTED.name} has what Coq {due} prints, and this is {version}; install that one")
+    differing = sorted(name for name in printed.keys() | pinned.keys() if printed.get(name) != pinned.get(name))
+    shown = ", ".join(differing)
+    require(not differing, f"Coq prints otherwise than pinned: {shown}\nreview, then run `proofs/check print NAME ...`")
+    say(f"coq: {len(printed) - 1} statements and definitions are to Coq what they were")
+
+
+def take_over(names: list[str]) -> None:
+    """Take over what Coq prints of the named statements and definitions, and say which stay different."""
+    build()
+    printed = as_printed()
+    pinned = tomllib.loads(PRINTED.read_text(encoding="utf-8")) if PRINTED.exists() else {}
+    strangers = sorted(set(names) - {*printed, *pinned})
+    require(not strangers, f"nothing that is pinned or printed is called {strangers}")
+    kept = {name: digest for name, digest in pinned.items() if name not in names}
+    kept |= {name: printed[name] for name in names if name in printed}
+    lines = [f'"{name}" = "{digest}"' for name, digest in sorted(kept.items())]
+    PRINTED.write_text("\n".join((PREFACE, *lines, "")), encoding="utf-8")
+    left = sorted(name for name in printed.keys() | kept.keys() if printed.get(name) != kept.get(name))
+    require(not left, f"printed otherwise than pinned: {', '.join(left)}; name these too, or put the theories right")
+
+
+def as_printed() -> dict[str, str]:
+    """Return a digest of what Coq prints of each statement, and of all in the theories that it reaches."""
+    proved = {f"{theory}.{one.name}" for theory in THEORIES for one in sentences(theory) if one.is_proved}
+    found = {"coq": run("coqc", "--print-version", otherwise="coqc has no version").split()[0]}
+    waiting = {f"{THEORIES[-1]}.{theorem}" for theorem in stated()}
+    while waiting:
+        questions = [
+            f'Redirect "printed.{name}" {"Check @" if name in proved else "Print "}{name}.\n'
+            for name in sorted(waiting)
+        ]
+        text = f"Require {' '.join(THEORIES)}.\n{AS_IT_IS}{''.join(questions)}"
+        (BUILT / "printed.v").write_text(text, encoding="utf-8")
+        run(*COQC, "printed.v", otherwise="Coq does not print what the statements reach")
+        told = {name: (BUILT / f"printed.{name}.out").read_text(encoding="utf-8") for name in waiting}
+        found |= {name: digest_of(" ".join(text.split()).encode()) for name, text in told.items()}
+        waiting = {name for text in told.values() for name in REACHED.findall(text)} - found.keys()
+    return found
+
+
+def build() -> None:
     """Read the sources, build them, and ask on what every theorem rests."""
     check_sources()
     provide(PACKAGES, has_coq, "Coq with MathComp")

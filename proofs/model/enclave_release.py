@@ -20,7 +20,7 @@ from secagg.contract import Layout, RingSegment
 from secagg.errors import SecAggError
 from secagg.identifiers import ClientId
 from secagg.parameters import Suite
-from secagg.privacy.noise import NoiseKind
+from secagg.privacy.kinds import NoiseKind
 from secagg.protocols.enclave.trusted.buffer import Buffer, BufferState, Entry, ReleaseRules
 from secagg.protocols.enclave.trusted.configuration import EnclaveConfiguration, Noise
 

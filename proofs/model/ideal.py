@@ -19,12 +19,13 @@ from secagg.crypto import aead, hybrid_key_agreement, key_agreement
 from secagg.crypto.hpke import CLASSIC_OVERHEAD_BYTES
 from secagg.crypto.key_agreement import KeyRole
 from secagg.crypto.secret import Secret
-from secagg.errors import AuthenticationFailed
+from secagg.errors import UNDECIDED, AuthenticationFailed
 from secagg.identifiers import AttemptContext
 from secagg.parameters import Suite
 from secagg.protocols.pairwise_mask import masking, round2_masked_input
 from secagg.protocols.two_servers import client as indexing_client
-from secagg.protocols.two_servers.uploads import envelope, opened_upload
+from secagg.protocols.two_servers import opened_upload
+from secagg.protocols.two_servers import upload as upload_module
 from secagg.session import certificates as identity
 
 UPLOADED = bytes(32)
@@ -148,7 +149,7 @@ class IdealSealingPair:
     def open(self, kind: str, sealed: bytes, _: int, info: bytes, **__: object) -> Secret:
         seed = _SEALED_TO.get((self.public_key.encoded, info, bytes(sealed)))
         if self.is_wiped or seed is None:
-            raise AuthenticationFailed
+            raise AuthenticationFailed(culprits=UNDECIDED)
         return Secret(kind, seed)
 
     def wipe(self) -> None:
@@ -208,7 +209,7 @@ def installed(*, with_masks: bool = False) -> Iterator[None]:
         (key_agreement, "X25519PrivateKey", IdealExchangeKey),
         (key_agreement, "BackendPublicKey", IdealExchangeKey),
         (aead, "AESGCM", IdealSealing),
-        (envelope, "AESGCM", IdealSealing),
+        (upload_module, "AESGCM", IdealSealing),
         (round2_masked_input, "upload_digest", lambda _: UPLOADED),
         (indexing_client, "sealing_key", IdealSealingKey),
         (opened_upload, "sealing_pair", IdealSealingPair),

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cached_property
 from itertools import combinations, product
@@ -20,18 +20,17 @@ from secagg.crypto.secret import Secret
 from secagg.errors import MalformedMessage, Misuse, PeerMisbehaved, Reason
 from secagg.identifiers import ClientId, ServerId
 from secagg.parameters import Suite
+from secagg.protocols.two_servers import opened_upload
 from secagg.protocols.two_servers.client import Client
 from secagg.protocols.two_servers.configuration import IndexingConfiguration
 from secagg.protocols.two_servers.floors import IndexingFloors
-from secagg.protocols.two_servers.journal import Event, Record
 from secagg.protocols.two_servers.ledger import UploadLedger
+from secagg.protocols.two_servers.offers import RoundStamp
+from secagg.protocols.two_servers.opened_upload import ClassTotals, OpenedUpload
 from secagg.protocols.two_servers.round_rules import Entry
 from secagg.protocols.two_servers.server import IndexingServer
-from secagg.protocols.two_servers.server_messages import AcceptedList, RoundStamp, entries_digest
-from secagg.protocols.two_servers.uploads import opened_upload
-from secagg.protocols.two_servers.uploads.class_totals import ClassTotals
-from secagg.protocols.two_servers.uploads.opened_upload import OpenedUpload
-from secagg.protocols.two_servers.uploads.upload import Upload
+from secagg.protocols.two_servers.server_messages import AcceptedList, entries_digest
+from secagg.protocols.two_servers.upload import Upload
 from secagg.session.certificates import Certificate, SigningKey, issue_certificate
 from secagg.simulation.insecure_coins import InsecureSeededCoins
 
@@ -71,21 +70,6 @@ class Sent:
 
 
 @dataclass
-class MemoryJournal:
-    """Records that outlast a process; what a class below this one loses, a crash loses."""
-
-    written: list[Record] = field(default_factory=list[Record])
-
-    def append(self, event: Event, *fields: bytes) -> None:
-        """Write a record down."""
-        self.written.append((event, fields))
-
-    def records(self) -> Iterator[Record]:
-        """Return what was written before."""
-        return iter(list(self.written))
-
-
-@dataclass
 class IdealExchange:
     """A check that says who cheated: an upload is taken if it is of unit vectors, or if a corrupted server says so.
 
@@ -105,9 +89,6 @@ class IdealExchange:
         """Say, as server 1, what server 0 answers."""
         self.has_said = True
         return self.says(b"1")
-
-    def learn(self, heard: bytes, /) -> None:
-        """Take what has no meaning here."""
 
     def answer(self, proposal: bytes) -> bytes:
         """Answer as server 0."""
@@ -174,8 +155,8 @@ class Place:
         """Return the stamp of one server here."""
         return RoundStamp(context=self.configuration.context, round_number=self.round_number, server=ServerId(index))
 
-    def server(self, index: int, journal: MemoryJournal | None = None) -> IndexingServer:
-        """Start a server, or start it again with its journal."""
+    def server(self, index: int, *, life: int = 0) -> IndexingServer:
+        """Start a server, in its first or its second life."""
         with Secret("pair key", bytes(32)) as pair_key:
             return IndexingServer(
                 self.configuration,
@@ -183,9 +164,12 @@ class Place:
                 round_number=self.round_number,
                 signing_key=self.server_keys[index],
                 pair_key=pair_key,
-                journal=journal or MemoryJournal(),
-                coins=InsecureSeededCoins(bytes([index])),
+                coins=self.root_of(index, life),
             )
+
+    def root_of(self, index: int, life: int) -> InsecureSeededCoins:
+        """Return the coins from which a server draws its root."""
+        return InsecureSeededCoins(bytes([index, life]))
 
     @cached_property
     def fresh(self) -> tuple[IndexingServer, IndexingServer]:
@@ -253,6 +237,7 @@ class Place:
             offers=self.offers,
             now=NOW,
             weight=weight,
+            model_digest=hashlib.sha256(update.encode()).digest(),
         )
 
     def remember(
@@ -278,7 +263,7 @@ class Place:
     def _value(self, index: int, half: Upload) -> int:
         server: Any = self.fresh[index]
         totals = ClassTotals(self.configuration, ServerId(index))
-        server._state.opener.open(half).add_to(totals)  # noqa: SLF001
+        server._opener.open(half).add_to(totals)  # noqa: SLF001
         return total_of(totals, half.header.weight)
 
     def signed_list(self, index: int, entries: tuple[Entry, ...], signer: SigningKey | None = None) -> bytes:
@@ -319,33 +304,29 @@ def total_of(totals: ClassTotals, weight: int) -> int:
 
 def copied(server: IndexingServer) -> IndexingServer:
     """Return a server that remembers the same, and shares nothing with it that either changes."""
-    made, state = shallow(server), shallow(server._state)  # noqa: SLF001
-    rules, release, opener = shallow(state.rules), shallow(state._release), shallow(state.opener)  # noqa: SLF001
+    made: Any = shallow(server)
+    rules, release, opener, totals = map(shallow, (made._rules, made._release, made._opener, made._totals))  # noqa: SLF001
     for name in ("_entries", "_standing", "_clients", "_waiting"):
         setattr(rules, name, dict(getattr(rules, name)))
     rules._numbers = Counter(rules._numbers)  # noqa: SLF001
     opener._pair = shallow(opener._pair)  # noqa: SLF001
-    totals = shallow(state.totals)
     totals._totals = {  # noqa: SLF001
         weight: type(total)(total.histograms, [vector.copy() for vector in total.vectors])
         for weight, total in totals._totals.items()  # noqa: SLF001
     }
-    state.pending = {upload_id: _copied_upload(upload) for upload_id, upload in state.pending.items()}
-    state.rules, state._release, state.opener, state.totals = rules, release, opener, totals  # noqa: SLF001
-    state.rejected = dict(state.rejected)
-    if not state._nonce_key.is_wiped:  # noqa: SLF001
-        state._nonce_key = Secret("nonce key", bytes(state._nonce_key.expose()))  # noqa: SLF001
-    journal = state._journal  # noqa: SLF001
-    state._journal = type(journal)(list(journal.written))  # noqa: SLF001
-    made._state, made._rules, made._pending, made._release = state, rules, state.pending, release  # noqa: SLF001
+    made._rules, made._release, made._opener, made._totals = rules, release, opener, totals  # noqa: SLF001
+    made._pending = {upload_id: _copied_upload(upload) for upload_id, upload in made._pending.items()}  # noqa: SLF001
+    made._rejected = dict(made._rejected)  # noqa: SLF001
+    if not made._nonce_key.is_wiped:  # noqa: SLF001
+        made._nonce_key = Secret("nonce key", bytes(made._nonce_key.expose()))  # noqa: SLF001
     return made  # type: ignore[no-any-return]
 
 
-def memory_of(server: IndexingServer) -> tuple[Any, ...]:
-    """Return all that a server remembers, without the order in which uploads and records came, and without reasons."""
-    state: Any = server._state  # noqa: SLF001
-    rules, release = state.rules, state._release  # noqa: SLF001
+def memory_of(server: Any) -> tuple[Any, ...]:  # noqa: ANN401 -- a server, with what it remembers
+    """Return all that a server remembers, without the order in which uploads came, and without reasons."""
+    rules, release, totals = server._rules, server._release, server._totals  # noqa: SLF001
     return (
+        server.offer,
         rules.state.value,
         rules.counted,
         tuple(sorted((upload_id, standing.value) for upload_id, standing in rules._standing.items())),  # noqa: SLF001
@@ -353,26 +334,17 @@ def memory_of(server: IndexingServer) -> tuple[Any, ...]:
         tuple(sorted((client.value, upload_id) for client, upload_id in rules._clients.items())),  # noqa: SLF001
         tuple(sorted((standing.value, number) for standing, number in rules._numbers.items() if number)),  # noqa: SLF001
         tuple(sorted(rules._waiting)),  # noqa: SLF001
-        tuple((weight, total_of(state.totals, weight)) for weight in sorted(state.totals._totals)),  # noqa: SLF001
-        tuple(sorted((upload_id, _remembered(upload)) for upload_id, upload in state.pending.items())),
-        tuple(sorted(client.value for client in state.rejected)),
-        state.concluded,
-        (release.signed_list, release.peer_list, release.peer_commitment, release.share),
-        state.opener._pair.is_wiped,  # noqa: SLF001
-        _written(state._journal.written),  # noqa: SLF001
+        tuple((weight, total_of(totals, weight)) for weight in sorted(totals._totals)),  # noqa: SLF001
+        tuple(sorted((upload_id, _remembered(upload)) for upload_id, upload in server._pending.items())),  # noqa: SLF001
+        tuple(sorted(client.value for client in server._rejected)),  # noqa: SLF001
+        server._concluded,  # noqa: SLF001
+        (release.signed_list, release.peer_commitment, release.share),
+        server._opener._pair.is_wiped,  # noqa: SLF001
     )
 
 
-def _written(records: list[Record]) -> tuple[tuple[Record, ...], bool]:
-    """Return what records say, without the words of a refusal; a round is given up however often it says so."""
-    said = [record for record in records if record[0] is not Event.FAILED]
-    kept = [(event, fields[:1] if event is Event.REJECTED else fields) for event, fields in said]
-    return tuple(sorted(kept)), len(said) < len(records)
-
-
 def _remembered(upload: Any) -> tuple[Any, ...]:  # noqa: ANN401 -- an upload that waits
-    asked = upload.asked or ()
-    return asked, upload.is_live, upload.exchange.has_said
+    return upload.asked or b"", upload.exchange.has_said
 
 
 def _copied_upload(upload: Any) -> OpenedUpload:  # noqa: ANN401 -- an upload that waits
@@ -383,7 +355,6 @@ def _copied_upload(upload: Any) -> OpenedUpload:  # noqa: ANN401 -- an upload th
         key and Secret(key.kind, bytes(key.expose())),
         upload.vectors,
         upload.asked,
-        upload.is_live,
     )
 
 

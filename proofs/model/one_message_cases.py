@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import reduce
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,13 +18,12 @@ import one_message_holders
 from defects import Replacement, nothing, planted
 from one_message_cast import PATCHES, Cast, MemoryJournal, Setting, remembered_decoding
 from report import Report
-from secagg.contract import Payload
-from secagg.crypto.labels import Label, bind
-from secagg.errors import PeerMisbehaved, Reason
+from secagg.crypto.labels import Label
+from secagg.errors import UNDECIDED, PeerMisbehaved, Reason
 from secagg.protocols.one_message import epoch, holder, journal, parameters
 from secagg.protocols.one_message.configuration import Agreement
 from secagg.protocols.one_message.holder import Holder, Placements
-from secagg.protocols.one_message.journal import Event, FileJournal, HolderSecret
+from secagg.protocols.one_message.journal import Event, FileJournal, JournalHead
 from secagg.protocols.one_message.ledger import Ledger
 from secagg.protocols.one_message.messages import CertifiedList, ListSignature, UploadList
 from secagg.protocols.one_message.parameters import CHECK_WORDS, ThresholdRule
@@ -108,7 +107,7 @@ class LosesLists(MemoryJournal):
 
     def append(self, event: Event, *parts: bytes) -> None:
         """Write a record down, or not."""
-        if event not in {Event.LISTED, Event.ANSWERED}:
+        if event is not Event.LISTED:
             super().append(event, *parts)
 
 
@@ -121,7 +120,7 @@ class WritesLater(MemoryJournal):
         """Write down what is late, and be late with this."""
         for earlier, earlier_parts in self.late:
             super().append(earlier, *earlier_parts)
-        self.late = ((event, parts),) if event in {Event.LISTED, Event.ANSWERED} else ()
+        self.late = ((event, parts),) if event is Event.LISTED else ()
         if not self.late:
             super().append(event, *parts)
 
@@ -188,12 +187,12 @@ def _answers_anew(self: Any, work: Any, upload_list: UploadList, reply: bytes) -
 
 def _one_list_of_a_sum(self: Any, sum_id: bytes, upload_list: bytes, _: tuple[bytes, ...]) -> None:  # noqa: ANN401
     if self._list_of_sum.get(sum_id, upload_list) != upload_list:
-        raise PeerMisbehaved("a sum has one list", reason=Reason.ALREADY_SPENT)
+        raise PeerMisbehaved("a sum has one list", reason=Reason.ALREADY_SPENT, culprits=UNDECIDED)
 
 
 def _one_list_of_an_upload(self: Any, _: bytes, upload_list: bytes, uploads: tuple[bytes, ...]) -> None:  # noqa: ANN401
     if any(self._list_of_upload.get(upload, upload_list) != upload_list for upload in uploads):
-        raise PeerMisbehaved("an upload is on one list", reason=Reason.ALREADY_SPENT)
+        raise PeerMisbehaved("an upload is on one list", reason=Reason.ALREADY_SPENT, culprits=UNDECIDED)
 
 
 def _majority(holders: int, _: int) -> int:
@@ -207,7 +206,7 @@ def _majority_of_shares(_: ThresholdRule, holders: int, __: int, packing: int) -
 def _often(agreement: Agreement, upload_list: bytes, certified: CertifiedList) -> None:
     """Count each signature, whoever made it."""
     if len(certified.certificate) < agreement.record.quorum:
-        raise PeerMisbehaved("too few signatures", reason=Reason.QUORUM_NOT_MET)
+        raise PeerMisbehaved("too few signatures", reason=Reason.QUORUM_NOT_MET, culprits=UNDECIDED)
     for one in certified.certificate:
         signed = ListSignature(t0=agreement.t0, holder=one.holder, upload_list=upload_list)
         agreement.verify(one.holder, one.signature, Label.ONE_MESSAGE_SIGNED_LIST, *signed.parts)
@@ -220,50 +219,45 @@ def _any_number(agreement: Agreement, upload_list: bytes, certified: CertifiedLi
         agreement.verify(one.holder, one.signature, Label.ONE_MESSAGE_SIGNED_LIST, *signed.parts)
 
 
-def _any_entries(self: Any) -> Any:  # noqa: ANN401 -- a journal of files
-    entries, end = one_message_files.entries_in(self._file.read())
-    self._file.truncate(end)
-    self._file.seek(end)
-    for entry in entries:
-        self._step(entry.encode())
-    self._write_head()
-    return entries
+def _any_records(self: Any, *epoch_and_boot: bytes) -> Any:  # noqa: ANN401 -- a journal of files
+    """Make the head fit whatever records are there."""
+    secret, head = self._read("secret"), self._read("head")
+    if secret is not None and head is not None:
+        entries, end = one_message_files.entries_in(self._read("records") or b"")
+        chain = reduce(journal._step, (entry.encode() for entry in entries), journal._step(b"", secret))  # noqa: SLF001
+        fitting = replace(JournalHead.decode(head), length=end, chain=chain)
+        (self._folder / "head").write_bytes(fitting.encode())
+    return _KEPT(self, *epoch_and_boot)
 
 
-def _any_boot(self: Any, record: bytes, boot_id: bytes, coins: Any) -> HolderSecret:  # noqa: ANN401
-    kept: HolderSecret = _KEPT(self, record, _secret_of(self, "boot_id", boot_id), coins)
-    return kept
+def _any_boot(self: Any, secret: Any, *found: Any) -> Any:  # noqa: ANN401 -- a journal of files
+    *others, boot_id = found
+    return _STATE(self, secret, *others, secret.boot_id if secret else boot_id)
 
 
-def _any_record(self: Any, record: bytes, boot_id: bytes, coins: Any) -> HolderSecret:  # noqa: ANN401
-    kept: HolderSecret = _KEPT(self, _secret_of(self, "record", record), boot_id, coins)
-    return kept
+def _any_record(self: Any, secret: Any, *found: Any) -> Any:  # noqa: ANN401 -- a journal of files
+    *others, record, boot_id = found
+    return _STATE(self, secret, *others, secret.record if secret else record, boot_id)
 
 
-def _secret_of(self: Any, name: str, otherwise: bytes) -> bytes:  # noqa: ANN401 -- a journal of files
-    path = self._folder / "secret"
-    found: bytes = getattr(HolderSecret.decode(path.read_bytes()), name) if path.exists() else otherwise
-    return found
+def _any_time(_: FileJournal, number: int) -> int:
+    return number + 1
 
 
-def _chain_of_any_epoch(label: Label, *parts: bytes) -> bytes:
-    return bind(label, *parts) if len(parts) > 1 else bind(label)
+def _not_spent(self: Any, task: bytes, epoch: int, round_number: int, _: bytes) -> None:  # noqa: ANN401 -- a ledger
+    _CHARGE(self, task, epoch, round_number)
 
 
-def _not_spent(self: Any, payload: Payload) -> bytes:  # noqa: ANN401 -- a ledger
-    del self
-    return hashlib.sha256(payload.encode()).digest()
-
-
-def _any_epoch(self: Any, task: bytes, _: int, round_number: int) -> None:  # noqa: ANN401 -- a ledger
-    _CHARGE(self, task, self._record.newest_epoch, round_number)
+def _any_epoch(self: Any, task: bytes, _: int, round_number: int, model: bytes) -> None:  # noqa: ANN401 -- a ledger
+    _CHARGE(self, task, self._record.newest_epoch, round_number, model)
 
 
 def _in_memory(self: Any, record: Any) -> None:  # noqa: ANN401 -- a ledger, and what it remembers
     self._record = record
 
 
-_KEPT: Any = FileJournal._kept_secret  # noqa: SLF001
+_KEPT: Any = FileJournal._kept  # noqa: SLF001
+_STATE: Any = FileJournal._state  # noqa: SLF001
 _CHARGE: Any = Ledger.charge
 _FREE = "require_free"
 _CERTIFICATE = "require_certificate"
@@ -295,15 +289,12 @@ DEFECTS: tuple[tuple[Any, ...], ...] = (
     ("signatures on any list", _SIGNED, ((ListSignature, "parts", property(lambda _: ())),)),
     ("a dealer's polynomial not checked", BAD_CLIENTS, ((HeldShare, "require_on", nothing),)),
     ("uploads' signatures not verified", BAD_CLIENTS, ((holder, "require_signed", nothing),)),
-    ("a journal older than its head", _FILES, ((FileJournal, "_whole_entries", _any_entries),)),
-    ("a journal that was put back", _FILES, ((FileJournal, "_changed", lambda *_: bytes(8)),)),
-    ("a journal of before a restart", _FILES, ((FileJournal, "_kept_secret", _any_boot),)),
-    (
-        "a journal of another epoch",
-        _FILES,
-        ((FileJournal, "_kept_secret", _any_record), (journal, "bind", _chain_of_any_epoch)),
-    ),
-    ("updates not spent", _CLIENT, ((Ledger, "spend", _not_spent),)),
+    ("a journal older than its head", _FILES, ((FileJournal, "_kept", _any_records),)),
+    ("a journal that was put back", _FILES, ((FileJournal, "_mark_made", _any_time),)),
+    ("a head whose mark stays", _FILES, ((FileJournal, "_outdate", nothing),)),
+    ("a journal of before a restart", _FILES, ((FileJournal, "_state", _any_boot),)),
+    ("a journal of another epoch", _FILES, ((FileJournal, "_state", _any_record),)),
+    ("updates not spent", _CLIENT, ((Ledger, "charge", _not_spent),)),
     ("rounds not counted", _CLIENT, ((Ledger, "charge", nothing),)),
     ("epochs not counted", _CLIENT, ((Ledger, "charge", _any_epoch),)),
     ("a ledger that is not stored", _CLIENT, ((Ledger, "_write", _in_memory),)),

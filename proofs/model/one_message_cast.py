@@ -43,10 +43,9 @@ from secagg.protocols.one_message.messages import (
     UploadList,
     verify_upload,
 )
-from secagg.protocols.one_message.parameters import ThresholdRule
+from secagg.protocols.one_message.parameters import FIELD, ThresholdRule
 from secagg.protocols.one_message.plan import plan_offer
 from secagg.protocols.one_message.sharing import Dealing, deal
-from secagg.protocols.one_message.sharing_field import FIELD
 from secagg.session.certificates import issue_certificate
 from secagg.session.roles import LateUpdate, Subject, Update
 from secagg.simulation.insecure_coins import InsecureSeededCoins
@@ -211,16 +210,16 @@ class Cast:
             maximum_capacity=CAPACITY + 1,
         )
 
-    def subject(self, round_number: int, capacity: int = CAPACITY) -> Subject:
+    def subject(self, round_number: int, capacity: int = CAPACITY, model: bytes = MODEL) -> Subject:
         """Return what a client trains for."""
-        return Subject(task=TASK, round_number=round_number, layout=LAYOUT, capacity=capacity, model_digest=MODEL)
+        return Subject(task=TASK, round_number=round_number, layout=LAYOUT, capacity=capacity, model_digest=model)
 
-    def offer(self, sum_id: bytes, round_number: int, capacity: int = CAPACITY) -> Offer:
+    def offer(self, sum_id: bytes, round_number: int, capacity: int = CAPACITY, model: bytes = MODEL) -> Offer:
         """Return an offer of this epoch."""
         return plan_offer(
             self.record,
             self.announced,
-            self.subject(round_number, capacity),
+            self.subject(round_number, capacity, model),
             sum_id=sum_id,
             capacity=capacity,
             minimum_cohort=self.setting.cohort,
@@ -288,17 +287,17 @@ class Cast:
         return Client(
             ClientId(number),
             floors=self.floors,
-            ledger=Ledger(TASK, store, stored),
+            ledger=Ledger(TASK, store, stored, attempts=1),
             coins=InsecureSeededCoins(f"{number}/{coins}".encode()),
             clock=lambda: NOW,
             signing_key=key,
             certificate=issue_certificate(key if forged else self.authority, ClientId(number), key.public_key),
         )
 
-    def update(self, client: int, name: str) -> LateUpdate:
+    def update(self, client: int, name: str, model: bytes = MODEL) -> LateUpdate:
         """Return what a client has trained."""
         value = LAYOUT.require_rings()[0].ring.from_integers([hashlib.sha256(f"{client}{name}".encode()).digest()[0]])
-        return LateUpdate(lambda: Update(Payload(LAYOUT, (value,)), MODEL, 1))
+        return LateUpdate(lambda: Update(Payload(LAYOUT, (value,)), model, 1))
 
     def send(self) -> None:
         """Have every client upload once for each of its sums, with an update of its own."""

@@ -1,7 +1,8 @@
 """A client of one message under a server that offers it whatever it likes, and a process that ends at any writing.
 
 The library's own ``Client`` is asked, with its ledger: for two sums of one round, for another round, in this epoch and
-in the next one, with a new update or the one that it had. Its process ends at each point at which something is stored.
+in the next one, with an update of a new model or of the one that it had, which has one attempt. Its process ends at
+each point at which something is stored.
 What must not come out: two uploads of one update, two uploads for one round, an upload for an epoch that is over.
 """
 
@@ -90,12 +91,19 @@ def _fault(said: Iterable[Uploaded]) -> str | None:
     return None
 
 
+def _model_of(update: str) -> bytes:
+    return hashlib.sha256(update.encode()).digest()
+
+
 class _Search:
     """A client, whatever it has stored."""
 
     def __init__(self, casts: Mapping[int, Cast], report: Report) -> None:
         self._casts, self._report, self._made_of = casts, report, dict[bytes, str]()
-        self._offers = {one: casts[one.epoch].offer(one.sum_id, one.round_number).encode() for one in OFFERED}
+        self._offers = {
+            (one, update): casts[one.epoch].offer(one.sum_id, one.round_number, model=_model_of(update)).encode()
+            for one, update in product(OFFERED, UPDATES)
+        }
 
     def after(self, world: World) -> Iterator[tuple[str, World]]:
         """Return what can come next; the process ends after each writing, or before the first."""
@@ -128,8 +136,11 @@ class _Search:
         coins = hashlib.sha256(repr((stored, said, offered, update)).encode()).hexdigest()
         client = cast.client(CLIENT, stored or None, store, coins)
         try:
+            model = _model_of(update)
             reply = client.upload(
-                self._offers[offered], cast.subject(offered.round_number), cast.update(CLIENT, update)
+                self._offers[offered, update],
+                cast.subject(offered.round_number, model=model),
+                cast.update(CLIENT, update, model),
             )
         except SecAggError:
             self._report.refused += 1

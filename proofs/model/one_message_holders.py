@@ -20,7 +20,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from driven_server import STARTS_AGAIN
 from one_message_cast import Cast, MemoryJournal, Names, copied
 from one_message_catalogue import Asked, Catalogue, ListName, Need, renamed
 from one_message_knowledge import Knowledge
@@ -28,8 +27,10 @@ from report import Report, steps_to
 from secagg.errors import SecAggError
 from secagg.protocols.one_message.holder import Holder
 from secagg.protocols.one_message.messages import Answer, ListSignature
-from secagg.protocols.one_message.sharing_field import FIELD, holder_point, multiply, transfer_matrix
+from secagg.protocols.one_message.parameters import FIELD
+from secagg.protocols.one_message.sharing import holder_point, multiply, transfer_matrix
 from secagg.wire import MessageKind, message_kind
+from two_servers import STARTS_AGAIN
 
 MOST_FACTS = 4
 """So much is given away by a holder at most: two signatures and two answers, or answers for as many sums. One that

@@ -11,8 +11,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import combinations
 
 from one_message_cast import Cast, Name, Names
-from secagg.protocols.one_message.parameters import ThresholdRule
-from secagg.protocols.one_message.sharing_field import FIELD, holder_point, slot_points
+from secagg.protocols.one_message.parameters import FIELD, ThresholdRule
+from secagg.protocols.one_message.sharing import holder_point, slot_points
 
 HONEST_COHORT = 2
 """So many honest inputs are in a sum at least, and no combination is about fewer."""

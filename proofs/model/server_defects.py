@@ -1,4 +1,4 @@
-"""Defects of the two servers: each check taken out by itself, and functions and journals that forget."""
+"""Defects of the two servers: each check taken out by itself, and functions that forget."""
 
 from __future__ import annotations
 
@@ -7,13 +7,11 @@ from contextlib import suppress
 from typing import Any
 
 from defects import Replacement, altered
-from indexing_cast import MemoryJournal
 from secagg.errors import PeerError
-from secagg.protocols.two_servers.journal import Event
 from secagg.protocols.two_servers.release import Release
 from secagg.protocols.two_servers.round_rules import Entry, RoundRules, RoundState
 from secagg.protocols.two_servers.server import IndexingServer
-from secagg.protocols.two_servers.server_state import ServerState
+from secagg.simulation.insecure_coins import InsecureSeededCoins
 
 # --- Checks -----------------------------------------------------------------------------------------------------------
 
@@ -83,10 +81,9 @@ CHECKS: dict[str, tuple[type, str, str, str]] = {
     "an upload is asked about once": (
         IndexingServer,
         "_say",
-        "pending.asked is not None and pending.asked[0] != heard",
+        "pending.asked not in (None, question)",
         "False",
     ),
-    "an upload is spoken of once": (IndexingServer, "_say", "pending.asked[1] != digest", "False"),
 }
 """Checks of the rules and of the operator, by what each makes sure of: where it stands, and what stands there then."""
 
@@ -100,10 +97,10 @@ def without(*names: str) -> tuple[Replacement, ...]:
     return tuple(altered(place, function, *pairs) for (place, function), pairs in changes.items())
 
 
-# --- Functions and journals that forget -------------------------------------------------------------------------------
+# --- Functions that forget --------------------------------------------------------------------------------------------
 
 _REQUIRE, _OPEN, _LIST = RoundRules.require, IndexingServer.open, RoundRules.list_to_sign
-_ONLY_ASKED = ServerState._take  # noqa: SLF001
+_ONLY_ASKED = IndexingServer._take  # noqa: SLF001
 
 
 def still_collecting(self: RoundRules, *states: RoundState) -> None:
@@ -120,9 +117,8 @@ def still_its_turn(self: Any, received: str, *states: RoundState) -> None:  # no
 
 def close_again(self: Any) -> bytes:  # noqa: ANN401 -- a server
     """Sign whatever list stands now."""
-    signed = self._release.sign(self._rules.list_to_sign())
-    if signed != self._release.signed_list:
-        self._state.write(Event.SIGNED, signed)
+    self._release.signed_list = self._release.sign(self._rules.list_to_sign())
+    self._rules.sign()
     return self._release.signed_list  # type: ignore[no-any-return]
 
 
@@ -141,8 +137,8 @@ def enough_in_all(self: RoundRules) -> tuple[Entry, ...]:
 def open_early(self: Any, peer_commitment: bytes) -> bytes:  # noqa: ANN401 -- a server
     """Open before the other server has signed."""
     if self._rules.state is RoundState.SIGNED:
-        state = self._state
-        state._agree(b"", self._release.encode_share(state._nonce_key, state.totals, self._rules.counted))  # noqa: SLF001
+        self._release.share = self._release.encode_share(self._nonce_key, self._totals, self._rules.counted)
+        self._rules.agree()
     return _OPEN(self, peer_commitment)
 
 
@@ -152,10 +148,9 @@ def another_of_the_client(self: RoundRules, entry: Entry) -> bool:
     return entry.upload_id not in self._entries
 
 
-def take_again(self: Any, upload_id: bytes) -> None:  # noqa: ANN401 -- a state
-    """Add an upload when it is written down, and once more where the record is read back."""
-    pending = self.pending[upload_id]
-    pending.add_to(self.totals)
+def take_again(self: Any, upload_id: bytes) -> None:  # noqa: ANN401 -- a server
+    """Add an upload twice."""
+    self._pending[upload_id].add_to(self._totals)
     _ONLY_ASKED(self, upload_id)
 
 
@@ -175,9 +170,7 @@ def take_anyway(self: Any, upload_id: bytes, heard: bytes | None, decide: Callab
 
 
 def _decided_by(self: Any, upload_id: bytes, heard: bytes, decide: Callable[..., bytes]) -> bytes:  # noqa: ANN401
-    pending = self._pending[upload_id]
-    self._revive(pending)
-    return decide(pending.exchange, heard)
+    return decide(self._pending[upload_id].exchange, heard)
 
 
 _TURN: Any = IndexingServer._require_turn  # noqa: SLF001
@@ -185,36 +178,6 @@ _SAID: Any = IndexingServer._say  # noqa: SLF001
 _DECIDED: Any = IndexingServer._decide  # noqa: SLF001
 
 
-class _Losing(MemoryJournal):
-    """A journal that loses records of one kind."""
-
-    lost: Event
-
-    def append(self, event: Event, *fields: bytes) -> None:
-        """Write a record down, or not."""
-        if event is not self.lost:
-            super().append(event, *fields)
-
-
-class LosesAsked(_Losing):
-    """Forgets what was asked."""
-
-    lost = Event.ASKED
-
-
-class LosesSigned(_Losing):
-    """Forgets what was signed."""
-
-    lost = Event.SIGNED
-
-
-class LosesOpened(_Losing):
-    """Forgets against what a share was opened."""
-
-    lost = Event.OPENED
-
-
-class LosesFailed(_Losing):
-    """Forgets that a round was given up."""
-
-    lost = Event.FAILED
+def one_root(_: object, index: int, __: int) -> InsecureSeededCoins:
+    """Begin every life of a server with the root of the first."""
+    return InsecureSeededCoins(bytes([index, 0]))

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from driven_server import STARTS_AGAIN, Action
-from indexing_cast import MemoryJournal, Place, signing_key_of
+from indexing_cast import Place, signing_key_of
 from secagg.protocols.two_servers.server_messages import OutputCommitment, encode_batch
 from secagg.wire import MessageKind
-from two_servers import Search
+from two_servers import STARTS_AGAIN, Action, Search
 
 PROPOSAL, ANSWER, CONCLUSION = (
     MessageKind.INDEXING_PROPOSAL,
@@ -15,14 +14,14 @@ PROPOSAL, ANSWER, CONCLUSION = (
 )
 
 
-def network(journal: type[MemoryJournal]) -> Search:
+def network() -> Search:
     """Both servers are honest; the network and client 3 are not."""
     at = Place(7)
     at.send(1)
     at.send(2)
     at.send(3, "x", is_unit=False)
     at.send(3, "y")
-    search = Search([at], ((0, 0), (0, 1)), journal)
+    search = Search([at], ((0, 0), (0, 1)))
     elsewhere = _of_another_round()
     forger = signing_key_of("client 3")
     for driven in search.driven:
@@ -42,13 +41,13 @@ def network(journal: type[MemoryJournal]) -> Search:
     return search
 
 
-def batches(journal: type[MemoryJournal]) -> Search:
+def batches() -> Search:
     """Both servers are honest, and server 1 asks about all uploads at once."""
     at = Place(7)
     at.send(1)
     at.send(2)
     both = tuple(sent.entry.upload_id for sent in at.sent.values())
-    search = Search([at], ((0, 0), (0, 1)), journal)
+    search = Search([at], ((0, 0), (0, 1)))
     for driven in search.driven:
         driven.actions += [*_receipts(at, driven.index), Action("close", "close"), Action(STARTS_AGAIN, STARTS_AGAIN)]
         driven.actions.append(Action("give up", "give_up", ("the operator wants it so",)))
@@ -59,19 +58,19 @@ def batches(journal: type[MemoryJournal]) -> Search:
     return search
 
 
-def corrupted_1(journal: type[MemoryJournal]) -> Search:
+def corrupted_1() -> Search:
     """Server 1 is corrupted, and server 0 is driven."""
-    return _with_one_corrupted(0, journal)
+    return _with_one_corrupted(0)
 
 
-def corrupted_0(journal: type[MemoryJournal]) -> Search:
+def corrupted_0() -> Search:
     """Server 0 is corrupted, and server 1 is driven."""
-    return _with_one_corrupted(1, journal)
+    return _with_one_corrupted(1)
 
 
-def names(journal: type[MemoryJournal]) -> Search:
+def names() -> Search:
     """Server 1 is corrupted, and clients upload twice, or in the names of others."""
-    search = _one_corrupted(0, journal)
+    search = _one_corrupted(0)
     at = search.places[0]
     at.send(1)
     at.send(3, "x")
@@ -81,31 +80,31 @@ def names(journal: type[MemoryJournal]) -> Search:
     return _with_lists(search, [(sent.name, b"1", b"+") for sent in at.sent.values()])
 
 
-def crowded(journal: type[MemoryJournal]) -> Search:
+def crowded() -> Search:
     """Server 1 is corrupted, and there are more uploads than the round has room for."""
-    return _all_taken(Place(7, room=2), (1, 2, 4), (), journal)
+    return _all_taken(Place(7, room=2), (1, 2, 4), ())
 
 
-def small(journal: type[MemoryJournal]) -> Search:
+def small() -> Search:
     """Server 1 is corrupted, and takes three uploads, or refuses one of them."""
-    return _all_taken(Place(7), (1, 2, 4), (4,), journal)
+    return _all_taken(Place(7), (1, 2, 4), (4,))
 
 
-def refusing(journal: type[MemoryJournal]) -> Search:
+def refusing() -> Search:
     """Server 1 is corrupted, takes two uploads, and refuses two others."""
-    return _all_taken(Place(7), (1, 2), (3, 4), journal)
+    return _all_taken(Place(7), (1, 2), (3, 4))
 
 
-def _all_taken(at: Place, taken: tuple[int, ...], refused: tuple[int, ...], journal: type[MemoryJournal]) -> Search:
-    search = Search([at], ((0, 0),), journal)
+def _all_taken(at: Place, taken: tuple[int, ...], refused: tuple[int, ...]) -> Search:
+    search = Search([at], ((0, 0),))
     for client in sorted({*taken, *refused}):
         at.send(client)
     good = [(str(client), b"1", b"+") for client in taken]
     return _with_lists(search, [*good, *((str(client), None, None) for client in refused)])
 
 
-def _with_one_corrupted(index: int, journal: type[MemoryJournal]) -> Search:
-    search = _one_corrupted(index, journal)
+def _with_one_corrupted(index: int) -> Search:
+    search = _one_corrupted(index)
     at = search.places[0]
     at.send(1)
     at.send(2)
@@ -118,8 +117,8 @@ def _with_one_corrupted(index: int, journal: type[MemoryJournal]) -> Search:
     return _with_lists(search, [*((name, good, b"+") for name in at.sent), *words])
 
 
-def _one_corrupted(index: int, journal: type[MemoryJournal]) -> Search:
-    return Search([Place(7)], ((0, index),), journal)
+def _one_corrupted(index: int) -> Search:
+    return Search([Place(7)], ((0, index),))
 
 
 def _with_lists(search: Search, words: list[tuple[str, bytes | None, bytes | None]]) -> Search:
@@ -161,23 +160,23 @@ def _shown(what: bytes | None) -> str:
     return "refused" if what is None else what.decode()
 
 
-def two_rounds(journal: type[MemoryJournal]) -> Search:
+def two_rounds() -> Search:
     """Server 1 is corrupted, and asks client 1 to upload in two rounds of one layout."""
-    return _with_two_places(Place(7), Place(8), journal)
+    return _with_two_places(Place(7), Place(8))
 
 
-def two_layouts(journal: type[MemoryJournal]) -> Search:
+def two_layouts() -> Search:
     """Server 1 is corrupted, and asks client 1 to upload for two layouts in rounds of one number."""
-    return _with_two_places(Place(7), Place(7, width=61), journal)
+    return _with_two_places(Place(7), Place(7, width=61))
 
 
-def _with_two_places(one: Place, other: Place, journal: type[MemoryJournal]) -> Search:
+def _with_two_places(one: Place, other: Place) -> Search:
     places, updates = [one, other], ("u", "v")
     for at in places:
         for update in updates:
             at.send(1, update)
         at.send(3)
-    search = Search(places, ((0, 0), (1, 0)), journal, {1: updates})
+    search = Search(places, ((0, 0), (1, 0)), {1: updates})
     for driven, elsewhere in zip(search.driven, reversed(places), strict=True):
         at = driven.at
         stamp = at.stamp(1)

@@ -5,10 +5,12 @@ from __future__ import annotations
 import ast
 import copy
 import hashlib
+import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from types import CodeType
 from typing import Any, Final
@@ -40,6 +42,8 @@ EXCHANGED: Final[Mapping[type[ast.operator], type[ast.operator]]] = {
 }
 SHOWN_ONLY: Final = frozenset({"__repr__", "__str__", "__rich__"})
 """What nobody decides by."""
+CHECK: Final = re.compile(r"\b_?(require|verify|check)(_\w+)?\(")
+"""What refuses; of two in a row the order decides which of two sentences is said."""
 _DIGEST_LENGTH: Final = 16
 _LONGEST: Final = 80
 
@@ -126,8 +130,8 @@ def _undocumented(function: ast.FunctionDef) -> ast.FunctionDef:
 
 
 def _nodes(function: ast.FunctionDef) -> list[ast.AST]:
-    """Return what a call runs: no default and no decorator."""
-    return [node for statement in function.body for node in ast.walk(statement)]
+    """Return the function, and what a call of it runs: no default and no decorator."""
+    return [function, *(node for statement in function.body for node in ast.walk(statement))]
 
 
 def _spans(function: ast.FunctionDef, mutant: Mutant) -> bool:
@@ -136,6 +140,8 @@ def _spans(function: ast.FunctionDef, mutant: Mutant) -> bool:
 
 def _lines(node: ast.AST) -> tuple[int, int]:
     spanned: Any = node.test if isinstance(node, ast.If) else node
+    if isinstance(node, ast.match_case):
+        return node.body[0].lineno, node.body[-1].end_lineno or 0
     return spanned.lineno, spanned.end_lineno
 
 
@@ -155,8 +161,18 @@ def _changes(node: ast.AST, *, arithmetic: bool) -> Iterator[tuple[str, Callable
             yield f"without `{_short(node)}`", _nothing
         case _:
             pass
+    yield from _changes_of_order(node)
     if arithmetic:
         yield from _changes_of_numbers(node)
+
+
+def _changes_of_order(node: ast.AST) -> Iterator[tuple[str, Callable[[Any], None]]]:
+    for block in ("body", "orelse", "finalbody"):
+        statements = getattr(node, block, None)
+        for index, (one, other) in enumerate(pairwise(statements if isinstance(statements, list) else ())):
+            are_checks = CHECK.search(ast.unparse(one)) and CHECK.search(ast.unparse(other))
+            if _acts(one) and _acts(other) and (_calls(one) or _calls(other)) and not are_checks:
+                yield f"`{_short(other)}` before `{_short(one)}`", partial(_swap, block, index)
 
 
 def _changes_of_numbers(node: ast.AST) -> Iterator[tuple[str, Callable[[Any], None]]]:
@@ -167,6 +183,29 @@ def _changes_of_numbers(node: ast.AST) -> Iterator[tuple[str, Callable[[Any], No
             yield f"{node.value} to {node.value + 1}", _enlarge
         case _:
             pass
+
+
+def _calls(node: ast.AST) -> bool:
+    """Whether a statement makes a call for what it does, at once or under a condition, and nothing else."""
+    match node:
+        case ast.Expr(value=ast.Call()):
+            return True
+        case ast.If(orelse=[]):
+            return all(_calls(statement) for statement in node.body)
+        case _:
+            return False
+
+
+def _acts(node: ast.AST) -> bool:
+    """Whether others can see what a statement does, in another order too."""
+    kept = (ast.Attribute, ast.Subscript)
+    match node:
+        case ast.Assign():
+            return all(isinstance(target, kept) for target in node.targets)
+        case ast.AugAssign():
+            return isinstance(node.target, kept)
+        case _:
+            return _calls(node)
 
 
 def _told(node: ast.AST, change: Callable[[Any], None]) -> str:
@@ -201,6 +240,11 @@ def _assert(node: ast.UnaryOp) -> None:
 
 def _nothing(node: ast.Expr) -> None:
     node.value = ast.copy_location(ast.BoolOp(ast.And(), [ast.Constant(value=False), node.value]), node)
+
+
+def _swap(block: str, index: int, node: ast.AST) -> None:
+    statements: list[ast.stmt] = getattr(node, block)
+    statements[index : index + 2] = statements[index + 1], statements[index]
 
 
 def _exchange(node: ast.BinOp | ast.AugAssign) -> None:

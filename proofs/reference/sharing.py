@@ -11,15 +11,16 @@ import numpy.typing as npt
 
 from questions import Question, element, listed, received
 from secagg.crypto import prime_field, shamir
+from secagg.crypto.entropy import SystemCoins
 from secagg.crypto.prime_field import ELEMENT_BYTES
 from secagg.crypto.secret import Secret
 from secagg.errors import PeerMisbehaved
 from secagg.protocols.coded_mask import field as coded_mask
 from secagg.protocols.one_message import recovery
-from secagg.protocols.one_message.fitting import choose_committee, plan
 from secagg.protocols.one_message.lattice.values import Values
 from secagg.protocols.one_message.parameters import Parameters, ThresholdRule
-from secagg.protocols.one_message.sharing_field import WORD, holder_point, multiply, slot_points, transfer_matrix
+from secagg.protocols.one_message.plan import choose_committee, plan
+from secagg.protocols.one_message.sharing import WORD, holder_point, multiply, slot_points, transfer_matrix
 
 DEALINGS: Final = (40, 500)
 """How many ways to share, and how many secrets for each."""
@@ -163,7 +164,7 @@ def _recovered(chance: random.Random, parameters: Parameters) -> Question:
         altered = sorted(chance.sample(range(columns), chance.choice((1, 7, columns))))
         words[liar, altered] = (words[liar, altered] + chance.randint(1, FIELD - 1)) % FIELD
     answers = {position: row.astype(WORD).tobytes() for position, row in zip(present, words, strict=True)}
-    recovered = recovery.recover(parameters, answers)
+    recovered = next(recovery.recovered(parameters, answers, 0, SystemCoins()))
     if recovered.suspects != {present[liar] for liar in liars}:
         raise AssertionError(f"the holders {sorted(recovered.suspects)} are suspected, and not who lied")
     secrets = recovered.sum_secret.astype(np.int64).reshape(parameters.packing, columns) % FIELD

@@ -12,16 +12,19 @@ import numpy.typing as npt
 
 from questions import Question, listed
 from secagg.identifiers import CONTEXT_BYTES, ClientId
-from secagg.protocols.two_servers.lanes.fields import LaneField
-from secagg.protocols.two_servers.lanes.groups import LaneGroup, RingLanes
-from secagg.protocols.two_servers.lanes.streams import CounterStream
-from secagg.protocols.two_servers.point_functions.correction_words import NODE_BYTES, NODE_WORDS
+from secagg.protocols.two_servers.lanes.fields import CounterStream, LaneField, LaneGroup, RingLanes
 from secagg.protocols.two_servers.point_functions.generation import generate_shares
 from secagg.protocols.two_servers.point_functions.kernels import root_into
-from secagg.protocols.two_servers.point_functions.seeds import roots_key
-from secagg.protocols.two_servers.point_functions.shape import PointFunctionShape, greatest_depth
-from secagg.protocols.two_servers.point_functions.tree_hash import SLACK_BYTES, KeyBinding, NodeWords, Role
-from secagg.protocols.two_servers.point_functions.tree_share import TreeShare
+from secagg.protocols.two_servers.point_functions.shape import (
+    SLACK_BYTES,
+    KeyBinding,
+    NodeWords,
+    PointFunctionShape,
+    Role,
+    greatest_depth,
+    roots_key,
+)
+from secagg.protocols.two_servers.point_functions.shares import NODE_BYTES, NODE_WORDS, TreeShare
 
 SHAPES: Final = 50
 BLOCKS: Final = 12

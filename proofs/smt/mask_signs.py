@@ -15,7 +15,7 @@ from obligations import Obligation
 from secagg.crypto.ring import MAXIMUM_MODULUS_BITS, Ring, add_into, reduce_into, subtract_into
 from secagg.identifiers import CLIENT_ID_BYTES
 from secagg.protocols.pairwise_mask.masking import adds_pairwise_mask
-from terms import Answer, Question, Term, Word, conjunction, z3
+from terms import Answer, Question, Term, Word, conjunction, result, z3
 
 Rule = Callable[[Any, Any], Any]
 
@@ -27,16 +27,16 @@ class AnyClient:
         self.value = z3.BitVec(name, 8 * CLIENT_ID_BYTES)
 
     def __gt__(self, other: AnyClient) -> Term:
-        return z3.UGT(self.value, other.value)
+        return result(z3.UGT(self.value, other.value))
 
     def __ge__(self, other: AnyClient) -> Term:
-        return z3.UGE(self.value, other.value)
+        return result(z3.UGE(self.value, other.value))
 
     def __lt__(self, other: AnyClient) -> Term:
-        return z3.ULT(self.value, other.value)
+        return result(z3.ULT(self.value, other.value))
 
     def __le__(self, other: AnyClient) -> Term:
-        return z3.ULE(self.value, other.value)
+        return result(z3.ULE(self.value, other.value))
 
 
 def obligations() -> Iterator[Obligation]:

@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple
 from obligations import Obligation
 from secagg.protocols.one_message.lattice import coefficients
 from secagg.protocols.one_message.parameters import MAXIMUM_DROPPED_BITS
-from terms import Answer, Question, Term, Word, conjunction, z3
+from terms import Answer, Question, Term, Word, conjunction, result, z3
 
 Kernels = Mapping[str, Callable[..., Any]]
 Statement = Callable[..., Question]
@@ -110,7 +110,7 @@ def rounding_errs_by_half_a_unit_at_most(kernels: Kernels, case: tuple[int, int]
     whole = _whole(words)
     rounded = kernels["round_off"](words, dropped)
     bits = count * WORD_BITS
-    error = (_whole(rounded) << dropped) - whole
+    error = (result(_whole(rounded)) << dropped) - whole
     half = z3.BitVecVal(1 << dropped >> 1, bits)
     bounded = conjunction(error <= half, error >= 1 - half) if dropped else error == 0
     return Question(bounded, [z3.ULT(whole, z3.BitVecVal((1 << bits) - (1 << dropped), bits))])

@@ -18,14 +18,13 @@ from unittest import mock
 from obligations import Obligation
 from secagg.crypto import ring
 from secagg.protocols.two_servers.lanes import fields as lane_field
-from secagg.protocols.two_servers.lanes import groups as lane_group
 from secagg.protocols.two_servers.point_functions import kernels as point_function
 from terms import Answer, Question, Term, Word, conjunction, z3
 
 Kernels = Mapping[str, Callable[..., Any]]
 BITS: Final = point_function.WORD_BITS
 FIELD_BITS: Final = tuple(modulus.bit_length() for modulus in lane_field.MODULI)
-MODULES: Final = (ring, lane_field, point_function, lane_group)
+MODULES: Final = (ring, lane_field, point_function)
 MUTATED_WIDTH: Final = 13
 
 MUTANTS: Final = (
@@ -36,8 +35,8 @@ MUTANTS: Final = (
     (point_function, "right ^= shared", "right ^= control"),
     (point_function, "return zero ^ ((zero ^ one) & (bit", "return zero ^ ((zero | one) & (bit"),
     (point_function, "uniform &= low_bits(WORD_BITS) - 1", "uniform &= low_bits(WORD_BITS)"),
-    (lane_group, "((difference ^ negative) - negative)", "((difference ^ negative) + negative)"),
-    (lane_group, "target - lanes_0 + lanes_1", "target + lanes_0 - lanes_1"),
+    (lane_field, "((difference ^ negative) - negative)", "((difference ^ negative) + negative)"),
+    (lane_field, "target - lanes_0 + lanes_1", "target + lanes_0 - lanes_1"),
     (lane_field, "difference ^ (negative & low_bits(bits))", "difference ^ negative"),
     (lane_field, "return (words + 1) >> bits", "return words >> bits"),
     (lane_field, "(words & low_bits(shift)) + (words >> shift)", "(words & low_bits(shift)) ^ (words >> shift)"),
@@ -291,10 +290,9 @@ def library() -> Kernels:
             "masked",
             "spread",
         ],
-        ["reduce_once", "add", "subtract", "reduce", "field_correction"],
-        ["ring_correction"],
+        ["reduce_once", "add", "subtract", "reduce", "field_correction", "ring_correction"],
     )
-    modules = (point_function, lane_field, lane_group)
+    modules = (point_function, lane_field)
     return {name: getattr(module, name) for module, chosen in zip(modules, names, strict=True) for name in chosen}
 
 

@@ -16,8 +16,7 @@ import numpy as np
 
 from obligations import Obligation
 from secagg.compression.scalar_quantization import LEAST_BITS, MAXIMUM_BITS, Rounding, ScalarQuantization
-from secagg.errors import CapacityExceeded
-from terms import Answer, Question, Term, conjunction, z3
+from terms import Answer, Question, Term, conjunction, result, z3
 
 FLOAT: Final = z3.Float32()
 NEAREST: Final = z3.RNE()
@@ -65,7 +64,7 @@ def clamp_as_numpy(value: Term, least: int, greatest: int) -> Term:
     """np.clip: minimum(maximum(value, least), greatest), and NaN stays NaN."""
     high, low = _value(float(greatest)), _value(float(least))
     clipped = z3.If(z3.fpGT(value, high), high, z3.If(z3.fpLT(value, low), low, value))
-    return z3.If(z3.fpIsNaN(value), value, clipped)
+    return result(z3.If(z3.fpIsNaN(value), value, clipped))
 
 
 def _unclamped(value: Term, _least: int, _greatest: int) -> Term:
@@ -85,7 +84,7 @@ def at_random(quotient: Term, coin: Term) -> Term:
     """Rounding.STOCHASTIC, step by step; the coin is an integer in float32."""
     whole = z3.fpRoundToIntegral(z3.RTN(), quotient)
     fraction = z3.fpMul(NEAREST, z3.fpSub(NEAREST, quotient, whole), _value(float(1 << COIN_BITS)))
-    return z3.fpAdd(NEAREST, whole, z3.If(z3.fpLT(coin, fraction), _value(1.0), _value(0.0)))
+    return result(z3.fpAdd(NEAREST, whole, z3.If(z3.fpLT(coin, fraction), _value(1.0), _value(0.0))))
 
 
 def _zero_point(bits: int, integer_bits: int = INTEGER_BITS) -> tuple[Term, Term, list[Term]]:
@@ -161,7 +160,7 @@ def stochastic_is_next_to(*, least_coin: float = 0.0) -> Question:
 def finite_quotients(*, least_scale: float = SMALLEST_NORMAL) -> Question:
     """State that a finite value divided by any scale that the constructor takes is not NaN."""
     value, scale = z3.FP("value", FLOAT), z3.FP("scale", FLOAT)
-    quotient = z3.fpDiv(NEAREST, value, scale)
+    quotient = result(z3.fpDiv(NEAREST, value, scale))
     premises = [
         z3.Not(z3.Or(z3.fpIsNaN(value), z3.fpIsInf(value))),
         z3.fpGEQ(scale, _value(least_scale)),
@@ -189,17 +188,17 @@ def agrees_with_the_code() -> Question:
             quotient = z3.fpDiv(NEAREST, _value(value), _value(scheme.scales[0]))
             sum_ = z3.fpAdd(NEAREST, nearest(quotient), _value(float(zero_point)))
             agreements.append(z3.fpEQ(clamp_as_numpy(sum_, scheme.least, scheme.greatest), _value(float(code))))
-    agreements.extend(z3.BoolVal(val=_is_refused(value)) for value in (float("nan"), float("inf"), -float("inf")))
+    largest = float(np.finfo(np.float32).max)
+    pairs = ((float("nan"), 0.0), (float("inf"), largest), (-float("inf"), -largest))
+    agreements.extend(z3.BoolVal(val=_same(value, clamped)) for value, clamped in pairs)
     return Question(conjunction(*agreements))
 
 
-def _is_refused(value: float) -> bool:
+def _same(value: float, clamped: float) -> bool:
+    """Return whether a value has the code of what it is clamped to."""
     scheme = ScalarQuantization(shape=(1,), bits=8, modulus_bits=16, scales=(1.0,), rounding=Rounding.NEAREST_EVEN)
-    try:
-        scheme.encode(np.array([value], np.float32), _no_coins)
-    except CapacityExceeded:
-        return True
-    return False
+    given, due = (scheme.encode(np.array([one], np.float32), _no_coins).encode() for one in (value, clamped))
+    return given == due
 
 
 _no_coins: Any = None

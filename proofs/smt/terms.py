@@ -8,7 +8,8 @@ minutes for what takes a hundredth of a second.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Final, NoReturn, Self
@@ -19,6 +20,28 @@ z3: Any = importlib.import_module("z3")
 
 Term = Any
 TIME_LIMIT_SECONDS: Final = 300
+
+
+@contextmanager
+def arbitrary_results() -> Iterator[None]:
+    """Let whatever is computed come out as anything: of that a statement about the code must not hold."""
+    try:
+        _unknown.append(0)
+        yield
+    finally:
+        _unknown.clear()
+
+
+def result(term: Term) -> Term:
+    """Return what an operation gives; an unknown of its kind among arbitrary results."""
+    if not _unknown:
+        return term
+    _unknown[0] += 1
+    return z3.Const(f"arbitrary{_unknown[0]}", term.sort())
+
+
+_unknown = list[int]()
+"""How many results were arbitrary so far; empty where each is what it is."""
 
 
 class DataDependenceError(Exception):
@@ -59,34 +82,34 @@ class Word:
         return z3.BitVecVal(by, self.bits)
 
     def __add__(self, other: object) -> Word:
-        return Word(self.term + self._operand(other))
+        return Word(result(self.term + self._operand(other)))
 
     def __sub__(self, other: object) -> Word:
-        return Word(self.term - self._operand(other))
+        return Word(result(self.term - self._operand(other)))
 
     def __and__(self, other: object) -> Word:
-        return Word(self.term & self._operand(other))
+        return Word(result(self.term & self._operand(other)))
 
     def __or__(self, other: object) -> Word:
-        return Word(self.term | self._operand(other))
+        return Word(result(self.term | self._operand(other)))
 
     def __xor__(self, other: object) -> Word:
-        return Word(self.term ^ self._operand(other))
+        return Word(result(self.term ^ self._operand(other)))
 
     def __mul__(self, other: object) -> Word:
-        return Word(self.term * self._operand(other))
+        return Word(result(self.term * self._operand(other)))
 
     def __radd__(self, other: object) -> Word:
-        return Word(self._operand(other) + self.term)
+        return Word(result(self._operand(other) + self.term))
 
     def __rsub__(self, other: object) -> Word:
-        return Word(self._operand(other) - self.term)
+        return Word(result(self._operand(other) - self.term))
 
     def __lshift__(self, by: object) -> Word:
-        return Word(self.term << self._distance(by))
+        return Word(result(self.term << self._distance(by)))
 
     def __rshift__(self, by: object) -> Word:
-        return Word(z3.LShR(self.term, self._distance(by)))
+        return Word(result(z3.LShR(self.term, self._distance(by))))
 
     def _refuse(self, *_: object) -> NoReturn:
         raise DataDependenceError
@@ -143,6 +166,11 @@ class Question:
 
     goal: Term
     premises: Sequence[Term] = ()
+
+    @property
+    def text(self) -> str:
+        """What the solver is asked, in its own language."""
+        return "\n".join(term.sexpr() for term in (self.goal, *self.premises))
 
     def decide(self) -> Answer:
         """Ask a fresh solver for the premises alone and another for a counterexample."""

@@ -156,10 +156,15 @@ LAWS: Final = (
     ),
     Law(
         "refusal",
-        "updates that are not finite, or not of the right type and shape, are refused by the error that is due",
-        "raise Misuse for a type, structure or shape, and CapacityExceeded with Reason.INPUT_OUT_OF_RANGE for NaN, "
-        "infinity and values out of range, before anything else happens",
+        "updates that are not of the right type and shape are refused by the error that is due",
+        "raise Misuse for a type, structure or shape, before anything else happens",
         conduct.refusal,
+    ),
+    Law(
+        "totality",
+        "every update of the right type and shape is encoded: NaN as zero, and infinity as the largest float",
+        "clamp values to what the scheme can hold; a refusal would tell a server which values a client has",
+        conduct.totality,
     ),
     Law(
         "no_mutation",

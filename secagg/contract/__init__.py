@@ -1,32 +1,34 @@
 """The contract between schemes and protocols: layouts, payloads, aggregates, and linear decoders."""
 
-from .decoder import (
-    DIGEST_BYTES,
-    MAXIMUM_WEIGHT,
-    Aggregate,
-    Histogram,
-    IndexedDecoder,
-    LinearDecoder,
-    Payload,
-    encode_update,
-    ideal_aggregate,
-    public_parameters_digest,
-)
-from .layout import IndexSegment, Layout, RingSegment, Segment
+from __future__ import annotations
 
-__all__ = [
-    "DIGEST_BYTES",
-    "MAXIMUM_WEIGHT",
-    "Aggregate",
-    "Histogram",
-    "IndexSegment",
-    "IndexedDecoder",
-    "Layout",
-    "LinearDecoder",
-    "Payload",
-    "RingSegment",
-    "Segment",
-    "encode_update",
-    "ideal_aggregate",
-    "public_parameters_digest",
-]
+from typing import TYPE_CHECKING
+
+from secagg.faces import lazy
+
+if TYPE_CHECKING:
+    from .decoder import Aggregate as Aggregate
+    from .decoder import Histogram as Histogram
+    from .decoder import IndexedDecoder as IndexedDecoder
+    from .decoder import LinearDecoder as LinearDecoder
+    from .decoder import encode_update as encode_update
+    from .decoder import ideal_aggregate as ideal_aggregate
+    from .decoder import public_parameters_digest as public_parameters_digest
+    from .layout import DIGEST_BYTES as DIGEST_BYTES
+    from .layout import MAXIMUM_WEIGHT as MAXIMUM_WEIGHT
+    from .layout import IndexSegment as IndexSegment
+    from .layout import Layout as Layout
+    from .layout import Payload as Payload
+    from .layout import RingSegment as RingSegment
+    from .layout import Segment as Segment
+else:
+    __getattr__, __dir__, __all__ = lazy(
+        __name__,
+        {
+            "decoder": (
+                "Aggregate Histogram IndexedDecoder LinearDecoder encode_update ideal_aggregate "
+                "public_parameters_digest"
+            ),
+            "layout": "DIGEST_BYTES IndexSegment Layout MAXIMUM_WEIGHT Payload RingSegment Segment",
+        },
+    )

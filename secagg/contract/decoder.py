@@ -1,4 +1,4 @@
-"""What compression and protocols share: layouts, payloads, aggregates, and the contract of a linear decoder.
+"""Aggregates, and the contract of a linear decoder: what compression and protocols share.
 
 A scheme turns a model update into a ``Payload`` of a declared ``Layout``; a protocol turns many payloads into one
 ``Aggregate`` of the same layout; the scheme decodes the aggregate. A protocol never asks which scheme made a payload,
@@ -11,7 +11,7 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from operator import index
-from typing import Any, Final, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -22,87 +22,16 @@ from secagg.crypto.ring import Ring, RingVector, low_bits
 from secagg.errors import CapacityExceeded, ContractViolation, InvalidParameters, MalformedMessage, Misuse, Reason
 from secagg.wire import MessageKind, Reader, Writer
 
-from .codewords import Tables
-from .layout import IndexSegment, Layout, RingSegment, Segment
+from .layout import DIGEST_BYTES, MAXIMUM_WEIGHT, IndexSegment, Layout, Payload, RingSegment, Segment, require_digest
 
-__all__ = [
-    "Aggregate",
-    "Histogram",
-    "IndexSegment",
-    "IndexedDecoder",
-    "Integers",
-    "Layout",
-    "LinearDecoder",
-    "Payload",
-    "RingSegment",
-    "Segment",
-    "encode_update",
-    "ideal_aggregate",
-    "integers_of",
-    "public_parameters_digest",
-]
-MAXIMUM_WEIGHT: Final = 1 << 47
-"""Small enough that a histogram of MAXIMUM_CODEWORDS counters adds up without wrapping."""
-DIGEST_BYTES: Final = 32
+if TYPE_CHECKING:
+    from .codewords import Tables
+
 
 Histogram = npt.NDArray[np.uint64]
 Integers = tuple[npt.NDArray[np.int64], ...]
 """Sums segment by segment, wider than any ring."""
 Update = TypeVar("Update")
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Payload:
-    """One client's values for a layout: ring elements, or indices, segment by segment."""
-
-    layout: Layout
-    values: tuple[RingVector, ...] = field(repr=False)
-
-    def __post_init__(self) -> None:
-        self.check()
-
-    def check(self) -> None:
-        """Check every value against its segment; ``encode`` does so again, because arrays can change.
-
-        Raises:
-            Misuse: wrong number, dtype or length of vectors.
-            CapacityExceeded: a value is not below its modulus or its number of codewords.
-        """
-        if len(self.values) != len(self.layout.segments):
-            raise Misuse(f"a layout of {len(self.layout.segments)} segments was given {len(self.values)} vectors")
-        for segment, vector in zip(self.layout.segments, self.values, strict=True):
-            segment.ring.require_vector(vector, segment.length)
-            if not _indices_are_below(segment, vector):
-                raise CapacityExceeded(
-                    "an index is not below the number of codewords", reason=Reason.INPUT_OUT_OF_RANGE
-                )
-
-    def encode(self) -> bytes:
-        """Return the canonical encoding: the layout's digest and each segment at exactly its bits per value."""
-        self.check()
-        writer = Writer(MessageKind.PAYLOAD).fixed(self.layout.digest, DIGEST_BYTES)
-        for segment, vector in zip(self.layout.segments, self.values, strict=True):
-            writer.fixed(segment.ring.pack(vector), segment.ring.packed_bytes(segment.length))
-        return writer.finish()
-
-    @classmethod
-    def decode(cls, message: bytes, layout: Layout) -> Payload:
-        """Read a payload of a known layout back.
-
-        Raises:
-            MalformedMessage: another layout, an index over the codebook, or anything ``encode`` would not have written.
-        """
-        reader = Reader(message, MessageKind.PAYLOAD)
-        _require_digest(reader.fixed(DIGEST_BYTES), layout)
-        packed = [reader.fixed(segment.ring.packed_bytes(segment.length)) for segment in layout.segments]
-        reader.finish()
-        values = list[RingVector]()
-        for segment, data in zip(layout.segments, packed, strict=True):
-            vector = segment.ring.unpack(data, segment.length)
-            if not _indices_are_below(segment, vector):
-                raise MalformedMessage("an index is not below the number of codewords", reason=Reason.NOT_CANONICAL)
-            values.append(vector)
-        return cls(layout, tuple(values))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -159,7 +88,7 @@ class Aggregate:
             MalformedMessage: another layout, impossible counts, or anything ``encode`` would not have written.
         """
         reader = Reader(message, MessageKind.AGGREGATE)
-        _require_digest(reader.fixed(DIGEST_BYTES), layout)
+        require_digest(reader.fixed(DIGEST_BYTES), layout)
         contributors, total_weight = reader.integer(8), reader.integer(8)
         if not 1 <= contributors <= total_weight <= MAXIMUM_WEIGHT:
             raise MalformedMessage(
@@ -284,17 +213,6 @@ def _ideal_segment(segment: Segment, vectors: list[RingVector], weights: list[in
             for vector, weight in zip(vectors, weights, strict=True):
                 histogram[rows, vector] += np.uint64(weight)
             return histogram
-
-
-def _require_digest(digest: bytes, layout: Layout) -> None:
-    if digest != layout.digest:
-        raise MalformedMessage("the message was made for another layout", reason=Reason.LAYOUT_MISMATCH)
-
-
-def _indices_are_below(segment: Segment, vector: RingVector) -> bool:
-    if not isinstance(segment, IndexSegment) or segment.codewords >> segment.ring.word_bits:
-        return True
-    return int(vector.max()) < segment.codewords
 
 
 def _aggregate_ring(segment: Segment, total_weight: int) -> Ring:

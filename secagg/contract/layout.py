@@ -1,15 +1,18 @@
-"""Layouts: which segments an update consists of, in order, with one encoding and one digest."""
+"""Layouts and payloads: the segments of an update, in order, and one client's values for them."""
 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any, Final, cast
 
+import numpy as np
+
 from secagg.crypto.labels import Label, bind
 from secagg.crypto.ring import MAXIMUM_MODULUS_BITS, Ring, RingVector, low_bits, round_off, subtract
-from secagg.errors import InvalidParameters, MalformedMessage, Misuse, Reason
+from secagg.errors import CapacityExceeded, InvalidParameters, MalformedMessage, Misuse, Reason
 from secagg.wire import MessageKind, Reader, Writer
 
 VERSION_BYTES: Final = 32
@@ -18,6 +21,9 @@ MAXIMUM_SEGMENTS: Final = 1 << 16
 MAXIMUM_LENGTH: Final = 1 << 40
 LEAST_CODEWORDS: Final = 2
 MAXIMUM_CODEWORDS: Final = 1 << 16
+MAXIMUM_WEIGHT: Final = 1 << 47
+"""Small enough that a histogram of MAXIMUM_CODEWORDS counters adds up without wrapping."""
+DIGEST_BYTES: Final = 32
 LARGEST_MASK_NOISE: Final = 64
 """What a mask that is not quite uniform adds to a value at most, in fine steps; lattice masks do."""
 
@@ -234,6 +240,75 @@ class Layout:
                 )
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Payload:
+    """One client's values for a layout: ring elements, or indices, segment by segment."""
+
+    layout: Layout
+    values: tuple[RingVector, ...] = field(repr=False)
+
+    def __post_init__(self) -> None:
+        self.check()
+
+    def check(self) -> None:
+        """Check every value against its segment; ``encode`` does so again, because arrays can change.
+
+        Raises:
+            Misuse: wrong number, dtype or length of vectors.
+            CapacityExceeded: a value is not below its modulus or its number of codewords.
+        """
+        if len(self.values) != len(self.layout.segments):
+            raise Misuse(f"a layout of {len(self.layout.segments)} segments was given {len(self.values)} vectors")
+        for segment, vector in zip(self.layout.segments, self.values, strict=True):
+            segment.ring.require_vector(vector, segment.length)
+            if not _indices_are_below(segment, vector):
+                raise CapacityExceeded(
+                    "an index is not below the number of codewords", reason=Reason.INPUT_OUT_OF_RANGE
+                )
+
+    def within(self, bounds: Sequence[tuple[int, int] | None]) -> Payload:
+        """Return these values clamped to the bounds of each segment, where it has some."""
+        values = list(self.values)
+        for position, (segment, bound) in enumerate(zip(self.layout.segments, bounds, strict=False)):
+            if bound is not None:
+                clamped = np.clip(segment.ring.lift(values[position]), *bound)
+                values[position] = segment.ring.from_integers(clamped)
+        return Payload(self.layout, tuple(values))
+
+    def encode(self) -> bytes:
+        """Return the canonical encoding: the layout's digest and each segment at exactly its bits per value."""
+        self.check()
+        writer = Writer(MessageKind.PAYLOAD).fixed(self.layout.digest, DIGEST_BYTES)
+        for segment, vector in zip(self.layout.segments, self.values, strict=True):
+            writer.fixed(segment.ring.pack(vector), segment.ring.packed_bytes(segment.length))
+        return writer.finish()
+
+    @classmethod
+    def decode(cls, message: bytes, layout: Layout) -> Payload:
+        """Read a payload of a known layout back.
+
+        Raises:
+            MalformedMessage: another layout, an index over the codebook, or anything ``encode`` would not have written.
+        """
+        reader = Reader(message, MessageKind.PAYLOAD)
+        require_digest(reader.fixed(DIGEST_BYTES), layout)
+        packed = [reader.fixed(segment.ring.packed_bytes(segment.length)) for segment in layout.segments]
+        reader.finish()
+        values = list[RingVector]()
+        for segment, data in zip(layout.segments, packed, strict=True):
+            vector = segment.ring.unpack(data, segment.length)
+            if not _indices_are_below(segment, vector):
+                raise MalformedMessage("an index is not below the number of codewords", reason=Reason.NOT_CANONICAL)
+            values.append(vector)
+        return cls(layout, tuple(values))
+
+
+def require_digest(digest: bytes, layout: Layout) -> None:
+    """Refuse a message that was made for another layout."""
+    if digest != layout.digest:
+        raise MalformedMessage("the message was made for another layout", reason=Reason.LAYOUT_MISMATCH)
+
+
 def _decode_segment(reader: Reader) -> Segment:
     tag, first, second = reader.integer(1), reader.integer(4), reader.integer(8)
     match tag:
@@ -252,3 +327,9 @@ def _decode_segment(reader: Reader) -> Segment:
 def _require_length(name: str, value: int) -> None:
     if type(value) is not int or not 1 <= value <= MAXIMUM_LENGTH:
         raise InvalidParameters(f"{name} is an integer in 1..2^40; got {value!r}")
+
+
+def _indices_are_below(segment: Segment, vector: RingVector) -> bool:
+    if not isinstance(segment, IndexSegment) or segment.codewords >> segment.ring.word_bits:
+        return True
+    return int(vector.max()) < segment.codewords

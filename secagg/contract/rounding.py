@@ -7,8 +7,8 @@ import numpy as np
 from secagg.crypto.entropy import Coins
 from secagg.crypto.ring import RingVector
 
-from .decoder import Aggregate, Payload
-from .layout import RingSegment, Segment
+from .decoder import Aggregate
+from .layout import Payload, RingSegment, Segment
 
 
 def has_fine_bits(segment: Segment) -> bool:

@@ -8,8 +8,9 @@ from typing import Final
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
+from secagg.blame import unverified
 from secagg.errors import AuthenticationFailed, InvalidParameters, Misuse, Reason, require_length
-from secagg.identifiers import ClientId, ServerId, SessionContext
+from secagg.identifiers import ClientId, SessionContext
 
 from .labels import Label, bind
 from .secret import Confined, Secret, overwrite, require_secret
@@ -92,13 +93,13 @@ def open_sealed(key: Secret, header: AeadHeader, sealed: bytes, *, kind: str, le
             because the evidence cannot tell them apart.
     """
     _require_key(key)
-    require_length(f"a sealed {kind}", len(sealed), length + TAG_BYTES, {header.sender, ServerId()})
+    require_length(f"a sealed {kind}", len(sealed), length + TAG_BYTES, unverified(header.sender))
     opened = bytearray(length)
     try:
         AESGCM(key.expose()).decrypt_into(header.nonce, sealed, header.associated_data, opened)
         return Secret(kind, opened)
     except InvalidTag:
-        raise AuthenticationFailed(culprits={header.sender, ServerId()}) from None
+        raise AuthenticationFailed(culprits=unverified(header.sender)) from None
     finally:
         overwrite(opened)
 

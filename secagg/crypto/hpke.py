@@ -16,7 +16,7 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PublicKey as 
 from cryptography.hazmat.primitives.hpke import AEAD, KDF, KEM
 from cryptography.hazmat.primitives.hpke import Suite as HpkeSuite
 
-from secagg.errors import AuthenticationFailed, Misuse, Reason, require_length
+from secagg.errors import UNDECIDED, AuthenticationFailed, Misuse, Reason, require_length
 from secagg.identifiers import AttemptContext, Party
 from secagg.parameters import Suite
 
@@ -38,7 +38,7 @@ class ClassicSealingKey:
     """The public half: an X25519 key in its one canonical encoding."""
 
     encoded: bytes
-    culprits: InitVar[Iterable[Party]] = ()
+    culprits: InitVar[Iterable[Party]] = UNDECIDED
     """Who to name if the key is refused."""
 
     def __post_init__(self, culprits: Iterable[Party]) -> None:
@@ -71,7 +71,9 @@ class ClassicSealingPair(Confined):
         self._private: X25519PrivateKey | None = private
         self.public_key = ClassicSealingKey(private.public_key().public_bytes_raw())
 
-    def open(self, kind: str, sealed: bytes, length: int, info: bytes, *, culprits: Iterable[Party] = ()) -> Secret:
+    def open(
+        self, kind: str, sealed: bytes, length: int, info: bytes, *, culprits: Iterable[Party] = UNDECIDED
+    ) -> Secret:
         """Decrypt what was sealed to this pair; ``culprits`` are who sent and who relayed it.
 
         Raises:
@@ -109,7 +111,9 @@ def sealing_pair(suite: Suite, root: Secret, attempt: AttemptContext) -> Classic
             return HybridKeyPair(root, KeyRole.SEALING, attempt)
 
 
-def sealing_key(suite: Suite, encoded: bytes, *, culprits: Iterable[Party] = ()) -> ClassicSealingKey | HybridPublicKey:
+def sealing_key(
+    suite: Suite, encoded: bytes, *, culprits: Iterable[Party] = UNDECIDED
+) -> ClassicSealingKey | HybridPublicKey:
     """Check the encoded public key of a receiver.
 
     Raises:

@@ -19,8 +19,17 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PublicKey as BackendX25519PublicKey
 from cryptography.hazmat.primitives.hpke import AEAD, KDF, KEM, MLKEM768X25519PrivateKey, MLKEM768X25519PublicKey, Suite
 
-from secagg.errors import AuthenticationFailed, InvalidParameters, MalformedMessage, Misuse, Reason, require_length
-from secagg.identifiers import AttemptContext, ClientId, Party, ServerId, SessionContext
+from secagg.blame import unverified
+from secagg.errors import (
+    UNDECIDED,
+    AuthenticationFailed,
+    InvalidParameters,
+    MalformedMessage,
+    Misuse,
+    Reason,
+    require_length,
+)
+from secagg.identifiers import AttemptContext, ClientId, Party, SessionContext
 
 from .key_agreement import KEY_BYTES, X25519_BYTES, KeyRole, X25519PublicKey, require_derivable
 from .key_derivation import expand
@@ -64,7 +73,7 @@ class HybridPublicKey:
     """An ML-KEM-768 encapsulation key followed by an X25519 key, both checked."""
 
     encoded: bytes
-    culprits: InitVar[Iterable[Party]] = ()
+    culprits: InitVar[Iterable[Party]] = UNDECIDED
     """Who to name if the key is refused: its sender, and whoever relayed it unsigned."""
 
     def __post_init__(self, culprits: Iterable[Party]) -> None:
@@ -123,7 +132,9 @@ class HybridKeyPair(Confined):
             mlkem.public_key().public_bytes_raw() + x25519.public_key().public_bytes_raw()
         )
 
-    def open(self, kind: str, sealed: bytes, length: int, info: bytes, *, culprits: Iterable[Party] = ()) -> Secret:
+    def open(
+        self, kind: str, sealed: bytes, length: int, info: bytes, *, culprits: Iterable[Party] = UNDECIDED
+    ) -> Secret:
         """Decrypt what was sealed to this pair; ``culprits`` are who sent and who relayed it.
 
         Raises:
@@ -175,7 +186,7 @@ def open_edge_seed(
     if receiver_pair.role is not KeyRole.MASK:
         raise Misuse(f"{receiver_pair!r} opens no edge seed; use the client's mask key pair")
     info = _edge_info(sender, receiver, context)
-    return receiver_pair.open("pairwise_seed", sealed, KEY_BYTES, info, culprits=(sender, ServerId()))
+    return receiver_pair.open("pairwise_seed", sealed, KEY_BYTES, info, culprits=unverified(sender))
 
 
 def _edge_info(sender: ClientId, receiver: ClientId, context: SessionContext) -> bytes:

@@ -15,8 +15,9 @@ from typing import Final
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PublicKey as BackendPublicKey
 
-from secagg.errors import MalformedMessage, Misuse, PeerMisbehaved, Reason, require_length
-from secagg.identifiers import AttemptContext, ClientId, Party, ServerId, SessionContext
+from secagg.blame import unverified
+from secagg.errors import UNDECIDED, MalformedMessage, Misuse, PeerMisbehaved, Reason, require_length
+from secagg.identifiers import AttemptContext, ClientId, Party, SessionContext
 
 from .key_derivation import derive, expand
 from .labels import Label
@@ -62,7 +63,7 @@ class X25519PublicKey:
     """A public key in its one canonical encoding, of a point that is not of low order."""
 
     encoded: bytes
-    culprits: InitVar[Iterable[Party]] = ()
+    culprits: InitVar[Iterable[Party]] = UNDECIDED
     """Who to name if the key is refused: its sender, and whoever relayed it unsigned."""
 
     def __post_init__(self, culprits: Iterable[Party]) -> None:
@@ -180,7 +181,7 @@ class X25519KeyPair(Confined):
     def _exchange(self, peer_id: ClientId, peer_key: X25519PublicKey) -> Secret:
         if self._private is None:
             raise Misuse(f"{self!r} was wiped and cannot be used again", reason=Reason.ALREADY_SPENT)
-        culprits = (peer_id, ServerId())
+        culprits = unverified(peer_id)
         if peer_key == self.public_key:
             raise PeerMisbehaved(
                 f"{peer_id} presents this client's own public key; leave it out of the session",

@@ -26,7 +26,16 @@ from itertools import accumulate
 from operator import mul
 from typing import Self
 
-from secagg.errors import InvalidParameters, MalformedMessage, Misuse, PeerMisbehaved, Reason, ThresholdNotMet
+from secagg.errors import (
+    NOBODY,
+    UNDECIDED,
+    InvalidParameters,
+    MalformedMessage,
+    Misuse,
+    PeerMisbehaved,
+    Reason,
+    ThresholdNotMet,
+)
 from secagg.identifiers import Party
 
 from . import prime_field
@@ -45,7 +54,7 @@ class Share:
     point: int
     value: Secret
 
-    def check(self, *, culprits: Iterable[Party] = ()) -> None:
+    def check(self, *, culprits: Iterable[Party] = UNDECIDED) -> None:
         """Refuse a share that no dealer can have made, so that its sender is named while the sender is known.
 
         Args:
@@ -209,6 +218,7 @@ class LagrangeWeights:
             raise PeerMisbehaved(
                 f"more than one share stands at: {', '.join(map(str, repeated))}; pass one share for each point",
                 reason=Reason.SHARE_DUPLICATE,
+                culprits=NOBODY,
             )
         if len(nodes) < threshold:
             raise ThresholdNotMet(needed=threshold, present=len(nodes), what="shares")
@@ -325,7 +335,7 @@ def _shareable(secret: Secret) -> int:
         ) from None
 
 
-def check_value(point: int, value: memoryview, *, culprits: Iterable[Party] = ()) -> int:
+def check_value(point: int, value: memoryview, *, culprits: Iterable[Party] = UNDECIDED) -> int:
     """Refuse a share as ``Share.check`` does, from a view of its bytes; return the element, which is as secret.
 
     Raises:
@@ -335,7 +345,7 @@ def check_value(point: int, value: memoryview, *, culprits: Iterable[Party] = ()
     return _decoded(point, value, culprits)
 
 
-def _element(share: Share, culprits: Iterable[Party] = ()) -> int:
+def _element(share: Share, culprits: Iterable[Party] = UNDECIDED) -> int:
     require_secret(share.value)
     return _decoded(share.point, share.value.expose(), culprits)
 
@@ -356,7 +366,7 @@ def _check_threshold(threshold: int) -> None:
         raise InvalidParameters(f"a threshold is an integer in [1, {MAX_HOLDERS}]; got {threshold}")
 
 
-def _check_point(point: int, culprits: Iterable[Party] = ()) -> None:
+def _check_point(point: int, culprits: Iterable[Party] = UNDECIDED) -> None:
     if type(point) is not int or not 1 <= point <= MAX_HOLDERS:
         raise PeerMisbehaved(
             f"no holder has point {point}; derive points as positions in the sorted list of holders, from 1 on",
@@ -366,4 +376,6 @@ def _check_point(point: int, culprits: Iterable[Party] = ()) -> None:
 
 
 def _irreconcilable(advice: str) -> PeerMisbehaved:
-    return PeerMisbehaved(f"the shares do not fit together; {advice}", reason=Reason.SHARES_IRRECONCILABLE)
+    return PeerMisbehaved(
+        f"the shares do not fit together; {advice}", reason=Reason.SHARES_IRRECONCILABLE, culprits=NOBODY
+    )

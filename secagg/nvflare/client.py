@@ -21,19 +21,19 @@ from nvflare.apis.filter import Filter
 from nvflare.apis.fl_component import FLComponent
 from nvflare.apis.fl_constant import FilterKey, FLContextKey, ReturnCode
 from nvflare.apis.fl_context import FLContext
-from nvflare.apis.shareable import Shareable, make_reply
+from nvflare.apis.shareable import Shareable
 from nvflare.apis.signal import Signal
 
 from secagg.crypto.entropy import SystemCoins
 from secagg.errors import InvalidParameters, Misuse, Reason
 from secagg.platforms.client_round import Node, NodeRound, begun_app
 from secagg.platforms.floors import PARTITION
-from secagg.platforms.leaving import TrainingFailed, log_leaving
+from secagg.platforms.leaving import log_leaving
 from secagg.platforms.model_tensors import Arrays
 from secagg.platforms.settings import PREFIX
 from secagg.platforms.terms import RECORD, Terms, message_in
 from secagg.platforms.trained_update import Trained, Training
-from secagg.session.roles import ClientSession, LateUpdate, Update
+from secagg.session.roles import ClientSession, LateUpdate, Subject, Update
 from secagg.session.sealed_state import StateDirectory
 
 from .records import arrays_in, carrying, client_of, refusal
@@ -54,20 +54,42 @@ class _Open:
     """There once a model was sent."""
     message: bytes = b""
     """What is answered when training has returned."""
-    trained: Trained | None = None
+    result: Shareable | None = None
+    """What training returned."""
 
-    def made(self) -> Update:
-        """Encode what training returned."""
+    @property
+    def due(self) -> Training:
+        """The training of the model that was sent."""
         if self.training is None:
             raise Misuse("the server asks for an update before it has sent a model")
-        return self.training.made()
+        return self.training
 
     def train(self) -> Trained:
-        """Hand over what training returned."""
-        found, self.trained = self.trained, None
+        """Read what training returned."""
+        found, self.result = self.result, None
         if found is None:
             raise Misuse("an update is due before training has returned")
-        return found
+        if (code := found.get_return_code()) != ReturnCode.OK:
+            raise Misuse(f"training failed: {code}")
+        return _trained_in(found)
+
+
+class _LateTraining(LateUpdate):
+    """The update of a training whose model comes after its session was joined."""
+
+    def __init__(self, found: _Open) -> None:
+        super().__init__(self._made, charge=self._charge_now)
+        self._found = found
+
+    def _made(self) -> Update:
+        return self._found.due.made()
+
+    def _charge_now(self) -> None:
+        self._found.due.charge()
+
+    def model_for(self, subject: Subject) -> bytes:
+        self._model_digest = self._found.due.model_digest
+        return super().model_for(subject)
 
 
 class SecAggClient(FLComponent):
@@ -128,7 +150,7 @@ class SecAggClient(FLComponent):
         return shareable
 
     def summed(self, result: Shareable) -> Shareable:
-        """Return the protocol's answer in the place of what training returned.
+        """Return the protocol's answer in the place of what training returned, or of that it failed.
 
         Raises:
             SecAggError: this client leaves.
@@ -136,14 +158,14 @@ class SecAggClient(FLComponent):
         found = self._open
         if found is None or not found.message:
             raise Misuse("something was trained that no session waits for", reason=Reason.ALREADY_SPENT)
-        (message, found.message), found.trained = (found.message, b""), _trained_in(result)
+        (message, found.message), found.result = (found.message, b""), result
         return self._answer(found, message)
 
     def _answer(self, found: _Open, message: bytes) -> Shareable:
         if found.session is None:
             digest = found.training.model_digest if found.training else None
             subject = found.begun.terms.subject(found.begun.update, digest)
-            found.session = found.begun.member(message).join(subject, LateUpdate(found.made))
+            found.session = found.begun.member(message).join(subject, _LateTraining(found))
         return carrying(found.begun.answer(found.session, message))
 
     def _found(self, shareable: Shareable, fl_ctx: FLContext) -> _Open:
@@ -193,9 +215,6 @@ class SecAggFilter(Filter):
             except Exception:
                 client.leave()
                 raise
-        if shareable.get_return_code() != ReturnCode.OK:
-            client.leave()
-            return make_reply(shareable.get_return_code())
         try:
             return client.summed(shareable)
         except Exception as error:  # noqa: BLE001 -- whatever is wrong, the result stays here
@@ -260,9 +279,9 @@ def _model_in(shareable: Shareable) -> tuple[Arrays, DXO]:
     try:
         dxo = from_shareable(shareable)
     except ValueError as error:
-        raise TrainingFailed(f"there is no model in what was sent or returned: {error}") from None
+        raise InvalidParameters(f"there is no model in what was sent or returned: {error}") from None
     if dxo.data_kind not in {DataKind.WEIGHTS, DataKind.WEIGHT_DIFF} or not isinstance(dxo.data, dict):
-        raise TrainingFailed(f"a model is due, and there is {dxo.data_kind}")
+        raise InvalidParameters(f"a model is due, and there is {dxo.data_kind}")
     return arrays_in(cast("dict[str, Any]", dxo.data)), dxo
 
 

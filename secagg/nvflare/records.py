@@ -20,12 +20,6 @@ from secagg.platforms.terms import RECORD, Record
 STAGE_TASK: Final = "secagg"
 """The task of a stage without updates; the stage with updates is the recipe's own task."""
 _LEFT: Final = "secagg-left"
-_CODES: Final = (
-    (ReturnCode.TASK_DATA_FILTER_ERROR, Left.TERMS),
-    (ReturnCode.EXECUTION_EXCEPTION, Left.TRAINING),
-    (ReturnCode.EXECUTION_RESULT_ERROR, Left.TRAINING),
-)
-"""What NVFlare's own codes mean here; a client's log says more."""
 
 
 def client_of(site: str) -> ClientId:
@@ -55,7 +49,7 @@ def failure_in(reply: Shareable) -> Left | None:
         return None
     said = reply.get_header(_LEFT)
     # A site may say anything, such as what has no hash.
-    return code_said(said) if said else next((left for known, left in _CODES if known == code), Left.OTHER)
+    return code_said(said) if said else (Left.TERMS if code == ReturnCode.TASK_DATA_FILTER_ERROR else Left.LEFT)
 
 
 def arrays_in(model: Mapping[str, Any]) -> dict[str, npt.NDArray[Any]]:

@@ -10,7 +10,7 @@ from typing import Final
 from secagg.errors import InvalidParameters
 from secagg.privacy.accounting import ReleasePart, epsilon
 from secagg.privacy.client_noise import MOST_NOISE, clients_for, said_epsilon
-from secagg.privacy.noise import NoiseKind
+from secagg.privacy.kinds import NoiseKind
 from secagg.privacy.rounding import bound_for_ring, unrounded_norm
 from secagg.session.costs import ONE_IN
 

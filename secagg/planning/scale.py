@@ -15,7 +15,7 @@ from secagg.contract import Layout, RingSegment
 from secagg.errors import InvalidParameters
 from secagg.identifiers import ClientId
 from secagg.parameters import LEAST_COHORT, Suite
-from secagg.session.added_sums import MOST_CLIENTS
+from secagg.scale.tree import MOST_IN_A_GROUP as MOST_CLIENTS
 from secagg.session.costs import ONE_IN, Costs
 from secagg.session.registry import ProtocolEntry
 from secagg.session.settings import chosen_settings
@@ -28,6 +28,8 @@ _SHORT, _LONG = 64, 1 << 20
 _BITS: Final = 16
 _WARM_CLIENTS: Final = 5
 _GIGABIT_BYTES: Final = 125_000_000
+_SPREAD: Final = "one-message"
+"""The protocol whose additions ``secagg.scale`` divides among workers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -182,7 +184,11 @@ def estimate_scale(  # noqa: PLR0913 -- all but four have defaults
     costs = costs_of(entry, layout_for(each, values, bits), each, suite)
     one = constants.predict(costs, each)
     bytes_in = clients * costs.up_bytes
-    taking, adding = bytes_in / (farm.workers * farm.gigabits * _GIGABIT_BYTES), sessions * one.server_seconds
+    # Uploads come to the server of their session. Only the additions of one message are divided further.
+    servers, adding = min(farm.workers, sessions), sessions * one.server_seconds
+    taking = bytes_in / (servers * farm.gigabits * _GIGABIT_BYTES)
+    spread = sessions * constants.server.word * costs.server.words if entry.name == _SPREAD else 0.0
+    divided = (adding - spread) / servers + spread / farm.workers
     yield Line(
         name="sessions",
         value=sessions,
@@ -207,7 +213,7 @@ def estimate_scale(  # noqa: PLR0913 -- all but four have defaults
         name="taking it in",
         value=taking,
         unit="s",
-        assumes=f"{farm.workers} workers at {farm.gigabits:g} Gb/s each, evenly loaded, at the rate of the line",
+        assumes=f"{servers} servers of sessions at {farm.gigabits:g} Gb/s each, evenly loaded, at the rate of the line",
     )
     yield Line(
         name="server, cores busy",
@@ -218,13 +224,18 @@ def estimate_scale(  # noqa: PLR0913 -- all but four have defaults
     )
     yield Line(
         name="server, a core for each worker",
-        value=adding / farm.workers,
+        value=divided,
         unit="s",
-        assumes="ranges and sessions are independent; no worker fails, waits or is slower than this core",
+        assumes=(
+            f"additions on {farm.workers} workers (--engine), the rest"
+            if entry.name == _SPREAD
+            else f"{entry.name} adds at the server of each session (--group): nothing is divided further; all"
+        )
+        + f" on {servers} servers; none fails, waits or is slower than this core",
     )
     yield Line(
         name="a round at the server",
-        value=max(taking, adding / farm.workers),
+        value=max(taking, divided),
         unit="s",
         assumes="uploads are added while others come in; clients, their network and stragglers are not in it",
     )

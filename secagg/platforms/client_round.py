@@ -13,6 +13,7 @@ from secagg.crypto.entropy import SystemCoins
 from secagg.crypto.labels import Label
 from secagg.errors import InvalidParameters, Reason
 from secagg.identifiers import ClientId
+from secagg.session.ledger import Spent
 from secagg.session.roles import ClientSession, Member
 from secagg.session.sealed_state import StateDirectory
 
@@ -78,8 +79,8 @@ class Node:
         if identity is None:
             charges = Charges.of_node(self.states, self.client.value)
         else:
-            is_strict = not self.settings.allow_repeats
-            charges = Charges.of_key(identity.signing_key.public_key, is_strict=is_strict)
+            attempts = None if self.settings.allow_repeats else self.settings.attempts
+            charges = Charges.of_key(identity.signing_key.public_key, attempts=attempts)
         return NodeRound(node=self, terms=terms, update=update, identity=identity, charges=charges)
 
 
@@ -99,7 +100,7 @@ class NodeRound:
         Raises:
             PeerMisbehaved: it was.
         """
-        self.charges.require_open(self.terms.task.encode(), self.terms.round_number)
+        self.charges.require_open(Spent(self.terms.task.encode(), self.terms.round_number))
 
     def member(self, invitation: bytes) -> Member:
         """Return the client; the invitation is empty where a session goes on."""

@@ -67,7 +67,6 @@ def opened(side: ServerSide) -> ServerSession:
         offer=offer,
         evidence=evidence,
         certificates=side.certificates,
-        adding=side.adding,
     )
     return open_session(side.subject, settings, side.invited, helpers)
 

@@ -17,6 +17,7 @@ from secagg.identifiers import ClientId
 from secagg.parameters import SecurityMode, Suite
 from secagg.privacy.budget import NOT_NOISED, PrivacyBudget
 from secagg.privacy.client_noise import USUAL_DELTA, NoiseSettings
+from secagg.session.ledger import ATTEMPTS
 from secagg.session.privacy_ledger import PrivacyLedger
 
 from .charges import durable_file
@@ -44,7 +45,7 @@ _RAISED: Final = (
     *("minimum_cohort", "minimum_threshold", "minimum_modulus_bits", "assumed_corrupted", "privacy_bits"),
     *("minimum_holders", "assumed_corrupted_holders"),
 )
-_LOWERED: Final = ("maximum_population", "maximum_weight")
+_LOWERED: Final = ("maximum_population", "maximum_weight", "attempts")
 _NARROWED: Final = ("protocols", "modes", "suites")
 _NAMED: Final = ("identity", "enclave_policy", "servers")
 """Files of the node's own, which take the place of those in the app."""
@@ -95,8 +96,10 @@ class NodeSettings:
     """How many holders a sum of one message has at least."""
     assumed_corrupted_holders: int = 1
     """How many holders may work together with the server; 4 stand one that does, of 3 none may."""
+    attempts: int = ATTEMPTS
+    """How many updates of one model this client uploads at most, in all runs; for rounds that failed."""
     allow_repeats: bool = False
-    """Whether an update, or one of a model of before, may be uploaded in another run; for simulations run again."""
+    """Whether updates of one model may be uploaded in any number of runs; for simulations run again."""
     noise: float = 0.0
     norm: float = 0.0
     """The deviation of the noise that all clients add together, over what one can change, and the largest norm of this

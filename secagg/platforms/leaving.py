@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
 
-from secagg.errors import CapacityExceeded, Misuse, Reason, SecAggError
+from secagg.errors import Reason, SecAggError
 
 from .logs import LOG
 
@@ -16,50 +16,26 @@ _KILO: Final = 1000
 
 
 class Left(StrEnum):
-    """Why a client left, as far as the server is told. Each is as much as the server could have tried out anyway."""
+    """Why a client left, as far as the server is told: nothing that depends on data."""
 
     TERMS = "terms"
-    WEIGHT = "weight"
-    RANGE = "range"
-    REPEAT = "repeat"
-    TRAINING = "training"
-    OTHER = "other"
+    LEFT = "left"
 
 
 ADVICE: Final[Mapping[Left, str]] = {
     Left.TERMS: "the offer is below their floors, or not what they were told; compare it with their arguments",
-    Left.WEIGHT: "their updates weigh more than secagg-maximum-weight; raise it, or secagg-weight-unit",
-    Left.RANGE: "their updates hold NaN, or an integer changed by more than its bound",
-    Left.REPEAT: "they restarted, or have uploaded for this round, or of this model, before",
-    Left.TRAINING: "training failed there, or returned other tensors or metrics than it should",
-    Left.OTHER: "their own logs say why",
+    Left.LEFT: "their own logs say why",
 }
 """What a code means, as a server's log says it."""
 
 
-class TrainingFailed(Misuse):
-    """The app's own function failed, or returned what cannot be summed."""
-
-
-class TooHeavy(CapacityExceeded):
-    """An update weighs more than the run allows."""
-
-
 def code_of(error: Exception) -> Left:
-    """Return what the server is told of an error."""
-    if isinstance(error, TrainingFailed):
-        return Left.TRAINING
-    if isinstance(error, TooHeavy):
-        return Left.WEIGHT
+    """Return what the server is told of an error; all that say ``terms`` are raised before data are read."""
     match error.reason if isinstance(error, SecAggError) else None:
         case Reason.BELOW_FLOOR | Reason.LAYOUT_MISMATCH | Reason.WRONG_VERSION | Reason.PARAMETER_OUT_OF_RANGE:
             return Left.TERMS
-        case Reason.INPUT_OUT_OF_RANGE:
-            return Left.RANGE
-        case Reason.ALREADY_SPENT | Reason.ALREADY_ANSWERED:
-            return Left.REPEAT
         case _:
-            return Left.OTHER
+            return Left.LEFT
 
 
 def log_leaving(error: Exception) -> None:
@@ -72,7 +48,7 @@ def log_leaving(error: Exception) -> None:
 
 def code_said(said: object) -> Left:
     """Return the code that a client sent; that of anything else is the last one."""
-    return next((code for code in Left if code == said), Left.OTHER)
+    return next((code for code in Left if code == said), Left.LEFT)
 
 
 def stages_said(stages: Iterable[tuple[str, StageCount]]) -> dict[str, str]:

@@ -1,8 +1,8 @@
 """A model's arrays as what is aggregated: the difference to the model that the server sent, tensor by tensor.
 
 Floating-point tensors change by a float difference. Integer tensors, such as the counters of a normalisation layer,
-change by an integer difference, whose weighted mean is rounded to the nearest integer; it is exact, and refused where
-it is larger than its bound. Both keep their dtype. Tensors without elements, tensors that no pattern names, and
+change by an integer difference, whose weighted mean is rounded to the nearest integer; it is exact up to its bound,
+and cut off there. Both keep their dtype. Tensors without elements, tensors that no pattern names, and
 booleans, of which a sum means nothing, stay as they were sent; training must not change a boolean. Other dtypes are
 refused by name.
 """
@@ -17,7 +17,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from secagg.errors import CapacityExceeded, InvalidParameters, Reason
+from secagg.errors import InvalidParameters
 
 Arrays = Mapping[str, npt.NDArray[Any]]
 TENSOR: Final = "tensor/"
@@ -71,7 +71,6 @@ def differences(
         names: of the tensors that are summed; by default all that can be. Others that training returns stay here.
     Raises:
         InvalidParameters: the client returned other tensors than it was sent, or changed a boolean.
-        CapacityExceeded: an integer changed by more than its bound.
     """
     summed = aggregated_names(sent) if names is None else tuple(names)
     if missing := sorted({*summed} - trained.keys() | trained.keys() - sent.keys()):
@@ -95,11 +94,7 @@ def differences(
             raise InvalidParameters(f"tensor {name!r} was sent as {before.dtype} and returned as {after.dtype}")
         if is_integer(before):
             change = np.subtract(after, before, dtype=np.int64, casting="unsafe").astype(np.float64)
-            if np.abs(change).max() > integer_bound:
-                raise CapacityExceeded(
-                    f"integer tensor {name!r} changed by more than {integer_bound:.0f}",
-                    reason=Reason.INPUT_OUT_OF_RANGE,
-                )
+            change = np.clip(change, -integer_bound, integer_bound)
         else:
             wide = np.float32 if max(before.itemsize, after.itemsize) <= _NARROW_FLOAT_BYTES else np.float64
             change = np.subtract(after, before, dtype=wide, casting="unsafe")

@@ -13,7 +13,6 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from secagg.contract.pieces import LocalSum
 from secagg.errors import InvalidParameters, PeerError
 from secagg.identifiers import ClientId, HolderId
 from secagg.parameters import SecurityMode
@@ -31,6 +30,7 @@ from secagg.protocols.one_message import (
     open_session,
     verify_epoch,
 )
+from secagg.session.durable import replace
 from secagg.session.numbered_helpers import NumberedHelpers
 from secagg.session.roles import ServerSession
 from secagg.session.sockets.connection import HelperLost
@@ -69,8 +69,7 @@ def opened(side: ServerSide) -> ServerSession:
             record=record,
             keys=keys,
             coins=side.coins,
-            ask_all=side.through(holders.ask_all),
-            adding=side.adding or LocalSum,
+            ask_all=holders.ask_all,
         )
         return open_session(side.subject, chosen, side.invited, helpers)
     if side.roster is None or {ClientId(holder.number) for holder in record.holders} - side.roster.clients:
@@ -79,9 +78,7 @@ def opened(side: ServerSide) -> ServerSession:
             "or have a committee signed with `secagg holder record --client`"
         )
     named = side.subject.task, record.context.digest
-    helpers = OneMessageHelpers(
-        record=record, keys=_PUBLISHED.get(named, ()), coins=side.coins, adding=side.adding or LocalSum
-    )
+    helpers = OneMessageHelpers(record=record, keys=_PUBLISHED.get(named, ()), coins=side.coins)
     if helpers.keys:
         return open_session(side.subject, chosen, side.invited, helpers)
     published = partial(_PUBLISHED.__setitem__, named)
@@ -145,7 +142,7 @@ class StandingHolders:
                 ) from None
             keys = tuple(answers[position] for position in sorted(answers))
             verify_epoch(record, keys)
-            kept.write_text(json.dumps([key.hex() for key in keys]) + "\n", encoding="ascii")
+            replace(kept, (json.dumps([key.hex() for key in keys]) + "\n").encode())
         return keys
 
     def ask_all(self, requests: Mapping[int, bytes]) -> Iterable[tuple[int, bytes]]:

@@ -41,7 +41,7 @@ def opened(side: ServerSide) -> PairwiseServerSession:
         noise_multiplier=side.noise.noise_multiplier,
         l2_bounds=side.noise.l2_bounds,
     )
-    helpers = PairwiseHelpers(coins=side.coins, adding=side.adding)
+    helpers = PairwiseHelpers(coins=side.coins)
     if side.roster is not None:
         helpers = replace(helpers, authority=side.authority)
     return open_session(side.subject, planned, side.invited, helpers)

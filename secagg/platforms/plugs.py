@@ -13,7 +13,6 @@ from importlib import import_module
 from pathlib import Path
 from typing import Final
 
-from secagg.contract.pieces import Cut, Retractable
 from secagg.crypto.entropy import Coins
 from secagg.errors import InvalidParameters, Misuse
 from secagg.identifiers import ClientId
@@ -23,7 +22,6 @@ from secagg.session.certificates import Certificate
 from secagg.session.privacy_ledger import PrivacyLedger
 from secagg.session.registry import Clock, find
 from secagg.session.roles import Member, ServerSession, Subject
-from secagg.session.sockets.connection import AskAll
 
 from .floors import NodeSettings
 from .keys.identities import ClientIdentity, Roster
@@ -49,10 +47,6 @@ class ServerSide:
     clock: Clock
     resources: ExitStack
     """Ends after the session what was opened for it."""
-    adding: Callable[[Cut], Retractable] | None = None
-    """Who adds, of a protocol that ``spreads``; None for the server."""
-    through: Callable[[AskAll], AskAll] = lambda asking: asking
-    """What stands between the session and its numbered helpers, such as a journal."""
 
     @property
     def suite(self) -> Suite:

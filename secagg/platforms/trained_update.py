@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -11,12 +12,12 @@ import numpy.typing as npt
 
 from secagg.compression.model_update import ModelUpdate
 from secagg.crypto.entropy import SystemCoins
+from secagg.crypto.labels import Label, bind
 from secagg.errors import InvalidParameters
-from secagg.session.ledger import NO_MODEL
-from secagg.session.roles import Update
+from secagg.session.ledger import Spent
+from secagg.session.roles import LateUpdate, Update
 
 from .charges import Charges
-from .leaving import TooHeavy, TrainingFailed
 from .logs import LOG
 from .model_tensors import METRICS, TENSOR, Arrays, differences, model_digest
 from .peaks import with_votes
@@ -48,7 +49,6 @@ class Training:
     charges: Charges
     sent: Arrays
     train: Callable[[], Trained]
-    """Raises ``TrainingFailed`` where the app does."""
 
     @property
     def model_digest(self) -> bytes:
@@ -61,34 +61,38 @@ class Training:
         alone = [name.removeprefix(TENSOR) for name in self.update.names if name.startswith(TENSOR)]
         return [*self.terms.joined, *alone]
 
+    @property
+    def late(self) -> LateUpdate:
+        """The update, for a session; what training returns, or that it fails, is nothing that the server hears of."""
+        return LateUpdate(self.made, self.model_digest, charge=self.charge)
+
+    def charge(self) -> None:
+        """Spend the round and the model for good, or refuse."""
+        model = self.model_digest
+        if not self._summed:
+            # A model may be trained from and evaluated.
+            model = hashlib.sha256(bind(Label.PLATFORM_EVALUATION, model)).digest()
+        self.charges.charge(Spent(self.terms.task.encode(), self.terms.round_number, model))
+
     def made(self) -> Update:
-        """Train, charge, and return the encoded update and its weight.
+        """Train, and return the encoded update and its weight.
 
         Raises:
-            SecAggError: training failed, or what it returned cannot be part of the sum; the message says why.
+            Exception: training failed, or returned what cannot be part of the sum; ``LateUpdate`` sends zeros then.
         """
-        trained = self.train()
-        model, summed = self.model_digest, self._summed
-        try:
-            values = self._differences(trained, summed) if summed else dict[str, npt.NDArray[Any]]()
-            share = clipped_share(self.update, values)
-            values = with_told(self.update, with_joined(values, self.terms.joined), self.sent)
-            values = with_votes(self.update, values, self.sent, self.terms.joined, self.terms.lengths)
-            values[METRICS] = np.array([share, *self._metrics(trained)], dtype=np.float64)
-            weight = self._weight(trained)
-        except InvalidParameters as error:
-            raise TrainingFailed(str(error)) from None
+        trained, summed = self.train(), self._summed
+        values = self._differences(trained, summed) if summed else dict[str, npt.NDArray[Any]]()
+        share = clipped_share(self.update, values)
+        values = with_told(self.update, with_joined(values, self.terms.joined), self.sent)
+        values = with_votes(self.update, values, self.sent, self.terms.joined, self.terms.lengths)
+        values[METRICS] = np.array([share, *self._metrics(trained)], dtype=np.float64)
         if share:
             LOG.warning("%.3g of this update's values are beyond their range, and were cut off", share)
         if (steps := steps_in(self.update, values)) < COARSE:
             LOG.warning("this update's changes are about %.2g steps, and the rest is noise; %s", steps, FINER)
-        # Values that are rounded at random differ each time, so the ledger knows them as training returned them.
-        self.charges.charge(
-            self.terms.task.encode(), self.terms.round_number, model_digest(values), model if summed else NO_MODEL
-        )
         coins = SystemCoins()
         payload = self.update.encode(rounded_at_random(self.update, values, coins), coins)
-        return Update(payload, model, weight)
+        return Update(payload, self.model_digest, self._weight(trained))
 
     def _differences(self, trained: Trained, summed: list[str]) -> dict[str, npt.NDArray[Any]]:
         if missing := [name for name in summed if name not in self.sent]:
@@ -119,14 +123,13 @@ class Training:
         if terms.weighting == "uniform":
             return 1
         examples = trained.number(terms.weighted_by)
-        if examples is None or not np.isfinite(examples) or examples != int(examples) or examples < 1:
-            raise InvalidParameters(
-                f"the app has to report {terms.weighted_by!r} as a whole number of at least 1; got {examples!r}"
-            )
-        weight = max(1, round(int(examples) / max(1, terms.weight_unit)))
-        if weight > terms.maximum_weight:
-            raise TooHeavy(
-                f"{int(examples)} examples are a weight of {weight}, and secagg-maximum-weight is "
-                f"{terms.maximum_weight}; raise it, or raise secagg-weight-unit"
+        if examples is None or np.isnan(examples):
+            LOG.warning("the app reports no number %r, and its update weighs 1", terms.weighted_by)
+            return 1
+        units = examples / max(1, terms.weight_unit)
+        weight = round(min(max(1.0, units), terms.maximum_weight))
+        if examples < 1 or units > terms.maximum_weight:
+            LOG.warning(
+                "%g examples are no weight of 1 to %d; the update weighs %d", examples, terms.maximum_weight, weight
             )
         return weight

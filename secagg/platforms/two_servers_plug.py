@@ -14,8 +14,6 @@ from secagg.errors import InvalidParameters, Reason
 from secagg.parameters import LEAST_COHORT
 from secagg.protocols.two_servers import (
     IndexingFloors,
-    NoJournal,
-    NoRoundFile,
     PeerLink,
     StandingFloors,
     StandingRounds,
@@ -73,8 +71,8 @@ def _real(side: ServerSide, chosen: TwoServersSettings) -> TwoServersHelpers:
         except OSError as error:
             raise HelperLost(
                 f"{PREFIX}second-server is {settings.second_server}, and nothing answers there ({error}); its operator "
-                "starts `secagg two-servers serve` with the same keys and journal. This round is over; the next one "
-                "has another number"
+                "starts `secagg two-servers serve` with the same keys and journal. This round is over, and the "
+                "updates sent for it are spent; the next one has another number"
             ) from error
 
     helpers = TwoServersHelpers(
@@ -104,8 +102,7 @@ def _simulated(side: ServerSide) -> TwoServersHelpers:
         maximum_lanes=MOST_LENGTH,
         maximum_lifetime=2 * _LIFETIME,
     )
-    rounds = StandingRounds(floors, NoJournal())
-    standing = StandingServer(one, zero.public, rounds, NoRoundFile(), coins=side.coins)
+    standing = StandingServer(one, zero.public, floors, StandingRounds(), coins=side.coins)
     side.resources.callback(standing.end_round)
     return TwoServersHelpers(
         keys=zero,

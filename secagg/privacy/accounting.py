@@ -21,7 +21,7 @@ from typing import Final
 
 from secagg.errors import InvalidParameters, Reason
 from secagg.parameters import require_integer
-from secagg.privacy.noise import NoiseKind, require_variance
+from secagg.privacy.kinds import NoiseKind, require_delta, require_variance
 
 from .sensitivity import rho_of_release
 
@@ -71,8 +71,7 @@ def epsilon(kind: NoiseKind, parts: Sequence[ReleasePart], releases: int, delta:
         10^-9 or so, and holds for a fixed number of releases and parameters that do not depend on what was released.
     """
     require_integer("releases", releases, 1)
-    if not 0 < delta < 1:
-        raise InvalidParameters(f"delta is above 0 and below 1; got {delta!r}")
+    require_delta(delta)
     if not parts:
         raise InvalidParameters("a release has at least one part")
     for part in parts:

@@ -13,6 +13,7 @@ from typing import Final
 from secagg.errors import InvalidParameters, Misuse, Reason
 
 from .accounting import NO_LOSS, Loss
+from .kinds import require_delta
 from .rounding import rounded_root
 from .sensitivity import Adjacency
 
@@ -37,8 +38,7 @@ class PrivacyBudget:
         """Refuse numbers that bound nothing."""
         if type(self.epsilon) not in {float, int} or not 0 < self.epsilon < inf:
             raise InvalidParameters(f"the epsilon of a budget is a number above 0; got {self.epsilon!r}")
-        if type(self.delta) is not float or not 0 < self.delta < 1:
-            raise InvalidParameters(f"the delta of a budget is above 0 and below 1; got {self.delta!r}")
+        require_delta(self.delta)
         if type(self.adjacency) is not Adjacency:
             raise Misuse(f"an Adjacency is due; got {type(self.adjacency).__name__}")
 

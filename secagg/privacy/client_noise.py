@@ -28,7 +28,7 @@ from secagg.errors import CapacityExceeded, InvalidParameters, Misuse, Reason
 
 from .accounting import NO_LOSS, Loss, ReleasePart, epsilon, gap_of_sum, loss_of
 from .budget import NOT_NOISED, PrivacyBudget
-from .noise import GREATEST_VARIANCE, LEAST_VARIANCE, NoiseKind, require_variance
+from .kinds import GREATEST_VARIANCE, LEAST_VARIANCE, NoiseKind, require_variance
 from .noise_table import add_noise_into
 from .norm import clip_into
 from .rounding import room_for_noise, rounded_root

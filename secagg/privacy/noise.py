@@ -20,7 +20,6 @@ values at a time.
 from __future__ import annotations
 
 from collections.abc import Callable
-from enum import Enum
 from fractions import Fraction
 from itertools import accumulate
 from math import ceil, isqrt
@@ -33,8 +32,8 @@ from secagg.crypto.entropy import Coins
 from secagg.crypto.secret import draw_exactly, overwrite
 from secagg.errors import InvalidParameters, Misuse
 
-LEAST_VARIANCE: Final = Fraction(1, 16)
-_TERM_BITS: Final = 128
+from .kinds import NoiseKind, require_variance
+
 _PIECE: Final = 1 << 15
 """Values at a time: the arrays of a piece stay in the second-level cache."""
 _FRACTION_BITS: Final = 23
@@ -49,36 +48,6 @@ Boundaries = tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint64]]
 """The high and low words of numbers of 128 bits, in order."""
 Exponent = Callable[[int], Fraction]
 """The exact exponent of the element at a position."""
-
-
-class NoiseKind(Enum):
-    """Which noise is drawn; both are of mean zero and on the integers."""
-
-    DISCRETE_GAUSSIAN = 1
-    SKELLAM = 2
-
-
-GREATEST_VARIANCE: Final = {NoiseKind.DISCRETE_GAUSSIAN: (1 << 80) - 1, NoiseKind.SKELLAM: 1 << 30}
-
-
-def require_variance(variance: Fraction, kind: NoiseKind) -> None:
-    """Refuse a variance that this kind of noise is not drawn with.
-
-    Raises:
-        InvalidParameters: it is below 1/16, above 2^80 - 1 (discrete Gaussian) or 2^30 (Skellam), or a fraction of
-            terms that have more than 128 bits.
-    """
-    if type(variance) is not Fraction or type(kind) is not NoiseKind:
-        raise Misuse(f"a variance is a Fraction, for a NoiseKind; got {type(variance).__name__}")
-    if not LEAST_VARIANCE <= variance <= GREATEST_VARIANCE[kind]:
-        raise InvalidParameters(
-            f"the variance of {kind.name} noise is in {LEAST_VARIANCE}..{GREATEST_VARIANCE[kind]}, in integer steps "
-            "squared; change the noise multiplier or the scale, or take DISCRETE_GAUSSIAN where more is due"
-        )
-    if max(variance.numerator, variance.denominator) >> _TERM_BITS:
-        raise InvalidParameters(
-            f"a variance is a fraction of two integers below 2^{_TERM_BITS}; round the noise multiplier to fewer digits"
-        )
 
 
 def sample(kind: NoiseKind, variance: Fraction, length: int, coins: Coins) -> Vector:

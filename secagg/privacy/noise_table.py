@@ -26,7 +26,8 @@ from secagg.crypto.mask_expansion import expand
 from secagg.crypto.ring import Ring, RingVector, add_into, reduce_into
 from secagg.crypto.secret import Secret, draw_exactly, overwrite
 
-from .noise import NoiseKind, distribution_function, place_in, require_variance, sample, skellam_weights
+from .kinds import NoiseKind, require_variance
+from .noise import distribution_function, place_in, sample, skellam_weights
 
 GREATEST_TABLED: Final = 1 << 24
 """Above this variance a table has too many values, and ``noise.sample`` draws."""

@@ -24,7 +24,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from secagg.contract import RingSegment
+from secagg.contract.layout import RingSegment
 from secagg.crypto.entropy import Coins
 from secagg.crypto.ring import Ring
 from secagg.crypto.secret import draw_exactly, overwrite

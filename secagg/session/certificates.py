@@ -23,7 +23,7 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X
 from secagg.crypto.key_derivation import derive
 from secagg.crypto.labels import Label, bind
 from secagg.crypto.secret import Confined, Secret, require_secret
-from secagg.errors import AuthenticationFailed, InvalidParameters, Misuse, Reason
+from secagg.errors import UNDECIDED, AuthenticationFailed, InvalidParameters, Misuse, Reason
 from secagg.identifiers import ClientId, Party
 
 IDENTITY_KEY_BYTES: Final = 32
@@ -59,7 +59,9 @@ class SigningKey(Confined):
         """
         return self.require_usable().sign(bind(label, *parts))
 
-    def agreed(self, peer: bytes, length: int, label: Label, *parts: bytes, culprits: Iterable[Party] = ()) -> Secret:
+    def agreed(
+        self, peer: bytes, length: int, label: Label, *parts: bytes, culprits: Iterable[Party] = UNDECIDED
+    ) -> Secret:
         """Return so many bytes that the holders of this key and of the peer's derive, and nobody else.
 
         Implements: [RFC 8032] §5.1.5, the private scalar; [RFC 7748] §4.1, the map between the curves, and §6.1.
@@ -117,7 +119,7 @@ class VerifiedIdentity:
     client: ClientId
     public_key: bytes
 
-    def verify(self, signature: bytes, label: Label, *parts: bytes, culprits: Iterable[Party] = ()) -> None:
+    def verify(self, signature: bytes, label: Label, *parts: bytes, culprits: Iterable[Party] = UNDECIDED) -> None:
         """Check a signature of this client.
 
         Implements: [RFC 8032] §5.1.7.
@@ -139,7 +141,7 @@ class Authority:
         if not is_strong_key(self.public_key):
             raise InvalidParameters("the authority's key is of small order or not canonical; anybody signs under it")
 
-    def verify(self, certificate: Certificate, *, culprits: Iterable[Party] = ()) -> VerifiedIdentity:
+    def verify(self, certificate: Certificate, *, culprits: Iterable[Party] = UNDECIDED) -> VerifiedIdentity:
         """Check that this authority issued the certificate, for a key that somebody has to have drawn.
 
         Raises:
@@ -185,7 +187,7 @@ def _montgomery(public_key: bytes) -> bytes:
 
 
 def verify_signature(
-    public_key: bytes, signature: bytes, label: Label, *parts: bytes, culprits: Iterable[Party] = ()
+    public_key: bytes, signature: bytes, label: Label, *parts: bytes, culprits: Iterable[Party] = UNDECIDED
 ) -> None:
     """Check a signature under a key that something else vouches for: a certificate, or an enclave's evidence.
 

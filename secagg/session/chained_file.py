@@ -15,7 +15,7 @@ from typing import Final
 from secagg.crypto.labels import Label, bind
 from secagg.errors import InvalidParameters, MalformedMessage, Reason
 
-from .durable import sync_folder
+from .durable import append_whole, sync_folder
 
 LINK_BYTES: Final = 32
 _CHANGED: Final = Reason.NOT_CANONICAL
@@ -41,7 +41,7 @@ class ChainedFile:
         size, found = self._body_bytes + LINK_BYTES, list[bytes]()
         if self._header.startswith(stored):
             os.lseek(self._descriptor, 0, os.SEEK_SET)
-            self._append(self._header)
+            append_whole(self._descriptor, self._header)
             sync_folder(self._path.parent)
             return found
         if not stored.startswith(self._header):
@@ -68,7 +68,7 @@ class ChainedFile:
             OSError: it could not be written; nothing has changed.
         """
         link = self._next(body)
-        self._append(body + link)
+        append_whole(self._descriptor, body + link)
         self._link = link
 
     def close(self) -> None:
@@ -79,18 +79,6 @@ class ChainedFile:
     def _stored(self) -> bytes:
         with os.fdopen(os.dup(self._descriptor), "rb") as file:
             return file.read()
-
-    def _append(self, record: bytes) -> None:
-        before = os.lseek(self._descriptor, 0, os.SEEK_CUR)
-        rest = memoryview(record)
-        try:
-            while rest:
-                rest = rest[os.write(self._descriptor, rest) :]
-            os.fsync(self._descriptor)
-        except OSError:
-            os.ftruncate(self._descriptor, before)
-            os.lseek(self._descriptor, before, os.SEEK_SET)
-            raise
 
     def _next(self, body: bytes) -> bytes:
         return hashlib.sha256(bind(Label.SPENT_LINK, self._link, body)).digest()

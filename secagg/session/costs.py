@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
-from secagg.contract import RingSegment, Segment
+from secagg.contract.layout import RingSegment, Segment
 
 AES_BLOCK_BYTES: Final = 16
 ONE_IN: Final = 20

@@ -2,51 +2,110 @@
 
 from __future__ import annotations
 
+import errno
+import io
 import os
 import stat
+from collections.abc import Generator
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Final
+from time import sleep
+from typing import TYPE_CHECKING, Final
 
 from secagg.errors import InvalidParameters
 
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
+
 _PIECE_BYTES: Final = 1 << 20
+PUBLIC: Final = 0o644
+"""The mode of a file that others may read; without it a file is its owner's alone."""
+_PRIVATE: Final = 0o600
+_TICK: Final = 0.001
+_MOST_TICKS: Final = 4000
+"""Seconds between two looks at a clock that stands still, and how often; the coarsest file systems count by two."""
 
 
-def require_own_folder(folder: Path) -> None:
+def require_own_folder(folder: Path, setting: str = "") -> None:
     """Make a folder for this user alone, or take one that is.
 
+    Args:
+        setting: what names another folder, for the error.
     Raises:
         InvalidParameters: somebody else owns it, or may look into it.
     """
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     found = folder.stat()
     if hasattr(os, "getuid") and (found.st_uid != os.getuid() or stat.S_IMODE(found.st_mode) & 0o077):
-        raise InvalidParameters(f"{folder} must be this user's alone; remove it, or name another folder")
+        named = f" in {setting}" if setting else ""
+        raise InvalidParameters(f"{folder} must be this user's alone; remove it, or name another folder{named}")
 
 
-def create(path: Path) -> None:
-    """Make an empty file that was not there; one caller alone gets this.
+def create(path: Path, data: bytes = b"") -> None:
+    """Make a file that was not there; one caller alone gets this.
 
     Raises:
         FileExistsError: it is there.
+        OSError: it could not be written; it is not there.
     """
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-    sync_folder(path.parent)
-
-
-def replace(path: Path, data: bytes) -> None:
-    """Put data in the place of a file, so that a crash leaves the one or the other and never a part."""
-    beside = path.with_name(path.name + ".new")
-    descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(descriptor, "wb", buffering=0) as file:
+    with _made(path, _PRIVATE) as file:
         file.write(data)
-        os.fsync(file.fileno())
-    beside.replace(path)
     sync_folder(path.parent)
+
+
+def replace(path: Path, data: bytes, mode: int = _PRIVATE) -> None:
+    """Put data in the place of a file, as ``replacing`` does."""
+    with replacing(path, mode) as file:
+        file.write(data)
+
+
+@contextmanager
+def replacing(path: Path, mode: int = _PRIVATE) -> Generator[WholeFile]:
+    """Yield a file to write, which takes the place of another one once all of it is on disk.
+
+    A crash or an error leaves the one or the other and never a part. Of several writers of one path, one may write at
+    a time.
+
+    Raises:
+        OSError: it could not be written; the file of before is as it was, unless only its folder was not flushed.
+    """
+    beside = _beside(path)
+    beside.unlink(missing_ok=True)
+    with _made(beside, mode) as file:
+        yield file
+    try:
+        beside.replace(path)
+    except BaseException:
+        beside.unlink(missing_ok=True)
+        raise
+    sync_folder(path.parent)
+
+
+class WholeFile(io.RawIOBase):
+    """A file that takes all that it is given, or raises; numpy and zipfile write to it as to any other."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+
+    def write(self, data: ReadableBuffer) -> int:
+        """Write all of it."""
+        with memoryview(data) as view, view.cast("B") as octets:
+            write_whole(self._descriptor, octets)
+            return len(octets)
+
+
+def write_whole(descriptor: int, data: bytes | memoryview) -> None:
+    """Write all of some data, which a disk that fills up takes in part before it refuses the rest.
+
+    Raises:
+        OSError: not all of it was written.
+    """
+    rest = memoryview(data)
+    while rest:
+        written = os.write(descriptor, rest)
+        if not written:
+            raise OSError(errno.EIO, "a file takes nothing more, and does not say why")
+        rest = rest[written:]
 
 
 def append_whole(descriptor: int, data: bytes) -> None:
@@ -55,15 +114,32 @@ def append_whole(descriptor: int, data: bytes) -> None:
     Raises:
         OSError: it could not be written; the file is as before.
     """
-    before, rest = os.lseek(descriptor, 0, os.SEEK_CUR), memoryview(data)
+    before = os.lseek(descriptor, 0, os.SEEK_CUR)
     try:
-        while rest:
-            rest = rest[os.write(descriptor, rest) :]
+        write_whole(descriptor, data)
         os.fsync(descriptor)
-    except OSError:
+    except BaseException:
         os.ftruncate(descriptor, before)
         os.lseek(descriptor, before, os.SEEK_SET)
         raise
+
+
+def create_later(path: Path, after: int) -> int:
+    """Make an empty file, in the place of one that may be there, that the file system says was made after a time.
+
+    Returns:
+        When it was last changed, in nanoseconds; nobody can set that who copies or replaces the file.
+    Raises:
+        InvalidParameters: the clock stands before that time.
+    """
+    path.unlink(missing_ok=True)
+    path.touch(_PRIVATE, exist_ok=False)
+    for _ in range(_MOST_TICKS):
+        if (changed := path.stat().st_ctime_ns) > after:
+            return changed
+        sleep(_TICK)
+        os.utime(path)
+    raise InvalidParameters(f"the clock of this machine stands before what was written next to {path}; set it right")
 
 
 def claim(descriptor: int, refusal: str) -> None:
@@ -88,16 +164,29 @@ def hold(descriptor: int) -> None:
 
 
 def erase(path: Path) -> None:
-    """Overwrite a file with zeros and remove it, if it is there; what the file system keeps of it is beyond reach."""
-    if not path.exists():
-        return
-    with path.open("r+b") as file:
-        size = os.fstat(file.fileno()).st_size
+    """Overwrite a file with zeros and remove it, if it is there; what the file system keeps of it is beyond reach.
+
+    What ``replace`` left behind when its process was killed goes with it.
+    """
+    for each in filter(Path.exists, (_beside(path), path)):
+        # Another process may end the same session.
+        with suppress(FileNotFoundError):
+            try:
+                _overwrite(each)
+            finally:
+                each.unlink()
+            sync_folder(path.parent)
+
+
+def _overwrite(path: Path) -> None:
+    descriptor = os.open(path, os.O_WRONLY)
+    try:
+        size = os.fstat(descriptor).st_size
         for start in range(0, size, _PIECE_BYTES):
-            file.write(bytes(min(_PIECE_BYTES, size - start)))
-        file.flush()
-        os.fsync(file.fileno())
-    path.unlink()
+            write_whole(descriptor, bytes(min(_PIECE_BYTES, size - start)))
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def sync_folder(folder: Path) -> None:
@@ -107,3 +196,22 @@ def sync_folder(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def _beside(path: Path) -> Path:
+    return path.with_name(path.name + ".new")
+
+
+@contextmanager
+def _made(path: Path, mode: int) -> Generator[WholeFile]:
+    """Make a file, yield it, and flush it; where any of that fails, it is removed."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+    try:
+        try:
+            yield WholeFile(descriptor)
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+    except BaseException:
+        path.unlink(missing_ok=True)
+        raise

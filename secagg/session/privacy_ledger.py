@@ -5,6 +5,7 @@ Nobody else can know it: a server sees one task, and a client may be in many.
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import os
 from collections.abc import Callable, Generator
@@ -31,6 +32,11 @@ from .durable import hold
 
 _BODY: Final = Struct(">4d")
 _OWNER_BYTES: Final = 32
+_EMPTY_PATH: Final = 0x1000
+_BIRTH: Final = 0x800
+_STATX: Final = Struct("=I 76x qI 164x")
+"""Of the kernel's struct statx: which fields it has, and the seconds and nanoseconds of the birth."""
+_SECOND: Final = 10**9
 _COPIED: Final = (
     "is a copy, which does not know what was spent since; go on with the file that it was copied from, or give this "
     "client a new identity"
@@ -45,7 +51,8 @@ class LedgerHeader(Message):
     owner: Annotated[bytes, fixed(_OWNER_BYTES)]
     adjacency: Annotated[int, unsigned(1)]
     inode: Annotated[int, unsigned(8)]
-    """Of this very file: a copy has another one."""
+    birth: Annotated[int, unsigned(8)]
+    """Nanosecond in which this very file was made. A copy was made later, also where it has the same inode."""
 
 
 class PrivacyLedger(Confined):
@@ -54,8 +61,10 @@ class PrivacyLedger(Confined):
     The file is open only while it is asked, so that all processes of a client share it. Of what it holds nothing is
     given back: an upload that was lost after ``charge`` is one that a server may have.
 
-    Security: a file that is put back in its place as it was before, or removed, takes back what was spent since;
-        nothing in it can notice that. A copy beside it, and a ledger of somebody else, are refused.
+    Security: a ledger of somebody else is refused, and so is a copy, in the same folder or on another volume: it has
+        another inode, or another time of birth. Three things are not noticed: the whole volume put back as it was, or
+        cloned block by block; the file removed; and a copy that got the same inode on a file system without times of
+        birth (NFS, and tmpfs before Linux 6.6).
     """
 
     def __init__(self, budget: PrivacyBudget, *, owner: bytes, path: Path | None = None) -> None:
@@ -133,14 +142,19 @@ class PrivacyLedger(Confined):
         Raises:
             MalformedMessage: it is another client's, is of other neighbours, or is a copy.
         """
-        own = LedgerHeader(owner=self._owner, adjacency=self.budget.adjacency.value, inode=os.fstat(descriptor).st_ino)
+        own = LedgerHeader(
+            owner=self._owner,
+            adjacency=self.budget.adjacency.value,
+            inode=os.fstat(descriptor).st_ino,
+            birth=_birth_of(descriptor),
+        )
         written = own.encode()
         if len(stored := os.pread(descriptor, len(written), 0)) == len(written):
             found = LedgerHeader.decode(stored)
             for mine, theirs, sentence in (
                 (own.owner, found.owner, "is of another client; name one for each"),
                 (own.adjacency, found.adjacency, "counts with another adjacency; give its budget that one"),
-                (own.inode, found.inode, _COPIED),
+                ((own.inode, own.birth), (found.inode, found.birth), _COPIED),
             ):
                 if mine != theirs:
                     raise MalformedMessage(f"the privacy ledger {path} {sentence}", reason=Reason.NOT_CANONICAL)
@@ -173,3 +187,16 @@ class PrivacyLedgers:
 
 def _sum(losses: list[Loss]) -> Loss:
     return sum(losses, NO_LOSS)
+
+
+def _birth_of(descriptor: int) -> int:
+    """Return when a file was made, in nanoseconds; 0 where the system does not tell."""
+    found = os.fstat(descriptor)
+    if (birth := getattr(found, "st_birthtime", None)) is not None:
+        return int(birth * _SECOND)
+    call = getattr(ctypes.CDLL(None), "statx", None)
+    said = ctypes.create_string_buffer(_STATX.size)
+    if call is None or call(descriptor, b"", _EMPTY_PATH, _BIRTH, said) != 0:
+        return 0
+    fields, seconds, nanoseconds = _STATX.unpack(said.raw)
+    return seconds * _SECOND + nanoseconds if fields & _BIRTH else 0

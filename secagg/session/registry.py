@@ -13,20 +13,25 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from datetime import datetime
 from importlib import import_module
-from typing import Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Literal, Protocol
 
-from secagg.contract import Layout, Segment
-from secagg.crypto.entropy import Coins
 from secagg.errors import InvalidParameters, Misuse
-from secagg.identifiers import ClientId
-from secagg.parameters import Suite
 
-from .costs import Costs
-from .roles import Member, ServerSession, Stage, Subject
+if TYPE_CHECKING:
+    from datetime import datetime
 
-Clock = Callable[[], datetime]
+    from secagg.contract.layout import Layout, Segment
+    from secagg.crypto.entropy import Coins
+    from secagg.identifiers import ClientId
+    from secagg.parameters import Suite
+
+    from .costs import Costs
+    from .roles import Member, ServerSession, Stage, Subject
+
+ProtocolName = Literal["pairwise", "enclave", "two-servers", "one-message", "coded-mask"]
+"""Names of the protocols of this library."""
+Clock = Callable[[], "datetime"]
 """Returns the time, with a time zone."""
 
 
@@ -81,10 +86,6 @@ class ProtocolEntry:
     """Which segments its sums can hold."""
     rounds: bool = False
     """Whether it rounds masked values, so that segments may have fine bits."""
-    resumes: bool = False
-    """Whether a journal goes on with a session whose uploads others add, once its process has ended."""
-    spreads: bool = False
-    """Whether others can add the uploads: ``simulate`` takes ``adding``, as the helpers of ``open_session`` do."""
     stages: tuple[Stage, ...]
     """All stages that a session may have, in order; settings may leave some out."""
     open_session: Callable[..., ServerSession]
@@ -139,12 +140,14 @@ def names() -> tuple[str, ...]:
     return tuple(_REGISTERED)
 
 
-def find(name: str) -> ProtocolEntry:
-    """Return a protocol's entry.
+def find(name: str | ProtocolEntry) -> ProtocolEntry:
+    """Return a protocol's entry; an entry is its own.
 
     Raises:
         InvalidParameters: there is none of this name.
     """
+    if isinstance(name, ProtocolEntry):
+        return name
     found = _REGISTERED.get(name)
     if found is None:
         raise InvalidParameters(f"there is no protocol {name!r}; there are {', '.join(_REGISTERED)}")

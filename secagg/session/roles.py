@@ -11,17 +11,26 @@ A session has no clock, no thread and no transport: when to wait no longer is th
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
+import logging
+from bisect import bisect_right
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
-from secagg.contract import Aggregate, Layout, Payload
-from secagg.contract.codewords import Tables
+from secagg.contract.layout import Layout, Payload
 from secagg.crypto.labels import Label, bind
 from secagg.crypto.secret import Confined, Secret
 from secagg.errors import Misuse, PeerError, Reason, SecAggError
 from secagg.identifiers import ClientId
+
+if TYPE_CHECKING:
+    from secagg.contract.codewords import Tables
+    from secagg.contract.decoder import Aggregate
+
+Bounds = Sequence[tuple[int, int] | None]
+"""The least and the greatest value of each segment, or None for all that its ring holds."""
+_LOG: Final = logging.getLogger("secagg.session")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,15 +63,66 @@ class Update:
 class LateUpdate(Confined):
     """One update, made when the upload is due and not before."""
 
-    def __init__(self, make: Callable[[], Update]) -> None:
-        self._make: Callable[[], Update] | None = make
+    def __init__(
+        self,
+        make: Callable[[], Update],
+        model_digest: bytes | None = None,
+        *,
+        charge: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Take what makes the update.
 
-    def take(self) -> Update:
-        """Make it, once; for the session, after every check and after the ledger was charged."""
+        Args:
+            model_digest: of the model that it is made from; not needed where the subject names it.
+            charge: spends the round and the model for good before the update is made; raises to refuse.
+        """
+        self._make: Callable[[], Update] | None = make
+        self._model_digest, self._charge = model_digest, charge
+
+    def model_for(self, subject: Subject) -> bytes:
+        """Return the digest of the model that the update is made from, as this client computed it."""
+        self._model_digest = self._model_digest or subject.model_digest
+        if self._model_digest is None:
+            raise Misuse("the subject names no model; give LateUpdate the digest of the one that was sent")
+        return self._model_digest
+
+    def take(self, layout: Layout, weights: Sequence[int], bounds: Bounds = ()) -> Update:
+        """Make it, once; for the session, after every check and after the ledger was charged.
+
+        Once ``charge`` has returned nothing is refused, so that whether and how a client answers tells nothing of its
+        data: values and weights are clamped, and a training that fails, or returns what does not fit, gives zeros.
+        Each is logged here, for the client's own person.
+
+        Args:
+            weights: those that an update may have, from the least.
+            bounds: of the values of each segment, or None for those of its ring.
+        Raises:
+            Misuse: it was made before.
+        """
         make, self._make = self._make, None
         if make is None:
             raise Misuse("an update goes into one sum alone; train another one", reason=Reason.ALREADY_SPENT)
-        return make()
+        self._charge()
+        try:
+            return self._clamped(make(), layout, weights, bounds)
+        except Exception:  # noqa: BLE001 -- whatever training raises, the server hears nothing of it
+            _LOG.exception("training failed, or returned what does not fit; zeros of weight 1 are sent instead")
+        zeros = Payload(layout, tuple(segment.ring.zeros(segment.length) for segment in layout.segments))
+        return self._clamped(Update(zeros, self._model_digest or b""), layout, weights, bounds)
+
+    def _clamped(self, made: Update, layout: Layout, weights: Sequence[int], bounds: Bounds) -> Update:
+        """Return an update with its values within bounds, and the greatest weight that is not above its own."""
+        made.payload.check()
+        if made.payload.layout != layout or made.model_digest != (self._model_digest or made.model_digest):
+            raise Misuse("the update has another layout or model than the session; make it for this one")
+        weight = weights[max(0, bisect_right(weights, int(made.weight)) - 1)]
+        if weight != made.weight:
+            _LOG.warning("this update weighs %d, and counts with a weight of %d", made.weight, weight)
+        payload = made.payload.within(bounds)
+        pairs = zip(made.payload.values, payload.values, strict=True)
+        if outside := sum(int((given != kept).sum()) for given, kept in pairs):
+            _LOG.warning("%d values of this update are out of the session's bounds, and count as the bounds", outside)
+        return Update(payload, made.model_digest, weight)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +131,7 @@ class Stage:
 
     name: str
     takes_update: bool  # the answers hold the updates: send the model along, and allow the time of training
+    per_client: int | None = None  # an answer has a few kilobytes, and at most so many bytes for each client
 
 
 class Turnout(IntEnum):

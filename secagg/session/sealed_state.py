@@ -19,7 +19,6 @@ simulations.
 from __future__ import annotations
 
 import os
-import stat
 import tempfile
 import time
 from pathlib import Path
@@ -30,7 +29,9 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from secagg.crypto.entropy import Coins
 from secagg.crypto.secret import Secret
-from secagg.errors import InvalidParameters, Misuse, Reason
+from secagg.errors import Misuse, Reason
+
+from .durable import create, erase, require_own_folder, write_whole
 
 DIRECTORY_VARIABLE: Final = "SECAGG_STATE_DIRECTORY"
 _NAME_BYTES: Final = 16
@@ -55,20 +56,13 @@ class StateDirectory:
             InvalidParameters: somebody else owns the folder, or may look into it.
         """
         self.folder, self._coins = folder or _default_folder(), coins
-        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        found = self.folder.stat()
-        if hasattr(os, "getuid") and (found.st_uid != os.getuid() or stat.S_IMODE(found.st_mode) & 0o077):
-            raise InvalidParameters(
-                f"{self.folder} holds keys and is not this user's alone; remove it, or name another folder in "
-                f"{DIRECTORY_VARIABLE}"
-            )
+        require_own_folder(self.folder, DIRECTORY_VARIABLE)
 
     def begin(self) -> OpenState:
         """Start a session, whose state is sealed for the first time."""
         name = bytes(self._coins.draw(_NAME_BYTES))
         state = OpenState(self.folder, name, 0, self._coins)
-        descriptor = os.open(state.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        os.close(descriptor)
+        create(state.path)
         return state
 
     def open(self, sealed: bytes) -> tuple[OpenState, Secret]:
@@ -121,7 +115,7 @@ class StateDirectory:
         for path in self.folder.iterdir() if self._is_due(self.folder) else ():
             try:
                 if path.is_file() and _is_abandoned(path):
-                    _destroy(path)
+                    erase(path)
             except OSError:
                 continue
 
@@ -162,26 +156,17 @@ class OpenState:
         header = self._name + self.generation.to_bytes(_GENERATION_BYTES, "big")
         with Secret.random("state key", _KEY_BYTES, self._coins) as key:
             sealed = AESGCM(key.expose()).encrypt(_NONCE, bytes(secret.expose()), header)
-            _overwrite(self.path, bytes(key.expose()))
+            descriptor = os.open(self.path, os.O_WRONLY)
+            try:
+                write_whole(descriptor, bytes(key.expose()))
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
         return header + sealed
 
     def destroy(self) -> None:
         """Overwrite the key and remove it; nothing opens the state any more."""
-        try:
-            _destroy(self.path)
-        except FileNotFoundError:
-            return
-
-
-def _destroy(path: Path) -> None:
-    _overwrite(path, bytes(_KEY_BYTES))
-    path.unlink()
-
-
-def _overwrite(path: Path, data: bytes) -> None:
-    with path.open("r+b", buffering=0) as file:
-        file.write(data)
-        os.fsync(file.fileno())
+        erase(self.path)
 
 
 def _default_folder() -> Path:

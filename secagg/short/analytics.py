@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any, Final, TypeVar, cast
+from typing import Any, Final, TypeVar, Unpack, cast
 
 import numpy as np
 
@@ -12,11 +12,11 @@ from secagg.contract import Layout, Payload, RingSegment
 from secagg.crypto.ring import Ring
 from secagg.errors import InvalidParameters
 from secagg.parameters import LEAST_COHORT
-from secagg.session.registry import find
+from secagg.session.registry import ProtocolEntry, ProtocolName, find
 from secagg.session.roles import LateUpdate, Subject, Update
 
 from .in_process import leaving, simulated
-from .model_session import planned, require_cohort
+from .model_session import CohortSettings, planned, require_cohort
 
 Value = TypeVar("Value", bound=Hashable)
 _TASK: Final = b"counts in one process"
@@ -31,34 +31,28 @@ def histogram(
     bins: Collection[Value],
     *,
     drop: int | Collection[Hashable] = 0,
-    protocol: str = "pairwise",
-    **settings: Any,  # noqa: ANN401 -- the protocol's own
+    protocol: ProtocolName | ProtocolEntry = "pairwise",
+    **settings: Unpack[CohortSettings],
 ) -> dict[Value, int]:
     """Return how many clients have each value.
 
     Args:
-        values: one for each client.
-        bins: every value that there can be.
+        values: one for each client; what is in no bin is counted in none, because a refusal would tell of it.
+        bins: the values that are counted.
         drop: how many clients leave before they upload, or which ones.
-        protocol: by its name in the registry.
+        protocol: by its name, or the entry of one of your own.
         settings: any setting of the protocol.
     Raises:
-        InvalidParameters: a client has a value that is in no bin.
+        InvalidParameters: there are no bins, or two of them hold one value.
         SecAggError: nothing is released; the message says why.
     """
     places = {value: place for place, value in enumerate(bins)}
-    if len(places) < len(bins):
-        raise InvalidParameters("two bins hold the same value; name each once")
-
-    def place_of(value: Value) -> int:
-        place = places.get(value)
-        if place is None:
-            raise InvalidParameters(f"a client has {value!r}, which is in no bin; add a bin, or map such values to one")
-        return place
-
-    chosen = {name: place_of(value) for name, value in _by_name(values).items()}
-    counts = _counted(chosen, len(places), drop=drop, protocol=protocol, settings=settings)
-    return dict(zip(places, counts, strict=True))
+    if not places or len(places) < len(bins):
+        raise InvalidParameters("two bins hold the same value, or there is none; name each value once")
+    # The last place is that of every other value, so that each client sends a one.
+    chosen = {name: places.get(value, len(places)) for name, value in _by_name(values).items()}
+    counts = _counted(chosen, len(places) + 1, drop=drop, protocol=protocol, settings=settings)
+    return dict(zip(places, counts[:-1], strict=True))
 
 
 def heavy_hitters(
@@ -66,8 +60,8 @@ def heavy_hitters(
     *,
     least: int,
     longest: int = 64,
-    protocol: str = "pairwise",
-    **settings: Any,  # noqa: ANN401 -- the protocol's own
+    protocol: ProtocolName | ProtocolEntry = "pairwise",
+    **settings: Unpack[CohortSettings],
 ) -> dict[str, int]:
     """Return the strings that at least so many clients have, with how many do, the most frequent first.
 
@@ -75,10 +69,11 @@ def heavy_hitters(
     of every candidate, those below ``least`` included: what is returned is less than what is released.
 
     Args:
-        values: one string for each client.
+        values: one string for each client. One that is too long, that holds a null character or that UTF-8 cannot
+            hold counts as none, because a refusal would tell of it.
         least: how many clients make a string heavy; at least 2.
-        longest: how many bytes a string has at most, in UTF-8; there is at most one session for each.
-        protocol: by its name in the registry.
+        longest: how many bytes of UTF-8 a string that counts has at most; there is at most one session for each.
+        protocol: by its name, or the entry of one of your own.
         settings: any setting of the protocol.
     Raises:
         InvalidParameters: too many prefixes are heavy, or a number is out of range.
@@ -92,14 +87,7 @@ def heavy_hitters(
     # What a client has stands in no error: it is what nobody is to see.
     if not all(isinstance(value, str) for value in cast("Iterable[object]", named.values())):
         raise InvalidParameters("a client has something else than a string; turn it into one, or take a histogram")
-    if any("\0" in value for value in named.values()):
-        raise InvalidParameters("a client has a string with a null character, which marks the end of strings here")
-    try:
-        texts = {name: value.encode() + _END for name, value in named.items()}
-    except UnicodeEncodeError:
-        raise InvalidParameters("a client has a string with half a character, a lone surrogate; clean it") from None
-    if any(len(text) > longest + 1 for text in texts.values()):
-        raise InvalidParameters(f"a client has a string of more than {longest} bytes; raise longest, or cut strings")
+    texts = {name: _ended(value, longest) for name, value in named.items()}
     growing, found = [b""], dict[str, int]()
     for length in range(1, longest + 2):
         if not growing:
@@ -130,7 +118,7 @@ def _counted(
     places: int,
     *,
     drop: int | Collection[Hashable],
-    protocol: str,
+    protocol: ProtocolName | ProtocolEntry,
     settings: Mapping[str, Any],
 ) -> list[int]:
     """Return how many clients have each place, by a sum of vectors that are zero but for a one."""
@@ -152,6 +140,15 @@ def _counted(
     released, _ = simulated(entry, made, subject, making, drop)
     (counts,) = released.aggregate.values
     return [int(count) for count in np.asarray(counts).astype(np.uint64)]
+
+
+def _ended(value: str, longest: int) -> bytes:
+    """Return a string's bytes with their end; none at all, which is no string's, where it does not count."""
+    try:
+        text = value.encode()
+    except UnicodeEncodeError:
+        return b""
+    return b"" if _END in text or len(text) > longest else text + _END
 
 
 def _by_name(values: Mapping[Any, Value] | Sequence[Value]) -> Mapping[Any, Value]:

@@ -7,32 +7,41 @@ from contextlib import closing
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, Generic, Unpack
 
 from secagg.crypto.entropy import SystemCoins
 from secagg.errors import InvalidParameters
 from secagg.identifiers import ClientId
 from secagg.session.measured import Measured
-from secagg.session.registry import ProtocolEntry
+from secagg.session.registry import ProtocolEntry, ProtocolName
 from secagg.session.roles import LateUpdate, Released, Subject
 from secagg.session.run import run
 from secagg.simulation.rehearsal import spread_dropouts
 
-from .model_session import USUAL_BITS, Session
-from .trees import Tree
+from .model_session import USUAL_BITS, CohortSettings, Form, Session
 
 _TASK: Final = b"a sum in one process"
-Updates = Mapping[Any, Tree] | Sequence[Tree]
+Updates = Mapping[Any, Form] | Sequence[Form]
 """One update for each client, by its name or its position."""
 
 
+class Options(CohortSettings, total=False):
+    """Whatever ``aggregate`` takes."""
+
+    bits: int
+    drop: int | Collection[Hashable]
+    weights: Mapping[Any, int] | Sequence[int] | None
+    protocol: ProtocolName | ProtocolEntry
+    only: Iterable[str]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PrivateSum:
+class PrivateSum(Generic[Form]):
     """What a sum released, and what it took."""
 
-    total: Tree
+    total: Form
     """The weighted sum, in the form of the updates."""
-    mean: Tree
+    mean: Form
     """The weighted mean, in the form of the updates."""
     counted: tuple[Hashable, ...]
     """Whose updates are in the sum."""
@@ -40,7 +49,7 @@ class PrivateSum:
     """Who was invited and is not in the sum, and why."""
     total_weight: int
     clipped: int
-    """How many values of all updates were beyond the clip."""
+    """How many values of all updates were NaN, which counts as 0, or beyond the clip."""
     step: float
     """No value of an update was changed by more than this, clipping aside."""
     bytes_sent: int
@@ -52,16 +61,16 @@ class PrivateSum:
 
 
 def aggregate(  # noqa: PLR0913 -- all but two have defaults
-    updates: Updates,
+    updates: Updates[Form],
     *,
     clip: float,
     bits: int = USUAL_BITS,
     drop: int | Collection[Hashable] = 0,
     weights: Mapping[Any, int] | Sequence[int] | None = None,
-    protocol: str = "pairwise",
+    protocol: ProtocolName | ProtocolEntry = "pairwise",
     only: Iterable[str] = (),
-    **settings: Any,  # noqa: ANN401 -- the protocol's own
-) -> PrivateSum:
+    **settings: Unpack[CohortSettings],
+) -> PrivateSum[Form]:
     """Add updates by a protocol, everybody in this process.
 
     Args:
@@ -71,7 +80,7 @@ def aggregate(  # noqa: PLR0913 -- all but two have defaults
         drop: how many clients leave before they upload, or which ones.
         weights: one integer from 1 for each client; by default everybody weighs the same. Two servers see who
             weighs what, and count no weight that one client alone has.
-        protocol: by its name in the registry: pairwise, one-message, enclave, two-servers, or one of your own.
+        protocol: by its name, or the entry of one of your own.
         only: patterns of the tensors that are summed, such as ``"*lora*"``.
         settings: any other setting of the protocol.
     Raises:
@@ -114,7 +123,7 @@ def aggregate(  # noqa: PLR0913 -- all but two have defaults
     )
 
 
-def mean(updates: Updates, *, clip: float, **options: Any) -> Tree:  # noqa: ANN401 -- those of ``aggregate``
+def mean(updates: Updates[Form], *, clip: float, **options: Unpack[Options]) -> Form:
     """Return the mean of updates; takes what ``aggregate`` takes.
 
     Raises:
@@ -169,14 +178,14 @@ def simulated(
 # --- Private ----------------------------------------------------------------------------------------------------------
 
 
-def _by_name(updates: Updates) -> Mapping[Any, Tree]:
+def _by_name(updates: Updates[Form]) -> Mapping[Any, Form]:
     named = updates if isinstance(updates, Mapping) else dict(enumerate(updates))
     if not named:
         raise InvalidParameters("there is no update to add; pass one for each client")
     return named
 
 
-def _weights(named: Mapping[Any, Tree], weights: Mapping[Any, int] | Sequence[int] | None) -> Mapping[Any, int]:
+def _weights(named: Mapping[Any, object], weights: Mapping[Any, int] | Sequence[int] | None) -> Mapping[Any, int]:
     if weights is None:
         return dict.fromkeys(named, 1)
     given = weights if isinstance(weights, Mapping) else dict(enumerate(weights))

@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from numbers import Real
-from typing import Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final, Generic, TypedDict, TypeVar, Unpack, cast
 
 import numpy as np
 
@@ -19,22 +19,82 @@ from secagg.compression.scalar_quantization import LEAST_BITS, MAXIMUM_BITS, Rou
 from secagg.contract import Aggregate, Payload
 from secagg.crypto.entropy import Coins
 from secagg.crypto.ring import MAXIMUM_MODULUS_BITS
-from secagg.errors import CapacityExceeded, InvalidParameters
+from secagg.errors import InvalidParameters
 from secagg.identifiers import ClientId
 from secagg.parameters import LEAST_COHORT, usual_corrupted, usual_dropped
-from secagg.session.registry import Clock, ProtocolEntry, Simulation, find
+from secagg.session.registry import Clock, ProtocolEntry, ProtocolName, Simulation, find
 from secagg.session.roles import LateUpdate, Released, ServerSession, Subject, Update
 from secagg.session.settings import chosen_settings, known_settings, parsed
 
 from .trees import Shapes, Tree, Vector, digest_of
 
+if TYPE_CHECKING:
+    from datetime import timedelta
+    from fractions import Fraction
+
+    from secagg.parameters import SecurityMode, Suite
+    from secagg.privacy.kinds import NoiseKind
+    from secagg.privacy.sensitivity import Adjacency
+    from secagg.protocols.enclave import Accumulation, ReleaseForm
+    from secagg.protocols.one_message import Bounds, ThresholdRule
+    from secagg.protocols.pairwise_mask import Topology
+
 USUAL_BITS: Final = 16
 _NOTICEABLE: Final = 0.01
+Form = TypeVar("Form")
+Model = TypeVar("Model")
+"""Type of a model and of its updates."""
 LOG: Final = logging.getLogger("secagg.short")
 
 
+class Settings(TypedDict, total=False):
+    """Settings of the protocols; a protocol refuses those that it does not have. Any of them may be text."""
+
+    absent_holders: int | str
+    accumulation: Accumulation | str
+    adjacency: Adjacency | str
+    attempt: int | str
+    bounds: tuple[Bounds, ...] | None
+    budget_delta: Fraction | str
+    budget_epsilon: Fraction | str | None
+    capacity: int | str | None
+    check_words: int | str
+    codeword_bound: int | str
+    correctness_bits: int | str
+    corrupted_holders: int | str
+    delivered_at_once: int | str
+    depth: int | str | None
+    form: ReleaseForm | str
+    holders: int | str
+    is_checked: bool | str
+    is_rotated: bool | str
+    l2_bounds: tuple[int, ...] | str
+    late: int | str
+    lifetime: timedelta | str
+    maximum_cohort: int | str | None
+    maximum_rejections: int | str
+    maximum_weight: int | str
+    minimum_cohort: int | str | None
+    mode: SecurityMode | str
+    noise_kind: NoiseKind | str
+    noise_multiplier: Fraction | str | None
+    population: int | str | None
+    privacy_bits: int | str | None
+    releases_per_client: int | str
+    rule: ThresholdRule | str | None
+    staleness_weights: tuple[int, ...] | str
+    suite: Suite | str
+    topology: Topology | str
+
+
+class CohortSettings(Settings, total=False):
+    """Settings of the protocols, and of the cohort."""
+
+    corrupted: int | None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Session:
+class Session(Generic[Form]):
     """How the updates of one model are summed; make it with ``for_model``."""
 
     entry: ProtocolEntry
@@ -42,24 +102,23 @@ class Session:
     shapes: Shapes
     codec: ScalarQuantization
     clip: float
-    like: Tree = field(repr=False)
+    like: Form = field(repr=False)
 
-    @classmethod
+    @staticmethod
     def for_model(  # noqa: PLR0913 -- all but three have defaults
-        cls,
-        like: Tree,
+        like: Model,
         *,
         clients: int,
         clip: float,
         bits: int = USUAL_BITS,
-        protocol: str = "pairwise",
+        protocol: ProtocolName | ProtocolEntry = "pairwise",
         only: Iterable[str] = (),
         dropped: int | None = None,
         corrupted: int | None = None,
         weights: Collection[int] = (1,),
         all_clients: int | None = None,
-        **settings: Any,  # noqa: ANN401 -- the protocol's own
-    ) -> Session:
+        **settings: Unpack[Settings],
+    ) -> Session[Model]:
         """Plan sums of updates that have the form of a model.
 
         Args:
@@ -67,7 +126,7 @@ class Session:
             clients: how many are invited.
             clip: values beyond it are clipped; a client that clips more than one value in a hundred says so in its log.
             bits: of one value, 2 to 16. Values between two codes are rounded at random, so that means are unbiased.
-            protocol: by its name in the registry.
+            protocol: by its name, or the entry of one of your own.
             only: patterns, or one, of the tensors that are summed, such as ``"*lora*"``; by default every one.
             dropped: how many may leave on the way; by default one in twenty, and one of four or more where the protocol
                 takes one.
@@ -99,7 +158,7 @@ class Session:
         )
         entry.require_segments(codec.layout)
         made = planned(entry, clients, weights=weights, dropped=dropped, corrupted=corrupted, settings=settings)
-        return cls(entry=entry, settings=made, shapes=shapes, codec=codec, clip=float(clip), like=like)
+        return Session(entry=entry, settings=made, shapes=shapes, codec=codec, clip=float(clip), like=like)
 
     @property
     def step(self) -> float:
@@ -136,35 +195,27 @@ class Session:
         return LateUpdate(lambda: Update(self.encode(tree, coins), digest, weight))
 
     def encode(self, tree: Tree, coins: Coins) -> Payload:
-        """Encode an update, and log what clipping or rounding takes from it.
-
-        Raises:
-            CapacityExceeded: a value is NaN or infinite.
-        """
+        """Encode an update, NaN as 0, and log what clipping or rounding takes from it."""
         vector = self.shapes.vector(tree)
         if self.clipped(vector) > _NOTICEABLE * vector.size:
-            LOG.warning("more than one value in a hundred is beyond the clip of %g; raise clip", self.clip)
+            LOG.warning("more than one value in a hundred is NaN or beyond the clip of %g; raise clip", self.clip)
         if 0 < float(np.abs(vector).max()) < self.step:
             LOG.warning("no value of this update reaches one step, %.3g; lower clip or raise bits", self.step)
         return self.codec.encode(vector, coins)
 
     def clipped(self, vector: Vector) -> int:
-        """Return how many values are beyond the clip.
+        """Return how many values are NaN or beyond the clip."""
+        return int(np.count_nonzero(~(np.abs(vector) <= self.clip)))
 
-        Raises:
-            CapacityExceeded: a value is NaN or infinite.
-        """
-        if not np.isfinite(vector).all():
-            raise CapacityExceeded("an update holds a NaN or an infinity; do not send it, and look at the training")
-        return int(np.count_nonzero(np.abs(vector) > self.clip))
-
-    def total(self, released: Released) -> Tree:
+    def total(self, released: Released) -> Form:
         """Return the weighted sum of the updates, in the form of the model."""
-        return self.shapes.tree(self._sum(released.aggregate), self.like)
+        total: Form = self.shapes.tree(self._sum(released.aggregate), self.like)
+        return total
 
-    def mean(self, released: Released) -> Tree:
+    def mean(self, released: Released) -> Form:
         """Return the weighted mean of the updates, in the form of the model."""
-        return self.shapes.tree(self._sum(released.aggregate) / released.aggregate.total_weight, self.like)
+        mean: Form = self.shapes.tree(self._sum(released.aggregate) / released.aggregate.total_weight, self.like)
+        return mean
 
     def _sum(self, aggregate: Aggregate) -> Vector:
         return np.asarray(self.codec.decode(aggregate), dtype=np.float64)

@@ -16,14 +16,13 @@ from typing import Any, Final, Protocol
 
 from secagg.contract import Aggregate, Layout, Payload
 from secagg.contract.codewords import Tables
-from secagg.contract.pieces import Cut, Retractable
 from secagg.crypto.entropy import SystemCoins
 from secagg.errors import InvalidParameters
 from secagg.identifiers import ClientId
 from secagg.privacy.client_noise import deviations_in
 from secagg.session.measured import Measured
 from secagg.session.registry import ProtocolEntry, Simulation
-from secagg.session.roles import ClientSession, LateUpdate, Released, Stage, Subject, Update
+from secagg.session.roles import ClientSession, LateUpdate, Released, ServerSession, Stage, Subject, Update
 from secagg.session.run import Progress, run
 
 from .shared_checks import shared_checks
@@ -108,24 +107,25 @@ class Rehearsal:
     stopwatch: type[Measured] = Measured
     """A kind of ``Measured`` that sees more."""
 
-    def run(self, progress: Progress | None = None, adding: Callable[[Cut], Retractable] | None = None) -> Rehearsed:
+    def run(
+        self, progress: Progress | None = None, opened: Callable[[ServerSession], None] = lambda _: None
+    ) -> Rehearsed:
         """Run the session, once.
 
         Args:
-            adding: who adds the uploads, of a protocol that ``spreads``; None for its server.
+            opened: told of the session before any client is.
 
         Raises:
             SecAggError: nothing is released; the message says why.
         """
         self.entry.require_segments(self.inputs.layout)
-        spread: dict[str, Any] = {} if adding is None else {"adding": adding}
         world = self.entry.simulate(
-            self.settings, coins=SystemCoins(), clock=lambda: datetime.now(UTC), threads=self.threads, **spread
+            self.settings, coins=SystemCoins(), clock=lambda: datetime.now(UTC), threads=self.threads
         )
         with closing(world), _no_collections(), shared_checks() if self.shares_checks else nullcontext():
-            return self._run(world, progress or _ignore)
+            return self._run(world, progress or _ignore, opened)
 
-    def _run(self, world: Simulation, progress: Progress) -> Rehearsed:
+    def _run(self, world: Simulation, progress: Progress, opened: Callable[[ServerSession], None]) -> Rehearsed:
         subject = Subject(
             task=TASK,
             round_number=1,
@@ -135,7 +135,9 @@ class Rehearsal:
             model_digest=_MODEL,
         )
         everybody = client_ids(self.clients, self.first)
-        session = self.stopwatch(world.open(subject, frozenset(everybody)), between=lambda: world.bytes_between)
+        held = world.open(subject, frozenset(everybody))
+        opened(held)
+        session = self.stopwatch(held, between=lambda: world.bytes_between)
         description = self.entry.describe(session.session)
         started, worked = perf_counter(), process_time()
         released = run(session, self._join(world, subject, everybody), self.dropouts, progress=progress)

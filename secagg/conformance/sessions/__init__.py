@@ -10,7 +10,7 @@ from typing import Final
 
 from secagg.errors import ContractViolation
 
-from . import calls, messages
+from . import calls, conduct, messages, silence
 from .rehearsal import MODEL, SessionCandidate
 
 LAWS: Final[Mapping[str, Callable[[SessionCandidate], None]]] = {
@@ -27,6 +27,11 @@ LAWS: Final[Mapping[str, Callable[[SessionCandidate], None]]] = {
         messages.another_sender,
         messages.another_session,
         messages.from_many_threads,
+        conduct.refused_then_true,
+        conduct.replayed_then_true,
+        conduct.one_fault_for_each_reason,
+        conduct.second_answer_is_a_fault,
+        conduct.strangers,
         calls.wrong_order,
         calls.after_the_end,
         calls.aborted,
@@ -39,6 +44,7 @@ LAWS: Final[Mapping[str, Callable[[SessionCandidate], None]]] = {
         calls.side_by_side,
         calls.restored,
         calls.suspended,
+        silence.silence,
     )
 }
 """Each law by its name; its docstring says what it holds a protocol to."""

@@ -72,18 +72,22 @@ def same_bytes_again(candidate: SessionCandidate) -> None:
 
 
 def second_answer(candidate: SessionCandidate) -> None:
-    """Hand over a second answer that differs; it is refused, and the first one counts."""
+    """Hand over a second answer that its sender made; it is refused, and the first one counts."""
     for _, rehearsal in rehearsals(candidate):
         answers = rehearsal.all_answers()
         rehearsal.deliver(answers)
         client, answer = next(iter(answers.items()))
-        require_refused("a second answer", rehearsal.server.receive, client, _second(rehearsal, client, answer))
+        if (second := _second(rehearsal, client, answer)) is not None:
+            require_refused("a second answer", rehearsal.server.receive, client, second)
+        with suppress(PeerError):
+            # Altered where nothing is signed, it is the first one again.
+            rehearsal.server.receive(client, altered(answer, 0.7))
         rehearsal.server.close_stage()
         rehearsal.require_exact(rehearsal.finish(), candidate.clients)
 
 
-def _second(rehearsal: Rehearsal, client: ClientId, answer: bytes) -> bytes:
-    """Return another answer of a client: one that it would really make, where it makes one, or else an altered one."""
+def _second(rehearsal: Rehearsal, client: ClientId, answer: bytes) -> bytes | None:
+    """Return another answer that a client really makes, where it makes one."""
     other = rehearsal.candidate.clients[-1]
     update = LateUpdate(lambda: Update(rehearsal.candidate.payload(other), MODEL))
     session, message = (
@@ -93,7 +97,7 @@ def _second(rehearsal: Rehearsal, client: ClientId, answer: bytes) -> bytes:
     with suppress(SecAggError):
         if (made := session.answer(message or b"")) != answer:
             return made
-    return _altered(answer, 0.7)
+    return None
 
 
 def any_order(candidate: SessionCandidate) -> None:
@@ -154,7 +158,7 @@ def altered_answer(candidate: SessionCandidate) -> None:
         for _, rehearsal in rehearsals(candidate):
             answers = rehearsal.all_answers()
             client = next(iter(answers))
-            answers[client] = _altered(answers[client], part)
+            answers[client] = altered(answers[client], part)
             rehearsal.require_right_or_refused(partial(_going_on, rehearsal, answers))
 
 
@@ -166,7 +170,7 @@ def altered_message(candidate: SessionCandidate) -> None:
             message = rehearsal.server.message_to(client) or b""
             answers = rehearsal.all_answers([c for c in candidate.clients if c != client])
             try:
-                answers[client] = rehearsal.sessions[client].answer(_altered(message, part))
+                answers[client] = rehearsal.sessions[client].answer(altered(message, part))
             except SecAggError:
                 rehearsal.server.drop(client)
                 rehearsal.sessions[client].abort()
@@ -247,7 +251,8 @@ def from_many_threads(candidate: SessionCandidate) -> None:
     rehearsal.require_exact(rehearsal.server.release(), candidate.clients)
 
 
-def _altered(message: bytes, part: float) -> bytes:
+def altered(message: bytes, part: float) -> bytes:
+    """Return a message with one bit flipped."""
     changed = bytearray(message)
     changed[min(len(changed) - 1, int(part * len(changed)))] ^= 1
     return bytes(changed)

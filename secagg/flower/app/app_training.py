@@ -8,10 +8,8 @@ import numpy.typing as npt
 from flwr.app import Context, Message
 from flwr.clientapp.typing import ClientAppCallable
 
-from secagg.errors import InvalidParameters
+from secagg.errors import InvalidParameters, Misuse
 from secagg.platforms.client_round import NodeRound
-from secagg.platforms.leaving import TrainingFailed
-from secagg.platforms.logs import LOG
 from secagg.platforms.terms import RECORD
 from secagg.platforms.trained_update import Trained, Training
 
@@ -37,14 +35,9 @@ def training_of(message: Message, context: Context, call_next: ClientAppCallable
 
 
 def _trained(message: Message, context: Context, call_next: ClientAppCallable) -> Trained:
-    try:
-        trained = call_next(message, context)
-    except Exception as error:  # noqa: BLE001 -- whatever an app raises
-        # Flower would send the sentence to the server, and forget what became of this node's state.
-        LOG.exception("the app raised an error")
-        raise TrainingFailed(f"the app raised {type(error).__name__}; the lines before say where") from None
+    trained = call_next(message, context)
     if trained.has_error():
-        raise TrainingFailed(f"the app answered with an error: {trained.error.reason}")
+        raise Misuse(f"the app answered with an error: {trained.error.reason}")
     records = trained.content.array_records.values()
     models = [{name: array.numpy() for name, array in record.items()} for record in records]
     return Trained(models, lambda name: scalar_in(trained.content, name))

@@ -21,7 +21,7 @@ from secagg.platforms.client_round import Node, NodeRound
 from secagg.platforms.floors import NodeSettings
 from secagg.platforms.terms import RECORD, Terms, message_in
 from secagg.platforms.trained_update import Training
-from secagg.session.roles import ClientSession, LateUpdate
+from secagg.session.roles import ClientSession
 from secagg.session.sealed_state import OpenState, StateDirectory
 
 from .app_training import training_of
@@ -117,7 +117,7 @@ class ClientRound:
         if any(name != LARGE_RECORD for name in message.content.array_records):
             training = training_of(message, context, call_next, begun)
         subject = terms.subject(begun.update, training.model_digest if training else None)
-        return member.join(subject, LateUpdate(training.made) if training else None, suspended), begun
+        return member.join(subject, training.late if training else None, suspended), begun
 
 
 def forget(context: Context, states: StateDirectory) -> None:

@@ -22,6 +22,7 @@ from secagg.crypto.secret import Secret
 from secagg.errors import AuthenticationFailed, InvalidParameters
 from secagg.identifiers import ClientId
 from secagg.session.certificates import IDENTITY_KEY_BYTES, Authority, Certificate, SigningKey, issue_certificate
+from secagg.session.durable import PUBLIC, create, replace
 
 AUTHORITY_FILE: Final = "authority.key"
 ROSTER_FILE: Final = "roster.json"
@@ -100,7 +101,7 @@ def make_identities(folder: Path, clients: Iterable[ClientId], coins: Coins) -> 
         for identity in identities
     ]
     roster = {"format": FORMAT, "kind": "roster", "authority": authority.public_key.hex(), "clients": listed}
-    (folder / ROSTER_FILE).write_text(json.dumps(roster, indent=1) + "\n", encoding="utf-8")
+    replace(folder / ROSTER_FILE, (json.dumps(roster, indent=1) + "\n").encode(), PUBLIC)
     return made, is_new
 
 
@@ -156,13 +157,6 @@ def load_roster(path: Path) -> Roster:
     return Roster(authority.public_key, listed)
 
 
-def write_private(path: Path, content: bytes) -> None:
-    """Write a file that nobody else may read, and that was not there before."""
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(content)
-
-
 def read_private(path: Path) -> bytes:
     """Read a file that holds a key.
 
@@ -200,7 +194,7 @@ def _signing_key(path: Path, fields: dict[str, Any]) -> SigningKey:
 
 
 def _write_key(path: Path, fields: dict[str, Any]) -> None:
-    write_private(path, (json.dumps({"format": FORMAT, **fields}, indent=1) + "\n").encode())
+    create(path, (json.dumps({"format": FORMAT, **fields}, indent=1) + "\n").encode())
 
 
 def _unreadable(path: Path, kind: str) -> InvalidParameters:

@@ -20,8 +20,9 @@ from secagg.errors import InvalidParameters, PeerError
 from secagg.identifiers import ServerId
 from secagg.protocols.two_servers import OperatorKeys, ServerKeys
 from secagg.session.certificates import IDENTITY_KEY_BYTES
+from secagg.session.durable import PUBLIC, create, replace
 
-from .identities import FORMAT, ROSTER_FILE, load_roster, read_private, write_private
+from .identities import FORMAT, ROSTER_FILE, load_roster, read_private
 
 SERVERS_FILE: Final = "servers.json"
 _KIND: Final = "servers"
@@ -71,8 +72,8 @@ def make_server_keys(folder: Path, index: int, coins: Coins) -> OperatorKeys:
         if file.exists():
             raise InvalidParameters(f"{file} exists; name another --out, or remove the keys that are there")
     with ServerKeys.random(ServerId(index), coins) as keys:
-        write_private(private, keys.encode())
-        public.write_text(keys.public.encode().hex() + "\n", encoding="ascii")
+        create(private, keys.encode())
+        replace(public, (keys.public.encode().hex() + "\n").encode(), PUBLIC)
         return keys.public
 
 
@@ -93,7 +94,7 @@ def write_server_pair(folder: Path, roster: Path, operators: Iterable[OperatorKe
     path = folder / SERVERS_FILE
     if path.exists() and load_server_pair(path) != pair:
         raise InvalidParameters(f"{path} names other servers; remove it first")
-    path.write_text(json.dumps(fields, indent=1) + "\n", encoding="utf-8")
+    replace(path, (json.dumps(fields, indent=1) + "\n").encode(), PUBLIC)
     return pair
 
 

@@ -26,6 +26,7 @@ from secagg.errors import (
     SecAggError,
     ThresholdNotMet,
     UnexpectedMessage,
+    named,
 )
 from secagg.identifiers import CLIENT_ID_BYTES, ClientId, HolderId, Party, ServerId
 from secagg.wire import MessageKind, Reader, Writer
@@ -189,7 +190,7 @@ def decode_refusal(message: bytes) -> SecAggError:
         raise MalformedMessage("this is no refusal", reason=Reason.NOT_CANONICAL) from None
     reader.finish()
     if isinstance(error, PeerError):
-        error.culprits, error.round_name = culprits, None
+        error.culprits, error.round_name = named(culprits), None
     if isinstance(error, UnexpectedMessage):
         error.expected, error.received = expected, received
     if isinstance(error, ThresholdNotMet):

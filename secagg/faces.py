@@ -1,0 +1,35 @@
+"""Lazy packages: public names that are imported when they are first used, so that a client's import loads a client.
+
+A package says ``from .client import Client as Client`` under ``TYPE_CHECKING`` and lists the same names for ``lazy`` in
+the other branch. Type checkers see imports alone, and refuse a name that the package does not have.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from importlib import import_module
+
+
+def lazy(package: str, names: Mapping[str, str]) -> tuple[Callable[[str], object], Callable[[], list[str]], list[str]]:
+    """Return ``__getattr__``, ``__dir__`` and ``__all__`` of a package.
+
+    Args:
+        names: for each module, by its name inside of the package, the public names that it has, with spaces between.
+    """
+    modules = {name: f"{package}.{module}" for module, listed in names.items() for name in listed.split()}
+    namespace = vars(import_module(package))
+
+    def load(name: str) -> object:
+        if name in modules:
+            value: object = getattr(import_module(modules[name]), name)
+        elif name in names:
+            value = import_module(f"{package}.{name}")
+        else:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        namespace[name] = value
+        return value
+
+    def listed() -> list[str]:
+        return sorted({*namespace, *modules})
+
+    return load, listed, sorted(modules)

@@ -1,0 +1,344 @@
+"""The rule of conduct of all server sessions, of one stage or many, and the client session of one answer.
+
+What fails before it is verified (framing, decoding, signature, context) changes nothing and leaves its sender awaited.
+A client is put out for verified content that is wrong, for a check that may not be tried twice, and when it says so
+itself. An answer is known by the digest of its signed content: the same one changes nothing, and of two the first
+counts. A late answer is not read. Who was not invited leaves no trace.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from hmac import compare_digest
+from threading import RLock
+from typing import Generic, TypeVar
+
+from secagg.blame import Evidence, culprits, unverified
+from secagg.crypto.secret import Confined, Secret
+from secagg.errors import (
+    Misuse,
+    PeerError,
+    PeerMisbehaved,
+    Reason,
+    SecAggError,
+    ThresholdNotMet,
+    UnexpectedMessage,
+    blaming,
+)
+from secagg.identifiers import ClientId, Party
+
+from .roles import LateUpdate, Released, Stage, Subject, Turnout
+from .sockets.connection import HelperLost
+
+Content = TypeVar("Content")
+
+
+@dataclass(frozen=True, slots=True)
+class Checked(Generic[Content]):
+    """An answer that passed every check that changes nothing."""
+
+    content: Content
+    digest: bytes
+    """Of what its sender signed, or of the whole answer where nobody signs."""
+
+
+class StagedServerSession(Confined, ABC, Generic[Content]):
+    """A server session whose protocol says what an answer is; who may answer, when and how often is said here."""
+
+    def __init__(self, stage: Stage, invitation: bytes, invited: frozenset[ClientId] | None, minimum: int) -> None:
+        """Open the first stage.
+
+        Args:
+            minimum: how many answers each stage needs.
+        """
+        self._invitation, self._invited, self._minimum, self._lock = invitation, invited, minimum, RLock()
+        self._stage: Stage | None = stage
+        self._messages: Mapping[ClientId, bytes] | None = None
+        """Of the open stage; None for the invitation, which is everybody's."""
+        self._waiting = None if invited is None else set(invited)
+        self._said = dict[ClientId, bytes]()
+        """The digest of each answer that was taken in the open stage."""
+        self._heard = dict[ClientId, set[bytes]]()
+        """The digests of the bytes of all answers that were taken, so that they are known again without being read."""
+        self._out, self._is_over = set[ClientId](), False
+        self._faults = dict[tuple[object, str, Reason], PeerError]()
+
+    # --- What a protocol gives ----------------------------------------------------------------------------------------
+
+    @property
+    def is_signed(self) -> bool:
+        """Whether ``_check`` verifies a signature of the sender."""
+        return False
+
+    @abstractmethod
+    def _check(self, sender: ClientId, message: bytes) -> Checked[Content]:
+        """Verify an answer whose sender the transport has authenticated; change nothing.
+
+        Raises:
+            PeerError: it does not decode, is another client's, session's or stage's, or is not signed.
+        """
+
+    @abstractmethod
+    def _take(self, sender: ClientId, content: Content) -> None:
+        """Take the first answer of a client in this stage, or raise and change nothing.
+
+        Raises:
+            PeerError: it is wrong; if the evidence names the sender alone, it is out. After a check that may not be
+                tried twice, put it out with ``_leave``.
+            ConnectionError: a helper is lost.
+        """
+
+    def _next(self) -> tuple[Stage, Mapping[ClientId, bytes]] | None:
+        """Fix who answered, and return the next stage with a message for each client in it; None after the last."""
+        return None
+
+    @abstractmethod
+    def _sum(self, progress: Callable[[int, int], None] | None) -> Released:
+        """Release the sum."""
+
+    @abstractmethod
+    def _wipe(self) -> None:
+        """Overwrite what is left; called once, at the end, and must not fail."""
+
+    # --- The session --------------------------------------------------------------------------------------------------
+
+    @property
+    def invitation(self) -> bytes:
+        """The message of the first stage, the same for everybody."""
+        return self._invitation
+
+    @property
+    def stage(self) -> Stage | None:
+        """The open stage."""
+        return self._stage
+
+    @property
+    def faults(self) -> tuple[PeerError, ...]:
+        """What clients and helpers did wrong so far, once for each name, stage and reason."""
+        with self._lock:
+            return tuple(self._faults.values())
+
+    @property
+    def awaited(self) -> frozenset[ClientId] | None:
+        """Who may still answer."""
+        with self._lock:
+            if self._stage is None:
+                return frozenset()
+            return None if self._waiting is None else frozenset(self._waiting)
+
+    @property
+    def turnout(self) -> Turnout:
+        """Whether closing now can succeed."""
+        with self._lock:
+            if self._stage is None or self._is_full():
+                return Turnout.COMPLETE
+            return Turnout.ENOUGH if len(self._said) >= self._minimum else Turnout.TOO_FEW
+
+    def _is_full(self) -> bool:
+        """Whether nobody else can answer the open stage."""
+        return self._waiting is not None and not self._waiting
+
+    def message_to(self, client: ClientId) -> bytes | None:
+        """Return the open stage's message for a client that is in."""
+        with self._lock:
+            if self._stage is None or not self._is_in(client):
+                return None
+            return self._invitation if self._messages is None else self._messages[client]
+
+    def receive(self, sender: ClientId, message: bytes) -> None:
+        """Take an answer."""
+        if type(sender) is not ClientId:
+            raise Misuse(f"a sender is a ClientId, as the transport authenticated it; got {type(sender).__name__}")
+        again = hashlib.sha256(message).digest()
+        with self._lock:
+            if again in self._heard.get(sender, ()):
+                return
+            if self._stage is None:
+                raise UnexpectedMessage(
+                    expected="nothing: the last stage is closed",
+                    received="an answer",
+                    culprits=culprits(Evidence.CIRCUMSTANCE),
+                )
+            if not self._is_in(sender):
+                raise PeerMisbehaved(
+                    f"{sender} is not invited, or has left",
+                    reason=Reason.NOT_ELIGIBLE,
+                    culprits=unverified(sender),
+                )
+            try:
+                with self._losing(), blaming(*unverified(sender)):
+                    self._answer(sender, message)
+            except PeerError as error:
+                self._record(error, who=sender)
+                raise
+            self._heard.setdefault(sender, set()).add(again)
+
+    def _answer(self, sender: ClientId, message: bytes) -> None:
+        checked = self._check(sender, message)
+        if (before := self._said.get(sender)) is not None:
+            if not compare_digest(before, checked.digest):
+                evidence = Evidence.VERIFIED_CONTENT if self.is_signed else Evidence.UNVERIFIED_BYTES
+                raise PeerMisbehaved(
+                    f"{sender} sent a second answer; the first one counts",
+                    reason=Reason.ALREADY_ANSWERED,
+                    culprits=culprits(evidence, sender=sender),
+                )
+            return
+        try:
+            self._take(sender, checked.content)
+        except PeerError as error:
+            if error.culprits == frozenset[Party]({sender}):
+                self._leave(sender)
+            raise
+        self._said[sender] = checked.digest
+        if self._waiting is not None:
+            self._waiting.discard(sender)
+
+    def _record(self, *errors: PeerError, who: object = None) -> None:
+        """Keep faults; of those that name the same for the same reason in one stage, the first."""
+        stage = self._stage.name if self._stage else ""
+        for error in errors:
+            self._faults.setdefault((who or error.culprits, stage, error.reason), error)
+
+    def _is_in(self, client: ClientId) -> bool:
+        if client in self._out:
+            return False
+        due = self._invited if self._messages is None else self._messages
+        return due is None or client in due
+
+    def _leave(self, client: ClientId) -> None:
+        """Hear a client no more; what it has uploaded stays."""
+        if self._invited is None or client in self._invited:
+            self._out.add(client)
+            if self._waiting is not None:
+                self._waiting.discard(client)
+
+    def drop(self, client: ClientId) -> None:
+        """Await a client no more; what it uploaded stays."""
+        with self._lock:
+            self._leave(client)
+
+    def close_stage(self) -> None:
+        """Await nobody else, and open the next stage if there is one."""
+        with self._lock, self._ending():
+            if self._stage is None:
+                raise Misuse("there is no stage to close")
+            if len(self._said) < self._minimum:
+                raise ThresholdNotMet(
+                    needed=self._minimum, present=len(self._said), what=f"answers ({self._stage.name})"
+                )
+            with self._losing():
+                following = self._next()
+            if following is None:
+                self._stage = None
+                return
+            self._stage, self._messages = following
+            self._said.clear()
+            self._waiting = set(self._messages) - self._out
+
+    def release(self, progress: Callable[[int, int], None] | None = None) -> Released:
+        """Return the sum, once."""
+        with self._lock, self._ending():
+            if self._stage is not None or self._is_over:
+                raise Misuse("close the last stage first; a session releases once")
+            try:
+                with self._losing():
+                    return self._sum(progress)
+            finally:
+                self.abort()
+
+    def abort(self) -> None:
+        """End the session and wipe it."""
+        with self._lock:
+            if not self._is_over:
+                self._is_over, self._stage, self._messages = True, None, {}
+                self._wipe()
+
+    def snapshot(self) -> Secret | None:
+        """Return None: a session finishes in its process, or another one is begun."""
+        return None
+
+    @contextmanager
+    def _losing(self) -> Generator[None]:
+        """End the session with a helper or a storage that fails."""
+        try:
+            yield
+        except (OSError, Misuse) as error:
+            self.abort()
+            raise _lost(error) from error
+
+    @contextmanager
+    def _ending(self) -> Generator[None]:
+        """End the session with what fails in it, but not with a call in the wrong order."""
+        try:
+            yield
+        except Misuse:
+            raise
+        except (SecAggError, ConnectionError):
+            self.abort()
+            raise
+
+    def __repr__(self) -> str:
+        stage = "over" if self._is_over else self._stage.name if self._stage else "closed"
+        return f"<{type(self).__name__}, {stage}, {len(self._said)} answers>"
+
+
+def _lost(error: Exception) -> ConnectionError:
+    """Return what a helper's error means here: one that refuses a call as out of order has forgotten the session."""
+    return error if isinstance(error, ConnectionError) else HelperLost(f"a helper or a storage is lost: {error}")
+
+
+class OneStageClientSession(Confined, ABC):
+    """A client session of one answer."""
+
+    def __init__(self, client: ClientId, subject: Subject, update: LateUpdate | None, suspended: Secret | None) -> None:
+        """Prepare to upload once.
+
+        Raises:
+            Misuse: something was suspended, which this protocol never does.
+        """
+        if suspended is not None:
+            raise Misuse("a session of one message has nothing to go on with; join without what was suspended")
+        self._client, self._subject, self._update, self._is_done = client, subject, update, False
+
+    @abstractmethod
+    def _upload(self, message: bytes, update: LateUpdate) -> bytes:
+        """Return the upload: checks, ledger, update, time, in this order."""
+
+    @property
+    def client(self) -> ClientId:
+        """Who this is."""
+        return self._client
+
+    @property
+    def faults(self) -> tuple[PeerError, ...]:
+        """Nothing: no other client sends this one anything."""
+        return ()
+
+    def answer(self, message: bytes) -> bytes:
+        """Return the upload, once; nothing keeps it.
+
+        Raises:
+            Misuse: it was handed over, the client left, or there is no update.
+        """
+        if self._is_done or self._update is None:
+            raise Misuse("the upload was handed over, or there is no update to upload", reason=Reason.ALREADY_SPENT)
+        upload = self._upload(message, self._update)
+        self._is_done = True
+        return upload
+
+    def suspend(self) -> Secret | None:
+        """Answer no more; nothing is left to do."""
+        self._is_done = True
+        return None
+
+    def abort(self) -> None:
+        """Leave."""
+        self._is_done = True
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self._client}{', done' if self._is_done else ''}>"
