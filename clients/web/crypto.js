@@ -2,11 +2,10 @@
  * WebCrypto under the names of the specification, and SHAKE-256, which it lacks.
  * @module
  */
-import { bind, concat, integer, require } from "./wire.js";
+import { bind, concat, integer, must } from "./wire.js";
 
 const { subtle } = globalThis.crypto;
-/** @typedef {(count: number) => Uint8Array<ArrayBuffer>} Coins */
-/** @typedef {Uint8Array<ArrayBuffer>} Bytes */
+/** @typedef {(count: number) => Uint8Array} Coins */
 
 const FIELD = (1n << 255n) - 19n;
 const ORDER_EIGHT = 0x05fc536d880238b13933c6d305acdfd5f098eff289f4c345b027b2c28f95e826n;
@@ -30,13 +29,13 @@ export function random(count) {
 
 /** @param {Uint8Array} bytes */
 export const sha256 = async (bytes) =>
-  new Uint8Array(await subtle.digest("SHA-256", /** @type {Bytes} */ (bytes)));
+  new Uint8Array(await subtle.digest("SHA-256", bytes));
 
 /** @param {Uint8Array} key @param {Uint8Array} bytes */
 export async function hmac(key, bytes) {
   const algorithm = { name: "HMAC", hash: "SHA-256" };
-  const imported = await subtle.importKey("raw", /** @type {Bytes} */ (key), algorithm, false, ["sign"]);
-  return new Uint8Array(await subtle.sign("HMAC", imported, /** @type {Bytes} */ (bytes)));
+  const imported = await subtle.importKey("raw", key, algorithm, false, ["sign"]);
+  return new Uint8Array(await subtle.sign("HMAC", imported, bytes));
 }
 
 /** HKDF-Expand, for 32 bytes at most. @param {Uint8Array} secret @param {Uint8Array} info @param {number} count */
@@ -45,8 +44,8 @@ export const expand = async (secret, info, count) =>
 
 /** HKDF. @param {Uint8Array} secret @param {Uint8Array} salt @param {Uint8Array} info @param {number} count */
 export async function derive(secret, salt, info, count = 32) {
-  const key = await subtle.importKey("raw", /** @type {Bytes} */ (secret), "HKDF", false, ["deriveBits"]);
-  const algorithm = /** @type {HkdfParams} */ ({ name: "HKDF", hash: "SHA-256", salt, info });
+  const key = await subtle.importKey("raw", secret, "HKDF", false, ["deriveBits"]);
+  const algorithm = { name: "HKDF", hash: "SHA-256", salt, info };
   return new Uint8Array(await subtle.deriveBits(algorithm, key, 8 * count));
 }
 
@@ -65,7 +64,7 @@ export const isCanonical = (key) => littleEndian(key) < FIELD;
  * @param {CryptoKey} own @param {Uint8Array} peer
  */
 export async function agree(own, peer) {
-  const key = await subtle.importKey("raw", /** @type {Bytes} */ (peer), "X25519", true, []);
+  const key = await subtle.importKey("raw", peer, "X25519", true, []);
   return new Uint8Array(await subtle.deriveBits({ name: "X25519", public: key }, own, 256));
 }
 
@@ -116,28 +115,26 @@ export class SigningKey {
  * @param {string} label @param {...Uint8Array} parts
  */
 export async function verify(key, signature, label, ...parts) {
-  require(isStrong(key), "authentication_failed", "a signing key is weak or not canonical");
-  const imported = await subtle.importKey("raw", /** @type {Bytes} */ (key), "Ed25519", true, ["verify"]);
-  const holds = await subtle.verify(
-    "Ed25519", imported, /** @type {Bytes} */ (signature), bind(label, ...parts),
-  );
-  require(holds, "authentication_failed", `a signature does not verify (${label})`);
+  must(isStrong(key), "authentication_failed", "a signing key is weak or not canonical");
+  const imported = await subtle.importKey("raw", key, "Ed25519", true, ["verify"]);
+  const holds = await subtle.verify("Ed25519", imported, signature, bind(label, ...parts));
+  must(holds, "authentication_failed", `a signature does not verify (${label})`);
 }
 
 // --- AES -------------------------------------------------------------------------------------
 
 /** @param {Uint8Array} key @param {Uint8Array} nonce @param {Uint8Array} text @param {Uint8Array} data */
 export async function seal(key, nonce, text, data) {
-  const algorithm = /** @type {AesGcmParams} */ ({ name: "AES-GCM", iv: nonce, additionalData: data });
-  const imported = await subtle.importKey("raw", /** @type {Bytes} */ (key), "AES-GCM", false, ["encrypt"]);
-  return new Uint8Array(await subtle.encrypt(algorithm, imported, /** @type {Bytes} */ (text)));
+  const algorithm = { name: "AES-GCM", iv: nonce, additionalData: data };
+  const imported = await subtle.importKey("raw", key, "AES-GCM", false, ["encrypt"]);
+  return new Uint8Array(await subtle.encrypt(algorithm, imported, text));
 }
 
 /** @param {Uint8Array} key @param {Uint8Array} nonce @param {Uint8Array} sealed @param {Uint8Array} data */
 export async function open(key, nonce, sealed, data) {
-  const algorithm = /** @type {AesGcmParams} */ ({ name: "AES-GCM", iv: nonce, additionalData: data });
-  const imported = await subtle.importKey("raw", /** @type {Bytes} */ (key), "AES-GCM", false, ["decrypt"]);
-  return new Uint8Array(await subtle.decrypt(algorithm, imported, /** @type {Bytes} */ (sealed)));
+  const algorithm = { name: "AES-GCM", iv: nonce, additionalData: data };
+  const imported = await subtle.importKey("raw", key, "AES-GCM", false, ["decrypt"]);
+  return new Uint8Array(await subtle.decrypt(algorithm, imported, sealed));
 }
 
 /** Bytes of one segment of a mask's stream. */
@@ -146,7 +143,7 @@ const ZEROS = new Uint8Array(SEGMENT);
 
 /** @param {Uint8Array} key of 16 bytes */
 export const streamKey = (key) =>
-  subtle.importKey("raw", /** @type {Bytes} */ (key), "AES-CTR", false, ["encrypt"]);
+  subtle.importKey("raw", key, "AES-CTR", false, ["encrypt"]);
 
 /** The first bytes of a segment of a mask's stream. @param {CryptoKey} key @param {number} segment @param {number} count */
 export const stream = (key, segment, count) =>
@@ -159,7 +156,7 @@ export const stream = (key, segment, count) =>
 /** AES-256 in counter mode, from a block of 16 bytes on. @param {Uint8Array} key @param {Uint8Array} counter @param {number} count */
 export async function counterMode(key, counter, count) {
   const imported = await streamKey(key);
-  const algorithm = /** @type {AesCtrParams} */ ({ name: "AES-CTR", counter, length: 128 });
+  const algorithm = { name: "AES-CTR", counter, length: 128 };
   return new Uint8Array(await subtle.encrypt(algorithm, imported, new Uint8Array(count)));
 }
 

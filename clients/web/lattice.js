@@ -200,11 +200,13 @@ function roundAway(words, dropped, sent) {
 
 /** So many bits of each word, from the lowest on. @param {Coefficients} words @param {number} lowest @param {number} width */
 function planeOf(words, lowest, width) {
-  /** @type {ArrayLike<number>} */
-  const low = words instanceof Uint32Array
-    ? words.map((word) => word >>> lowest)
-    : Uint32Array.from(words, (word) => Number(BigInt.asUintN(32, word >> BigInt(lowest))));
-  if (width === 32) return new Uint8Array(Uint32Array.from(low).buffer);
+  const low = new Uint32Array(words.length);
+  if (words instanceof Uint32Array) {
+    for (let i = 0; i < low.length; i++) low[i] = words[i] >>> lowest;
+  } else {
+    for (let i = 0; i < low.length; i++) low[i] = Number((words[i] >> BigInt(lowest)) & 0xffffffffn);
+  }
+  if (width === 32) return new Uint8Array(low.buffer);
   if (width === 16) return new Uint8Array(Uint16Array.from(low).buffer);
   if (width === 8) return Uint8Array.from(low);
   const plane = new Uint8Array(Math.ceil((low.length * width) / 8));

@@ -8,7 +8,7 @@ import { addMask, gaussian, pieces, placed } from "./lattice.js";
 import { arrayOf, pack, reduce } from "./ring.js";
 import { CHECKS, PRIME, elements, evaluation, interpolation, multiply } from "./sharing.js";
 import {
-  Reader, bind, concat, equal, hash, header, integer, require, treeRoot, variable,
+  Reader, bind, concat, equal, hash, header, integer, must, treeRoot, variable,
 } from "./wire.js";
 
 /** @typedef {{length: number, ringBits: number, bounds: [bigint, bigint] | null}} Segment */
@@ -77,8 +77,8 @@ export async function readOffer(message, authority) {
   const terms = message.slice(termsStart, reader.at);
   reader.end();
   const stated = [corrupted, threshold, packing, quorum, rule].join();
-  require(stated === record.stated, "inconsistent_data", "the record says otherwise than the offer");
-  require(
+  must(stated === record.stated, "inconsistent_data", "the record says otherwise than the offer");
+  must(
     holders === record.holders.length && keys.length === holders,
     "inconsistent_data", "the holders are not those of the record",
   );
@@ -104,8 +104,8 @@ function readSegment(reader) {
   const isBounded = reader.number(1);
   /** @type {[bigint, bigint] | null} */
   const bounds = isBounded ? [reader.bigint() - OFFSET, reader.bigint() - OFFSET] : null;
-  require(!bounds || bounds[0] <= bounds[1], "out_of_range", "bounds in the wrong order");
-  require(reader.number(1) === 0, "below_floor", "this client sums without fine bits");
+  must(!bounds || bounds[0] <= bounds[1], "out_of_range", "bounds in the wrong order");
+  must(reader.number(1) === 0, "below_floor", "this client sums without fine bits");
   return { length, ringBits, bounds };
 }
 
@@ -114,17 +114,17 @@ async function readRecord(record, authority) {
   const reader = new Reader(record, KIND.record);
   const number = reader.bigint();
   const [mode, suite, rule] = [reader.number(1), reader.number(1), reader.number(1)];
-  require(suite === 0, "below_floor", "this client speaks the classic suite alone");
-  require(mode <= 1 && rule <= 1, "out_of_range", "an unknown mode or rule");
+  must(suite === 0, "below_floor", "this client speaks the classic suite alone");
+  must(mode <= 1 && rule <= 1, "out_of_range", "an unknown mode or rule");
   const numbers = [reader.number(2), reader.number(2), reader.number(2), reader.number(2)];
   const expiry = reader.number(8);
-  require(equal(reader.take(32), authority), "below_floor", "another authority");
+  must(equal(reader.take(32), authority), "below_floor", "another authority");
   const holders = reader.list(reader.number(4), () => ({ id: reader.take(8), key: reader.take(32) }));
   const statement = concat(record.slice(0, reader.at), integer(0, 4));
   const signature = reader.variable();
   reader.end();
   if (mode === 1) await verify(authority, signature, "one-message-record", statement);
-  else require(!signature.length, "malformed", "a signature in semi_honest mode");
+  else must(!signature.length, "malformed", "a signature in semi_honest mode");
   return {
     number, expiry, holders, isActive: mode === 1, stated: [...numbers, rule].join(),
     digest: await hash("one-message-record", statement),
@@ -137,7 +137,7 @@ async function readRecord(record, authority) {
  */
 async function readKeys(message, position, record) {
   const reader = new Reader(message, KIND.keys);
-  require(
+  must(
     equal(reader.take(DIGEST), record.digest) && reader.number(2) === position,
     "inconsistent_data", "keys of another record, or of another holder",
   );
@@ -159,26 +159,26 @@ async function readKeys(message, position, record) {
 export function requireHolderFloors(offer, floors, now) {
   const count = offer.holders.length;
   const { corrupted, threshold, packing } = offer;
-  require(
+  must(
     count >= floors.minimumHolders && corrupted >= floors.assumedCorrupted,
     "below_floor", `${count} holders, of whom ${corrupted} may be corrupted, are below a floor`,
   );
-  require(
+  must(
     offer.minimumCohort >= floors.minimumCohort,
     "below_floor", `a cohort of ${offer.minimumCohort} is below a floor`,
   );
   const least = offer.isCertified
     ? corrupted + packing
     : Math.floor((2 * count + corrupted) / 3) + packing;
-  require(
+  must(
     threshold >= least && threshold <= count,
     "below_floor", `the threshold is ${threshold} of ${count}, and ${least} is the least`,
   );
-  require(
+  must(
     offer.modulusBits <= (GREATEST_MODULUS.get(offer.degree) ?? 0),
     "below_floor", "the lattice is below 128 bits, or of a degree that this client does not know",
   );
-  require(now < offer.expiry, "expired", "the epoch of the holders is over");
+  must(now < offer.expiry, "expired", "the epoch of the holders is over");
 }
 
 // --- The upload ------------------------------------------------------------------------------
@@ -246,7 +246,7 @@ async function signed(key, label, ...parts) {
 
 /** Values within their bounds: nothing is refused once they were made. @param {ArrayLike<number>} values @param {Segment} segment */
 function within(values, { bounds, length }) {
-  require(values.length === length, "layout_mismatch", `${length} values are due, not ${values.length}`);
+  must(values.length === length, "layout_mismatch", `${length} values are due, not ${values.length}`);
   if (!bounds) return values;
   const [least, greatest] = bounds.map(Number);
   return Array.from(values, (value) => Math.min(greatest, Math.max(least, value)));

@@ -12,7 +12,7 @@ import { PRIME, deal, fieldElement } from "./shamir.js";
 import { requireParameters } from "./thresholds.js";
 import {
   Reader, Refused, bind, bitSet, commit, concat, equal, hash, header, hex, idsOf, integer, isLess,
-  kindOf, require, rootFrom, toBigInt, treeRoot, utf8,
+  kindOf, must, rootFrom, toBigInt, treeRoot, utf8,
 } from "./wire.js";
 
 /** @typedef {import("./ring.js").Words} Words */
@@ -62,6 +62,7 @@ const DIGEST = 32;
 const SIGNATURE = 64;
 /** Two shares, sealed. */
 const SEALED = 80;
+const NONE = new Uint8Array(0);
 
 // --- The offer -------------------------------------------------------------------------------
 
@@ -79,14 +80,14 @@ const SEALED = 80;
 /** Read an offer to the byte. @param {Uint8Array} message @returns {Offer} */
 export function readOffer(message) {
   const reader = new Reader(message, KIND.offer);
-  require(reader.number(1) === FORMAT, "unsupported_version", "the offer has another format");
+  must(reader.number(1) === FORMAT, "unsupported_version", "the offer has another format");
   const task = reader.variable();
   const model = reader.take(DIGEST);
   const round = reader.bigint();
   reader.number(4); // the attempt, which only the digest of the offer needs
   const [mode, suite, topology] = [reader.number(1), reader.number(1), reader.number(1)];
-  require(mode <= 1 && topology <= 1, "out_of_range", "the offer has an unknown mode or topology");
-  require(suite === 0, "below_floor", "this client speaks the classic suite alone");
+  must(mode <= 1 && topology <= 1, "out_of_range", "the offer has an unknown mode or topology");
+  must(suite === 0, "below_floor", "this client speaks the classic suite alone");
   const [degree, threshold, committee, quorum] = reader.list(4, () => reader.number(4));
   const [minimumCohort, population, weight] = reader.list(3, () => reader.number(4));
   const { segments, version } = readLayout(reader.variable());
@@ -105,7 +106,7 @@ export function readOffer(message) {
 function readLayout(layout) {
   const reader = new Reader(layout, 1);
   const segments = reader.list(reader.number(4), () => {
-    require(reader.number(1) === 1, "below_floor", "this client sums rings alone, without fine bits");
+    must(reader.number(1) === 1, "below_floor", "this client sums rings alone, without fine bits");
     return { bits: reader.number(4), length: reader.number(8) };
   });
   const version = reader.take(DIGEST);
@@ -167,6 +168,47 @@ function committeeOf(offer, seed, clients) {
  * is due ends the session for it, and its secrets are overwritten.
  */
 export class PairwiseClient {
+  /** @type {Offer} */
+  offer = /** @type {any} */ (undefined);
+  /** @type {Uint8Array} */
+  channelRoot = NONE;
+  /** @type {Uint8Array} */
+  maskRoot = NONE;
+  /** @type {Uint8Array} */
+  selfMaskSeed = NONE;
+  /** @type {import("./crypto.js").KeyPair} */
+  channel = /** @type {any} */ (undefined);
+  /** @type {import("./crypto.js").KeyPair} */
+  mask = /** @type {any} */ (undefined);
+  /** Digests: of the offer, and of the session that the roster makes of it. @type {Uint8Array} */
+  attempt = NONE;
+  /** @type {Uint8Array} */
+  context = NONE;
+  /** @type {Uint8Array} */
+  seed = NONE;
+  /** This client's own entry of the roster. @type {Uint8Array} */
+  entry = NONE;
+  /** The root over the entries that were delivered. @type {Uint8Array} */
+  entries = NONE;
+  /** @type {bigint[]} */
+  ids = [];
+  clients = 0;
+  position = 0;
+  /** @type {(at: number) => number[]} */
+  graph = () => [];
+  /** Positions: of neighbours, of those that shared, of neighbours among them. @type {number[]} */
+  near = [];
+  /** @type {number[]} */
+  sharers = [];
+  /** @type {number[]} */
+  peers = [];
+  /** The contributors that this client signed. @type {number[] | undefined} */
+  signed;
+  /** @type {Map<number, Neighbour>} */
+  neighbours = new Map();
+  /** @type {Map<number, Held>} */
+  held = new Map();
+
   /**
    * @param {object} own
    * @param {bigint} own.id
@@ -188,7 +230,6 @@ export class PairwiseClient {
     this.check = check;
     /** @type {number[]} */
     this.due = [KIND.offer];
-    this.#clear();
   }
 
   /** The answer to a message. @param {Uint8Array} message @returns {Promise<Uint8Array>} */
@@ -232,31 +273,23 @@ export class PairwiseClient {
 
   /** Overwrite what can be overwritten, and forget the rest. */
   #clear() {
-    for (const secret of [this.channelRoot, this.maskRoot, this.selfMaskSeed]) secret?.fill(0);
-    for (const near of this.neighbours?.values() ?? []) {
-      near.channelSecret.fill(0);
-      near.maskSecret.fill(0);
+    for (const secret of [this.channelRoot, this.maskRoot, this.selfMaskSeed]) secret.fill(0);
+    for (const neighbour of this.neighbours.values()) {
+      neighbour.channelSecret.fill(0);
+      neighbour.maskSecret.fill(0);
     }
-    for (const held of this.held?.values() ?? []) {
+    for (const held of this.held.values()) {
       held.root.fill(0);
       held.seed.fill(0);
     }
-    /** @type {Offer} */
-    this.offer = /** @type {any} */ (undefined);
-    this.channelRoot = this.maskRoot = this.selfMaskSeed = new Uint8Array(0);
-    this.channel = this.mask = /** @type {import("./crypto.js").KeyPair} */ ({});
-    this.attempt = this.context = this.seed = new Uint8Array(0);
-    /** @type {Map<number, Neighbour>} */
-    this.neighbours = new Map();
-    /** @type {Map<number, Held>} */
-    this.held = new Map();
-    /** @type {number[] | undefined} */
+    this.neighbours.clear();
+    this.held.clear();
     this.signed = undefined;
   }
 
   /** A signature in active mode, else nothing. @param {string} label @param {...Uint8Array} parts */
   async #sign(label, ...parts) {
-    if (!this.offer.isActive) return new Uint8Array(0);
+    if (!this.offer.isActive) return NONE;
     return /** @type {Identity} */ (this.identity).key.sign(label, ...parts);
   }
 
@@ -296,25 +329,25 @@ export class PairwiseClient {
   #requireFloors(offer) {
     const { floors, identity } = this;
     const mode = offer.isActive ? "active" : "semi_honest";
-    require(floors.modes.includes(mode), "below_floor", `${mode} mode is below a floor`);
-    require(
+    must(floors.modes.includes(mode), "below_floor", `${mode} mode is below a floor`);
+    must(
       offer.minimumCohort >= floors.minimumCohort && offer.minimumCohort <= offer.population,
       "below_floor", `a cohort of ${offer.minimumCohort} is below a floor`,
     );
-    require(
+    must(
       offer.population <= floors.maximumPopulation && offer.threshold >= 2,
       "below_floor", "the population is above a floor, or the threshold is one",
     );
     const degree = offer.isSparse ? offer.degree : offer.population - 1;
-    require(degree <= floors.maximumDegree, "below_floor", `a degree of ${degree} is above a floor`);
+    must(degree <= floors.maximumDegree, "below_floor", `a degree of ${degree} is above a floor`);
     const bits = offer.segments.map((segment) => segment.bits);
-    require(
+    must(
       bits.every((width) => width >= floors.minimumModulusBits && width <= 64),
       "below_floor", "a ring is narrower than a floor, or wider than 64 bits",
     );
     const length = offer.segments.reduce((total, segment) => total + segment.length, 0);
-    require(length <= floors.maximumLength, "below_floor", `${length} values are above a floor`);
-    require(
+    must(length <= floors.maximumLength, "below_floor", `${length} values are above a floor`);
+    must(
       !offer.isActive || (identity && equal(offer.authority, identity.authority)),
       "below_floor", "active mode takes a key, certified by the authority of the offer",
     );
@@ -358,7 +391,7 @@ export class PairwiseClient {
   async #readRoster(message) {
     const { offer, attempt } = this;
     const reader = new Reader(message, KIND.advertisedKeys);
-    require(equal(reader.take(TAG), attempt.slice(0, TAG)), "wrong_session", "another attempt");
+    must(equal(reader.take(TAG), attempt.slice(0, TAG)), "wrong_session", "another attempt");
     const list = reader.variable();
     this.ids = idsOf(list, offer.population);
     this.clients = this.ids.length;
@@ -368,7 +401,7 @@ export class PairwiseClient {
     const entries = reader.list(reader.number(4), () => reader.take(size));
     const nodes = reader.list(reader.number(4), () => reader.take(DIGEST));
     reader.end();
-    require(
+    must(
       equal(await hash("graph-opening", opening), offer.commitment),
       "commitment_mismatch", "the graph's seed is not the one that was committed to",
     );
@@ -377,14 +410,14 @@ export class PairwiseClient {
       offer, this.clients, this.floors.assumedCorrupted, Math.max(this.floors.privacyBits, bits),
     );
     this.position = this.ids.indexOf(this.id);
-    require(this.position >= 0, "not_eligible", "this client is not on the list");
+    must(this.position >= 0, "not_eligible", "this client is not on the list");
     const clients = integer(this.clients, 4);
     const roster = await hash("roster-root", clients, await hash("client-list", list), root);
     this.seed = await hash("graph-seed", attempt, roster, opening);
     this.context = await hash("session-context", attempt, roster, this.seed);
     this.graph = graphOf(offer, this.seed, this.clients);
     this.near = this.graph(this.position);
-    require(entries.length === this.near.length, "inconsistent_data", "other neighbours than the graph's");
+    must(entries.length === this.near.length, "inconsistent_data", "other neighbours than the graph's");
     const leaves = new Map([[this.position, await hash("roster-entry", this.me, this.entry)]]);
     const seen = new Set([hex(this.channel.public), hex(this.mask.public)]);
     await Promise.all(this.near.map(async (position, i) => {
@@ -392,7 +425,7 @@ export class PairwiseClient {
       leaves.set(position, await hash("roster-entry", id, entries[i]));
       this.neighbours.set(position, await this.#readEntry(id, entries[i], seen));
     }));
-    require(
+    must(
       equal(await rootFrom(this.clients, leaves, nodes), root),
       "inconsistent_data", "the entries are not those of the roster",
     );
@@ -404,12 +437,12 @@ export class PairwiseClient {
     const mask = entry.slice(KEY, 2 * KEY);
     const commitment = entry.slice(64, 96);
     const identity = entry.slice(96, 128);
-    require(
+    must(
       isCanonical(channel) && isCanonical(mask),
       "public_key_not_canonical", "a key of a neighbour is not in canonical form",
     );
     for (const key of this.offer.isActive ? [channel, mask, identity] : [channel, mask]) {
-      require(!seen.has(hex(key)), "public_key_reused", "one key stands twice");
+      must(!seen.has(hex(key)), "public_key_reused", "one key stands twice");
       seen.add(hex(key));
     }
     if (this.offer.isActive) {
@@ -490,7 +523,7 @@ export class PairwiseClient {
   async #readShares(message) {
     const { offer, context } = this;
     const reader = new Reader(message, KIND.deliveredShares);
-    require(equal(reader.take(TAG), context.slice(0, TAG)), "wrong_session", "another session");
+    must(equal(reader.take(TAG), context.slice(0, TAG)), "wrong_session", "another session");
     const sharers = reader.set(this.clients);
     const peers = this.near.filter((position) => sharers.includes(position));
     const delivered = peers.map((position) => {
@@ -502,7 +535,7 @@ export class PairwiseClient {
       return { position, sealed, commitment, signature, path };
     });
     reader.end();
-    require(
+    must(
       sharers.includes(this.position) && sharers.length >= offer.minimumCohort &&
         peers.length >= offer.threshold,
       "threshold_not_met", "too few clients shared their keys, or this one is not among them",
@@ -510,7 +543,7 @@ export class PairwiseClient {
     this.sharers = sharers;
     this.peers = peers;
     const leaves = await Promise.all(delivered.map((entry) => this.#readDelivery(entry)));
-    this.entries = offer.isActive ? await treeRoot(leaves) : new Uint8Array(0);
+    this.entries = offer.isActive ? await treeRoot(leaves) : NONE;
   }
 
   /**
@@ -577,14 +610,14 @@ export class PairwiseClient {
   async #inputVectors() {
     const { offer, weight } = this;
     const input = await this.input();
-    require(
+    must(
       input.length === offer.segments.length && weight >= 1 && weight <= offer.weight,
       "layout_mismatch", "the input has another layout, or the weight is too large",
     );
     const weightBits = BigInt(offer.population * offer.weight).toString(2).length;
     const segments = offer.segments.map(({ bits, length }, i) => {
       const values = input[i];
-      require(
+      must(
         values instanceof arrayOf(bits) && values.length === length,
         "layout_mismatch", `segment ${i} of the input has another length or type`,
       );
@@ -608,11 +641,11 @@ export class PairwiseClient {
   /** @param {Uint8Array} message */
   async #endorse(message) {
     const reader = new Reader(message, KIND.survivors);
-    require(equal(reader.take(TAG), this.context.slice(0, TAG)), "wrong_session", "another session");
+    must(equal(reader.take(TAG), this.context.slice(0, TAG)), "wrong_session", "another session");
     const sharers = reader.set(this.clients);
     const contributors = reader.set(this.clients);
     reader.end();
-    require(sharers.join() === this.sharers.join(), "inconsistent_data", "other sharers than before");
+    must(sharers.join() === this.sharers.join(), "inconsistent_data", "other sharers than before");
     this.#requireContributors(contributors);
     this.signed = contributors;
     const statement = await this.#survivorStatement(this.me, contributors);
@@ -622,12 +655,12 @@ export class PairwiseClient {
 
   /** @param {number[]} contributors */
   #requireContributors(contributors) {
-    require(
+    must(
       contributors.every((position) => this.sharers.includes(position)) &&
         contributors.includes(this.position),
       "not_eligible", "contributors that did not share, or without this client",
     );
-    require(
+    must(
       contributors.length >= this.offer.minimumCohort,
       "threshold_not_met", `a sum of ${contributors.length} is below the minimum cohort`,
     );
@@ -668,8 +701,7 @@ export class PairwiseClient {
       return concat(shown, await this.#shareDigest(name, dealer, me, place, other));
     }))));
     const signature = await this.#sign(
-      "signed-unmasking", context, me, await this.#setDigest(contributors), this.entries, held, shares,
-      new Uint8Array(0),
+      "signed-unmasking", context, me, await this.#setDigest(contributors), this.entries, held, shares, NONE,
     );
     const answer = concat(header(KIND.unmasking), context.slice(0, TAG), signature, held, shares);
     this.#clear();
@@ -680,7 +712,7 @@ export class PairwiseClient {
   async #readRequest(message) {
     const { offer, context } = this;
     const reader = new Reader(message, KIND.request);
-    require(equal(reader.take(TAG), context.slice(0, TAG)), "wrong_session", "another session");
+    must(equal(reader.take(TAG), context.slice(0, TAG)), "wrong_session", "another session");
     const contributors = reader.set(this.clients);
     const endorsements = reader.list(reader.number(4), () => ({
       position: reader.number(4),
@@ -694,17 +726,17 @@ export class PairwiseClient {
     }));
     reader.end();
     this.#requireContributors(contributors);
-    require(
+    must(
       !this.signed || this.signed.join() === contributors.join(),
       "inconsistent_data", "another set than the one that was signed",
     );
     const present = this.near.filter((position) => contributors.includes(position));
-    require(present.length >= offer.threshold, "threshold_not_met", "too few neighbours contributed");
+    must(present.length >= offer.threshold, "threshold_not_met", "too few neighbours contributed");
     if (offer.isActive) {
       await this.#requireQuorum(endorsements, contributors);
       await this.#requireViews(views, present);
     } else {
-      require(!endorsements.length && !views.length, "malformed", "signatures in semi_honest mode");
+      must(!endorsements.length && !views.length, "malformed", "signatures in semi_honest mode");
     }
     return contributors;
   }
@@ -719,14 +751,14 @@ export class PairwiseClient {
       ({ position }, i) =>
         committee.has(position) && (i === 0 || endorsements[i - 1].position < position),
     );
-    require(
+    must(
       isOrdered && endorsements.length >= this.offer.quorum,
       "threshold_not_met", "the committee does not certify these contributors",
     );
     await Promise.all(endorsements.map(async ({ position, key, certificate, signature }) => {
       const id = integer(this.ids[position], 8);
       const known = this.neighbours.get(position);
-      require(!known || equal(known.identity, key), "inconsistent_data", "another identity than before");
+      must(!known || equal(known.identity, key), "inconsistent_data", "another identity than before");
       await this.#requireCertified(id, key, certificate);
       const statement = await this.#survivorStatement(id, contributors);
       await verify(key, signature, "signed-survivors", ...statement);
@@ -735,7 +767,7 @@ export class PairwiseClient {
 
   /** @param {{upload: Uint8Array, signature: Uint8Array}[]} views @param {number[]} present */
   async #requireViews(views, present) {
-    require(views.length === present.length, "inconsistent_data", "a neighbour's view is missing");
+    must(views.length === present.length, "inconsistent_data", "a neighbour's view is missing");
     const sharers = await this.#setDigest(this.sharers);
     await Promise.all(views.map(({ upload, signature }, i) => {
       const { identity, id } = this.#neighbour(present[i]);

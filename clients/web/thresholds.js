@@ -3,7 +3,7 @@
  * Implements protocols/pairwise_mask/README.md, "Parameters".
  * @module
  */
-import { require } from "./wire.js";
+import { must } from "./wire.js";
 
 const logarithms = [0];
 
@@ -54,25 +54,25 @@ function mostDrawn(total, marked, drawn, ln) {
  */
 export function requireParameters(offer, advertisers, assumed, privacyBits) {
   const n = advertisers;
-  require(
+  must(
     n >= offer.minimumCohort && n <= offer.population,
     "below_floor", `${n} advertisers are too few or too many`,
   );
   const corrupted = Math.min(assumed, n);
   const degree = offer.isSparse ? offer.degree : n - 1;
-  require(degree < n, "below_floor", "there are fewer clients than neighbours");
+  must(degree < n, "below_floor", "there are fewer clients than neighbours");
   const ln = -(privacyBits + 1) * Math.LN2;
   const least = offer.isSparse
     ? leastOfSparse(offer, n, corrupted, degree, ln)
     : 1 + (offer.isActive ? (n + corrupted) >> 1 : corrupted);
-  require(
+  must(
     offer.threshold >= Math.max(2, least) && offer.threshold <= degree,
     "below_floor", `the threshold is ${offer.threshold} of ${degree}, and ${least} is the least`,
   );
   if (!offer.isActive) return;
   const committee = offer.committee || n;
   const bad = mostDrawn(n, corrupted, committee, ln);
-  require(
+  must(
     committee <= n && offer.quorum <= committee && offer.quorum >= ((committee + bad) >> 1) + 1,
     "below_floor", "the quorum is too small, or larger than the committee",
   );
@@ -92,7 +92,7 @@ function leastOfSparse(offer, n, corrupted, degree, ln) {
       degree > corrupted ||
       !pairs ||
       Math.log(pairs) + logChoose(corrupted, degree) - logChoose(n, degree) + SLACK <= ln;
-    require(isWhole, "below_floor", "the graph could fall apart");
+    must(isWhole, "below_floor", "the graph could fall apart");
     return near + 1;
   }
   const windows = ln - Math.log(Math.floor((n * (n - degree + 1)) / 2));

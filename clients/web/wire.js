@@ -24,13 +24,13 @@ export class Refused extends Error {
  * @param {unknown} condition @param {string} reason @param {string} sentence
  * @returns {asserts condition}
  */
-export function require(condition, reason, sentence) {
+export function must(condition, reason, sentence) {
   if (!condition) throw new Refused(reason, sentence);
 }
 
 // --- Bytes -----------------------------------------------------------------------------------
 
-/** @param {...(Uint8Array | number[])} parts @returns {Uint8Array<ArrayBuffer>} */
+/** @param {...(Uint8Array | number[])} parts @returns {Uint8Array} */
 export function concat(...parts) {
   const out = new Uint8Array(parts.reduce((total, part) => total + part.length, 0));
   let at = 0;
@@ -55,9 +55,9 @@ export function integer(value, size) {
 /** @param {Uint8Array} bytes @returns {string} */
 export const hex = (bytes) => Array.from(bytes, (x) => x.toString(16).padStart(2, "0")).join("");
 
-/** @param {string} digits @returns {Uint8Array<ArrayBuffer>} */
+/** @param {string} digits @returns {Uint8Array} */
 export function unhex(digits) {
-  require(/^([0-9a-f]{2})*$/.test(digits), "malformed", "hexadecimal digits are due, in pairs");
+  must(/^([0-9a-f]{2})*$/.test(digits), "malformed", "hexadecimal digits are due, in pairs");
   return Uint8Array.from(digits.match(/../g) ?? [], (pair) => parseInt(pair, 16));
 }
 
@@ -111,14 +111,14 @@ export class Reader {
   constructor(message, kind) {
     this.message = message;
     this.at = 0;
-    require(equal(this.take(4), utf8(MAGIC)), "bad_magic", "this is not a message of this protocol");
-    require(this.number(1) === FORMAT, "unsupported_version", "this message has another version");
-    require(this.number(2) === kind, "wrong_kind", `a message of kind ${kind} is due`);
+    must(equal(this.take(4), utf8(MAGIC)), "bad_magic", "this is not a message of this protocol");
+    must(this.number(1) === FORMAT, "unsupported_version", "this message has another version");
+    must(this.number(2) === kind, "wrong_kind", `a message of kind ${kind} is due`);
   }
 
   /** The next bytes. @param {number} count */
   take(count) {
-    require(this.at + count <= this.message.length, "truncated", "the message ends early");
+    must(this.at + count <= this.message.length, "truncated", "the message ends early");
     this.at += count;
     return this.message.slice(this.at - count, this.at);
   }
@@ -126,7 +126,7 @@ export class Reader {
   /** An integer below 2^53. @param {number} size */
   number(size) {
     const value = toBigInt(this.take(size));
-    require(value <= Number.MAX_SAFE_INTEGER, "out_of_range", "an integer is too large");
+    must(value <= Number.MAX_SAFE_INTEGER, "out_of_range", "an integer is too large");
     return Number(value);
   }
 
@@ -154,7 +154,7 @@ export class Reader {
     const out = [];
     for (let i = 0; i < bits.length * 8; i++) {
       if (!((bits[i >> 3] >> (i & 7)) & 1)) continue;
-      require(i < size, "fill_bits_set", "bits beyond the end of a set are not zero");
+      must(i < size, "fill_bits_set", "bits beyond the end of a set are not zero");
       out.push(i);
     }
     return out;
@@ -162,7 +162,7 @@ export class Reader {
 
   /** Refuse what is left over. */
   end() {
-    require(this.at === this.message.length, "trailing_bytes", "bytes follow the end of a message");
+    must(this.at === this.message.length, "trailing_bytes", "bytes follow the end of a message");
   }
 }
 
@@ -186,16 +186,16 @@ export function idsOf(bytes, limit) {
     gap |= BigInt(byte & 127) << shift;
     if (byte & 128) {
       shift += 7n;
-      require(shift < 70n, "malformed", "an id is too long");
+      must(shift < 70n, "malformed", "an id is too long");
       continue;
     }
-    require(byte || !shift, "not_canonical", "a gap has a shorter encoding");
+    must(byte || !shift, "not_canonical", "a gap has a shorter encoding");
     last += gap + 1n;
-    require(last < 1n << 64n && ids.length < limit, "out_of_range", "too many ids, or too large ones");
+    must(last < 1n << 64n && ids.length < limit, "out_of_range", "too many ids, or too large ones");
     ids.push(last);
     gap = shift = 0n;
   }
-  require(!shift, "truncated", "a list of ids ends early");
+  must(!shift, "truncated", "a list of ids ends early");
   return ids;
 }
 
@@ -235,11 +235,11 @@ export async function rootFrom(count, leaves, nodes) {
         continue;
       }
       const other = known.get(sibling) ?? nodes[used++];
-      require(other, "truncated", "a proof has too few nodes");
+      must(other, "truncated", "a proof has too few nodes");
       above.set(at >> 1, await (at < sibling ? node(own, other) : node(other, own)));
     }
     known = above;
   }
-  require(used === nodes.length, "trailing_bytes", "a proof has too many nodes");
+  must(used === nodes.length, "trailing_bytes", "a proof has too many nodes");
   return /** @type {Uint8Array} */ (known.get(0));
 }
