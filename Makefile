@@ -27,7 +27,7 @@ HERE := not gpu and not site and not wire and not scale and not flower and not f
 .DELETE_ON_ERROR:
 .PHONY: help demo study demo-round test lint types proofs proofs-second-opinion mutants timing bench bench-peers \
   bench-flower dist-check flower nvflare dist sbom extras pythons oldest newest flower-torch nvflare-torch scoreboard \
-  test-long wire site scale vectors clean
+  test-long suites wire site scale vectors clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*##/\1:/p' $(MAKEFILE_LIST) | awk -F': *' '{ line = sprintf("  make %-24s", $$1); text = $$0; \
@@ -100,6 +100,9 @@ flower-torch: $(FLOWER_TORCH)/.installed  ## run the Flower app with PyTorch and
 
 nvflare-torch: $(NVFLARE_TORCH)/.installed  ## run an NVFlare job with PyTorch, in an environment of its own
 	$(NVFLARE_TORCH)/bin/python -m pytest -p no:randomly -m nvflare_torch tests/nvflare
+
+suites: $(INSTALLED)  ## run the suites of others: Wycheproof, CCTV, HPKE; SECAGG_VECTORS names their folder
+	$(BIN)/python -m pytest -p no:randomly tests/suites
 
 wire: $(INSTALLED)  ## run servers and clients over HTTP, each a process, and kill them
 	$(BIN)/python -m pytest -n 2 -m wire tests/transport

@@ -175,6 +175,23 @@ def typed(path: str) -> str:
 # --- Evidence ---------------------------------------------------------------------------------------------------------
 
 
+def threats() -> str:
+    """Return what an attacker tries at each boundary, why it fails, and the tests that show it."""
+    boundaries = tomllib.loads(document("tests/threats.toml"))["boundary"]
+    heads = ("an attacker tries", "it fails because", "shown by")
+    return "\n\n".join(
+        f"## {each['name']}\n\n"
+        + table(
+            heads,
+            [
+                (threat["attack"], threat["defence"], ", ".join(f"`{name}`" for name in threat["tests"]))
+                for threat in each["threat"]
+            ],
+        )
+        for each in boundaries
+    )
+
+
 def claims() -> str:
     """Return the ledger of claims, each with what it rests on and what it does not say."""
     ledger = tomllib.loads(document("proofs/claims.toml"))["claim"]
@@ -230,5 +247,19 @@ def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 _MAKERS: Final[Mapping[str, Callable[..., str]]] = {
     made.__name__: made
-    for made in (trust, plan, sequence, states, settings, api, commands, file, typed, claims, review, scoreboard)
+    for made in (
+        trust,
+        plan,
+        sequence,
+        states,
+        settings,
+        api,
+        commands,
+        file,
+        typed,
+        claims,
+        threats,
+        review,
+        scoreboard,
+    )
 }

@@ -15,13 +15,10 @@ from typing import Final
 ROOT: Final = Path(__file__).resolve().parents[1]
 _NAMED: Final = {
     "README.md": "project/readme.md",
-    "GLOSSARY.md": "glossary.md",
     "SECURITY.md": "trust/security.md",
     "LIMITATIONS.md": "trust/limitations.md",
-    "FOUND_AND_FIXED.md": "trust/found-and-fixed.md",
     "DECISIONS.md": "project/decisions.md",
     "CHANGELOG.md": "project/changelog.md",
-    "RELEASE_NOTES.md": "project/release-notes.md",
     "CONTRIBUTING.md": "project/contributing.md",
     "tests/README.md": "project/tests.md",
     "tests/vectors/README.md": "project/vectors.md",

@@ -1,0 +1,306 @@
+/**
+ * WebCrypto under the names of the specification, and SHAKE-256, which it lacks.
+ * @module
+ */
+import { bind, concat, integer, must } from "./wire.js";
+
+const { subtle } = globalThis.crypto;
+/** @typedef {(count: number) => Uint8Array} Coins */
+
+const FIELD = (1n << 255n) - 19n;
+const ORDER_EIGHT = 0x05fc536d880238b13933c6d305acdfd5f098eff289f4c345b027b2c28f95e826n;
+/** The y-coordinates of the Ed25519 points of small order. */
+const SMALL_ORDER = new Set([0n, 1n, FIELD - 1n, ORDER_EIGHT, FIELD - ORDER_EIGHT]);
+/** What stands before a raw private key in PKCS #8; the last byte of the identifier differs. */
+const PKCS8 = (/** @type {number} */ algorithm) => [
+  ...[0x30, 0x2e, 2, 1, 0, 0x30, 5, 6, 3, 0x2b, 0x65, algorithm, 4, 0x22, 4, 0x20],
+];
+const [X25519, ED25519] = [0x6e, 0x70];
+const BASE_POINT = concat([9], new Uint8Array(31));
+
+// --- Coins, hashes, key derivation -----------------------------------------------------------
+
+/** Random bytes of the browser; it gives 64 KiB at a time. @type {Coins} */
+export function random(count) {
+  const out = new Uint8Array(count);
+  for (let at = 0; at < count; at += 65536) crypto.getRandomValues(out.subarray(at, at + 65536));
+  return out;
+}
+
+/** @param {Uint8Array} bytes */
+export const sha256 = async (bytes) =>
+  new Uint8Array(await subtle.digest("SHA-256", bytes));
+
+/** @param {Uint8Array} key @param {Uint8Array} bytes */
+export async function hmac(key, bytes) {
+  const algorithm = { name: "HMAC", hash: "SHA-256" };
+  const imported = await subtle.importKey("raw", key, algorithm, false, ["sign"]);
+  return new Uint8Array(await subtle.sign("HMAC", imported, bytes));
+}
+
+/** HKDF-Expand, for 32 bytes at most. @param {Uint8Array} secret @param {Uint8Array} info @param {number} count */
+export const expand = async (secret, info, count) =>
+  (await hmac(secret, concat(info, [1]))).slice(0, count);
+
+/** HKDF. @param {Uint8Array} secret @param {Uint8Array} salt @param {Uint8Array} info @param {number} count */
+export async function derive(secret, salt, info, count = 32) {
+  const key = await subtle.importKey("raw", secret, "HKDF", false, ["deriveBits"]);
+  const algorithm = { name: "HKDF", hash: "SHA-256", salt, info };
+  return new Uint8Array(await subtle.deriveBits(algorithm, key, 8 * count));
+}
+
+// --- X25519 ----------------------------------------------------------------------------------
+
+/** @param {Uint8Array} bytes */
+function littleEndian(bytes) {
+  return bytes.reduceRight((value, byte) => (value << 8n) | BigInt(byte), 0n);
+}
+
+/** Whether an X25519 key is in its one canonical encoding. @param {Uint8Array} key */
+export const isCanonical = (key) => littleEndian(key) < FIELD;
+
+/**
+ * The raw shared secret. WebCrypto refuses keys of low order.
+ * @param {CryptoKey} own @param {Uint8Array} peer
+ */
+export async function agree(own, peer) {
+  const key = await subtle.importKey("raw", peer, "X25519", true, []);
+  return new Uint8Array(await subtle.deriveBits({ name: "X25519", public: key }, own, 256));
+}
+
+/** @typedef {{own: CryptoKey, public: Uint8Array}} KeyPair */
+/** A key pair from its private key. @param {Uint8Array} raw @returns {Promise<KeyPair>} */
+export async function keyPair(raw) {
+  const encoded = concat(PKCS8(X25519), raw);
+  const own = await subtle.importKey("pkcs8", encoded, "X25519", false, ["deriveBits"]);
+  encoded.fill(0);
+  return { own, public: await agree(own, BASE_POINT) };
+}
+
+// --- Ed25519 ---------------------------------------------------------------------------------
+
+/** Whether a key is in its one encoding and not of small order. @param {Uint8Array} key */
+export function isStrong(key) {
+  const height = littleEndian(key) & ((1n << 255n) - 1n);
+  return height < FIELD && !SMALL_ORDER.has(height);
+}
+
+/** A private signing key of a client. */
+export class SigningKey {
+  /** @param {CryptoKey} own @param {Uint8Array} publicKey */
+  constructor(own, publicKey) {
+    this.own = own;
+    this.public = publicKey;
+  }
+
+  /** @param {Uint8Array} seed of 32 bytes */
+  static async of(seed) {
+    const encoded = concat(PKCS8(ED25519), seed);
+    const own = await subtle.importKey("pkcs8", encoded, "Ed25519", true, ["sign"]);
+    encoded.fill(0);
+    const { x } = await subtle.exportKey("jwk", own);
+    const base64 = /** @type {string} */ (x).replace(/-/g, "+").replace(/_/g, "/");
+    return new SigningKey(own, Uint8Array.from(atob(base64), (letter) => letter.charCodeAt(0)));
+  }
+
+  /** @param {string} label @param {...Uint8Array} parts */
+  async sign(label, ...parts) {
+    return new Uint8Array(await subtle.sign("Ed25519", this.own, bind(label, ...parts)));
+  }
+}
+
+/**
+ * Refuse a signature that does not verify, or a key that vouches for nobody.
+ * @param {Uint8Array} key @param {Uint8Array} signature
+ * @param {string} label @param {...Uint8Array} parts
+ */
+export async function verify(key, signature, label, ...parts) {
+  must(isStrong(key), "authentication_failed", "a signing key is weak or not canonical");
+  const imported = await subtle.importKey("raw", key, "Ed25519", true, ["verify"]);
+  const holds = await subtle.verify("Ed25519", imported, signature, bind(label, ...parts));
+  must(holds, "authentication_failed", `a signature does not verify (${label})`);
+}
+
+// --- AES -------------------------------------------------------------------------------------
+
+/** @param {Uint8Array} key @param {Uint8Array} nonce @param {Uint8Array} text @param {Uint8Array} data */
+export async function seal(key, nonce, text, data) {
+  const algorithm = { name: "AES-GCM", iv: nonce, additionalData: data };
+  const imported = await subtle.importKey("raw", key, "AES-GCM", false, ["encrypt"]);
+  return new Uint8Array(await subtle.encrypt(algorithm, imported, text));
+}
+
+/** @param {Uint8Array} key @param {Uint8Array} nonce @param {Uint8Array} sealed @param {Uint8Array} data */
+export async function open(key, nonce, sealed, data) {
+  const algorithm = { name: "AES-GCM", iv: nonce, additionalData: data };
+  const imported = await subtle.importKey("raw", key, "AES-GCM", false, ["decrypt"]);
+  return new Uint8Array(await subtle.decrypt(algorithm, imported, sealed));
+}
+
+/** Bytes of one segment of a mask's stream. */
+export const SEGMENT = 1 << 20;
+const ZEROS = new Uint8Array(SEGMENT);
+
+/** @param {Uint8Array} key of 16 bytes */
+export const streamKey = (key) =>
+  subtle.importKey("raw", key, "AES-CTR", false, ["encrypt"]);
+
+/** The first bytes of a segment of a mask's stream. @param {CryptoKey} key @param {number} segment @param {number} count */
+export const stream = (key, segment, count) =>
+  subtle.encrypt(
+    { name: "AES-CTR", counter: concat(integer(segment, 12), integer(2, 4)), length: 32 },
+    key,
+    ZEROS.subarray(0, count),
+  );
+
+/** AES-256 in counter mode, from a block of 16 bytes on. @param {Uint8Array} key @param {Uint8Array} counter @param {number} count */
+export async function counterMode(key, counter, count) {
+  const imported = await streamKey(key);
+  const algorithm = { name: "AES-CTR", counter, length: 128 };
+  return new Uint8Array(await subtle.encrypt(algorithm, imported, new Uint8Array(count)));
+}
+
+// --- HPKE ------------------------------------------------------------------------------------
+
+const [KEM_X25519, KDF_SHA256, AES_128_GCM] = [0x20, 1, 1];
+const KEM = concat(new TextEncoder().encode("KEM"), integer(KEM_X25519, 2));
+const SUITE = concat(
+  new TextEncoder().encode("HPKE"),
+  integer(KEM_X25519, 2), integer(KDF_SHA256, 2), integer(AES_128_GCM, 2),
+);
+
+/** @param {Uint8Array} suite @param {Uint8Array} salt @param {string} label @param {Uint8Array} secret */
+const labeledExtract = (suite, salt, label, secret) =>
+  hmac(salt.length ? salt : new Uint8Array(32), concat(labeled(suite, label), secret));
+
+/** @param {Uint8Array} suite @param {Uint8Array} key @param {string} label @param {Uint8Array} info @param {number} count */
+const labeledExpand = (suite, key, label, info, count) =>
+  expand(key, concat(integer(count, 2), labeled(suite, label), info), count);
+
+/** @param {Uint8Array} suite @param {string} label */
+const labeled = (suite, label) =>
+  concat(new TextEncoder().encode("HPKE-v1"), suite, new TextEncoder().encode(label));
+
+/**
+ * Seal to an X25519 key: RFC 9180, base mode, single shot, without associated data.
+ * @param {Uint8Array} receiver @param {Uint8Array} info @param {Uint8Array} text
+ */
+export async function sealTo(receiver, info, text) {
+  const none = new Uint8Array(0);
+  const ephemeral = await keyPair(random(32));
+  const exchanged = await agree(ephemeral.own, receiver);
+  const extracted = await labeledExtract(KEM, none, "eae_prk", exchanged);
+  const both = concat(ephemeral.public, receiver);
+  const shared = await labeledExpand(KEM, extracted, "shared_secret", both, 32);
+  const context = concat(
+    [0],
+    await labeledExtract(SUITE, none, "psk_id_hash", none),
+    await labeledExtract(SUITE, none, "info_hash", info),
+  );
+  const secret = await labeledExtract(SUITE, shared, "secret", none);
+  const key = await labeledExpand(SUITE, secret, "key", context, 16);
+  const nonce = await labeledExpand(SUITE, secret, "base_nonce", context, 12);
+  return concat(ephemeral.public, await seal(key, nonce, text, none));
+}
+
+// --- SHAKE-256 -------------------------------------------------------------------------------
+
+const RATE = 136;
+const ROUNDS = 24;
+
+/** Round constants as pairs of words, low word first. */
+const CONSTANTS = (() => {
+  const words = [];
+  let register = 1;
+  for (let round = 0; round < ROUNDS; round++) {
+    let constant = 0n;
+    for (let j = 0; j < 7; j++) {
+      if (register & 1) constant |= 1n << BigInt((1 << j) - 1);
+      register = (register << 1) ^ (register & 128 ? 0x171 : 0);
+    }
+    words.push(Number(constant & 0xffffffffn), Number(constant >> 32n));
+  }
+  return words;
+})();
+
+/** By how many bits each lane is rotated. */
+const ROTATIONS = (() => {
+  const by = new Array(25).fill(0);
+  let [x, y] = [1, 0];
+  for (let t = 0; t < ROUNDS; t++) {
+    by[x + 5 * y] = (((t + 1) * (t + 2)) / 2) % 64;
+    [x, y] = [y, (2 * x + 3 * y) % 5];
+  }
+  return by;
+})();
+
+/** Keccak-f[1600] on 25 lanes of two words. @param {Uint32Array} state */
+function permute(state) {
+  const moved = new Uint32Array(50);
+  const parity = new Uint32Array(10);
+  for (let round = 0; round < ROUNDS; round++) {
+    for (let i = 0; i < 10; i++) {
+      parity[i] = state[i] ^ state[i + 10] ^ state[i + 20] ^ state[i + 30] ^ state[i + 40];
+    }
+    for (let x = 0; x < 5; x++) {
+      const left = 2 * ((x + 4) % 5);
+      const right = 2 * ((x + 1) % 5);
+      const low = parity[left] ^ ((parity[right] << 1) | (parity[right + 1] >>> 31));
+      const high = parity[left + 1] ^ ((parity[right + 1] << 1) | (parity[right] >>> 31));
+      for (let y = 0; y < 25; y += 5) {
+        state[2 * (x + y)] ^= low;
+        state[2 * (x + y) + 1] ^= high;
+      }
+    }
+    for (let x = 0; x < 5; x++) {
+      for (let y = 0; y < 5; y++) {
+        const from = x + 5 * y;
+        const to = 2 * (y + 5 * ((2 * x + 3 * y) % 5));
+        const by = ROTATIONS[from] & 31;
+        const isSwapped = ROTATIONS[from] > 31;
+        const low = state[2 * from + (isSwapped ? 1 : 0)];
+        const high = state[2 * from + (isSwapped ? 0 : 1)];
+        moved[to] = by ? (low << by) | (high >>> (32 - by)) : low;
+        moved[to + 1] = by ? (high << by) | (low >>> (32 - by)) : high;
+      }
+    }
+    for (let y = 0; y < 50; y += 10) {
+      for (let x = 0; x < 10; x++) {
+        state[y + x] = moved[y + x] ^ (~moved[y + ((x + 2) % 10)] & moved[y + ((x + 4) % 10)]);
+      }
+    }
+    state[0] ^= CONSTANTS[2 * round];
+    state[1] ^= CONSTANTS[2 * round + 1];
+  }
+}
+
+/**
+ * SHAKE-256 without an end, as big-endian words of four bytes. The machine is little-endian.
+ * @param {Uint8Array} message @returns {Generator<number, never>}
+ */
+export function* shakeWords(message) {
+  const state = new Uint32Array(50);
+  const bytes = new Uint8Array(state.buffer);
+  const padded = new Uint8Array(Math.ceil((message.length + 1) / RATE) * RATE);
+  padded.set(message);
+  padded[message.length] ^= 0x1f;
+  padded[padded.length - 1] ^= 0x80;
+  for (let at = 0; at < padded.length; at += RATE) {
+    for (let i = 0; i < RATE; i++) bytes[i] ^= padded[at + i];
+    permute(state);
+  }
+  for (;;) {
+    const block = new DataView(bytes.slice(0, RATE).buffer);
+    for (let at = 0; at < RATE; at += 4) yield block.getUint32(at);
+    permute(state);
+  }
+}
+
+/** A uniform integer from 0 to a greatest one. @param {Generator<number, never>} words @param {number} greatest */
+export function drawUpTo(words, greatest) {
+  const mask = greatest ? 2 ** (32 - Math.clz32(greatest)) - 1 : 0;
+  for (;;) {
+    const word = (words.next().value & mask) >>> 0;
+    if (word <= greatest) return word;
+  }
+}

@@ -1,0 +1,333 @@
+/**
+ * A client of one message, classic suite, exact segments, both rules.
+ * Implements protocols/one_message/README.md.
+ * @module
+ */
+import { counterMode, expand, random, sealTo, sha256, verify } from "./crypto.js";
+import { addMask, gaussian, pieces, placed } from "./lattice.js";
+import { arrayOf, pack, reduce } from "./ring.js";
+import { CHECKS, PRIME, elements, evaluation, interpolation, multiply } from "./sharing.js";
+import {
+  Reader, bind, concat, equal, hash, header, integer, must, treeRoot, variable,
+} from "./wire.js";
+
+/** @typedef {{length: number, ringBits: number, bounds: [bigint, bigint] | null}} Segment */
+/**
+ * @typedef {object} Offer
+ * @property {Uint8Array} task @property {Uint8Array} layout @property {Segment[]} segments
+ * @property {number} degree @property {number} modulusBits @property {number} guardBits
+ * @property {number} droppedBits @property {number} capacity @property {number} capacityWeight
+ * @property {number} threshold @property {number} packing @property {number} corrupted
+ * @property {boolean} isCertified
+ * @property {number} minimumCohort @property {number} maximumWeight
+ * @property {Uint8Array} sum @property {bigint} round @property {Uint8Array} model
+ * @property {Uint8Array} application @property {Uint8Array} terms as they stand in the offer
+ * @property {boolean} isActive @property {bigint} epoch @property {number} expiry in seconds
+ * @property {{id: Uint8Array, key: Uint8Array, sealingKey: Uint8Array}[]} holders
+ * @property {Uint8Array} publicSeed @property {Uint8Array} t0
+ */
+/**
+ * The least that a client accepts, whatever a server offers.
+ * @typedef {object} HolderFloors
+ * @property {number} minimumCohort @property {number} minimumHolders
+ * @property {number} assumedCorrupted of the holders
+ */
+/** @type {Readonly<HolderFloors>} */
+export const HOLDER_FLOORS = Object.freeze({
+  minimumCohort: 3, minimumHolders: 4, assumedCorrupted: 1,
+});
+
+const KIND = Object.freeze({
+  payload: 2, record: 100, keys: 101, offer: 102, upload: 103, configuration: 110,
+});
+const DIGEST = 32;
+const OFFSET = 1n << 63n;
+/** The widest modulus of each degree that is estimated at 128 bits, with secrets of width 4.5. */
+const GREATEST_MODULUS = new Map([[1024, 27], [2048, 54], [4096, 64]]);
+
+// --- The offer -------------------------------------------------------------------------------
+
+/**
+ * Read an offer, and believe it as far as its signatures go.
+ * @param {Uint8Array} message
+ * @param {Uint8Array} authority this client's own; zeros in semi_honest mode
+ * @returns {Promise<Offer>}
+ */
+export async function readOffer(message, authority) {
+  const reader = new Reader(message, KIND.offer);
+  const record = await readRecord(reader.variable(), authority);
+  const keys = reader.list(reader.number(4), () => reader.variable());
+  const start = reader.at;
+  const task = reader.variable();
+  const layout = reader.variable();
+  const [degree, modulusBits, guardBits, droppedBits] = [2, 1, 1, 1].map((size) => reader.number(size));
+  const segments = reader.list(reader.number(4), () => readSegment(reader));
+  const [capacity, capacityWeight] = [reader.number(4), reader.number(8)];
+  const [holders, corrupted, threshold, packing, rule, quorum] = [2, 2, 2, 2, 1, 2].map((size) =>
+    reader.number(size),
+  );
+  const minimumCohort = reader.number(4);
+  reader.number(4); // corrupted clients, which noise alone needs
+  const maximumWeight = reader.number(4);
+  const configuration = message.slice(start, reader.at);
+  const termsStart = reader.at;
+  const sum = reader.take(16);
+  const round = reader.bigint();
+  const [model, application] = reader.list(2, () => reader.take(DIGEST));
+  const terms = message.slice(termsStart, reader.at);
+  reader.end();
+  const stated = [corrupted, threshold, packing, quorum, rule].join();
+  must(stated === record.stated, "inconsistent_data", "the record says otherwise than the offer");
+  must(
+    holders === record.holders.length && keys.length === holders,
+    "inconsistent_data", "the holders are not those of the record",
+  );
+  const sealingKeys = await Promise.all(keys.map((key, at) => readKeys(key, at, record)));
+  const epoch = await hash("one-message-epoch", ...keys);
+  return {
+    task, layout, segments, degree, modulusBits, guardBits, droppedBits, capacity, capacityWeight,
+    threshold, packing, corrupted, isCertified: rule === 1, minimumCohort, maximumWeight,
+    sum, round, model, application, terms,
+    isActive: record.isActive, epoch: record.number, expiry: record.expiry,
+    holders: record.holders.map((holder, at) => ({ ...holder, sealingKey: sealingKeys[at] })),
+    publicSeed: await hash("one-message-public-seed", epoch),
+    t0: await hash(
+      "one-message-configuration", epoch, concat(header(KIND.configuration), configuration),
+    ),
+  };
+}
+
+/** @param {Reader} reader @returns {Segment} */
+function readSegment(reader) {
+  const length = reader.number(8);
+  const ringBits = reader.number(1);
+  const isBounded = reader.number(1);
+  /** @type {[bigint, bigint] | null} */
+  const bounds = isBounded ? [reader.bigint() - OFFSET, reader.bigint() - OFFSET] : null;
+  must(!bounds || bounds[0] <= bounds[1], "out_of_range", "bounds in the wrong order");
+  must(reader.number(1) === 0, "below_floor", "this client sums without fine bits");
+  return { length, ringBits, bounds };
+}
+
+/** The authority's record of an epoch. @param {Uint8Array} record @param {Uint8Array} authority */
+async function readRecord(record, authority) {
+  const reader = new Reader(record, KIND.record);
+  const number = reader.bigint();
+  const [mode, suite, rule] = [reader.number(1), reader.number(1), reader.number(1)];
+  must(suite === 0, "below_floor", "this client speaks the classic suite alone");
+  must(mode <= 1 && rule <= 1, "out_of_range", "an unknown mode or rule");
+  const numbers = [reader.number(2), reader.number(2), reader.number(2), reader.number(2)];
+  const expiry = reader.number(8);
+  must(equal(reader.take(32), authority), "below_floor", "another authority");
+  const holders = reader.list(reader.number(4), () => ({ id: reader.take(8), key: reader.take(32) }));
+  const statement = concat(record.slice(0, reader.at), integer(0, 4));
+  const signature = reader.variable();
+  reader.end();
+  if (mode === 1) await verify(authority, signature, "one-message-record", statement);
+  else must(!signature.length, "malformed", "a signature in semi_honest mode");
+  return {
+    number, expiry, holders, isActive: mode === 1, stated: [...numbers, rule].join(),
+    digest: await hash("one-message-record", statement),
+  };
+}
+
+/**
+ * A holder's sealing key. @param {Uint8Array} message @param {number} position
+ * @param {Awaited<ReturnType<typeof readRecord>>} record
+ */
+async function readKeys(message, position, record) {
+  const reader = new Reader(message, KIND.keys);
+  must(
+    equal(reader.take(DIGEST), record.digest) && reader.number(2) === position,
+    "inconsistent_data", "keys of another record, or of another holder",
+  );
+  const sealingKey = reader.variable();
+  const nonce = reader.take(32);
+  const signature = reader.variable();
+  reader.end();
+  if (record.isActive) {
+    const parts = [record.digest, integer(position, 2), sealingKey, nonce];
+    await verify(record.holders[position].key, signature, "one-message-holder-keys", ...parts);
+  }
+  return sealingKey;
+}
+
+/**
+ * Refuse an offer below a floor; nothing was drawn or charged.
+ * @param {Offer} offer @param {HolderFloors} floors @param {number} now in seconds
+ */
+export function requireHolderFloors(offer, floors, now) {
+  const count = offer.holders.length;
+  const { corrupted, threshold, packing } = offer;
+  must(
+    count >= floors.minimumHolders && corrupted >= floors.assumedCorrupted,
+    "below_floor", `${count} holders, of whom ${corrupted} may be corrupted, are below a floor`,
+  );
+  must(
+    offer.minimumCohort >= floors.minimumCohort,
+    "below_floor", `a cohort of ${offer.minimumCohort} is below a floor`,
+  );
+  const least = offer.isCertified
+    ? corrupted + packing
+    : Math.floor((2 * count + corrupted) / 3) + packing;
+  must(
+    threshold >= least && threshold <= count,
+    "below_floor", `the threshold is ${threshold} of ${count}, and ${least} is the least`,
+  );
+  must(
+    offer.modulusBits <= (GREATEST_MODULUS.get(offer.degree) ?? 0),
+    "below_floor", "the lattice is below 128 bits, or of a degree that this client does not know",
+  );
+  must(now < offer.expiry, "expired", "the epoch of the holders is over");
+}
+
+// --- The upload ------------------------------------------------------------------------------
+
+/**
+ * The upload for an offer: the one message of a client.
+ * @param {Offer} offer
+ * @param {object} own
+ * @param {bigint} own.id
+ * @param {ArrayLike<number>[]} own.vectors a vector of integers for each segment of the layout
+ * @param {number} [own.weight]
+ * @param {import("./pairwise.js").Identity} [own.identity]
+ * @param {Uint8Array} [own.coins] 32 fresh bytes
+ */
+export async function upload(offer, { id, vectors, weight = 1, identity, coins = random(32) }) {
+  const me = integer(id, 8);
+  const { t0 } = offer;
+  const terms = await hash(
+    "one-message-terms", offer.sum, integer(offer.round, 8), offer.model, offer.application,
+  );
+  const key = offer.isActive ? /** @type {import("./pairwise.js").Identity} */ (identity).key : null;
+  const clamped = offer.segments.slice(0, -1).map((segment, i) => within(vectors[i], segment));
+  const about = [terms, await payloadDigest(offer, clamped), integer(weight, 8)];
+  const draw = await hedgedCoins(coins, [t0, me, ...about], await signed(key, "one-message-hedge", t0, ...about));
+  const nonce = await draw(32);
+  const seed = await draw(32);
+  const last = new Array(offer.segments[offer.segments.length - 1].length).fill(0);
+  last[0] = 1;
+  const words = placed(offer, [...clamped, last], weight);
+  const secret = await gaussian(await expand(seed, bind("one-message-secret"), 32), offer.degree);
+  const noise = await gaussian(await expand(seed, bind("one-message-noise"), 32), words.length);
+  await addMask(offer, words, secret, noise);
+  const vector = pieces(offer, words);
+  const { shares, rows, toPolynomial } = await dealt(offer, secret, draw, (j) =>
+    boundTo("one-message-dealt", offer, me, j, terms, nonce),
+  );
+  secret.fill(0);
+  const sealed = await Promise.all(shares.map((share, j) =>
+    sealTo(
+      offer.holders[j].sealingKey, boundTo("one-message-sealing", offer, me, j, terms, nonce), share,
+    ),
+  ));
+  const leaves = sealed.map((bytes, j) => hash("one-message-leaf", holderName(offer, j), bytes));
+  const root = await treeRoot(await Promise.all(leaves));
+  const digests = await Promise.all(vector.map((piece, i) =>
+    sha256(concat(bind("upload-piece", t0, me, integer(i, 4)), piece)),
+  ));
+  const whole = await hash("one-message-vector", ...digests);
+  const challenge = await hash("one-message-statement", t0, me, terms, nonce, whole, root);
+  const polynomial = await proof(rows, toPolynomial, challenge);
+  const statement = await hash("one-message-signed-upload", challenge, polynomial);
+  const signature = await signed(key, "one-message-signed-upload", t0, statement);
+  const who = key && identity ? concat(key.public, identity.certificate) : new Uint8Array(0);
+  return concat(
+    header(KIND.upload), t0, me, variable(who), offer.terms, nonce,
+    integer(digests.length, 4), ...digests, variable(concat(...vector)), variable(polynomial),
+    integer(sealed.length, 4), ...sealed.map(variable), variable(signature),
+  );
+}
+
+/** @param {import("./crypto.js").SigningKey | null} key @param {string} label @param {...Uint8Array} parts */
+async function signed(key, label, ...parts) {
+  return key ? key.sign(label, ...parts) : new Uint8Array(0);
+}
+
+/** Values within their bounds: nothing is refused once they were made. @param {ArrayLike<number>} values @param {Segment} segment */
+function within(values, { bounds, length }) {
+  must(values.length === length, "layout_mismatch", `${length} values are due, not ${values.length}`);
+  if (!bounds) return values;
+  const [least, greatest] = bounds.map(Number);
+  return Array.from(values, (value) => Math.min(greatest, Math.max(least, value)));
+}
+
+/** The digest of an update in its canonical encoding; it and the coins decide what is drawn. @param {Offer} offer @param {ArrayLike<number>[]} vectors */
+async function payloadDigest(offer, vectors) {
+  const packed = vectors.map((values, i) => {
+    const { ringBits } = offer.segments[i];
+    const convert = ringBits > 32 ? BigInt : Number;
+    return pack(reduce(arrayOf(ringBits).from(values, convert), ringBits), ringBits);
+  });
+  return sha256(concat(header(KIND.payload), await hash("layout", offer.layout), ...packed));
+}
+
+/**
+ * Coins that follow from fresh ones and from what they are for.
+ * @param {Uint8Array} coins @param {Uint8Array[]} about @param {Uint8Array} signature
+ */
+async function hedgedCoins(coins, about, signature) {
+  const root = await expand(coins, bind("hedged-root", ...about, signature), 32);
+  let draws = 0;
+  return async (/** @type {number} */ count) => {
+    const key = await expand(root, bind("hedged-coins", integer(++draws, 8)), 32);
+    return counterMode(key, new Uint8Array(16), count);
+  };
+}
+
+/** @param {Offer} offer @param {number} j */
+const holderName = (offer, j) => concat(integer(j, 2), offer.holders[j].id);
+
+/** @param {string} label @param {Offer} offer @param {Uint8Array} me @param {number} j @param {Uint8Array} terms @param {Uint8Array} nonce */
+const boundTo = (label, offer, me, j, terms, nonce) =>
+  bind(label, offer.t0, me, holderName(offer, j), terms, nonce);
+
+/**
+ * Shares of the secret: seeds for the first holders, words for the others.
+ * @param {Offer} offer @param {Int8Array} secret @param {(count: number) => Promise<Uint8Array>} draw
+ * @param {(j: number) => Uint8Array} context
+ */
+async function dealt(offer, secret, draw, context) {
+  const { packing, threshold, holders } = offer;
+  const width = offer.degree / packing;
+  const free = await elements(await draw(32), "one-message-free-values", new Uint8Array(0), packing * CHECKS);
+  const rows = Array.from({ length: packing }, (_, i) => {
+    const row = new Uint16Array(width + CHECKS);
+    for (let k = 0; k < width; k++) row[k] = (secret[i * width + k] + PRIME) % PRIME;
+    row.set(free.slice(i * CHECKS, (i + 1) * CHECKS), width);
+    return row;
+  });
+  const seeded = threshold - packing;
+  /** @type {Uint8Array[]} */
+  const shares = [];
+  for (let j = 0; j < seeded; j++) shares.push(await draw(32));
+  for (let j = 0; j < seeded; j++) {
+    rows.push(await elements(shares[j], "one-message-share", context(j), width + CHECKS));
+  }
+  const points = [
+    ...Array.from({ length: packing }, (_, i) => (PRIME - i) % PRIME),
+    ...Array.from({ length: seeded }, (_, j) => j + 1),
+  ];
+  const toPolynomial = interpolation(points);
+  const others = Array.from({ length: holders.length - seeded }, (_, i) => seeded + i + 1);
+  const columns = toPolynomial.map((row) => Uint16Array.from(row));
+  const transfer = multiply(evaluation(others, threshold), columns);
+  for (const words of multiply(transfer, rows)) shares.push(new Uint8Array(words.buffer));
+  return { shares, rows, toPolynomial };
+}
+
+/** The polynomials that prove a sharing. @param {Uint16Array[]} rows @param {number[][]} toPolynomial @param {Uint8Array} challenge */
+async function proof(rows, toPolynomial, challenge) {
+  const width = rows[0].length - CHECKS;
+  const factors = await elements(challenge, "one-message-challenge", new Uint8Array(0), width * CHECKS);
+  const combined = rows.map((row) => {
+    const out = new Uint16Array(CHECKS);
+    for (let check = 0; check < CHECKS; check++) {
+      let sum = row[width + check];
+      for (let k = 0; k < width; k++) sum = (sum + row[k] * factors[k * CHECKS + check]) % PRIME;
+      out[check] = sum;
+    }
+    return out;
+  });
+  return concat(...multiply(toPolynomial, combined).map((words) => new Uint8Array(words.buffer)));
+}

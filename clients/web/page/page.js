@@ -1,0 +1,128 @@
+/**
+ * The page of `secagg serve --page`: a visitor draws, sees what the server sees, and sees the sum.
+ * @module
+ */
+import { planOf } from "../encoding.js";
+import { Left, contribute, identityOf } from "../http.js";
+import { Refused } from "../wire.js";
+import { Drawing, SIDE, show } from "./drawing.js";
+
+/** @template {HTMLElement} T @param {string} id @returns {T} */
+const element = (id) => /** @type {T} */ (document.getElementById(id));
+
+const [send, clear] = ["send", "clear"].map((id) => /** @type {HTMLButtonElement} */ (element(id)));
+const seen = /** @type {HTMLCanvasElement} */ (element("seen"));
+const mean = /** @type {HTMLCanvasElement} */ (element("mean"));
+const stages = [...element("stages").children];
+const drawing = new Drawing(/** @type {HTMLCanvasElement} */ (element("drawing")));
+const BLANK = new Float32Array(SIDE * SIDE);
+/** Bytes of an upload before its first value: header and tag, and in active mode a signature. */
+const HEAD = { semi_honest: 15, active: 15 + 64 };
+/** The upload is the answer to this stage of pairwise masks. */
+const UPLOAD_STAGE = 2;
+/** The session that this tab took part in last. */
+let last = "";
+
+/** @param {string} sentence */
+const say = (sentence) => (element("say").textContent = sentence);
+
+/** An invitation is a key file behind the link's number sign; it is never sent to the server. */
+async function invitation() {
+  const text = decodeURIComponent(location.hash.slice(1));
+  return text ? identityOf(text) : undefined;
+}
+
+/** Show which stages are done. @param {number} done */
+function showStages(done) {
+  stages.forEach((item, i) => {
+    item.className = i < done ? "done" : i === done ? "now" : "";
+    if (i === done) item.setAttribute("aria-current", "step");
+    else item.removeAttribute("aria-current");
+  });
+}
+
+/**
+ * The values of an upload as the server has them: so many bits each, from 0 to 1.
+ * @param {Uint8Array} upload @param {number} bits @param {number} head
+ */
+function maskedLevels(upload, bits, head) {
+  return Float32Array.from({ length: SIDE * SIDE }, (_, i) => {
+    let value = 0;
+    for (let bit = bits - 1; bit >= 0; bit--) {
+      const at = i * bits + bit;
+      value = 2 * value + ((upload[head + (at >> 3)] >> (at & 7)) & 1);
+    }
+    return value / (2 ** bits - 1);
+  });
+}
+
+/** @param {import("../http.js").Card} card */
+function showCard(card) {
+  const { clients } = card.terms;
+  say(`A sum of up to ${clients} drawings is open. It waits for the others.`);
+  element("mode").textContent = card.mode === "active"
+    ? "Each visitor has a certified key, so nobody can take part twice or in another's name."
+    : "Seats are anonymous here: the server is trusted not to fill them all itself. With " +
+      "invitations, which hold certified keys, it need not be.";
+}
+
+/** @param {import("../http.js").Stage} stage @param {import("../http.js").Card} card */
+function showStage({ number, answer }, card) {
+  showStages(number + 1);
+  if (number !== UPLOAD_STAGE) return;
+  const head = card.mode === "active" ? HEAD.active : HEAD.semi_honest;
+  show(seen, maskedLevels(answer, planOf(card.terms).ringBits, head));
+  const note = `${answer.length} bytes, random to everybody who lacks the others' masks.`;
+  element("seen-note").textContent = note;
+  seen.setAttribute("aria-label", `Noise: ${note}`);
+}
+
+/** @param {import("../http.js").Outcome} outcome */
+function showOutcome({ isReleased, sentence, result }) {
+  say(sentence);
+  if (!isReleased || !result) return;
+  showStages(stages.length);
+  show(mean, result.mean);
+  const note = `${result.count} drawings, added before anybody could look at one.`;
+  element("mean-note").textContent = note;
+  mean.setAttribute("aria-label", `The average of ${note}`);
+}
+
+async function takePart() {
+  if (drawing.isEmpty) {
+    say("Draw something first.");
+    return;
+  }
+  send.disabled = clear.disabled = drawing.isLocked = true;
+  delete document.body.dataset.ended;
+  show(seen, BLANK);
+  showStages(0);
+  /** @type {import("../http.js").Card} */
+  let card;
+  try {
+    const outcome = await contribute(location.origin, drawing.ink, {
+      identity: await invitation(),
+      after: last,
+      onCard: (given) => {
+        card = given;
+        showCard(given);
+      },
+      onStage: (stage) => showStage(stage, card),
+    });
+    last = outcome.card.session;
+    showOutcome(outcome);
+  } catch (error) {
+    const isKnown = error instanceof Refused || error instanceof Left;
+    say(isKnown ? `Nothing more was sent: ${error.message}.` : "This browser cannot take part.");
+    if (!isKnown) throw error;
+  } finally {
+    send.disabled = clear.disabled = drawing.isLocked = false;
+    document.body.dataset.ended = "yes";
+  }
+}
+
+send.addEventListener("click", () => void takePart());
+clear.addEventListener("click", () => drawing.clear());
+const link = /** @type {HTMLAnchorElement} */ (element("link"));
+link.href = link.textContent = location.origin + location.pathname;
+for (const canvas of [seen, mean]) show(canvas, BLANK);

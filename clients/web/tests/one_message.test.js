@@ -1,0 +1,51 @@
+/** The uploads of one message, made again: every byte but those that HPKE draws and what follows from them. */
+import assert from "node:assert/strict";
+import { readFileSync } from "node:fs";
+import { test } from "node:test";
+import { fileURLToPath } from "node:url";
+
+import { SigningKey } from "../crypto.js";
+import { readOffer, upload } from "../one_message.js";
+import { Reader, hex, integer, unhex } from "../wire.js";
+
+const folder = fileURLToPath(new URL("../../../tests/vectors/one_message/", import.meta.url));
+
+/** The parts of an upload that follow from recorded coins. @param {Uint8Array} message */
+function pinned(message) {
+  const reader = new Reader(message, 103);
+  const head = [reader.take(32), reader.take(8), reader.variable(), reader.take(88), reader.take(32)];
+  const pieces = reader.list(reader.number(4), () => reader.take(32));
+  return [...head, ...pieces, reader.variable()].map(hex);
+}
+
+for (const name of ["semi_honest", "certified", "one_answer"]) {
+  const vector = JSON.parse(readFileSync(`${folder}${name}.json`, "utf8"));
+  for (const [role, inputs] of Object.entries(vector.inputs)) {
+    test(`${name}, ${role}: the masked vector is the recorded one`, async () => {
+      const { identities } = vector;
+      const authority = identities.authority && (await SigningKey.of(unhex(identities.authority)));
+      const offer = await readOffer(
+        unhex(vector.messages.offer), authority ? authority.public : new Uint8Array(32),
+      );
+      const id = BigInt(role.split("/")[1]);
+      let identity;
+      if (authority) {
+        const key = await SigningKey.of(unhex(identities[role]));
+        const certificate = await authority.sign(
+          "certificate", authority.public, integer(id, 8), key.public,
+        );
+        identity = { id, key, certificate, authority: authority.public };
+      }
+      const made = await upload(offer, {
+        id,
+        identity,
+        vectors: inputs.map((values) => values.map(Number)),
+        weight: Number(vector.weights[role]),
+        coins: unhex(vector.coins[role]),
+      });
+      const recorded = unhex(vector.messages[role.replace("client", "upload")]);
+      assert.equal(made.length, recorded.length);
+      assert.deepEqual(pinned(made), pinned(recorded));
+    });
+  }
+}

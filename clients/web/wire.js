@@ -1,0 +1,245 @@
+/**
+ * Bytes on the wire: integers, bound strings, messages, sets of clients and hash trees.
+ * Implements protocols/README.md and the formats of protocols/pairwise_mask/README.md.
+ * @module
+ */
+import { sha256 } from "./crypto.js";
+
+const encoder = new TextEncoder();
+const PREFIX = "secagg/1/";
+const MAGIC = "SAGG";
+const FORMAT = 1;
+
+/** A message, an offer or a request that this client does not accept. */
+export class Refused extends Error {
+  /** @param {string} reason @param {string} sentence */
+  constructor(reason, sentence) {
+    super(sentence);
+    this.reason = reason;
+  }
+}
+
+/**
+ * Refuse unless a condition holds.
+ * @param {unknown} condition @param {string} reason @param {string} sentence
+ * @returns {asserts condition}
+ */
+export function must(condition, reason, sentence) {
+  if (!condition) throw new Refused(reason, sentence);
+}
+
+// --- Bytes -----------------------------------------------------------------------------------
+
+/** @param {...(Uint8Array | number[])} parts @returns {Uint8Array} */
+export function concat(...parts) {
+  const out = new Uint8Array(parts.reduce((total, part) => total + part.length, 0));
+  let at = 0;
+  for (const part of parts) {
+    out.set(part, at);
+    at += part.length;
+  }
+  return out;
+}
+
+/** An integer, big-endian. @param {number | bigint} value @param {number} size */
+export function integer(value, size) {
+  const out = new Uint8Array(size);
+  let rest = BigInt(value);
+  for (let i = size - 1; i >= 0; i--) {
+    out[i] = Number(rest & 255n);
+    rest >>= 8n;
+  }
+  return out;
+}
+
+/** @param {Uint8Array} bytes @returns {string} */
+export const hex = (bytes) => Array.from(bytes, (x) => x.toString(16).padStart(2, "0")).join("");
+
+/** @param {string} digits @returns {Uint8Array} */
+export function unhex(digits) {
+  must(/^([0-9a-f]{2})*$/.test(digits), "malformed", "hexadecimal digits are due, in pairs");
+  return Uint8Array.from(digits.match(/../g) ?? [], (pair) => parseInt(pair, 16));
+}
+
+/** A big-endian integer of any length. @param {Uint8Array} bytes */
+export const toBigInt = (bytes) => (bytes.length ? BigInt(`0x${hex(bytes)}`) : 0n);
+
+/** @param {string} text */
+export const utf8 = (text) => encoder.encode(text);
+
+/** @param {Uint8Array} a @param {Uint8Array} b */
+export function equal(a, b) {
+  let difference = a.length ^ b.length;
+  for (let i = 0; i < a.length; i++) difference |= a[i] ^ b[i];
+  return difference === 0;
+}
+
+/** Whether a stands before b, as numbers of one length. @param {Uint8Array} a @param {Uint8Array} b */
+export function isLess(a, b) {
+  const at = a.findIndex((byte, i) => byte !== b[i]);
+  return at >= 0 && a[at] < b[at];
+}
+
+// --- Bound strings ---------------------------------------------------------------------------
+
+/** A label and parts as one string that no other label and parts give.
+ * @param {string} label @param {...Uint8Array} parts */
+export const bind = (label, ...parts) =>
+  concat(utf8(PREFIX + label), ...parts.flatMap((part) => [integer(part.length, 4), part]));
+
+/** H of the specification. @param {string} label @param {...Uint8Array} parts */
+export const hash = (label, ...parts) => sha256(bind(label, ...parts));
+
+/** A commitment: the secret comes last, without its length.
+ * @param {string} label @param {Uint8Array[]} parts @param {Uint8Array} secret */
+export const commit = (label, parts, secret) => sha256(concat(bind(label, ...parts), secret));
+
+// --- Messages --------------------------------------------------------------------------------
+
+/** The first seven bytes of a message. @param {number} kind */
+export const header = (kind) => concat(utf8(MAGIC), [FORMAT], integer(kind, 2));
+
+/** The kind of a message. @param {Uint8Array} message */
+export const kindOf = (message) => (message[5] << 8) | message[6];
+
+/** Bytes with their length before them. @param {Uint8Array} bytes */
+export const variable = (bytes) => concat(integer(bytes.length, 4), bytes);
+
+/** Reads a message from its header to its end, and refuses what is left over. */
+export class Reader {
+  /** @param {Uint8Array} message @param {number} kind */
+  constructor(message, kind) {
+    this.message = message;
+    this.at = 0;
+    must(equal(this.take(4), utf8(MAGIC)), "bad_magic", "this is not a message of this protocol");
+    must(this.number(1) === FORMAT, "unsupported_version", "this message has another version");
+    must(this.number(2) === kind, "wrong_kind", `a message of kind ${kind} is due`);
+  }
+
+  /** The next bytes. @param {number} count */
+  take(count) {
+    must(this.at + count <= this.message.length, "truncated", "the message ends early");
+    this.at += count;
+    return this.message.slice(this.at - count, this.at);
+  }
+
+  /** An integer below 2^53. @param {number} size */
+  number(size) {
+    const value = toBigInt(this.take(size));
+    must(value <= Number.MAX_SAFE_INTEGER, "out_of_range", "an integer is too large");
+    return Number(value);
+  }
+
+  /** An integer of 64 bits. */
+  bigint() {
+    return toBigInt(this.take(8));
+  }
+
+  /** Bytes with their length before them. */
+  variable() {
+    return this.take(this.number(4));
+  }
+
+  /** So many values, each read by a function. @template T @param {number} count @param {() => T} read */
+  list(count, read) {
+    /** @type {T[]} */
+    const out = [];
+    for (let i = 0; i < count; i++) out.push(read());
+    return out;
+  }
+
+  /** Positions below a size, as a set of bits. @param {number} size */
+  set(size) {
+    const bits = this.take((size + 7) >> 3);
+    const out = [];
+    for (let i = 0; i < bits.length * 8; i++) {
+      if (!((bits[i >> 3] >> (i & 7)) & 1)) continue;
+      must(i < size, "fill_bits_set", "bits beyond the end of a set are not zero");
+      out.push(i);
+    }
+    return out;
+  }
+
+  /** Refuse what is left over. */
+  end() {
+    must(this.at === this.message.length, "trailing_bytes", "bytes follow the end of a message");
+  }
+}
+
+// --- Sets and lists of clients ---------------------------------------------------------------
+
+/** Positions as a set of bits. @param {Iterable<number>} positions @param {number} size */
+export function bitSet(positions, size) {
+  const out = new Uint8Array((size + 7) >> 3);
+  for (const at of positions) out[at >> 3] |= 1 << (at & 7);
+  return out;
+}
+
+/** Strictly increasing ids: each gap less one, in seven bits a byte, lowest first.
+ * @param {Uint8Array} bytes @param {number} limit @returns {bigint[]} */
+export function idsOf(bytes, limit) {
+  const ids = [];
+  let last = -1n;
+  let gap = 0n;
+  let shift = 0n;
+  for (const byte of bytes) {
+    gap |= BigInt(byte & 127) << shift;
+    if (byte & 128) {
+      shift += 7n;
+      must(shift < 70n, "malformed", "an id is too long");
+      continue;
+    }
+    must(byte || !shift, "not_canonical", "a gap has a shorter encoding");
+    last += gap + 1n;
+    must(last < 1n << 64n && ids.length < limit, "out_of_range", "too many ids, or too large ones");
+    ids.push(last);
+    gap = shift = 0n;
+  }
+  must(!shift, "truncated", "a list of ids ends early");
+  return ids;
+}
+
+// --- Hash trees ------------------------------------------------------------------------------
+
+/** @param {Uint8Array} left @param {Uint8Array} right */
+const node = (left, right) => hash("merkle-node", left, right);
+
+/** The root of a tree; a node without a sibling moves up. @param {Uint8Array[]} leaves */
+export async function treeRoot(leaves) {
+  let level = leaves;
+  while (level.length > 1) {
+    const pairs = [];
+    for (let i = 0; i < level.length; i += 2) pairs.push(level.slice(i, i + 2));
+    level = await Promise.all(pairs.map(([left, right]) => (right ? node(left, right) : left)));
+  }
+  return level[0];
+}
+
+/**
+ * The root that some leaves and the nodes beside their paths give.
+ * @param {number} count of all leaves @param {Map<number, Uint8Array>} leaves
+ * @param {Uint8Array[]} nodes in the order in which they are needed
+ */
+export async function rootFrom(count, leaves, nodes) {
+  let known = leaves;
+  let used = 0;
+  for (let width = count; width > 1; width = (width + 1) >> 1) {
+    /** @type {Map<number, Uint8Array>} */
+    const above = new Map();
+    for (const at of [...known.keys()].sort((a, b) => a - b)) {
+      if (above.has(at >> 1)) continue;
+      const own = /** @type {Uint8Array} */ (known.get(at));
+      const sibling = at ^ 1;
+      if (sibling === width) {
+        above.set(at >> 1, own);
+        continue;
+      }
+      const other = known.get(sibling) ?? nodes[used++];
+      must(other, "truncated", "a proof has too few nodes");
+      above.set(at >> 1, await (at < sibling ? node(own, other) : node(other, own)));
+    }
+    known = above;
+  }
+  must(used === nodes.length, "trailing_bytes", "a proof has too many nodes");
+  return /** @type {Uint8Array} */ (known.get(0));
+}
