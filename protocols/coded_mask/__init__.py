@@ -10,15 +10,13 @@ if TYPE_CHECKING:
     from .floors import Floors as Floors
     from .session import CodedMaskHelpers as CodedMaskHelpers
     from .session import CodedMaskMember as CodedMaskMember
-    from .session import CodedMaskServerSession as CodedMaskServerSession
+    from .session import CodedMaskSettings as CodedMaskSettings
     from .session import open_session as open_session
-    from .settings import CodedMaskSettings as CodedMaskSettings
 else:
     __getattr__, __dir__, __all__ = lazy(
         __name__,
         {
             "floors": "Floors",
-            "session": "CodedMaskHelpers CodedMaskMember CodedMaskServerSession open_session",
-            "settings": "CodedMaskSettings",
+            "session": "CodedMaskHelpers CodedMaskMember CodedMaskSettings open_session",
         },
     )

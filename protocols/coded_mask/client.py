@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from enum import StrEnum
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -13,148 +14,200 @@ from secagg.crypto.entropy import Coins
 from secagg.crypto.hpke import sealing_key, sealing_pair
 from secagg.crypto.ring import low_bits
 from secagg.crypto.secret import Confined, Secret
-from secagg.errors import PeerMisbehaved, Reason, UnexpectedMessage
+from secagg.errors import (
+    InvalidParameters,
+    MalformedMessage,
+    Misuse,
+    PeerError,
+    PeerMisbehaved,
+    Reason,
+    UnexpectedMessage,
+    blaming,
+)
 from secagg.identifiers import ClientId, ServerId
 from secagg.wire import MessageKind, message_kind
 
 from .configuration import Configuration
 from .field import ELEMENT_BYTES, FIELD, Vector, decode_vector, encode_vector, pieces_of, uniform
-from .messages import decode_entries, encode_body, encode_entries, roster_digest, sealing_info, survivors_of
+from .messages import decode_entries, encode_body, encode_entries, roster_digest, sealing_info
+
+if TYPE_CHECKING:
+    from secagg.session.roles import LateUpdate, Subject
 
 _ROOT_BYTES = 32
-Source = Callable[[Configuration], tuple[Payload, int]]
-"""Returns what a client uploads, and how often it counts."""
 
 
 class State(StrEnum):
     """What a client awaits."""
 
-    ROSTER = "roster"
-    DELIVERY = "delivery"
+    ROSTER = "a roster"
+    DELIVERY = "a delivery"
     SURVIVORS = "survivors"
-    DONE = "done"
+    DONE = "nothing more"
+
+
+class Held(Confined):
+    """What a client holds between two messages of a sum."""
+
+    def __init__(self, configuration: Configuration, coins: Coins) -> None:
+        """Draw a key pair and a mask."""
+        self.configuration, self.state = configuration, State.ROSTER
+        with Secret.random("sealing root", _ROOT_BYTES, coins) as root:
+            self.pair = sealing_pair(configuration.suite, root, configuration.context)
+        self.mask = uniform(configuration.length, coins)
+        self.roster, self.clients = b"", tuple[ClientId, ...]()
+        self.pieces = dict[ClientId, Vector]()
+
+    def wipe(self) -> None:
+        """Overwrite what is secret."""
+        self.state = State.DONE
+        for vector in (self.mask, *self.pieces.values()):
+            vector[:] = 0
+        self.pieces.clear()
+        self.pair.wipe()
 
 
 class Client(Confined):
-    """One client of one sum, against a server that follows the protocol and is curious."""
+    """A client's side of one sum, against a server that follows the protocol and is curious; see ``ClientSession``."""
 
-    def __init__(self, client: ClientId, configuration: Configuration, source: Source, coins: Coins) -> None:
-        """Prepare; the configuration is one that the client has chosen or checked.
+    faults: tuple[PeerError, ...] = ()
+    """None: a piece that does not open ends the session."""
+
+    def __init__(  # noqa: PLR0913 -- what a client brings
+        self,
+        client: ClientId,
+        subject: Subject,
+        update: LateUpdate | None,
+        *,
+        coins: Coins,
+        admit: Callable[[Configuration], None],
+        charge: Callable[[Configuration], None],
+        keep: Callable[[Held], Secret],
+        held: Held | None = None,
+    ) -> None:
+        """Begin, or go on with what was held.
 
         Args:
-            source: makes the update when the upload is due.
+            admit: refuses what is below the client's floors.
+            charge: spends the round and the model for good before the update is made; raises to refuse.
+            keep: keeps what is suspended, and returns what it is asked for by.
         """
-        self.client, self.configuration, self.state, self.source = client, configuration, State.ROSTER, source
-        self._coins = coins
-        with Secret.random("sealing root", _ROOT_BYTES, coins) as root:
-            self._pair = sealing_pair(configuration.suite, root, configuration.context)
-        self._mask = uniform(configuration.length, coins)
-        self._roster, self._clients = b"", tuple[ClientId, ...]()
-        self._pieces = dict[ClientId, Vector]()
+        self.client, self._subject, self._update, self._held = client, subject, update, held
+        self._coins, self._admit, self._charge, self._keep = coins, admit, charge, keep
+        self._is_over = False
 
-    @property
-    def advertisement(self) -> bytes:
-        """The client's first message: its key."""
-        return encode_body(MessageKind.CODED_MASK_KEY, self.configuration, self._pair.public_key.encoded)
+    def answer(self, message: bytes) -> bytes:
+        """Return the answer to a message; that to the offer, which floors and subject have to admit, is a key."""
+        if self._is_over:
+            raise Misuse("the client has left this session", reason=Reason.ALREADY_SPENT)
+        if self._held is None:
+            configuration = Configuration.decode(message)
+            self._admit(configuration)
+            configuration.require_subject(self._subject)
+            self._held = Held(configuration, self._coins)
+            return encode_body(MessageKind.CODED_MASK_KEY, configuration, self._held.pair.public_key.encoded)
+        steps = {State.ROSTER: self._deal, State.DELIVERY: self._upload, State.SURVIVORS: self._add}
+        try:
+            with blaming(ServerId()):
+                return steps.get(self._held.state, _no_more)(self._held, message)
+        except UnexpectedMessage:
+            raise
+        except BaseException:
+            # Also where the ledger cannot be written.
+            self.abort()
+            raise
 
-    def receive(self, message: bytes) -> bytes:
-        """Return the answer to what the server sends; each step is done once.
+    def suspend(self) -> Secret | None:
+        """Return a handle, and answer no more; what it stands for stays in the member's memory."""
+        held, self._held, self._is_over = self._held, None, True
+        return None if held is None or held.state is State.DONE else self._keep(held)
 
-        Raises:
-            PeerError: the message is wrong or not due; nothing has changed.
-        """
-        match (self.state, message_kind(message)):
-            case (State.ROSTER, MessageKind.CODED_MASK_ROSTER):
-                return self._deal(message)
-            case (State.DELIVERY, MessageKind.CODED_MASK_DELIVERY):
-                return self._upload(message)
-            case (State.SURVIVORS, MessageKind.CODED_MASK_SURVIVORS):
-                return self._answer(message)
-            case (state, kind):
-                due = "nothing more" if state is State.DONE else f"a {state}"
-                raise UnexpectedMessage(expected=due, received=kind.name, culprits={ServerId()})
+    def abort(self) -> None:
+        """Leave and wipe; an update that was taken stays spent."""
+        self._is_over = True
+        if self._held is not None:
+            self._held.wipe()
 
-    def _deal(self, message: bytes) -> bytes:
+    # --- The other answers --------------------------------------------------------------------------------------------
+
+    def _deal(self, held: Held, message: bytes) -> bytes:
         """Cut the mask into coded pieces, and seal one to every client.
 
         Implements: [SHY+22] Algorithm 1, offline encoding and sharing of local masks.
         """
-        configuration = self.configuration
+        configuration = held.configuration
         keys = decode_entries(MessageKind.CODED_MASK_ROSTER, configuration, message)
-        if keys.get(self.client) != self._pair.public_key.encoded or len(keys) < configuration.target:
+        if keys.get(self.client) != held.pair.public_key.encoded or len(keys) < configuration.target:
             raise _wrong("a roster has this client's key, and as many as must stay", Reason.ROSTER_INVALID)
-        checked = {client: sealing_key(configuration.suite, key, culprits={client}) for client, key in keys.items()}
-        clients, roster = tuple(keys), roster_digest(configuration, keys)
+        held.clients, held.roster = tuple(keys), roster_digest(configuration, keys)
         length, count = configuration.piece_length, configuration.target - configuration.privacy
         parts = np.zeros((configuration.target, length), np.int64)
-        parts[:count].reshape(-1)[: self._mask.size] = self._mask
+        parts[:count].reshape(-1)[: held.mask.size] = held.mask
         noise = uniform(configuration.privacy * length, self._coins)
         parts[count:] = noise.reshape(configuration.privacy, length)
-        pieces = pieces_of(parts, len(clients))
+        pieces = pieces_of(parts, len(keys))
         sealed = dict[ClientId, bytes]()
-        for client, piece in zip(clients, pieces, strict=True):
+        for (client, key), piece in zip(keys.items(), pieces, strict=True):
+            receiver = sealing_key(configuration.suite, key, culprits={client})
             with Secret("piece of a mask", encode_vector(piece)) as secret:
-                sealed[client] = checked[client].seal(secret, sealing_info(roster, self.client, client))
-        parts[:] = 0
-        noise[:] = 0
-        pieces[:] = 0
-        self._clients, self._roster, self.state = clients, roster, State.DELIVERY
+                sealed[client] = receiver.seal(secret, sealing_info(held.roster, self.client, client))
+        for used in (parts, noise, pieces):
+            used[:] = 0
+        held.state = State.DELIVERY
         return encode_entries(MessageKind.CODED_MASK_PIECES, configuration, sealed)
 
-    def _upload(self, message: bytes) -> bytes:
-        """Open the others' pieces, and upload the masked input.
+    def _upload(self, held: Held, message: bytes) -> bytes:
+        """Open the others' pieces, charge the ledger, make the update, and upload it under its mask.
 
         Implements: [SHY+22] Algorithm 1, masking and uploading of local models.
         """
-        configuration, pieces = self.configuration, dict[ClientId, Vector]()
-        length = configuration.piece_length
+        configuration, length = held.configuration, held.configuration.piece_length
         for sender, sealed in decode_entries(MessageKind.CODED_MASK_DELIVERY, configuration, message).items():
-            if sender not in self._clients:
+            if sender not in held.clients:
                 raise _wrong(f"{sender} is not on the roster", Reason.ROSTER_INVALID)
-            info = sealing_info(self._roster, sender, self.client)
-            with self._pair.open(
+            info = sealing_info(held.roster, sender, self.client)
+            with held.pair.open(
                 "piece of a mask", sealed, ELEMENT_BYTES * length, info, culprits=unverified(sender)
             ) as opened:
-                pieces[sender] = decode_vector(opened.expose(), length)
-        if self.client not in pieces or len(pieces) < configuration.target:
+                held.pieces[sender] = decode_vector(opened.expose(), length)
+        if self.client not in held.pieces or len(held.pieces) < configuration.target:
             raise _wrong("a delivery has this client's own piece, and as many as must stay", Reason.ROSTER_INVALID)
-        payload, weight = self.source(configuration)
-        configuration.require_fitting(payload, weight)
-        elements = _elements(configuration, payload, weight)
-        masked = (elements + self._mask) % FIELD
-        elements[:] = 0
-        self._mask[:] = 0
-        self._pieces, self.state = pieces, State.SURVIVORS
+        if self._update is None:
+            raise InvalidParameters("the message that an upload answers brings the model, and this one did not")
+        if self._update.model_for(self._subject) != configuration.model_digest:
+            raise InvalidParameters(
+                "the sum is about another model than the update was trained from", reason=Reason.BELOW_FLOOR
+            )
+        self._charge(configuration)
+        # Nothing is refused after that.
+        made = self._update.take(configuration.layout, range(1, configuration.maximum_weight + 1))
+        elements = elements_of(configuration, made.payload, made.weight)
+        masked = (elements + held.mask) % FIELD
+        elements[:] = held.mask[:] = 0
+        held.state = State.SURVIVORS
         return encode_body(MessageKind.CODED_MASK_INPUT, configuration, encode_vector(masked))
 
-    def _answer(self, message: bytes) -> bytes:
+    def _add(self, held: Held, message: bytes) -> bytes:
         """Add the pieces of those who uploaded; once, because two sums would differ in somebody's mask.
 
         Implements: [SHY+22] Algorithm 1, one-shot recovery of the aggregated mask.
         """
-        configuration = self.configuration
-        survivors = survivors_of(decode_entries(MessageKind.CODED_MASK_SURVIVORS, configuration, message))
-        if len(survivors) < configuration.target or not set(survivors) <= self._pieces.keys():
+        configuration = held.configuration
+        survivors = decode_entries(MessageKind.CODED_MASK_SURVIVORS, configuration, message)
+        if any(survivors.values()):
+            raise MalformedMessage("a set holds clients alone", reason=Reason.TRAILING_BYTES)
+        if len(survivors) < configuration.target or not survivors.keys() <= held.pieces.keys():
             raise _wrong("a set has as many as must stay, of those whose pieces came", Reason.SURVIVORS_INVALID)
-        total = np.zeros(configuration.piece_length, np.int64)
-        for survivor in survivors:
-            total += self._pieces[survivor]
-        self.wipe()
+        total = np.sum([held.pieces[survivor] for survivor in survivors], axis=0)
+        held.wipe()
         return encode_body(MessageKind.CODED_MASK_ANSWER, configuration, encode_vector(total % FIELD))
 
-    def wipe(self) -> None:
-        """Leave, and overwrite what is secret."""
-        self.state = State.DONE
-        for vector in (self._mask, *self._pieces.values()):
-            vector[:] = 0
-        self._pieces.clear()
-        self._pair.wipe()
-
     def __repr__(self) -> str:
-        return f"<Client {self.client} awaits {self.state}>"
+        state = "is over" if self._is_over else f"awaits {self._held.state if self._held else 'an offer'}"
+        return f"<Client {self.client} {state}>"
 
 
-def _elements(configuration: Configuration, payload: Payload, weight: int) -> Vector:
+def elements_of(configuration: Configuration, payload: Payload, weight: int) -> Vector:
     """Return the weighted values off zero, each as limbs of which the lowest stand first, and the weight.
 
     The server sees sums of limbs. Without the offset they would say how many values of a place are below zero.
@@ -167,6 +220,10 @@ def _elements(configuration: Configuration, payload: Payload, weight: int) -> Ve
             (scaled >> np.uint64(bits * limb) & np.uint64(low_bits(bits))).astype(np.int64) for limb in range(count)
         ]
     return np.concatenate([*parts, np.array([weight], np.int64)])
+
+
+def _no_more(_: Held, message: bytes) -> bytes:
+    raise UnexpectedMessage(expected=State.DONE, received=message_kind(message).name)
 
 
 def _wrong(sentence: str, reason: Reason) -> PeerMisbehaved:

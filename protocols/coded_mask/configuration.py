@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Annotated, ClassVar, Final
 
-from secagg.contract.layout import Layout, Payload, RingSegment
+from secagg.contract.layout import Layout, RingSegment
 from secagg.crypto.labels import Label, bind
 from secagg.crypto.ring import require_capacity
 from secagg.errors import InvalidParameters, Reason
 from secagg.fields import Message, choice, encoded, fixed, unsigned, variable
 from secagg.identifiers import AttemptContext
-from secagg.parameters import LEAST_COHORT, Suite, require_integer
+from secagg.parameters import LEAST_COHORT, Suite
 from secagg.wire import MessageKind
 
 from .field import FIELD
@@ -121,14 +121,3 @@ class Configuration(Message):
                     reason=Reason.BELOW_FLOOR,
                 )
         require_capacity(self.population * self.maximum_weight, subject.capacity)
-
-    def require_fitting(self, payload: Payload, weight: int) -> None:
-        """Refuse an update that is not for this sum.
-
-        Raises:
-            InvalidParameters: the payload is of another layout, or the weight is too large.
-        """
-        payload.check()
-        if payload.layout != self.layout:
-            raise InvalidParameters("the update has another layout than the sum; encode it for this one")
-        require_integer("a weight", weight, 1, self.maximum_weight)

@@ -13,7 +13,7 @@ from secagg.session.roles import Subject
 
 from .configuration import NONCE_BYTES
 from .field import ELEMENT_BYTES
-from .settings import CodedMaskSettings
+from .session import CodedMaskSettings
 
 _HEADER, _COUNT, _ENTRY = 7 + 32, 4, 8 + 4
 """Of a message: its kind and T0, a count or a length, and of an entry the client with a length."""

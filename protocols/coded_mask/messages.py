@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Final
 
 from secagg.crypto.labels import Label, bind
@@ -78,14 +78,3 @@ def roster_digest(configuration: Configuration, keys: Entries) -> bytes:
 def sealing_info(roster: bytes, sender: ClientId, receiver: ClientId) -> bytes:
     """Return what one piece is sealed under."""
     return bind(Label.CODED_MASK_SEALING, roster, sender.encode(), receiver.encode())
-
-
-def survivors_of(entries: Entries) -> Sequence[ClientId]:
-    """Return the clients of a set, which have nothing beside their ids.
-
-    Raises:
-        MalformedMessage: an entry holds something.
-    """
-    if any(entries.values()):
-        raise MalformedMessage("a set holds clients alone", reason=Reason.TRAILING_BYTES)
-    return sorted(entries)

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 
-from secagg.contract import Aggregate
 from secagg.identifiers import ClientId
+from secagg.session.roles import Released
 
 from .client import Client
-from .configuration import Configuration
 from .server import Server, State
 
 Observer = Callable[[State, ClientId, bytes, bytes], None]
@@ -16,36 +15,36 @@ Observer = Callable[[State, ClientId, bytes, bytes], None]
 
 
 def run(
-    configuration: Configuration,
+    server: Server,
     clients: Iterable[Client],
     *,
     dropouts: Mapping[State, frozenset[ClientId]] | None = None,
     sent: Observer | None = None,
-) -> tuple[Aggregate, Server]:
+) -> Released:
     """Run one sum; who drops out in a stage is gone for good before answering.
 
     Raises:
         ThresholdNotMet: too many dropped out; nothing is released.
     """
-    server, present = Server(configuration), {client.client: client for client in clients}
+    present = {client.client: client for client in clients}
 
-    def exchange(messages: Mapping[ClientId, bytes]) -> None:
+    def exchange() -> None:
         for name in (dropouts or {}).get(server.state, frozenset()):
             present.pop(name, None)
-        for name, message in messages.items():
-            if name in present:
-                client = present[name]
-                answer = client.advertisement if server.state is State.KEYS else client.receive(message)
+        for name, client in present.items():
+            if (message := server.message_to(name)) is not None:
+                answer = client.answer(message)
                 if sent is not None:
                     sent(server.state, name, message, answer)
                 server.receive(name, answer)
+        server.close_stage()
 
     # Everybody gets the offer and publishes a key.
-    exchange(dict.fromkeys(present, configuration.encode()))
+    exchange()
     # Everybody cuts its mask into coded pieces, and seals one to each of the others.
-    exchange(server.close_stage())
+    exchange()
     # Everybody gets the others' pieces, and uploads its input under its mask.
-    exchange(server.close_stage())
+    exchange()
     # Everybody who is left adds the pieces of those who uploaded; any U of these sums give the sum of the masks.
-    exchange(server.close_stage())
-    return server.open(), server
+    exchange()
+    return server.release()

@@ -2,30 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import hashlib
+from collections.abc import Callable, Mapping
 from enum import StrEnum
 from typing import Final
 
 import numpy as np
 
-from secagg.blame import unverified
 from secagg.contract import Aggregate
 from secagg.crypto.hpke import sealing_key, sealing_sizes
 from secagg.crypto.ring import RingVector, low_bits
-from secagg.crypto.secret import Confined
-from secagg.errors import (
-    NOBODY,
-    UNDECIDED,
-    MalformedMessage,
-    Misuse,
-    PeerMisbehaved,
-    Reason,
-    ThresholdNotMet,
-    UnexpectedMessage,
-    blaming,
-)
+from secagg.errors import NOBODY, MalformedMessage, PeerMisbehaved, Reason
 from secagg.identifiers import ClientId
-from secagg.wire import MessageKind, message_kind
+from secagg.session.roles import Released, Stage
+from secagg.session.stages import Checked, StagedServerSession
+from secagg.wire import MessageKind
 
 from .configuration import Configuration
 from .field import ELEMENT_BYTES, FIELD, Vector, decode_vector, mask_from
@@ -53,71 +44,53 @@ TRANSITIONS: Final[Mapping[State, tuple[MessageKind | None, State]]] = {
     State.DONE: (None, State.DONE),
 }
 """For each state the message that it takes, and the state that follows."""
+STAGES: Final[dict[State, Stage]] = {
+    state: Stage(name=state.value, takes_update=state is State.INPUTS) for state in State if state is not State.DONE
+}
 
 
-class Server(Confined):
-    """One sum; a stage is closed when its caller waits no longer."""
+class Server(StagedServerSession[Content]):
+    """The server's side of one sum; see ``ServerSession``."""
 
-    def __init__(self, configuration: Configuration) -> None:
-        """Begin."""
+    def __init__(self, configuration: Configuration, invited: frozenset[ClientId] | None) -> None:
+        """Open the first stage."""
         self.configuration, self.state = configuration, State.KEYS
         self._keys, self._sealed = dict[ClientId, bytes](), dict[ClientId, dict[ClientId, bytes]]()
         self._answers = dict[ClientId, Vector]()
-        self._heard: set[ClientId] = set()
         self._roster: tuple[ClientId, ...] = ()
-        self._eligible = frozenset[ClientId]()
         self._total = np.zeros(configuration.length, np.int64)
-        self.survivors = frozenset[ClientId]()
+        self._survivors = frozenset[ClientId]()
+        super().__init__(STAGES[State.KEYS], configuration.encode(), invited, configuration.target)
 
-    @property
-    def heard(self) -> frozenset[ClientId]:
-        """Who has answered in this stage."""
-        return frozenset(self._heard)
+    def _is_full(self) -> bool:
+        return super()._is_full() or len(self._said) == self.configuration.population
 
-    def receive(self, sender: ClientId, message: bytes) -> None:
-        """Take what is due from a client whom the transport names.
+    def _check(self, sender: ClientId, message: bytes) -> Checked[Content]:
+        del sender  # Nobody signs.
+        return Checked(self._read(message), hashlib.sha256(message).digest())
 
-        Raises:
-            PeerError: it was not taken, and nothing has changed.
-        """
-        with blaming(*unverified(sender)):
-            self._kind_of(message)
-            if sender in self._heard:
-                raise PeerMisbehaved(f"{sender} has answered", reason=Reason.ALREADY_ANSWERED, culprits=UNDECIDED)
-            if self.state is not State.KEYS and sender not in self._eligible:
-                raise PeerMisbehaved(
-                    f"{sender} has left, or was never here", reason=Reason.NOT_ELIGIBLE, culprits=UNDECIDED
-                )
-            self.take(sender, self.read(message))
-
-    def read(self, message: bytes) -> Content:
-        """Check an answer to the open stage; nothing changes.
-
-        Raises:
-            PeerError: it does not decode, or is for another sum or stage.
-        """
-        configuration, kind = self.configuration, self._kind_of(message)
+    def _read(self, message: bytes) -> Content:
+        configuration = self.configuration
         match self.state:
             case State.KEYS:
-                return sealing_key(configuration.suite, decode_body(kind, configuration, message)).encoded
+                key = decode_body(MessageKind.CODED_MASK_KEY, configuration, message)
+                return sealing_key(configuration.suite, key).encoded
             case State.PIECES:
-                return self._checked_pieces(message)
-            case state:
-                length = configuration.length if state is State.INPUTS else configuration.piece_length
-                return decode_vector(decode_body(kind, configuration, message), length)
+                entries = decode_entries(MessageKind.CODED_MASK_PIECES, configuration, message)
+                due = ELEMENT_BYTES * configuration.piece_length + sealing_sizes(configuration.suite)[1]
+                if tuple(entries) != self._roster or any(len(sealed) != due for sealed in entries.values()):
+                    raise MalformedMessage(
+                        "there is a piece of one length for each client", reason=Reason.LAYOUT_MISMATCH
+                    )
+                return entries
+            case State.INPUTS:
+                body = decode_body(MessageKind.CODED_MASK_INPUT, configuration, message)
+                return decode_vector(body, configuration.length)
+            case _:
+                body = decode_body(MessageKind.CODED_MASK_ANSWER, configuration, message)
+                return decode_vector(body, configuration.piece_length)
 
-    def _kind_of(self, message: bytes) -> MessageKind:
-        kind = TRANSITIONS[self.state][0]
-        if kind is None or message_kind(message) is not kind:
-            raise UnexpectedMessage(expected=f"{self.state}", received=message_kind(message).name)
-        return kind
-
-    def take(self, sender: ClientId, content: Content) -> None:
-        """Take what was read, the first that a client says in this stage.
-
-        Raises:
-            PeerMisbehaved: all places are taken.
-        """
+    def _take(self, sender: ClientId, content: Content) -> None:
         if isinstance(content, bytes):
             if len(self._keys) >= self.configuration.population:
                 raise PeerMisbehaved("all places are taken", reason=Reason.NOT_ELIGIBLE, culprits=NOBODY)
@@ -128,82 +101,60 @@ class Server(Confined):
             self._total += content
         else:
             self._answers[sender] = content
-        self._heard.add(sender)
 
-    def _checked_pieces(self, message: bytes) -> dict[ClientId, bytes]:
-        entries = decode_entries(MessageKind.CODED_MASK_PIECES, self.configuration, message)
-        due = ELEMENT_BYTES * self.configuration.piece_length + sealing_sizes(self.configuration.suite)[1]
-        if tuple(entries) != self._roster or any(len(sealed) != due for sealed in entries.values()):
-            raise MalformedMessage("there is a piece of one length for each client", reason=Reason.LAYOUT_MISMATCH)
-        return entries
-
-    def close_stage(self) -> dict[ClientId, bytes]:
-        """Await nobody else, and return what each client that is left is sent.
-
-        Raises:
-            ThresholdNotMet: fewer than U are left, and no sum comes of it.
-        """
-        needed = self.configuration.target
-        if self.state in (State.ANSWERS, State.DONE):
-            raise Misuse("the last stage is closed by opening the sum")
-        if len(self._heard) < needed:
-            raise ThresholdNotMet(needed=needed, present=len(self._heard), what=f"{self.state}")
-        left, closed = sorted(self._heard), self.state
-        self._eligible, self._heard, self.state = frozenset(left), set(), TRANSITIONS[self.state][1]
+    def _next(self) -> tuple[Stage, Mapping[ClientId, bytes]] | None:
+        configuration, closed, left = self.configuration, self.state, sorted(self._said)
+        if closed is State.ANSWERS:
+            return None
+        self.state = TRANSITIONS[closed][1]
         match closed:
             case State.KEYS:
                 self._roster = tuple(left)
-                message = encode_entries(MessageKind.CODED_MASK_ROSTER, self.configuration, self._keys)
-                return dict.fromkeys(left, message)
+                roster = encode_entries(MessageKind.CODED_MASK_ROSTER, configuration, self._keys)
+                messages = dict.fromkeys(left, roster)
             case State.PIECES:
                 sealed, self._sealed = self._sealed, {}
-                return {
+                messages = {
                     client: encode_entries(
                         MessageKind.CODED_MASK_DELIVERY,
-                        self.configuration,
+                        configuration,
                         {sender: pieces[client] for sender, pieces in sealed.items()},
                     )
                     for client in left
                 }
             case _:
-                self.survivors = self._eligible
-                entries = dict.fromkeys(left, b"")
-                return dict.fromkeys(
-                    left, encode_entries(MessageKind.CODED_MASK_SURVIVORS, self.configuration, entries)
-                )
+                self._survivors = frozenset(left)
+                survivors = encode_entries(MessageKind.CODED_MASK_SURVIVORS, configuration, dict.fromkeys(left, b""))
+                messages = dict.fromkeys(left, survivors)
+        return STAGES[self.state], messages
 
-    def require_answers(self) -> None:
-        """Refuse to go on before U have answered.
+    def _sum(self, progress: Callable[[int, int], None] | None) -> Released:
+        del progress  # One product of small matrices, whatever the number of clients.
+        aggregate, counted = self._unmasked(), self._survivors
+        return Released(
+            aggregate=aggregate,
+            counted=counted,
+            left_out={},
+            revealed=frozenset({counted}),
+            unbounded=aggregate.layout.ring_positions,
+        )
 
-        Raises:
-            ThresholdNotMet: fewer did; more may still do so.
-        """
-        if self.state is not State.ANSWERS:
-            raise Misuse("close the stages before; a sum is opened once")
-        if len(self._answers) < self.configuration.target:
-            raise ThresholdNotMet(needed=self.configuration.target, present=len(self._answers), what="answers")
-
-    def open(self) -> Aggregate:
-        """Remove the sum of the masks; it is not noticed if a client lied.
-
-        Raises:
-            ThresholdNotMet: fewer than U answered; more may still do so.
-        """
-        self.require_answers()
+    def _unmasked(self) -> Aggregate:
+        """Remove the sum of the masks; it is not noticed if a client lied."""
         configuration = self.configuration
         chosen = sorted(self._answers)[: configuration.target]
         positions = [self._roster.index(client) for client in chosen]
         pieces = np.stack([self._answers[client] for client in chosen])
         mask = mask_from(pieces, positions, configuration.target - configuration.privacy).reshape(-1)
         values = (self._total - mask[: configuration.length]) % FIELD
-        count, weight = len(self.survivors), int(values[-1])
+        count, weight = len(self._survivors), int(values[-1])
         if not count <= weight <= count * configuration.maximum_weight:
             raise PeerMisbehaved(
                 "the clients' weights add up to what no weights do: a client lied",
                 reason=Reason.INPUT_OUT_OF_RANGE,
                 culprits=NOBODY,
             )
-        self.state, start, vectors = State.DONE, 0, list[RingVector]()
+        start, vectors = 0, list[RingVector]()
         for segment, limbs in configuration.limbs:
             added = count * configuration.offset(segment, limbs)
             total = np.full(segment.length, -added & low_bits(64), np.uint64)
@@ -214,12 +165,8 @@ class Server(Confined):
             vectors.append((total & np.uint64(low_bits(segment.modulus_bits))).astype(segment.ring.word))
         return Aggregate(configuration.layout, tuple(vectors), count, weight)
 
-    def wipe(self) -> None:
-        """End, and forget what clients sent."""
+    def _wipe(self) -> None:
         self.state = State.DONE
         self._sealed.clear()
         self._answers.clear()
         self._total[:] = 0
-
-    def __repr__(self) -> str:
-        return f"<Server awaits {self.state}, {len(self._heard)} heard>"

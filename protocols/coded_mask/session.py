@@ -1,42 +1,92 @@
-"""Coded masks as a session: four stages, of which the third holds the updates."""
+"""What a sum with coded masks is planned for, how its server begins it, and who joins it."""
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from secagg.contract import Payload
 from secagg.crypto.entropy import Coins
+from secagg.crypto.ring import require_capacity
 from secagg.crypto.secret import Confined, Secret, draw_exactly
-from secagg.errors import (
-    InvalidParameters,
-    Misuse,
-    PeerError,
-    Reason,
-    SecAggError,
-    UnexpectedMessage,
-)
+from secagg.errors import InvalidParameters, Misuse, Reason, SecAggError
 from secagg.identifiers import ClientId
+from secagg.parameters import LEAST_COHORT, SecurityMode, Suite
 from secagg.session.ledger import Spent
-from secagg.session.roles import LateUpdate, Released, Stage, Subject
-from secagg.session.stages import Checked, StagedServerSession
+from secagg.session.roles import LateUpdate, Subject
 
-from .client import Client
-from .client import State as ClientState
-from .configuration import NONCE_BYTES, Configuration
+from .client import Client, Held
+from .configuration import DIGEST_BYTES, NONCE_BYTES, Configuration
 from .floors import Floors
-from .server import Content, Server, State
-from .settings import CodedMaskSettings
+from .server import Server
 
-STAGES: Final[dict[State, Stage]] = {
-    state: Stage(name=state.value, takes_update=state is State.INPUTS) for state in State if state is not State.DONE
-}
 _HANDLE_BYTES: Final = 16
 
 
-# --- The server -------------------------------------------------------------------------------------------------------
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CodedMaskSettings:
+    """What a sum is planned for."""
+
+    mode: SecurityMode = SecurityMode.SEMI_HONEST
+    """There is no other one."""
+    suite: Suite = Suite.CLASSIC
+    population: int | None = None
+    """How many clients are invited, where the platform does not say whom."""
+    corrupted: int = 1
+    """So many clients and the server learn nothing but the sum; no fewer than one, or a piece would be a part of a
+    mask."""
+    dropped: int = 0
+    late: int = 0
+    """How many of the invited never come; with those that drop out later, they are who a sum can do without."""
+    minimum_cohort: int = LEAST_COHORT
+    maximum_weight: int = 1
+
+    def __post_init__(self) -> None:
+        """Refuse a promise that the protocol does not make."""
+        if self.mode is not SecurityMode.SEMI_HONEST:
+            raise InvalidParameters(
+                "coded masks have no active mode: nothing is signed, so a server that lies shows two sets of clients "
+                "to two halves of them and learns one input; take mode semi_honest, or another protocol"
+            )
+
+    def takes(self, population: int) -> bool:
+        """Whether enough of so many clients are sure to stay."""
+        _, target, needed = self._demands(population)
+        return target >= needed
+
+    def _demands(self, population: int) -> tuple[int, int, int]:
+        """Return how many clients learn nothing together, how many are sure to stay, and how many have to."""
+        privacy = max(1, self.corrupted)
+        return privacy, population - self.dropped - self.late, max(self.minimum_cohort, privacy + LEAST_COHORT)
+
+    def plan(self, subject: Subject, population: int, nonce: bytes) -> Configuration:
+        """Choose the thresholds: the more have to stay, the shorter are the pieces.
+
+        Raises:
+            InvalidParameters: no such sum is safe; the message says what to relax.
+            CapacityExceeded: so many clients could weigh more than the codec can decode.
+        """
+        privacy, target, needed = self._demands(population)
+        if target < needed:
+            raise InvalidParameters(
+                f"of {population} clients only {target} are sure to stay, and a sum with {privacy} corrupted ones "
+                f"needs {needed}; invite more, or plan for fewer that drop out or are corrupted"
+            )
+        # Every client refuses more; nobody is invited to that.
+        require_capacity(population * self.maximum_weight, subject.capacity)
+        return Configuration(
+            task=subject.task,
+            round_number=subject.round_number,
+            nonce=nonce,
+            model_digest=subject.model_digest or bytes(DIGEST_BYTES),
+            application_digest=subject.terms_digest,
+            suite=self.suite,
+            layout=subject.layout,
+            population=population,
+            privacy=privacy,
+            target=target,
+            maximum_weight=self.maximum_weight,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +98,7 @@ class CodedMaskHelpers:
 
 def open_session(
     subject: Subject, settings: CodedMaskSettings, invited: frozenset[ClientId] | None, helpers: CodedMaskHelpers
-) -> CodedMaskServerSession:
+) -> Server:
     """Begin a session.
 
     Raises:
@@ -58,54 +108,7 @@ def open_session(
     if population is None:
         raise InvalidParameters("settings.population says how many clients are invited, unless they are named")
     nonce = bytes(draw_exactly(NONCE_BYTES, helpers.coins))
-    return CodedMaskServerSession(Server(settings.plan(subject, population, nonce)), invited)
-
-
-class CodedMaskServerSession(StagedServerSession[Content]):
-    """The server's side; ``Server`` holds the mathematics."""
-
-    def __init__(self, server: Server, invited: frozenset[ClientId] | None) -> None:
-        """Open the first stage."""
-        self._server, configuration = server, server.configuration
-        super().__init__(STAGES[State.KEYS], configuration.encode(), invited, configuration.target)
-
-    @property
-    def configuration(self) -> Configuration:
-        """What was planned."""
-        return self._server.configuration
-
-    def _is_full(self) -> bool:
-        return super()._is_full() or len(self._said) == self.configuration.population
-
-    def _check(self, sender: ClientId, message: bytes) -> Checked[Content]:
-        del sender  # Nobody signs.
-        return Checked(self._server.read(message), hashlib.sha256(message).digest())
-
-    def _take(self, sender: ClientId, content: Content) -> None:
-        self._server.take(sender, content)
-
-    def _next(self) -> tuple[Stage, Mapping[ClientId, bytes]] | None:
-        if self._server.state is State.ANSWERS:
-            return None
-        messages = self._server.close_stage()
-        return STAGES[self._server.state], messages
-
-    def _sum(self, progress: Callable[[int, int], None] | None) -> Released:
-        del progress  # One product of small matrices, whatever the number of clients.
-        aggregate, counted = self._server.open(), self._server.survivors
-        return Released(
-            aggregate=aggregate,
-            counted=counted,
-            left_out={},
-            revealed=frozenset({counted}),
-            unbounded=aggregate.layout.ring_positions,
-        )
-
-    def _wipe(self) -> None:
-        self._server.wipe()
-
-
-# --- The client -------------------------------------------------------------------------------------------------------
+    return Server(settings.plan(subject, population, nonce), invited)
 
 
 class CodedMaskMember(Confined):
@@ -118,110 +121,49 @@ class CodedMaskMember(Confined):
             charge: told of an upload before its update is made; raises to refuse, and is durable when it returns, as
                 ``SpentUpdates.charge`` is.
         """
-        self.client, self.floors, self.coins, self.charge = client, floors, coins, charge
-        self._suspended = dict[bytes, Client]()
+        self.client, self._floors, self._coins, self._charge = client, floors, coins, charge
+        self._suspended = dict[bytes, Held]()
 
-    def join(
-        self, subject: Subject, update: LateUpdate | None = None, suspended: Secret | None = None
-    ) -> CodedMaskClientSession:
+    def join(self, subject: Subject, update: LateUpdate | None = None, suspended: Secret | None = None) -> Client:
         """Begin, or go on with what was suspended.
 
         Raises:
             Misuse: it was resumed before, or by another process: a client that restarts has dropped out.
         """
         if suspended is None:
-            return CodedMaskClientSession(self, subject, update)
+            return self._client(subject, update)
         handle = bytes(suspended.expose())
         suspended.wipe()
-        if (client := self._suspended.pop(handle, None)) is None:
+        if (held := self._suspended.pop(handle, None)) is None:
             raise Misuse(
                 "what was suspended was resumed before, or its process has ended; take part in the next sum",
                 reason=Reason.ALREADY_SPENT,
             )
         try:
-            client.configuration.require_subject(subject)
+            held.configuration.require_subject(subject)
         except SecAggError:
-            client.wipe()
+            held.wipe()
             raise
-        return CodedMaskClientSession(self, subject, update, client)
+        return self._client(subject, update, held)
 
-    def keep(self, client: Client) -> Secret:
-        """Keep a client for ``join``, and return the handle that it is asked for by."""
-        handle = Secret.random("coded-mask handle", _HANDLE_BYTES, self.coins)
-        self._suspended[bytes(handle.expose())] = client
+    def _client(self, subject: Subject, update: LateUpdate | None, held: Held | None = None) -> Client:
+        return Client(
+            self.client,
+            subject,
+            update,
+            coins=self._coins,
+            admit=self._floors.admit,
+            charge=lambda one: self._charge(Spent(one.task, one.round_number, one.model_digest)),
+            keep=self._keep,
+            held=held,
+        )
+
+    def _keep(self, held: Held) -> Secret:
+        handle = Secret.random("coded-mask handle", _HANDLE_BYTES, self._coins)
+        self._suspended[bytes(handle.expose())] = held
         return handle
 
     def forget(self) -> None:
         """Wipe what was suspended and never resumed."""
         while self._suspended:
             self._suspended.popitem()[1].wipe()
-
-
-class CodedMaskClientSession(Confined):
-    """A client's side; ``Client`` holds the state machine and the mathematics."""
-
-    def __init__(
-        self, member: CodedMaskMember, subject: Subject, update: LateUpdate | None, client: Client | None = None
-    ) -> None:
-        self._member, self._subject, self._update, self._machine = member, subject, update, client
-        self._is_over = False
-        if client is not None:
-            client.source = self._take
-
-    @property
-    def client(self) -> ClientId:
-        """Who this is."""
-        return self._member.client
-
-    @property
-    def faults(self) -> tuple[PeerError, ...]:
-        """Return nothing: a piece that does not open ends the session."""
-        return ()
-
-    def answer(self, message: bytes) -> bytes:
-        """Return the answer to a message."""
-        if self._is_over:
-            raise Misuse("the client has left this session", reason=Reason.ALREADY_SPENT)
-        if self._machine is None:
-            configuration = Configuration.decode(message)
-            self._member.floors.admit(configuration)
-            configuration.require_subject(self._subject)
-            self._machine = Client(self.client, configuration, self._take, self._member.coins)
-            return self._machine.advertisement
-        try:
-            return self._machine.receive(message)
-        except UnexpectedMessage:
-            raise
-        except BaseException:
-            # Also where the ledger cannot be written, or training fails.
-            self.abort()
-            raise
-
-    def _take(self, configuration: Configuration) -> tuple[Payload, int]:
-        """Charge the ledger and make the update; nothing is refused after that."""
-        if self._update is None:
-            raise InvalidParameters("the message that an upload answers brings the model, and this one did not")
-        model = self._update.model_for(self._subject)
-        if model != configuration.model_digest:
-            raise InvalidParameters(
-                "the sum is about another model than the update was trained from", reason=Reason.BELOW_FLOOR
-            )
-        self._member.charge(Spent(configuration.task, configuration.round_number, model))
-        made = self._update.take(configuration.layout, range(1, configuration.maximum_weight + 1))
-        return made.payload, made.weight
-
-    def suspend(self) -> Secret | None:
-        """Return a handle, and answer no more; what it stands for stays in the member's memory."""
-        client, self._machine, self._is_over = self._machine, None, True
-        if client is None or client.state is ClientState.DONE:
-            return None
-        return self._member.keep(client)
-
-    def abort(self) -> None:
-        """Leave and wipe; an update that was taken stays spent."""
-        self._is_over = True
-        if self._machine is not None:
-            self._machine.wipe()
-
-    def __repr__(self) -> str:
-        return f"<CodedMaskClientSession of {self.client}>"

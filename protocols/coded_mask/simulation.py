@@ -16,11 +16,11 @@ from secagg.session.roles import Subject
 from .configuration import MAXIMUM_CLIENTS
 from .costs import costs
 from .floors import Floors
-from .session import STAGES, CodedMaskHelpers, CodedMaskMember, CodedMaskServerSession, open_session
-from .settings import CodedMaskSettings
+from .server import STAGES, Server
+from .session import CodedMaskHelpers, CodedMaskMember, CodedMaskSettings, open_session
 
 
-def describe(session: CodedMaskServerSession) -> tuple[str, ...]:
+def describe(session: Server) -> tuple[str, ...]:
     """Return what was planned, a line each."""
     configuration = session.configuration
     return (
@@ -44,7 +44,7 @@ class CodedMaskSimulation(Confined):
         self._settings, self._coins = settings, coins
         self._members = dict[ClientId, CodedMaskMember]()
 
-    def open(self, subject: Subject, invited: frozenset[ClientId] | None) -> CodedMaskServerSession:
+    def open(self, subject: Subject, invited: frozenset[ClientId] | None) -> Server:
         """Begin a session."""
         return open_session(subject, self._settings, invited, CodedMaskHelpers(coins=self._coins))
 

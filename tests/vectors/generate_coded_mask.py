@@ -18,6 +18,7 @@ from secagg.protocols.coded_mask.configuration import Configuration
 from secagg.protocols.coded_mask.server import Server, State
 from secagg.simulation.insecure_coins import InsecureSeededCoins
 from secagg.wire import HEADER_BYTES
+from tests.harness.coded_sums import client_with
 
 from . import generate
 
@@ -130,7 +131,7 @@ class Play:
             layout=self.layout,
             **numbers,
         )
-        self.inputs, self.server = vector["inputs"], Server(self.configuration)
+        self.inputs, self.server = vector["inputs"], Server(self.configuration, None)
 
     def client(self, name: str) -> Client:
         """Return a client that has said nothing."""
@@ -138,26 +139,26 @@ class Play:
         rings = self.layout.require_rings()
         vectors = tuple(one.ring.from_integers([int(v) for v in row]) for one, row in zip(rings, rows, strict=True))
         payload, coins = Payload(self.layout, vectors), InsecureSeededCoins(f"coded_mask/1/{name}".encode())
-        return Client(ClientId(int(name)), self.configuration, lambda _: (payload, weight), coins)
+        return client_with(self.configuration, ClientId(int(name)), payload, weight, coins)
 
     def run(self, recorded: Mapping[str, str]) -> tuple[dict[str, str], Vector]:
         """Return every message by its name, and the sum."""
         said, clients = dict[str, str](), {name: self.client(name) for name in self.inputs}
-        due = dict.fromkeys(clients, b"")
+        present = list(clients)
         for state, answers, asked in STAGES:
-            for name in GONE.get(state, []):
-                due.pop(name)
-            for name, message in due.items():
-                if message:
+            present = [name for name in present if name not in GONE.get(state, [])]
+            for name in present:
+                if (message := self.server.message_to(ClientId(int(name)))) is None:
+                    continue
+                if asked:
                     said[asked if asked != "delivery" else f"delivery/{name}"] = message.hex()
-                answer = clients[name].receive(message) if message else clients[name].advertisement
+                answer = clients[name].answer(message)
                 if answers == "pieces":
                     answer = bytes.fromhex(recorded.get(f"pieces/{name}", answer.hex()))
                 said[f"{answers}/{name}"] = answer.hex()
                 self.server.receive(ClientId(int(name)), answer)
-            if state is not State.ANSWERS:
-                due = {str(client.value): message for client, message in self.server.close_stage().items()}
-        total = self.server.open()
+            self.server.close_stage()
+        total = self.server.release().aggregate
         values = [[str(value) for value in vector] for vector in total.values]
         return said, {"values": values, "contributors": total.contributors, "total_weight": total.total_weight}
 

@@ -9,14 +9,14 @@ from secagg.platforms.plugs import NodeSide, Plug, ServerSide
 from secagg.protocols.coded_mask import (
     CodedMaskHelpers,
     CodedMaskMember,
-    CodedMaskServerSession,
     CodedMaskSettings,
     Floors,
     open_session,
 )
+from secagg.session.roles import ServerSession
 
 
-def opened(side: ServerSide) -> CodedMaskServerSession:
+def opened(side: ServerSide) -> ServerSession:
     """Begin a session."""
     settings = side.settings
     chosen = CodedMaskSettings(

@@ -25,9 +25,7 @@ from secagg.errors import (
 )
 from secagg.identifiers import ClientId, ServerId
 from secagg.parameters import Suite
-from secagg.protocols.coded_mask.client import Client
-from secagg.protocols.coded_mask.client import State as ClientState
-from secagg.protocols.coded_mask.client import _elements as elements_of  # pyright: ignore[reportPrivateUsage]
+from secagg.protocols.coded_mask.client import Client, elements_of
 from secagg.protocols.coded_mask.configuration import Configuration
 from secagg.protocols.coded_mask.field import (
     FIELD,
@@ -40,9 +38,10 @@ from secagg.protocols.coded_mask.field import (
 from secagg.protocols.coded_mask.messages import decode_body, decode_entries, encode_body, encode_entries
 from secagg.protocols.coded_mask.run import run
 from secagg.protocols.coded_mask.server import TRANSITIONS, Server, State
-from secagg.session.roles import Subject
+from secagg.session.roles import Released, Subject
 from secagg.simulation.insecure_coins import InsecureSeededCoins
 from secagg.wire import MessageKind
+from tests.harness.coded_sums import answers_of, client_with, reach
 
 USUAL = Configuration(
     task=b"a task",
@@ -75,21 +74,26 @@ def weight_of(configuration: Configuration, client: ClientId) -> int:
 
 
 def client_of(configuration: Configuration, client: ClientId) -> Client:
-    def source(_: Configuration) -> tuple[Payload, int]:
-        return payload_of(configuration, client), weight_of(configuration, client)
-
-    return Client(client, configuration, source, InsecureSeededCoins(client.encode()))
+    coins, payload = InsecureSeededCoins(client.encode()), payload_of(configuration, client)
+    return client_with(configuration, client, payload, weight_of(configuration, client), coins)
 
 
-def clients_of(configuration: Configuration) -> list[Client]:
-    return [client_of(configuration, client) for client in ids(configuration)]
+def clients_of(configuration: Configuration) -> dict[ClientId, Client]:
+    return {client: client_of(configuration, client) for client in ids(configuration)}
 
 
-def is_exact(configuration: Configuration, server: Server, found: bytes) -> bool:
-    counted = sorted(server.survivors)
+def stages(number: int, configuration: Configuration = USUAL) -> tuple[Server, dict[ClientId, Client]]:
+    """Return a server that awaits the answers of a stage, and its clients."""
+    server, clients = Server(configuration, None), clients_of(configuration)
+    reach(server, clients, number)
+    return server, clients
+
+
+def is_exact(configuration: Configuration, released: Released) -> bool:
+    counted = sorted(released.counted)
     payloads = [payload_of(configuration, client) for client in counted]
     weights = [weight_of(configuration, client) for client in counted]
-    return found == ideal_aggregate(configuration.layout, payloads, weights).encode()
+    return released.aggregate.encode() == ideal_aggregate(configuration.layout, payloads, weights).encode()
 
 
 @pytest.mark.parametrize("stage", [State.PIECES, State.INPUTS, State.ANSWERS])
@@ -98,9 +102,9 @@ def is_exact(configuration: Configuration, server: Server, found: bytes) -> bool
 def test_sums_are_exact_whoever_drops_out(stage: State, suite: Suite, weight: int) -> None:
     configuration = replace(USUAL, suite=suite, maximum_weight=weight)
     gone = frozenset(ids(configuration)[1:4])
-    aggregate, server = run(configuration, clients_of(configuration), dropouts={stage: gone})
-    assert is_exact(configuration, server, aggregate.encode())
-    assert (gone <= server.survivors) is (stage is State.ANSWERS)
+    released = run(Server(configuration, None), clients_of(configuration).values(), dropouts={stage: gone})
+    assert is_exact(configuration, released)
+    assert (gone <= released.counted) is (stage is State.ANSWERS)
 
 
 @pytest.mark.parametrize("bits", [5, 20, 31, 40, 64])
@@ -122,7 +126,7 @@ def test_sums_of_limbs_tell_no_more_than_the_sum(bits: int, population: int) -> 
 @pytest.mark.parametrize("stage", [State.KEYS, State.PIECES, State.INPUTS, State.ANSWERS])
 def test_one_dropout_more_releases_nothing(stage: State) -> None:
     with pytest.raises(ThresholdNotMet):
-        run(USUAL, clients_of(USUAL), dropouts={stage: frozenset(ids(USUAL)[:4])})
+        run(Server(USUAL, None), clients_of(USUAL).values(), dropouts={stage: frozenset(ids(USUAL)[:4])})
 
 
 @settings(max_examples=20)
@@ -139,8 +143,8 @@ def test_sums_are_exact_over_configurations(data: st.DataObject) -> None:
     )
     gone = frozenset(data.draw(st.permutations(ids(configuration)))[target:])
     stage = data.draw(st.sampled_from([State.PIECES, State.INPUTS, State.ANSWERS]))
-    aggregate, server = run(configuration, clients_of(configuration), dropouts={stage: gone})
-    assert is_exact(configuration, server, aggregate.encode())
+    released = run(Server(configuration, None), clients_of(configuration).values(), dropouts={stage: gone})
+    assert is_exact(configuration, released)
 
 
 def test_any_u_pieces_give_the_mask_and_any_t_are_uniform() -> None:
@@ -246,13 +250,6 @@ def test_an_offer_is_about_the_clients_own_subject() -> None:
         replace(configuration, maximum_weight=2).require_subject(subject)
 
 
-def test_an_update_that_was_changed_after_it_was_made_is_checked_again() -> None:
-    payload = payload_of(USUAL, ClientId(10))
-    payload.values[1][:] = 1 << 5
-    with pytest.raises(CapacityExceeded):
-        USUAL.require_fitting(payload, 1)
-
-
 def test_an_offer_has_one_encoding() -> None:
     offer = USUAL.encode()
     assert Configuration.decode(offer) == USUAL
@@ -263,176 +260,186 @@ def test_an_offer_has_one_encoding() -> None:
             continue
 
 
-def stages(configuration: Configuration) -> tuple[Server, dict[ClientId, Client], dict[ClientId, bytes]]:
-    """Return a server that has all masked inputs, its clients, and what it would send them next."""
-    server, clients = Server(configuration), {client.client: client for client in clients_of(configuration)}
-    for name, client in clients.items():
-        server.receive(name, client.advertisement)
-    for _ in range(2):
-        for name, message in server.close_stage().items():
-            server.receive(name, clients[name].receive(message))
-    return server, clients, server.close_stage()
+def refuses(number: int, message: bytes, kind: type[PeerError], sentence: str = "") -> None:
+    """Hand the first client what it refuses as the answer to a stage; it leaves, and holds nothing."""
+    _, clients = stages(number)
+    first = clients[ids(USUAL)[0]]
+    with pytest.raises(kind, match=sentence):
+        first.answer(message)
+    with pytest.raises(Misuse, match="has left"):
+        first.answer(message)
 
 
 def test_what_a_client_refuses() -> None:
-    server, clients, asked = stages(USUAL)
-    del server
-    first = clients[ids(USUAL)[0]]
-    others = ids(USUAL)[1:]
-    kind = MessageKind.CODED_MASK_SURVIVORS
+    names = ids(USUAL)
+    kind, others = MessageKind.CODED_MASK_SURVIVORS, names[1:]
     for entries in (dict.fromkeys(others[:5], b""), dict.fromkeys([*others, ClientId(1)], b"")):
-        with pytest.raises(PeerMisbehaved, match="as many as must stay"):
-            first.receive(encode_entries(kind, USUAL, entries))
-    with pytest.raises(MalformedMessage, match="clients alone"):
-        first.receive(encode_entries(kind, USUAL, dict.fromkeys(others, b"x")))
-    with pytest.raises(PeerMisbehaved, match="another sum"):
-        first.receive(encode_entries(kind, replace(USUAL, round_number=4), dict.fromkeys(others, b"")))
-    first.receive(asked[first.client])
+        refuses(3, encode_entries(kind, USUAL, entries), PeerMisbehaved, "as many as must stay")
+    refuses(3, encode_entries(kind, USUAL, dict.fromkeys(others, b"x")), MalformedMessage, "clients alone")
+    elsewhere = encode_entries(kind, replace(USUAL, round_number=4), dict.fromkeys(others, b""))
+    refuses(3, elsewhere, PeerMisbehaved, "another sum")
+    server, clients = stages(3)
+    answers_of(server, clients)
+    message = server.message_to(names[0])
+    assert message is not None
     with pytest.raises(UnexpectedMessage):
-        first.receive(asked[first.client])
+        clients[names[0]].answer(message)
 
 
 def test_a_roster_has_the_clients_own_key_and_as_many_as_must_stay() -> None:
-    clients = clients_of(USUAL)
-    keys = {one.client: decode_body(MessageKind.CODED_MASK_KEY, USUAL, one.advertisement) for one in clients}
+    server, clients = Server(USUAL, None), clients_of(USUAL)
+    keys = {
+        name: decode_body(MessageKind.CODED_MASK_KEY, USUAL, answer)
+        for name, answer in answers_of(server, clients).items()
+    }
     first, *others = clients
-    stolen = keys | {first.client: keys[others[0].client]}
-    few = {one.client: keys[one.client] for one in clients[:5]}
-    missing = {one.client: keys[one.client] for one in others}
+    stolen = keys | {first: keys[others[0]]}
+    few = {name: keys[name] for name in list(clients)[:5]}
+    missing = {name: keys[name] for name in others}
     for roster in (missing, stolen, few):
-        with pytest.raises(PeerMisbehaved, match="as many as must stay"):
-            first.receive(encode_entries(MessageKind.CODED_MASK_ROSTER, USUAL, roster))
-    enough = {one.client: keys[one.client] for one in clients[:6]}
-    first.receive(encode_entries(MessageKind.CODED_MASK_ROSTER, USUAL, enough))
+        wrong = encode_entries(MessageKind.CODED_MASK_ROSTER, USUAL, roster)
+        refuses(1, wrong, PeerMisbehaved, "as many as must stay")
+    enough = {name: keys[name] for name in list(clients)[:6]}
+    clients[first].answer(encode_entries(MessageKind.CODED_MASK_ROSTER, USUAL, enough))
 
 
-def delivered_to(number: int) -> tuple[Client, dict[ClientId, bytes]]:
-    """Return a client that awaits pieces, and those that the server has for it."""
-    server, clients = Server(USUAL), {client.client: client for client in clients_of(USUAL)}
-    for name, client in clients.items():
-        server.receive(name, client.advertisement)
-    for name, message in server.close_stage().items():
-        server.receive(name, clients[name].receive(message))
-    name = ids(USUAL)[number]
-    return clients[name], decode_entries(MessageKind.CODED_MASK_DELIVERY, USUAL, server.close_stage()[name])
+def delivered() -> tuple[dict[ClientId, Client], dict[ClientId, dict[ClientId, bytes]]]:
+    """Return clients that await pieces, and those that the server has for each."""
+    server, clients = stages(2)
+    messages = {name: server.message_to(name) or b"" for name in clients}
+    kind = MessageKind.CODED_MASK_DELIVERY
+    return clients, {name: decode_entries(kind, USUAL, message) for name, message in messages.items()}
 
 
-def test_a_delivery_has_the_clients_own_piece_and_as_many_as_must_stay_all_of_the_roster() -> None:
-    kind, names = MessageKind.CODED_MASK_DELIVERY, ids(USUAL)
-    client, pieces = delivered_to(0)
-    with pytest.raises(PeerMisbehaved, match="is not on the roster"):
-        client.receive(encode_entries(kind, USUAL, {ClientId(1): pieces[names[1]], **dict(list(pieces.items())[:8])}))
-    for kept in (names[1:], names[:5]):
-        with pytest.raises(PeerMisbehaved, match="own piece, and as many"):
-            client.receive(encode_entries(kind, USUAL, {name: pieces[name] for name in kept}))
-    client.receive(encode_entries(kind, USUAL, {name: pieces[name] for name in names[:6]}))
+def piecewise(entries: dict[ClientId, bytes]) -> bytes:
+    return encode_entries(MessageKind.CODED_MASK_DELIVERY, USUAL, entries)
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        (lambda pieces, names: {ClientId(1): pieces[names[1]], **dict(list(pieces.items())[:8])}, "not on the roster"),
+        (lambda pieces, names: {name: pieces[name] for name in names[1:]}, "own piece, and as many"),
+        (lambda pieces, names: {name: pieces[name] for name in names[:5]}, "own piece, and as many"),
+        (lambda pieces, names: {name: pieces[name] for name in names[:6]}, ""),
+    ],
+)
+def test_a_delivery_has_the_clients_own_piece_and_as_many_as_must_stay_all_of_the_roster(
+    change: Any, sentence: str
+) -> None:
+    clients, pieces = delivered()
+    names = ids(USUAL)
+    message = piecewise(change(pieces[names[0]], names))
+    if not sentence:
+        clients[names[0]].answer(message)
+        return
+    with pytest.raises(PeerMisbehaved, match=sentence):
+        clients[names[0]].answer(message)
+
+
+def held_by(client: Client) -> Any:
+    return vars(client)["_held"]
 
 
 @pytest.mark.parametrize("answers", [True, False])
 def test_a_client_that_leaves_holds_no_secret(*, answers: bool) -> None:
-    _, clients, asked = stages(USUAL)
+    server, clients = stages(3)
     client = clients[ids(USUAL)[0]]
-    held: dict[str, Any] = vars(client)
-    pieces, pair = list(held["_pieces"].values()), held["_pair"]
+    held = held_by(client)
+    pieces, pair = list(held.pieces.values()), held.pair
     assert len(pieces) == 9
     assert all(piece.any() for piece in pieces)
-    client.receive(asked[client.client]) if answers else client.wipe()
-    assert not any(vector.any() for vector in (held["_mask"], *pieces))
-    assert not held["_pieces"]
-    assert client.state is ClientState.DONE
+    answers_of(server, {client.client: client}) if answers else client.abort()
+    assert not any(vector.any() for vector in (held.mask, *pieces))
+    assert not held.pieces
+    assert repr(client) == f"<Client client/10 {'awaits nothing more' if answers else 'is over'}>"
     with pytest.raises(Misuse):
         pair.open("piece of a mask", bytes(58), 10, b"")
 
 
 def test_a_client_that_leaves_before_its_upload_holds_no_mask() -> None:
-    client, pieces = delivered_to(0)
-    held: dict[str, Any] = vars(client)
-    assert held["_mask"].any()
-    client.wipe()
-    assert not held["_mask"].any()
-    with pytest.raises(UnexpectedMessage, match="nothing more"):
-        client.receive(encode_entries(MessageKind.CODED_MASK_DELIVERY, USUAL, pieces))
+    clients, pieces = delivered()
+    client = clients[ids(USUAL)[0]]
+    held = held_by(client)
+    assert held.mask.any()
+    client.abort()
+    assert not held.mask.any()
+    with pytest.raises(Misuse, match="has left"):
+        client.answer(piecewise(pieces[client.client]))
 
 
-def test_pieces_that_were_moved_do_not_open() -> None:
-    server, clients = Server(USUAL), {client.client: client for client in clients_of(USUAL)}
-    for name, client in clients.items():
-        server.receive(name, client.advertisement)
-    for name, message in server.close_stage().items():
-        server.receive(name, clients[name].receive(message))
-    delivered = server.close_stage()
+@pytest.mark.parametrize("what", ["another's", "exchanged", "one is missing", "its own"])
+def test_pieces_that_were_moved_do_not_open(what: str) -> None:
+    clients, pieces = delivered()
     first, second = ids(USUAL)[:2]
+    entries = dict(pieces[second if what == "another's" else first])
+    if what in {"exchanged", "one is missing"}:
+        entries[first], entries[second] = entries[second], entries[first]
+    if what == "one is missing":
+        del entries[first]
+    if what == "its own":
+        clients[first].answer(piecewise(entries))
+        return
     with pytest.raises(AuthenticationFailed):
-        clients[first].receive(delivered[second])
-    entries = decode_entries(MessageKind.CODED_MASK_DELIVERY, USUAL, delivered[first])
-    entries[first], entries[second] = entries[second], entries[first]
-    with pytest.raises(AuthenticationFailed):
-        clients[first].receive(encode_entries(MessageKind.CODED_MASK_DELIVERY, USUAL, entries))
-    del entries[first]
-    with pytest.raises(PeerError):
-        clients[first].receive(encode_entries(MessageKind.CODED_MASK_DELIVERY, USUAL, entries))
-    clients[first].receive(delivered[first])
+        clients[first].answer(piecewise(entries))
 
 
 def test_what_a_server_refuses() -> None:
-    server, clients = Server(USUAL), {client.client: client for client in clients_of(USUAL)}
-    first = ids(USUAL)[0]
+    server, clients = Server(USUAL, None), clients_of(USUAL)
+    first, second = ids(USUAL)[:2]
+    answers = answers_of(server, clients)
     with pytest.raises(UnexpectedMessage):
         server.receive(first, USUAL.encode())
-    for name, client in clients.items():
-        server.receive(name, client.advertisement)
-    with pytest.raises(PeerMisbehaved, match="has answered") as refused:
-        server.receive(first, clients[first].advertisement)
+    for name, answer in answers.items():
+        server.receive(name, answer)
+    with pytest.raises(PeerMisbehaved, match="the first one counts") as refused:
+        server.receive(first, answers[second])
     assert refused.value.culprits == {first, ServerId()}
     for message in (USUAL.encode(), encode_body(MessageKind.CODED_MASK_INPUT, USUAL, b"")):
         with pytest.raises(UnexpectedMessage):
             server.receive(first, message)
     with pytest.raises(PeerMisbehaved, match="all places"):
-        server.receive(ClientId(1), clients[first].advertisement)
+        server.receive(ClientId(1), answers[first])
     with pytest.raises(Misuse):
-        server.open()
-    rosters = server.close_stage()
-    pieces = decode_entries(MessageKind.CODED_MASK_PIECES, USUAL, clients[first].receive(rosters[first]))
+        server.release()
+    server.close_stage()
+    dealt = answers_of(server, {first: clients[first]})[first]
+    pieces = decode_entries(MessageKind.CODED_MASK_PIECES, USUAL, dealt)
     pieces.pop(first)
     with pytest.raises(MalformedMessage, match="for each client"):
         server.receive(first, encode_entries(MessageKind.CODED_MASK_PIECES, USUAL, pieces))
-    with pytest.raises(PeerMisbehaved, match="was never here"):
+    with pytest.raises(PeerMisbehaved, match="is not invited, or has left"):
         server.receive(ClientId(1), encode_entries(MessageKind.CODED_MASK_PIECES, USUAL, pieces))
 
 
 def test_a_sum_is_opened_once_and_its_stages_close_in_order() -> None:
-    server, clients, asked = stages(USUAL)
-    with pytest.raises(ThresholdNotMet):
-        server.open()
-    with pytest.raises(Misuse, match="by opening"):
-        server.close_stage()
-    for name, message in asked.items():
-        server.receive(name, clients[name].receive(message))
-    server.open()
-    with pytest.raises(Misuse, match="opened once"):
-        server.open()
+    server, clients = stages(3)
+    with pytest.raises(Misuse, match="close the last stage first"):
+        server.release()
+    late = answers_of(server, clients)[ids(USUAL)[0]]
+    server, clients = stages(4)
+    assert server.stage is None
+    assert is_exact(USUAL, server.release())
+    with pytest.raises(Misuse, match="releases once"):
+        server.release()
     with pytest.raises(UnexpectedMessage):
-        server.receive(ids(USUAL)[0], asked[ids(USUAL)[0]])
+        server.receive(ids(USUAL)[0], late + b"!")
     assert [TRANSITIONS[state][1] for state in State] == [*list(State)[1:], State.DONE]
 
 
 def test_a_server_that_ends_forgets_what_clients_sent() -> None:
-    server, clients = Server(USUAL), {client.client: client for client in clients_of(USUAL)}
+    server, clients = stages(1)
     held: dict[str, Any] = vars(server)
-    for name, client in clients.items():
-        server.receive(name, client.advertisement)
-    for name, message in server.close_stage().items():
-        server.receive(name, clients[name].receive(message))
+    for name, answer in answers_of(server, clients).items():
+        server.receive(name, answer)
     assert held["_sealed"]
-    server.wipe()
+    server.abort()
     assert not held["_sealed"]
-    server, clients, asked = stages(USUAL)
+    server, _ = stages(4)
     held = vars(server)
-    for name, message in asked.items():
-        server.receive(name, clients[name].receive(message))
     assert held["_answers"]
     assert held["_total"].any()
-    server.wipe()
+    server.abort()
     assert not held["_answers"]
     assert not held["_total"].any()
 
@@ -440,7 +447,7 @@ def test_a_server_that_ends_forgets_what_clients_sent() -> None:
 def test_a_server_that_lies_learns_an_input() -> None:
     """What is not claimed: two sets for two halves of the clients, and the difference is one mask."""
     configuration = replace(USUAL, population=8, privacy=1, target=3)
-    _, clients, _ = stages(configuration)
+    _, clients = stages(3, configuration)
     names, victim = ids(configuration), ids(configuration)[0]
     answers = dict[bool, list[np.ndarray]]()
     for has_victim, asked in ((True, names[2:5]), (False, names[5:])):
@@ -448,7 +455,7 @@ def test_a_server_that_lies_learns_an_input() -> None:
         message = encode_entries(MessageKind.CODED_MASK_SURVIVORS, configuration, entries)
         answers[has_victim] = [
             decode_vector(
-                decode_body(MessageKind.CODED_MASK_ANSWER, configuration, clients[name].receive(message)),
+                decode_body(MessageKind.CODED_MASK_ANSWER, configuration, clients[name].answer(message)),
                 configuration.piece_length,
             )
             for name in asked
@@ -459,51 +466,35 @@ def test_a_server_that_lies_learns_an_input() -> None:
     ]
     mask = (masks[0] - masks[1])[: configuration.length] % FIELD
     again = client_of(configuration, victim)
-    # What the victim drew.
-    assert np.array_equal(mask, again._mask)  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
+    again.answer(configuration.encode())
+    assert np.array_equal(mask, held_by(again).mask), "what the victim drew"
 
 
 def test_weights_that_no_clients_have() -> None:
     configuration = replace(USUAL, maximum_weight=2)
-    server, clients = Server(configuration), {client.client: client for client in clients_of(configuration)}
-    for name, client in clients.items():
-        server.receive(name, client.advertisement)
-    for name, message in server.close_stage().items():
-        server.receive(name, clients[name].receive(message))
-    for index, (name, message) in enumerate(server.close_stage().items()):
-        upload = clients[name].receive(message)
+    server, clients = stages(2, configuration)
+    for index, (name, upload) in enumerate(answers_of(server, clients).items()):
         if not index:
             masked = decode_vector(
                 decode_body(MessageKind.CODED_MASK_INPUT, configuration, upload), configuration.length
             )
             masked[-1] = (masked[-1] + 50) % FIELD
-            upload = encode_body(MessageKind.CODED_MASK_INPUT, configuration, encode_vector(masked))
+            upload = encode_body(MessageKind.CODED_MASK_INPUT, configuration, encode_vector(masked))  # noqa: PLW2901
         server.receive(name, upload)
-    for name, message in server.close_stage().items():
-        server.receive(name, clients[name].receive(message))
+    server.close_stage()
+    reach(server, clients, 1)
     with pytest.raises(PeerMisbehaved, match="a client lied"):
-        server.open()
+        server.release()
 
 
 @pytest.mark.parametrize(
-    ("layout", "weight", "sentence"),
-    [
-        (Layout((RingSegment(20, 12),)), 1, "another layout"),
-        (USUAL.layout, 2, r"1\.\.1"),
-        (USUAL.layout, True, r"1\.\.1"),
-    ],
+    ("layout", "weight"), [(Layout((RingSegment(20, 12),)), 1), (USUAL.layout, 2), (USUAL.layout, -1)]
 )
-def test_an_update_that_does_not_fit_leaves_no_client(layout: Layout, weight: int, sentence: str) -> None:
-    server, clients = Server(USUAL), {client.client: client for client in clients_of(USUAL)}
-    first = clients[ids(USUAL)[0]]
-
-    def source(_: Configuration) -> tuple[Payload, int]:
-        return payload_of(replace(USUAL, layout=layout), first.client), weight
-
-    first.source = source
-    for name, client in clients.items():
-        server.receive(name, client.advertisement)
-    for name, message in server.close_stage().items():
-        server.receive(name, clients[name].receive(message))
-    with pytest.raises(InvalidParameters, match=sentence):
-        first.receive(server.close_stage()[first.client])
+def test_an_update_that_does_not_fit_is_one_that_does(layout: Layout, weight: int) -> None:
+    """After it was taken nothing refuses: it is clamped, or of zeros, and the server hears nothing of it."""
+    name = ids(USUAL)[0]
+    server, clients = Server(USUAL, None), clients_of(USUAL)
+    payload = payload_of(replace(USUAL, layout=layout), name)
+    clients[name] = client_with(USUAL, name, payload, weight, InsecureSeededCoins(name.encode()))
+    released = run(server, clients.values())
+    assert (released.aggregate.contributors, released.aggregate.total_weight) == (9, 9)

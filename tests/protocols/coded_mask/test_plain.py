@@ -8,12 +8,11 @@ import pytest
 from secagg.contract import Layout, Payload, RingSegment, ideal_aggregate
 from secagg.identifiers import ClientId
 from secagg.parameters import Suite
-from secagg.protocols.coded_mask.client import Client
 from secagg.protocols.coded_mask.configuration import Configuration
 from secagg.protocols.coded_mask.run import run
-from secagg.protocols.coded_mask.server import State
+from secagg.protocols.coded_mask.server import Server, State
 from secagg.simulation.insecure_coins import InsecureSeededCoins
-from tests.harness.planted import always
+from tests.harness.coded_sums import client_with
 from tests.protocols.coded_mask.plain import plain_coded_mask as plain
 
 
@@ -55,9 +54,9 @@ def test_the_library_and_the_plain_implementation_agree(configuration: Configura
         payloads[name] = Payload(configuration.layout, vectors)
         weights[name] = 1 + name.value % configuration.maximum_weight
     said = dict[State, dict[ClientId, tuple[bytes, bytes]]]()
-    aggregate, server = run(
-        configuration,
-        [Client(name, configuration, always((payloads[name], weights[name])), coins_of(name)) for name in names],
+    released = run(
+        Server(configuration, None),
+        [client_with(configuration, name, payloads[name], weights[name], coins_of(name)) for name in names],
         dropouts={stage: gone},
         sent=lambda state, name, sent, answer: said.setdefault(state, {}).update({name: (sent, answer)}),
     )
@@ -77,15 +76,15 @@ def test_the_library_and_the_plain_implementation_agree(configuration: Configura
     answers = dict[int, list[int]]()
     for name, (asked, answer) in said[State.ANSWERS].items():
         survivors = sorted(plain.entries(asked))
-        assert survivors == sorted(client.value for client in server.survivors)
+        assert survivors == sorted(client.value for client in released.counted)
         columns = zip(*(held[name][survivor] for survivor in survivors), strict=True)
         answers[names.index(name)] = [sum(column) % plain.Q for column in columns]
         assert plain.body(answer) == plain.packed(answers[names.index(name)])
     uploads = [plain.elements(plain.body(upload)) for _, upload in said[State.INPUTS].values()]
     chosen = dict(list(answers.items())[-configuration.target :])
     sums, weight = plain.open_sum(due, uploads, chosen)
+    counted, aggregate = sorted(released.counted), released.aggregate
     assert sums == [vector.tolist() for vector in aggregate.values]
-    counted = sorted(server.survivors)
     ideal = ideal_aggregate(
         configuration.layout, [payloads[name] for name in counted], [weights[name] for name in counted]
     )

@@ -25,14 +25,8 @@ from secagg.errors import (
 from secagg.identifiers import ClientId, ServerId
 from secagg.parameters import SecurityMode, Suite
 from secagg.protocols.coded_mask.floors import Floors
-from secagg.protocols.coded_mask.session import (
-    STAGES,
-    CodedMaskHelpers,
-    CodedMaskMember,
-    CodedMaskServerSession,
-    open_session,
-)
-from secagg.protocols.coded_mask.settings import CodedMaskSettings
+from secagg.protocols.coded_mask.server import STAGES, Server
+from secagg.protocols.coded_mask.session import CodedMaskHelpers, CodedMaskMember, CodedMaskSettings, open_session
 from secagg.session.ledger import Spent, SpentUpdates
 from secagg.session.measured import Measured
 from secagg.session.roles import ClientSession, LateUpdate, Released, Subject, Turnout, Update
@@ -68,7 +62,7 @@ def joined(subject: Subject = SUBJECT) -> dict[ClientId, ClientSession]:
     return {client: member(client).join(subject, update_of(client)) for client in CLIENTS}
 
 
-def reach(session: CodedMaskServerSession, clients: Mapping[ClientId, ClientSession], stages: int) -> None:
+def reach(session: Server, clients: Mapping[ClientId, ClientSession], stages: int) -> None:
     for _ in range(stages):
         for client in clients:
             if (message := session.message_to(client)) is not None:
@@ -268,7 +262,7 @@ def test_what_is_suspended_is_gone_on_with_for_its_own_subject_alone() -> None:
         assert kept is not None
         copy = Secret("handle", bytes(kept.expose()))
         suspended: dict[bytes, Any] = vars(one)["_suspended"]
-        machine = inside(next(iter(suspended.values())))
+        held = next(iter(suspended.values()))
         if subject is SUBJECT:
             one.join(subject, update_of(CLIENTS[0]), kept)
             with pytest.raises(Misuse):
@@ -276,7 +270,7 @@ def test_what_is_suspended_is_gone_on_with_for_its_own_subject_alone() -> None:
             kept = copy
         with pytest.raises((InvalidParameters, Misuse), match=sentence):
             one.join(subject, update_of(CLIENTS[0]), kept)
-        assert bool(machine["_mask"].any()) is (subject is SUBJECT), "that of another round is wiped"
+        assert bool(held.mask.any()) is (subject is SUBJECT), "that of another round is wiped"
 
 
 def test_the_update_is_that_of_the_session_that_goes_on() -> None:
@@ -302,11 +296,10 @@ def test_the_update_is_that_of_the_session_that_goes_on() -> None:
 def test_an_update_that_is_none_or_of_another_model_is_not_charged(update: LateUpdate | None, sentence: str) -> None:
     session, clients, ledger = opened(), joined(), SpentUpdates()
     clients[CLIENTS[0]] = member(CLIENTS[0], ledger=ledger).join(SUBJECT, update)
-    machine = inside(clients[CLIENTS[0]])
     reach(session, clients, 2)
     message = session.message_to(CLIENTS[0])
     assert message is not None
-    mask = inside(machine["_machine"])["_mask"]
+    mask = inside(clients[CLIENTS[0]])["_held"].mask
     with pytest.raises(InvalidParameters, match=sentence):
         clients[CLIENTS[0]].answer(message)
     assert ledger.count(SUBJECT.task) == 0
@@ -384,11 +377,11 @@ def test_a_session_that_has_released_awaits_nobody_and_holds_nothing() -> None:
     session = opened()
     reach(session, joined(), 4)
     assert session.awaited == frozenset()
-    server = inside(inside(session)["_server"])
+    server = inside(session)
     assert server["_answers"]
     session.release()
     assert not server["_answers"]
-    assert not inside(session)["_messages"]
+    assert not server["_messages"]
     with pytest.raises(Misuse, match="releases once"):
         session.release()
 

@@ -1,0 +1,76 @@
+"""Parties of one sum with coded masks, from its configuration: for tests and vectors."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from secagg.contract import Payload
+from secagg.crypto.entropy import Coins
+from secagg.identifiers import ClientId
+from secagg.parameters import SecurityMode, Suite
+from secagg.protocols.coded_mask.client import Client
+from secagg.protocols.coded_mask.configuration import MAXIMUM_CLIENTS, Configuration
+from secagg.protocols.coded_mask.floors import Floors
+from secagg.protocols.coded_mask.server import Server
+from secagg.protocols.coded_mask.session import CodedMaskMember
+from secagg.session.roles import LateUpdate, Subject, Update
+from tests.harness.planted import always
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SubjectOf(Subject):
+    """A subject of which only the digest of the terms is known."""
+
+    application_digest: bytes
+
+    @property
+    def terms_digest(self) -> bytes:
+        """The digest that the configuration has."""
+        return self.application_digest
+
+
+def subject_of(configuration: Configuration) -> Subject:
+    """Return what a configuration is about."""
+    return SubjectOf(
+        task=configuration.task,
+        round_number=configuration.round_number,
+        layout=configuration.layout,
+        capacity=configuration.population * configuration.maximum_weight,
+        model_digest=configuration.model_digest,
+        application_digest=configuration.application_digest,
+    )
+
+
+def member_of(client: ClientId, coins: Coins) -> CodedMaskMember:
+    """Return a client with the lowest floors and no ledger."""
+    floors = Floors(
+        modes=frozenset({SecurityMode.SEMI_HONEST}),
+        suites=frozenset(Suite),
+        minimum_cohort=2,
+        assumed_corrupted=0,
+        minimum_modulus_bits=1,
+        maximum_length=1 << 40,
+        maximum_population=MAXIMUM_CLIENTS,
+    )
+    return CodedMaskMember(client, floors=floors, coins=coins, charge=always(None))
+
+
+def client_with(configuration: Configuration, client: ClientId, payload: Payload, weight: int, coins: Coins) -> Client:
+    """Return a client of a sum that has said nothing."""
+    update = Update(payload, configuration.model_digest, weight)
+    return member_of(client, coins).join(subject_of(configuration), LateUpdate(always(update)))
+
+
+def answers_of(server: Server, clients: Mapping[ClientId, Client]) -> dict[ClientId, bytes]:
+    """Return what clients answer to the open stage's messages."""
+    due = {name: server.message_to(name) for name in clients}
+    return {name: clients[name].answer(message) for name, message in due.items() if message is not None}
+
+
+def reach(server: Server, clients: Mapping[ClientId, Client], stages: int) -> None:
+    """Carry a sum through so many stages."""
+    for _ in range(stages):
+        for name, answer in answers_of(server, clients).items():
+            server.receive(name, answer)
+        server.close_stage()
