@@ -46,6 +46,10 @@ class EnclaveConnection(Protocol):
         """Begin to collect updates for a model."""
         ...
 
+    def announce_model(self, version: int, model_digest: bytes) -> None:
+        """Fix the digest of an older model whose updates count in the open buffer."""
+        ...
+
     def receive(self, message: bytes) -> int:
         """Take the sealed part of an upload, and return the weight of its age."""
         ...
@@ -108,6 +112,10 @@ class Host:
             self._known = KnownToHost(epoch=self._epoch, model=model, certificates=self._certificates)
             self._sums = [segment.ring.zeros(segment.length) for segment in self.configuration.ring_segments]
             self._roundings = 0
+
+    def announce_model(self, version: int, model_digest: bytes) -> None:
+        """Fix the digest of an older model, before anybody is asked for an update of it."""
+        self._enclave.announce_model(version, model_digest)
 
     def receive(self, message: bytes, sender: ClientId | None = None) -> bytes:
         """Take an upload, relay its sealed part, and add the masked vectors once the enclave has taken it.

@@ -210,8 +210,13 @@ class EnclaveServerSession(StagedServerSession[ReadUpload]):
         return () if noise is None else tuple(math.sqrt(variance) for variance in noise.variances)
 
     def invitation_for(self, subject: Subject) -> bytes:
-        """Return the invitation of an asynchronous client, whose subject is about the model that it started from."""
+        """Announce the model that an asynchronous client started from, and return the client's invitation.
+
+        Raises:
+            PeerMisbehaved: no update of this model counts here, or it was announced with another number or digest.
+        """
         model = stamp_of(subject, subject.model_digest)
+        self._host.announce_model(model.version, model.digest)
         # The model may not be that of the buffer, which is what the host would put back.
         return Invitation(self.configuration.encode(), self._attested, model.version, model.digest, False).encode()  # noqa: FBT003 -- is_short
 

@@ -119,6 +119,9 @@ class _CountedEnclave(Confined):
     def open_buffer(self, version: int, model_digest: bytes) -> None:
         self.enclave.open_buffer(version, model_digest)
 
+    def announce_model(self, version: int, model_digest: bytes) -> None:
+        self.enclave.announce_model(version, model_digest)
+
     def receive(self, message: bytes) -> int:
         self.bytes_between += len(message)
         return self.enclave.receive(message)

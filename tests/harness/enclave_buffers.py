@@ -239,7 +239,8 @@ class InsecureEnclaveSession:
         )
 
     def upload(self, number: int, *, version: int = 0, weight: int = 1) -> None:
-        """Let a client seal its input, and the host take it."""
+        """Let a client seal its input, and the host take it, which has announced the model."""
+        self.host.announce_model(version, model_digest(version))
         self.host.receive(self.seal(number, version=version, weight=weight).encode())
 
     def ideal(self, numbers: Iterable[int], weights: Sequence[int] | None = None) -> Aggregate:

@@ -27,11 +27,10 @@ from secagg.protocols.enclave import host as host_module
 from secagg.protocols.enclave.host import Host
 from secagg.protocols.enclave.run import run
 from secagg.protocols.enclave.trusted import enclave as enclave_module
-from secagg.protocols.enclave.trusted.buffer import BufferState, ReleaseRules
+from secagg.protocols.enclave.trusted.buffer import BufferState, ReleaseRules, single_somebody_out
 from secagg.protocols.enclave.trusted.configuration import Accumulation, ReleaseForm
 from secagg.protocols.enclave.trusted.histogram import HistogramAccumulator
 from secagg.protocols.enclave.trusted.messages import BufferRelease, ModelStamp, SealedUpload, uploads_digest
-from secagg.protocols.enclave.trusted.weights import single_somebody_out
 from secagg.protocols.enclave.unattested import SimulatedEnclave, SimulatedJudge
 from secagg.wire import MessageKind, Writer
 from tests.harness.enclave_buffers import MIXED_LAYOUT, RING_LAYOUT, EnclaveSetup, InsecureEnclaveSession, model_digest
@@ -100,6 +99,7 @@ def summed(setup: EnclaveSetup, uploads: Iterable[tuple[int, int, int]], version
     for number, weight, of_version in uploads:
         payloads.append(any_payload(setup.layout, number))
         weights.append(weight * setup.staleness_weights[version - of_version])
+        session.host.announce_model(of_version, model_digest(of_version))
         upload = session.seal(number, weight=weight, version=of_version, payload=payloads[-1])
         session.host.receive(upload.encode())
     aggregate, receipt = session.host.release()
@@ -310,6 +310,9 @@ class RefusingConnection:
     def open_buffer(self, version: int, model_digest: bytes) -> None:
         assert (version, model_digest) == (0, bytes(32))
 
+    def announce_model(self, version: int, model_digest: bytes) -> None:
+        raise AssertionError((version, model_digest))
+
     def receive(self, message: bytes) -> int:
         raise AssertionError(message)
 
@@ -355,7 +358,7 @@ class FlippingConnection:
     def __init__(self, enclave: SimulatedEnclave) -> None:
         self._enclave = enclave
         self.open_buffer, self.receive = enclave.open_buffer, enclave.receive
-        self.give_up_buffer = enclave.give_up_buffer
+        self.announce_model, self.give_up_buffer = enclave.announce_model, enclave.give_up_buffer
         self.flipped: int | None = None
 
     def release(self) -> bytes:

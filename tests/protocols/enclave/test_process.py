@@ -266,6 +266,7 @@ def one_buffer(enclave: RemoteEnclave | SimulatedEnclave, offer: EnclaveOffer, e
     trusted = verified(offer, evidence)
     relay = Host(CONFIGURATION, enclave)
     relay.open_buffer(2, model(2).digest)
+    relay.announce_model(1, model(1).digest)
     for number, version, weight in ((1, 2, 1), (2, 1, 2), (3, 2, 1), (4, 2, 1), (5, 1, 2), (6, 1, 2)):
         upload = client(number).seal(update_of(number), enclave=trusted, model=model(version), now=NOW, weight=weight)
         relay.receive(upload.encode())
@@ -678,6 +679,7 @@ def refused_by(enclave: RemoteEnclave | SimulatedEnclave, trusted: VerifiedEncla
 
     def released(*uploads: tuple[int, int, int]) -> object:
         enclave.open_buffer(2, model(2).digest)
+        enclave.announce_model(1, model(1).digest)
         for number, version, weight in uploads:
             enclave.receive(sealed(trusted, number, version, weight))
         return enclave.release()
@@ -685,6 +687,10 @@ def refused_by(enclave: RemoteEnclave | SimulatedEnclave, trusted: VerifiedEncla
     def another_model() -> object:
         enclave.open_buffer(5, model(6).digest)
         return enclave.receive(upload)
+
+    def announced(version: int, digest: bytes) -> object:
+        enclave.open_buffer(2, model(2).digest)
+        return enclave.announce_model(version, digest)
 
     def too_few() -> object:
         enclave.open_buffer(1, model(1).digest)
@@ -705,6 +711,9 @@ def refused_by(enclave: RemoteEnclave | SimulatedEnclave, trusted: VerifiedEncla
         "uneven": lambda: released((1, 2, 1), (2, 2, 1), (3, 2, 2)),
         "ages": lambda: released((1, 2, 1), (2, 2, 1), (3, 2, 1), (4, 1, 1)),
         "another model": another_model,
+        "announced twice": lambda: announced(1, model(2).digest),
+        "announced too old": lambda: announced(0, model(0).digest),
+        "announced too early": lambda: enclave.announce_model(1, model(1).digest),
         "no buffer": lambda: enclave.receive(upload),
         "nothing to give up": lambda: enclave.give_up_buffer(),  # noqa: PLW0108 -- as the others
         "older": lambda: (
@@ -733,6 +742,9 @@ def refused_by(enclave: RemoteEnclave | SimulatedEnclave, trusted: VerifiedEncla
         ("uneven", PeerMisbehaved, Reason.WEIGHTS_UNEVEN),
         ("ages", ThresholdNotMet, Reason.THRESHOLD_NOT_MET),
         ("another model", PeerMisbehaved, Reason.MODEL_MISMATCH),
+        ("announced twice", PeerMisbehaved, Reason.MODEL_MISMATCH),
+        ("announced too old", PeerMisbehaved, Reason.STALE_UPDATE),
+        ("announced too early", Misuse, Reason.API_MISUSE),
         ("no buffer", Misuse, Reason.API_MISUSE),
         ("nothing to give up", Misuse, Reason.API_MISUSE),
         ("older", PeerMisbehaved, Reason.WRONG_SESSION),
