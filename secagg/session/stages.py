@@ -31,7 +31,8 @@ from secagg.errors import (
 )
 from secagg.identifiers import ClientId, Party
 
-from .roles import LateUpdate, Released, Stage, Subject, Turnout
+from .one_answer import OneStageClientSession as OneStageClientSession
+from .roles import Released, Stage, Turnout
 from .sockets.connection import HelperLost
 
 Content = TypeVar("Content")
@@ -290,55 +291,3 @@ class StagedServerSession(Confined, ABC, Generic[Content]):
 def _lost(error: Exception) -> ConnectionError:
     """Return what a helper's error means here: one that refuses a call as out of order has forgotten the session."""
     return error if isinstance(error, ConnectionError) else HelperLost(f"a helper or a storage is lost: {error}")
-
-
-class OneStageClientSession(Confined, ABC):
-    """A client session of one answer."""
-
-    def __init__(self, client: ClientId, subject: Subject, update: LateUpdate | None, suspended: Secret | None) -> None:
-        """Prepare to upload once.
-
-        Raises:
-            Misuse: something was suspended, which this protocol never does.
-        """
-        if suspended is not None:
-            raise Misuse("a session of one message has nothing to go on with; join without what was suspended")
-        self._client, self._subject, self._update, self._is_done = client, subject, update, False
-
-    @abstractmethod
-    def _upload(self, message: bytes, update: LateUpdate) -> bytes:
-        """Return the upload: checks, ledger, update, time, in this order."""
-
-    @property
-    def client(self) -> ClientId:
-        """Who this is."""
-        return self._client
-
-    @property
-    def faults(self) -> tuple[PeerError, ...]:
-        """Nothing: no other client sends this one anything."""
-        return ()
-
-    def answer(self, message: bytes) -> bytes:
-        """Return the upload, once; nothing keeps it.
-
-        Raises:
-            Misuse: it was handed over, the client left, or there is no update.
-        """
-        if self._is_done or self._update is None:
-            raise Misuse("the upload was handed over, or there is no update to upload", reason=Reason.ALREADY_SPENT)
-        upload = self._upload(message, self._update)
-        self._is_done = True
-        return upload
-
-    def suspend(self) -> Secret | None:
-        """Answer no more; nothing is left to do."""
-        self._is_done = True
-        return None
-
-    def abort(self) -> None:
-        """Leave."""
-        self._is_done = True
-
-    def __repr__(self) -> str:
-        return f"<{type(self).__name__} {self._client}{', done' if self._is_done else ''}>"

@@ -1,0 +1,66 @@
+"""The base of client sessions of one answer."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING
+
+from secagg.crypto.secret import Confined, Secret
+from secagg.errors import Misuse, PeerError, Reason
+
+if TYPE_CHECKING:
+    from secagg.identifiers import ClientId
+
+    from .roles import LateUpdate, Subject
+
+
+class OneStageClientSession(Confined, ABC):
+    """A client session of one answer."""
+
+    def __init__(self, client: ClientId, subject: Subject, update: LateUpdate | None, suspended: Secret | None) -> None:
+        """Prepare to upload once.
+
+        Raises:
+            Misuse: something was suspended, which this protocol never does.
+        """
+        if suspended is not None:
+            raise Misuse("a session of one message has nothing to go on with; join without what was suspended")
+        self._client, self._subject, self._update, self._is_done = client, subject, update, False
+
+    @abstractmethod
+    def _upload(self, message: bytes, update: LateUpdate) -> bytes:
+        """Return the upload: checks, ledger, update, time, in this order."""
+
+    @property
+    def client(self) -> ClientId:
+        """Who this is."""
+        return self._client
+
+    @property
+    def faults(self) -> tuple[PeerError, ...]:
+        """Nothing: no other client sends this one anything."""
+        return ()
+
+    def answer(self, message: bytes) -> bytes:
+        """Return the upload, once; nothing keeps it.
+
+        Raises:
+            Misuse: it was handed over, the client left, or there is no update.
+        """
+        if self._is_done or self._update is None:
+            raise Misuse("the upload was handed over, or there is no update to upload", reason=Reason.ALREADY_SPENT)
+        upload = self._upload(message, self._update)
+        self._is_done = True
+        return upload
+
+    def suspend(self) -> Secret | None:
+        """Answer no more; nothing is left to do."""
+        self._is_done = True
+        return None
+
+    def abort(self) -> None:
+        """Leave."""
+        self._is_done = True
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self._client}{', done' if self._is_done else ''}>"
