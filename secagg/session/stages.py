@@ -31,7 +31,7 @@ from secagg.errors import (
 )
 from secagg.identifiers import ClientId, Party
 
-from .one_answer import OneStageClientSession as OneStageClientSession
+from .one_answer import OneStageClientSession as OneStageClientSession  # noqa: PLC0414 -- exported
 from .roles import Released, Stage, Turnout
 from .sockets.connection import HelperLost
 
