@@ -33,7 +33,7 @@ from hypothesis import strategies as st
 from secagg.contract import Aggregate, IndexSegment, Layout, RingSegment
 from secagg.errors import Misuse, PeerError, PeerMisbehaved, Reason, SecAggError, ThresholdNotMet
 from secagg.identifiers import ClientId, ServerId
-from secagg.protocols.enclave.floors import PrivacyFloor
+from secagg.protocols.enclave.budget import PrivacyFloor
 from secagg.protocols.enclave.ledger import SealLedger
 from secagg.protocols.enclave.trusted import enclave as enclave_module
 from secagg.protocols.enclave.trusted.buffer import BufferState, single_somebody_out

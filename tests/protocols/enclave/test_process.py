@@ -42,8 +42,8 @@ from secagg.parameters import Suite
 from secagg.privacy.kinds import NoiseKind
 from secagg.protocols.enclave.client import Client
 from secagg.protocols.enclave.floors import EnclaveFloors
-from secagg.protocols.enclave.host import Host
 from secagg.protocols.enclave.ledger import SealLedger
+from secagg.protocols.enclave.member import EnclaveMember
 from secagg.protocols.enclave.remote_enclave import EnclaveLost, RemoteEnclave, decode_attested_offer
 from secagg.protocols.enclave.trusted.configuration import EnclaveConfiguration, Noise, encode_start
 from secagg.protocols.enclave.trusted.enclave import Enclave
@@ -53,9 +53,11 @@ from secagg.protocols.enclave.trusted.service import SIMULATED, EnclaveService, 
 from secagg.protocols.enclave.unattested import SimulatedEnclave, SimulatedEvidence, SimulatedJudge
 from secagg.protocols.enclave.verified_enclave import VerifiedEnclave
 from secagg.session.certificates import SigningKey, issue_certificate
+from secagg.session.roles import Subject
 from secagg.session.sockets.frames import decode_refusal, encode_refusal, receive_frame, send_frame
 from secagg.simulation.insecure_coins import InsecureSeededCoins
 from secagg.wire import MessageKind, Reader, Writer, message_kind
+from tests.harness.enclave_buffers import Host
 from tests.harness.planted import always
 
 if sys.platform == "win32":
@@ -130,7 +132,8 @@ def update_of(number: int) -> Payload:
 
 def client(number: int, ledger: SealLedger | None = None, coins: bytes = b"client") -> Client:
     key = SigningKey(Secret("seed", number.to_bytes(32, "big")))
-    return Client(
+    kept = SealLedger(b"a test") if ledger is None else ledger
+    member = EnclaveMember(
         certificate=issue_certificate(AUTHORITY, ClientId(number), key.public_key),
         signing_key=key,
         floors=EnclaveFloors(
@@ -140,12 +143,12 @@ def client(number: int, ledger: SealLedger | None = None, coins: bytes = b"clien
             authority=AUTHORITY.public_key,
             maximum_weight=2,
         ),
-        layout=LAYOUT,
-        tables=((TABLE,),),
-        capacity=1000,
-        ledger=SealLedger(b"a test") if ledger is None else ledger,
+        judge=SimulatedJudge(),
+        ledger=lambda _: kept,
+        clock=lambda: NOW,
         coins=InsecureSeededCoins(coins + bytes([number])),
     )
+    return member.join(Subject(task=b"a test", round_number=0, layout=LAYOUT, capacity=1000, tables=((TABLE,),)))
 
 
 def verified(
