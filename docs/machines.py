@@ -147,6 +147,9 @@ class _HeardEnclave:
         self._say("open buffer", "Server", "Enclave")
         self._connection.open_buffer(version, model_digest)
 
+    def announce_model(self, version: int, model_digest: bytes) -> None:
+        self._connection.announce_model(version, model_digest)
+
     def receive(self, message: bytes) -> int:
         self._say(message, "Server", "Enclave")
         weight: int = self._connection.receive(message)

@@ -52,7 +52,17 @@ CHECKS: dict[str, tuple[str, str, str]] = {
     "the keys are there": ("open", "self.state is not BufferState.CLOSED", "self._buffer is not None"),
     "no buffer is open": ("open", "self.state is not BufferState.CLOSED", "self.state is BufferState.DESTROYED"),
     "versions grow": ("open", "version <= self._last_version", "False"),
-    "a model has one number": ("open", "(known := self._versions.get(model_digest, version)) != version", "False"),
+    "a model has one number": ("_announce", "(known := self._versions.get(model_digest, version)) != version", "False"),
+    "a number has one announcement": (
+        "_announce",
+        "self._models.get(version, model_digest) != model_digest",
+        "False",
+    ),
+    "an announcement is of what counts": (
+        "announce",
+        "not 0 <= newest - version < len(self._configuration.staleness_weights)",
+        "False",
+    ),
     "an upload is taken once": ("staleness_weight", "(entry.client, entry.upload_id) in self._upload_ids", "False"),
     "a model has one upload of a client": (
         "staleness_weight",
@@ -63,7 +73,7 @@ CHECKS: dict[str, tuple[str, str, str]] = {
     "an update's age counts": ("staleness_weight", "not 0 <= age < len(table)", "False"),
     "a number has one model": (
         "staleness_weight",
-        "self._models.get(entry.version, entry.model_digest) != entry.model_digest",
+        "self._models.get(entry.version) != entry.model_digest",
         "False",
     ),
     "a model of an upload has one number": (
@@ -103,6 +113,9 @@ SETTINGS = {
 COVERED: dict[str, tuple[str, ...]] = {
     # Another buffer takes the place of the first, whose sums are never released.
     "no buffer is open": (),
+    # Only models that count are announced, and those that are older count nothing in a table that ends.
+    "an update's age counts": ("an announcement is of what counts",),
+    "an announcement is of what counts": (),
     # A client has one upload for each number of a model, and an upload names its number.
     "an upload is taken once": ("a model has one upload of a client",),
     # Of fewer clients than the cohort one weighs more than its part.

@@ -157,6 +157,9 @@ def _calls(setting: Setting) -> Iterator[tuple[str, Callable[[Host], None]]]:
     for upload in uploads(setting):
         name = f"take {upload.entry.client} of model {upload.entry.version}"
         yield name, lambda host, upload=upload: _take(host, upload)  # type: ignore[misc]
+    # It announces older models, right or wrong: whatever it says first under a number stands.
+    for version, digest in (*MODELS.items(), (0, MODELS[VERSIONS[-1]]), (VERSIONS[-1], OTHER_MODEL)):
+        yield f"announce {version}", lambda host, version=version, digest=digest: host.rules.announce(version, digest)  # type: ignore[misc]
     yield "release", _release
     yield "give up", _give_up
     yield "destroy", _destroy

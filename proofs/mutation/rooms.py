@@ -151,7 +151,7 @@ ROOMS: Final = (
     ),
     Room(
         "enclave: releases, buffers, ledger",
-        _in("protocols/enclave", "trusted/buffer.py", "trusted/upload_keys.py", "trusted/weights.py", "ledger.py"),
+        _in("protocols/enclave", "trusted/buffer.py", "trusted/upload_keys.py", "ledger.py"),
         (
             "tests/protocols/enclave/test_buffer.py",
             "tests/protocols/enclave/test_client.py",

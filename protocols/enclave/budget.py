@@ -1,4 +1,4 @@
-"""What a configuration's noise is worth: the sensitivity of everything it releases, and the epsilon that follows.
+"""The worth of a configuration's noise: the sensitivity of all that it releases, the epsilon, and a client's limit.
 
 Sensitivities follow from the configuration alone: from its bounds, its codebooks and its weights. The enclave draws
 the noise and does not need this; a client does, before it seals.
@@ -7,13 +7,16 @@ the noise and does not need this; a client does, before it seals.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 from secagg.contract.codewords import Tables, require_tables
 from secagg.contract.layout import IndexSegment, Layout, RingSegment
 from secagg.errors import InvalidParameters
 from secagg.privacy.accounting import ReleasePart, epsilon
+from secagg.privacy.kinds import require_delta
 from secagg.privacy.sensitivity import Adjacency, of_decoded_sum, of_histogram, of_vector
-from secagg.protocols.enclave.trusted.configuration import EnclaveConfiguration, ReleaseForm
+
+from .trusted.configuration import EnclaveConfiguration, ReleaseForm
 
 
 def squared_sensitivities(  # noqa: PLR0913, PLR0917 -- what a release depends on
@@ -73,3 +76,25 @@ def epsilon_of(
         for squared, variance in zip(sensitivities, noise.variances, strict=True)
     ]
     return epsilon(noise.kind, parts, releases or noise.releases_per_client, delta)
+
+
+@dataclass(frozen=True, slots=True)
+class PrivacyFloor:
+    """The differential privacy that a client asks for over all uploads of a task, in however many epochs.
+
+    A client that asks for it has a ledger with a limit; epsilon is that of so many releases, with noise of one kind.
+    """
+
+    epsilon: float
+    delta: float
+    adjacency: Adjacency = Adjacency.REPLACE
+
+    def __post_init__(self) -> None:
+        # Written so that NaN is refused too.
+        if type(self.epsilon) not in (float, int) or not self.epsilon > 0:
+            raise InvalidParameters(f"epsilon is a number above 0; got {self.epsilon!r}")
+        require_delta(self.delta)
+
+    def holds(self, configuration: EnclaveConfiguration, releases: int | None) -> bool:
+        """Whether a configuration's noise keeps so many releases to this epsilon."""
+        return epsilon_of(configuration, self.delta, self.adjacency, releases=releases) <= self.epsilon

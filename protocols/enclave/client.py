@@ -1,4 +1,4 @@
-"""The client: it seals one update to an enclave that it has verified, and masks what the host may hold."""
+"""The client's side of one buffer: it judges the enclave, seals one update to it, and masks what the host may hold."""
 
 from __future__ import annotations
 
@@ -6,26 +6,27 @@ import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Final
+from typing import TYPE_CHECKING, Annotated, ClassVar, Final
 
-from secagg.contract.codewords import Tables
 from secagg.contract.layout import IndexSegment, Layout, Payload, RingSegment
-from secagg.crypto.entropy import Coins
 from secagg.crypto.labels import Label, bind
 from secagg.crypto.mask_expansion import accumulate, segment_count
 from secagg.crypto.ring import RingVector, low_bits, reduce_into
-from secagg.crypto.secret import Confined, Secret, draw_exactly, overwrite
-from secagg.errors import InvalidParameters, Misuse
-from secagg.identifiers import ClientId, ServerId
+from secagg.crypto.secret import Secret, draw_exactly, overwrite
+from secagg.errors import InvalidParameters, Misuse, Reason
+from secagg.fields import FLAG, Message, fixed, unsigned, variable
+from secagg.identifiers import CLIENT_ID_BYTES, ServerId
 from secagg.privacy.norm import clip_into
-from secagg.session.certificates import Authority, Certificate, SigningKey
+from secagg.session.certificates import Authority
 from secagg.session.ledger import Spent
+from secagg.session.one_answer import OneStageClientSession
 from secagg.wire import MessageKind, Writer
 
 from .floors import EnclaveFloors
 from .ledger import SealLedger
 from .trusted.configuration import EnclaveConfiguration
 from .trusted.messages import (
+    DIGEST_BYTES,
     SEED_BYTES,
     WEIGHT_BYTES,
     ModelStamp,
@@ -36,7 +37,35 @@ from .trusted.messages import (
 from .trusted.upload_keys import PROOF_BYTES, mask_key, proof_of, seal_indices, sealing_info
 from .verified_enclave import VerifiedEnclave
 
+if TYPE_CHECKING:
+    from secagg.session.roles import LateUpdate, Subject
+
+    from .member import EnclaveMember
+
 VECTOR_NONCE_BYTES: Final = 32
+_MOST_BYTES: Final = (1 << 32) - 1
+_VERSION_BYTES: Final = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Invitation(Message):
+    """The one message of a buffer to its clients."""
+
+    kind: ClassVar = MessageKind.ENCLAVE_INVITATION
+    configuration: Annotated[bytes, variable(_MOST_BYTES)]
+    """Without tables, which a client of the same codec has, and which can be a thousand times as long as its upload."""
+    attested: Annotated[bytes, variable(_MOST_BYTES)]
+    version: Annotated[int, unsigned(_VERSION_BYTES)]
+    model_digest: Annotated[bytes, fixed(DIGEST_BYTES)]
+    is_short: Annotated[bool, FLAG]
+
+
+def stamp_of(subject: Subject, model_digest: bytes | None) -> ModelStamp:
+    """Return what all uploads of a buffer have in common: the round, the model, and what else clients are told."""
+    bound = bind(
+        Label.SESSION_MODEL, subject.capacity.to_bytes(8, "big"), model_digest or bytes(DIGEST_BYTES), subject.terms
+    )
+    return ModelStamp(version=subject.round_number, digest=hashlib.sha256(bound).digest())
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -69,71 +98,79 @@ class Upload:
             writer.borrowed(vector)
         return writer.finish()
 
+    def shortened(self) -> bytes:
+        """Return the same for a host that knows the epoch, the model and the certificate, and puts them back."""
+        sealed = self.sealed
+        writer = Writer(MessageKind.SHORT_UPLOAD).fixed(sealed.header.certificate.client.encode(), CLIENT_ID_BYTES)
+        writer.borrowed(sealed.sealed_seed).borrowed(sealed.sealed_indices)
+        if self.segments:
+            writer.fixed(self.nonce, VECTOR_NONCE_BYTES)
+        for vector in self.packed:
+            writer.borrowed(vector)
+        return writer.finish()
 
-class Client(Confined):
-    """A client of enclaves, from one epoch to the next.
+
+class Client(OneStageClientSession):
+    """A client's side of one buffer.
 
     Security: each call of ``seal`` is an upload, whether it is sent or not. Sealing the same update again is refused,
         because two sums that differ in one client give that client away; ``SealLedger`` says when it is not.
     """
 
-    def __init__(  # noqa: PLR0913 -- what a client brings
+    def __init__(
         self,
-        *,
-        certificate: Certificate,
-        signing_key: SigningKey,
-        floors: EnclaveFloors,
-        layout: Layout,
-        tables: Tables = (),
-        capacity: int,
-        ledger: SealLedger,
-        coins: Coins,
-        threads: int = 1,
+        member: EnclaveMember,
+        subject: Subject,
+        update: LateUpdate | None = None,
+        suspended: Secret | None = None,
     ) -> None:
-        """Prepare to take part.
+        """Begin; there is nothing to go on with.
 
-        Args:
-            certificate: the authority's word for the signing key; without an authority, the client's own.
-            floors: what the client insists on.
-            layout: of the client's own codec, whose version pins its scales and codebooks.
-            tables: the codebooks of that codec as integers, where it has any.
-            capacity: of that codec; more weight than that is refused.
-            ledger: what this client has sealed so far, with ``SpentUpdates`` of a file in production.
-            coins: ``SystemCoins()`` in production.
-            threads: how many threads expand masks.
+        Raises:
+            InvalidParameters: the certificate is for another key; the client asks for privacy without a limit.
+            AuthenticationFailed: the authority of its floors did not issue the certificate.
         """
-        if type(ledger) is not SealLedger or type(floors) is not EnclaveFloors:
+        super().__init__(member.certificate.client, subject, update, suspended)
+        self._ledger = member.ledger(subject.task)
+        if type(self._ledger) is not SealLedger or type(member.floors) is not EnclaveFloors:
             raise Misuse("a client has EnclaveFloors and a SealLedger")
-        if floors.privacy is not None and ledger.maximum_seals is None:
+        certificate = member.certificate
+        if certificate.public_key != member.signing_key.public_key:
+            raise InvalidParameters("the certificate is for another key than the signing key")
+        authority = certificate.public_key if member.floors.authority is None else member.floors.authority
+        Authority(authority).verify(certificate, culprits={certificate.client})
+        if member.floors.privacy is not None and self.ledger.maximum_seals is None:
             raise InvalidParameters(
                 "a client that asks for privacy limits its uploads: give its ledger maximum_seals, which epsilon is "
                 "computed for"
             )
-        if certificate.public_key != signing_key.public_key:
-            raise InvalidParameters("the certificate is for another key than the signing key")
-        authority = certificate.public_key if floors.authority is None else floors.authority
-        Authority(authority).verify(certificate, culprits={certificate.client})
-        self._certificate = certificate
-        self._signing_key = signing_key
-        self._floors = floors
-        self._layout = layout
-        self._tables = tables
-        self._capacity = capacity
-        self._coins = coins
-        self._threads = threads
+        self._member = member
         self._admitted: EnclaveConfiguration | None = None
-        """The configuration that was held to the floors last; judging noise anew for each upload would take longer."""
-        self._ledger = ledger
+        """The configuration that was held to the floors last; judging noise twice would take longer."""
 
     @property
     def ledger(self) -> SealLedger:
-        """What this client has sealed."""
+        """What this client has sealed for the task."""
         return self._ledger
 
-    @property
-    def client(self) -> ClientId:
-        """Who this is."""
-        return self._certificate.client
+    def _upload(self, message: bytes, update: LateUpdate) -> bytes:
+        member, subject = self._member, self._subject
+        invited = Invitation.decode(message)
+        configuration = EnclaveConfiguration.decode(invited.configuration, subject.tables)
+        named = ModelStamp(version=invited.version, digest=invited.model_digest)
+        if configuration.task != subject.task:
+            raise InvalidParameters("the enclave counts for another task than this client's", reason=Reason.BELOW_FLOOR)
+        if named.version != subject.round_number:
+            raise InvalidParameters("the buffer is of another round than this client's", reason=Reason.BELOW_FLOOR)
+        if named != stamp_of(subject, model := update.model_for(subject)):
+            raise InvalidParameters(
+                "the buffer is about another model, capacity or terms than this client's", reason=Reason.BELOW_FLOOR
+            )
+        enclave = member.verified(invited.attested, configuration)
+        self.charge(enclave, named, member.clock(), model)
+        made = update.take(configuration.layout, range(1, configuration.maximum_weight + 1))
+        upload = self.sealed(made.payload, enclave=enclave, model=named, now=member.clock(), weight=made.weight)
+        return upload.shortened() if invited.is_short else upload.encode()
 
     def seal(  # noqa: PLR0913 -- what an upload is about
         self,
@@ -145,7 +182,7 @@ class Client(Confined):
         weight: int = 1,
         trained_from: bytes = b"",
     ) -> Upload:
-        """Seal and mask one update, for one enclave.
+        """Seal and mask one update, for one enclave; what an application calls that carries messages itself.
 
         Implements: [PGC+22] Algorithm 1, client; [HNM+22] for ring segments.
         Args:
@@ -197,27 +234,27 @@ class Client(Confined):
         Raises:
             PeerMisbehaved: the enclave's verification has run out meanwhile.
         """
-        configuration = enclave.configuration
+        member, configuration = self._member, enclave.configuration
         enclave.require_current(now)
         # Without vectors there is nothing to hide, and nothing to send.
         nonce = bytes(VECTOR_NONCE_BYTES)
         if configuration.ring_segments:
-            nonce = bytes(draw_exactly(VECTOR_NONCE_BYTES, self._coins))
-        with Secret.random("upload_seed", SEED_BYTES, self._coins) as seed:
+            nonce = bytes(draw_exactly(VECTOR_NONCE_BYTES, member.coins))
+        with Secret.random("upload_seed", SEED_BYTES, member.coins) as seed:
             masked = self._masked(payload, enclave, weight, seed, model.version)
             packed = [
                 segment.pack_sent(vector) for segment, vector in zip(configuration.ring_segments, masked, strict=True)
             ]
             header = UploadHeader(
                 epoch=enclave.offer.epoch,
-                certificate=self._certificate,
+                certificate=member.certificate,
                 model=model,
                 vector_digest=vector_digest(nonce, packed),
             )
             digest = header.digest(configuration.context)
             indices, is_one = _packed_indices(payload), has_one_seal(configuration)
             with (
-                proof_of(self._signing_key, enclave.offer.receipt_key, digest, culprits={ServerId()}) as proof,
+                proof_of(member.signing_key, enclave.offer.receipt_key, digest, culprits={ServerId()}) as proof,
                 _joined(proof, indices if is_one else seed.expose(), weight) as secret,
             ):
                 sealed_seed = enclave.seal(secret, sealing_info(digest), now)
@@ -227,18 +264,16 @@ class Client(Confined):
 
     def _admit(self, configuration: EnclaveConfiguration, now: datetime) -> None:
         if self._admitted is not configuration:
-            self._floors.admit(
-                configuration,
-                layout=self._layout,
-                tables=self._tables,
-                maximum_seals=self.ledger.maximum_seals,
-                now=now,
+            subject = self._subject
+            tables = subject.tables if configuration.index_segments else ()
+            self._member.floors.admit(
+                configuration, layout=subject.layout, tables=tables, maximum_seals=self.ledger.maximum_seals, now=now
             )
             self._admitted = configuration
-        if configuration.maximum_total_weight > self._capacity:
+        if configuration.maximum_total_weight > self._subject.capacity:
             raise InvalidParameters(
                 f"a buffer may reach a weight of {configuration.maximum_total_weight}, and the codec's capacity is "
-                f"{self._capacity}; use a wider ring, or smaller cohorts and weights"
+                f"{self._subject.capacity}; use a wider ring, or smaller cohorts and weights"
             )
 
     def _masked(
@@ -246,6 +281,7 @@ class Client(Confined):
     ) -> tuple[RingVector, ...]:
         """Return the ring segments, each value as often as the weight says, under one mask."""
         configuration, masked, first_segment = enclave.configuration, list[RingVector](), 0
+        threads = self._member.threads
         place = enclave.offer.epoch, self.client, version
         bounds = iter(configuration.noise.l2_bounds if configuration.noise is not None else ())
         with mask_key(seed, configuration.suite, configuration.context, *place) as key:
@@ -259,15 +295,13 @@ class Client(Confined):
                 if weight != 1:
                     vector *= segment.ring.word.type(weight & low_bits(segment.ring.modulus_bits))
                     reduce_into(vector, segment.ring.modulus_bits)
-                accumulate(
-                    vector, segment.ring, add=[key], subtract=[], first_segment=first_segment, threads=self._threads
-                )
+                accumulate(vector, segment.ring, add=[key], subtract=[], first_segment=first_segment, threads=threads)
                 first_segment += segment_count(segment.ring, segment.length)
                 masked.append(segment.rounded(vector) if segment.fine_bits else vector)
         return tuple(masked)
 
     def __repr__(self) -> str:
-        return f"<Client {self.client}, {self.ledger!r}>"
+        return f"<Client {self.client}{', done' if self._is_done else ''}, {self.ledger!r}>"
 
 
 def vector_digest(nonce: bytes, packed: Iterable[bytes | memoryview]) -> bytes:

@@ -12,8 +12,7 @@ from secagg.parameters import LEAST_COHORT, Suite
 from secagg.session.certificates import IDENTITY_KEY_BYTES, SIGNATURE_BYTES, Certificate
 from secagg.session.costs import AES_BLOCK_BYTES, Costs, Work, mask_cipher_calls, ring_length
 
-from .client import VECTOR_NONCE_BYTES
-from .session import Invitation
+from .client import VECTOR_NONCE_BYTES, Invitation
 from .trusted.configuration import EnclaveConfiguration, ReleaseForm
 from .trusted.messages import (
     EPOCH_BYTES,

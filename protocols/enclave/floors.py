@@ -5,39 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Final, cast
+from typing import TYPE_CHECKING, Final, cast
 
 from secagg.contract.codewords import Tables, tables_digest
 from secagg.contract.layout import Layout
 from secagg.errors import InvalidParameters, Reason
 from secagg.parameters import LEAST_COHORT, Suite
-from secagg.privacy.kinds import require_delta
-from secagg.privacy.sensitivity import Adjacency
 from secagg.session.certificates import IDENTITY_KEY_BYTES
 
-from .budget import epsilon_of
 from .trusted.configuration import Accumulation, EnclaveConfiguration, ReleaseForm, require_range
+
+if TYPE_CHECKING:
+    from .budget import PrivacyFloor
 
 MAXIMUM_LIFETIME_SECONDS: Final = 24 * 3600
 """Evidence of most kinds has no time in it; keys that live for a day at most are fresh enough without."""
-
-
-@dataclass(frozen=True, slots=True)
-class PrivacyFloor:
-    """The differential privacy that a client asks for over all uploads of a task, in however many epochs.
-
-    A client that asks for it has a ledger with a limit; epsilon is that of so many releases, with noise of one kind.
-    """
-
-    epsilon: float
-    delta: float
-    adjacency: Adjacency = Adjacency.REPLACE
-
-    def __post_init__(self) -> None:
-        # Written so that NaN is refused too.
-        if type(self.epsilon) not in (float, int) or not self.epsilon > 0:
-            raise InvalidParameters(f"epsilon is a number above 0; got {self.epsilon!r}")
-        require_delta(self.delta)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,5 +154,5 @@ class EnclaveFloors:
         yield configuration.expiry > now.timestamp() + MAXIMUM_LIFETIME_SECONDS, "its keys live longer than a day"
         if self.privacy is not None:
             yield configuration.noise is None, "it adds no noise"
-            spent = epsilon_of(configuration, self.privacy.delta, self.privacy.adjacency, releases=maximum_seals)
-            yield spent > self.privacy.epsilon, f"its noise does not keep epsilon to {self.privacy.epsilon}"
+            is_spent = not self.privacy.holds(configuration, maximum_seals)
+            yield is_spent, f"its noise does not keep epsilon to {self.privacy.epsilon}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from decimal import ROUND_DOWN
 from fractions import Fraction
@@ -11,16 +12,18 @@ from secagg.contract.codewords import Tables
 from secagg.contract.layout import IndexSegment, Layout, RingSegment
 from secagg.crypto.ring import require_capacity
 from secagg.errors import CapacityExceeded, InvalidParameters
-from secagg.parameters import Suite
+from secagg.parameters import LEAST_COHORT, Suite
 from secagg.privacy.kinds import NoiseKind
 from secagg.privacy.rounding import room_for_noise, rounded_root
 from secagg.privacy.sensitivity import Adjacency, of_vector
 from secagg.session.certificates import Authority
+from secagg.session.roles import Subject
 
 from .budget import squared_sensitivities
 from .trusted.configuration import NO_AUTHORITY, Accumulation, EnclaveConfiguration, Noise, ReleaseForm
 
 DEFAULT_LIFETIME: Final = timedelta(hours=12)
+_MOST_UPLOADS: Final = 1 << 20
 
 
 def plan_enclave(  # noqa: PLR0913 -- all but seven have defaults
@@ -132,4 +135,67 @@ def require_held(  # noqa: PLR0913 -- what noise is judged by
         raise CapacityExceeded(
             f"rings do not hold sums of a weight of {total_weight} with this noise: "
             + (f"take noise_multiplier = {held:f} at most, or wider rings" if held else "take wider rings, or none")
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnclaveSettings:
+    """What an epoch is configured for; ``plan_enclave`` says what each value means."""
+
+    suite: Suite = Suite.HYBRID
+    minimum_cohort: int = LEAST_COHORT
+    maximum_cohort: int | None = None
+    """By default as many as the codec's capacity allows."""
+    maximum_weight: int = 1
+    staleness_weights: tuple[int, ...] = (1,)
+    form: ReleaseForm = ReleaseForm.DECODED_SUM
+    accumulation: Accumulation = Accumulation.OBLIVIOUS
+    noise_multiplier: Fraction | None = None
+    noise_kind: NoiseKind = NoiseKind.DISCRETE_GAUSSIAN
+    l2_bounds: tuple[int, ...] = ()
+    releases_per_client: int = 1
+    adjacency: Adjacency = Adjacency.REPLACE
+    codeword_bound: int = 0
+    lifetime: timedelta = DEFAULT_LIFETIME
+
+    def plan(self, subject: Subject, authority: Authority | None, now: datetime) -> EnclaveConfiguration:
+        """Return the configuration of an epoch whose buffers are about a subject's task, layout and tables.
+
+        Raises:
+            InvalidParameters, CapacityExceeded: no enclave can; the message says what to change.
+        """
+        heaviest = self.maximum_weight * max(self.staleness_weights)
+        has_indices = any(isinstance(segment, IndexSegment) for segment in subject.layout.segments)
+        maximum_cohort = self.maximum_cohort or min(subject.capacity // heaviest, _MOST_UPLOADS)
+        counted = sum(map(len, subject.tables)) if self.form is ReleaseForm.DECODED_SUM else 0
+        require_held(
+            subject.layout,
+            self.noise_multiplier,
+            self.l2_bounds,
+            self.adjacency,
+            segments=len(subject.layout.ring_positions) + counted,
+            total_weight=maximum_cohort * heaviest,
+            capacity=subject.capacity,
+        )
+        return plan_enclave(
+            task=subject.task,
+            layout=subject.layout,
+            tables=subject.tables if has_indices else (),
+            capacity=subject.capacity,
+            authority=authority,
+            minimum_cohort=self.minimum_cohort,
+            maximum_cohort=maximum_cohort,
+            now=now,
+            lifetime=self.lifetime,
+            suite=self.suite,
+            form=self.form,
+            accumulation=self.accumulation,
+            maximum_weight=self.maximum_weight,
+            staleness_weights=self.staleness_weights,
+            noise_multiplier=self.noise_multiplier,
+            noise_kind=self.noise_kind,
+            l2_bounds=self.l2_bounds,
+            releases_per_client=self.releases_per_client,
+            adjacency=self.adjacency,
+            codeword_bound=self.codeword_bound,
         )

@@ -115,9 +115,19 @@ class RemoteEnclave:
         Raises:
             Misuse, PeerMisbehaved: as for ``Enclave.open_buffer``.
         """
-        model = ModelStamp(version=version, digest=model_digest)
-        request = Writer(MessageKind.OPEN_BUFFER).integer(model.version, VERSION_BYTES)
-        self._ask(request.fixed(model.digest, DIGEST_BYTES).finish(), _read_done)
+        self._tell_model(MessageKind.OPEN_BUFFER, ModelStamp(version=version, digest=model_digest))
+
+    def announce_model(self, version: int, model_digest: bytes) -> None:
+        """Fix the digest of an older model whose updates count in the open buffer.
+
+        Raises:
+            Misuse, PeerMisbehaved: as for ``Enclave.announce_model``.
+        """
+        self._tell_model(MessageKind.ANNOUNCE_MODEL, ModelStamp(version=version, digest=model_digest))
+
+    def _tell_model(self, kind: MessageKind, model: ModelStamp) -> None:
+        request = Writer(kind).integer(model.version, VERSION_BYTES).fixed(model.digest, DIGEST_BYTES)
+        self._ask(request.finish(), _read_done)
 
     def receive(self, message: bytes) -> int:
         """Take the sealed part of an upload, and return the weight of its age.

@@ -16,12 +16,14 @@ from secagg.session.simulated_keys import SimulatedKeys
 from .costs import costs
 from .floors import EnclaveFloors
 from .ledger import SealLedger
-from .session import STAGE, EnclaveHelpers, EnclaveMember, EnclaveServerSession, EnclaveSettings, open_session
+from .member import EnclaveMember
+from .plan import EnclaveSettings
+from .server import STAGE, EnclaveHelpers, Server, open_session
 from .trusted.configuration import Accumulation, ReleaseForm
 from .unattested import SimulatedEnclave, SimulatedJudge
 
 
-def describe(session: EnclaveServerSession) -> tuple[str, ...]:
+def describe(session: Server) -> tuple[str, ...]:
     """Return what the epoch was configured for, a line each."""
     configuration = session.configuration
     lines = [f"an enclave behind an untrusted host, {configuration.suite.value}"]
@@ -50,7 +52,7 @@ class EnclaveSimulation(Confined):
         self._ledgers = dict[tuple[ClientId, bytes], SealLedger]()
         self._enclave: _CountedEnclave | None = None
 
-    def open(self, subject: Subject, invited: frozenset[ClientId] | None) -> EnclaveServerSession:
+    def open(self, subject: Subject, invited: frozenset[ClientId] | None) -> Server:
         """Open a buffer, of the epoch that runs if it is for this layout."""
         running = self._enclave
         if running is None or not running.is_for(subject):
@@ -118,6 +120,9 @@ class _CountedEnclave(Confined):
 
     def open_buffer(self, version: int, model_digest: bytes) -> None:
         self.enclave.open_buffer(version, model_digest)
+
+    def announce_model(self, version: int, model_digest: bytes) -> None:
+        self.enclave.announce_model(version, model_digest)
 
     def receive(self, message: bytes) -> int:
         self.bytes_between += len(message)

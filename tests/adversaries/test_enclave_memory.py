@@ -286,7 +286,8 @@ def test_what_tells_more_than_the_release_is_overwritten(
 def everything(session: InsecureEnclaveSession) -> Iterator[object]:
     client, enclave = session.clients[0], session.enclave
     upload = session.seal(1)
-    yield from (client, enclave, session.verified(), upload, vars(enclave), vars(client), vars(client)["_signing_key"])
+    yield from (client, enclave, session.verified(), upload, vars(enclave), vars(client), vars(client)["_member"])
+    yield vars(client)["_member"].signing_key
     yield upload.sealed
     for number in (2, 3, 4):
         enclave.receive(session.seal(number).sealed.encode())

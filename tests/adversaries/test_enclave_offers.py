@@ -40,7 +40,7 @@ from secagg.errors import InvalidParameters, MalformedMessage, Misuse, PeerError
 from secagg.identifiers import AttemptContext, ServerId
 from secagg.parameters import Suite
 from secagg.privacy.kinds import NoiseKind
-from secagg.protocols.enclave import floors as floors_module
+from secagg.protocols.enclave import budget as budget_module
 from secagg.protocols.enclave.attestation import (
     Evidence,
     EvidenceFormat,
@@ -51,7 +51,8 @@ from secagg.protocols.enclave.attestation import (
     SnpTcb,
     Verifier,
 )
-from secagg.protocols.enclave.floors import EnclaveFloors, PrivacyFloor
+from secagg.protocols.enclave.budget import PrivacyFloor
+from secagg.protocols.enclave.floors import EnclaveFloors
 from secagg.protocols.enclave.hardware_judge import HardwareJudge
 from secagg.protocols.enclave.trusted.configuration import NO_AUTHORITY, EnclaveConfiguration, Noise, ReleaseForm
 from secagg.protocols.enclave.trusted.messages import EnclaveOffer, ModelStamp
@@ -388,7 +389,7 @@ def test_a_host_cannot_have_a_client_compute_for_long_before_it_refuses(
     def computed(*_: object, **__: object) -> float:
         raise AssertionError
 
-    monkeypatch.setattr(floors_module, "epsilon_of", computed)
+    monkeypatch.setattr(budget_module, "epsilon_of", computed)
     floors = replace(session.floors, privacy=PrivacyFloor(epsilon=1.0, delta=1e-6))
     for configuration, saying in ((huge, "suite"), (replace(huge, suite=Suite.CLASSIC), "layout or codebooks")):
         with pytest.raises(InvalidParameters, match=saying) as caught:

@@ -33,14 +33,13 @@ from hypothesis import strategies as st
 from secagg.contract import Aggregate, IndexSegment, Layout, RingSegment
 from secagg.errors import Misuse, PeerError, PeerMisbehaved, Reason, SecAggError, ThresholdNotMet
 from secagg.identifiers import ClientId, ServerId
-from secagg.protocols.enclave.floors import PrivacyFloor
+from secagg.protocols.enclave.budget import PrivacyFloor
 from secagg.protocols.enclave.ledger import SealLedger
 from secagg.protocols.enclave.trusted import enclave as enclave_module
-from secagg.protocols.enclave.trusted.buffer import BufferState
+from secagg.protocols.enclave.trusted.buffer import BufferState, single_somebody_out
 from secagg.protocols.enclave.trusted.configuration import ReleaseForm
 from secagg.protocols.enclave.trusted.histogram import HistogramAccumulator
 from secagg.protocols.enclave.trusted.messages import BufferRelease, ModelStamp
-from secagg.protocols.enclave.trusted.weights import single_somebody_out
 from secagg.protocols.enclave.unattested import SimulatedEnclave
 from secagg.session.ledger import SpentUpdates
 from tests.harness.enclave_buffers import RING_LAYOUT, EnclaveSetup, InsecureEnclaveSession, model_digest
@@ -371,15 +370,16 @@ def test_the_model_that_a_buffer_opened_with_stands_for_later_ones() -> None:
     session.host.receive(session.seal(2, digest=b"h" * 32).encode())
 
 
-def test_nobody_is_blamed_for_the_model_of_a_buffer_that_never_opened() -> None:
-    """Of two clients one was given another model, or lies; a host that has just started knows neither."""
+def test_a_model_whose_buffer_never_opened_is_the_one_that_the_host_announces() -> None:
+    """A host that has just started has not opened its buffer; no client says what it is."""
     session = opened(replace(HISTOGRAMS, staleness_weights=(1, 1)), version=1)
+    first = session.seal(2, digest=b"m" * 32).sealed.encode()
+    assert refusal(lambda: session.enclave.receive(first)) == (PeerMisbehaved, Reason.MODEL_MISMATCH)
     session.upload(1, version=0)
-    other = session.seal(2, digest=b"m" * 32).sealed.encode()
-    with pytest.raises(PeerMisbehaved) as caught:
-        session.enclave.receive(other)
-    assert caught.value.reason is Reason.MODEL_MISMATCH
-    assert caught.value.culprits == frozenset()
+    assert refusal(lambda: session.enclave.receive(first)) == (PeerMisbehaved, Reason.MODEL_MISMATCH)
+    session.upload(3, version=0)
+    session.upload(4, version=0)
+    assert session.host.release()[0].contributors == 3
 
 
 # --- Restarts and budgets ---------------------------------------------------------------------------------------------

@@ -31,9 +31,7 @@ from secagg.crypto.secret import Secret
 from secagg.errors import UNDECIDED, AuthenticationFailed, MalformedMessage, PeerError, PeerMisbehaved, Reason
 from secagg.identifiers import ClientId, ServerId
 from secagg.parameters import Suite
-from secagg.protocols.enclave.host import Host
-from secagg.protocols.enclave.session import EnclaveSettings
-from secagg.protocols.enclave.short_upload import KnownToHost, completed, shortened
+from secagg.protocols.enclave.plan import EnclaveSettings
 from secagg.protocols.enclave.simulation import EnclaveSimulation
 from secagg.protocols.enclave.trusted.buffer import ReleaseRules
 from secagg.protocols.enclave.trusted.configuration import ReleaseForm
@@ -48,7 +46,7 @@ from secagg.protocols.enclave.trusted.upload_keys import proof_of, sealing_info
 from secagg.session.certificates import Certificate
 from secagg.session.roles import LateUpdate, Subject, Update
 from secagg.simulation.insecure_coins import InsecureSeededCoins
-from tests.harness.enclave_buffers import MIXED_LAYOUT, NOW, EnclaveSetup, InsecureEnclaveSession
+from tests.harness.enclave_buffers import MIXED_LAYOUT, NOW, EnclaveSetup, Host, InsecureEnclaveSession
 
 HOST = ServerId()
 FIRST, SECOND = ClientId(1), ClientId(2)
@@ -74,7 +72,7 @@ def opened(layout: Layout = MIXED_LAYOUT, **named: Any) -> InsecureEnclaveSessio
         certificates=certificates(session),
     )
     session.host.open_buffer(0, MODEL.digest)
-    session.host.receive(shortened(session.seal(6)))
+    session.host.receive(session.seal(6).shortened())
     return session
 
 
@@ -85,7 +83,7 @@ def memory_of(session: InsecureEnclaveSession) -> Any:
     rules = {name: copy.deepcopy(value) for name, value in vars(judge).items() if name != "_configuration"}
     keys = {weight: len(keys) for weight, keys in inside["_mask_keys"].items() if keys}
     counted = zip(inside["_histograms"], session.configuration.index_segments, strict=True)
-    sums: list[Any] = vars(session.host)["_sums"]
+    sums: list[Any] = vars(session.host.server)["_sums"]
     counts = [histogram.histogram(0, segment.blocks).tolist() for histogram, segment in counted]
     return rules, keys, counts, [total.tolist() for total in sums]
 
@@ -100,8 +98,8 @@ def is_refused(session: InsecureEnclaveSession, message: bytes) -> PeerError:
 
 def putting_back(session: InsecureEnclaveSession, **changes: Any) -> None:
     """Let the host put back something else."""
-    host: Any = session.host
-    host._known = replace(host._known, **changes)  # noqa: SLF001 -- it is the attacker's
+    for name, value in changes.items():
+        setattr(session.host.server, f"_{name}", value)
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
@@ -109,12 +107,10 @@ def putting_back(session: InsecureEnclaveSession, **changes: Any) -> None:
 def test_the_enclave_gets_a_short_upload_byte_for_byte_as_a_long_one(name: str, suite: Suite) -> None:
     session = opened(LAYOUTS[name], suite=suite)
     upload = session.seal(1)
-    known = KnownToHost(epoch=session.enclave.offer.epoch, model=MODEL, certificates=certificates(session))
-    whole, sent = completed(shortened(upload), session.configuration, known)
-    assert whole.encode() == upload.sealed.encode()
-    assert sent == b"".join(
-        segment.ring.pack(vector) for segment, vector in zip(upload.segments, upload.masked, strict=True)
-    )
+    short, long = (session.host.server.read(message) for message in (upload.shortened(), upload.encode()))
+    assert short.sealed == long.sealed == upload.sealed.encode()
+    for vectors in (short.vectors, long.vectors):
+        assert all(np.array_equal(vector, masked) for vector, masked in zip(vectors, upload.masked, strict=True))
 
 
 @pytest.mark.parametrize("is_short", [True, False])
@@ -122,12 +118,14 @@ def test_the_enclave_gets_a_short_upload_byte_for_byte_as_a_long_one(name: str, 
 def test_no_other_bytes_are_taken_for_an_upload_that_was_taken(name: str, is_short: bool) -> None:  # noqa: FBT001
     session = opened(LAYOUTS[name])
     upload = session.seal(1)
-    message = shortened(upload) if is_short else upload.encode()
+    message = upload.shortened() if is_short else upload.encode()
     digest = session.host.receive(message, FIRST)
-    assert session.host.read(message).digest == digest
+    assert session.host.server.read(message).digest == digest
     for at in range(len(message)):
         try:
-            assert session.host.read(message[:at] + bytes([message[at] ^ 1]) + message[at + 1 :]).digest != digest
+            assert (
+                session.host.server.read(message[:at] + bytes([message[at] ^ 1]) + message[at + 1 :]).digest != digest
+            )
         except PeerError:
             continue
 
@@ -135,7 +133,7 @@ def test_no_other_bytes_are_taken_for_an_upload_that_was_taken(name: str, is_sho
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_short_and_long_uploads_give_one_sum(name: str) -> None:
     session = opened(LAYOUTS[name], form=ReleaseForm.HISTOGRAM)
-    session.host.receive(shortened(session.seal(1)))
+    session.host.receive(session.seal(1).shortened())
     session.host.receive(session.seal(2).encode())
     aggregate, _ = session.host.release()
     wanted = session.ideal((6, 1, 2))
@@ -157,7 +155,7 @@ def test_what_a_host_puts_back_is_what_the_client_sealed_or_the_upload_is_refuse
     name: str, changes: Mapping[str, Any]
 ) -> None:
     session = opened(LAYOUTS[name])
-    message = shortened(session.seal(1))
+    message = session.seal(1).shortened()
     putting_back(session, **changes)
     is_refused(session, message)
 
@@ -165,7 +163,7 @@ def test_what_a_host_puts_back_is_what_the_client_sealed_or_the_upload_is_refuse
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_a_host_cannot_put_one_clients_certificate_under_the_upload_of_another(name: str) -> None:
     session = opened(LAYOUTS[name])
-    message, known = shortened(session.seal(1)), certificates(session)
+    message, known = session.seal(1).shortened(), certificates(session)
     putting_back(session, certificates={FIRST: known[SECOND]})
     error = is_refused(session, message)
     assert (type(error), error.culprits) == (AuthenticationFailed, frozenset({SECOND, HOST}))
@@ -178,7 +176,7 @@ def test_a_host_cannot_put_one_clients_certificate_under_the_upload_of_another(n
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_any_byte_that_is_altered_on_the_way_makes_an_upload_of_nobody(name: str) -> None:
     session = opened(LAYOUTS[name])
-    message = bytearray(shortened(session.seal(1)))
+    message = bytearray(session.seal(1).shortened())
     for position in range(len(message)):
         message[position] ^= 1
         is_refused(session, bytes(message))
@@ -189,7 +187,7 @@ def test_any_byte_that_is_altered_on_the_way_makes_an_upload_of_nobody(name: str
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_a_short_upload_that_is_cut_or_extended_reaches_no_enclave(name: str) -> None:
     session = opened(LAYOUTS[name])
-    message = shortened(session.seal(1))
+    message = session.seal(1).shortened()
     for altered in (*(message[:length] for length in range(len(message))), message + b"\0"):
         assert type(is_refused(session, altered)) is MalformedMessage
 
@@ -197,14 +195,14 @@ def test_a_short_upload_that_is_cut_or_extended_reaches_no_enclave(name: str) ->
 def test_a_client_that_the_host_does_not_know_is_named() -> None:
     session = opened(INDICES)
     putting_back(session, certificates={SECOND: certificates(session)[SECOND]})
-    error = is_refused(session, shortened(session.seal(1)))
+    error = is_refused(session, session.seal(1).shortened())
     assert error.reason is Reason.NOT_ELIGIBLE
     assert error.culprits is UNDECIDED, "the name is one out of a header"
 
 
 def test_nobody_hands_over_the_short_upload_of_another() -> None:
     session = opened()
-    message, before = shortened(session.seal(1)), memory_of(session)
+    message, before = session.seal(1).shortened(), memory_of(session)
     with pytest.raises(PeerMisbehaved, match="hands over an upload of") as caught:
         session.host.receive(message, SECOND)
     assert caught.value.culprits == {SECOND, ServerId()}
@@ -215,10 +213,7 @@ def test_a_short_upload_is_none_where_the_host_knows_nobody() -> None:
     session = InsecureEnclaveSession(EnclaveSetup())
     session.host.open_buffer(0, MODEL.digest)
     with pytest.raises(PeerError):
-        session.host.receive(shortened(session.seal(1)))
-    known = Host(session.configuration, session.enclave, certificates=certificates(session))
-    with pytest.raises(PeerError):
-        known.receive(shortened(session.seal(1, version=1)))
+        session.host.receive(session.seal(1).shortened())
 
 
 # --- One seal ---------------------------------------------------------------------------------------------------------
@@ -265,7 +260,7 @@ def test_a_seal_is_of_no_other_upload() -> None:
 def test_indices_are_under_the_seal_and_nowhere_in_the_clear(suite: Suite) -> None:
     session = opened(Layout((IndexSegment(256, 64),)), suite=suite)
     upload = session.seal(1)
-    assert session.setup.payload_of(1).values[0].tobytes() not in shortened(upload)
+    assert session.setup.payload_of(1).values[0].tobytes() not in upload.shortened()
     assert sealed_indices_bytes(session.configuration) == 0
     altered = bytearray(upload.sealed.sealed_seed)
     altered[-20] ^= 1
@@ -287,7 +282,7 @@ def test_more_indices_than_one_seal_holds_stand_beside_it(blocks: int, is_one: b
 def test_an_upload_of_indices_has_83_bytes_beside_them() -> None:
     """Header 7, client 8, encapsulation 32, proof 16, weight 4, tag 16."""
     session = opened(Layout((IndexSegment(256, 155),)))
-    assert len(shortened(session.seal(1))) == 155 + 83
+    assert len(session.seal(1).shortened()) == 155 + 83
 
 
 # --- Invitations ------------------------------------------------------------------------------------------------------

@@ -41,9 +41,9 @@ from secagg.errors import (
 )
 from secagg.identifiers import AttemptContext, ClientId, Party, ServerId
 from secagg.parameters import Suite
+from secagg.protocols.enclave.budget import PrivacyFloor
 from secagg.protocols.enclave.client import Upload, vector_digest
-from secagg.protocols.enclave.floors import PrivacyFloor
-from secagg.protocols.enclave.host import split_upload
+from secagg.protocols.enclave.server import split_upload
 from secagg.protocols.enclave.trusted import enclave as enclave_module
 from secagg.protocols.enclave.trusted.buffer import ReleaseRules
 from secagg.protocols.enclave.trusted.messages import ModelStamp, SealedUpload, UploadHeader

@@ -292,6 +292,7 @@ def test_the_kinds_are_pinned() -> None:
         "SEALED_UPLOAD": 35,
         "BUFFER_RELEASE": 36,
         "RELEASE_RECEIPT": 37,
+        "ANNOUNCE_MODEL": 38,
         "SHORT_UPLOAD": 39,
         "START_ENCLAVE": 40,
         "ATTESTED_OFFER": 41,

@@ -10,10 +10,11 @@ two sessions of one setup differ in what is sealed.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from fractions import Fraction
+from types import MappingProxyType
 from typing import Final
 
 import numpy as np
@@ -23,20 +24,24 @@ from secagg.contract.codewords import CodewordTable, Tables
 from secagg.contract.layout import IndexSegment, RingSegment
 from secagg.crypto.ring import RingVector, low_bits
 from secagg.crypto.secret import Secret
+from secagg.errors import Misuse
 from secagg.identifiers import ClientId
 from secagg.parameters import Suite
 from secagg.privacy.kinds import NoiseKind
+from secagg.protocols.enclave.budget import PrivacyFloor
 from secagg.protocols.enclave.client import Client, Upload
-from secagg.protocols.enclave.floors import EnclaveFloors, PrivacyFloor
-from secagg.protocols.enclave.host import Host
+from secagg.protocols.enclave.floors import EnclaveFloors
 from secagg.protocols.enclave.ledger import SealLedger
+from secagg.protocols.enclave.member import EnclaveMember
 from secagg.protocols.enclave.plan import plan_enclave
+from secagg.protocols.enclave.server import EnclaveConnection, Server
 from secagg.protocols.enclave.trusted.configuration import Accumulation, EnclaveConfiguration, ReleaseForm
-from secagg.protocols.enclave.trusted.messages import ModelStamp
+from secagg.protocols.enclave.trusted.messages import ModelStamp, Receipt
 from secagg.protocols.enclave.unattested import SimulatedEnclave, SimulatedJudge
 from secagg.protocols.enclave.verified_enclave import VerifiedEnclave
 from secagg.session.certificates import Authority, Certificate, SigningKey, issue_certificate
 from secagg.session.ledger import SpentUpdates
+from secagg.session.roles import LateUpdate, Subject
 from secagg.simulation.insecure_coins import InsecureSeededCoins
 
 NOW: Final = datetime(2026, 1, 1, tzinfo=UTC)
@@ -126,6 +131,52 @@ class EnclaveSetup:
         return Payload(self.layout, tuple(values))
 
 
+class Host:
+    """One server after another in front of one enclave, below the session: it takes uploads whoever hands them over."""
+
+    def __init__(
+        self,
+        configuration: EnclaveConfiguration,
+        enclave: EnclaveConnection,
+        *,
+        epoch: bytes = b"",
+        certificates: Mapping[ClientId, Certificate] = MappingProxyType({}),
+    ) -> None:
+        self.configuration, self._enclave = configuration, enclave
+        self._epoch, self._certificates = epoch, certificates
+        self._server: Server | None = None
+
+    @property
+    def server(self) -> Server:
+        if self._server is None:
+            raise Misuse("no buffer is open")
+        return self._server
+
+    def open_buffer(self, version: int, digest: bytes) -> None:
+        model = ModelStamp(version=version, digest=digest)
+        self._server = Server(
+            self.configuration, self._enclave, model, epoch=self._epoch, certificates=self._certificates
+        )
+
+    def announce_model(self, version: int, digest: bytes) -> None:
+        self._enclave.announce_model(version, digest)
+
+    def receive(self, message: bytes, sender: ClientId | None = None) -> bytes:
+        read = self.server.read(message, sender)
+        self.server.add(read)
+        return read.digest
+
+    def relay(self, upload: Upload) -> None:
+        self.server.relay(upload)
+
+    def release(self, sums: Sequence[RingVector] | None = None) -> tuple[Aggregate, Receipt]:
+        return self.server.unmasked(sums)
+
+    def give_up_buffer(self) -> None:
+        self.server.abort()
+        self._server = None
+
+
 @dataclass(slots=True)
 class InsecureEnclaveSession:
     """An authority, clients, an enclave and its host, on a network that the caller is."""
@@ -177,25 +228,38 @@ class InsecureEnclaveSession:
         issuer = self.authority if self.setup.has_authority else signing_key
         return issue_certificate(issuer, ClientId(number), signing_key.public_key)
 
-    def new_client(self, number: int, ledger: SealLedger | None = None) -> Client:
+    def new_client(self, number: int, ledger: SealLedger | None = None, update: LateUpdate | None = None) -> Client:
         """Make a client of this number, with a ledger of its own."""
         setup = self.setup
         signing_key = setup.signing_key_of(f"client {number}")
-        return Client(
+        kept = ledger or SealLedger(
+            setup.task,
+            maximum_seals=setup.ledger_limit,
+            repeats_allowed=setup.repeats_allowed,
+            spent=SpentUpdates(attempts=None),
+        )
+        member = EnclaveMember(
             certificate=self.certificate_of(number, signing_key),
             signing_key=signing_key,
             floors=self.floors,
-            layout=setup.layout,
-            tables=setup.tables,
-            capacity=setup.capacity,
-            ledger=ledger
-            or SealLedger(
-                setup.task,
-                maximum_seals=setup.ledger_limit,
-                repeats_allowed=setup.repeats_allowed,
-                spent=SpentUpdates(attempts=None),
-            ),
+            judge=SimulatedJudge(),
+            ledger=lambda _: kept,
+            clock=lambda: self.now,
             coins=setup.coins_of(f"client {number}"),
+        )
+        return member.join(self.subject, update)
+
+    @property
+    def subject(self) -> Subject:
+        """What the first buffer is about."""
+        setup = self.setup
+        return Subject(
+            task=setup.task,
+            round_number=0,
+            layout=setup.layout,
+            capacity=setup.capacity,
+            tables=setup.tables,
+            model_digest=bytes(32),
         )
 
     @property
@@ -239,7 +303,8 @@ class InsecureEnclaveSession:
         )
 
     def upload(self, number: int, *, version: int = 0, weight: int = 1) -> None:
-        """Let a client seal its input, and the host take it."""
+        """Let a client seal its input, and the host take it, which has announced the model."""
+        self.host.announce_model(version, model_digest(version))
         self.host.receive(self.seal(number, version=version, weight=weight).encode())
 
     def ideal(self, numbers: Iterable[int], weights: Sequence[int] | None = None) -> Aggregate:

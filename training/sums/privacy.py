@@ -97,11 +97,11 @@ class RunNoise:
         if (noise := noise_in(session)) is not None:
             return Noised(noise.deviations, noise.epsilon(self.settings.delta, releases))
         from secagg.protocols.enclave import (  # noqa: PLC0415 -- a protocol, where it is asked for
-            EnclaveServerSession,
+            Server,
             epsilon_of,
         )
 
-        if not isinstance(session, EnclaveServerSession) or session.configuration.noise is None:
+        if not isinstance(session, Server) or session.configuration.noise is None:
             raise InternalError("the session was to be an enclave's, with noise, and is not")
         configuration = session.configuration
         if configuration.index_segments and not configuration.tables:

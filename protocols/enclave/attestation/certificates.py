@@ -34,6 +34,8 @@ OBJECT_IDENTIFIER: Final = 0x06
 SEQUENCE: Final = 0x30
 LONG_FORM: Final = 0x80
 MAXIMUM_LENGTH_BYTES: Final = 3
+MAXIMUM_ELEMENTS: Final = 64
+"""Values in a row; no certificate, list or extension that is taken apart here has half as many."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +68,7 @@ class Signed:
 
 
 def elements(data: bytes) -> tuple[Element, ...]:
-    """Take apart a run of values; lengths are minimal and every byte belongs to one of them."""
+    """Take apart a run of a few values; lengths are minimal and every byte belongs to one of them."""
     found: list[Element] = []
     position = 0
     while position < len(data):
@@ -83,6 +85,9 @@ def elements(data: bytes) -> tuple[Element, ...]:
         position += 2 + size + length
         if position > len(data):
             raise malformed("a DER value ends early", Reason.TRUNCATED)
+        if len(found) == MAXIMUM_ELEMENTS:
+            # Without a limit a list of empty values takes seconds, before any signature was checked.
+            raise malformed(f"more than {MAXIMUM_ELEMENTS} DER values stand in a row", Reason.LENGTH_OVER_LIMIT)
         found.append(Element(header[0], data[start + 2 + size : position], data[start:position]))
     return tuple(found)
 

@@ -529,7 +529,11 @@ def judge(info: Json, identity: Json, quote: VerifiedQuote, td: TdReport | None)
 
 
 def _level(entry: Json) -> Level:
-    return Level(TcbStatus(entry["tcbStatus"]), frozenset(map(str, entry.get("advisoryIDs", ()))))
+    advisories = frozenset[str](entry.get("advisoryIDs", ()))
+    # They stand in errors, and so in logs.
+    if not all(name.isascii() and name.isprintable() for name in advisories):
+        raise ValueError
+    return Level(TcbStatus(entry["tcbStatus"]), advisories)
 
 
 def _platform_level(info: Json, quote: VerifiedQuote, td: TdReport | None) -> Level:

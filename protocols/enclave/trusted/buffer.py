@@ -7,15 +7,18 @@ model checker can run this very class. Nothing changes unless everything holds.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from math import gcd
+from typing import Final
 
 from secagg.blame import unverified
 from secagg.errors import NOBODY, Misuse, PeerMisbehaved, Reason, ThresholdNotMet
 from secagg.identifiers import ClientId, Party, ServerId
+from secagg.parameters import LEAST_COHORT
 
 from .configuration import EnclaveConfiguration
-from .weights import single_somebody_out
 
 
 class BufferState(StrEnum):
@@ -63,6 +66,10 @@ class Buffer:
         return sum(weight * count for weight, count in self.weights.items())
 
 
+def _of_host(sentence: str, reason: Reason) -> PeerMisbehaved:
+    return PeerMisbehaved(sentence, reason=reason, culprits={ServerId()})
+
+
 class ReleaseRules:
     """Which uploads may enter a buffer, and whether it may be released, over the life of one epoch.
 
@@ -77,9 +84,9 @@ class ReleaseRules:
         self._upload_ids = set[tuple[ClientId, bytes]]()
         self._answered = set[tuple[ClientId, int]]()
         self._models = dict[int, bytes]()
+        """The digest of each model that the host has announced; no client names one."""
         self._versions = dict[bytes, int]()
         """The number of each model; one model under two numbers is two sums of the same updates."""
-        self._announced = set[int]()
         self._participations = Counter[ClientId]()
         self.state = BufferState.CLOSED
 
@@ -88,31 +95,45 @@ class ReleaseRules:
 
         Raises:
             Misuse: another buffer is open, so that one upload could be told into two; or the keys are gone.
-            PeerMisbehaved: the number is not larger than that of every buffer before, or the model had another number.
+            PeerMisbehaved: the number is not larger than that of every buffer before, or it or the model was announced
+                with another.
         """
         if self.state is not BufferState.CLOSED:
             raise Misuse(f"a buffer opens when none is; the enclave is {self.state}; release or give up the last one")
         if type(version) is not int or not 0 <= version < 1 << 64:
             raise Misuse(f"a model's version is an integer in 0..2^64 - 1; got {version!r}")
         if version <= self._last_version:
-            raise PeerMisbehaved(
-                f"a buffer for model {version} follows one for model {self._last_version}; versions only grow",
-                reason=Reason.WRONG_SESSION,
-                culprits={ServerId()},
-            )
-        if (known := self._versions.get(model_digest, version)) != version:
-            raise PeerMisbehaved(
-                f"model {version} is model {known} under another number, and what clients trained from it could be in "
-                "two sums; open the next buffer for the next model",
-                reason=Reason.MODEL_MISMATCH,
-                culprits={ServerId()},
-            )
-        self._models[version] = model_digest
-        self._versions[model_digest] = version
-        self._announced.add(version)
+            sentence = f"a buffer for model {version} follows one for model {self._last_version}; versions only grow"
+            raise _of_host(sentence, Reason.WRONG_SESSION)
+        self._announce(version, model_digest)
         self._last_version = version
         self._buffer = Buffer(version)
         self.state = BufferState.OPEN
+
+    def announce(self, version: int, model_digest: bytes) -> None:
+        """Fix the digest of an older model whose updates count in the open buffer; the same again changes nothing.
+
+        Raises:
+            Misuse: no buffer is open.
+            PeerMisbehaved: updates of this age do not count, or the number or the model was announced with another.
+        """
+        newest = self.require_open().version
+        if not 0 <= newest - version < len(self._configuration.staleness_weights):
+            sentence = f"model {version} is announced, and no update of it counts in a buffer for model {newest}"
+            raise _of_host(sentence, Reason.STALE_UPDATE)
+        self._announce(version, model_digest)
+
+    def _announce(self, version: int, model_digest: bytes) -> None:
+        if self._models.get(version, model_digest) != model_digest:
+            raise _of_host(f"model {version} was announced with another digest", Reason.MODEL_MISMATCH)
+        if (known := self._versions.get(model_digest, version)) != version:
+            raise _of_host(
+                f"model {version} is model {known} under another number, and what clients trained from it could be in "
+                "two sums; open the next buffer for the next model",
+                Reason.MODEL_MISMATCH,
+            )
+        self._models[version] = model_digest
+        self._versions[model_digest] = version
 
     def require_open(self) -> Buffer:
         """Return the open buffer.
@@ -129,7 +150,7 @@ class ReleaseRules:
 
         Raises:
             PeerMisbehaved: it was taken before, its client has answered for this model or is in this buffer already,
-                it is of an unknown or forgotten model, the client's budget is spent, or the buffer is full.
+                its model is too old or not as announced, the client's budget is spent, or the buffer is full.
         """
         configuration, buffer = self._configuration, self.require_open()
         table, age = configuration.staleness_weights, buffer.version - entry.version
@@ -161,12 +182,11 @@ class ReleaseRules:
                 client | host,
             ),
             (
-                self._models.get(entry.version, entry.model_digest) != entry.model_digest
+                self._models.get(entry.version) != entry.model_digest
                 or self._versions.get(entry.model_digest, entry.version) != entry.version,
-                f"{entry.client} was given another model {entry.version} than others",
+                f"the model {entry.version} of {entry.client} is not the one that the host has announced",
                 Reason.MODEL_MISMATCH,
-                # Of a model that the host has not announced, nobody can say who had the wrong one.
-                client | host if entry.version in self._announced else NOBODY,
+                client | host,
             ),
             (
                 bool(releases) and self._participations[entry.client] >= releases,
@@ -192,11 +212,8 @@ class ReleaseRules:
             PeerMisbehaved: it is zero or above the maximum.
         """
         if not 1 <= weight <= self._configuration.maximum_weight:
-            raise PeerMisbehaved(
-                f"a weight lies in 1..{self._configuration.maximum_weight}",
-                reason=Reason.INPUT_OUT_OF_RANGE,
-                culprits=self.signer(client),
-            )
+            sentence = f"a weight lies in 1..{self._configuration.maximum_weight}"
+            raise PeerMisbehaved(sentence, reason=Reason.INPUT_OUT_OF_RANGE, culprits=self.signer(client))
 
     def signer(self, client: ClientId) -> frozenset[Party]:
         """Return whose doing an upload that opens can be: without an authority anybody seals in any client's name."""
@@ -211,7 +228,6 @@ class ReleaseRules:
         buffer.weights[weight] += 1
         self._upload_ids.add((entry.client, entry.upload_id))
         self._answered.add((entry.client, entry.version))
-        self._models.setdefault(entry.version, entry.model_digest)
         self._versions.setdefault(entry.model_digest, entry.version)
         self._participations[entry.client] += 1
 
@@ -271,3 +287,51 @@ class ReleaseRules:
         """End the epoch."""
         self._buffer = None
         self.state = BufferState.DESTROYED
+
+
+# --- The arithmetic of weights ----------------------------------------------------------------------------------------
+
+_TELLING_MODULUS: Final = 16
+"""A remainder by this or more is of at least the minimum cohort; by less, it is of no single client."""
+
+
+def single_somebody_out(weights: Mapping[int, int], minimum_cohort: int) -> bool:
+    """Tell whether some remainder of a sum with these weights is that of too few clients.
+
+    Where all weights but a few are multiples of a number, the sum's remainder by it is that of those few, whatever the
+    others sent. Of 64, 64, 64 and 1, the remainder modulo 64 is the fourth client's.
+
+    What a product of prime powers does not divide, one of them does not. So prime powers are enough, and those that few
+    weights lack are multiplied. A factor that all weights have in common tells nobody apart, and is taken out.
+
+    Args:
+        weights: how many clients there are of each weight.
+
+    Not constant time: it takes longer the larger the weights are.
+    """
+    common = gcd(*weights)
+    reduced = {weight // common: count for weight, count in weights.items()}
+    telling = 1
+    for prime in {prime for weight in reduced for prime in _primes_of(weight)}:
+        power = prime
+        while (lacking := sum(count for weight, count in reduced.items() if weight % power)) < minimum_cohort:
+            if lacking < LEAST_COHORT:
+                return True
+            telling *= prime
+            power *= prime
+            if telling >= _TELLING_MODULUS:
+                return True
+    return False
+
+
+def _primes_of(number: int) -> Iterator[int]:
+    """Go through the primes that divide a number, by trial division up to its root."""
+    divisor = 2
+    while divisor * divisor <= number:
+        if not number % divisor:
+            yield divisor
+            while not number % divisor:
+                number //= divisor
+        divisor += 1 + (divisor > 2)  # noqa: PLR2004 -- two, then the odd ones
+    if number > 1:
+        yield number

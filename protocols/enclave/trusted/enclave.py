@@ -151,6 +151,15 @@ class Enclave(Confined):
             self._last_release = b""
             self._histograms = histograms
 
+    def announce_model(self, version: int, model_digest: bytes) -> None:
+        """Fix the digest of an older model whose updates count in the open buffer.
+
+        Raises:
+            Misuse, PeerMisbehaved: as for ``ReleaseRules.announce``.
+        """
+        with self._lock:
+            self._rules.announce(version, model_digest)
+
     def receive(self, message: bytes) -> int:
         """Take an upload into the open buffer, and return the weight of its age, by which the host multiplies.
 

@@ -28,6 +28,7 @@ SIMULATED: Final = "simulated"
 """The format of evidence that no hardware has made."""
 _BARE_REQUESTS: Final = (
     MessageKind.OPEN_BUFFER,
+    MessageKind.ANNOUNCE_MODEL,
     MessageKind.RELEASE_BUFFER,
     MessageKind.GIVE_UP_BUFFER,
     MessageKind.DESTROY_ENCLAVE,
@@ -96,6 +97,8 @@ class EnclaveService(Confined):
                 return self._enclave.release()
             case MessageKind.OPEN_BUFFER, ModelStamp() as model:
                 self._enclave.open_buffer(model.version, model.digest)
+            case MessageKind.ANNOUNCE_MODEL, ModelStamp() as model:
+                self._enclave.announce_model(model.version, model.digest)
             case MessageKind.ATTEST_AGAIN, bytes() as nonce:
                 return encode_attested_offer(self._enclave.offer, *self._enclave.attest_again(nonce))
             case _:
@@ -147,7 +150,7 @@ def _read_bare(request: bytes, kind: MessageKind) -> ModelStamp | bytes | None:
         raise UnexpectedMessage(expected="a request of a host", received=kind.name)
     reader = Reader(request, kind)
     read: ModelStamp | bytes | None = None
-    if kind is MessageKind.OPEN_BUFFER:
+    if kind in (MessageKind.OPEN_BUFFER, MessageKind.ANNOUNCE_MODEL):
         read = ModelStamp(version=reader.integer(VERSION_BYTES), digest=reader.fixed(DIGEST_BYTES))
     elif kind is MessageKind.ATTEST_AGAIN:
         read = reader.fixed(NONCE_BYTES)

@@ -21,9 +21,8 @@ from secagg.errors import Misuse, PeerMisbehaved, Reason, SecAggError, Threshold
 from secagg.identifiers import ClientId, ServerId
 from secagg.parameters import Suite
 from secagg.privacy.kinds import NoiseKind
-from secagg.protocols.enclave.trusted.buffer import BufferState, Entry, ReleaseRules
+from secagg.protocols.enclave.trusted.buffer import BufferState, Entry, ReleaseRules, single_somebody_out
 from secagg.protocols.enclave.trusted.configuration import NO_AUTHORITY, EnclaveConfiguration, Noise
-from secagg.protocols.enclave.trusted.weights import single_somebody_out
 from tests.harness.enclave_buffers import model_digest
 
 CLOSED, OPEN, DESTROYED = BufferState
@@ -59,9 +58,12 @@ def entry(client: int = 7, *, upload: int | None = None, version: int = 5, diges
 
 
 def rules(*, version: int | None = 5, made: EnclaveConfiguration | None = None) -> ReleaseRules:
-    started = ReleaseRules(made or configuration())
+    made = made or configuration()
+    started = ReleaseRules(made)
     if version is not None:
         started.open(version, model_digest(version))
+        for older in range(max(0, version + 1 - len(made.staleness_weights)), version):
+            started.announce(older, model_digest(older))
     return started
 
 
@@ -93,6 +95,7 @@ def is_refused(
 
 CALLS: dict[str, Callable[[ReleaseRules], object]] = {
     "open": lambda kept: kept.open(9, model_digest(9)),
+    "announce": lambda kept: kept.announce(4, model_digest(4)),
     "require_open": lambda kept: kept.require_open(),
     "staleness_weight": lambda kept: kept.staleness_weight(entry()),
     "enter": lambda kept: kept.enter(entry(), 3, 3),
@@ -104,6 +107,7 @@ CALLS: dict[str, Callable[[ReleaseRules], object]] = {
 ALLOWED = {
     CLOSED: {"open": OPEN, "destroy": DESTROYED},
     OPEN: {
+        "announce": OPEN,
         "require_open": OPEN,
         "staleness_weight": OPEN,
         "enter": OPEN,
@@ -179,10 +183,10 @@ REFUSED: dict[str, tuple[Entry, Reason, set[Any]]] = {
     "a second upload of one model": (entry(1, upload=99), Reason.ALREADY_ANSWERED, {ClientId(1)}),
     "a client of this buffer": (entry(1, upload=99, version=4), Reason.ALREADY_ANSWERED, {ClientId(1), HOST}),
     "too old": (entry(version=3), Reason.STALE_UPDATE, {CLIENT, HOST}),
-    "another number of this model": (entry(version=4, digest=model_digest(5)), Reason.MODEL_MISMATCH, set()),
+    "another number of this model": (entry(version=4, digest=model_digest(5)), Reason.MODEL_MISMATCH, {CLIENT, HOST}),
     "too new": (entry(version=6), Reason.STALE_UPDATE, {CLIENT, HOST}),
     "another model": (entry(digest=b"m" * 32), Reason.MODEL_MISMATCH, {CLIENT, HOST}),
-    "another model that nobody announced": (entry(version=4, digest=b"m" * 32), Reason.MODEL_MISMATCH, set()),
+    "another older model": (entry(version=4, digest=b"m" * 32), Reason.MODEL_MISMATCH, {CLIENT, HOST}),
 }
 
 
@@ -216,6 +220,49 @@ def test_the_host_fixes_the_model_and_no_client_does() -> None:
     assert error.culprits == {ClientId(1), HOST}
     for client in (1, 2):
         take(kept, entry(client, digest=b"h" * 32))
+
+
+def test_a_client_shuts_nobody_out_of_a_model_that_the_host_has_not_announced_yet() -> None:
+    kept = rules(version=None, made=configuration(staleness_weights=(1, 1, 1)))
+    kept.open(5, model_digest(5))
+    for first in (
+        entry(9, version=4, digest=b"m" * 32),
+        entry(9, version=3, digest=model_digest(4)),
+        entry(9, version=4),
+    ):
+        error = is_refused(kept, partial(kept.staleness_weight, first), PeerMisbehaved, Reason.MODEL_MISMATCH)
+        assert isinstance(error, PeerMisbehaved)
+        assert error.culprits == {ClientId(9), HOST}
+    for older in (3, 4):
+        kept.announce(older, model_digest(older))
+        take(kept, entry(older, version=older))
+
+
+@pytest.mark.parametrize(
+    ("version", "digest", "reason"),
+    [
+        (4, b"m" * 32, Reason.MODEL_MISMATCH),
+        (5, b"m" * 32, Reason.MODEL_MISMATCH),
+        (3, model_digest(4), Reason.MODEL_MISMATCH),
+        (3, model_digest(5), Reason.MODEL_MISMATCH),
+        (2, model_digest(2), Reason.STALE_UPDATE),
+        (6, model_digest(6), Reason.STALE_UPDATE),
+    ],
+)
+def test_a_host_announces_one_model_under_each_number_and_none_that_does_not_count(
+    version: int, digest: bytes, reason: Reason
+) -> None:
+    kept = rules(version=None, made=configuration(staleness_weights=(1, 1, 1)))
+    kept.open(5, model_digest(5))
+    kept.announce(4, model_digest(4))
+    error = is_refused(kept, lambda: kept.announce(version, digest), PeerMisbehaved, reason)
+    assert isinstance(error, PeerMisbehaved)
+    assert error.culprits == {HOST}
+    kept.announce(3, model_digest(3))
+    before = remembered(kept)
+    for again in (3, 4, 5):
+        kept.announce(again, model_digest(again))
+    assert remembered(kept) == before
 
 
 def test_a_model_that_was_announced_is_remembered_when_it_is_old() -> None:
@@ -260,12 +307,21 @@ def test_a_model_whose_buffer_was_given_up_is_tried_again() -> None:
     is_refused(kept, lambda: kept.open(7, model_digest(5)), PeerMisbehaved, Reason.MODEL_MISMATCH)
 
 
-def test_a_number_that_clients_told_is_kept_for_their_model() -> None:
+def test_a_model_that_was_announced_gets_no_buffer_under_another_number() -> None:
     kept = rules()
-    take(kept, entry(1, version=4, digest=b"q" * 32))
     kept.close()
-    is_refused(kept, lambda: kept.open(6, b"q" * 32), PeerMisbehaved, Reason.MODEL_MISMATCH)
+    is_refused(kept, lambda: kept.open(6, model_digest(4)), PeerMisbehaved, Reason.MODEL_MISMATCH)
     kept.open(6, model_digest(6))
+
+
+def test_an_update_of_a_model_that_was_given_up_and_summed_later_keeps_its_number() -> None:
+    """Its model is free again when its own buffer is given up, and not once one of its updates is in another one."""
+    kept = rules()
+    kept.give_up()
+    kept.open(6, model_digest(6))
+    take(kept, entry(1))
+    kept.close()
+    is_refused(kept, lambda: kept.open(7, model_digest(5)), PeerMisbehaved, Reason.MODEL_MISMATCH)
 
 
 def test_without_an_authority_whatever_is_signed_can_be_the_hosts_doing() -> None:
@@ -506,6 +562,8 @@ class Naive:
     history: list[tuple[int, Entry, int]] = field(default_factory=list[tuple[int, Entry, int]])
     """For each upload that was taken: the number of its buffer, the upload, and its whole weight."""
     opened: list[tuple[int, bytes]] = field(default_factory=list[tuple[int, bytes]])
+    announced: list[tuple[int, bytes, int]] = field(default_factory=list[tuple[int, bytes, int]])
+    """Each announcement, with the number of the buffer that was open."""
     given_up: list[tuple[int, bytes]] = field(default_factory=list[tuple[int, bytes]])
     state: BufferState = CLOSED
 
@@ -514,12 +572,32 @@ class Naive:
             return Reason.API_MISUSE
         if any(version <= earlier for earlier, _ in self.opened):
             return Reason.WRONG_SESSION
-        known = [each for each in self.opened if each not in self.given_up]
-        known += [(old.version, old.model_digest) for _, old, _ in self.later()]
-        if any(model == digest and number != version for number, model in known):
+        if any(model == digest and number != version for number, model in self.known()):
             return Reason.MODEL_MISMATCH
         self.opened.append((version, digest))
         self.state = OPEN
+        return None
+
+    def known(self) -> list[tuple[int, bytes]]:
+        """Return the number of each model, but of those whose own buffer was given up, and that nothing named later."""
+        found = [each for each in self.opened if each not in self.given_up]
+        found += [(old.version, old.model_digest) for _, old, _ in self.later()]
+        for version, digest, place in self.announced:
+            if self.opened[place - 1] != (version, digest) or (version, digest) not in self.given_up:
+                found.append((version, digest))
+        return found
+
+    def announce(self, version: int, digest: bytes) -> Reason | None:
+        if self.state is not OPEN:
+            return Reason.API_MISUSE
+        if self.opened[-1][0] - version not in range(len(self.made.staleness_weights)):
+            return Reason.STALE_UPDATE
+        named = [*self.opened, *((number, model) for number, model, _ in self.announced)]
+        if any(number == version and model != digest for number, model in named):
+            return Reason.MODEL_MISMATCH
+        if any(model == digest and number != version for number, model in self.known()):
+            return Reason.MODEL_MISMATCH
+        self.announced.append((version, digest, len(self.opened)))
         return None
 
     def later(self) -> list[tuple[int, Entry, int]]:
@@ -539,21 +617,15 @@ class Naive:
             return Reason.API_MISUSE
         taken = [old for _, old, _ in self.history]
         age = self.opened[-1][0] - new.version
-        announced = [digest for version, digest in self.opened if version == new.version]
-        known = announced or [old.model_digest for old in taken if old.version == new.version]
+        announced = [*self.opened, *((version, digest) for version, digest, _ in self.announced)]
         budget = None if self.made.noise is None else self.made.noise.releases_per_client
         checks = {
             Reason.REPLAYED: all((old.client, old.upload_id) != (new.client, new.upload_id) for old in taken),
             Reason.ALREADY_ANSWERED: all((old.client, old.version) != (new.client, new.version) for old in taken)
             and all(old.client != new.client for old, _ in self.here()),
             Reason.STALE_UPDATE: age in range(len(self.made.staleness_weights)),
-            Reason.MODEL_MISMATCH: all(digest == new.model_digest for digest in known)
-            and all(
-                number == new.version
-                for number, digest in self.opened
-                if digest == new.model_digest and (number, digest) not in self.given_up
-            )
-            and all(old.version == new.version for _, old, _ in self.later() if old.model_digest == new.model_digest),
+            Reason.MODEL_MISMATCH: (new.version, new.model_digest) in announced
+            and all(number == new.version for number, digest in self.known() if digest == new.model_digest),
             Reason.BUDGET_SPENT: budget is None or sum(old.client == new.client for old in taken) < budget,
             Reason.BUFFER_FULL: len(self.here()) < self.made.maximum_cohort,
         }
@@ -598,6 +670,13 @@ class RulesBesideTheModel(RuleBasedStateMachine):
     def open(self, version: int, other: bytes | None) -> None:
         digest = other or model_digest(version)
         assert outcome(lambda: self.kept.open(version, digest)) == self.naive.open(version, digest)
+
+    @rule(back=st.integers(-1, 3), other=st.sampled_from([None] * 4 + [b"m" * 32, model_digest(2)]))
+    def announce(self, back: int, other: bytes | None) -> None:
+        newest = self.naive.opened[-1][0] if self.naive.opened else 0
+        version = max(0, newest - back)
+        digest = other or model_digest(version)
+        assert outcome(lambda: self.kept.announce(version, digest)) == self.naive.announce(version, digest)
 
     @rule(
         client=st.integers(0, 5),

@@ -31,15 +31,16 @@ from secagg.identifiers import ClientId
 from secagg.parameters import Suite
 from secagg.privacy.kinds import NoiseKind
 from secagg.privacy.sensitivity import Adjacency
+from secagg.protocols.enclave import budget as budget_module
 from secagg.protocols.enclave import client as client_module
-from secagg.protocols.enclave import floors as floors_module
-from secagg.protocols.enclave.budget import epsilon_of
+from secagg.protocols.enclave.budget import PrivacyFloor, epsilon_of
 from secagg.protocols.enclave.client import Client
-from secagg.protocols.enclave.floors import EnclaveFloors, PrivacyFloor
+from secagg.protocols.enclave.floors import EnclaveFloors
 from secagg.protocols.enclave.ledger import SealLedger
+from secagg.protocols.enclave.member import EnclaveMember
 from secagg.protocols.enclave.trusted.configuration import EnclaveConfiguration, Noise, ReleaseForm
 from secagg.protocols.enclave.trusted.messages import ModelStamp
-from secagg.protocols.enclave.unattested import SimulatedEnclave
+from secagg.protocols.enclave.unattested import SimulatedEnclave, SimulatedJudge
 from secagg.session.ledger import Spent, SpentUpdates
 from tests.harness.enclave_buffers import MIXED_LAYOUT, NOW, RING_LAYOUT, EnclaveSetup, InsecureEnclaveSession
 
@@ -67,13 +68,16 @@ def client_of(session: InsecureEnclaveSession, **changes: Any) -> Client:
         "certificate": session.certificate_of(1, key),
         "signing_key": key,
         "floors": session.floors,
-        "layout": setup.layout,
-        "tables": setup.tables,
-        "capacity": 1 << 20,
+        "judge": SimulatedJudge(),
         "ledger": SealLedger(setup.task, maximum_seals=setup.ledger_limit or 9),
+        "clock": lambda: session.now,
         "coins": setup.coins_of("client 1"),
     }
-    return Client(**(chosen | changes))
+    about = {name: changes.pop(name) for name in ("layout", "tables", "capacity") if name in changes}
+    chosen |= changes
+    kept = chosen["ledger"]
+    member = EnclaveMember(**(chosen | {"ledger": lambda _: kept}))
+    return member.join(replace(session.subject, **({"capacity": 1 << 20} | about)))
 
 
 def sealing(session: InsecureEnclaveSession, client: Client, **changes: Any) -> Callable[[], object]:
@@ -276,7 +280,7 @@ def test_what_takes_long_is_not_computed_for_an_enclave_that_is_refused_anyway(
         computed.append(args)
         return epsilon_of(*args, **named)
 
-    monkeypatch.setattr(floors_module, "epsilon_of", counted)
+    monkeypatch.setattr(budget_module, "epsilon_of", counted)
     given: Any = {"layout": session.setup.layout, "tables": session.setup.tables, "maximum_seals": 2, "now": NOW}
     floors.admit(session.configuration, **given)
     assert len(computed) == 1, "it is computed where everything else has passed"

@@ -23,18 +23,27 @@ from secagg.errors import MalformedMessage, Misuse, PeerError, ThresholdNotMet, 
 from secagg.identifiers import ClientId
 from secagg.parameters import Suite
 from secagg.privacy.kinds import NoiseKind
-from secagg.protocols.enclave import host as host_module
-from secagg.protocols.enclave.host import Host
+from secagg.protocols.enclave import server as server_module
+from secagg.protocols.enclave.client import Client
+from secagg.protocols.enclave.plan import EnclaveSettings
 from secagg.protocols.enclave.run import run
+from secagg.protocols.enclave.server import EnclaveHelpers, Server, open_session
 from secagg.protocols.enclave.trusted import enclave as enclave_module
-from secagg.protocols.enclave.trusted.buffer import BufferState, ReleaseRules
+from secagg.protocols.enclave.trusted.buffer import BufferState, ReleaseRules, single_somebody_out
 from secagg.protocols.enclave.trusted.configuration import Accumulation, ReleaseForm
 from secagg.protocols.enclave.trusted.histogram import HistogramAccumulator
-from secagg.protocols.enclave.trusted.messages import BufferRelease, ModelStamp, SealedUpload, uploads_digest
-from secagg.protocols.enclave.trusted.weights import single_somebody_out
-from secagg.protocols.enclave.unattested import SimulatedEnclave, SimulatedJudge
+from secagg.protocols.enclave.trusted.messages import BufferRelease, Receipt, SealedUpload, uploads_digest
+from secagg.protocols.enclave.unattested import SimulatedEnclave
+from secagg.session.roles import LateUpdate, Update
 from secagg.wire import MessageKind, Writer
-from tests.harness.enclave_buffers import MIXED_LAYOUT, RING_LAYOUT, EnclaveSetup, InsecureEnclaveSession, model_digest
+from tests.harness.enclave_buffers import (
+    MIXED_LAYOUT,
+    RING_LAYOUT,
+    EnclaveSetup,
+    Host,
+    InsecureEnclaveSession,
+    model_digest,
+)
 
 LAYOUTS = {
     "mixed": MIXED_LAYOUT,
@@ -100,6 +109,7 @@ def summed(setup: EnclaveSetup, uploads: Iterable[tuple[int, int, int]], version
     for number, weight, of_version in uploads:
         payloads.append(any_payload(setup.layout, number))
         weights.append(weight * setup.staleness_weights[version - of_version])
+        session.host.announce_model(of_version, model_digest(of_version))
         upload = session.seal(number, weight=weight, version=of_version, payload=payloads[-1])
         session.host.receive(upload.encode())
     aggregate, receipt = session.host.release()
@@ -310,6 +320,9 @@ class RefusingConnection:
     def open_buffer(self, version: int, model_digest: bytes) -> None:
         assert (version, model_digest) == (0, bytes(32))
 
+    def announce_model(self, version: int, model_digest: bytes) -> None:
+        raise AssertionError((version, model_digest))
+
     def receive(self, message: bytes) -> int:
         raise AssertionError(message)
 
@@ -339,14 +352,15 @@ def test_what_is_no_sealed_upload_is_not_relayed_to_the_enclave() -> None:
         is_not_relayed(session, upload.encode(), PeerError)
 
 
-def test_a_host_without_sums_asks_its_enclave_for_nothing() -> None:
-    """One that started again in front of an enclave whose buffer is open: what it relayed would be lost."""
+def test_a_session_that_has_ended_asks_its_enclave_for_nothing() -> None:
+    """What it relayed into another buffer would be lost."""
     session = InsecureEnclaveSession(EnclaveSetup())
     upload, host = session.seal(1), Host(session.configuration, RefusingConnection())
-    with pytest.raises(Misuse, match="no buffer is open"):
-        host.relay(upload)
-    with pytest.raises(Misuse, match="no buffer is open"):
-        host.receive(upload.encode())
+    host.open_buffer(0, bytes(32))
+    vars(host.server)["_sums"] = None
+    for call in (lambda: host.relay(upload), lambda: host.receive(upload.encode()), host.release):
+        with pytest.raises(Misuse, match="the session has ended"):
+            call()
 
 
 class FlippingConnection:
@@ -355,7 +369,7 @@ class FlippingConnection:
     def __init__(self, enclave: SimulatedEnclave) -> None:
         self._enclave = enclave
         self.open_buffer, self.receive = enclave.open_buffer, enclave.receive
-        self.give_up_buffer = enclave.give_up_buffer
+        self.announce_model, self.give_up_buffer = enclave.announce_model, enclave.give_up_buffer
         self.flipped: int | None = None
 
     def release(self) -> bytes:
@@ -391,7 +405,7 @@ def test_uploads_that_come_from_several_threads_are_all_in_the_sum(monkeypatch: 
         sleep(0.01)  # Here another thread would add to what this one overwrites.
         total[:] = seen + vector
 
-    monkeypatch.setattr(host_module, "add_into", slowly)
+    monkeypatch.setattr(server_module, "add_into", slowly)
     messages = [session.seal(number).encode() for number in range(1, 7)]
     threads = [Thread(target=session.host.receive, args=(message,)) for message in messages]
     for thread in threads:
@@ -402,7 +416,7 @@ def test_uploads_that_come_from_several_threads_are_all_in_the_sum(monkeypatch: 
     assert shown(session.host.release()[0], session) == expected(session, payloads, [1] * 6)
 
 
-@pytest.mark.parametrize("call", ["release", "give_up_buffer", "open_buffer"])
+@pytest.mark.parametrize("call", ["release", "give_up_buffer"])
 def test_what_the_enclave_has_taken_is_added_before_anything_else_is_done(
     monkeypatch: pytest.MonkeyPatch, call: str
 ) -> None:
@@ -421,14 +435,13 @@ def test_what_the_enclave_has_taken_is_added_before_anything_else_is_done(
     def upload() -> None:
         session.host.receive(third)
 
-    monkeypatch.setattr(host_module, "add_into", slowly)
+    monkeypatch.setattr(server_module, "add_into", slowly)
     thread = Thread(target=upload)
     thread.start()
     assert taken.wait(30)
     calls: dict[str, Any] = {
         "release": session.host.release,
         "give_up_buffer": session.host.give_up_buffer,
-        "open_buffer": lambda: session.host.open_buffer(1, model_digest(1)),
     }
     try:
         outcomes.append(calls[call]())
@@ -509,21 +522,30 @@ def test_an_enclave_without_an_open_buffer_blames_no_client() -> None:
 # --- The page ---------------------------------------------------------------------------------------------------------
 
 
+def on_one_page(session: InsecureEnclaveSession, *numbers: int) -> tuple[Server, list[Client]]:
+    """Return a server, and clients with updates of the greatest weight."""
+    enclave, subject, weight = session.enclave, session.subject, session.setup.maximum_weight
+    helpers = EnclaveHelpers(
+        configuration=session.configuration, connection=enclave, offer=enclave.offer, evidence=enclave.evidence
+    )
+    settings = EnclaveSettings(minimum_cohort=session.setup.minimum_cohort, maximum_weight=weight)
+
+    def update(number: int) -> LateUpdate:
+        return LateUpdate(lambda: Update(session.setup.payload_of(number), bytes(32), weight))
+
+    clients = [session.new_client(number, update=update(number)) for number in numbers]
+    return open_session(subject, settings, None, helpers), clients
+
+
 def test_the_protocol_on_one_page_skips_who_is_refused(caplog: pytest.LogCaptureFixture) -> None:
     session = InsecureEnclaveSession(EnclaveSetup(form=ReleaseForm.HISTOGRAM, maximum_weight=2))
     sent = list[ClientId]()
-    twice = session.new_client(2)
-    updates = [(client, session.setup.payload_of(client.client.value), 2) for client in (*session.clients[:4], twice)]
+    server, clients = on_one_page(session, 1, 2, 3, 4, 2)
     with caplog.at_level(logging.WARNING):
-        aggregate, receipt = run(
-            session.enclave,
-            updates,
-            judge=SimulatedJudge(),
-            model=ModelStamp(version=1, digest=bytes(32)),
-            now=session.now,
-            sent=lambda client, _: sent.append(client),
-        )
+        released = run(server, clients, sent=lambda client, _: sent.append(client))
     assert sent == [ClientId(number) for number in (1, 2, 3, 4, 2)]
+    aggregate, receipt = released.aggregate, Receipt.decode(released.receipt)
+    session.verified().verify_receipt(receipt)
     assert "the upload of client/2 is not taken" in caplog.text
     payloads = [session.setup.payload_of(number) for number in (1, 2, 3, 4)]
     assert shown(aggregate, session) == expected(session, payloads, [2] * 4)
@@ -532,10 +554,9 @@ def test_the_protocol_on_one_page_skips_who_is_refused(caplog: pytest.LogCapture
 
 def test_the_protocol_on_one_page_releases_nothing_of_too_few() -> None:
     session = InsecureEnclaveSession(EnclaveSetup())
-    updates = [(client, session.setup.payload_of(client.client.value), 1) for client in session.clients[:2]]
-    model = ModelStamp(version=0, digest=bytes(32))
     with pytest.raises(ThresholdNotMet):
-        run(session.enclave, updates, judge=SimulatedJudge(), model=model, now=session.now)
+        run(*on_one_page(session, 1, 2))
+    assert session.enclave.state is BufferState.CLOSED
 
 
 def test_an_enclave_shows_its_epoch_and_its_state() -> None:

@@ -16,8 +16,7 @@ from secagg.parameters import Suite
 from secagg.privacy.kinds import NoiseKind
 from secagg.privacy.sensitivity import Adjacency
 from secagg.protocols.enclave.budget import epsilon_of, squared_sensitivities
-from secagg.protocols.enclave.plan import DEFAULT_LIFETIME, plan_enclave
-from secagg.protocols.enclave.session import EnclaveSettings
+from secagg.protocols.enclave.plan import DEFAULT_LIFETIME, EnclaveSettings, plan_enclave
 from secagg.protocols.enclave.trusted.configuration import Accumulation, EnclaveConfiguration, ReleaseForm
 from secagg.session.certificates import Authority
 from secagg.session.roles import Subject

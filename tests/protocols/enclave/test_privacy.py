@@ -16,8 +16,7 @@ from secagg.errors import InvalidParameters, PeerMisbehaved, Reason
 from secagg.privacy.kinds import NoiseKind
 from secagg.privacy.noise import sample
 from secagg.privacy.sensitivity import Adjacency, rho_of_release
-from secagg.protocols.enclave.budget import epsilon_of, squared_sensitivities
-from secagg.protocols.enclave.floors import PrivacyFloor
+from secagg.protocols.enclave.budget import PrivacyFloor, epsilon_of, squared_sensitivities
 from secagg.protocols.enclave.trusted.configuration import ReleaseForm
 from tests.harness.enclave_buffers import EnclaveSetup, InsecureEnclaveSession, model_digest
 

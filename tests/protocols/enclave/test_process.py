@@ -42,8 +42,8 @@ from secagg.parameters import Suite
 from secagg.privacy.kinds import NoiseKind
 from secagg.protocols.enclave.client import Client
 from secagg.protocols.enclave.floors import EnclaveFloors
-from secagg.protocols.enclave.host import Host
 from secagg.protocols.enclave.ledger import SealLedger
+from secagg.protocols.enclave.member import EnclaveMember
 from secagg.protocols.enclave.remote_enclave import EnclaveLost, RemoteEnclave, decode_attested_offer
 from secagg.protocols.enclave.trusted.configuration import EnclaveConfiguration, Noise, encode_start
 from secagg.protocols.enclave.trusted.enclave import Enclave
@@ -53,9 +53,11 @@ from secagg.protocols.enclave.trusted.service import SIMULATED, EnclaveService, 
 from secagg.protocols.enclave.unattested import SimulatedEnclave, SimulatedEvidence, SimulatedJudge
 from secagg.protocols.enclave.verified_enclave import VerifiedEnclave
 from secagg.session.certificates import SigningKey, issue_certificate
+from secagg.session.roles import Subject
 from secagg.session.sockets.frames import decode_refusal, encode_refusal, receive_frame, send_frame
 from secagg.simulation.insecure_coins import InsecureSeededCoins
 from secagg.wire import MessageKind, Reader, Writer, message_kind
+from tests.harness.enclave_buffers import Host
 from tests.harness.planted import always
 
 if sys.platform == "win32":
@@ -130,7 +132,8 @@ def update_of(number: int) -> Payload:
 
 def client(number: int, ledger: SealLedger | None = None, coins: bytes = b"client") -> Client:
     key = SigningKey(Secret("seed", number.to_bytes(32, "big")))
-    return Client(
+    kept = SealLedger(b"a test") if ledger is None else ledger
+    member = EnclaveMember(
         certificate=issue_certificate(AUTHORITY, ClientId(number), key.public_key),
         signing_key=key,
         floors=EnclaveFloors(
@@ -140,12 +143,12 @@ def client(number: int, ledger: SealLedger | None = None, coins: bytes = b"clien
             authority=AUTHORITY.public_key,
             maximum_weight=2,
         ),
-        layout=LAYOUT,
-        tables=((TABLE,),),
-        capacity=1000,
-        ledger=SealLedger(b"a test") if ledger is None else ledger,
+        judge=SimulatedJudge(),
+        ledger=lambda _: kept,
+        clock=lambda: NOW,
         coins=InsecureSeededCoins(coins + bytes([number])),
     )
+    return member.join(Subject(task=b"a test", round_number=0, layout=LAYOUT, capacity=1000, tables=((TABLE,),)))
 
 
 def verified(
@@ -266,6 +269,7 @@ def one_buffer(enclave: RemoteEnclave | SimulatedEnclave, offer: EnclaveOffer, e
     trusted = verified(offer, evidence)
     relay = Host(CONFIGURATION, enclave)
     relay.open_buffer(2, model(2).digest)
+    relay.announce_model(1, model(1).digest)
     for number, version, weight in ((1, 2, 1), (2, 1, 2), (3, 2, 1), (4, 2, 1), (5, 1, 2), (6, 1, 2)):
         upload = client(number).seal(update_of(number), enclave=trusted, model=model(version), now=NOW, weight=weight)
         relay.receive(upload.encode())
@@ -678,6 +682,7 @@ def refused_by(enclave: RemoteEnclave | SimulatedEnclave, trusted: VerifiedEncla
 
     def released(*uploads: tuple[int, int, int]) -> object:
         enclave.open_buffer(2, model(2).digest)
+        enclave.announce_model(1, model(1).digest)
         for number, version, weight in uploads:
             enclave.receive(sealed(trusted, number, version, weight))
         return enclave.release()
@@ -685,6 +690,10 @@ def refused_by(enclave: RemoteEnclave | SimulatedEnclave, trusted: VerifiedEncla
     def another_model() -> object:
         enclave.open_buffer(5, model(6).digest)
         return enclave.receive(upload)
+
+    def announced(version: int, digest: bytes) -> object:
+        enclave.open_buffer(2, model(2).digest)
+        return enclave.announce_model(version, digest)
 
     def too_few() -> object:
         enclave.open_buffer(1, model(1).digest)
@@ -705,6 +714,9 @@ def refused_by(enclave: RemoteEnclave | SimulatedEnclave, trusted: VerifiedEncla
         "uneven": lambda: released((1, 2, 1), (2, 2, 1), (3, 2, 2)),
         "ages": lambda: released((1, 2, 1), (2, 2, 1), (3, 2, 1), (4, 1, 1)),
         "another model": another_model,
+        "announced twice": lambda: announced(1, model(2).digest),
+        "announced too old": lambda: announced(0, model(0).digest),
+        "announced too early": lambda: enclave.announce_model(1, model(1).digest),
         "no buffer": lambda: enclave.receive(upload),
         "nothing to give up": lambda: enclave.give_up_buffer(),  # noqa: PLW0108 -- as the others
         "older": lambda: (
@@ -733,6 +745,9 @@ def refused_by(enclave: RemoteEnclave | SimulatedEnclave, trusted: VerifiedEncla
         ("uneven", PeerMisbehaved, Reason.WEIGHTS_UNEVEN),
         ("ages", ThresholdNotMet, Reason.THRESHOLD_NOT_MET),
         ("another model", PeerMisbehaved, Reason.MODEL_MISMATCH),
+        ("announced twice", PeerMisbehaved, Reason.MODEL_MISMATCH),
+        ("announced too old", PeerMisbehaved, Reason.STALE_UPDATE),
+        ("announced too early", Misuse, Reason.API_MISUSE),
         ("no buffer", Misuse, Reason.API_MISUSE),
         ("nothing to give up", Misuse, Reason.API_MISUSE),
         ("older", PeerMisbehaved, Reason.WRONG_SESSION),

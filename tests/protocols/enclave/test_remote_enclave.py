@@ -232,6 +232,7 @@ CALLS: dict[str, tuple[Callable[[RemoteEnclave], object], tuple[bytes, ...]]] = 
         lambda remote: remote.open_buffer(1, bytes(32)),
         (framed(done(1)), framed(encode_refusal(Misuse(""))[:-1])),
     ),
+    "announce": (lambda remote: remote.announce_model(0, bytes(32)), (framed(done(1)),)),
     "receive": (lambda remote: remote.receive(UPLOAD), (framed(done(0)), framed(done(3)))),
     "release": (lambda remote: remote.release(), (framed(done()), framed(b"\0" * (1 << 22)))),
     "give up": (lambda remote: remote.give_up_buffer(), (framed(done(2)),)),

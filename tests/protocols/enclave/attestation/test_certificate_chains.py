@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import time
 from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
@@ -20,6 +21,7 @@ from secagg.errors import MalformedMessage, PeerError, PeerMisbehaved, Reason
 from secagg.protocols.enclave.attestation.certificates import (
     ECDSA_P256,
     ECDSA_P384,
+    MAXIMUM_ELEMENTS,
     RSA_PSS,
     SEQUENCE,
     Chain,
@@ -263,6 +265,19 @@ def test_every_value_of_a_revocation_list_may_be_anything_once_it_is_signed(forg
         else:
             outcomes[""] += 1
     assert all(outcomes.values())
+
+
+def test_many_values_in_a_row_are_refused_before_they_are_taken_apart(forge: Forge, refusal: Refusal) -> None:
+    """A list of a megabyte with nothing but empty values took seconds, before its signature was checked."""
+    der, issuer = forge.made.der, forge.verified().certificates[1]
+    listed = der(0x30, der(0x30, b"\x05\0" * 520_000), der(0x30), der(3, b"\0"))
+    check = partial(check_not_revoked, [], listed, issuer=issuer, scheme=ECDSA_P256, now=forge.made.NOW)
+    started = time.process_time()
+    assert refusal(check, "in a row") is Reason.LENGTH_OVER_LIMIT
+    assert time.process_time() - started < 1
+    assert len(elements(b"\x05\0" * MAXIMUM_ELEMENTS)) == MAXIMUM_ELEMENTS
+    with pytest.raises(MalformedMessage, match="more than 64"):
+        elements(b"\x05\0" * (MAXIMUM_ELEMENTS + 1))
 
 
 def test_what_is_no_certificate_is_malformed(forge: Forge, refusal: Refusal) -> None:

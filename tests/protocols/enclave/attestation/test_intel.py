@@ -505,7 +505,11 @@ def test_levels_that_reach_nothing_or_say_nothing_known_are_refused(maker: Maker
     assert refusal(lambda: maker.judged("SGX", identity={"tcbLevels": []}), "below every version")
     unknown = level("Splendid", sgxtcbcomponents=made.components(1), pcesvn=1)
     short = level("UpToDate", sgxtcbcomponents=made.components(1)[:15], pcesvn=1)
-    for wrong in (unknown, short):
+    unshowable = [
+        level("OutOfDate", ("INTEL-SA-1", name), sgxtcbcomponents=made.components(1), pcesvn=1)
+        for name in ("\ud800", "INTEL-SA-2\nis mitigated", "\x1b[2J", 7)
+    ]
+    for wrong in (unknown, short, *unshowable):
         info = {"tcbLevels": [wrong]}
         assert refusal(partial(maker.judged, "SGX", info=info)) is Reason.NOT_CANONICAL
 

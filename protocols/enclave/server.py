@@ -1,0 +1,403 @@
+"""The server's side of one buffer: an untrusted relay that sums masked vectors and carries sealed uploads.
+
+It is trusted with nothing. Whatever it drops, delays, repeats or reorders, it gets one sum of at least the minimum
+cohort for each buffer, or none.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Final, Protocol
+
+import numpy as np
+
+from secagg.blame import unverified
+from secagg.contract import Aggregate
+from secagg.contract.layout import RingSegment
+from secagg.crypto.ring import RingVector, add_into, low_bits
+from secagg.errors import (
+    UNDECIDED,
+    AuthenticationFailed,
+    InvalidParameters,
+    MalformedMessage,
+    Misuse,
+    PeerMisbehaved,
+    Reason,
+    SecAggError,
+)
+from secagg.identifiers import CLIENT_ID_BYTES, ClientId
+from secagg.session.certificates import Certificate
+from secagg.session.roles import Released, Stage, Subject
+from secagg.session.stages import Checked, StagedServerSession
+from secagg.wire import MessageKind, Reader, message_kind
+
+from .attestation import Evidence
+from .client import VECTOR_NONCE_BYTES, Invitation, Upload, stamp_of, vector_digest
+from .plan import EnclaveSettings
+from .trusted.configuration import EnclaveConfiguration
+from .trusted.messages import (
+    BufferRelease,
+    EnclaveOffer,
+    ModelStamp,
+    Receipt,
+    SealedUpload,
+    UploadHeader,
+    sealed_indices_bytes,
+    sealed_secret_bytes,
+)
+from .trusted.service import SIMULATED, encode_attested_offer
+from .unattested import SimulatedEvidence
+
+STAGE: Final = Stage(name="sealed upload", takes_update=True)
+
+
+class EnclaveConnection(Protocol):
+    """An enclave as its host reaches it: in the same process, or behind a socket."""
+
+    def open_buffer(self, version: int, model_digest: bytes) -> None:
+        """Begin to collect updates for a model."""
+        ...
+
+    def announce_model(self, version: int, model_digest: bytes) -> None:
+        """Fix the digest of an older model whose updates count in the open buffer."""
+        ...
+
+    def receive(self, message: bytes) -> int:
+        """Take the sealed part of an upload, and return the weight of its age."""
+        ...
+
+    def release(self) -> bytes:
+        """Release the open buffer, or return again what was released."""
+        ...
+
+    def give_up_buffer(self) -> None:
+        """Discard the open buffer."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnclaveHelpers:
+    """An enclave whose epoch runs; it outlives the sessions, each of which is one of its buffers."""
+
+    configuration: EnclaveConfiguration
+    """That of the epoch, from ``EnclaveSettings.plan``."""
+    connection: EnclaveConnection
+    offer: EnclaveOffer
+    evidence: Evidence | SimulatedEvidence
+    certificates: Mapping[ClientId, Certificate] = field(default_factory=dict[ClientId, Certificate])
+    """Of all who may take part, where the host has them; uploads leave out then what it knows."""
+
+
+def open_session(
+    subject: Subject, settings: EnclaveSettings, invited: frozenset[ClientId] | None, helpers: EnclaveHelpers
+) -> Server:
+    """Open a buffer of an epoch that runs.
+
+    Raises:
+        InvalidParameters: the epoch is for another task or layout, or for other cohorts and weights than the settings;
+            or too few are invited.
+    """
+    configuration = helpers.configuration
+    for name, planned, wanted in (
+        ("task", configuration.task, subject.task),
+        ("layout", configuration.layout, subject.layout),
+        ("minimum_cohort", configuration.minimum_cohort, settings.minimum_cohort),
+        ("maximum_weight", configuration.maximum_weight, settings.maximum_weight),
+    ):
+        if planned != wanted:
+            raise InvalidParameters(f"the epoch that runs has another {name}; start one for this subject and settings")
+    if invited is not None and len(invited) < configuration.minimum_cohort:
+        raise InvalidParameters(
+            f"{len(invited)} clients are invited, and nothing is released of fewer than {configuration.minimum_cohort}"
+        )
+    has_all = invited is None or invited <= helpers.certificates.keys()
+    certificates = helpers.certificates if has_all else dict[ClientId, Certificate]()
+    session = Server(
+        configuration,
+        helpers.connection,
+        stamp_of(subject, subject.model_digest),
+        attested=encode_offer(helpers.offer, helpers.evidence),
+        invited=invited,
+        epoch=helpers.offer.epoch,
+        certificates=certificates,
+    )
+    session.is_simulated = isinstance(helpers.evidence, SimulatedEvidence)
+    return session
+
+
+def encode_offer(offer: EnclaveOffer, evidence: Evidence | SimulatedEvidence) -> bytes:
+    """Return an epoch's offer with its evidence, as clients are shown it."""
+    if isinstance(evidence, SimulatedEvidence):
+        return encode_attested_offer(offer, SIMULATED, evidence.binding)
+    return encode_attested_offer(offer, evidence.format.value, evidence.document)
+
+
+@dataclass(frozen=True, slots=True)
+class ReadUpload:
+    """An upload as a host reads it."""
+
+    sealed: bytes = field(repr=False)
+    """The enclave's part, which commits to the vectors."""
+    vectors: list[RingVector] = field(repr=False)
+
+    @property
+    def digest(self) -> bytes:
+        """What the upload is known by."""
+        return hashlib.sha256(self.sealed).digest()
+
+
+class Server(StagedServerSession[ReadUpload]):
+    """The host's side of one buffer."""
+
+    def __init__(  # noqa: PLR0913 -- all but three have defaults
+        self,
+        configuration: EnclaveConfiguration,
+        enclave: EnclaveConnection,
+        model: ModelStamp,
+        *,
+        attested: bytes = b"",
+        invited: frozenset[ClientId] | None = None,
+        epoch: bytes = b"",
+        certificates: Mapping[ClientId, Certificate] = MappingProxyType({}),
+    ) -> None:
+        """Open a buffer of an enclave that runs this configuration.
+
+        Args:
+            model: that uploads are for, which every client of its version has to have.
+            attested: the epoch's offer with its evidence.
+            invited: who may upload; None for anybody.
+            epoch: the enclave's, where uploads may be short.
+            certificates: of the clients whose uploads may be.
+        """
+        invitation = Invitation(configuration.encode(), attested, model.version, model.digest, bool(certificates))
+        super().__init__(STAGE, invitation.encode(), invited, configuration.minimum_cohort)
+        self.configuration = configuration
+        """That of the epoch."""
+        self.is_simulated = False
+        """Whether the evidence is nobody's; clients see it themselves."""
+        self._enclave, self._model, self._attested = enclave, model, attested
+        self._epoch, self._certificates = epoch, certificates
+        self._roundings = 0
+        """How often a client's rounding counts in the sum: as often as the age of its upload says."""
+        enclave.open_buffer(model.version, model.digest)
+        self._sums: list[RingVector] | None = [
+            segment.ring.zeros(segment.length) for segment in configuration.ring_segments
+        ]
+
+    @property
+    def deviations(self) -> tuple[float, ...]:
+        """Of the noise that the enclave adds to each released segment, in steps; nothing where it adds none."""
+        noise = self.configuration.noise
+        return () if noise is None else tuple(math.sqrt(variance) for variance in noise.variances)
+
+    def invitation_for(self, subject: Subject) -> bytes:
+        """Announce the model that an asynchronous client started from, and return the client's invitation.
+
+        Raises:
+            PeerMisbehaved: no update of this model counts here, or it was announced with another number or digest.
+        """
+        model = stamp_of(subject, subject.model_digest)
+        self._enclave.announce_model(model.version, model.digest)
+        # The model may not be that of the buffer, which is what the host would put back.
+        return Invitation(self.configuration.encode(), self._attested, model.version, model.digest, False).encode()  # noqa: FBT003 -- is_short
+
+    # --- The session --------------------------------------------------------------------------------------------------
+
+    def _check(self, sender: ClientId, message: bytes) -> Checked[ReadUpload]:
+        upload = self.read(message, sender)
+        return Checked(upload, upload.digest)
+
+    def _take(self, sender: ClientId, content: ReadUpload) -> None:
+        del sender  # The enclave has it from the client's certificate.
+        self.add(content)
+
+    def _sum(self, progress: Callable[[int, int], None] | None) -> Released:
+        del progress  # One step.
+        aggregate, receipt = self.unmasked()
+        counted = frozenset(self._said)
+        return Released(
+            aggregate=aggregate,
+            counted=counted,
+            left_out={},
+            revealed=frozenset({counted}),
+            # Indices are in range, one for each block; ring elements are summed under masks, and nobody sees them.
+            unbounded=self.configuration.layout.ring_positions,
+            receipt=receipt.encode(),
+        )
+
+    def _wipe(self) -> None:
+        if self._sums is None:
+            return
+        self._sums = None
+        try:
+            self._enclave.give_up_buffer()
+        except (SecAggError, ConnectionError):
+            # An enclave that is lost, or that gave the buffer up itself, holds nothing more of it.
+            return
+
+    # --- The relay ----------------------------------------------------------------------------------------------------
+
+    def read(self, message: bytes, sender: ClientId | None = None) -> ReadUpload:
+        """Check what a host can check of an upload; nothing changes.
+
+        Args:
+            sender: who handed it over, where that is known.
+        Raises:
+            PeerError: the upload does not decode or is not its sender's, or its vectors are not those that its client
+                committed to.
+        """
+        sealed, certified, packed = self._whole(message)
+        if sender is not None and certified != sender:
+            raise PeerMisbehaved(
+                f"{sender} hands over an upload of {certified}",
+                reason=Reason.NOT_ELIGIBLE,
+                culprits=unverified(sender),
+            )
+        return ReadUpload(sealed, self._unpacked(packed))
+
+    def add(self, upload: ReadUpload) -> None:
+        """Relay the sealed part of an upload, and add its masked vectors once the enclave has taken it.
+
+        Raises:
+            PeerError: the enclave does not take it; nothing has changed.
+            Misuse: the session has ended.
+        """
+        with self._lock:
+            sums = self._open_sums()
+            age_weight = self._enclave.receive(upload.sealed)
+            for segment, total, vector in zip(self.configuration.ring_segments, sums, upload.vectors, strict=True):
+                if age_weight != 1:
+                    # In place: nothing may fail between the enclave's taking an upload and its being added.
+                    np.multiply(
+                        vector, segment.ring.word.type(age_weight & low_bits(segment.ring.modulus_bits)), out=vector
+                    )
+                add_into(total, vector)
+            self._roundings += age_weight
+
+    def _unpacked(self, packed: memoryview) -> list[RingVector]:
+        vectors, at = list[RingVector](), 0
+        for segment in self.configuration.ring_segments:
+            vectors.append(segment.unpack_sent(packed[at : at + segment.payload_bytes]))
+            at += segment.payload_bytes
+        return vectors
+
+    def _whole(self, message: bytes) -> tuple[bytes, ClientId, memoryview]:
+        """Return the enclave's part of an upload, whose it says that it is, and the packed vectors."""
+        if self._certificates and message_kind(message) is MessageKind.SHORT_UPLOAD:
+            return self._completed(message)
+        return split_upload(message, self.configuration)
+
+    def _completed(self, message: bytes) -> tuple[bytes, ClientId, memoryview]:
+        """Put back what a short upload leaves out: the epoch, the model of the buffer, and the client's certificate.
+
+        Nothing here is evidence: the enclave opens the seal, which is bound to all that was put back.
+        """
+        reader, configuration = Reader(message, MessageKind.SHORT_UPLOAD), self.configuration
+        client = ClientId(reader.integer(CLIENT_ID_BYTES))
+        sealed_seed = reader.fixed(sealed_secret_bytes(configuration))
+        indices = reader.view(sealed_indices_bytes(configuration))
+        nonce = reader.fixed(VECTOR_NONCE_BYTES) if configuration.ring_segments else bytes(VECTOR_NONCE_BYTES)
+        packed = read_vectors(reader, configuration)
+        if (certificate := self._certificates.get(client)) is None:
+            raise PeerMisbehaved(
+                f"{client} is on no roster of this host, so its upload cannot be completed",
+                reason=Reason.NOT_ELIGIBLE,
+                culprits=UNDECIDED,
+            )
+        header = UploadHeader(
+            epoch=self._epoch,
+            certificate=certificate,
+            model=self._model,
+            vector_digest=vector_digest(nonce, (packed,)),
+        )
+        upload = SealedUpload(header=header, sealed_seed=sealed_seed, sealed_indices=indices)
+        return upload.encode(), client, packed
+
+    def relay(self, upload: Upload) -> None:
+        """Relay the sealed part of an upload whose masked vectors another protocol sums.
+
+        Raises:
+            PeerError: the enclave does not take it.
+            Misuse: the session has ended, or uploads of some age count more than once, which the other protocol's sum
+                would not know.
+        """
+        if set(self.configuration.staleness_weights) != {1}:
+            raise Misuse("another protocol sums every vector once; configure staleness_weights of 1 for two layers")
+        with self._lock:
+            self._open_sums()
+            self._roundings += self._enclave.receive(upload.sealed.encode())
+
+    def unmasked(self, sums: Sequence[RingVector] | None = None) -> tuple[Aggregate, Receipt]:
+        """Have the enclave release the buffer, and return its sum with the enclave's receipt.
+
+        Args:
+            sums: of the masked vectors, where another protocol has summed them.
+        Raises:
+            ThresholdNotMet: the buffer holds fewer uploads than the minimum cohort.
+            PeerMisbehaved: one weight dominates the buffer, which is given up.
+        """
+        with self._lock:
+            configuration, masked = self.configuration, iter(self._open_sums() if sums is None else sums)
+            release = BufferRelease.decode(self._enclave.release())
+            if hashlib.sha256(release.aggregate).digest() != release.receipt.released_digest:
+                raise MalformedMessage("what was released is not what its receipt is for", reason=Reason.NOT_CANONICAL)
+            released = Aggregate.decode(release.aggregate, configuration.released)
+            values, parts = list(released.values), _parts_of(configuration)
+            for segment, position in zip(configuration.layout.segments, parts, strict=True):
+                if isinstance(segment, RingSegment):
+                    unmasked = segment.ring.subtract(next(masked), released.values[position])
+                    values[position] = segment.unbiased(unmasked, self._roundings)
+            self._sums = None
+            return (
+                Aggregate(configuration.released, tuple(values), released.contributors, released.total_weight),
+                release.receipt,
+            )
+
+    def _open_sums(self) -> list[RingVector]:
+        if self._sums is None:
+            raise Misuse("the session has ended; another buffer is another session")
+        return self._sums
+
+
+def split_upload(message: bytes, configuration: EnclaveConfiguration) -> tuple[bytes, ClientId, memoryview]:
+    """Take an upload apart into what is the enclave's, whose it says that it is, and the host's packed vectors.
+
+    Raises:
+        MalformedMessage: it is not of the configuration's lengths.
+        UnexpectedMessage: the enclave's part is no sealed upload.
+        AuthenticationFailed: the vectors are not those of the commitment in the enclave's part, which the enclave
+            checks; they may have been altered on the way.
+    """
+    reader = Reader(message, MessageKind.ENCLAVE_UPLOAD)
+    sealed = bytes(reader.view(reader.integer(8)))
+    # Relayed unread, a client's bytes could be another request, which only the host may make.
+    header = SealedUpload.decode(sealed, configuration).header
+    nonce, packed = reader.fixed(VECTOR_NONCE_BYTES), read_vectors(reader, configuration)
+    if not hmac.compare_digest(vector_digest(nonce, (packed,)), header.vector_digest):
+        raise AuthenticationFailed(culprits=UNDECIDED)
+    return sealed, header.certificate.client, packed
+
+
+def _parts_of(configuration: EnclaveConfiguration) -> list[int]:
+    """Return where in the released layout each segment of the upload's layout begins."""
+    positions, position, counted = list[int](), 0, 0
+    for segment in configuration.layout.segments:
+        positions.append(position)
+        if isinstance(segment, RingSegment) or not configuration.tables:
+            position += 1
+        else:
+            position += len(configuration.tables[counted])
+            counted += 1
+    return positions
+
+
+def read_vectors(reader: Reader, configuration: EnclaveConfiguration) -> memoryview:
+    """Return the packed vectors, with which a message ends."""
+    packed = reader.view(sum(segment.payload_bytes for segment in configuration.ring_segments))
+    reader.finish()
+    return packed
