@@ -9,8 +9,10 @@ from typing import Any
 from secagg.errors import InvalidParameters
 from secagg.session.registry import find, names
 
-from .figures import in_bytes, in_seconds, writable, write_json
+from .figures import against_float32, in_bytes, in_seconds, shown, writable, write_json
 from .train import CHANGES, require_torch
+
+_INDENT = "      "
 
 
 def add_options(commands: Any) -> None:  # noqa: ANN401 -- argparse names the type of its subparsers privately
@@ -64,14 +66,16 @@ def _scale(options: argparse.Namespace) -> int:
         estimate_scale(entry, constants, options.clients, options.values, bits=options.bits, suite=suite, farm=farm)
     )
     print(f"{options.clients:,} clients, {options.values:,} values of {options.bits} bits each; {entry.name}")
-    print(
+    machine = (
         f"on this machine a client takes {in_seconds(constants.client.step)} a step and "
         f"{1e9 * constants.client.word:.2f} ns a word, the server {in_seconds(constants.server.step)} and "
         f"{1e9 * constants.server.word:.2f} ns, and {in_seconds(constants.session)} a session"
     )
+    shown([machine])
     width = max(len(line.name) for line in lines)
     for line in lines:
-        print(f"  {line.name:<{width}}  {_in_unit(line.value, line.unit):>10}  {line.assumes}")
+        print(f"  {line.name:<{width}}  {_in_unit(line.value, line.unit):>10}")
+        shown([f"{_INDENT}{line.assumes}"], _INDENT)
     if options.json is not None:
         figures = [
             {"name": line.name, "value": line.value, "unit": line.unit, "assumes": line.assumes} for line in lines
@@ -104,7 +108,7 @@ def _training(options: argparse.Namespace) -> int:
     print(f"{found.round_seconds:.2f} s a round, {in_time(3600 * found.hours)} in all")
     print(
         f"{in_bytes(found.payload_bytes)} up for a client and round ({in_bytes(found.paper_bytes)} by the paper's "
-        f"accounting, {found.factor:.1f} times less than float32)"
+        f"accounting, {against_float32(found.factor, 1)})"
     )
     print(f"{in_bytes(found.bytes_up_in_all)} up and {in_bytes(found.bytes_down_in_all)} down, of all clients together")
     print(f"some {in_bytes(found.memory_bytes)} of memory beside the data")

@@ -15,7 +15,19 @@ from secagg.session.registry import ProtocolEntry, find, names
 from secagg.session.settings import chosen_settings, known_settings, parsed
 
 from . import spreading
-from .figures import Bar, Column, in_bytes, in_seconds, peak_mib, some, table, writable, write_json
+from .figures import (
+    Bar,
+    Column,
+    against_float32,
+    in_bytes,
+    in_seconds,
+    peak_mib,
+    shown,
+    some,
+    table,
+    writable,
+    write_json,
+)
 
 if TYPE_CHECKING:
     from secagg.contract import IndexSegment, RingSegment
@@ -119,7 +131,7 @@ def run_round(options: argparse.Namespace) -> int:
         total = spreading.total_of(rehearsals, results)
         summary = spreading.summary_of(rehearsals[0], total, summaries)
         lines = spreading.text(summary)
-    print("\n".join(lines))
+    shown(lines)
     if options.json is not None:
         write_json(options.json, summary)
         print(f"\nwritten to {options.json}")
@@ -404,7 +416,7 @@ def _sizes(summary: dict[str, Any]) -> Iterator[str]:
     sent, float32 = summary["bytes sent by a client"], summary["bytes of the same as float32"]
     yield (
         f"a client sends {in_bytes(sent)}: {8 * sent / summary['dimension']:.3f} bits for each value, "
-        f"{float32 / sent:.1f} times less than float32, {sent / summary['bytes of the packed vector']:.4f} of its "
+        f"{against_float32(float32, sent)}, {sent / summary['bytes of the packed vector']:.4f} of its "
         f"packed vector; it receives {in_bytes(summary['bytes received by a client'])}"
     )
     if len(summary["segments"]) > 1:

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from secagg.errors import InvalidParameters
 
-from .figures import Bar, in_bytes
+from .figures import Bar, against_float32, in_bytes
 
 CHANGES: Final[dict[str, Any]] = {
     "action": "append",
@@ -164,7 +164,7 @@ def _told(summary: dict[str, Any]) -> list[str]:
     if summary["payload bytes"] is not None:
         lines.append(
             f"a client sends {in_bytes(summary['payload bytes'])} ({in_bytes(summary['paper bytes'])} by the paper's "
-            f"accounting, {summary['factor']:.1f} times less than float32)"
+            f"accounting, {against_float32(summary['factor'], 1)})"
         )
     if summary["bytes up of a client, protocol included"] is not None:
         lines.append(

@@ -114,6 +114,10 @@ def test_the_command_prints_every_line_with_its_assumption(
     assert main(["estimate", "--scale", "--clients", "20000", "--values", "64", "--json", str(report)]) == 0
     written, printed = json.loads(report.read_text()), capsys.readouterr().out
     assert all(line["name"] in printed and line["assumes"] in printed for line in written)
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "80")
+    assert main(["estimate", "--scale", "--clients", "20000", "--values", "64"]) == 0
+    assert max(map(len, capsys.readouterr().out.splitlines())) <= 80
 
 
 @pytest.mark.parametrize("arguments", [[], ["--scale", "a preset"]])
