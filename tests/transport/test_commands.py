@@ -143,6 +143,11 @@ def test_a_server_goes_on_with_its_own_session_alone(capsys: pytest.CaptureFixtu
     ServerStore(folder).put(ServerRecord(replace(card, task="sum", terms=planned).encode(), 0, b"snapshot"))
     said = refusal(capsys, *SERVE, "--bits", "8", "--clients", "5", "--state", str(folder), "--round", "2")
     assert "about 'sum', round 1, of other arguments" in said
+    for round_number, mode in ((1, "semi_honest"), (0, "active")):
+        kept = replace(card, task="sum", terms=planned, round_number=round_number, mode=mode)
+        ServerStore(folder).put(ServerRecord(kept.encode(), 0, b"snapshot"))
+        said = refusal(capsys, *SERVE, "--bits", "8", "--clients", "5", "--state", str(folder), "--round", "0")
+        assert f"about 'sum', round {round_number}, of other arguments" in said
     (folder / "session.record").write_bytes(b"something else")
     assert "no record of a session" in refusal(capsys, *SERVE, "--clients", "5", "--state", str(folder))
     os.chmod(folder, 0o755)  # noqa: PTH101, S103 -- which is refused
