@@ -21,7 +21,12 @@ def add_options(commands: Any) -> None:  # noqa: ANN401 -- argparse names the ty
     estimated.add_argument("preset", metavar="PRESET", nargs="?", help="of a training run")
     estimated.add_argument("--set", **CHANGES)
     scale = estimated.add_argument_group("one sum of very many clients, in place of a training run")
-    scale.add_argument("--scale", action="store_true", help="run small sessions, and scale their seconds")
+    scale.add_argument(
+        "--scale",
+        action="store_true",
+        help="run small sessions, and scale their seconds: of one-message as its additions are divided among workers, "
+        "of other protocols as a server has a session for each group of clients",
+    )
     scale.add_argument("--protocol", choices=names(), default="one-message", help="(default: %(default)s)")
     scale.add_argument("--clients", type=int, default=1_000_000, help="(default: %(default)s)")
     scale.add_argument("--values", type=int, default=1 << 20, help="of each client (default: %(default)s)")
@@ -35,6 +40,8 @@ def add_options(commands: Any) -> None:  # noqa: ANN401 -- argparse names the ty
 
 def run_estimate(options: argparse.Namespace) -> int:
     """Say what a run will take."""
+    if options.scale and options.set:
+        raise InvalidParameters("--set changes a training run; leave it out with --scale")
     if options.scale == (options.preset is not None):
         raise InvalidParameters("estimate a training run by its PRESET, or one sum with --scale; give one of the two")
     return _scale(options) if options.scale else _training(options)
@@ -46,7 +53,7 @@ def run_estimate(options: argparse.Namespace) -> int:
 def _scale(options: argparse.Namespace) -> int:
     from secagg.crypto.ring import MAXIMUM_MODULUS_BITS
     from secagg.parameters import Suite
-    from secagg.planning.scale import Farm, calibrate, estimate_scale
+    from secagg.planning.scale import SPREAD, Farm, calibrate, estimate_scale
 
     for name, value, least, most in (
         ("clients", options.clients, 2, 1 << 32),
@@ -65,7 +72,13 @@ def _scale(options: argparse.Namespace) -> int:
     lines = list(
         estimate_scale(entry, constants, options.clients, options.values, bits=options.bits, suite=suite, farm=farm)
     )
-    print(f"{options.clients:,} clients, {options.values:,} values of {options.bits} bits each; {entry.name}")
+    shown(
+        [
+            f"{options.clients:,} clients, {options.values:,} values of {options.bits} bits each; {entry.name}",
+            f"this holds for {SPREAD} as `secagg serve --engine` adds it, divided among workers; for other protocols "
+            "as `--group` has them, a server for each session, whose sums `secagg add` joins",
+        ]
+    )
     machine = (
         f"on this machine a client takes {in_seconds(constants.client.step)} a step and "
         f"{1e9 * constants.client.word:.2f} ns a word, the server {in_seconds(constants.server.step)} and "

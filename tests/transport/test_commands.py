@@ -21,9 +21,11 @@ from secagg.contract import ideal_aggregate
 from secagg.crypto.entropy import SystemCoins
 from secagg.errors import Misuse
 from secagg.identifiers import ClientId
+from secagg.platforms.keys.identities import make_identities
 from secagg.session.durable import claim
 from secagg.session.roles import Released, ServerSession
 from secagg.transport.card import Card
+from secagg.transport.client import Join
 from secagg.transport.conductor import Keep
 from secagg.transport.keeping import ServerRecord, ServerStore
 from secagg.transport.server import SumServer
@@ -122,6 +124,64 @@ def test_a_client_refuses(capsys: pytest.CaptureFixture[str], update: str, tmp_p
     for place in ("http://127.0.0.1:99999", "ftp://127.0.0.1:8750", "http://127.0.0.1:8750?x=1"):
         assert "name https://HOST:PORT" in refusal(capsys, "contribute", place, *client[2:])
     assert "is lost" in refusal(capsys, "contribute", URL, *client[2:], "--patience", "0")
+
+
+@pytest.mark.parametrize(
+    ("mode", "protocol"), [("semi_honest", "pairwise"), ("active", "pairwise"), ("active", "enclave")]
+)
+def test_a_client_says_whom_it_trusts_or_is_refused(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], update: str, mode: str, protocol: str
+) -> None:
+    planned = {"clients": 5, "all_clients": 5, "group": 1, "groups": 1, "values": 4, "clip": 1.0, "bits": 8}
+    name = bytes(16).hex()
+    card = Card(session=name, protocol=protocol, task="sum", round_number=1, answer_bytes=1, mode=mode, terms=planned)
+
+    async def joined(_: str, join: Join, **__: object) -> None:
+        join(card, None)
+        raise Misuse("it has joined")
+
+    monkeypatch.setattr("secagg.transport.client.contribute", joined)
+    assert (
+        main(["contribute", URL, "--update", update, "--client", "0", "--state", str(Path(update).parent / "s")]) == 2
+    )
+    said = capsys.readouterr()
+    if mode == "semi_honest":
+        assert said.out == f"session {name}: pairwise, semi_honest, clients trust the server to follow the protocol\n"
+        assert "it has joined" in said.err
+    else:
+        assert not said.out
+        assert ("is active, and this client accepts semi_honest" in said.err) == (protocol == "pairwise")
+
+
+@pytest.mark.parametrize("protocol", ["pairwise", "coded-mask"])
+def test_a_server_without_certified_keys_says_that_it_is_trusted(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+    tmp_path: Path,
+    protocol: str,
+) -> None:
+    """Coded masks are for a server that is trusted, also where clients have keys."""
+    cards = list[Card]()
+
+    async def begun(self: SumServer, session: ServerSession, card: Card, *, number: int, keep: Keep) -> Released:
+        del self, number, keep
+        session.abort()
+        cards.append(card)
+        raise Misuse("it has begun")
+
+    monkeypatch.setattr(SumServer, "run", begun)
+    monkeypatch.setattr(SumServer, "told", told_nobody)
+    make_identities(tmp_path / "keys", [ClientId(number) for number in range(5)], SystemCoins())
+    clients = ("--clients", "5") if protocol == "pairwise" else ("--set", f"roster={tmp_path / 'keys' / 'roster.json'}")
+    assert main([*SERVE, "--protocol", protocol, "--listen", "127.0.0.1:0", *clients]) == 2
+    assert cards[0].mode == "semi_honest"
+    assert capsys.readouterr().out.endswith(", semi_honest\n")
+    assert "clients trust the server to follow the protocol" in caplog.text
+
+
+async def told_nobody(_: SumServer) -> None:
+    pass
 
 
 def test_a_tunnel_refuses(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -194,7 +194,8 @@ def test_a_second_process_of_a_client_asks_for_nothing(tmp_path: Path) -> None:
         server, states = SumServer(limits=quick_limits()), StateDirectory(tmp_path, coins=SystemCoins())
         async with in_memory(server) as http:
             with store_in(tmp_path).held(), pytest.raises(InvalidParameters, match="another process"):
-                await contribute(URL, joining(ONE), prover=Prover(ONE, SystemCoins()), states=states, http=http)
+                async with asyncio.timeout(20):
+                    await contribute(URL, joining(ONE), prover=Prover(ONE, SystemCoins()), states=states, http=http)
 
     asyncio.run(scene())
 

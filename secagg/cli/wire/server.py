@@ -303,9 +303,12 @@ class _Sum:
 
     @property
     def _mode(self) -> str:
+        from secagg.platforms.settings import CODED_MASK
+
         if self.options.protocol == "pairwise":
             return self.settings.mode
-        return ACTIVE if self.roster else "semi_honest"
+        # Coded masks are for a server that follows the protocol, whoever certified the clients.
+        return ACTIVE if self.roster and self.options.protocol != CODED_MASK else "semi_honest"
 
     def _admission(self, card: Card, claims: Mapping[ClientId, bytes]) -> Admission:
         from secagg.transport.proof import Certified, FirstCome
