@@ -75,8 +75,10 @@ def _scale(options: argparse.Namespace) -> int:
     shown(
         [
             f"{options.clients:,} clients, {options.values:,} values of {options.bits} bits each; {entry.name}",
-            f"this holds for {SPREAD} as `secagg serve --engine` adds it, divided among workers; for other protocols "
-            "as `--group` has them, a server for each session, whose sums `secagg add` joins",
+            (
+                f"this holds for {SPREAD} as `secagg serve --engine` adds it, divided among workers; for other "
+                "protocols as `--group` has them, a server for each session, whose sums `secagg add` joins"
+            ),
         ]
     )
     machine = (
