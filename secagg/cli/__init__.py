@@ -11,8 +11,7 @@ from pathlib import Path
 import secagg
 from secagg.errors import SecAggError
 
-from . import data, estimate, plot, sweep, train
-from .helper_options import add_holder_options, add_two_servers_options
+from . import estimate, helper_options, train
 from .lazily import when_run
 from .round import add_options as add_round_options
 from .wire import options as wire_options
@@ -86,13 +85,7 @@ def _parser() -> argparse.ArgumentParser:
             "client, work of the server, whom it trusts, and whether it can be used; the shortest upload comes first.",
         )
     )
-    _add_enclave_options(commands.add_parser("enclave", help="the trusted part of the enclave protocol"))
-    _add_flower_options(commands.add_parser("flower", help="for Flower apps: keys"))
-    add_two_servers_options(
-        commands.add_parser("two-servers", help="of two servers: an operator's keys, and the standing server 1")
-    )
-    add_holder_options(commands)
-    for each in (train, sweep, plot, data, estimate, wire_options):
+    for each in (helper_options, train, estimate, wire_options):
         each.add_options(commands)
     return parser
 
@@ -133,33 +126,3 @@ def _add_plan_options(command: argparse.ArgumentParser) -> None:
     command.add_argument("--delta", type=float, help="beside --noise: of epsilon (default: 1e-06)")
     command.add_argument("--json", type=Path, metavar="FILE", help="write all figures there as well")
     command.set_defaults(run=when_run("plan"))
-
-
-def _add_enclave_options(command: argparse.ArgumentParser) -> None:
-    commands = command.add_subparsers(required=True, metavar="COMMAND")
-    served = commands.add_parser(
-        "serve",
-        help="run the trusted part in a process of its own, behind a Unix socket",
-        description="Run the trusted part in a process of its own, until SIGTERM or SIGINT. Its evidence is simulated: "
-        "without hardware it protects nobody from whoever owns this machine.",
-    )
-    served.add_argument("--socket", type=Path, required=True, metavar="PATH", help="where its host connects")
-    served.add_argument("--threads", type=int, default=1, help="how many threads expand masks (default: %(default)s)")
-    served.add_argument("--memory", type=int, metavar="MIB", help="how much an epoch may need (default: 4096)")
-    served.set_defaults(run=when_run("enclave serve"))
-
-
-def _add_flower_options(command: argparse.ArgumentParser) -> None:
-    keys = command.add_subparsers(required=True, metavar="COMMAND").add_parser(
-        "keys",
-        help="an authority's key, a key for each client, and a roster",
-        description="Write an authority's key, a key file for each client, and the roster that the server is given. "
-        "Run it again with another --first for more clients; keys that exist stay as they are.",
-    )
-    keys.add_argument("--clients", type=int, required=True, help="how many keys to make")
-    keys.add_argument("--first", type=int, default=0, help="the id of the first of them (default: %(default)s)")
-    keys.add_argument("--out", type=Path, default=Path("keys"), help="the folder (default: %(default)s)")
-    keys.add_argument(
-        "--trial-servers", action="store_true", help="for a trial, the keys of both of two servers as well"
-    )
-    keys.set_defaults(run=when_run("flower keys"))

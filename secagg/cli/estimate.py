@@ -9,8 +9,10 @@ from typing import Any
 from secagg.errors import InvalidParameters
 from secagg.session.registry import find, names
 
-from .figures import in_bytes, in_seconds, writable, write_json
+from .figures import against_float32, in_bytes, in_seconds, shown, writable, write_json
 from .train import CHANGES, require_torch
+
+_INDENT = "      "
 
 
 def add_options(commands: Any) -> None:  # noqa: ANN401 -- argparse names the type of its subparsers privately
@@ -19,7 +21,12 @@ def add_options(commands: Any) -> None:  # noqa: ANN401 -- argparse names the ty
     estimated.add_argument("preset", metavar="PRESET", nargs="?", help="of a training run")
     estimated.add_argument("--set", **CHANGES)
     scale = estimated.add_argument_group("one sum of very many clients, in place of a training run")
-    scale.add_argument("--scale", action="store_true", help="run small sessions, and scale their seconds")
+    scale.add_argument(
+        "--scale",
+        action="store_true",
+        help="run small sessions, and scale their seconds: of one-message as its additions are divided among workers, "
+        "of other protocols as a server has a session for each group of clients",
+    )
     scale.add_argument("--protocol", choices=names(), default="one-message", help="(default: %(default)s)")
     scale.add_argument("--clients", type=int, default=1_000_000, help="(default: %(default)s)")
     scale.add_argument("--values", type=int, default=1 << 20, help="of each client (default: %(default)s)")
@@ -33,6 +40,8 @@ def add_options(commands: Any) -> None:  # noqa: ANN401 -- argparse names the ty
 
 def run_estimate(options: argparse.Namespace) -> int:
     """Say what a run will take."""
+    if options.scale and options.set:
+        raise InvalidParameters("--set changes a training run; leave it out with --scale")
     if options.scale == (options.preset is not None):
         raise InvalidParameters("estimate a training run by its PRESET, or one sum with --scale; give one of the two")
     return _scale(options) if options.scale else _training(options)
@@ -44,7 +53,7 @@ def run_estimate(options: argparse.Namespace) -> int:
 def _scale(options: argparse.Namespace) -> int:
     from secagg.crypto.ring import MAXIMUM_MODULUS_BITS
     from secagg.parameters import Suite
-    from secagg.planning.scale import Farm, calibrate, estimate_scale
+    from secagg.planning.scale import SPREAD, Farm, calibrate, estimate_scale
 
     for name, value, least, most in (
         ("clients", options.clients, 2, 1 << 32),
@@ -63,15 +72,25 @@ def _scale(options: argparse.Namespace) -> int:
     lines = list(
         estimate_scale(entry, constants, options.clients, options.values, bits=options.bits, suite=suite, farm=farm)
     )
-    print(f"{options.clients:,} clients, {options.values:,} values of {options.bits} bits each; {entry.name}")
-    print(
+    shown(
+        [
+            f"{options.clients:,} clients, {options.values:,} values of {options.bits} bits each; {entry.name}",
+            (
+                f"this holds for {SPREAD} as `secagg serve --engine` adds it, divided among workers; for other "
+                "protocols as `--group` has them, a server for each session, whose sums `secagg add` joins"
+            ),
+        ]
+    )
+    machine = (
         f"on this machine a client takes {in_seconds(constants.client.step)} a step and "
         f"{1e9 * constants.client.word:.2f} ns a word, the server {in_seconds(constants.server.step)} and "
         f"{1e9 * constants.server.word:.2f} ns, and {in_seconds(constants.session)} a session"
     )
+    shown([machine])
     width = max(len(line.name) for line in lines)
     for line in lines:
-        print(f"  {line.name:<{width}}  {_in_unit(line.value, line.unit):>10}  {line.assumes}")
+        print(f"  {line.name:<{width}}  {_in_unit(line.value, line.unit):>10}")
+        shown([f"{_INDENT}{line.assumes}"], _INDENT)
     if options.json is not None:
         figures = [
             {"name": line.name, "value": line.value, "unit": line.unit, "assumes": line.assumes} for line in lines
@@ -104,7 +123,7 @@ def _training(options: argparse.Namespace) -> int:
     print(f"{found.round_seconds:.2f} s a round, {in_time(3600 * found.hours)} in all")
     print(
         f"{in_bytes(found.payload_bytes)} up for a client and round ({in_bytes(found.paper_bytes)} by the paper's "
-        f"accounting, {found.factor:.1f} times less than float32)"
+        f"accounting, {against_float32(found.factor, 1)})"
     )
     print(f"{in_bytes(found.bytes_up_in_all)} up and {in_bytes(found.bytes_down_in_all)} down, of all clients together")
     print(f"some {in_bytes(found.memory_bytes)} of memory beside the data")

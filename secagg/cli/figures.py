@@ -6,9 +6,10 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from textwrap import fill
 from time import perf_counter
 from typing import Any, Final
 
@@ -86,7 +87,7 @@ class Column:
 
 def table(title: str, rows: Sequence[tuple[str, dict[str, Any]]], columns: Sequence[Column]) -> Iterator[str]:
     """Write rows under their columns, no wider than a terminal; a file gets all columns."""
-    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else _UNLIMITED
+    width = _width()
     name_width = max(len(title), *(len(name) for name, _ in rows)) + 1
     cells = {column.name: [column.cell(row) for _, row in rows] for column in columns}
     shown: list[Column] = [column for column in columns if any(cell not in _EMPTY for cell in cells[column.name])]
@@ -101,6 +102,25 @@ def table(title: str, rows: Sequence[tuple[str, dict[str, Any]]], columns: Seque
         yield f"{name:<{name_width}}" + "".join(
             f"{cells[column.name][number]:>{widths[column.name]}}" for column in shown
         )
+
+
+def shown(lines: Iterable[str], indent: str = "  ") -> None:
+    """Print lines, those that are wider than a terminal on several; a file gets each as it is."""
+    width = _width()
+    for line in lines:
+        whole = len(line) <= width
+        print(line if whole else fill(line, width, subsequent_indent=indent, break_on_hyphens=False))
+
+
+def against_float32(plain_bytes: float, sent_bytes: float) -> str:
+    """Compare an upload with the same values as float32."""
+    if sent_bytes <= plain_bytes:
+        return f"{plain_bytes / sent_bytes:.1f} times less than float32"
+    return f"{sent_bytes / plain_bytes:.1f} times more than float32"
+
+
+def _width() -> int:
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else _UNLIMITED
 
 
 def writable(path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The options of ``secagg holder`` and ``secagg two-servers``; a protocol is imported when one of its commands runs."""
+"""The options of keys and of helpers that stand; a protocol is imported when one of its commands runs."""
 
 from __future__ import annotations
 
@@ -9,8 +9,17 @@ from typing import Any
 from .lazily import when_run
 
 
-def add_holder_options(commands: Any) -> None:  # noqa: ANN401 -- argparse names the type of its subparsers privately
-    """Add ``holder keys``, ``holder record`` and ``holder serve``."""
+def add_options(commands: Any) -> None:  # noqa: ANN401 -- argparse names the type of its subparsers privately
+    """Add ``secagg enclave``, ``flower``, ``two-servers`` and ``holder``."""
+    _add_enclave(commands.add_parser("enclave", help="the trusted part of the enclave protocol"))
+    _add_flower(commands.add_parser("flower", help="for Flower apps: keys"))
+    _add_two_servers(
+        commands.add_parser("two-servers", help="of two servers: an operator's keys, and the standing server 1")
+    )
+    _add_holder(commands)
+
+
+def _add_holder(commands: Any) -> None:  # noqa: ANN401 -- argparse names the type of its subparsers privately
     holder = commands.add_parser("holder", help="a standing holder of the protocol with one message a client")
     kinds = holder.add_subparsers(required=True, metavar="COMMAND")
     keys = kinds.add_parser("keys", help="make an identity, of a holder or of the authority, and print its public key")
@@ -67,8 +76,7 @@ def add_holder_options(commands: Any) -> None:  # noqa: ANN401 -- argparse names
     serve.set_defaults(run=when_run("holder serve"))
 
 
-def add_two_servers_options(command: argparse.ArgumentParser) -> None:
-    """Declare the options of ``secagg two-servers``."""
+def _add_two_servers(command: argparse.ArgumentParser) -> None:
     commands = command.add_subparsers(required=True, metavar="COMMAND")
     _add_serve(
         commands.add_parser(
@@ -122,3 +130,33 @@ def _add_serve(command: argparse.ArgumentParser) -> None:
     command.add_argument("--suites", default="classic,hybrid", help="that are accepted (default: %(default)s)")
     command.add_argument("--threads", type=int, default=1, help="how many threads evaluate (default: %(default)s)")
     command.set_defaults(run=when_run("two-servers serve"))
+
+
+def _add_enclave(command: argparse.ArgumentParser) -> None:
+    commands = command.add_subparsers(required=True, metavar="COMMAND")
+    served = commands.add_parser(
+        "serve",
+        help="run the trusted part in a process of its own, behind a Unix socket",
+        description="Run the trusted part in a process of its own, until SIGTERM or SIGINT. Its evidence is simulated: "
+        "without hardware it protects nobody from whoever owns this machine.",
+    )
+    served.add_argument("--socket", type=Path, required=True, metavar="PATH", help="where its host connects")
+    served.add_argument("--threads", type=int, default=1, help="how many threads expand masks (default: %(default)s)")
+    served.add_argument("--memory", type=int, metavar="MIB", help="how much an epoch may need (default: 4096)")
+    served.set_defaults(run=when_run("enclave serve"))
+
+
+def _add_flower(command: argparse.ArgumentParser) -> None:
+    keys = command.add_subparsers(required=True, metavar="COMMAND").add_parser(
+        "keys",
+        help="an authority's key, a key for each client, and a roster",
+        description="Write an authority's key, a key file for each client, and the roster that the server is given. "
+        "Run it again with another --first for more clients; keys that exist stay as they are.",
+    )
+    keys.add_argument("--clients", type=int, required=True, help="how many keys to make")
+    keys.add_argument("--first", type=int, default=0, help="the id of the first of them (default: %(default)s)")
+    keys.add_argument("--out", type=Path, default=Path("keys"), help="the folder (default: %(default)s)")
+    keys.add_argument(
+        "--trial-servers", action="store_true", help="for a trial, the keys of both of two servers as well"
+    )
+    keys.set_defaults(run=when_run("flower keys"))

@@ -28,7 +28,7 @@ def _run(name: Name, options: argparse.Namespace) -> int:  # noqa: C901, PLR0912
         case "plan":
             from .plan import run_plan as command
         case "enclave serve":
-            from .enclave import serve_enclave as command
+            from .serving import serve_enclave as command
         case "flower keys":
             from .flower import run_flower_keys as command
         case "serve":

@@ -23,7 +23,7 @@ from secagg.planning.planned_update import WHOLE_UPDATES, Learned, PlanRequest, 
 from secagg.planning.seconds import Network, Seconds, seconds_of
 from secagg.session.settings import parsed
 
-from .figures import Column, in_bytes, in_seconds, table, writable, write_json
+from .figures import Column, in_bytes, in_seconds, shown, table, writable, write_json
 
 MOST_BLOCKS: Final = 1 << 32
 _MODELS: Final[Mapping[str, Shapes]] = {"celeba": CELEBA, "sent140": SENT140, "femnist": FEMNIST_3_CHANNEL}
@@ -59,8 +59,8 @@ def run_plan(options: argparse.Namespace) -> int:
     measuring, said = perf_counter() - started, list(advice(request, comparison))
     if noise is not None:
         said += noise.advice(request.weights, request.clients)
-    print("\n".join(_text(request, comparison, rows, said)))
-    print("\n".join(_notes(network, measuring)))
+    shown(_text(request, comparison, rows, said))
+    shown(_notes(network, measuring))
     if report is not None:
         write_json(report, _summary(request, comparison, rows, said))
         print(f"\nwritten to {report}")

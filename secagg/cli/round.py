@@ -4,17 +4,30 @@ from __future__ import annotations
 
 import argparse
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import fields
 from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from secagg.errors import InvalidParameters
 from secagg.session.registry import ProtocolEntry, find, names
+from secagg.session.settings import chosen_settings, known_settings, parsed
 
 from . import spreading
-from .figures import Bar, Column, in_bytes, in_seconds, peak_mib, some, table, writable, write_json
-from .settings_options import SHORT, settings_of
+from .figures import (
+    Bar,
+    Column,
+    against_float32,
+    in_bytes,
+    in_seconds,
+    peak_mib,
+    shown,
+    some,
+    table,
+    writable,
+    write_json,
+)
 
 if TYPE_CHECKING:
     from secagg.contract import IndexSegment, RingSegment
@@ -28,6 +41,18 @@ MOST_VALUES: Final = 1 << 28
 _FLOAT32_BYTES: Final = 4
 _TASKS: Final = "tasks of workers"
 _PLAIN: Final = "none"
+SHORT: Final[Mapping[str, str]] = {
+    "mode": "mode",
+    "noise": "noise_multiplier",
+    "epsilon": "budget_epsilon",
+    "graph": "topology",
+    "corrupted": "corrupted",
+    "depth": "depth",
+    "release": "form",
+    "accumulation": "accumulation",
+    "unchecked": "is_checked",
+}
+"""Options with a name of their own, and the setting that each stands for."""
 
 
 def add_options(commands: Any) -> None:  # noqa: ANN401 -- argparse names the type of its subparsers privately
@@ -106,7 +131,7 @@ def run_round(options: argparse.Namespace) -> int:
         total = spreading.total_of(rehearsals, results)
         summary = spreading.summary_of(rehearsals[0], total, summaries)
         lines = spreading.text(summary)
-    print("\n".join(lines))
+    shown(lines)
     if options.json is not None:
         write_json(options.json, summary)
         print(f"\nwritten to {options.json}")
@@ -165,7 +190,7 @@ def _rehearsal(
     short = {name: value for name in SHORT if (value := getattr(options, name)) is not None}
     return Rehearsal(
         entry=entry,
-        settings=settings_of(entry, facts, short, options.set),
+        settings=_settings_of(entry, facts, short, options.set),
         inputs=inputs,
         clients=clients,
         first=first,
@@ -174,6 +199,29 @@ def _rehearsal(
         threads=options.threads,
         shares_checks=options.share_checks,
     )
+
+
+def _settings_of(entry: ProtocolEntry, facts: Mapping[str, Any], short: Mapping[str, Any], assigned: list[str]) -> Any:  # noqa: ANN401 -- the protocol's own class
+    """Return a protocol's settings.
+
+    Args:
+        facts: what a rehearsal knows, by the names of settings; a protocol takes those that it has.
+        short: the values of the options in ``SHORT`` that were given.
+        assigned: ``name=value``, for every other setting.
+    Raises:
+        InvalidParameters: an option that this protocol does not have, or a value that it cannot take.
+    """
+    known = known_settings(entry)
+    given = dict[str, Any]()
+    for option, text in short.items():
+        if SHORT[option] not in known:
+            raise InvalidParameters(f"--{option} is not for {entry.name}, but for {_owners(SHORT[option])}")
+        given[SHORT[option]] = parsed(f"--{option}", known[SHORT[option]], text)
+    return entry.settings(**chosen_settings(entry, {**facts, **given}, assigned, option="--set"))
+
+
+def _owners(setting: str) -> str:
+    return " and ".join(name for name in names() if any(field.name == setting for field in fields(find(name).settings)))
 
 
 def _inputs(entry: ProtocolEntry, options: argparse.Namespace) -> SyntheticUpdates | WindowedInputs:
@@ -216,8 +264,6 @@ def _room_for_noise(options: argparse.Namespace) -> int:
     """Return how many bits more a ring has for the noise of a session that is rehearsed, whatever it is planned for."""
     if options.noise is None:
         return 0
-    from secagg.session.settings import parsed
-
     multiplier = parsed("--noise", Fraction, options.noise)
     if multiplier <= 0:
         raise InvalidParameters(f"--noise is positive; got {options.noise}")
@@ -288,8 +334,6 @@ def _segment(segment: RingSegment | IndexSegment) -> str:
 
 
 def _items(settings: Any) -> Iterator[tuple[str, Any]]:  # noqa: ANN401 -- the protocol's own class
-    from dataclasses import fields
-
     return ((field.name, getattr(settings, field.name)) for field in fields(settings))
 
 
@@ -372,7 +416,7 @@ def _sizes(summary: dict[str, Any]) -> Iterator[str]:
     sent, float32 = summary["bytes sent by a client"], summary["bytes of the same as float32"]
     yield (
         f"a client sends {in_bytes(sent)}: {8 * sent / summary['dimension']:.3f} bits for each value, "
-        f"{float32 / sent:.1f} times less than float32, {sent / summary['bytes of the packed vector']:.4f} of its "
+        f"{against_float32(float32, sent)}, {sent / summary['bytes of the packed vector']:.4f} of its "
         f"packed vector; it receives {in_bytes(summary['bytes received by a client'])}"
     )
     if len(summary["segments"]) > 1:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import signal
 import socket
 from collections.abc import Generator
@@ -33,6 +34,15 @@ def serving() -> Generator[None]:
         for each, handler in earlier.items():
             signal.signal(each, handler)
         raise
+
+
+def serve_enclave(options: argparse.Namespace) -> int:
+    """Serve one host after the other as the trusted part, whose evidence is simulated, and return the exit status."""
+    from secagg.protocols.enclave import DEFAULT_MEMORY_BYTES, serve_simulated
+
+    memory_bytes = DEFAULT_MEMORY_BYTES if options.memory is None else options.memory << 20
+    serve_simulated(options.socket, threads=options.threads, memory_bytes=memory_bytes)
+    return 0
 
 
 def _end(*_: int | FrameType | None) -> None:

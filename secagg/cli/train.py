@@ -1,15 +1,16 @@
-"""``secagg train``: one run."""
+"""``secagg train``, ``sweep``, ``plot`` and ``data``: runs of training, grids of them, their figures and their data."""
 
 from __future__ import annotations
 
 import argparse
+import sys
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
 
 from secagg.errors import InvalidParameters
 
-from .figures import in_bytes
+from .figures import Bar, against_float32, in_bytes
 
 CHANGES: Final[dict[str, Any]] = {
     "action": "append",
@@ -21,7 +22,7 @@ CHANGES: Final[dict[str, Any]] = {
 
 
 def add_options(commands: Any) -> None:  # noqa: ANN401 -- argparse names the type of its subparsers privately
-    """Add ``secagg train``."""
+    """Add the four commands."""
     trained = commands.add_parser(
         "train",
         help="federated learning through secure aggregation, on a CPU or a GPU (extra `train`)",
@@ -40,6 +41,25 @@ def add_options(commands: Any) -> None:  # noqa: ANN401 -- argparse names the ty
     trained.add_argument("--show", action="store_true", help="print the whole configuration, and train nothing")
     trained.add_argument("--tensorboard", action="store_true", help="write its logs too, where it is installed")
     trained.set_defaults(run=run_training)
+    swept = commands.add_parser("sweep", help="every cell of a grid with every seed; finished ones are skipped")
+    swept.add_argument("grid", type=Path, metavar="GRID.toml")
+    swept.add_argument("--jobs", type=int, default=1, help="how many processes (default: %(default)s)")
+    swept.add_argument("--out", type=Path, metavar="DIR", help="(default: build/sweeps/GRID)")
+    swept.set_defaults(run=run_sweep)
+    plotted = commands.add_parser("plot", help="figures of runs and sweeps, and one report with all of them")
+    plotted.add_argument("folders", type=Path, nargs="+", metavar="DIR", help="of a run, or of a sweep")
+    plotted.add_argument("--out", type=Path, metavar="DIR", help="(default: figures in the first folder)")
+    plotted.set_defaults(run=run_plot)
+    data = commands.add_parser("data", help="prepare training data, or say what is there")
+    steps = data.add_subparsers(required=True, metavar="COMMAND")
+    for name, meant in (
+        ("prepare", "read a data set once and keep it in a form that loads fast"),
+        ("info", "count it"),
+    ):
+        step = steps.add_parser(name, help=meant)
+        step.add_argument("name", metavar="DATA", help="fashion, fashion-full, vader, femnist, celeba or sent140")
+        step.add_argument("--root", type=Path, metavar="PATH", help="where its files are")
+        step.set_defaults(run=run_data, prepares=name == "prepare")
 
 
 def run_training(options: argparse.Namespace) -> int:
@@ -69,6 +89,59 @@ def run_training(options: argparse.Namespace) -> int:
     return 0
 
 
+def run_sweep(options: argparse.Namespace) -> int:
+    """Train every cell of a grid that is not finished."""
+    require_torch()
+    from secagg.training.runs.sweep import read_grid, sweep, table
+
+    grid = read_grid(options.grid)
+    out = options.out or Path("build/sweeps") / options.grid.stem
+    results = sweep(grid, out, jobs=options.jobs, told=lambda line: print(line, file=sys.stderr, flush=True))
+    print("\n".join(table(results)))
+    print(f"written to {out}; figures: secagg plot {out}")
+    return 0 if all(result.get("error") is None for result in results) else 1
+
+
+def run_plot(options: argparse.Namespace) -> int:
+    """Draw figures of runs, and write one report with all of them."""
+    from secagg.training.reports import write_report
+
+    report = write_report(options.folders, options.out or options.folders[0] / "figures")
+    print(f"written to {report}")
+    return 0
+
+
+def run_data(options: argparse.Namespace) -> int:
+    """Prepare data once, or say what is there."""
+    require_torch()
+    from secagg.training.datasets import federated_data
+
+    if options.prepares:
+        return _prepare(options.name, options.root)
+    data = federated_data(options.name, root=options.root)
+    sizes = data.sizes
+    print(
+        f"{data.name}: {len(sizes):,} clients, {int(sizes.sum()):,} training examples ({sizes.min()} to {sizes.max()} "
+        f"of a client, {sizes.mean():.1f} on average), {len(data.test()):,} test examples, {data.classes} classes, "
+        f"inputs of shape {data.shape}"
+    )
+    return 0
+
+
+def _prepare(name: str, root: Path | None) -> int:
+    from secagg.training.datasets import prepare_leaf
+
+    if root is None:
+        raise InvalidParameters(f"say where the files of {name} are, with --root")
+    bar = Bar()
+    try:
+        folder = prepare_leaf(name, root, progress=lambda done, count: bar.update(name, done, count))
+    finally:
+        bar.clear()
+    print(f"{name} is prepared in {folder}; train with --set data.root={root}")
+    return 0
+
+
 def require_torch() -> None:
     """Refuse to go on without torch."""
     if find_spec("torch") is None:
@@ -91,7 +164,7 @@ def _told(summary: dict[str, Any]) -> list[str]:
     if summary["payload bytes"] is not None:
         lines.append(
             f"a client sends {in_bytes(summary['payload bytes'])} ({in_bytes(summary['paper bytes'])} by the paper's "
-            f"accounting, {summary['factor']:.1f} times less than float32)"
+            f"accounting, {against_float32(summary['factor'], 1)})"
         )
     if summary["bytes up of a client, protocol included"] is not None:
         lines.append(

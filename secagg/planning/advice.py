@@ -135,8 +135,7 @@ def _cohort(request: PlanRequest, comparison: Comparison) -> Iterator[str]:
             if option.scheme is scheme and option.costs.is_checked:
                 first.setdefault(option.protocol, option)
         costs = "; ".join(
-            f"{option.name} {option.costs.up_bytes:,} bytes up, "
-            f"{4 * option.weights / option.costs.up_bytes:.1f} times less than float32"
+            f"{option.name} {option.costs.up_bytes:,} bytes up, {option.bits_per_weight:.3g} bits a weight"
             for option in (first[protocol] for protocol in comparison.protocols if protocol in first)
         )
         noise = request.noise(scheme)

@@ -28,7 +28,7 @@ _SHORT, _LONG = 64, 1 << 20
 _BITS: Final = 16
 _WARM_CLIENTS: Final = 5
 _GIGABIT_BYTES: Final = 125_000_000
-_SPREAD: Final = "one-message"
+SPREAD: Final = "one-message"
 """The protocol whose additions ``secagg.scale`` divides among workers."""
 
 
@@ -187,7 +187,7 @@ def estimate_scale(  # noqa: PLR0913 -- all but four have defaults
     # Uploads come to the server of their session. Only the additions of one message are divided further.
     servers, adding = min(farm.workers, sessions), sessions * one.server_seconds
     taking = bytes_in / (servers * farm.gigabits * _GIGABIT_BYTES)
-    spread = sessions * constants.server.word * costs.server.words if entry.name == _SPREAD else 0.0
+    spread = sessions * constants.server.word * costs.server.words if entry.name == SPREAD else 0.0
     divided = (adding - spread) / servers + spread / farm.workers
     yield Line(
         name="sessions",
@@ -228,7 +228,7 @@ def estimate_scale(  # noqa: PLR0913 -- all but four have defaults
         unit="s",
         assumes=(
             f"additions on {farm.workers} workers (--engine), the rest"
-            if entry.name == _SPREAD
+            if entry.name == SPREAD
             else f"{entry.name} adds at the server of each session (--group): nothing is divided further; all"
         )
         + f" on {servers} servers; none fails, waits or is slower than this core",

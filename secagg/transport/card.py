@@ -74,6 +74,8 @@ class Card:
         for name, kind in kinds.items():
             if type(getattr(self, name)) is not kind:
                 raise InvalidParameters(f"{name} of a card is of another type")
+        if not all(getattr(self, name).isprintable() for name in texts):
+            raise InvalidParameters("the texts of a card are shown to people; leave control characters out")
         if not is_name(self.session) or not 0 <= self.round_number < _NUMBERS or not 0 < self.answer_bytes < _NUMBERS:
             raise InvalidParameters("a card has a session's name, and numbers that are not negative")
 

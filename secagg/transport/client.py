@@ -94,6 +94,8 @@ async def contribute(  # noqa: PLR0913 -- all but three have defaults
             http = await stack.enter_async_context(own)
         requests = Requests(url.rstrip("/"), http, patience or Patience(), prover.client)
         store = None if states is None else ClientStore(states, url.rstrip("/"), prover.client)
+        if store is not None:
+            stack.enter_context(store.held())
         return await _Part(requests, join, prover, store).run(after)
 
 
@@ -174,7 +176,11 @@ class _Part:
                 f"an answer of {len(progress.answer)} bytes is due, and the server takes {card.answer_bytes} at most"
             )
         if self.store is not None:
-            self.store.put(progress)
+            try:
+                self.store.put(progress)
+            except OSError as error:
+                # Nobody waits for a client that cannot send what it has not put aside.
+                raise InvalidParameters(f"this client's answer cannot be put aside ({error}); make room") from None
         return progress
 
     def _computed(self, card: Card, before: ClientProgress, number: int, message: bytes) -> ClientProgress:

@@ -11,9 +11,10 @@ import logging
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager, nullcontext, suppress
 from typing import Final, TypeVar
 
+from secagg.crypto.secret import Secret
 from secagg.errors import PeerError, SecAggError
 from secagg.identifiers import ClientId
 from secagg.session.metrics import Metrics
@@ -31,6 +32,7 @@ Keep = Callable[[Released], Awaitable[None]]
 """Puts a sum where it is wanted, for good; what it raises is raised by ``run``, and no client is told of a sum."""
 _ROOM_BYTES: Final = 1 << 30
 """For answers that are read at once, where each client of the cohort can have a place within that."""
+_AGAIN_SECONDS: Final = 1.0
 _FEW_BYTES: Final = 1 << 14
 """Of an answer to a stage of keys or signatures, of any suite."""
 RESTARTED: Final = Verdict(
@@ -38,6 +40,7 @@ RESTARTED: Final = Verdict(
     "the server knows no such session: it has ended, or its process was ended and the protocol cannot go on from that; "
     "take part in the next one",
 )
+FULL: Final = Verdict(Answer.STOPPING, "the server cannot write down who asks; ask again")
 STOPPING: Final = Verdict(Answer.STOPPING, "the server is being stopped; ask again when it is back")
 
 
@@ -81,7 +84,7 @@ class Conductor:
         self._places, self._invited = Places(0, limits.grace), 0
         self._heard, self._news = asyncio.Event(), asyncio.Event()
         self._polls = dict[ClientId, asyncio.Timeout]()
-        self._noted, self._claimed = set[tuple[ClientId, Answer]](), set[ClientId]()
+        self._noted, self._claimed, self._is_full = set[tuple[ClientId, Answer]](), set[ClientId](), False
         self._lost: Exception | None = None
         self._is_stopping = False
 
@@ -129,8 +132,10 @@ class Conductor:
                     news = self._news
                     verdict = self.exchange.asked(client)
                     if verdict.answer is Answer.MESSAGE:
+                        if (refusal := await self._claim(client)) is not None:
+                            return refusal, b""
                         number = self.exchange.number
-                        message = await self._do(lambda: self._told(client))
+                        message = await self._do(lambda: self._session.message_to(client))
                         # While the thread was busy the stage may have been closed; then the next one is waited for.
                         if message is not None and self.exchange.asked(client) == verdict:
                             return Verdict(Answer.MESSAGE, str(number)), message
@@ -145,7 +150,7 @@ class Conductor:
         verdict = STOPPING if self._is_stopping else self.exchange.offered(client, number, length)
         if verdict.answer is Answer.READ:
             try:
-                verdict = await self._read(client, number, length, chunks)
+                verdict = await self._claim(client) or await self._read(client, number, length, chunks)
             finally:
                 self.exchange.gave_up(client)
         self._metrics.add("secagg_answers_total", verdict=verdict.answer.value[0])
@@ -216,8 +221,9 @@ class Conductor:
 
     async def _opened(self) -> Stage | None:
         """Open the session's next stage, once it is remembered; before that nobody is told of it."""
-        stage, turnout, awaited = await self._do(self._prepared)
+        stage, turnout, awaited, snapshot = await self._do(self._prepared)
         if stage is not None:
+            await self._kept(snapshot)
             self._invited = max(self._invited, awaited)
             longest = self._longest(stage)
             # Each client of the cohort has its place as far as memory allows, so that some cannot keep the others out.
@@ -228,14 +234,22 @@ class Conductor:
             self._wake()
         return stage
 
-    def _prepared(self) -> tuple[Stage | None, Turnout, int]:
-        stage = self._session.stage
-        if stage is not None and self._store is not None:
-            snapshot = self._session.snapshot()
-            self._remember(b"" if snapshot is None else bytes(snapshot.expose()))
-            if snapshot is not None:
-                snapshot.wipe()
-        return stage, self._session.turnout, len(self._session.awaited or ())
+    def _prepared(self) -> tuple[Stage | None, Turnout, int, Secret | None]:
+        stage, is_kept = self._session.stage, self._store is not None
+        snapshot = self._session.snapshot() if stage is not None and is_kept else None
+        return stage, self._session.turnout, len(self._session.awaited or ()), snapshot
+
+    async def _kept(self, snapshot: Secret | None) -> None:
+        """Put the session into the store; as long as its disk takes nothing, clients wait for the stage."""
+        said = ""
+        with snapshot or nullcontext():
+            while True:
+                try:
+                    return await self._do(lambda: self._remember(b"" if snapshot is None else bytes(snapshot.expose())))
+                except OSError as error:
+                    if said != (said := str(error)):
+                        say("stage not kept, tried again", logging.WARNING, session=self.card.session, why=said)
+                    await asyncio.sleep(_AGAIN_SECONDS)
 
     def _remember(self, snapshot: bytes, ending: bytes = b"") -> None:
         """Put the session into the store, where it stands before the next stage or after the last."""
@@ -243,12 +257,20 @@ class Conductor:
             number = self.exchange.number + (not ending)
             self._store.put(ServerRecord(self.card.encode(), number, snapshot, ending))
 
-    def _claim(self, client: ClientId) -> None:
-        """Keep who a name belongs to, before anything is told or taken under it."""
-        if self._store is not None and client not in self._claimed:
-            if (digest := self._admission.claim_of(client)) is not None:
-                self._store.claim(self.card.session, client, digest)
-            self._claimed.add(client)
+    async def _claim(self, client: ClientId) -> Verdict | None:
+        """Keep who a name belongs to, before anything is told or taken under it; return what is said otherwise."""
+        store, digest = self._store, self._admission.claim_of(client)
+        if store is None or digest is None or client in self._claimed:
+            return None
+        try:
+            await self._do(lambda: store.claim(self.card.session, client, digest))
+        except OSError as error:
+            if not self._is_full:
+                say("names not kept", logging.WARNING, session=self.card.session, why=str(error))
+            self._is_full = True
+            return FULL
+        self._claimed.add(client)
+        return None
 
     async def _wait(self) -> None:
         """Wait until the open stage is to be closed."""
@@ -319,7 +341,6 @@ class Conductor:
 
     def _received(self, client: ClientId, message: bytes) -> tuple[PeerError | None, Turnout, bool]:
         """Hand an answer to the session; return its error, how the stage stands, and whether it awaits the client."""
-        self._claim(client)
         error: PeerError | None = None
         try:
             self._session.receive(client, message)
@@ -333,10 +354,6 @@ class Conductor:
         if stage.per_client is None or (stage.per_client and not self._invited):
             return self.card.answer_bytes
         return min(self.card.answer_bytes, _FEW_BYTES + stage.per_client * self._invited)
-
-    def _told(self, client: ClientId) -> bytes | None:
-        self._claim(client)
-        return self._session.message_to(client)
 
     def _dropped(self, client: ClientId) -> Turnout:
         self._session.drop(client)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import os
+from collections.abc import Generator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Final
@@ -13,7 +15,7 @@ from secagg.errors import InvalidParameters, Misuse, PeerError
 from secagg.fields import FLAG, Message, fixed, unsigned, variable
 from secagg.identifiers import ClientId
 from secagg.session.certificates import SIGNATURE_BYTES
-from secagg.session.durable import append_whole, erase, replace, require_own_folder, sync_folder
+from secagg.session.durable import append_whole, claim, erase, replace, require_own_folder, sync_folder
 from secagg.session.sealed_state import OpenState, StateDirectory
 from secagg.wire import MessageKind
 
@@ -120,6 +122,20 @@ class ClientStore:
         self._states = states
         self._path = states.beside("wire") / hashlib.sha256(url.encode() + client.encode()).hexdigest()
         self._state: OpenState | None = None
+
+    @contextmanager
+    def held(self) -> Generator[None]:
+        """Let no other process take this client's progress, and with it its part in a sum, from the one that runs.
+
+        Raises:
+            InvalidParameters: there is one.
+        """
+        descriptor = os.open(self._path.with_suffix(".held"), os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            claim(descriptor, "another process of this client takes part in sums of this server; let it end first")
+            yield
+        finally:
+            os.close(descriptor)
 
     def put(self, progress: ClientProgress) -> None:
         """Take the place of what was there; on disk when this returns."""

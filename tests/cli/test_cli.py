@@ -1,6 +1,7 @@
 """The command: what it prints, where it writes, and how it refuses."""
 
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -81,6 +82,18 @@ def test_the_bare_command_lists_its_commands(capsys: pytest.CaptureFixture[str])
     assert main([]) == 0
     printed = capsys.readouterr().out
     assert all(f"    {name}" in printed for name in ("round", "plan", "two-servers", "holder", "train"))
+
+
+def test_nothing_that_a_command_makes_is_for_others_to_write(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        assert main(["flower", "keys", "--clients", "1", "--out", str(tmp_path / "keys")]) == 0
+        assert main(["demo", "--clients", "3", "--out", str(tmp_path / "demo")]) == 0
+    finally:
+        os.umask(before)
+    made = [tmp_path / "keys", tmp_path / "demo", *tmp_path.glob("*/*")]
+    assert len(made) > 5
+    assert not [path for path in made if path.stat().st_mode & 0o022]
 
 
 def test_an_interrupted_command_says_so_in_one_line(

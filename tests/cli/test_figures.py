@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from secagg.cli.figures import Bar, Column, table, writable
+from secagg.cli.figures import Bar, Column, against_float32, table, writable
 
 COLUMNS = (Column("kept", lambda row: str(row["n"])), Column("first to go", lambda row: str(row["n"]), rank=2))
 
@@ -50,6 +50,11 @@ def test_a_narrow_terminal_is_shown_fewer_columns(monkeypatch: pytest.MonkeyPatc
     assert ("first to go" in lines[0]) is shown
     assert all(len(line) <= width for line in lines)
     assert "kept" in lines[0]
+
+
+@pytest.mark.parametrize(("sent", "said"), [(50, "2.0 times less"), (100, "1.0 times less"), (120, "1.2 times more")])
+def test_an_upload_is_compared_with_float32(sent: int, said: str) -> None:
+    assert against_float32(100, sent) == f"{said} than float32"
 
 
 def test_a_file_that_can_be_written_is_left_as_it_was(tmp_path: Path) -> None:

@@ -114,9 +114,15 @@ def test_the_command_prints_every_line_with_its_assumption(
     assert main(["estimate", "--scale", "--clients", "20000", "--values", "64", "--json", str(report)]) == 0
     written, printed = json.loads(report.read_text()), capsys.readouterr().out
     assert all(line["name"] in printed and line["assumes"] in printed for line in written)
+    assert "this holds for one-message as `secagg serve --engine` adds it" in printed
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "80")
+    assert main(["estimate", "--scale", "--clients", "20000", "--values", "64"]) == 0
+    assert max(map(len, capsys.readouterr().out.splitlines())) <= 80
 
 
-@pytest.mark.parametrize("arguments", [[], ["--scale", "a preset"]])
+@pytest.mark.parametrize("arguments", [[], ["--scale", "a preset"], ["--scale", "--set", "rounds=1"]])
 def test_one_thing_is_estimated_at_a_time(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["estimate", *arguments]) != 0
-    assert "give one of the two" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "give one of the two" in said or "--set changes a training run" in said

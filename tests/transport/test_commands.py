@@ -8,20 +8,24 @@ import signal
 import subprocess
 import sys
 from dataclasses import replace
+from errno import ENOSPC
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from secagg.cli import main
+from secagg.cli.wire.groups import write_mean
 from secagg.cli.wire.shared import plan_of
 from secagg.contract import ideal_aggregate
 from secagg.crypto.entropy import SystemCoins
 from secagg.errors import Misuse
 from secagg.identifiers import ClientId
+from secagg.platforms.keys.identities import make_identities
 from secagg.session.durable import claim
 from secagg.session.roles import Released, ServerSession
 from secagg.transport.card import Card
+from secagg.transport.client import Join
 from secagg.transport.conductor import Keep
 from secagg.transport.keeping import ServerRecord, ServerStore
 from secagg.transport.server import SumServer
@@ -62,6 +66,7 @@ def refusal(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
         (("--clients", "5", "--values", str(1 << 40)), "1 to 268,435,456 values"),
         (("--clients", "5", "--group", "1"), "--group is K/N"),
         (("--clients", "6", "--group", "1/2"), "give all servers one --round"),
+        (("--clients", "5", "--task", "\udcff"), "--task is text in UTF-8"),
         (("--clients", "2"), "fewer than 3"),
         (("--clients", "0"), "--clients is in 1.."),
         (("--clients", "-5"), "--clients is in 1.."),
@@ -121,6 +126,64 @@ def test_a_client_refuses(capsys: pytest.CaptureFixture[str], update: str, tmp_p
     assert "is lost" in refusal(capsys, "contribute", URL, *client[2:], "--patience", "0")
 
 
+@pytest.mark.parametrize(
+    ("mode", "protocol"), [("semi_honest", "pairwise"), ("active", "pairwise"), ("active", "enclave")]
+)
+def test_a_client_says_whom_it_trusts_or_is_refused(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], update: str, mode: str, protocol: str
+) -> None:
+    planned = {"clients": 5, "all_clients": 5, "group": 1, "groups": 1, "values": 4, "clip": 1.0, "bits": 8}
+    name = bytes(16).hex()
+    card = Card(session=name, protocol=protocol, task="sum", round_number=1, answer_bytes=1, mode=mode, terms=planned)
+
+    async def joined(_: str, join: Join, **__: object) -> None:
+        join(card, None)
+        raise Misuse("it has joined")
+
+    monkeypatch.setattr("secagg.transport.client.contribute", joined)
+    assert (
+        main(["contribute", URL, "--update", update, "--client", "0", "--state", str(Path(update).parent / "s")]) == 2
+    )
+    said = capsys.readouterr()
+    if mode == "semi_honest":
+        assert said.out == f"session {name}: pairwise, semi_honest, clients trust the server to follow the protocol\n"
+        assert "it has joined" in said.err
+    else:
+        assert not said.out
+        assert ("is active, and this client accepts semi_honest" in said.err) == (protocol == "pairwise")
+
+
+@pytest.mark.parametrize("protocol", ["pairwise", "coded-mask"])
+def test_a_server_without_certified_keys_says_that_it_is_trusted(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+    tmp_path: Path,
+    protocol: str,
+) -> None:
+    """Coded masks are for a server that is trusted, also where clients have keys."""
+    cards = list[Card]()
+
+    async def begun(self: SumServer, session: ServerSession, card: Card, *, number: int, keep: Keep) -> Released:
+        del self, number, keep
+        session.abort()
+        cards.append(card)
+        raise Misuse("it has begun")
+
+    monkeypatch.setattr(SumServer, "run", begun)
+    monkeypatch.setattr(SumServer, "told", told_nobody)
+    make_identities(tmp_path / "keys", [ClientId(number) for number in range(5)], SystemCoins())
+    clients = ("--clients", "5") if protocol == "pairwise" else ("--set", f"roster={tmp_path / 'keys' / 'roster.json'}")
+    assert main([*SERVE, "--protocol", protocol, "--listen", "127.0.0.1:0", *clients]) == 2
+    assert cards[0].mode == "semi_honest"
+    assert capsys.readouterr().out.endswith(", semi_honest\n")
+    assert "clients trust the server to follow the protocol" in caplog.text
+
+
+async def told_nobody(_: SumServer) -> None:
+    pass
+
+
 def test_a_tunnel_refuses(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     files = ("--cert", "a.pem", "--key", "a.key", "--peer", "b.pem", "--socket", str(tmp_path / "socket"))
     assert "no certificate with its private key" in refusal(capsys, "tunnel", "--listen", "127.0.0.1:0", *files)
@@ -140,6 +203,11 @@ def test_a_server_goes_on_with_its_own_session_alone(capsys: pytest.CaptureFixtu
     ServerStore(folder).put(ServerRecord(replace(card, task="sum", terms=planned).encode(), 0, b"snapshot"))
     said = refusal(capsys, *SERVE, "--bits", "8", "--clients", "5", "--state", str(folder), "--round", "2")
     assert "about 'sum', round 1, of other arguments" in said
+    for round_number, mode in ((1, "semi_honest"), (0, "active")):
+        kept = replace(card, task="sum", terms=planned, round_number=round_number, mode=mode)
+        ServerStore(folder).put(ServerRecord(kept.encode(), 0, b"snapshot"))
+        said = refusal(capsys, *SERVE, "--bits", "8", "--clients", "5", "--state", str(folder), "--round", "0")
+        assert f"about 'sum', round {round_number}, of other arguments" in said
     (folder / "session.record").write_bytes(b"something else")
     assert "no record of a session" in refusal(capsys, *SERVE, "--clients", "5", "--state", str(folder))
     os.chmod(folder, 0o755)  # noqa: PTH101, S103 -- which is refused
@@ -188,6 +256,20 @@ def test_what_was_released_is_written_before_clients_are_told(
     options = ("--clients", "5", "--listen", "127.0.0.1:0", *group)
     assert main([*SERVE, *options, "--out", str(out)]) == 0
     assert said == [True]
+
+
+def test_a_mean_takes_the_place_of_another_as_a_whole(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    out = tmp_path / "mean.npy"
+    write_mean(out, np.zeros(4))
+
+    def full(_: int, __: object) -> None:
+        raise OSError(ENOSPC, "no space left")
+
+    monkeypatch.setattr("secagg.session.durable.write_whole", full)
+    with pytest.raises(OSError, match="no space left"):
+        write_mean(out, np.ones(4))
+    assert np.load(out).tolist() == [0] * 4
+    assert [path.name for path in tmp_path.iterdir()] == ["mean.npy"]
 
 
 @pytest.mark.parametrize("storage", [(), ("--storage", "state/there")])

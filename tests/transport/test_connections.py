@@ -504,6 +504,9 @@ def test_idle_connections_of_a_peer_keep_no_place_in_a_tunnel(tmp_path: Path) ->
             idle = [await asyncio.open_unix_connection(near) for _ in range(2 * PEERS_AT_ONCE)]
             with SocketAsk(near, timeout=30) as ask:
                 assert await asyncio.to_thread(ask, request) == request
+            # The oldest made room, so that a peer holds no more than its places.
+            async with asyncio.timeout(30):
+                assert await idle[0][0].read() == b""
             for _, writer in idle:
                 writer.close()
 

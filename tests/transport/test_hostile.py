@@ -433,6 +433,13 @@ def test_patience_is_a_number(name: str) -> None:
         replace(Patience(), **{name: float("nan")})  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("name", ["answer_bytes", "bodies_at_once", "grace", "slowest", "poll", "connections"])
+def test_the_limits_of_a_wire_are_numbers(name: str) -> None:
+    for wrong in (float("nan"), 0, -1):
+        with pytest.raises(InvalidParameters, match="positive"):
+            replace(WireLimits(), **{name: wrong})  # type: ignore[arg-type]
+
+
 def test_a_client_that_is_told_to_wait_is_patient() -> None:
     asks = list[float]()
 

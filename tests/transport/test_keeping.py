@@ -10,14 +10,15 @@ from pathlib import Path
 import pytest
 
 from secagg.crypto.entropy import SystemCoins
+from secagg.errors import InvalidParameters
 from secagg.identifiers import ClientId
 from secagg.session.metrics import Metrics
 from secagg.session.roles import Released
 from secagg.session.sealed_state import StateDirectory
 from secagg.transport.card import Card
-from secagg.transport.client import Outcome
+from secagg.transport.client import Outcome, contribute
 from secagg.transport.keeping import ClientProgress, ClientStore, ServerRecord, ServerStore
-from secagg.transport.proof import FirstCome
+from secagg.transport.proof import FirstCome, Prover
 from secagg.transport.server import SumServer
 from tests.harness.wire_sums import (
     CLIENTS,
@@ -26,6 +27,7 @@ from tests.harness.wire_sums import (
     headers_of,
     holding,
     in_memory,
+    joining,
     plain_session,
     quick_limits,
     taking_part,
@@ -122,6 +124,95 @@ def test_a_name_is_kept_before_anything_is_said_to_it(tmp_path: Path) -> None:
             admission = FirstCome(None, held.card.session, kept)
             assert admission.admits(held.card.session, ONE, PROOF)
             assert not admission.admits(held.card.session, ONE, bytes([1]) * 64)
+
+    asyncio.run(scene())
+
+
+class FullStore(ServerStore):
+    """A store whose disk has room again when ``refusals`` are over."""
+
+    def __init__(self, folder: Path, refusals: int) -> None:
+        super().__init__(folder)
+        self.refusals = refusals
+
+    def _refuse(self) -> None:
+        if self.refusals:
+            self.refusals -= 1
+            raise OSError(ENOSPC, "no space left")
+
+    def put(self, record: ServerRecord) -> None:
+        self._refuse()
+        super().put(record)
+
+    def claim(self, session: str, client: ClientId, digest: bytes) -> None:
+        self._refuse()
+        super().claim(session, client, digest)
+
+
+def test_a_stage_waits_until_the_disk_has_room_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("secagg.transport.conductor._AGAIN_SECONDS", 0.01)
+
+    async def scene() -> None:
+        server = SumServer(limits=quick_limits(), store=FullStore(tmp_path / "server", 3))
+        async with in_memory(server) as http:
+            running = asyncio.create_task(server.run(plain_session(), server.card(SUBJECT, "plain")))
+            await asyncio.gather(*(taking_part("http://sums", client, http=http) for client in CLIENTS))
+            assert (await running).counted == frozenset(CLIENTS)
+
+    asyncio.run(scene())
+    assert [record.getMessage() for record in caplog.records].count("stage not kept, tried again") == 1
+
+
+def test_a_name_that_cannot_be_kept_is_told_nothing_and_ends_nothing(tmp_path: Path) -> None:
+    async def scene() -> None:
+        store = FullStore(tmp_path / "server", 0)
+        async with holding(SumServer(limits=quick_limits(), store=store)) as (held, _):
+            store.refusals = 2
+            assert (await held.ask(ONE)).status_code == 503
+            assert await held.post(ONE) == 503
+            assert (await held.ask(ONE)).status_code == 200
+            assert await held.post(ONE) == 202
+
+    asyncio.run(scene())
+
+
+def test_one_process_of_a_client_goes_on_with_its_progress(tmp_path: Path) -> None:
+    """Another one would take it, and the first could not go on."""
+    with store_in(tmp_path).held():
+        with pytest.raises(InvalidParameters, match="another process"), store_in(tmp_path).held():
+            pass
+        with store_in(tmp_path, ClientId(2)).held():
+            pass
+    with store_in(tmp_path).held():
+        pass
+
+
+def test_a_second_process_of_a_client_asks_for_nothing(tmp_path: Path) -> None:
+    async def scene() -> None:
+        server, states = SumServer(limits=quick_limits()), StateDirectory(tmp_path, coins=SystemCoins())
+        async with in_memory(server) as http:
+            with store_in(tmp_path).held(), pytest.raises(InvalidParameters, match="another process"):
+                async with asyncio.timeout(20):
+                    await contribute(URL, joining(ONE), prover=Prover(ONE, SystemCoins()), states=states, http=http)
+
+    asyncio.run(scene())
+
+
+def test_a_client_that_cannot_put_its_answer_aside_leaves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(self: ClientStore, _: ClientProgress) -> None:
+        del self
+        raise OSError(ENOSPC, "no space left")
+
+    monkeypatch.setattr(ClientStore, "put", full)
+
+    async def scene() -> None:
+        states = StateDirectory(tmp_path, coins=SystemCoins())
+        async with holding(SumServer(limits=quick_limits())) as (held, _):
+            with pytest.raises(InvalidParameters, match="cannot be put aside"):
+                await contribute(URL, joining(ONE), prover=Prover(ONE, SystemCoins()), states=states, http=held.http)
+            assert held.session.awaited == frozenset(CLIENTS) - {ONE}
 
     asyncio.run(scene())
 

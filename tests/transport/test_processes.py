@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from socket import socket
 from ssl import PEM_cert_to_DER_cert, get_server_certificate
 
+import httpx
 import numpy as np
 import pytest
 
+from secagg.identifiers import ClientId
+from secagg.transport.proof import header_of
 from secagg.transport.tls import Credentials, certificate_in
 from tests.harness.certificates_of_tests import make_credentials
 from tests.harness.wire_town import SECONDS, Process, Town
@@ -141,6 +145,23 @@ def test_a_sum_that_cannot_be_written_is_not_lost(town: Town, *, is_stopped: boo
     assert [client.ended() for client in (*clients, held)] == [0] * 5
     assert server.ended() == 0
     assert abs(float(np.load(out)[0]) - 0.02) < 1e-3
+
+
+def test_a_name_is_still_its_first_claimants_after_the_server_was_killed(town: Town) -> None:
+    server = town.serve("--clients", "5")
+    held = town.contribute(0, is_paused=True)
+    held.wait_for("asked 0")
+    server.kill()
+    server = town.serve("--clients", "5")
+    found = re.search(r"session ([0-9a-f]{32})", server.text)
+    assert found is not None
+    place = f"{town.url}:{town.port}/v1/sessions/{found[1]}/message"
+
+    def status(number: int) -> int:
+        headers = {"authorization": header_of(ClientId(number), bytes(64))}
+        return httpx.get(place, headers=headers, timeout=SECONDS).status_code
+
+    assert [status(number) for number in (0, 1)] == [401, 200]
 
 
 def test_a_client_that_is_killed_in_every_stage_goes_on(town: Town) -> None:

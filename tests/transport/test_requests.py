@@ -509,6 +509,14 @@ def test_a_card_that_is_none_is_refused(encoded: bytes) -> None:
         Card.decode(encoded)
 
 
+@pytest.mark.parametrize("name", ["protocol", "task", "mode"])
+def test_a_card_that_a_terminal_would_obey_is_refused(name: str) -> None:
+    card = Card(session=bytes(16).hex(), protocol="plain", task="a task", round_number=3, answer_bytes=1000)
+    encoded = json.dumps({**json.loads(card.encode()), name: "\x1b[2J"}).encode()
+    with pytest.raises(MalformedMessage, match="control characters"):
+        Card.decode(encoded)
+
+
 def test_a_client_asks_in_the_clear_on_this_machine_alone() -> None:
     async def scene() -> None:
         with pytest.raises(ValueError, match="in the clear"):

@@ -86,6 +86,11 @@ async def _contribute(options: argparse.Namespace) -> Outcome:
 
     def joined(card: Card) -> tuple[Subject, LateUpdate]:
         floors.require_protocol(card.protocol)
+        if card.mode not in floors.modes:
+            raise InvalidParameters(
+                f"the server holds a session that is {card.mode}, and this client accepts {', '.join(floors.modes)}"
+            )
+        print(f"session {card.session}: {card.protocol}, {card.mode}, {TRUST[card.mode == ACTIVE]}", flush=True)
         plan = plan_of(card.protocol, card.terms)
         if card.task != options.task or values.shape != (card.terms["values"],):
             raise InvalidParameters(
@@ -101,7 +106,6 @@ async def _contribute(options: argparse.Namespace) -> Outcome:
         return subject, LateUpdate(lambda: Update(plan.encode(values, coins), model), model, charge=charge)
 
     def join(card: Card, suspended: Secret | None) -> ClientSession:
-        print(f"session {card.session}: {card.protocol}, {card.mode}, {TRUST[card.mode == ACTIVE]}", flush=True)
         subject, update = joined(card)
 
         def begin(message: bytes) -> ClientSession:

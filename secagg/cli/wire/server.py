@@ -8,6 +8,7 @@ import logging
 import os
 import signal
 import time
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
@@ -228,49 +229,47 @@ class _Sum:
         Raises:
             InvalidParameters: the store keeps a session of other arguments.
         """
-        kept = None if self.store is None else self.store.get()
-        if kept is not None and self._goes_on(kept):
-            return self._gone_on(kept)
-        if kept is not None:
-            _LOG.warning("the session of before is over, or cannot go on; this is another one")
+        from secagg.transport.card import Card
+
+        if self.store is None or (kept := self.store.get()) is None:
+            return self._begun()
+        card = Card.decode(kept.card)
+        if kept.ending and self._is_about(card):
+            # The sum is written, and its clients may not have been told.
+            return replace(self._restored(card, None), ending=kept.ending.decode())
+        if not kept.ending and self._can_go_on(kept):
+            return self._gone_on(card, kept)
+        _LOG.warning("the session of before is over, or cannot go on; this is another one")
         return self._begun()
 
-    def _goes_on(self, kept: ServerRecord) -> bool:
-        from secagg.transport.card import Card
-
-        if kept.ending:
-            # Its clients may not have been told. Another sum begins whatever this one was.
-            return self._is_about(Card.decode(kept.card))
-        spread, state = self._spread, self.options.state
-        if kept.snapshot and self.options.engine is not None:
+    def _can_go_on(self, kept: ServerRecord) -> bool:
+        """Whether the session outlived its process; it is refused to a server that adds its uploads in another way."""
+        is_spread, by_workers = self._spread.goes_on, self.options.engine is not None
+        if (is_spread and not by_workers) or (kept.snapshot and by_workers):
+            who, how = ("workers add", "go on with") if is_spread else ("its server adds", "leave out")
             raise InvalidParameters(
-                f"{state} keeps a session whose server adds the uploads; leave out --engine, or name another --state"
+                f"{self.options.state} keeps a session whose uploads {who}; {how} --engine, or name another --state"
             )
-        if spread.goes_on and self.options.engine is None:
-            raise InvalidParameters(
-                f"{state} keeps a session whose uploads workers add; go on with --engine, or name another --state"
-            )
-        return bool(kept.snapshot) or spread.goes_on
+        return bool(kept.snapshot) or is_spread
 
-    def _gone_on(self, kept: ServerRecord) -> _Held:
-        from secagg.transport.card import Card
-
-        card = Card.decode(kept.card)
+    def _gone_on(self, card: Card, kept: ServerRecord) -> _Held:
         if not self._is_about(card):
             raise InvalidParameters(
                 f"{self.options.state} keeps a session of {card.protocol} about {card.task!r}, round "
                 f"{card.round_number}, of other arguments; give the same ones again, or name another --state"
             )
-        held = _Held(
-            session=None, card=card, plan=plan_of(card.protocol, card.terms), admission=self._admission(card, kept)
-        )
-        if kept.ending:
-            return replace(held, ending=kept.ending.decode())
-        if self.options.engine is not None:
-            subject = subject_of(held.plan, card.task, card.round_number, card.terms)
-            session = self._spread.opened(partial(self._opened, subject))
-            return replace(held, session=session, number=int(session.stage is None))
-        return replace(held, session=self._restored(kept.snapshot), number=kept.stage)
+        if kept.snapshot:
+            return replace(self._restored(card, self._session_of(kept.snapshot)), number=kept.stage)
+        plan = plan_of(card.protocol, card.terms)
+        subject = subject_of(plan, card.task, card.round_number, card.terms)
+        session = self._spread.opened(partial(self._opened, subject))
+        return replace(self._restored(card, session), number=int(session.stage is None))
+
+    def _restored(self, card: Card, session: ServerSession | None) -> _Held:
+        """Return what a card of before says; names that were claimed stay with who claimed them."""
+        claims = {} if self.store is None else self.store.claims(card.session)
+        plan = plan_of(card.protocol, card.terms)
+        return _Held(session=session, card=card, plan=plan, admission=self._admission(card, claims))
 
     def _begun(self) -> _Held:
         from secagg.crypto.entropy import SystemCoins
@@ -287,27 +286,35 @@ class _Sum:
             round_number=number,
             answer_bytes=_LEAST_ANSWER + _SHARES * subject.layout.payload_bytes + _PER_CLIENT * len(self.invited),
             terms=self.terms,
-            mode=self.settings.mode if options.protocol == "pairwise" else (ACTIVE if self.roster else "semi_honest"),
+            mode=self._mode,
         )
         if self.store is not None and self.options.engine is not None:
             self._spread.forget()
             session = self._spread.opened(partial(self._opened, subject))
         else:
             self.workers.opened(session := self._opened(subject))
-        return _Held(session=session, card=card, plan=plan, admission=self._admission(card))
+        return _Held(session=session, card=card, plan=plan, admission=self._admission(card, {}))
 
     def _is_about(self, card: Card) -> bool:
         """Whether a session that was kept is the one that the options ask for."""
-        number = self.options.round or card.round_number
-        given = (self.options.protocol, self.options.task, number, self.terms)
-        return (card.protocol, card.task, card.round_number, card.terms) == given
+        options, number = self.options, card.round_number
+        given = (options.protocol, options.task, number if options.round is None else options.round, self._mode)
+        return (card.protocol, card.task, number, card.mode, card.terms) == (*given, self.terms)
 
-    def _admission(self, card: Card, kept: ServerRecord | None = None) -> Admission:
+    @property
+    def _mode(self) -> str:
+        from secagg.platforms.settings import CODED_MASK
+
+        if self.options.protocol == "pairwise":
+            return self.settings.mode
+        # Coded masks are for a server that follows the protocol, whoever certified the clients.
+        return ACTIVE if self.roster and self.options.protocol != CODED_MASK else "semi_honest"
+
+    def _admission(self, card: Card, claims: Mapping[ClientId, bytes]) -> Admission:
         from secagg.transport.proof import Certified, FirstCome
 
         if self.roster is not None:
             return Certified(self.roster.authority, self.roster.certificates)
-        claims = {} if kept is None or self.store is None else self.store.claims(card.session)
         return FirstCome(self.invited, card.session, claims)
 
     @property
@@ -320,7 +327,7 @@ class _Sum:
             self.options.state / "sum", self.workers, lambda: (kept := store.get()) is not None and not kept.ending
         )
 
-    def _restored(self, stored: bytes) -> ServerSession:
+    def _session_of(self, stored: bytes) -> ServerSession:
         from secagg.crypto.secret import Secret
 
         if (restore := find(self.options.protocol).restore) is None:

@@ -63,7 +63,11 @@ def subject_of(plan: Session[Any], task: str, number: int, terms: Mapping[str, A
     """Return what a sum is about, with the digest of its terms."""
     from secagg.transport.card import terms_digest
 
-    return replace(plan.subject(task=task.encode(), round_number=number, model=()), terms=terms_digest(terms))
+    try:
+        name = task.encode()
+    except UnicodeEncodeError:
+        raise InvalidParameters("--task is text in UTF-8; name another one") from None
+    return replace(plan.subject(task=name, round_number=number, model=()), terms=terms_digest(terms))
 
 
 def plug_for(protocol: str) -> Plug:
