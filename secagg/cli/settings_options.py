@@ -14,7 +14,7 @@ SHORT: Final[Mapping[str, str]] = {
     "mode": "mode",
     "noise": "noise_multiplier",
     "epsilon": "budget_epsilon",
-    "graph": "topology",
+    "topology": "topology",
     "corrupted": "corrupted",
     "depth": "depth",
     "release": "form",
