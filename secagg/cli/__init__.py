@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import secagg
 from secagg.errors import SecAggError
@@ -87,7 +88,8 @@ def _parser() -> argparse.ArgumentParser:
         )
     )
     _add_enclave_options(commands.add_parser("enclave", help="the trusted part of the enclave protocol"))
-    _add_flower_options(commands.add_parser("flower", help="for Flower apps: keys"))
+    _add_keys(commands)
+    _add_keys(commands.add_parser("flower", help="keys, by an older name").add_subparsers(required=True))
     add_two_servers_options(
         commands.add_parser("two-servers", help="of two servers: an operator's keys, and the standing server 1")
     )
@@ -149,8 +151,8 @@ def _add_enclave_options(command: argparse.ArgumentParser) -> None:
     served.set_defaults(run=when_run("enclave serve"))
 
 
-def _add_flower_options(command: argparse.ArgumentParser) -> None:
-    keys = command.add_subparsers(required=True, metavar="COMMAND").add_parser(
+def _add_keys(commands: Any) -> None:  # noqa: ANN401 -- argparse names the type of its subparsers privately
+    keys = commands.add_parser(
         "keys",
         help="an authority's key, a key for each client, and a roster",
         description="Write an authority's key, a key file for each client, and the roster that the server is given. "
@@ -162,4 +164,4 @@ def _add_flower_options(command: argparse.ArgumentParser) -> None:
     keys.add_argument(
         "--trial-servers", action="store_true", help="for a trial, the keys of both of two servers as well"
     )
-    keys.set_defaults(run=when_run("flower keys"))
+    keys.set_defaults(run=when_run("keys"))

@@ -27,14 +27,14 @@ def add_holder_options(commands: Any) -> None:  # noqa: ANN401 -- argparse names
         type=Path,
         required=True,
         metavar="FILE",
-        help="the authority's private key, of `secagg holder keys` or `secagg flower keys`",
+        help="the authority's private key, of `secagg holder keys` or `secagg keys`",
     )
     listed = record.add_mutually_exclusive_group(required=True)
     listed.add_argument("--holder", action="append", metavar="HEX", help="a holder's public key; once for each")
     listed.add_argument(
         "--client", action="append", type=int, metavar="ID", help="a client that holds; once for each, with --roster"
     )
-    record.add_argument("--roster", type=Path, metavar="FILE", help="of `secagg flower keys`, beside --client")
+    record.add_argument("--roster", type=Path, metavar="FILE", help="of `secagg keys`, beside --client")
     record.add_argument("--number", type=int, required=True, metavar="N", help="of the epoch; above every earlier one")
     record.add_argument("--corrupted", type=int, default=1, help="how many may work with the server (default: 1)")
     record.add_argument("--absent", type=int, default=0, help="how many others may be away (default: 0)")

@@ -298,4 +298,4 @@ def _trained_in(result: Shareable) -> Trained:
         value = reported.get(name)
         return float(value) if isinstance(value, int | float | np.integer | np.floating) else None
 
-    return Trained([arrays], number, is_difference=dxo.data_kind == DataKind.WEIGHT_DIFF)
+    return Trained([arrays], number, sorted(map(str, reported)), is_difference=dxo.data_kind == DataKind.WEIGHT_DIFF)

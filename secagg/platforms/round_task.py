@@ -222,15 +222,21 @@ class Rounds:
         weights = "each client's weight" if find(settings.protocol).reveals_weights else "their total weight"
         self.say_once(
             "this server learns the sums of updates and of the metrics that are named, who takes part and when each "
-            f"leaves, with one of six codes, and {weights}"
+            f"leaves, with one of two codes, and {weights}"
         )
+        metrics = settings.evaluated_names if is_evaluation else settings.metric_names
+        if not metrics:
+            self.say_once(
+                "no metric of training reaches this server: name those that are to be means in secagg-metrics, such as "
+                "secagg-metrics = 'train_loss'"
+            )
         return RoundTask(
             settings=settings,
             roster=self._roster,
             task=task,
             round_number=number,
             weighted_by=weighted_by,
-            metrics=settings.evaluated_names if is_evaluation else settings.metric_names,
+            metrics=metrics,
             sent=sent,
             update=update,
             joined=joined,

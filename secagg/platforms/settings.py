@@ -98,7 +98,7 @@ class SecAggSettings:
     norm: float = 0.0
     """With noise: the largest norm of one client's change of all tensors, to which it clips."""
     roster: str = ""
-    """The file that ``secagg flower keys`` wrote; for every protocol but pairwise masks, and for active mode."""
+    """The file that ``secagg keys`` wrote; for every protocol but pairwise masks, and for active mode."""
     enclave_socket: str = ""
     """Where ``secagg enclave serve`` listens; without it the enclave is simulated in the server's own process."""
     second_server: str = ""
@@ -393,7 +393,7 @@ _LISTS: Final = (
     ("tensors", "tensor_patterns"),
     ("holders", "holder_sockets"),
 )
-_KEYS, _RECORD = "`secagg flower keys`", "`secagg holder record`"
+_KEYS, _RECORD = "`secagg keys`", "`secagg holder record`"
 _CHOICES: Final = (("mode", MODES), ("topology", TOPOLOGIES), ("suite", SUITES), ("weighting", WEIGHTINGS))
 _READ_BESIDE: Final = (
     ("privacy_bits", 0, "topology", "sparse"),

@@ -36,6 +36,8 @@ class Trained:
     """The models in it: one, where a model was asked for."""
     number: Callable[[str], float | int | None]
     """The number that it reported under a name."""
+    reported: Sequence[str] = ()
+    """The names of the numbers that it reported."""
     is_difference: bool = False
     """Whether the model is the difference to the one that was sent."""
 
@@ -107,6 +109,11 @@ class Training:
         return differences(before, trained.models[0], integer_bound(self.update, self.sent), summed)
 
     def _metrics(self, trained: Trained) -> list[float]:
+        if unnamed := sorted({*trained.reported} - {*self.terms.metrics, self.terms.weighted_by}):
+            LOG.warning(
+                "%s stay at this client: the server's secagg-metrics, or secagg-evaluation-metrics, does not name them",
+                ", ".join(unnamed),
+            )
         reported = list[float]()
         for name in self.terms.metrics:
             value = trained.number(name)

@@ -13,7 +13,7 @@ from secagg.platforms.client_round import NodeRound
 from secagg.platforms.terms import RECORD
 from secagg.platforms.trained_update import Trained, Training
 
-from .records import LARGE_RECORD, scalar_in
+from .records import LARGE_RECORD, reported_in, scalar_in
 
 
 def training_of(message: Message, context: Context, call_next: ClientAppCallable, begun: NodeRound) -> Training:
@@ -40,4 +40,4 @@ def _trained(message: Message, context: Context, call_next: ClientAppCallable) -
         raise Misuse(f"the app answered with an error: {trained.error.reason}")
     records = trained.content.array_records.values()
     models = [{name: array.numpy() for name, array in record.items()} for record in records]
-    return Trained(models, lambda name: scalar_in(trained.content, name))
+    return Trained(models, lambda name: scalar_in(trained.content, name), reported_in(trained.content))
