@@ -15,11 +15,10 @@ import numpy as np
 import numpy.typing as npt
 
 from secagg.compression.joined_rotation import JoinedRotation
-from secagg.compression.known_lengths import KnownLengths
 from secagg.compression.model_update import ModelUpdate
 from secagg.compression.model_update.recipes import Sample, Scheme
 from secagg.compression.model_update.tensors import Shape
-from secagg.compression.peak import NORM_LEVELS, PeakCode, level_votes
+from secagg.compression.peak import NORM_LEVELS, KnownLengths, PeakCode, level_votes
 from secagg.compression.public_stream import PublicStream
 from secagg.errors import MalformedMessage, Reason
 
