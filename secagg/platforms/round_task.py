@@ -13,6 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from secagg.compression.model_update import ModelUpdate, encode_parameters
+from secagg.compression.model_update.model_tensors import METRICS, Arrays, applied, model_digest, restored
+from secagg.compression.model_update.summed_values import part, steps_in, take_lengths, taken_told, value_bounds
 from secagg.compression.outside import outside_factory
 from secagg.contract import Aggregate
 from secagg.crypto.entropy import Coins, SystemCoins
@@ -24,11 +26,8 @@ from secagg.session.roles import ServerSession
 
 from .keys.identities import Roster, load_roster
 from .logs import LOG
-from .model_tensors import METRICS, Arrays, applied, model_digest, restored
-from .noise import noise_settings
-from .peaks import take_lengths
 from .plugs import ServerSide, plug_of
-from .schemes import COARSE, SchemeChoice, part, steps_in, taken_told, value_bounds
+from .schemes import COARSE, SchemeChoice, noise_settings
 from .settings import SecAggSettings
 from .terms import Terms
 from .trained_update import FINER

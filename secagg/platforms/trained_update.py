@@ -11,6 +11,16 @@ import numpy as np
 import numpy.typing as npt
 
 from secagg.compression.model_update import ModelUpdate
+from secagg.compression.model_update.model_tensors import METRICS, TENSOR, Arrays, differences, model_digest
+from secagg.compression.model_update.summed_values import (
+    clipped_share,
+    integer_bound,
+    rounded_at_random,
+    steps_in,
+    with_joined,
+    with_told,
+    with_votes,
+)
 from secagg.crypto.entropy import SystemCoins
 from secagg.crypto.labels import Label, bind
 from secagg.errors import InvalidParameters
@@ -19,9 +29,7 @@ from secagg.session.roles import LateUpdate, Update
 
 from .charges import Charges
 from .logs import LOG
-from .model_tensors import METRICS, TENSOR, Arrays, differences, model_digest
-from .peaks import with_votes
-from .schemes import COARSE, clipped_share, integer_bound, rounded_at_random, steps_in, with_joined, with_told
+from .schemes import COARSE
 from .terms import Terms
 
 FINER: Final = "raise secagg-fraction-bits"
