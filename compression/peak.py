@@ -123,11 +123,7 @@ class PeakCode:
         return max(self.rotation.scales) * math.hypot(*gains)
 
     def encode(self, update: Update, coins: Coins) -> Payload:
-        """Find the largest value of each block; a block of zeros draws its codeword from the coins.
-
-        Raises:
-            Misuse: the update is not a vector of floats of this length.
-        """
+        """Find the largest value of each block; a block of zeros draws its codeword from the coins."""
         rows = self.rotation.turned(update, self.blocks * self.places).reshape(self.blocks, self.places)
         step = max(1, min(self.blocks, _VALUES_AT_A_TIME // self.places))
         indices = np.empty(self.blocks, self.layout.segments[0].ring.word)
@@ -146,12 +142,7 @@ class PeakCode:
         return Payload(self.layout, (indices,))
 
     def decode(self, aggregate: Aggregate) -> Floats:
-        """Return the sum of the contributors' updates, each of them as long as ``unit`` says, from a histogram.
-
-        Raises:
-            Misuse: the aggregate belongs to another layout.
-            CapacityExceeded: the contributors' weight exceeds the capacity.
-        """
+        """Return the sum of the contributors' updates, each of them as long as ``unit`` says, from a histogram."""
         require_sum(aggregate, self.layout, self.capacity)
         counts = aggregate.values[0].view(np.int64)
         signs = np.empty((self.blocks, self.places), np.float32)
@@ -159,12 +150,6 @@ class PeakCode:
         return self._decoded(signs)
 
     def decode_summed(self, aggregate: Aggregate) -> Floats:
-        """Return what ``decode`` returns, from sums of signs.
-
-        Raises:
-            Misuse: the aggregate's layout is not the summed layout of this one and of its tables.
-            CapacityExceeded: the contributors' weight exceeds the capacity, or a ring is too narrow for it.
-        """
         require_summed(aggregate.layout, self.layout, self.tables, aggregate.total_weight)
         require_capacity(aggregate.total_weight, self.capacity)
         (segment,) = aggregate.layout.require_rings()

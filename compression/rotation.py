@@ -79,20 +79,10 @@ class RandomRotation:
         return self.inner.capacity
 
     def encode(self, update: Tensor, coins: Coins) -> Payload:
-        """Rotate the update, in float64 if it has more than 32 bits and in float32 otherwise, and encode the result.
-
-        Raises:
-            Misuse: the update is not an array of floats of the tensor's shape.
-        """
+        """Rotate the update, in float64 if it has more than 32 bits and in float32 otherwise, and encode the result."""
         return Payload(self.layout, encode_update(self.inner, self.rotate(update), coins).values)
 
     def decode(self, aggregate: Aggregate) -> Tensor:
-        """Return the sum of the contributors' updates.
-
-        Raises:
-            Misuse: the aggregate belongs to another layout.
-            CapacityExceeded: the contributors' weight exceeds the inner scheme's capacity.
-        """
         inner = inner_sum(aggregate, self.layout, self.inner.layout)
         rotated: Tensor = self.inner.decode(inner)
         if rotated.shape != (self.padded,):

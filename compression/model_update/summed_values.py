@@ -58,7 +58,6 @@ class Made(FitsEvery):
     made: Callable[[PublicStream], Scheme]
 
     def make(self, place: PublicStream, sample: Sample | None, previous: Scheme | None) -> Scheme:  # noqa: ARG002
-        """Return the scheme."""
         return self.made(place)
 
 

@@ -153,24 +153,19 @@ class SecAggGrid(Grid):
         return getattr(self._inner, name)
 
     def set_run(self, run: Any) -> None:  # noqa: ANN401 -- Flower's run, of which nothing is read
-        """Pass to the inner grid."""
         self._inner.set_run(run)
 
     @property
     def run(self) -> Any:  # noqa: ANN401 -- Flower's run
-        """The inner grid's."""
         return self._inner.run
 
     def create_message(self, *args: Any, **kwargs: Any) -> Message:  # noqa: ANN401
-        """Pass to the inner grid."""
         return self._inner.create_message(*args, **kwargs)
 
     def get_node_ids(self) -> Iterable[int]:
-        """Pass to the inner grid."""
         return self._inner.get_node_ids()
 
     def get_nodes(self) -> Any:  # noqa: ANN401 -- of whichever version
-        """Pass to the inner grid."""
         return self._inner.get_nodes()
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
@@ -186,7 +181,6 @@ class SecAggGrid(Grid):
         return self._inner.push_messages(listed)
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        """Pass to the inner grid."""
         return self._inner.pull_messages(message_ids)
 
 
