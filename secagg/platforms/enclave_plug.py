@@ -31,7 +31,7 @@ from secagg.session.roles import ServerSession
 
 from .floors import MOST_LENGTH, NodeSettings
 from .keys.enclave_policy import load_judge
-from .logs import LOG
+from .leaving import LOG
 from .plugs import NodeSide, ServerSide
 from .settings import PREFIX
 

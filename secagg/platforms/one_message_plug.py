@@ -39,7 +39,7 @@ from secagg.wire import MessageKind, message_kind
 from .charges import NewestEpoch
 from .floors import MOST_LENGTH, NodeSettings
 from .keys.identities import ClientIdentity
-from .logs import LOG
+from .leaving import LOG
 from .plugs import NodeSide, ServerSide
 from .settings import PREFIX, SUITES
 

@@ -25,7 +25,7 @@ from secagg.session.registry import find
 from secagg.session.roles import ServerSession
 
 from .keys.identities import Roster, load_roster
-from .logs import LOG
+from .leaving import LOG
 from .plugs import ServerSide, plug_of
 from .schemes import COARSE, SchemeChoice, noise_settings
 from .settings import SecAggSettings

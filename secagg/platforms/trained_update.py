@@ -28,7 +28,7 @@ from secagg.session.ledger import Spent
 from secagg.session.roles import LateUpdate, Update
 
 from .charges import Charges
-from .logs import LOG
+from .leaving import LOG
 from .schemes import COARSE
 from .terms import Terms
 

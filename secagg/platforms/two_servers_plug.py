@@ -34,7 +34,7 @@ from secagg.session.sockets.connection import HelperLost
 
 from .floors import MOST_LENGTH
 from .keys.server_pair import load_server_keys, load_server_pair
-from .logs import LOG
+from .leaving import LOG
 from .plugs import NodeSide, ServerSide
 from .settings import PREFIX
 

@@ -15,7 +15,7 @@ from secagg.compression.model_update.summed_values import LENGTHS, known_lengths
 from secagg.contract import IndexSegment, ideal_aggregate
 from secagg.errors import InvalidParameters, MalformedMessage
 from secagg.platforms.charges import Charges
-from secagg.platforms.logs import LOG
+from secagg.platforms.leaving import LOG
 from secagg.platforms.round_task import Means, Rounds, RoundTask
 from secagg.platforms.settings import SecAggSettings
 from secagg.platforms.terms import Terms
