@@ -41,9 +41,9 @@ ROUNDS = 5
 KEYS = Path("build/bench-flower-keys")
 SETTINGS: dict[str, dict[str, Any]] = {
     "full graph": {"maximum_weight": 1000},
-    "sparse graph": {"graph": "sparse", "corrupted": CORRUPTED, "maximum_weight": 1000},
+    "sparse graph": {"topology": "sparse", "corrupted": CORRUPTED, "maximum_weight": 1000},
     "sparse graph, 8 bits": {
-        "graph": "sparse",
+        "topology": "sparse",
         "corrupted": CORRUPTED,
         "compression": "scalar-8",
         "weighting": "uniform",

@@ -98,21 +98,12 @@ class CountSketch:
         return self.inner.capacity
 
     def encode(self, update: npt.NDArray[np.floating[Any]], coins: Coins) -> Payload:
-        """Sketch the update and let the inner scheme encode the table.
-
-        Raises:
-            Misuse: the update is not a vector of floats of this length.
-        """
+        """Sketch the update and let the inner scheme encode the table."""
         payload = encode_update(self.inner, self.sketch(update).reshape(-1), coins)
         return Payload(self.layout, payload.values)
 
     def decode(self, aggregate: Aggregate) -> Floats:
-        """Return the linear estimate of the sum: for each coordinate, the mean of its cells under its signs.
-
-        Raises:
-            Misuse: the aggregate belongs to another layout.
-            CapacityExceeded: the contributors' weight exceeds the inner scheme's capacity.
-        """
+        """Return the linear estimate of the sum: for each coordinate, the mean of its cells under its signs."""
         estimate = np.zeros(self.length)
         for block, rows in self._estimates(self.table_of(aggregate)):
             np.mean(rows, axis=0, out=estimate[block])

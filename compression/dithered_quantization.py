@@ -90,11 +90,7 @@ class DitheredQuantization:
         return segment
 
     def encode(self, update: Tensor, coins: Coins) -> Payload:  # noqa: ARG002 -- the contract's; the mask dithers
-        """Divide by the scale, clamp, and round to the nearest fine step.
-
-        Raises:
-            Misuse: the update is not an array of floats of this shape.
-        """
+        """Divide by the scale, clamp, and round to the nearest fine step."""
         require_floats(update, self.shape)
         ring, flat = self._segment.ring, update.reshape(-1)
         codes = ring.zeros(flat.size)
@@ -111,12 +107,6 @@ class DitheredQuantization:
         return Payload(self.layout, (codes,))
 
     def decode(self, aggregate: Aggregate) -> npt.NDArray[np.float32]:
-        """Return the sum of the contributors' updates; the protocol has taken off what roundings add on average.
-
-        Raises:
-            Misuse: the aggregate belongs to another layout.
-            CapacityExceeded: the contributors' weight exceeds the capacity, so the sum may have left the ring.
-        """
         require_sum(aggregate, self.layout, self.capacity)
         sums = self._segment.ring.lift(aggregate.values[0]).astype(np.float64)
         sums *= self.scale / (1 << self.fine_bits)

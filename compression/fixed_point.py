@@ -70,11 +70,7 @@ class FixedPoint:
         return min(capacity_between(-self.bound, self.bound, self.modulus_bits), EXACT_FLOAT // self.bound)
 
     def encode(self, update: npt.NDArray[np.floating[Any]], coins: Coins) -> Payload:  # noqa: ARG002 -- the contract's
-        """Clip, scale and round to nearest, ties to even.
-
-        Raises:
-            Misuse: the update is not a vector of floats of this length.
-        """
+        """Clip, scale and round to nearest, ties to even."""
         require_floats(update, (self.length,))
         ring, wide = Ring(self.modulus_bits), np.promote_types(update.dtype, np.float64)
         encoded = ring.zeros(self.length)
@@ -92,12 +88,7 @@ class FixedPoint:
         return Payload(self.layout, (encoded,))
 
     def decode(self, aggregate: Aggregate) -> Floats:
-        """Return the sum of the contributors' clipped and rounded updates.
-
-        Raises:
-            Misuse: the aggregate belongs to another layout.
-            CapacityExceeded: the contributors' weight exceeds the capacity, so the sum may have left the ring.
-        """
+        """Return the sum of the contributors' clipped and rounded updates."""
         require_sum(aggregate, self.layout, self.capacity)
         sums = Ring(self.modulus_bits).lift(aggregate.values[0])
         return np.ldexp(sums.astype(np.float64), -self.fraction_bits)

@@ -39,7 +39,6 @@ class Identity:
 
     @property
     def layout(self) -> Layout:
-        """One ring segment."""
         encoded = struct.pack(">QQI", self.length, self.bound, self.modulus_bits)
         version = public_parameters_digest("identity", encoded)
         return Layout((RingSegment(self.modulus_bits, self.length),), version)
@@ -50,11 +49,7 @@ class Identity:
         return capacity_between(-self.bound, self.bound, self.modulus_bits)
 
     def encode(self, update: npt.NDArray[np.integer[Any]], coins: Coins) -> Payload:  # noqa: ARG002 -- the contract's
-        """Map the integers to the ring; what is out of bounds counts as the bound, and a log line says so.
-
-        Raises:
-            Misuse: the update is not a vector of integers of this length.
-        """
+        """Map the integers to the ring; what is out of bounds counts as the bound, and a log line says so."""
         if getattr(update, "dtype", np.dtype(bool)).kind not in "iu" or update.shape != (self.length,):
             raise Misuse(f"an update is an array of {self.length} integers in one dimension; FixedPoint takes floats")
         ends = np.iinfo(update.dtype)
@@ -64,11 +59,5 @@ class Identity:
         return Payload(self.layout, (Ring(self.modulus_bits).from_integers(within),))
 
     def decode(self, aggregate: Aggregate) -> npt.NDArray[np.int64]:
-        """Return the sum of the contributors' updates.
-
-        Raises:
-            Misuse: the aggregate belongs to another layout.
-            CapacityExceeded: the contributors' weight exceeds the capacity, so the sum may have left the ring.
-        """
         require_sum(aggregate, self.layout, self.capacity)
         return Ring(self.modulus_bits).lift(aggregate.values[0]).astype(np.int64)

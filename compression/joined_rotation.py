@@ -22,9 +22,8 @@ from secagg.crypto.labels import Label
 from secagg.errors import InvalidParameters
 
 from .checks import LARGEST, finite, require_floats
-from .hadamard import transform
 from .public_stream import PublicStream
-from .rotation import padded_size, require_block_size
+from .rotation import padded_size, require_block_size, transform
 
 Floats = npt.NDArray[np.float32]
 Update = npt.NDArray[np.floating[Any]]

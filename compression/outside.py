@@ -63,12 +63,10 @@ class OutsideScheme:
 
     @property
     def layout(self) -> Layout:
-        """The layout of the scheme itself."""
         return self.scheme.layout
 
     @property
     def capacity(self) -> int:
-        """The capacity of the scheme itself."""
         return self.scheme.capacity
 
     @property
@@ -81,20 +79,14 @@ class OutsideScheme:
         return self._indexed.tables
 
     def encode(self, update: npt.NDArray[Any], coins: Coins) -> Payload:
-        """Encode as the scheme itself."""
         return self.scheme.encode(finite(update), coins)
 
     def decode(self, aggregate: Aggregate) -> npt.NDArray[Any]:
-        """Decode as the scheme itself."""
         decoded: npt.NDArray[Any] = self.scheme.decode(aggregate)
         return decoded
 
     def decode_summed(self, aggregate: Aggregate) -> npt.NDArray[Any]:
-        """Decode sums of codewords as the scheme itself.
-
-        Raises:
-            InvalidParameters: as for ``tables``.
-        """
+        """Decode sums of codewords as the scheme itself."""
         decoded: npt.NDArray[Any] = self._indexed.decode_summed(aggregate)
         return decoded
 

@@ -33,8 +33,9 @@ from secagg.errors import InvalidParameters
 from secagg.parameters import require_integer
 
 from .checks import require_sum
-from .joined_rotation import Floats, JoinedRotation, Update
+from .joined_rotation import BLOCK_SIZE, Floats, JoinedRotation, Update, square_root_scales
 from .product_quantization import Codebook, ProductQuantization
+from .public_stream import PublicStream
 
 MAXIMUM_PLACES: Final = MAXIMUM_CODEWORDS // 2
 MOST_SUMMED_PLACES: Final = 2048
@@ -45,6 +46,10 @@ NORM_LEVELS: Final = 256
 _VALUES_AT_A_TIME: Final = 1 << 16
 _STEPS: Final = 24001
 _FARTHEST: Final = 12.0
+_LEAST_NORM: Final = 2.0**-40
+"""What is taken for a length of zero, which nothing can be relative to."""
+_ROUNDING: Final = 1e-9
+"""Of shares of a weight."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -118,11 +123,7 @@ class PeakCode:
         return max(self.rotation.scales) * math.hypot(*gains)
 
     def encode(self, update: Update, coins: Coins) -> Payload:
-        """Find the largest value of each block; a block of zeros draws its codeword from the coins.
-
-        Raises:
-            Misuse: the update is not a vector of floats of this length.
-        """
+        """Find the largest value of each block; a block of zeros draws its codeword from the coins."""
         rows = self.rotation.turned(update, self.blocks * self.places).reshape(self.blocks, self.places)
         step = max(1, min(self.blocks, _VALUES_AT_A_TIME // self.places))
         indices = np.empty(self.blocks, self.layout.segments[0].ring.word)
@@ -141,12 +142,7 @@ class PeakCode:
         return Payload(self.layout, (indices,))
 
     def decode(self, aggregate: Aggregate) -> Floats:
-        """Return the sum of the contributors' updates, each of them as long as ``unit`` says, from a histogram.
-
-        Raises:
-            Misuse: the aggregate belongs to another layout.
-            CapacityExceeded: the contributors' weight exceeds the capacity.
-        """
+        """Return the sum of the contributors' updates, each of them as long as ``unit`` says, from a histogram."""
         require_sum(aggregate, self.layout, self.capacity)
         counts = aggregate.values[0].view(np.int64)
         signs = np.empty((self.blocks, self.places), np.float32)
@@ -154,12 +150,6 @@ class PeakCode:
         return self._decoded(signs)
 
     def decode_summed(self, aggregate: Aggregate) -> Floats:
-        """Return what ``decode`` returns, from sums of signs.
-
-        Raises:
-            Misuse: the aggregate's layout is not the summed layout of this one and of its tables.
-            CapacityExceeded: the contributors' weight exceeds the capacity, or a ring is too narrow for it.
-        """
         require_summed(aggregate.layout, self.layout, self.tables, aggregate.total_weight)
         require_capacity(aggregate.total_weight, self.capacity)
         (segment,) = aggregate.layout.require_rings()
@@ -218,3 +208,82 @@ def mean_peak(places: int) -> float:
 def kept_share(places: int) -> float:
     """Return the share of the energy of normal values that a peak keeps: the mean peak squared, over d."""
     return mean_peak(places) ** 2 / places
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KnownLengths:
+    """What clients told of their lengths in the rounds before; nothing in a first round.
+
+    Clients tell their lengths relative to what is known: how long the scaled update is, and in some rounds how long
+    each tensor is, from which the tensors' scales follow. Where blocks are checked each length is a vote for a public
+    level, and the middle vote is taken, which fewer than half of the clients cannot move beyond those of the others.
+    """
+
+    sizes: tuple[int, ...]
+    """How many values each tensor has."""
+    common: float | None = None
+    """Of the scaled update, in the round before."""
+    tensors: tuple[float, ...] | None = None
+    """Of each tensor, when clients were last asked."""
+
+    @property
+    def is_informed(self) -> bool:
+        """Whether a round was decoded; all lengths are known from then on."""
+        return self.common is not None and self.tensors is not None
+
+    @property
+    def longest(self) -> float:
+        """The last level, relative to what is known; longer updates are taken to be as long."""
+        return float(length_levels(references=self.is_informed)[-1])
+
+    def rotation(self, stream: PublicStream) -> JoinedRotation:
+        """Return the rotation of a round, under the scales that follow from the tensors' lengths."""
+        scales = () if self.tensors is None else square_root_scales(self.sizes, self.tensors)
+        return JoinedRotation(stream=stream, sizes=self.sizes, scales=scales, block_size=block_size_for(stream.size))
+
+    def told(self, rotation: JoinedRotation, update: Update, *, with_tensors: bool) -> Update:
+        """Return what a client tells: the lengths of its update, relative to what is known."""
+        norms = [rotation.norm(update), *(rotation.norms(update) if with_tensors else ())]
+        return np.array(norms) / self._references(with_tensors=with_tensors)
+
+    def votes(self, relative: Update) -> Floats:
+        """Return one row for each length, with a one at the nearest level."""
+        levels = np.log2(length_levels(references=self.is_informed))
+        at = np.abs(np.log2(np.maximum(relative, _LEAST_NORM))[:, np.newaxis] - levels).argmin(axis=1)
+        votes: Floats = np.eye(len(levels), dtype=np.float32)[at]
+        return votes
+
+    def middle(self, shares: Update) -> npt.NDArray[np.float64]:
+        """Return the middle level of each row of shares; between two, where half of the weight is on each side."""
+        levels, below = length_levels(references=self.is_informed), np.cumsum(shares, axis=1)
+        lower, upper = ((below >= half).argmax(axis=1) for half in (0.5 - _ROUNDING, 0.5 + _ROUNDING))
+        middle: npt.NDArray[np.float64] = np.sqrt(levels[lower] * levels[upper])
+        return middle
+
+    def after(self, relative: Update, rotation: JoinedRotation) -> tuple[float, KnownLengths]:
+        """Return the length of a round's mean, from what its clients told, and what is known in the next round."""
+        references = self._references(with_tensors=len(relative) > 1)
+        norms = np.maximum(relative * references, _LEAST_NORM).tolist()
+        common, tensors = float(norms[0]), tuple(norms[1:])
+        if not tensors:
+            return common, KnownLengths(sizes=self.sizes, common=common, tensors=self.tensors)
+        # From the next round on, lengths are those under the new scales.
+        changed = _scaled(tensors, square_root_scales(self.sizes, tensors)) / _scaled(tensors, rotation.scales)
+        return common, KnownLengths(sizes=self.sizes, common=common * changed, tensors=tensors)
+
+    def _references(self, *, with_tensors: bool) -> npt.NDArray[np.float64]:
+        """Return what lengths are told relative to: those that are known, and ones in the first round."""
+        if not self.is_informed:
+            return np.ones(1)
+        known = (self.common or 0.0, *((self.tensors or ()) if with_tensors else ()))
+        return np.array([max(length, _LEAST_NORM) for length in known])
+
+
+def block_size_for(values: int) -> int:
+    """Return the blocks in which a whole update is turned."""
+    return min(BLOCK_SIZE, 1 << max(1, (values - 1).bit_length()))
+
+
+def _scaled(norms: tuple[float, ...], scales: tuple[float, ...]) -> float:
+    """Return the length of tensors of these lengths, each divided by its scale."""
+    return math.hypot(*(norm / scale for norm, scale in zip(norms, scales, strict=True)))

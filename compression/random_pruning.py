@@ -78,21 +78,12 @@ class RandomPruning:
         return self.inner.capacity
 
     def encode(self, update: Tensor, coins: Coins) -> Payload:
-        """Encode the kept coordinates, in row-major order.
-
-        Raises:
-            Misuse: the update is not an array of floats of the tensor's shape.
-        """
+        """Encode the kept coordinates, in row-major order."""
         require_floats(update, self.stream.shape)
         return Payload(self.layout, encode_update(self.inner, update[self.mask], coins).values)
 
     def decode(self, aggregate: Aggregate) -> Tensor:
-        """Return the sum of the contributors' pruned updates, with zeros where the mask removes a coordinate.
-
-        Raises:
-            Misuse: the aggregate belongs to another layout.
-            CapacityExceeded: the contributors' weight exceeds the inner scheme's capacity.
-        """
+        """Return the sum of the contributors' pruned updates, with zeros where the mask removes a coordinate."""
         inner = inner_sum(aggregate, self.layout, self.inner.layout)
         values: Tensor = self.inner.decode(inner)
         if values.shape != (self.kept,):

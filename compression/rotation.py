@@ -11,9 +11,10 @@ a block. The sign of element i of that matrix, in row-major order, is negative w
 
 from __future__ import annotations
 
+import math
 import struct
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any, Final
 
 import numpy as np
@@ -25,11 +26,13 @@ from secagg.crypto.labels import Label
 from secagg.errors import ContractViolation, InvalidParameters
 
 from .checks import LARGEST, finite, inner_sum, require_floats
-from .hadamard import transform
 from .public_stream import PublicStream
 
 Tensor = npt.NDArray[np.floating[Any]]
 MAXIMUM_BLOCK_SIZE: Final = 1 << 16
+_FACTOR_BITS: Final = 5
+_ELEMENTS: Final = 1 << 16
+"""Elements that are transformed together: with their copy they stay in the second-level cache."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,20 +79,10 @@ class RandomRotation:
         return self.inner.capacity
 
     def encode(self, update: Tensor, coins: Coins) -> Payload:
-        """Rotate the update, in float64 if it has more than 32 bits and in float32 otherwise, and encode the result.
-
-        Raises:
-            Misuse: the update is not an array of floats of the tensor's shape.
-        """
+        """Rotate the update, in float64 if it has more than 32 bits and in float32 otherwise, and encode the result."""
         return Payload(self.layout, encode_update(self.inner, self.rotate(update), coins).values)
 
     def decode(self, aggregate: Aggregate) -> Tensor:
-        """Return the sum of the contributors' updates.
-
-        Raises:
-            Misuse: the aggregate belongs to another layout.
-            CapacityExceeded: the contributors' weight exceeds the inner scheme's capacity.
-        """
         inner = inner_sum(aggregate, self.layout, self.inner.layout)
         rotated: Tensor = self.inner.decode(inner)
         if rotated.shape != (self.padded,):
@@ -134,3 +127,49 @@ def require_block_size(block_size: int) -> None:
     """
     if type(block_size) is not int or block_size.bit_count() != 1 or not 1 < block_size <= MAXIMUM_BLOCK_SIZE:
         raise InvalidParameters(f"block_size is a power of two in 2..2^16; got {block_size!r}")
+
+
+def transform(blocks: Tensor) -> None:
+    """Multiply each column by H / sqrt(B) in place, B the number of rows, a power of two.
+
+    A matrix of 1,024 rows is the Kronecker product of two of 32: two products of matrices that stay in the cache take
+    the place of ten passes of butterflies.
+
+    H is symmetric, so doing it twice changes nothing but the rounding. What is not finite, or overflows because it is
+    near the end of the floats' range, makes its column hold NaN or infinity.
+    """
+    size, width = blocks.shape
+    factors = _factors(size, blocks.dtype)
+    step = min(width, max(1, _ELEMENTS // size))
+    buffers = np.empty((2, size * step), blocks.dtype)
+    with np.errstate(over="ignore", invalid="ignore"):
+        for first in range(0, width, step):
+            columns = blocks[:, first : first + step]
+            source, target = (buffer[: columns.size] for buffer in buffers)
+            source.reshape(columns.shape)[...] = columns
+            before = 1
+            for factor in factors:
+                shape = (before, len(factor), columns.size // (before * len(factor)))
+                np.matmul(factor, source.reshape(shape), out=target.reshape(shape))
+                source, target, before = target, source, before * len(factor)
+            columns[...] = source.reshape(columns.shape)
+
+
+@lru_cache(maxsize=64)
+def _factors(size: int, dtype: np.dtype[Any]) -> tuple[Tensor, ...]:
+    """Return small Hadamard matrices whose Kronecker product is that of ``size``; the first holds 1 / sqrt(size)."""
+    bits = size.bit_length() - 1
+    count = max(1, -(-bits // _FACTOR_BITS))
+    sizes = [1 << ((bits + number) // count) for number in range(count)]
+    matrices = [_hadamard(some).astype(dtype) for some in sizes]
+    matrices[0] = np.asarray(matrices[0] / math.sqrt(size), dtype=dtype)
+    for matrix in matrices:
+        matrix.flags.writeable = False
+    return tuple(matrices)
+
+
+def _hadamard(size: int) -> npt.NDArray[np.float64]:
+    matrix = np.ones((1, 1))
+    while len(matrix) < size:
+        matrix = np.block([[matrix, matrix], [matrix, -matrix]])
+    return matrix

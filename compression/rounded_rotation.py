@@ -91,11 +91,7 @@ class RoundedRotation:
         return max(self.rotation.scales) * self.l2_bound * self.step
 
     def encode(self, update: Update, coins: Coins) -> Payload:
-        """Clip, turn and round.
-
-        Raises:
-            Misuse: the update is not a vector of floats of this length.
-        """
+        """Clip, turn and round."""
         turned, norm = self.rotation.turned_with_norm(update)
         steps = turned.astype(np.float64)
         steps *= min(1.0, self.clip / norm if norm else 1.0) / self.step
@@ -105,12 +101,6 @@ class RoundedRotation:
         return Payload(self.layout, (vector,))
 
     def decode(self, aggregate: Aggregate) -> Floats:
-        """Return the sum of the contributors' clipped updates.
-
-        Raises:
-            Misuse: the aggregate belongs to another layout.
-            CapacityExceeded: more contributed than the ring is planned for.
-        """
         require_sum(aggregate, self.layout, self.capacity)
         (segment,) = self.layout.require_rings()
         sums = segment.ring.lift(aggregate.values[0])

@@ -150,8 +150,6 @@ class ScalarQuantization:
     def encode(self, update: Tensor, coins: Coins) -> Payload:
         """Divide by the scale, clamp, round and add the zero point; stochastic rounding draws 32 bytes of coins.
 
-        Raises:
-            Misuse: the update is not an array of float16, float32 or float64 of this shape.
         Claim CO-3: from the quotient on, every float32 but NaN becomes a code in range.
         """
         values = self._rows(update)
@@ -181,9 +179,6 @@ class ScalarQuantization:
     def decode(self, aggregate: Aggregate) -> npt.NDArray[np.float32]:
         """Return the sum of the contributors' quantized updates, each as often as its weight says.
 
-        Raises:
-            Misuse: the aggregate belongs to another layout.
-            CapacityExceeded: the contributors' weight exceeds the capacity, so the sum may have left the ring.
         Claim CO-1: the zero point is taken off once for each unit of weight.
         """
         require_sum(aggregate, self.layout, self.capacity)

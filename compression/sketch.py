@@ -86,11 +86,7 @@ class Sketch:
         return max(self.rotation.scales) * self._gain * self._greatest * math.sqrt(self.kept)
 
     def encode(self, update: Update, coins: Coins) -> Payload:
-        """Divide by the update's own length, turn, and round what is sent; zeros draw their codes from the coins.
-
-        Raises:
-            Misuse: the update is not a vector of floats of this length.
-        """
+        """Divide by the update's own length, turn, and round what is sent; zeros draw their codes from the coins."""
         turned, norm = self.rotation.turned_with_norm(update)
         sent = turned[self._positions].astype(np.float64)
         if norm:
@@ -103,12 +99,6 @@ class Sketch:
         return Payload(self.layout, (codes.astype(self.layout.segments[0].ring.word),))
 
     def decode(self, aggregate: Aggregate) -> Floats:
-        """Return the sum of the contributors' updates, each of them about as long as ``unit`` says.
-
-        Raises:
-            Misuse: the aggregate belongs to another layout.
-            CapacityExceeded: the contributors' weight exceeds the capacity, so the sum may have left the ring.
-        """
         require_sum(aggregate, self.layout, self.capacity)
         sums = 2 * aggregate.values[0].astype(np.int64) - aggregate.total_weight * self._greatest
         turned = np.zeros(self.rotation.padded, np.float32)

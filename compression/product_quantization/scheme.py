@@ -106,11 +106,7 @@ class ProductQuantization:
         return sum(codebook.downlink_bytes for codebook in self.codebooks)
 
     def encode(self, update: Tensor, coins: Coins) -> Payload:  # noqa: ARG002 -- the contract's
-        """Find the codeword nearest to each block; ``nearest_codeword`` says what it approximates.
-
-        Raises:
-            Misuse: the update is not an array of floats of this shape.
-        """
+        """Find the codeword nearest to each block; ``nearest_codeword`` says what it approximates."""
         require_floats(update, self.shape)
         return Payload(self.layout, tuple(search(_blocks(finite(update), self.block_size), self._searches)))
 
@@ -132,12 +128,7 @@ class ProductQuantization:
         return sums.reshape(self.shape)
 
     def decode_summed(self, aggregate: Aggregate) -> npt.NDArray[np.float64]:
-        """Return what ``decode`` returns, bit for bit, from the sum of the codewords of each stage in their steps.
-
-        Raises:
-            Misuse: the aggregate's layout is not the summed layout of this one and of its tables.
-            CapacityExceeded: the contributors' weight exceeds the capacity, or a ring is too narrow for it.
-        """
+        """Return what ``decode`` returns, bit for bit, from the sum of the codewords of each stage in their steps."""
         require_summed(aggregate.layout, self.layout, self.tables, aggregate.total_weight)
         require_capacity(aggregate.total_weight, self.capacity)
         sums = np.zeros((self.blocks, self.block_size))

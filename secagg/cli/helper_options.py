@@ -10,9 +10,10 @@ from .lazily import when_run
 
 
 def add_options(commands: Any) -> None:  # noqa: ANN401 -- argparse names the type of its subparsers privately
-    """Add ``secagg enclave``, ``flower``, ``two-servers`` and ``holder``."""
+    """Add ``secagg enclave``, ``keys``, ``two-servers`` and ``holder``."""
     _add_enclave(commands.add_parser("enclave", help="the trusted part of the enclave protocol"))
-    _add_flower(commands.add_parser("flower", help="for Flower apps: keys"))
+    _add_every_key(commands)
+    _add_every_key(commands.add_parser("flower", help="keys, by an older name").add_subparsers(required=True))
     _add_two_servers(
         commands.add_parser("two-servers", help="of two servers: an operator's keys, and the standing server 1")
     )
@@ -36,14 +37,14 @@ def _add_holder(commands: Any) -> None:  # noqa: ANN401 -- argparse names the ty
         type=Path,
         required=True,
         metavar="FILE",
-        help="the authority's private key, of `secagg holder keys` or `secagg flower keys`",
+        help="the authority's private key, of `secagg holder keys` or `secagg keys`",
     )
     listed = record.add_mutually_exclusive_group(required=True)
     listed.add_argument("--holder", action="append", metavar="HEX", help="a holder's public key; once for each")
     listed.add_argument(
         "--client", action="append", type=int, metavar="ID", help="a client that holds; once for each, with --roster"
     )
-    record.add_argument("--roster", type=Path, metavar="FILE", help="of `secagg flower keys`, beside --client")
+    record.add_argument("--roster", type=Path, metavar="FILE", help="of `secagg keys`, beside --client")
     record.add_argument("--number", type=int, required=True, metavar="N", help="of the epoch; above every earlier one")
     record.add_argument("--corrupted", type=int, default=1, help="how many may work with the server (default: 1)")
     record.add_argument("--absent", type=int, default=0, help="how many others may be away (default: 0)")
@@ -146,8 +147,8 @@ def _add_enclave(command: argparse.ArgumentParser) -> None:
     served.set_defaults(run=when_run("enclave serve"))
 
 
-def _add_flower(command: argparse.ArgumentParser) -> None:
-    keys = command.add_subparsers(required=True, metavar="COMMAND").add_parser(
+def _add_every_key(commands: Any) -> None:  # noqa: ANN401 -- argparse names the type of its subparsers privately
+    keys = commands.add_parser(
         "keys",
         help="an authority's key, a key for each client, and a roster",
         description="Write an authority's key, a key file for each client, and the roster that the server is given. "
@@ -159,4 +160,4 @@ def _add_flower(command: argparse.ArgumentParser) -> None:
     keys.add_argument(
         "--trial-servers", action="store_true", help="for a trial, the keys of both of two servers as well"
     )
-    keys.set_defaults(run=when_run("flower keys"))
+    keys.set_defaults(run=when_run("keys"))

@@ -146,7 +146,7 @@ def _end_with_the_epoch(holder: Holder, record: EpochRecord) -> None:
 
 def _keys_of_clients(clients: list[int], roster: Path | None) -> dict[int, bytes]:
     if roster is None:
-        raise InvalidParameters("--client names clients of a roster; give --roster, as `secagg flower keys` writes it")
+        raise InvalidParameters("--client names clients of a roster; give --roster, as `secagg keys` writes it")
     listed = load_roster(roster).certificates
     if missing := [client for client in clients if ClientId(client) not in listed]:
         raise InvalidParameters(f"{roster} has no client {missing[0]}; name clients that it lists")

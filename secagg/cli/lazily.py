@@ -9,7 +9,7 @@ from typing import Literal, assert_never
 
 Command = Callable[[argparse.Namespace], int]
 Name = Literal[
-    "demo", "sizes", "plan", "enclave serve", "flower keys", "serve", "add", "contribute", "tunnel",
+    "demo", "sizes", "plan", "enclave serve", "keys", "serve", "add", "contribute", "tunnel",
     "holder keys", "holder record", "holder serve", "two-servers serve", "two-servers keys", "two-servers show",
 ]  # fmt: skip
 
@@ -29,8 +29,8 @@ def _run(name: Name, options: argparse.Namespace) -> int:  # noqa: C901, PLR0912
             from .plan import run_plan as command
         case "enclave serve":
             from .serving import serve_enclave as command
-        case "flower keys":
-            from .flower import run_flower_keys as command
+        case "keys":
+            from .keys import make_all_keys as command
         case "serve":
             from .wire.server import run_serve as command
         case "add":

@@ -45,7 +45,7 @@ SHORT: Final[Mapping[str, str]] = {
     "mode": "mode",
     "noise": "noise_multiplier",
     "epsilon": "budget_epsilon",
-    "graph": "topology",
+    "topology": "topology",
     "corrupted": "corrupted",
     "depth": "depth",
     "release": "form",
@@ -94,12 +94,12 @@ def add_options(commands: Any) -> None:  # noqa: ANN401 -- argparse names the ty
     command.add_argument("--json", type=Path, metavar="FILE", help="write all figures there as well")
     of_some = command.add_argument_group("settings of some protocols; another protocol refuses them")
     of_some.add_argument("--mode", choices=("active", "semi_honest"), help="of the server (default: the strictest)")
-    of_some.add_argument("--graph", choices=("sparse", "full"), help="of masks (default: sparse)")
+    of_some.add_argument("--topology", choices=("sparse", "full"), help="who masks with whom (default: sparse)")
     of_some.add_argument(
         "--noise", help="its deviation over what one client can change; added by clients, or by two servers"
     )
     of_some.add_argument("--epsilon", help="beside --noise: the budget of each client, which refuses what passes it")
-    of_some.add_argument("--corrupted", help="how many clients the plan withstands (default: one in twenty)")
+    of_some.add_argument("--corrupted", help="how many clients the plan withstands (default: one in ten)")
     of_some.add_argument("--release", choices=("decoded-sum", "histogram"), help="what leaves the enclave")
     of_some.add_argument("--accumulation", choices=("oblivious", "direct"), help="how the enclave counts")
     of_some.add_argument("--depth", help="of the trees of point functions (default: the shortest upload)")
@@ -166,11 +166,11 @@ def _require_ranges(options: argparse.Namespace) -> None:
 def _rehearsal(
     entry: ProtocolEntry, options: argparse.Namespace, inputs: SyntheticUpdates | WindowedInputs, first: int
 ) -> Rehearsal:
-    from secagg.parameters import LEAST_COHORT, Suite
+    from secagg.parameters import LEAST_COHORT, Suite, usual_corrupted
     from secagg.simulation.rehearsal import Rehearsal, client_ids, spread_dropouts
 
-    clients, rare = options.clients, options.clients // 20
-    drop = rare if options.drop is None else options.drop
+    clients = options.clients
+    drop = clients // 20 if options.drop is None else options.drop
     dropouts = spread_dropouts(clients, drop, entry.stages, first)
     late = len(dropouts[entry.stages[0].name]) if len(entry.stages) > 1 else 0
     honest = [client for client in client_ids(clients, first) if not any(client in gone for gone in dropouts.values())]
@@ -179,7 +179,7 @@ def _rehearsal(
     facts = {
         "suite": Suite[options.suite.upper()],
         "population": clients,
-        "corrupted": rare,
+        "corrupted": usual_corrupted(clients),
         "dropped": drop - late,
         "late": late,
         "minimum_cohort": max(LEAST_COHORT, clients - drop - options.cheat),

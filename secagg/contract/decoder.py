@@ -127,11 +127,20 @@ class LinearDecoder(Protocol[Update]):
         ...
 
     def encode(self, update: Update, coins: Coins) -> Payload:
-        """Compress one client's update; the coins drive stochastic rounding and nothing else."""
+        """Compress one client's update; the coins drive stochastic rounding and nothing else.
+
+        Raises:
+            Misuse: the update is of another type or shape. Its values are never refused.
+        """
         ...
 
     def decode(self, aggregate: Aggregate) -> Update:
-        """Return the sum of the contributors' updates, each as often as its weight says."""
+        """Return the sum of the contributors' updates, each as often as its weight says.
+
+        Raises:
+            Misuse: the aggregate belongs to another layout.
+            CapacityExceeded: the contributors' weight exceeds the capacity, so the sum may have left a ring.
+        """
         ...
 
 

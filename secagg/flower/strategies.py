@@ -1,12 +1,13 @@
-"""Which strategies work on a sum, which cannot, and how the grid finds out which one it serves."""
+"""Which strategies work on a sum, which cannot, how the grid finds out which one it serves, and where it logs."""
 
 from __future__ import annotations
 
 import inspect
+import logging
 from typing import Final
 
 from secagg.errors import InvalidParameters
-from secagg.platforms.logs import LOG
+from secagg.platforms.leaving import LOG
 
 ACCEPTED: Final = (
     "FedAvg",
@@ -94,3 +95,13 @@ def _layers(strategy: object) -> list[object]:
         layers.append(current)
         current = getattr(current, "strategy", None)
     return layers
+
+
+def write_where_flower_does() -> None:
+    """Use the handlers and the level of Flower's logger, unless the app has set up this one."""
+    flower = logging.getLogger("flwr")
+    if LOG.handlers or LOG.level != logging.NOTSET:
+        return
+    LOG.setLevel(flower.level or logging.INFO)
+    for handler in flower.handlers:
+        LOG.addHandler(handler)

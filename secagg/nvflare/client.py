@@ -24,12 +24,12 @@ from nvflare.apis.fl_context import FLContext
 from nvflare.apis.shareable import Shareable
 from nvflare.apis.signal import Signal
 
+from secagg.compression.model_update.model_tensors import Arrays
 from secagg.crypto.entropy import SystemCoins
 from secagg.errors import InvalidParameters, Misuse, Reason
 from secagg.platforms.client_round import Node, NodeRound, begun_app
 from secagg.platforms.floors import PARTITION
 from secagg.platforms.leaving import log_leaving
-from secagg.platforms.model_tensors import Arrays
 from secagg.platforms.settings import PREFIX
 from secagg.platforms.terms import RECORD, Terms, message_in
 from secagg.platforms.trained_update import Trained, Training
@@ -298,4 +298,4 @@ def _trained_in(result: Shareable) -> Trained:
         value = reported.get(name)
         return float(value) if isinstance(value, int | float | np.integer | np.floating) else None
 
-    return Trained([arrays], number, is_difference=dxo.data_kind == DataKind.WEIGHT_DIFF)
+    return Trained([arrays], number, sorted(map(str, reported)), is_difference=dxo.data_kind == DataKind.WEIGHT_DIFF)

@@ -53,7 +53,7 @@ def failure_in(reply: Shareable) -> Left | None:
 
 
 def arrays_in(model: Mapping[str, Any]) -> dict[str, npt.NDArray[Any]]:
-    """Return a model's tensors as NumPy has them; those of PyTorch are looked at, and not copied.
+    """Return a model's tensors as NumPy has them; those of PyTorch are looked at, and copied from bfloat16 alone.
 
     Raises:
         InvalidParameters: something in it is no tensor.
@@ -61,6 +61,9 @@ def arrays_in(model: Mapping[str, Any]) -> dict[str, npt.NDArray[Any]]:
     found = dict[str, npt.NDArray[Any]]()
     for name, value in model.items():
         tensor = value.detach().cpu() if hasattr(value, "detach") else value
+        if str(getattr(tensor, "dtype", "")) == "torch.bfloat16":
+            # NumPy has no such type, and 32 bits hold all of its numbers.
+            tensor = tensor.float()
         try:
             array = tensor.numpy() if hasattr(tensor, "numpy") else tensor
         except TypeError as error:

@@ -20,7 +20,7 @@ from secagg.session.sealed_state import StateDirectory
 from .charges import Charges
 from .floors import NodeSettings
 from .keys.identities import ClientIdentity
-from .logs import LOG
+from .leaving import LOG
 from .pairwise_plug import floors_of
 from .plugs import NodeSide, plug_of
 from .terms import Record, Terms, record_of

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from secagg.errors import InvalidParameters, Reason
 from secagg.protocols.enclave import (
@@ -31,19 +31,14 @@ from secagg.session.roles import ServerSession
 
 from .floors import MOST_LENGTH, NodeSettings
 from .keys.enclave_policy import load_judge
-from .logs import LOG
-from .plugs import NodeSide, Plug, ServerSide
+from .leaving import LOG
+from .plugs import NodeSide, ServerSide
 from .settings import PREFIX
 
 
 def opened(side: ServerSide) -> ServerSession:
     """Start an epoch, in the process behind the socket or simulated in this one, and open its buffer."""
-    settings = EnclaveSettings(
-        suite=side.suite,
-        minimum_cohort=side.settings.least_cohort(side.population),
-        maximum_cohort=side.population,
-        maximum_weight=side.settings.heaviest,
-    )
+    settings: EnclaveSettings = side.chosen
     configuration = settings.plan(side.subject, Authority(side.authority), side.clock())
     connection: RemoteEnclave | SimulatedEnclave
     if path := side.settings.enclave_socket:
@@ -122,6 +117,3 @@ def member(side: NodeSide) -> EnclaveMember:
         clock=side.clock,
         coins=side.coins,
     )
-
-
-PLUG: Final = Plug(open=opened, member=member)

@@ -22,7 +22,7 @@ from secagg.session.privacy_ledger import PrivacyLedger
 
 from .charges import durable_file
 from .keys.identities import ClientIdentity, client_file, load_identity
-from .noise import noise_settings
+from .schemes import noise_settings
 from .settings import (
     CODED_MASK,
     ENCLAVE,

@@ -26,7 +26,6 @@ from secagg.protocols.one_message import (
     Ledger,
     OneMessageHelpers,
     OneMessageMember,
-    OneMessageSettings,
     open_session,
     verify_epoch,
 )
@@ -40,9 +39,9 @@ from secagg.wire import MessageKind, message_kind
 from .charges import NewestEpoch
 from .floors import MOST_LENGTH, NodeSettings
 from .keys.identities import ClientIdentity
-from .logs import LOG
-from .plugs import NodeSide, Plug, ServerSide
-from .settings import PREFIX
+from .leaving import LOG
+from .plugs import NodeSide, ServerSide
+from .settings import PREFIX, SUITES
 
 _PAUSE: Final = 1.0
 _PUBLISHED: Final = dict[tuple[bytes, bytes], tuple[bytes, ...]]()
@@ -51,17 +50,7 @@ _PUBLISHED: Final = dict[tuple[bytes, bytes], tuple[bytes, ...]]()
 
 def opened(side: ServerSide) -> ServerSession:
     """Begin a sum of the epoch that runs."""
-    settings, record = side.settings, _record(side)
-    chosen = OneMessageSettings(
-        suite=record.suite,
-        minimum_cohort=settings.least_cohort(side.population),
-        corrupted=settings.corrupted,
-        capacity=side.population,
-        maximum_weight=settings.heaviest,
-        bounds=side.bounds if side.noise.noise_multiplier is None else None,
-        noise_multiplier=side.noise.noise_multiplier,
-        l2_bounds=side.noise.l2_bounds,
-    )
+    settings, chosen, record = side.settings, side.chosen, _record(side)
     if settings.holder_sockets:
         holders = StandingHolders(record, tuple(map(Path, settings.holder_sockets)), settings.stage_timeout)
         keys = holders.keys(Path(f"{settings.epoch}.keys"))
@@ -101,7 +90,10 @@ def _record(side: ServerSide) -> EpochRecord:
     for is_wrong, sentence in (
         (record.authority != side.authority, f"is signed by another authority than certified {PREFIX}roster"),
         (side.clock().timestamp() >= record.expiry, "has expired; have the next one signed"),
-        (record.suite is not side.suite, f"has another suite than {PREFIX}suite, {side.settings.suite}; change one"),
+        (
+            record.suite is not SUITES[side.settings.suite],
+            f"has another suite than {PREFIX}suite, {side.settings.suite}; change one",
+        ),
         (
             len(record.holders) != len(side.settings.holder_sockets or record.holders),
             f"names {len(record.holders)} holders, and {PREFIX}holders {len(side.settings.holder_sockets)} sockets",
@@ -220,6 +212,3 @@ def member(side: NodeSide) -> OneMessageMember:
 
     holdings = Holdings(side.holdings, identity.signing_key, floors, side.clock, side.coins)
     return OneMessageMember(side.client, client_of, holdings.open)
-
-
-PLUG: Final = Plug(open=opened, member=member)

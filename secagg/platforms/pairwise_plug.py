@@ -1,50 +1,28 @@
-"""Pairwise masks in Flower: how a run's settings plan a session, and a node's become floors."""
+"""Pairwise masks: how a run's settings plan a session, and a node's become floors."""
 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Final
 
 from secagg.protocols.pairwise_mask import (
     ClientFloors,
     PairwiseHelpers,
     PairwiseMember,
     PairwiseServerSession,
-    PairwiseSettings,
     open_session,
 )
 from secagg.session.latch import FileLatch
 
 from .floors import MOST_LENGTH, NodeSettings
-from .plugs import NodeSide, Plug, ServerSide
-from .settings import GRAPHS, MODES
+from .plugs import NodeSide, ServerSide
 
 
 def opened(side: ServerSide) -> PairwiseServerSession:
     """Begin a session."""
-    settings = side.settings
-    tolerated = settings.tolerated_dropouts(side.population)
-    # In a full graph a client that never advertises is as one that drops out later. A sparse graph is planned for
-    # both, half and half.
-    late = tolerated if settings.graph == "full" else tolerated // 2
-    planned = PairwiseSettings(
-        mode=MODES[settings.mode],
-        suite=side.suite,
-        topology=GRAPHS[settings.graph],
-        population=side.population,
-        corrupted=settings.corrupted,
-        dropped=tolerated - late,
-        late=late,
-        minimum_cohort=settings.minimum_cohort or None,
-        maximum_weight=settings.heaviest,
-        privacy_bits=settings.privacy_bits or None,
-        noise_multiplier=side.noise.noise_multiplier,
-        l2_bounds=side.noise.l2_bounds,
-    )
     helpers = PairwiseHelpers(coins=side.coins)
     if side.roster is not None:
         helpers = replace(helpers, authority=side.authority)
-    return open_session(side.subject, planned, side.invited, helpers)
+    return open_session(side.subject, side.chosen, side.invited, helpers)
 
 
 def floors_of(settings: NodeSettings) -> ClientFloors:
@@ -80,6 +58,3 @@ def member(side: NodeSide) -> PairwiseMember:
         noise=side.noise,
         privacy=side.privacy,
     )
-
-
-PLUG: Final = Plug(open=opened, member=member)

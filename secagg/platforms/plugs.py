@@ -8,24 +8,24 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from secagg.crypto.entropy import Coins
 from secagg.errors import InvalidParameters, Misuse
 from secagg.identifiers import ClientId
-from secagg.parameters import Suite
 from secagg.privacy.client_noise import NoiseSettings
 from secagg.session.certificates import Certificate
 from secagg.session.privacy_ledger import PrivacyLedger
 from secagg.session.registry import Clock, find
 from secagg.session.roles import Member, ServerSession, Subject
+from secagg.session.settings import planned_settings
 
 from .floors import NodeSettings
 from .keys.identities import ClientIdentity, Roster
-from .settings import ENCLAVE, ONE_MESSAGE, PAIRWISE, PREFIX, SUITES, TWO_SERVERS, SecAggSettings
+from .settings import ENCLAVE, ONE_MESSAGE, PAIRWISE, PREFIX, TWO_SERVERS, SecAggSettings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,9 +49,16 @@ class ServerSide:
     """Ends after the session what was opened for it."""
 
     @property
-    def suite(self) -> Suite:
-        """The suite of the run."""
-        return SUITES[self.settings.suite]
+    def chosen(self) -> Any:  # noqa: ANN401 -- the protocol's own class
+        """The protocol's settings for this session.
+
+        Raises:
+            InvalidParameters: no such session is safe.
+        """
+        noise = {"noise_multiplier": self.noise.noise_multiplier, "l2_bounds": self.noise.l2_bounds}
+        # With noise a value has no range.
+        bounds = {"bounds": self.bounds if self.noise.noise_multiplier is None else None}
+        return planned_settings(find(self.settings.protocol), self.settings.facts(self.population) | noise | bounds)
 
     @property
     def certificates(self) -> Mapping[ClientId, Certificate]:
@@ -66,7 +73,7 @@ class ServerSide:
             InvalidParameters: nobody does.
         """
         if self.roster is None:
-            raise InvalidParameters(f"{PREFIX}roster names the clients; make one with `secagg flower keys`")
+            raise InvalidParameters(f"{PREFIX}roster names the clients; make one with `secagg keys`")
         return self.roster.authority
 
 
@@ -137,10 +144,8 @@ def plug_of(protocol: str) -> Plug:
             f"{', '.join(map(repr, _MODULES))}"
         )
     if protocol in _MODULES:
-        plug = import_module(_MODULES[protocol]).PLUG
-        if isinstance(plug, Plug):
-            return plug
-        raise Misuse(f"{_MODULES[protocol]}.PLUG is no Plug")
+        module = import_module(_MODULES[protocol])
+        return Plug(open=module.opened, member=module.member)
     return simulated_plug(protocol)
 
 
@@ -149,14 +154,7 @@ def simulated_plug(protocol: str) -> Plug:
     entry = find(protocol)
 
     def opened(side: ServerSide) -> ServerSession:
-        chosen: dict[str, object] = {
-            "minimum_cohort": side.settings.least_cohort(side.population),
-            "maximum_weight": side.settings.heaviest,
-            "suite": side.suite,
-        }
-        known = {item.name for item in fields(entry.settings)}
-        settings = entry.settings(**{name: value for name, value in chosen.items() if name in known})
-        world = entry.simulate(settings, coins=side.coins, clock=side.clock)
+        world = entry.simulate(side.chosen, coins=side.coins, clock=side.clock)
         side.resources.callback(world.close)
         return world.open(side.subject, side.invited)
 

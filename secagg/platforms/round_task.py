@@ -13,6 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from secagg.compression.model_update import ModelUpdate, encode_parameters
+from secagg.compression.model_update.model_tensors import METRICS, Arrays, applied, model_digest, restored
+from secagg.compression.model_update.summed_values import part, steps_in, take_lengths, taken_told, value_bounds
 from secagg.compression.outside import outside_factory
 from secagg.contract import Aggregate
 from secagg.crypto.entropy import Coins, SystemCoins
@@ -23,12 +25,9 @@ from secagg.session.registry import find
 from secagg.session.roles import ServerSession
 
 from .keys.identities import Roster, load_roster
-from .logs import LOG
-from .model_tensors import METRICS, Arrays, applied, model_digest, restored
-from .noise import noise_settings
-from .peaks import take_lengths
+from .leaving import LOG
 from .plugs import ServerSide, plug_of
-from .schemes import COARSE, SchemeChoice, part, steps_in, taken_told, value_bounds
+from .schemes import COARSE, SchemeChoice, noise_settings
 from .settings import SecAggSettings
 from .terms import Terms
 from .trained_update import FINER
@@ -222,15 +221,21 @@ class Rounds:
         weights = "each client's weight" if find(settings.protocol).reveals_weights else "their total weight"
         self.say_once(
             "this server learns the sums of updates and of the metrics that are named, who takes part and when each "
-            f"leaves, with one of six codes, and {weights}"
+            f"leaves, with one of two codes, and {weights}"
         )
+        metrics = settings.evaluated_names if is_evaluation else settings.metric_names
+        if not metrics:
+            self.say_once(
+                "no metric of training reaches this server: name those that are to be means in secagg-metrics, such as "
+                "secagg-metrics = 'train_loss'"
+            )
         return RoundTask(
             settings=settings,
             roster=self._roster,
             task=task,
             round_number=number,
             weighted_by=weighted_by,
-            metrics=settings.evaluated_names if is_evaluation else settings.metric_names,
+            metrics=metrics,
             sent=sent,
             update=update,
             joined=joined,

@@ -2,48 +2,44 @@
 
 Scales are means over the clients: how far their values reach for scalar codes, how long they are for codebooks of no
 data, as ``stat`` and ``prior`` have it in training. Peak code and schemes from outside have all floats as one vector.
+
+Noise has the same settings at both ends, from what each end says for itself: clients insist on their own multiplier and
+norm, and refuse a session that is about others; nothing that a server says lowers them. What is noised is one vector of
+floats in fixed point, because its norm bounds what a client can change.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Final
-
-import numpy as np
-import numpy.typing as npt
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Final
 
 from secagg.compression.fixed_point import EXACT_FLOAT, FixedPoint
-from secagg.compression.model_update import (
-    CalibrationSource,
-    ModelUpdate,
-    Plain,
-    Pruned,
-    Recipe,
-    TensorScheme,
-    UpdatePlan,
+from secagg.compression.model_update import CalibrationSource, ModelUpdate, Plain, Pruned, Recipe, UpdatePlan
+from secagg.compression.model_update.model_tensors import METRICS, TENSOR, Arrays, aggregated_names, is_integer
+from secagg.compression.model_update.summed_values import (
+    LENGTHS,
+    UPDATE,
+    from_outside,
+    known_lengths,
+    peaks,
+    told_names,
+    votes,
+    votes_shape,
 )
 from secagg.compression.model_update.tensors import Shape
-from secagg.compression.model_update.told_scales import ReachingQuantizer, ScaledCodebooks, length, reach
-from secagg.compression.outside import Factory, OutsideScheme
-from secagg.compression.random_pruning import RandomPruning
-from secagg.compression.scalar_quantization import Rounding, ScalarQuantization
-from secagg.contract.layout import RingSegment, Segment
-from secagg.crypto.entropy import Coins
-from secagg.crypto.mask_expansion import expand
-from secagg.crypto.ring import Ring
-from secagg.crypto.secret import Secret
+from secagg.compression.model_update.told_scales import ReachingQuantizer, ScaledCodebooks
+from secagg.compression.outside import Factory
+from secagg.compression.scalar_quantization import Rounding
+from secagg.contract.layout import RingSegment
 from secagg.errors import InvalidParameters
+from secagg.privacy.client_noise import NO_NOISE, NoiseSettings
+from secagg.privacy.rounding import WORST_DEVIATIONS
 
-from .model_tensors import METRICS, TENSOR, Arrays, aggregated_names, is_integer
-from .noise import bits_with_noise, bound_in_steps
-from .peaks import LENGTHS, UPDATE, Made, known_lengths, peaks, votes, votes_shape
 from .settings import PREFIX, SecAggSettings
 
-TOLD: Final[Mapping[str, Callable[[npt.NDArray[Any]], float]]] = {"secagg/reach": reach, "secagg/length": length}
-"""What clients tell of every tensor of floats of more than one dimension, by the name of the vector that it stands in;
-the means over the clients are the scales of the next round."""
 HEADROOM: Final = 1.5
 """How far scalar codes reach beyond the mean of what clients told: some clients reach further than the mean."""
 COARSE: Final = 4.0
@@ -53,18 +49,9 @@ _MOST_FRACTION_BITS: Final = 40
 _LEAST_METRIC_BITS: Final = 8
 _INTEGER_BOUND: Final = 1 << 31
 _LEAST_RING: Final = 8
-_KEY_BYTES: Final = 32
-_COINS: Final = Ring(32)
-Range = tuple[int, int]
-
-
-def from_outside(name: str, factory: Factory, cohort: int) -> Made:
-    """Return the recipe of a scheme of a factory from outside."""
-    return Made(
-        lambda place: OutsideScheme(
-            name=name, values=place.size, cohort=cohort, seed=place.seed, epoch=place.round_number, factory=factory
-        )
-    )
+_REPLACED: Final = 2
+"""How many bounds stand between neighbours of which one client's update was replaced."""
+_ROOM: Final = 1.01
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,142 +203,43 @@ class SchemeChoice:
         )
 
 
-def told_names(shapes: Mapping[str, Shape], sent: Arrays) -> tuple[str, ...]:
-    """Return the names of the tensors of which clients tell something, in their order."""
-    floats = {TENSOR + name for name, array in sent.items() if not is_integer(array)}
-    return tuple(name for name, shape in shapes.items() if name in floats and len(shape) > 1)
+def bound_in_steps(norm: float, fraction_bits: int, length: int) -> int:
+    """Return the largest norm of a client's values; rounding moves each by less than a step."""
+    return math.ceil(math.hypot(math.ldexp(norm, fraction_bits) + math.sqrt(length), 1))
 
 
-def with_told(update: ModelUpdate, values: Mapping[str, npt.NDArray[Any]], sent: Arrays) -> dict[str, npt.NDArray[Any]]:
-    """Return the values with what the update asks clients to tell of them."""
-    found = dict(values)
-    names = told_names({tensor.name: tensor.shape for tensor in update.tensors}, sent)
-    for kind, measure in TOLD.items():
-        if kind in update.names:
-            found[kind] = np.array([measure(values[name]) for name in names], dtype=np.float64)
-    return found
+def bits_with_noise(multiplier: float, bound: int, clients: int) -> int:
+    """Return how wide a ring is that holds a sum of so many clients, each with as much noise as all of them owe."""
+    deviation = multiplier * _REPLACED * bound * math.sqrt(clients)
+    return math.ceil(_ROOM * (clients * bound + WORST_DEVIATIONS * deviation)).bit_length() + 1
 
 
-def taken_told(mean: dict[str, npt.NDArray[Any]], sent: Arrays) -> dict[str, float]:
-    """Take what clients told out of a mean, and return it by the names of tensors."""
-    names = told_names({name: array.shape for name, array in mean.items()}, sent)
-    for kind in TOLD:
-        if kind in mean:
-            return dict(zip(names, map(float, mean.pop(kind)), strict=True))
-    return {}
+def noise_settings(multiplier: float, norm: float, update: ModelUpdate) -> NoiseSettings:
+    """Return what one end insists on, for the public parameters of a round.
 
-
-def with_joined(values: Mapping[str, npt.NDArray[Any]], names: Sequence[str]) -> dict[str, npt.NDArray[Any]]:
-    """Return the values with those of these tensors joined to one vector."""
-    found, parts = dict(values), [TENSOR + name for name in names]
-    if parts:
-        found[UPDATE] = np.concatenate([found.pop(name).astype(np.float32).reshape(-1) for name in parts])
-    return found
-
-
-def part(mean: dict[str, npt.NDArray[Any]], names: Sequence[str], sent: Arrays) -> None:
-    """Put tensors in the place of the vector that they were joined to."""
-    if names:
-        edges = np.cumsum([sent[name].size for name in names])[:-1].tolist()
-        for name, values in zip(names, np.split(mean.pop(UPDATE), edges), strict=True):
-            mean[TENSOR + name] = values.reshape(sent[name].shape)
-
-
-def rounded_at_random(
-    update: ModelUpdate, values: Mapping[str, npt.NDArray[Any]], coins: Coins
-) -> dict[str, npt.NDArray[Any]]:
-    """Return the values with those of fixed point moved to a step above or below, so that the mean is the value.
-
-    The bias is at most 2^-32 of a step. Rounding to the nearest step would lose what is small in every round.
+    Raises:
+        InvalidParameters: there is something in the round that has no norm.
     """
-    rounded = dict(values)
-    for tensor in update.tensors:
-        scheme = _fixed_point(tensor)
-        if scheme is None or tensor.name not in values:
-            continue
-        given = values[tensor.name]
-        with Secret.random("rounding_key", _KEY_BYTES, coins) as key:
-            drawn = expand(key, _COINS, given.size)
-        steps = np.ldexp(given.astype(np.float64).ravel(), scheme.fraction_bits)
-        steps += np.ldexp(drawn.astype(np.float64), -_COINS.modulus_bits)
-        rounded[tensor.name] = np.ldexp(np.floor(steps, out=steps), -scheme.fraction_bits).reshape(given.shape)
-    return rounded
-
-
-def steps_in(update: ModelUpdate, values: Mapping[str, npt.NDArray[Any]]) -> float:
-    """Return the root mean square of the changes that travel in fixed point, in steps; infinity if none does."""
-    squares, count = 0.0, 0
-    for tensor in update.tensors:
-        scheme = _fixed_point(tensor)
-        # Integers are exact, and metrics have a step of their own.
-        if scheme is not None and scheme.fraction_bits and tensor.name != METRICS and tensor.name in values:
-            found = np.asarray(values[tensor.name], dtype=np.float64).ravel()
-            squares += float(np.dot(found, found)) * 4.0**scheme.fraction_bits
-            count += found.size
-    return math.sqrt(squares / count) if count else math.inf
-
-
-def _fixed_point(tensor: TensorScheme) -> FixedPoint | None:
-    scheme: object = tensor.scheme
-    if isinstance(scheme, RandomPruning):
-        scheme = scheme.inner
-    return scheme if isinstance(scheme, FixedPoint) else None
-
-
-def clipped_share(update: ModelUpdate, values: Mapping[str, npt.NDArray[Any]]) -> float:
-    """Return which part of a client's floats the schemes cut off; it is summed too, and the server logs the mean."""
-    beyond, count = 0, 0
-    for tensor in update.tensors:
-        if tensor.name in values and (limit := _limit(tensor)) is not None:
-            found = values[tensor.name]
-            count += found.size
-            # Two passes without a copy, which is all that most tensors need.
-            if found.max() > limit or found.min() < -limit:
-                beyond += int(np.count_nonzero(np.abs(found) > limit))
-    return beyond / count if count else 0.0
-
-
-def value_bounds(update: ModelUpdate) -> tuple[Range | None, ...]:
-    """Return for each segment of the layout between which integers one value lies, where all its schemes say that."""
-    found = dict[Segment, list[Range | None]]()
-    for tensor in update.tensors:
-        for segment in tensor.scheme.layout.segments:
-            found.setdefault(_kind(segment), []).append(_range_of(tensor))
-    return tuple(_joined(found[_kind(segment)]) for segment in update.layout.segments)
-
-
-def _kind(segment: Segment) -> Segment:
-    """Return what segments have in common that are merged."""
-    return replace(segment, length=1) if isinstance(segment, RingSegment) else replace(segment, blocks=1)
-
-
-def _range_of(tensor: TensorScheme) -> Range | None:
-    scheme: object = tensor.scheme
-    if (fixed := _fixed_point(tensor)) is not None:
-        return -fixed.bound, fixed.bound
-    return (scheme.least, scheme.greatest) if isinstance(scheme, ScalarQuantization) else None
-
-
-def _joined(ranges: list[Range | None]) -> Range | None:
-    known = [one for one in ranges if one is not None]
-    if len(known) < len(ranges):
-        return None
-    return min(low for low, _ in known), max(high for _, high in known)
-
-
-def integer_bound(update: ModelUpdate, sent: Arrays) -> float:
-    """Return how far an integer tensor may change."""
-    integers = {TENSOR + name for name in sent if is_integer(sent[name])}
-    schemes: list[object] = [tensor.scheme for tensor in update.tensors if tensor.name in integers]
-    return min((scheme.clip for scheme in schemes if isinstance(scheme, FixedPoint)), default=0.0)
-
-
-def _limit(tensor: TensorScheme) -> float | None:
-    scheme: object = tensor.scheme
-    match scheme:
-        case FixedPoint():
-            return scheme.clip
-        case ScalarQuantization():
-            return scheme.scales[0] * (scheme.greatest + 0.5)
-        case _:
-            return None
+    if not multiplier:
+        return NO_NOISE
+    schemes = {tensor.name: tensor.scheme for tensor in update.tensors}
+    told: object = schemes.pop(METRICS, None)
+    bits = {scheme.fraction_bits if isinstance(scheme, FixedPoint) else None for scheme in schemes.values()}
+    segments = update.layout.segments
+    if (
+        len(bits) != 1
+        or None in bits
+        or len(segments) != 1
+        or not isinstance(segments[0], RingSegment)
+        or not isinstance(told, FixedPoint)
+        or (told.length, told.fraction_bits, told.clip) != (1, 0, 1.0)
+    ):
+        raise InvalidParameters(
+            "noise is for tensors of floats in fixed point alone, without metrics: name no metrics, and in "
+            "secagg-tensors no tensors of integers"
+        )
+    (fraction_bits,) = bits
+    return NoiseSettings(
+        noise_multiplier=Fraction(str(multiplier)),
+        l2_bounds=(bound_in_steps(norm, fraction_bits or 0, segments[0].length),),
+    )

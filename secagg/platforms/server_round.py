@@ -21,8 +21,7 @@ from secagg.session.certificates import verify_signature
 from secagg.session.patience import Limits, Patience
 from secagg.session.roles import ServerSession, Stage
 
-from .leaving import Left, StageCount
-from .logs import LOG
+from .leaving import LOG, Left, StageCount
 from .round_task import RoundTask
 from .terms import Record, client_in, malformed, message_in, record_bytes, record_of, signature_in
 

@@ -13,8 +13,8 @@ from typing import Any, Final, cast
 from secagg.compression.cohort_bits import COHORT_BITS, places_for
 from secagg.compression.peak import MOST_SUMMED_PLACES
 from secagg.errors import InvalidParameters
-from secagg.parameters import LEAST_COHORT, SecurityMode, Suite
-from secagg.protocols.pairwise_mask import CURIOUS_PRIVACY_BITS, Topology
+from secagg.parameters import LEAST_COHORT, SecurityMode, Suite, usual_corrupted
+from secagg.protocols.pairwise_mask import CURIOUS_PRIVACY_BITS
 from secagg.session import registry
 
 PREFIX: Final = "secagg-"
@@ -26,7 +26,7 @@ CODED_MASK: Final = "coded-mask"
 PROTOCOLS: Final = (PAIRWISE, ENCLAVE, TWO_SERVERS, ONE_MESSAGE)
 """Those that clients accept by default; a run may also name one that is registered."""
 MODES: Final = {str(mode): mode for mode in SecurityMode}
-GRAPHS: Final = {"full": Topology.FULL, "sparse": Topology.SPARSE}
+TOPOLOGIES: Final = ("full", "sparse")
 SUITES: Final = {"classic": Suite.CLASSIC, "hybrid": Suite.HYBRID}
 WEIGHTINGS: Final = ("examples", "uniform")
 FIXED_POINT: Final = "fixed-point"
@@ -54,14 +54,15 @@ class SecAggSettings:
 
     protocol: str = PAIRWISE
     mode: str = "semi_honest"
-    graph: str = "full"
+    topology: str = "full"
     suite: str = "classic"
     threshold: float = 0.0
-    """The part of the invited clients that has to stay to the end; 0 means as few as the graph allows."""
+    """The part of the invited clients that has to stay to the end; 0 means as few as the topology allows."""
     minimum_cohort: int = 0
     """The least number of clients whose sum is released; 0 means what the threshold leaves."""
-    corrupted: int = 1
-    """How many clients may work together with the server, in pairwise masks and one message."""
+    corrupted: int | None = None
+    """How many clients may work together with the server, in pairwise masks and one message; by default one in ten, and
+    with noise 1, as clients count who have to count alike."""
     privacy_bits: int = 0
     """The chance that a sparse graph betrays a client is 2^-privacy_bits; 0 means the least of the mode."""
     compression: str = FIXED_POINT
@@ -97,7 +98,7 @@ class SecAggSettings:
     norm: float = 0.0
     """With noise: the largest norm of one client's change of all tensors, to which it clips."""
     roster: str = ""
-    """The file that ``secagg flower keys`` wrote; for every protocol but pairwise masks, and for active mode."""
+    """The file that ``secagg keys`` wrote; for every protocol but pairwise masks, and for active mode."""
     enclave_socket: str = ""
     """Where ``secagg enclave serve`` listens; without it the enclave is simulated in the server's own process."""
     second_server: str = ""
@@ -268,15 +269,16 @@ class SecAggSettings:
             )
         if self.protocol != PAIRWISE:
             return invited - math.ceil((self.threshold or 0.5) * invited)
-        if self.graph == "sparse":
+        if self.topology == "sparse":
             return invited - math.ceil((self.threshold or 0.9) * invited)
-        colluding = self.corrupted if self.mode == SecurityMode.ACTIVE else 0
-        shares = max(LEAST_COHORT, (invited + colluding) // 2 + 1, self.corrupted + 1)
+        corrupted = self.corrupted_of(invited)
+        colluding = corrupted if self.mode == SecurityMode.ACTIVE else 0
+        shares = max(LEAST_COHORT, (invited + colluding) // 2 + 1, corrupted + 1)
         most = invited - 1 - shares
         if most < 0:
             raise InvalidParameters(
-                f"{invited} clients are too few for a session in which {self.corrupted} may be corrupted; let the "
-                f"strategy sample more{f', or lower {PREFIX}corrupted' if self.corrupted else ''}"
+                f"{invited} clients are too few for a session in which {corrupted} may be corrupted; let the "
+                f"strategy sample more{f', or lower {PREFIX}corrupted' if corrupted else ''}"
             )
         if not self.threshold:
             return most
@@ -288,6 +290,37 @@ class SecAggSettings:
                 f"graph: raise it to {math.ceil(100 * (invited - most) / invited) / 100}",
             )
         return wanted
+
+    def corrupted_of(self, invited: int) -> int:
+        """Return how many of the invited may work together with the server."""
+        usual = 1 if self.noise else usual_corrupted(invited)
+        return usual if self.corrupted is None else self.corrupted
+
+    def facts(self, invited: int) -> dict[str, Any]:
+        """Return what follows for so many invited clients, by the names of a protocol's settings.
+
+        Raises:
+            InvalidParameters: there are too few of them.
+        """
+        tolerated, late = self.tolerated_dropouts(invited), 0
+        facts: dict[str, Any] = {
+            "suite": self.suite,
+            "population": invited,
+            "corrupted": self.corrupted_of(invited),
+            "maximum_cohort": invited,
+            "capacity": invited,
+            "maximum_weight": self.heaviest,
+        }
+        if self.protocol == PAIRWISE:
+            # In a full graph a client that never advertises is as one that drops out later. A sparse graph is planned
+            # for both, half and half.
+            late = tolerated if self.topology == "full" else tolerated // 2
+            facts |= {name: getattr(self, name) or None for name in ("mode", "topology", "privacy_bits")}
+            facts["minimum_cohort"] = self.minimum_cohort or None
+        else:
+            facts["minimum_cohort"] = least = self.least_cohort(invited)
+            facts["maximum_rejections"] = invited - least
+        return {**facts, "dropped": tolerated - late, "late": late}
 
     def least_cohort(self, invited: int) -> int:
         """Return how many updates a sum has at least, where one exchange settles it.
@@ -347,6 +380,7 @@ def _zero_or(least: float, most: float = math.inf) -> tuple[Callable[[Any], bool
 _KINDS: Final[Mapping[str, tuple[tuple[type, ...], str]]] = {
     "str": ((str,), "a string"),
     "int": ((int,), "an integer"),
+    "int | None": ((int, NoneType), "an integer"),
     "float": ((float,), "a number"),
     "bool": ((bool,), "true or false"),
     "str | None": ((str, NoneType), "a string"),
@@ -359,10 +393,10 @@ _LISTS: Final = (
     ("tensors", "tensor_patterns"),
     ("holders", "holder_sockets"),
 )
-_KEYS, _RECORD = "`secagg flower keys`", "`secagg holder record`"
-_CHOICES: Final = (("mode", MODES), ("graph", GRAPHS), ("suite", SUITES), ("weighting", WEIGHTINGS))
+_KEYS, _RECORD = "`secagg keys`", "`secagg holder record`"
+_CHOICES: Final = (("mode", MODES), ("topology", TOPOLOGIES), ("suite", SUITES), ("weighting", WEIGHTINGS))
 _READ_BESIDE: Final = (
-    ("privacy_bits", 0, "graph", "sparse"),
+    ("privacy_bits", 0, "topology", "sparse"),
     ("maximum_weight", 1 << 16, "weighting", "examples"),
     ("weight_unit", 1, "weighting", "examples"),
     ("cohort_bits", COHORT_BITS, "compression", "peak"),
@@ -370,9 +404,9 @@ _READ_BESIDE: Final = (
 """What acts beside one value of another setting alone, and what it is where it is left out."""
 _BELONGING: Final = (
     ("mode", str(SecurityMode.SEMI_HONEST), PAIRWISE),
-    ("graph", "full", PAIRWISE),
+    ("topology", "full", PAIRWISE),
     ("privacy_bits", 0, PAIRWISE),
-    ("corrupted", 1, PAIRWISE, ONE_MESSAGE),
+    ("corrupted", None, PAIRWISE, ONE_MESSAGE),
     ("enclave_socket", "", ENCLAVE),
     ("second_server", "", TWO_SERVERS),
     ("servers", "", TWO_SERVERS),
@@ -387,7 +421,7 @@ _RULES: Final[tuple[tuple[str, Callable[[Any], bool], str], ...]] = (
     ("privacy_bits", *_zero_or(CURIOUS_PRIVACY_BITS)),
     ("modulus_bits", *_zero_or(_LEAST_RING, _GREATEST_RING)),
     ("noise", *_zero_or(_LEAST_NOISE, _MOST_NOISE)),
-    ("corrupted", lambda value: value >= 0, "is not negative"),
+    ("corrupted", lambda value: value is None or value >= 0, "is not negative"),
     ("fraction_bits", lambda value: 1 <= value <= _MOST_FRACTION_BITS, f"lies in 1..{_MOST_FRACTION_BITS}"),
     ("clip", lambda value: 0.0 < value < math.inf, "is a positive number"),
     ("cohort_bits", lambda value: 0.0 < value <= _MOST_COHORT_BITS, f"is above 0.0, and at most {_MOST_COHORT_BITS}"),

@@ -11,6 +11,16 @@ import numpy as np
 import numpy.typing as npt
 
 from secagg.compression.model_update import ModelUpdate
+from secagg.compression.model_update.model_tensors import METRICS, TENSOR, Arrays, differences, model_digest
+from secagg.compression.model_update.summed_values import (
+    clipped_share,
+    integer_bound,
+    rounded_at_random,
+    steps_in,
+    with_joined,
+    with_told,
+    with_votes,
+)
 from secagg.crypto.entropy import SystemCoins
 from secagg.crypto.labels import Label, bind
 from secagg.errors import InvalidParameters
@@ -18,10 +28,8 @@ from secagg.session.ledger import Spent
 from secagg.session.roles import LateUpdate, Update
 
 from .charges import Charges
-from .logs import LOG
-from .model_tensors import METRICS, TENSOR, Arrays, differences, model_digest
-from .peaks import with_votes
-from .schemes import COARSE, clipped_share, integer_bound, rounded_at_random, steps_in, with_joined, with_told
+from .leaving import LOG
+from .schemes import COARSE
 from .terms import Terms
 
 FINER: Final = "raise secagg-fraction-bits"
@@ -36,6 +44,8 @@ class Trained:
     """The models in it: one, where a model was asked for."""
     number: Callable[[str], float | int | None]
     """The number that it reported under a name."""
+    reported: Sequence[str] = ()
+    """The names of the numbers that it reported."""
     is_difference: bool = False
     """Whether the model is the difference to the one that was sent."""
 
@@ -107,6 +117,11 @@ class Training:
         return differences(before, trained.models[0], integer_bound(self.update, self.sent), summed)
 
     def _metrics(self, trained: Trained) -> list[float]:
+        if unnamed := sorted({*trained.reported} - {*self.terms.metrics, self.terms.weighted_by}):
+            LOG.warning(
+                "%s stay at this client: the server's secagg-metrics, or secagg-evaluation-metrics, does not name them",
+                ", ".join(unnamed),
+            )
         reported = list[float]()
         for name in self.terms.metrics:
             value = trained.number(name)

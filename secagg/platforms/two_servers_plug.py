@@ -34,25 +34,17 @@ from secagg.session.sockets.connection import HelperLost
 
 from .floors import MOST_LENGTH
 from .keys.server_pair import load_server_keys, load_server_pair
-from .logs import LOG
-from .plugs import NodeSide, Plug, ServerSide
+from .leaving import LOG
+from .plugs import NodeSide, ServerSide
 from .settings import PREFIX
 
-_LIFETIME: Final = timedelta(hours=12)
+_LONGEST: Final = timedelta(hours=24)
 
 
 def opened(side: ServerSide) -> ServerSession:
     """Begin a round with server 1."""
-    settings = side.settings
-    least = settings.least_cohort(side.population)
-    chosen = TwoServersSettings(
-        suite=side.suite,
-        minimum_cohort=least,
-        maximum_cohort=side.population,
-        maximum_rejections=side.population - least,
-        lifetime=_LIFETIME,
-    )
-    helpers = _real(side, chosen) if settings.second_server else _simulated(side)
+    chosen: TwoServersSettings = side.chosen
+    helpers = _real(side, chosen) if side.settings.second_server else _simulated(side)
     return open_session(side.subject, chosen, side.invited, helpers)
 
 
@@ -100,7 +92,7 @@ def _simulated(side: ServerSide) -> TwoServersHelpers:
         minimum_cohort=LEAST_COHORT,
         maximum_cohort=side.population,
         maximum_lanes=MOST_LENGTH,
-        maximum_lifetime=2 * _LIFETIME,
+        maximum_lifetime=_LONGEST,
     )
     standing = StandingServer(one, zero.public, floors, StandingRounds(), coins=side.coins)
     side.resources.callback(standing.end_round)
@@ -155,6 +147,3 @@ def _believed(side: NodeSide) -> tuple[bytes, bytes]:
             reason=Reason.BELOW_FLOOR,
         )
     return load_server_pair(Path(side.settings.servers)).server_keys
-
-
-PLUG: Final = Plug(open=opened, member=member)

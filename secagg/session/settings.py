@@ -9,6 +9,7 @@ from dataclasses import fields
 from datetime import timedelta
 from enum import Enum
 from fractions import Fraction
+from types import MappingProxyType
 from typing import Any, Final
 
 from secagg.errors import InvalidParameters
@@ -45,6 +46,29 @@ def chosen_settings(
             raise InvalidParameters(f"{option} takes name=value; the settings of {entry.name} are {', '.join(known)}")
         chosen[name] = parsed(f"{option} {name}", known[name], text)
     return chosen
+
+
+def planned_settings(
+    entry: ProtocolEntry, facts: Mapping[str, Any], given: Mapping[str, Any] = MappingProxyType({})
+) -> Any:  # noqa: ANN401 -- the protocol's own class
+    """Return a protocol's settings: what its user said, over what follows from the cohort.
+
+    Args:
+        facts: by the names of settings; a protocol takes those that it has.
+        given: by the same names, as values or as text.
+    Raises:
+        InvalidParameters: a given setting that this protocol does not have, or a value that it cannot take.
+    """
+    known = known_settings(entry)
+    if strange := [name for name in given if name not in known]:
+        raise InvalidParameters(f"{entry.name} has no setting {strange[0]!r}; it has {', '.join(known)}")
+    chosen = {name: value for name, value in {**facts, **given}.items() if name in known}
+    return entry.settings(
+        **{
+            name: parsed(name, known[name], value) if isinstance(value, str) else value
+            for name, value in chosen.items()
+        }
+    )
 
 
 def parsed(option: str, hint: Any, text: str) -> Any:  # noqa: ANN401 -- one return for each type

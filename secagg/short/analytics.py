@@ -15,7 +15,7 @@ from secagg.parameters import LEAST_COHORT
 from secagg.session.registry import ProtocolEntry, ProtocolName, find
 from secagg.session.roles import LateUpdate, Subject, Update
 
-from .in_process import leaving, simulated
+from .in_process import by_name, leaving, simulated
 from .model_session import CohortSettings, planned, require_cohort
 
 Value = TypeVar("Value", bound=Hashable)
@@ -50,7 +50,7 @@ def histogram(
     if not places or len(places) < len(bins):
         raise InvalidParameters("two bins hold the same value, or there is none; name each value once")
     # The last place is that of every other value, so that each client sends a one.
-    chosen = {name: places.get(value, len(places)) for name, value in _by_name(values).items()}
+    chosen = {name: _place(places, value) for name, value in by_name(values).items()}
     counts = _counted(chosen, len(places) + 1, drop=drop, protocol=protocol, settings=settings)
     return dict(zip(places, counts[:-1], strict=True))
 
@@ -65,8 +65,9 @@ def heavy_hitters(
 ) -> dict[str, int]:
     """Return the strings that at least so many clients have, with how many do, the most frequent first.
 
-    Prefixes grow by one byte a session, and only those that enough clients have grow on. Whoever decodes sees the count
-    of every candidate, those below ``least`` included: what is returned is less than what is released.
+    Prefixes grow by one byte a session, and only those that enough clients have grow further. The decoder sees the
+    count of every candidate, also of those below ``least``: more is released than is returned. Each byte of the longest
+    heavy string takes a session, so hundreds of clients take many seconds; coded masks or an enclave are faster.
 
     Args:
         values: one string for each client. One that is too long, that holds a null character or that UTF-8 cannot
@@ -80,10 +81,12 @@ def heavy_hitters(
         SecAggError: nothing is released; the message says why.
     """
     if type(least) is not int or least < LEAST_COHORT:
-        raise InvalidParameters(f"least is {LEAST_COHORT} or more: what one client has is not heavy; got {least!r}")
+        raise InvalidParameters(
+            f"least must be at least {LEAST_COHORT}: one client's value is not a heavy hitter; got {least!r}"
+        )
     if type(longest) is not int or longest < 1:
         raise InvalidParameters(f"longest is a number of bytes, 1 or more; got {longest!r}")
-    named = _by_name(values)
+    named = by_name(values)
     # What a client has stands in no error: it is what nobody is to see.
     if not all(isinstance(value, str) for value in cast("Iterable[object]", named.values())):
         raise InvalidParameters("a client has something else than a string; turn it into one, or take a histogram")
@@ -129,7 +132,7 @@ def _counted(
     subject = Subject(task=_TASK, round_number=1, layout=layout, capacity=clients, model_digest=_MODEL)
     entry = find(protocol)
     entry.require_segments(layout)
-    made = planned(entry, clients, dropped=leaving(drop), settings=settings)
+    made = planned(entry, clients, dropped=leaving(drop, chosen, settings), settings=settings)
 
     def update_of(place: int) -> LateUpdate:
         one = ring.zeros(places)
@@ -142,6 +145,14 @@ def _counted(
     return [int(count) for count in np.asarray(counts).astype(np.uint64)]
 
 
+def _place(places: Mapping[Value, int], value: Value) -> int:
+    """Return the bin of a value, or the last place, which is that of what is in none, as what has no hash is."""
+    try:
+        return places.get(value, len(places))
+    except TypeError:
+        return len(places)
+
+
 def _ended(value: str, longest: int) -> bytes:
     """Return a string's bytes with their end; none at all, which is no string's, where it does not count."""
     try:
@@ -149,7 +160,3 @@ def _ended(value: str, longest: int) -> bytes:
     except UnicodeEncodeError:
         return b""
     return b"" if _END in text or len(text) > longest else text + _END
-
-
-def _by_name(values: Mapping[Any, Value] | Sequence[Value]) -> Mapping[Any, Value]:
-    return values if isinstance(values, Mapping) else dict(enumerate(values))

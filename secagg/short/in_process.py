@@ -7,7 +7,8 @@ from contextlib import closing
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
-from typing import Any, Final, Generic, Unpack
+from operator import index
+from typing import Any, Final, Generic, TypeVar, Unpack, cast
 
 from secagg.crypto.entropy import SystemCoins
 from secagg.errors import InvalidParameters
@@ -21,43 +22,45 @@ from secagg.simulation.rehearsal import spread_dropouts
 from .model_session import USUAL_BITS, CohortSettings, Form, Session
 
 _TASK: Final = b"a sum in one process"
+Value = TypeVar("Value")
 Updates = Mapping[Any, Form] | Sequence[Form]
 """One update for each client, by its name or its position."""
 
 
 class Options(CohortSettings, total=False):
-    """Whatever ``aggregate`` takes."""
+    """Arguments of ``aggregate``."""
 
     bits: int
     drop: int | Collection[Hashable]
-    weights: Mapping[Any, int] | Sequence[int] | None
+    weights: Mapping[Any, int] | Collection[int] | None
     protocol: ProtocolName | ProtocolEntry
     only: Iterable[str]
+    exclude: Iterable[str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrivateSum(Generic[Form]):
-    """What a sum released, and what it took."""
+    """A released sum and its costs."""
 
     total: Form
     """The weighted sum, in the form of the updates."""
     mean: Form
     """The weighted mean, in the form of the updates."""
     counted: tuple[Hashable, ...]
-    """Whose updates are in the sum."""
+    """Names of the clients whose updates are in the sum."""
     left_out: Mapping[Hashable, str]
-    """Who was invited and is not in the sum, and why."""
+    """Names of the other clients, with the reasons."""
     total_weight: int
     clipped: int
     """How many values of all updates were NaN, which counts as 0, or beyond the clip."""
     step: float
-    """No value of an update was changed by more than this, clipping aside."""
+    """Largest rounding error of one value, clipping aside."""
     bytes_sent: int
-    """By one client, on average."""
+    """Mean bytes sent by one client."""
     bytes_received: int
-    """By one client, on average."""
+    """Mean bytes received by one client."""
     seconds: float
-    """Of everybody, one after another."""
+    """Work of all clients and the server, one after another."""
 
 
 def aggregate(  # noqa: PLR0913 -- all but two have defaults
@@ -66,9 +69,10 @@ def aggregate(  # noqa: PLR0913 -- all but two have defaults
     clip: float,
     bits: int = USUAL_BITS,
     drop: int | Collection[Hashable] = 0,
-    weights: Mapping[Any, int] | Sequence[int] | None = None,
+    weights: Mapping[Any, int] | Collection[int] | None = None,
     protocol: ProtocolName | ProtocolEntry = "pairwise",
     only: Iterable[str] = (),
+    exclude: Iterable[str] = (),
     **settings: Unpack[CohortSettings],
 ) -> PrivateSum[Form]:
     """Add updates by a protocol, everybody in this process.
@@ -82,11 +86,14 @@ def aggregate(  # noqa: PLR0913 -- all but two have defaults
             weighs what, and count no weight that one client alone has.
         protocol: by its name, or the entry of one of your own.
         only: patterns of the tensors that are summed, such as ``"*lora*"``.
+        exclude: patterns of those that are not, such as ``"*num_batches_tracked"`` of batch normalization.
         settings: any other setting of the protocol.
     Raises:
         SecAggError: nothing is released; the message says why.
     """
-    named = _by_name(updates)
+    named = by_name(updates)
+    if not named:
+        raise InvalidParameters("there is no update to add; pass one for each client")
     weighing = _weights(named, weights)
     session = Session.for_model(
         next(iter(named.values())),
@@ -95,14 +102,15 @@ def aggregate(  # noqa: PLR0913 -- all but two have defaults
         bits=bits,
         protocol=protocol,
         only=only,
-        dropped=leaving(drop),
+        exclude=exclude,
+        dropped=leaving(drop, named, settings),
         weights=frozenset(weighing.values()),
         **settings,
     )
     coins, model = SystemCoins(), ()
     subject = session.subject(task=_TASK, round_number=1, model=model)
     making = {
-        name: partial(session.update, update, subject=subject, coins=coins, weight=weighing[name])
+        name: partial(session.update, update, subject=subject, coins=coins, weight=weighing[name], name=name)
         for name, update in named.items()
     }
     clipped = sum(session.clipped(session.shapes.vector(update)) for update in named.values())
@@ -132,17 +140,21 @@ def mean(updates: Updates[Form], *, clip: float, **options: Unpack[Options]) -> 
     return aggregate(updates, clip=clip, **options).mean
 
 
-def leaving(drop: int | Collection[Hashable]) -> int:
+def leaving(drop: int | Collection[Hashable], named: Mapping[Any, object], settings: Mapping[str, Any]) -> int:
     """Return how many clients leave.
 
     Raises:
-        InvalidParameters: it is neither a number nor names.
+        InvalidParameters: it is neither a number nor names of clients, or a setting says it as well.
     """
+    if "dropped" in settings:
+        raise InvalidParameters("say who leaves with drop=; dropped= is for Session.for_model")
     if isinstance(drop, Collection):
+        if strangers := [name for name in drop if name not in named]:
+            raise InvalidParameters(f"drop names {strangers[0]!r}, which is no client")
         return len(set(drop))
-    if type(drop) is not int:
+    if isinstance(cast("object", drop), bool) or not hasattr(drop, "__index__"):
         raise InvalidParameters(f"drop is how many clients leave, as an integer, or their names; got {drop!r}")
-    return drop
+    return index(drop)
 
 
 def simulated(
@@ -161,11 +173,9 @@ def simulated(
     ids = _ids(making)
     uploading = next(stage for stage in entry.stages if stage.takes_update)
     if isinstance(drop, Collection):
-        if strangers := [name for name in drop if name not in making]:
-            raise InvalidParameters(f"drop names {strangers[0]!r}, which is no client")
         gone = frozenset(client for client, name in zip(ids, making, strict=True) if name in drop)
     else:
-        gone = spread_dropouts(len(ids), drop, [uploading])[uploading.name]
+        gone = spread_dropouts(len(ids), index(drop), [uploading])[uploading.name]
     coins = SystemCoins()
     with closing(entry.simulate(settings, coins=coins, clock=lambda: datetime.now(UTC))) as world:
         measured = Measured(world.open(subject, frozenset(ids)), between=lambda: world.bytes_between)
@@ -175,23 +185,21 @@ def simulated(
         return run(measured, joining, {uploading.name: gone}), measured
 
 
+def by_name(values: Mapping[Any, Value] | Iterable[Value]) -> Mapping[Any, Value]:
+    """Return values by the names of their clients, which are positions where nothing else is said."""
+    return cast("Mapping[Any, Value]", values) if isinstance(values, Mapping) else dict(enumerate(values))
+
+
 # --- Private ----------------------------------------------------------------------------------------------------------
 
 
-def _by_name(updates: Updates[Form]) -> Mapping[Any, Form]:
-    named = updates if isinstance(updates, Mapping) else dict(enumerate(updates))
-    if not named:
-        raise InvalidParameters("there is no update to add; pass one for each client")
-    return named
-
-
-def _weights(named: Mapping[Any, object], weights: Mapping[Any, int] | Sequence[int] | None) -> Mapping[Any, int]:
+def _weights(named: Mapping[Any, object], weights: Mapping[Any, int] | Collection[int] | None) -> Mapping[Any, int]:
     if weights is None:
         return dict.fromkeys(named, 1)
-    given = weights if isinstance(weights, Mapping) else dict(enumerate(weights))
+    given = by_name(weights)
     if given.keys() != named.keys():
         raise InvalidParameters("weights are one for each client, under the names that updates have")
-    return given
+    return {name: index(each) if hasattr(each, "__index__") else each for name, each in given.items()}
 
 
 def _ids(named: Collection[Any]) -> list[ClientId]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
-from functools import partial
 from numbers import Real
 from typing import TYPE_CHECKING, Any, Final, Generic, TypedDict, TypeVar, Unpack, cast
 
@@ -21,10 +20,10 @@ from secagg.crypto.entropy import Coins
 from secagg.crypto.ring import MAXIMUM_MODULUS_BITS
 from secagg.errors import InvalidParameters
 from secagg.identifiers import ClientId
-from secagg.parameters import LEAST_COHORT, usual_corrupted, usual_dropped
+from secagg.parameters import LEAST_COHORT, require_integer, usual_corrupted, usual_dropped
 from secagg.session.registry import Clock, ProtocolEntry, ProtocolName, Simulation, find
 from secagg.session.roles import LateUpdate, Released, ServerSession, Subject, Update
-from secagg.session.settings import chosen_settings, known_settings, parsed
+from secagg.session.settings import known_settings, planned_settings
 
 from .trees import Shapes, Tree, Vector, digest_of
 
@@ -41,6 +40,7 @@ if TYPE_CHECKING:
 
 USUAL_BITS: Final = 16
 _NOTICEABLE: Final = 0.01
+_LAST_ROUND: Final = (1 << 64) - 1
 Form = TypeVar("Form")
 Model = TypeVar("Model")
 """Type of a model and of its updates."""
@@ -113,6 +113,7 @@ class Session(Generic[Form]):
         bits: int = USUAL_BITS,
         protocol: ProtocolName | ProtocolEntry = "pairwise",
         only: Iterable[str] = (),
+        exclude: Iterable[str] = (),
         dropped: int | None = None,
         corrupted: int | None = None,
         weights: Collection[int] = (1,),
@@ -128,6 +129,7 @@ class Session(Generic[Form]):
             bits: of one value, 2 to 16. Values between two codes are rounded at random, so that means are unbiased.
             protocol: by its name, or the entry of one of your own.
             only: patterns, or one, of the tensors that are summed, such as ``"*lora*"``; by default every one.
+            exclude: patterns, or one, of those that are not, such as ``"*num_batches_tracked"``.
             dropped: how many may leave on the way; by default one in twenty, and one of four or more where the protocol
                 takes one.
             corrupted: how many may work with the server; by default one in ten, which usual floors assume too.
@@ -142,8 +144,8 @@ class Session(Generic[Form]):
         require_cohort(clients, weights)
         if not isinstance(cast("object", clip), Real) or not 2.0**-100 <= clip <= 2.0**100:
             raise InvalidParameters(f"clip is a positive number in 2^-100..2^100; got {clip!r:.40}")
-        patterns = (only,) if isinstance(only, str) else tuple(only)
-        shapes, entry = Shapes.of(like, patterns), find(protocol)
+        patterns = [(each,) if isinstance(each, str) else tuple(each) for each in (only, exclude)]
+        shapes, entry = Shapes.of(like, *patterns), find(protocol)
         if all_clients is not None and not all_clients >= clients:
             raise InvalidParameters(f"{clients} clients are a group of {clients} or more; got {all_clients} in all")
         width = bits + ((all_clients or clients) * max(weights) - 1).bit_length()
@@ -166,7 +168,14 @@ class Session(Generic[Form]):
         return self.codec.scales[0]
 
     def subject(self, *, task: bytes, round_number: int, model: Tree) -> Subject:
-        """Return what one session is about; each side makes its own from the model that it holds."""
+        """Return what one session is about; each side makes its own from the model that it holds.
+
+        Raises:
+            InvalidParameters: the task is not of bytes, or the number not a round's.
+        """
+        if not isinstance(cast("object", task), bytes):
+            raise InvalidParameters(f"a task is bytes, such as b'keyboard'; got {task!r}")
+        require_integer("round_number", round_number, 0, _LAST_ROUND)
         return Subject(
             task=task,
             round_number=round_number,
@@ -189,19 +198,28 @@ class Session(Generic[Form]):
         """Return everybody in one process, for tests and experiments; that protects nobody."""
         return self.entry.simulate(self.settings, coins=coins, clock=clock, threads=threads)
 
-    def update(self, tree: Tree, *, subject: Subject, coins: Coins, weight: int = 1) -> LateUpdate:
-        """Return a client's update for ``member.join``; it is encoded when the upload is due."""
-        digest = subject.model_digest or bytes(32)
-        return LateUpdate(lambda: Update(self.encode(tree, coins), digest, weight))
+    def update(self, tree: Tree, *, subject: Subject, coins: Coins, weight: int = 1, name: object = None) -> LateUpdate:
+        """Return a client's update for ``member.join``; it is encoded when the upload is due.
 
-    def encode(self, tree: Tree, coins: Coins) -> Payload:
-        """Encode an update, NaN as 0, and log what clipping or rounding takes from it."""
-        vector = self.shapes.vector(tree)
-        if self.clipped(vector) > _NOTICEABLE * vector.size:
-            LOG.warning("more than one value in a hundred is NaN or beyond the clip of %g; raise clip", self.clip)
+        Args:
+            name: the client's, for its log.
+        """
+        digest = subject.model_digest or bytes(32)
+        return LateUpdate(lambda: Update(self.encode(tree, coins, name), digest, weight))
+
+    def encode(self, tree: Tree, coins: Coins, name: object = None) -> Payload:
+        """Encode an update, NaN as 0, and log what clipping or rounding takes from it, and where."""
+        vector, whose = self.shapes.vector(tree), "this update" if name is None else f"the update of {name!r}"
+        if (missing := np.isnan(vector)).any():
+            LOG.warning("%s is NaN, which counts as 0, in %s", whose, self.shapes.holding(missing))
+        np.nan_to_num(vector, copy=False)
+        beyond = np.abs(vector) > self.clip
+        if np.count_nonzero(beyond) > _NOTICEABLE * vector.size:
+            found = self.shapes.holding(beyond)
+            LOG.warning("%s is beyond the clip of %g in %s; raise clip", whose, self.clip, found)
         if 0 < float(np.abs(vector).max()) < self.step:
-            LOG.warning("no value of this update reaches one step, %.3g; lower clip or raise bits", self.step)
-        return self.codec.encode(vector, coins)
+            LOG.warning("no value of %s reaches one step, %.3g; lower clip or raise bits", whose, self.step)
+        return self.codec.encode(np.clip(vector, -self.clip, self.clip, out=vector), coins)
 
     def clipped(self, vector: Vector) -> int:
         """Return how many values are NaN or beyond the clip."""
@@ -221,7 +239,7 @@ class Session(Generic[Form]):
         return np.asarray(self.codec.decode(aggregate), dtype=np.float64)
 
 
-def require_cohort(clients: int, weights: Collection[int] = (1,)) -> None:
+def require_cohort(clients: int, weights: Collection[int] = (1,), corrupted: int = 0) -> None:
     """Refuse a cohort that no sum hides, and weights that are none.
 
     Raises:
@@ -229,6 +247,11 @@ def require_cohort(clients: int, weights: Collection[int] = (1,)) -> None:
     """
     if type(clients) is not int or clients < LEAST_COHORT:
         raise InvalidParameters(f"a sum of fewer than {LEAST_COHORT} clients hides nobody; got {clients!r} clients")
+    if clients - corrupted < LEAST_COHORT:
+        raise InvalidParameters(
+            f"of {clients} clients {corrupted} may work with the server, which then sees what the other one sent: "
+            f"invite {LEAST_COHORT + corrupted} or more, or say corrupted={clients - LEAST_COHORT} if you trust them"
+        )
     if strange := [each for each in weights if type(each) is not int or each < 1]:
         raise InvalidParameters(f"a weight is an integer from 1, such as a number of examples; got {strange[0]!r}")
 
@@ -247,33 +270,37 @@ def planned(  # noqa: PLR0913 -- what a cohort is
     Args:
         settings: any of them by name, in place of what follows from the cohort.
     Raises:
-        InvalidParameters: the protocol has no such setting, or noise is asked for, whose bounds are in a codec's steps.
+        InvalidParameters: the protocol has no such setting, no session of so many clients has it, or there is to be
+            noise, whose bounds are in a codec's steps.
     """
-    known = known_settings(entry)
-    if strange := [name for name in settings if name not in known]:
-        raise InvalidParameters(f"{entry.name} has no setting {strange[0]!r}; it has {', '.join(known)}")
     if settings.get("noise_multiplier") is not None:
         raise InvalidParameters(
             "the short way plans no noise: its rings have no room for any. Open a session of the protocol with a codec "
             "whose ring has, as `secagg round --noise` and training do"
         )
-    if dropped is None:
-        plan = partial(planned, entry, clients, settings=settings, weights=weights, corrupted=corrupted)
-        made = plan(dropped=usual_dropped(clients))
-        # Of few clients a protocol may need all.
-        return made if entry.takes(made, clients) else plan(dropped=0)
+    corrupted = usual_corrupted(clients) if corrupted is None else corrupted
+    require_cohort(clients, weights, corrupted)
+    if str(settings.get("population", clients)) != str(clients):
+        raise InvalidParameters(f"population is the number of clients, {clients}; leave it out, or invite as many")
     # Where weights are public, so many of each are needed; and elsewhere nobody may weigh more than one such part.
-    hides = len(set(weights)) == 1 or "weights" not in known
+    hides = len(set(weights)) == 1 or "weights" not in known_settings(entry)
     facts = {
         "population": clients,
-        "corrupted": usual_corrupted(clients) if corrupted is None else corrupted,
-        "dropped": dropped,
-        "minimum_cohort": max(LEAST_COHORT, (clients - dropped) * min(weights) // max(weights) if hides else 0),
+        "corrupted": corrupted,
         "maximum_cohort": clients,
         "maximum_weight": max(weights),
         "weights": tuple(sorted(set(weights))),
     }
-    given = {
-        name: parsed(name, known[name], value) if isinstance(value, str) else value for name, value in settings.items()
-    }
-    return entry.settings(**{**chosen_settings(entry, facts, (), option="settings"), **given})
+    late = int(settings.get("late", 0))
+    # Of few clients a protocol may need all.
+    plans = (usual_dropped(clients), 0) if dropped is None else (dropped,)
+    for leaving in plans:
+        least = (clients - leaving - late) * min(weights) // max(weights) if hides else 0
+        facts |= {"dropped": leaving, "minimum_cohort": max(LEAST_COHORT, least)}
+        made = planned_settings(entry, facts, settings)
+        if entry.takes(made, clients) and (getattr(made, "minimum_cohort", None) or 0) <= clients:
+            return made
+    raise InvalidParameters(
+        f"{entry.name} has no session of {clients} clients of which {corrupted} may work with the server and "
+        f"{plans[-1] + late} may leave; invite more, plan for fewer of them, or ask for less"
+    )

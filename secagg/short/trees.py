@@ -1,12 +1,14 @@
 """Models as the frameworks hold them: nested dictionaries, lists and tuples of arrays, seen as one vector.
 
-A leaf is anything that NumPy reads as an array: of NumPy, torch, JAX or TensorFlow, and plain numbers. A torch module
-stands for its ``state_dict``, and a Keras model for its ``get_weights``.
+A leaf is anything that NumPy reads as an array: of NumPy, torch, JAX or TensorFlow, and plain numbers, which are
+floats. A torch module stands for its ``state_dict``, and a Keras model for its ``get_weights``.
 """
 
 from __future__ import annotations
 
 import hashlib
+import math
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -23,6 +25,8 @@ Tree = Any
 """Nested dictionaries, lists and tuples, with arrays or numbers as leaves."""
 Vector = npt.NDArray[np.float64]
 _SHOWN: Final = 4
+_NAME: Final = re.compile("[./]")
+_LEAST_BYTES: Final = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,31 +36,34 @@ class Shapes:
     paths: tuple[str, ...]
     shapes: tuple[tuple[int, ...], ...]
     only: tuple[str, ...] = ()
+    exclude: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, like: Tree, only: tuple[str, ...] = ()) -> Shapes:
+    def of(cls, like: Tree, only: tuple[str, ...] = (), exclude: tuple[str, ...] = ()) -> Shapes:
         """Return those of a model.
 
         Args:
             only: patterns of paths, as a shell has them, such as ``"*lora*"``; without one every tensor is summed.
+            exclude: patterns of the tensors that are not.
         Raises:
             InvalidParameters: a tensor is not of floats, or there is none.
         """
-        chosen = {path: leaf for path, leaf in leaves(like) if not only or _matches(path, only)}
+        chosen = {path: leaf for path, leaf in leaves(like) if _is_summed(path, only, exclude)}
         if strange := [path for path, leaf in chosen.items() if leaf.dtype.kind != "f"]:
+            kinds = sorted({str(chosen[path].dtype) for path in strange})
             raise InvalidParameters(
-                f"{_shown(strange)}: only floats have a mean; name the tensors that are summed with only=, or turn "
-                "these into floats"
+                f"only floats have a mean, and {_shown(strange)} is of {', '.join(kinds)}; turn that into floats"
+                + (f", or leave it out with exclude={'*' + _NAME.split(strange[0])[-1]!r}" if strange[0] else "")
             )
         if not any(leaf.size for leaf in chosen.values()):
             named = f"; no path matches {_shown(only)}" if only else ""
             raise InvalidParameters(f"there is nothing to sum in this model{named}")
-        return cls(tuple(chosen), tuple(leaf.shape for leaf in chosen.values()), only)
+        return cls(tuple(chosen), tuple(leaf.shape for leaf in chosen.values()), only, exclude)
 
     @property
     def length(self) -> int:
         """How many values the vector has."""
-        return sum(int(np.prod(shape)) for shape in self.shapes)
+        return sum(math.prod(shape) for shape in self.shapes)
 
     @property
     def digest(self) -> bytes:
@@ -71,7 +78,7 @@ class Shapes:
             Misuse: it lacks one of them, one has another shape, or it has one more that would be summed.
         """
         found = dict(leaves(tree))
-        more = [path for path in found.keys() - set(self.paths) if not self.only or _matches(path, self.only)]
+        more = [path for path in found.keys() - set(self.paths) if _is_summed(path, self.only, self.exclude)]
         if more:
             raise Misuse(f"an update holds {_shown(sorted(more))}, and the model does not; plan for a model that does")
         pieces = list[npt.NDArray[Any]]()
@@ -79,17 +86,29 @@ class Shapes:
             leaf = found.get(path)
             if leaf is None or leaf.shape != shape or leaf.dtype.kind not in "fiu":
                 held = "nothing" if leaf is None else f"{leaf.dtype} of shape {leaf.shape}"
-                raise Misuse(f"an update holds {held} at {path!r}, where the model has floats of shape {shape}")
+                raise Misuse(f"an update holds {held}{_at(path)}, where the model has floats of shape {shape}")
             pieces.append(leaf.reshape(-1))
         return np.concatenate(pieces, dtype=np.float64, casting="unsafe")
+
+    def holding(self, marked: npt.NDArray[np.bool_]) -> str:
+        """Say how many values of which tensors are marked."""
+        ends = np.cumsum([math.prod(shape) for shape in self.shapes])[:-1]
+        counts = [int(np.count_nonzero(some)) for some in np.split(marked, ends)]
+        found = [
+            f"{count} {'value' if count == 1 else 'values'}{_at(path)}"
+            for path, count in zip(self.paths, counts, strict=True)
+            if count
+        ]
+        return ", ".join(found[:_SHOWN]) + (" and others" if len(found) > _SHOWN else "")
 
     def tree(self, vector: Vector, like: Tree) -> Tree:
         """Return a vector in the form of a model, each leaf of the kind and dtype that the model has there.
 
-        Where that dtype ends before the values do, as float16 does before many a sum, the leaf has 64 bits.
+        A leaf of 16 bits, which are coarser than a step, comes back with 32 bits, and one whose dtype ends before the
+        values do with 64.
         Tensors that are not summed are missing from dictionaries, and ``None`` in lists and tuples.
         """
-        ends = np.cumsum([int(np.prod(shape)) for shape in self.shapes])[:-1]
+        ends = np.cumsum([math.prod(shape) for shape in self.shapes])[:-1]
         pieces = dict(zip(self.paths, np.split(vector, ends), strict=True))
         shapes = dict(zip(self.paths, self.shapes, strict=True))
 
@@ -165,6 +184,9 @@ def _is_empty(tree: Tree) -> bool:
 
 
 def _array_of(path: str, leaf: Any) -> npt.NDArray[Any]:  # noqa: ANN401 -- any framework's
+    if type(leaf) is int:
+        # No refusal: an integer beyond all floats is beyond the clip.
+        leaf = float(leaf) if abs(leaf) < 1 << 1000 else math.inf * (1 if leaf > 0 else -1)
     if hasattr(leaf, "detach"):
         leaf = leaf.detach().cpu()
         if str(leaf.dtype) == "torch.bfloat16":
@@ -172,28 +194,49 @@ def _array_of(path: str, leaf: Any) -> npt.NDArray[Any]:  # noqa: ANN401 -- any 
     array: npt.NDArray[Any] = np.asarray(leaf)
     if array.dtype.name == "bfloat16":
         array = array.astype(np.float32)
+    if array.dtype.kind == "c":
+        raise InvalidParameters(f"{_what(path)} holds complex numbers; give their .real and .imag as two arrays")
     if array.dtype.kind not in "fiub":
-        raise InvalidParameters(f"{path or 'the model'!r} is a {type(leaf).__name__}, and no array of numbers")
+        kind = array.dtype if isinstance(leaf, np.ndarray) else type(leaf).__name__
+        raise InvalidParameters(
+            f"{_what(path)} is no array of numbers, but of type {kind}; turn it into floats, or leave it out"
+        )
     if isinstance(leaf, np.ma.MaskedArray):
-        raise InvalidParameters(f"{path or 'the model'!r} hides some of its values; fill them in")
+        raise InvalidParameters(f"{_what(path)} hides some of its values; fill them in")
     return array
 
 
 def _in_kind_of(leaf: Any, values: Vector) -> Any:  # noqa: ANN401 -- any framework's
-    if isinstance(leaf, float):
+    if isinstance(leaf, int | float):
         return float(values)
     if hasattr(leaf, "new_tensor"):
-        made = leaf.new_tensor(values)
+        wide = leaf.float() if leaf.element_size() < _LEAST_BYTES else leaf
+        made = wide.new_tensor(values)
         return made if bool(made.isfinite().all()) else made.double().new_tensor(values)
+    dtype = _array_of("", leaf).dtype
     with np.errstate(over="ignore"):
-        narrow = values.astype(_array_of("", leaf).dtype)
+        narrow = values.astype(dtype if dtype.itemsize >= _LEAST_BYTES else np.float32)
     return narrow if np.isfinite(narrow).all() else values
+
+
+def _is_summed(path: str, only: tuple[str, ...], exclude: tuple[str, ...]) -> bool:
+    return (not only or _matches(path, only)) and not _matches(path, exclude)
 
 
 def _matches(path: str, patterns: tuple[str, ...]) -> bool:
     return any(fnmatchcase(path, pattern) for pattern in patterns)
 
 
+def _what(path: str) -> str:
+    return repr(path) if path else "an update"
+
+
+def _at(path: str) -> str:
+    return f" of {path!r}" if path else ""
+
+
 def _shown(names: Any) -> str:  # noqa: ANN401 -- any sequence of strings
     listed = list(names)
+    if listed == [""]:
+        return "the array"
     return ", ".join(map(repr, listed[:_SHOWN])) + (" and others" if len(listed) > _SHOWN else "")

@@ -20,7 +20,6 @@ import numpy.typing as npt
 from secagg.compression.cohort_bits import COHORT_BITS, places_for
 from secagg.compression.dithered_quantization import dithered_ring
 from secagg.compression.joined_rotation import JoinedRotation
-from secagg.compression.known_lengths import block_size_for
 from secagg.compression.model_update import (
     Calibration,
     CalibrationSource,
@@ -34,7 +33,7 @@ from secagg.compression.model_update import (
     TensorScheme,
     UpdatePlan,
 )
-from secagg.compression.peak import MOST_SUMMED_PLACES, PeakCode, norm_levels
+from secagg.compression.peak import MOST_SUMMED_PLACES, PeakCode, block_size_for, norm_levels
 from secagg.compression.public_stream import PublicStream
 from secagg.contract import Aggregate, Histogram, IndexSegment, Layout, Payload, RingSegment
 from secagg.contract.codewords import Tables, sum_of_codewords

@@ -222,7 +222,8 @@ def test_rings_have_room_for_the_sums_of_all_groups(tmp_path: Path) -> None:
 
 def test_an_output_is_never_an_input(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     first, second = (
-        kept(tmp_path / f"{group}.sum", card_of(2, group=group, groups=2), 2 * group, 2 * group + 1) for group in (1, 2)
+        kept(tmp_path / f"{group}.sum", card_of(3, group=group, groups=2), *range(3 * group, 3 * group + 3))
+        for group in (1, 2)
     )
     before = Path(first).read_bytes()
     link = tmp_path / "link"

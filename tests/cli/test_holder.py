@@ -363,7 +363,7 @@ def test_an_idle_holder_destroys_its_keys_when_the_epoch_ends(
 
 def test_a_committee_of_clients_is_signed_from_their_roster(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     keys = tmp_path / "keys"
-    assert main(["flower", "keys", "--clients", "6", "--out", str(keys)]) == 0
+    assert main(["keys", "--clients", "6", "--out", str(keys)]) == 0
     record = ["holder", "record", "--authority", str(keys / "authority.key"), "--number", "1"]
     record += ["--out", str(tmp_path / "record")]
     clients = [part for client in (0, 2, 3, 5) for part in ("--client", str(client))]

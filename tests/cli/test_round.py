@@ -57,7 +57,7 @@ def test_a_session_with_dropouts_gives_the_exact_sum(report_of: Report, protocol
 @pytest.mark.parametrize("mode", ["active", "semi_honest"])
 @pytest.mark.parametrize("graph", ["sparse", "full"])
 def test_masks_survive_dropouts_in_every_stage(report_of: Report, mode: str, graph: str) -> None:
-    report = report_of("--clients", "24", "--mode", mode, "--graph", graph, "--drop", "5", "--corrupted", "0")
+    report = report_of("--clients", "24", "--mode", mode, "--topology", graph, "--drop", "5", "--corrupted", "0")
     assert report["sum is exact"] is True
     assert len(report["stages"]) == (5 if mode == "active" else 4)
     assert [len(stage["dropped"]) for stage in report["stages"]] == [1] * 5 if mode == "active" else [1, 1, 1, 1]
@@ -269,7 +269,7 @@ def test_a_wrong_sum_is_said_and_fails(
         (["--threads", "0"], "--threads is in 1.."),
         (["--noise", "-1"], "--noise is positive; got -1"),
         (["--corrupted", "many"], "--corrupted is an integer; got 'many'"),
-        (["--protocol", "enclave", "--graph", "full"], "--graph is not for enclave, but for pairwise"),
+        (["--protocol", "enclave", "--topology", "full"], "--topology is not for enclave, but for pairwise"),
         (["--protocol", "enclave", "--mode", "active"], "--mode is not for enclave, but for pairwise"),
         (["--protocol", "enclave", "--epsilon", "8"], "--epsilon is not for enclave, but for pairwise and one-message"),
         (["--epsilon", "8"], "uploads nothing without noise"),

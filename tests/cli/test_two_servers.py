@@ -101,7 +101,7 @@ def test_a_trial_says_that_it_is_one(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert keys("--trial", "--out", tmp_path) == 0
     assert "A trial protects nobody" in capsys.readouterr().out
     with pytest.raises(SystemExit):
-        main(["flower", "keys", "--clients", "1", "--two-servers"])
+        main(["keys", "--clients", "1", "--two-servers"])
 
 
 def test_a_trial_refuses_what_it_would_not_heed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -112,7 +112,7 @@ def test_a_trial_refuses_what_it_would_not_heed(tmp_path: Path, capsys: pytest.C
 
 def test_a_trial_without_a_roster_leaves_no_keys_behind(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert keys("--trial", "--out", tmp_path) == 2
-    assert "make one with `secagg flower keys`" in capsys.readouterr().err
+    assert "make one with `secagg keys`" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
 
 

@@ -11,11 +11,11 @@ from hypothesis.extra.numpy import arrays
 
 from secagg.compression.cohort_bits import law, peak_noise, places_for
 from secagg.compression.joined_rotation import JoinedRotation, square_root_scales
-from secagg.compression.known_lengths import KnownLengths
 from secagg.compression.peak import (
     MAXIMUM_PLACES,
     MOST_SUMMED_PLACES,
     NORM_LEVELS,
+    KnownLengths,
     PeakCode,
     kept_share,
     level_votes,

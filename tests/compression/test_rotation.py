@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from secagg.compression import hadamard as hadamard_products
+from secagg.compression import rotation as rotation_module
 from secagg.compression.fixed_point import FixedPoint
 from secagg.compression.public_stream import PublicStream
 from secagg.compression.rotation import RandomRotation, padded_size
@@ -134,7 +134,7 @@ def test_the_columns_that_are_transformed_together_change_nothing(block: int, mo
     decoder = scheme(block_size=16, shape=(10, 33))
     update = np.sin(np.arange(330.0) ** 2).reshape(10, 33)
     whole = decoder.rotate(update)
-    monkeypatch.setattr(hadamard_products, "_ELEMENTS", block)
+    monkeypatch.setattr(rotation_module, "_ELEMENTS", block)
     # Products of matrices of another width may be added up in another order.
     assert np.allclose(decoder.rotate(update), whole, rtol=0, atol=1e-14)
 

@@ -70,8 +70,8 @@ def test_a_wrong_key_ends_the_example_with_a_message_that_names_it(
         repository / "examples" / "flower_quickstart"
     )
     server = importlib.import_module("quickstart.server_app")
-    context = flwr.Context(1, 0, {}, flwr.RecordDict(), {"secagg-graph": "ring"})
-    with pytest.raises(InvalidParameters, match="secagg-graph is one of full, sparse; got 'ring'"):
+    context = flwr.Context(1, 0, {}, flwr.RecordDict(), {"secagg-topology": "ring"})
+    with pytest.raises(InvalidParameters, match="secagg-topology is one of full, sparse; got 'ring'"):
         server.app(SimpleNamespace(), context)
 
 

@@ -17,6 +17,8 @@ from secagg.session.certificates import issue_certificate
 
 
 def test_the_command_makes_keys_that_belong_together(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    # By the older name too.
+    assert main(["keys", "--clients", "2", "--out", str(tmp_path / "keys")]) == 0
     assert main(["flower", "keys", "--clients", "3", "--out", str(tmp_path / "keys")]) == 0
     roster = load_roster(tmp_path / "keys" / "roster.json")
     assert roster.clients == {ClientId(0), ClientId(1), ClientId(2)}
@@ -58,7 +60,7 @@ def test_a_key_file_whose_parts_do_not_belong_together_is_refused(tmp_path: Path
     make_identities(tmp_path, [ClientId(0)], SystemCoins())
     path = tmp_path / "client-0.key"
     path.write_text(json.dumps({**json.loads(path.read_text(encoding="utf-8")), **change}), encoding="utf-8")
-    with pytest.raises(InvalidParameters, match="secagg flower keys"):
+    with pytest.raises(InvalidParameters, match="secagg keys"):
         load_identity(path)
 
 
@@ -103,7 +105,7 @@ def test_a_roster_with_a_client_that_nobody_certified_is_refused(tmp_path: Path)
     roster = json.loads(path.read_text(encoding="utf-8"))
     roster["clients"].append({**roster["clients"][0], "id": 9})
     path.write_text(json.dumps(roster), encoding="utf-8")
-    with pytest.raises(InvalidParameters, match="secagg flower keys"):
+    with pytest.raises(InvalidParameters, match="secagg keys"):
         load_roster(path)
 
 

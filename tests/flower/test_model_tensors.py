@@ -9,15 +9,16 @@ import pytest
 
 from secagg.compression.fixed_point import FixedPoint
 from secagg.compression.model_update import decode_parameters, encode_parameters
-from secagg.compression.scalar_quantization import ScalarQuantization
-from secagg.contract import ideal_aggregate
-from secagg.crypto.entropy import SystemCoins
-from secagg.errors import InvalidParameters
-from secagg.platforms.model_tensors import METRICS, TENSOR, aggregated_names, applied, differences, model_digest
-from secagg.platforms.schemes import (
-    HEADROOM,
+from secagg.compression.model_update.model_tensors import (
+    METRICS,
+    TENSOR,
+    aggregated_names,
+    applied,
+    differences,
+    model_digest,
+)
+from secagg.compression.model_update.summed_values import (
     TOLD,
-    SchemeChoice,
     clipped_share,
     integer_bound,
     rounded_at_random,
@@ -25,6 +26,11 @@ from secagg.platforms.schemes import (
     taken_told,
     with_told,
 )
+from secagg.compression.scalar_quantization import ScalarQuantization
+from secagg.contract import ideal_aggregate
+from secagg.crypto.entropy import SystemCoins
+from secagg.errors import InvalidParameters
+from secagg.platforms.schemes import HEADROOM, SchemeChoice
 from secagg.platforms.settings import SecAggSettings
 
 SEED = bytes(32)

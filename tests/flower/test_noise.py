@@ -13,8 +13,7 @@ import pytest
 
 import secagg.flower as plugin
 from secagg.errors import InvalidParameters, ThresholdNotMet
-from secagg.platforms.noise import noise_settings
-from secagg.platforms.schemes import SchemeChoice
+from secagg.platforms.schemes import SchemeChoice, noise_settings
 from secagg.platforms.settings import SecAggSettings
 from tests.flower.test_one_message import committee, grid_of, mod
 from tests.flower.test_rounds_in_memory import CLIENTS, MemoryGrid, adding, folders, lenient, log, settings_of

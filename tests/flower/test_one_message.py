@@ -14,8 +14,9 @@ import numpy as np
 import pytest
 
 import secagg.flower as plugin
+from secagg.compression.model_update.summed_values import value_bounds
 from secagg.errors import InvalidParameters, ThresholdNotMet
-from secagg.platforms.schemes import SchemeChoice, value_bounds
+from secagg.platforms.schemes import SchemeChoice
 from secagg.platforms.settings import SecAggSettings
 from secagg.protocols.one_message import EpochRecord
 from secagg.session.sockets.connection import HelperLost

@@ -431,6 +431,18 @@ def test_why_clients_left_reaches_the_servers_log_as_a_code_and_no_more(
     assert "clients left with code" not in log.text, code
 
 
+def test_metrics_that_nobody_names_are_said_to_stay(folders: Path, log: Any) -> None:
+    inner = MemoryGrid(lenient(folders), lambda model, _: {**model, "metrics": {"train_loss": 0.5, "acc": 1.0}})
+    inner.round(plugin.SecAggGrid(inner, settings=SecAggSettings()), MODEL)  # type: ignore[arg-type]
+    assert "no metric of training reaches this server: name those that are to be means in secagg-metrics" in log.text
+    assert "acc, train_loss stay at this client" in log.text
+    log.clear()
+    named = plugin.SecAggGrid(inner, settings=SecAggSettings(metrics="acc, train_loss"))  # type: ignore[arg-type]
+    assert inner.round(named, MODEL)[1]["train_loss"] == pytest.approx(0.5, abs=1e-3)
+    assert "no metric of training" not in log.text
+    assert "stay at this client" not in log.text
+
+
 # --- Which tensors, how many clients, and evaluation ------------------------------------------------------------------
 
 

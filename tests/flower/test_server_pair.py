@@ -23,7 +23,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_the_command_makes_keys_that_belong_together(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["flower", "keys", "--clients", "1", "--trial-servers", "--out", str(tmp_path)]) == 0
+    assert main(["keys", "--clients", "1", "--trial-servers", "--out", str(tmp_path)]) == 0
     pair = load_server_pair(tmp_path / "servers.json")
     for index in (0, 1):
         with load_server_keys(tmp_path / f"server-{index}.keys", index) as keys:

@@ -185,7 +185,7 @@ class Town:
 
     def make_keys(self) -> str:
         """Make an authority's key, and one for each of five clients; return the roster's path."""
-        assert self.command("flower", "keys", "--clients", "5", "--out", str(self.folder / "keys")).ended() == 0
+        assert self.command("keys", "--clients", "5", "--out", str(self.folder / "keys")).ended() == 0
         return str(self.folder / "keys" / "roster.json")
 
     def serve(self, *arguments: str, is_paused: bool = False) -> Process:

@@ -316,6 +316,25 @@ def test_tensors_of_another_library_come_back_as_such() -> None:
     assert MetaKey.NUM_STEPS_CURRENT_ROUND == "NUM_STEPS_CURRENT_ROUND"
 
 
+def test_bfloat16_is_read_with_32_bits() -> None:
+    class Tensor:
+        dtype = "torch.bfloat16"
+
+        def detach(self) -> Tensor:
+            return self
+
+        cpu = detach
+
+        def float(self) -> Any:
+            return np.full(2, 1.5, dtype=np.float32)
+
+        def numpy(self) -> Any:
+            raise TypeError("Got unsupported ScalarType BFloat16")
+
+    read = arrays_in({"w": Tensor()})["w"]
+    assert (read.dtype, read.tolist()) == (np.float32, [1.5, 1.5])
+
+
 # --- What a hostile reading found -------------------------------------------------------------------------------------
 
 

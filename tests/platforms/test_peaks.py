@@ -10,12 +10,12 @@ import numpy.typing as npt
 import pytest
 
 from secagg.compression.model_update import decode_parameters, encode_parameters
+from secagg.compression.model_update.model_tensors import Arrays
+from secagg.compression.model_update.summed_values import LENGTHS, known_lengths
 from secagg.contract import IndexSegment, ideal_aggregate
 from secagg.errors import InvalidParameters, MalformedMessage
 from secagg.platforms.charges import Charges
-from secagg.platforms.logs import LOG
-from secagg.platforms.model_tensors import Arrays
-from secagg.platforms.peaks import LENGTHS, known_lengths
+from secagg.platforms.leaving import LOG
 from secagg.platforms.round_task import Means, Rounds, RoundTask
 from secagg.platforms.settings import SecAggSettings
 from secagg.platforms.terms import Terms

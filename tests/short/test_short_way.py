@@ -77,6 +77,32 @@ def test_weights_count(protocol: ProtocolName) -> None:
     assert np.abs(result.mean - np.average(made, axis=0, weights=weights)).max() <= result.step
 
 
+@pytest.mark.parametrize("weights", [np.arange(1, 5), np.arange(1, 5, dtype=np.uint8), dict(enumerate([1, 2, 3, 4]))])
+def test_weights_are_integers_of_any_kind(weights: Any) -> None:
+    result = secagg.aggregate([np.full(2, each / 4) for each in range(4)], clip=1.0, weights=weights)
+    assert result.total_weight == 10
+    assert np.abs(result.mean - 0.5).max() <= result.step
+
+
+def test_a_mean_of_whole_numbers_is_a_float() -> None:
+    result = secagg.aggregate([1, 2, 4], clip=4.0)
+    assert isinstance(result.mean, float)
+    assert abs(result.mean - 7 / 3) <= result.step
+    assert secagg.aggregate([1, 2, 10**400, -(10**400)], clip=4.0).total == pytest.approx(3, abs=4 * result.step)
+
+
+def test_what_is_left_out_of_a_model_is_named() -> None:
+    torch = pytest.importorskip("torch")
+    model = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.BatchNorm1d(2))
+    with pytest.raises(InvalidParameters, match=re.escape("exclude='*num_batches_tracked'")):
+        secagg.mean([model.state_dict()] * 3, clip=2.0)
+    mean: Any = secagg.mean([model.state_dict()] * 3, clip=2.0, exclude="*num_batches_tracked")
+    assert model.state_dict().keys() - mean.keys() == {"1.num_batches_tracked"}
+    session = secagg.Session.for_model({"a": np.ones(2), "b": np.ones(2)}, clients=3, clip=1.0, exclude=["b"])
+    with pytest.raises(Misuse, match="an update holds 'c'"):
+        session.shapes.vector({"a": np.ones(2), "b": np.ones(2), "c": np.ones(2)})
+
+
 def test_names_are_those_of_the_caller() -> None:
     result = secagg.aggregate({"bo": np.zeros(3), **{name: np.ones(3) for name in "abcd"}}, clip=1.0, drop=["bo"])
     assert set(result.counted) == set("abcd")
@@ -95,7 +121,7 @@ def test_clipped_values_are_counted_and_said(caplog: pytest.LogCaptureFixture) -
         result = secagg.aggregate([np.array([3.0, 0.1])] * 3, clip=1.0)
     assert result.clipped == 3
     assert result.mean[0] == pytest.approx(1.0, abs=result.step)
-    assert "raise clip" in caplog.text
+    assert "the update of 0 is beyond the clip of 1 in 1 value; raise clip" in caplog.text
 
 
 def test_an_update_below_one_step_is_said(caplog: pytest.LogCaptureFixture) -> None:
@@ -122,11 +148,21 @@ def test_an_update_below_one_step_is_said(caplog: pytest.LogCaptureFixture) -> N
         ({"weights": [1, 2, 1 << 50]}, "give smaller weights"),
         ({"colour": "red"}, "pairwise has no setting 'colour'"),
         ({"only": ["nothing"]}, "no path matches"),
-        ({"updates": [np.array([1, 2])] * 3}, "only floats have a mean"),
+        ({"updates": [np.array([1, 2])] * 3}, "only floats have a mean, and the array is of int64"),
         ({"updates": [np.array(["a"])] * 3}, "no array of numbers"),
         ({"updates": [np.ma.masked_array(np.ones(2), [True, False])] * 3}, "hides some of its values"),
         ({"updates": [np.ones(2)] * 4, "drop": 1}, "invite more"),
         ({"drop": 1.5}, "as an integer, or their names"),
+        ({"drop": True}, "as an integer, or their names"),
+        ({"dropped": 1}, "say who leaves with drop="),
+        ({"weights": [1, 1, 1.5]}, "an integer from 1"),
+        (
+            {"updates": [np.ones(2)] * 2},
+            "of 2 clients 1 may work with the server.*invite 3 or more, or say corrupted=0",
+        ),
+        ({"updates": [np.ones(2)] * 2, "topology": "full"}, "invite 3 or more"),
+        ({"updates": [np.array([1j])] * 3}, "holds complex numbers"),
+        ({"updates": [{"w": np.array([1j])}] * 3}, "'w' holds complex numbers"),
         ({"mode": "strict"}, "mode is semi-honest or active; got 'strict'"),
         ({"noise_multiplier": Fraction(1), "l2_bounds": (9,)}, "plans no noise"),
     ],
@@ -141,6 +177,14 @@ def test_nan_counts_as_zero_and_infinity_as_the_clip_and_both_are_counted() -> N
     result = secagg.aggregate([np.ones(3), np.array([np.nan, np.inf, -np.inf]), np.ones(3)], clip=1.0)
     np.testing.assert_allclose(result.total, [2, 3, 1], atol=3 * result.step)
     assert result.clipped == 3
+
+
+def test_where_an_update_is_nan_is_said(caplog: pytest.LogCaptureFixture) -> None:
+    lost = {"w": np.array([np.nan, 1.0]), "b": np.full(3, np.nan)}
+    with caplog.at_level(logging.WARNING):
+        secagg.mean({"ann": {"w": np.ones(2), "b": np.ones(3)}, "bo": lost, "eve": lost}, clip=1.0)
+    said = "the update of 'bo' is NaN, which counts as 0, in 3 values of 'b', 1 value of 'w'"
+    assert [record.getMessage() for record in caplog.records] == [said, said.replace("bo", "eve")]
 
 
 def test_an_update_of_another_shape_is_refused() -> None:
@@ -160,19 +204,30 @@ def test_one_pattern_is_not_taken_for_its_letters() -> None:
     assert set(result.mean) == {"lora_up"}
 
 
-def test_a_total_that_its_dtype_cannot_hold_comes_with_64_bits() -> None:
+def test_a_total_that_its_dtype_cannot_hold_comes_with_more_bits() -> None:
     result = secagg.aggregate([np.full(2, 60_000, dtype=np.float16)] * 5, clip=65_000.0)
-    assert result.total.dtype == np.float64
+    assert result.total.dtype == np.float32
     assert np.abs(result.total - 300_000).max() <= 5 * result.step
-    assert result.mean.dtype == np.float16
+    assert result.mean.dtype == np.float32
+    session = secagg.Session.for_model(np.zeros(2, dtype=np.float32), clients=3, clip=1.0)
+    assert session.shapes.tree(np.full(2, 1e300), session.like).dtype == np.float64
 
 
-def test_a_total_in_torch_that_its_dtype_cannot_hold_comes_with_64_bits() -> None:
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_a_mean_of_16_bits_is_within_a_step(dtype: str) -> None:
+    torch = pytest.importorskip("torch")
+    made = [torch.tensor([1.0 + 2.0**-7 * each, -0.3], dtype=getattr(torch, dtype)) for each in range(3)]
+    result = secagg.aggregate(made, clip=2.0)
+    assert result.mean.dtype == torch.float32
+    expected = torch.stack(made).double().mean(dim=0)
+    assert float((result.mean.double() - expected).abs().max()) <= result.step
+
+
+def test_a_total_in_torch_that_its_dtype_cannot_hold_comes_with_more_bits() -> None:
     torch = pytest.importorskip("torch")
     result = secagg.aggregate([torch.full((2,), 60_000, dtype=torch.float16)] * 5, clip=65_000.0)
-    assert result.total.dtype == torch.float64
+    assert result.total.dtype == torch.float32
     assert float((result.total - 300_000).abs().max()) <= 5 * result.step
-    assert result.mean.dtype == torch.float16
 
 
 def test_settings_of_a_protocol_may_be_text() -> None:
@@ -211,6 +266,8 @@ def test_a_histogram_is_of_those_that_stayed() -> None:
 def test_a_value_in_no_bin_is_counted_in_none() -> None:
     assert secagg.histogram(["x", "q", "x"], ["x"]) == {"x": 2}
     assert secagg.histogram([1.0, float("nan"), 10**400], [1, 2]) == {1: 1, 2: 0}
+    strange: list[Any] = [1, [8765], np.ones(2)]
+    assert secagg.histogram(strange, [1, 2]) == {1: 1, 2: 0}
 
 
 def test_a_bin_twice_and_no_bins_are_refused() -> None:
@@ -248,9 +305,9 @@ def test_a_string_that_cannot_be_counted_counts_as_none(strange: str) -> None:
 @pytest.mark.parametrize(
     ("values", "options", "expected"),
     [
-        (["a", "a"], {"least": float("nan")}, "least is 2 or more"),
-        (["a", "a"], {"least": 2.5}, "least is 2 or more"),
-        (["a", "b"], {"least": 1}, "not heavy"),
+        (["a", "a"], {"least": float("nan")}, "least must be at least 2"),
+        (["a", "a"], {"least": 2.5}, "least must be at least 2"),
+        (["a", "b"], {"least": 1}, "not a heavy hitter"),
         (["", ""], {"least": 2, "longest": 0}, "longest is a number of bytes"),
         ([8765, 1], {"least": 2}, "something else than a string"),
     ],
@@ -386,6 +443,30 @@ def test_a_client_that_would_sum_other_tensors_leaves() -> None:
     reasons = [reason for each in measured.figures for reason in each.failed.values()]
     assert len(reasons) == 4
     assert all("digest" in reason for reason in reasons)
+
+
+@pytest.mark.parametrize("wrong", [{"task": "str"}, {"round_number": -1}, {"round_number": 1 << 64}])
+def test_a_subject_is_a_task_in_bytes_and_the_number_of_a_round(wrong: dict[str, Any]) -> None:
+    session = secagg.Session.for_model(np.zeros(2), clients=3, clip=1.0)
+    given: dict[str, Any] = {"task": b"t", "round_number": 1, "model": (), **wrong}
+    with pytest.raises(InvalidParameters, match=r"a task is bytes|round_number is an integer in"):
+        session.subject(**given)
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+@pytest.mark.parametrize(
+    "asked", [{"corrupted": 9}, {"clients": 2}, {"late": 1}, {"population": 20}, {"late": 9}, {"minimum_cohort": 11}]
+)
+def test_what_is_planned_can_be_opened(protocol: ProtocolName, asked: dict[str, Any]) -> None:
+    """A plan is refused where ``open`` would refuse it, before anybody is invited."""
+    given: dict[str, Any] = {"clients": 10, **asked}
+    try:
+        plan = secagg.Session.for_model(np.zeros(2), clip=1.0, protocol=protocol, **given)
+    except InvalidParameters:
+        return
+    invited = frozenset(map(ClientId, range(10)))
+    with closing(plan.simulate(coins=SystemCoins(), clock=lambda: datetime.now(UTC))) as world:
+        world.open(plan.subject(task=b"t", round_number=1, model=()), invited).abort()
 
 
 @pytest.mark.parametrize("clip", [np.float32(1.5), np.float64(1.5), np.int64(1), 1])

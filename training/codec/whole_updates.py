@@ -20,12 +20,19 @@ import numpy.typing as npt
 from secagg.compression.cohort_bits import kept_for, places_for
 from secagg.compression.fixed_point import FixedPoint
 from secagg.compression.joined_rotation import JoinedRotation
-from secagg.compression.known_lengths import KnownLengths, block_size_for
 from secagg.compression.model_update import CalibrationSource, ModelUpdate, TensorScheme
 from secagg.compression.model_update.tensors import Shape
 from secagg.compression.model_update.told_scales import encode_scales
 from secagg.compression.outside import Factory, OutsideScheme, outside_factory
-from secagg.compression.peak import MOST_SUMMED_PLACES, NORM_LEVELS, PeakCode, level_votes, norm_levels
+from secagg.compression.peak import (
+    MOST_SUMMED_PLACES,
+    NORM_LEVELS,
+    KnownLengths,
+    PeakCode,
+    block_size_for,
+    level_votes,
+    norm_levels,
+)
 from secagg.compression.public_stream import PublicStream
 from secagg.compression.rounded_rotation import RoundedRotation
 from secagg.compression.sketch import Sketch, sketch_ring

@@ -9,7 +9,6 @@ from secagg.platforms.plugs import NodeSide, Plug, ServerSide
 from secagg.protocols.coded_mask import (
     CodedMaskHelpers,
     CodedMaskMember,
-    CodedMaskSettings,
     Floors,
     open_session,
 )
@@ -18,16 +17,7 @@ from secagg.session.roles import ServerSession
 
 def opened(side: ServerSide) -> ServerSession:
     """Begin a session."""
-    settings = side.settings
-    chosen = CodedMaskSettings(
-        suite=side.suite,
-        population=side.population,
-        corrupted=max(1, settings.corrupted),
-        dropped=settings.tolerated_dropouts(side.population),
-        minimum_cohort=settings.least_cohort(side.population),
-        maximum_weight=settings.heaviest,
-    )
-    return open_session(side.subject, chosen, side.invited, CodedMaskHelpers(coins=side.coins))
+    return open_session(side.subject, side.chosen, side.invited, CodedMaskHelpers(coins=side.coins))
 
 
 def member(side: NodeSide) -> CodedMaskMember:

@@ -62,7 +62,7 @@ def add_options(commands: Any) -> None:  # noqa: ANN401 -- argparse names the ty
     contribute.add_argument("--update", type=Path, required=True, metavar="FILE", help="values, as .npy")
     contribute.add_argument("--protocol", choices=names(), default="pairwise", help="no other (default: %(default)s)")
     who = contribute.add_mutually_exclusive_group(required=True)
-    who.add_argument("--identity", type=Path, metavar="FILE", help="this client's key file, of `secagg flower keys`")
+    who.add_argument("--identity", type=Path, metavar="FILE", help="this client's key file, of `secagg keys`")
     who.add_argument("--client", type=int, metavar="N", help="this client's number, where clients have no keys")
     contribute.add_argument("--task", default="sum", help="no other is answered (default: %(default)s)")
     contribute.add_argument("--server-cert", type=Path, metavar="FILE", help="the server's, or of its issuer")

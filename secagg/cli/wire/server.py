@@ -51,8 +51,8 @@ _LOG: Final = logging.getLogger("secagg")
 _PROGRESS_SECONDS: Final = 10.0
 _AGAIN_SECONDS: Final = 1.0
 _USED: Final = (
-    *("corrupted", "enclave-socket", "epoch", "graph", "holders", "minimum-cohort", "mode", "privacy-bits", "roster"),
-    *("second-server", "server-keys", "servers", "stage-timeout", "suite", "threshold"),
+    *("corrupted", "enclave-socket", "epoch", "holders", "minimum-cohort", "mode", "privacy-bits", "roster"),
+    *("second-server", "server-keys", "servers", "stage-timeout", "suite", "threshold", "topology"),
 )
 """The settings of a server that are not about updates."""
 _LEAST_ANSWER, _SHARES, _PER_CLIENT = 1 << 20, 16, 1 << 12

@@ -17,7 +17,7 @@ from flwr.clientapp.typing import ClientAppCallable
 
 from secagg.crypto.entropy import SystemCoins
 from secagg.errors import InvalidParameters
-from secagg.flower.logs import write_where_flower_does
+from secagg.flower.strategies import write_where_flower_does
 from secagg.platforms.client_round import begun_app
 from secagg.platforms.leaving import log_leaving
 from secagg.platforms.terms import RECORD

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Final
+from typing import Any, Final
 
+import numpy.typing as npt
 from flwr.app import ConfigRecord, Context, Message
 from flwr.clientapp.typing import ClientAppCallable
 
@@ -20,12 +21,11 @@ from secagg.identifiers import ClientId
 from secagg.platforms.client_round import Node, NodeRound
 from secagg.platforms.floors import NodeSettings
 from secagg.platforms.terms import RECORD, Terms, message_in
-from secagg.platforms.trained_update import Training
+from secagg.platforms.trained_update import Trained, Training
 from secagg.session.roles import ClientSession
 from secagg.session.sealed_state import OpenState, StateDirectory
 
-from .app_training import training_of
-from .records import LARGE_RECORD, record_in, with_record
+from .records import LARGE_RECORD, record_in, reported_in, scalar_in, with_record
 
 STATE_RECORD: Final = "secagg.state"
 
@@ -140,3 +140,30 @@ def _take(context: Context) -> tuple[bytes, Terms]:
         )
     context.state[STATE_RECORD] = ConfigRecord()
     return sealed, terms
+
+
+def training_of(message: Message, context: Context, call_next: ClientAppCallable, begun: NodeRound) -> Training:
+    """Take the records of the protocol out of a message, whose rest is the app's.
+
+    Raises:
+        InvalidParameters: it holds more than one model.
+    """
+    for name in (RECORD, LARGE_RECORD):
+        if name in message.content:
+            del message.content[name]
+    records = list(message.content.array_records.values())
+    if len(records) != 1:
+        raise InvalidParameters(
+            f"the message has {len(records)} array records, and one model is trained; send the model alone"
+        )
+    sent: dict[str, npt.NDArray[Any]] = {name: array.numpy() for name, array in records[0].items()}
+    return Training(begun.terms, begun.update, begun.charges, sent, lambda: _trained(message, context, call_next))
+
+
+def _trained(message: Message, context: Context, call_next: ClientAppCallable) -> Trained:
+    trained = call_next(message, context)
+    if trained.has_error():
+        raise Misuse(f"the app answered with an error: {trained.error.reason}")
+    records = trained.content.array_records.values()
+    models = [{name: array.numpy() for name, array in record.items()} for record in records]
+    return Trained(models, lambda name: scalar_in(trained.content, name), reported_in(trained.content))

@@ -61,6 +61,11 @@ def scalar_in(content: RecordDict, name: str) -> float | int | None:
     return None
 
 
+def reported_in(content: RecordDict) -> list[str]:
+    """Return the names of the metrics that training reported."""
+    return [name for record in content.metric_records.values() for name in record]
+
+
 def metric_record(values: dict[str, float | int]) -> MetricRecord:
     """Return a record of numbers."""
     return MetricRecord(dict(values))

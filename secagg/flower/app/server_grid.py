@@ -17,11 +17,10 @@ import numpy.typing as npt
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 
+from secagg.compression.model_update.model_tensors import model_digest
 from secagg.errors import InvalidParameters, Misuse
-from secagg.flower.logs import write_where_flower_does
-from secagg.flower.strategies import calling_strategy, require_sum_suffices, weight_key
+from secagg.flower.strategies import calling_strategy, require_sum_suffices, weight_key, write_where_flower_does
 from secagg.platforms.leaving import StageCount, stages_said
-from secagg.platforms.model_tensors import model_digest
 from secagg.platforms.round_task import Rounds
 from secagg.platforms.settings import SecAggSettings
 
@@ -153,24 +152,19 @@ class SecAggGrid(Grid):
         return getattr(self._inner, name)
 
     def set_run(self, run: Any) -> None:  # noqa: ANN401 -- Flower's run, of which nothing is read
-        """Pass to the inner grid."""
         self._inner.set_run(run)
 
     @property
     def run(self) -> Any:  # noqa: ANN401 -- Flower's run
-        """The inner grid's."""
         return self._inner.run
 
     def create_message(self, *args: Any, **kwargs: Any) -> Message:  # noqa: ANN401
-        """Pass to the inner grid."""
         return self._inner.create_message(*args, **kwargs)
 
     def get_node_ids(self) -> Iterable[int]:
-        """Pass to the inner grid."""
         return self._inner.get_node_ids()
 
     def get_nodes(self) -> Any:  # noqa: ANN401 -- of whichever version
-        """Pass to the inner grid."""
         return self._inner.get_nodes()
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
@@ -186,7 +180,6 @@ class SecAggGrid(Grid):
         return self._inner.push_messages(listed)
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        """Pass to the inner grid."""
         return self._inner.pull_messages(message_ids)
 
 

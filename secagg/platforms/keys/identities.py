@@ -1,7 +1,7 @@
 """Identities for active mode: an authority's key, one key file for each client, and a roster that is public.
 
 Flower's SuperNode keys authenticate a node to the SuperLink, which is the very party that active mode does not trust.
-So clients need keys that somebody else vouches for. Whoever that is runs ``secagg flower keys``, keeps
+So clients need keys that somebody else vouches for. Whoever that is runs ``secagg keys``, keeps
 ``authority.key`` away from the server, hands each client its ``client-<id>.key``, and the server ``roster.json``.
 
 The client's file holds the authority's public key as well: a client believes no other, whatever a server says.
@@ -198,6 +198,4 @@ def _write_key(path: Path, fields: dict[str, Any]) -> None:
 
 
 def _unreadable(path: Path, kind: str) -> InvalidParameters:
-    return InvalidParameters(
-        f"{path} is no readable {kind} file with a valid certificate; make one with `secagg flower keys`"
-    )
+    return InvalidParameters(f"{path} is no readable {kind} file with a valid certificate; make one with `secagg keys`")

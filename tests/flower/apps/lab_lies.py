@@ -149,7 +149,7 @@ def server_side(lab: Any) -> dict[str, Any]:
 def sparse_threshold(lab: Any) -> dict[str, Any]:
     """Lose more clients of a sparse session than the threshold allows, and fewer than the least cohort does."""
     chaos = {p: {"at": "TRAIN", "do": "raise"} for p in (5, 6)}
-    outcome: dict[str, Any] = lab.secure(graph="sparse", threshold=0.95, minimum_cohort=20, chaos=chaos)
+    outcome: dict[str, Any] = lab.secure(topology="sparse", threshold=0.95, minimum_cohort=20, chaos=chaos)
     return outcome
 
 

@@ -640,10 +640,10 @@ SCENARIOS: dict[str, Callable[[Lab], dict[str, Any]]] = {
     "enclave_again": lambda lab: same_round_again(lab, **_enclave_of(lab)),
     "active": lambda lab: lab.secure(mode="active", roster=f"{os.environ['LAB_KEYS']}/roster.json"),
     "active_sparse": lambda lab: lab.secure(
-        mode="active", graph="sparse", roster=f"{os.environ['LAB_KEYS']}/roster.json"
+        mode="active", topology="sparse", roster=f"{os.environ['LAB_KEYS']}/roster.json"
     ),
     "sparse": lambda lab: lab.secure(
-        graph="sparse", chaos={5: {"at": "TRAIN", "do": "raise"}}, present=[p for p in range(lab.count) if p != 5]
+        topology="sparse", chaos={5: {"at": "TRAIN", "do": "raise"}}, present=[p for p in range(lab.count) if p != 5]
     ),
 }
 

@@ -1,4 +1,4 @@
-"""Keys for Flower apps: of clients, and of two servers."""
+"""Keys of clients, for every platform and for HTTP, and a trial's keys of two servers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from secagg.platforms.keys.server_pair import SERVERS_FILE, make_trial_pair, ser
 _MOST_CLIENTS = 100_000
 
 
-def run_flower_keys(options: argparse.Namespace) -> int:
+def make_all_keys(options: argparse.Namespace) -> int:
     """Write an authority's key, a key for each client, and the roster; for a trial those of two servers besides.
 
     Keys that are there already stay.

@@ -1,0 +1,280 @@
+"""A model's values between training and encoding: which vectors travel, and what a round's mean gives back.
+
+Clients tell how far their values reach or how long they are, as vectors beside the tensors; the means over the clients
+are the scales of the next round. Peak code and schemes from outside have all tensors of floats as one vector, and for
+the peak code clients vote for how long the updates are: lengths are told relative to those of the round before, as
+indices of public levels, and the middle vote counts, so fewer than half of the clients cannot scale the model.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import isfinite
+from typing import Any, Final, cast
+
+import numpy as np
+import numpy.typing as npt
+
+from secagg.compression.checks import LOG
+from secagg.compression.fixed_point import FixedPoint
+from secagg.compression.joined_rotation import JoinedRotation
+from secagg.compression.outside import Factory, OutsideScheme
+from secagg.compression.peak import NORM_LEVELS, KnownLengths, PeakCode, level_votes
+from secagg.compression.public_stream import PublicStream
+from secagg.compression.random_pruning import RandomPruning
+from secagg.compression.scalar_quantization import ScalarQuantization
+from secagg.contract.layout import RingSegment, Segment
+from secagg.crypto.entropy import Coins
+from secagg.crypto.mask_expansion import expand
+from secagg.crypto.ring import Ring
+from secagg.crypto.secret import Secret
+from secagg.errors import MalformedMessage, Reason
+
+from .codec import ModelUpdate
+from .model_tensors import METRICS, TENSOR, Arrays, is_integer
+from .recipes import FitsEvery, Sample, Scheme
+from .tensors import Shape, TensorScheme
+from .told_scales import length, reach
+
+UPDATE: Final = "secagg/update"
+"""The name of the vector of all tensors of floats, joined in their order."""
+LENGTHS: Final = "secagg/lengths"
+"""The name of the clients' votes: for the length of the whole update, and for that of each tensor."""
+TOLD: Final[Mapping[str, Callable[[npt.NDArray[Any]], float]]] = {"secagg/reach": reach, "secagg/length": length}
+"""What clients tell of every tensor of floats of more than one dimension, by the name of the vector that it stands in;
+the means over the clients are the scales of the next round."""
+_KEY_BYTES: Final = 32
+_COINS: Final = Ring(32)
+Values = dict[str, npt.NDArray[Any]]
+Range = tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Made(FitsEvery):
+    """A recipe: whatever is made of a tensor's place."""
+
+    made: Callable[[PublicStream], Scheme]
+
+    def make(self, place: PublicStream, sample: Sample | None, previous: Scheme | None) -> Scheme:  # noqa: ARG002
+        return self.made(place)
+
+
+def peaks(places: int, known: KnownLengths) -> Made:
+    """Return the recipe of a round's peak code, under the scales that follow from known lengths."""
+    return Made(lambda place: PeakCode(rotation=known.rotation(place), places=places))
+
+
+def votes() -> Made:
+    """Return the recipe of one vote for each length."""
+    return Made(lambda place: level_votes(place.shape[0]))
+
+
+def known_lengths(sent: Arrays, joined: Sequence[str], lengths: Sequence[float]) -> KnownLengths:
+    """Return what a round's lengths say of the joined tensors.
+
+    Raises:
+        MalformedMessage: there is not one for the update and one for each tensor, or one is no length.
+    """
+    if lengths and (len(lengths) != 1 + len(joined) or not all(isfinite(one) and one >= 0 for one in lengths)):
+        raise MalformedMessage(
+            f"there are {len(lengths)} lengths, and {len(joined)} tensors have {1 + len(joined)}; each is a number "
+            "from 0 on",
+            reason=Reason.NOT_CANONICAL,
+        )
+    sizes = tuple(sent[name].size for name in joined)
+    return KnownLengths(sizes=sizes, common=lengths[0] if lengths else None, tensors=tuple(lengths[1:]) or None)
+
+
+def votes_shape(joined: Sequence[str]) -> Shape:
+    """Return the shape of a client's votes."""
+    return (1 + len(joined), NORM_LEVELS)
+
+
+def from_outside(name: str, factory: Factory, cohort: int) -> Made:
+    """Return the recipe of a scheme of a factory from outside."""
+    return Made(
+        lambda place: OutsideScheme(
+            name=name, values=place.size, cohort=cohort, seed=place.seed, epoch=place.round_number, factory=factory
+        )
+    )
+
+
+def told_names(shapes: Mapping[str, Shape], sent: Arrays) -> tuple[str, ...]:
+    """Return the names of the tensors of which clients tell something, in their order."""
+    floats = {TENSOR + name for name, array in sent.items() if not is_integer(array)}
+    return tuple(name for name, shape in shapes.items() if name in floats and len(shape) > 1)
+
+
+def with_told(update: ModelUpdate, values: Mapping[str, npt.NDArray[Any]], sent: Arrays) -> dict[str, npt.NDArray[Any]]:
+    """Return the values with what the update asks clients to tell of them."""
+    found = dict(values)
+    names = told_names({tensor.name: tensor.shape for tensor in update.tensors}, sent)
+    for kind, measure in TOLD.items():
+        if kind in update.names:
+            found[kind] = np.array([measure(values[name]) for name in names], dtype=np.float64)
+    return found
+
+
+def taken_told(mean: dict[str, npt.NDArray[Any]], sent: Arrays) -> dict[str, float]:
+    """Take what clients told out of a mean, and return it by the names of tensors."""
+    names = told_names({name: array.shape for name, array in mean.items()}, sent)
+    for kind in TOLD:
+        if kind in mean:
+            return dict(zip(names, map(float, mean.pop(kind)), strict=True))
+    return {}
+
+
+def with_joined(values: Mapping[str, npt.NDArray[Any]], names: Sequence[str]) -> dict[str, npt.NDArray[Any]]:
+    """Return the values with those of these tensors joined to one vector."""
+    found, parts = dict(values), [TENSOR + name for name in names]
+    if parts:
+        found[UPDATE] = np.concatenate([found.pop(name).astype(np.float32).reshape(-1) for name in parts])
+    return found
+
+
+def part(mean: dict[str, npt.NDArray[Any]], names: Sequence[str], sent: Arrays) -> None:
+    """Put tensors in the place of the vector that they were joined to."""
+    if names:
+        edges = np.cumsum([sent[name].size for name in names])[:-1].tolist()
+        for name, values in zip(names, np.split(mean.pop(UPDATE), edges), strict=True):
+            mean[TENSOR + name] = values.reshape(sent[name].shape)
+
+
+def with_votes(
+    update: ModelUpdate,
+    values: Mapping[str, npt.NDArray[Any]],
+    sent: Arrays,
+    joined: Sequence[str],
+    lengths: Sequence[float],
+) -> Values:
+    """Return the values with a client's votes, where the update asks for them."""
+    found = dict(values)
+    if LENGTHS in update.names:
+        known = known_lengths(sent, joined, lengths)
+        found[LENGTHS] = known.votes(known.told(_rotation_of(update), found[UPDATE], with_tensors=True))
+    return found
+
+
+def take_lengths(
+    update: ModelUpdate, mean: Values, sent: Arrays, joined: Sequence[str], lengths: Sequence[float]
+) -> tuple[float, ...]:
+    """Take the votes out of a mean, give its update the middle length, and return the lengths of the next round."""
+    if LENGTHS not in update.names:
+        return ()
+    known = known_lengths(sent, joined, lengths)
+    relative = known.middle(mean.pop(LENGTHS).astype(np.float64))
+    if relative[0] >= known.longest:
+        LOG.warning(
+            "half of the updates or more are longer than the longest level, %.3g times what is known; the model moves "
+            "by that level, and the next round knows more",
+            known.longest,
+        )
+    length, after = known.after(relative, _rotation_of(update))
+    mean[UPDATE] = mean[UPDATE] * np.float32(length)
+    return (after.common or 0.0, *(after.tensors or ()))
+
+
+def rounded_at_random(
+    update: ModelUpdate, values: Mapping[str, npt.NDArray[Any]], coins: Coins
+) -> dict[str, npt.NDArray[Any]]:
+    """Return the values with those of fixed point moved to a step above or below, so that the mean is the value.
+
+    The bias is at most 2^-32 of a step. Rounding to the nearest step would lose what is small in every round.
+    """
+    rounded = dict(values)
+    for tensor in update.tensors:
+        scheme = _fixed_point(tensor)
+        if scheme is None or tensor.name not in values:
+            continue
+        given = values[tensor.name]
+        with Secret.random("rounding_key", _KEY_BYTES, coins) as key:
+            drawn = expand(key, _COINS, given.size)
+        steps = np.ldexp(given.astype(np.float64).ravel(), scheme.fraction_bits)
+        steps += np.ldexp(drawn.astype(np.float64), -_COINS.modulus_bits)
+        rounded[tensor.name] = np.ldexp(np.floor(steps, out=steps), -scheme.fraction_bits).reshape(given.shape)
+    return rounded
+
+
+def steps_in(update: ModelUpdate, values: Mapping[str, npt.NDArray[Any]]) -> float:
+    """Return the root mean square of the changes that travel in fixed point, in steps; infinity if none does."""
+    squares, count = 0.0, 0
+    for tensor in update.tensors:
+        scheme = _fixed_point(tensor)
+        # Integers are exact, and metrics have a step of their own.
+        if scheme is not None and scheme.fraction_bits and tensor.name != METRICS and tensor.name in values:
+            found = np.asarray(values[tensor.name], dtype=np.float64).ravel()
+            squares += float(np.dot(found, found)) * 4.0**scheme.fraction_bits
+            count += found.size
+    return math.sqrt(squares / count) if count else math.inf
+
+
+def _fixed_point(tensor: TensorScheme) -> FixedPoint | None:
+    scheme: object = tensor.scheme
+    if isinstance(scheme, RandomPruning):
+        scheme = scheme.inner
+    return scheme if isinstance(scheme, FixedPoint) else None
+
+
+def clipped_share(update: ModelUpdate, values: Mapping[str, npt.NDArray[Any]]) -> float:
+    """Return which part of a client's floats the schemes cut off; it is summed too, and the server logs the mean."""
+    beyond, count = 0, 0
+    for tensor in update.tensors:
+        if tensor.name in values and (limit := _limit(tensor)) is not None:
+            found = values[tensor.name]
+            count += found.size
+            # Two passes without a copy, which is all that most tensors need.
+            if found.max() > limit or found.min() < -limit:
+                beyond += int(np.count_nonzero(np.abs(found) > limit))
+    return beyond / count if count else 0.0
+
+
+def value_bounds(update: ModelUpdate) -> tuple[Range | None, ...]:
+    """Return for each segment of the layout between which integers one value lies, where all its schemes say that."""
+    found = dict[Segment, list[Range | None]]()
+    for tensor in update.tensors:
+        for segment in tensor.scheme.layout.segments:
+            found.setdefault(_kind(segment), []).append(_range_of(tensor))
+    return tuple(_joined(found[_kind(segment)]) for segment in update.layout.segments)
+
+
+def _kind(segment: Segment) -> Segment:
+    """Return what segments have in common that are merged."""
+    return replace(segment, length=1) if isinstance(segment, RingSegment) else replace(segment, blocks=1)
+
+
+def _range_of(tensor: TensorScheme) -> Range | None:
+    scheme: object = tensor.scheme
+    if (fixed := _fixed_point(tensor)) is not None:
+        return -fixed.bound, fixed.bound
+    return (scheme.least, scheme.greatest) if isinstance(scheme, ScalarQuantization) else None
+
+
+def _joined(ranges: list[Range | None]) -> Range | None:
+    known = [one for one in ranges if one is not None]
+    if len(known) < len(ranges):
+        return None
+    return min(low for low, _ in known), max(high for _, high in known)
+
+
+def integer_bound(update: ModelUpdate, sent: Arrays) -> float:
+    """Return how far an integer tensor may change."""
+    integers = {TENSOR + name for name in sent if is_integer(sent[name])}
+    schemes: list[object] = [tensor.scheme for tensor in update.tensors if tensor.name in integers]
+    return min((scheme.clip for scheme in schemes if isinstance(scheme, FixedPoint)), default=0.0)
+
+
+def _limit(tensor: TensorScheme) -> float | None:
+    scheme: object = tensor.scheme
+    match scheme:
+        case FixedPoint():
+            return scheme.clip
+        case ScalarQuantization():
+            return scheme.scales[0] * (scheme.greatest + 0.5)
+        case _:
+            return None
+
+
+def _rotation_of(update: ModelUpdate) -> JoinedRotation:
+    return cast("PeakCode", next(tensor.scheme for tensor in update.tensors if tensor.name == UPDATE)).rotation
