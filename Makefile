@@ -16,18 +16,19 @@ PUBLISHING := build/publishing/.venv
 PYTHONS := 3.11 3.12 3.13 3.14
 SCOREBOARD := build/scoreboard
 SITE := build/site/.venv
+WEB := build/web/.venv
 DEMO_ROUNDS ?= 80
 # A module is compiled once, when it is first imported; pip would compile all that an environment has.
 PIP_OPTIONS := --disable-pip-version-check --no-compile
 unexport PYTHONDONTWRITEBYTECODE
 # Tests that need nothing but the development environment.
-HERE := not gpu and not site and not wire and not scale and not flower and not flower_torch and not nvflare and not nvflare_torch
+HERE := not gpu and not site and not wire and not scale and not web and not flower and not flower_torch and not nvflare and not nvflare_torch
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help demo study demo-round test lint types proofs proofs-second-opinion mutants timing bench bench-peers \
   bench-flower dist-check flower nvflare dist sbom extras pythons oldest newest flower-torch nvflare-torch scoreboard \
-  test-long suites wire site scale vectors clean
+  test-long suites web wire site scale vectors clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*##/\1:/p' $(MAKEFILE_LIST) | awk -F': *' '{ line = sprintf("  make %-24s", $$1); text = $$0; \
@@ -106,6 +107,11 @@ suites: $(INSTALLED)  ## run the suites of others: Wycheproof, CCTV, HPKE; SECAG
 
 wire: $(INSTALLED)  ## run servers and clients over HTTP, each a process, and kill them
 	$(BIN)/python -m pytest -n 2 -m wire tests/transport
+
+web: $(WEB)/.installed  ## run the client in JavaScript, in Node and in Chromium, next to clients in Python
+	build/web/node_modules/.bin/tsc -p clients/web
+	node --test clients/web/tests/
+	PYTHONPATH=. $(WEB)/bin/python -m pytest -p no:randomly -m web tests/web
 
 scale: $(INSTALLED)  ## kill actors of a local Ray, and sum on two of its nodes
 	RAY_AUTH_MODE=token RAY_AUTH_TOKEN=$$(printf %064d 7) RAY_USAGE_STATS_ENABLED=0 RAY_worker_niceness=0 \
@@ -221,6 +227,13 @@ $(NVFLARE)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv --clear $(NVFLARE)
 	$(NVFLARE)/bin/python -m pip install $(PIP_OPTIONS) "nvflare==$(NVFLARE_VERSION)" -e . \
 	  $$(grep -E '^(numpy|cryptography|pytest|pytest-randomly|hypothesis|mypy)==' constraints.txt)
+	touch $@
+
+$(WEB)/.installed: pyproject.toml constraints.txt .ci/web_tools
+	.ci/web_tools
+	npm install --silent --no-save --prefix build/web typescript@5.6.3
+	$(PYTHON) -m venv --clear $(WEB)
+	$(WEB)/bin/python -m pip install $(PIP_OPTIONS) -c constraints.txt -e '.[http]' hypothesis pytest pytest-randomly playwright==1.65.2
 	touch $@
 
 $(SITE)/.installed: pyproject.toml constraints.txt

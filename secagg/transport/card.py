@@ -85,8 +85,8 @@ class Card:
         return terms_digest(self.terms)
 
     def encode(self) -> bytes:
-        """Return the card as JSON."""
-        return json.dumps(asdict(self), sort_keys=True).encode()
+        """Return the card as JSON, in which terms are a text and the round is digits: every reader keeps them as they are."""
+        return json.dumps(asdict(self) | {"round_number": str(self.round_number), "terms": _text(self.terms)}).encode()
 
     @classmethod
     def decode(cls, encoded: bytes) -> Card:
@@ -96,10 +96,13 @@ class Card:
             MalformedMessage: it is none.
         """
         try:
-            given: object = json.loads(encoded)
-            return cls(**cast("dict[str, Any]", given))
-        except (ValueError, TypeError, RecursionError) as error:
+            given = cast("dict[str, Any]", json.loads(encoded))
+            card = cls(**given | {"round_number": int(given["round_number"]), "terms": json.loads(given["terms"])})
+        except (ValueError, TypeError, KeyError, RecursionError) as error:
             raise MalformedMessage(f"this is no card of a session ({error})", reason=Reason.NOT_CANONICAL) from None
+        if (given["round_number"], given["terms"]) != (str(card.round_number), _text(card.terms)):
+            raise MalformedMessage("this is no card of a session (another form)", reason=Reason.NOT_CANONICAL)
+        return card
 
 
 def new_name(coins: Coins) -> str:
@@ -114,4 +117,8 @@ def is_name(text: str) -> bool:
 
 def terms_digest(terms: Mapping[str, Any]) -> bytes:
     """Return the digest of an application's terms."""
-    return hashlib.sha256(bind(Label.HTTP_TERMS, json.dumps(terms, sort_keys=True).encode())).digest()
+    return hashlib.sha256(bind(Label.HTTP_TERMS, _text(terms).encode())).digest()
+
+
+def _text(terms: Mapping[str, Any]) -> str:
+    return json.dumps(terms, sort_keys=True)

@@ -28,8 +28,11 @@ from .places import Places, cut_short
 from .proof import Admission
 
 Result = TypeVar("Result")
-Keep = Callable[[Released], Awaitable[None]]
-"""Puts a sum where it is wanted, for good; what it raises is raised by ``run``, and no client is told of a sum."""
+Keep = Callable[[Released], Awaitable[bytes]]
+"""Puts a sum where it is wanted, for good, and returns what clients are shown of it, or nothing.
+
+What it raises is raised by ``run``, and no client is told of a sum.
+"""
 _ROOM_BYTES: Final = 1 << 30
 """For answers that are read at once, where each client of the cohort can have a place within that."""
 _AGAIN_SECONDS: Final = 1.0
@@ -99,8 +102,7 @@ class Conductor:
         outcome = "failed"
         try:
             released = await self._released()
-            if keep is not None:
-                await keep(released)
+            shown = b"" if keep is None else await keep(released)
             sentence = f"the sum of {len(released.counted)} clients was released"
             try:
                 await self._do(lambda: self._remember(b"", sentence.encode()))
@@ -108,7 +110,7 @@ class Conductor:
                 # The sum is safe; a server that is started again makes it again.
                 say("ending not kept", logging.WARNING, session=self.card.session, why=str(error))
             outcome = "released"
-            self._end(sentence, is_released=True, counted=released.counted)
+            self._end(sentence, is_released=True, counted=released.counted, result=shown)
         except asyncio.CancelledError:
             outcome = "stopped"
             raise
@@ -288,8 +290,10 @@ class Conductor:
         self.exchange.close()
         self._places.clear()
 
-    def _end(self, sentence: str, *, is_released: bool, counted: frozenset[ClientId] = frozenset()) -> None:
-        self.exchange.end(sentence, is_released=is_released, counted=counted)
+    def _end(
+        self, sentence: str, *, is_released: bool, counted: frozenset[ClientId] = frozenset(), result: bytes = b""
+    ) -> None:
+        self.exchange.end(sentence, is_released=is_released, counted=counted, result=result)
         say("session ended", session=self.card.session, sentence=sentence)
 
     def _wake(self) -> None:

@@ -54,6 +54,8 @@ class Verdict:
 
     answer: Answer
     sentence: str = ""
+    result: bytes = b""
+    """JSON for the clients of a sum, where its server shows it to them."""
 
 
 _READ: Final = Verdict(Answer.READ)
@@ -123,14 +125,18 @@ class Exchange:
         """Await nobody else; what is being read comes too late."""
         self._patience = None
 
-    def end(self, sentence: str, *, is_released: bool, counted: frozenset[ClientId] = frozenset()) -> None:
+    def end(
+        self, sentence: str, *, is_released: bool, counted: frozenset[ClientId] = frozenset(), result: bytes = b""
+    ) -> None:
         """End the session; every later request is told how.
 
         Args:
+            result: what its clients are shown.
             counted: who is in the sum. Of these, clients of a server that was restarted may not be back yet.
         """
         self._untold |= counted - self._heard
-        self._patience, self._over = None, Verdict(Answer.DONE if is_released else Answer.OVER, sentence)
+        self._patience = None
+        self._over = Verdict(Answer.DONE if is_released else Answer.OVER, sentence, result)
 
     def left(self) -> float:
         """Return for how many seconds to wait at most; 0 when the stage is to be closed."""

@@ -71,6 +71,10 @@ class Admission(Protocol):
         """Return what must outlive this process: the digest of the proof that a client was first admitted with."""
         ...
 
+    def seat(self, session: str, proof: bytes) -> ClientId | None:
+        """Return a name that nobody has said, or the one of this proof; None if there is none to give."""
+        ...
+
 
 class Certified:
     """Admits clients that an authority certified, by their signatures."""
@@ -98,6 +102,11 @@ class Certified:
         del client
         return None
 
+    def seat(self, session: str, proof: bytes) -> ClientId | None:
+        """Return nothing: names are those of keys."""
+        del session, proof
+        return None
+
 
 class FirstCome:
     """Admits whoever first says a name to a session, and then nobody else under it."""
@@ -114,9 +123,7 @@ class FirstCome:
 
     def admits(self, session: str, client: ClientId, proof: bytes) -> bool:
         """See ``Admission``."""
-        if session != self._session:
-            self._session = session
-            self._digests.clear()
+        self._begin(session)
         is_known = client in self._digests
         if not is_known and (len(self._digests) >= _NAMES if self._invited is None else client not in self._invited):
             return False
@@ -126,3 +133,20 @@ class FirstCome:
     def claim_of(self, client: ClientId) -> bytes | None:
         """See ``Admission``."""
         return self._digests.get(client)
+
+    def seat(self, session: str, proof: bytes) -> ClientId | None:
+        """See ``Admission``: the least free name of those invited."""
+        self._begin(session)
+        digest = hashlib.sha256(proof).digest()
+        taken = {held: client for client, held in self._digests.items()}
+        if (own := taken.get(digest)) is not None or self._invited is None:
+            return own
+        free = min(set(self._invited) - self._digests.keys(), default=None)
+        if free is not None:
+            self._digests[free] = digest
+        return free
+
+    def _begin(self, session: str) -> None:
+        if session != self._session:
+            self._session = session
+            self._digests.clear()

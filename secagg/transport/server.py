@@ -17,6 +17,7 @@ from typing import Any, Final
 from secagg.crypto.entropy import Coins, SystemCoins
 from secagg.errors import InvalidParameters, Misuse
 from secagg.identifiers import ClientId
+from secagg.session.certificates import SIGNATURE_BYTES
 from secagg.session.metrics import CONTENT_TYPE
 from secagg.session.roles import Released, ServerSession, Subject
 
@@ -47,6 +48,11 @@ _STRANGER: Final = Verdict(
 )
 _STARTING: Final = Verdict(Answer.STOPPING, "the server listens and holds no session yet; ask again")
 _WRONG: Final = Verdict(Answer.WRONG, "this is no request that the server knows; both ends need one version of secagg")
+_NO_SEAT: Final = Verdict(
+    Answer.OUT, "every seat of this sum is taken, or its clients have keys; wait for the next one"
+)
+_PROOF_DIGITS: Final = 2 * SIGNATURE_BYTES
+_PROOF: Final = re.compile(rb"[0-9a-f]{%d}" % _PROOF_DIGITS)
 _PLAIN: Final = "text/plain; charset=utf-8"
 
 
@@ -82,6 +88,7 @@ class SumServer:
                 Route("/v1/sessions/{name}/message", self._message, methods=["GET"]),
                 Route("/v1/sessions/{name}/answers/{stage}", self._answer, methods=["POST"]),
                 Route("/v1/sessions/{name}/client", self._leave, methods=["DELETE"]),
+                Route("/v1/sessions/{name}/seats", self._seat, methods=["POST"]),
                 Route("/health", self._health, methods=["GET"]),
                 Route("/metrics", self._metrics, methods=["GET"]),
             ],
@@ -229,6 +236,21 @@ class SumServer:
         await conductor.leave(client)
         return _response(Verdict(Answer.AGAIN))
 
+    async def _seat(self, request: Request) -> Response:
+        """Give a free name to a visitor, whose proof is the body; the same proof gets the same name."""
+        conductor, name = self._current, request.path_params["name"]
+        if conductor is None or name != conductor.card.session:
+            return _response(self._past.get(name, _STARTING if conductor is None else RESTARTED))
+        proof = b""
+        async for chunk in request.stream():
+            proof += chunk
+            if len(proof) > _PROOF_DIGITS:
+                return _response(_WRONG)
+        if not _PROOF.fullmatch(proof):
+            return _response(_WRONG)
+        seat = self._admission.seat(name, bytes.fromhex(proof.decode()))
+        return _response(_NO_SEAT) if seat is None else Response(str(seat.value), 201, _HEADERS, _PLAIN)
+
     def _admitted(self, request: Request) -> tuple[Conductor, ClientId] | Verdict:
         """Return the session that a request names, and the client that it is from; or what the request gets."""
         if any(len(request.headers.getlist(name)) > 1 for name in _SINGLE):
@@ -273,6 +295,8 @@ def _response(verdict: Verdict) -> Response:
     headers = _HEADERS if verdict.answer in _WITH_BODY_READ else {**_HEADERS, "connection": "close"}
     if verdict.answer in (Answer.BUSY, Answer.STOPPING):
         headers = {**headers, "retry-after": "1"}
+    if verdict.result:
+        return Response(verdict.result, verdict.answer.status, headers, "application/json")
     if verdict.answer is Answer.AGAIN:
         return Response(status_code=verdict.answer.status, headers=headers)
     return Response(verdict.sentence + "\n", verdict.answer.status, headers, _PLAIN)

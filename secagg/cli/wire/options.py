@@ -21,8 +21,8 @@ def add_options(commands: Any) -> None:  # noqa: ANN401 -- argparse names the ty
         "read renewed files of TLS.",
     )
     serve.add_argument("--protocol", choices=names(), default="pairwise", help="who adds up (default: %(default)s)")
-    serve.add_argument("--values", type=int, required=True, help="how many an update has")
-    serve.add_argument("--clip", type=float, required=True, help="values beyond it are clipped")
+    serve.add_argument("--values", type=int, help="how many an update has")
+    serve.add_argument("--clip", type=float, help="values beyond it are clipped")
     serve.add_argument("--bits", type=int, default=16, help="of one value (default: %(default)s)")
     serve.add_argument("--clients", type=int, help="how many are invited, 0 and up; with a roster, all of it")
     serve.add_argument(
@@ -44,7 +44,19 @@ def add_options(commands: Any) -> None:  # noqa: ANN401 -- argparse names the ty
         metavar="SHARE",
         help="with enough answers, wait so much of the time until then (default: for all)",
     )
-    serve.add_argument("--out", type=Path, required=True, metavar="FILE", help="where the mean goes, as .npy")
+    serve.add_argument("--out", type=Path, metavar="FILE", help="where the mean goes, as .npy")
+    serve.add_argument(
+        "--page",
+        action="store_true",
+        help="serve a page on which visitors draw and see the sum, one session after another; needs no other option",
+    )
+    serve.add_argument(
+        "--allow-origin",
+        action="append",
+        default=[],
+        metavar="ORIGIN",
+        help="let pages of https://HOST ask, by exact name",
+    )
     spreading.add_options(serve)
     _add_common(serve, "a setting of the server, as an app of Flower has it without `secagg-`: roster=keys/roster.json")
     serve.set_defaults(run=when_run("serve"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import json
 import logging
 import os
 import signal
@@ -17,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from secagg.cli.figures import writable
 from secagg.cli.spreading import Spreading, SpreadInState, workers_for
-from secagg.errors import InternalError, InvalidParameters
+from secagg.errors import InternalError, InvalidParameters, SecAggError
 from secagg.session.registry import find
 
 from .groups import group_of, write_mean, write_sum
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
     from secagg.transport.card import Card, WireLimits
     from secagg.transport.keeping import ServerRecord, ServerStore
     from secagg.transport.proof import Admission
+    from secagg.transport.server import SumServer
 
 _LOG: Final = logging.getLogger("secagg")
 _PROGRESS_SECONDS: Final = 10.0
@@ -55,6 +57,8 @@ _USED: Final = (
     *("second-server", "server-keys", "servers", "stage-timeout", "suite", "threshold", "topology"),
 )
 """The settings of a server that are not about updates."""
+_DRAWING, _SEATS = 28 * 28, 3
+"""Of a page: values of a drawing, and how many visitors a sum has where nobody says."""
 _LEAST_ANSWER, _SHARES, _PER_CLIENT = 1 << 20, 16, 1 << 12
 """No answer is longer than these bytes, times the packed update, and for each client."""
 
@@ -62,11 +66,36 @@ _LEAST_ANSWER, _SHARES, _PER_CLIENT = 1 << 20, 16, 1 << 12
 def run_serve(options: argparse.Namespace) -> int:
     """Hold a sum, write its mean, and return the exit status."""
     options.is_written = False
+    _complete(options)
     try:
         running(lambda: _serve(options))
     except SystemExit:
         return 0 if options.is_written else stopped()
     return 0
+
+
+def _complete(options: argparse.Namespace) -> None:
+    """Fill in what a page decides, or refuse what is missing.
+
+    Raises:
+        InvalidParameters: an option is missing, or one does not go with a page.
+    """
+    if not options.page:
+        if missing := [name for name in ("values", "clip", "out") if getattr(options, name) is None]:
+            raise InvalidParameters(f"give --{', --'.join(missing)} as well, or --page for a page that decides them")
+        return
+    if options.state or options.group or options.engine or options.values is not None:
+        raise InvalidParameters("--page decides --values, and goes with none of --state, --group and --engine")
+    options.values, options.clip = _DRAWING, options.clip or 1.0
+    if options.clients is None and not any(each.startswith("roster=") for each in options.set):
+        options.clients = _SEATS
+
+
+def _shown(held: _Held, released: Released) -> bytes:
+    """Return what clients with a page are shown of a sum."""
+    mean, count = held.plan.mean(released), len(released.counted)
+    sentence = f"the sum of {count} clients was released"
+    return json.dumps({"sentence": sentence, "count": count, "mean": [round(float(x), 6) for x in mean]}).encode()
 
 
 def _write(options: argparse.Namespace, held: _Held, released: Released) -> str:
@@ -78,10 +107,10 @@ def _write(options: argparse.Namespace, held: _Held, released: Released) -> str:
     return f"the sum of {len(released.counted)} clients of group {options.group}, for `secagg add`"
 
 
-async def _keep(options: argparse.Namespace, held: _Held, released: Released) -> None:
+async def _keep(options: argparse.Namespace, held: _Held, released: Released) -> bytes:
     """Write the sum; as long as there is no room for it, it is in this process alone, which tries again."""
-    said = ""
-    while True:
+    shown, said = _shown(held, released) if options.page else b"", ""
+    while options.out is not None:
         try:
             written = await asyncio.to_thread(_write, options, held, released)
         except OSError as error:
@@ -90,7 +119,8 @@ async def _keep(options: argparse.Namespace, held: _Held, released: Released) ->
             await asyncio.sleep(_AGAIN_SECONDS)
         else:
             print(f"{options.out}: {written}", flush=True)
-            return
+            break
+    return shown
 
 
 async def _serve(options: argparse.Namespace) -> None:
@@ -116,11 +146,12 @@ async def _serve(options: argparse.Namespace) -> None:
         held = sums.held()
         limits = _limits(options, held.card)
         allow_connections(limits)
-        writable(options.out)
+        if options.out is not None:
+            writable(options.out)
         server = SumServer(limits=limits, admission=held.admission, store=sums.store)
         workers.metrics = server.metrics
         async with listening(
-            server.app, host, port, tls=tls, limits=limits, is_behind_proxy=options.behind_proxy
+            _with_page(server.app, options), host, port, tls=tls, limits=limits, is_behind_proxy=options.behind_proxy
         ) as listened:
             print(f"listening at {host}:{listened}, session {held.card.session}, {held.card.mode}", flush=True)
             if held.card.mode != ACTIVE:
@@ -129,12 +160,31 @@ async def _serve(options: argparse.Namespace) -> None:
                 if held.session is None:
                     server.recall(held.card, held.ending)
                     print(f"the process before this one wrote {options.out}: {held.ending}", flush=True)
+                elif options.page:
+                    await _follow(options, server, sums, held)
                 else:
                     await server.run(held.session, held.card, number=held.number, keep=partial(_keep, options, held))
                 # From here on a signal only cuts short what clients are told.
                 options.is_written = True
             finally:
                 await server.told()
+
+
+async def _follow(options: argparse.Namespace, server: SumServer, sums: _Sum, held: _Held) -> None:
+    """Hold one session after another until a signal; one that ends without a sum ends no other."""
+    while held.session is not None:
+        try:
+            await server.run(held.session, held.card, keep=partial(_keep, options, held))
+        except (SecAggError, ConnectionError) as error:
+            _LOG.warning("a session ended without a sum: %s", error)
+        held = sums.held()
+
+
+def _with_page(app: Any, options: argparse.Namespace) -> Any:  # noqa: ANN401 -- ASGI applications
+    from secagg.transport.page import CrossOrigin, Paged
+
+    app = Paged(app) if options.page else app
+    return CrossOrigin(app, options.allow_origin) if options.allow_origin else app
 
 
 def _settings(options: argparse.Namespace) -> SecAggSettings:

@@ -1,0 +1,137 @@
+"""The page of ``clients/web``, served by a server of sums, and the headers with which pages elsewhere may ask it."""
+
+from __future__ import annotations
+
+import gzip
+from collections.abc import Awaitable, Callable, Collection, Mapping
+from dataclasses import dataclass
+from importlib.resources import files
+from types import MappingProxyType
+from typing import Any, Final
+
+from secagg.errors import InvalidParameters
+
+Scope = Mapping[str, Any]
+Receive = Callable[[], Awaitable[Mapping[str, Any]]]
+Send = Callable[[Mapping[str, Any]], Awaitable[None]]
+Application = Callable[[Any, Any, Any], Awaitable[None]]
+Headers = list[tuple[bytes, bytes]]
+
+_TYPES: Final = MappingProxyType({".js": "text/javascript", ".html": "text/html", ".css": "text/css"})
+_HOME: Final = "/page/"
+_POLICY: Final = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; base-uri 'none'; form-action 'none'; "
+    "frame-ancestors 'none'"
+)
+"""The page runs its own scripts, asks its own server, and nothing else."""
+_SECURE: Final[Headers] = [
+    (b"content-security-policy", _POLICY.encode()),
+    (b"x-content-type-options", b"nosniff"),
+    (b"referrer-policy", b"no-referrer"),
+    (b"cross-origin-opener-policy", b"same-origin"),
+    (b"cache-control", b"no-cache"),
+]
+_ALLOWED: Final[Headers] = [
+    (b"access-control-allow-methods", b"GET, POST, DELETE"),
+    (b"access-control-allow-headers", b"authorization"),
+    (b"access-control-max-age", b"7200"),
+]
+
+
+@dataclass(frozen=True, slots=True)
+class _File:
+    kind: bytes
+    plain: bytes
+    packed: bytes
+
+
+def _read_files() -> dict[str, _File]:
+    """Read everything that the page loads, by its path; nothing else of the machine is ever served."""
+    found = dict[str, _File]()
+    for folder, place in (("/", files("secagg.web")), (_HOME, files("secagg.web.page"))):
+        for file in place.iterdir():
+            dot, suffix = file.name.rpartition(".")[1:]
+            if (kind := _TYPES.get(dot + suffix)) is not None:
+                plain = file.read_bytes()
+                found[folder + file.name] = _File(
+                    f"{kind}; charset=utf-8".encode(), plain, gzip.compress(plain, 9, mtime=0)
+                )
+    if f"{_HOME}index.html" not in found:
+        raise InvalidParameters("this installation of secagg has no page; install a wheel, or check out clients/web")
+    found[_HOME] = found.pop(f"{_HOME}index.html")
+    return found
+
+
+class Paged:
+    """An application with the page before it."""
+
+    def __init__(self, app: Application) -> None:
+        """Read the page's files once."""
+        self._app, self._files = app, _read_files()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request: with a file, or as the application does."""
+        path = scope.get("path", "")
+        if scope["type"] != "http" or scope["method"] not in {"GET", "HEAD"}:
+            await self._app(scope, receive, send)
+        elif path == "/":
+            await _respond(send, 307, [(b"location", _HOME.encode())], b"")
+        elif (file := self._files.get(path)) is not None:
+            is_packed = b"gzip" in dict(scope["headers"]).get(b"accept-encoding", b"")
+            headers = [*_SECURE, (b"content-type", file.kind), (b"vary", b"accept-encoding")]
+            if is_packed:
+                headers.append((b"content-encoding", b"gzip"))
+            body = file.packed if is_packed else file.plain
+            await _respond(send, 200, headers, b"" if scope["method"] == "HEAD" else body)
+        else:
+            await self._app(scope, receive, send)
+
+
+class CrossOrigin:
+    """An application that pages of some other origins may ask, and of no more."""
+
+    def __init__(self, app: Application, origins: Collection[str]) -> None:
+        """Allow origins by their exact names, such as ``https://example.org``.
+
+        Raises:
+            InvalidParameters: a name is no origin.
+        """
+        for origin in origins:
+            scheme, separator, host = origin.partition("://")
+            if (
+                scheme not in {"http", "https"}
+                or not separator
+                or not host
+                or not host.isascii()
+                or set(host) & set("/*?# ")
+            ):
+                raise InvalidParameters(f"an origin is https://HOST, without a path or a star; got {origin!r}")
+        self._app, self._origins = app, frozenset(origin.encode() for origin in origins)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request; each response to an allowed origin says so, errors too."""
+        origin = dict(scope.get("headers", ())).get(b"origin") if scope["type"] == "http" else None
+        if origin is None or origin not in self._origins:
+            await self._app(scope, receive, send)
+            return
+        own: Headers = [
+            (b"access-control-allow-origin", origin),
+            (b"access-control-expose-headers", b"secagg-stage"),
+            (b"vary", b"origin"),
+        ]
+        if scope["method"] == "OPTIONS":
+            await _respond(send, 204, [*own, *_ALLOWED], b"")
+            return
+
+        async def sent(message: Mapping[str, Any]) -> None:
+            if message["type"] == "http.response.start":
+                message = {**message, "headers": [*message.get("headers", ()), *own]}
+            await send(message)
+
+        await self._app(scope, receive, sent)
+
+
+async def _respond(send: Send, status: int, headers: Headers, body: bytes) -> None:
+    length = (b"content-length", str(len(body)).encode())
+    await send({"type": "http.response.start", "status": status, "headers": [*headers, length]})
+    await send({"type": "http.response.body", "body": body})

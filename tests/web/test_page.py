@@ -1,0 +1,214 @@
+"""The page in Chromium: visitors draw, one leaves, and everybody sees the sum; a hostile server gets nothing."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from itertools import chain, repeat
+from typing import Any, ClassVar
+
+import httpx
+import pytest
+
+from secagg.transport.page import Paged
+
+pytestmark = pytest.mark.web
+LONG = 120_000.0
+
+
+def draw(tab: Any) -> None:
+    box = tab.locator("#drawing").bounding_box()
+    tab.mouse.move(box["x"] + 0.3 * box["width"], box["y"] + 0.3 * box["height"])
+    tab.mouse.down()
+    tab.mouse.move(box["x"] + 0.7 * box["width"], box["y"] + 0.7 * box["height"], steps=4)
+    tab.mouse.up()
+
+
+def tab_of(browser: Any, url: str, **settings: Any) -> Any:
+    tab = browser.new_context(**settings).new_page()
+    tab.on("pageerror", lambda error: tab.evaluate(f"document.body.dataset.error = {json.dumps(str(error))}"))
+    tab.goto(url)
+    return tab
+
+
+def test_three_visitors_see_their_sum(town: Any, browser: Any) -> None:
+    url = town.serve("--page")
+    tabs = [tab_of(browser, url) for _ in range(3)]
+    for tab in tabs:
+        draw(tab)
+        tab.click("#send")
+    for tab in tabs:
+        tab.wait_for_selector("body[data-ended=yes]", timeout=LONG)
+        assert tab.inner_text("#say") == "the sum of 3 clients was released"
+        assert "3 drawings" in tab.inner_text("#mean-note")
+        assert "random" in tab.inner_text("#seen-note")
+        assert tab.locator("body").get_attribute("data-error") is None
+
+
+def test_a_tab_that_is_closed_has_dropped_out_and_the_next_sum_begins(town: Any, browser: Any) -> None:
+    url = town.serve("--page", "--clients", "5", "--patience", "1", "--exchange-seconds", "30")
+    tabs = [tab_of(browser, url) for _ in range(5)]
+    for tab in tabs:
+        draw(tab)
+        tab.click("#send")
+    tabs[0].wait_for_selector("#stages li.done", timeout=LONG)
+    tabs.pop(0).close()
+    ended = set[str]()
+    for tab in tabs:
+        tab.wait_for_selector("body[data-ended=yes]", timeout=LONG)
+        ended.add(tab.inner_text("#say"))
+    assert ended <= {"the sum of 4 clients was released", "the sum of 5 clients was released"}
+    card = httpx.get(f"{url}/v1/session", timeout=60).json()
+    assert card["protocol"] == "pairwise"
+
+
+def test_the_page_is_drawn_by_keyboard_and_asks_nowhere_else(town: Any, browser: Any) -> None:
+    url = town.serve("--page")
+    tab = browser.new_context(viewport={"width": 400, "height": 800}, color_scheme="dark").new_page()
+    asked = list[str]()
+    tab.on("request", lambda request: asked.append(request.url))
+    tab.goto(url)
+    tab.focus("#drawing")
+    for key in ("ArrowLeft", "ArrowUp", " "):
+        tab.keyboard.press(key)
+    tab.click("#send")
+    tab.wait_for_selector("#stages li.now", timeout=LONG)
+    assert all(each.startswith(url) for each in asked)
+    assert tab.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
+
+
+def test_the_page_has_a_policy_and_one_form(town: Any) -> None:
+    url = town.serve("--page")
+    page = httpx.get(f"{url}/page/")
+    assert "default-src 'none'" in page.headers["content-security-policy"]
+    assert httpx.get(url, follow_redirects=False).status_code == 307
+    for path in ("/page/index.html", "/tests/contribute.js", "/page/%2e%2e/wire.js", "/package.json"):
+        assert httpx.get(url + path).status_code == 404
+    files = Paged(None)._files  # type: ignore[arg-type]  # noqa: SLF001 -- what is served
+    assert sum(len(file.packed) for file in files.values()) <= 60_000
+    assert not any("test" in name for name in files)
+
+
+def test_pages_elsewhere_ask_only_where_they_are_named(town: Any) -> None:
+    url = town.serve(
+        "--values", "1", "--clip", "1", "--clients", "3", "--out", "x.npy", "--allow-origin", "https://a.example"
+    )
+    asked = {"origin": "https://a.example"}
+    for path in ("/v1/session", "/v1/sessions/" + "0" * 32 + "/message", "/nowhere"):
+        found = httpx.get(url + path, headers=asked, timeout=60)
+        assert found.headers["access-control-allow-origin"] == "https://a.example"
+        assert found.headers["access-control-expose-headers"] == "secagg-stage"
+    assert httpx.options(f"{url}/v1/session", headers=asked).status_code == 204
+    for origin in ("https://b.example", "https://a.example.b.example", "null"):
+        assert "access-control-allow-origin" not in httpx.get(f"{url}/v1/session", headers={"origin": origin}).headers
+
+
+# --- A hostile server -------------------------------------------------------------------------------------------------
+
+
+class Hostile(BaseHTTPRequestHandler):
+    """Serves the page of an honest server, and answers of its own."""
+
+    honest: ClassVar[str] = ""
+    card: ClassVar[dict[str, Any]] = {}
+    message: ClassVar[bytes] = b""
+    heard: ClassVar[list[tuple[str, bytes]]] = []
+    stages: ClassVar[Iterator[int]] = repeat(0)
+
+    def do_GET(self) -> None:
+        if self.path.startswith("/v1/session") and not self.path.startswith("/v1/sessions"):
+            self._answer(200, json.dumps(self.card).encode(), "application/json")
+        elif self.path.endswith("/message"):
+            self._answer(200, self.message, "application/octet-stream", stage=str(next(self.stages)))
+        else:
+            found = httpx.get(self.honest + self.path)
+            self._answer(found.status_code, found.content, found.headers.get("content-type", "text/plain"))
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers.get("content-length", 0)))
+        self.heard.append((self.path, body))
+        self._answer(201 if self.path.endswith("/seats") else 202, b"0", "text/plain")
+
+    def do_DELETE(self) -> None:
+        self.heard.append((self.path, b""))
+        self._answer(204, b"", "text/plain")
+
+    def _answer(self, status: int, body: bytes, kind: str, stage: str = "") -> None:
+        self.send_response(status)
+        self.send_header("content-type", kind)
+        self.send_header("content-length", str(len(body)))
+        if stage:
+            self.send_header("secagg-stage", stage)
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *arguments: Any) -> None:
+        """Say nothing."""
+
+
+@pytest.fixture
+def hostile(town: Any) -> Iterator[str]:
+    Hostile.honest, Hostile.heard, Hostile.stages = town.serve("--page"), [], repeat(0)
+    Hostile.card = httpx.get(f"{Hostile.honest}/v1/session", timeout=60).json()
+    seat = httpx.post(f"{Hostile.honest}/v1/sessions/{Hostile.card['session']}/seats", content=b"1" * 128)
+    authorization = {"authorization": f"Secagg {seat.text}:{'1' * 128}"}
+    path = f"{Hostile.honest}/v1/sessions/{Hostile.card['session']}/message"
+    Hostile.message = httpx.get(path, headers=authorization, timeout=60).content
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Hostile)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}/page/"
+    server.shutdown()
+    server.server_close()
+
+
+def altered(terms: str, **changes: Any) -> dict[str, Any]:
+    return {**Hostile.card, "terms": json.dumps(json.loads(terms) | changes, sort_keys=True)}
+
+
+@pytest.mark.parametrize(
+    "attack", ["more clients", "another clip", "another round", "another task", "a cohort of two", "garbage", "a flood"]
+)
+def test_a_hostile_server_gets_no_drawing(hostile: str, browser: Any, attack: str) -> None:
+    terms, message = Hostile.card["terms"], bytearray(Hostile.message)
+    match attack:
+        case "more clients":
+            Hostile.card = altered(terms, all_clients=1000)
+        case "another clip":
+            Hostile.card = altered(terms, clip=1000.0)
+        case "another round":
+            Hostile.card = {**Hostile.card, "round_number": "1"}
+        case "another task":
+            Hostile.card = {**Hostile.card, "task": "another"}
+        case "a cohort of two":
+            # The offer's fields stand at fixed places behind the task: the minimum cohort is the 13th.
+            at = 7 + 1 + 4 + len(Hostile.card["task"]) + 32 + 8 + 4 + 3 + 16
+            assert int.from_bytes(message[at : at + 4], "big") >= 3
+            message[at : at + 4] = (2).to_bytes(4, "big")
+            Hostile.message = bytes(message)
+        case "garbage":
+            Hostile.message = b"SAGG\x01\x00\x10" + bytes(100)
+        case _:
+            Hostile.message = bytes(10_000_000)
+    tab = tab_of(browser, hostile)
+    draw(tab)
+    tab.click("#send")
+    tab.wait_for_selector("body[data-ended=yes]", timeout=LONG)
+    assert tab.inner_text("#say").startswith("Nothing more was sent")
+    assert not [path for path, _ in Hostile.heard if "/answers/" in path]
+    assert "Nothing yet" in tab.inner_text("#seen-note")
+
+
+def test_a_second_message_that_differs_gets_no_second_answer(hostile: str, browser: Any) -> None:
+    """The page answers the offer once; the same offer as the message of the next stage is not due."""
+    Hostile.stages = chain([0, 0], repeat(1))
+    tab = tab_of(browser, hostile)
+    draw(tab)
+    tab.click("#send")
+    tab.wait_for_selector("body[data-ended=yes]", timeout=LONG)
+    answers = [path for path, _ in Hostile.heard if "/answers/" in path]
+    assert answers
+    assert {path.rpartition("/")[2] for path in answers} == {"0"}
+    assert len({body for path, body in Hostile.heard if "/answers/" in path}) == 1
+    assert tab.inner_text("#say").startswith("Nothing more was sent")
