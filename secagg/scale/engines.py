@@ -108,7 +108,10 @@ class Processes:
         self._pool = self._started()
 
     def _started(self) -> ProcessPoolExecutor:
-        return ProcessPoolExecutor(self.count, mp_context=get_context("spawn"), initializer=_end_with_parent)
+        pool = ProcessPoolExecutor(self.count, mp_context=get_context("spawn"), initializer=_end_with_parent)
+        for _ in range(self.count):
+            pool.submit(int)  # So that each process is there before it is needed.
+        return pool
 
     @property
     def process_ids(self) -> tuple[int, ...]:

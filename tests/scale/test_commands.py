@@ -173,7 +173,9 @@ def test_a_server_is_stopped_while_its_workers_hang_and_goes_on(town: Town, tmp_
     clients = three_uploads(town)
     clients += [town.contribute(3, *ONE_MESSAGE)]
     wait_until(lambda: uploads_in(tmp_path) == 4, "four uploads are kept")
-    for worker in children_of(server):
+    workers = children_of(server)
+    assert len(workers) == 2
+    for worker in workers:
         os.kill(worker, signal.SIGSTOP)
     clients += [town.contribute(4, *ONE_MESSAGE)]
     server.wait_for("stage closed")
