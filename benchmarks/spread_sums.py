@@ -23,9 +23,8 @@ import numpy as np
 from secagg.protocols.one_message import OneMessageCut
 from secagg.protocols.one_message.lattice.values import Values
 from secagg.protocols.one_message.plan import choose_committee, plan
-from secagg.scale.engines import Engine, open_engine
-from secagg.scale.storage import FolderStore, put_object
-from secagg.scale.work import Task
+from secagg.scale.engines import Engine, Task, open_engine
+from secagg.scale.storage import Objects
 
 LENGTH, CAPACITY, BATCH = 1 << 20, 10_000, 64
 KEY = bytes(range(32))
@@ -39,23 +38,24 @@ def one_message_cut() -> OneMessageCut:
 
 def generate(cut: OneMessageCut, folder: Path, clients: int) -> None:
     """Store random pieces; the last one is of zeros, because bits that fill a plane must be zero."""
-    store, generator = FolderStore(folder), np.random.default_rng(1)
+    objects, generator = Objects(str(folder), KEY), np.random.default_rng(1)
     for client in range(clients):
         for number, length in enumerate(cut.lengths):
             piece = generator.bytes(length) if number + 1 < len(cut.lengths) else bytes(length)
-            put_object(store, KEY, "sum", f"pieces/{client}/{number}", piece, lasts=False)
+            objects.put(f"pieces/{client}/{number}", piece)
 
 
 def by_engine(cut: OneMessageCut, folder: Path, clients: int, replays: int, engine: Engine) -> float:
     """Have an engine add everything, in other batches with every replay."""
-    shutil.rmtree(folder / "sum" / "sums", ignore_errors=True)
+    for sums in folder.glob("*/sums"):
+        shutil.rmtree(sums)
     started, left = perf_counter(), 0
     for turn in range(replays):
         order = [(turn + client) % clients for client in range(clients)]
         for first in range(0, clients, BATCH):
             for number in range(len(cut.lengths)):
                 inputs = tuple(f"pieces/{client}/{number}" for client in order[first : first + BATCH])
-                engine.submit(Task(storage=str(folder), folder="sum", key=KEY, cut=cut, piece=number, inputs=inputs))
+                engine.submit(Task(storage=str(folder), key=KEY, cut=cut, piece=number, inputs=inputs))
                 left += 1
     while left:
         for _, error in engine.wait(60):
@@ -66,12 +66,13 @@ def by_engine(cut: OneMessageCut, folder: Path, clients: int, replays: int, engi
 
 def by_numpy(cut: OneMessageCut, folder: Path, clients: int, replays: int) -> float:
     """Add the files as words of 32 bits to sums of 64, one read and one addition for each."""
+    (pieces,) = folder.glob("*/pieces")
     sums = [np.zeros(length // 4, np.uint64) for length in cut.lengths]
     started = perf_counter()
     for _ in range(replays):
         for client in range(clients):
             for number, total in enumerate(sums):
-                np.add(total, np.fromfile(folder / f"sum/pieces/{client}/{number}", np.uint32, total.size), out=total)
+                np.add(total, np.fromfile(pieces / f"{client}/{number}", np.uint32, total.size), out=total)
     return perf_counter() - started
 
 

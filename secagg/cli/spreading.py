@@ -142,13 +142,13 @@ class SpreadInState:
             InvalidParameters: another process has the folder, or it is about another sum.
         """
         from secagg.crypto.entropy import SystemCoins
-        from secagg.scale.state import State, recorded_coins, require_offer
+        from secagg.scale.state import RecordedCoins, State
 
         state = State(self.folder, SystemCoins())
         try:
-            coins = recorded_coins(state, SystemCoins())
+            coins = RecordedCoins(state, SystemCoins())
             session = about(coins)
-            require_offer(state, session.invitation, coins)
+            coins.require_offer(session.invitation)
             if self.workers.add_through is not None:
                 self.workers.add_through(session, state, self.is_kept)
         except BaseException:

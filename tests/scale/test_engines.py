@@ -12,7 +12,6 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NoReturn, cast
@@ -23,10 +22,9 @@ import pytest
 from secagg.contract import Layout, RingSegment
 from secagg.errors import InvalidParameters
 from secagg.scale import engines
-from secagg.scale.engines import Engine, InProcess, OnRay, Processes, Result, open_engine
+from secagg.scale.engines import Engine, InProcess, OnRay, Processes, Result, Task, add, open_engine
 from secagg.scale.spread import Figures
 from secagg.scale.state import goes_on
-from secagg.scale.work import Task, add
 from secagg.wire import MessageKind, message_kind
 from tests.harness.one_message_sums import SumSetup
 from tests.harness.spread_sums import Life, Place, live, whole
@@ -64,6 +62,18 @@ def test_a_coordinator_that_is_killed_at_any_of_twenty_moments_releases_once_or_
         assert said.get("exact", True)
         exact += (place.folder / "released").exists()
     assert exact >= 14
+
+
+@pytest.mark.long
+def test_a_coordinator_that_is_killed_before_or_after_any_write_goes_on_or_is_over(tmp_path: Path) -> None:
+    count = int(live(Place(tmp_path / "undisturbed"), 0)["moments"])
+    for moment in range(1, count + 1):
+        place = Place(tmp_path / str(moment))
+        assert live(place, moment)["killed"]
+        if not place.sent or goes_on(place.state):
+            assert live(place, 0)["exact"], moment
+        lists = {request for request in place.asked if message_kind(request) is MessageKind.ONE_MESSAGE_LIST}
+        assert len(lists) == 1, "holders were shown two lists, or none"
 
 
 # --- Processes --------------------------------------------------------------------------------------------------------
@@ -211,6 +221,7 @@ def test_ray_takes_no_signal_over(monkeypatch: pytest.MonkeyPatch) -> None:
         raise ConnectionError("there is none")
 
     monkeypatch.setitem(sys.modules, "ray", stub_of_ray(init=init))
+    monkeypatch.setenv("RAY_AUTH_MODE", "token")
     before = signal.getsignal(signal.SIGTERM)
     with pytest.raises(InvalidParameters, match=r"there is none\); compare addresses"):
         OnRay(1, "192.0.2.1:1")
@@ -237,9 +248,19 @@ def test_a_cluster_is_found_as_ray_finds_it_and_a_local_one_listens_to_this_mach
     assert asked == options
 
 
+def test_nodes_without_tokens_are_of_another_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The coordinator's own environment says nothing about a cluster that others have started."""
+    monkeypatch.setenv("RAY_AUTH_MODE", "token")
+    mine = engines.versions()
+    monkeypatch.delenv("RAY_AUTH_MODE")
+    assert engines.versions() != mine
+
+
 @pytest.mark.parametrize("mode", ["", "disabled"])
-def test_a_cluster_that_lets_anybody_in_is_refused(monkeypatch: pytest.MonkeyPatch, mode: str) -> None:
-    monkeypatch.setitem(sys.modules, "ray", stub_of_ray(init=partial(dict[str, Any])))
+def test_a_cluster_that_lets_anybody_in_is_refused_before_it_is_joined_or_started(
+    monkeypatch: pytest.MonkeyPatch, mode: str
+) -> None:
+    monkeypatch.setitem(sys.modules, "ray", stub_of_ray(init=lambda **_: pytest.fail("it was joined")))
     monkeypatch.setenv("RAY_AUTH_MODE", mode)
     with pytest.raises(InvalidParameters, match="RAY_AUTH_MODE=token"):
         engines.connect(1)
