@@ -1,10 +1,12 @@
-"""Uploads that workers add: one message, 2^20 values of 8 bits planned for 10^4 clients.
+"""Uploads that workers add: one message, 2^20 values of 8 bits planned for 10^4 clients; and a session of as many.
 
 What a client uploads is uniform, so pieces of random bytes are stored once and added by tasks, through each engine. The
 rate to compare with is that at which numpy adds the same files as words; all rates are of one run, by turns, and the
-best of each is taken. Uploads are replayed under other names, because a task that was done is not done again.
+best of each is taken. Uploads are replayed under other names, because a task that was done is not done again. Each
+bound is printed with its figure. What a task holds in memory is a test's (``tests/scale/test_sums.py``).
 
-    python benchmarks/spread_sums.py --clients 200 --replays 4 --engines processes ray
+    export RAY_AUTH_MODE=token RAY_AUTH_TOKEN=$(printf %064d 7) RAY_worker_niceness=0
+    python benchmarks/spread_sums.py --replays 50 --rounds 2 --engines processes ray --session 10000
 """
 
 from __future__ import annotations
@@ -20,13 +22,17 @@ from time import perf_counter
 
 import numpy as np
 
+from secagg.planning.scale import run_session
 from secagg.protocols.one_message import OneMessageCut
 from secagg.protocols.one_message.lattice.values import Values
 from secagg.protocols.one_message.plan import choose_committee, plan
 from secagg.scale.engines import Engine, Task, open_engine
 from secagg.scale.storage import Objects
+from secagg.session.registry import find
 
 LENGTH, CAPACITY, BATCH = 1 << 20, 10_000, 64
+SHORT = 64
+"""Values of a session's clients: what is left is everything but the vector."""
 KEY = bytes(range(32))
 
 
@@ -84,6 +90,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--storage", type=Path, default=Path("build/spread"))
     parser.add_argument("--engines", nargs="*", default=["processes"], choices=("processes", "ray"))
+    parser.add_argument("--session", type=int, metavar="CLIENTS", help="run a session in this process as well")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     folder, cut = options.storage.absolute(), one_message_cut()
@@ -104,14 +111,21 @@ def main() -> None:
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     figures = {f"{name}, MB/s": size / each / 1e6 for name, each in seconds.items()}
+    bounds = dict[str, str]()
     for engine in options.engines:
-        figures[f"{engine}: two / one"] = seconds[f"{engine} 1"] / seconds[f"{engine} 2"]
-        figures[f"{engine} 2 / numpy, rate"] = seconds["numpy"] / seconds[f"{engine} 2"]
+        figures[two := f"{engine}: two workers / one, rate"] = seconds[f"{engine} 1"] / seconds[f"{engine} 2"]
+        figures[rate := f"{engine}: two workers / numpy, rate"] = seconds["numpy"] / seconds[f"{engine} 2"]
+        bounds |= {two: ">= 1.8", rate: ">= 0.6"}
     if len(options.engines) > 1:
-        figures["ray / processes with one worker, time"] = seconds["ray 1"] / seconds["processes 1"]
+        figures[name := "ray / processes, one worker, time"] = seconds["ray 1"] / seconds["processes 1"]
+        bounds[name] = "<= 1.15"
+    if options.session:
+        sample = run_session(find("one-message"), options.session, SHORT)
+        figures[name := "session: ms of the processor for a client"] = 1e3 * sample.seconds / options.session
+        bounds[name] = "<= 6"
     figures["load over a minute, at the end"] = os.getloadavg()[0]
     for name, figure in figures.items():
-        print(f"{name:<45} {figure:>10.2f}")
+        print(f"{name:<45} {figure:>10.2f} {bounds.get(name, '')}")
     if options.json is not None:
         options.json.write_text(json.dumps(figures, indent=2) + "\n")
 

@@ -129,14 +129,11 @@ class SpreadInState:
 
         return goes_on(self.folder)
 
-    def forget(self) -> None:
-        """Begin another sum, whatever is there: it ended, or nobody was told of it."""
-        from secagg.scale.state import forget
-
-        forget(self.folder)
-
-    def opened(self, about: Callable[[RecordedCoins], ServerSession]) -> ServerSession:
+    def opened(self, about: Callable[[RecordedCoins], ServerSession], *, begins: bool = False) -> ServerSession:
         """Open a session with the coins of before, if there are any, and have the workers add its uploads.
+
+        Args:
+            begins: begin another sum, whatever is there: it ended, or nobody was told of it.
 
         Raises:
             InvalidParameters: another process has the folder, or it is about another sum.
@@ -144,7 +141,7 @@ class SpreadInState:
         from secagg.crypto.entropy import SystemCoins
         from secagg.scale.state import RecordedCoins, State
 
-        state = State(self.folder, SystemCoins())
+        state = State(self.folder, SystemCoins(), begins=begins)
         try:
             coins = RecordedCoins(state, SystemCoins())
             session = about(coins)

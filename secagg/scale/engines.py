@@ -264,7 +264,7 @@ class OnRay(Engine):
         self._add = self._ray.remote(num_cpus=1, max_retries=ATTEMPTS, retry_exceptions=[OSError, Lost])(add)
 
     def _require_same_versions(self) -> None:
-        probe = self._ray.remote(num_cpus=0)(_versions_there)
+        probe = self._ray.remote(num_cpus=0)(versions)
         on_node = import_module("ray.util.scheduling_strategies").NodeAffinitySchedulingStrategy
         asked = {
             probe.options(scheduling_strategy=on_node(node["NodeID"], soft=False)).remote(): node["NodeManagerAddress"]
@@ -344,11 +344,6 @@ def versions() -> str:
     except PackageNotFoundError:
         library = "of a checkout"
     return f"secagg {library} on Python {platform.python_version()}, with{'' if _has_tokens() else 'out'} tokens"
-
-
-def _versions_there() -> str:
-    """Return them as a node has them: it imports this module."""
-    return versions()
 
 
 def open_engine(engine: str, count: int, address: str = "") -> Engine:

@@ -32,12 +32,13 @@ _DIGEST_BYTES: Final = 32
 class State:
     """The folder of one sum, which one process has."""
 
-    def __init__(self, folder: Path, coins: Coins, *, lasts: bool = True) -> None:
+    def __init__(self, folder: Path, coins: Coins, *, lasts: bool = True, begins: bool = False) -> None:
         """Use a folder, for the sum that it is about or for another one.
 
         Args:
             coins: draw the key of a sum that begins.
             lasts: whether files are flushed; not where nobody goes on with a sum.
+            begins: whether another sum begins, even if the one of before is not over.
 
         Raises:
             InvalidParameters: another process has it, others may look into it, or it is damaged.
@@ -50,7 +51,7 @@ class State:
             claim(self._lock, f"{folder} is in use; one coordinator at a time has a sum")
             self.left_by: bytes | None = None
             """The key of a sum that is over, and may have left objects in the storage."""
-            if not goes_on(folder):
+            if begins or not goes_on(folder):
                 if (folder / _KEY).exists():
                     self.left_by = (folder / _KEY).read_bytes()
                 self.clear()
@@ -127,7 +128,8 @@ class State:
 
     def clear(self) -> None:
         """Remove everything: nobody goes on with the sum. Without the offer nobody can; what says so goes last."""
-        forget(self._folder)
+        (self._folder / OFFER).unlink(missing_ok=True)
+        sync_folder(self._folder)
         for path in (self._folder / UPLOADS).iterdir():
             path.unlink()
         for name in (LIST, _KEY, OVER):
@@ -138,13 +140,6 @@ class State:
         if self._lock >= 0:
             os.close(self._lock)
             self._lock = -1
-
-
-def forget(folder: Path) -> None:
-    """Let nobody go on with the sum in a folder."""
-    (folder / OFFER).unlink(missing_ok=True)
-    if folder.exists():
-        sync_folder(folder)
 
 
 def goes_on(folder: Path) -> bool:

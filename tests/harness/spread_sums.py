@@ -94,17 +94,18 @@ class Place:
 class Life:
     """A coordinator that others may go on from."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 -- what tests vary
         self,
         place: Place,
         engine: Engine | None = None,
         *,
         ask: Callable[[Mapping[int, bytes]], Iterable[tuple[int, bytes]]] | None = None,
         is_kept: bool = True,
+        begins: bool = False,
         progress: Callable[[Figures], None] = lambda _: None,
     ) -> None:
         self.place, self.engine, self.told = place, engine or InProcess(), Figures()
-        self.state = State(place.state, SystemCoins())
+        self.state = State(place.state, SystemCoins(), begins=begins)
         try:
             coins = RecordedCoins(self.state, SystemCoins())
             self.session = place.session(coins, ask or place.ask)

@@ -324,8 +324,21 @@ def test_two_coordinators_do_not_have_one_state(place: Place) -> None:
     life = Life(place)
     with pytest.raises(InvalidParameters, match="one coordinator at a time"):
         Life(place)
+    with pytest.raises(InvalidParameters, match="one coordinator at a time"):
+        Life(place, begins=True)
+    assert goes_on(place.state), "who is refused has changed nothing"
     life.end()
     Life(place).end()
+
+
+def test_another_sum_begins_whatever_is_there(place: Place) -> None:
+    life = uploaded(place)
+    life.end()
+    (place.state / "offer").write_bytes(b"damaged")
+    place.sent.clear()
+    other = Life(place, begins=True)
+    assert not place.objects("pieces"), "what the first one left goes with it"
+    assert other.session.invitation != life.session.invitation
 
 
 def test_a_second_list_is_not_written_whatever_it_counts(place: Place) -> None:
