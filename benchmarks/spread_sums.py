@@ -26,8 +26,8 @@ from secagg.planning.scale import run_session
 from secagg.protocols.one_message import OneMessageCut
 from secagg.protocols.one_message.lattice.values import Values
 from secagg.protocols.one_message.plan import choose_committee, plan
-from secagg.scale.engines import Engine, Task, open_engine
-from secagg.scale.storage import Objects
+from secagg.scale.engines import Engine, open_engine
+from secagg.scale.storage import Objects, Task
 from secagg.session.registry import find
 
 LENGTH, CAPACITY, BATCH = 1 << 20, 10_000, 64

@@ -1,9 +1,4 @@
-"""Tasks, and where they run: in one process, in a pool of them, or on a Ray cluster, which places and retries them.
-
-A task adds one piece of some clients, or some partial sums of it, and stores the sum under a name of its own. It keeps
-nothing, adds the very buffers whose tags it has checked, and stores all of its sum or nothing, so it may run twice, at
-once or again.
-"""
+"""Where tasks run: in one process, in a pool of processes, or on a Ray cluster, which places and retries them."""
 
 from __future__ import annotations
 
@@ -15,8 +10,6 @@ from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor
 from concurrent.futures import wait as wait_for
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import suppress
-from dataclasses import dataclass, field
-from hashlib import sha256
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from multiprocessing import get_context, parent_process
@@ -25,91 +18,15 @@ from threading import Thread, current_thread, main_thread
 from time import sleep
 from typing import Any, Final
 
-import numpy as np
-
-from secagg.crypto.ring import RingVector, add_into
 from secagg.errors import InvalidParameters, Reason
-from secagg.protocols.one_message import OneMessageCut
 
-from .storage import Lost, Objects
+from .storage import Lost, Task, add
 
 ATTEMPTS: Final = 3
 _PAUSE_SECONDS: Final = 0.2
 _LOSSES: Final = 25
 """A pool that breaks so often in a row is given up: a task may be what ends its workers."""
-_PROBE_SECONDS: Final = 60.0
-
-
-# --- Tasks ------------------------------------------------------------------------------------------------------------
-
-Sums = list[RingVector]
-"""The sums of one piece, plane by plane."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Task:
-    """What is added: objects of one sum, whose names and key authenticate them."""
-
-    storage: str
-    key: bytes = field(repr=False)
-    cut: OneMessageCut
-    piece: int
-    inputs: tuple[str, ...]
-    is_merge: bool = False
-    """Whether the inputs are partial sums."""
-
-    @property
-    def output(self) -> str:
-        """The name of the sum, which follows from what is added."""
-        parts = (str(self.piece), str(self.is_merge), *self.inputs)
-        return f"sums/{sha256(' '.join(parts).encode()).hexdigest()}"
-
-
-def add(task: Task) -> None:
-    """Add, unless it was done before.
-
-    Raises:
-        Lost: an input is not there, or not what was written; nothing was stored.
-        OSError: the storage fails.
-    """
-    objects, total = Objects(task.storage, task.key), task.cut.zeros(task.piece)
-    with suppress(Lost):
-        read_sum(objects, task.output, total)
-        return
-    for name in task.inputs:
-        if task.is_merge:
-            _merge(total, read_sum(objects, name, total))
-        else:
-            task.cut.add(total, task.piece, objects.read(name, task.cut.lengths[task.piece]))
-    objects.put(task.output, *octets(total))
-
-
-def _merge(total: Sums, more: Sums) -> None:
-    for words, others in zip(total, more, strict=True):
-        add_into(words, others)
-
-
-def read_sum(objects: Objects, name: str, like: Sums) -> Sums:
-    """Return the words of a partial sum, which has the form of another one, until the next object is read.
-
-    Raises:
-        Lost: it is not there, or not what was written.
-        OSError: the storage fails.
-    """
-    data, sums, at = objects.read(name, sum(words.nbytes for words in like)), Sums(), 0
-    for words in like:
-        sums.append(np.frombuffer(data, words.dtype, words.size, at))
-        at += words.nbytes
-    return sums
-
-
-def octets(total: Sums) -> list[memoryview]:
-    """Return a partial sum as it is stored; its form follows from the cut."""
-    return [words.data.cast("B") for words in total]
-
-
-# --- Engines ----------------------------------------------------------------------------------------------------------
-
+_PROBE_SECONDS: Final = 120.0
 Result = tuple[Task, BaseException | None]
 """A task that is done, or why it failed for good."""
 

@@ -25,9 +25,9 @@ from secagg.protocols.one_message import OneMessageCut, Upload, UploadList, join
 from secagg.session.metrics import Metrics
 from secagg.wire import MessageKind
 
-from .engines import ATTEMPTS, Engine, Sums, Task, octets, read_sum
+from .engines import ATTEMPTS, Engine
 from .state import LIST, OVER, UPLOADS, State
-from .storage import Lost, Objects, located
+from .storage import Lost, Objects, Sums, Task, located, octets, read_sum
 
 _LOG = logging.getLogger(__name__)
 _MERGED_AT_ONCE: Final = 16

@@ -1,7 +1,9 @@
-"""Where pieces and partial sums lie: a folder that all machines see, or any fsspec address; each object has a tag.
+"""Where pieces and partial sums lie, a folder that all machines see or an fsspec address, and the task that adds them.
 
 A tag authenticates the name with the contents (GMAC under a key that follows from the sum's key and the name). A name
-follows from what the object is made of, so no key ever tags two contents, and no nonce can come twice.
+follows from what the object is made of, so no key ever tags two contents, and no nonce can come twice. A task keeps
+nothing. It adds the very buffers whose tags it has checked, and stores all of its sum or nothing, so it may run twice,
+at once or again.
 """
 
 from __future__ import annotations
@@ -11,18 +13,23 @@ import shutil
 import stat
 import tempfile
 from contextlib import suppress
+from dataclasses import dataclass, field
 from errno import EACCES, EAGAIN, EISDIR, ELOOP, ENOENT, ENOTDIR, ENOTEMPTY, ENXIO, EPERM
+from hashlib import sha256
 from hmac import compare_digest, digest
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Final
 
+import numpy as np
 from cryptography.hazmat.primitives.ciphers import Cipher
 from cryptography.hazmat.primitives.ciphers.algorithms import AES
 from cryptography.hazmat.primitives.ciphers.modes import GCM
 
 from secagg.crypto.labels import Label, bind
+from secagg.crypto.ring import RingVector, add_into
 from secagg.errors import InvalidParameters
+from secagg.protocols.one_message import OneMessageCut
 from secagg.session.durable import sync_folder, write_whole
 
 TAG_BYTES: Final = 16
@@ -85,6 +92,77 @@ def tag_of(key: bytes, name: str, *parts: bytes | memoryview) -> bytes:
         cipher.authenticate_additional_data(part)
     cipher.finalize()
     return cipher.tag
+
+
+# --- Tasks ------------------------------------------------------------------------------------------------------------
+
+Sums = list[RingVector]
+"""The sums of one piece, plane by plane."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    """One piece of some clients, or some partial sums of it, to be added; names and key authenticate them."""
+
+    storage: str
+    key: bytes = field(repr=False)
+    cut: OneMessageCut
+    piece: int
+    inputs: tuple[str, ...]
+    is_merge: bool = False
+    """Whether the inputs are partial sums."""
+
+    @property
+    def output(self) -> str:
+        """The name of the sum, which follows from what is added."""
+        parts = (str(self.piece), str(self.is_merge), *self.inputs)
+        return f"sums/{sha256(' '.join(parts).encode()).hexdigest()}"
+
+
+def add(task: Task) -> None:
+    """Add, unless it was done before.
+
+    Raises:
+        Lost: an input is not there, or not what was written; nothing was stored.
+        OSError: the storage fails.
+    """
+    objects, total = Objects(task.storage, task.key), task.cut.zeros(task.piece)
+    with suppress(Lost):
+        read_sum(objects, task.output, total)
+        return
+    for name in task.inputs:
+        if task.is_merge:
+            _merge(total, read_sum(objects, name, total))
+        else:
+            task.cut.add(total, task.piece, objects.read(name, task.cut.lengths[task.piece]))
+    objects.put(task.output, *octets(total))
+
+
+def _merge(total: Sums, more: Sums) -> None:
+    for words, others in zip(total, more, strict=True):
+        add_into(words, others)
+
+
+def read_sum(objects: Objects, name: str, like: Sums) -> Sums:
+    """Return the words of a partial sum, which has the form of another one, until the next object is read.
+
+    Raises:
+        Lost: it is not there, or not what was written.
+        OSError: the storage fails.
+    """
+    data, sums, at = objects.read(name, sum(words.nbytes for words in like)), Sums(), 0
+    for words in like:
+        sums.append(np.frombuffer(data, words.dtype, words.size, at))
+        at += words.nbytes
+    return sums
+
+
+def octets(total: Sums) -> list[memoryview]:
+    """Return a partial sum as it is stored; its form follows from the cut."""
+    return [words.data.cast("B") for words in total]
+
+
+# --- Storages ---------------------------------------------------------------------------------------------------------
 
 
 class FolderStore:

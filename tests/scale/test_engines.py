@@ -22,9 +22,10 @@ import pytest
 from secagg.contract import Layout, RingSegment
 from secagg.errors import InvalidParameters
 from secagg.scale import engines
-from secagg.scale.engines import Engine, InProcess, OnRay, Processes, Result, Task, add, open_engine
+from secagg.scale.engines import Engine, InProcess, OnRay, Processes, Result, open_engine
 from secagg.scale.spread import Figures
 from secagg.scale.state import goes_on
+from secagg.scale.storage import Task, add
 from secagg.wire import MessageKind, message_kind
 from tests.harness.one_message_sums import SumSetup
 from tests.harness.spread_sums import Life, Place, live, whole

@@ -33,10 +33,10 @@ from secagg.protocols.one_message.cut import OneMessageCut
 from secagg.protocols.one_message.lattice.planes import Accumulator
 from secagg.protocols.one_message.messages import Upload
 from secagg.scale import spread, storage
-from secagg.scale.engines import InProcess, Result, Task, add, octets, read_sum
+from secagg.scale.engines import InProcess, Result
 from secagg.scale.spread import Figures, SpreadSettings
 from secagg.scale.state import State, goes_on
-from secagg.scale.storage import TAG_BYTES, FolderStore, FsspecStore, Lost, Objects, tag_of
+from secagg.scale.storage import TAG_BYTES, FolderStore, FsspecStore, Lost, Objects, Task, add, octets, read_sum, tag_of
 from secagg.session.metrics import Metrics
 from secagg.simulation.insecure_coins import InsecureSeededCoins
 from secagg.wire import MessageKind, message_kind
@@ -672,7 +672,8 @@ def spoil(path: Path, harm: str) -> None:
         case "a pipe":
             os.mkfifo(path)
         case "a link":
-            path.symlink_to("/etc/hostname")
+            (elsewhere := path.parents[3] / "elsewhere").write_bytes(data)
+            path.symlink_to(elsewhere)
         case "longer":
             path.write_bytes(data + b"x")
         case "cut":
