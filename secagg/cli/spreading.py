@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -173,8 +174,10 @@ def _require_sense(entry: ProtocolEntry, options: argparse.Namespace) -> None:
         raise InvalidParameters("--workers is for --engine processes or ray; memory is the server alone")
     if options.ray_address and options.engine != "ray":
         raise InvalidParameters("--ray-address is for --engine ray")
-    if options.ray_address and options.storage is None:
-        raise InvalidParameters("--ray-address needs --storage: a folder or URL that all machines of the cluster see")
+    if options.engine == "ray" and options.storage is None and (options.ray_address or os.environ.get("RAY_ADDRESS")):
+        raise InvalidParameters(
+            "--ray-address and RAY_ADDRESS need --storage: a folder or URL that all machines of the cluster see"
+        )
 
 
 # --- Groups -----------------------------------------------------------------------------------------------------------

@@ -96,5 +96,5 @@ def require_addable(groups: Sequence[Released], layout: Layout, tables: Tables =
 
 
 def _within(ring: Ring, segment: Segment, values: RingVector) -> RingVector:
-    """Return values as elements of a ring that is as wide as theirs, or wider."""
+    """Return values as elements of a ring that holds the total, and so all that is part of it."""
     return values if segment.ring == ring else ring.from_integers(segment.ring.lift(values))
