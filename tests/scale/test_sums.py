@@ -11,6 +11,7 @@ import tracemalloc
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from pathlib import Path
+from time import sleep
 from typing import Any
 
 import numpy as np
@@ -122,6 +123,30 @@ def test_uploads_wait_while_too_much_waits_to_be_added(tmp_path: Path) -> None:
     place.settings = {"clients_in_a_task": 1}
     assert place.is_exact(whole(place, engine))
     assert engine.most <= 2 * (vars(spread)["_BACKLOG"] + 1)
+
+
+@pytest.mark.parametrize("is_stuck", [False, True])
+def test_workers_that_do_nothing_for_a_while_are_given_up_the_fourth_time_in_a_row(
+    tmp_path: Path,
+    is_stuck: bool,  # noqa: FBT001
+) -> None:
+    class Sluggish(InProcess):
+        turn = 0
+
+        def wait(self, seconds: float) -> list[Result]:
+            self.turn += seconds > 0
+            if is_stuck or not seconds or self.turn % 2:
+                sleep(seconds)
+                return []
+            return super().wait(seconds)
+
+    place = Place(tmp_path / "place", LARGE)
+    place.settings = {"clients_in_a_task": 1, "patience": 1e-3}
+    life = Life(place, Sluggish())
+    with pytest.raises(ConnectionError, match="no task was done 3 times over") if is_stuck else nullcontext():
+        life.upload()
+        assert place.is_exact(life.finish())
+    assert life.sum.figures.begun_again > 3
 
 
 def test_figures_are_told_to_people_and_to_prometheus(place: Place) -> None:
