@@ -1,10 +1,12 @@
-"""Uploads that workers add: one message, 2^20 values of 8 bits planned for 10^4 clients.
+"""Uploads that workers add: one message, 2^20 values of 8 bits planned for 10^4 clients; and a session of as many.
 
 What a client uploads is uniform, so pieces of random bytes are stored once and added by tasks, through each engine. The
 rate to compare with is that at which numpy adds the same files as words; all rates are of one run, by turns, and the
-best of each is taken. Uploads are replayed under other names, because a task that was done is not done again.
+best of each is taken. Uploads are replayed under other names, because a task that was done is not done again. Each
+bound is printed with its figure. What a task holds in memory is a test's (``tests/scale/test_sums.py``).
 
-    python benchmarks/spread_sums.py --clients 200 --replays 4 --engines processes ray
+    export RAY_AUTH_MODE=token RAY_AUTH_TOKEN=$(printf %064d 7) RAY_worker_niceness=0
+    python benchmarks/spread_sums.py --replays 50 --rounds 2 --engines processes ray --session 10000
 """
 
 from __future__ import annotations
@@ -20,14 +22,17 @@ from time import perf_counter
 
 import numpy as np
 
+from secagg.planning.scale import run_session
 from secagg.protocols.one_message import OneMessageCut
 from secagg.protocols.one_message.lattice.values import Values
 from secagg.protocols.one_message.plan import choose_committee, plan
 from secagg.scale.engines import Engine, open_engine
-from secagg.scale.storage import FolderStore, put_object
-from secagg.scale.work import Task
+from secagg.scale.storage import Objects, Task
+from secagg.session.registry import find
 
 LENGTH, CAPACITY, BATCH = 1 << 20, 10_000, 64
+SHORT = 64
+"""Values of a session's clients: what is left is everything but the vector."""
 KEY = bytes(range(32))
 
 
@@ -39,23 +44,24 @@ def one_message_cut() -> OneMessageCut:
 
 def generate(cut: OneMessageCut, folder: Path, clients: int) -> None:
     """Store random pieces; the last one is of zeros, because bits that fill a plane must be zero."""
-    store, generator = FolderStore(folder), np.random.default_rng(1)
+    objects, generator = Objects(str(folder), KEY), np.random.default_rng(1)
     for client in range(clients):
         for number, length in enumerate(cut.lengths):
             piece = generator.bytes(length) if number + 1 < len(cut.lengths) else bytes(length)
-            put_object(store, KEY, "sum", f"pieces/{client}/{number}", piece, lasts=False)
+            objects.put(f"pieces/{client}/{number}", piece)
 
 
 def by_engine(cut: OneMessageCut, folder: Path, clients: int, replays: int, engine: Engine) -> float:
     """Have an engine add everything, in other batches with every replay."""
-    shutil.rmtree(folder / "sum" / "sums", ignore_errors=True)
+    for sums in folder.glob("*/sums"):
+        shutil.rmtree(sums)
     started, left = perf_counter(), 0
     for turn in range(replays):
         order = [(turn + client) % clients for client in range(clients)]
         for first in range(0, clients, BATCH):
             for number in range(len(cut.lengths)):
                 inputs = tuple(f"pieces/{client}/{number}" for client in order[first : first + BATCH])
-                engine.submit(Task(storage=str(folder), folder="sum", key=KEY, cut=cut, piece=number, inputs=inputs))
+                engine.submit(Task(storage=str(folder), key=KEY, cut=cut, piece=number, inputs=inputs))
                 left += 1
     while left:
         for _, error in engine.wait(60):
@@ -66,12 +72,13 @@ def by_engine(cut: OneMessageCut, folder: Path, clients: int, replays: int, engi
 
 def by_numpy(cut: OneMessageCut, folder: Path, clients: int, replays: int) -> float:
     """Add the files as words of 32 bits to sums of 64, one read and one addition for each."""
+    (pieces,) = folder.glob("*/pieces")
     sums = [np.zeros(length // 4, np.uint64) for length in cut.lengths]
     started = perf_counter()
     for _ in range(replays):
         for client in range(clients):
             for number, total in enumerate(sums):
-                np.add(total, np.fromfile(folder / f"sum/pieces/{client}/{number}", np.uint32, total.size), out=total)
+                np.add(total, np.fromfile(pieces / f"{client}/{number}", np.uint32, total.size), out=total)
     return perf_counter() - started
 
 
@@ -83,6 +90,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--storage", type=Path, default=Path("build/spread"))
     parser.add_argument("--engines", nargs="*", default=["processes"], choices=("processes", "ray"))
+    parser.add_argument("--session", type=int, metavar="CLIENTS", help="run a session in this process as well")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     folder, cut = options.storage.absolute(), one_message_cut()
@@ -103,14 +111,21 @@ def main() -> None:
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     figures = {f"{name}, MB/s": size / each / 1e6 for name, each in seconds.items()}
+    bounds = dict[str, str]()
     for engine in options.engines:
-        figures[f"{engine}: two / one"] = seconds[f"{engine} 1"] / seconds[f"{engine} 2"]
-        figures[f"{engine} 2 / numpy, rate"] = seconds["numpy"] / seconds[f"{engine} 2"]
+        figures[two := f"{engine}: two workers / one, rate"] = seconds[f"{engine} 1"] / seconds[f"{engine} 2"]
+        figures[rate := f"{engine}: two workers / numpy, rate"] = seconds["numpy"] / seconds[f"{engine} 2"]
+        bounds |= {two: ">= 1.8", rate: ">= 0.6"}
     if len(options.engines) > 1:
-        figures["ray / processes with one worker, time"] = seconds["ray 1"] / seconds["processes 1"]
+        figures[name := "ray / processes, one worker, time"] = seconds["ray 1"] / seconds["processes 1"]
+        bounds[name] = "<= 1.15"
+    if options.session:
+        sample = run_session(find("one-message"), options.session, SHORT)
+        figures[name := "session: ms of the processor for a client"] = 1e3 * sample.seconds / options.session
+        bounds[name] = "<= 6"
     figures["load over a minute, at the end"] = os.getloadavg()[0]
     for name, figure in figures.items():
-        print(f"{name:<45} {figure:>10.2f}")
+        print(f"{name:<45} {figure:>10.2f} {bounds.get(name, '')}")
     if options.json is not None:
         options.json.write_text(json.dumps(figures, indent=2) + "\n")
 

@@ -432,7 +432,7 @@ ROOMS: Final = (
     ),
     Room(
         "scale: sums, tasks and state",
-        _in("secagg/scale", "spread.py", "state.py", "work.py"),
+        _in("secagg/scale", "spread.py", "state.py", "storage.py"),
         _in("tests/scale", "test_sums.py", "test_engines.py"),
         without=("test_a_coordinator_that_is_killed_at_any_of_twenty_moments",),
     ),

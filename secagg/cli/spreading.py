@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -129,26 +130,23 @@ class SpreadInState:
 
         return goes_on(self.folder)
 
-    def forget(self) -> None:
-        """Begin another sum, whatever is there: it ended, or nobody was told of it."""
-        from secagg.scale.state import forget
-
-        forget(self.folder)
-
-    def opened(self, about: Callable[[RecordedCoins], ServerSession]) -> ServerSession:
+    def opened(self, about: Callable[[RecordedCoins], ServerSession], *, begins: bool = False) -> ServerSession:
         """Open a session with the coins of before, if there are any, and have the workers add its uploads.
+
+        Args:
+            begins: begin another sum, whatever is there: it ended, or nobody was told of it.
 
         Raises:
             InvalidParameters: another process has the folder, or it is about another sum.
         """
         from secagg.crypto.entropy import SystemCoins
-        from secagg.scale.state import State, recorded_coins, require_offer
+        from secagg.scale.state import RecordedCoins, State
 
-        state = State(self.folder, SystemCoins())
+        state = State(self.folder, SystemCoins(), begins=begins)
         try:
-            coins = recorded_coins(state, SystemCoins())
+            coins = RecordedCoins(state, SystemCoins())
             session = about(coins)
-            require_offer(state, session.invitation, coins)
+            coins.require_offer(session.invitation)
             if self.workers.add_through is not None:
                 self.workers.add_through(session, state, self.is_kept)
         except BaseException:
@@ -176,8 +174,10 @@ def _require_sense(entry: ProtocolEntry, options: argparse.Namespace) -> None:
         raise InvalidParameters("--workers is for --engine processes or ray; memory is the server alone")
     if options.ray_address and options.engine != "ray":
         raise InvalidParameters("--ray-address is for --engine ray")
-    if options.ray_address and options.storage is None:
-        raise InvalidParameters("--ray-address needs --storage: a folder or URL that all machines of the cluster see")
+    if options.engine == "ray" and options.storage is None and (options.ray_address or os.environ.get("RAY_ADDRESS")):
+        raise InvalidParameters(
+            "--ray-address and RAY_ADDRESS need --storage: a folder or URL that all machines of the cluster see"
+        )
 
 
 # --- Groups -----------------------------------------------------------------------------------------------------------

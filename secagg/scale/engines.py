@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor
 from concurrent.futures import wait as wait_for
@@ -12,48 +13,22 @@ from contextlib import suppress
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from multiprocessing import get_context, parent_process
-from multiprocessing.connection import wait as wait_on
 from signal import SIGTERM, getsignal, signal
 from threading import Thread, current_thread, main_thread
 from time import sleep
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from secagg.errors import InvalidParameters, Reason
 
-from .storage import Lost
-from .work import Task, add
+from .storage import Lost, Task, add
 
-Result = tuple[Task, Exception | None]
-"""A task that is done, or why it failed for good."""
 ATTEMPTS: Final = 3
 _PAUSE_SECONDS: Final = 0.2
 _LOSSES: Final = 25
 """A pool that breaks so often in a row is given up: a task may be what ends its workers."""
-_PROBE_SECONDS: Final = 60.0
-
-
-class Engine(Protocol):
-    """Runs tasks, each of which it retries."""
-
-    count: int
-    """How many tasks run at once."""
-
-    def submit(self, task: Task) -> None:
-        """Run a task, now or later."""
-
-    def wait(self, seconds: float) -> list[Result]:
-        """Wait at most so long for the first that is done, and return all that are.
-
-        Raises:
-            ConnectionError: the workers are lost.
-        """
-        ...
-
-    def begin_again(self) -> None:
-        """Give up what runs, and run it elsewhere: for a long time nothing was done."""
-
-    def close(self) -> None:
-        """End the workers."""
+_PROBE_SECONDS: Final = 120.0
+Result = tuple[Task, BaseException | None]
+"""A task that is done, or why it failed for good."""
 
 
 def attempt(task: Task) -> None:
@@ -69,86 +44,101 @@ def attempt(task: Task) -> None:
             return
 
 
-class InProcess:
-    """The coordinator's process alone."""
+class Engine(ABC):
+    """Runs tasks, each of which it retries."""
 
-    count = 1
+    def __init__(self, count: int = 1) -> None:
+        self.count, self._running = count, dict[Future[None], Task]()
+        """How many tasks run at once, and those that were begun."""
 
-    def __init__(self) -> None:
-        self._done = list[Result]()
+    @abstractmethod
+    def _start(self, task: Task) -> Future[None]: ...
 
     def submit(self, task: Task) -> None:
-        """Do it."""
+        """Run a task, now or later."""
+        self._running[self._start(task)] = task
+
+    def wait(self, seconds: float) -> list[Result]:
+        """Wait at most so long for the first that is done, and return all that are.
+
+        Raises:
+            ConnectionError: the workers are lost.
+        """
+        done = wait_for(self._running, seconds, FIRST_COMPLETED).done
+        return [(self._running.pop(future), future.exception()) for future in done]
+
+    def begin_again(self, tasks: Iterable[Task] = ()) -> None:
+        """Run some tasks again, and all that run: for a long time nothing was done, or workers were lost."""
+        again = [*tasks, *self._running.values()]
+        self._give_up()
+        self._running.clear()
+        for task in again:
+            self.submit(task)
+
+    def _give_up(self) -> None:  # noqa: B027 -- in one process nothing runs
+        """End what runs."""
+
+    def close(self) -> None:
+        """End the workers."""
+        self._running.clear()
+
+
+class InProcess(Engine):
+    """The coordinator's process alone."""
+
+    def _start(self, task: Task) -> Future[None]:
+        done = Future[None]()
         try:
             attempt(task)
         except Exception as error:  # noqa: BLE001 -- the coordinator judges it
-            self._done.append((task, error))
+            done.set_exception(error)
         else:
-            self._done.append((task, None))
-
-    def wait(self, seconds: float) -> list[Result]:
-        """Return what was done."""
-        del seconds
-        done, self._done = self._done, []
+            done.set_result(None)
         return done
 
-    def begin_again(self) -> None:
-        """Do nothing: nothing runs."""
 
-    def close(self) -> None:
-        """Do nothing."""
-
-
-class Processes:
+class Processes(Engine):
     """Processes of this machine; where one is lost, all are started again, with the tasks that were not done."""
 
     def __init__(self, count: int) -> None:
-        self.count, self._losses = count, 0
-        self._running = dict[Future[None], Task]()
-        self._pool = self._started()
+        super().__init__(count)
+        self._losses, self._pool = 0, self._started()
 
     def _started(self) -> ProcessPoolExecutor:
-        return ProcessPoolExecutor(self.count, mp_context=get_context("spawn"), initializer=_end_with_parent)
+        pool = ProcessPoolExecutor(self.count, mp_context=get_context("spawn"), initializer=_end_with_parent)
+        for _ in range(self.count):
+            pool.submit(int)  # So that each process is there before it is needed.
+        return pool
 
     @property
     def process_ids(self) -> tuple[int, ...]:
         """The processes that were started so far, for those who watch them."""
         return tuple(self._pool._processes or ())  # noqa: SLF001 -- there is no other way to name them
 
-    def submit(self, task: Task) -> None:
-        """Run a task."""
+    def _start(self, task: Task) -> Future[None]:
         try:
-            self._running[self._pool.submit(attempt, task)] = task
-        except BrokenProcessPool:
-            self.begin_again((task,))
+            return self._pool.submit(attempt, task)
+        except BrokenProcessPool as error:
+            lost = Future[None]()
+            lost.set_exception(error)
+            return lost
 
     def wait(self, seconds: float) -> list[Result]:
         """Return what is done; after a loss, run the rest again."""
-        done = wait_for(list(self._running), seconds, FIRST_COMPLETED).done
-        results, lost = list[Result](), list[Task]()
-        for future in done:
-            task, error = self._running.pop(future), future.exception()
-            if isinstance(error, BrokenProcessPool):
-                lost.append(task)
-            else:
-                results.append((task, error if isinstance(error, Exception) else None))
-        if results:
+        results = super().wait(seconds)
+        lost = [task for task, error in results if isinstance(error, BrokenProcessPool)]
+        if len(lost) < len(results):
             self._losses = 0
         if lost:
             self.begin_again(lost)
-        return results
+        return [result for result in results if not isinstance(result[1], BrokenProcessPool)]
 
-    def begin_again(self, tasks: Iterable[Task] = ()) -> None:
-        """Start other processes, and have them do what these were at."""
+    def _give_up(self) -> None:
         self._losses += 1
         if self._losses > _LOSSES:
             raise ConnectionError(f"processes were lost {_LOSSES} times in a row; see why the system ends them")
-        again = [*tasks, *self._running.values()]
-        self._running.clear()
         self._kill()
         self._pool = self._started()
-        for task in again:
-            self.submit(task)
 
     def _kill(self) -> None:
         for process in list((self._pool._processes or {}).values()):  # noqa: SLF001 -- a frozen one does not end
@@ -157,23 +147,22 @@ class Processes:
 
     def close(self) -> None:
         """End them."""
-        self._running.clear()
+        super().close()
         self._kill()
 
 
 def _end_with_parent() -> None:
     """End this process when its parent does, however that ends."""
-    parent = parent_process()
-    if parent is not None:
 
-        def watch() -> None:
-            wait_on([parent.sentinel])
+    def watch() -> None:
+        if (parent := parent_process()) is not None:
+            parent.join()
             os._exit(0)
 
-        Thread(target=watch, daemon=True).start()
+    Thread(target=watch, daemon=True).start()
 
 
-class OnRay:
+class OnRay(Engine):
     """Tasks of a Ray cluster, which all see the storage."""
 
     def __init__(self, count: int, address: str = "") -> None:
@@ -182,7 +171,7 @@ class OnRay:
         Raises:
             InvalidParameters: Ray is not installed, lets anybody in, or has nodes of other versions.
         """
-        self.count, self._running = count, dict[Any, Task]()
+        super().__init__(count)
         self._ray: Any = connect(count, address)
         try:
             self._require_same_versions()
@@ -192,7 +181,7 @@ class OnRay:
         self._add = self._ray.remote(num_cpus=1, max_retries=ATTEMPTS, retry_exceptions=[OSError, Lost])(add)
 
     def _require_same_versions(self) -> None:
-        probe = self._ray.remote(num_cpus=0)(_versions_there)
+        probe = self._ray.remote(num_cpus=0)(versions)
         on_node = import_module("ray.util.scheduling_strategies").NodeAffinitySchedulingStrategy
         asked = {
             probe.options(scheduling_strategy=on_node(node["NodeID"], soft=False)).remote(): node["NodeManagerAddress"]
@@ -207,42 +196,22 @@ class OnRay:
             if found != versions():
                 raise InvalidParameters(f"the node {where} of the cluster has {found}, and this machine {versions()}")
 
-    def submit(self, task: Task) -> None:
-        """Have Ray place a task."""
-        self._running[self._add.remote(task)] = task
+    def _start(self, task: Task) -> Future[None]:
+        started: Future[None] = self._add.remote(task).future()
+        return started
 
     def wait(self, seconds: float) -> list[Result]:
-        """Return what is done."""
-        running = list(self._running)
-        if not running:
-            return []
-        done, _ = self._ray.wait(running, num_returns=1, timeout=seconds)
-        if done:
-            done, _ = self._ray.wait(running, num_returns=len(running), timeout=0)
-        return [(self._running.pop(reference), self._error_of(reference)) for reference in done]
+        """Return what is done, with the errors that Ray wraps."""
+        return [(task, getattr(error, "cause", error)) for task, error in super().wait(seconds)]
 
-    def _error_of(self, reference: Any) -> Exception | None:  # noqa: ANN401 -- Ray's
-        try:
-            self._ray.get(reference)
-        except self._ray.exceptions.RayTaskError as error:
-            return error.cause if isinstance(error.cause, Exception) else error
-        except self._ray.exceptions.RayError as error:
-            return ConnectionError(f"Ray gave a task up: {error}")
-        return None
-
-    def begin_again(self) -> None:
-        """Cancel what runs, and have it placed again."""
-        again = list(self._running.values())
-        for reference in self._running:
+    def _give_up(self) -> None:
+        for future in self._running:
             with suppress(self._ray.exceptions.RayError, TypeError):
-                self._ray.cancel(reference, force=True)
-        self._running.clear()
-        for task in again:
-            self.submit(task)
+                self._ray.cancel(vars(future)["object_ref"], force=True)
 
     def close(self) -> None:
         """Leave the cluster, and end it if it was started here."""
-        self._running.clear()
+        super().close()
         self._ray.shutdown()
 
 
@@ -258,6 +227,11 @@ def connect(count: int, address: str = "") -> Any:  # noqa: ANN401 -- an optiona
         raise InvalidParameters(
             "work on several machines goes through Ray: pip install 'secagg[ray]'", reason=Reason.BACKEND_MISSING
         ) from None
+    if not _has_tokens():
+        raise InvalidParameters(
+            "whoever reaches a Ray cluster without tokens runs code on it: set RAY_AUTH_MODE=token on all of its nodes "
+            "and here, with one token (`ray get-auth-token --generate`)"
+        )
     options: dict[str, Any] = {"log_to_driver": False, "configure_logging": False}
     if address or os.environ.get("RAY_ADDRESS"):
         options |= {"address": address} if address else {}
@@ -273,13 +247,11 @@ def connect(count: int, address: str = "") -> Any:  # noqa: ANN401 -- an optiona
         # Ray takes this signal over, and who called has something to finish when it comes.
         if ending is not None and current_thread() is main_thread():
             signal(SIGTERM, ending)
-    if os.environ.get("RAY_AUTH_MODE", "").lower() != "token":
-        ray.shutdown()
-        raise InvalidParameters(
-            "whoever reaches a Ray cluster without tokens runs code on it: set RAY_AUTH_MODE=token on all of its nodes "
-            "and here, with one token (`ray get-auth-token --generate`)"
-        )
     return ray
+
+
+def _has_tokens() -> bool:
+    return os.environ.get("RAY_AUTH_MODE", "").lower() == "token"
 
 
 def versions() -> str:
@@ -288,12 +260,7 @@ def versions() -> str:
         library = version("secagg")
     except PackageNotFoundError:
         library = "of a checkout"
-    return f"secagg {library} on Python {platform.python_version()}"
-
-
-def _versions_there() -> str:
-    """Return them as a node has them: it imports this module."""
-    return versions()
+    return f"secagg {library} on Python {platform.python_version()}, with{'' if _has_tokens() else 'out'} tokens"
 
 
 def open_engine(engine: str, count: int, address: str = "") -> Engine:
@@ -304,10 +271,6 @@ def open_engine(engine: str, count: int, address: str = "") -> Engine:
     """
     if count < 1:
         raise InvalidParameters(f"a sum needs at least one worker; got {count}")
-    match engine:
-        case "ray":
-            return OnRay(count, address)
-        case "processes":
-            return Processes(count)
-        case _:
-            return InProcess()
+    if engine == "ray":
+        return OnRay(count, address)
+    return Processes(count) if engine == "processes" else InProcess()

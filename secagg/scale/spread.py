@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
-from hmac import digest
+from itertools import chain
 from time import monotonic
 from typing import Annotated, ClassVar, Final
 
@@ -25,12 +26,12 @@ from secagg.session.metrics import Metrics
 from secagg.wire import MessageKind
 
 from .engines import ATTEMPTS, Engine
-from .state import LIST, OVER, State
-from .storage import Lost, located, open_store, put_object, read_object
-from .work import Sums, Task, encode, read_sum
+from .state import LIST, OVER, UPLOADS, State
+from .storage import Lost, Objects, Sums, Task, located, octets, read_sum
 
 _LOG = logging.getLogger(__name__)
 _MERGED_AT_ONCE: Final = 16
+_NO_TASK: Final = "no task"
 _BACKLOG: Final = 4
 """So many tasks wait for each worker before uploads have to wait."""
 _MAXIMUM_BYTES: Final = (1 << 32) - 1
@@ -113,16 +114,19 @@ class SpreadSum:
         """
         self._cut, self._engine, self._settings, self._state = cut, engine, settings, state
         self._is_kept, self._progress, self._is_over = is_kept, progress, False
-        self._storage = located(settings.storage)
-        self._store, self._folder = open_store(self._storage), _folder_of(state.key)
+        storage = located(settings.storage)
+        self._objects = Objects(storage, state.key)
+        self._nothing = Task(storage=storage, key=state.key, cut=cut, piece=0, inputs=())
         self._pieces = dict[ClientId, tuple[str, ...]]()
         """The names of what each client uploaded."""
         self._batches: list[list[ClientId]] = [[]]
         self._left, self._done, self._tries = dict[str, Task](), set[str](), dict[str, int]()
+        self._changes = 0
+        """How often something was lost that was to be added."""
         self._gone, self._sums = dict[ClientId, SecAggError](), list[Sums]()
         self.figures = Figures()
         if state.left_by is not None:
-            self._remove(_folder_of(state.left_by))
+            self._remove(Objects(storage, state.left_by))
 
     # --- Uploads ------------------------------------------------------------------------------------------------------
 
@@ -144,11 +148,11 @@ class SpreadSum:
 
     def keep(self, upload: Upload) -> bytes:
         """Put the pieces into the storage, then write the rest down."""
-        names = _names(upload)
+        names, number = _names(upload), f"{len(self._pieces):08d}-{upload.header.client.value}"
         try:
             for name, piece in zip(names, pieces_of(upload.vector, self._cut.lengths), strict=True):
-                put_object(self._store, self._state.key, self._folder, name, piece, lasts=self._state.lasts)
-            self._state.put_upload(replace(upload, vector=b"").encode())
+                self._objects.put(name, piece, lasts=self._state.lasts)
+            self._state.put(f"{UPLOADS}/{number}", replace(upload, vector=b"").encode())
         except Exception as error:
             # What counts in one process and not in the next would make another list of the same uploads.
             raise ConnectionError(f"an upload cannot be kept: {error}") from error
@@ -174,18 +178,7 @@ class SpreadSum:
         for piece in range(len(self._cut.lengths)):
             inputs = tuple(self._pieces[client][piece] for client in clients if client not in self._gone)
             if inputs:
-                yield self._task(piece, inputs)
-
-    def _task(self, piece: int, inputs: tuple[str, ...], *, is_merge: bool = False) -> Task:
-        return Task(
-            storage=self._storage,
-            folder=self._folder,
-            key=self._state.key,
-            cut=self._cut,
-            piece=piece,
-            inputs=inputs,
-            is_merge=is_merge,
-        )
+                yield replace(self._nothing, piece=piece, inputs=inputs)
 
     def _submit(self, task: Task) -> None:
         if task.output not in self._left and task.output not in self._done:
@@ -202,16 +195,18 @@ class SpreadSum:
             return
         started, results = monotonic(), self._engine.wait(seconds)
         for task, error in results:
-            del self._left[task.output]
+            if self._left.pop(task.output, None) is None:
+                continue  # It is of a sum that was given up.
             if error is None:
                 self._done.add(task.output)
                 self.figures.tasks_done += 1
+                self._tries.pop(_NO_TASK, None)
             elif isinstance(error, Lost):
                 self._judge(task, error)
             else:
                 raise ConnectionError(f"a task failed {ATTEMPTS} times, and last because {error}") from error
         if not results and 0 < seconds <= monotonic() - started:
-            self._count_again("no task")
+            self._count_again(_NO_TASK)
             _LOG.warning("no task was done for %.0f s: all that run are begun again", seconds)
             self._engine.begin_again()
         self.figures.tasks_left = len(self._left)
@@ -239,77 +234,69 @@ class SpreadSum:
             count = len(self._cut.lengths)
             what = f"pieces of the upload of {client}; the storage lost another"
             self._gone[client] = ThresholdNotMet(needed=count, present=count - 1, what=what)
+            self._changes += 1
 
     def _is_there(self, piece: int, name: str) -> bool:
-        try:
-            read_object(self._store, self._state.key, self._folder, name, self._cut.lengths[piece])
-        except Lost:
-            return False
-        except OSError as error:
-            raise ConnectionError(f"the storage fails: {error}") from error
-        return True
+        with _failing_storage(), suppress(Lost):
+            self._objects.read(name, self._cut.lengths[piece])
+            return True
+        return False
 
     def _forget(self, name: str) -> None:
         """Have a partial sum made again."""
         self._done.discard(name)
+        self._changes += 1
         self._count_again(name)
-
-    def _finish(self) -> None:
-        while self._left:
-            self._take(self._settings.patience)
 
     # --- The end ------------------------------------------------------------------------------------------------------
 
     def settle(self) -> Mapping[ClientId, SecAggError]:
         """Finish the sum, read it, and return whose pieces were lost."""
-        while True:
-            before = len(self._gone)
-            for batch in self._batches:
-                for task in self._tasks_of(batch):
-                    self._submit(task)
-            self._finish()
-            if len(self._gone) != before:
-                continue
-            roots = self._merged()
-            if roots is not None and (sums := self._read_sums(roots)) is not None:
-                self._sums = sums
-                return dict(self._gone)
+        self._sums = self._added()
+        return dict(self._gone)
 
-    def _merged(self) -> list[Task] | None:
-        """Merge the partial sums of each piece, sixteen at a time; None if one of them was lost."""
-        levels = [list[Task]() for _ in self._cut.lengths]
+    def _added(self) -> list[Sums]:
+        while True:
+            with suppress(Lost):
+                return [self._read(root) for root in self._roots()]
+
+    def _roots(self) -> list[Task]:
+        """Have every piece added, and the partial sums of each merged, sixteen at a time.
+
+        Raises:
+            Lost: something that was to be added; begin again, which does nothing twice.
+        """
+        before, levels = self._changes, [list[Task]() for _ in self._cut.lengths]
         for batch in self._batches:
             for task in self._tasks_of(batch):
                 levels[task.piece].append(task)
-        while any(len(level) > 1 for level in levels):
-            for piece, level in enumerate(levels):
-                groups = [level[at : at + _MERGED_AT_ONCE] for at in range(0, len(level), _MERGED_AT_ONCE)]
-                levels[piece] = [
-                    group[0]
-                    if len(group) == 1
-                    else self._task(piece, tuple(task.output for task in group), is_merge=True)
-                    for group in groups
-                ]
-                for task in levels[piece]:
-                    self._submit(task)
-            again = self.figures.begun_again
-            self._finish()
-            if self.figures.begun_again != again:
-                return None
-        return [level[0] for level in levels if level]
+        while True:
+            for task in chain(*levels):
+                self._submit(task)
+            while self._left:
+                self._take(self._settings.patience)
+            if self._changes != before:
+                raise Lost("what was to be added")
+            if max(map(len, levels)) <= 1:
+                return [*chain(*levels)]
+            levels = [
+                [self._merge(level[at : at + _MERGED_AT_ONCE]) for at in range(0, len(level), _MERGED_AT_ONCE)]
+                for level in levels
+            ]
 
-    def _read_sums(self, roots: list[Task]) -> list[Sums] | None:
-        """Read the sums of all pieces, once; None if one was lost since it was made."""
-        sums = list[Sums]()
-        for task in roots:
-            try:
-                sums.append(read_sum(self._store, task, task.output, self._cut.zeros(task.piece)))
-            except Lost:
-                self._forget(task.output)
-                return None
-            except OSError as error:
-                raise ConnectionError(f"the storage fails: {error}") from error
-        return sums
+    def _merge(self, tasks: list[Task]) -> Task:
+        if len(tasks) == 1:
+            return tasks[0]
+        return replace(tasks[0], inputs=tuple(task.output for task in tasks), is_merge=True)
+
+    def _read(self, root: Task) -> Sums:
+        """Read the sum of a piece, once."""
+        try:
+            with _failing_storage():
+                return [words.copy() for words in read_sum(self._objects, root.output, self._cut.zeros(root.piece))]
+        except Lost:
+            self._forget(root.output)
+            raise
 
     def fix(self, upload_list: bytes) -> None:
         """Write the list down with the digests of what was read; nobody has seen it."""
@@ -321,8 +308,7 @@ class SpreadSum:
 
     def open(self, secret: np.ndarray) -> list[np.ndarray]:
         """Open the sums that the list was fixed with."""
-        if not self._sums:
-            self._sums = self._sums_of_before()
+        self._sums = self._sums or self._sums_of_before()
         return joined([self._cut.open(total, number, secret) for number, total in enumerate(self._sums)])
 
     def _sums_of_before(self) -> list[Sums]:
@@ -333,14 +319,16 @@ class SpreadSum:
         """
         if (recorded := self._fixed) is None:
             raise ConnectionError("a sum is opened once its list is fixed")
-        self._batches = [[]]
-        for one in UploadList.decode(recorded.upload_list).listed:
-            self.add(one.client, b"")
-        if gone := self.settle():
-            raise ConnectionError(f"the storage lost pieces of {min(gone)}, whom the list counts; begin another sum")
-        if tuple(map(_digest_of, self._sums)) != recorded.sums:
-            raise ConnectionError("the storage has other sums than the list was fixed with; begin another sum")
-        return self._sums
+        counted, self._batches = [one.client for one in UploadList.decode(recorded.upload_list).listed], [[]]
+        if not (lost := set(counted) - self._pieces.keys()):
+            for client in counted:
+                self.add(client, b"")
+            sums, lost = self._added(), set(self._gone)
+            if not lost and tuple(map(_digest_of, sums)) == recorded.sums:
+                return sums
+        if lost:
+            raise ConnectionError(f"the storage lost pieces of {min(lost)}, whom the list counts; begin another sum")
+        raise ConnectionError("the storage has other sums than the list was fixed with; begin another sum")
 
     def over(self) -> None:
         """Write down that nothing is released after this."""
@@ -356,19 +344,23 @@ class SpreadSum:
         for total in self._sums:
             total.clear()
         if self._is_over or not self._is_kept():
-            self._remove(self._folder)
+            self._remove(self._objects)
             self._state.clear()
         self._state.close()
 
-    def _remove(self, folder: str) -> None:
+    def _remove(self, objects: Objects) -> None:
         try:
-            self._store.remove(folder)
+            objects.remove()
         except Exception as error:  # noqa: BLE001 -- an opened sum is not lost to what lies about
-            _LOG.warning("remove %s from %s yourself: %s", folder, self._storage, error)
+            _LOG.warning("remove what is left of a sum from %s yourself: %s", self._nothing.storage, error)
 
 
-def _folder_of(key: bytes) -> str:
-    return digest(key, b"folder", "sha256").hex()[:32]
+@contextmanager
+def _failing_storage() -> Generator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise ConnectionError(f"the storage fails: {error}") from error
 
 
 def _names(upload: Upload) -> tuple[str, ...]:
@@ -378,4 +370,4 @@ def _names(upload: Upload) -> tuple[str, ...]:
 
 
 def _digest_of(total: Sums) -> bytes:
-    return hashlib.sha256(encode(total)).digest()
+    return hashlib.sha256(b"".join(octets(total))).digest()

@@ -10,38 +10,40 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Iterator
+from hmac import compare_digest, digest
 from pathlib import Path
 from typing import Final
 
 from secagg.crypto.entropy import Coins
+from secagg.crypto.labels import Label, bind
 from secagg.crypto.secret import draw_exactly
 from secagg.errors import InvalidParameters
 from secagg.session.durable import claim, erase, require_own_folder, sync_folder, write_whole
-
-from .storage import KEY_BYTES, Lost, opened, tag_of
 
 OFFER: Final = "offer"
 LIST: Final = "list"
 OVER: Final = "over"
 _KEY: Final = "key"
-_UPLOADS: Final = "uploads"
+UPLOADS: Final = "uploads"
+_UNFINISHED: Final = ".new"
 _DIGEST_BYTES: Final = 32
 
 
 class State:
     """The folder of one sum, which one process has."""
 
-    def __init__(self, folder: Path, coins: Coins, *, lasts: bool = True) -> None:
+    def __init__(self, folder: Path, coins: Coins, *, lasts: bool = True, begins: bool = False) -> None:
         """Use a folder, for the sum that it is about or for another one.
 
         Args:
             coins: draw the key of a sum that begins.
             lasts: whether files are flushed; not where nobody goes on with a sum.
+            begins: whether another sum begins, even if the one of before is not over.
 
         Raises:
             InvalidParameters: another process has it, others may look into it, or it is damaged.
         """
-        for each in (folder, folder / _UPLOADS):
+        for each in (folder, folder / UPLOADS):
             require_own_folder(each)
         self._folder, self.lasts = folder, lasts
         self._lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -49,15 +51,16 @@ class State:
             claim(self._lock, f"{folder} is in use; one coordinator at a time has a sum")
             self.left_by: bytes | None = None
             """The key of a sum that is over, and may have left objects in the storage."""
-            if not goes_on(folder):
+            if begins or not goes_on(folder):
                 if (folder / _KEY).exists():
                     self.left_by = (folder / _KEY).read_bytes()
                 self.clear()
-                self._make(_KEY, bytes(draw_exactly(KEY_BYTES, coins)))
+                self._make(_KEY, bytes(draw_exactly(_DIGEST_BYTES, coins)))
+                if lasts:
+                    sync_folder(folder.parent)
             self.key = (folder / _KEY).read_bytes()
             """Authenticates everything that is written for the sum, here and in the storage."""
-            self._require(len(self.key) == KEY_BYTES, _KEY)
-            self._count = 1 + max(self._numbers(), default=-1)
+            self._require(len(self.key) == _DIGEST_BYTES, _KEY)
         except BaseException:
             os.close(self._lock)
             raise
@@ -71,10 +74,10 @@ class State:
         path = self._folder / name
         if not path.exists():
             return None
-        try:
-            return bytes(opened(self.key, name, path.read_bytes()))
-        except (Lost, OSError) as error:
-            raise self._damaged(name) from error
+        stored = path.read_bytes()
+        data = stored[:-_DIGEST_BYTES]
+        self._require(compare_digest(self._tagged(name, data), stored), name)
+        return data
 
     def put(self, name: str, data: bytes) -> None:
         """Write a file that was not there.
@@ -83,27 +86,24 @@ class State:
             FileExistsError: it was.
             OSError: it cannot be written, or does not read back.
         """
-        stored = data + tag_of(self.key, name, data)
+        stored = self._tagged(name, data)
         self._make(name, stored)
         if (self._folder / name).read_bytes() != stored:
             raise OSError(f"{self._folder / name} reads otherwise than it was written")
 
-    def put_upload(self, data: bytes) -> None:
-        """Write the next upload."""
-        self.put(f"{_UPLOADS}/{self._count:08d}", data)
-        self._count += 1
-
     def uploads(self) -> Iterator[bytes]:
-        """Return the uploads of earlier processes, as they came."""
-        for number in sorted(self._numbers()):
-            yield self.get(f"{_UPLOADS}/{number:08d}") or b""
+        """Return the uploads of earlier processes, in the order of their names."""
+        for path in sorted((self._folder / UPLOADS).iterdir()):
+            if path.suffix != _UNFINISHED:
+                yield self.get(f"{UPLOADS}/{path.name}") or b""
 
-    def _numbers(self) -> list[int]:
-        return [int(path.name) for path in (self._folder / _UPLOADS).iterdir() if path.name.isdecimal()]
+    def _tagged(self, name: str, data: bytes) -> bytes:
+        """Return a file's bytes. HMAC, because a write that failed may be followed by another one of its name."""
+        return data + digest(self.key, bind(Label.SPREAD_TAG, name.encode(), data), "sha256")
 
     def _make(self, name: str, data: bytes) -> None:
         path = self._folder / name
-        written = path.with_name(f"{path.name}.new")
+        written = path.with_name(path.name + _UNFINISHED)
         written.unlink(missing_ok=True)
         descriptor = os.open(written, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         try:
@@ -121,22 +121,19 @@ class State:
 
     def _require(self, is_whole: bool, name: str) -> None:  # noqa: FBT001 -- what is required
         if not is_whole:
-            raise self._damaged(name)
-
-    def _damaged(self, name: str) -> InvalidParameters:
-        return InvalidParameters(
-            f"{self._folder / name} is damaged, or of another sum; nothing goes on from it: begin another sum in an "
-            "empty folder"
-        )
+            raise InvalidParameters(
+                f"{self._folder / name} is damaged, or of another sum; nothing goes on from it: begin another sum in "
+                "an empty folder"
+            )
 
     def clear(self) -> None:
         """Remove everything: nobody goes on with the sum. Without the offer nobody can; what says so goes last."""
-        erase(self._folder / OFFER)
-        for path in (self._folder / _UPLOADS).iterdir():
+        (self._folder / OFFER).unlink(missing_ok=True)
+        sync_folder(self._folder)
+        for path in (self._folder / UPLOADS).iterdir():
             path.unlink()
         for name in (LIST, _KEY, OVER):
             erase(self._folder / name)
-        self._count = 0
 
     def close(self) -> None:
         """Let another process have the folder."""
@@ -145,47 +142,40 @@ class State:
             self._lock = -1
 
 
-def forget(folder: Path) -> None:
-    """Let nobody go on with the sum in a folder."""
-    erase(folder / OFFER)
-
-
 def goes_on(folder: Path) -> bool:
     """Return whether a sum was begun in a folder, and is not over."""
     return (folder / OFFER).exists() and not (folder / OVER).exists()
 
 
 class RecordedCoins:
-    """Coins that an earlier process drew for its offer, and behind them fresh ones; an offer is no secret."""
+    """Coins that an earlier process drew for its offer, which is no secret, and behind them fresh ones.
 
-    def __init__(self, coins: Coins, drawn: bytes = b"") -> None:
-        self._coins, self.drawn, self._at = coins, drawn, 0
+    So a session that is opened with them has the offer that its clients signed for.
+    """
+
+    def __init__(self, state: State, coins: Coins) -> None:
+        self._state, self._coins, self._at = state, coins, 0
+        recorded = state.get(OFFER) or b""
+        self._offered, self._drawn = recorded[:_DIGEST_BYTES], recorded[_DIGEST_BYTES:]
 
     def draw(self, count: int) -> bytearray:
         """Return coins."""
-        if (missing := self._at + count - len(self.drawn)) > 0:
-            self.drawn += bytes(self._coins.draw(missing))
+        if (missing := self._at + count - len(self._drawn)) > 0:
+            self._drawn += bytes(self._coins.draw(missing))
         self._at += count
-        return bytearray(self.drawn[self._at - count : self._at])
+        return bytearray(self._drawn[self._at - count : self._at])
 
+    def require_offer(self, invitation: bytes) -> None:
+        """Write an offer down before anybody is invited, or compare it with the one that was.
 
-def recorded_coins(state: State, coins: Coins) -> RecordedCoins:
-    """Return the coins that a sum is opened with, so that it has the offer that its clients signed for."""
-    recorded = state.get(OFFER)
-    return RecordedCoins(coins, b"" if recorded is None else recorded[_DIGEST_BYTES:])
-
-
-def require_offer(state: State, invitation: bytes, coins: RecordedCoins) -> None:
-    """Write an offer down before anybody is invited, or compare it with the one that was.
-
-    Raises:
-        InvalidParameters: it is another one; who uploaded to that cannot be counted.
-    """
-    digest, recorded = hashlib.sha256(invitation).digest(), state.get(OFFER)
-    if recorded is None:
-        state.put(OFFER, digest + coins.drawn)
-    elif recorded[:_DIGEST_BYTES] != digest:
-        raise InvalidParameters(
-            "the sum that was begun here has another offer: open it with the same arguments, holders and epoch, or "
-            "begin another sum in an empty folder"
-        )
+        Raises:
+            InvalidParameters: it is another one; who uploaded to that cannot be counted.
+        """
+        offered = hashlib.sha256(invitation).digest()
+        if not self._offered:
+            self._state.put(OFFER, offered + self._drawn)
+        elif self._offered != offered:
+            raise InvalidParameters(
+                "the sum that was begun here has another offer: open it with the same arguments, holders and epoch, or "
+                "begin another sum in an empty folder"
+            )

@@ -1,7 +1,9 @@
-"""Where pieces and partial sums lie: a folder that all machines see, or any fsspec address; each object has a tag.
+"""Where pieces and partial sums lie, a folder that all machines see or an fsspec address, and the task that adds them.
 
 A tag authenticates the name with the contents (GMAC under a key that follows from the sum's key and the name). A name
-follows from what the object is made of, so no key ever tags two contents, and no nonce can come twice.
+follows from what the object is made of, so no key ever tags two contents, and no nonce can come twice. A task keeps
+nothing. It adds the very buffers whose tags it has checked, and stores all of its sum or nothing, so it may run twice,
+at once or again.
 """
 
 from __future__ import annotations
@@ -10,22 +12,26 @@ import os
 import shutil
 import stat
 import tempfile
-from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from errno import EACCES, EAGAIN, EISDIR, ELOOP, ENOENT, ENOTDIR, ENOTEMPTY, ENXIO, EPERM
-from hmac import digest
+from hashlib import sha256
+from hmac import compare_digest, digest
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
-from cryptography.exceptions import InvalidTag
-from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+import numpy as np
+from cryptography.hazmat.primitives.ciphers import Cipher
+from cryptography.hazmat.primitives.ciphers.algorithms import AES
+from cryptography.hazmat.primitives.ciphers.modes import GCM
 
 from secagg.crypto.labels import Label, bind
+from secagg.crypto.ring import RingVector, add_into
 from secagg.errors import InvalidParameters
+from secagg.protocols.one_message import OneMessageCut
 from secagg.session.durable import sync_folder, write_whole
 
-KEY_BYTES: Final = 32
 TAG_BYTES: Final = 16
 _NONCE: Final = bytes(12)
 """Of the one message that each key tags."""
@@ -40,69 +46,132 @@ class Lost(Exception):
         self.name = name
 
 
-# --- Tags -------------------------------------------------------------------------------------------------------------
+class Objects:
+    """The objects of one sum, whose key authenticates them and names their folder."""
 
+    def __init__(self, storage: str, key: bytes) -> None:
+        self._store: FolderStore | FsspecStore = (
+            FsspecStore(storage) if "://" in storage else FolderStore(Path(storage))
+        )
+        self._key = key
+        self._folder = digest(key, b"folder", "sha256").hex()[:32]
 
-def tag_of(key: bytes, name: str, data: bytes | memoryview) -> bytes:
-    """Return the tag of an object; it depends on nothing but its arguments."""
-    return _cipher(key, name).encrypt(_NONCE, b"", data)
-
-
-def opened(key: bytes, name: str, stored: bytes | memoryview) -> memoryview:
-    """Return the contents of an object that ends in its tag.
-
-    Raises:
-        Lost: it is not what was written under this name.
-    """
-    view = memoryview(stored)
-    try:
-        _cipher(key, name).decrypt(_NONCE, bytes(view[-TAG_BYTES:]), view[:-TAG_BYTES])
-    except (InvalidTag, ValueError):
-        raise Lost(name) from None
-    return view[:-TAG_BYTES]
-
-
-def _cipher(key: bytes, name: str) -> AESGCM:
-    return AESGCM(digest(key, bind(Label.SPREAD_TAG, name.encode()), "sha256"))
-
-
-# --- Storages ---------------------------------------------------------------------------------------------------------
-
-
-class Store(Protocol):
-    """Named bytes."""
-
-    def put(self, name: str, parts: Sequence[bytes | memoryview], *, lasts: bool = False) -> None:
-        """Write all of it, or nothing; an object that lasts is there after a power failure, too.
+    def put(self, name: str, *parts: bytes | memoryview, lasts: bool = False) -> None:
+        """Write all of an object, or nothing; one that lasts is there after a power failure, too.
 
         Raises:
             OSError: the storage fails.
         """
+        self._store.put(f"{self._folder}/{name}", (*parts, tag_of(self._key, name, *parts)), lasts=lasts)
 
-    def read(self, name: str, size: int, into: memoryview | None = None) -> memoryview:
-        """Return an object of this size, in the buffer if that can be done.
+    def read(self, name: str, size: int) -> memoryview:
+        """Return the contents of an object: the buffer that was checked, until the next one is read.
 
         Raises:
-            Lost: there is no such object, or it has another size.
+            Lost: it is not there, or not what was written.
             OSError: the storage fails.
         """
-        ...
+        stored = self._store.read(f"{self._folder}/{name}", size + TAG_BYTES)
+        if stored is None or not compare_digest(tag_of(self._key, name, stored[:size]), stored[size:]):
+            raise Lost(name)
+        return stored[:size]
 
-    def remove(self, folder: str) -> None:
-        """Remove everything below a folder.
+    def remove(self) -> None:
+        """Remove everything.
 
         Raises:
             OSError: something is left.
         """
+        self._store.remove(self._folder)
+
+
+def tag_of(key: bytes, name: str, *parts: bytes | memoryview) -> bytes:
+    """Return the tag of an object; it depends on nothing but its arguments."""
+    cipher = Cipher(AES(digest(key, bind(Label.SPREAD_TAG, name.encode()), "sha256")), GCM(_NONCE)).encryptor()
+    for part in parts:
+        cipher.authenticate_additional_data(part)
+    cipher.finalize()
+    return cipher.tag
+
+
+# --- Tasks ------------------------------------------------------------------------------------------------------------
+
+Sums = list[RingVector]
+"""The sums of one piece, plane by plane."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    """One piece of some clients, or some partial sums of it, to be added; names and key authenticate them."""
+
+    storage: str
+    key: bytes = field(repr=False)
+    cut: OneMessageCut
+    piece: int
+    inputs: tuple[str, ...]
+    is_merge: bool = False
+    """Whether the inputs are partial sums."""
+
+    @property
+    def output(self) -> str:
+        """The name of the sum, which follows from what is added."""
+        parts = (str(self.piece), str(self.is_merge), *self.inputs)
+        return f"sums/{sha256(' '.join(parts).encode()).hexdigest()}"
+
+
+def add(task: Task) -> None:
+    """Add, unless it was done before.
+
+    Raises:
+        Lost: an input is not there, or not what was written; nothing was stored.
+        OSError: the storage fails.
+    """
+    objects, total = Objects(task.storage, task.key), task.cut.zeros(task.piece)
+    with suppress(Lost):
+        read_sum(objects, task.output, total)
+        return
+    for name in task.inputs:
+        if task.is_merge:
+            _merge(total, read_sum(objects, name, total))
+        else:
+            task.cut.add(total, task.piece, objects.read(name, task.cut.lengths[task.piece]))
+    objects.put(task.output, *octets(total))
+
+
+def _merge(total: Sums, more: Sums) -> None:
+    for words, others in zip(total, more, strict=True):
+        add_into(words, others)
+
+
+def read_sum(objects: Objects, name: str, like: Sums) -> Sums:
+    """Return the words of a partial sum, which has the form of another one, until the next object is read.
+
+    Raises:
+        Lost: it is not there, or not what was written.
+        OSError: the storage fails.
+    """
+    data, sums, at = objects.read(name, sum(words.nbytes for words in like)), Sums(), 0
+    for words in like:
+        sums.append(np.frombuffer(data, words.dtype, words.size, at))
+        at += words.nbytes
+    return sums
+
+
+def octets(total: Sums) -> list[memoryview]:
+    """Return a partial sum as it is stored; its form follows from the cut."""
+    return [words.data.cast("B") for words in total]
+
+
+# --- Storages ---------------------------------------------------------------------------------------------------------
 
 
 class FolderStore:
     """A folder of a file system."""
 
     def __init__(self, folder: Path) -> None:
-        self._folder = folder
+        self._folder, self._buffer = folder, memoryview(b"")
 
-    def put(self, name: str, parts: Sequence[bytes | memoryview], *, lasts: bool = False) -> None:
+    def put(self, name: str, parts: tuple[bytes | memoryview, ...], *, lasts: bool = False) -> None:
         """Write another file, then rename it; many machines may write one name at once."""
         path = self._folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -119,29 +188,30 @@ class FolderStore:
         except BaseException:
             Path(written).unlink(missing_ok=True)
             raise
-        if lasts:
-            sync_folder(path.parent)
+        for above in Path(name).parents if lasts else ():
+            sync_folder(self._folder / above)
 
-    def read(self, name: str, size: int, into: memoryview | None = None) -> memoryview:
-        """Read a file; a pipe, a link and a folder are not there, and nobody waits for one."""
-        buffer = memoryview(bytearray(size)) if into is None else into[:size]
+    def read(self, name: str, size: int) -> memoryview | None:
+        """Read a file of this size, if it is one; nobody waits for a pipe or follows a link."""
         try:
             descriptor = os.open(self._folder / name, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
         except OSError as error:
             if error.errno in _NOT_THERE:
-                raise Lost(name) from None
+                return None
             raise
         try:
             found, at = os.fstat(descriptor), 0
             if not stat.S_ISREG(found.st_mode) or found.st_size != size:
-                raise Lost(name)
+                return None
+            if len(self._buffer) < size:
+                self._buffer = memoryview(bytearray(size))
             while at < size:
-                if not (count := os.readv(descriptor, [buffer[at:]])):
-                    raise Lost(name)
+                if not (count := os.readv(descriptor, [self._buffer[at:size]])):
+                    return None
                 at += count
         finally:
             os.close(descriptor)
-        return buffer
+        return self._buffer[:size]
 
     def remove(self, folder: str) -> None:
         """Remove a folder; one file that cannot be removed keeps no other."""
@@ -164,27 +234,24 @@ class FsspecStore:
         found: tuple[Any, str] = fsspec.core.url_to_fs(url)
         self._files, self._root = found
 
-    def put(self, name: str, parts: Sequence[bytes | memoryview], *, lasts: bool = False) -> None:
+    def put(self, name: str, parts: tuple[bytes | memoryview, ...], *, lasts: bool = False) -> None:
         """Write an object, which object storages do at once and for good."""
         del lasts
         path = f"{self._root}/{name}"
         self._files.makedirs(path.rpartition("/")[0], exist_ok=True)
         self._files.pipe_file(path, b"".join(parts))
 
-    def read(self, name: str, size: int, into: memoryview | None = None) -> memoryview:
-        """Read an object."""
-        del into
+    def read(self, name: str, size: int) -> memoryview | None:
+        """Read an object of this size, if it is one that can be read."""
         try:
             data = self._files.cat_file(f"{self._root}/{name}", start=0, end=size + 1)
         except (FileNotFoundError, IsADirectoryError, NotADirectoryError, PermissionError):
-            raise Lost(name) from None
+            return None
         except OSError:
             raise
         except Exception as error:  # noqa: BLE001 -- each storage has errors of its own
             raise OSError(f"{name} cannot be read: {type(error).__name__}: {error}") from None
-        if len(data) != size:
-            raise Lost(name)
-        return memoryview(data)
+        return memoryview(data) if len(data) == size else None
 
     def remove(self, folder: str) -> None:
         """Remove all objects below a folder."""
@@ -192,44 +259,10 @@ class FsspecStore:
             self._files.rm(f"{self._root}/{folder}", recursive=True)
 
 
-def read_object(  # noqa: PLR0913, PLR0917 -- which object, and where it goes
-    store: Store, key: bytes, folder: str, name: str, size: int, into: memoryview | None = None
-) -> memoryview:
-    """Return the contents of an object of a sum, which are the buffer that was checked.
-
-    Raises:
-        Lost: it is not there, or not what was written.
-        OSError: the storage fails.
-    """
-    try:
-        return opened(key, name, store.read(f"{folder}/{name}", size + TAG_BYTES, into))
-    except Lost:
-        raise Lost(name) from None
-
-
-def put_object(store: Store, key: bytes, folder: str, name: str, data: bytes | memoryview, *, lasts: bool) -> None:  # noqa: PLR0913 -- as above
-    """Write an object of a sum, with its tag.
-
-    Raises:
-        OSError: the storage fails.
-    """
-    store.put(f"{folder}/{name}", (data, tag_of(key, name, data)), lasts=lasts)
-
-
 def located(url: str) -> str:
-    """Return an address that is the same for processes in other folders."""
-    return url if "://" in url else str(Path(url).absolute())
-
-
-def open_store(url: str) -> Store:
-    """Return the storage at an address: a path, or a URL with a scheme.
-
-    Raises:
-        InvalidParameters: the address needs fsspec, which is not installed.
-    """
-    if "://" in url and not url.startswith("file://"):
-        return FsspecStore(url)
-    return FolderStore(Path(url.removeprefix("file://")))
+    """Return an address that is the same for processes in other folders: a path, or a URL for fsspec."""
+    path = url.removeprefix("file://")
+    return path if "://" in path else str(Path(path).absolute())
 
 
 def require_usable(url: str) -> None:
@@ -239,10 +272,10 @@ def require_usable(url: str) -> None:
         InvalidParameters: that cannot be done there.
     """
     try:
-        store, probe = open_store(located(url)), f"probe-{os.getpid()}"
-        store.put(f"{probe}/object", (b"probe",))
-        store.read(f"{probe}/object", 5)
-        store.remove(probe)
+        probe = Objects(located(url), f"probe {os.getpid()}".encode())
+        probe.put("object", b"probe")
+        probe.read("object", 5)
+        probe.remove()
     except InvalidParameters:
         raise
     except Exception as error:  # noqa: BLE001 -- each storage has errors of its own

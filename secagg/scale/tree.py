@@ -11,7 +11,7 @@ from typing import Final
 import numpy as np
 
 from secagg.contract import Aggregate, Layout, RingSegment, Segment
-from secagg.contract.codewords import Tables, require_summed, summed_pieces
+from secagg.contract.codewords import Tables, require_summed, summed_layout
 from secagg.crypto.ring import Ring, RingVector
 from secagg.errors import CapacityExceeded, InvalidParameters, SecAggError
 from secagg.identifiers import ClientId
@@ -92,25 +92,9 @@ def require_addable(groups: Sequence[Released], layout: Layout, tables: Tables =
             f"what a group released is not in the layout of the updates, nor are all sums of codewords ({error}); "
             "release histograms"
         ) from None
-    return _widened([group.aggregate.layout for group in groups], layout, tables)
-
-
-def _widened(summed: Sequence[Layout], layout: Layout, tables: Tables) -> Layout:
-    """Return the summed layout of these tables that holds the sum of one aggregate of each of several.
-
-    Raises:
-        InvalidParameters: a sum could leave 64 bits.
-    """
-    more, columns = (len(summed) - 1).bit_length(), zip(*(each.require_rings() for each in summed), strict=True)
-    segments = tuple(
-        piece
-        if isinstance(piece, RingSegment)
-        else RingSegment(max(segment.modulus_bits for segment in column) + more, column[0].length)
-        for piece, column in zip(summed_pieces(layout, tables), columns, strict=True)
-    )
-    return Layout(segments, summed[0].version)
+    return summed_layout(layout, tables, sum(group.aggregate.total_weight for group in groups))
 
 
 def _within(ring: Ring, segment: Segment, values: RingVector) -> RingVector:
-    """Return values as elements of a ring that is as wide as theirs, or wider."""
+    """Return values as elements of a ring that holds the total, and so all that is part of it."""
     return values if segment.ring == ring else ring.from_integers(segment.ring.lift(values))

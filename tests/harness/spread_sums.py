@@ -20,7 +20,7 @@ from secagg.identifiers import ClientId
 from secagg.protocols.one_message import OneMessageHelpers, OneMessageServerSession, OneMessageSettings, open_session
 from secagg.scale.engines import Engine, InProcess
 from secagg.scale.spread import Figures, SpreadSettings, SpreadSum
-from secagg.scale.state import State, recorded_coins, require_offer
+from secagg.scale.state import RecordedCoins, State
 from secagg.scale.storage import FolderStore
 from secagg.session.roles import Released
 from tests.harness.one_message_sums import InsecureSum, SumSetup
@@ -94,21 +94,22 @@ class Place:
 class Life:
     """A coordinator that others may go on from."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 -- what tests vary
         self,
         place: Place,
         engine: Engine | None = None,
         *,
         ask: Callable[[Mapping[int, bytes]], Iterable[tuple[int, bytes]]] | None = None,
         is_kept: bool = True,
+        begins: bool = False,
         progress: Callable[[Figures], None] = lambda _: None,
     ) -> None:
         self.place, self.engine, self.told = place, engine or InProcess(), Figures()
-        self.state = State(place.state, SystemCoins())
+        self.state = State(place.state, SystemCoins(), begins=begins)
         try:
-            coins = recorded_coins(self.state, SystemCoins())
+            coins = RecordedCoins(self.state, SystemCoins())
             self.session = place.session(coins, ask or place.ask)
-            require_offer(self.state, self.session.invitation, coins)
+            coins.require_offer(self.session.invitation)
             settings = SpreadSettings(storage=place.storage, **place.settings)
             made = list[SpreadSum]()
 

@@ -16,7 +16,7 @@ from typing import Any, Final
 
 import numpy as np
 
-SECONDS: Final = 90.0
+SECONDS: Final = 240.0
 """Within which everything that is waited for happens, however slow the machine is."""
 VALUES: Final = 8
 FORKS: Final = get_context("forkserver")

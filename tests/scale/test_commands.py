@@ -64,6 +64,15 @@ def test_options_that_go_together_with_nothing_are_refused(
     assert sentence in capsys.readouterr().err
 
 
+def test_a_cluster_that_the_environment_names_needs_a_storage(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its nodes do not see a folder for this run alone, and updates would be spent on a sum that cannot be finished."""
+    monkeypatch.setenv("RAY_ADDRESS", "192.0.2.1:1")
+    assert main(["round", *ONE_MESSAGE, "--clients", "5", "--dimension", "400", "--engine", "ray"]) != 0
+    assert "RAY_ADDRESS need --storage" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("option", ["--storage", "--metrics"])
 def test_a_place_that_cannot_be_written_is_refused_before_anybody_uploads(
     option: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
@@ -173,7 +182,9 @@ def test_a_server_is_stopped_while_its_workers_hang_and_goes_on(town: Town, tmp_
     clients = three_uploads(town)
     clients += [town.contribute(3, *ONE_MESSAGE)]
     wait_until(lambda: uploads_in(tmp_path) == 4, "four uploads are kept")
-    for worker in children_of(server):
+    workers = children_of(server)
+    assert len(workers) == 2
+    for worker in workers:
         os.kill(worker, signal.SIGSTOP)
     clients += [town.contribute(4, *ONE_MESSAGE)]
     server.wait_for("stage closed")

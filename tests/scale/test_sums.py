@@ -4,17 +4,22 @@
 from __future__ import annotations
 
 import dataclasses
+import hmac
 import os
 import shutil
 import tracemalloc
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
+from time import sleep
 from typing import Any
 
 import numpy as np
 import pytest
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from secagg.contract import Layout, RingSegment
+from secagg.crypto.labels import Label, bind
 from secagg.errors import (
     InvalidParameters,
     MalformedMessage,
@@ -29,11 +34,10 @@ from secagg.protocols.one_message.cut import OneMessageCut
 from secagg.protocols.one_message.lattice.planes import Accumulator
 from secagg.protocols.one_message.messages import Upload
 from secagg.scale import spread, storage
-from secagg.scale.engines import InProcess
+from secagg.scale.engines import InProcess, Result
 from secagg.scale.spread import Figures, SpreadSettings
 from secagg.scale.state import State, goes_on
-from secagg.scale.storage import TAG_BYTES, FolderStore, FsspecStore, Lost, Store, open_store, opened, tag_of
-from secagg.scale.work import Task, add, encode, read_sum
+from secagg.scale.storage import TAG_BYTES, FolderStore, FsspecStore, Lost, Objects, Task, add, octets, read_sum, tag_of
 from secagg.session.metrics import Metrics
 from secagg.simulation.insecure_coins import InsecureSeededCoins
 from secagg.wire import MessageKind, message_kind
@@ -109,7 +113,7 @@ def test_uploads_wait_while_too_much_waits_to_be_added(tmp_path: Path) -> None:
             self.due.append(task)
             self.most = max(self.most, len(self.due))
 
-        def wait(self, seconds: float) -> list[Any]:
+        def wait(self, seconds: float) -> list[Result]:
             for task in self.due if seconds else ():
                 super().submit(task)
             self.due = [] if seconds else self.due
@@ -119,6 +123,30 @@ def test_uploads_wait_while_too_much_waits_to_be_added(tmp_path: Path) -> None:
     place.settings = {"clients_in_a_task": 1}
     assert place.is_exact(whole(place, engine))
     assert engine.most <= 2 * (vars(spread)["_BACKLOG"] + 1)
+
+
+@pytest.mark.parametrize("is_stuck", [False, True])
+def test_workers_that_do_nothing_for_a_while_are_given_up_the_fourth_time_in_a_row(
+    tmp_path: Path,
+    is_stuck: bool,  # noqa: FBT001
+) -> None:
+    class Sluggish(InProcess):
+        turn = 0
+
+        def wait(self, seconds: float) -> list[Result]:
+            self.turn += seconds > 0
+            if is_stuck or not seconds or self.turn % 2:
+                sleep(seconds)
+                return []
+            return super().wait(seconds)
+
+    place = Place(tmp_path / "place", LARGE)
+    place.settings = {"clients_in_a_task": 1, "patience": 1e-3}
+    life = Life(place, Sluggish())
+    with pytest.raises(ConnectionError, match="no task was done 3 times over") if is_stuck else nullcontext():
+        life.upload()
+        assert place.is_exact(life.finish())
+    assert life.sum.figures.begun_again > 3
 
 
 def test_figures_are_told_to_people_and_to_prometheus(place: Place) -> None:
@@ -236,9 +264,10 @@ def test_files_are_flushed_before_they_have_their_name(place: Place, monkeypatch
     monkeypatch.setattr(Path, "hardlink_to", linking)
     life = uploaded(place)
     assert linked == [True] * (2 + len(place.clients))
-    folders = {place.state.stat().st_ino, (place.state / "uploads").stat().st_ino}
-    pieces = {path.stat().st_ino for path in place.objects("pieces")}
-    assert folders | pieces | {path.parent.stat().st_ino for path in place.objects("pieces")} <= flushed
+    kept = [place.folder, place.state, place.state / "uploads", Path(place.storage)]
+    for piece in place.objects("pieces"):
+        kept += [piece, *(folder for folder in piece.parents if folder.is_relative_to(place.storage))]
+    assert {path.stat().st_ino for path in kept} <= flushed, "a folder without its own entry is lost with all in it"
     life.end()
 
 
@@ -259,9 +288,9 @@ def test_what_was_added_before_is_not_added_again(place: Place, monkeypatch: pyt
     assert before
     read = list[str]()
 
-    def reading(self: FolderStore, name: str, size: int, into: memoryview | None = None) -> memoryview:
+    def reading(self: FolderStore, name: str, size: int) -> memoryview | None:
         read.append(name)
-        return original(self, name, size, into)
+        return original(self, name, size)
 
     original = FolderStore.read
     again = Life(place)
@@ -320,8 +349,21 @@ def test_two_coordinators_do_not_have_one_state(place: Place) -> None:
     life = Life(place)
     with pytest.raises(InvalidParameters, match="one coordinator at a time"):
         Life(place)
+    with pytest.raises(InvalidParameters, match="one coordinator at a time"):
+        Life(place, begins=True)
+    assert goes_on(place.state), "who is refused has changed nothing"
     life.end()
     Life(place).end()
+
+
+def test_another_sum_begins_whatever_is_there(place: Place) -> None:
+    life = uploaded(place)
+    life.end()
+    (place.state / "offer").write_bytes(b"damaged")
+    place.sent.clear()
+    other = Life(place, begins=True)
+    assert not place.objects("pieces"), "what the first one left goes with it"
+    assert other.session.invitation != life.session.invitation
 
 
 def test_a_second_list_is_not_written_whatever_it_counts(place: Place) -> None:
@@ -369,31 +411,44 @@ def test_a_full_disk_acknowledges_nothing_and_names_nobody(place: Place, monkeyp
 
 
 def test_a_tag_is_of_one_name_one_content_and_one_sum() -> None:
-    stored = b"content" + tag_of(KEY, "name", b"content")
-    assert bytes(opened(KEY, "name", stored)) == b"content"
-    for key, name, data in (
-        (bytes(32), "name", stored),
-        (KEY, "another", stored),
-        (KEY, "name", b"Content" + stored[7:]),
-        (KEY, "name", stored[1:]),
-        (KEY, "name", stored[-TAG_BYTES + 1 :]),
-        (KEY, "name", b""),
-        (KEY, "name", bytes(len(stored))),
-    ):
-        with pytest.raises(Lost):
-            opened(key, name, data)
+    tag = tag_of(KEY, "name", b"content")
+    assert (
+        tag
+        == tag_of(KEY, "name", b"con", memoryview(b"tent"))
+        == AESGCM(hmac.digest(KEY, bind(Label.SPREAD_TAG, b"name"), "sha256")).encrypt(bytes(12), b"", b"content")
+    )
+    others = [(bytes(32), "name", b"content"), (KEY, "another", b"content"), (KEY, "name", b"Content")]
+    assert len({tag, *(tag_of(*other) for other in others)}) == 4
+
+
+@pytest.mark.parametrize("storage", ["", "memory://"])
+def test_an_object_that_is_not_what_was_written_under_its_name_is_lost(tmp_path: Path, storage: str) -> None:
+    if storage:
+        pytest.importorskip("fsspec")
+    objects = Objects((storage or "/") + str(tmp_path), KEY)
+    objects.put("name", b"content")
+    assert bytes(objects.read("name", 7)) == b"content"
+    store, folder = vars(objects)["_store"], vars(objects)["_folder"]
+    stored = bytes(store.read(f"{folder}/name", 7 + TAG_BYTES))
+    for data in (b"Content" + stored[7:], stored[:-1] + b"x", stored[1:], stored[:7], b"", bytes(len(stored))):
+        store.put(f"{folder}/name", (data,))
+        store.put(f"{folder}/another", (stored,))
+        for name in ("name", "another"):
+            with pytest.raises(Lost):
+                objects.read(name, 7)
+    objects.remove()
 
 
 def test_no_key_tags_two_contents(monkeypatch: pytest.MonkeyPatch, place: Place) -> None:
     """All nonces are zero, so each key has one message; uploads that come twice and restarts are among it."""
     tagged = dict[tuple[bytes, str], bytes]()
 
-    def watching(key: bytes, name: str, data: bytes | memoryview) -> bytes:
-        assert tagged.setdefault((key, name), bytes(data)) == bytes(data), name
-        return tag_of(key, name, data)
+    def watching(key: bytes, name: str, *parts: bytes | memoryview) -> bytes:
+        data = b"".join(parts)
+        assert tagged.setdefault((key, name), data) == data, name
+        return tag_of(key, name, *parts)
 
-    for module in ("secagg.scale.storage", "secagg.scale.state"):
-        monkeypatch.setattr(f"{module}.tag_of", watching)
+    monkeypatch.setattr("secagg.scale.storage.tag_of", watching)
     life = uploaded(place)
     client = place.clients[0]
     place.world.salt = "another upload"
@@ -404,7 +459,7 @@ def test_no_key_tags_two_contents(monkeypatch: pytest.MonkeyPatch, place: Place)
     with pytest.raises(PeerMisbehaved, match="a second upload"):
         again.upload([client])
     assert place.is_exact(again.finish())
-    assert len(tagged) > 20
+    assert len(tagged) >= 20
 
 
 @pytest.mark.parametrize("restarts", [False, True])
@@ -451,16 +506,22 @@ def test_a_storage_that_changes_its_answer_between_two_reads_changes_no_sum(
     """What was checked is the buffer that is added, and what the list was fixed with is what is opened."""
     life, read, seen = uploaded(place), FolderStore.read, dict[str, int]()
 
-    def reading(self: FolderStore, name: str, size: int, into: memoryview | None = None) -> memoryview:
-        found = read(self, name, size, into)
+    def reading(self: FolderStore, name: str, size: int) -> memoryview | None:
+        found = read(self, name, size)
         seen[name] = seen.get(name, 0) + 1
-        if seen[name] == 2 and "/sums/" in name and when == "merging":
-            found = memoryview(bytearray(found))
+        if found and seen[name] == 2 and "/sums/" in name and when == "merging":
             found[3] ^= 1
         return found
 
+    def put(self: State, name: str, data: bytes) -> None:
+        for path in place.objects("sums") if when == "fixing" else ():
+            alter(path)
+        original(self, name, data)
+
+    original = State.put
     with monkeypatch.context() as patched:
         patched.setattr(FolderStore, "read", reading)
+        patched.setattr(State, "put", put)
         life.session.close_stage()
         if when == "opening":
             for path in place.objects("sums"):
@@ -489,7 +550,7 @@ def test_a_retry_that_sees_other_pieces_stores_no_other_sum(place: Place, tmp_pa
     for client in place.clients[:2]:
         piece = place.pieces_of(client)[0].read_bytes()[:-TAG_BYTES]
         task.cut.add(total, task.piece, piece)
-    assert data[:-TAG_BYTES] == encode(total)
+    assert data[:-TAG_BYTES] == b"".join(octets(total))
 
 
 def test_a_task_that_is_killed_while_it_writes_stores_nothing(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -509,7 +570,7 @@ def test_a_task_that_is_killed_while_it_writes_stores_nothing(place: Place, monk
 
 
 @pytest.mark.parametrize("harm", ["torn", "zeroed", "zero bytes first", "copied", "of another sum", "put back"])
-@pytest.mark.parametrize("name", ["offer", "uploads/00000001", "list"])
+@pytest.mark.parametrize("name", ["offer", "uploads/00000001-1007", "list"])
 def test_a_file_of_the_coordinator_that_was_harmed_is_refused(
     place: Place, tmp_path: Path, name: str, harm: str
 ) -> None:
@@ -527,7 +588,7 @@ def test_a_file_of_the_coordinator_that_was_harmed_is_refused(
         case "zero bytes first":
             path.write_bytes(bytes(72) + data[72:])
         case "copied":
-            shutil.copy(place.state / "uploads/00000002", path)
+            shutil.copy(place.state / "uploads/00000002-1014", path)
         case "of another sum":
             other = Place(tmp_path / "other")
             life = uploaded(other)
@@ -552,7 +613,7 @@ def test_what_a_crash_left_half_written_is_no_upload(place: Place) -> None:
     life = Life(place)
     life.upload(place.clients[:3])
     life.end()
-    (place.state / "uploads" / "00000003.new").write_bytes(b"half")
+    (place.state / "uploads" / "00000003-1021.new").write_bytes(b"half")
     (place.state / "list.new").write_bytes(b"half")
     again = Life(place)
     assert again.session.awaited == frozenset(place.clients[3:])
@@ -580,6 +641,51 @@ def test_sums_that_are_not_those_of_the_list_are_not_opened(place: Place, monkey
     assert again.session.faults == ()
 
 
+def test_sums_that_are_not_those_of_the_list_are_not_opened_when_they_are_asked_for_again(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    life = uploaded(place)
+    life.session.close_stage()
+    life.end()
+    again = Life(place)
+
+    def another(_: object) -> bytes:
+        return bytes(32)
+
+    monkeypatch.setattr(spread, "_digest_of", another)
+    for _ in range(2):
+        with pytest.raises(ConnectionError, match="has other sums than the list was fixed with"):
+            again.sum.open(np.zeros(1))
+
+
+def test_a_record_that_is_gone_when_the_list_counts_it_ends_the_sum(place: Place) -> None:
+    life = uploaded(place)
+    life.session.close_stage()
+    life.end()
+    (place.state / "uploads" / "00000001-1007").unlink()
+    with pytest.raises(ConnectionError, match="lost pieces of client/1007, whom the list counts"):
+        Life(place).finish()
+
+
+def test_an_upload_that_was_written_and_not_acknowledged_costs_nobody(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its client sends it again, and the next life counts it once."""
+    life, client = Life(place), place.clients[0]
+
+    def failing(_: Path) -> None:
+        raise OSError(5, "Input/output error")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("secagg.scale.state.sync_folder", failing)
+        with pytest.raises(ConnectionError, match="cannot be kept"):
+            life.upload([client])
+    again = Life(place)
+    assert again.session.awaited == frozenset(place.clients[1:])
+    again.upload()
+    assert place.is_exact(again.finish())
+
+
 # --- A storage that fails ---------------------------------------------------------------------------------------------
 
 
@@ -594,7 +700,8 @@ def spoil(path: Path, harm: str) -> None:
         case "a pipe":
             os.mkfifo(path)
         case "a link":
-            path.symlink_to("/etc/hostname")
+            (elsewhere := path.parents[3] / "elsewhere").write_bytes(data)
+            path.symlink_to(elsewhere)
         case "longer":
             path.write_bytes(data + b"x")
         case "cut":
@@ -693,17 +800,34 @@ def test_another_mount_removes_nobody(place: Place, tmp_path: Path) -> None:
 
 
 def test_a_storage_that_fails_for_a_moment_costs_nothing(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    life, read, failures = uploaded(place), FolderStore.read, [OSError(5, "Input/output error"), Lost("x")]
+    life, read, failures = uploaded(place), FolderStore.read, ["it fails", "nothing is there"]
 
-    def failing(self: FolderStore, name: str, size: int, into: memoryview | None = None) -> memoryview:
-        if failures and "/pieces/" in name:
-            raise failures.pop()
-        return read(self, name, size, into)
+    def failing(self: FolderStore, name: str, size: int) -> memoryview | None:
+        if not failures or "/pieces/" not in name:
+            return read(self, name, size)
+        if failures.pop() == "it fails":
+            raise OSError(5, "Input/output error")
+        return None
 
     with monkeypatch.context() as patched:
         patched.setattr(FolderStore, "read", failing)
         assert place.is_exact(life.finish())
     assert not failures
+
+
+def test_a_sum_that_was_given_up_says_nothing_to_the_next_one(place: Place, tmp_path: Path) -> None:
+    """Both have one engine, as groups have."""
+
+    class Late(InProcess):
+        def wait(self, seconds: float) -> list[Result]:
+            return super().wait(seconds) if seconds else []
+
+    engine, other = Late(), Place(tmp_path / "other")
+    place.settings = {"clients_in_a_task": 1}
+    life = Life(place, engine, is_kept=False)
+    life.upload()
+    life.session.abort()
+    assert other.is_exact(whole(other, engine))
 
 
 def test_a_storage_that_fails_for_good_ends_the_sum_and_names_nobody(
@@ -760,8 +884,11 @@ def test_another_offer_does_not_go_on(place: Place) -> None:
 # --- Memory -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("scheme", ["", "local://"])
 @pytest.mark.parametrize("is_merge", [False, True])
-def test_a_task_holds_two_ranges_and_a_piece(tmp_path: Path, is_merge: bool) -> None:  # noqa: FBT001
+def test_a_task_holds_two_ranges_and_a_piece(tmp_path: Path, scheme: str, is_merge: bool) -> None:  # noqa: FBT001
+    if scheme:
+        pytest.importorskip("fsspec")
     setup = SumSetup(population=8, layout=Layout((RingSegment(12, 1 << 18),)))
     place = Place(tmp_path / "place", setup)
     place.settings = {"clients_in_a_task": 1 if is_merge else 256}
@@ -772,14 +899,17 @@ def test_a_task_holds_two_ranges_and_a_piece(tmp_path: Path, is_merge: bool) -> 
         inputs = tuple(f"sums/{path.name}" for path in place.objects("sums"))
         (task, *_) = life.sum._tasks_of(place.clients)  # pyright: ignore[reportPrivateUsage]
         size = max(path.stat().st_size for path in place.objects("sums"))
-        inputs = tuple(name for name in inputs if (Path(place.storage) / task.folder / name).stat().st_size == size)
-        task = life.sum._task(0, inputs[::-1][:6], is_merge=True)  # pyright: ignore[reportPrivateUsage]
+        sizes = {f"sums/{path.name}": path.stat().st_size for path in place.objects("sums")}
+        inputs = tuple(name for name in inputs if sizes[name] == size)
+        task = dataclasses.replace(task, inputs=inputs[::-1][:6], is_merge=True)
     else:
         (task, *_) = life.sum._tasks_of(place.clients[:6])  # pyright: ignore[reportPrivateUsage]
     ranges = sum(words.nbytes for words in task.cut.zeros(0))
     add(task)  # Imports and caches.
-    read_sum(open_store(place.storage), task, task.output, task.cut.zeros(0))
-    (Path(place.storage) / task.folder / task.output).unlink()
+    read_sum(life.sum._objects, task.output, task.cut.zeros(0))  # pyright: ignore[reportPrivateUsage]
+    folder: str = vars(life.sum._objects)["_folder"]  # pyright: ignore[reportPrivateUsage]
+    (Path(place.storage) / folder / task.output).unlink()
+    task = dataclasses.replace(task, storage=scheme + place.storage)
     tracemalloc.start()
     try:
         add(task)
@@ -793,24 +923,22 @@ def test_a_task_holds_two_ranges_and_a_piece(tmp_path: Path, is_merge: bool) -> 
 
 
 @pytest.fixture(params=["folder", "fsspec"])
-def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> FolderStore | FsspecStore:
     if request.param == "folder":
         return FolderStore(tmp_path / "storage")
     pytest.importorskip("fsspec")
     return FsspecStore(f"memory://{tmp_path.name}")
 
 
-def test_storages_keep_what_they_are_given(store: Store) -> None:
+def test_storages_keep_what_they_are_given(store: FolderStore | FsspecStore) -> None:
     store.put("sum/a/1", (b"one", memoryview(b"two")))
-    assert bytes(store.read("sum/a/1", 6)) == b"onetwo"
+    assert bytes(store.read("sum/a/1", 6) or b"") == b"onetwo"
     store.put("sum/a/1", (b"others",), lasts=True)
-    assert bytes(store.read("sum/a/1", 6, memoryview(bytearray(9)))) == b"others"
+    assert bytes(store.read("sum/a/1", 6) or b"") == b"others"
     for name, size in (("sum/a/1", 5), ("sum/a/1", 7), ("sum/a/2", 6), ("sum/a", 6), ("sum", 0)):
-        with pytest.raises(Lost):
-            store.read(name, size)
+        assert store.read(name, size) is None
     store.remove("sum")
-    with pytest.raises(Lost):
-        store.read("sum/a/1", 6)
+    assert store.read("sum/a/1", 6) is None
     store.remove("sum")
 
 
@@ -827,20 +955,20 @@ def test_an_object_that_nobody_may_read_is_lost_and_a_storage_that_fails_is_not(
         return cat
 
     for error, kind in (
-        (PermissionError(13, "Forbidden"), Lost),
-        (IsADirectoryError("x"), Lost),
+        (PermissionError(13, "Forbidden"), None),
+        (IsADirectoryError("x"), None),
         (RuntimeError("503"), OSError),
         (TimeoutError("slow"), OSError),
     ):
         monkeypatch.setattr(store, "_files", type("Files", (), {"cat_file": staticmethod(raising(error))})())
-        with pytest.raises(kind):
-            store.read("sum/1", 3)
+        with nullcontext() if kind is None else pytest.raises(kind):
+            assert store.read("sum/1", 3) is None
 
 
 def test_another_storage_needs_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "fsspec", None)
     with pytest.raises(InvalidParameters, match=r"secagg\[storage\]"):
-        open_store("s3://bucket/folder")
+        Objects("s3://bucket/folder", KEY)
 
 
 def test_a_storage_that_was_tried_is_empty(tmp_path: Path) -> None:

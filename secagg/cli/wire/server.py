@@ -339,8 +339,7 @@ class _Sum:
             mode=self._mode,
         )
         if self.store is not None and self.options.engine is not None:
-            self._spread.forget()
-            session = self._spread.opened(partial(self._opened, subject))
+            session = self._spread.opened(partial(self._opened, subject), begins=True)
         else:
             self.workers.opened(session := self._opened(subject))
         return _Held(session=session, card=card, plan=plan, admission=self._admission(card, {}))
