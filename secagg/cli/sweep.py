@@ -22,11 +22,16 @@ def add_options(commands: Any) -> None:  # noqa: ANN401 -- argparse names the ty
 def run_sweep(options: argparse.Namespace) -> int:
     """Train every cell of a grid that is not finished."""
     require_torch()
-    from secagg.training.runs.sweep import read_grid, sweep, table
+    from secagg.training.reports import cells_of, read_runs, table
+    from secagg.training.runs.driver import read_grid, sweep
 
     grid = read_grid(options.grid)
     out = options.out or Path("build/sweeps") / options.grid.stem
     results = sweep(grid, out, jobs=options.jobs, told=lambda line: print(line, file=sys.stderr, flush=True))
-    print("\n".join(table(results)))
+    failed = [result for result in results if "error" in result]
+    for result in failed:
+        print(f"{result['folder']} failed: {result['error']}")
+    if len(failed) < len(results):
+        print("\n".join(table(cells_of(read_runs([out])))))
     print(f"written to {out}; figures: secagg plot {out}")
-    return 0 if all(result.get("error") is None for result in results) else 1
+    return int(bool(failed))

@@ -38,14 +38,13 @@ def add_options(commands: Any) -> None:  # noqa: ANN401 -- argparse names the ty
     trained.add_argument("--out", type=Path, metavar="DIR", help="the run's folder (default: build/runs/NAME-seedN)")
     trained.add_argument("--resume", action="store_true", help="go on from the checkpoint in that folder")
     trained.add_argument("--show", action="store_true", help="print the whole configuration, and train nothing")
-    trained.add_argument("--tensorboard", action="store_true", help="write its logs too, where it is installed")
     trained.set_defaults(run=run_training)
 
 
 def run_training(options: argparse.Namespace) -> int:
     """Train one run, and print what it came to."""
     require_torch()
-    from secagg.training.records import Observer, TensorBoard
+    from secagg.training.records import Observer
     from secagg.training.runs.driver import Progress, train
     from secagg.training.settings.configuration import changed, read, to_toml, versions_here
     from secagg.training.settings.presets import preset
@@ -57,8 +56,6 @@ def run_training(options: argparse.Namespace) -> int:
         return 0
     out = options.out or Path("build/runs") / f"{configuration.name}-seed{configuration.seed}"
     observers: list[Observer] = [Progress(configuration.name, configuration.rounds)]
-    if options.tensorboard:
-        observers.append(TensorBoard(out / "tensorboard"))
     try:
         summary = train(configuration, out, resume=options.resume, observers=observers)
     except KeyboardInterrupt:
