@@ -165,6 +165,7 @@ PLANTED: list[tuple[tuple[str, ...], str, str, str]] = [
         "Lemma d : nat.\nProof. exact: 0. Defined.\n",
     ),
     (("each theorem is restated",), SPLIT, END, "  Theorem unstated : true.\nProof. by []. Qed.\n"),
+    (("has the tag",), "proofs/claims.toml", 'pairwise_mask/round4_unmasking.py"]', 'pairwise_mask/transcript.py"]'),
     (("worded otherwise",), "proofs/claims.toml", '"20000 secrets dealt"', '"2 secrets dealt"'),
     (("worded otherwise",), "proofs/symbolic/classic.pv", "==> event(Corrupted(me)).", "==> event(Lied(me, peer, c))."),
 ]

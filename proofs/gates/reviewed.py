@@ -37,6 +37,13 @@ def claims() -> list[Claim]:
     return found
 
 
+def code_of(claim: Claim) -> Iterator[str]:
+    """Yield the text of every module that a claim is about."""
+    for code in claim["code"]:
+        for path in _modules_in(code):
+            yield (REPOSITORY / path).read_text(encoding="utf-8") if (REPOSITORY / path).exists() else ""
+
+
 def check_reviewed() -> None:
     """Compare the words of every claim, and every file, with what was reviewed."""
     said, pinned = words(), tomllib.loads(WORDED.read_text(encoding="utf-8"))
