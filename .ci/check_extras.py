@@ -48,7 +48,7 @@ EXTRAS = {
     "flower": Extra("from secagg.flower import SecAggMod; SecAggMod()", is_small=False),
     "http": Extra("import secagg.transport.server, secagg.transport.client", is_small=True),
     "leaf": Extra(
-        "from pathlib import Path; from secagg.training.datasets.leaf import picture_reader; "
+        "from pathlib import Path; from secagg.training.datasets.prepared import picture_reader; "
         "picture_reader(Path('celeba'))",
         is_small=False,
         includes="train",

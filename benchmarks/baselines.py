@@ -31,7 +31,7 @@ from secagg.compression.public_stream import PublicStream
 from secagg.contract import Aggregate, Layout, Payload, public_parameters_digest
 from secagg.contract.codewords import Tables
 from secagg.crypto.entropy import Coins
-from secagg.training.runs.sweep import Cell, Grid, sweep
+from secagg.training.runs.driver import Cell, Grid, sweep
 from secagg.training.settings.configuration import changed, versions_here
 from secagg.training.settings.presets import preset
 

@@ -27,11 +27,9 @@ import torch
 
 from secagg.compression.cohort_bits import law, peak_noise, places_for
 from secagg.training.runs.driver import pieces_of
-from secagg.training.runs.rounds import Pieces, Run
-from secagg.training.server_optimizers import Parameters
-from secagg.training.settings.configuration import Configuration, changed, versions_here
+from secagg.training.runs.rounds import Parameters, Pieces, Run
+from secagg.training.settings.configuration import WHOLE_UPDATES, Configuration, Scheme, changed, versions_here
 from secagg.training.settings.presets import preset
-from secagg.training.settings.sections import WHOLE_UPDATES, Scheme
 
 WINDOWS: Final = (10, 20, 40)
 EVERY: Final = 20
@@ -276,7 +274,7 @@ def _wire(cell: StudyCell) -> tuple[float, float]:
 
 def _nu(cell: StudyCell) -> float | None:
     configuration = cell.run(0, 300)
-    compression, cohort = configuration.compression, configuration.cohort
+    compression, cohort = configuration.compression, configuration.clients_per_round
     match compression.scheme:
         case Scheme.PEAK:
             return round(peak_noise(compression.places or places_for(cohort), cohort), 3)

@@ -25,7 +25,7 @@ from secagg.privacy.accounting import ReleasePart, epsilon
 from secagg.privacy.client_noise import MOST_NOISE
 from secagg.privacy.kinds import NoiseKind
 from secagg.training.reports import new_figure
-from secagg.training.runs.sweep import Cell, Grid, sweep
+from secagg.training.runs.driver import Cell, Grid, sweep
 from secagg.training.settings.configuration import changed, versions_here
 from secagg.training.settings.presets import preset
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from secagg.training.reports import STYLES, new_figure, plain_ticks
-from secagg.training.settings.sections import Scheme
+from secagg.training.settings.configuration import Scheme
 from training_attacks import draw as draw_attacks
 
 Cells = Sequence[Mapping[str, Any]]

@@ -24,9 +24,9 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from secagg.errors import InvalidParameters
 from secagg.training.engines import ENGINES, cross_entropy, device_named, make_engine
-from secagg.training.engines.settings import schedule_of
-from secagg.training.engines.suitability import swapped, written_out
+from secagg.training.engines.one_by_one import schedule_of, swapped, written_out
 from secagg.training.models import initial_parameters, model_factory, parameter_count
+from secagg.training.settings.configuration import LocalTraining
 from secagg.training.settings.parts import (
     Assignment,
     Engine,
@@ -38,7 +38,6 @@ from secagg.training.settings.parts import (
     seed_of,
     torch_generator,
 )
-from secagg.training.settings.sections import LocalTraining
 
 _SEED: Final = 0
 _REPETITIONS: Final = 3

@@ -28,11 +28,10 @@ from secagg.training.models import initial_parameters
 from secagg.training.records import Accuracy
 from secagg.training.runs.driver import pieces_of
 from secagg.training.runs.rounds import Pieces, Run
-from secagg.training.settings.configuration import Configuration, changed
+from secagg.training.settings.configuration import Configuration, LocalTraining, changed
 from secagg.training.settings.parts import Examples, Stream, seed_of
 from secagg.training.settings.presets import preset
-from secagg.training.settings.sections import LocalTraining
-from secagg.training.sums.secure_sums import secure_sum
+from secagg.training.sums.real_sum import secure_sum
 from training_engines import LOADS, Load, assignments_of
 
 CLIENTS = {"celeba": 100, "fashion": 40}
@@ -136,9 +135,6 @@ class _Noise:
 
     def test(self) -> Examples:
         return self._examples[0]
-
-    def test_clients(self) -> None:
-        return None
 
 
 def _of_noise(configuration: Configuration) -> Pieces:

@@ -19,7 +19,8 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
-from secagg.training.runs.sweep import Cell, Grid, sweep, table
+from secagg.training.reports import cells_of, read_runs, table
+from secagg.training.runs.driver import Cell, Grid, sweep
 from secagg.training.settings.configuration import changed, versions_here
 from secagg.training.settings.presets import PRESETS, preset
 
@@ -116,7 +117,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     base = changed(preset("fashion-none"), [f"rounds={options.rounds}", "evaluation.every=10"])
     grid = Grid(replace(base, name="study"), tuple(cells[: options.cells]), tuple(range(options.seeds)))
     results = sweep(grid, options.out, jobs=options.jobs, told=lambda line: print(line, file=sys.stderr, flush=True))
-    print("\n".join(table(results)))
+    print("\n".join(table(cells_of(read_runs([options.out])))))
     if options.json is not None:
         summary = {
             "machine": platform.processor() or platform.machine(),

@@ -5,6 +5,7 @@ The proofs themselves are run by ``make proofs``, which also compares the code w
 
 from __future__ import annotations
 
+import ast
 import re
 import tomllib
 from pathlib import Path
@@ -16,6 +17,13 @@ SHIPPED = ("secagg", "compression", "protocols")
 TAG = re.compile(r"\bClaim ([A-Z]{2}-\d+): \w")
 MENTION = re.compile(r"\b[Cc]laim ([A-Z]{2}-\d+)\b")
 TEST = re.compile(r"^ *(def test|class Test)", re.MULTILINE)
+JUDGES = re.compile(
+    r"^ +assert (?!True$).*$|^ +with pytest\.raises|\b(?:require|refuse|expect|check)\w*\(", re.MULTILINE
+)
+SAY_THAT_NOTHING_IS_RAISED = {
+    "test_huge_counts_are_refused_before_anything_is_allocated",
+    "test_other_clients_and_other_segments_are_queried_in_the_same_round",
+}
 THEOREM = re.compile(r"^Theorem (\w+)", re.MULTILINE)
 EVIDENCE = ("theorems", "families", "cases", "queries")
 OVERSTATED = re.compile(r"\b(provably secure|formally verified|verified end to end)\b", re.IGNORECASE)
@@ -76,6 +84,31 @@ def test_every_row_names_code_tests_and_evidence_that_exist(
             assert theorem in stated, f"{name}: no theorem {theorem} in proofs/coq/statements.v"
         for path in claim["tests"]:
             assert TEST.search((repository / path).read_text(encoding="utf-8")), f"{name}: {path} has no test"
+
+
+def test_every_test_that_a_claim_names_can_fail(claims: dict[str, dict[str, Any]], repository: Path) -> None:
+    """It asserts, expects an error, or calls a helper of the tests that does."""
+    named = {repository / path for claim in claims.values() for path in claim["tests"]}
+    files = [functions_of(path) for path in (*sorted(named), *(repository / "tests").rglob("conftest.py"))]
+    judges, before = set[str](), -1
+    while before < len(judges):
+        before = len(judges)
+        judges |= {name for own in files for name, called in own.items() if called is None or called & judges}
+    tests = [test for own in files[: len(named)] for test in own.items() if test[0].startswith("test_")]
+    idle = {name for name, called in tests if called is not None and not called & judges}
+    assert idle == SAY_THAT_NOTHING_IS_RAISED
+
+
+def functions_of(path: Path) -> dict[str, set[str] | None]:
+    """Return what each function calls; None of one that can fail by itself."""
+    tree = ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+    functions = {node.name: node for node in tree if isinstance(node, ast.FunctionDef)}
+    return {
+        name: None
+        if JUDGES.search(ast.unparse(node))
+        else {ast.unparse(call.func) for call in ast.walk(node) if isinstance(call, ast.Call)}
+        for name, node in functions.items()
+    }
 
 
 def test_every_theorem_serves_a_claim(claims: dict[str, dict[str, Any]], repository: Path) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import os
 import re
+import runpy
 import shutil
 import subprocess
 import sys
@@ -153,13 +154,27 @@ PLANTED: list[tuple[tuple[str, ...], str, str, str]] = [
     (("a claim that names no clean case",), "proofs/model/cases.toml", END, '"x" = { claim = "RI-1", fault = "y" }\n'),
     (("worded otherwise",), "proofs/claims.toml", "active mode tells one sum,", "every mode tells one sum,"),
     (("changed since",), "proofs/model/paths.py", END, "# changed\n"),
+    (("outside of a section",), SPLIT, END, 'Notation "a == b" := true : bool_scope.\n'),
+    (("outside of a section",), SPLIT, END, "Hypothesis trusted : False.\n"),
+    (("makes a coercion",), SPLIT, END, "Record hidden := Hide { shown :> bool }.\n"),
+    (("no kind of sentence",), SPLIT, END, "Require Export masks.\n"),
+    (
+        ("a command inside a proof", "ends inside a proof"),
+        SPLIT,
+        END,
+        "Lemma d : nat.\nProof. exact: 0. Defined.\n",
+    ),
+    (("each theorem is restated",), SPLIT, END, "  Theorem unstated : true.\nProof. by []. Qed.\n"),
+    (("has the tag",), "proofs/claims.toml", 'pairwise_mask/round4_unmasking.py"]', 'pairwise_mask/transcript.py"]'),
+    (("worded otherwise",), "proofs/claims.toml", '"20000 secrets dealt"', '"2 secrets dealt"'),
+    (("worded otherwise",), "proofs/symbolic/classic.pv", "==> event(Corrupted(me)).", "==> event(Lied(me, peer, c))."),
 ]
 """What gates say, and a change that they, and no other gate of these, notice."""
 
 
 @contextmanager
-def planted(tree: Path, file: str, before: str, after: str, off: tuple[str, ...]) -> Generator[None]:
-    """Make a change in a tree whose gates do not say what is off, and take other digests for reviewed."""
+def planted(tree: Path, file: str, before: str, after: str, off: tuple[str, ...]) -> Generator[tuple[str, ...]]:
+    """Make a change in a tree whose gates do not say what is off; yield what to check, with digests renewed."""
     report, reviewed, place = tree / "proofs/gates/report.py", tree / "proofs/reviewed.toml", tree / file
     kept = {path: path.read_bytes() if path.exists() else None for path in (report, reviewed, place)}
     try:
@@ -171,9 +186,7 @@ def planted(tree: Path, file: str, before: str, after: str, off: tuple[str, ...]
         content = (kept[place] or b"").decode()
         assert not before or before in content
         place.write_text(content.replace(before, after, 1) if before else content + after, encoding="utf-8")
-        if file != "proofs/model/paths.py":
-            check(tree, "renew")
-        yield
+        yield () if file == "proofs/model/paths.py" else ("renew",)
     finally:
         for path, old in kept.items():
             if old is None:
@@ -189,9 +202,25 @@ def test_a_gate_that_is_switched_off_is_missed(
     """Without all that notice a change it passes, and with any of them it does not."""
     for number in range(len(gates) + 1):
         off = gates[:number] + gates[number + 1 :]
-        with planted(tree, file, before, after, off):
-            status, told = check(tree, "statements", "claims")
+        with planted(tree, file, before, after, off) as first:
+            status, told = check(tree, *first, "statements", "claims")
         assert status == (number < len(gates)), f"without {off}: {told}"
+
+
+def test_every_part_is_run_in_its_order(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(repository / "proofs")  # pyright: ignore[reportUnknownMemberType]
+    parts = runpy.run_path(str(repository / "proofs" / "check"), run_name="check")["PARTS"]
+    assert list(parts) == ["statements", "claims", "coq", "reference", "smt", "model", "weakenings", "symbolic"]
+    assert [part.__name__ for part in parts.values()] == [
+        "check_statements",
+        "check_claims",
+        "check_theories",
+        "check_reference",
+        "check_kernels",
+        "check_cases",
+        "check_weakenings",
+        "check_symbolic",
+    ]
 
 
 # --- Digests ----------------------------------------------------------------------------------------------------------

@@ -148,8 +148,6 @@ class Accuracy:
     """Over those that are set aside for choosing the best model."""
     held_out: float | None = None
     """Over the others."""
-    user_mean: float | None = None
-    user_tenth: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -186,12 +184,6 @@ class RoundRecord:
     """The share of coordinates whose sum leaves the ring."""
     overflow_flsim: float | None = None
     """As the paper's simulator counts."""
-    staleness: list[int] | None = None
-    """In asynchronous runs: of the updates in the buffer."""
-    wasted: int = 0
-    """In asynchronous runs: uploads since the last step that were of no use."""
-    clock: float | None = None
-    """In asynchronous runs: the simulated time."""
     seconds: dict[str, float] = field(default_factory=dict[str, float])
     stages: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
     """What each stage of the protocol took: its name, bytes and seconds."""
@@ -240,41 +232,6 @@ class MetricsFile:
     def close(self) -> None:
         """Close the file."""
         self._file.close()
-
-
-class TensorBoard:
-    """Writes the figures of each round for TensorBoard, which has to be installed."""
-
-    def __init__(self, folder: Path) -> None:
-        """Open the log.
-
-        Raises:
-            InvalidParameters: TensorBoard is not installed.
-        """
-        try:
-            from torch.utils.tensorboard.writer import SummaryWriter  # noqa: PLC0415 -- an extra
-        except ImportError:
-            raise InvalidParameters("TensorBoard is not installed: pip install tensorboard") from None
-        self._writer: Any = SummaryWriter(str(folder))
-
-    def round_done(self, record: RoundRecord) -> None:
-        """Write a record's figures."""
-        figures = {
-            "training/loss": record.loss,
-            "uplink/bytes of a client": record.client_bytes_up,
-            "overflow/share": record.overflow,
-            "privacy/epsilon": record.epsilon,
-            "test/accuracy": None if record.test is None else record.test.accuracy,
-            "test/loss": None if record.test is None else record.test.loss,
-            **{f"seconds/{name}": value for name, value in record.seconds.items()},
-        }
-        for name, value in figures.items():
-            if value is not None:
-                self._writer.add_scalar(name, value, record.round)
-
-    def close(self) -> None:
-        """Close the log."""
-        self._writer.close()
 
 
 def read_records(folder: Path) -> list[RoundRecord]:

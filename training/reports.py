@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean, stdev
@@ -12,8 +12,7 @@ from secagg.errors import InvalidParameters
 
 from .records import METRICS_NAME, RoundRecord, read_records, summarise, write_text
 from .settings.configuration import FILE_NAME as CONFIGURATION_NAME
-from .settings.configuration import Configuration, read, to_toml
-from .settings.sections import Scheme
+from .settings.configuration import Configuration, Scheme, read, to_toml
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,11 +87,12 @@ def read_runs(folders: Iterable[Path]) -> list[FinishedRun]:
 
 
 def cells_of(runs: Sequence[FinishedRun]) -> list[Cell]:
-    """Put runs together that differ in their seeds alone."""
-    cells = dict[str, list[FinishedRun]]()
-    for run in runs:
-        cells.setdefault(to_toml(replace(run.configuration, seed=0, workers=0)), []).append(run)
-    return [Cell(some[0].configuration.name, tuple(some)) for some in cells.values()]
+    """Put runs together that differ in their seeds alone; of copies of a run the longest counts, and as one seed."""
+    cells = dict[str, dict[int, FinishedRun]]()
+    for run in sorted(runs, key=lambda one: len(one.records)):
+        cells.setdefault(to_toml(replace(run.configuration, seed=0, workers=0)), {})[run.configuration.seed] = run
+    ordered = sorted(cells.values(), key=lambda seeds: min(map(runs.index, seeds.values())))
+    return [Cell(next(iter(seeds.values())).configuration.name, tuple(seeds.values())) for seeds in ordered]
 
 
 def _read(folder: Path) -> FinishedRun:
@@ -142,7 +142,6 @@ def figures_of(cells: Sequence[Cell]) -> Iterator[tuple[str, str, Drawn]]:
         ("convergence", "Convergence", convergence),
         ("overflow", "Overflow against the margin of the ring", overflow_against_margin),
         ("refresh", "Rounds between refreshes", refresh_ablation),
-        ("timeline", "What the protocol took, round by round", timeline),
     )
     for name, title, draw in drawers:
         figure = draw(cells)
@@ -282,47 +281,6 @@ def refresh_ablation(cells: Sequence[Cell]) -> Drawn | None:
     return figure
 
 
-def timeline(cells: Sequence[Cell]) -> Drawn | None:
-    """Draw the protocol's seconds and bytes by stage, and what training took beside it, for one run of each cell."""
-    rows = list[tuple[str, dict[str, tuple[float, float]], float]]()
-    for cell in cells:
-        real = [record for record in cell.runs[0].records if record.is_real and record.is_compressed]
-        if not real:
-            continue
-        stages = dict[str, tuple[float, float]]()
-        for record in real:
-            for stage in record.stages:
-                seconds, sent = stages.get(stage["name"], (0.0, 0.0))
-                stages[stage["name"]] = (
-                    seconds + (stage["client_seconds"] + stage["server_seconds"]) / len(real),
-                    sent + _moved(stage) / len(real) / record.clients / 1024,
-                )
-        training = sum(record.seconds.get("train", 0) for record in real) / len(real)
-        rows.append((cell.name, stages, training))
-    if not rows:
-        return None
-    figure, axes = new_figure(8.2, 1.6 + 0.45 * len(rows), columns=2)
-    names = list(dict.fromkeys(name for _, stages, _ in rows for name in stages))
-    for place, (_, stages, training) in enumerate(rows):
-        for one, index in zip(axes, (0, 1), strict=True):
-            left = 0.0
-            for name in names:
-                value = stages.get(name, (0.0, 0.0))[index]
-                colour = _COLOURS[names.index(name) % len(_COLOURS)]
-                one.barh(place, value, left=left, color=colour, label=name if place == 0 else None)
-                left += value
-        axes[0].plot(training, place, "|", color="#222222", markersize=14)
-    for one, label in zip(
-        axes, ("seconds of all parties in a round; | is training", "KB for a client in a round, all ways"), strict=True
-    ):
-        one.set_yticks(range(len(rows)), [row[0] for row in rows] if one is axes[0] else [""] * len(rows), fontsize=8)
-        one.set_xlabel(label)
-        one.invert_yaxis()
-    handles = [_patch(_COLOURS[number % len(_COLOURS)], name) for number, name in enumerate(names)]
-    figure.legend(handles=handles, frameon=False, fontsize=7, loc="outside upper center", ncols=4)
-    return figure
-
-
 def new_figure(width: float, height: float, columns: int = 1) -> tuple[Any, Any]:
     """Return a matplotlib figure and its axes, one or a row of them.
 
@@ -355,16 +313,6 @@ def plain_ticks(axes: Any) -> None:  # noqa: ANN401 -- matplotlib's
 
 
 # --- Private ----------------------------------------------------------------------------------------------------------
-
-
-def _moved(stage: Mapping[str, Any]) -> int:
-    return int(stage["bytes_up"] + stage["bytes_down"] + stage.get("bytes_between", 0))
-
-
-def _patch(colour: str, name: str) -> Any:  # noqa: ANN401 -- matplotlib's
-    from matplotlib.patches import Patch  # noqa: PLC0415 -- an extra
-
-    return Patch(color=colour, label=name)
 
 
 def _label_points(axes: Any, points: Sequence[tuple[float, float, str]]) -> None:  # noqa: ANN401 -- matplotlib's
@@ -413,7 +361,7 @@ def _without_period(cell: Cell) -> str:
         case Scheme.SCALAR:
             what = f"b={compression.bits} p={compression.modulus_bits}"
         case Scheme.PRUNING:
-            what = compression.sparsity + (f", {compression.bits} bits" if compression.is_quantized else "")
+            what = compression.sparsity
         case Scheme.PRODUCT | Scheme.NONE:
             what = f"{compression.codewords}/{compression.block_size}"
             if compression.stages > 1 or compression.layers:
@@ -465,7 +413,7 @@ def write_report(folders: Sequence[Path], out: Path) -> Path:
     """
     cells = cells_of(read_runs(folders))
     out.mkdir(parents=True, exist_ok=True)
-    lines = ["# Training runs", "", conclusion(cells), "", *_table(cells), "", _NOTE]
+    lines = ["# Training runs", "", conclusion(cells), "", *table(cells), "", _NOTE]
     for name, title, figure in figures_of(cells):
         figure.savefig(out / f"{name}.png", dpi=160)
         # Without a date, so that the same runs give the same file.
@@ -497,7 +445,8 @@ def conclusion(cells: Sequence[Cell]) -> str:
     )
 
 
-def _table(cells: Sequence[Cell]) -> Iterator[str]:
+def table(cells: Sequence[Cell]) -> Iterator[str]:
+    """Yield a line for each cell: means over its seeds, with their standard deviation."""
     columns = {
         "run": [cell.name.replace("|", "\\|") for cell in cells],
         "seeds": [str(len(cell.runs)) for cell in cells],

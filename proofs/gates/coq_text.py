@@ -25,16 +25,20 @@ THEORIES = (
 )
 """In the order of what requires what; the last one restates every theorem."""
 HOLES = re.compile(r"\b(Admitted|admit|Axioms?|Parameters?|Conjectures?|Unset\s+Guard|bypass_check|Abort)\b")
-THEOREM = re.compile(r"^Theorem\s+(\w+)", re.MULTILINE)
 PROVED = re.compile(r"(?:Theorem|Lemma) ")
 DEFINES = re.compile(r"(?:Definition|Fixpoint|Record) ")
 ALLOWED = re.compile(
     r"(?:Theorem|Lemma|Definition|Fixpoint|Record|Section|End|Variables?|Hypothes[ie]s|Let|Implicit Types?|Import"
-    r"|(?:Local )?Notation|From (?:mathcomp|Coq) Require|Require(?: Import)?) |Local Open Scope (?:nat|ring)_scope$"
-    r"|Set Implicit Arguments$|Unset Strict Implicit$|Unset Printing Implicit Defensive$|Add Ring laws_of_R : "
+    r"|(?:Local )?Notation|(?:From (?:mathcomp|Coq) )?Require(?! Export)(?: Import)?) "
+    r"|Local Open Scope (?:nat|ring)_scope$|Set Implicit Arguments$|Unset Strict Implicit$"
+    r"|Unset Printing Implicit Defensive$|Add Ring laws_of_R : "
 )
 """How a sentence outside of proofs may begin: no attribute, no command that loads, times or runs another one."""
-ENDS = ("Qed", "Defined")
+SECTIONED = re.compile(r"(?:Variables?|Hypothes[ie]s|Let|Implicit Types?|Notation) ")
+"""Outside of a section these would be axioms, or would change what the theories after this one mean."""
+COERCES = re.compile(r"Record .*:>")
+ENDS = ("Qed",)
+"""No ``Defined``: what a lemma computes is printed by nothing."""
 BULLETS = re.compile(r"^[-+*{}\s]*")
 
 
@@ -89,7 +93,7 @@ def without_comments(source: str) -> str:
 def sentences(theory: str) -> tuple[Sentence, ...]:
     """Cut a theory into sentences and leave the proofs out, in which nothing but tactics may stand."""
     require(source_of(theory).isascii(), f"proofs/coq/{theory}.v has letters that are not ASCII; spell them out")
-    found, in_proof = list[Sentence](), False
+    found, in_proof, depth = list[Sentence](), False, 0
     for part in re.split(r"\.(?=\s|$)", without_comments(source_of(theory))):
         text = " ".join(part.split())
         if not text:
@@ -103,6 +107,9 @@ def sentences(theory: str) -> tuple[Sentence, ...]:
             continue
         allowed = ALLOWED.match(text) is not None and text.count('"') % 2 == 0
         require(allowed, f"proofs/coq/{theory}.v has `{text}`, which is no kind of sentence that theories have")
+        depth += text.startswith("Section ") - text.startswith("End ")
+        require(depth > 0 or not SECTIONED.match(text), f"`{text}` stands outside of a section in {theory}.v")
+        require(not COERCES.match(text), f"`{text}` makes a coercion, which no text shows; write the field out")
         in_proof = PROVED.match(text) is not None
         require(in_proof or not DEFINES.match(text) or ":=" in text, f"`{text}` is defined by a proof; write it out")
         lines = (line.rstrip() for line in part.strip().splitlines())
@@ -114,7 +121,7 @@ def sentences(theory: str) -> tuple[Sentence, ...]:
 
 def theorems_of(theory: str) -> list[str]:
     """Return the names of a theory's theorems."""
-    return THEOREM.findall(without_comments(source_of(theory)))
+    return [one.name for one in sentences(theory) if one.text.startswith("Theorem ")]
 
 
 def stated() -> list[str]:

@@ -6,7 +6,7 @@ import tomllib
 
 from gates.coq_text import stated
 from gates.report import require, say, text_of
-from gates.reviewed import check_reviewed, claims
+from gates.reviewed import check_reviewed, claims, code_of
 
 
 def check_claims() -> None:
@@ -23,5 +23,9 @@ def check_claims() -> None:
     require(not idle, f"these are planted against a claim that names no clean case: {idle}")
     unmet = sorted({*served.values()} - {*planted.values()})
     require(not unmet, f"nothing is planted against {unmet}, so nobody knows that its cases look")
+    untagged = [
+        claim["id"] for claim in claims() if not any(f"Claim {claim['id']}: " in text for text in code_of(claim))
+    ]
+    require(not untagged, f"no code that these name has the tag `Claim XX-n:` of theirs: {untagged}")
     check_reviewed()
     say(f"claims: {len(claims())}, over {len(claimed)} theorems and {len(served)} clean cases")

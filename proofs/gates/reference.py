@@ -7,14 +7,15 @@ import shutil
 import subprocess
 import time
 
-from gates.coq_text import HOLES, THEORIES, source_of, without_comments
+from gates.coq_text import HOLES, THEORIES, without_comments
 from gates.packages import provide
 from gates.report import BUILT, require, run, say, text_of
 from gates.scripts import run_part
-from gates.theories import COQC, check_theories
+from gates.theories import COQC, check_theories, is_built
 
 PACKAGES = ("ocaml-nox", "ocaml-findlib", "libzarith-ocaml-dev")
 SUBSTITUTED = re.compile(r"\bExtract\s+(?:Inlined\s+)?(?:Constant|Inductive)\b")
+PROGRAM = BUILT / "answer"
 COMPILE = ("ocamlfind", "ocamlopt", "-w", "-a", "-package", "zarith", "-linkpkg")
 
 
@@ -24,14 +25,14 @@ def check_reference() -> None:
     for refused in (HOLES, SUBSTITUTED):
         found = refused.search(source)
         require(found is None, f"proofs/reference/extract.v has `{found and found[0]}`: extract what is proved")
-    if not all(_is_built(theory) for theory in THEORIES):
+    if not all(map(is_built, THEORIES)):
         check_theories()
     provide(PACKAGES, has_compiler, "OCaml's compiler with zarith")
     started = time.perf_counter()
     for name in ("extract.v", "answer.ml"):
         (BUILT / name).write_text(text_of("reference", name), encoding="utf-8")
     run(*COQC, "extract.v", otherwise="proofs/reference/extract.v does not compile")
-    program = BUILT / "answer"
+    program = PROGRAM
     sources = ("extracted.mli", "extracted.ml", "answer.ml")
     run(*COMPILE, *sources, "-o", program.name, otherwise="the reference does not compile")
     say(f"reference: extracted and compiled, {time.perf_counter() - started:.0f} s")
@@ -46,9 +47,3 @@ def has_compiler() -> bool:
     found = subprocess.run(query, capture_output=True, text=True, check=False)  # noqa: S603 -- fixed
     archive = found.stdout.strip()
     return found.returncode == 0 and (BUILT / archive).exists()
-
-
-def _is_built(theory: str) -> bool:
-    kept = BUILT / f"{theory}.v"
-    same = kept.exists() and kept.read_text(encoding="utf-8") == source_of(theory)
-    return same and kept.with_suffix(".vo").exists()

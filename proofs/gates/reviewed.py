@@ -23,6 +23,8 @@ REVIEWED = PROOFS / "reviewed.toml"
 WORDED = PROOFS / "claims.pinned"
 WORDED_PREFACE = "# Digests of claims without their code; `proofs/check pin ID ...` takes over the named ones alone."
 PREFACE = "# Digests of the files that claims are about, as they were reviewed; `proofs/check renew` writes them."
+QUERY = re.compile(r'\(\*# query "([^"]+)" \*\)\n(.*?)(?=\(\*# quer)', re.DOTALL)
+"""A query of a symbolic model, by its name: what it asks is part of the claim."""
 LINKED = ("compression", "protocols", "training")
 """Rooms that lie beside the package and are linked into it."""
 EVIDENCE = {"coq": "theorems", "smt": "families", "model": "cases", "symbolic": "queries", "reference": "compared"}
@@ -33,6 +35,13 @@ def claims() -> list[Claim]:
     """Return the rows of the ledger."""
     found: list[Claim] = tomllib.loads((PROOFS / "claims.toml").read_text(encoding="utf-8"))["claim"]
     return found
+
+
+def code_of(claim: Claim) -> Iterator[str]:
+    """Yield the text of every module that a claim is about."""
+    for code in claim["code"]:
+        for path in _modules_in(code):
+            yield (REPOSITORY / path).read_text(encoding="utf-8") if (REPOSITORY / path).exists() else ""
 
 
 def check_reviewed() -> None:
@@ -57,8 +66,16 @@ def renew() -> None:
 
 
 def words() -> dict[str, str]:
-    """Return a digest of every claim: what it says, assumes and does not say, its evidence and its tests."""
+    """Return a digest of every claim: what it says, assumes and does not say, its evidence, queries and tests."""
+    asked = {
+        f"{model.stem}: {name}": " ".join(text.split())
+        for model in sorted((PROOFS / "symbolic").glob("*.pv"))
+        for name, text in QUERY.findall(model.read_text(encoding="utf-8"))
+    }
     said = {claim["id"]: {kind: told for kind, told in claim.items() if kind != "code"} for claim in claims()}
+    for row in said.values():
+        if "queries" in row:
+            row["queries"] = [(name, asked.get(name)) for name in row["queries"]]
     return {name: digest_of(json.dumps(row, sort_keys=True).encode()) for name, row in said.items()}
 
 

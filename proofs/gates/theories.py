@@ -13,7 +13,7 @@ import subprocess
 import time
 import tomllib
 
-from gates.coq_text import THEORIES, check_sources, sentences, source_of, stated
+from gates.coq_text import THEORIES, check_sources, required_by, sentences, source_of, stated
 from gates.packages import provide
 from gates.report import BUILT, PROOFS, require, run, say
 from gates.reviewed import digest_of
@@ -27,9 +27,9 @@ AS_IT_IS = "Set Printing All.\nSet Printing Depth 1000000.\nSet Printing Width 1
 REACHED = re.compile(rf"(?<![\w.'])(?:{'|'.join(THEORIES)})\.[\w']+")
 
 
-def check_theories() -> None:
+def check_theories(*, afresh: bool = True) -> None:
     """Read the sources, build them, and ask on what every theorem rests and what it says."""
-    build()
+    build(afresh=afresh)
     printed, pinned = as_printed(), tomllib.loads(PRINTED.read_text(encoding="utf-8"))
     version, due = printed["coq"], pinned.get("coq")
     require(version == due, f"{PRINTED.name} has what Coq {due} prints, and this is {version}; install that one")
@@ -73,16 +73,27 @@ def as_printed() -> dict[str, str]:
     return found
 
 
-def build() -> None:
+def recheck() -> None:
+    """Build only what differs from what was built, and what requires it; then ask the same."""
+    check_theories(afresh=False)
+
+
+def build(*, afresh: bool = True) -> None:
     """Read the sources, build them, and ask on what every theorem rests."""
     check_sources()
     provide(PACKAGES, has_coq, "Coq with MathComp")
     started = time.perf_counter()
     BUILT.mkdir(parents=True, exist_ok=True)
-    for file in BUILT.iterdir():
+    for file in BUILT.iterdir() if afresh else ():
         if file.is_file():
             file.unlink()
+    stale = list[str]()
     for name in THEORIES:
+        if not is_built(name) or required_by(name) & {*stale}:
+            stale.append(name)
+            # What does not compile leaves nothing behind that could be taken for built.
+            (BUILT / f"{name}.vo").unlink(missing_ok=True)
+    for name in stale:
         (BUILT / f"{name}.v").write_text(source_of(name), encoding="utf-8")
         run(*COQC, f"{name}.v", otherwise=f"proofs/coq/{name}.v does not compile")
     theorems = sorted(stated())
@@ -94,6 +105,13 @@ def build() -> None:
     shown = "\n".join(others)
     require(closed == len(theorems) and not others, f"{closed} of {len(theorems)} theorems are closed:\n{shown}")
     say(f"coq: {closed} theorems, all closed under the global context, {time.perf_counter() - started:.0f} s")
+
+
+def is_built(theory: str) -> bool:
+    """Return whether what was built last is this theory, word by word."""
+    kept = BUILT / f"{theory}.v"
+    same = kept.exists() and kept.read_text(encoding="utf-8") == source_of(theory)
+    return same and kept.with_suffix(".vo").exists()
 
 
 def has_coq() -> bool:

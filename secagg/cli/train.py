@@ -39,7 +39,6 @@ def add_options(commands: Any) -> None:  # noqa: ANN401 -- argparse names the ty
     trained.add_argument("--out", type=Path, metavar="DIR", help="the run's folder (default: build/runs/NAME-seedN)")
     trained.add_argument("--resume", action="store_true", help="go on from the checkpoint in that folder")
     trained.add_argument("--show", action="store_true", help="print the whole configuration, and train nothing")
-    trained.add_argument("--tensorboard", action="store_true", help="write its logs too, where it is installed")
     trained.set_defaults(run=run_training)
     swept = commands.add_parser("sweep", help="every cell of a grid with every seed; finished ones are skipped")
     swept.add_argument("grid", type=Path, metavar="GRID.toml")
@@ -65,7 +64,7 @@ def add_options(commands: Any) -> None:  # noqa: ANN401 -- argparse names the ty
 def run_training(options: argparse.Namespace) -> int:
     """Train one run, and print what it came to."""
     require_torch()
-    from secagg.training.records import Observer, TensorBoard
+    from secagg.training.records import Observer
     from secagg.training.runs.driver import Progress, train
     from secagg.training.settings.configuration import changed, read, to_toml, versions_here
     from secagg.training.settings.presets import preset
@@ -77,8 +76,6 @@ def run_training(options: argparse.Namespace) -> int:
         return 0
     out = options.out or Path("build/runs") / f"{configuration.name}-seed{configuration.seed}"
     observers: list[Observer] = [Progress(configuration.name, configuration.rounds)]
-    if options.tensorboard:
-        observers.append(TensorBoard(out / "tensorboard"))
     try:
         summary = train(configuration, out, resume=options.resume, observers=observers)
     except KeyboardInterrupt:
@@ -92,14 +89,19 @@ def run_training(options: argparse.Namespace) -> int:
 def run_sweep(options: argparse.Namespace) -> int:
     """Train every cell of a grid that is not finished."""
     require_torch()
-    from secagg.training.runs.sweep import read_grid, sweep, table
+    from secagg.training.reports import cells_of, read_runs, table
+    from secagg.training.runs.driver import read_grid, sweep
 
     grid = read_grid(options.grid)
     out = options.out or Path("build/sweeps") / options.grid.stem
     results = sweep(grid, out, jobs=options.jobs, told=lambda line: print(line, file=sys.stderr, flush=True))
-    print("\n".join(table(results)))
+    failed = [result for result in results if "error" in result]
+    for result in failed:
+        print(f"{result['folder']} failed: {result['error']}")
+    if len(failed) < len(results):
+        print("\n".join(table(cells_of(read_runs([out])))))
     print(f"written to {out}; figures: secagg plot {out}")
-    return 0 if all(result.get("error") is None for result in results) else 1
+    return int(bool(failed))
 
 
 def run_plot(options: argparse.Namespace) -> int:

@@ -12,13 +12,13 @@ import pytest
 import torch
 
 from secagg.training.engines import make_engine
-from secagg.training.engines.evaluation import Evaluator
+from secagg.training.engines.one_by_one import Evaluator
 from secagg.training.records import Accuracy
 from secagg.training.runs.rounds import Pieces
 from secagg.training.settings.configuration import Configuration, changed
 from secagg.training.settings.parts import Examples
 from secagg.training.settings.presets import preset
-from secagg.training.sums.secure_sums import secure_sum
+from secagg.training.sums.real_sum import secure_sum
 
 FEATURES, CLASSES = 12, 3
 
@@ -44,9 +44,6 @@ class ToyData:
     def test(self) -> Examples:
         return self._drawn(np.random.default_rng([2]), 200, np.full(CLASSES, 1 / CLASSES))
 
-    def test_clients(self) -> npt.NDArray[np.int64] | None:
-        return np.arange(200, dtype=np.int64) % 10
-
     def _drawn(self, generator: np.random.Generator, count: int, mixture: npt.NDArray[np.float64]) -> Examples:
         targets = generator.choice(CLASSES, count, p=mixture)
         inputs = self._centres[targets] + generator.normal(0, 1, (count, FEATURES)).astype(np.float32)
@@ -59,7 +56,7 @@ def toy_model() -> torch.nn.Module:
 
 def make_pieces(run: Configuration) -> Pieces:
     data = ToyData()
-    tested = Evaluator(toy_model, data.test(), owners=data.test_clients(), threads=1)
+    tested = Evaluator(toy_model, data.test(), threads=1)
 
     def evaluate(parameters: Any) -> Accuracy:
         found = tested.evaluate(parameters)

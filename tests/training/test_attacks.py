@@ -14,14 +14,20 @@ import torch
 from secagg.contract import ideal_aggregate
 from secagg.errors import InvalidParameters
 from secagg.simulation.insecure_coins import InsecureSeededCoins
-from secagg.training.codec.whole_updates import WholeUpdates
-from secagg.training.runs.attacks import Attack
+from secagg.training.codec import WholeUpdates
 from secagg.training.runs.driver import train
-from secagg.training.runs.rounds import Pieces, Run
-from secagg.training.settings.configuration import Configuration, changed
+from secagg.training.runs.rounds import Attack, Pieces, Run
+from secagg.training.settings.configuration import (
+    AttackKind,
+    AttackSettings,
+    CompressionSettings,
+    Configuration,
+    Lengths,
+    Scheme,
+    changed,
+)
 from secagg.training.settings.parts import Assignment, Examples, TrainedClient
 from secagg.training.settings.presets import preset
-from secagg.training.settings.sections import AttackKind, AttackSettings, CompressionSettings, Lengths, Scheme
 
 Make = Callable[..., Configuration]
 Pieced = Callable[[Configuration], Pieces]
@@ -184,7 +190,6 @@ def test_twice_the_median_between_two_levels_is_their_geometric_middle() -> None
     ("changes", "message"),
     [
         (("compression.scheme=sketch",), "take compression.lengths = 'fixed', or secagg.settings"),
-        (("compression.scheme=sketch", "compression.lengths=common"), "ring elements, which nobody checks"),
         (("compression.scheme=sketch", "secagg.protocol=enclave"), "'median' or 'fixed'"),
         (("compression.scheme=sketch", "secagg.protocol=one-message"), "'fixed'"),
         (("compression.scheme=sketch", "compression.lengths=median"), "votes for lengths are indices"),
@@ -208,12 +213,6 @@ def test_what_nobody_checks_is_refused(changes: tuple[str, ...], message: str) -
 )
 def test_what_is_checked_or_not_told_is_taken(changes: tuple[str, ...]) -> None:
     assert changed(preset("fashion-none"), changes).compression.scheme.value in changes[0]
-
-
-def test_asynchronous_clients_attack_nobody(toy_run: Make, toy_pieces: Pieced) -> None:
-    run = toy_run("attack.kind=sign-flip", "asynchronous.buffer=4", "asynchronous.exponent=0")
-    with pytest.raises(InvalidParameters, match="attacks are for rounds"):
-        train(run, pieces=toy_pieces(run))
 
 
 def test_whoever_takes_the_peak_code_takes_the_median_of_lengths_unless_they_say_otherwise(toy_run: Make) -> None:

@@ -13,11 +13,10 @@ from secagg.compression.product_quantization import ProductQuantization
 from secagg.contract import IndexSegment, RingSegment, ideal_aggregate
 from secagg.crypto.entropy import SystemCoins
 from secagg.errors import InvalidParameters
-from secagg.training.codec.operators import Operators
+from secagg.training.codec import Operators
 from secagg.training.runs.driver import train
-from secagg.training.settings.configuration import changed
+from secagg.training.settings.configuration import CompressionSettings, Scheme, changed
 from secagg.training.settings.presets import preset
-from secagg.training.settings.sections import CompressionSettings, Scheme
 
 SHAPES = {"conv.weight": (8, 4, 3, 3), "conv.bias": (8,), "head.weight": (10, 36), "head.bias": (10,)}
 CLIENTS = 20

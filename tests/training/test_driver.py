@@ -16,11 +16,9 @@ import pytest
 from secagg.errors import InvalidParameters
 from secagg.training.records import Accuracy, Checkpoint, MetricsFile, RoundRecord, read_records, summarise
 from secagg.training.runs.driver import Progress, estimate, in_time, train
-from secagg.training.runs.rounds import Pieces, Run
-from secagg.training.server_optimizers import ServerOptimizer
-from secagg.training.settings.configuration import Configuration, changed
+from secagg.training.runs.rounds import Pieces, Run, ServerOptimizer
+from secagg.training.settings.configuration import Configuration, LocalTraining, ServerSettings, changed
 from secagg.training.settings.parts import Assignment, Tensors, TrainedClient
-from secagg.training.settings.sections import LocalTraining, ServerSettings
 
 Make = Callable[..., Configuration]
 Pieced = Callable[[Configuration], Pieces]
@@ -188,11 +186,6 @@ def test_fedavg_moves_by_the_rate_times_the_mean() -> None:
 def test_fedavgm_remembers() -> None:
     settings = ServerSettings(optimizer="fedavgm", rate=1, momentum=0.5)  # type: ignore[arg-type]
     assert step(settings, 1, 1, 0) == [1.0, 2.5, 3.25]
-
-
-def test_fedadam_moves_by_the_rate_whatever_the_size_of_the_mean() -> None:
-    settings = ServerSettings(optimizer="fedadam", rate=0.1, momentum=0, second_momentum=0, adaptivity=1e-9)  # type: ignore[arg-type]
-    assert step(settings, 5.0, -0.001) == pytest.approx([0.1, 0.0], abs=1e-4)
 
 
 # --- What is told -----------------------------------------------------------------------------------------------------

@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from secagg.training.engines import ENGINES, make_engine
-from secagg.training.engines.evaluation import Evaluator
+from secagg.training.engines.one_by_one import Evaluator
 from secagg.training.models import initial_parameters, model_factory
+from secagg.training.settings.configuration import LocalTraining
 from secagg.training.settings.parts import Assignment, Engine, Examples, ModelFactory, Stream, seed_of, torch_generator
-from secagg.training.settings.sections import LocalTraining
 
 pytestmark = [
     pytest.mark.gpu,

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from secagg.errors import InvalidParameters
-from secagg.training.engines.evaluation import Evaluator
+from secagg.training.engines.one_by_one import Evaluator
 from secagg.training.models import initial_parameters, model_factory
 from secagg.training.settings.parts import Examples, torch_generator
 
@@ -33,16 +33,6 @@ def test_accuracy_and_loss_are_means_over_examples() -> None:
     found = Evaluator(Given, right_of([True, True, False, True])).evaluate({"shift": torch.zeros(2)})
     assert found.accuracy == 0.75
     assert found.loss == pytest.approx(np.log(1 + np.exp(1)) - 0.75)
-    assert (found.user_mean, found.user_tenth) == (None, None)
-
-
-def test_every_user_counts_the_same() -> None:
-    pattern = [True] * 6 + [True, False] + [False] * 2
-    owners = np.array([4] * 6 + [0] * 2 + [9] * 2)
-    found = Evaluator(Given, right_of(pattern), owners=owners).evaluate({"shift": torch.zeros(2)})
-    assert found.accuracy == pytest.approx(0.7)
-    assert found.user_mean == pytest.approx(0.5)
-    assert found.user_tenth == pytest.approx(0.1)
 
 
 def test_the_parameters_are_those_that_are_given() -> None:
@@ -62,8 +52,6 @@ def test_threads_change_no_bit() -> None:
 def test_nothing_to_evaluate_on_is_refused() -> None:
     with pytest.raises(InvalidParameters, match="no test examples"):
         Evaluator(Given, Examples(torch.zeros(0, 2), torch.zeros(0, dtype=torch.int64)))
-    with pytest.raises(InvalidParameters, match="3 owners are named for 1"):
-        Evaluator(Given, right_of([True]), owners=np.zeros(3, dtype=np.int64))
 
 
 def test_nothing_is_dropped_out() -> None:

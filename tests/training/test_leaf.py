@@ -88,12 +88,6 @@ def test_files_are_merged_in_the_order_of_their_names_and_users_keep_theirs(femn
     torch.testing.assert_close(data.client(1).inputs[1], wanted)
 
 
-def test_a_test_user_who_trains_has_the_same_number(femnist: Path) -> None:
-    owners = federated_data("femnist", root=femnist).test_clients()
-    assert owners is not None
-    assert owners.tolist() == [1, 3, 3]
-
-
 def test_the_first_users_take_part_where_a_number_is_given(femnist: Path) -> None:
     assert federated_data("femnist", root=femnist, clients=2).sizes.tolist() == [3, 4]
 
@@ -126,31 +120,6 @@ def test_pictures_are_resized_as_pillow_does_and_their_centre_is_cut_out(tmp_pat
         assert np.array_equal(data.train.rows[data.parts[1][place]], wanted[name])
         shown = (data.client(1).inputs[place].numpy() * 0.5 + 0.5) * 255
         np.testing.assert_allclose(shown, wanted[name], atol=1e-3)
-
-
-def annotated(root: Path, persons: int, pictures_each: int) -> None:
-    pictures(root)
-    lines = [(f"{1 + k % 6:06}.jpg", str(2880 + k)) for k in range(persons) for _ in range(pictures_each)]
-    raw = root / "data" / "raw"
-    (raw / "identity_CelebA.txt").write_text("\n".join(f"{name} {person}" for name, person in lines), encoding="utf-8")
-    rows = [f"{number:06}.jpg  -1 {1 if number % 2 else -1} 1" for number in range(1, 7)]
-    head = [str(len(rows)), "Bald Smiling Young"]
-    (raw / "list_attr_celeba.txt").write_text("\n".join([*head, *rows]), encoding="utf-8")
-
-
-def test_celeba_is_read_as_it_is_published(tmp_path: Path) -> None:
-    annotated(tmp_path, persons=3, pictures_each=5)
-    data = federated_data("celeba", root=tmp_path)
-    assert data.sizes.tolist() == [5, 5]
-    assert len(data.test()) == 5
-    everybody = [*numbers(data.client(0).targets), *numbers(data.client(1).targets), *numbers(data.test().targets)]
-    assert sorted(everybody) == [0] * 5 + [1] * 10
-
-
-def test_people_with_few_pictures_are_left_out(tmp_path: Path) -> None:
-    annotated(tmp_path, persons=3, pictures_each=4)
-    with pytest.raises(InvalidParameters, match="0 people with 5 pictures"):
-        federated_data("celeba", root=tmp_path)
 
 
 def test_a_missing_picture_is_named(tmp_path: Path) -> None:

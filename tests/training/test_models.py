@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from secagg.errors import InvalidParameters
-from secagg.training.engines.suitability import WrittenOutLstm
+from secagg.training.engines.one_by_one import WrittenOutLstm
 from secagg.training.models import initial_parameters, model_factory, parameter_count
 from secagg.training.settings.parts import torch_seeded
 

@@ -24,8 +24,8 @@ from secagg.compression.scalar_quantization import ScalarQuantization
 from secagg.contract import RingSegment, ideal_aggregate
 from secagg.crypto.entropy import SystemCoins
 from secagg.errors import InvalidParameters
-from secagg.training.codec.operators import Operators, RoundCodec
-from secagg.training.settings.sections import CompressionSettings, Scheme, Source
+from secagg.training.codec import Operators, RoundCodec
+from secagg.training.settings.configuration import CompressionSettings, Scheme, Source
 
 SHAPES = {"conv.weight": (8, 4, 3, 3), "conv.bias": (8,), "head.weight": (10, 36), "head.bias": (10,)}
 CLIENTS = 5
@@ -136,41 +136,6 @@ def test_pruning_has_another_mask_in_each_epoch() -> None:
         masks.append(mean["head.weight"] != 0)
     assert (masks[0] == masks[1]).all()
     assert (masks[0] != masks[2]).any()
-
-
-def test_what_pruning_keeps_is_quantized_where_that_is_asked_for() -> None:
-    given = updates(seed=1)
-
-    def second_round(*, is_quantized: bool) -> tuple[RoundCodec, dict[str, npt.NDArray[np.float32]], int]:
-        settings: dict[str, Any] = {"sparsity": "0.5", "is_quantized": is_quantized, "bits": 6, "modulus_bits": 9}
-        made = operators(scheme=Scheme.PRUNING, **settings)
-        play(made, 0, given)
-        codec, mean = play(made, 1, given)
-        return codec, mean, sum(segment.payload_bytes for segment in codec.update.layout.segments)
-
-    exact_bytes = second_round(is_quantized=False)[2]
-    codec, mean, code_bytes = second_round(is_quantized=True)
-    kept = mean["head.weight"] != 0
-    due = np.mean([update["head.weight"] for update in given], axis=0)[kept]
-    step = max(scheme_of(codec, "head.weight").inner.scales)
-    assert np.abs(mean["head.weight"][kept] - due).max() <= step
-    assert 0.3 < kept.mean() < 0.7
-    weights = sum(int(np.prod(shape)) for shape in SHAPES.values() if len(shape) > 1)
-    # In place of 32 bits for each value that is kept, 9; and a scale of 32 bits for each of two tensors.
-    assert exact_bytes - code_bytes == pytest.approx(weights * 0.5 * (32 - 9) / 8 - 8, abs=4)
-
-
-def test_each_channel_has_a_scale_of_its_own_where_that_is_asked_for() -> None:
-    given = updates(seed=2)
-    for update in given:
-        update["head.weight"][1:] /= 100
-    wrong = list[float]()
-    for per_channel in (False, True):
-        settings: dict[str, Any] = {"calibration": Source.PUBLIC, "modulus_bits": 9, "per_channel": per_channel}
-        _, mean = play(operators(scheme=Scheme.SCALAR, **settings), 0, given, lambda: given[0])
-        due = np.mean([update["head.weight"] for update in given], axis=0)
-        wrong.append(float(np.abs(mean["head.weight"] - due)[1:].mean()))
-    assert wrong[1] < 0.1 * wrong[0]
 
 
 def test_after_a_first_round_that_failed_the_next_is_uncompressed_too() -> None:

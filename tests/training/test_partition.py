@@ -4,13 +4,11 @@ import numpy as np
 import pytest
 
 from secagg.errors import InvalidParameters
-from secagg.training.datasets.partition import (
+from secagg.training.datasets.prepared import (
     LEAST_EXAMPLES,
     Dealing,
-    Style,
     dirichlet_partition,
     natural_partition,
-    style_of,
 )
 
 LABELS = np.arange(4000) % 10
@@ -67,22 +65,3 @@ def test_owners_keep_their_examples_in_order() -> None:
     assert [part.tolist() for part in parts] == [[0, 2, 5], [1, 4]]
     with pytest.raises(InvalidParameters, match="none of 3 clients has 4 examples"):
         natural_partition(["b", "a", "b", "c", "a", "b"])
-
-
-def test_a_style_moves_and_mirrors_an_image() -> None:
-    image = np.zeros((1, 1, 4, 4), dtype=np.float32)
-    image[0, 0, 1, 0] = 0.5
-    shown = Style(gain=1.5, gamma=1.0, down=2, right=-1, is_flipped=True).apply(image)
-    assert np.argwhere(shown[0, 0]).tolist() == [[3, 2]]
-    assert shown[0, 0, 3, 2] == np.float32(0.75)
-
-
-def test_styles_differ_between_clients_and_stay() -> None:
-    assert style_of((1, 2, 0, 5)) == style_of((1, 2, 0, 5)) != style_of((1, 2, 0, 6))
-
-
-def test_a_style_leaves_values_in_their_range() -> None:
-    images = np.random.default_rng(0).random((3, 1, 28, 28), dtype=np.float32)
-    shown = [style_of((0, 2, 0, client)).apply(images) for client in range(20)]
-    assert all(each.min() >= 0 and each.max() <= 1 and each.shape == images.shape for each in shown)
-    assert all(each.dtype == np.float32 for each in shown)

@@ -15,15 +15,14 @@ from secagg.contract import Aggregate, Payload
 from secagg.errors import CapacityExceeded, InternalError, InvalidParameters, SecAggError, ThresholdNotMet
 from secagg.privacy.accounting import ReleasePart, epsilon
 from secagg.privacy.kinds import NoiseKind
-from secagg.training.codec.operators import Operators
+from secagg.training.codec import Operators
 from secagg.training.records import read_records
 from secagg.training.runs.driver import train
 from secagg.training.runs.rounds import Pieces, Run
 from secagg.training.settings.configuration import Configuration
 from secagg.training.settings.parts import Cohorts
-from secagg.training.sums.privacy import ReleaseCount
+from secagg.training.sums.real_sum import ReleaseCount, secure_sum
 from secagg.training.sums.round_sums import SumRound, require_near
-from secagg.training.sums.secure_sums import secure_sum
 
 Make = Callable[..., Configuration]
 Pieced = Callable[[Configuration], Pieces]
@@ -114,7 +113,6 @@ def test_smaller_neighbourhoods_need_half_of_the_noise(toy_run: Make) -> None:
         (("secagg.every=2",), "secagg.every = 1"),
         (("local.clip=",), "set local.clip"),
         (("server.weighting=examples",), "server.weighting = 'equal'"),
-        (("asynchronous.buffer=4",), "asynchronous.buffer = 0"),
         (
             ('secagg.settings=["form=histogram"]', "compression.scheme=pq", "compression.calibration=public"),
             "decoded",
@@ -229,7 +227,7 @@ def test_clients_of_a_run_keep_to_its_limit_themselves(
     def nothing(*_: object) -> None:
         return None
 
-    monkeypatch.setattr("secagg.training.sums.secure_sums.require_budget", nothing)
+    monkeypatch.setattr("secagg.training.sums.real_sum.require_budget", nothing)
     run = toy_run(*OF_CLIENTS, "secagg.protocol=pairwise", f"privacy.epsilon={1.01 * spent(1)}", "clients_per_round=16")
     played = Run(run, toy_pieces(run))
     played.advance()

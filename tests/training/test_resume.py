@@ -63,7 +63,7 @@ def same(one: dict[str, Any], other: dict[str, Any]) -> bool:
     "changes",
     [
         ("compression.scheme=sq", "compression.wrap=true", "compression.stochastic=true"),
-        ("compression.scheme=pruning", "server.optimizer=fedadam", "server.rate=0.01", "dropouts.rate=0.2"),
+        ("compression.scheme=pruning", "server.optimizer=fedavgm", "server.rate=0.01", "dropouts.rate=0.2"),
         (
             "secagg.protocol=enclave",
             "compression.scheme=pq",

@@ -14,14 +14,12 @@ from secagg.contract import Aggregate, Payload, ideal_aggregate
 from secagg.crypto.entropy import SystemCoins
 from secagg.errors import CapacityExceeded, InternalError, InvalidParameters, Misuse, ThresholdNotMet
 from secagg.session.registry import find, register, unregister
-from secagg.training.codec.operators import Operators
+from secagg.training.codec import Operators
 from secagg.training.runs.driver import train
 from secagg.training.runs.rounds import Pieces
-from secagg.training.settings.configuration import Configuration
-from secagg.training.settings.parts import Cohorts, sampled_losses
-from secagg.training.settings.sections import (
-    AsynchronousSettings,
+from secagg.training.settings.configuration import (
     CompressionSettings,
+    Configuration,
     DropoutSettings,
     Scheme,
     ServerSettings,
@@ -30,6 +28,8 @@ from secagg.training.settings.sections import (
     SumSettings,
     Weighting,
 )
+from secagg.training.settings.parts import Cohorts, sampled_losses
+from secagg.training.sums.real_sum import require_feasible, secure_sum
 from secagg.training.sums.round_sums import (
     CheckedSum,
     ClearSum,
@@ -41,7 +41,6 @@ from secagg.training.sums.round_sums import (
     require_equal,
     require_rounded,
 )
-from secagg.training.sums.secure_sums import require_feasible, secure_sum
 from tests.harness import plain_sum
 from tests.harness.planted import always
 
@@ -260,7 +259,6 @@ def test_histograms_that_leave_the_enclave_decode_to_the_same_bits() -> None:
     ("more", "message"),
     [
         ({"server": ServerSettings(weighting=Weighting.EXAMPLES)}, r"server\.weighting = 'equal'"),
-        ({"asynchronous": AsynchronousSettings(buffer=4, exponent=0)}, "cannot tell old updates"),
     ],
 )
 def test_what_two_servers_do_not_offer_is_refused_by_name(more: dict[str, Any], message: str) -> None:

@@ -17,12 +17,11 @@ from secagg.compression.byte_accounting import (
     scalar_quantization_layout,
     upload_bytes,
 )
-from secagg.training.codec.operators import Operators
+from secagg.training.codec import Operators
 from secagg.training.models import model_factory
 from secagg.training.runs.driver import train
-from secagg.training.settings.configuration import changed
+from secagg.training.settings.configuration import CompressionSettings, Scheme, Source, changed
 from secagg.training.settings.presets import preset
-from secagg.training.settings.sections import CompressionSettings, Scheme, Source
 
 Told = Callable[..., dict[str, Any]]
 SCALAR = ("compression.scheme=sq", "compression.wrap=true")

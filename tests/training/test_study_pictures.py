@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from secagg.training.reports import STYLES
-from secagg.training.settings.sections import Scheme
+from secagg.training.settings.configuration import Scheme
 
 pytest.importorskip("matplotlib")
 NAMES = (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -14,13 +15,11 @@ import pytest
 from secagg.cli import main
 from secagg.errors import InvalidParameters
 from secagg.training.records import Accuracy, RoundRecord
-from secagg.training.reports import Cell, FinishedRun, cells_of, conclusion, read_runs, write_report
-from secagg.training.runs import sweep as sweeping
-from secagg.training.runs.driver import train
+from secagg.training.reports import Cell, FinishedRun, cells_of, conclusion, read_runs, table, write_report
+from secagg.training.runs import driver
+from secagg.training.runs.driver import read_grid, sweep, train
 from secagg.training.runs.rounds import Pieces
-from secagg.training.runs.sweep import read_grid, sweep, table
-from secagg.training.settings.configuration import Configuration
-from secagg.training.settings.sections import CompressionSettings, Scheme, SumSettings
+from secagg.training.settings.configuration import CompressionSettings, Configuration, Scheme, SumSettings
 
 Make = Callable[..., Configuration]
 Pieced = Callable[[Configuration], Pieces]
@@ -45,7 +44,7 @@ def grid(tmp_path: Path, toy_pieces: Pieced, monkeypatch: pytest.MonkeyPatch) ->
     def trained(run: Configuration, out: Path, *, resume: bool) -> object:
         return train(run, out, resume=resume, pieces=toy_pieces(run))
 
-    monkeypatch.setattr(sweeping, "train", trained)
+    monkeypatch.setattr(driver, "train", trained)
     file = tmp_path / "grid.toml"
     file.write_text(
         GRID.replace("set = {compression.scheme", 'set = {"compression.scheme"').replace(
@@ -65,26 +64,23 @@ def test_a_sweep_trains_every_cell_with_every_seed_and_nothing_twice(grid: Path,
     assert sweep(read_grid(grid), tmp_path / "runs", told=lines.append) == results
     assert lines == ["8 runs, 8 of them finished"]
     assert before == {file: file.stat().st_mtime_ns for file in (tmp_path / "runs").rglob("metrics.jsonl")}
-    printed = table(results)
-    assert len(printed) == 5
-    assert "none, rate 0.5" in printed[1]
+    _, _, first, *others = table(cells_of(read_runs([tmp_path / "runs"])))
+    assert len(others) == 3
+    assert first.startswith("| none, rate 0.5 | 2 | 2 |")
 
 
-def test_a_cell_that_fails_says_why_and_the_others_go_on(grid: Path, tmp_path: Path) -> None:
+def test_a_cell_that_fails_says_why_and_the_others_go_on(
+    grid: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     grid.write_text(grid.read_text().replace('"compression.wrap" = true', '"compression.wrap" = false'))
     results = sweep(read_grid(grid), tmp_path / "runs")
     failed = [result for result in results if "error" in result]
     assert len(failed) == 4
     assert all("capacity" in result["error"] for result in failed)
-    assert "failed" in "\n".join(table(results))
-
-
-def test_a_cell_of_which_one_seed_failed_shows_the_others_and_says_so() -> None:
-    good = {"name": "none", "seed": 1, "final accuracy": 0.5, "paper bytes": 2048.0, "factor": 1.0, "overflow": None}
-    bad = {"name": "none", "seed": 0, "folder": "none-seed0", "error": "no data"}
-    _, said, shown = table([bad, good])
-    assert said.split() == ["none", "1", "failed:", "no", "data"]
-    assert shown.split() == ["none", "1", "50.0", "2.00", "1.0", "-"]
+    assert main(["sweep", str(grid), "--out", str(tmp_path / "runs")]) == 1
+    shown = capsys.readouterr().out
+    assert shown.count(" failed: the capacity") == 4
+    assert shown.count("| none, rate") == 2
 
 
 def test_a_folder_of_another_sweep_is_refused(grid: Path, tmp_path: Path) -> None:
@@ -151,7 +147,7 @@ def test_a_report_has_every_column_that_says_something_and_every_figure(runs: Pa
     ]
     rows = [line for line in text.splitlines() if line.startswith("|")]
     assert len({line.replace("\\|", "").count("|") for line in rows}) == 1
-    names = {"accuracy-uplink", "convergence", "overflow", "refresh", "timeline"}
+    names = {"accuracy-uplink", "convergence", "overflow", "refresh"}
     assert set(re.findall(r"\]\((\S+)\.svg\)", text)) == names
     for kind in ("png", "svg"):
         assert {file.stem for file in (tmp_path / "figures").glob(f"*.{kind}")} == names
@@ -191,6 +187,16 @@ def test_plotting_needs_no_torch(runs: Path, tmp_path: Path) -> None:
 def test_runs_that_differ_in_their_seeds_are_one_cell(runs: Path) -> None:
     cells = cells_of(read_runs([runs]))
     assert [len(cell.runs) for cell in cells] == [2] * 6
+
+
+def test_two_copies_of_a_run_are_one_seed(runs: Path, tmp_path: Path) -> None:
+    one, *_ = sorted(folder for folder in runs.iterdir() if folder.is_dir())
+    for name in ("copy", "another"):
+        shutil.copytree(one, tmp_path / name)
+    lines = (tmp_path / "copy" / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (tmp_path / "copy" / "metrics.jsonl").write_text(lines[0])
+    (cell,) = cells_of(read_runs([one, tmp_path]))
+    assert [len(run.records) for run in cell.runs] == [len(lines)], "the longest counts"
 
 
 def test_a_folder_without_runs_is_refused(tmp_path: Path) -> None:

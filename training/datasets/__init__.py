@@ -6,11 +6,10 @@ from pathlib import Path
 from typing import Final
 
 from secagg.errors import InvalidParameters
-from secagg.training.datasets.partition import Dealing
+from secagg.training.datasets.prepared import Dealing
 
 from .fashion import INSTALLED, fashion
-from .leaf import LEAF_SETS, leaf, prepare_leaf
-from .prepared import PreparedData, Split
+from .prepared import LEAF_SETS, PreparedData, Split, leaf, prepare_leaf
 from .vader import vader
 
 NAMES: Final = ("fashion", "fashion-full", "vader", *LEAF_SETS)
@@ -27,7 +26,6 @@ def federated_data(  # noqa: PLR0913 -- what a configuration says of its data
     clients: int | None = None,
     alpha: float = 1.0,
     spread: float = 0.35,
-    style: bool = False,
     seed: int = 0,
     cache: Path | None = None,
 ) -> PreparedData:
@@ -38,15 +36,12 @@ def federated_data(  # noqa: PLR0913 -- what a configuration says of its data
         clients: to how many clients examples are dealt out; of LEAF's users, how many take part at most.
         alpha: how alike the labels of clients are to which examples are dealt out.
         spread: how different their sizes are.
-        style: whether each has a style of images of its own.
         cache: where LEAF's sets are kept after conversion; by default in ``root``.
 
     Raises:
         InvalidParameters: there is none of that name, or its files are missing or damaged.
     """
-    dealing = Dealing(
-        clients=_CLIENTS if clients is None else clients, alpha=alpha, spread=spread, style=style, seed=seed
-    )
+    dealing = Dealing(clients=_CLIENTS if clients is None else clients, alpha=alpha, spread=spread, seed=seed)
     match name:
         case "fashion":
             return fashion(dealing)

@@ -19,10 +19,9 @@ import numpy.typing as npt
 import torch
 
 from secagg.errors import InvalidParameters
-from secagg.training.datasets.partition import Dealing, dirichlet_partition, style_of
-from secagg.training.settings.parts import Stream, seed_of
+from secagg.training.datasets.prepared import Dealing, dirichlet_partition
 
-from .prepared import PreparedData, Rows, Split, Transform, normalised
+from .prepared import PreparedData, Rows, Split, normalised
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -52,7 +51,7 @@ def fashion(dealing: Dealing, root: Path | None = None) -> PreparedData:
         train=train,
         parts=dirichlet_partition(train.labels, dealing),
         held_out=test,
-        transform=_transform(dealing.seed if dealing.style else None),
+        transform=_transform,
     )
 
 
@@ -119,11 +118,6 @@ def _split(stored: Bytes, labels: Bytes) -> Split:
     return Split(rows=unpacked(stored), labels=labels.astype(np.int64))
 
 
-def _transform(style_seed: int | None) -> Transform:
-    def transform(rows: Rows, client: int | None) -> torch.Tensor:
-        images = rows.astype(np.float32) / np.float32(255)
-        if style_seed is not None and client is not None:
-            images = style_of(seed_of(style_seed, Stream.STYLE, client=client)).apply(images)
-        return normalised(images, mean=_MEAN, deviation=_DEVIATION)
-
-    return transform
+def _transform(rows: Rows, client: int | None) -> torch.Tensor:
+    del client
+    return normalised(rows.astype(np.float32) / np.float32(255), mean=_MEAN, deviation=_DEVIATION)

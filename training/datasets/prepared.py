@@ -1,4 +1,4 @@
-"""Training data in arrays, by client, and their cache on disk."""
+"""Training data in arrays, dealt out to clients; and LEAF's FEMNIST, CelebA and Sent140, from LEAF's own files."""
 
 from __future__ import annotations
 
@@ -10,18 +10,93 @@ import shutil
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib import import_module
 from pathlib import Path
-from typing import Final, TypedDict, cast
+from typing import Any, Final, TypedDict, cast
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from secagg.errors import InvalidParameters
+from secagg.errors import InvalidParameters, Reason
 from secagg.session.durable import PUBLIC, replace, replacing
-from secagg.training.settings.parts import Examples
+from secagg.training.settings.parts import Examples, Progress, Stream, generator, seed_of
 
-from .partition import Indices
+Indices = npt.NDArray[np.int64]
+
+LEAST_EXAMPLES: Final = 4
+"""Of a client; with fewer its training is noise."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dealing:
+    """How examples without owners are dealt out to clients."""
+
+    clients: int = 200
+    alpha: float = 1.0
+    """How alike the clients' labels are; 0.1 gives most clients one or two labels, 100 gives everybody all."""
+    spread: float = 0.35
+    """The standard deviation of the logarithm of the sizes; 0 makes them equal."""
+    seed: int = 0
+
+
+def dirichlet_partition(labels: npt.NDArray[np.int64], dealing: Dealing) -> list[Indices]:
+    """Deal out examples so that clients differ in size, and in how often they see each label.
+
+    A client's size follows a log-normal distribution, and the labels it wants a Dirichlet distribution. Where a label
+    has run out, it takes the one of which most are left. No example is dealt twice.
+
+    Raises:
+        InvalidParameters: there are too few examples for so many clients, or a parameter is out of its range.
+    """
+    clients, alpha, spread = dealing.clients, dealing.alpha, dealing.spread
+    if clients < 1 or clients * LEAST_EXAMPLES > len(labels):
+        raise InvalidParameters(
+            f"{len(labels)} examples cannot be dealt out to {clients} clients; "
+            f"take from 1 to {len(labels) // LEAST_EXAMPLES} clients, so that each holds {LEAST_EXAMPLES} or more"
+        )
+    if not alpha > 0 or not spread >= 0:
+        raise InvalidParameters(f"alpha must be above 0 and the spread of sizes at least 0; they are {alpha}, {spread}")
+    coins = generator(seed_of(dealing.seed, Stream.PARTITION))
+    count = int(labels.max()) + 1
+    pools = [list[int](coins.permutation(np.flatnonzero(labels == label)).tolist()) for label in range(count)]
+    left = np.array([len(pool) for pool in pools])
+    parts = list[Indices]()
+    for size in _sizes(len(labels), clients, spread, coins):
+        wanted = coins.choice(count, size, p=coins.dirichlet([alpha] * count))
+        part = np.empty(size, dtype=np.int64)
+        for place, label in enumerate(wanted.tolist()):
+            given = label if left[label] else int(left.argmax())
+            part[place] = pools[given].pop()
+            left[given] -= 1
+        parts.append(part)
+    return parts
+
+
+def _sizes(examples: int, clients: int, spread: float, coins: np.random.Generator) -> list[int]:
+    """Draw sizes whose sum is not above the number of examples."""
+    shares = coins.lognormal(0.0, spread, clients)
+    sizes = np.maximum(LEAST_EXAMPLES, np.floor(shares / shares.sum() * examples)).astype(np.int64)
+    while (excess := int(sizes.sum()) - examples) > 0:
+        largest = int(sizes.argmax())
+        sizes[largest] -= min(excess, int(sizes[largest]) - LEAST_EXAMPLES)
+    return list[int](sizes.tolist())
+
+
+def natural_partition(owners: Sequence[object], *, least: int = LEAST_EXAMPLES) -> list[Indices]:
+    """Group examples by whose they are, in the order of the owners' first examples; leave out whoever has few.
+
+    Raises:
+        InvalidParameters: nobody has enough.
+    """
+    by_owner = dict[object, list[int]]()
+    for index, owner in enumerate(owners):
+        by_owner.setdefault(owner, []).append(index)
+    parts = [np.array(indices, dtype=np.int64) for indices in by_owner.values() if len(indices) >= least]
+    if not parts:
+        raise InvalidParameters(f"none of {len(by_owner)} clients has {least} examples; lower the least number")
+    return parts
+
 
 Rows = npt.NDArray[np.generic]
 Transform = Callable[[Rows, int | None], torch.Tensor]
@@ -76,14 +151,16 @@ class PreparedData:
         labels = torch.as_tensor(np.array(self.held_out.labels))
         return Examples(self.transform(self.held_out.rows, None), labels)
 
-    def test_clients(self) -> npt.NDArray[np.int64] | None:
-        """Return whose each test example is, where the data say so."""
-        return self.held_out.owners
-
 
 def normalised(images: npt.NDArray[np.float32], *, mean: float, deviation: float) -> torch.Tensor:
     """Shift and scale values from 0 to 1 as a model's training expects them."""
     return torch.as_tensor((images - np.float32(mean)) / np.float32(deviation))
+
+
+def as_tokens(rows: Rows, client: int | None) -> torch.Tensor:
+    """Return stored numbers as an embedding takes them."""
+    del client
+    return torch.as_tensor(rows.astype(np.int64))
 
 
 _FORMAT: Final = 1
@@ -159,20 +236,17 @@ def _write_half(folder: Path, half: str, users: Iterator[UserRows], vocabulary: 
 
 
 def read_cache(folder: Path) -> tuple[Split, Split, int | None]:
-    """Map both halves into memory, and say how large the vocabulary is; a test user who trains keeps that number.
+    """Map both halves into memory, and say how large the vocabulary is.
 
     Raises:
         InvalidParameters: files are missing or damaged.
     """
     try:
         train, train_facts = _read_half(folder, "train")
-        test, test_facts = _read_half(folder, "test")
+        test, _ = _read_half(folder, "test")
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise InvalidParameters(f"the cache {folder} is damaged ({error}); remove it, and it is made again") from error
-    numbers = {user: number for number, user in enumerate(train_facts["users"])}
-    known = np.array([numbers.setdefault(user, len(numbers)) for user in test_facts["users"]], dtype=np.int64)
-    held_out = Split(rows=test.rows, labels=test.labels, owners=known[test.owners])
-    return train, held_out, train_facts["vocabulary"]
+    return train, test, train_facts["vocabulary"]
 
 
 def _read_half(folder: Path, half: str) -> tuple[Split, _Facts]:
@@ -223,3 +297,289 @@ def commonest(texts: Iterable[str], count: int) -> Vocabulary:
 def listed(words: Sequence[str]) -> Vocabulary:
     """Return the vocabulary of a list, as LEAF has it: one more number stands for all else, and fills up."""
     return Vocabulary({word: number for number, word in enumerate(words)}, len(words), len(words))
+
+
+@dataclass(frozen=True, slots=True)
+class LeafUser:
+    """What one file holds of one user."""
+
+    name: str
+    items: list[object]
+    labels: list[object]
+
+
+def leaf_paths(root: Path, half: str, recipe: str) -> list[Path]:
+    """Return the JSON files of the ``train`` or the ``test`` half.
+
+    Args:
+        recipe: the command that makes them, for the error.
+
+    Raises:
+        InvalidParameters: there are none.
+    """
+    folders = [folder for folder in (root / "data" / half, root / half) if folder.is_dir()]
+    paths = sorted(path for folder in folders[:1] for path in folder.glob("*.json"))
+    if not paths:
+        where = folders[0] if folders else root / "data" / half
+        raise InvalidParameters(f"there is no JSON of LEAF in {where}; {recipe}")
+    return paths
+
+
+def leaf_users(path: Path) -> Iterator[LeafUser]:
+    """Yield the users of one file, in the order of its list.
+
+    Raises:
+        InvalidParameters: the file is no JSON, or not of LEAF's form; the message says where.
+    """
+    try:
+        loaded: object = json.loads(path.read_bytes())
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise InvalidParameters(f"{path} is no JSON ({error}); make it again with LEAF's preprocess.sh") from error
+    whole = _table(loaded, path, "the file")
+    users, data = whole.get("users"), _table(whole.get("user_data"), path, "`user_data`")
+    if not isinstance(users, list):
+        raise InvalidParameters(f"{path}: `users` must be a list of names; make it again with LEAF's preprocess.sh")
+    counts = whole.get("num_samples")
+    for place, user in enumerate(cast("list[object]", users)):
+        if not isinstance(user, str) or user not in data:
+            raise InvalidParameters(f"{path}: `user_data` has nothing of the user {user!r}, who is listed")
+        own = _table(data[user], path, f"the entry of {user!r}")
+        items, labels = own.get("x"), own.get("y")
+        if not isinstance(items, list) or not isinstance(labels, list) or len(items) != len(labels):  # pyright: ignore[reportUnknownArgumentType]
+            raise InvalidParameters(f"{path}: `x` and `y` of the user {user!r} must be lists of one length")
+        found = LeafUser(user, cast("list[object]", items), cast("list[object]", labels))
+        if isinstance(counts, list) and cast("list[object]", counts)[place : place + 1] != [len(found.items)]:
+            raise InvalidParameters(f"{path}: `num_samples` of {user!r} is not the {len(found.items)} that are there")
+        yield found
+
+
+def label_of(value: object, classes: int, user: str) -> int:
+    """Return a label as a number.
+
+    Raises:
+        InvalidParameters: it is none of the classes.
+    """
+    if isinstance(value, int | float) and value in range(classes):
+        return int(value)
+    raise InvalidParameters(f"the label {value!r} of the user {user!r} is none of 0 to {classes - 1}")
+
+
+def _table(value: object, path: Path, what: str) -> dict[str, object]:
+    if not isinstance(value, dict):
+        raise InvalidParameters(f"{path}: {what} must be a JSON object; make it again with LEAF's preprocess.sh")
+    return cast("dict[str, object]", value)
+
+
+_SIDE: Final = 32
+
+Picture = npt.NDArray[np.uint8]
+
+
+def picture_reader(root: Path) -> Callable[[object], Picture]:
+    """Return what reads a picture by its file name.
+
+    Raises:
+        InvalidParameters: Pillow is not installed.
+    """
+    try:
+        image: Any = import_module("PIL.Image")
+    except ImportError as error:
+        raise InvalidParameters(
+            "reading CelebA's pictures needs Pillow; install it with `pip install 'secagg[leaf]'`",
+            reason=Reason.BACKEND_MISSING,
+        ) from error
+    folder = _raw(root) / "img_align_celeba"
+
+    def read(name: object) -> Picture:
+        if not isinstance(name, str) or Path(name).name != name:
+            raise ValueError(f"{name!r} is no file name")
+        try:
+            with image.open(folder / name) as opened:
+                return small(opened, image)
+        except OSError as error:
+            raise ValueError(f"the picture {folder / name} cannot be read ({error})") from error
+
+    return read
+
+
+def small(opened: Any, image: Any) -> Picture:  # noqa: ANN401 -- Pillow's, which need not be installed
+    """Resize the shorter side to 32 pixels, and cut out the centre."""
+    width, height = cast("tuple[int, int]", opened.size)
+    shorter = min(width, height)
+    size = (_SIDE * width // shorter, _SIDE * height // shorter)
+    resized = opened.convert("RGB").resize(size, image.Resampling.BILINEAR)
+    left, top = round((size[0] - _SIDE) / 2), round((size[1] - _SIDE) / 2)
+    pixels = np.asarray(resized.crop((left, top, left + _SIDE, top + _SIDE)), dtype=np.uint8)
+    return np.ascontiguousarray(pixels.transpose(2, 0, 1))
+
+
+def _raw(root: Path) -> Path:
+    return next((folder for folder in (root / "data" / "raw", root / "raw") if folder.is_dir()), root / "data" / "raw")
+
+
+_CHARACTER: Final = 28
+_TEXT: Final = 4
+"""The place of the text in a row of Sent140."""
+_EMBEDDINGS: Final = "embs.json"
+_WORDS: Final = 9929
+"""Of the vocabulary where there is no embs.json: with all else and padding, the paper's embedding of 9,931 rows."""
+
+Reader = Callable[[object], Rows]
+"""Makes a stored row of an item; a ValueError says what is wrong with it."""
+
+
+@dataclass(frozen=True, slots=True)
+class _LeafSet:
+    classes: int
+    shape: tuple[int, ...]
+    recipe: str
+    """What LEAF's preprocess.sh is called with."""
+    transform: Transform
+
+
+def _scaled(rows: Rows, client: int | None) -> torch.Tensor:
+    del client
+    return normalised(rows.astype(np.float32) / np.float32(255), mean=0.5, deviation=0.5)
+
+
+_SETS: Final[Mapping[str, _LeafSet]] = {
+    "femnist": _LeafSet(62, (1, _CHARACTER, _CHARACTER), "-s niid --sf 1.0 -k 0 -t sample", _scaled),
+    "celeba": _LeafSet(2, (3, 32, 32), "--sf 1.0 -k 0 --iu 1 -s niid -t user --tf 0.90 --spltseed 1", _scaled),
+    "sent140": _LeafSet(2, (LENGTH,), "--sf 0.01 -s niid -t user --tf 0.90 -k 1 --spltseed 1", as_tokens),
+}
+LEAF_SETS: Final = tuple(_SETS)
+
+
+def leaf(name: str, root: Path | None, *, clients: int | None = None, cache: Path | None = None) -> PreparedData:
+    """Return a set of LEAF, converted if that was not done before; each training user is a client.
+
+    Args:
+        clients: how many users there are at most; the first ones are taken.
+        cache: where the converted set is kept; by default in ``root``.
+
+    Raises:
+        InvalidParameters: files are missing or damaged; the message says which command makes them.
+    """
+    train, test, vocabulary = read_cache(prepare_leaf(name, root, cache=cache))
+    facts = _SETS[name]
+    owners = [] if train.owners is None else list[int](train.owners.tolist())
+    return PreparedData(
+        name=name,
+        classes=facts.classes,
+        shape=facts.shape,
+        train=train,
+        parts=natural_partition(owners, least=1)[:clients],
+        held_out=test,
+        transform=facts.transform,
+        vocabulary=vocabulary,
+    )
+
+
+def prepare_leaf(name: str, root: Path | None, *, cache: Path | None = None, progress: Progress | None = None) -> Path:
+    """Convert a set into its cache, unless that was done before, and return where it is.
+
+    Raises:
+        InvalidParameters: files are missing or damaged; the message says which command makes them.
+    """
+    recipe = (
+        f"run `./preprocess.sh {_SETS[name].recipe}` in LEAF's folder data/{name}, and then "
+        f"`secagg data prepare {name} --root LEAF/data/{name}`"
+    )
+    if root is None or not root.is_dir():
+        where = "needs the folder of its files" if root is None else f"is to be read from {root}, which is no folder"
+        raise InvalidParameters(f"the data set {name} {where}; {recipe}")
+    halves = [leaf_paths(root, half, recipe) for half in ("train", "test")]
+    places = (root / _EMBEDDINGS, root / "data" / _EMBEDDINGS) if name == "sent140" else ()
+    beside = [path for path in places if path.is_file()]
+    inputs = [*halves[0], *halves[1], *beside[:1]]
+    folder = (cache or root / "secagg-cache") / f"{name}-{key_of(inputs, name)}"
+    if folder.exists():
+        return folder
+    reader, vocabulary = _reader(name, root, halves[0], beside)
+    train, test = (
+        _converted(paths, reader, _SETS[name].classes, _steps(progress, before, len(halves[0]) + len(halves[1])))
+        for paths, before in zip(halves, (0, len(halves[0])), strict=True)
+    )
+    write_cache(folder, train, test, vocabulary)
+    return folder
+
+
+def _reader(name: str, root: Path, train: Sequence[Path], embeddings: Sequence[Path]) -> tuple[Reader, int | None]:
+    """Return what converts an item, and the size of the vocabulary where items are texts."""
+    match name:
+        case "femnist":
+            return _character, None
+        case "celeba":
+            return picture_reader(root), None
+        case _:
+            vocabulary = _words(embeddings[0]) if embeddings else _counted_words(train)
+            return lambda item: vocabulary.row(_text(item)), vocabulary.size
+
+
+def _converted(
+    paths: Sequence[Path], reader: Reader, classes: int, report: Callable[[int], None]
+) -> Iterator[UserRows]:
+    for done, path in enumerate(paths, start=1):
+        for user in leaf_users(path):
+            if user.items:
+                yield _converted_user(path, user, reader, classes)
+        report(done)
+
+
+def _converted_user(path: Path, user: LeafUser, reader: Reader, classes: int) -> UserRows:
+    rows = list[Rows]()
+    for place, item in enumerate(user.items):
+        try:
+            rows.append(reader(item))
+        except ValueError as error:
+            raise InvalidParameters(f"{path}: example {place} of the user {user.name!r}: {error}") from error
+    labels = [label_of(label, classes, user.name) for label in user.labels]
+    return UserRows(user.name, np.stack(rows), np.array(labels, dtype=np.int64))
+
+
+def _character(item: object) -> Rows:
+    try:
+        values = np.array(item, dtype=np.float32)
+    except TypeError as error:
+        raise ValueError("a character must be a list of numbers") from error
+    if values.shape != (_CHARACTER * _CHARACTER,) or not (values.min() >= 0 and values.max() <= 1):
+        raise ValueError(
+            f"a character must have {_CHARACTER * _CHARACTER} values from 0 to 1, and has the shape {values.shape}"
+        )
+    return np.rint(values * 255).astype(np.uint8).reshape(1, _CHARACTER, _CHARACTER)
+
+
+def _text(item: object) -> str:
+    fields = cast("list[object]", item) if isinstance(item, list) else []
+    text = fields[_TEXT] if len(fields) > _TEXT else None
+    if not isinstance(text, str):
+        raise ValueError("a message must be a row of id, date, query, user and text")  # noqa: TRY004 -- of its form
+    return text
+
+
+def _words(path: Path) -> Vocabulary:
+    """Read the list of words that stands beside LEAF's word vectors."""
+    try:
+        words = cast("object", json.loads(path.read_bytes())["vocab"])
+    except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError) as error:
+        raise InvalidParameters(f"{path} is no JSON object with a list `vocab` ({error})") from error
+    if not isinstance(words, list) or not all(isinstance(word, str) for word in cast("list[object]", words)):
+        raise InvalidParameters(f"{path}: `vocab` must be a list of words")
+    return listed(cast("list[str]", words))
+
+
+def _counted_words(train: Sequence[Path]) -> Vocabulary:
+    def texts() -> Iterator[str]:
+        for path in train:
+            for user in leaf_users(path):
+                for item in user.items:
+                    try:
+                        yield _text(item)
+                    except ValueError as error:
+                        raise InvalidParameters(f"{path}: the user {user.name!r}: {error}") from error
+
+    return commonest(texts(), _WORDS)
+
+
+def _steps(progress: Progress | None, before: int, count: int) -> Callable[[int], None]:
+    return lambda done: None if progress is None else progress(before + done, count)

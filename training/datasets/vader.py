@@ -12,13 +12,12 @@ from pathlib import Path
 from typing import Final
 
 import numpy as np
-import torch
 
 from secagg.errors import InvalidParameters
-from secagg.training.datasets.partition import Dealing, dirichlet_partition
+from secagg.training.datasets.prepared import Dealing, dirichlet_partition
 from secagg.training.settings.parts import Stream, generator, seed_of
 
-from .prepared import LENGTH, PreparedData, Rows, Split, Vocabulary, commonest
+from .prepared import LENGTH, PreparedData, Split, Vocabulary, as_tokens, commonest
 
 _INNER: Final = "hutto_ICWSM_2014.tar.gz"
 _SOURCES: Final = ("tweets", "movieReviewSnippets", "amazonReviewSnippets")
@@ -58,12 +57,6 @@ def text_data(name: str, train: Split, test: Split, vocabulary: Vocabulary, deal
         transform=as_tokens,
         vocabulary=vocabulary.size,
     )
-
-
-def as_tokens(rows: Rows, client: int | None) -> torch.Tensor:
-    """Return stored numbers as an embedding takes them."""
-    del client
-    return torch.as_tensor(rows.astype(np.int64))
 
 
 def rated_texts(archive: Path | None) -> tuple[list[str], np.ndarray[tuple[int], np.dtype[np.int64]]]:

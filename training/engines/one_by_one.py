@@ -1,26 +1,322 @@
-"""Clients one after the other, each trained by the model itself; or several at once, each in a thread of its own.
+"""How a client is trained, and on which device: one after the other by the model itself, or several in threads.
 
-Torch leaves Python's lock while it computes, so threads use all cores without copies between processes.
+Torch leaves Python's lock while it computes, so threads use all cores without copies between processes. Models are
+evaluated in the same way. Here are also the models that an engine can train, and what all engines share.
 """
 
 from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from copy import deepcopy
+from dataclasses import dataclass, field
 from queue import SimpleQueue
-from typing import Final
+from typing import Final, ParamSpec, TypeVar, cast
 
+import numpy as np
+import numpy.typing as npt
 import torch
+import torch.nn.functional as F  # noqa: N812 -- the name that everybody gives it
+from torch import nn
 
-from secagg.errors import InvalidParameters
-from secagg.training.models import key_buffers
-from secagg.training.settings.parts import Assignment, Done, ModelFactory, Tensors, TrainedClient
-from secagg.training.settings.sections import LocalTraining
+from secagg.errors import InvalidParameters, Reason
+from secagg.training.datasets.prepared import Indices
+from secagg.training.models import KeyedDropout, key_buffers
+from secagg.training.settings.configuration import LocalTraining
+from secagg.training.settings.parts import (
+    Assignment,
+    Done,
+    Examples,
+    ModelFactory,
+    Tensors,
+    TrainedClient,
+    Update,
+    generator,
+)
 
-from .settings import Computing, Descent, Schedule, as_update, changes, longest_first, one_torch_thread, schedule_of
-from .suitability import trainable, values_of
+Given = ParamSpec("Given")
+Found = TypeVar("Found")
+Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+"""Takes a model's outputs and the targets, and returns one value for each example."""
+
+
+def cross_entropy(scores: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """Return the loss of each example where targets are classes."""
+    return F.cross_entropy(scores, targets, reduction="none")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Computing:
+    """Where and how an engine computes."""
+
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    loss: Loss = cross_entropy
+
+
+def device_named(name: str) -> torch.device:
+    """Return a device that is there; ``auto`` is the first accelerator, or the CPU.
+
+    Raises:
+        InvalidParameters: it is not there, or torch knows no such name.
+    """
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise InvalidParameters(f"{name!r} is no device; take `cpu`, `cuda`, `cuda:1`, or `auto`") from error
+    if device.type not in {"cpu", "cuda"}:
+        raise InvalidParameters(f"training runs on the CPU and on CUDA; the device is {name!r}")
+    if device.type == "cuda" and not (device.index or 0) < torch.cuda.device_count():
+        raise InvalidParameters(
+            f"the device is {name!r}, and torch {torch.__version__} finds {torch.cuda.device_count()} CUDA devices; "
+            "install a build of torch for CUDA and its driver, or take the device `cpu`",
+            reason=Reason.BACKEND_MISSING,
+        )
+    return device
+
+
+@contextmanager
+def one_torch_thread() -> Generator[None]:
+    """Keep torch from splitting an operation, whose rounding would then depend on how many threads there are."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """The steps of one client."""
+
+    batches: tuple[Indices, ...]
+    """Which of the client's examples each step takes."""
+    keys: npt.NDArray[np.int64]
+    """Of each step, a key for each layer of dropout."""
+    first_epoch: int
+    """How many steps the first epoch has."""
+
+
+def schedule_of(assignment: Assignment, settings: LocalTraining, dropouts: int) -> Schedule:
+    """Shuffle a client's examples anew for each epoch, and cut them into batches; the last one may be smaller.
+
+    Raises:
+        InvalidParameters: there is nothing to train with, or the settings make no step.
+    """
+    count = len(assignment.examples)
+    if count == 0:
+        raise InvalidParameters(f"client {assignment.client} has no examples; leave such clients out of the data")
+    if settings.batch < 1 or settings.epochs < 1:
+        raise InvalidParameters(
+            f"a client takes {settings.epochs} epochs of batches of {settings.batch}; both must be 1 or more"
+        )
+    coins = generator(assignment.seed)
+    batches = list[Indices]()
+    for _ in range(settings.epochs):
+        order = coins.permutation(count)
+        batches += [order[begin : begin + settings.batch] for begin in range(0, count, settings.batch)]
+    keys = coins.integers(0, 1 << 32, (len(batches), dropouts), dtype=np.int64)
+    return Schedule(tuple(batches), keys, len(batches) // settings.epochs)
+
+
+def longest_first(schedules: Sequence[Schedule]) -> list[int]:
+    """Return the order in which to train: much work before little, and else as assigned."""
+    return sorted(range(len(schedules)), key=lambda place: -len(schedules[place].batches))
+
+
+class Descent:
+    """Moves parameters in place by their gradients; remembers the momentum of one client's training.
+
+    Parameters, and what they start from, may have a leading axis of clients; the start is then broadcast.
+    """
+
+    def __init__(
+        self, parameters: Sequence[torch.Tensor], start: Sequence[torch.Tensor], settings: LocalTraining
+    ) -> None:
+        """Take what is moved, and where it starts."""
+        self._parameters, self._start, self._settings = parameters, start, settings
+        self._momenta = [torch.zeros_like(tensor) for tensor in parameters] if settings.momentum else []
+
+    @torch.no_grad()
+    def step(self, gradients: Sequence[torch.Tensor], active: torch.Tensor | None = None) -> None:
+        """Make one step.
+
+        Args:
+            active: of a stack, 1 for each client that has this step and 0 for each that is done; a client that is done
+                never goes on, so its momentum is of no interest.
+        """
+        settings = self._settings
+        for place, (parameter, gradient) in enumerate(zip(self._parameters, gradients, strict=True)):
+            direction = gradient
+            if settings.weight_decay:
+                direction = direction.add(parameter, alpha=settings.weight_decay)
+            if settings.proximal:
+                direction = direction.add(parameter - self._start[place], alpha=settings.proximal)
+            if settings.momentum:
+                direction = self._momenta[place].mul_(settings.momentum).add_(direction)
+            if active is not None:
+                direction = direction * active.reshape(-1, *(1,) * (parameter.ndim - 1))
+            parameter.sub_(direction, alpha=settings.rate)
+
+
+@torch.no_grad()
+def changes(
+    parameters: Sequence[torch.Tensor], start: Sequence[torch.Tensor], clip: float | None, *, stacked: bool
+) -> list[torch.Tensor]:
+    """Return what training changed, after minus before, scaled down where its L2 norm is above the limit."""
+    found = [parameter - before for parameter, before in zip(parameters, start, strict=True)]
+    if clip is None:
+        return found
+    squares = [(change.flatten(1).square().sum(1) if stacked else change.square().sum()) for change in found]
+    factor = (clip / torch.stack(squares).sum(0).sqrt().clamp(min=torch.finfo(torch.float32).tiny)).clamp(max=1)
+    return [change * (factor.reshape(-1, *(1,) * (change.ndim - 1)) if stacked else factor) for change in found]
+
+
+def as_update(names: Sequence[str], found: Sequence[torch.Tensor]) -> Update:
+    """Return tensors of one client as arrays."""
+    arrays = (tensor.float().cpu().numpy() for tensor in found)
+    return {name: np.asarray(array, dtype=np.float32) for name, array in zip(names, arrays, strict=True)}
+
+
+class WrittenOutLstm(nn.Module):
+    """Computes what ``torch.nn.LSTM`` computes, with parameters of the same names."""
+
+    def __init__(self, layer: nn.LSTM) -> None:
+        """Take over the parameters of a layer."""
+        super().__init__()
+        self._layers, self._batch_first = layer.num_layers, layer.batch_first
+        for name, parameter in list(layer.named_parameters()):
+            self.register_parameter(name, parameter)
+
+    def forward(self, inputs: torch.Tensor) -> tuple[torch.Tensor, tuple[torch.Tensor, torch.Tensor]]:
+        """Return the last layer's states, and all layers' last states and cells."""
+        states = inputs if self._batch_first else inputs.transpose(0, 1)
+        last = list[tuple[torch.Tensor, torch.Tensor]]()
+        for layer in range(self._layers):
+            states, state, cell = self._layer(layer, states)
+            last.append((state, cell))
+        ends = torch.stack([state for state, _ in last]), torch.stack([cell for _, cell in last])
+        return states if self._batch_first else states.transpose(0, 1), ends
+
+    def _layer(self, layer: int, inputs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        recurrent = self._parameter(f"weight_hh_l{layer}")
+        from_inputs = inputs @ self._parameter(f"weight_ih_l{layer}").T
+        if f"bias_ih_l{layer}" in self._parameters:
+            from_inputs = from_inputs + (self._parameter(f"bias_ih_l{layer}") + self._parameter(f"bias_hh_l{layer}"))
+        state = inputs.new_zeros(inputs.shape[0], recurrent.shape[1])
+        cell = torch.zeros_like(state)
+        states = list[torch.Tensor]()
+        for from_input in from_inputs.unbind(1):
+            enter, keep, candidate, leave = (from_input + state @ recurrent.T).chunk(4, -1)
+            cell = keep.sigmoid() * cell + enter.sigmoid() * candidate.tanh()
+            state = leave.sigmoid() * cell.tanh()
+            states.append(state)
+        return torch.stack(states, 1), state, cell
+
+    def _parameter(self, name: str) -> torch.Tensor:
+        return cast("torch.Tensor", getattr(self, name))
+
+
+def written_out(layer: nn.Module) -> nn.Module | None:
+    """Return what stands for an LSTM in one direction."""
+    if isinstance(layer, nn.LSTM) and not layer.bidirectional and not layer.proj_size:
+        return WrittenOutLstm(layer)
+    return None
+
+
+_BATCH_NORMS: Final = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
+_INSTANCE_NORMS: Final = (nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)
+_UNKEYED: Final = (nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout, nn.RReLU)
+
+Swap = Callable[[nn.Module], nn.Module | None]
+"""Returns what stands for a layer, or None where it stays."""
+
+
+def layers_of(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """Yield every layer with its name."""
+    yield from cast("Iterator[tuple[str, nn.Module]]", model.named_modules())
+
+
+def trainable(factory: ModelFactory) -> nn.Module:
+    """Make a model for training, whose dropout follows from keys.
+
+    Raises:
+        InvalidParameters: what a layer does in training cannot be repeated, or would not reach the server.
+    """
+    model = factory()
+    for name, layer in layers_of(model):
+        if isinstance(layer, (*_BATCH_NORMS, *_INSTANCE_NORMS)) and layer.track_running_stats:
+            raise InvalidParameters(
+                f"the layer {_shown(name, layer)} keeps running statistics, which are no parameters and would never "
+                "reach the server; use GroupNorm, or pass track_running_stats=False"
+            )
+        if isinstance(layer, _UNKEYED) or (isinstance(layer, nn.RNNBase) and layer.dropout > 0):
+            raise InvalidParameters(
+                f"the layer {_shown(name, layer)} draws from torch's own generator, which clients share, so that no "
+                "run could be repeated; use torch.nn.Dropout in its place"
+            )
+    model = swapped(model, lambda layer: KeyedDropout(layer.p) if isinstance(layer, nn.Dropout) else None)
+    return model.train()
+
+
+def refuse_batch_norm(model: nn.Module, engine: str) -> None:
+    """Refuse a layer that mixes the examples of a batch, where batches are padded.
+
+    Raises:
+        InvalidParameters: the model has one.
+    """
+    for name, layer in layers_of(model):
+        if isinstance(layer, _BATCH_NORMS):
+            raise InvalidParameters(
+                f"the engine {engine} pads batches, and the layer {_shown(name, layer)} would mix the padding into its "
+                "statistics; use GroupNorm, or the engine `threads` or `sequential`"
+            )
+
+
+def swapped(model: nn.Module, swap: Swap) -> nn.Module:
+    """Return a copy of a model with some of its layers replaced; a layer that stands in two places stays one."""
+    copy = deepcopy(model)
+    made = dict[int, nn.Module | None]()
+
+    def replacement(layer: nn.Module) -> nn.Module | None:
+        if id(layer) not in made:
+            made[id(layer)] = swap(layer)
+        return made[id(layer)]
+
+    whole = replacement(copy)
+    if whole is not None:
+        return whole
+    # Without duplicates, the second of two places would keep the layer that was.
+    places = cast("Iterator[tuple[str, nn.Module]]", copy.named_modules(remove_duplicate=False))
+    for name, layer in list(places):
+        new = replacement(layer)
+        if new is not None:
+            parent, _, own = name.rpartition(".")
+            setattr(copy.get_submodule(parent), own, new)
+    return copy
+
+
+def values_of(model: nn.Module, start: Tensors, device: torch.device) -> list[torch.Tensor]:
+    """Return the tensors of ``start`` in the order of a model's parameters, on a device.
+
+    Raises:
+        InvalidParameters: they are not the parameters of this model.
+    """
+    names = [name for name, _ in model.named_parameters()]
+    if set(names) != set(start):
+        odd = sorted(set(names) ^ set(start))
+        raise InvalidParameters(f"the start is of another model: it and this engine's model differ in {', '.join(odd)}")
+    return [start[name].detach().to(device) for name in names]
+
+
+def _shown(name: str, layer: nn.Module) -> str:
+    return f"{name or 'itself'} ({type(layer).__name__})"
+
 
 _AHEAD: Final = 2
 """How many trained clients for each thread may wait to be taken."""
@@ -54,8 +350,7 @@ class PlainModel:
             chosen = torch.as_tensor(batch, device=device)
             for buffer, key in zip(self._keys, schedule.keys[step].tolist(), strict=True):
                 buffer.fill_(key)
-            with self._computing.precision():
-                losses = self._computing.loss(self._model(inputs[chosen]), targets[chosen])
+            losses = self._computing.loss(self._model(inputs[chosen]), targets[chosen])
             descent.step(torch.autograd.grad(losses.mean(), self._parameters, materialize_grads=True))
             if step < schedule.first_epoch:
                 total += losses.detach().sum()
@@ -150,3 +445,65 @@ def _in_order(work: Callable[[int], Done], places: Sequence[int], threads: int) 
 def cores() -> int:
     """Return how many cores this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+_BATCH: Final = 500
+"""Fixed, since a result's last digit depends on it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evaluation:
+    """What was found; accuracies are shares from 0 to 1."""
+
+    accuracy: float
+    loss: float
+
+
+class Evaluator:
+    """Evaluates models of one kind on the same examples, many times."""
+
+    def __init__(
+        self,
+        factory: ModelFactory,
+        examples: Examples,
+        *,
+        device: str = "cpu",
+        threads: int | None = None,
+        loss: Loss = cross_entropy,
+    ) -> None:
+        """Make the model, and bring the examples to the device.
+
+        Raises:
+            InvalidParameters: there are no examples.
+        """
+        if len(examples) == 0:
+            raise InvalidParameters("there are no test examples to evaluate on")
+        self._device = device_named(device)
+        self._model = factory().to(self._device).eval()
+        self._inputs, self._targets = examples.inputs.to(self._device), examples.targets.to(self._device)
+        self._loss = loss
+        # On an accelerator one thread keeps it busy.
+        self._threads = 1 if self._device.type != "cpu" else cores() if threads is None else threads
+
+    def evaluate(self, parameters: Mapping[str, torch.Tensor]) -> Evaluation:
+        """Evaluate the model with these parameters; the result does not depend on the number of threads."""
+        with torch.no_grad():
+            values = values_of(self._model, parameters, self._device)
+            for parameter, value in zip(self._model.parameters(), values, strict=True):
+                parameter.copy_(value)
+        begins = range(0, len(self._targets), _BATCH)
+        with (
+            one_torch_thread(),
+            ThreadPoolExecutor(self._threads, initializer=torch.set_num_threads, initargs=(1,)) as pool,
+        ):
+            pieces = list(pool.map(self._batch, begins))
+        is_right = np.concatenate([right for right, _ in pieces])
+        losses = np.concatenate([loss for _, loss in pieces])
+        return Evaluation(accuracy=float(is_right.mean()), loss=float(losses.mean(dtype=np.float64)))
+
+    @torch.no_grad()
+    def _batch(self, begin: int) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.float32]]:
+        targets = self._targets[begin : begin + _BATCH]
+        scores: torch.Tensor = self._model(self._inputs[begin : begin + _BATCH])
+        losses = self._loss(scores, targets).float()
+        return np.asarray((scores.argmax(1) == targets).cpu()), np.asarray(losses.cpu())

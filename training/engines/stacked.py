@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import cast
+from typing import Final, cast
 
 import numpy as np
 import torch
@@ -12,13 +13,28 @@ from torch import nn
 
 from secagg.errors import InvalidParameters
 from secagg.training.models import key_names
+from secagg.training.settings.configuration import LocalTraining
 from secagg.training.settings.parts import Assignment, ModelFactory, Tensors, TrainedClient
-from secagg.training.settings.sections import LocalTraining
 
-from .settings import Computing, Descent, Schedule, as_update, changes, longest_first, one_torch_thread, schedule_of
-from .suitability import refuse_batch_norm, swapped, trainable, values_of, written_out
+from .one_by_one import (
+    Computing,
+    Descent,
+    Schedule,
+    as_update,
+    changes,
+    longest_first,
+    one_torch_thread,
+    refuse_batch_norm,
+    schedule_of,
+    swapped,
+    trainable,
+    values_of,
+    written_out,
+)
 
 Named = Mapping[str, torch.Tensor]
+_UNMAPPED: Final = re.compile(r"\bvmap\b|[Bb]atching rule")
+"""What torch says of a model that cannot be mapped."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,9 +73,10 @@ class Mapped:
         function = self._shared if is_start else self._own
         try:
             found, (_, totals) = function(parameters, batches.keys, batches.inputs, batches.targets, batches.mask)
-        except torch.OutOfMemoryError:
-            raise
         except RuntimeError as error:
+            # A device that fails raises this too, and is no reason to take another engine.
+            if not _UNMAPPED.search(str(error)):
+                raise
             raise InvalidParameters(
                 f"torch.vmap cannot map this model over clients ({_first_line(error)}); use another engine"
             ) from error
@@ -69,8 +86,7 @@ class Mapped:
         self, parameters: Named, keys: torch.Tensor, inputs: torch.Tensor, targets: torch.Tensor, mask: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
         values = {**parameters, **dict(zip(self._key_names, keys.unbind(), strict=True))}
-        with self._computing.precision():
-            losses = self._computing.loss(torch.func.functional_call(self._model, values, (inputs,)), targets)
+        losses = self._computing.loss(torch.func.functional_call(self._model, values, (inputs,)), targets)
         total = (losses * mask).sum()
         return total / mask.sum().clamp(min=1), total.detach()
 

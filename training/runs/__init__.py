@@ -1,1 +1,1 @@
-"""The driver: rounds, asynchronous runs, sweeps and their progress."""
+"""The driver: rounds, sweeps and their progress."""

@@ -1,26 +1,35 @@
-"""Training runs from configuration to folder, with progress and an estimate beforehand."""
+"""Training runs from configuration to folder, with progress and an estimate beforehand; and sweeps over many of them.
+
+A grid is TOML: ``preset`` (or ``config``, a file), ``seeds``, ``set`` (changes for every cell), and cells: each entry
+of ``[[cell]]`` has a ``name`` and its own ``set``; each key of ``[axes]`` has a list of values, of which every
+combination is a cell. With both, every cell is combined with every combination.
+"""
 
 from __future__ import annotations
 
 import json
+import multiprocessing
 import sys
+import tomllib
+import warnings
 from collections import deque
-from collections.abc import Sequence
-from dataclasses import dataclass
-from itertools import cycle, islice
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass, replace
+from itertools import cycle, islice, product
 from pathlib import Path
 from time import perf_counter
-from typing import Any, Final, TextIO
+from typing import Any, Final, TextIO, cast
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from secagg.compression.byte_accounting import Accounting, upload_bytes
-from secagg.errors import InvalidParameters
+from secagg.errors import InvalidParameters, SecAggError
 from secagg.training.datasets import PreparedData, federated_data
 from secagg.training.engines import make_engine
-from secagg.training.engines.evaluation import Evaluator
+from secagg.training.engines.one_by_one import Evaluator
 from secagg.training.models import initial_parameters, model_factory
 from secagg.training.records import (
     SUMMARY_NAME,
@@ -34,7 +43,15 @@ from secagg.training.records import (
     write_text,
 )
 from secagg.training.settings.configuration import FILE_NAME as CONFIGURATION_NAME
-from secagg.training.settings.configuration import Configuration, to_toml, versions_here
+from secagg.training.settings.configuration import (
+    Configuration,
+    SumMode,
+    changed,
+    read,
+    to_toml,
+    to_tree,
+    versions_here,
+)
 from secagg.training.settings.parts import (
     Assignment,
     Engine,
@@ -46,11 +63,10 @@ from secagg.training.settings.parts import (
     generator,
     seed_of,
 )
-from secagg.training.settings.sections import SumMode
+from secagg.training.settings.presets import preset
+from secagg.training.sums.real_sum import require_feasible, secure_sum
 from secagg.training.sums.round_sums import SumRound, Upload
-from secagg.training.sums.secure_sums import require_feasible, secure_sum
 
-from .asynchronous import AsynchronousRun
 from .rounds import Pieces, Run
 
 _RECENT: Final = 20
@@ -153,7 +169,6 @@ def pieces_of(
         root=None if settings.root is None else Path(settings.root),
         clients=settings.clients or None,
         alpha=settings.alpha,
-        style=settings.style,
         seed=configuration.seed,
     )
     factory = factory or model_factory(
@@ -203,7 +218,7 @@ def train(
     if pieces is None:
         engine = None if stored is None or configuration.engine != "auto" else str(stored.counters.get("engine"))
         pieces = pieces_of(configuration, engine=engine)
-    run = AsynchronousRun(configuration, pieces) if configuration.asynchronous.buffer else Run(configuration, pieces)
+    run = Run(configuration, pieces)
     require_feasible(configuration, run.operators.planned(), available=len(pieces.data.sizes))
     if stored is not None:
         run.restore(stored)
@@ -273,7 +288,7 @@ class _Tested:
     """Evaluates a model on the test examples, in two parts: one to choose the best by, and one to report it on."""
 
     def __init__(self, configuration: Configuration, data: FederatedData, factory: ModelFactory) -> None:
-        examples, owners = data.test(), data.test_clients()
+        examples = data.test()
         count = len(examples)
         order = generator(seed_of(configuration.seed, Stream.VALIDATION)).permutation(count)
         chosen = round(count * configuration.evaluation.validation)
@@ -283,7 +298,6 @@ class _Tested:
             Evaluator(
                 factory,
                 some,
-                owners=None if owners is None else owners[part],
                 device=configuration.device,
                 threads=configuration.workers or None,
             )
@@ -304,14 +318,11 @@ class _Tested:
         found = [(r, len(part)) for r, part in zip(results, self._parts, strict=True) if r is not None]
         total = sum(count for _, count in found)
         validation, held_out = results
-        users = held_out or validation
         return Accuracy(
             accuracy=sum(result.accuracy * count for result, count in found) / total,
             loss=sum(result.loss * count for result, count in found) / total,
             validation=None if validation is None else validation.accuracy,
             held_out=None if held_out is None else held_out.accuracy,
-            user_mean=None if users is None else users.user_mean,
-            user_tenth=None if users is None else users.user_tenth,
         )
 
 
@@ -328,7 +339,6 @@ def _engine(configuration: Configuration, factory: ModelFactory, data: Federated
             device=configuration.device,
             threads=configuration.workers or None,
             chunk=configuration.chunk or None,
-            bf16=configuration.bf16,
         )
 
     name = stored or configuration.engine
@@ -344,8 +354,9 @@ def _engine(configuration: Configuration, factory: ModelFactory, data: Federated
                 initial_parameters(factory, seed_of(configuration.seed, Stream.MODEL)), work, configuration.local
             )
         )
-    except InvalidParameters:
-        # The model cannot be trained in a stack; another engine says what is wrong with any other of its faults.
+    except InvalidParameters as error:
+        # Another engine says what is wrong with any other of the model's faults.
+        warnings.warn(f"one client after the other is trained, not many at once: {error}", stacklevel=2)
         return made("sequential")
     return engine
 
@@ -411,3 +422,154 @@ def estimate(configuration: Configuration, pieces: Pieces | None = None) -> Esti
         bytes_down_in_all=4.0 * run.values * sent,
         memory_bytes=4 * run.values * _COPIES_OF_A_MODEL + payloads,
     )
+
+
+RESULTS_NAME: Final = "results.jsonl"
+_KEYS: Final = frozenset({"preset", "config", "seeds", "set", "cell", "axes"})
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One configuration of a grid, for every seed."""
+
+    name: str
+    changes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """What a sweep runs."""
+
+    base: Configuration
+    cells: tuple[Cell, ...]
+    seeds: tuple[int, ...]
+
+    def runs(self) -> Iterator[Configuration]:
+        """Yield every run; each is checked before any is trained."""
+        for cell in self.cells:
+            run = changed(self.base, cell.changes)
+            for seed in self.seeds:
+                yield replace(run, name=cell.name, seed=seed)
+
+
+def read_grid(file: Path) -> Grid:
+    """Read a grid.
+
+    Raises:
+        InvalidParameters: it is none.
+    """
+    try:
+        tree = tomllib.loads(file.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise InvalidParameters(f"{file} is no grid: {error}") from None
+    if unknown := sorted(tree.keys() - _KEYS):
+        raise InvalidParameters(f"a grid has {', '.join(sorted(_KEYS))}; {file} has {', '.join(unknown)} besides")
+    if ("preset" in tree) == ("config" in tree):
+        raise InvalidParameters(f"{file} names either a preset or a config")
+    base = preset(tree["preset"]) if "preset" in tree else read(file.parent / tree["config"])
+    base = changed(base, _changes(tree.get("set", [])))
+    axes = cast("Mapping[str, Sequence[object]]", tree.get("axes", {}))
+    combinations = [
+        Cell(
+            ", ".join(f"{key.rpartition('.')[2]} {value}" for key, value in zip(axes, values, strict=True)),
+            tuple(f"{key}={json.dumps(value)}" for key, value in zip(axes, values, strict=True)),
+        )
+        for values in product(*axes.values())
+    ]
+    named = [
+        Cell(str(cell.get("name", number)), _changes(cell.get("set", [])))
+        for number, cell in enumerate(cast("list[dict[str, Any]]", tree.get("cell", [{"name": base.name}])))
+    ]
+    cells = tuple(
+        Cell(", ".join(filter(None, (one.name, other.name))), (*one.changes, *other.changes))
+        for one in named
+        for other in combinations
+    )
+    return Grid(base, cells, tuple(tree.get("seeds", [base.seed])))
+
+
+def sweep(
+    grid: Grid,
+    out: Path,
+    *,
+    jobs: int = 1,
+    told: Callable[[str], None] | None = None,
+) -> list[dict[str, Any]]:
+    """Train what is not finished, and return the summary of every run; a run that fails says why in its own.
+
+    Args:
+        jobs: how many processes; each trains one client at a time if there is more than one.
+    """
+    runs = list(grid.runs())
+    folders = [out / f"{_file_name(run.name)}-seed{run.seed}" for run in runs]
+    if len(set(folders)) < len(folders):
+        raise InvalidParameters("two cells of the grid have one name; give each its own")
+    if jobs > 1:
+        runs = [replace(run, workers=1) for run in runs]
+    out.mkdir(parents=True, exist_ok=True)
+    due = [(run, folder) for run, folder in zip(runs, folders, strict=True) if not _is_finished(run, folder)]
+    say = told or _silent
+    say(f"{len(runs)} runs, {len(runs) - len(due)} of them finished")
+    done = 0
+    if jobs == 1:
+        for run, folder in due:
+            _one(run, folder)
+            done += 1
+            say(f"{done} of {len(due)}: {folder.name}")
+    elif due:
+        # A fresh interpreter for each process: torch's threads do not survive a fork.
+        with ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn")) as pool:
+            futures = {pool.submit(_one, run, folder): folder for run, folder in due}
+            for future in as_completed(futures):
+                future.result()
+                done += 1
+                say(f"{done} of {len(due)}: {futures[future].name}")
+    results = [_result(run, folder) for run, folder in zip(runs, folders, strict=True)]
+    write_text(out / RESULTS_NAME, "".join(json.dumps(result) + "\n" for result in results))
+    return results
+
+
+# --- Private ----------------------------------------------------------------------------------------------------------
+
+
+def _one(run: Configuration, folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "error.txt").unlink(missing_ok=True)
+    try:
+        train(run, folder, resume=True)
+    except SecAggError as error:
+        write_text(folder / "error.txt", f"{error}\n")
+
+
+def _is_finished(run: Configuration, folder: Path) -> bool:
+    summary, stored = folder / SUMMARY_NAME, folder / "configuration.toml"
+    if not summary.exists():
+        return False
+    before = read(stored)
+    if to_tree(replace(before, workers=run.workers)) != to_tree(run):
+        raise InvalidParameters(f"{folder} holds a run of another configuration; name another folder for this sweep")
+    return True
+
+
+def _result(run: Configuration, folder: Path) -> dict[str, Any]:
+    identity = {"name": run.name, "seed": run.seed, "folder": folder.name}
+    if (folder / "error.txt").exists():
+        return {**identity, "error": (folder / "error.txt").read_text(encoding="utf-8").strip()}
+    return {**json.loads((folder / SUMMARY_NAME).read_text(encoding="utf-8")), **identity}
+
+
+def _changes(given: object) -> tuple[str, ...]:
+    if isinstance(given, Mapping):
+        return tuple(f"{key}={json.dumps(value)}" for key, value in cast("Mapping[str, object]", given).items())
+    if not isinstance(given, list) or not all(isinstance(item, str) for item in cast("list[object]", given)):
+        raise InvalidParameters(f'set is a list such as ["compression.bits=4"], or a table; got {given!r}')
+    return tuple(cast("list[str]", given))
+
+
+def _file_name(name: str) -> str:
+    kept = "".join(character if character.isalnum() or character in "-._" else "-" for character in name)
+    return kept.strip("-") or "cell"
+
+
+def _silent(_: str) -> None:
+    pass

@@ -1,14 +1,14 @@
-"""One run, and one round of it: sample, train, encode, sum, decode, step."""
+"""One run, and one round of it: sample, train or attack, encode, sum, decode, step of the server's optimizer."""
 
 from __future__ import annotations
 
 import copy
 import hashlib
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
 from time import perf_counter
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -21,12 +21,23 @@ from secagg.contract import Aggregate, Payload
 from secagg.errors import InvalidParameters, PeerError, ThresholdNotMet
 from secagg.session.measured import StageFigures
 from secagg.simulation.insecure_coins import InsecureSeededCoins
-from secagg.training.codec.operators import PLAIN_BITS, Operators, RoundCodec
-from secagg.training.codec.whole_updates import WholeUpdates, rounded_factory
+from secagg.training.codec import PLAIN_BITS, Operators, RoundCodec, WholeUpdates, rounded_factory
 from secagg.training.models import initial_parameters
 from secagg.training.records import Accuracy, Checkpoint, RoundRecord
-from secagg.training.server_optimizers import Parameters, ServerOptimizer, ServerStep
-from secagg.training.settings.configuration import Configuration, to_tree
+from secagg.training.settings.configuration import (
+    WHOLE_UPDATES,
+    AttackKind,
+    AttackSettings,
+    CompressionSettings,
+    Configuration,
+    LocalTraining,
+    Optimizer,
+    Scheme,
+    ServerSettings,
+    Source,
+    Weighting,
+    to_tree,
+)
 from secagg.training.settings.parts import (
     Assignment,
     Cohorts,
@@ -43,18 +54,127 @@ from secagg.training.settings.parts import (
     seed_bytes,
     seed_of,
 )
-from secagg.training.settings.sections import (
-    WHOLE_UPDATES,
-    CompressionSettings,
-    LocalTraining,
-    Scheme,
-    Source,
-    Weighting,
-)
-from secagg.training.sums.privacy import ReleaseCount
+from secagg.training.sums.real_sum import ReleaseCount
 from secagg.training.sums.round_sums import OverflowMeter, SecureSum, SumOutcome, SumRound, Upload
 
-from .attacks import Attack
+Arrays = Mapping[str, npt.NDArray[np.float32]]
+Parameters = dict[str, npt.NDArray[np.float32]]
+
+
+class ServerStep(Protocol):
+    """What a run needs of an optimiser; a platform's own has these methods, and is copied shallowly each round."""
+
+    def step(self, parameters: Arrays, mean: Arrays) -> Parameters:
+        """Return the parameters after one step."""
+        ...
+
+    def state(self) -> dict[str, npt.NDArray[Any]]:
+        """Return what a resumed run needs."""
+        ...
+
+    def restore(self, stored: Mapping[str, npt.NDArray[Any]]) -> None:
+        """Take back what ``state`` returned."""
+
+
+@dataclass(slots=True)
+class ServerOptimizer:
+    """FedAvg with a rate, or FedAvgM.
+
+    Implements: [RCZ+21] Algorithm 1, with momentum for FedAvgM; the pseudo gradient is the mean update itself.
+    """
+
+    settings: ServerSettings
+    first: Parameters = field(default_factory=Parameters, init=False)
+
+    def step(self, parameters: Arrays, mean: Arrays) -> Parameters:
+        """Return the parameters after one step."""
+        settings, rate = self.settings, np.float32(self.settings.rate)
+        momentum = np.float32(settings.momentum)
+        match settings.optimizer:
+            case Optimizer.FEDAVG:
+                return {name: _narrow(value + rate * mean[name]) for name, value in parameters.items()}
+            case Optimizer.FEDAVGM:
+                self.first = {
+                    name: _narrow(momentum * self.first[name] + mean[name]) if self.first else mean[name]
+                    for name in parameters
+                }
+                return {name: _narrow(value + rate * self.first[name]) for name, value in parameters.items()}
+
+    def state(self) -> dict[str, npt.NDArray[Any]]:
+        """Return what a resumed run needs."""
+        return {f"first/{name}": value for name, value in self.first.items()}
+
+    def restore(self, stored: Mapping[str, npt.NDArray[Any]]) -> None:
+        """Take back what ``state`` returned."""
+        self.first = {name.removeprefix("first/"): value for name, value in stored.items()}
+
+
+def _narrow(value: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
+    return np.asarray(value, dtype=np.float32)
+
+
+_FACTORS: Final[Mapping[AttackKind, float]] = {
+    AttackKind.SIGN_FLIP: -1.0,
+    AttackKind.FLIP_TENFOLD: -10.0,
+    AttackKind.SCALE_TENFOLD: 10.0,
+}
+_SPREADS: Final = 1.5
+"""Standard deviations that an update inside the spread lies beside the mean, [BBG19]'s z."""
+
+Train = Callable[[Sequence[Assignment]], Iterable[TrainedClient]]
+
+
+@dataclass(slots=True)
+class Attack:
+    """The attackers of one round."""
+
+    kind: AttackKind
+    work: list[Assignment]
+    """Of everybody, with the labels that attackers give to their examples."""
+    attackers: frozenset[int]
+    _agreed: Update | None = field(default=None, init=False)
+    """What all of them send."""
+
+    @classmethod
+    def of(cls, settings: AttackSettings, work: Sequence[Assignment], data: FederatedData) -> Attack:
+        """Draw the attackers of a round: the first of the clients, which are in an order drawn from the seed."""
+        if not settings.is_on:
+            return cls(AttackKind.NONE, list(work), frozenset())
+        count = round(settings.share * len(work))
+        dishonest, honest = list(work[:count]), list(work[count:])
+        if settings.kind is AttackKind.LABEL_FLIP:
+            greatest = int(data.test().targets.max())
+            dishonest = [replace(one, examples=_relabelled(one.examples, greatest)) for one in dishonest]
+        return cls(settings.kind, [*dishonest, *honest], frozenset(one.client for one in dishonest))
+
+    def prepare(self, train: Train) -> None:
+        """Let attackers that need each other's updates train once more, before anybody sends."""
+        if self.kind is AttackKind.INSIDE_SPREAD and self.attackers:
+            of_attackers = train([one for one in self.work if one.client in self.attackers])
+            self._agreed = _inside_spread(sorted(of_attackers, key=lambda trained: trained.client))
+
+    def forged(self, trained: TrainedClient) -> TrainedClient:
+        """Return what a client sends in place of its update; in any thread."""
+        if trained.client not in self.attackers:
+            return trained
+        if self._agreed is not None:
+            return replace(trained, update=self._agreed)
+        factor = np.float32(_FACTORS.get(self.kind, 1.0))
+        return replace(trained, update={name: value * factor for name, value in trained.update.items()})
+
+
+def _relabelled(examples: Examples, greatest: int) -> Examples:
+    return Examples(examples.inputs, greatest - examples.targets)
+
+
+def _inside_spread(trained: Sequence[TrainedClient]) -> Update:
+    """Return the mean less some standard deviations of each value."""
+    agreed = Update()
+    for name in trained[0].update:
+        values = np.stack([one.update[name] for one in trained]).astype(np.float64)
+        agreed[name] = (values.mean(axis=0) - _SPREADS * values.std(axis=0)).astype(np.float32)
+    return agreed
+
 
 _CLIENTS_OF_A_DIGEST: Final = 8
 
@@ -90,13 +210,6 @@ Encode = Callable[[TrainedClient, int], Payload]
 class Pulled:
     """The uploads of a round."""
 
-    staleness: list[int] | None = None
-    """How old the updates are, where clients are asynchronous."""
-    wasted = 0
-    """Updates that were of no use."""
-    clock: float | None = None
-    """The simulated time, where clients are asynchronous."""
-
     def __init__(self, due: SumRound, compression: CompressionSettings, timer: Timer) -> None:
         """Prepare to count what is sent."""
         self.due, self._timer = due, timer
@@ -112,11 +225,6 @@ class Pulled:
         """The mean training loss over the examples, added up in an order that nothing changes."""
         total = sum(count for _, _, count in self._losses)
         return sum(loss * count for _, loss, count in sorted(self._losses)) / total if total else None
-
-    @property
-    def asked(self) -> int:
-        """How many clients the round's model and messages went to."""
-        return len(self.due.clients)
 
     def upload(self, encoded: Encoded, weight: int) -> Upload:
         """Count what a client sends, and return it."""
@@ -161,16 +269,16 @@ def timed(trained: TrainedClient, encode: Encode, number: int) -> Encoded:
 def round_record(
     codec: RoundCodec, pulled: Pulled, outcome: SumOutcome | None, failure: str | None, parameters: int
 ) -> RoundRecord:
-    """Return what a round did, with synchronous clients or others; its times and its test are added later."""
-    layout, ages, lost = codec.update.layout, pulled.staleness, pulled.due.lost
+    """Return what a round did; its times and its test are added later."""
+    layout = codec.update.layout
     up, down = (0, 0) if outcome is None else (outcome.bytes_up, outcome.bytes_down)
     return RoundRecord(
         round=pulled.due.number + 1,
         epoch=codec.update.epoch,
         parameters=parameters,
-        clients=pulled.asked + pulled.wasted,
+        clients=len(pulled.due.clients),
         contributors=0 if outcome is None else outcome.aggregate.contributors,
-        lost={stage: len(some) for stage, some in lost.items()},
+        lost={stage: len(some) for stage, some in pulled.due.lost.items()},
         failure=failure,
         loss=pulled.loss,
         is_real=outcome is not None and outcome.is_real,
@@ -178,13 +286,10 @@ def round_record(
         client_bytes_up=up / max(1, pulled.sent),
         payload_bytes=int(upload_bytes(layout, Accounting.WIRE)),
         paper_bytes=float(upload_bytes(layout, Accounting.PAPER)),
-        client_bytes_down=4 * parameters + codec.broadcast_bytes + down / max(1, pulled.asked),
+        client_bytes_down=4 * parameters + codec.broadcast_bytes + down / max(1, len(pulled.due.clients)),
         paper_broadcast_bytes=codec.paper_broadcast_bytes,
         overflow=None if pulled.meter is None else pulled.meter.share,
         overflow_flsim=None if pulled.meter is None else pulled.meter.flsim_share,
-        staleness=ages,
-        wasted=pulled.wasted,
-        clock=pulled.clock,
         stages=[] if outcome is None else [_stage_record(figures) for figures in outcome.stages],
         epsilon=None if outcome is None else outcome.epsilon,
     )
@@ -472,7 +577,7 @@ def _operators(configuration: Configuration, parameters: Parameters) -> Operator
             shapes=shapes,
             seed=seed,
             maximum_total_weight=weight,
-            cohort=configuration.cohort,
+            cohort=configuration.clients_per_round,
             made_by=None if settings.scheme is not Scheme.ROTATED else _rounded(configuration),
         )
     return Operators(settings=settings, shapes=shapes, seed=seed, maximum_total_weight=weight)

@@ -18,8 +18,7 @@ from secagg.parameters import LEAST_COHORT
 from secagg.session.registry import find
 from secagg.session.roles import Stage
 
-from .configuration import Configuration
-from .sections import DropoutSettings, LocalTraining
+from .configuration import Configuration, DropoutSettings, LocalTraining
 
 try:
     import torch
@@ -37,14 +36,12 @@ _PARTS: Final = 4
 
 
 class Stream(IntEnum):
-    """What randomness is for; two purposes never share a stream, and a number never changes its purpose."""
+    """What randomness is for; two purposes never share a stream. Numbers that are missing stood for what is gone."""
 
     MODEL = 0
     """Initial parameters."""
     PARTITION = 1
     """Which client holds which examples."""
-    STYLE = 2
-    """How a client's images differ from everybody's."""
     SAMPLING = 3
     """Which clients take part in a round."""
     TRAINING = 4
@@ -55,12 +52,6 @@ class Stream(IntEnum):
     """A client's rounding coins."""
     DROPPING = 7
     """Which clients disappear, and when."""
-    ARRIVALS = 8
-    """When clients start and finish, where rounds are not synchronous."""
-    PROTOCOL = 9
-    """The simulated parts of a protocol."""
-    NOISE = 10
-    """Noise of simulated differential privacy."""
     VALIDATION = 11
     """Which examples are set aside for choosing."""
 
@@ -119,14 +110,6 @@ def seed_bytes(seed: Seed) -> bytes:
     return np.random.SeedSequence(checked(seed)).generate_state(8, np.uint32).astype("<u4").tobytes()
 
 
-try:
-    import torch
-except ModuleNotFoundError as missing:
-    raise ModuleNotFoundError(
-        "secagg.training needs torch; install it with: pip install 'secagg[train]'", name=missing.name
-    ) from None
-
-
 Done = TypeVar("Done")
 Tensors = Mapping[str, torch.Tensor]
 """Parameters by name, on one device."""
@@ -166,9 +149,6 @@ class FederatedData(Protocol):
     def test(self) -> Examples:
         """Return the test examples."""
         ...
-
-    def test_clients(self) -> npt.NDArray[np.int64] | None:
-        """Return whose each test example is, where the data say so."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,9 +8,9 @@ from typing import Final
 
 from secagg.errors import InvalidParameters
 
-from .configuration import Configuration
-from .sections import (
+from .configuration import (
     CompressionSettings,
+    Configuration,
     DataSettings,
     EvaluationSettings,
     Lengths,

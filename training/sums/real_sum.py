@@ -1,66 +1,233 @@
-"""The sum of a round by a protocol in memory: a session for each round, with the same clients all along."""
+"""The sum of a round by a protocol in memory: a session for each round, with the same clients all along; and its noise.
+
+Clients clip what they changed to ``local.clip``. The enclave adds noise to everything that it releases, or each client
+its share of it to what it uploads. No amplification by sampling is counted, because a server that invites its clients
+knows them: what counts is how often a client is really in a round, which follows from the seed before anything is
+trained.
+"""
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime
+from fractions import Fraction
 from functools import partial
 from time import perf_counter
-from typing import Any, Final, Protocol, runtime_checkable
+from typing import Any, Final
 
 from secagg.compression.model_update import ModelUpdate
+from secagg.compression.rounded_rotation import RoundedRotation
 from secagg.contract import IndexSegment, Payload
+from secagg.contract.layout import RingSegment
 from secagg.crypto.entropy import SystemCoins
 from secagg.errors import InternalError, InvalidParameters, PeerError, ThresholdNotMet
 from secagg.identifiers import ClientId
 from secagg.parameters import LEAST_COHORT, Suite
-from secagg.privacy.client_noise import ClientNoise
+from secagg.privacy.client_noise import ClientNoise, noise_in
+from secagg.privacy.sensitivity import Adjacency
 from secagg.session.measured import Measured
 from secagg.session.registry import Simulation, find
 from secagg.session.roles import ClientSession, LateUpdate, Released, ServerSession, Subject, Update
 from secagg.session.run import run
 from secagg.session.settings import chosen_settings, known_settings
+from secagg.training.settings.configuration import (
+    WHOLE_UPDATES,
+    Configuration,
+    PrivacySettings,
+    Scheme,
+    Source,
+    SumMode,
+    SumSettings,
+    Weighting,
+)
 from secagg.training.settings.parts import Cohorts
-from secagg.training.settings.sections import SumSettings
 
-from .privacy import RunNoise
-from .round_sums import SumOutcome, SumRound, Upload
+from .round_sums import CheckedSum, IdealSum, NoisedSum, SecureSum, SumOutcome, SumRound, Upload
+
+_FLOAT_ROOM: Final = 1 + 2.0**-16
+"""A clipped norm was computed in floats of 24 bits."""
+_SAID_BY_PRIVACY: Final = frozenset(
+    {
+        "noise_multiplier",
+        "l2_bounds",
+        "adjacency",
+        "is_rotated",
+        "releases_per_client",
+        "budget_epsilon",
+        "budget_delta",
+    }
+)
+"""Settings of protocols that follow from the sections privacy and local."""
+
+
+@dataclass(frozen=True, slots=True)
+class Noised:
+    """The noise of one session."""
+
+    deviations: tuple[float, ...]
+    """Of each released segment, in integer steps."""
+    epsilon: float
+    """What all rounds so far cost the client that is in most of them."""
+
+
+class RunNoise:
+    """The noise of a run's sessions."""
+
+    def __init__(self, settings: PrivacySettings, *, clip: float, fraction_bits: int, rounds: int) -> None:
+        """Take over what is configured; ``require_private`` has judged it."""
+        self.settings, self._clip, self._fraction_bits, self._rounds = settings, clip, fraction_bits, rounds
+
+    @property
+    def _adjacency(self) -> Adjacency:
+        return Adjacency.ZERO_OUT if self.settings.zero_out else Adjacency.REPLACE
+
+    def settings_for(self, codec: ModelUpdate) -> dict[str, Any]:
+        """Return what a protocol's settings say of noise.
+
+        All ring segments are fixed point of one step, whose rounding moves a value by at most half of it, or there is
+        one of steps that were rounded to a bound.
+        """
+        scheme = codec.tensors[0].scheme
+        if isinstance(scheme, RoundedRotation):
+            return self._settings_for((scheme.l2_bound,), is_rotated=True)
+        rings = [segment for segment in codec.layout.segments if isinstance(segment, RingSegment)]
+        clipped = math.ldexp(self._clip * _FLOAT_ROOM, self._fraction_bits)
+        bounds = tuple(math.ceil(clipped + math.sqrt(segment.length) / 2) for segment in rings)
+        return self._settings_for(bounds, is_rotated=False)
+
+    def _settings_for(self, bounds: tuple[int, ...], *, is_rotated: bool) -> dict[str, Any]:
+        settings = self.settings
+        return {
+            "budget_epsilon": Fraction(str(settings.epsilon)) if settings.epsilon else None,
+            "budget_delta": Fraction(str(settings.delta)),
+            "noise_multiplier": Fraction(str(settings.noise_multiplier)),
+            "l2_bounds": bounds,
+            "is_rotated": is_rotated,
+            "releases_per_client": self._rounds,
+            "adjacency": self._adjacency,
+        }
+
+    def of(self, session: object, releases: int) -> Noised:
+        """Return the noise of a session, or of clients without one, and its cost for a client in so many releases.
+
+        Raises:
+            InvalidParameters: histograms leave the enclave.
+        """
+        if (noise := noise_in(session)) is not None:
+            return Noised(noise.deviations, noise.epsilon(self.settings.delta, releases))
+        from secagg.protocols.enclave import Server, epsilon_of  # noqa: PLC0415 -- a protocol, where it is asked for
+
+        if not isinstance(session, Server) or session.configuration.noise is None:
+            raise InternalError("the session was to be an enclave's, with noise, and is not")
+        configuration = session.configuration
+        if configuration.index_segments and not configuration.tables:
+            raise InvalidParameters(
+                "noise is for decoded sums, which tell less than histograms: take form=decoded_sum in secagg.settings"
+            )
+        deviations = tuple(math.sqrt(variance) for variance in session.configuration.noise.variances)
+        return Noised(deviations, epsilon_of(configuration, self.settings.delta, self._adjacency, releases=releases))
+
+
+def require_private(configuration: Configuration) -> None:
+    """Refuse noise that only a protocol's settings speak of, and what noise does not go together with.
+
+    Raises:
+        InvalidParameters: saying what to take instead.
+    """
+    for assigned in configuration.secagg.settings:
+        name = assigned.partition("=")[0]
+        if name in _SAID_BY_PRIVACY or (name == "noise_kind" and not configuration.privacy.is_on):
+            raise InvalidParameters(
+                f"secagg.settings has {name}, and the noise of a run is accounted by what the section privacy says: "
+                "set privacy.noise_multiplier, privacy.zero_out and local.clip instead"
+            )
+    if not configuration.privacy.is_on:
+        return
+    for is_wrong, sentence in _conflicts(configuration):
+        if is_wrong:
+            raise InvalidParameters(f"privacy.noise_multiplier is above 0, and {sentence}")
+
+
+def _conflicts(configuration: Configuration) -> Iterator[tuple[bool, str]]:
+    secagg, source = configuration.secagg, configuration.compression.source
+    yield (
+        secagg.mode is SumMode.REAL and secagg.every != 1,
+        "the sums between in the clear have none: take secagg.every = 1",
+    )
+    yield configuration.local.clip is None, "noise is chosen for a largest norm: set local.clip"
+    yield (
+        configuration.server.weighting is not Weighting.EQUAL,
+        "with noise every client weighs 1: take server.weighting = 'equal'",
+    )
+    yield (
+        configuration.compression.has_codes,
+        "codes of a few bits have no room for noise: take compression.scheme = 'pq', 'pruning' or 'none'",
+    )
+    yield (
+        configuration.compression.scheme in set(WHOLE_UPDATES) - {Scheme.ROTATED},
+        "lengths beside a whole update would drown in it: take compression.scheme = 'rotated', 'pruning' or 'none'",
+    )
+    yield (
+        source not in {None, Source.PUBLIC},
+        "scales and codebooks may come from public data alone: take compression.calibration = 'public'",
+    )
+
+
+class ReleaseCount:
+    """In how many rounds each client was."""
+
+    def __init__(self, cohorts: Cohorts, available: int, rounds: int = 0) -> None:
+        """Count the rounds that are over; it follows from the seed who was in them."""
+        self._counts = Counter[int]()
+        for number in range(rounds):
+            clients = cohorts.invited(available, number)[: cohorts.size]
+            self.add(cohorts.uploaders(clients, cohorts.lost(clients, number)))
+
+    def add(self, clients: tuple[int, ...]) -> None:
+        """Count one more round."""
+        self._counts.update(clients)
+
+    def most_with(self, clients: tuple[int, ...]) -> int:
+        """Return how many rounds the client is in that is in most, once a round with these is over."""
+        so_far = max(self._counts.values(), default=0)
+        return max(so_far, *(1 + self._counts[client] for client in clients)) if clients else max(1, so_far)
+
+    @property
+    def most(self) -> int:
+        """How many rounds the client was in that was in most."""
+        return max(self._counts.values(), default=0)
+
+
+def require_budget(noise: RunNoise, session: object, most: int, rounds: int) -> None:
+    """Refuse a run that would cost a client more than its limit.
+
+    Raises:
+        InvalidParameters: saying what the run would cost.
+        CapacityExceeded: a sum with its noise could leave its ring.
+    """
+    settings, spent = noise.settings, noise.of(session, max(1, most)).epsilon
+    if settings.epsilon and spent > settings.epsilon:
+        raise InvalidParameters(
+            f"the client that is in most rounds, {most} of {rounds}, would spend epsilon {spent:.3g} at "
+            f"delta {settings.delta:g}, above privacy.epsilon = {settings.epsilon:g}; raise privacy.noise_multiplier "
+            "or data.clients, or lower rounds"
+        )
+
 
 _TASK: Final = b"federated training"
-LEAST_LIST: Final = 3
-"""Uploads of one age that are summed; two of them are honest where one client is corrupted."""
 Received = Callable[[Payload, int], None]
 """Told of a payload and its weight."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Weights:
-    """How often updates may count."""
-
-    maximum: int = 1
-    """By a client's examples."""
-    by_age: tuple[int, ...] = ()
-    """Where clients are asynchronous: of the age of the model that an update started from."""
-    buffer: int = 0
-    """Where clients are asynchronous: how many updates a sum takes."""
-
-
-@runtime_checkable
-class Buffer(Protocol):
-    """A session that also takes uploads for older models."""
-
-    def invitation_for(self, subject: Subject) -> bytes:
-        """Return the invitation of a client whose subject is about the model that it started from."""
-        ...
 
 
 class RealSum:
     """Sessions of one protocol, one after another."""
 
     def __init__(
-        self, settings: SumSettings, cohorts: Cohorts, weights: Weights, noise: RunNoise | None = None
+        self, settings: SumSettings, cohorts: Cohorts, maximum_weight: int = 1, noise: RunNoise | None = None
     ) -> None:
         """Prepare for rounds.
 
@@ -68,19 +235,14 @@ class RealSum:
             InvalidParameters: the protocol does not offer what is asked of it; the message says what to take instead.
         """
         self._entry, self._settings, self._cohorts = find(settings.protocol), settings, cohorts
-        self._weights, self._noise = weights, noise
+        self._maximum_weight, self._noise = maximum_weight, noise
         self._chosen: Any = None
         self._world: Simulation | None = None
         known = known_settings(self._entry)
-        if weights.maximum > 1 and "maximum_weight" not in known:
+        if maximum_weight > 1 and "maximum_weight" not in known:
             raise InvalidParameters(
                 f"{settings.protocol} leaves a weight out that few clients have, as those of the most examples would: "
                 "take server.weighting = 'equal', or secagg.protocol = 'enclave' or 'pairwise'"
-            )
-        if weights.by_age and "staleness_weights" not in known:
-            raise InvalidParameters(
-                f"{settings.protocol} needs to know a cohort in advance, or cannot tell old updates, and asynchronous "
-                "clients come when they are done: take secagg.protocol = 'enclave' or 'one-message'"
             )
         if noise is not None and "noise_multiplier" not in known:
             raise InvalidParameters(
@@ -96,17 +258,15 @@ class RealSum:
         """
         self._entry.require_segments(codec.layout)
         late, dropped = self._cohorts.planned_losses
-        weights = self._weights
         facts: dict[str, Any] = {
             "suite": Suite.HYBRID if self._settings.hybrid else Suite.CLASSIC,
             "population": self._cohorts.size,
             "late": late,
             "dropped": dropped,
             # A client has no more than its share of the least cohort, and so the least cohort is smaller with weights.
-            "minimum_cohort": max(LEAST_COHORT, (weights.buffer or self._cohorts.minimum) // weights.maximum),
-            "maximum_cohort": weights.buffer or self._cohorts.size,
-            "maximum_weight": weights.maximum,
-            **self._facts_of_buffers(),
+            "minimum_cohort": max(LEAST_COHORT, self._cohorts.minimum // self._maximum_weight),
+            "maximum_cohort": self._cohorts.size,
+            "maximum_weight": self._maximum_weight,
             **({} if self._noise is None else self._noise.settings_for(codec)),
         }
         given = chosen_settings(self._entry, facts, self._settings.settings, option="secagg.settings")
@@ -135,13 +295,6 @@ class RealSum:
             )
         return noise
 
-    def _facts_of_buffers(self) -> dict[str, Any]:
-        """Return what settings say of weights by age; where each age is summed apart, the least cohort is of one."""
-        if not self._weights.by_age:
-            return {}
-        facts: dict[str, Any] = {"staleness_weights": self._weights.by_age, "capacity": self._weights.buffer}
-        return {**facts, "minimum_cohort": LEAST_LIST} if "capacity" in known_settings(self._entry) else facts
-
     def rehearse(self, due: SumRound, judge: Callable[[ServerSession], None] | None = None) -> None:
         """Open a session that nobody joins.
 
@@ -149,7 +302,7 @@ class RealSum:
             InvalidParameters, CapacityExceeded: no session about this codec can be safe; the message says why.
         """
         with closing(self._simulate(self.settings_for(due.codec))) as world:
-            session = world.open(_subject(due), self._ids(due))
+            session = world.open(_subject(due), _ids(due))
             try:
                 if judge is not None:
                     judge(session)
@@ -166,15 +319,11 @@ class RealSum:
             InvalidParameters: every client refuses the session.
         """
         world, subject = self._open_world(due.codec), _subject(due)
-        session = Measured(world.open(subject, self._ids(due)), between=lambda: world.bytes_between)
+        session = Measured(world.open(subject, _ids(due)), between=lambda: world.bytes_between)
         pulled = _PulledUploads(uploads, due, session, received)
         noise = None if self._noise is None else self._noise.of(session.session, due.releases)
         try:
-            if due.versions is None:
-                released = self._run(session, world, pulled)
-            else:
-                released = _run_buffer(session, world, pulled)
-                pulled.tell(released.counted)
+            released = self._run(session, world, pulled)
         except (ThresholdNotMet, PeerError):
             # What a client raises ends its part in a session and not the session: here it would end every round.
             pulled.require_whole()
@@ -210,9 +359,6 @@ class RealSum:
             self._world, self._chosen = self._simulate(settings), settings
         return self._world
 
-    def _ids(self, due: SumRound) -> frozenset[ClientId] | None:
-        return None if due.versions is not None else frozenset(map(client_id, due.clients))
-
     def _run(self, session: Measured, world: Simulation, pulled: _PulledUploads) -> Released:
         dropouts = {stage: frozenset(map(client_id, some)) for stage, some in pulled.due.lost.items()}
 
@@ -233,7 +379,7 @@ class _PulledUploads:
         self.due, self._uploads = due, iter(uploads)
         self._session, self._received = session, received
         self._handed_over: Upload | None = None
-        self._early, self._buffered = dict[int, Upload](), dict[ClientId, Upload]()
+        self._early = dict[int, Upload]()
         self._error: Exception | None = None
         self.lost = {client_id(client) for some in due.lost.values() for client in some}
         self.seconds = 0.0
@@ -274,10 +420,7 @@ class _PulledUploads:
                 raise InternalError(f"client {client} was to upload, and nobody trained it")
         self._handed_over = self._early.pop(client)
         _, payload, weight = self._handed_over
-        # The weight of age is the enclave's own.
-        versions = self.due.versions
-        digest = self.due.model_digest if versions is None else versions[client][1]
-        return Update(payload, digest, weight if versions is None else 1)
+        return Update(payload, self.due.model_digest, weight)
 
     def settle(self) -> None:
         """Tell of the last update that was taken, if the server has it, and let it go."""
@@ -285,18 +428,7 @@ class _PulledUploads:
         if handed_over is not None and self._received is not None:
             client = client_id(handed_over[0])
             if any(client in figures.answered for figures in self._session.figures if figures.takes_update):
-                if self.due.versions is None:
-                    self._received(handed_over[1], handed_over[2])
-                else:
-                    # Of a buffer an age may stay out, which is known at its release.
-                    self._buffered[client] = handed_over
-
-    def tell(self, counted: frozenset[ClientId]) -> None:
-        """Tell of the updates of a buffer that were counted."""
-        self.settle()
-        for client in counted & self._buffered.keys():
-            if self._received is not None:
-                self._received(*self._buffered[client][1:])
+                self._received(handed_over[1], handed_over[2])
 
     def require_whole(self) -> None:
         """Raise what training or encoding raised inside of a client's answer."""
@@ -304,35 +436,13 @@ class _PulledUploads:
             raise self._error
 
 
-def _run_buffer(session: Measured, world: Simulation, pulled: _PulledUploads) -> Released:
-    """Fill one buffer with updates of several models; a client answers for the one that it started from.
-
-    This is below the session interface: a platform's sessions are about one model.
-    """
-    buffer, subject = session.session, _subject(pulled.due)
-    if not isinstance(buffer, Buffer):
-        raise InternalError(f"{type(buffer).__name__} is no buffer")
-    try:
-        while (client := pulled.pull()) is not None:
-            version, digest = (pulled.due.versions or {})[client]
-            own = replace(subject, round_number=version, model_digest=digest)
-            joined = world.member(client_id(client)).join(own, LateUpdate(partial(pulled.take, client)))
-            message = buffer.invitation_for(own)
-            session.now.bytes_down += len(message)
-            session.now.sent += 1
-            started = perf_counter()
-            answer = joined.answer(message)
-            session.now.add_client(perf_counter() - started)
-            session.receive(client_id(client), answer)
-        session.close_stage()
-        return session.release()
-    finally:
-        session.abort()
-
-
 def client_id(client: int) -> ClientId:
     """Return what a protocol calls a client; numbers count from 0, and identifiers from 1."""
     return ClientId(client + 1)
+
+
+def _ids(due: SumRound) -> frozenset[ClientId]:
+    return frozenset(map(client_id, due.clients))
 
 
 def _subject(due: SumRound) -> Subject:
@@ -344,4 +454,62 @@ def _subject(due: SumRound) -> Subject:
         capacity=due.codec.capacity,
         tables=due.codec.tables if has_indices else (),
         model_digest=due.model_digest,
+    )
+
+
+def secure_sum(configuration: Configuration) -> SecureSum:
+    """Return what adds up as a configuration says.
+
+    Raises:
+        InvalidParameters: the protocol does not offer what is asked of it; the message says which does.
+    """
+    settings, cohorts = configuration.secagg, Cohorts.of(configuration)
+    require_private(configuration)
+    ideal = IdealSum(configuration.maximum_total_weight, cohorts.minimum)
+    if settings.mode is SumMode.IDEAL:
+        if not configuration.privacy.is_on:
+            return ideal
+        return NoisedSum(ideal, _real_sum(configuration, cohorts).client_noise, configuration.privacy.delta)
+    return CheckedSum(_real_sum(configuration, cohorts), ideal, every=settings.every)
+
+
+def require_feasible(configuration: Configuration, codec: ModelUpdate, *, available: int) -> None:
+    """Refuse a run whose rounds no protocol could add up, before anything is trained.
+
+    Args:
+        codec: one that is laid out as those of the run will be.
+        available: how many clients there are.
+    Raises:
+        InvalidParameters: saying what to relax.
+        CapacityExceeded: a sum could leave the codec's rings.
+    """
+    cohorts, noise, rounds = Cohorts.of(configuration), _noise(configuration), configuration.rounds
+    most = 0 if noise is None else ReleaseCount(cohorts, available, rounds).most
+    if configuration.secagg.mode is SumMode.IDEAL:
+        if noise is not None:
+            require_budget(noise, _real_sum(configuration, cohorts).client_noise(codec), most, rounds)
+        return
+    if (planned := sum(cohorts.planned_losses)) > cohorts.size - LEAST_COHORT:
+        raise InvalidParameters(
+            f"a round of {cohorts.size} clients is planned to lose up to {planned}; lower dropouts.rate, or raise "
+            "clients_per_round"
+        )
+    clients = tuple(range(cohorts.size))
+    due = SumRound(number=0, codec=codec, clients=clients, uploaders=clients)
+    judge = None if noise is None else partial(require_budget, noise, most=most, rounds=rounds)
+    _real_sum(configuration, cohorts).rehearse(due, judge)
+
+
+def _real_sum(configuration: Configuration, cohorts: Cohorts) -> RealSum:
+    return RealSum(configuration.secagg, cohorts, configuration.maximum_weight, _noise(configuration))
+
+
+def _noise(configuration: Configuration) -> RunNoise | None:
+    if not configuration.privacy.is_on:
+        return None
+    return RunNoise(
+        configuration.privacy,
+        clip=configuration.local.clip or 0.0,
+        fraction_bits=configuration.compression.fraction_bits,
+        rounds=configuration.rounds,
     )

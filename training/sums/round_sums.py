@@ -37,12 +37,10 @@ class SumRound:
     clients: tuple[int, ...]
     """Everybody who is invited, those who will be lost included."""
     uploaders: tuple[int, ...]
-    """Those who stay for long enough to upload; none where clients are asynchronous."""
+    """Those who stay for long enough to upload."""
     lost: Mapping[str, frozenset[int]] = field(default_factory=dict[str, frozenset[int]])
     """By the name of a stage of the protocol, who is gone before answering in it."""
     model_digest: bytes = bytes(32)
-    versions: dict[int, tuple[int, bytes]] | None = None
-    """Where clients are asynchronous: the number and the digest of the model that each started from, once it comes."""
     releases: int = 1
     """In how many rounds, this one included, the client is that is in most of them; noise is accounted by it."""
 

@@ -1,1 +1,0 @@
-"""The codec of a run: schemes for its tensors, and their calibration."""
