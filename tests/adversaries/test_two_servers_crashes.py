@@ -30,17 +30,16 @@ from secagg.crypto.secret import Secret
 from secagg.errors import AuthenticationFailed, InvalidParameters, Misuse, PeerMisbehaved, Reason, ThresholdNotMet
 from secagg.identifiers import ClientId, ServerId
 from secagg.protocols.two_servers.offers import RoundStamp
-from secagg.protocols.two_servers.operators.relay_messages import BatchRequest, Beginning
-from secagg.protocols.two_servers.operators.server_keys import ServerKeys
-from secagg.protocols.two_servers.operators.standing_server import (
+from secagg.protocols.two_servers.round_rules import Entry
+from secagg.protocols.two_servers.server import IndexingServer
+from secagg.protocols.two_servers.server_keys import ServerKeys
+from secagg.protocols.two_servers.server_messages import AcceptedList, BatchRequest, Beginning
+from secagg.protocols.two_servers.standing_server import (
     StandingFloors,
     StandingRounds,
     StandingServer,
     asking,
 )
-from secagg.protocols.two_servers.round_rules import Entry
-from secagg.protocols.two_servers.server import IndexingServer
-from secagg.protocols.two_servers.server_messages import AcceptedList
 from secagg.wire import MessageKind, message_kind
 from tests.harness.indexing_rounds import NOW, IndexingSetup, InsecureIndexingRound
 
