@@ -51,37 +51,14 @@ class InsecureCheatingClient(Client):
         self,
         configuration: IndexingConfiguration,
         header: UploadHeader,
-        indices: SharedIndices,  # noqa: ARG002 -- the honest ones
+        indices: SharedIndices,
         payload: Payload,
         keys: list[ClassicSealingKey | HybridPublicKey],
     ) -> tuple[Upload, Upload]:
         """Seal, sign and prove other point functions than the honest ones."""
-        cheating = _ManyVotes(
-            configuration, header.round_number, self.client, payload, self._coins, threads=self._threads
-        )
-        try:
-            altered = replace(header, segments=cheating.headers)
-            return super()._sealed(configuration, altered, cheating, payload, keys)
-        finally:
-            cheating.wipe()
-
-
-class _ManyVotes(SharedIndices):
-    """Point functions of which the first block's are worth more than one vote."""
-
-    def __init__(  # noqa: PLR0913 -- what shares are made from
-        self,
-        configuration: IndexingConfiguration,
-        round_number: int,
-        client: ClientId,
-        payload: Payload,
-        coins: Coins,
-        *,
-        threads: int = 1,
-    ) -> None:
-        super().__init__(configuration, round_number, client, payload, coins, threads=threads)
-        (number, segment, of, shares), *others = self._segments
-        self._segments = [(number, segment, of, _with_more_votes(shares, segment.blocks)), *others]
+        (number, segment, of, shares), *_ = segments = indices.segments
+        segments[0] = number, segment, of, _with_more_votes(shares, segment.blocks)
+        return super()._sealed(configuration, replace(header, segments=indices.headers), indices, payload, keys)
 
 
 def _with_more_votes(shares: tuple[ServerShare, ServerShare], blocks: int) -> tuple[ServerShare, ServerShare]:

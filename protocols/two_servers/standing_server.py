@@ -1,11 +1,8 @@
-"""Standing server 1: what it admits, and what it answers.
+"""Server 1 for many rounds, one after the other: it answers a server 0 that begins them, relays uploads, and asks.
 
-Which rounds a standing server 1 takes part in: what its operator insists on, and no round twice.
-
-Server 0 offers a configuration for each round, and it is another party's: whatever is not within these floors is
-refused before a key is drawn. Of a round that begins its number is written down, and nothing else.
-
-Server 1 for many rounds, one after the other: it answers a server 0 that begins them, relays uploads, and asks.
+Server 0 offers a configuration for each round, and it is another party's: what is not within the floors of server 1's
+operator is refused before a key is drawn, and no round is begun twice. Of a round its number is written down, and
+nothing else.
 
     BEGIN_ROUND         a configuration and a number, within the operator's floors      -> this server's offer
     INDEXING_UPLOAD     this server's half of an upload, relayed                        -> its id

@@ -319,7 +319,7 @@ class Recorded:
 
     def everything_is_wiped(self) -> bool:
         held: list[dict[str, Any]] = [vars(made) for made in self.indices]
-        segments: list[Any] = [segment for fields in held for segment in fields["_segments"]]
+        segments: list[Any] = [segment for fields in held for segment in fields["segments"]]
         seeds: list[Secret] = [part.seed for segment in segments for part in segment[-1] if hasattr(part, "seed")]
         assert seeds
         return all(secret.is_wiped for secret in (*self.secrets, *seeds)) and not any(any(b) for b in self.bodies)
