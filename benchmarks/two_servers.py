@@ -23,10 +23,8 @@ from secagg.crypto.entropy import SystemCoins
 from secagg.crypto.secret import Secret
 from secagg.identifiers import ClientId, ServerId
 from secagg.parameters import Suite
-from secagg.protocols.two_servers.client import Client
 from secagg.protocols.two_servers.configuration import IndexingConfiguration, SharingMode
 from secagg.protocols.two_servers.floors import IndexingFloors
-from secagg.protocols.two_servers.ledger import UploadLedger
 from secagg.protocols.two_servers.one_hot.check import OneHotVerifier, RoundChallenges
 from secagg.protocols.two_servers.one_hot.proof import prove
 from secagg.protocols.two_servers.one_hot.statement import OneHotProof, UploadContext
@@ -35,6 +33,7 @@ from secagg.protocols.two_servers.point_functions.shares import ExplicitShare
 from secagg.protocols.two_servers.point_functions.sums import HistogramShare
 from secagg.protocols.two_servers.server import IndexingServer
 from secagg.session.certificates import SigningKey, issue_certificate
+from tests.harness.indexing_rounds import SharingClient
 from tests.harness.measured_indexing import Delivery, IndexingFigures, MeasuredRound, measured_round
 
 BLOCKS: Final = 100_000
@@ -99,9 +98,9 @@ class _Bench:
         clients = [(self.client(client, threads), lambda: _PAYLOAD, Delivery.BOTH) for client in range(CLIENTS)]
         return measured_round(zero, one, clients, count=CLIENTS, now=self.now)
 
-    def client(self, number: int, threads: int) -> Client:
+    def client(self, number: int, threads: int) -> SharingClient:
         key = _new_key()
-        return Client(
+        return SharingClient(
             certificate=issue_certificate(self.keys[2], ClientId(number), key.public_key),
             signing_key=key,
             floors=IndexingFloors(
@@ -114,7 +113,6 @@ class _Bench:
             ),
             layout=_LAYOUT,
             capacity=CLIENTS,
-            ledger=UploadLedger(_TASK),
             coins=_COINS,
             threads=threads,
         )

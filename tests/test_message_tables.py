@@ -16,13 +16,12 @@ from secagg.protocols.pairwise_mask.round1_share_keys import DeliveredShares, En
 from secagg.protocols.pairwise_mask.round2_masked_input import MaskedInput
 from secagg.protocols.pairwise_mask.round3_consistency_check import SurvivorSet, SurvivorSignature
 from secagg.protocols.pairwise_mask.round4_unmasking import UnmaskingRequest, UnmaskingShares
-from secagg.protocols.two_servers import session as two_servers
 from secagg.protocols.two_servers.configuration import IndexingConfiguration
-from secagg.protocols.two_servers.offers import ServerOffer
+from secagg.protocols.two_servers.offers import Invitation as TwoServersInvitation
+from secagg.protocols.two_servers.offers import RoundOffers, ServerOffer
 from secagg.protocols.two_servers.one_hot.check import OneHotCommitment
-from secagg.protocols.two_servers.operators.relay_messages import BatchRequest, Beginning, RoundOffers
-from secagg.protocols.two_servers.operators.server_keys import OperatorKeys
-from secagg.protocols.two_servers.server_messages import AcceptedList, OutputCommitment
+from secagg.protocols.two_servers.server_keys import OperatorKeys
+from secagg.protocols.two_servers.server_messages import AcceptedList, BatchRequest, Beginning, OutputCommitment
 from secagg.protocols.two_servers.upload import Upload
 
 DECLARED: dict[str, tuple[type[Placed], ...]] = {
@@ -45,7 +44,7 @@ DECLARED: dict[str, tuple[type[Placed], ...]] = {
         ServerOffer,
         Beginning,
         RoundOffers,
-        two_servers.Invitation,
+        TwoServersInvitation,
         Upload,
         BatchRequest,
         OneHotCommitment,

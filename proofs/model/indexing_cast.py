@@ -24,14 +24,15 @@ from secagg.protocols.two_servers import opened_upload
 from secagg.protocols.two_servers.client import Client
 from secagg.protocols.two_servers.configuration import IndexingConfiguration
 from secagg.protocols.two_servers.floors import IndexingFloors
-from secagg.protocols.two_servers.ledger import UploadLedger
-from secagg.protocols.two_servers.offers import RoundStamp
+from secagg.protocols.two_servers.offers import Invitation, RoundOffers, RoundStamp, decode_halves
 from secagg.protocols.two_servers.opened_upload import ClassTotals, OpenedUpload
 from secagg.protocols.two_servers.round_rules import Entry
 from secagg.protocols.two_servers.server import IndexingServer
 from secagg.protocols.two_servers.server_messages import AcceptedList, entries_digest
-from secagg.protocols.two_servers.upload import Upload
+from secagg.protocols.two_servers.upload import Upload, ring_bytes
 from secagg.session.certificates import Certificate, SigningKey, issue_certificate
+from secagg.session.ledger import Spent, SpentUpdates
+from secagg.session.roles import LateUpdate, Subject, Update
 from secagg.simulation.insecure_coins import InsecureSeededCoins
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
@@ -189,11 +190,41 @@ class Place:
         value[0] = int.from_bytes(digest[:8], "big") >> (64 - WIDTH)
         return Payload(self.layout, (value,))
 
-    def client(self, number: int, ledger: UploadLedger, *, coins: str = "") -> Client:
-        """Make an honest client with a ledger; it insists on this place's servers and layout."""
-        signing_key, configuration = signing_key_of(f"client {number}"), self.configuration
-        return Client(
-            certificate=issue_certificate(self.authority, ClientId(number), signing_key.public_key),
+    def certified(self, number: int) -> tuple[Certificate, SigningKey]:
+        """Return a client's key and its certificate."""
+        signing_key = signing_key_of(f"client {number}")
+        return issue_certificate(self.authority, ClientId(number), signing_key.public_key), signing_key
+
+    def send(self, client: int, update: str = "", *, weight: int = 1, is_unit: bool = True) -> Sent:
+        """Have a client upload, with a ledger of its own that knows of no other upload."""
+        halves = self.shared(client, update, SpentUpdates(), weight=weight)
+        return self.remember(client, update, halves, is_unit=is_unit)
+
+    def send_in_the_name_of(self, client: int, *, certified: bool) -> Sent:
+        """Have somebody upload in the name of a client without its key, or of one that nobody certified."""
+        own, key = self.certified(3)
+        named = self.certified(client)[0] if certified else Certificate(ClientId(client), own.public_key, bytes(64))
+        halves = self.shared(3, "forged", SpentUpdates(), named=(named, key), payload=self.payload(client, "forged"))
+        return self.remember(client, "forged", halves, is_authentic=False)
+
+    def shared(  # noqa: PLR0913 -- what an upload is made of
+        self,
+        client: int,
+        update: str,
+        ledger: SpentUpdates,
+        *,
+        weight: int = 1,
+        named: tuple[Certificate, SigningKey] | None = None,
+        payload: Payload | None = None,
+    ) -> tuple[Upload, Upload]:
+        """Have an honest client share an update here; it insists on this place's servers and layout."""
+        configuration, (certificate, signing_key) = self.configuration, self.certified(client)
+        model = hashlib.sha256(update.encode()).digest()
+        made = Update(payload or self.payload(client, update), model, weight)
+        maker: Any = Client(
+            Subject(task=configuration.task, round_number=self.round_number, layout=self.layout, capacity=1 << 20),
+            LateUpdate(lambda: made, model),
+            certificate=certificate,
             signing_key=signing_key,
             floors=IndexingFloors(
                 suites=frozenset({Suite.CLASSIC}),
@@ -203,41 +234,20 @@ class Place:
                 maximum_length=1,
                 maximum_weight=2,
             ),
-            layout=self.layout,
-            capacity=1 << 20,
-            ledger=ledger,
-            coins=InsecureSeededCoins(f"{number}{coins}{self.round_number}".encode() + self.layout.digest),
+            layout_for=lambda _: self.layout,
+            charge=lambda task, number, digest: ledger.charge(Spent(task, number, digest)),
+            clock=lambda: NOW,
+            coins=InsecureSeededCoins(f"{client}{update}{self.round_number}".encode() + self.layout.digest),
         )
-
-    def send(self, client: int, update: str = "", *, weight: int = 1, is_unit: bool = True) -> Sent:
-        """Have a client upload, with a ledger of its own that knows of no other upload."""
-        maker = self.client(client, UploadLedger(b"model"), coins=update)
-        return self.remember(client, update, self.shared(maker, client, update, weight), is_unit=is_unit)
-
-    def send_in_the_name_of(self, client: int, *, certified: bool) -> Sent:
-        """Have somebody upload in the name of a client without its key, or of one that nobody certified."""
-        maker: Any = self.client(3, UploadLedger(b"model"), coins="forged")
-        named = maker._certificate if certified else None  # noqa: SLF001
-        if certified:
-            key = signing_key_of(f"client {client}").public_key
-            named = issue_certificate(self.authority, ClientId(client), key)
-        else:
-            key = maker._signing_key.public_key  # noqa: SLF001
-            named = Certificate(ClientId(client), key, bytes(64))
-        maker._certificate = named  # noqa: SLF001
-        halves = self.shared(maker, client, "forged", 1)
-        return self.remember(client, "forged", halves, is_authentic=False)
-
-    def shared(self, maker: Client, client: int, update: str, weight: int) -> tuple[Upload, Upload]:
-        """Have a client share an update here."""
-        return maker.share(
-            self.payload(client, update),
-            configuration=self.configuration,
-            round_number=self.round_number,
-            offers=self.offers,
-            now=NOW,
-            weight=weight,
-            model_digest=hashlib.sha256(update.encode()).digest(),
+        if named is not None:
+            maker._certificate, maker._signing_key = named  # noqa: SLF001
+            maker.client = named[0].client
+        shown = RoundOffers(is_simulated=False, offers=self.offers)
+        answer = maker.answer(Invitation(self.round_number, configuration, shown).encode())
+        zero, one = decode_halves(answer)
+        return (
+            Upload.decode(zero, configuration, ServerId(0), 0, 0),
+            Upload.decode(one, configuration, ServerId(1), ring_bytes(configuration), 0),
         )
 
     def remember(

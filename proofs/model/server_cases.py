@@ -13,12 +13,12 @@ from defects import Replacement, nothing, planted
 from indexing_cast import PATCHES, REFUTED, Place
 from report import Report
 from secagg.protocols.two_servers import server_messages
-from secagg.protocols.two_servers.ledger import UploadLedger
 from secagg.protocols.two_servers.release import Release
 from secagg.protocols.two_servers.round_rules import RoundRules
 from secagg.protocols.two_servers.server import IndexingServer
 from secagg.protocols.two_servers.upload import Upload
 from secagg.session.certificates import Authority
+from secagg.session.ledger import SpentUpdates
 from server_defects import CHECKS, without
 from server_searches import (
     batches,
@@ -139,6 +139,6 @@ DEFECTS: tuple[tuple[Any, ...], ...] = (
     ("asked twice", corrupted_1, ((IndexingServer, "_say", forgetful.ask_again),)),
     ("the root survives, server 0", corrupted_1, ((Place, "root_of", forgetful.one_root),)),
     ("the root survives, server 1", corrupted_0, ((Place, "root_of", forgetful.one_root),)),
-    ("uploads not in the ledger, two rounds", two_rounds, ((UploadLedger, "charge", nothing),)),
-    ("uploads not in the ledger, two layouts", two_layouts, ((UploadLedger, "charge", nothing),)),
+    ("uploads not in the ledger, two rounds", two_rounds, ((SpentUpdates, "charge", nothing),)),
+    ("uploads not in the ledger, two layouts", two_layouts, ((SpentUpdates, "charge", nothing),)),
 )

@@ -19,12 +19,11 @@ from typing import Any, NamedTuple
 from indexing_cast import COHORT, HONEST, REJECTIONS, Place, copied, memory_of, total_of
 from report import Report, steps_to
 from secagg.errors import SecAggError
-from secagg.protocols.two_servers.ledger import UploadLedger
 from secagg.protocols.two_servers.release import RoundResult
 from secagg.protocols.two_servers.round_rules import Entry, RoundState, Standing
 from secagg.protocols.two_servers.server import IndexingServer
 from secagg.protocols.two_servers.server_messages import AcceptedList, OutputShare, decode_batch
-from secagg.session.ledger import SpentUpdates
+from secagg.session.ledger import Spent, SpentUpdates
 from secagg.wire import MessageKind
 
 Entries = tuple[Entry, ...]
@@ -182,12 +181,28 @@ def _plain(said: Any) -> Any:  # noqa: ANN401 -- a message or a result
     return said
 
 
+class Stored(SpentUpdates):
+    """The ledger of a client, with what is stored of it; a model has one attempt."""
+
+    def __init__(self, stored: tuple[Spent, ...]) -> None:
+        """Go on from what was stored."""
+        super().__init__(attempts=1)
+        self.stored: tuple[Spent, ...] = ()
+        for spent in stored:
+            self.charge(spent)
+
+    def charge(self, spent: Spent, *, is_repeat_allowed: bool = False, maximum: int | None = None) -> None:
+        """Store the upload as well."""
+        super().charge(spent, is_repeat_allowed=is_repeat_allowed, maximum=maximum)
+        self.stored = (*self.stored, spent)
+
+
 class World(NamedTuple):
     """The states of all servers, what happened, and what clients have stored."""
 
     states: tuple[int, ...]
     facts: int
-    ledgers: tuple[bytes, ...]
+    ledgers: tuple[tuple[Spent, ...], ...]
 
 
 @dataclass
@@ -210,7 +225,7 @@ class Search:
         self._numbers = dict[Fact, int]()
         self._judged = dict[tuple[int, int], tuple[str | None, Entries | None]]()
         self.hearable, self._happened, self._shares = [0] * len(self.places), [0] * len(self.places), 0
-        self._shared = dict[tuple[int, bytes, int, str], tuple[bytes, list[Fact]] | None]()
+        self._shared = dict[tuple[int, tuple[Spent, ...], int, str], tuple[tuple[Spent, ...], list[Fact]] | None]()
         self.driven = [Driven(self, place, index) for place, index in self.honest]
 
     # --- What happened --------------------------------------------------------------------------------------------
@@ -244,9 +259,7 @@ class Search:
     def explore(self) -> Report:
         """Try everything, up to the first fault."""
         report = self.report
-        start = World(
-            tuple(driven.start for driven in self.driven), 0, tuple(UploadLedger(b"model").encode() for _ in self.asked)
-        )
+        start = World(tuple(driven.start for driven in self.driven), 0, ((),) * len(self.asked))
         came_from: dict[World, tuple[World, str] | None] = {start: None}
         frontier = [start]
         while frontier:
@@ -280,22 +293,24 @@ class Search:
                     mask = world.facts | sum(1 << self.number_of(fact) for fact in shared[1])
                     yield f"client {client} uploads {update} in round {'ab'[place]}", World(world.states, mask, ledgers)
 
-    def _share(self, client: int, ledger: bytes, place: int, update: str) -> tuple[bytes, list[Fact]] | None:
+    def _share(
+        self, client: int, ledger: tuple[Spent, ...], place: int, update: str
+    ) -> tuple[tuple[Spent, ...], list[Fact]] | None:
         """Ask an honest client to upload, with the ledger that it has stored."""
         key = client, ledger, place, update
         if key not in self._shared:
             self.report.calls += 1
-            kept = UploadLedger.decode(ledger, spent=SpentUpdates(attempts=1))
+            kept = Stored(ledger)
             at = self.places[place]
             try:
-                at.shared(at.client(client, kept, coins=update), client, update, 1)
+                at.shared(client, update, kept)
             except SecAggError:
                 self.report.refused += 1
                 self._shared[key] = None
             else:
                 # Coins repeat, so these are the halves that the place knows.
                 sent = at.sent[f"{client}{update}"]
-                self._shared[key] = kept.encode(), [Fact(place, 0, "upload", (sent.name, sent.halves))]
+                self._shared[key] = kept.stored, [Fact(place, 0, "upload", (sent.name, sent.halves))]
         return self._shared[key]
 
     # --- What must not be -----------------------------------------------------------------------------------------

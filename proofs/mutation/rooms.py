@@ -89,6 +89,7 @@ _ONE_MESSAGE_TESTS: Final = (
 )
 _TWO_SERVERS_ATTACKS: Final = _in(
     "tests/adversaries",
+    "test_two_servers_blame.py",
     "test_two_servers_collusion.py",
     "test_two_servers_crashes.py",
     "test_two_servers_disagreements.py",
@@ -134,18 +135,16 @@ ROOMS: Final = (
         ),
     ),
     Room(
-        "two servers: release, rules, ledger",
-        _in("protocols/two_servers", "release.py", "ledger.py", "round_rules.py"),
+        "two servers: release, rules",
+        _in("protocols/two_servers", "release.py", "round_rules.py"),
         (
             *_in(
                 "tests/protocols/two_servers",
-                "test_ledger.py",
                 "test_release.py",
                 "test_round_rules.py",
                 "test_server.py",
             ),
             "tests/adversaries/test_two_servers_lists.py",
-            "tests/session/test_ledger.py",
         ),
         _TWO_SERVERS_ATTACKS,
     ),
@@ -187,9 +186,8 @@ ROOMS: Final = (
             "server.py",
             "server_messages.py",
             "opened_upload.py",
-            "operators/standing_server.py",
-            "operators/relaying_server.py",
-            "operators/server_keys.py",
+            "standing_server.py",
+            "server_keys.py",
         ),
         (
             *_in(
@@ -230,7 +228,6 @@ ROOMS: Final = (
         ),
         (
             *_in("tests/adversaries", "test_one_message_epochs.py", "test_inputs_and_retries.py"),
-            "tests/protocols/two_servers/test_ledger.py",
             "tests/session",
         ),
     ),

@@ -12,27 +12,26 @@ if TYPE_CHECKING:
     from .floors import IndexingFloors as IndexingFloors
     from .lanes.fields import MODULI as MODULI
     from .lanes.fields import RingLanes as RingLanes
-    from .ledger import UploadLedger as UploadLedger
-    from .message_sizes import exchange_bytes as exchange_bytes
+    from .offers import simulated_servers as simulated_servers
     from .operators.process import PeerLink as PeerLink
     from .operators.process import serve_standing as serve_standing
-    from .operators.server_keys import OperatorKeys as OperatorKeys
-    from .operators.server_keys import ServerKeys as ServerKeys
-    from .operators.server_keys import trial_server_keys as trial_server_keys
-    from .operators.standing_server import StandingFloors as StandingFloors
-    from .operators.standing_server import StandingRounds as StandingRounds
-    from .operators.standing_server import StandingServer as StandingServer
-    from .operators.standing_server import asking as asking
-    from .operators.standing_server import lanes_of as lanes_of
     from .point_functions.shape import MAXIMUM_CODEWORDS as MAXIMUM_CODEWORDS
     from .point_functions.shape import PointFunctionShape as PointFunctionShape
     from .point_functions.shape import tree_bits as tree_bits
+    from .server_keys import OperatorKeys as OperatorKeys
+    from .server_keys import ServerKeys as ServerKeys
+    from .server_keys import trial_server_keys as trial_server_keys
+    from .server_messages import exchange_bytes as exchange_bytes
     from .session import TwoServersHelpers as TwoServersHelpers
     from .session import TwoServersMember as TwoServersMember
     from .session import TwoServersSettings as TwoServersSettings
     from .session import configure as configure
     from .session import open_session as open_session
-    from .session import simulated_servers as simulated_servers
+    from .standing_server import StandingFloors as StandingFloors
+    from .standing_server import StandingRounds as StandingRounds
+    from .standing_server import StandingServer as StandingServer
+    from .standing_server import asking as asking
+    from .standing_server import lanes_of as lanes_of
 else:
     __getattr__, __dir__, __all__ = lazy(
         __name__,
@@ -40,14 +39,12 @@ else:
             "configuration": "IndexingConfiguration SERVERS",
             "floors": "IndexingFloors",
             "lanes.fields": "MODULI RingLanes",
-            "ledger": "UploadLedger",
-            "message_sizes": "exchange_bytes",
+            "server_messages": "exchange_bytes",
+            "offers": "simulated_servers",
             "operators.process": "PeerLink serve_standing",
-            "operators.server_keys": "OperatorKeys ServerKeys trial_server_keys",
-            "operators.standing_server": "StandingFloors StandingRounds StandingServer asking lanes_of",
+            "server_keys": "OperatorKeys ServerKeys trial_server_keys",
+            "standing_server": "StandingFloors StandingRounds StandingServer asking lanes_of",
             "point_functions.shape": "MAXIMUM_CODEWORDS PointFunctionShape tree_bits",
-            "session": (
-                "TwoServersHelpers TwoServersMember TwoServersSettings configure open_session simulated_servers"
-            ),
+            "session": ("TwoServersHelpers TwoServersMember TwoServersSettings configure open_session"),
         },
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import datetime
 from typing import TYPE_CHECKING
@@ -9,19 +10,16 @@ from typing import TYPE_CHECKING
 from secagg.contract.layout import Layout, Payload
 from secagg.crypto.entropy import Coins
 from secagg.crypto.hpke import ClassicSealingKey, sealing_key
-from secagg.crypto.secret import Confined, Secret, overwrite
+from secagg.crypto.secret import Secret, overwrite
 from secagg.errors import InvalidParameters, Misuse, PeerMisbehaved, Reason
-from secagg.identifiers import ClientId, ServerId
-from secagg.parameters import require_integer
+from secagg.identifiers import ServerId
 from secagg.session.certificates import Authority, Certificate, SigningKey
-from secagg.session.ledger import NO_MODEL
+from secagg.session.one_answer import OneStageClientSession
 
-from .configuration import SERVERS, IndexingConfiguration
+from .configuration import IndexingConfiguration, ServerNoise, clipped
 from .floors import IndexingFloors
-from .ledger import UploadLedger
-from .offers import RoundStamp, ServerOffer
+from .offers import Invitation, RoundStamp, ServerOffer, encode_halves
 from .upload import (
-    ROUND_BYTES,
     UPLOAD_SEED_BYTES,
     SharedIndices,
     Upload,
@@ -34,148 +32,101 @@ from .upload import (
 
 if TYPE_CHECKING:
     from secagg.crypto.hybrid_key_agreement import HybridPublicKey
+    from secagg.session.roles import LateUpdate, Subject
 
 
-class Client(Confined):
-    """A client of two servers, from one round to the next.
-
-    Security: each call of ``share`` is an upload, whether it is sent or not; the ledger refuses a second one for a
-        round, and an update that was shared before.
-    """
+class Client(OneStageClientSession):
+    """A client's side of one round; see ``ClientSession``."""
 
     def __init__(  # noqa: PLR0913 -- what a client brings
         self,
+        subject: Subject,
+        update: LateUpdate | None,
+        suspended: Secret | None = None,
         *,
         certificate: Certificate,
         signing_key: SigningKey,
         floors: IndexingFloors,
-        layout: Layout,
-        capacity: int,
-        ledger: UploadLedger,
+        layout_for: Callable[[bytes], Layout],
+        charge: Callable[[bytes, int, bytes], None],
+        clock: Callable[[], datetime],
         coins: Coins,
+        noise: ServerNoise | None = None,
+        accepts_simulated: bool = False,
         threads: int = 1,
     ) -> None:
-        """Prepare to take part.
+        """Prepare to upload once.
 
         Args:
             certificate: the authority's word for the signing key.
             floors: what the client insists on: the authority and the two servers among it.
-            layout: of the client's own codec, whose version pins its scales and codebooks.
-            capacity: of that codec; more weight than that is refused.
-            ledger: what this client has uploaded so far, restored from where it was stored.
+            layout_for: returns the layout that servers have to count for a model, by its digest.
+            charge: spends task, round and model for good before the update is made; raises to refuse.
+            clock: the client's own time, with a time zone.
             coins: ``SystemCoins()`` in production.
+            noise: what each server has to add.
+            accepts_simulated: whether a second server that the first one simulates is good enough; for rehearsals.
         """
-        if type(ledger) is not UploadLedger or type(floors) is not IndexingFloors:
-            raise Misuse("a client has IndexingFloors and an UploadLedger")
+        if type(floors) is not IndexingFloors:
+            raise Misuse("a client has IndexingFloors")
         if certificate.public_key != signing_key.public_key:
             raise InvalidParameters("the certificate is for another key than the signing key")
         Authority(floors.authority).verify(certificate, culprits={certificate.client})
-        self._certificate = certificate
-        self._signing_key = signing_key
-        self._floors = floors
-        self._layout = layout
-        self._capacity = capacity
-        self._ledger = ledger
-        self._coins = coins
-        self._threads = threads
+        super().__init__(certificate.client, subject, update, suspended)
+        self._certificate, self._signing_key, self._floors = certificate, signing_key, floors
+        self._layout_for, self._charge, self._clock = layout_for, charge, clock
+        self._coins, self._noise, self._accepts_simulated, self._threads = coins, noise, accepts_simulated, threads
 
-    @property
-    def ledger(self) -> UploadLedger:
-        """What this client has uploaded; store its record before an upload is sent."""
-        return self._ledger
-
-    @property
-    def client(self) -> ClientId:
-        """Who this is."""
-        return self._certificate.client
-
-    def share(  # noqa: PLR0913 -- all but one are what the round is
-        self,
-        payload: Payload,
-        *,
-        configuration: IndexingConfiguration,
-        round_number: int,
-        offers: tuple[bytes, bytes],
-        now: datetime,
-        weight: int = 1,
-        model_digest: bytes = NO_MODEL,
-    ) -> tuple[Upload, Upload]:
-        """Share one update, and return the halves for server 0 and for server 1.
+    def _upload(self, message: bytes, update: LateUpdate) -> bytes:
+        """Check everything that does not depend on the update, spend the round, and share the update.
 
         Implements: [PGC+22] Algorithm 1, client, with two servers in the place of the enclave.
-        Args:
-            payload: the encoded update.
-            configuration: as the client fixed or checked it.
-            offers: what server 0 and server 1 sent for this round.
-            now: the client's own time, with a time zone.
-            weight: how often the update counts; the servers see it.
-            model_digest: of the model that the update was trained from.
-        Raises:
-            InvalidParameters: the configuration goes below this client's floors, or the update does not fit it.
-            AuthenticationFailed, PeerMisbehaved, MalformedMessage: an offer is not that of the server which the
-                configuration names, for this round; or the ledger refuses another upload.
-        Security: store ``ledger.encode()`` before either half is sent.
+        Claim DP-5: a round has one upload, and a model as many as it has attempts.
         """
-        if type(payload) is not Payload or type(configuration) is not IndexingConfiguration:
-            raise Misuse("an update is a Payload, which a codec encodes, for an IndexingConfiguration")
-        if type(offers) is not tuple or len(offers) != SERVERS:
-            raise Misuse("offers are those of server 0 and of server 1")
-        self._admit(configuration, now)
-        payload.check()
-        if payload.layout != configuration.layout:
-            raise InvalidParameters("the update has another layout than the servers count; encode it with its codec")
-        if weight not in configuration.weights or type(weight) is not int:
-            raise InvalidParameters(f"a weight is one of {configuration.weights}; got {weight!r}")
-        keys = self.charge(configuration, round_number, offers, now, model_digest)
-        return self.shared(payload, configuration=configuration, round_number=round_number, keys=keys, weight=weight)
-
-    def charge(
-        self,
-        configuration: IndexingConfiguration,
-        round_number: int,
-        offers: tuple[bytes, bytes],
-        now: datetime,
-        model_digest: bytes = NO_MODEL,
-    ) -> list[ClassicSealingKey | HybridPublicKey]:
-        """Check everything that does not depend on an update, spend its round, and return the servers' keys.
-
-        Raises:
-            InvalidParameters, AuthenticationFailed, PeerMisbehaved, MalformedMessage: as for ``share``.
-        """
-        require_integer("a round number", round_number, 0, (1 << (8 * ROUND_BYTES)) - 1)
-        self._admit(configuration, now)
-        verified = self._verified(configuration, round_number, offers)
+        invited = Invitation.decode(message)
+        configuration, round_number = invited.configuration, invited.round_number
+        self._require_subject(invited)
+        model = update.model_for(self._subject)
+        layout = self._layout_for(model)
+        if configuration.layout != layout:
+            raise _below("the round is about another codec, model, capacity or terms than this client's")
+        self._admit(configuration, layout)
         keys = [
-            sealing_key(configuration.suite, offer.sealing_key, culprits={offer.stamp.server}) for offer in verified
+            sealing_key(configuration.suite, offer.sealing_key, culprits={offer.stamp.server})
+            for offer in self._verified(configuration, round_number, invited.shown.offers)
         ]
-        self._ledger.charge(configuration.task, round_number, model_digest)
-        return keys
-
-    def shared(
-        self,
-        payload: Payload,
-        *,
-        configuration: IndexingConfiguration,
-        round_number: int,
-        keys: list[ClassicSealingKey | HybridPublicKey],
-        weight: int,
-    ) -> tuple[Upload, Upload]:
-        """Share an update that was charged; it is of the configuration's layout and weights."""
+        self._charge(configuration.task, round_number, model)
+        # Nothing is refused after that.
+        made = update.take(self._subject.layout, configuration.weights)
+        payload = Payload(layout, clipped(made.payload, configuration.noise).values)
         indices = SharedIndices(configuration, round_number, self.client, payload, self._coins, threads=self._threads)
         try:
             header = UploadHeader(
-                round_number=round_number, certificate=self._certificate, weight=weight, segments=indices.headers
+                round_number=round_number, certificate=self._certificate, weight=made.weight, segments=indices.headers
             )
-            return self._sealed(configuration, header, indices, payload, keys)
+            return encode_halves(*self._sealed(configuration, header, indices, payload, keys))
         finally:
             indices.wipe()
 
-    def _admit(self, configuration: IndexingConfiguration, now: datetime) -> None:
-        self._floors.admit(configuration, layout=self._layout, now=now)
-        if configuration.maximum_total_weight > self._capacity:
+    def _require_subject(self, invited: Invitation) -> None:
+        configuration, subject = invited.configuration, self._subject
+        if invited.round_number != subject.round_number:
+            raise _below("the servers count for another round than this client's")
+        if configuration.task != subject.task:
+            raise _below("the servers count for another task than this client's")
+        if configuration.layout.segments != subject.layout.segments:
+            raise _below("the servers count another layout than this client's")
+        if configuration.noise != self._noise:
+            raise _below("the servers add other noise than this client insists on; offer what it asks for")
+        if invited.shown.is_simulated and not self._accepts_simulated:
+            raise _below("the second server is simulated by the first, which protects nobody from it")
+
+    def _admit(self, configuration: IndexingConfiguration, layout: Layout) -> None:
+        self._floors.admit(configuration, layout=layout, now=self._clock())
+        if configuration.maximum_total_weight > self._subject.capacity:
             raise InvalidParameters(
                 f"a round may reach a weight of {configuration.maximum_total_weight}, and the codec's capacity is "
-                f"{self._capacity}; use a wider ring, or smaller cohorts and weights"
+                f"{self._subject.capacity}; use a wider ring, or smaller cohorts and weights"
             )
 
     @staticmethod
@@ -238,5 +189,6 @@ class Client(Confined):
         signature = halves[0].signature_by(self._signing_key, configuration)
         return replace(halves[0], signature=signature), replace(halves[1], signature=signature)
 
-    def __repr__(self) -> str:
-        return f"<Client {self.client}, {self._ledger!r}>"
+
+def _below(sentence: str) -> InvalidParameters:
+    return InvalidParameters(sentence, reason=Reason.BELOW_FLOOR)

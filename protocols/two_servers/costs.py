@@ -14,11 +14,9 @@ from secagg.session.certificates import IDENTITY_KEY_BYTES
 from secagg.session.costs import Costs, Work, mask_cipher_calls, ring_length
 
 from .configuration import SERVERS, IndexingConfiguration, SharingMode
-from .message_sizes import batch_bytes, half_bytes, offers_bytes
-from .operators.relay_messages import RoundOffers
+from .offers import Invitation, RoundOffers
 from .point_functions.shares import CorrectionWords, ExplicitShare
-from .server_messages import BATCH
-from .session import Invitation
+from .server_messages import BATCH, batch_bytes, half_bytes, offers_bytes
 
 _FRAME_BYTES: Final = 7 + 2 * 4
 """Of the message in which both halves travel to server 0."""

@@ -1,4 +1,9 @@
-"""What the servers offer to clients: a key for one round, stamped with the round and signed."""
+"""What passes between servers and clients: offers, the invitation that shows both, and two halves in one message.
+
+Both halves of an upload may travel through server 0. That of server 1 is sealed to server 1's key of the round, which
+server 1 signed, so whoever relays it reads what server 0 is told anyway; and it is bound to the header that the client
+signed, so whoever alters it is refused.
+"""
 
 from __future__ import annotations
 
@@ -8,13 +13,31 @@ from typing import Annotated, ClassVar, Final, NamedTuple
 from secagg.crypto.hpke import sealing_sizes
 from secagg.crypto.labels import Label
 from secagg.errors import PeerMisbehaved, Reason, blaming
-from secagg.fields import CONTEXT, SERVER, Field, Placed, fixed, sized, unsigned, write_fields
+from secagg.fields import (
+    CONTEXT,
+    FLAG,
+    SERVER,
+    Field,
+    Message,
+    Placed,
+    encoded,
+    fixed,
+    listed,
+    sized,
+    unsigned,
+    variable,
+    write_fields,
+)
 from secagg.identifiers import CONTEXT_BYTES, AttemptContext, ServerId
 from secagg.session.certificates import SIGNATURE_BYTES, SigningKey, verify_signature
 from secagg.wire import MessageKind, Reader, Writer
 
 from .configuration import IndexingConfiguration
-from .upload import ROUND_BYTES
+from .upload import ROUND_BYTES, Upload
+
+_LENGTH_BYTES: Final = 8
+_MAXIMUM_OFFER_BYTES: Final = 1 << 14
+_MOST_BYTES: Final = (1 << 32) - 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,3 +122,51 @@ class ServerOffer(Placed):
         parts = (*stamp.parts(), offer.sealing_key)
         verify_signature(key, offer.signature, Label.INDEXING_OFFER, *parts, culprits={stamp.server})
         return offer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoundOffers(Message):
+    """Both servers' offers as server 0 shows them to a client, and whether it says that server 1 is simulated."""
+
+    kind: ClassVar = MessageKind.ROUND_OFFERS
+    is_simulated: Annotated[bool, FLAG]
+    offers: Annotated[
+        tuple[bytes, bytes], listed(variable(_MAXIMUM_OFFER_BYTES), lambda _: range(2), "twice 4 + an offer")
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class Invitation(Message):
+    """The one message of a round to its clients."""
+
+    kind: ClassVar = MessageKind.TWO_SERVERS_INVITATION
+    round_number: Annotated[int, unsigned(ROUND_BYTES)]
+    configuration: Annotated[IndexingConfiguration, encoded(IndexingConfiguration, _MOST_BYTES)]
+    shown: Annotated[RoundOffers, encoded(RoundOffers, _MOST_BYTES)]
+
+
+def simulated_servers(invitation: bytes) -> tuple[bytes, bytes] | None:
+    """Return the keys in an invitation that says itself that the second server is simulated; nothing of others.
+
+    Only for a member that ``accepts_simulated``: whoever made the invitation holds both keys.
+    """
+    invited = Invitation.decode(invitation)
+    return invited.configuration.server_keys if invited.shown.is_simulated else None
+
+
+def encode_halves(zero: Upload, one: Upload) -> bytes:
+    """Return both halves of an upload as the one message that a client sends to server 0."""
+    first = zero.encode()
+    writer = Writer(MessageKind.UPLOAD_HALVES).integer(len(first), _LENGTH_BYTES)
+    return writer.borrowed(first).borrowed(one.encode()).finish()
+
+
+def decode_halves(message: bytes) -> tuple[bytes, bytes]:
+    """Take both halves apart; neither is looked at.
+
+    Raises:
+        MalformedMessage, UnexpectedMessage: anything that ``encode_halves`` would not have written.
+    """
+    reader = Reader(message, MessageKind.UPLOAD_HALVES)
+    first = bytes(reader.view(reader.integer(_LENGTH_BYTES)))
+    return first, bytes(reader.rest())

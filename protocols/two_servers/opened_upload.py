@@ -1,18 +1,12 @@
-"""An upload at a server: opened, checked with the other server, and added.
-
-One server's side of the index segments of an upload: how two servers come to take it, or to refuse it.
+"""An upload at a server: opened, checked with the other server, and added to one sum for each weight.
 
     server 1  propose   ->  server 0  answer  ->  server 1  conclude  ->  server 0  settle
 
 Each step may find that the upload must not be taken, and raises then. Server 1 takes the upload when it concludes, and
 server 0 when it settles; only then is anything added. Each step called again with the same bytes gives the same bytes.
 
-One server's share of the sums: for each weight that occurs, the sum of the uploads of that weight.
-
 A weight multiplies a sum, not an upload. So what is released can leave out the weights that too few clients have: in
 the sum of one client of weight 1 and many of weight 64 the remainders modulo 64 would be that one client's input.
-
-One server's half of an upload, from the bytes that came to shares that can be checked and added.
 """
 
 from __future__ import annotations
@@ -37,7 +31,7 @@ from .one_hot.check import OneHotCommitment, OneHotOpening, OneHotVerifier, Roun
 from .one_hot.statement import OneHotProof
 from .point_functions.generation import ServerShare
 from .point_functions.shape import KeyBinding
-from .point_functions.shares import CorrectionWords, ExplicitShare, LaneGrid, SeedShare, TreeShare
+from .point_functions.shares import CorrectionWords, ExplicitShare, SeedShare, TreeShare
 from .point_functions.sums import HistogramShare
 from .round_rules import Entry
 from .upload import (
@@ -261,10 +255,6 @@ class ClassTotals(Confined):
         total = self._of(weight)
         for number, share in shares.items():
             total.histograms[number].add(share, threads=self._threads)
-
-    def add_lanes(self, weight: int, number: int, grid: LaneGrid) -> None:
-        """Add lanes of an index segment that were evaluated before."""
-        self._of(weight).histograms[number].add_evaluated(grid)
 
     def add_vectors(self, weight: int, vectors: Sequence[RingVector]) -> None:
         """Add a client's ring segments, as server 1 is sent them."""

@@ -37,9 +37,8 @@ from secagg.privacy.seeded_coins import SeededCoins
 from secagg.privacy.sensitivity import of_histogram, of_vector
 from secagg.session.certificates import SigningKey
 
-from .configuration import IndexingConfiguration
+from .configuration import IndexingConfiguration, ServerNoise
 from .lanes.fields import LaneGroup, Lanes
-from .noise import ServerNoise
 from .offers import RoundStamp
 from .opened_upload import ClassTotals
 from .round_rules import Entry

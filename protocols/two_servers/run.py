@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Sequence
-from datetime import datetime
 
-from secagg.contract import Payload
 from secagg.errors import PeerError
 from secagg.identifiers import ClientId, ServerId
 
 from .client import Client
+from .offers import Invitation, RoundOffers, decode_halves
 from .release import RoundResult
 from .server import IndexingServer
 from .server_messages import BATCH
@@ -24,37 +23,28 @@ _LOG = logging.getLogger(__name__)
 def run(
     zero: IndexingServer,
     one: IndexingServer,
-    updates: Iterable[tuple[Client, Payload, int]],
+    clients: Iterable[Client],
     *,
-    now: datetime,
     sent: Callable[[ClientId, ServerId, bytes], None] | None = None,
 ) -> tuple[RoundResult, RoundResult]:
     """Run one round in memory: every client that comes uploads once, and both servers get one sum.
 
     Args:
-        updates: the clients, each with its encoded update and its weight; one that drops out is not among them.
         sent: told of each half that a client uploads.
     Raises:
         ThresholdNotMet: too few uploads of any one weight were taken; nothing is released.
     """
     # Round begin: each server has drawn a key for this round, and signs it.
-    offers = (zero.offer, one.offer)
-    for held, (client, payload, weight) in enumerate(updates, start=1):
+    offers = RoundOffers(is_simulated=False, offers=(zero.offer, one.offer))
+    invitation = Invitation(zero.round_number, zero.configuration, offers).encode()
+    for held, client in enumerate(clients, start=1):
         # Client: floors and offers first; then point functions, a proof, and one sealed half for each server.
-        halves = client.share(
-            payload,
-            configuration=zero.configuration,
-            round_number=zero.round_number,
-            offers=offers,
-            now=now,
-            weight=weight,
-        )
-        for server, half in zip((zero, one), halves, strict=True):
-            message = half.encode()
+        halves = decode_halves(client.answer(invitation))
+        for server, message in zip((zero, one), halves, strict=True):
             if sent is not None:
                 sent(client.client, server.server, message)
             try:
-                server.receive(message)
+                server.receive(message, client.client)
             except PeerError as error:
                 _LOG.warning("%s does not take the upload of %s: %s", server.server, client.client, error)
         if held % BATCH == 0:

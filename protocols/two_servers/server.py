@@ -9,6 +9,8 @@
 
 Every step gives the same bytes when it is called again. The round's root, from which its sealing key, its nonce and its
 noise follow, is in memory alone: a process that ends takes the round with it, and nobody can have another sum of it.
+
+``Server`` is the session of server 0, which clients reach; server 1 stands behind a connection.
 """
 
 from __future__ import annotations
@@ -23,26 +25,43 @@ from functools import partial
 from threading import RLock
 from typing import Final
 
+from secagg.blame import Evidence, culprits
+from secagg.contract import Aggregate
 from secagg.crypto.entropy import Coins
 from secagg.crypto.key_derivation import expand
 from secagg.crypto.labels import Label
 from secagg.crypto.secret import Confined, Secret
-from secagg.errors import UNDECIDED, InvalidParameters, Misuse, PeerError, PeerMisbehaved, Reason, UnexpectedMessage
+from secagg.errors import (
+    UNDECIDED,
+    InvalidParameters,
+    Misuse,
+    PeerError,
+    PeerMisbehaved,
+    Reason,
+    SecAggError,
+    ThresholdNotMet,
+    UnexpectedMessage,
+)
 from secagg.identifiers import ClientId, ServerId
 from secagg.parameters import require_integer
+from secagg.privacy.client_noise import NO_NOISE, NoiseSettings
 from secagg.session.certificates import SigningKey
+from secagg.session.roles import Released, Stage, Subject
+from secagg.session.sockets.connection import Ask
+from secagg.session.stages import Checked, StagedServerSession
 from secagg.wire import MessageKind, owned_bytes
 
 from .configuration import IndexingConfiguration
-from .offers import RoundStamp, ServerOffer
+from .offers import Invitation, RoundOffers, RoundStamp, ServerOffer, decode_halves
 from .one_hot.check import RoundChallenges
 from .opened_upload import ClassTotals, HalfOpener, OpenedUpload, PointFunctionExchange
-from .release import Release, RoundResult
+from .release import Release, ReleasedNoise, RoundResult, sums_of_counts
 from .round_rules import Entry, RoundRules, RoundState, Standing
-from .server_messages import BatchItem, decode_batch, encode_batch
+from .server_messages import BATCH, BatchItem, BatchRequest, Beginning, decode_batch, encode_batch, read_done
 from .upload import ROUND_BYTES
 
 _LOG = logging.getLogger(__name__)
+STAGE: Final = Stage(name="shared upload", takes_update=True)
 _ROOT_BYTES: Final = 32
 _UNDECIDED: Final = "the servers did not decide about it: one of them does not hold it, or did not say"
 
@@ -133,11 +152,6 @@ class IndexingServer(Confined):
         """
         with self._held():
             return self._opener.read(owned_bytes(message), sender).upload_id(self.configuration)
-
-    def client_of(self, upload_id: bytes) -> ClientId:
-        """Return whose upload was received under this id."""
-        with self._held():
-            return self._rules.entry(upload_id).client
 
     def waiting(self) -> tuple[bytes, ...]:
         """Return the uploads that are neither taken nor rejected, in the order in which they came."""
@@ -420,3 +434,150 @@ def _conclude(exchange: PointFunctionExchange, answer: bytes) -> bytes:
 def _settle(exchange: PointFunctionExchange, conclusion: bytes) -> bytes:
     exchange.settle(conclusion)
     return b""
+
+
+# --- Server 0, which clients reach ------------------------------------------------------------------------------------
+
+
+class Server(StagedServerSession[bytes]):
+    """Server 0's side of a round as a session: it hands server 1 its halves, and takes every step of the round with it.
+
+    It relays what it cannot read: a half of server 1 is sealed to server 1. What it could do, it could do anyway:
+    refuse a client, or give the round up. Clients hold the configuration, and the offer that server 1 signed for it, to
+    floors of their own; so a configuration that only one of them was shown gives no round.
+    """
+
+    def __init__(  # noqa: PLR0913 -- what a round is made of
+        self,
+        subject: Subject,
+        zero: IndexingServer,
+        ask: Ask,
+        invited: frozenset[ClientId] | None,
+        *,
+        is_simulated: bool,
+        settings: NoiseSettings = NO_NOISE,
+    ) -> None:
+        """Offer server 1 the configuration, and open the stage.
+
+        Args:
+            ask: takes a message to server 1 and returns its answer, or raises its refusal.
+        Raises:
+            InvalidParameters, PeerMisbehaved: server 1 does not take part; the message says what to change.
+            AuthenticationFailed: what answers is not the server 1 that the configuration names.
+        """
+        self._subject, self._zero, self._ask, self._settings = subject, zero, ask, settings
+        self._unasked = list[bytes]()
+        self._failure: SecAggError | None = None
+        shown = RoundOffers(is_simulated=is_simulated, offers=(zero.offer, self._begun()))
+        invitation = Invitation(zero.round_number, zero.configuration, shown).encode()
+        super().__init__(STAGE, invitation, invited, zero.configuration.minimum_cohort)
+
+    def _begun(self) -> bytes:
+        """Have server 1 begin the round, and return its offer."""
+        zero = self._zero
+        offer = self._tell(Beginning(zero.configuration, zero.round_number).encode())
+        stamp = RoundStamp(context=zero.configuration.context, round_number=zero.round_number, server=zero.peer)
+        ServerOffer.decode(offer, zero.configuration, stamp)
+        return offer
+
+    @property
+    def configuration(self) -> IndexingConfiguration:
+        """What both servers agreed on."""
+        return self._zero.configuration
+
+    @property
+    def noise(self) -> ReleasedNoise | None:
+        """What the servers add."""
+        noise, subject = self.configuration.noise, self._subject
+        return None if noise is None else ReleasedNoise(noise, self._settings, subject.layout, subject.tables)
+
+    @property
+    def is_signed(self) -> bool:
+        """True."""
+        return True
+
+    def _check(self, sender: ClientId, message: bytes) -> Checked[bytes]:
+        return Checked(message, self._zero.verify(decode_halves(message)[0], sender))
+
+    def _take(self, sender: ClientId, content: bytes) -> None:
+        first, second = decode_halves(content)
+        upload_id = self._zero.receive(first, sender)
+        try:
+            if read_done(self._tell(second)) != upload_id:
+                raise PeerMisbehaved(
+                    "the two halves are of two uploads, or server 1 says so",
+                    reason=Reason.WRONG_SESSION,
+                    round_name="upload",
+                    culprits=UNDECIDED,
+                )
+        except PeerError as error:
+            # Server 0 cannot open that half: the client made it so, somebody altered it, or server 1 lies.
+            error.culprits = culprits(Evidence.REFUSED_HALF, sender=sender)
+            raise
+        self._unasked.append(upload_id)
+        if len(self._unasked) >= BATCH and self._failure is None:
+            try:
+                self._decide()
+            except SecAggError as error:
+                # It is not the fault of whoever uploaded last; the round ends with it.
+                self._failure = error
+
+    def _next(self) -> None:
+        if self._failure is not None:
+            raise self._failure
+        self._decide()
+
+    def _decide(self) -> None:
+        """Decide with server 1 about what was received since the last batch."""
+        while batch := self._unasked[:BATCH]:
+            proposal = self._tell(BatchRequest(tuple(batch)).encode())
+            self._zero.settle(self._tell(self._zero.answer(proposal)))
+            del self._unasked[: len(batch)]
+
+    def _sum(self, progress: Callable[[int, int], None] | None) -> Released:
+        del progress  # The servers say three things each, whatever the size.
+        zero, subject = self._zero, self._subject
+        commitment = zero.agree(self._tell(zero.close()))
+        share = zero.open(self._tell(commitment))
+        found = zero.combine(self._tell(share))
+        left_out = _left_out(found, self._minimum)
+        self._record(*(error for error in left_out.values() if isinstance(error, PeerMisbehaved)))
+        sums, counted = found.aggregate, frozenset(found.counted)
+        if self.configuration.noise is not None and subject.tables:
+            aggregate = sums_of_counts(sums, subject.layout, subject.tables)
+        else:
+            aggregate = Aggregate(subject.layout, sums.values, sums.contributors, sums.total_weight)
+        return Released(
+            aggregate=aggregate,
+            counted=counted,
+            left_out=left_out,
+            revealed=frozenset({counted}),
+            # A client that is not checked votes as often as it likes.
+            unbounded=subject.layout.ring_positions
+            if self.configuration.is_checked
+            else tuple(range(len(subject.layout.segments))),
+        )
+
+    def _tell(self, message: bytes) -> bytes:
+        """Return server 1's answer; if the connection is lost on the way, ask once more, on another one.
+
+        Server 1 says the same again, or that no round runs there any more.
+        """
+        try:
+            return self._ask(message)
+        except ConnectionError:
+            return self._ask(message)
+
+    def _wipe(self) -> None:
+        self._zero.wipe()
+
+
+def _left_out(found: RoundResult, minimum: int) -> dict[ClientId, SecAggError]:
+    errors: dict[ClientId, SecAggError] = {
+        client: ThresholdNotMet(needed=minimum, present=present, what="uploads of this client's weight")
+        for client, present in found.left_out.items()
+    }
+    for client, sentence in found.rejected.items():
+        named = culprits(Evidence.REFUSED_HALF, sender=client)
+        errors[client] = PeerMisbehaved(sentence, reason=Reason.ONE_HOT_REFUTED, culprits=named)
+    return errors

@@ -1,4 +1,7 @@
-"""What the servers say to each other: what they ask, hold and release."""
+"""What the servers say to each other: what they begin, ask, hold and release; and how long it is.
+
+Lengths follow from the configuration alone, for limits that are checked before anything is read, and for planning.
+"""
 
 from __future__ import annotations
 
@@ -8,23 +11,81 @@ from dataclasses import dataclass, field
 from typing import Annotated, ClassVar, Final
 
 from secagg.contract.layout import IndexSegment
+from secagg.crypto.aead import TAG_BYTES
+from secagg.crypto.hpke import sealing_sizes
 from secagg.crypto.labels import Label, bind
 from secagg.crypto.ring import RingVector
 from secagg.errors import MalformedMessage, Reason, blaming
-from secagg.fields import Placed, fixed, unsigned
-from secagg.session.certificates import SIGNATURE_BYTES, SigningKey, verify_signature
-from secagg.wire import MessageKind, Reader
+from secagg.fields import Message, Placed, encoded, fixed, repeated, unsigned
+from secagg.identifiers import ClientId, ServerId
+from secagg.session.certificates import (
+    IDENTITY_KEY_BYTES,
+    SIGNATURE_BYTES,
+    Certificate,
+    SigningKey,
+    verify_signature,
+)
+from secagg.wire import MessageKind, Reader, Writer
 
 from .configuration import IndexingConfiguration
 from .lanes.fields import Lanes
-from .offers import STAMP, Due, RoundStamp
+from .offers import STAMP, Due, RoundStamp, ServerOffer
+from .one_hot.check import OneHotCommitment, OneHotOpening
+from .point_functions.shape import NONCE_BYTES as SHARE_NONCE_BYTES
 from .round_rules import Entry
-from .upload import DIGEST_BYTES
+from .upload import (
+    DIGEST_BYTES,
+    ROUND_BYTES,
+    UPLOAD_SEED_BYTES,
+    SegmentHeader,
+    Upload,
+    UploadHeader,
+    index_body_bytes,
+    public_bytes,
+    ring_bytes,
+)
 
+MAXIMUM_BEGINNING_BYTES: Final = 1 << 16
+"""No request to begin a round is longer; see ``configuration.MAXIMUM_SEGMENTS``."""
+_REFUSAL_BYTES: Final = 1 << 16
 BATCH: Final = 16
 """How many uploads the servers speak of at a time; each holds the shares of so many."""
 MAXIMUM_BATCH: Final = 1 << 16
 NONCE_BYTES: Final = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Beginning(Message):
+    """The request that server 1 begins a round under a configuration."""
+
+    kind: ClassVar = MessageKind.BEGIN_ROUND
+    configuration: Annotated[IndexingConfiguration, encoded(IndexingConfiguration, MAXIMUM_BEGINNING_BYTES)]
+    round_number: Annotated[int, unsigned(ROUND_BYTES)]
+
+
+@dataclass(frozen=True, slots=True)
+class BatchRequest(Message):
+    """The request that server 1 proposes these uploads."""
+
+    kind: ClassVar = MessageKind.PROPOSE_UPLOADS
+    uploads: Annotated[tuple[bytes, ...], repeated(fixed(DIGEST_BYTES), BATCH)]
+
+
+def encode_done(upload_id: bytes) -> bytes:
+    """Return server 1's word that it holds its half of an upload."""
+    return Writer(MessageKind.INDEXING_DONE).fixed(upload_id, DIGEST_BYTES).finish()
+
+
+def read_done(answer: bytes) -> bytes:
+    """Return the id of the upload that server 1 holds its half of.
+
+    Raises:
+        MalformedMessage, UnexpectedMessage: anything that ``encode_done`` would not have written.
+    """
+    reader = Reader(answer, MessageKind.INDEXING_DONE)
+    upload_id = reader.fixed(DIGEST_BYTES)
+    reader.finish()
+    return upload_id
 
 
 BatchItem = tuple[bytes, bytes | None]
@@ -176,3 +237,94 @@ class OutputShare:
                 values.append(segment.ring.unpack(reader.view(segment.payload_bytes), segment.length))
         reader.finish()
         return cls(stamp=stamp, nonce=nonce, values=tuple(values))
+
+
+# --- Lengths ----------------------------------------------------------------------------------------------------------
+
+
+def half_bytes(configuration: IndexingConfiguration, server: ServerId) -> int:
+    """Return how many bytes a client uploads to one server."""
+    sealed = bytes(UPLOAD_SEED_BYTES + sealing_sizes(configuration.suite)[1])
+    place = SegmentHeader(bytes(SHARE_NONCE_BYTES), bytes(DIGEST_BYTES))
+    header = UploadHeader(
+        round_number=0,
+        certificate=Certificate(ClientId(0), bytes(IDENTITY_KEY_BYTES), bytes(SIGNATURE_BYTES)),
+        weight=0,
+        segments=(place,) * len(configuration.index_segments),
+    )
+    fixed = len(Upload(header=header, server=server, sealed_seeds=(sealed, sealed), body=b"").encode())
+    body = index_body_bytes(configuration, server) + TAG_BYTES
+    return fixed + body + (ring_bytes(configuration) + public_bytes(configuration) if server.index else 0)
+
+
+def offers_bytes(configuration: IndexingConfiguration) -> int:
+    """Return how many bytes a client receives: both servers' offers."""
+    stamp, key = _stamp(configuration), bytes(sealing_sizes(configuration.suite)[0])
+    offer = ServerOffer(stamp=stamp, sealing_key=key, signature=bytes(SIGNATURE_BYTES))
+    return 2 * len(offer.encode())
+
+
+@dataclass(frozen=True, slots=True)
+class BatchBytes:
+    """How many bytes the servers send each other to decide about uploads."""
+
+    proposal: int
+    answer: int
+    conclusion: int
+
+    @property
+    def total(self) -> int:
+        """All three."""
+        return self.proposal + self.answer + self.conclusion
+
+
+def batch_bytes(configuration: IndexingConfiguration, uploads: int) -> BatchBytes:
+    """Return how many bytes the servers send each other about so many uploads at once, all of which are taken."""
+    stamp, kind = _stamp(configuration), MessageKind.INDEXING_PROPOSAL
+    head = len(encode_batch(kind, stamp, []))
+    item = len(encode_batch(kind, stamp, [(bytes(DIGEST_BYTES), b"")])) - head
+    proposed, answered, concluded = _said_bytes(configuration)
+    return BatchBytes(
+        proposal=head + uploads * (item + proposed),
+        answer=head + uploads * (item + answered),
+        conclusion=head + uploads * (item + concluded),
+    )
+
+
+def _said_bytes(configuration: IndexingConfiguration) -> tuple[int, int, int]:
+    """Return how long the proposal, the answer and the conclusion are about one upload."""
+    commitments = openings = 0
+    if configuration.is_checked:
+        for _, segment in configuration.index_segments:
+            commitments += OneHotCommitment.encoded_bytes()
+            openings += OneHotOpening.encoded_bytes(configuration.check_shape(segment))
+    return public_bytes(configuration) + commitments, commitments + openings, openings
+
+
+def release_bytes(configuration: IndexingConfiguration) -> int:
+    """Return how many bytes the servers send each other to release the sum: lists, commitments and shares."""
+    stamp = _stamp(configuration)
+    signed = AcceptedList(
+        stamp=stamp, entries_digest=bytes(DIGEST_BYTES), contributors=0, signature=bytes(SIGNATURE_BYTES)
+    )
+    committed = OutputCommitment(stamp=stamp, digest=bytes(DIGEST_BYTES))
+    return 2 * (len(signed.encode()) + len(committed.encode()) + share_bytes(configuration))
+
+
+def share_bytes(configuration: IndexingConfiguration) -> int:
+    """Return how many bytes one server's share of the sum has."""
+    head = len(_stamp(configuration).write(MessageKind.OUTPUT_SHARE).finish()) + NONCE_BYTES
+    bits = configuration.group.bits
+    lanes = sum((segment.blocks * segment.codewords * bits + 7) // 8 for _, segment in configuration.index_segments)
+    return head + lanes + ring_bytes(configuration)
+
+
+def exchange_bytes(configuration: IndexingConfiguration) -> int:
+    """Return how long the longest message is that one server sends the other in a round, or relays to it."""
+    largest = batch_bytes(configuration, BATCH)
+    said = (largest.proposal, largest.answer, largest.conclusion, release_bytes(configuration))
+    return max(_REFUSAL_BYTES, half_bytes(configuration, ServerId(1)), *said)
+
+
+def _stamp(configuration: IndexingConfiguration) -> RoundStamp:
+    return RoundStamp(context=configuration.context, round_number=0, server=ServerId(0))

@@ -1,4 +1,4 @@
-"""Two servers as a session of the one that clients reach: one stage, and a helper behind a connection."""
+"""What a round of two servers is configured for, how server 0 begins it, and who joins it."""
 
 from __future__ import annotations
 
@@ -6,44 +6,32 @@ import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Annotated, ClassVar, Final
+from functools import partial
+from typing import Final
 
-from secagg.blame import Evidence, culprits
-from secagg.contract import Aggregate, IndexSegment, Layout, Payload
+from secagg.contract import IndexSegment, Layout
 from secagg.crypto.entropy import Coins
 from secagg.crypto.labels import Label, bind
 from secagg.crypto.ring import require_capacity
 from secagg.crypto.secret import Confined, Secret
-from secagg.errors import InvalidParameters, PeerMisbehaved, Reason, SecAggError, ThresholdNotMet
-from secagg.fields import Message, encoded, unsigned
+from secagg.errors import InvalidParameters
 from secagg.identifiers import ClientId, ServerId
 from secagg.parameters import LEAST_COHORT, Suite
 from secagg.privacy.client_noise import NO_NOISE, NoiseSettings
 from secagg.session.certificates import Certificate, SigningKey
+from secagg.session.ledger import Spent
 from secagg.session.registry import Clock
-from secagg.session.roles import LateUpdate, Released, Stage, Subject
+from secagg.session.roles import LateUpdate, Subject
 from secagg.session.sockets.connection import Ask
-from secagg.session.stages import Checked, OneStageClientSession, StagedServerSession
-from secagg.wire import MessageKind
 
 from .client import Client
 from .configuration import IndexingConfiguration, SharingMode
 from .floors import IndexingFloors
-from .ledger import UploadLedger
-from .noise import clipped
-from .operators.relay_messages import RoundOffers, decode_halves, encode_halves
-from .operators.relaying_server import RelayingServer
-from .operators.server_keys import OperatorKeys, ServerKeys
-from .release import ReleasedNoise, RoundResult, require_held, server_noise, sums_of_counts
-from .server import IndexingServer
-from .upload import ROUND_BYTES
+from .release import require_held, server_noise
+from .server import IndexingServer, Server
+from .server_keys import OperatorKeys, ServerKeys
 
-STAGE: Final = Stage(name="shared upload", takes_update=True)
-_MOST_BYTES: Final = (1 << 32) - 1
 _MOST_UPLOADS: Final = 1 << 20
-
-
-# --- Server 0 ---------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,7 +75,7 @@ class TwoServersHelpers:
 
 def open_session(
     subject: Subject, settings: TwoServersSettings, invited: frozenset[ClientId] | None, helpers: TwoServersHelpers
-) -> TwoServersSession:
+) -> Server:
     """Begin a round with server 1.
 
     Raises:
@@ -108,9 +96,7 @@ def open_session(
             threads=helpers.threads,
         )
     try:
-        return TwoServersSession(
-            subject, zero, helpers.ask, invited, is_simulated=helpers.is_simulated, settings=settings
-        )
+        return Server(subject, zero, helpers.ask, invited, is_simulated=helpers.is_simulated, settings=settings)
     except BaseException:
         zero.wipe()
         raise
@@ -162,90 +148,6 @@ def bound_layout(subject: Subject, model_digest: bytes | None) -> Layout:
     return Layout(subject.layout.segments, hashlib.sha256(bound).digest())
 
 
-class TwoServersSession(StagedServerSession[bytes]):
-    """Server 0's side of one round."""
-
-    def __init__(  # noqa: PLR0913 -- what a round is made of
-        self,
-        subject: Subject,
-        zero: IndexingServer,
-        ask: Ask,
-        invited: frozenset[ClientId] | None,
-        *,
-        is_simulated: bool,
-        settings: NoiseSettings = NO_NOISE,
-    ) -> None:
-        """Begin the round at server 1, and open the stage."""
-        self._settings = settings
-        self._subject, self._zero, self._relaying = subject, zero, RelayingServer(zero, ask)
-        shown = RoundOffers(is_simulated=is_simulated, offers=self._relaying.begin())
-        invitation = Invitation(subject.round_number, zero.configuration, shown).encode()
-        super().__init__(STAGE, invitation, invited, zero.configuration.minimum_cohort)
-
-    @property
-    def configuration(self) -> IndexingConfiguration:
-        """What both servers agreed on."""
-        return self._zero.configuration
-
-    @property
-    def noise(self) -> ReleasedNoise | None:
-        """What the servers add."""
-        noise, subject = self.configuration.noise, self._subject
-        return None if noise is None else ReleasedNoise(noise, self._settings, subject.layout, subject.tables)
-
-    @property
-    def is_signed(self) -> bool:
-        """True."""
-        return True
-
-    def _check(self, sender: ClientId, message: bytes) -> Checked[bytes]:
-        return Checked(message, self._zero.verify(decode_halves(message)[0], sender))
-
-    def _take(self, sender: ClientId, content: bytes) -> None:
-        self._relaying.receive(content, sender)
-
-    def _next(self) -> None:
-        self._relaying.settle()
-
-    def _sum(self, progress: Callable[[int, int], None] | None) -> Released:
-        del progress  # The servers say three things each, whatever the size.
-        found = self._relaying.finish()
-        left_out = _left_out(found, self._minimum)
-        self._record(*(error for error in left_out.values() if isinstance(error, PeerMisbehaved)))
-        sums, counted, subject = found.aggregate, frozenset(found.counted), self._subject
-        if self.configuration.noise is not None and subject.tables:
-            aggregate = sums_of_counts(sums, subject.layout, subject.tables)
-        else:
-            aggregate = Aggregate(subject.layout, sums.values, sums.contributors, sums.total_weight)
-        return Released(
-            aggregate=aggregate,
-            counted=counted,
-            left_out=left_out,
-            revealed=frozenset({counted}),
-            # A client that is not checked votes as often as it likes.
-            unbounded=subject.layout.ring_positions
-            if self.configuration.is_checked
-            else tuple(range(len(subject.layout.segments))),
-        )
-
-    def _wipe(self) -> None:
-        self._zero.wipe()
-
-
-def _left_out(found: RoundResult, minimum: int) -> dict[ClientId, SecAggError]:
-    errors: dict[ClientId, SecAggError] = {
-        client: ThresholdNotMet(needed=minimum, present=present, what="uploads of this client's weight")
-        for client, present in found.left_out.items()
-    }
-    for client, sentence in found.rejected.items():
-        named = culprits(Evidence.REFUSED_HALF, sender=client)
-        errors[client] = PeerMisbehaved(sentence, reason=Reason.ONE_HOT_REFUTED, culprits=named)
-    return errors
-
-
-# --- The client -------------------------------------------------------------------------------------------------------
-
-
 class TwoServersMember(Confined):
     """A client of two servers."""
 
@@ -255,7 +157,7 @@ class TwoServersMember(Confined):
         certificate: Certificate,
         signing_key: SigningKey,
         floors: IndexingFloors,
-        ledger: Callable[[bytes], UploadLedger],
+        charge: Callable[[Spent], None],
         clock: Clock,
         coins: Coins,
         accepts_simulated: bool = False,
@@ -263,102 +165,32 @@ class TwoServersMember(Confined):
         noise: NoiseSettings = NO_NOISE,
         kind: type[Client] = Client,
     ) -> None:
-        """Prepare to join sessions; the arguments are those of ``Client``, with a clock.
+        """Prepare to join sessions; the arguments are those of ``Client``.
 
         Args:
-            ledger: returns what this client has uploaded for a task, restored from where it is stored.
-            accepts_simulated: whether a second server that the first one simulates is good enough; for rehearsals.
+            charge: told of an upload before its update is made; raises to refuse, and is durable when it returns, as
+                ``SpentUpdates.charge`` is.
             noise: what the servers are to add; a round that says otherwise is refused.
         """
-        self.certificate, self.signing_key, self.floors, self.ledger_of = certificate, signing_key, floors, ledger
-        self.clock, self.coins, self.accepts_simulated, self.threads = clock, coins, accepts_simulated, threads
-        self.kind, self.noise = kind, noise
+        self._noise = noise
+        self._brought = partial(
+            kind,
+            certificate=certificate,
+            signing_key=signing_key,
+            floors=floors,
+            charge=lambda task, number, model: charge(Spent(task, number, model)),
+            clock=clock,
+            coins=coins,
+            accepts_simulated=accepts_simulated,
+            threads=threads,
+        )
 
-    def join(
-        self, subject: Subject, update: LateUpdate | None = None, suspended: Secret | None = None
-    ) -> TwoServersClientSession:
+    def join(self, subject: Subject, update: LateUpdate | None = None, suspended: Secret | None = None) -> Client:
         """Begin; there is nothing to go on with."""
-        return TwoServersClientSession(self, subject, update, suspended)
-
-
-@dataclass(frozen=True, slots=True)
-class Invitation(Message):
-    """The one message of a round to its clients."""
-
-    kind: ClassVar = MessageKind.TWO_SERVERS_INVITATION
-    round_number: Annotated[int, unsigned(ROUND_BYTES)]
-    configuration: Annotated[IndexingConfiguration, encoded(IndexingConfiguration, _MOST_BYTES)]
-    shown: Annotated[RoundOffers, encoded(RoundOffers, _MOST_BYTES)]
-
-
-def simulated_servers(invitation: bytes) -> tuple[bytes, bytes] | None:
-    """Return the keys in an invitation that says itself that the second server is simulated; nothing of others.
-
-    Only for a member that ``accepts_simulated``: whoever made the invitation holds both keys.
-    """
-    invited = Invitation.decode(invitation)
-    return invited.configuration.server_keys if invited.shown.is_simulated else None
-
-
-class TwoServersClientSession(OneStageClientSession):
-    """A client's side of one round."""
-
-    def __init__(
-        self, member: TwoServersMember, subject: Subject, update: LateUpdate | None, suspended: Secret | None
-    ) -> None:
-        super().__init__(member.certificate.client, subject, update, suspended)
-        self._member = member
-
-    def _upload(self, message: bytes, update: LateUpdate) -> bytes:
-        member, subject = self._member, self._subject
-        invited = Invitation.decode(message)
-        round_number, configuration, shown = invited.round_number, invited.configuration, invited.shown
-        if round_number != subject.round_number:
-            raise InvalidParameters("the servers count for another round than this client's", reason=Reason.BELOW_FLOOR)
-        self._require_subject(configuration, shown)
-        model = update.model_for(subject)
-        layout = bound_layout(subject, model)
-        _require_same(configuration.layout, layout)
-        client = member.kind(
-            certificate=member.certificate,
-            signing_key=member.signing_key,
-            floors=member.floors,
-            layout=layout,
-            capacity=subject.capacity,
-            ledger=member.ledger_of(subject.task),
-            coins=member.coins,
-            threads=member.threads,
-        )
-        keys = client.charge(configuration, round_number, shown.offers, member.clock(), model)
-        made = update.take(subject.layout, configuration.weights)
-        halves = client.shared(
-            Payload(layout, clipped(made.payload, configuration.noise).values),
-            configuration=configuration,
-            round_number=round_number,
-            keys=keys,
-            weight=made.weight,
-        )
-        return encode_halves(*halves)
-
-    def _require_subject(self, configuration: IndexingConfiguration, shown: RoundOffers) -> None:
-        subject = self._subject
-        if configuration.task != subject.task:
-            raise InvalidParameters("the servers count for another task than this client's", reason=Reason.BELOW_FLOOR)
-        if configuration.layout.segments != subject.layout.segments:
-            raise InvalidParameters("the servers count another layout than this client's", reason=Reason.BELOW_FLOOR)
-        if configuration.noise != server_noise(self._member.noise, subject.layout):
-            raise InvalidParameters(
-                "the servers add other noise than this client insists on; offer what it asks for",
-                reason=Reason.BELOW_FLOOR,
-            )
-        if shown.is_simulated and not self._member.accepts_simulated:
-            raise InvalidParameters(
-                "the second server is simulated by the first, which protects nobody from it", reason=Reason.BELOW_FLOOR
-            )
-
-
-def _require_same(named: Layout, own: Layout) -> None:
-    if named != own:
-        raise InvalidParameters(
-            "the round is about another codec, model, capacity or terms than this client's", reason=Reason.BELOW_FLOOR
+        return self._brought(
+            subject,
+            update,
+            suspended,
+            layout_for=partial(bound_layout, subject),
+            noise=server_noise(self._noise, subject.layout),
         )

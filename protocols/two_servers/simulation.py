@@ -6,8 +6,8 @@ it is found out; elsewhere it spoils the sum.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -19,6 +19,7 @@ from secagg.crypto.secret import Confined
 from secagg.identifiers import ClientId
 from secagg.parameters import LEAST_COHORT
 from secagg.privacy.client_noise import said_epsilon
+from secagg.session.ledger import SpentUpdates
 from secagg.session.registry import Clock, ProtocolEntry
 from secagg.session.roles import Subject
 from secagg.session.simulated_keys import SimulatedKeys
@@ -28,12 +29,12 @@ from .configuration import IndexingConfiguration
 from .costs import costs
 from .floors import IndexingFloors
 from .lanes.fields import LaneGroup, Lanes
-from .ledger import UploadLedger
-from .operators.server_keys import trial_server_keys
-from .operators.standing_server import StandingFloors, StandingRounds, StandingServer, asking
 from .point_functions.generation import ServerShare
 from .point_functions.shares import ExplicitShare, SeedShare, TreeShare
-from .session import STAGE, TwoServersHelpers, TwoServersMember, TwoServersSession, TwoServersSettings, open_session
+from .server import STAGE, Server
+from .server_keys import trial_server_keys
+from .session import TwoServersHelpers, TwoServersMember, TwoServersSettings, open_session
+from .standing_server import StandingFloors, StandingRounds, StandingServer, asking
 from .upload import SharedIndices, Upload, UploadHeader
 
 if TYPE_CHECKING:
@@ -50,37 +51,14 @@ class InsecureCheatingClient(Client):
         self,
         configuration: IndexingConfiguration,
         header: UploadHeader,
-        indices: SharedIndices,  # noqa: ARG002 -- the honest ones
+        indices: SharedIndices,
         payload: Payload,
         keys: list[ClassicSealingKey | HybridPublicKey],
     ) -> tuple[Upload, Upload]:
         """Seal, sign and prove other point functions than the honest ones."""
-        cheating = _ManyVotes(
-            configuration, header.round_number, self.client, payload, self._coins, threads=self._threads
-        )
-        try:
-            altered = replace(header, segments=cheating.headers)
-            return super()._sealed(configuration, altered, cheating, payload, keys)
-        finally:
-            cheating.wipe()
-
-
-class _ManyVotes(SharedIndices):
-    """Point functions of which the first block's are worth more than one vote."""
-
-    def __init__(  # noqa: PLR0913 -- what shares are made from
-        self,
-        configuration: IndexingConfiguration,
-        round_number: int,
-        client: ClientId,
-        payload: Payload,
-        coins: Coins,
-        *,
-        threads: int = 1,
-    ) -> None:
-        super().__init__(configuration, round_number, client, payload, coins, threads=threads)
-        (number, segment, of, shares), *others = self._segments
-        self._segments = [(number, segment, of, _with_more_votes(shares, segment.blocks)), *others]
+        (number, segment, of, shares), *_ = segments = indices.segments
+        segments[0] = number, segment, of, _with_more_votes(shares, segment.blocks)
+        return super()._sealed(configuration, replace(header, segments=indices.headers), indices, payload, keys)
 
 
 def _with_more_votes(shares: tuple[ServerShare, ServerShare], blocks: int) -> tuple[ServerShare, ServerShare]:
@@ -110,7 +88,7 @@ def _raise(group: LaneGroup, lanes: Lanes) -> None:
 _MOST_LANES: Final = 1 << 40
 
 
-def describe(session: TwoServersSession) -> tuple[str, ...]:
+def describe(session: Server) -> tuple[str, ...]:
     """Return what both servers agreed on, a line each."""
     configuration = session.configuration
     lines = [f"two servers, {configuration.suite.value}, {'checked' if configuration.is_checked else 'unchecked'}"]
@@ -157,9 +135,9 @@ class TwoServersSimulation(Confined):
             threads=threads,
         )
         self._asked, self._standing, self._count = asking(standing.answer), standing, 0
-        self._ledgers = dict[tuple[ClientId, bytes], UploadLedger]()
+        self._ledgers = defaultdict[ClientId, SpentUpdates](SpentUpdates)
 
-    def open(self, subject: Subject, invited: frozenset[ClientId] | None) -> TwoServersSession:
+    def open(self, subject: Subject, invited: frozenset[ClientId] | None) -> Server:
         """Begin a round; its number is above that of the last one."""
         helpers = TwoServersHelpers(
             keys=self._zero,
@@ -193,7 +171,7 @@ class TwoServersSimulation(Confined):
                 maximum_weight=max(settings.weights),
                 modes=frozenset({settings.mode}),
             ),
-            ledger=partial(self._ledger, client),
+            charge=self._ledgers[client].charge,
             clock=self._clock,
             coins=self._coins,
             accepts_simulated=True,
@@ -201,9 +179,6 @@ class TwoServersSimulation(Confined):
             threads=self._threads,
             kind=kind,
         )
-
-    def _ledger(self, client: ClientId, task: bytes) -> UploadLedger:
-        return self._ledgers.setdefault((client, task), UploadLedger(task))
 
     @property
     def bytes_between(self) -> int:

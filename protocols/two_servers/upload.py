@@ -4,16 +4,9 @@ The header is all that is in the clear. Its digest is what every ciphertext, key
 and the client signs it together with both envelopes' keys. Two servers that hold the same upload id therefore hold
 two halves of one upload; a client that sends them halves of two uploads is counted by neither.
 
-Sealing one server's half of an upload: HPKE for a seed, and AES-256-GCM under a key that follows from it.
-
-The seed is also what server 0's masks of ring segments are expanded from, so a half of any size costs one
-encapsulation. Everything is bound to the header's digest and to which server it is for.
-
-Ring segments between the two servers: a mask that server 0 expands, and the difference, which server 1 is sent.
-
-Nothing is checked of them: a client can put any ring element anywhere, and moves the sum as far as it likes.
-
-Index segments as point functions: what a client puts into the two halves, and how the servers take them.
+A server's half is sealed with HPKE for a seed, and AES-256-GCM under a key that follows from it. Server 0's masks of
+ring segments are expanded from the seed as well, and server 1 is sent the difference, so a half of any size costs one
+encapsulation. Nothing is checked of rings: a client moves their sum as far as it likes.
 
 For each index segment, one after the other:
 
@@ -358,7 +351,7 @@ class SharedIndices(Confined):
         """Share every index segment of a payload."""
         self._configuration = configuration
         self._coins = coins
-        self._segments = list[tuple[int, IndexSegment, Payload, tuple[ServerShare, ServerShare]]]()
+        self.segments = list[tuple[int, IndexSegment, Payload, tuple[ServerShare, ServerShare]]]()
         for number, segment in configuration.index_segments:
             shares = generate_shares(
                 configuration.shape(segment),
@@ -368,19 +361,19 @@ class SharedIndices(Confined):
                 coins=coins,
                 threads=threads,
             )
-            self._segments.append((number, segment, payload, shares))
+            self.segments.append((number, segment, payload, shares))
 
     @property
     def headers(self) -> tuple[SegmentHeader, ...]:
         """What is public of each."""
         return tuple(
-            SegmentHeader(zero.binding.nonce, _correction_digest(zero)) for _, _, _, (zero, _) in self._segments
+            SegmentHeader(zero.binding.nonce, _correction_digest(zero)) for _, _, _, (zero, _) in self.segments
         )
 
     def bodies(self, header: UploadHeader) -> tuple[bytearray, bytearray]:
         """Return what each server is sent, before it is sealed; the caller overwrites both."""
         bodies = (bytearray(), bytearray())
-        for (number, segment, payload, shares), place in zip(self._segments, header.segments, strict=True):
+        for (number, segment, payload, shares), place in zip(self.segments, header.segments, strict=True):
             for body, share in zip(bodies, shares, strict=True):
                 body.extend(share.encode() if isinstance(share, ExplicitShare) else share.seed.expose())
             if self._configuration.is_checked:
@@ -396,13 +389,11 @@ class SharedIndices(Confined):
     @property
     def public_part(self) -> bytes:
         """Return the correction words of all segments that have some."""
-        return b"".join(
-            zero.correction.encode() for _, _, _, (zero, _) in self._segments if isinstance(zero, TreeShare)
-        )
+        return b"".join(zero.correction.encode() for _, _, _, (zero, _) in self.segments if isinstance(zero, TreeShare))
 
     def wipe(self) -> None:
         """Overwrite the seeds."""
-        for _, _, _, shares in self._segments:
+        for _, _, _, shares in self.segments:
             for share in shares:
                 if not isinstance(share, ExplicitShare):
                     share.seed.wipe()

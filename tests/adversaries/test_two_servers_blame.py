@@ -22,8 +22,9 @@ from secagg.contract import IndexSegment, Layout, Payload, RingSegment, ideal_ag
 from secagg.crypto.entropy import SystemCoins
 from secagg.errors import MalformedMessage, Party, PeerError, PeerMisbehaved, Reason, SecAggError
 from secagg.identifiers import ClientId, ServerId
-from secagg.protocols.two_servers.operators.relay_messages import decode_halves
-from secagg.protocols.two_servers.session import TwoServersSession, TwoServersSettings
+from secagg.protocols.two_servers.offers import decode_halves
+from secagg.protocols.two_servers.server import Server
+from secagg.protocols.two_servers.session import TwoServersSettings
 from secagg.protocols.two_servers.simulation import TwoServersSimulation, cheater
 from secagg.session.roles import LateUpdate, Released, Subject, Update
 from secagg.wire import MessageKind, message_kind
@@ -60,7 +61,7 @@ class World:
 
         vars(self.simulation)["_asked"] = asked
         self.subject = Subject(task=b"a task", round_number=1, layout=LAYOUT, capacity=1 << 10, model_digest=MODEL)
-        self.session: TwoServersSession = self.simulation.open(self.subject, frozenset(CLIENTS))
+        self.session: Server = self.simulation.open(self.subject, frozenset(CLIENTS))
 
     def joined(self, client: ClientId, *, cheats: bool = False) -> Any:
         member = cheater(self.simulation, client) if cheats else self.simulation.member(client)

@@ -10,6 +10,7 @@ clients, ends its process, starts it again, puts back whatever copy of its files
 | the root is read from the disk | it is in no file |
 | its disk is full when a round begins | no offer leaves before the round is written down |
 | a client is asked for its update again | it uploads once for a round, also with another key of server 1 |
+| the round is opened again under another configuration, or a lower one | it is refused; the next one is taken |
 """
 
 from __future__ import annotations
@@ -17,8 +18,9 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,20 +29,28 @@ import pytest
 from secagg.contract.layout import Layout, RingSegment
 from secagg.crypto.entropy import Coins, SystemCoins
 from secagg.crypto.secret import Secret
-from secagg.errors import AuthenticationFailed, InvalidParameters, Misuse, PeerMisbehaved, Reason, ThresholdNotMet
+from secagg.errors import (
+    AuthenticationFailed,
+    InvalidParameters,
+    Misuse,
+    PeerError,
+    PeerMisbehaved,
+    Reason,
+    ThresholdNotMet,
+)
 from secagg.identifiers import ClientId, ServerId
 from secagg.protocols.two_servers.offers import RoundStamp
-from secagg.protocols.two_servers.operators.relay_messages import BatchRequest, Beginning
-from secagg.protocols.two_servers.operators.server_keys import ServerKeys
-from secagg.protocols.two_servers.operators.standing_server import (
+from secagg.protocols.two_servers.round_rules import Entry
+from secagg.protocols.two_servers.server import IndexingServer, Server
+from secagg.protocols.two_servers.server_keys import ServerKeys
+from secagg.protocols.two_servers.server_messages import AcceptedList, BatchRequest, Beginning
+from secagg.protocols.two_servers.standing_server import (
     StandingFloors,
     StandingRounds,
     StandingServer,
     asking,
 )
-from secagg.protocols.two_servers.round_rules import Entry
-from secagg.protocols.two_servers.server import IndexingServer
-from secagg.protocols.two_servers.server_messages import AcceptedList
+from secagg.session.roles import Subject
 from secagg.wire import MessageKind, message_kind
 from tests.harness.indexing_rounds import NOW, IndexingSetup, InsecureIndexingRound
 
@@ -242,3 +252,86 @@ def test_no_offer_leaves_before_the_round_is_written_down(attacker: Attacker, mo
     attacker.start()
     with pytest.raises(InvalidParameters, match="was begun before"):
         attacker.begin()
+
+
+# --- Through the session that platforms see ---------------------------------------------------------------------------
+
+
+class Platform:
+    """A server 0 that opens sessions at a server 1 whose process it can end, and clients with ledgers."""
+
+    def __init__(self, attacker: Attacker) -> None:
+        self.attacker = attacker
+        self.members = {number: attacker.rig.clients[number - 1] for number in range(1, SETUP.population + 1)}
+
+    def opened(self, round_number: int, *, minimum_cohort: int = 2) -> Server:
+        """Open a session of a round; its server 0 has a root of its own."""
+        configuration = replace(self.attacker.rig.configuration, minimum_cohort=minimum_cohort)
+        with keys_of(0).pair_key(keys_of(1).public) as pair_key:
+            zero = IndexingServer(
+                configuration,
+                ServerId(0),
+                round_number=round_number,
+                signing_key=SETUP.signing_key_of("server 0"),
+                pair_key=pair_key,
+                coins=SystemCoins(),
+            )
+        subject = Subject(task=SETUP.task, round_number=round_number, layout=SETUP.layout, capacity=SETUP.capacity)
+        return Server(subject, zero, self.ask, None, is_simulated=False)
+
+    def ask(self, message: bytes) -> bytes:
+        """Ask the process that runs now."""
+        return self.attacker.ask(message)
+
+    def upload(self, session: Server, number: int, round_number: int) -> bytes:
+        """Have an honest client answer the session's invitation."""
+        joined = self.members[number].session(SETUP.payload_of(number), task=SETUP.task, round_number=round_number)
+        return joined.answer(session.invitation)
+
+
+@pytest.fixture
+def platform(attacker: Attacker) -> Platform:
+    return Platform(attacker)
+
+
+@pytest.mark.parametrize("when", ["begun", "uploaded", "closed"])
+def test_a_session_whose_server_1_was_started_again_is_over_and_so_is_its_round(platform: Platform, when: str) -> None:
+    session, uploads = platform.opened(7), dict[int, bytes]()
+    if when != "begun":
+        for number in (1, 2, 3):
+            uploads[number] = platform.upload(session, number, 7)
+            session.receive(ClientId(number), uploads[number])
+    if when == "closed":
+        session.close_stage()
+    late = partial(session.receive, ClientId(4), platform.upload(session, 4, 7))
+    platform.attacker.start()
+    with pytest.raises(ConnectionError, match="ends a round and spends the updates that were uploaded for it"):
+        session.release() if when == "closed" else late()
+    assert session.stage is None
+    with pytest.raises(Misuse):
+        session.release()
+    for number, least in ((7, 2), (7, 3), (6, 2), (0, 2)):
+        with pytest.raises(InvalidParameters, match="was begun before"):
+            platform.opened(number, minimum_cohort=least)
+    later = platform.opened(8)
+    for number, upload in uploads.items():
+        with pytest.raises(PeerError):
+            later.receive(ClientId(number), upload)
+    for number in range(1, SETUP.population + 1):
+        later.receive(ClientId(number), platform.upload(later, number, 8))
+    later.close_stage()
+    ideal = platform.attacker.rig.ideal(range(1, SETUP.population + 1))
+    assert later.release().aggregate.values[0].tobytes() == ideal.values[0].tobytes()
+
+
+def test_a_round_that_a_process_began_is_offered_in_the_same_bytes_by_that_process_alone(platform: Platform) -> None:
+    message = Beginning(platform.attacker.rig.configuration, 7).encode()
+    offers = {platform.attacker.ask(message) for _ in range(3)}
+    assert len(offers) == 1
+    weaker = Beginning(replace(platform.attacker.rig.configuration, maximum_rejections=0), 7).encode()
+    with pytest.raises(InvalidParameters, match="was begun before"):
+        platform.attacker.ask(weaker)
+    assert platform.attacker.ask(message) in offers
+    platform.attacker.start()
+    with pytest.raises(InvalidParameters, match="the updates that were uploaded for it are spent"):
+        platform.attacker.ask(message)

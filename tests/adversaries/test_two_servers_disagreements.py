@@ -85,7 +85,7 @@ def test_a_server_with_another_configuration_understands_nothing(
         Reason.WRONG_SESSION,
         astray.server,
     )
-    assert made.clients[1].ledger.last_round == -1
+    assert made.clients[1].ledger.last(made.setup.task) == -1
     said = other.one.propose(()) if deviant else other.zero.answer(other.one.propose(()))
     hear = genuine.answer if deviant else genuine.conclude
     raises_exactly(lambda: hear(said), PeerMisbehaved, Reason.WRONG_SESSION, astray.server, unchanged=[genuine])

@@ -31,11 +31,10 @@ from secagg.parameters import Suite
 from secagg.privacy.client_noise import noise_in
 from secagg.privacy.rounding import summed_deviation, unrounded_norm
 from secagg.privacy.sensitivity import Adjacency
-from secagg.protocols.two_servers import noise as noise_module
-from secagg.protocols.two_servers.configuration import IndexingConfiguration
-from secagg.protocols.two_servers.noise import ServerNoise
+from secagg.protocols.two_servers.configuration import IndexingConfiguration, ServerNoise, clipped
 from secagg.protocols.two_servers.release import Release, add_noise, centred, require_held, server_noise
-from secagg.protocols.two_servers.session import TwoServersSession, TwoServersSettings
+from secagg.protocols.two_servers.server import Server
+from secagg.protocols.two_servers.session import TwoServersSettings
 from secagg.session.measured import Measured
 from secagg.session.registry import find
 from secagg.session.roles import LateUpdate, Released, Subject, Update
@@ -124,7 +123,7 @@ def test_epsilon_is_that_of_one_server() -> None:
     with closing(entry.simulate(SETTINGS, coins=SystemCoins(), clock=lambda: datetime.now(UTC))) as world:
         session = world.open(SUBJECT, frozenset(CLIENTS))
         noise = noise_in(session)
-        assert isinstance(session, TwoServersSession)
+        assert isinstance(session, Server)
         assert noise is not None
         one, twice = noise.epsilon(1e-6), noise.epsilon(1e-6, releases=2)
         session.abort()
@@ -147,9 +146,9 @@ def test_a_client_is_clipped_to_its_bound() -> None:
     ring = RingSegment(24, VALUES).ring
     long = Payload(LAYOUT, (np.zeros(BLOCKS, np.uint8), ring.from_integers(np.full(VALUES, 1000))))
     configured = server_noise(SETTINGS, LAYOUT)
-    found = noise_module.clipped(long, configured)
+    found = clipped(long, configured)
     assert float((ring.lift(found.values[1]).astype(float) ** 2).sum()) <= 1000**2
-    assert noise_module.clipped(long, None) is long
+    assert clipped(long, None) is long
 
 
 # --- A crash ----------------------------------------------------------------------------------------------------------

@@ -24,14 +24,12 @@ from secagg.contract.layout import IndexSegment, Layout, RingSegment
 from secagg.errors import AuthenticationFailed, InvalidParameters, MalformedMessage, PeerError, PeerMisbehaved, Reason
 from secagg.identifiers import ClientId, ServerId
 from secagg.parameters import Suite
-from secagg.protocols.two_servers.client import Client
 from secagg.protocols.two_servers.configuration import IndexingConfiguration, SharingMode
 from secagg.protocols.two_servers.floors import IndexingFloors
-from secagg.protocols.two_servers.ledger import UploadLedger
 from secagg.protocols.two_servers.offers import RoundStamp, ServerOffer
 from secagg.protocols.two_servers.server import IndexingServer
 from secagg.session.certificates import issue_certificate
-from tests.harness.indexing_rounds import MIXED_LAYOUT, NOW, IndexingSetup, InsecureIndexingRound
+from tests.harness.indexing_rounds import MIXED_LAYOUT, NOW, IndexingSetup, InsecureIndexingRound, SharingClient
 
 Check = Callable[..., Any]
 SETUP = IndexingSetup(minimum_cohort=5)
@@ -45,20 +43,19 @@ class NoCoins:
         raise AssertionError(f"{count} coins are drawn for servers that are refused")
 
 
-def client_of(made: InsecureIndexingRound, floors: IndexingFloors | None = None, **named: Any) -> Client:
+def client_of(made: InsecureIndexingRound, floors: IndexingFloors | None = None, **named: Any) -> SharingClient:
     setup = made.setup
     key = setup.signing_key_of("client 1")
     brings: dict[str, Any] = {
         "certificate": issue_certificate(setup.signing_key_of("authority"), ClientId(1), key.public_key),
         "layout": setup.layout,
         "capacity": setup.capacity,
-        "ledger": UploadLedger(setup.task),
         "coins": NoCoins(),
     }
-    return Client(signing_key=key, floors=floors or made.floors, **{**brings, **named})
+    return SharingClient(signing_key=key, floors=floors or made.floors, **{**brings, **named})
 
 
-def shares(made: InsecureIndexingRound, client: Client, **named: Any) -> Any:
+def shares(made: InsecureIndexingRound, client: SharingClient, **named: Any) -> Any:
     given: dict[str, Any] = {
         "configuration": made.configuration,
         "round_number": 7,
@@ -68,11 +65,11 @@ def shares(made: InsecureIndexingRound, client: Client, **named: Any) -> Any:
     return client.share(made.setup.payload_of(1), **{**given, **named})
 
 
-def is_below(made: InsecureIndexingRound, client: Client, match: str, **named: Any) -> None:
+def is_below(made: InsecureIndexingRound, client: SharingClient, match: str, **named: Any) -> None:
     with pytest.raises(InvalidParameters, match=match) as caught:
         shares(made, client, **named)
     assert caught.value.reason is Reason.BELOW_FLOOR
-    assert client.ledger.last_round == -1
+    assert client.ledger.last(SETUP.task) == -1
 
 
 # --- Floors -----------------------------------------------------------------------------------------------------------
@@ -150,9 +147,10 @@ def test_more_weight_than_the_codec_holds_is_refused() -> None:
 
 @pytest.mark.parametrize("weight", [0, 2, -1, True, 1.0])
 def test_a_client_has_a_weight_that_is_allowed(weight: Any) -> None:
+    """It is clamped, because a refusal would tell it."""
     made = InsecureIndexingRound(SETUP)
-    with pytest.raises(InvalidParameters, match="a weight is one of"):
-        shares(made, client_of(made), weight=weight)
+    halves = shares(made, client_of(made, coins=SETUP.coins_of("client 1")), weight=weight)
+    assert [half.header.weight for half in halves] == [1, 1]
 
 
 # --- In one hand ------------------------------------------------------------------------------------------------------
@@ -190,10 +188,10 @@ def test_a_client_of_another_authority_is_not_even_made() -> None:
     key = SETUP.signing_key_of("client 1")
     stranger = issue_certificate(SETUP.signing_key_of("server 1"), ClientId(1), key.public_key)
     with pytest.raises(AuthenticationFailed):
-        client_of(made, certificate=stranger)
+        shares(made, client_of(made, certificate=stranger))
     other = issue_certificate(SETUP.signing_key_of("authority"), ClientId(1), key_of("client 2"))
     with pytest.raises(InvalidParameters, match="another key"):
-        client_of(made, certificate=other)
+        shares(made, client_of(made, certificate=other))
 
 
 # --- Offers -----------------------------------------------------------------------------------------------------------
@@ -202,7 +200,7 @@ def test_a_client_of_another_authority_is_not_even_made() -> None:
 def is_refused(made: InsecureIndexingRound, offers: Offers, raises_exactly: Check, *outcome: Any) -> None:
     client = client_of(made)
     raises_exactly(lambda: shares(made, client, offers=offers), *outcome)
-    assert client.ledger.last_round == -1
+    assert client.ledger.last(SETUP.task) == -1
 
 
 def stamp(made: InsecureIndexingRound, index: int, **changes: Any) -> RoundStamp:
@@ -238,7 +236,7 @@ def test_no_byte_of_an_offer_can_be_altered_cut_or_added(raises_exactly: Check) 
     for wrong in (offer + b"\0", offer * 2):
         is_longer = MalformedMessage, Reason.TRAILING_BYTES, ServerId(0)
         is_refused(made, (wrong, made.one.offer), raises_exactly, *is_longer)
-    assert client.ledger.last_round == -1
+    assert client.ledger.last(SETUP.task) == -1
 
 
 @pytest.mark.parametrize("weak", [bytes(32), (1).to_bytes(32, "little"), b"\xff" * 32])

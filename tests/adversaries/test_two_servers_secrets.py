@@ -30,6 +30,7 @@ from secagg.identifiers import ClientId
 from secagg.parameters import Suite
 from secagg.protocols.two_servers import client as client_module
 from secagg.protocols.two_servers import upload as upload_module
+from secagg.protocols.two_servers.client import Client
 from secagg.protocols.two_servers.configuration import SharingMode
 from secagg.protocols.two_servers.one_hot.proof import prove
 from tests.harness.indexing_rounds import IndexingSetup, InsecureIndexingRound
@@ -249,13 +250,17 @@ def test_a_round_that_failed_keeps_no_sum_and_no_seed(made_secrets: Made) -> Non
 # --- What is shown ----------------------------------------------------------------------------------------------------
 
 
+def joined(made: InsecureIndexingRound) -> Client:
+    return made.clients[0].session(made.setup.payload_of(1), task=made.setup.task, round_number=7)
+
+
 @MODES
 def test_nothing_that_a_server_holds_shows_a_secret(setup: IndexingSetup, made_secrets: Made) -> None:
     made = with_uploads(setup, 1, 2)
     made.check()
     made.upload(3)
     made.one.propose(made.one.waiting())
-    things = [made.clients[0], *made.servers, made.configuration, vars(made.clients[0])["_ledger"]]
+    things = [joined(made), *made.servers, made.configuration, made.clients[0].ledger]
     for server in made.servers:
         things += [held for held in reachable(server) if type(held).__module__.startswith("secagg.")]
     text = "".join(f"{thing!r}{thing}" for thing in things)
@@ -284,7 +289,7 @@ def test_what_holds_secrets_is_not_copied(attempt: Callable[[object], object]) -
     made = with_uploads(SETUP, 1, 2)
     made.check()
     made.upload(3)
-    confined: list[Any] = [made.clients[0], made.clients[0].ledger]
+    confined: list[Any] = [joined(made), made.clients[0].ledger]
     for server in made.servers:
         state = vars(server)
         [pending] = state["_pending"].values()

@@ -212,7 +212,8 @@ def test_a_client_with_two_keys_is_one_client(made: InsecureIndexingRound, raise
     setup, authority = made.setup, made.setup.signing_key_of("authority")
     second_key = setup.signing_key_of("client 2")
     twin = made.new_client(1)
-    vars(twin).update(_certificate=issue_certificate(authority, FIRST, second_key.public_key), _signing_key=second_key)
+    twin.certificate = issue_certificate(authority, FIRST, second_key.public_key)
+    twin.signing_key = second_key
     made.clients[0] = twin
     for server, half in zip(made.servers, made.share(1), strict=True):
         raises_exactly(

@@ -18,7 +18,7 @@ from secagg.errors import InvalidParameters
 from secagg.identifiers import ClientId
 from secagg.platforms.keys.identities import make_identities
 from secagg.platforms.keys.server_pair import load_server_keys, load_server_pair, make_trial_pair
-from secagg.protocols.two_servers.operators.standing_server import StandingRounds, StandingServer
+from secagg.protocols.two_servers.standing_server import StandingRounds, StandingServer
 from tests.harness.indexing_rounds import IndexingSetup
 
 if sys.platform == "win32":

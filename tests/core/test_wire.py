@@ -318,7 +318,6 @@ def test_the_kinds_are_pinned() -> None:
         "ACCEPTED_LIST": 73,
         "OUTPUT_COMMITMENT": 74,
         "OUTPUT_SHARE": 75,
-        "UPLOAD_LEDGER": 76,
         "INDEXING_RECORD": 78,
         "INDEXING_KEYS": 80,
         "INDEXING_DONE": 84,

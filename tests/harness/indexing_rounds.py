@@ -13,7 +13,7 @@ import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
@@ -26,13 +26,16 @@ from secagg.parameters import Suite
 from secagg.protocols.two_servers.client import Client
 from secagg.protocols.two_servers.configuration import IndexingConfiguration, SharingMode
 from secagg.protocols.two_servers.floors import IndexingFloors
-from secagg.protocols.two_servers.ledger import UploadLedger
+from secagg.protocols.two_servers.offers import Invitation, RoundOffers, decode_halves
 from secagg.protocols.two_servers.release import RoundResult
 from secagg.protocols.two_servers.run import check
 from secagg.protocols.two_servers.server import IndexingServer
-from secagg.protocols.two_servers.upload import Upload
-from secagg.session.certificates import SigningKey, issue_certificate
+from secagg.protocols.two_servers.upload import Upload, index_body_bytes, public_bytes, ring_bytes
+from secagg.session.certificates import Certificate, SigningKey, issue_certificate
+from secagg.session.ledger import NO_MODEL, Spent, SpentUpdates
+from secagg.session.roles import LateUpdate, Subject, Update
 from secagg.simulation.insecure_coins import InsecureSeededCoins
+from tests.harness.planted import always
 
 NOW: Final = datetime(2026, 1, 1, tzinfo=UTC)
 """When everything happens, unless a test says otherwise."""
@@ -106,6 +109,87 @@ class IndexingSetup:
         )
 
 
+@dataclass(slots=True, kw_only=True)
+class SharingClient:
+    """A client from one round to the next; servers count the layout that it has, whatever the model."""
+
+    certificate: Certificate
+    signing_key: SigningKey
+    floors: IndexingFloors
+    layout: Layout
+    capacity: int
+    coins: Any
+    ledger: SpentUpdates = field(default_factory=SpentUpdates)
+    threads: int = 1
+    kind: type[Client] = Client
+
+    @property
+    def client(self) -> ClientId:
+        """Who this is."""
+        return self.certificate.client
+
+    def session(  # noqa: PLR0913 -- what the round is
+        self,
+        payload: Payload,
+        *,
+        task: bytes,
+        round_number: int,
+        now: datetime = NOW,
+        weight: int = 1,
+        model_digest: bytes = NO_MODEL,
+    ) -> Client:
+        """Join a round with an update."""
+        return self.kind(
+            Subject(task=task, round_number=round_number, layout=self.layout, capacity=self.capacity),
+            LateUpdate(always(Update(payload, model_digest, weight)), model_digest),
+            certificate=self.certificate,
+            signing_key=self.signing_key,
+            floors=self.floors,
+            layout_for=always(self.layout),
+            charge=lambda task, number, model: self.ledger.charge(Spent(task, number, model)),
+            clock=always(now),
+            coins=self.coins,
+            threads=self.threads,
+        )
+
+    def share(  # noqa: PLR0913 -- what the round is
+        self,
+        payload: Payload,
+        *,
+        configuration: IndexingConfiguration,
+        round_number: int,
+        offers: tuple[bytes, bytes],
+        now: datetime = NOW,
+        weight: int = 1,
+        model_digest: bytes = NO_MODEL,
+    ) -> tuple[Upload, Upload]:
+        """Upload once, and return the halves for server 0 and for server 1."""
+        session = self.session(
+            payload,
+            task=configuration.task,
+            round_number=round_number,
+            now=now,
+            weight=weight,
+            model_digest=model_digest,
+        )
+        return halves_in(configuration, session.answer(invitation_of(configuration, round_number, offers)))
+
+
+def invitation_of(configuration: IndexingConfiguration, round_number: int, offers: tuple[bytes, bytes]) -> bytes:
+    """Return what a client is invited with."""
+    return Invitation(round_number, configuration, RoundOffers(is_simulated=False, offers=offers)).encode()
+
+
+def halves_in(configuration: IndexingConfiguration, answer: bytes) -> tuple[Upload, Upload]:
+    """Return both halves of an upload."""
+    found = list[Upload]()
+    for index, half in enumerate(decode_halves(answer)):
+        body = index_body_bytes(configuration, ServerId(index)) + (ring_bytes(configuration) if index else 0)
+        public = public_bytes(configuration) if index else 0
+        found.append(Upload.decode(half, configuration, ServerId(index), body, public))
+    return found[0], found[1]
+
+
 @dataclass(slots=True)
 class InsecureIndexingRound:
     """An authority, clients and both servers of one round, on a network that the caller is."""
@@ -113,7 +197,7 @@ class InsecureIndexingRound:
     setup: IndexingSetup
     configuration: IndexingConfiguration = field(init=False)
     servers: list[IndexingServer] = field(init=False)
-    clients: list[Client] = field(init=False)
+    clients: list[SharingClient] = field(init=False)
 
     def __post_init__(self) -> None:
         self.configuration = self.setup.configuration
@@ -143,18 +227,18 @@ class InsecureIndexingRound:
                 coins=setup.coins_of(f"server {index}"),
             )
 
-    def new_client(self, number: int, ledger: UploadLedger | None = None) -> Client:
+    def new_client(self, number: int, ledger: SpentUpdates | None = None) -> SharingClient:
         """Make a client of this number, with a ledger of its own."""
         setup = self.setup
         signing_key = setup.signing_key_of(f"client {number}")
         authority = setup.signing_key_of("authority")
-        return Client(
+        return SharingClient(
             certificate=issue_certificate(authority, ClientId(number), signing_key.public_key),
             signing_key=signing_key,
             floors=self.floors,
             layout=setup.layout,
             capacity=setup.capacity,
-            ledger=ledger or UploadLedger(setup.task),
+            ledger=ledger or SpentUpdates(),
             coins=setup.coins_of(f"client {number}"),
         )
 

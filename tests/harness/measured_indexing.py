@@ -17,11 +17,11 @@ from typing import Any, Final
 from secagg.contract import Payload
 from secagg.errors import PeerError
 from secagg.identifiers import ClientId, ServerId
-from secagg.protocols.two_servers.client import Client
 from secagg.protocols.two_servers.release import RoundResult
 from secagg.protocols.two_servers.server import IndexingServer
 from secagg.protocols.two_servers.server_messages import BATCH
 from secagg.protocols.two_servers.upload import Upload
+from tests.harness.indexing_rounds import SharingClient
 
 Progress = Callable[[int, int], None]
 """Told how many clients have uploaded, and how many may."""
@@ -110,7 +110,7 @@ class MeasuredRound:
 def measured_round(  # noqa: PLR0913 -- the servers, the clients, and what all of them are told
     zero: IndexingServer,
     one: IndexingServer,
-    updates: Iterable[tuple[Client, Callable[[], Payload], Delivery]],
+    updates: Iterable[tuple[SharingClient, Callable[[], Payload], Delivery]],
     *,
     count: int,
     now: datetime,

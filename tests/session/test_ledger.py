@@ -13,7 +13,6 @@ import pytest
 
 from secagg.errors import InvalidParameters, MalformedMessage, Misuse, PeerMisbehaved, Reason
 from secagg.protocols.enclave.ledger import SealLedger
-from secagg.protocols.two_servers.ledger import UploadLedger
 from secagg.session.ledger import ATTEMPTS, Spent, SpentUpdates
 
 A, B = (bytes([byte]) * 32 for byte in b"AB")
@@ -99,11 +98,11 @@ def test_what_nobody_names_is_never_the_same() -> None:
 def test_both_policies_go_on_from_one_file(tmp_path: Path) -> None:
     path = tmp_path / "ledger"
     spent = SpentUpdates(path, attempts=1)
-    UploadLedger(b"rounds", spent=spent).charge(b"rounds", 4, A)
+    spent.charge(Spent(b"rounds", 4, A))
     spent.close()
     spent = SpentUpdates(path, attempts=1)
     with pytest.raises(PeerMisbehaved, match="number 4"):
-        UploadLedger(b"rounds", spent=spent).charge(b"rounds", 4, B)
+        spent.charge(Spent(b"rounds", 4, B))
     seals = SealLedger(b"versions", spent=spent, maximum_seals=1)
     with pytest.raises(PeerMisbehaved, match="for the model"):
         seals.charge(Spent(b"versions", 1, A), is_noised=False)
@@ -214,14 +213,15 @@ def test_what_is_not_on_disk_is_not_charged_and_nothing_may_be_sent(
 # --- Sessions side by side --------------------------------------------------------------------------------------------
 
 
-def test_of_two_ledgers_of_one_file_one_has_the_upload_of_a_round() -> None:
-    """Each session is given a ledger of its own, and both may look before either uploads."""
+def test_of_two_sessions_one_has_the_upload_of_a_round() -> None:
+    """Both may look before either uploads."""
     spent = SpentUpdates()
-    rounds, others = UploadLedger(b"rounds", spent=spent), UploadLedger(b"rounds", spent=spent)
-    rounds.charge(b"rounds", 5, A)
+    for _ in range(2):
+        spent.require_open(Spent(b"rounds", 5, A))
+    spent.charge(Spent(b"rounds", 5, A))
     for number in (5, 4):
         with pytest.raises(PeerMisbehaved, match="uploaded for number 5") as caught:
-            others.charge(b"rounds", number, B)
+            spent.charge(Spent(b"rounds", number, B))
         assert caught.value.reason is Reason.ALREADY_ANSWERED
     assert (spent.last(b"rounds"), spent.count(b"rounds")) == (5, 1)
 

@@ -1,1 +1,1 @@
-"""Two operators' servers: their keys, the standing second server, and the relaying first one."""
+"""Sockets between the two servers, and their greeting."""

@@ -1,18 +1,13 @@
-"""Sockets of the servers, and their greeting.
+"""Sockets of a standing server 1, and server 0's connection to it: a greeting, then one answer for each request.
 
-The greeting of two servers: each proves that it knows their pair key, before anything is asked or answered.
+In the greeting each proves that it knows their pair key, before anything is asked or answered.
 
     server 1 -> server 0   PEER_CHALLENGE   a nonce of server 1
     server 0 -> server 1   PEER_PROOF       a nonce of server 0, and its tag over both nonces
     server 1 -> server 0   PEER_WELCOME     server 1's tag over both nonces
 
-It tells strangers from the peer. It keeps nothing secret afterwards: between two hosts the connection has to be one
-that authenticates and encrypts, such as mutual TLS.
-
-Sockets of a standing server 1, and server 0's connection to it: a greeting, and then one answer for each request.
-
-Whoever may write to a socket is told apart by the file's mode, and by the pair key. Between two hosts the socket needs
-a connection that authenticates both ends and hides what is said, such as mutual TLS, around it.
+The file's mode and the greeting keep strangers away, and hide nothing: between two hosts the socket needs a connection
+around it that authenticates both ends and encrypts, such as mutual TLS.
 """
 
 from __future__ import annotations
@@ -30,12 +25,11 @@ from secagg.crypto.labels import Label
 from secagg.crypto.secret import Secret
 from secagg.errors import AuthenticationFailed, InvalidParameters, PeerError
 from secagg.identifiers import ServerId
+from secagg.protocols.two_servers.standing_server import StandingServer
 from secagg.session.sockets.connection import SocketAsk
 from secagg.session.sockets.frames import receive_frame, send_frame
 from secagg.session.sockets.service import GREETING_PATIENCE, Service
 from secagg.wire import MessageKind, Reader, Writer
-
-from .standing_server import StandingServer
 
 NONCE_BYTES = 32
 TAG_BYTES = 32
@@ -158,7 +152,7 @@ class PeerLink:
 
         Args:
             pair_key: the caller keeps it, and wipes it.
-            answer_bytes: no answer is longer; see ``message_sizes.exchange_bytes``.
+            answer_bytes: no answer is longer; see ``server_messages.exchange_bytes``.
             patience: for how many seconds to try to connect, while server 1 is started again.
         """
         self._path, self._pair_key, self._coins = path, pair_key, coins

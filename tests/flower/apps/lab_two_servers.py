@@ -11,6 +11,7 @@ from collections.abc import Callable, Generator, Iterable
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
+from types import ModuleType
 from typing import Any, cast
 
 import numpy as np
@@ -24,10 +25,12 @@ from secagg.flower.app import server_grid
 from secagg.identifiers import ClientId
 from secagg.platforms.keys.identities import make_identities
 from secagg.platforms.keys.server_pair import make_trial_pair
+from secagg.protocols.two_servers import server as two_servers_server
 from secagg.protocols.two_servers import session as two_servers_session
+from secagg.protocols.two_servers.offers import RoundOffers
 from secagg.protocols.two_servers.operators.process import PeerLink
-from secagg.protocols.two_servers.operators.relay_messages import Beginning, RoundOffers
-from secagg.protocols.two_servers.operators.relaying_server import RelayingServer
+from secagg.protocols.two_servers.server import Server
+from secagg.protocols.two_servers.server_messages import Beginning
 from secagg.session.ledger import SpentUpdates
 
 READY_SECONDS = 60
@@ -200,9 +203,9 @@ def absent(lab: Any) -> dict[str, Any]:
 
 
 @contextmanager
-def _in_place_of(name: str, other: Any) -> Generator[None]:
+def _in_place_of(module: ModuleType, name: str, other: Any) -> Generator[None]:
     """Let the server's round use something else than the library's own."""
-    replaced = vars(two_servers_session)
+    replaced = vars(module)
     own = replaced[name]
     replaced[name] = other
     try:
@@ -222,13 +225,13 @@ def low_cohort(lab: Any) -> dict[str, Any]:
 def other_configuration(lab: Any) -> dict[str, Any]:
     """Offer server 1 another configuration than clients are shown, with an offer of server 0's for either."""
 
-    class Lying(RelayingServer):
-        def begin(self) -> tuple[bytes, bytes]:
+    class Lying(Server):
+        def _begun(self) -> bytes:
             zero = self._zero
             other = replace(zero.configuration, minimum_cohort=zero.configuration.minimum_cohort + 1)
-            return zero.offer, self._ask(Beginning(other, zero.round_number).encode())
+            return self._ask(Beginning(other, zero.round_number).encode())
 
-    with _in_place_of("RelayingServer", Lying):
+    with _in_place_of(two_servers_session, "Server", Lying):
         outcome: dict[str, Any] = lab.secure(**simulated(lab))
     return outcome
 
@@ -239,7 +242,7 @@ def own_second_server(lab: Any) -> dict[str, Any]:
     def lying(*, is_simulated: bool, offers: tuple[bytes, bytes]) -> RoundOffers:
         return RoundOffers(is_simulated=not is_simulated, offers=offers)
 
-    with _in_place_of("RoundOffers", lying):
+    with _in_place_of(two_servers_server, "RoundOffers", lying):
         outcome: dict[str, Any] = lab.secure(**simulated(lab))
     return outcome
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import combinations
 from typing import Any
@@ -315,17 +316,18 @@ def piecewise(entries: dict[ClientId, bytes]) -> bytes:
     return encode_entries(MessageKind.CODED_MASK_DELIVERY, USUAL, entries)
 
 
-@pytest.mark.parametrize(
-    ("change", "sentence"),
-    [
-        (lambda pieces, names: {ClientId(1): pieces[names[1]], **dict(list(pieces.items())[:8])}, "not on the roster"),
-        (lambda pieces, names: {name: pieces[name] for name in names[1:]}, "own piece, and as many"),
-        (lambda pieces, names: {name: pieces[name] for name in names[:5]}, "own piece, and as many"),
-        (lambda pieces, names: {name: pieces[name] for name in names[:6]}, ""),
-    ],
-)
+Change = Callable[[dict[ClientId, bytes], list[ClientId]], dict[ClientId, bytes]]
+DELIVERIES: list[tuple[Change, str]] = [
+    (lambda pieces, names: {ClientId(1): pieces[names[1]], **dict(list(pieces.items())[:8])}, "not on the roster"),
+    (lambda pieces, names: {name: pieces[name] for name in names[1:]}, "own piece, and as many"),
+    (lambda pieces, names: {name: pieces[name] for name in names[:5]}, "own piece, and as many"),
+    (lambda pieces, names: {name: pieces[name] for name in names[:6]}, ""),
+]
+
+
+@pytest.mark.parametrize(("change", "sentence"), DELIVERIES)
 def test_a_delivery_has_the_clients_own_piece_and_as_many_as_must_stay_all_of_the_roster(
-    change: Any, sentence: str
+    change: Change, sentence: str
 ) -> None:
     clients, pieces = delivered()
     names = ids(USUAL)

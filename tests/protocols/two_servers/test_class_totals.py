@@ -167,18 +167,6 @@ def test_what_is_released_is_nobodys_memory() -> None:
     assert summed(CHECKED, totals, [1]) == expected(CHECKED, [(1, 1), (2, 1)], [1])
 
 
-def test_lanes_that_were_evaluated_before_are_added_as_well() -> None:
-    totals, direct = ClassTotals(CHECKED, ONE), ClassTotals(CHECKED, ONE)
-    for number, segment in CHECKED.index_segments:
-        share = shares_of(CHECKED, number, 4)[1]
-        grid = LaneGrid.zeros(CHECKED.shape(segment), segment.blocks)
-        share.accumulate(grid)
-        totals.add_lanes(3, number, grid)
-        direct.add_shares(3, {number: share})
-    for value, other in zip(totals.weighted([3]), direct.weighted([3]), strict=True):
-        np.testing.assert_array_equal(value, other)
-
-
 def test_vectors_are_as_many_as_ring_segments() -> None:
     totals = ClassTotals(CHECKED, ONE)
     for wrong in (vectors(1)[:1], [*vectors(1), *vectors(1)]):

@@ -17,10 +17,10 @@ from secagg.protocols.two_servers.configuration import (
     MAXIMUM_SEGMENTS,
     MAXIMUM_TOTAL_WEIGHT,
     IndexingConfiguration,
+    ServerNoise,
     SharingMode,
 )
 from secagg.protocols.two_servers.lanes.fields import LaneField, RingLanes
-from secagg.protocols.two_servers.noise import ServerNoise
 from secagg.protocols.two_servers.point_functions.shape import PointFunctionShape, greatest_depth
 
 LAYOUT = Layout((RingSegment(20, 6), IndexSegment(3, 4), RingSegment(7, 2), IndexSegment(200, 9)), b"v" * 32)

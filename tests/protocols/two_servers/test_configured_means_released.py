@@ -15,8 +15,8 @@ from secagg.contract.layout import IndexSegment, Layout, RingSegment
 from secagg.errors import SecAggError
 from secagg.parameters import Suite
 from secagg.protocols.two_servers.configuration import MAXIMUM_TOTAL_WEIGHT, SharingMode
-from secagg.protocols.two_servers.message_sizes import batch_bytes, exchange_bytes, half_bytes, release_bytes
 from secagg.protocols.two_servers.point_functions.shape import greatest_depth
+from secagg.protocols.two_servers.server_messages import batch_bytes, exchange_bytes, half_bytes, release_bytes
 from tests.harness.indexing_rounds import IndexingSetup, InsecureIndexingRound
 
 EDGES = (1, 126, 127, 8190, 8191, 131_070, 131_071, 1 << 20, MAXIMUM_TOTAL_WEIGHT)

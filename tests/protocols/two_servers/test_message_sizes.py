@@ -8,7 +8,7 @@ from secagg.contract.layout import IndexSegment, Layout, RingSegment
 from secagg.identifiers import ServerId
 from secagg.parameters import Suite
 from secagg.protocols.two_servers.configuration import SharingMode
-from secagg.protocols.two_servers.message_sizes import (
+from secagg.protocols.two_servers.server_messages import (
     batch_bytes,
     half_bytes,
     offers_bytes,

@@ -398,7 +398,7 @@ def test_a_client_keeps_no_seed(kind: str, monkeypatch: pytest.MonkeyPatch) -> N
     indices.bodies(UploadHeader(round_number=7, certificate=certificate, weight=3, segments=indices.headers))
     assert len(proofs) == (4 if made.is_checked else 0)
     assert all(proof.seed.is_wiped for proof in proofs)
-    shares = [share for _, _, _, pair in vars(indices)["_segments"] for share in pair]
+    shares = [share for _, _, _, pair in vars(indices)["segments"] for share in pair]
     seeds = [share.seed for share in shares if hasattr(share, "seed")]
     assert seeds
     assert not any(seed.is_wiped for seed in seeds)

@@ -18,11 +18,11 @@ import pytest
 
 from secagg.crypto.entropy import SystemCoins
 from secagg.crypto.secret import Secret
-from secagg.errors import AuthenticationFailed, InvalidParameters, MalformedMessage, Misuse, UnexpectedMessage
-from secagg.protocols.two_servers.message_sizes import exchange_bytes
+from secagg.errors import AuthenticationFailed, InvalidParameters, MalformedMessage, UnexpectedMessage
 from secagg.protocols.two_servers.operators import process as process_module
 from secagg.protocols.two_servers.operators.process import Challenge, PeerLink, Proof, serve_standing
-from secagg.protocols.two_servers.operators.relaying_server import RelayingServer
+from secagg.protocols.two_servers.server_messages import exchange_bytes
+from secagg.session.sockets.connection import HelperLost
 from secagg.session.sockets.frames import decode_refusal, receive_frame, send_frame
 from secagg.session.sockets.service import PEERS_AT_ONCE
 from secagg.wire import MessageKind, Writer, message_kind
@@ -39,10 +39,10 @@ import os, signal, sys
 from pathlib import Path
 from secagg.cli.serving import serving
 from secagg.crypto.entropy import SystemCoins
-from secagg.protocols.two_servers.operators import standing_server
+from secagg.protocols.two_servers import standing_server
 from secagg.protocols.two_servers.operators.process import serve_standing
-from secagg.protocols.two_servers.operators.standing_server import StandingRounds
-from secagg.protocols.two_servers.operators.standing_server import StandingServer
+from secagg.protocols.two_servers.standing_server import StandingRounds
+from secagg.protocols.two_servers.standing_server import StandingServer
 from secagg.protocols.two_servers.server import IndexingServer
 from tests.harness.indexing_rounds import NOW
 from tests.protocols.two_servers.test_process import SETUP
@@ -143,16 +143,16 @@ def test_a_process_that_is_killed_takes_its_round_with_it_and_begins_the_next(
     thread = operator.restart_when_killed()
     pair = Pair(SETUP)
     link = link_to(operator.path, pair, patience=PATIENCE)
-    pair.zero = RelayingServer(pair.rig.zero, link.ask)
+    pair.asked = link.ask
     pair.begin()
-    with pytest.raises(Misuse, match="ends a round and spends the updates that were uploaded for it"):
+    with pytest.raises(HelperLost, match="ends a round and spends the updates that were uploaded for it"):
         is_exact(pair)
     thread.join(PATIENCE)
     with pytest.raises(InvalidParameters, match="was begun before"):
-        pair.zero.begin()
+        pair.begin()
     assert [path.name for path in operator.folder.iterdir() if path.is_file()] == ["rounds"]
     later = Pair(replace(SETUP, round_number=SETUP.round_number + 1))
-    later.zero = RelayingServer(later.rig.zero, link.ask)
+    later.asked = link.ask
     later.begin()
     is_exact(later)
 
@@ -160,9 +160,9 @@ def test_a_process_that_is_killed_takes_its_round_with_it_and_begins_the_next(
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_process_that_is_told_to_end_wipes_its_round(operator: Operator, number: signal.Signals) -> None:
     process, pair = operator.start(), Pair(SETUP)
-    pair.zero = RelayingServer(pair.rig.zero, link_to(operator.path, pair).ask)
+    pair.asked = link_to(operator.path, pair).ask
     pair.begin()
-    pair.zero.receive(pair.halves(1))
+    pair.receive(1)
     process.send_signal(number)
     said, _ = process.communicate(timeout=PATIENCE)
     assert (process.returncode, said) == (0, "wiped\n")
@@ -191,7 +191,7 @@ def connected(path: Path) -> socket.socket:
 
 def relayed(pair: Pair, path: Path) -> PeerLink:
     link = link_to(path, pair)
-    pair.zero = RelayingServer(pair.rig.zero, link.ask)
+    pair.asked = link.ask
     return link
 
 
@@ -209,8 +209,8 @@ def underneath(link: PeerLink) -> socket.socket:
 
 def is_exact(pair: Pair) -> None:
     for number in (1, 2, 3):
-        pair.zero.receive(pair.halves(number))
-    assert pair.zero.finish().aggregate.encode() == pair.rig.ideal((1, 2, 3)).encode()
+        pair.receive(number)
+    assert pair.finish().aggregate.encode() == pair.rig.ideal((1, 2, 3)).encode()
 
 
 def test_silent_strangers_block_nobody_and_are_let_go(served: tuple[Pair, Path]) -> None:
@@ -234,7 +234,7 @@ def test_the_newest_peer_is_served_and_a_silent_one_is_let_go(served: tuple[Pair
     # Server 0 died without a word: its connection stays, and says nothing any more.
     started = time.monotonic()
     relayed(pair, path)
-    assert pair.zero.begin() == pair.offers
+    assert pair.begin() == pair.offers
     assert time.monotonic() - started < PATIENCE / 6
     is_exact(pair)
     with pytest.raises(ConnectionError):

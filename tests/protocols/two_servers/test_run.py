@@ -22,7 +22,7 @@ from secagg.protocols.two_servers.release import RoundResult
 from secagg.protocols.two_servers.run import check, run
 from secagg.protocols.two_servers.server import IndexingServer
 from secagg.protocols.two_servers.server_messages import BATCH
-from tests.harness.indexing_rounds import NOW, IndexingSetup, InsecureIndexingRound
+from tests.harness.indexing_rounds import IndexingSetup, InsecureIndexingRound
 
 CHECKED, UNCHECKED = SharingMode.CHECKED_POINT_FUNCTIONS, SharingMode.UNCHECKED_POINT_FUNCTIONS
 SMALL = Layout((RingSegment(20, 3), IndexSegment(5, 3)))
@@ -31,15 +31,16 @@ RINGS = st.builds(RingSegment, st.sampled_from([8, 13, 20, 32, 64]), st.integers
 INDICES = st.builds(IndexSegment, st.integers(2, 300), st.integers(1, 6))
 
 
-def updates(made: InsecureIndexingRound, weights: Sequence[int]) -> list[tuple[Client, Payload, int]]:
+def joined(made: InsecureIndexingRound, weights: Sequence[int], payloads: Sequence[Payload] = ()) -> list[Client]:
+    given = payloads or [made.setup.payload_of(number) for number in range(1, len(weights) + 1)]
     return [
-        (client, made.setup.payload_of(number), weight)
-        for number, (client, weight) in enumerate(zip(made.clients, weights, strict=True), start=1)
+        client.session(payload, task=made.setup.task, round_number=made.setup.round_number, weight=weight)
+        for client, payload, weight in zip(made.clients, given, weights, strict=False)
     ]
 
 
 def ran(made: InsecureIndexingRound, weights: Sequence[int], **named: Any) -> tuple[RoundResult, RoundResult]:
-    return run(made.zero, made.one, updates(made, weights), now=NOW, **named)
+    return run(made.zero, made.one, joined(made, weights), **named)
 
 
 def counted(weights: Sequence[int], minimum: int) -> list[int]:
@@ -109,7 +110,7 @@ def test_the_ends_of_every_codebook_are_counted() -> None:
         for segment, value in zip(setup.layout.segments, payload.values, strict=True):
             assert isinstance(segment, IndexSegment)
             value[:] = [0, segment.codewords - 1]
-    results = run(made.zero, made.one, zip(made.clients[:2], payloads, [63, 63], strict=True), now=NOW)
+    results = run(made.zero, made.one, joined(made, [63, 63], payloads))
     for result in results:
         assert result.aggregate.encode() == ideal_aggregate(setup.layout, payloads, [63, 63]).encode()
 
@@ -182,18 +183,18 @@ def test_whoever_listens_is_told_of_each_half() -> None:
 def test_too_few_clients_are_not_released() -> None:
     made = InsecureIndexingRound(replace(SETUP, minimum_cohort=3))
     with pytest.raises(ThresholdNotMet):
-        run(made.zero, made.one, updates(made, [1] * 5)[:2], now=NOW)
+        run(made.zero, made.one, joined(made, [1] * 5)[:2])
 
 
 def crooked(monkeypatch: pytest.MonkeyPatch, numbers: set[int]) -> None:
     """Let the halves of some clients be altered where they arrive at server 1."""
     receive = IndexingServer.receive
 
-    def altered(self: IndexingServer, message: bytes) -> bytes:
+    def altered(self: IndexingServer, message: bytes, sender: ClientId | None = None) -> bytes:
         client = int.from_bytes(message[16:24], "big")
         if self.server.index == 1 and client in numbers:
             message = message[:-1] + bytes([message[-1] ^ 1])
-        return receive(self, message)
+        return receive(self, message, sender)
 
     monkeypatch.setattr(IndexingServer, "receive", altered)
 
@@ -236,7 +237,7 @@ def test_rounds_follow_one_another_with_the_same_clients() -> None:
     second = InsecureIndexingRound(replace(SETUP, population=2, round_number=8))
     second.clients = first.clients
     others = [replace(SETUP, seed=b"later").payload_of(number) for number in (1, 2)]
-    results = run(second.zero, second.one, zip(first.clients, others, [1, 1], strict=True), now=NOW)
+    results = run(second.zero, second.one, joined(second, [1, 1], others))
     for result in results:
         assert result.aggregate.encode() == ideal_aggregate(SMALL, others).encode()
     with pytest.raises(PeerMisbehaved) as caught:

@@ -11,10 +11,9 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-import numpy as np
 import pytest
 
-from secagg.contract import IndexSegment, Layout, Payload, RingSegment
+from secagg.contract import IndexSegment, Layout, RingSegment
 from secagg.crypto.secret import Secret
 from secagg.errors import (
     AuthenticationFailed,
@@ -684,11 +683,3 @@ def test_a_fork_takes_no_step_of_a_round() -> None:
         os._exit(0 if refused == 3 else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     is_ideal(made, [1, 2], made.finish())
-
-
-def test_an_update_of_another_layout_does_not_get_as_far_as_a_server() -> None:
-    made = Round()
-    other = Layout(LAYOUT.segments, b"v" * 32)
-    values = tuple(np.zeros(segment.length, segment.ring.word) for segment in LAYOUT.segments)
-    with pytest.raises(InvalidParameters):
-        made.share(1, payload=Payload(other, values))

@@ -9,7 +9,7 @@ import pytest
 from secagg.crypto.secret import Secret
 from secagg.errors import AuthenticationFailed, InvalidParameters, MalformedMessage, Misuse
 from secagg.identifiers import ServerId
-from secagg.protocols.two_servers.operators.server_keys import OperatorKeys, ServerKeys, trial_server_keys
+from secagg.protocols.two_servers.server_keys import OperatorKeys, ServerKeys, trial_server_keys
 from tests.harness.indexing_rounds import IndexingSetup
 
 COINS = IndexingSetup().coins_of("two operators")

@@ -18,9 +18,9 @@ import pytest
 from secagg.contract.layout import IndexSegment, Layout, RingSegment
 from secagg.errors import InvalidParameters, Misuse, Reason
 from secagg.parameters import Suite
+from secagg.protocols.two_servers import standing_server
 from secagg.protocols.two_servers.configuration import IndexingConfiguration, SharingMode
-from secagg.protocols.two_servers.operators import standing_server
-from secagg.protocols.two_servers.operators.standing_server import StandingFloors, StandingRounds, lanes_of
+from secagg.protocols.two_servers.standing_server import StandingFloors, StandingRounds, lanes_of
 from secagg.wire import MessageKind, Writer
 from tests.harness.indexing_rounds import NOW, IndexingSetup
 

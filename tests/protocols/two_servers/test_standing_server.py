@@ -26,27 +26,23 @@ from secagg.errors import (
     UnexpectedMessage,
 )
 from secagg.identifiers import ClientId, ServerId
-from secagg.protocols.two_servers.operators.relay_messages import (
-    BatchRequest,
-    Beginning,
-    RoundOffers,
-    decode_halves,
-    encode_halves,
-)
-from secagg.protocols.two_servers.operators.relaying_server import RelayingServer
-from secagg.protocols.two_servers.operators.server_keys import ServerKeys
-from secagg.protocols.two_servers.operators.standing_server import (
+from secagg.protocols.two_servers.offers import Invitation, RoundOffers, decode_halves, encode_halves
+from secagg.protocols.two_servers.server import IndexingServer, Server
+from secagg.protocols.two_servers.server_keys import ServerKeys
+from secagg.protocols.two_servers.server_messages import BatchRequest, Beginning
+from secagg.protocols.two_servers.standing_server import (
     StandingFloors,
     StandingRounds,
     StandingServer,
     asking,
     lanes_of,
 )
-from secagg.protocols.two_servers.release import RoundResult
-from secagg.protocols.two_servers.server import IndexingServer
+from secagg.session.roles import Released, Subject
+from secagg.session.sockets.connection import HelperLost
 from secagg.session.sockets.frames import decode_refusal
 from secagg.wire import MessageKind, Writer, message_kind
 from tests.harness.indexing_rounds import NOW, IndexingSetup, InsecureIndexingRound
+from tests.harness.planted import always
 
 SETUP = IndexingSetup(population=4)
 Ask = Callable[[bytes], bytes]
@@ -90,7 +86,7 @@ class Pair:
                 pair_key=pair_key,
                 coins=self.setup.coins_of("server 0"),
             )
-        self.zero = RelayingServer(self.rig.zero, self.ask)
+        self.asked: Ask = self.ask
 
     def start(self) -> None:
         """Start server 1, or start it again with the rounds that it has begun, and fresh coins."""
@@ -111,8 +107,22 @@ class Pair:
         self.heard.append(message)
         return asking(self.standing.answer)(message if self.alter is None else self.alter(message))
 
-    def begin(self) -> None:
-        self.offers = self.zero.begin()
+    def begin(self) -> tuple[bytes, bytes]:
+        """Begin the round, or begin it again: a session of the same server 0."""
+        setup = self.setup
+        subject = Subject(
+            task=setup.task, round_number=setup.round_number, layout=setup.layout, capacity=setup.capacity
+        )
+        self.zero = Server(subject, self.rig.zero, self.asked, None, is_simulated=False)
+        self.offers = Invitation.decode(self.zero.invitation).shown.offers
+        return self.offers
+
+    def receive(self, number: int) -> None:
+        self.zero.receive(ClientId(number), self.halves(number))
+
+    def finish(self) -> Released:
+        self.zero.close_stage()
+        return self.zero.release()
 
     def running(self) -> IndexingServer:
         server = self.standing._server  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
@@ -146,8 +156,8 @@ def test_a_relayed_round_gives_the_exact_sum(setup: IndexingSetup) -> None:
     pair = Pair(setup)
     pair.begin()
     for number in range(1, setup.population + 1):
-        pair.zero.receive(pair.halves(number))
-    result = pair.zero.finish()
+        pair.receive(number)
+    result = pair.finish()
     assert result.aggregate.encode() == pair.rig.ideal(range(1, setup.population + 1)).encode()
     assert repr(pair.standing) == "<StandingServer None>"
 
@@ -168,8 +178,8 @@ def test_what_is_relayed_is_sealed_to_server_1() -> None:
 def test_a_half_that_the_relay_altered_is_taken_by_nobody() -> None:
     pair = Pair()
     pair.begin()
-    pair.zero.receive(pair.halves(1))
-    pair.zero.receive(pair.halves(2))
+    pair.receive(1)
+    pair.receive(2)
 
     def last_byte(message: bytes) -> bytes:
         is_upload = message_kind(message) is MessageKind.INDEXING_UPLOAD
@@ -177,9 +187,9 @@ def test_a_half_that_the_relay_altered_is_taken_by_nobody() -> None:
 
     pair.alter = last_byte
     with pytest.raises((AuthenticationFailed, PeerMisbehaved)):
-        pair.zero.receive(pair.halves(3))
+        pair.receive(3)
     pair.alter = None
-    assert pair.zero.finish().counted == (ClientId(1), ClientId(2))
+    assert pair.finish().counted == {ClientId(1), ClientId(2)}
 
 
 def test_halves_of_two_uploads_are_counted_by_nobody() -> None:
@@ -188,9 +198,9 @@ def test_halves_of_two_uploads_are_counted_by_nobody() -> None:
     (first, _), (_, second) = decode_halves(pair.halves(1)), decode_halves(pair.halves(2))
     crossed = Writer(MessageKind.UPLOAD_HALVES).integer(len(first), 8).borrowed(first).borrowed(second).finish()
     with pytest.raises(PeerMisbehaved, match="the two halves are of two uploads"):
-        pair.zero.receive(crossed)
+        pair.zero.receive(ClientId(1), crossed)
     with pytest.raises(ThresholdNotMet):
-        pair.zero.finish()
+        pair.finish()
 
 
 def test_an_id_that_server_1_continues_is_refused() -> None:
@@ -202,15 +212,15 @@ def test_an_id_that_server_1_continues_is_refused() -> None:
 
     pair.zero._ask = continued  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
     with pytest.raises(MalformedMessage):
-        pair.zero.receive(pair.halves(1))
+        pair.receive(1)
 
 
 def test_nothing_is_released_below_the_cohort() -> None:
     pair = Pair()
     pair.begin()
-    pair.zero.receive(pair.halves(1))
+    pair.receive(1)
     with pytest.raises(ThresholdNotMet):
-        pair.zero.finish()
+        pair.finish()
     assert MessageKind.OUTPUT_SHARE not in map(message_kind, pair.heard)
 
 
@@ -222,15 +232,15 @@ def test_a_round_that_server_1_does_not_accept_is_not_begun() -> None:
     assert isinstance(refused(answer), InvalidParameters)
     assert "a cohort of 21 is above 20" in str(refused(answer))
     # The round that runs goes on; what was refused ended nothing.
-    pair.zero.receive(pair.halves(1))
+    pair.receive(1)
 
 
 def test_an_offer_of_another_server_1_is_refused() -> None:
     pair = Pair()
     other = Pair(replace(SETUP, round_number=8))
-    pair.standing = other.standing
+    pair.asked = always(other.begin()[1])
     with pytest.raises(PeerMisbehaved, match="another configuration, round or server"):
-        RelayingServer(pair.rig.zero, lambda _: other.zero.begin()[1]).begin()
+        pair.begin()
 
 
 @pytest.mark.parametrize("kind", [MessageKind.INDEXING_UPLOAD, MessageKind.ACCEPTED_LIST, MessageKind.OUTPUT_SHARE])
@@ -248,8 +258,8 @@ def test_steps_come_in_order_and_a_round_ends_once() -> None:
         assert isinstance(answer, UnexpectedMessage)
         assert answer.culprits == {ServerId(0)}
     for number in (1, 2):
-        pair.zero.receive(pair.halves(number))
-    pair.zero.finish()
+        pair.receive(number)
+    pair.finish()
     for message in pair.heard[:-1]:
         assert isinstance(refused(pair.standing.answer(message)), (Misuse, InvalidParameters))
 
@@ -264,7 +274,7 @@ def test_a_list_that_server_0_did_not_sign_ends_nothing() -> None:
     pair = Pair()
     pair.begin()
     for number in (1, 2):
-        pair.zero.receive(pair.halves(number))
+        pair.receive(number)
 
     def unsigned(message: bytes) -> bytes:
         is_list = message_kind(message) is MessageKind.ACCEPTED_LIST
@@ -272,9 +282,8 @@ def test_a_list_that_server_0_did_not_sign_ends_nothing() -> None:
 
     pair.alter = unsigned
     with pytest.raises(AuthenticationFailed):
-        pair.zero.finish()
-    pair.alter = None
-    assert pair.zero.finish().counted == (ClientId(1), ClientId(2))
+        pair.finish()
+    assert "2 taken" in repr(pair.running()), "server 0 has given up, and at server 1 the round goes on"
 
 
 def test_the_keys_of_server_0_do_not_stand_as_server_1() -> None:
@@ -301,7 +310,7 @@ def test_an_error_that_nobody_thought_of_ends_the_round(
 
 
 def test_a_failure_between_the_servers_is_not_blamed_on_whoever_uploaded_last(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("secagg.protocols.two_servers.operators.relaying_server.BATCH", 2)
+    monkeypatch.setattr("secagg.protocols.two_servers.server.BATCH", 2)
     pair = Pair()
     pair.begin()
 
@@ -311,12 +320,12 @@ def test_a_failure_between_the_servers_is_not_blamed_on_whoever_uploaded_last(mo
 
     pair.alter = other_batch
     for number in (1, 2):
-        pair.zero.receive(pair.halves(number))
+        pair.receive(number)
     asked = [message_kind(message) for message in pair.heard].count(MessageKind.PROPOSE_UPLOADS)
     assert asked == 1, "a full batch is decided at once"
     pair.alter = None
-    with pytest.raises(Misuse, match="uploads that wait"):
-        pair.zero.finish()
+    with pytest.raises(HelperLost, match="uploads that wait"):
+        pair.finish()
 
 
 def test_what_a_standing_server_does_is_in_its_log(caplog: pytest.LogCaptureFixture) -> None:
@@ -326,8 +335,8 @@ def test_what_a_standing_server_does_is_in_its_log(caplog: pytest.LogCaptureFixt
     pair.begin()
     pair.standing.answer(BatchRequest((bytes(32),)).encode())
     for number in (1, 2):
-        pair.zero.receive(pair.halves(number))
-    pair.zero.finish()
+        pair.receive(number)
+    pair.finish()
     for said in ("begins round 7", "server 1 refuses: ", "released a sum over 2 clients"):
         assert caplog.text.count(said) == 1
 
@@ -340,8 +349,8 @@ def test_a_round_that_ends_is_overwritten(*, is_released: bool) -> None:
     server = pair.running()
     if is_released:
         for number in (1, 2):
-            pair.zero.receive(pair.halves(number))
-        pair.zero.finish()
+            pair.receive(number)
+        pair.finish()
     else:
         pair.standing.end_round()
     assert "failed" in repr(server)
@@ -391,13 +400,13 @@ def test_what_declares_much_or_says_neither_is_refused() -> None:
 def test_a_round_that_runs_is_begun_again_with_the_same_offer_and_ends_once() -> None:
     pair = Pair()
     pair.begin()
-    assert pair.zero.begin() == pair.offers
+    assert pair.begin() == pair.offers
     for number in (1, 2):
-        pair.zero.receive(pair.halves(number))
-    pair.zero.finish()
+        pair.receive(number)
+    pair.finish()
     for _ in range(2):
         with pytest.raises(InvalidParameters, match="round 7 of b'a task' was begun before"):
-            pair.zero.begin()
+            pair.begin()
         pair.start()
 
 
@@ -408,15 +417,15 @@ def test_a_round_is_begun_under_one_configuration() -> None:
     answer = refused(pair.standing.answer(Beginning(other, 7).encode()))
     assert isinstance(answer, InvalidParameters)
     assert "was begun before" in str(answer)
-    assert pair.zero.begin() == pair.offers, "what was refused ended nothing"
+    assert pair.begin() == pair.offers, "what was refused ended nothing"
 
 
 def test_the_share_that_was_released_is_kept_until_the_next_round_begins() -> None:
     pair = Pair()
     pair.begin()
     for number in (1, 2):
-        pair.zero.receive(pair.halves(number))
-    pair.zero.finish()
+        pair.receive(number)
+    pair.finish()
     share = pair.heard[-1]
     assert message_kind(share) is MessageKind.OUTPUT_SHARE
     again = pair.standing.answer(share)
@@ -437,8 +446,8 @@ def test_of_two_tasks_the_one_that_was_begun_before_the_other_is_over() -> None:
     pair.begin()
     other.begin()
     with pytest.raises(InvalidParameters, match="was begun before"):
-        pair.zero.begin()
-    assert other.zero.begin() == other.offers
+        pair.begin()
+    assert other.begin() == other.offers
 
 
 LAST = 3 + 2 + 3 - 1
@@ -463,19 +472,19 @@ def test_what_is_lost_at_any_message(step: int, *, arrived: bool, restarts: bool
             pair.start()
         raise ConnectionResetError("lost")
 
-    def whole() -> RoundResult:
+    def whole() -> Released:
         for number in (1, 2, 3):
-            pair.zero.receive(pair.halves(number))
-        return pair.zero.finish()
+            pair.receive(number)
+        return pair.finish()
 
     pair.begin()
     pair.zero._ask = lossy  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
     if restarts:
-        with pytest.raises(Misuse, match="which ends a round and spends the updates that were uploaded for it"):
+        with pytest.raises(HelperLost, match="which ends a round and spends the updates that were uploaded for it"):
             whole()
         assert len(asked) == step + 2, "asked once more, and no further"
         with pytest.raises(InvalidParameters, match="the updates that were uploaded for it are spent"):
-            pair.zero.begin()
+            pair.begin()
         return
     assert whole().aggregate.encode() == pair.rig.ideal((1, 2, 3)).encode()
     assert len(asked) == LAST + 2
@@ -496,7 +505,7 @@ def test_a_round_that_cannot_be_written_down_is_not_offered(tmp_path: Path, monk
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", full)
         assert "cannot write down that round 8 begins" in str(refused(pair.standing.answer(later)))
-    assert pair.zero.begin() == pair.offers
+    assert pair.begin() == pair.offers
     assert message_kind(pair.standing.answer(later)) is MessageKind.INDEXING_OFFER
     pair.rounds.close()
 

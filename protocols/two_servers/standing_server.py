@@ -1,11 +1,8 @@
-"""Standing server 1: what it admits, and what it answers.
+"""Server 1 for many rounds, one after the other: it answers a server 0 that begins them, relays uploads, and asks.
 
-Which rounds a standing server 1 takes part in: what its operator insists on, and no round twice.
-
-Server 0 offers a configuration for each round, and it is another party's: whatever is not within these floors is
-refused before a key is drawn. Of a round that begins its number is written down, and nothing else.
-
-Server 1 for many rounds, one after the other: it answers a server 0 that begins them, relays uploads, and asks.
+Server 0 offers a configuration for each round, and it is another party's: what is not within the floors of server 1's
+operator is refused before a key is drawn, and no round is begun twice. Of a round its number is written down, and
+nothing else.
 
     BEGIN_ROUND         a configuration and a number, within the operator's floors      -> this server's offer
     INDEXING_UPLOAD     this server's half of an upload, relayed                        -> its id
@@ -39,18 +36,17 @@ from secagg.errors import InternalError, InvalidParameters, MalformedMessage, Mi
 from secagg.errors import UnexpectedMessage as Unexpected
 from secagg.identifiers import ServerId
 from secagg.parameters import LEAST_COHORT, Suite, require_integer
-from secagg.protocols.two_servers.configuration import SERVERS, IndexingConfiguration, SharingMode
-from secagg.protocols.two_servers.message_sizes import exchange_bytes
-from secagg.protocols.two_servers.server import IndexingServer
-from secagg.protocols.two_servers.upload import DIGEST_BYTES, ROUND_BYTES
 from secagg.session.certificates import IDENTITY_KEY_BYTES
 from secagg.session.chained_file import ChainedFile
 from secagg.session.durable import claim
 from secagg.session.sockets.frames import decode_refusal, encode_refusal
 from secagg.wire import MessageKind, Writer, message_kind
 
-from .relay_messages import MAXIMUM_BEGINNING_BYTES, BatchRequest, Beginning
+from .configuration import SERVERS, IndexingConfiguration, SharingMode
+from .server import IndexingServer
 from .server_keys import OperatorKeys, ServerKeys
+from .server_messages import MAXIMUM_BEGINNING_BYTES, BatchRequest, Beginning, encode_done, exchange_bytes
+from .upload import DIGEST_BYTES, ROUND_BYTES
 
 MAXIMUM_STEP: Final = 1 << 32
 """How far the number of a round may lie above the last one: no server 0 ends a task by offering the last number."""
@@ -327,7 +323,7 @@ class StandingServer(Confined):
     def _step(self, server: IndexingServer, kind: MessageKind, request: bytes) -> bytes:
         match kind:
             case MessageKind.INDEXING_UPLOAD:
-                return Writer(MessageKind.INDEXING_DONE).fixed(server.receive(request), DIGEST_BYTES).finish()
+                return encode_done(server.receive(request))
             case MessageKind.PROPOSE_UPLOADS:
                 return server.propose(list(BatchRequest.decode(request).uploads))
             case MessageKind.INDEXING_ANSWER:

@@ -20,10 +20,11 @@ from secagg.crypto.secret import Confined, Secret
 from secagg.errors import InvalidParameters, MalformedMessage, Misuse, Reason
 from secagg.fields import SERVER, Message, fixed
 from secagg.identifiers import ServerId
-from secagg.protocols.two_servers.configuration import SERVERS
-from secagg.protocols.two_servers.one_hot.statement import SEED_BYTES
 from secagg.session.certificates import IDENTITY_KEY_BYTES, SIGNATURE_BYTES, SigningKey, verify_signature
 from secagg.wire import MessageKind, Reader, Writer
+
+from .configuration import SERVERS
+from .one_hot.statement import SEED_BYTES
 
 EXCHANGE_KEY_BYTES = 32
 
