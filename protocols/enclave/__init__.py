@@ -16,11 +16,10 @@ if TYPE_CHECKING:
     from .attestation import Policy as Policy
     from .attestation import Verifier as Verifier
     from .budget import epsilon_of as epsilon_of
-    from .client import Client as Client
     from .floors import EnclaveFloors as EnclaveFloors
-    from .hardware_judge import HardwareJudge as HardwareJudge
     from .ledger import SealLedger as SealLedger
     from .member import EnclaveMember as EnclaveMember
+    from .member import HardwareJudge as HardwareJudge
     from .plan import EnclaveSettings as EnclaveSettings
     from .remote_enclave import RemoteEnclave as RemoteEnclave
     from .server import EnclaveHelpers as EnclaveHelpers
@@ -41,11 +40,9 @@ else:
         {
             "attestation": "EvidenceFormat PinnedMeasurement Policy Verifier",
             "budget": "epsilon_of",
-            "client": "Client",
             "floors": "EnclaveFloors",
-            "hardware_judge": "HardwareJudge",
             "ledger": "SealLedger",
-            "member": "EnclaveMember",
+            "member": "EnclaveMember HardwareJudge",
             "plan": "EnclaveSettings",
             "remote_enclave": "RemoteEnclave",
             "server": "EnclaveHelpers Server open_session",
