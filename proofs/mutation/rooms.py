@@ -106,6 +106,7 @@ _ENCLAVE_ATTACKS: Final = _in(
     "test_enclave_layers.py",
     "test_enclave_memory.py",
     "test_enclave_offers.py",
+    "test_enclave_models.py",
     "test_enclave_short_uploads.py",
     "test_enclave_uploads.py",
 )
@@ -402,10 +403,10 @@ ROOMS: Final = (
         _in(
             "protocols/enclave",
             "client.py",
+            "member.py",
             "budget.py",
             "floors.py",
-            "host.py",
-            "short_upload.py",
+            "server.py",
             "verified_enclave.py",
         ),
         (
