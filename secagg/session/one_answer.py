@@ -1,4 +1,4 @@
-"""The base of client sessions of one answer."""
+"""The client session of one answer."""
 
 from __future__ import annotations
 
@@ -7,15 +7,17 @@ from typing import TYPE_CHECKING
 
 from secagg.crypto.secret import Confined, Secret
 from secagg.errors import Misuse, PeerError, Reason
+from secagg.identifiers import ClientId
 
 if TYPE_CHECKING:
-    from secagg.identifiers import ClientId
-
     from .roles import LateUpdate, Subject
 
 
 class OneStageClientSession(Confined, ABC):
     """A client session of one answer."""
+
+    faults: tuple[PeerError, ...] = ()
+    """None: no other client sends this one anything."""
 
     def __init__(self, client: ClientId, subject: Subject, update: LateUpdate | None, suspended: Secret | None) -> None:
         """Prepare to upload once.
@@ -25,21 +27,11 @@ class OneStageClientSession(Confined, ABC):
         """
         if suspended is not None:
             raise Misuse("a session of one message has nothing to go on with; join without what was suspended")
-        self._client, self._subject, self._update, self._is_done = client, subject, update, False
+        self.client, self._subject, self._update, self._is_done = client, subject, update, False
 
     @abstractmethod
     def _upload(self, message: bytes, update: LateUpdate) -> bytes:
         """Return the upload: checks, ledger, update, time, in this order."""
-
-    @property
-    def client(self) -> ClientId:
-        """Who this is."""
-        return self._client
-
-    @property
-    def faults(self) -> tuple[PeerError, ...]:
-        """Nothing: no other client sends this one anything."""
-        return ()
 
     def answer(self, message: bytes) -> bytes:
         """Return the upload, once; nothing keeps it.
@@ -63,4 +55,4 @@ class OneStageClientSession(Confined, ABC):
         self._is_done = True
 
     def __repr__(self) -> str:
-        return f"<{type(self).__name__} {self._client}{', done' if self._is_done else ''}>"
+        return f"<{type(self).__name__} {self.client}{', done' if self._is_done else ''}>"

@@ -1,4 +1,4 @@
-"""The rule of conduct of all server sessions, of one stage or many, and the client session of one answer.
+"""The rule of conduct of all server sessions, of one stage or many.
 
 What fails before it is verified (framing, decoding, signature, context) changes nothing and leaves its sender awaited.
 A client is put out for verified content that is wrong, for a check that may not be tried twice, and when it says so
@@ -31,9 +31,11 @@ from secagg.errors import (
 )
 from secagg.identifiers import ClientId, Party
 
-from .one_answer import OneStageClientSession as OneStageClientSession  # noqa: PLC0414 -- exported
+from .one_answer import OneStageClientSession
 from .roles import Released, Stage, Turnout
 from .sockets.connection import HelperLost
+
+__all__ = ["Checked", "OneStageClientSession", "StagedServerSession"]
 
 Content = TypeVar("Content")
 
