@@ -31,8 +31,8 @@ from secagg.planning.paper.models import CELEBA, FEMNIST_3_CHANNEL
 from secagg.protocols.enclave.client import Client, Upload
 from secagg.protocols.enclave.floors import EnclaveFloors
 from secagg.protocols.enclave.ledger import SealLedger
-from secagg.protocols.enclave.member import EnclaveMember
 from secagg.protocols.enclave.plan import EnclaveSettings
+from secagg.protocols.enclave.session import EnclaveMember
 from secagg.protocols.enclave.trusted.configuration import Accumulation, EnclaveConfiguration, ReleaseForm
 from secagg.protocols.enclave.trusted.messages import ModelStamp
 from secagg.protocols.enclave.unattested import SimulatedEnclave, SimulatedJudge

@@ -403,10 +403,10 @@ ROOMS: Final = (
         _in(
             "protocols/enclave",
             "client.py",
-            "member.py",
             "budget.py",
             "floors.py",
             "server.py",
+            "session.py",
             "verified_enclave.py",
         ),
         (

@@ -18,13 +18,13 @@ if TYPE_CHECKING:
     from .budget import epsilon_of as epsilon_of
     from .floors import EnclaveFloors as EnclaveFloors
     from .ledger import SealLedger as SealLedger
-    from .member import EnclaveMember as EnclaveMember
-    from .member import HardwareJudge as HardwareJudge
     from .plan import EnclaveSettings as EnclaveSettings
     from .remote_enclave import RemoteEnclave as RemoteEnclave
-    from .server import EnclaveHelpers as EnclaveHelpers
     from .server import Server as Server
-    from .server import open_session as open_session
+    from .session import EnclaveHelpers as EnclaveHelpers
+    from .session import EnclaveMember as EnclaveMember
+    from .session import HardwareJudge as HardwareJudge
+    from .session import open_session as open_session
     from .trusted.__main__ import serve_simulated as serve_simulated
     from .trusted.configuration import Accumulation as Accumulation
     from .trusted.configuration import ReleaseForm as ReleaseForm
@@ -42,10 +42,10 @@ else:
             "budget": "epsilon_of",
             "floors": "EnclaveFloors",
             "ledger": "SealLedger",
-            "member": "EnclaveMember HardwareJudge",
             "plan": "EnclaveSettings",
             "remote_enclave": "RemoteEnclave",
-            "server": "EnclaveHelpers Server open_session",
+            "server": "Server",
+            "session": "EnclaveHelpers EnclaveMember HardwareJudge open_session",
             "trusted.__main__": "serve_simulated",
             "trusted.configuration": "Accumulation ReleaseForm",
             "trusted.enclave": "DEFAULT_MEMORY_BYTES",

@@ -15,9 +15,9 @@ from secagg.session.simulated_keys import SimulatedKeys
 
 from .floors import EnclaveFloors
 from .ledger import SealLedger
-from .member import EnclaveMember
 from .plan import EnclaveSettings, costs
-from .server import STAGE, EnclaveHelpers, Server, open_session
+from .server import STAGE, Server
+from .session import EnclaveHelpers, EnclaveMember, open_session
 from .trusted.configuration import Accumulation, ReleaseForm
 from .unattested import SimulatedEnclave, SimulatedJudge
 

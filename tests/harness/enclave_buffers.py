@@ -32,9 +32,9 @@ from secagg.protocols.enclave.budget import PrivacyFloor
 from secagg.protocols.enclave.client import Client, Upload
 from secagg.protocols.enclave.floors import EnclaveFloors
 from secagg.protocols.enclave.ledger import SealLedger
-from secagg.protocols.enclave.member import EnclaveMember
 from secagg.protocols.enclave.plan import EnclaveSettings
 from secagg.protocols.enclave.server import EnclaveConnection, Server
+from secagg.protocols.enclave.session import EnclaveMember
 from secagg.protocols.enclave.trusted.configuration import Accumulation, EnclaveConfiguration, ReleaseForm
 from secagg.protocols.enclave.trusted.messages import ModelStamp, Receipt
 from secagg.protocols.enclave.unattested import SimulatedEnclave, SimulatedJudge

@@ -37,7 +37,7 @@ from secagg.protocols.enclave.budget import PrivacyFloor, epsilon_of
 from secagg.protocols.enclave.client import Client
 from secagg.protocols.enclave.floors import EnclaveFloors
 from secagg.protocols.enclave.ledger import SealLedger
-from secagg.protocols.enclave.member import EnclaveMember
+from secagg.protocols.enclave.session import EnclaveMember
 from secagg.protocols.enclave.trusted.configuration import EnclaveConfiguration, Noise, ReleaseForm
 from secagg.protocols.enclave.trusted.messages import ModelStamp
 from secagg.protocols.enclave.unattested import SimulatedEnclave, SimulatedJudge
