@@ -31,12 +31,14 @@ from secagg.planning.paper.models import CELEBA, FEMNIST_3_CHANNEL
 from secagg.protocols.enclave.client import Client, Upload
 from secagg.protocols.enclave.floors import EnclaveFloors
 from secagg.protocols.enclave.ledger import SealLedger
-from secagg.protocols.enclave.plan import plan_enclave
+from secagg.protocols.enclave.plan import EnclaveSettings
+from secagg.protocols.enclave.session import EnclaveMember
 from secagg.protocols.enclave.trusted.configuration import Accumulation, EnclaveConfiguration, ReleaseForm
 from secagg.protocols.enclave.trusted.messages import ModelStamp
 from secagg.protocols.enclave.unattested import SimulatedEnclave, SimulatedJudge
 from secagg.protocols.enclave.verified_enclave import VerifiedEnclave
 from secagg.session.certificates import Authority, SigningKey, issue_certificate
+from secagg.session.roles import Subject
 
 _CLIENTS: Final = 40
 _ROUNDS: Final = 12
@@ -70,18 +72,10 @@ class _Bench:
     authority: SigningKey = field(default_factory=lambda: SigningKey(Secret.random("key", 32, _COINS)))
 
     def __post_init__(self) -> None:
-        self.configuration = plan_enclave(
-            task=_TASK,
-            layout=self.layout,
-            tables=self.tables,
-            capacity=1 << 20,
-            authority=Authority(self.authority.public_key),
-            minimum_cohort=2,
-            maximum_cohort=_CLIENTS,
-            now=self.now,
-            accumulation=self.accumulation,
-            form=self.form,
+        settings = EnclaveSettings(
+            minimum_cohort=2, maximum_cohort=_CLIENTS, accumulation=self.accumulation, form=self.form
         )
+        self.configuration = settings.plan(self.subject, Authority(self.authority.public_key), self.now)
         self.enclave = SimulatedEnclave(self.configuration, coins=_COINS, memory_bytes=1 << 40)
         self.verified = VerifiedEnclave(
             self.enclave.offer,
@@ -91,9 +85,15 @@ class _Bench:
             now=self.now,
         )
 
+    @property
+    def subject(self) -> Subject:
+        """What is summed."""
+        return Subject(task=_TASK, round_number=0, layout=self.layout, capacity=1 << 20, tables=self.tables)
+
     def client(self, number: int) -> Client:
         identity = SigningKey(Secret.random("key", 32, _COINS))
-        return Client(
+        ledger = SealLedger(_TASK)
+        member = EnclaveMember(
             certificate=issue_certificate(self.authority, ClientId(number), identity.public_key),
             signing_key=identity,
             floors=EnclaveFloors(
@@ -104,12 +104,12 @@ class _Bench:
                 histograms_accepted=True,
                 direct_accepted=True,
             ),
-            layout=self.layout,
-            tables=self.tables,
-            capacity=1 << 20,
-            ledger=SealLedger(_TASK),
+            judge=SimulatedJudge(),
+            ledger=lambda _: ledger,
+            clock=lambda: self.now,
             coins=_COINS,
         )
+        return member.join(self.subject)
 
     def seal(self, client: Client, payload: Payload, version: int) -> Upload:
         model = ModelStamp(version=version, digest=version.to_bytes(32, "big"))

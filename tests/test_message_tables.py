@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from secagg.fields import Placed, table_of
-from secagg.protocols.enclave import session as enclave
+from secagg.protocols.enclave import client as enclave
 from secagg.protocols.pairwise_mask.advertisement import KeyAdvertisement
 from secagg.protocols.pairwise_mask.complaint import Complaint
 from secagg.protocols.pairwise_mask.configuration import SessionConfiguration

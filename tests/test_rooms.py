@@ -312,8 +312,8 @@ PROVOCATIONS: list[tuple[Check, Fault, str]] = [
     (check_no_waiting, plant("protocols/one_message/x.py", "import socket"), "socket belongs in secagg/session"),
     (
         check_trusted_part,
-        plant("protocols/enclave/trusted/x.py", "from secagg.protocols.enclave.host import Host"),
-        "must not import secagg.protocols.enclave.host",
+        plant("protocols/enclave/trusted/x.py", "from secagg.protocols.enclave.server import Server"),
+        "must not import secagg.protocols.enclave.server",
     ),
     (check_roles, lambda root: (root / "protocols/pairwise_mask/run.py").unlink(), "pairwise_mask/run.py is missing"),
     (check_use, plant("secagg/planning/x.py"), "secagg/planning/x.py is imported by nothing"),

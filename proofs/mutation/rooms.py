@@ -107,6 +107,7 @@ _ENCLAVE_ATTACKS: Final = _in(
     "test_enclave_layers.py",
     "test_enclave_memory.py",
     "test_enclave_offers.py",
+    "test_enclave_models.py",
     "test_enclave_short_uploads.py",
     "test_enclave_uploads.py",
 )
@@ -401,8 +402,8 @@ ROOMS: Final = (
             "client.py",
             "budget.py",
             "floors.py",
-            "host.py",
-            "short_upload.py",
+            "server.py",
+            "session.py",
             "verified_enclave.py",
         ),
         (

@@ -16,16 +16,15 @@ if TYPE_CHECKING:
     from .attestation import Policy as Policy
     from .attestation import Verifier as Verifier
     from .budget import epsilon_of as epsilon_of
-    from .client import Client as Client
     from .floors import EnclaveFloors as EnclaveFloors
-    from .hardware_judge import HardwareJudge as HardwareJudge
     from .ledger import SealLedger as SealLedger
-    from .member import EnclaveMember as EnclaveMember
     from .plan import EnclaveSettings as EnclaveSettings
     from .remote_enclave import RemoteEnclave as RemoteEnclave
-    from .server import EnclaveHelpers as EnclaveHelpers
     from .server import Server as Server
-    from .server import open_session as open_session
+    from .session import EnclaveHelpers as EnclaveHelpers
+    from .session import EnclaveMember as EnclaveMember
+    from .session import HardwareJudge as HardwareJudge
+    from .session import open_session as open_session
     from .trusted.__main__ import serve_simulated as serve_simulated
     from .trusted.configuration import Accumulation as Accumulation
     from .trusted.configuration import ReleaseForm as ReleaseForm
@@ -41,14 +40,12 @@ else:
         {
             "attestation": "EvidenceFormat PinnedMeasurement Policy Verifier",
             "budget": "epsilon_of",
-            "client": "Client",
             "floors": "EnclaveFloors",
-            "hardware_judge": "HardwareJudge",
             "ledger": "SealLedger",
-            "member": "EnclaveMember",
             "plan": "EnclaveSettings",
             "remote_enclave": "RemoteEnclave",
-            "server": "EnclaveHelpers Server open_session",
+            "server": "Server",
+            "session": "EnclaveHelpers EnclaveMember HardwareJudge open_session",
             "trusted.__main__": "serve_simulated",
             "trusted.configuration": "Accumulation ReleaseForm",
             "trusted.enclave": "DEFAULT_MEMORY_BYTES",

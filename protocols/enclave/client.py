@@ -40,7 +40,7 @@ from .verified_enclave import VerifiedEnclave
 if TYPE_CHECKING:
     from secagg.session.roles import LateUpdate, Subject
 
-    from .member import EnclaveMember
+    from .session import EnclaveMember
 
 VECTOR_NONCE_BYTES: Final = 32
 _MOST_BYTES: Final = (1 << 32) - 1

@@ -1,7 +1,8 @@
-"""From what a platform wants to a configuration: noise in proportion to what it protects, and numbers that fit."""
+"""From a platform's settings to a configuration, with noise in proportion to what it protects; and what a sum costs."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from decimal import ROUND_DOWN
@@ -10,95 +11,137 @@ from typing import Final
 
 from secagg.contract.codewords import Tables
 from secagg.contract.layout import IndexSegment, Layout, RingSegment
+from secagg.crypto.hpke import sealing_sizes
 from secagg.crypto.ring import require_capacity
 from secagg.errors import CapacityExceeded, InvalidParameters
+from secagg.identifiers import CLIENT_ID_BYTES, AttemptContext, ClientId
 from secagg.parameters import LEAST_COHORT, Suite
 from secagg.privacy.kinds import NoiseKind
 from secagg.privacy.rounding import room_for_noise, rounded_root
 from secagg.privacy.sensitivity import Adjacency, of_vector
-from secagg.session.certificates import Authority
+from secagg.session.certificates import IDENTITY_KEY_BYTES, SIGNATURE_BYTES, Authority, Certificate
+from secagg.session.costs import AES_BLOCK_BYTES, Costs, Work, mask_cipher_calls, ring_length
 from secagg.session.roles import Subject
 
 from .budget import squared_sensitivities
+from .client import VECTOR_NONCE_BYTES, Invitation
 from .trusted.configuration import NO_AUTHORITY, Accumulation, EnclaveConfiguration, Noise, ReleaseForm
+from .trusted.messages import (
+    EPOCH_BYTES,
+    MOST_SEALED_INDICES,
+    SEED_BYTES,
+    WEIGHT_BYTES,
+    EnclaveOffer,
+    ModelStamp,
+    SealedUpload,
+    UploadHeader,
+)
+from .trusted.service import SIMULATED, encode_attested_offer
+from .trusted.upload_keys import PROOF_BYTES, TAG_BYTES
 
 DEFAULT_LIFETIME: Final = timedelta(hours=12)
 _MOST_UPLOADS: Final = 1 << 20
+_DIGEST_BYTES, _HEADER_BYTES = 32, 7
+_PASSES: Final = 8
+"""How often a masked vector is read beside its mask: packed, hashed by both sides, sent, read and added."""
 
 
-def plan_enclave(  # noqa: PLR0913 -- all but seven have defaults
-    *,
-    task: bytes,
-    layout: Layout,
-    tables: Tables = (),
-    capacity: int,
-    authority: Authority | None,
-    minimum_cohort: int,
-    maximum_cohort: int,
-    now: datetime,
-    lifetime: timedelta = DEFAULT_LIFETIME,
-    suite: Suite = Suite.HYBRID,
-    form: ReleaseForm = ReleaseForm.DECODED_SUM,
-    accumulation: Accumulation = Accumulation.OBLIVIOUS,
-    maximum_weight: int = 1,
-    staleness_weights: tuple[int, ...] = (1,),
-    noise_multiplier: Fraction | None = None,
-    noise_kind: NoiseKind = NoiseKind.DISCRETE_GAUSSIAN,
-    l2_bounds: tuple[int, ...] = (),
-    releases_per_client: int = 1,
-    adjacency: Adjacency = Adjacency.REPLACE,
-    codeword_bound: int = 0,
-) -> EnclaveConfiguration:
-    """Return a configuration for an enclave, or say which numbers do not fit.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnclaveSettings:
+    """What an epoch is configured for; ``EnclaveConfiguration`` says more of most values."""
 
-    Args:
-        layout: of the codec that clients encode with.
-        tables: the codebooks of that codec as integers, where it has any.
-        capacity: of that codec: the largest total weight whose sum stays in its rings.
-        authority: who certifies clients and is not the host; None needs noise.
-        minimum_cohort: how many uploads a release has at least.
-        maximum_cohort: how many a buffer takes at most.
-        now: when the configuration is made, with a time zone.
-        noise_multiplier: a release is as private as one Gaussian with this multiple of the sensitivity as its standard
-            deviation. Every released segment gets noise in proportion to its own sensitivity, and as many times the
-            variance as there are segments, because their losses add up.
-        l2_bounds: with noise, for each ring segment the largest norm of a client's own values in integer steps.
-        releases_per_client: with noise, in how many releases of the epoch one client may be.
-        adjacency: what the neighbour of a set of clients is: one client's values replaced, or by zeros.
-        codeword_bound: the largest norm of the codewords that one client chooses; longer ones count as the least.
-    Raises:
-        InvalidParameters: a number out of range, or tables that do not fit.
-        CapacityExceeded: a buffer could reach a weight above the capacity; ``require_held`` looks at noise.
-    """
-    noise = None
-    if noise_multiplier is not None:
-        weight = maximum_weight * max(staleness_weights)
-        sensitivities = list(squared_sensitivities(layout, form, tables, weight, l2_bounds, adjacency))
-        if noise_multiplier <= 0:
-            raise InvalidParameters(f"noise_multiplier is positive; got {noise_multiplier}")
-        variances = tuple(noise_multiplier**2 * len(sensitivities) * squared for squared in sensitivities)
-        noise = Noise(
-            kind=noise_kind, variances=variances, l2_bounds=l2_bounds, releases_per_client=releases_per_client
+    suite: Suite = Suite.HYBRID
+    minimum_cohort: int = LEAST_COHORT
+    maximum_cohort: int | None = None
+    """By default as many as the codec's capacity allows."""
+    maximum_weight: int = 1
+    staleness_weights: tuple[int, ...] = (1,)
+    form: ReleaseForm = ReleaseForm.DECODED_SUM
+    accumulation: Accumulation = Accumulation.OBLIVIOUS
+    noise_multiplier: Fraction | None = None
+    """A release is as private as one Gaussian with this multiple of the sensitivity as its standard deviation. Every
+    released segment gets noise in proportion to its own sensitivity, and as many times the variance as there are
+    segments, because their losses add up."""
+    noise_kind: NoiseKind = NoiseKind.DISCRETE_GAUSSIAN
+    l2_bounds: tuple[int, ...] = ()
+    """With noise, for each ring segment the largest norm of a client's own values in integer steps."""
+    releases_per_client: int = 1
+    """With noise, in how many releases of the epoch one client may be."""
+    adjacency: Adjacency = Adjacency.REPLACE
+    """What the neighbour of a set of clients is: one client's values replaced, or by zeros."""
+    codeword_bound: int = 0
+    """The largest norm of the codewords that one client chooses; longer ones count as the least."""
+    lifetime: timedelta = DEFAULT_LIFETIME
+
+    def plan(self, subject: Subject, authority: Authority | None, now: datetime) -> EnclaveConfiguration:
+        """Return the configuration of an epoch whose buffers are about a subject's task, layout and tables.
+
+        Args:
+            authority: who certifies clients and is not the host; None needs noise.
+            now: when the configuration is made, with a time zone.
+        Raises:
+            InvalidParameters: a number out of range, or tables that do not fit.
+            CapacityExceeded: a buffer could reach a weight above the capacity, or rings do not hold the noise.
+        """
+        counted = sum(map(len, subject.tables)) if self.form is ReleaseForm.DECODED_SUM else 0
+        require_held(
+            subject.layout,
+            self.noise_multiplier,
+            self.l2_bounds,
+            self.adjacency,
+            segments=len(subject.layout.ring_positions) + counted,
+            total_weight=self._most(subject) * self._heaviest,
+            capacity=subject.capacity,
         )
-    has_indices = any(isinstance(segment, IndexSegment) for segment in layout.segments)
-    configuration = EnclaveConfiguration(
-        task=task,
-        suite=suite,
-        authority=NO_AUTHORITY if authority is None else authority.public_key,
-        layout=layout,
-        form=form,
-        tables=tables if has_indices and form is ReleaseForm.DECODED_SUM else (),
-        accumulation=accumulation,
-        minimum_cohort=minimum_cohort,
-        maximum_cohort=maximum_cohort,
-        maximum_weight=maximum_weight,
-        staleness_weights=staleness_weights,
-        noise=noise,
-        codeword_bound=codeword_bound,
-        expiry=int((now + lifetime).timestamp()),
-    )
-    require_capacity(configuration.maximum_total_weight, capacity)
-    return configuration
+        return self.configured(subject, authority, now)
+
+    def configured(self, subject: Subject, authority: Authority | None, now: datetime) -> EnclaveConfiguration:
+        """Return the same, whether or not rings hold the noise.
+
+        Raises:
+            InvalidParameters, CapacityExceeded: as for ``plan``, but for noise.
+        """
+        has_indices = any(isinstance(segment, IndexSegment) for segment in subject.layout.segments)
+        tables = subject.tables if has_indices else ()
+        configuration = EnclaveConfiguration(
+            task=subject.task,
+            suite=self.suite,
+            authority=NO_AUTHORITY if authority is None else authority.public_key,
+            layout=subject.layout,
+            form=self.form,
+            tables=tables if self.form is ReleaseForm.DECODED_SUM else (),
+            accumulation=self.accumulation,
+            minimum_cohort=self.minimum_cohort,
+            maximum_cohort=self._most(subject),
+            maximum_weight=self.maximum_weight,
+            staleness_weights=self.staleness_weights,
+            noise=self._noise(subject.layout, tables),
+            codeword_bound=self.codeword_bound,
+            expiry=int((now + self.lifetime).timestamp()),
+        )
+        require_capacity(configuration.maximum_total_weight, subject.capacity)
+        return configuration
+
+    @property
+    def _heaviest(self) -> int:
+        return self.maximum_weight * max(self.staleness_weights)
+
+    def _most(self, subject: Subject) -> int:
+        return self.maximum_cohort or min(subject.capacity // self._heaviest, _MOST_UPLOADS)
+
+    def _noise(self, layout: Layout, tables: Tables) -> Noise | None:
+        if self.noise_multiplier is None:
+            return None
+        what = (layout, self.form, tables, self._heaviest, self.l2_bounds, self.adjacency)
+        sensitivities = list(squared_sensitivities(*what))
+        if self.noise_multiplier <= 0:
+            raise InvalidParameters(f"noise_multiplier is positive; got {self.noise_multiplier}")
+        return Noise(
+            kind=self.noise_kind,
+            variances=tuple(self.noise_multiplier**2 * len(sensitivities) * squared for squared in sensitivities),
+            l2_bounds=self.l2_bounds,
+            releases_per_client=self.releases_per_client,
+        )
 
 
 def require_held(  # noqa: PLR0913 -- what noise is judged by
@@ -138,64 +181,66 @@ def require_held(  # noqa: PLR0913 -- what noise is judged by
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EnclaveSettings:
-    """What an epoch is configured for; ``plan_enclave`` says what each value means."""
+# --- What it costs ----------------------------------------------------------------------------------------------------
 
-    suite: Suite = Suite.HYBRID
-    minimum_cohort: int = LEAST_COHORT
-    maximum_cohort: int | None = None
-    """By default as many as the codec's capacity allows."""
-    maximum_weight: int = 1
-    staleness_weights: tuple[int, ...] = (1,)
-    form: ReleaseForm = ReleaseForm.DECODED_SUM
-    accumulation: Accumulation = Accumulation.OBLIVIOUS
-    noise_multiplier: Fraction | None = None
-    noise_kind: NoiseKind = NoiseKind.DISCRETE_GAUSSIAN
-    l2_bounds: tuple[int, ...] = ()
-    releases_per_client: int = 1
-    adjacency: Adjacency = Adjacency.REPLACE
-    codeword_bound: int = 0
-    lifetime: timedelta = DEFAULT_LIFETIME
 
-    def plan(self, subject: Subject, authority: Authority | None, now: datetime) -> EnclaveConfiguration:
-        """Return the configuration of an epoch whose buffers are about a subject's task, layout and tables.
+def costs(layout: Layout, clients: int, suite: Suite) -> Iterator[Costs]:
+    """Count; in its default form the enclave touches every counter, so that no address depends on an index."""
+    sealing_key_bytes, overhead = sealing_sizes(suite)
+    offer = EnclaveOffer(
+        context=AttemptContext(bytes(_DIGEST_BYTES)),
+        epoch=bytes(EPOCH_BYTES),
+        sealing_key=bytes(sealing_key_bytes),
+        receipt_key=bytes(IDENTITY_KEY_BYTES),
+    )
+    indices = [segment for segment in layout.segments if isinstance(segment, IndexSegment)]
+    index_bytes = sum(segment.payload_bytes for segment in indices)
+    length = ring_length(layout.segments)
+    has_one_seal = bool(indices) and not length and index_bytes <= MOST_SEALED_INDICES
+    secret = PROOF_BYTES + WEIGHT_BYTES + (index_bytes if has_one_seal else SEED_BYTES) + overhead
+    beside = index_bytes + TAG_BYTES if indices and not has_one_seal else 0
+    sealed = len(_empty_upload(secret).encode()) + beside
+    # The host has the roster, and puts back what it knows.
+    short = _HEADER_BYTES + CLIENT_ID_BYTES + secret + beside + (VECTOR_NONCE_BYTES if length else 0)
+    calls = mask_cipher_calls(layout.segments) + -(-index_bytes // AES_BLOCK_BYTES)
+    counters = sum(segment.blocks * segment.codewords for segment in indices)
+    yield Costs(
+        plan="between is what enters the enclave; its evidence, some kilobytes, more or less by vendor, comes on top",
+        payload_bytes=layout.payload_bytes,
+        up_bytes=short + layout.payload_bytes - index_bytes,
+        down_bytes=len(_invitation(layout, clients, suite, offer)),
+        between_bytes=sealed,
+        client=Work(cipher_calls=calls, word_operations=_PASSES * length + sum(segment.blocks for segment in indices)),
+        server=Work(cipher_calls=clients * calls, word_operations=clients * (length + counters), steps=clients),
+    )
 
-        Raises:
-            InvalidParameters, CapacityExceeded: no enclave can; the message says what to change.
-        """
-        heaviest = self.maximum_weight * max(self.staleness_weights)
-        has_indices = any(isinstance(segment, IndexSegment) for segment in subject.layout.segments)
-        maximum_cohort = self.maximum_cohort or min(subject.capacity // heaviest, _MOST_UPLOADS)
-        counted = sum(map(len, subject.tables)) if self.form is ReleaseForm.DECODED_SUM else 0
-        require_held(
-            subject.layout,
-            self.noise_multiplier,
-            self.l2_bounds,
-            self.adjacency,
-            segments=len(subject.layout.ring_positions) + counted,
-            total_weight=maximum_cohort * heaviest,
-            capacity=subject.capacity,
-        )
-        return plan_enclave(
-            task=subject.task,
-            layout=subject.layout,
-            tables=subject.tables if has_indices else (),
-            capacity=subject.capacity,
-            authority=authority,
-            minimum_cohort=self.minimum_cohort,
-            maximum_cohort=maximum_cohort,
-            now=now,
-            lifetime=self.lifetime,
-            suite=self.suite,
-            form=self.form,
-            accumulation=self.accumulation,
-            maximum_weight=self.maximum_weight,
-            staleness_weights=self.staleness_weights,
-            noise_multiplier=self.noise_multiplier,
-            noise_kind=self.noise_kind,
-            l2_bounds=self.l2_bounds,
-            releases_per_client=self.releases_per_client,
-            adjacency=self.adjacency,
-            codeword_bound=self.codeword_bound,
-        )
+
+def _invitation(layout: Layout, clients: int, suite: Suite, offer: EnclaveOffer) -> bytes:
+    """Return what a client is sent, without evidence; tables it has itself."""
+    configuration = EnclaveConfiguration(
+        task=b"a plan",
+        suite=suite,
+        authority=b"\x01" * IDENTITY_KEY_BYTES,
+        layout=layout,
+        form=ReleaseForm.HISTOGRAM,
+        minimum_cohort=LEAST_COHORT,
+        maximum_cohort=clients,
+        expiry=1,
+    )
+    model = ModelStamp(version=0, digest=bytes(_DIGEST_BYTES))
+    attested = encode_attested_offer(offer, SIMULATED, b"")
+    return Invitation(configuration.encode(), attested, model.version, model.digest, True).encode()  # noqa: FBT003 -- is_short
+
+
+def _empty_upload(sealed: int) -> SealedUpload:
+    """Return the enclave's part of an upload without indices beside the seal, of which only the length counts."""
+    return SealedUpload(
+        header=UploadHeader(
+            epoch=bytes(EPOCH_BYTES),
+            certificate=Certificate(ClientId(0), bytes(IDENTITY_KEY_BYTES), bytes(SIGNATURE_BYTES)),
+            model=ModelStamp(version=0, digest=bytes(_DIGEST_BYTES)),
+            vector_digest=bytes(_DIGEST_BYTES),
+        ),
+        sealed_seed=bytes(sealed),
+        sealed_indices=b"",
+    )

@@ -23,7 +23,6 @@ from secagg.crypto.ring import RingVector, add_into, low_bits
 from secagg.errors import (
     UNDECIDED,
     AuthenticationFailed,
-    InvalidParameters,
     MalformedMessage,
     Misuse,
     PeerMisbehaved,
@@ -36,13 +35,10 @@ from secagg.session.roles import Released, Stage, Subject
 from secagg.session.stages import Checked, StagedServerSession
 from secagg.wire import MessageKind, Reader, message_kind
 
-from .attestation import Evidence
 from .client import VECTOR_NONCE_BYTES, Invitation, Upload, stamp_of, vector_digest
-from .plan import EnclaveSettings
 from .trusted.configuration import EnclaveConfiguration
 from .trusted.messages import (
     BufferRelease,
-    EnclaveOffer,
     ModelStamp,
     Receipt,
     SealedUpload,
@@ -50,8 +46,6 @@ from .trusted.messages import (
     sealed_indices_bytes,
     sealed_secret_bytes,
 )
-from .trusted.service import SIMULATED, encode_attested_offer
-from .unattested import SimulatedEvidence
 
 STAGE: Final = Stage(name="sealed upload", takes_update=True)
 
@@ -78,63 +72,6 @@ class EnclaveConnection(Protocol):
     def give_up_buffer(self) -> None:
         """Discard the open buffer."""
         ...
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EnclaveHelpers:
-    """An enclave whose epoch runs; it outlives the sessions, each of which is one of its buffers."""
-
-    configuration: EnclaveConfiguration
-    """That of the epoch, from ``EnclaveSettings.plan``."""
-    connection: EnclaveConnection
-    offer: EnclaveOffer
-    evidence: Evidence | SimulatedEvidence
-    certificates: Mapping[ClientId, Certificate] = field(default_factory=dict[ClientId, Certificate])
-    """Of all who may take part, where the host has them; uploads leave out then what it knows."""
-
-
-def open_session(
-    subject: Subject, settings: EnclaveSettings, invited: frozenset[ClientId] | None, helpers: EnclaveHelpers
-) -> Server:
-    """Open a buffer of an epoch that runs.
-
-    Raises:
-        InvalidParameters: the epoch is for another task or layout, or for other cohorts and weights than the settings;
-            or too few are invited.
-    """
-    configuration = helpers.configuration
-    for name, planned, wanted in (
-        ("task", configuration.task, subject.task),
-        ("layout", configuration.layout, subject.layout),
-        ("minimum_cohort", configuration.minimum_cohort, settings.minimum_cohort),
-        ("maximum_weight", configuration.maximum_weight, settings.maximum_weight),
-    ):
-        if planned != wanted:
-            raise InvalidParameters(f"the epoch that runs has another {name}; start one for this subject and settings")
-    if invited is not None and len(invited) < configuration.minimum_cohort:
-        raise InvalidParameters(
-            f"{len(invited)} clients are invited, and nothing is released of fewer than {configuration.minimum_cohort}"
-        )
-    has_all = invited is None or invited <= helpers.certificates.keys()
-    certificates = helpers.certificates if has_all else dict[ClientId, Certificate]()
-    session = Server(
-        configuration,
-        helpers.connection,
-        stamp_of(subject, subject.model_digest),
-        attested=encode_offer(helpers.offer, helpers.evidence),
-        invited=invited,
-        epoch=helpers.offer.epoch,
-        certificates=certificates,
-    )
-    session.is_simulated = isinstance(helpers.evidence, SimulatedEvidence)
-    return session
-
-
-def encode_offer(offer: EnclaveOffer, evidence: Evidence | SimulatedEvidence) -> bytes:
-    """Return an epoch's offer with its evidence, as clients are shown it."""
-    if isinstance(evidence, SimulatedEvidence):
-        return encode_attested_offer(offer, SIMULATED, evidence.binding)
-    return encode_attested_offer(offer, evidence.format.value, evidence.document)
 
 
 @dataclass(frozen=True, slots=True)

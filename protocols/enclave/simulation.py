@@ -13,12 +13,11 @@ from secagg.session.registry import Clock, ProtocolEntry
 from secagg.session.roles import Subject
 from secagg.session.simulated_keys import SimulatedKeys
 
-from .costs import costs
 from .floors import EnclaveFloors
 from .ledger import SealLedger
-from .member import EnclaveMember
-from .plan import EnclaveSettings
-from .server import STAGE, EnclaveHelpers, Server, open_session
+from .plan import EnclaveSettings, costs
+from .server import STAGE, Server
+from .session import EnclaveHelpers, EnclaveMember, open_session
 from .trusted.configuration import Accumulation, ReleaseForm
 from .unattested import SimulatedEnclave, SimulatedJudge
 

@@ -53,7 +53,7 @@ from secagg.protocols.enclave.attestation import (
 )
 from secagg.protocols.enclave.budget import PrivacyFloor
 from secagg.protocols.enclave.floors import EnclaveFloors
-from secagg.protocols.enclave.hardware_judge import HardwareJudge
+from secagg.protocols.enclave.session import HardwareJudge
 from secagg.protocols.enclave.trusted.configuration import NO_AUTHORITY, EnclaveConfiguration, Noise, ReleaseForm
 from secagg.protocols.enclave.trusted.messages import EnclaveOffer, ModelStamp
 from secagg.protocols.enclave.unattested import SimulatedEvidence, SimulatedJudge

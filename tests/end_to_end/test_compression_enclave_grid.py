@@ -117,6 +117,7 @@ def released_sum(
     payloads = [case.decoder.encode(case.update_of(number), InsecureSeededCoins(bytes([number]))) for number in NUMBERS]
     session.host.open_buffer(1, model_digest(1))
     for number, payload, age, weight in zip(NUMBERS, payloads, AGES, weights, strict=True):
+        session.host.announce_model(1 - age, model_digest(1 - age))
         upload = session.seal(number, payload=payload, version=1 - age, weight=weight)
         session.host.receive(upload.encode())
     aggregate, _ = session.host.release()

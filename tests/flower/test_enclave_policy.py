@@ -15,7 +15,7 @@ from secagg.platforms.enclave_plug import NodeJudge
 from secagg.platforms.floors import NodeSettings
 from secagg.platforms.keys.enclave_policy import load_judge
 from secagg.protocols.enclave.attestation import Evidence, EvidenceFormat, PinnedMeasurement, Policy, Verifier
-from secagg.protocols.enclave.hardware_judge import HardwareJudge
+from secagg.protocols.enclave.session import HardwareJudge
 from secagg.protocols.enclave.unattested import SimulatedEvidence
 
 PINS = dict.fromkeys(("PCR0", "PCR1", "PCR2"), "ab" * 48)

@@ -32,9 +32,9 @@ from secagg.protocols.enclave.budget import PrivacyFloor
 from secagg.protocols.enclave.client import Client, Upload
 from secagg.protocols.enclave.floors import EnclaveFloors
 from secagg.protocols.enclave.ledger import SealLedger
-from secagg.protocols.enclave.member import EnclaveMember
-from secagg.protocols.enclave.plan import plan_enclave
+from secagg.protocols.enclave.plan import EnclaveSettings
 from secagg.protocols.enclave.server import EnclaveConnection, Server
+from secagg.protocols.enclave.session import EnclaveMember
 from secagg.protocols.enclave.trusted.configuration import Accumulation, EnclaveConfiguration, ReleaseForm
 from secagg.protocols.enclave.trusted.messages import ModelStamp, Receipt
 from secagg.protocols.enclave.unattested import SimulatedEnclave, SimulatedJudge
@@ -193,15 +193,9 @@ class InsecureEnclaveSession:
     def __post_init__(self) -> None:
         setup = self.setup
         self.authority = setup.signing_key_of("authority")
-        self.configuration = plan_enclave(
-            task=setup.task,
-            layout=setup.layout,
-            tables=setup.tables,
-            capacity=setup.capacity,
-            authority=Authority(self.authority.public_key) if setup.has_authority else None,
+        settings = EnclaveSettings(
             minimum_cohort=setup.minimum_cohort,
             maximum_cohort=setup.maximum_cohort,
-            now=self.now,
             lifetime=setup.lifetime,
             suite=setup.suite,
             form=setup.form,
@@ -213,6 +207,8 @@ class InsecureEnclaveSession:
             l2_bounds=setup.l2_bounds,
             releases_per_client=setup.releases_per_client,
         )
+        authority = Authority(self.authority.public_key) if setup.has_authority else None
+        self.configuration = settings.configured(self.subject, authority, self.now)
         self.clients = [self.new_client(number) for number in range(1, setup.population + 1)]
         self.restart()
 

@@ -19,8 +19,7 @@ from secagg.crypto.entropy import SystemCoins
 from secagg.errors import InvalidParameters
 
 from .enclave import DEFAULT_MEMORY_BYTES
-from .hardening import give_up_privileges
-from .process import serve
+from .process import give_up_privileges, serve
 from .service import SIMULATED
 
 _ENDING: Final = (signal.SIGTERM, signal.SIGINT)

@@ -2,13 +2,21 @@
 
 An epoch lives no longer than the connection that started it. A host that stops in the midst of a message is let go, and
 one that is silent gives way to another that has something to say.
+
+Before it serves, the process gives up what only somebody who has broken into it would use. Each step is a call of the
+kernel's, through the standard library's ``ctypes``. A step that this system does not have is said, and the process runs
+without it: none of them is what the protocol's claims rest on.
 """
 
 from __future__ import annotations
 
+import ctypes
+import platform
 import select
 import socket
-from collections.abc import Callable
+import struct
+import sys
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from time import monotonic
@@ -112,3 +120,84 @@ def _has_something_to_say(beside: socket.socket) -> bool:
         if select.select([beside], [], [], _FIRST_WORD_SECONDS)[0]:
             return bool(beside.recv(1, socket.MSG_PEEK))
     return False
+
+
+# --- What the process gives up ----------------------------------------------------------------------------------------
+
+_SET_DUMPABLE: Final = 4
+_SET_NO_NEW_PRIVILEGES: Final = 38
+_SECCOMP_FILTER: Final = 1
+_ALL_THREADS: Final = 1
+_LOCK_PRESENT_AND_FUTURE: Final = 3
+_PERMISSION_DENIED: Final = 0x0005_0001
+_NO_SUCH_CALL: Final = 0x0005_0026
+_ALLOW: Final = 0x7FFF_0000
+_LOAD, _EQUAL, _AT_LEAST, _HAS_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
+"""Instructions of a filter; a comparison skips as many of the following as it says, if it holds and if it does not."""
+_THREAD: Final = 0x0001_0000
+"""Of the flags of clone: a thread of this process, and no process."""
+
+_ARCHITECTURES: Final[dict[str, tuple[int, int, int, int, tuple[int, ...]]]] = {
+    # The kernel's name; seccomp, clone, clone3; and then: socket, connect, socketpair, fork, vfork, execve, ptrace,
+    # process_vm_readv, process_vm_writev, execveat, as far as there are such calls.
+    "x86_64": (0xC000_003E, 317, 56, 435, (41, 42, 53, 57, 58, 59, 101, 310, 311, 322)),
+    "aarch64": (0xC000_00B7, 277, 220, 435, (198, 199, 203, 221, 117, 270, 271, 281)),
+}
+
+
+def give_up_privileges(memory_bytes: int) -> list[str]:
+    """Take each step, and return what this process goes on without, in words.
+
+    Call it once everything is open: afterwards no socket is made, no program started and no process forked.
+    """
+    return list(_steps(memory_bytes))
+
+
+def _steps(memory_bytes: int) -> Iterator[str]:
+    if sys.platform != "linux":
+        yield "nothing is given up, which takes Linux"
+        return
+    import resource  # noqa: PLC0415 -- not everywhere
+
+    libc = ctypes.CDLL(None, use_errno=True)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    if libc.prctl(_SET_DUMPABLE, 0, 0, 0, 0):
+        yield "others of its user may look into it"
+    if libc.prctl(_SET_NO_NEW_PRIVILEGES, 1, 0, 0, 0):
+        yield "it may gain privileges"
+    limit = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
+    # With a smaller limit the lock would hold, and a later allocation fail.
+    if 0 <= limit < memory_bytes or libc.mlockall(_LOCK_PRESENT_AND_FUTURE):
+        yield "its memory may be written to swap (raise RLIMIT_MEMLOCK above --memory)"
+    if not _filter_calls(libc):
+        yield "it may start programs and open connections"
+
+
+def _filter_calls(libc: ctypes.CDLL) -> bool:
+    """Refuse, for every thread and for good, the calls that serving does not need."""
+    known = _ARCHITECTURES.get(platform.machine())
+    if known is None or sys.maxsize < 1 << 32:
+        return False
+    name, seccomp, clone, clone3, refused = known
+    program = b"".join(
+        struct.pack("=HBBI", *each)
+        for each in (
+            (_LOAD, 0, 0, 4),  # The architecture; on another one, calls have other numbers.
+            (_EQUAL, 1, 0, name),
+            (_RETURN, 0, 0, _PERMISSION_DENIED),
+            (_LOAD, 0, 0, 0),  # The number of the call; those of x32 are above 2^30.
+            (_AT_LEAST, 0, 1, 1 << 30),
+            (_RETURN, 0, 0, _PERMISSION_DENIED),
+            *(each for number in refused for each in ((_EQUAL, 0, 1, number), (_RETURN, 0, 0, _PERMISSION_DENIED))),
+            (_EQUAL, 0, 1, clone3),  # Its flags are in memory, which a filter cannot read; without it, clone is used.
+            (_RETURN, 0, 0, _NO_SUCH_CALL),
+            (_EQUAL, 0, 3, clone),
+            (_LOAD, 0, 0, 16),
+            (_HAS_BIT, 1, 0, _THREAD),
+            (_RETURN, 0, 0, _PERMISSION_DENIED),
+            (_RETURN, 0, 0, _ALLOW),
+        )
+    )
+    instructions = ctypes.create_string_buffer(program, len(program))
+    described = struct.pack("@HP", len(program) // 8, ctypes.addressof(instructions))
+    return bool(libc.syscall(seccomp, _SECCOMP_FILTER, _ALL_THREADS, described) == 0)

@@ -37,7 +37,7 @@ from secagg.protocols.enclave.budget import PrivacyFloor, epsilon_of
 from secagg.protocols.enclave.client import Client
 from secagg.protocols.enclave.floors import EnclaveFloors
 from secagg.protocols.enclave.ledger import SealLedger
-from secagg.protocols.enclave.member import EnclaveMember
+from secagg.protocols.enclave.session import EnclaveMember
 from secagg.protocols.enclave.trusted.configuration import EnclaveConfiguration, Noise, ReleaseForm
 from secagg.protocols.enclave.trusted.messages import ModelStamp
 from secagg.protocols.enclave.unattested import SimulatedEnclave, SimulatedJudge
@@ -73,11 +73,12 @@ def client_of(session: InsecureEnclaveSession, **changes: Any) -> Client:
         "clock": lambda: session.now,
         "coins": setup.coins_of("client 1"),
     }
-    about = {name: changes.pop(name) for name in ("layout", "tables", "capacity") if name in changes}
+    about: dict[str, Any] = {"capacity": 1 << 20}
+    about |= {name: changes.pop(name) for name in ("layout", "tables", "capacity") if name in changes}
     chosen |= changes
     kept = chosen["ledger"]
     member = EnclaveMember(**(chosen | {"ledger": lambda _: kept}))
-    return member.join(replace(session.subject, **({"capacity": 1 << 20} | about)))
+    return member.join(replace(session.subject, **about))
 
 
 def sealing(session: InsecureEnclaveSession, client: Client, **changes: Any) -> Callable[[], object]:

@@ -408,7 +408,7 @@ def test_a_killed_program_leaves_a_socket_that_the_next_one_replaces(
 
 HARDENED = """
 import ctypes, errno, os, platform, socket, subprocess, sys, threading
-from secagg.protocols.enclave.trusted.hardening import give_up_privileges
+from secagg.protocols.enclave.trusted.process import give_up_privileges
 import numpy
 left, right = socket.socketpair()
 without = give_up_privileges(1 << 20)

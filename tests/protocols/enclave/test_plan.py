@@ -16,7 +16,7 @@ from secagg.parameters import Suite
 from secagg.privacy.kinds import NoiseKind
 from secagg.privacy.sensitivity import Adjacency
 from secagg.protocols.enclave.budget import epsilon_of, squared_sensitivities
-from secagg.protocols.enclave.plan import DEFAULT_LIFETIME, EnclaveSettings, plan_enclave
+from secagg.protocols.enclave.plan import DEFAULT_LIFETIME, EnclaveSettings
 from secagg.protocols.enclave.trusted.configuration import Accumulation, EnclaveConfiguration, ReleaseForm
 from secagg.session.certificates import Authority
 from secagg.session.roles import Subject
@@ -38,7 +38,10 @@ def planned(**changes: Any) -> EnclaveConfiguration:
         "maximum_cohort": 6,
         "now": NOW,
     }
-    return plan_enclave(**(chosen | changes))
+    chosen |= changes
+    about = {name: chosen.pop(name) for name in ("task", "layout", "tables", "capacity")}
+    authority, now = chosen.pop("authority"), chosen.pop("now")
+    return EnclaveSettings(**chosen).configured(Subject(round_number=0, **about), authority, now)
 
 
 NOISED: dict[str, Any] = {"noise_multiplier": Fraction(2), "l2_bounds": (30, 50)}

@@ -14,7 +14,7 @@ from pathlib import Path
 
 START = "secagg.protocols.enclave.trusted.__main__"
 LOCKED = "secagg.protocols.enclave.trusted.enclave"
-AROUND = {f"secagg.protocols.enclave.trusted.{name}" for name in ("__main__", "hardening", "process")}
+AROUND = {f"secagg.protocols.enclave.trusted.{name}" for name in ("__main__", "process")}
 """The process around the trusted part: the only modules that see a socket, a signal or the time."""
 TRUSTED = "secagg.protocols.enclave.trusted"
 CORE = tuple(

@@ -1,0 +1,142 @@
+"""How a host opens the buffers of an epoch, and who joins them: a client's keys, its floors, and whom it believes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+from secagg.crypto.entropy import Coins
+from secagg.crypto.secret import Confined, Secret
+from secagg.errors import InvalidParameters
+from secagg.identifiers import ClientId
+from secagg.session.certificates import Certificate, SigningKey
+from secagg.session.registry import Clock
+from secagg.session.roles import LateUpdate, Subject
+
+from .attestation import Collateral, Evidence, Policy, Verifier
+from .client import Client, stamp_of
+from .floors import EnclaveFloors
+from .ledger import SealLedger
+from .plan import EnclaveSettings
+from .remote_enclave import decode_attested_offer
+from .server import EnclaveConnection, Server
+from .trusted.configuration import EnclaveConfiguration
+from .trusted.messages import EnclaveOffer
+from .trusted.service import SIMULATED, encode_attested_offer
+from .unattested import SimulatedEvidence
+from .verified_enclave import Judge, Judgement, VerifiedEnclave
+
+# --- The host ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnclaveHelpers:
+    """An enclave whose epoch runs; it outlives the sessions, each of which is one of its buffers."""
+
+    configuration: EnclaveConfiguration
+    """That of the epoch, from ``EnclaveSettings.plan``."""
+    connection: EnclaveConnection
+    offer: EnclaveOffer
+    evidence: Evidence | SimulatedEvidence
+    certificates: Mapping[ClientId, Certificate] = field(default_factory=dict[ClientId, Certificate])
+    """Of all who may take part, where the host has them; uploads leave out then what it knows."""
+
+
+def open_session(
+    subject: Subject, settings: EnclaveSettings, invited: frozenset[ClientId] | None, helpers: EnclaveHelpers
+) -> Server:
+    """Open a buffer of an epoch that runs.
+
+    Raises:
+        InvalidParameters: the epoch is for another task or layout, or for other cohorts and weights than the settings;
+            or too few are invited.
+    """
+    configuration = helpers.configuration
+    for name, planned, wanted in (
+        ("task", configuration.task, subject.task),
+        ("layout", configuration.layout, subject.layout),
+        ("minimum_cohort", configuration.minimum_cohort, settings.minimum_cohort),
+        ("maximum_weight", configuration.maximum_weight, settings.maximum_weight),
+    ):
+        if planned != wanted:
+            raise InvalidParameters(f"the epoch that runs has another {name}; start one for this subject and settings")
+    if invited is not None and len(invited) < configuration.minimum_cohort:
+        raise InvalidParameters(
+            f"{len(invited)} clients are invited, and nothing is released of fewer than {configuration.minimum_cohort}"
+        )
+    has_all = invited is None or invited <= helpers.certificates.keys()
+    certificates = helpers.certificates if has_all else dict[ClientId, Certificate]()
+    session = Server(
+        configuration,
+        helpers.connection,
+        stamp_of(subject, subject.model_digest),
+        attested=encode_offer(helpers.offer, helpers.evidence),
+        invited=invited,
+        epoch=helpers.offer.epoch,
+        certificates=certificates,
+    )
+    session.is_simulated = isinstance(helpers.evidence, SimulatedEvidence)
+    return session
+
+
+def encode_offer(offer: EnclaveOffer, evidence: Evidence | SimulatedEvidence) -> bytes:
+    """Return an epoch's offer with its evidence, as clients are shown it."""
+    if isinstance(evidence, SimulatedEvidence):
+        return encode_attested_offer(offer, SIMULATED, evidence.binding)
+    return encode_attested_offer(offer, evidence.format.value, evidence.document)
+
+
+# --- The client -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
+class EnclaveMember(Confined):
+    """A client of enclaves."""
+
+    certificate: Certificate
+    """The authority's word for the signing key; without an authority, the client's own."""
+    signing_key: SigningKey
+    floors: EnclaveFloors
+    judge: Judge
+    ledger: Callable[[bytes], SealLedger]
+    """Returns what this client has sealed for a task, with ``SpentUpdates`` of a file in production."""
+    clock: Clock
+    coins: Coins
+    """``SystemCoins()`` in production."""
+    threads: int = 1
+    """How many expand masks."""
+
+    def join(self, subject: Subject, update: LateUpdate | None = None, suspended: Secret | None = None) -> Client:
+        """Begin; there is nothing to go on with."""
+        return Client(self, subject, update, suspended)
+
+    def verified(self, attested: bytes, configuration: EnclaveConfiguration) -> VerifiedEnclave:
+        """Return the enclave of an offer, if its evidence passes.
+
+        Raises:
+            MalformedMessage, PeerMisbehaved: as for ``VerifiedEnclave``.
+        """
+        offer, evidence = decode_attested_offer(attested)
+        return VerifiedEnclave(offer, evidence, configuration=configuration, judge=self.judge, now=self.clock())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HardwareJudge:
+    """Accepts what a hardware vendor vouches for and the client's own policy pins."""
+
+    policy: Policy
+    verifier: Verifier
+    collateral: Collateral = None
+
+    def judge(self, evidence: Any, binding: bytes, now: datetime) -> Judgement:  # noqa: ANN401 -- judged here
+        """Verify that a vendor vouches for the evidence, and hold it to the policy.
+
+        Raises:
+            MalformedMessage, PeerMisbehaved, InvalidParameters: as for ``Verifier.verify`` and ``Policy.check``.
+        """
+        claims = self.verifier.verify(evidence, self.collateral, now)
+        not_after = self.policy.check(claims, binding, now)
+        registers = ", ".join(f"{name} {value.hex()[:16]}" for name, value in sorted(claims.measurement.items()))
+        return Judgement(f"{claims.format}: {registers}", not_after)
