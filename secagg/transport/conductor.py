@@ -135,7 +135,7 @@ class Conductor:
                         if (refusal := await self._claim(client)) is not None:
                             return refusal, b""
                         number = self.exchange.number
-                        message = await self._do(lambda: self._session.message_to(client))
+                        message = await self._asked(lambda: self._session.message_to(client))
                         # While the thread was busy the stage may have been closed; then the next one is waited for.
                         if message is not None and self.exchange.asked(client) == verdict:
                             return Verdict(Answer.MESSAGE, str(number)), message
@@ -189,7 +189,9 @@ class Conductor:
         """Await a client no more."""
         # Who has left, or was put out, changes nothing by saying so again.
         if self.is_running and self.exchange.leaving(client):
-            self.exchange.leave(client, await self._do(lambda: self._dropped(client)))
+            if (turnout := await self._asked(lambda: self._dropped(client))) is None:
+                return
+            self.exchange.leave(client, turnout)
             say("client left", session=self.card.session, client=client.value)
             self._heard.set()
 
@@ -212,12 +214,14 @@ class Conductor:
                 say("stage closed", session=self.card.session, stage=stage.name, **self.exchange.counts)
                 await self._do(self._session.close_stage)
             return await self._do(self._session.release)
-        except Exception as error:
+        except Exception as found:  # noqa: BLE001 -- the one that ended the session is raised
+            # An answer that lost a helper as its stage was closed has ended the session; what follows says less.
+            error = self._lost or found
             why = str(error) if isinstance(error, SecAggError) else "the server failed, or lost a helper"
             self._end(f"the session ended without a sum: {why}", is_released=False)
             if self._store is not None:
                 self._store.erase()
-            raise
+            raise error from None
 
     async def _opened(self) -> Stage | None:
         """Open the session's next stage, once it is remembered; before that nobody is told of it."""
@@ -304,12 +308,10 @@ class Conductor:
         if isinstance(message, Verdict):
             return message
         self._metrics.add("secagg_answer_bytes_total", len(message))
-        try:
-            error, turnout, is_awaited = await self._do(lambda: self._received(client, message))
-        except Exception as failed:  # noqa: BLE001 -- whatever it is, ``run`` raises it
-            self._lost = failed
-            self._heard.set()
+        settled = await self._asked(lambda: self._received(client, message))
+        if settled is None:
             return STOPPING
+        error, turnout, is_awaited = settled
         verdict = self.exchange.settled(client, number, error, turnout, is_awaited=is_awaited)
         self._heard.set()
         return verdict
@@ -358,6 +360,16 @@ class Conductor:
     def _dropped(self, client: ClientId) -> Turnout:
         self._session.drop(client)
         return self._session.turnout
+
+    async def _asked(self, call: Callable[[], Result]) -> Result | None:
+        """Ask the session for one client; None where it fails, which ends it: ``run`` raises that."""
+        try:
+            return await self._do(call)
+        except Exception as failed:  # noqa: BLE001 -- whatever it is
+            if self._lost is None:
+                self._lost = failed
+            self._heard.set()
+            return None
 
     async def _do(self, call: Callable[[], Result]) -> Result:
         return await asyncio.get_running_loop().run_in_executor(self._thread, call)

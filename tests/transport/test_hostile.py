@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from secagg.crypto.entropy import SystemCoins
-from secagg.errors import InvalidParameters, MalformedMessage, ThresholdNotMet
+from secagg.errors import InvalidParameters, MalformedMessage, Misuse, ThresholdNotMet
 from secagg.identifiers import ClientId
 from secagg.session.roles import Stage
 from secagg.transport.card import Card, WireLimits
@@ -214,6 +214,49 @@ def test_what_is_read_when_its_stage_closes_takes_no_place_from_the_next() -> No
             # Two were being read, and the third waited for a place.
             assert {await each for each in slow} <= {409, 410}
             assert time.monotonic() - began < PATIENT / 2
+
+    asyncio.run(scene())
+
+
+def test_a_helper_that_is_lost_as_its_stage_is_closed_is_what_ended_the_session() -> None:
+    def lost(*_: object) -> None:
+        time.sleep(0.5)
+        raise ConnectionError("a helper is lost")
+
+    def closed() -> None:
+        raise Misuse("there is no stage to close")
+
+    async def scene() -> None:
+        session = plain_session()
+        vars(session).update(receive=lost, close_stage=closed)
+        async with holding(SumServer(limits=quick_limits(seconds=0.2)), session) as (held, task):
+            assert await held.post(ONE) == 503
+            with pytest.raises(ConnectionError, match="a helper is lost"):
+                await task
+            reply = await held.ask(ONE)
+            assert (reply.status_code, reply.text) == (
+                410,
+                "the session ended without a sum: the server failed, or lost a helper\n",
+            )
+
+    asyncio.run(scene())
+
+
+@pytest.mark.parametrize("request_of", ["drop", "message_to"])
+def test_whatever_a_session_raises_ends_it_and_is_no_answer(request_of: str) -> None:
+    def lost(*_: object) -> None:
+        raise ConnectionError("a helper is lost")
+
+    async def scene() -> None:
+        session = plain_session()
+        async with holding(SumServer(limits=quick_limits()), session) as (held, task):
+            vars(session)[request_of] = lost
+            if request_of == "drop":
+                await held.http.delete(f"{held.base}/client", headers=headers_of(ONE))
+            else:
+                assert (await held.ask(ONE)).status_code == 410
+            with pytest.raises(ConnectionError, match="a helper is lost"):
+                await task
 
     asyncio.run(scene())
 
