@@ -362,9 +362,11 @@ class Conductor:
         return self._session.turnout
 
     async def _asked(self, call: Callable[[], Result]) -> Result | None:
-        """Ask the session for one client; None where it fails, which ends it: ``run`` raises that."""
+        """Ask the session for one client; None for a wrong one, and where it fails, which ends it by ``run``."""
         try:
             return await self._do(call)
+        except PeerError:
+            return None
         except Exception as failed:  # noqa: BLE001 -- whatever it is
             if self._lost is None:
                 self._lost = failed

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from secagg.crypto.entropy import SystemCoins
-from secagg.errors import InvalidParameters, MalformedMessage, Misuse, ThresholdNotMet
+from secagg.errors import InvalidParameters, MalformedMessage, Misuse, PeerMisbehaved, Reason, ThresholdNotMet
 from secagg.identifiers import ClientId
 from secagg.session.roles import Stage
 from secagg.transport.card import Card, WireLimits
@@ -257,6 +257,21 @@ def test_whatever_a_session_raises_ends_it_and_is_no_answer(request_of: str) -> 
                 assert (await held.ask(ONE)).status_code == 410
             with pytest.raises(ConnectionError, match="a helper is lost"):
                 await task
+
+    asyncio.run(scene())
+
+
+def test_a_session_that_refuses_to_speak_to_a_client_goes_on() -> None:
+    def refused(client: ClientId) -> None:
+        raise PeerMisbehaved("this client has no part", reason=Reason.NOT_ELIGIBLE, culprits={client})
+
+    async def scene() -> None:
+        session = plain_session()
+        async with holding(SumServer(limits=quick_limits(poll=0.2)), session) as (held, task):
+            vars(session)["message_to"] = refused
+            assert (await held.ask(ONE)).status_code == 204
+            assert await held.post(TWO) == 202
+            assert not task.done()
 
     asyncio.run(scene())
 
