@@ -40,7 +40,6 @@ RESTARTED: Final = Verdict(
     "the server knows no such session: it has ended, or its process was ended and the protocol cannot go on from that; "
     "take part in the next one",
 )
-FULL: Final = Verdict(Answer.STOPPING, "the server cannot write down who asks; ask again")
 STOPPING: Final = Verdict(Answer.STOPPING, "the server is being stopped; ask again when it is back")
 
 
@@ -84,7 +83,8 @@ class Conductor:
         self._places, self._invited = Places(0, limits.grace), 0
         self._heard, self._news = asyncio.Event(), asyncio.Event()
         self._polls = dict[ClientId, asyncio.Timeout]()
-        self._noted, self._claimed, self._is_full = set[tuple[ClientId, Answer]](), set[ClientId](), False
+        self._noted, self._claimed, self._full = set[tuple[ClientId, Answer]](), set[ClientId](), ""
+        self._leaving = set[ClientId]()
         self._lost: Exception | None = None
         self._is_stopping = False
 
@@ -132,8 +132,7 @@ class Conductor:
                     news = self._news
                     verdict = self.exchange.asked(client)
                     if verdict.answer is Answer.MESSAGE:
-                        if (refusal := await self._claim(client)) is not None:
-                            return refusal, b""
+                        await self._claim(client)
                         number = self.exchange.number
                         message = await self._asked(lambda: self._session.message_to(client))
                         # While the thread was busy the stage may have been closed; then the next one is waited for.
@@ -150,7 +149,8 @@ class Conductor:
         verdict = STOPPING if self._is_stopping else self.exchange.offered(client, number, length)
         if verdict.answer is Answer.READ:
             try:
-                verdict = await self._claim(client) or await self._read(client, number, length, chunks)
+                await self._claim(client)
+                verdict = await self._read(client, number, length, chunks)
             finally:
                 self.exchange.gave_up(client)
         self._metrics.add("secagg_answers_total", verdict=verdict.answer.value[0])
@@ -186,14 +186,13 @@ class Conductor:
         return self.exchange.over is None and not self._is_stopping
 
     async def leave(self, client: ClientId) -> None:
-        """Await a client no more."""
-        # Who has left, or was put out, changes nothing by saying so again.
-        if self.is_running and self.exchange.leaving(client):
-            if (turnout := await self._asked(lambda: self._dropped(client))) is None:
-                return
-            self.exchange.leave(client, turnout)
-            say("client left", session=self.card.session, client=client.value)
-            self._heard.set()
+        """Await a client no more; one that has left changes nothing by saying so again."""
+        if self.is_running and client not in self._leaving:
+            self._leaving.add(client)
+            if (turnout := await self._asked(lambda: self._dropped(client))) is not None:
+                self.exchange.leave(client, turnout)
+                say("client left", session=self.card.session, client=client.value)
+                self._heard.set()
 
     def tell(self) -> None:
         """Put how the open stage stands into the gauges."""
@@ -227,7 +226,8 @@ class Conductor:
         """Open the session's next stage, once it is remembered; before that nobody is told of it."""
         stage, turnout, awaited, snapshot = await self._do(self._prepared)
         if stage is not None:
-            await self._kept(snapshot)
+            with snapshot or nullcontext():
+                await self._written(lambda: self._remember(b"" if snapshot is None else bytes(snapshot.expose())))
             self._invited = max(self._invited, awaited)
             longest = self._longest(stage)
             # Each client of the cohort has its place as far as memory allows, so that some cannot keep the others out.
@@ -243,17 +243,18 @@ class Conductor:
         snapshot = self._session.snapshot() if stage is not None and is_kept else None
         return stage, self._session.turnout, len(self._session.awaited or ()), snapshot
 
-    async def _kept(self, snapshot: Secret | None) -> None:
-        """Put the session into the store; as long as its disk takes nothing, clients wait for the stage."""
-        said = ""
-        with snapshot or nullcontext():
-            while True:
-                try:
-                    return await self._do(lambda: self._remember(b"" if snapshot is None else bytes(snapshot.expose())))
-                except OSError as error:
-                    if said != (said := str(error)):
-                        say("stage not kept, tried again", logging.WARNING, session=self.card.session, why=said)
-                    await asyncio.sleep(_AGAIN_SECONDS)
+    async def _written(self, write: Callable[[], None]) -> None:
+        """Write to the store; as long as its disk takes nothing, nobody is told of what is to be written."""
+        while self.is_running:
+            try:
+                await self._do(write)
+            except OSError as error:
+                if str(error) != self._full:
+                    self._full = str(error)
+                    say("store not written, tried again", logging.WARNING, session=self.card.session, why=self._full)
+                await asyncio.sleep(_AGAIN_SECONDS)
+            else:
+                return
 
     def _remember(self, snapshot: bytes, ending: bytes = b"") -> None:
         """Put the session into the store, where it stands before the next stage or after the last."""
@@ -261,20 +262,12 @@ class Conductor:
             number = self.exchange.number + (not ending)
             self._store.put(ServerRecord(self.card.encode(), number, snapshot, ending))
 
-    async def _claim(self, client: ClientId) -> Verdict | None:
-        """Keep who a name belongs to, before anything is told or taken under it; return what is said otherwise."""
+    async def _claim(self, client: ClientId) -> None:
+        """Keep who a name belongs to, before anything is told or taken under it."""
         store, digest = self._store, self._admission.claim_of(client)
-        if store is None or digest is None or client in self._claimed:
-            return None
-        try:
-            await self._do(lambda: store.claim(self.card.session, client, digest))
-        except OSError as error:
-            if not self._is_full:
-                say("names not kept", logging.WARNING, session=self.card.session, why=str(error))
-            self._is_full = True
-            return FULL
-        self._claimed.add(client)
-        return None
+        if store is not None and digest is not None and client not in self._claimed:
+            await self._written(lambda: store.claim(self.card.session, client, digest))
+            self._claimed.add(client)
 
     async def _wait(self) -> None:
         """Wait until the open stage is to be closed."""
@@ -348,8 +341,7 @@ class Conductor:
             self._session.receive(client, message)
         except PeerError as found:
             error = found
-        awaited = self._session.awaited
-        return error, self._session.turnout, awaited is not None and client in awaited
+        return error, self._session.turnout, client in (self._session.awaited or ())
 
     def _longest(self, stage: Stage) -> int:
         """Return how long an answer to a stage is at most."""

@@ -125,7 +125,7 @@ def test_strangers_who_wait_at_the_end_leave_nothing_in_the_log(caplog: pytest.L
             asked = [
                 asyncio.create_task(said_to(port, b"GET /v1/session HTTP/1.1\r\nhost: x\r\n\r\n")) for _ in range(20)
             ]
-            await until(lambda: server.asking == 20)
+            await until(lambda: len(vars(server)["_asking"]) == 20)
             await server.told()
         assert all(answer.startswith(b"HTTP/1.1 503") for answer in await asyncio.gather(*asked))
 
