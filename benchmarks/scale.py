@@ -20,8 +20,8 @@ from typing import Any, Final
 
 from figures import machine
 from secagg.parameters import Suite
-from secagg.planning.scale import Constants, calibrate, layout_for, run_session
-from secagg.planning.seconds import Rates, costs_of
+from secagg.planning.scale import Constants, calibrate, layout_for
+from secagg.planning.seconds import Rates, costs_of, run_session
 from secagg.scale.tree import MOST_IN_A_GROUP as MOST_CLIENTS
 from secagg.session.registry import find
 
@@ -45,7 +45,7 @@ def compare(report: Path, sizes: Iterable[int], kinds: Iterable[str]) -> None:
         constants = calibrate(entry, shares_checks=shares)
         known.setdefault("constants", {})[kind] = _written(constants)
         for clients in sizes:
-            done = run_session(entry, clients, VALUES, shares_checks=shares)
+            done = run_session(entry, layout_for(clients, VALUES), clients, shares_checks=shares)
             model = constants.predict(done.costs, clients)
             row = {"kind": kind, "clients": clients, "measured": done.seconds, "model": model.seconds}
             known["runs"] = [one for one in known["runs"] if (one["kind"], one["clients"]) != (kind, clients)] + [row]

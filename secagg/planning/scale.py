@@ -13,15 +13,12 @@ from typing import Final
 
 from secagg.contract import Layout, RingSegment
 from secagg.errors import InvalidParameters
-from secagg.identifiers import ClientId
-from secagg.parameters import LEAST_COHORT, Suite
+from secagg.parameters import Suite
 from secagg.scale.tree import MOST_IN_A_GROUP as MOST_CLIENTS
-from secagg.session.costs import ONE_IN, Costs
+from secagg.session.costs import Costs
 from secagg.session.registry import ProtocolEntry
-from secagg.session.settings import chosen_settings
-from secagg.simulation.rehearsal import Rehearsal
 
-from .seconds import Rates, ZeroInputs, costs_of
+from .seconds import Rates, Sample, costs_of, run_session
 
 _FEW, _MANY, _LONG_CLIENTS = 60, 200, 20
 _SHORT, _LONG = 64, 1 << 20
@@ -30,21 +27,6 @@ _WARM_CLIENTS: Final = 5
 _GIGABIT_BYTES: Final = 125_000_000
 SPREAD: Final = "one-message"
 """The protocol whose additions ``secagg.scale`` divides among workers."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sample:
-    """What one session took of the processor: all clients together, and the server with its helpers."""
-
-    costs: Costs
-    clients: int
-    client_seconds: float
-    server_seconds: float
-
-    @property
-    def seconds(self) -> float:
-        """Of everybody, as in one process."""
-        return self.client_seconds + self.server_seconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,10 +68,11 @@ def fit(few: Sample, many: Sample, short: Sample, long: Sample) -> Constants:
 
 def calibrate(entry: ProtocolEntry, suite: Suite = Suite.CLASSIC, *, shares_checks: bool = False) -> Constants:
     """Run small sessions and return the machine's constants; some ten seconds of one core for pairwise masks."""
-    run_session(entry, _WARM_CLIENTS, _SHORT, suite=suite)  # Imports modules and fills caches.
-    sizes = ((_FEW, _SHORT), (_MANY, _SHORT), (_LONG_CLIENTS, _SHORT), (_LONG_CLIENTS, _LONG))
-    few, many, short, long = (
-        run_session(entry, clients, values, suite=suite, shares_checks=shares_checks) for clients, values in sizes
+    # The first session imports modules and fills caches.
+    sizes = (_WARM_CLIENTS, _SHORT), (_FEW, _SHORT), (_MANY, _SHORT), (_LONG_CLIENTS, _SHORT), (_LONG_CLIENTS, _LONG)
+    _, few, many, short, long = (
+        run_session(entry, layout_for(clients, values), clients, suite, shares_checks=shares_checks)
+        for clients, values in sizes
     )
     return fit(few, many, short, long)
 
@@ -97,46 +80,6 @@ def calibrate(entry: ProtocolEntry, suite: Suite = Suite.CLASSIC, *, shares_chec
 def layout_for(clients: int, values: int, bits: int = _BITS) -> Layout:
     """Return the layout of so many values of so many bits, in a ring that holds the sum."""
     return Layout((RingSegment(bits + clients.bit_length(), values),))
-
-
-def run_session(
-    entry: ProtocolEntry,
-    clients: int,
-    values: int,
-    *,
-    suite: Suite = Suite.CLASSIC,
-    shares_checks: bool = False,
-) -> Sample:
-    """Run a session in this process, of which one client in twenty drops out where that costs most: unheard."""
-    layout, rare = layout_for(clients, values), clients // ONE_IN
-    facts = {
-        "suite": suite,
-        "population": clients,
-        "corrupted": rare,
-        "dropped": rare,
-        "minimum_cohort": max(LEAST_COHORT, clients - rare),
-        "maximum_cohort": clients,
-    }
-    uploading = next(stage.name for stage in entry.stages if stage.takes_update)
-    rehearsal = Rehearsal(
-        entry=entry,
-        settings=entry.settings(**chosen_settings(entry, facts, (), option="a setting")),
-        inputs=ZeroInputs(layout),
-        clients=clients,
-        dropouts={uploading: frozenset(ClientId(1 + place * ONE_IN) for place in range(rare))},
-        shares_checks=shares_checks,
-    )
-    done = rehearsal.run()
-    figures = done.session.figures
-    at_clients, at_server = (sum(getattr(each, f"{who}_seconds") for each in figures) for who in ("client", "server"))
-    # Each is interrupted alike on a busy machine, so that of the processor's time each has its share.
-    share = done.processor_seconds / (at_clients + at_server)
-    return Sample(
-        costs=costs_of(entry, layout, clients, suite),
-        clients=clients,
-        client_seconds=share * at_clients,
-        server_seconds=share * at_server,
-    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

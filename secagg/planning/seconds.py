@@ -7,7 +7,7 @@ a word, and what is left of the short one those of a step.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from math import inf
 from types import MappingProxyType
@@ -55,6 +55,21 @@ class Rates:
         return cls(max(0.0, short[1] - word * short[0].words) / short[0].steps, word)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sample:
+    """What one session took of the processor: all clients together, and the server with its helpers."""
+
+    costs: Costs
+    clients: int
+    client_seconds: float
+    server_seconds: float
+
+    @property
+    def seconds(self) -> float:
+        """Of everybody, as in one process."""
+        return self.client_seconds + self.server_seconds
+
+
 @dataclass(frozen=True, slots=True)
 class Seconds:
     """An estimate for one option."""
@@ -93,17 +108,17 @@ def seconds_of(option: Option, suite: Suite, network: Network) -> Seconds:
 @cache
 def rates(protocol: str, suite: Suite, has_indices: bool, is_checked: bool) -> tuple[Rates, Rates]:  # noqa: FBT001
     """Return the rates of a client and of the server; sessions run when they are asked for first."""
-    entry, samples = find(protocol), list[tuple[Costs, tuple[float, float]]]()
+    entry, samples = find(protocol), list[Sample]()
     for length in (_SHORT, _LONG):
         layout = _layout(length, has_indices=has_indices)
         # The first session of all imports modules and fills caches, and any may be disturbed.
-        runs = [measure(entry, layout, _CLIENTS, suite, is_checked=is_checked) for _ in range(_RUNS)]
-        client, server = (min(taken) for taken in zip(*runs, strict=True))
-        samples.append((costs_of(entry, layout, _CLIENTS, suite, is_checked=is_checked), (client, server)))
+        runs = [run_session(entry, layout, _CLIENTS, suite, is_checked=is_checked) for _ in range(_RUNS)]
+        client, server = min(run.client_seconds for run in runs), min(run.server_seconds for run in runs)
+        samples.append(replace(runs[0], client_seconds=client / _CLIENTS, server_seconds=server))
     short, long = samples
     return (
-        Rates.between((short[0].client, short[1][0]), (long[0].client, long[1][0])),
-        Rates.between((short[0].server, short[1][1]), (long[0].server, long[1][1])),
+        Rates.between((short.costs.client, short.client_seconds), (long.costs.client, long.client_seconds)),
+        Rates.between((short.costs.server, short.server_seconds), (long.costs.server, long.server_seconds)),
     )
 
 
@@ -113,24 +128,46 @@ def costs_of(entry: ProtocolEntry, layout: Layout, clients: int, suite: Suite, *
     return min((form for form in forms if form.is_checked == is_checked), key=lambda form: form.up_bytes)
 
 
-def measure(
-    entry: ProtocolEntry, layout: Layout, clients: int, suite: Suite, *, is_checked: bool = True
-) -> tuple[float, float]:
-    """Run a session in this process, and return the seconds of a client and of the server with its helpers."""
+def run_session(  # noqa: PLR0913 -- what a session is of
+    entry: ProtocolEntry,
+    layout: Layout,
+    clients: int,
+    suite: Suite = Suite.CLASSIC,
+    *,
+    is_checked: bool = True,
+    shares_checks: bool = False,
+) -> Sample:
+    """Run a session in this process, of which one client in twenty drops out where that costs most: unheard."""
     rare = clients // ONE_IN
     facts = {
         "suite": suite,
         "population": clients,
         "corrupted": rare,
         "dropped": rare,
-        "minimum_cohort": max(LEAST_COHORT, rare + 2),
+        "minimum_cohort": max(LEAST_COHORT, clients - rare),
         "maximum_cohort": clients,
         "is_checked": is_checked,
     }
-    settings = entry.settings(**chosen_settings(entry, facts, (), option="a setting"))
-    rehearsal = Rehearsal(entry=entry, settings=settings, inputs=ZeroInputs(layout), clients=clients, dropouts={})
-    figures = rehearsal.run().session.figures
-    return sum(stage.client_seconds for stage in figures) / clients, sum(stage.server_seconds for stage in figures)
+    uploading = next(stage.name for stage in entry.stages if stage.takes_update)
+    rehearsal = Rehearsal(
+        entry=entry,
+        settings=entry.settings(**chosen_settings(entry, facts, (), option="a setting")),
+        inputs=ZeroInputs(layout),
+        clients=clients,
+        dropouts={uploading: frozenset(ClientId(1 + place * ONE_IN) for place in range(rare))},
+        shares_checks=shares_checks,
+    )
+    done = rehearsal.run()
+    figures = done.session.figures
+    at_clients, at_server = (sum(getattr(each, f"{who}_seconds") for each in figures) for who in ("client", "server"))
+    # Each is interrupted alike on a busy machine, so that of the processor's time each has its share.
+    share = done.processor_seconds / (at_clients + at_server)
+    return Sample(
+        costs=costs_of(entry, layout, clients, suite, is_checked=is_checked),
+        clients=clients,
+        client_seconds=share * at_clients,
+        server_seconds=share * at_server,
+    )
 
 
 def _layout(values: int, *, has_indices: bool) -> Layout:

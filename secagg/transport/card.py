@@ -66,7 +66,7 @@ class Card:
     mode: str = "semi_honest"
     """Whether clients trust the server to follow the protocol, or, in ``active`` mode, keys that others certified."""
     terms: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    """What the application says besides, as JSON; bind ``terms_digest`` to the subject."""
+    """What the application says besides, as JSON; bind their ``terms_digest`` to the subject."""
 
     def __post_init__(self) -> None:
         texts, numbers = ("session", "protocol", "task", "mode"), ("round_number", "answer_bytes")
@@ -76,13 +76,9 @@ class Card:
                 raise InvalidParameters(f"{name} of a card is of another type")
         if not all(getattr(self, name).isprintable() for name in texts):
             raise InvalidParameters("the texts of a card are shown to people; leave control characters out")
-        if not is_name(self.session) or not 0 <= self.round_number < _NUMBERS or not 0 < self.answer_bytes < _NUMBERS:
+        is_name = len(self.session) == 2 * NAME_BYTES and set(self.session) <= set("0123456789abcdef")
+        if not is_name or not 0 <= self.round_number < _NUMBERS or not 0 < self.answer_bytes < _NUMBERS:
             raise InvalidParameters("a card has a session's name, and numbers that are not negative")
-
-    @property
-    def terms_digest(self) -> bytes:
-        """The digest of the terms, for ``Subject.terms``: clients who were told differently refuse."""
-        return terms_digest(self.terms)
 
     def encode(self) -> bytes:
         """Return the card as JSON, in which terms are a text and the round is digits: every reader keeps them as they are."""
@@ -108,11 +104,6 @@ class Card:
 def new_name(coins: Coins) -> str:
     """Draw the name of a session."""
     return bytes(coins.draw(NAME_BYTES)).hex()
-
-
-def is_name(text: str) -> bool:
-    """Whether a text can name a session."""
-    return len(text) == 2 * NAME_BYTES and set(text) <= set("0123456789abcdef")
 
 
 def terms_digest(terms: Mapping[str, Any]) -> bytes:

@@ -43,7 +43,6 @@ RESTARTED: Final = Verdict(
     "the server knows no such session: it has ended, or its process was ended and the protocol cannot go on from that; "
     "take part in the next one",
 )
-FULL: Final = Verdict(Answer.STOPPING, "the server cannot write down who asks; ask again")
 STOPPING: Final = Verdict(Answer.STOPPING, "the server is being stopped; ask again when it is back")
 
 
@@ -87,7 +86,8 @@ class Conductor:
         self._places, self._invited = Places(0, limits.grace), 0
         self._heard, self._news = asyncio.Event(), asyncio.Event()
         self._polls = dict[ClientId, asyncio.Timeout]()
-        self._noted, self._claimed, self._is_full = set[tuple[ClientId, Answer]](), set[ClientId](), False
+        self._noted, self._claimed, self._full = set[tuple[ClientId, Answer]](), set[ClientId](), ""
+        self._leaving = set[ClientId]()
         self._lost: Exception | None = None
         self._is_stopping = False
 
@@ -134,10 +134,9 @@ class Conductor:
                     news = self._news
                     verdict = self.exchange.asked(client)
                     if verdict.answer is Answer.MESSAGE:
-                        if (refusal := await self._claim(client)) is not None:
-                            return refusal, b""
+                        await self._claim(client)
                         number = self.exchange.number
-                        message = await self._do(lambda: self._session.message_to(client))
+                        message = await self._asked(lambda: self._session.message_to(client))
                         # While the thread was busy the stage may have been closed; then the next one is waited for.
                         if message is not None and self.exchange.asked(client) == verdict:
                             return Verdict(Answer.MESSAGE, str(number)), message
@@ -152,7 +151,8 @@ class Conductor:
         verdict = STOPPING if self._is_stopping else self.exchange.offered(client, number, length)
         if verdict.answer is Answer.READ:
             try:
-                verdict = await self._claim(client) or await self._read(client, number, length, chunks)
+                await self._claim(client)
+                verdict = await self._read(client, number, length, chunks)
             finally:
                 self.exchange.gave_up(client)
         self._metrics.add("secagg_answers_total", verdict=verdict.answer.value[0])
@@ -188,12 +188,13 @@ class Conductor:
         return self.exchange.over is None and not self._is_stopping
 
     async def leave(self, client: ClientId) -> None:
-        """Await a client no more."""
-        # Who has left, or was put out, changes nothing by saying so again.
-        if self.is_running and self.exchange.leaving(client):
-            self.exchange.leave(client, await self._do(lambda: self._dropped(client)))
-            say("client left", session=self.card.session, client=client.value)
-            self._heard.set()
+        """Await a client no more; one that has left changes nothing by saying so again."""
+        if self.is_running and client not in self._leaving:
+            self._leaving.add(client)
+            if (turnout := await self._asked(lambda: self._dropped(client))) is not None:
+                self.exchange.leave(client, turnout)
+                say("client left", session=self.card.session, client=client.value)
+                self._heard.set()
 
     def tell(self) -> None:
         """Put how the open stage stands into the gauges."""
@@ -214,18 +215,21 @@ class Conductor:
                 say("stage closed", session=self.card.session, stage=stage.name, **self.exchange.counts)
                 await self._do(self._session.close_stage)
             return await self._do(self._session.release)
-        except Exception as error:
+        except Exception as found:  # noqa: BLE001 -- the one that ended the session is raised
+            # An answer that lost a helper as its stage was closed has ended the session; what follows says less.
+            error = self._lost or found
             why = str(error) if isinstance(error, SecAggError) else "the server failed, or lost a helper"
             self._end(f"the session ended without a sum: {why}", is_released=False)
             if self._store is not None:
                 self._store.erase()
-            raise
+            raise error from None
 
     async def _opened(self) -> Stage | None:
         """Open the session's next stage, once it is remembered; before that nobody is told of it."""
         stage, turnout, awaited, snapshot = await self._do(self._prepared)
         if stage is not None:
-            await self._kept(snapshot)
+            with snapshot or nullcontext():
+                await self._written(lambda: self._remember(b"" if snapshot is None else bytes(snapshot.expose())))
             self._invited = max(self._invited, awaited)
             longest = self._longest(stage)
             # Each client of the cohort has its place as far as memory allows, so that some cannot keep the others out.
@@ -241,17 +245,18 @@ class Conductor:
         snapshot = self._session.snapshot() if stage is not None and is_kept else None
         return stage, self._session.turnout, len(self._session.awaited or ()), snapshot
 
-    async def _kept(self, snapshot: Secret | None) -> None:
-        """Put the session into the store; as long as its disk takes nothing, clients wait for the stage."""
-        said = ""
-        with snapshot or nullcontext():
-            while True:
-                try:
-                    return await self._do(lambda: self._remember(b"" if snapshot is None else bytes(snapshot.expose())))
-                except OSError as error:
-                    if said != (said := str(error)):
-                        say("stage not kept, tried again", logging.WARNING, session=self.card.session, why=said)
-                    await asyncio.sleep(_AGAIN_SECONDS)
+    async def _written(self, write: Callable[[], None]) -> None:
+        """Write to the store; as long as its disk takes nothing, nobody is told of what is to be written."""
+        while self.is_running:
+            try:
+                await self._do(write)
+            except OSError as error:
+                if str(error) != self._full:
+                    self._full = str(error)
+                    say("store not written, tried again", logging.WARNING, session=self.card.session, why=self._full)
+                await asyncio.sleep(_AGAIN_SECONDS)
+            else:
+                return
 
     def _remember(self, snapshot: bytes, ending: bytes = b"") -> None:
         """Put the session into the store, where it stands before the next stage or after the last."""
@@ -259,20 +264,12 @@ class Conductor:
             number = self.exchange.number + (not ending)
             self._store.put(ServerRecord(self.card.encode(), number, snapshot, ending))
 
-    async def _claim(self, client: ClientId) -> Verdict | None:
-        """Keep who a name belongs to, before anything is told or taken under it; return what is said otherwise."""
+    async def _claim(self, client: ClientId) -> None:
+        """Keep who a name belongs to, before anything is told or taken under it."""
         store, digest = self._store, self._admission.claim_of(client)
-        if store is None or digest is None or client in self._claimed:
-            return None
-        try:
-            await self._do(lambda: store.claim(self.card.session, client, digest))
-        except OSError as error:
-            if not self._is_full:
-                say("names not kept", logging.WARNING, session=self.card.session, why=str(error))
-            self._is_full = True
-            return FULL
-        self._claimed.add(client)
-        return None
+        if store is not None and digest is not None and client not in self._claimed:
+            await self._written(lambda: store.claim(self.card.session, client, digest))
+            self._claimed.add(client)
 
     async def _wait(self) -> None:
         """Wait until the open stage is to be closed."""
@@ -308,12 +305,10 @@ class Conductor:
         if isinstance(message, Verdict):
             return message
         self._metrics.add("secagg_answer_bytes_total", len(message))
-        try:
-            error, turnout, is_awaited = await self._do(lambda: self._received(client, message))
-        except Exception as failed:  # noqa: BLE001 -- whatever it is, ``run`` raises it
-            self._lost = failed
-            self._heard.set()
+        settled = await self._asked(lambda: self._received(client, message))
+        if settled is None:
             return STOPPING
+        error, turnout, is_awaited = settled
         verdict = self.exchange.settled(client, number, error, turnout, is_awaited=is_awaited)
         self._heard.set()
         return verdict
@@ -350,8 +345,7 @@ class Conductor:
             self._session.receive(client, message)
         except PeerError as found:
             error = found
-        awaited = self._session.awaited
-        return error, self._session.turnout, awaited is not None and client in awaited
+        return error, self._session.turnout, client in (self._session.awaited or ())
 
     def _longest(self, stage: Stage) -> int:
         """Return how long an answer to a stage is at most."""
@@ -362,6 +356,18 @@ class Conductor:
     def _dropped(self, client: ClientId) -> Turnout:
         self._session.drop(client)
         return self._session.turnout
+
+    async def _asked(self, call: Callable[[], Result]) -> Result | None:
+        """Ask the session for one client; None for a wrong one, and where it fails, which ends it by ``run``."""
+        try:
+            return await self._do(call)
+        except PeerError:
+            return None
+        except Exception as failed:  # noqa: BLE001 -- whatever it is
+            if self._lost is None:
+                self._lost = failed
+            self._heard.set()
+            return None
 
     async def _do(self, call: Callable[[], Result]) -> Result:
         return await asyncio.get_running_loop().run_in_executor(self._thread, call)

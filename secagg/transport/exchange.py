@@ -82,7 +82,7 @@ class Exchange:
         self._patience: Patience | None = None
         self._turnout = Turnout.TOO_FEW
         self._taken, self._sending = set[ClientId](), set[ClientId]()
-        self._out, self._leaving = dict[ClientId, str](), set[ClientId]()
+        self._out = dict[ClientId, str]()
         self._heard, self._untold = set[ClientId](), set[ClientId]()
         self._over: Verdict | None = None
 
@@ -176,10 +176,7 @@ class Exchange:
 
     def read(self, client: ClientId, number: int) -> Verdict:
         """Decide about an answer that was read whole: it may have taken longer than the stage."""
-        no = self._no(client) or self._untimely(number)
-        if no is not None:
-            self.gave_up(client)
-        return no or _HAND
+        return self._no(client) or self._untimely(number) or _HAND
 
     def settled(
         self, client: ClientId, number: int, error: PeerError | None, turnout: Turnout, *, is_awaited: bool = False
@@ -209,12 +206,6 @@ class Exchange:
     def gave_up(self, client: ClientId) -> None:
         """Forget an answer that did not come whole; the client may send it again."""
         self._sending.discard(client)
-
-    def leaving(self, client: ClientId) -> bool:
-        """Return whether a client that leaves has not done so before, and was not put out."""
-        is_new = client not in self._out and client not in self._leaving
-        self._leaving.add(client)
-        return is_new
 
     def leave(self, client: ClientId, turnout: Turnout) -> None:
         """Record that a client has left."""

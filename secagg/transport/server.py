@@ -192,11 +192,6 @@ class SumServer:
                 return Response(card.encode(), media_type="application/json", headers=_HEADERS)
         return _response(STOPPING if self._is_closing else Verdict(Answer.AGAIN))
 
-    @property
-    def asking(self) -> int:
-        """How many wait for a session."""
-        return len(self._asking)
-
     def _open_card(self) -> Card | None:
         return self._current.card if self._current is not None and self._current.is_running else None
 

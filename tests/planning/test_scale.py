@@ -10,8 +10,8 @@ import pytest
 from secagg.cli import main
 from secagg.errors import InvalidParameters
 from secagg.parameters import Suite
-from secagg.planning.scale import Constants, Farm, Sample, estimate_scale, fit, layout_for, run_session
-from secagg.planning.seconds import Rates, costs_of
+from secagg.planning.scale import Constants, Farm, estimate_scale, fit, layout_for
+from secagg.planning.seconds import Rates, Sample, costs_of, run_session
 from secagg.scale.tree import MOST_IN_A_GROUP as MOST_CLIENTS
 from secagg.session.costs import Costs, Work
 from secagg.session.registry import ProtocolEntry, find
@@ -96,7 +96,7 @@ def test_a_farm_that_cannot_be_is_refused(change: dict[str, float]) -> None:
 
 
 def test_a_session_counts_everybody_and_who_dropped_out() -> None:
-    found = run_session(find("one-message"), 20, 8)
+    found = run_session(find("one-message"), layout_for(20, 8), 20)
     assert found.clients == 20
     assert min(found.client_seconds, found.server_seconds) > 0
     assert found.costs == costs_of(find("one-message"), layout_for(20, 8), 20, Suite.CLASSIC)

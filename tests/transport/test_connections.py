@@ -125,7 +125,7 @@ def test_strangers_who_wait_at_the_end_leave_nothing_in_the_log(caplog: pytest.L
             asked = [
                 asyncio.create_task(said_to(port, b"GET /v1/session HTTP/1.1\r\nhost: x\r\n\r\n")) for _ in range(20)
             ]
-            await until(lambda: server.asking == 20)
+            await until(lambda: len(vars(server)["_asking"]) == 20)
             await server.told()
         assert all(answer.startswith(b"HTTP/1.1 503") for answer in await asyncio.gather(*asked))
 
@@ -497,18 +497,28 @@ def test_a_tunnel_carries_the_end_of_one_direction_and_the_rest_of_the_other(tmp
 
 def test_idle_connections_of_a_peer_keep_no_place_in_a_tunnel(tmp_path: Path) -> None:
     zero, one = (make_credentials(tmp_path, name) for name in ("zero", "one"))
-    request = Writer(MessageKind.RELEASE_BUFFER).integer(7, 4).finish() + bytes(200)
+
+    async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        # A helper that ends no connection by itself.
+        try:
+            while piece := await reader.read(100):
+                writer.write(piece)
+        finally:
+            writer.close()
 
     async def scene() -> None:
         async with tunnels(tmp_path, one, zero, zero.certificate, one.certificate) as near:
-            idle = [await asyncio.open_unix_connection(near) for _ in range(2 * PEERS_AT_ONCE)]
-            with SocketAsk(near, timeout=30) as ask:
-                assert await asyncio.to_thread(ask, request) == request
-            # The oldest made room, so that a peer holds no more than its places.
-            async with asyncio.timeout(30):
+            (tmp_path / "far").unlink()
+            async with await asyncio.start_unix_server(echo, tmp_path / "far"), asyncio.timeout(60):
+                idle = [await asyncio.open_unix_connection(near) for _ in range(2 * PEERS_AT_ONCE)]
+                reader, writer = await asyncio.open_unix_connection(near)
+                writer.write(b"said")
+                assert await reader.readexactly(4) == b"said"
+                # The oldest made room, and a peer holds no more than its places.
                 assert await idle[0][0].read() == b""
-            for _, writer in idle:
-                writer.close()
+                for _, each in (*idle, (reader, writer)):
+                    each.close()
+                    await each.wait_closed()
 
     asyncio.run(scene())
 

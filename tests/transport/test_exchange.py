@@ -95,6 +95,7 @@ def test_an_answer_that_took_longer_than_the_stage_is_not_handed_over(exchange: 
     assert exchange.read(ONE, 0).answer is Answer.LATE
     exchange.open(STAGE, Turnout.TOO_FEW)
     assert exchange.read(ONE, 0).answer is Answer.LATE
+    exchange.gave_up(ONE)
     assert sent(exchange).answer is Answer.TAKEN
 
 

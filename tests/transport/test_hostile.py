@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from secagg.crypto.entropy import SystemCoins
-from secagg.errors import InvalidParameters, MalformedMessage, ThresholdNotMet
+from secagg.errors import InvalidParameters, MalformedMessage, Misuse, PeerMisbehaved, Reason, ThresholdNotMet
 from secagg.identifiers import ClientId
 from secagg.session.roles import Stage
 from secagg.transport.card import Card, WireLimits
@@ -135,6 +135,8 @@ def test_slow_senders_keep_no_place_from_the_others(
                 assert await asyncio.gather(*map(held.post, everybody[16:30])) == [202] * 14
                 await asyncio.sleep(0.3)
                 assert await asyncio.gather(*map(held.post, everybody[30:])) == [202] * 6
+            # Where memory has a place for each client of the cohort, nobody gives way.
+            assert any(each.done() for each in slow) == (room < 1 << 30)
             for each in slow:
                 each.cancel()
             await asyncio.gather(*slow, return_exceptions=True)
@@ -218,6 +220,64 @@ def test_what_is_read_when_its_stage_closes_takes_no_place_from_the_next() -> No
     asyncio.run(scene())
 
 
+def test_a_helper_that_is_lost_as_its_stage_is_closed_is_what_ended_the_session() -> None:
+    def lost(*_: object) -> None:
+        time.sleep(0.5)
+        raise ConnectionError("a helper is lost")
+
+    def closed() -> None:
+        raise Misuse("there is no stage to close")
+
+    async def scene() -> None:
+        session = plain_session()
+        vars(session).update(receive=lost, close_stage=closed)
+        async with holding(SumServer(limits=quick_limits(seconds=0.2)), session) as (held, task):
+            assert await held.post(ONE) == 503
+            with pytest.raises(ConnectionError, match="a helper is lost"):
+                await task
+            reply = await held.ask(ONE)
+            assert (reply.status_code, reply.text) == (
+                410,
+                "the session ended without a sum: the server failed, or lost a helper\n",
+            )
+
+    asyncio.run(scene())
+
+
+@pytest.mark.parametrize("request_of", ["drop", "message_to"])
+def test_whatever_a_session_raises_ends_it_and_is_no_answer(request_of: str) -> None:
+    def lost(*_: object) -> None:
+        raise ConnectionError("a helper is lost")
+
+    async def scene() -> None:
+        session = plain_session()
+        async with holding(SumServer(limits=quick_limits()), session) as (held, task):
+            vars(session)[request_of] = lost
+            if request_of == "drop":
+                await held.http.delete(f"{held.base}/client", headers=headers_of(ONE))
+            else:
+                assert (await held.ask(ONE)).status_code == 410
+            with pytest.raises(ConnectionError, match="a helper is lost"):
+                await task
+
+    asyncio.run(scene())
+
+
+def test_a_session_that_refuses_to_speak_to_a_client_goes_on() -> None:
+    def refused(client: ClientId) -> None:
+        raise PeerMisbehaved("this client has no part", reason=Reason.NOT_ELIGIBLE, culprits={client})
+
+    async def scene() -> None:
+        session = plain_session()
+        async with holding(SumServer(limits=quick_limits(poll=0.2)), session) as (held, task):
+            vars(session)["message_to"] = refused
+            assert (await held.ask(ONE)).status_code == 204
+            assert await held.post(TWO) == 202
+            assert not task.done()
+
+    asyncio.run(scene())
+
+
 def test_nobody_but_the_invited_is_read_or_waited_for() -> None:
     async def scene() -> None:
         server = SumServer(limits=patient_limits(), admission=FirstCome(frozenset(CLIENTS)))
@@ -241,7 +301,7 @@ def test_a_crowd_that_waits_for_a_session_keeps_nobody_from_this_one_or_the_next
             crowd = [asyncio.create_task(held.http.get("/v1/session", params=after)) for _ in range(30)]
             await until(lambda: sum(each.done() for each in crowd) == 27)
             assert {each.result().status_code for each in crowd if each.done()} == {204}
-            assert server.asking == 3
+            assert len(vars(server)["_asking"]) == 3
             assert (await held.http.get("/v1/session")).status_code == 200
             honest = asyncio.create_task(held.http.get("/v1/session", params=after))
             await until(lambda: sum(each.done() for each in crowd) >= 28)

@@ -162,18 +162,22 @@ def test_a_stage_waits_until_the_disk_has_room_for_it(
             assert (await running).counted == frozenset(CLIENTS)
 
     asyncio.run(scene())
-    assert [record.getMessage() for record in caplog.records].count("stage not kept, tried again") == 1
+    assert [record.getMessage() for record in caplog.records].count("store not written, tried again") == 1
 
 
-def test_a_name_that_cannot_be_kept_is_told_nothing_and_ends_nothing(tmp_path: Path) -> None:
+def test_a_name_waits_until_the_disk_has_room_for_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("secagg.transport.conductor._AGAIN_SECONDS", 0.01)
+
     async def scene() -> None:
         store = FullStore(tmp_path / "server", 0)
-        async with holding(SumServer(limits=quick_limits(), store=store)) as (held, _):
-            store.refusals = 2
-            assert (await held.ask(ONE)).status_code == 503
-            assert await held.post(ONE) == 503
+        async with holding(SumServer(limits=quick_limits(poll=0.3), store=store)) as (held, _):
+            store.refusals = 3
             assert (await held.ask(ONE)).status_code == 200
-            assert await held.post(ONE) == 202
+            store.refusals = 1_000_000
+            assert (await held.ask(ClientId(2))).status_code == 204
+            store.refusals = 3
+            assert await held.post(ClientId(2)) == 202
+            assert set(store.claims(held.card.session)) == {ONE, ClientId(2)}
 
     asyncio.run(scene())
 

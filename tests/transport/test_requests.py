@@ -14,6 +14,7 @@ from typing import Any
 import httpx
 import pytest
 
+from secagg.cli.wire.shared import JsonLines
 from secagg.crypto.entropy import SystemCoins
 from secagg.crypto.secret import Secret
 from secagg.errors import MalformedMessage, Misuse, PeerError, ThresholdNotMet
@@ -23,7 +24,6 @@ from secagg.session.simulated_keys import SimulatedKeys
 from secagg.transport import requests
 from secagg.transport.card import BACK_SECONDS, Card
 from secagg.transport.client import Outcome, contribute
-from secagg.transport.logs import JsonLines
 from secagg.transport.proof import Certified, FirstCome, Prover, header_of, read_header
 from secagg.transport.requests import Patience, Refused
 from secagg.transport.server import SumServer

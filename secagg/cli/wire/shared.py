@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import json
 import logging
 import signal
 import sys
@@ -82,10 +83,25 @@ def plug_for(protocol: str) -> Plug:
     return plug_of(protocol) if protocol in PROTOCOLS else simulated_plug(protocol)
 
 
+class JsonLines(logging.Formatter):
+    """Formats any record as one line of JSON."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the line."""
+        line = {
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "event": record.getMessage(),
+            **getattr(record, "fields", {}),
+        }
+        if record.exc_info:
+            line["error"] = self.formatException(record.exc_info)
+        return json.dumps(line)
+
+
 def running(work: Callable[[], Coroutine[Any, Any, Result]]) -> Result:
     """Run until the end, or SIGTERM or SIGINT; logs are JSON."""
-    from secagg.transport.logs import JsonLines
-
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonLines())
     logging.basicConfig(level=logging.INFO, handlers=[handler])
