@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from secagg.errors import InvalidParameters
 from secagg.session.registry import ProtocolEntry, find, names
-from secagg.session.settings import chosen_settings, known_settings, parsed
+from secagg.session.settings import known_settings, parsed, planned_settings
 
 SHORT: Final[Mapping[str, str]] = {
     "mode": "mode",
@@ -40,7 +40,7 @@ def settings_of(entry: ProtocolEntry, facts: Mapping[str, Any], short: Mapping[s
         if SHORT[option] not in known:
             raise InvalidParameters(f"--{option} is not for {entry.name}, but for {_owners(SHORT[option])}")
         given[SHORT[option]] = parsed(f"--{option}", known[SHORT[option]], text)
-    return entry.settings(**chosen_settings(entry, {**facts, **given}, assigned, option="--set"))
+    return planned_settings(entry, facts, given, assigned, option="--set")
 
 
 def _owners(setting: str) -> str:

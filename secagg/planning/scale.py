@@ -18,7 +18,7 @@ from secagg.parameters import LEAST_COHORT, Suite
 from secagg.scale.tree import MOST_IN_A_GROUP as MOST_CLIENTS
 from secagg.session.costs import ONE_IN, Costs
 from secagg.session.registry import ProtocolEntry
-from secagg.session.settings import chosen_settings
+from secagg.session.settings import planned_settings
 from secagg.simulation.rehearsal import Rehearsal
 
 from .seconds import Rates, ZeroInputs, costs_of
@@ -120,7 +120,7 @@ def run_session(
     uploading = next(stage.name for stage in entry.stages if stage.takes_update)
     rehearsal = Rehearsal(
         entry=entry,
-        settings=entry.settings(**chosen_settings(entry, facts, (), option="a setting")),
+        settings=planned_settings(entry, facts),
         inputs=ZeroInputs(layout),
         clients=clients,
         dropouts={uploading: frozenset(ClientId(1 + place * ONE_IN) for place in range(rare))},

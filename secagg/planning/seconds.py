@@ -22,7 +22,7 @@ from secagg.identifiers import ClientId
 from secagg.parameters import LEAST_COHORT, Suite
 from secagg.session.costs import ONE_IN, Costs, Work
 from secagg.session.registry import ProtocolEntry, find
-from secagg.session.settings import chosen_settings
+from secagg.session.settings import planned_settings
 from secagg.simulation.rehearsal import Rehearsal
 
 from .costs import Option
@@ -127,7 +127,7 @@ def measure(
         "maximum_cohort": clients,
         "is_checked": is_checked,
     }
-    settings = entry.settings(**chosen_settings(entry, facts, (), option="a setting"))
+    settings = planned_settings(entry, facts)
     rehearsal = Rehearsal(entry=entry, settings=settings, inputs=ZeroInputs(layout), clients=clients, dropouts={})
     figures = rehearsal.run().session.figures
     return sum(stage.client_seconds for stage in figures) / clients, sum(stage.server_seconds for stage in figures)
