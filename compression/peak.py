@@ -2,8 +2,9 @@
 
 There is no codebook to learn, to broadcast or to search: a block becomes one of 2d codewords, +e_i and -e_i, so that d
 values take log2(2d) bits, and decoding is counting. After a rotation values are bell-shaped, so what the code keeps of
-them follows from d alone; dividing by it makes the decoded sum unbiased over the rotations. The choice depends on no
-scale: a first round is compressed like every other.
+them follows from d alone; dividing by it makes the decoded sum unbiased over the rotations. That holds for updates of
+many values: one that is zero but for a few has turned values of a few sizes, and is decoded too short. The choice
+depends on no scale: a first round is compressed like every other.
 
 The code says where an update points, not how long it is. ``unit`` is the length that every update is taken to have,
 public and common. Where clients tell their own lengths, they do so beside the code (``norm_levels``): in public levels,
