@@ -4,7 +4,8 @@ There is no codebook to learn, to broadcast or to search: a block becomes one of
 values take log2(2d) bits, and decoding is counting. After a rotation values are bell-shaped, so what the code keeps of
 them follows from d alone; dividing by it makes the decoded sum of directions unbiased over the rotations. The choice
 depends on no scale: a first round is compressed like every other. A decoded mean is the mean direction times one length
-for all, which is the mean of the updates only where these are equally long.
+for all, which is the mean of the updates only where these are equally long. An update that is zero but for a few values
+is decoded too short.
 
 The code says where an update points, not how long it is. ``unit`` is the length that every update is taken to have,
 public and common. Where clients tell their own lengths, they do so beside the code (``norm_levels``): in public levels,

@@ -7,7 +7,7 @@ fits every client; the code says where an update points, and ``unit`` how long i
 A code c of q bits stands for the value (2c - 2^q + 1) s / 2 for the step s. Sums of codes are never negative, so a ring
 of p bits holds (2^p - 1) / (2^q - 1) clients: 31 clients of 1 bit in 5 bits. Dividing by what rounding keeps of normal
 values, 2 / pi for 1 bit, and by the share of coordinates that are sent makes the sum of directions unbiased over the
-rotations; lengths are as in the peak code.
+rotations, for updates with many values that differ from zero; lengths are as in the peak code.
 """
 
 from __future__ import annotations

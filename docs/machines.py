@@ -29,7 +29,7 @@ from secagg.protocols.two_servers.round_rules import Entry as RoundEntry
 from secagg.protocols.two_servers.round_rules import RoundRules, RoundState
 from secagg.session.registry import find
 from secagg.session.roles import LateUpdate, Subject, Update
-from secagg.session.settings import chosen_settings
+from secagg.session.settings import planned_settings
 from secagg.wire import message_kind
 
 Say = Callable[[Any, str, str], None]
@@ -74,7 +74,7 @@ def messages_of(protocol: str) -> list[Sent]:
         "minimum_cohort": 3,
         "maximum_cohort": _CLIENTS,
     }
-    settings = entry.settings(**chosen_settings(entry, facts, (), option="a setting"))
+    settings = planned_settings(entry, facts)
     with closing(entry.simulate(settings, coins=SystemCoins(), clock=lambda: datetime.now(UTC))) as world:
         session = _opened(protocol, say, lambda: world.open(subject, frozenset(clients)))
         members = {client: world.member(client).join(subject, _zeros(layout)) for client in clients}

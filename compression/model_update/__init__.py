@@ -6,7 +6,7 @@ made; ``plan`` gives each tensor a recipe, calibrates all of them and refreshes 
 """
 
 from .codec import CalibrationSource, ModelUpdate
-from .plan import Calibration, RefreshSchedule, UpdatePlan
+from .plan import Calibration, UpdatePlan
 from .public_parameters import RoundBytes, decode_parameters, downlink_bytes, encode_parameters, round_bytes
 from .recipes import Codebooks, Dithered, Plain, Pruned, Quantized, Recipe, Rotated, Sketched
 from .tensors import Tensors, TensorScheme
@@ -21,7 +21,6 @@ __all__ = [
     "Pruned",
     "Quantized",
     "Recipe",
-    "RefreshSchedule",
     "Rotated",
     "RoundBytes",
     "Sketched",

@@ -7,7 +7,6 @@ little else; ``merged_segments`` says how they are put together.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from typing import Any, Final, cast
@@ -194,47 +193,19 @@ class ModelUpdate:
         layout = self.tensors[position].scheme.layout
         return Aggregate(layout, values, aggregate.contributors, aggregate.total_weight)
 
-    def require_layout(self, layout: Layout, former: Iterable[ModelUpdate] = ()) -> None:
+    def require_layout(self, layout: Layout) -> None:
         """Refuse a layout that is not this one: that of a session, a payload or an aggregate.
 
-        Args:
-            former: parameters of other epochs; if the layout is of one of them, the error says of which, and names the
-                tensors that are encoded otherwise.
         Raises:
             Misuse: it is another layout.
         """
-        if layout == self.layout:
-            return
-        advice = f"fetch the parameters of epoch {self.epoch} and encode again"
-        for other in former:
-            if layout == other.layout:
-                found = "; ".join(self.differences(other))
-                raise Misuse(f"the layout is out of date: {found}; {advice}", reason=Reason.LAYOUT_MISMATCH)
-        what = "public parameters" if layout.segments == self.layout.segments else "tensors or schemes"
-        raise Misuse(
-            f"the layout belongs to other {what} than those of epoch {self.epoch}; {advice}",
-            reason=Reason.LAYOUT_MISMATCH,
-        )
-
-    def differences(self, other: ModelUpdate) -> tuple[str, ...]:
-        """Say in what another update differs from this one, tensor by tensor; nothing if their layouts are equal."""
-        mine, theirs = ({tensor.name: tensor for tensor in update.tensors} for update in (self, other))
-        both = [name for name in mine if name in theirs]
-        shapes = [name for name in both if mine[name].shape != theirs[name].shape]
-        schemes = [
-            name for name in both if name not in shapes and mine[name].scheme.layout != theirs[name].scheme.layout
-        ]
-        is_reordered = not mine.keys() ^ theirs.keys() and self.names != other.names
-        found = {
-            f"it is of epoch {other.epoch} instead of {self.epoch}": other.epoch != self.epoch,
-            f"its parameters come from {other.source.name} instead of {self.source.name}": other.source != self.source,
-            f"it lacks {listed([name for name in mine if name not in theirs])}": mine.keys() - theirs.keys(),
-            f"it has {listed([name for name in theirs if name not in mine])} besides": theirs.keys() - mine.keys(),
-            f"{listed(shapes)} have other shapes": shapes,
-            f"{listed(schemes)} have other schemes, scales, codebooks or masks": schemes,
-            "the tensors stand in another order": is_reordered,
-        }
-        return tuple(sentence for sentence, is_so in found.items() if is_so)
+        if layout != self.layout:
+            what = "public parameters" if layout.segments == self.layout.segments else "tensors or schemes"
+            raise Misuse(
+                f"the layout belongs to other {what} than those of epoch {self.epoch}; fetch the parameters of epoch "
+                f"{self.epoch} and encode again",
+                reason=Reason.LAYOUT_MISMATCH,
+            )
 
     def _own_tables(self) -> list[Tables]:
         found = list[Tables]()

@@ -1,4 +1,4 @@
-"""Which scheme for which tensor, where the parameters come from, and when they are refreshed."""
+"""Which scheme for which tensor, and where its parameters come from."""
 
 from __future__ import annotations
 
@@ -6,9 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from secagg.compression.public_stream import SEED_BYTES, PublicStream, require_shape
-from secagg.contract import Aggregate
 from secagg.errors import InvalidParameters, Misuse
-from secagg.parameters import require_integer
 
 from .codec import CalibrationSource, ModelUpdate
 from .recipes import Recipe, Scheme
@@ -31,33 +29,6 @@ class Calibration:
         if type(self.source) is not CalibrationSource or self.source is CalibrationSource.NONE:
             sources = ", ".join(source.name for source in CalibrationSource if source is not CalibrationSource.NONE)
             raise Misuse(f"say where the sample comes from: {sources}; got {self.source!r}")
-
-    @classmethod
-    def of_previous_aggregate(cls, decoder: ModelUpdate, aggregate: Aggregate) -> Calibration:
-        """Take the mean of an earlier round.
-
-        A mean over clients is smaller than the update of one, so scales from it saturate; and what a codebook decoded
-        consists of its codewords. A recipe's ``least_scale`` bounds how far scales can shrink.
-
-        Raises:
-            Misuse, CapacityExceeded: as for ``ModelUpdate.decode``.
-        """
-        return cls(CalibrationSource.PREVIOUS_AGGREGATE, decoder.mean(aggregate))
-
-
-@dataclass(frozen=True, slots=True)
-class RefreshSchedule:
-    """Parameters are refreshed every ``period`` rounds; rounds and epochs count from 0."""
-
-    period: int = 1
-
-    def __post_init__(self) -> None:
-        require_integer("a period", self.period, 1)
-
-    def epoch(self, round_number: int) -> int:
-        """Return the epoch whose parameters a round uses."""
-        require_integer("round_number", round_number, 0)
-        return round_number // self.period
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

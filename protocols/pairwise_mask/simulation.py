@@ -130,6 +130,6 @@ ENTRY: Final = ProtocolEntry(
     simulate=PairwiseSimulation,
     restore=restore_session,
     costs=costs,
-    trust="an authority apart from the server; no more corrupted clients than planned for (one in twenty); the "
+    trust="an authority apart from the server; no more corrupted clients than planned for (one in ten); the "
     "server may be active",
 )

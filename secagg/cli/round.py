@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from secagg.errors import InvalidParameters
 from secagg.session.registry import ProtocolEntry, find, names
-from secagg.session.settings import chosen_settings, known_settings, parsed
+from secagg.session.settings import known_settings, parsed, planned_settings
 
 from . import spreading
 from .figures import (
@@ -217,7 +217,7 @@ def _settings_of(entry: ProtocolEntry, facts: Mapping[str, Any], short: Mapping[
         if SHORT[option] not in known:
             raise InvalidParameters(f"--{option} is not for {entry.name}, but for {_owners(SHORT[option])}")
         given[SHORT[option]] = parsed(f"--{option}", known[SHORT[option]], text)
-    return entry.settings(**chosen_settings(entry, {**facts, **given}, assigned, option="--set"))
+    return planned_settings(entry, facts, given, assigned, option="--set")
 
 
 def _owners(setting: str) -> str:

@@ -22,7 +22,7 @@ from secagg.identifiers import ClientId
 from secagg.parameters import LEAST_COHORT, Suite
 from secagg.session.costs import ONE_IN, Costs, Work
 from secagg.session.registry import ProtocolEntry, find
-from secagg.session.settings import chosen_settings
+from secagg.session.settings import planned_settings
 from secagg.simulation.rehearsal import Rehearsal
 
 from .costs import Option
@@ -151,7 +151,7 @@ def run_session(  # noqa: PLR0913 -- what a session is of
     uploading = next(stage.name for stage in entry.stages if stage.takes_update)
     rehearsal = Rehearsal(
         entry=entry,
-        settings=entry.settings(**chosen_settings(entry, facts, (), option="a setting")),
+        settings=planned_settings(entry, facts),
         inputs=ZeroInputs(layout),
         clients=clients,
         dropouts={uploading: frozenset(ClientId(1 + place * ONE_IN) for place in range(rare))},

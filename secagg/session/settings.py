@@ -26,49 +26,35 @@ def known_settings(entry: ProtocolEntry) -> dict[str, Any]:
     return {name: hints[name] for name in chosen}
 
 
-def chosen_settings(
-    entry: ProtocolEntry, facts: Mapping[str, Any], assigned: Iterable[str], *, option: str
-) -> dict[str, Any]:
-    """Return what a protocol's settings class is called with.
-
-    Args:
-        facts: what the caller knows, by the names of settings; a protocol takes those that it has.
-        assigned: ``name=value``, for any setting.
-        option: what the caller calls these, for errors.
-    Raises:
-        InvalidParameters: a setting that this protocol does not have, or a value that it cannot take.
-    """
-    known = known_settings(entry)
-    chosen = {name: value for name, value in facts.items() if name in known}
-    for assignment in assigned:
-        name, equals, text = assignment.partition("=")
-        if not equals or name not in known:
-            raise InvalidParameters(f"{option} takes name=value; the settings of {entry.name} are {', '.join(known)}")
-        chosen[name] = parsed(f"{option} {name}", known[name], text)
-    return chosen
-
-
 def planned_settings(
-    entry: ProtocolEntry, facts: Mapping[str, Any], given: Mapping[str, Any] = MappingProxyType({})
+    entry: ProtocolEntry,
+    facts: Mapping[str, Any],
+    given: Mapping[str, Any] = MappingProxyType({}),
+    assigned: Iterable[str] = (),
+    *,
+    option: str = "settings",
 ) -> Any:  # noqa: ANN401 -- the protocol's own class
     """Return a protocol's settings: what its user said, over what follows from the cohort.
 
     Args:
         facts: by the names of settings; a protocol takes those that it has.
         given: by the same names, as values or as text.
+        assigned: ``name=value`` as text, which stands over both.
+        option: what the caller calls these assignments, for errors.
     Raises:
-        InvalidParameters: a given setting that this protocol does not have, or a value that it cannot take.
+        InvalidParameters: a setting that this protocol does not have, or a value that it cannot take.
     """
     known = known_settings(entry)
     if strange := [name for name in given if name not in known]:
         raise InvalidParameters(f"{entry.name} has no setting {strange[0]!r}; it has {', '.join(known)}")
     chosen = {name: value for name, value in {**facts, **given}.items() if name in known}
-    return entry.settings(
-        **{
-            name: parsed(name, known[name], value) if isinstance(value, str) else value
-            for name, value in chosen.items()
-        }
-    )
+    made = {name: parsed(name, known[name], value) if type(value) is str else value for name, value in chosen.items()}
+    for assignment in assigned:
+        name, equals, text = assignment.partition("=")
+        if not equals or name not in known:
+            raise InvalidParameters(f"{option} takes name=value; the settings of {entry.name} are {', '.join(known)}")
+        made[name] = parsed(f"{option} {name}", known[name], text)
+    return entry.settings(**made)
 
 
 def parsed(option: str, hint: Any, text: str) -> Any:  # noqa: ANN401 -- one return for each type

@@ -16,7 +16,7 @@ from secagg.session.registry import ProtocolEntry, ProtocolName, find
 from secagg.session.roles import LateUpdate, Subject, Update
 
 from .in_process import by_name, leaving, simulated
-from .model_session import CohortSettings, planned, require_cohort
+from .model_session import CohortSettings, planned
 
 Value = TypeVar("Value", bound=Hashable)
 _TASK: Final = b"counts in one process"
@@ -125,14 +125,12 @@ def _counted(
     settings: Mapping[str, Any],
 ) -> list[int]:
     """Return how many clients have each place, by a sum of vectors that are zero but for a one."""
-    clients = len(chosen)
-    require_cohort(clients)
+    clients, entry = len(chosen), find(protocol)
+    made = planned(entry, clients, dropped=leaving(drop, chosen, settings), settings=settings)
     segment = RingSegment(clients.bit_length(), places)
     layout, ring = Layout((segment,)), Ring(segment.modulus_bits)
     subject = Subject(task=_TASK, round_number=1, layout=layout, capacity=clients, model_digest=_MODEL)
-    entry = find(protocol)
     entry.require_segments(layout)
-    made = planned(entry, clients, dropped=leaving(drop, chosen, settings), settings=settings)
 
     def update_of(place: int) -> LateUpdate:
         one = ring.zeros(places)

@@ -126,7 +126,7 @@ class Session(Generic[Form]):
             like: the model, or one update of it.
             clients: how many are invited.
             clip: values beyond it are clipped; a client that clips more than one value in a hundred says so in its log.
-            bits: of one value, 2 to 16. Values between two codes are rounded at random, so that means are unbiased.
+            bits: of one value, 2 to 16. Rounding is random, so that means of values within the clip are unbiased.
             protocol: by its name, or the entry of one of your own.
             only: patterns, or one, of the tensors that are summed, such as ``"*lora*"``; by default every one.
             exclude: patterns, or one, of those that are not, such as ``"*num_batches_tracked"``.

@@ -81,7 +81,7 @@ class Card:
             raise InvalidParameters("a card has a session's name, and numbers that are not negative")
 
     def encode(self) -> bytes:
-        """Return the card as JSON, in which terms are a text and the round is digits: every reader keeps them as they are."""
+        """Return the card as JSON; terms are a text in it and the round is digits, so that every reader keeps them."""
         return json.dumps(asdict(self) | {"round_number": str(self.round_number), "terms": _text(self.terms)}).encode()
 
     @classmethod

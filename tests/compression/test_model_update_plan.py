@@ -30,7 +30,6 @@ from secagg.compression.model_update import (
     Pruned,
     Quantized,
     Recipe,
-    RefreshSchedule,
     Rotated,
     Sketched,
     TensorScheme,
@@ -250,8 +249,7 @@ def test_a_sample_from_nowhere_is_refused(bad: Any) -> None:
 def test_a_previous_aggregate_calibrates_on_its_mean() -> None:
     first = plan().parameters(calibration=public(2.0))
     total = aggregate(first, sample(1.0), sample(2.0), weights=[1, 3])
-    calibration = Calibration.of_previous_aggregate(first, total)
-    assert calibration.source is CalibrationSource.PREVIOUS_AGGREGATE
+    calibration = Calibration(CalibrationSource.PREVIOUS_AGGREGATE, first.mean(total))
     second = plan().parameters(epoch=1, calibration=calibration, previous=first)
     largest = float(np.abs(first.decode(total)["conv.weight"]).max()) / 4
     assert scheme_of(second, "conv.weight").scales == pytest.approx([largest / 127.5])
@@ -262,29 +260,15 @@ def test_scales_from_the_mean_of_unlike_clients_are_too_small_for_each_of_them()
     clients = [{name: own.standard_normal(shape) / 8 for name, shape in SHAPES.items()} for own in drawn]
     first = plan().parameters(calibration=public())
     total = aggregate(first, *clients, weights=[1] * 16)
-    second = plan().parameters(epoch=1, calibration=Calibration.of_previous_aggregate(first, total), previous=first)
+    second = plan().parameters(
+        epoch=1, calibration=Calibration(CalibrationSource.PREVIOUS_AGGREGATE, first.mean(total)), previous=first
+    )
     shares = [scheme_of(update, "conv.weight").saturated_share(clients[0]["conv.weight"]) for update in (first, second)]
     assert shares[0] < 0.02
     assert shares[1] > 0.25
 
 
 # --- Refreshes --------------------------------------------------------------------------------------------------------
-
-
-def test_a_schedule_says_which_epoch_a_round_belongs_to() -> None:
-    every = RefreshSchedule()
-    assert [every.epoch(number) for number in range(4)] == [0, 1, 2, 3]
-    third = RefreshSchedule(period=3)
-    assert [third.epoch(number) for number in range(8)] == [0, 0, 0, 1, 1, 1, 2, 2]
-
-
-@pytest.mark.parametrize("bad", [0, -1, 1.0, True, None], ids=repr)
-def test_a_period_or_round_that_is_none_is_refused(bad: Any) -> None:
-    with pytest.raises(InvalidParameters):
-        RefreshSchedule(period=bad)
-    if bad != 0 or type(bad) is not int:
-        with pytest.raises(InvalidParameters):
-            RefreshSchedule().epoch(bad)
 
 
 def test_a_refresh_makes_another_layout_even_where_every_number_stays() -> None:

@@ -1,4 +1,4 @@
-"""The peak code: it is what its definition says, unbiased over rotations, and as noisy as its law."""
+"""The peak code: it is what its definition says, unbiased over rotations for dense updates, and as noisy as its law."""
 
 import math
 from typing import Any
@@ -169,6 +169,16 @@ def test_it_is_unbiased_over_the_rotations(places: int) -> None:
     assert abs(along - 1) < 0.02
     noise = float(np.square(total / rounds - update).sum() / np.square(update).sum())
     assert noise < 2 * (1 - kept_share(places)) / kept_share(places) / rounds + 4e-4
+
+
+@pytest.mark.parametrize(("values", "least", "most"), [(2, 0.4, 0.6), (10, 0.6, 0.8), (100, 0.96, 1.0)])
+def test_an_update_of_few_values_is_decoded_too_short(values: int, least: float, most: float) -> None:
+    update = (np.arange(4096) < values).astype(np.float32) / np.float32(math.sqrt(values))
+    along = list[float]()
+    for number in range(50):
+        made = code(116, unit=1.0, size=4096, block_size=1024, round_number=number)
+        along.append(float(made.decode(ideal_aggregate(made.layout, [made.encode(update, COINS)])) @ update))
+    assert least < sum(along) / len(along) < most
 
 
 @pytest.mark.parametrize("cohort", [5, 20, 100])

@@ -263,7 +263,7 @@ def test_clients_and_server_need_nothing_in_common_but_the_broadcast() -> None:
 def test_the_sum_of_one_round_calibrates_the_next_and_an_update_of_the_old_epoch_is_refused() -> None:
     first = mixed_model()
     total, _ = play(session_of(first, tensors))
-    second = mixed_model(epoch=1, calibration=Calibration.of_previous_aggregate(first, total))
+    second = mixed_model(epoch=1, calibration=Calibration(CalibrationSource.PREVIOUS_AGGREGATE, first.mean(total)))
     session = session_of(second, tensors)
     stale = session.client_ids[0]
     session.payloads[stale] = first.encode(tensors(stale), InsecureSeededCoins(b"stale"))
@@ -272,8 +272,8 @@ def test_the_sum_of_one_round_calibrates_the_next_and_an_update_of_the_old_epoch
     assert list(session.errors) == [stale]
     assert session.refusals == []
     assert same_sum(refreshed, session.sum_of(session.client_ids[1:]))
-    with pytest.raises(Misuse, match="of epoch 0 instead of 1"):
-        second.require_layout(first.layout, former=[first])
+    with pytest.raises(Misuse, match="other public parameters than those of epoch 1"):
+        second.require_layout(first.layout)
     with pytest.raises(Misuse):
         first.decode(refreshed)
 

@@ -408,6 +408,13 @@ def test_what_is_smaller_than_a_step_is_kept_on_average_and_both_ends_are_warned
     assert "the mean change is about" in log.text
 
 
+def test_a_weight_beyond_the_greatest_counts_as_that(folders: Path, log: Any) -> None:
+    inner = MemoryGrid(lenient(folders), lambda model, _: {**model, "metrics": {"num-examples": 2_000}})
+    grid = plugin.SecAggGrid(inner, settings=SecAggSettings(maximum_weight=1_000))  # type: ignore[arg-type]
+    assert inner.round(grid, MODEL)[1]["num-examples"] == CLIENTS * 1_000
+    assert "2000 examples are no weight of 1 to 1000; the update weighs 1000" in log.text
+
+
 def test_ordinary_apps_are_not_too_heavy(folders: Path) -> None:
     inner = MemoryGrid(lenient(folders), lambda model, _: {**model, "metrics": {"num-examples": 50_000}})
     assert inner.round(plugin.SecAggGrid(inner, settings=SecAggSettings()), MODEL)[1]["num-examples"] == 250_000  # type: ignore[arg-type]
@@ -441,6 +448,21 @@ def test_metrics_that_nobody_names_are_said_to_stay(folders: Path, log: Any) -> 
     assert inner.round(named, MODEL)[1]["train_loss"] == pytest.approx(0.5, abs=1e-3)
     assert "no metric of training" not in log.text
     assert "stay at this client" not in log.text
+
+
+@pytest.mark.parametrize("protocol", ["pairwise", "enclave", "two-servers"])
+def test_a_training_that_fails_is_an_upload_like_any_other(folders: Path, protocol: str) -> None:
+    def train(model: Any, node: int) -> dict[str, Any]:
+        if node == 1:
+            raise RuntimeError("a secret of this node")
+        return {name: values + 1 for name, values in model.items()}
+
+    inner = MemoryGrid(lenient(folders), train)
+    grid = plugin.SecAggGrid(inner, settings=settings_of(folders, protocol))  # type: ignore[arg-type]
+    arrays, _ = inner.round(grid, MODEL)
+    assert np.abs(arrays["w"] - MODEL["w"] - (CLIENTS - 1) / CLIENTS).max() < 2**-15
+    assert not any(count.left for _, count in grid.stages)
+    assert all("a secret" not in str(message.content) for message in inner.sent)
 
 
 # --- Which tensors, how many clients, and evaluation ------------------------------------------------------------------

@@ -205,10 +205,18 @@ def test_floors_of_an_operator_that_cannot_be_read_are_not_passed_over(
     assert "holds floors by keys such as" in caplog.text or "is no floor" in caplog.text
 
 
-@pytest.mark.parametrize("fails", ["raises", "nan", "another shape"])
+@pytest.mark.parametrize(
+    ("fails", "chosen"),
+    [
+        *[("raises", each) for each in PROTOCOLS],
+        *[(fails, PROTOCOLS[0]) for fails in ("nan", "another shape")],
+    ],
+)
 def test_whatever_training_returns_the_server_sees_an_upload(
-    fails: str, folder: Path, caplog: pytest.LogCaptureFixture
+    fails: str, chosen: tuple[str, dict[str, Any], dict[str, Any]], folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
+    protocol, settings, floors = chosen
+
     def train(site: Site, model: FLModel) -> FLModel:
         found = adding(site, model)
         if site.name == "site-5" and fails == "raises":
@@ -217,8 +225,9 @@ def test_whatever_training_returns_the_server_sees_an_upload(
             found.params["w"] = np.full(3, np.nan) if fails == "another shape" else found.params["w"] * np.nan
         return found
 
-    made = federation(folder, "pairwise", {}, {}, train=train)
-    made.run(MODEL)
+    made = federation(folder, protocol, {**settings, "weighting": "uniform"}, floors, train=train)
+    _, means = made.run(MODEL)
+    assert means.contributors == SITES
     assert not any(count.left for _, count in made.round.stages)
     assert all(count.received == SITES for _, count in made.round.stages if count.sent == SITES)
     assert "a secret of this site" not in caplog.text
@@ -332,7 +341,8 @@ def test_bfloat16_is_read_with_32_bits() -> None:
             raise TypeError("Got unsupported ScalarType BFloat16")
 
     read = arrays_in({"w": Tensor()})["w"]
-    assert (read.dtype, read.tolist()) == (np.float32, [1.5, 1.5])
+    assert read.dtype == np.float32
+    assert read.tolist() == [1.5, 1.5]
 
 
 # --- What a hostile reading found -------------------------------------------------------------------------------------

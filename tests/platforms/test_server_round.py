@@ -419,6 +419,16 @@ def test_of_an_error_the_server_is_told_one_of_two_codes(error: Exception, code:
     assert code_said(str(code)) is code
 
 
+def test_only_what_is_known_before_data_are_read_is_told_as_terms() -> None:
+    told = {reason for reason in Reason if code_of(Misuse("x", reason=reason)) is Left.TERMS}
+    assert told == {
+        Reason.BELOW_FLOOR,
+        Reason.LAYOUT_MISMATCH,
+        Reason.WRONG_VERSION,
+        Reason.PARAMETER_OUT_OF_RANGE,
+    }
+
+
 def test_why_a_client_leaves_is_in_its_own_log(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         log_leaving(Misuse("its update holds NaN"))

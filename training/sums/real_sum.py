@@ -33,7 +33,7 @@ from secagg.session.measured import Measured
 from secagg.session.registry import Simulation, find
 from secagg.session.roles import ClientSession, LateUpdate, Released, ServerSession, Subject, Update
 from secagg.session.run import run
-from secagg.session.settings import chosen_settings, known_settings
+from secagg.session.settings import known_settings, planned_settings
 from secagg.training.settings.configuration import (
     WHOLE_UPDATES,
     Configuration,
@@ -269,8 +269,7 @@ class RealSum:
             "maximum_weight": self._maximum_weight,
             **({} if self._noise is None else self._noise.settings_for(codec)),
         }
-        given = chosen_settings(self._entry, facts, self._settings.settings, option="secagg.settings")
-        return self._entry.settings(**given)
+        return planned_settings(self._entry, facts, assigned=self._settings.settings, option="secagg.settings")
 
     def client_noise(self, codec: ModelUpdate) -> ClientNoise:
         """Return what clients add to a codec's payloads, which a sum in the clear can add as well.
