@@ -35,16 +35,10 @@ from secagg.protocols.one_message.floors import Floors
 from secagg.protocols.one_message.holder import Holder
 from secagg.protocols.one_message.journal import Entry, Event, Journal
 from secagg.protocols.one_message.ledger import Ledger
-from secagg.protocols.one_message.messages import (
-    DeliveredShare,
-    Delivery,
-    Listed,
-    Upload,
-    UploadList,
-    verify_upload,
-)
+from secagg.protocols.one_message.messages import Upload
 from secagg.protocols.one_message.parameters import FIELD, ThresholdRule
 from secagg.protocols.one_message.plan import plan_offer
+from secagg.protocols.one_message.requests import DeliveredShare, Delivery, Listed, UploadList, verify_upload
 from secagg.protocols.one_message.sharing import Dealing, deal
 from secagg.session.certificates import issue_certificate
 from secagg.session.roles import LateUpdate, Subject, Update

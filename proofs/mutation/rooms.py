@@ -361,6 +361,7 @@ ROOMS: Final = (
             "server.py",
             "recovery.py",
             "messages.py",
+            "requests.py",
             "buffers.py",
             "member.py",
             "session.py",

@@ -10,7 +10,6 @@ if TYPE_CHECKING:
     from .client import Client as Client
     from .cut import OneMessageCut as OneMessageCut
     from .cut import joined as joined
-    from .cut import pieces_of as pieces_of
     from .epoch import EpochRecord as EpochRecord
     from .epoch import HolderIdentity as HolderIdentity
     from .epoch import verify_epoch as verify_epoch
@@ -24,11 +23,12 @@ if TYPE_CHECKING:
     from .member import Holdings as Holdings
     from .member import OneMessageMember as OneMessageMember
     from .messages import Upload as Upload
-    from .messages import UploadList as UploadList
+    from .messages import pieces_of as pieces_of
     from .parameters import ThresholdRule as ThresholdRule
     from .plan import Bounds as Bounds
     from .plan import OneMessageSettings as OneMessageSettings
     from .plan import plan_epoch as plan_epoch
+    from .requests import UploadList as UploadList
     from .session import CommitteeSession as CommitteeSession
     from .session import OneMessageHelpers as OneMessageHelpers
     from .session import OneMessageServerSession as OneMessageServerSession
@@ -38,16 +38,17 @@ else:
         __name__,
         {
             "client": "Client",
-            "cut": "OneMessageCut joined pieces_of",
+            "cut": "OneMessageCut joined",
             "epoch": "EpochRecord HolderIdentity verify_epoch",
             "floors": "Floors",
             "holder": "Holder require_believed",
             "journal": "FileJournal boot_id",
             "ledger": "ClientRecord Ledger",
             "member": "Holdings OneMessageMember",
-            "messages": "Upload UploadList",
+            "messages": "Upload pieces_of",
             "parameters": "ThresholdRule",
             "plan": "Bounds OneMessageSettings plan_epoch",
+            "requests": "UploadList",
             "session": "CommitteeSession OneMessageHelpers OneMessageServerSession open_session",
         },
     )

@@ -19,15 +19,16 @@ from secagg.identifiers import ClientId
 from secagg.session.certificates import Certificate, SigningKey
 
 from .configuration import Agreement, Offer, SumTerms, noise_of
-from .cut import epoch_ring, piece_digests
 from .epoch import EpochRecord, draw_nonce
 from .floors import Floors
+from .lattice.masks import epoch_ring
 from .ledger import Ledger
 from .messages import (
     NoHolder,
     Upload,
     UploadHeader,
     challenge_of,
+    piece_digests,
     sealing_info,
     share_context,
     share_tree,

@@ -5,30 +5,26 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
-from itertools import accumulate, pairwise
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from secagg.blame import unverified
-from secagg.crypto.labels import Label, bind
 from secagg.crypto.ring import RingVector
-from secagg.errors import AuthenticationFailed, SecAggError
+from secagg.errors import SecAggError
 from secagg.identifiers import ClientId
 
-from .lattice.masks import EpochRing, SumOfSecrets
+from .lattice.masks import epoch_ring
+from .lattice.opening import Accumulator, Opening, SumOfSecrets
 from .lattice.packing import Word
-from .lattice.planes import Accumulator
+from .messages import pieces_of
 from .parameters import Parameters
 
 if TYPE_CHECKING:
+    from .configuration import Agreement
     from .messages import Upload
 
-_NUMBER_BYTES: Final = 4
 
 Sums = list[RingVector]
 """The sums of one piece, as words that wrap: adding two of them word by word adds what is in them."""
@@ -42,6 +38,11 @@ class OneMessageCut:
     """T0."""
     parameters: Parameters
     seed: bytes
+
+    @classmethod
+    def of(cls, agreement: Agreement) -> OneMessageCut:
+        """Return the cut of the uploads of a sum."""
+        return cls(agreement.t0, agreement.parameters, agreement.epoch.seed)
 
     @property
     def lengths(self) -> tuple[int, ...]:
@@ -71,7 +72,8 @@ class OneMessageCut:
     def open(self, total: Sums, number: int, secret: SumOfSecrets) -> Sums:
         """Return the coefficients of a piece, less a S; what is checked of a whole vector is not checked yet."""
         summed = Accumulator(self.parameters, number, total)
-        return [*epoch_ring(self.parameters, self.seed).unmasked(summed, secret.astype(np.int32))]
+        ring = epoch_ring(self.parameters, self.seed)
+        return [*Opening(ring).unmasked(summed, secret.astype(np.int32))]
 
 
 class Adder(Protocol):
@@ -167,38 +169,3 @@ class LocalSum:
 def joined(pieces: Sequence[Sums]) -> list[Word]:
     """Put the coefficients of all pieces together."""
     return [np.concatenate(words) for words in zip(*pieces, strict=True)]
-
-
-@lru_cache(maxsize=2)
-def epoch_ring(parameters: Parameters, seed: bytes) -> EpochRing:
-    """Return the public polynomials of an epoch, which everybody in this process may share."""
-    return EpochRing(parameters, seed)
-
-
-def pieces_of(vector: bytes | memoryview, lengths: Sequence[int]) -> list[memoryview]:
-    """Cut a vector."""
-    view = memoryview(vector)
-    return [view[start:end] for start, end in pairwise(accumulate(lengths, initial=0))]
-
-
-def piece_digests(
-    context: bytes, client: ClientId, lengths: Sequence[int], vector: bytes | memoryview
-) -> tuple[bytes, ...]:
-    """Return the digests of all pieces of a vector, which the client signs: each of one client, session and place."""
-    digests = list[bytes]()
-    for number, piece in enumerate(pieces_of(vector, lengths)):
-        bound = bind(Label.UPLOAD_PIECE, context, client.encode(), number.to_bytes(_NUMBER_BYTES, "big"))
-        hashed = hashlib.sha256(bound)
-        hashed.update(piece)
-        digests.append(hashed.digest())
-    return tuple(digests)
-
-
-def require_pieces(cut: OneMessageCut, client: ClientId, digests: Sequence[bytes], vector: bytes) -> None:
-    """Check that a vector has the digests that its client signed.
-
-    Raises:
-        AuthenticationFailed: it has not; a relay may be to blame as well.
-    """
-    if piece_digests(cut.context, client, cut.lengths, vector) != tuple(digests):
-        raise AuthenticationFailed(culprits=unverified(client))

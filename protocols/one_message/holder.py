@@ -13,10 +13,13 @@ from datetime import datetime
 from threading import RLock
 from typing import Final
 
+import numpy as np
+
 from secagg.crypto.labels import Label
 from secagg.crypto.merkle import recover_root
 from secagg.crypto.secret import Confined, Secret
 from secagg.errors import (
+    UNDECIDED,
     InternalError,
     InvalidParameters,
     MalformedMessage,
@@ -36,7 +39,9 @@ from .configuration import NO_SUM, Agreement, Offer, SumTerms
 from .epoch import NO_KEY, EpochRecord, make_holder_keys
 from .floors import Floors
 from .journal import Entry, Event, Journal, Placements
-from .messages import (
+from .messages import challenge_of, leaf, sealing_info, share_context, upload_digest
+from .parameters import CHECK_WORDS, FIELD, Parameters, ThresholdRule
+from .requests import (
     Answer,
     CertifiedList,
     DeliveredShare,
@@ -46,16 +51,10 @@ from .messages import (
     Receipt,
     UploadList,
     Verdict,
-    challenge_of,
-    leaf,
     require_certificate,
     require_signed,
-    sealing_info,
-    share_context,
-    upload_digest,
 )
-from .parameters import ThresholdRule
-from .sharing import HeldShare, ShareSum, open_share
+from .sharing import WORD, Elements, challenge_weights, decode_words, expand_share, holder_point, multiply, power_matrix
 
 MOST_UPLOADS: Final = 1 << 20
 """Of an epoch: all of them rest on one choice of the public polynomials."""
@@ -404,3 +403,95 @@ def _uploads(upload_list: UploadList) -> tuple[bytes, ...]:
 
 def _wrong(sentence: str, reason: Reason) -> PeerMisbehaved:
     return PeerMisbehaved(sentence, reason=reason, culprits=_SERVER)
+
+
+class HeldShare(Confined):
+    """A share as its holder reads it: the words of its secret polynomials, and of the masking polynomial."""
+
+    def __init__(self, parameters: Parameters, position: int, words: Elements) -> None:
+        self.parameters = parameters
+        self.position = position
+        self._words = words
+
+    def require_on(self, polynomial: bytes, challenge: bytes) -> None:
+        """Refuse a share that is not on the dealer's polynomials.
+
+        Raises:
+            MalformedMessage: the published polynomial does not have exactly T canonical coefficients.
+            PeerMisbehaved: the share is off; a dealer passes with a chance of 65521^-8 a challenge.
+        """
+        threshold, columns = self.parameters.threshold, self.parameters.secret_columns
+        published = decode_words(polynomial, threshold * CHECK_WORDS).reshape(threshold, CHECK_WORDS)
+        due = multiply(power_matrix((holder_point(self.position),), threshold), published)[0]
+        weights = challenge_weights(self.parameters, challenge)
+        held = multiply(self._words[None, :columns].astype(np.float64), weights)[0] + self._words[columns:]
+        if not np.array_equal(held % FIELD, due):
+            raise PeerMisbehaved(
+                f"the share of holder {self.position} is not on the dealer's polynomial; leave the client out",
+                reason=Reason.COMMITMENT_MISMATCH,
+                culprits=UNDECIDED,
+            )
+
+    def secret_words(self) -> Elements:
+        """Return the words of the secret polynomials, without the masking polynomial's."""
+        return self._words[: self.parameters.secret_columns]
+
+    def wipe(self) -> None:
+        """Overwrite the words."""
+        self._words[:] = 0
+
+    def __repr__(self) -> str:
+        return f"<HeldShare of holder {self.position}>"
+
+
+def open_share(parameters: Parameters, position: int, share: Secret, context: bytes) -> HeldShare:
+    """Read a share as the dealer sealed it for the holder at a position.
+
+    Raises:
+        MalformedMessage: it has another length, or a word is no field element.
+    """
+    due = parameters.share_bytes(position)
+    if len(share) != due:
+        reason = Reason.TRUNCATED if len(share) < due else Reason.TRAILING_BYTES
+        raise MalformedMessage(f"the share of holder {position} has {due} bytes; got {len(share)}", reason=reason)
+    count = parameters.secret_columns + CHECK_WORDS
+    if position < parameters.seeds:
+        return HeldShare(parameters, position, expand_share(share, Label.ONE_MESSAGE_SHARE, context, count))
+    return HeldShare(parameters, position, decode_words(share.expose(), count))
+
+
+class ShareSum(Confined):
+    """What a holder answers: the sum of its shares over one list."""
+
+    def __init__(self, parameters: Parameters, position: int) -> None:
+        self._parameters = parameters
+        self._position = position
+        self._total = np.zeros(parameters.secret_columns, np.int64)
+        self._count = 0
+
+    def add(self, share: HeldShare) -> None:
+        """Add one client's share.
+
+        Raises:
+            Misuse: it is of other parameters, or of another holder.
+        """
+        if share.parameters != self._parameters or share.position != self._position:
+            raise Misuse(f"holder {self._position} adds its own shares of one epoch; got {share!r}")
+        self._total += share.secret_words()
+        self._count += 1
+
+    def answer(self) -> bytes:
+        """Return the words of the answer and overwrite the sum; there is no room for the masking polynomial in it.
+
+        Raises:
+            Misuse: no share was added, or it was asked for before.
+        """
+        if not self._count:
+            raise Misuse("an answer is the sum of at least one share and is given once", reason=Reason.ALREADY_SPENT)
+        words = (self._total % FIELD).astype(WORD)
+        self._total[:] = 0
+        self._count = 0
+        return words.tobytes()
+
+    def __repr__(self) -> str:
+        return f"<ShareSum of holder {self._position}, {self._count} shares>"

@@ -14,13 +14,15 @@ from typing import Annotated, ClassVar, Final
 from secagg.crypto.secret import Confined
 from secagg.errors import UNDECIDED, Misuse, PeerMisbehaved, Reason
 from secagg.fields import Message, fixed, repeated, unsigned, variable
-from secagg.session.ledger import ATTEMPTS, NO_MODEL
+from secagg.parameters import ATTEMPTS
 from secagg.wire import MessageKind
 
 from .epoch import DIGEST_BYTES
 
 REMEMBERED: Final = 256
 """How many uploads are remembered by their models."""
+NO_MODEL: Final = bytes(DIGEST_BYTES)
+"""In the place of a model that nobody names."""
 _MAXIMUM_TASK_BYTES: Final = 256
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from secagg.errors import PeerMisbehaved, Reason
 from secagg.identifiers import ClientId, HolderId
 
-from .messages import DeliveredShare, Verdict
+from .requests import DeliveredShare, Verdict
 
 LEAST_REFUSALS = 2
 REFUSAL_SHARE = 8

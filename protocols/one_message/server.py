@@ -33,9 +33,14 @@ from secagg.identifiers import ClientId, HolderId
 from secagg.wire import MessageKind, message_kind
 
 from .configuration import NO_SUM, SUM_ID_BYTES, Offer
-from .cut import Adder, LocalSum, OneMessageCut, epoch_ring
-from .lattice.masks import OpenedSum, SumOfSecrets, WrongSecret, largest_entry
-from .messages import (
+from .cut import Adder, LocalSum, OneMessageCut
+from .lattice.masks import epoch_ring
+from .lattice.opening import OpenedSum, Opening, SumOfSecrets, WrongSecret, largest_entry
+from .messages import Upload
+from .parameters import ThresholdRule
+from .receipts import Pending, Receipts, who_is_away
+from .recovery import recovered, require_answer
+from .requests import (
     Answer,
     CertifiedList,
     DeliveredShare,
@@ -44,14 +49,10 @@ from .messages import (
     Listed,
     ListSignature,
     Receipt,
-    Upload,
     UploadList,
     Verdict,
     verify_upload,
 )
-from .parameters import ThresholdRule
-from .receipts import Pending, Receipts, who_is_away
-from .recovery import recovered, require_answer
 
 
 class State(StrEnum):
@@ -110,8 +111,8 @@ class Server(Confined):
         if len(sum_id) != SUM_ID_BYTES or sum_id == NO_SUM or offer.terms.sum_id not in (NO_SUM, sum_id):
             raise InvalidParameters(f"a sum is named by {SUM_ID_BYTES} bytes that are not all zero, as in its terms")
         self._sum_id, self._coins, self.state = sum_id, coins, State.COLLECTING
-        self._ring = epoch_ring(self.agreement.parameters, self.agreement.epoch.seed)
-        self._adder: Adder = LocalSum(self.agreement.cut)
+        self._opening = Opening(epoch_ring(self.agreement.parameters, self.agreement.epoch.seed))
+        self._adder: Adder = LocalSum(OneMessageCut.of(self.agreement))
         self._receipts = Receipts(self.agreement.record.corrupted, offer.configuration.corrupted_clients)
         self._taken, self._listed = dict[ClientId, bytes](), dict[ClientId, bytes]()
         self._pending, self._delivered = dict[ClientId, Pending](), dict[ClientId, Pending]()
@@ -131,7 +132,7 @@ class Server(Confined):
         """
         if self._taken:
             raise Misuse("who adds is said before the first upload")
-        self._adder = adding(self.agreement.cut)
+        self._adder = adding(OneMessageCut.of(self.agreement))
         for upload in self._adder.uploads():
             sender = upload.header.client
             self._take(upload, b"", *verify_upload(self.agreement, self.terms, sender, upload, is_kept=True))
@@ -428,8 +429,8 @@ class Server(Confined):
         )
 
     def _opened_with(self, secret: SumOfSecrets) -> OpenedSum:
-        self._ring.require_plausible(secret, len(self._listed))
-        opened = self._ring.opened(self._adder.open(secret), len(self._listed))
+        self._opening.require_plausible(secret, len(self._listed))
+        opened = self._opening.opened(self._adder.open(secret), len(self._listed))
         if opened.vector(self.agreement.parameters.inputs - 1, 0)[1:].any():
             raise WrongSecret("it leaves other numbers than zeros behind the weights")
         return opened

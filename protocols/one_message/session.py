@@ -34,8 +34,9 @@ from secagg.wire import MessageKind, message_kind
 from .configuration import SUM_ID_BYTES, Agreement, noise_of
 from .cut import Adder, OneMessageCut
 from .epoch import EpochRecord, HolderKeys
-from .messages import NoHolder, require_signed_by
+from .messages import NoHolder
 from .plan import OneMessageSettings, plan_offer
+from .requests import require_signed_by
 from .server import Opened, Server
 
 UPLOAD: Final = Stage(name="upload", takes_update=True)

@@ -28,23 +28,19 @@ from secagg.identifiers import ClientId, HolderId, ServerId
 from secagg.protocols.one_message import client as client_module
 from secagg.protocols.one_message import sharing
 from secagg.protocols.one_message.configuration import Offer
-from secagg.protocols.one_message.cut import epoch_ring, piece_digests
-from secagg.protocols.one_message.lattice.masks import EpochRing, RingSecret, WrongSecret
+from secagg.protocols.one_message.lattice.masks import EpochRing, RingSecret, epoch_ring
+from secagg.protocols.one_message.lattice.opening import WrongSecret
 from secagg.protocols.one_message.messages import (
-    Answer,
-    DeliveredShare,
-    Delivery,
-    Judged,
-    Receipt,
     Upload,
-    Verdict,
     challenge_of,
+    piece_digests,
     sealing_info,
     share_tree,
     upload_digest,
     vector_digest,
 )
 from secagg.protocols.one_message.parameters import FIELD, ThresholdRule
+from secagg.protocols.one_message.requests import Answer, DeliveredShare, Delivery, Judged, Receipt, Verdict
 from secagg.protocols.one_message.server import Server
 from secagg.protocols.one_message.sharing import Dealing, holder_point
 from secagg.session.roles import LateUpdate, Update
@@ -56,7 +52,7 @@ def signed_again(world: InsecureSum, offer: Offer, client: ClientId, upload: Upl
     """Sign an altered upload as its client; the published polynomial stays what it was."""
     agreement = offer.agree()
     root = share_tree(agreement, upload.sealed).root
-    pieces = piece_digests(agreement.t0, client, agreement.cut.lengths, upload.vector)
+    pieces = piece_digests(agreement.t0, client, agreement.parameters.piece_bytes, upload.vector)
     upload = replace(upload, pieces=pieces)
     challenge = challenge_of(agreement, upload.header, vector_digest(pieces), root)
     digest = upload_digest(challenge, upload.polynomial)
@@ -131,7 +127,7 @@ def test_without_the_dealer_check_such_a_dealer_spoils_the_sum(monkeypatch: pyte
     world = InsecureSum(SumSetup())
     offer, bad = world.offer(), world.setup.clients[2]
     upload = badly_dealt(world, offer, bad, [0, 3], monkeypatch)
-    monkeypatch.setattr("secagg.protocols.one_message.sharing.HeldShare.require_on", always(None))
+    monkeypatch.setattr("secagg.protocols.one_message.holder.HeldShare.require_on", always(None))
     server = settled(world, server_with(world, offer, {bad: upload}))
     server.fix_list()
     world.ask(server, server.requests())

@@ -33,17 +33,16 @@ from secagg.errors import (
 )
 from secagg.fields import Message
 from secagg.identifiers import HolderId
-from secagg.parameters import SecurityMode, Suite
+from secagg.parameters import ATTEMPTS, SecurityMode, Suite
 from secagg.protocols.one_message.configuration import Offer
 from secagg.protocols.one_message.epoch import HolderKeys, verify_epoch
 from secagg.protocols.one_message.floors import Floors
 from secagg.protocols.one_message.holder import Holder
 from secagg.protocols.one_message.journal import Entry, Event, FileJournal
 from secagg.protocols.one_message.ledger import Ledger
-from secagg.protocols.one_message.messages import MESSAGES, Answer, Receipt
 from secagg.protocols.one_message.parameters import ThresholdRule
+from secagg.protocols.one_message.requests import MESSAGES, Answer, Receipt
 from secagg.protocols.one_message.server import Server
-from secagg.session.ledger import ATTEMPTS
 from secagg.session.roles import LateUpdate, Update
 from secagg.wire import HEADER_BYTES, Writer
 from tests.harness.one_message_sums import COINS, MODEL, NOW, TASK, InsecureSum, SumSetup

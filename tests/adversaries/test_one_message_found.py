@@ -34,10 +34,12 @@ from secagg.parameters import SecurityMode
 from secagg.protocols.one_message.client import Client
 from secagg.protocols.one_message.configuration import Agreement
 from secagg.protocols.one_message.holder import Holder
-from secagg.protocols.one_message.lattice.masks import EpochRing, OpenedSum, WrongSecret
+from secagg.protocols.one_message.lattice.masks import EpochRing
+from secagg.protocols.one_message.lattice.opening import OpenedSum, Opening, WrongSecret
 from secagg.protocols.one_message.ledger import Ledger
-from secagg.protocols.one_message.messages import Answer, Upload
+from secagg.protocols.one_message.messages import Upload
 from secagg.protocols.one_message.parameters import FIELD, ThresholdRule
+from secagg.protocols.one_message.requests import Answer
 from secagg.session.roles import LateUpdate, Update
 from secagg.wire import MessageKind, message_kind
 from tests.adversaries.test_one_message_dealers import badly_dealt, server_with, settled
@@ -101,15 +103,15 @@ def test_one_bad_vector_costs_one_opening(monkeypatch: pytest.MonkeyPatch) -> No
     server = world.collected()
     server.fix_list()
     world.ask(server, server.requests())
-    opening, openings = EpochRing.opened, list[int]()
+    opening, openings = Opening.opened, list[int]()
     noise = np.random.default_rng(1).integers(0, 1 << 31, world.offer().configuration.parameters.coefficients)
 
-    def spoiled(ring: EpochRing, words: list[Words], count: int) -> OpenedSum:
+    def spoiled(ring: Opening, words: list[Words], count: int) -> OpenedSum:
         openings.append(1)
         words[0] += noise.astype(np.uint64)
         return opening(ring, words, count)
 
-    monkeypatch.setattr(EpochRing, "opened", spoiled)
+    monkeypatch.setattr(Opening, "opened", spoiled)
     with pytest.raises(WrongSecret):
         server.open()
     assert len(openings) == 1

@@ -20,12 +20,11 @@ import pytest
 from secagg.crypto.hpke import CLASSIC_OVERHEAD_BYTES
 from secagg.crypto.secret import Secret
 from secagg.errors import AuthenticationFailed, InvalidParameters, Misuse, PeerMisbehaved, Reason
-from secagg.protocols.one_message.holder import Holder
+from secagg.protocols.one_message.holder import HeldShare, Holder, open_share
 from secagg.protocols.one_message.journal import Entry, Event, NoJournal
-from secagg.protocols.one_message.messages import Receipt, UploadList, Verdict
 from secagg.protocols.one_message.parameters import ThresholdRule
+from secagg.protocols.one_message.requests import Receipt, UploadList, Verdict
 from secagg.protocols.one_message.server import Server
-from secagg.protocols.one_message.sharing import HeldShare, open_share
 from tests.adversaries.test_one_message_dealers import badly_dealt, server_with
 from tests.adversaries.test_one_message_epochs import Standing, closed_journals, standing_world
 from tests.harness.one_message_sums import COINS, NOW, InsecureSum, SumSetup

@@ -24,8 +24,8 @@ from secagg.protocols.one_message import client as client_module
 from secagg.protocols.one_message import sharing
 from secagg.protocols.one_message.configuration import Offer
 from secagg.protocols.one_message.lattice.masks import RingSecret
-from secagg.protocols.one_message.messages import Answer
 from secagg.protocols.one_message.parameters import FIELD, ThresholdRule
+from secagg.protocols.one_message.requests import Answer
 from secagg.protocols.one_message.session import OneMessageServerSession
 from secagg.protocols.one_message.sharing import Dealing
 from secagg.wire import MessageKind, message_kind

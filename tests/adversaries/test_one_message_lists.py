@@ -24,20 +24,20 @@ from secagg.errors import UNDECIDED, AuthenticationFailed, PeerError, PeerMisbeh
 from secagg.identifiers import ClientId
 from secagg.protocols.one_message import epoch, parameters
 from secagg.protocols.one_message.configuration import Offer
-from secagg.protocols.one_message.cut import epoch_ring
 from secagg.protocols.one_message.holder import Holder
 from secagg.protocols.one_message.journal import Placements
-from secagg.protocols.one_message.lattice.masks import EpochRing, SumOfSecrets, WrongSecret
-from secagg.protocols.one_message.messages import (
+from secagg.protocols.one_message.lattice.masks import EpochRing, epoch_ring
+from secagg.protocols.one_message.lattice.opening import Accumulator, Opening, SumOfSecrets, WrongSecret
+from secagg.protocols.one_message.messages import Upload
+from secagg.protocols.one_message.parameters import FIELD, ThresholdRule
+from secagg.protocols.one_message.requests import (
     Answer,
     CertifiedList,
     HolderSignature,
     Listed,
     ListSignature,
-    Upload,
     UploadList,
 )
-from secagg.protocols.one_message.parameters import FIELD, ThresholdRule
 from secagg.protocols.one_message.server import Server
 from secagg.protocols.one_message.sharing import holder_point, multiply, transfer_matrix
 from tests.harness.one_message_sums import COINS, InsecureSum, SumSetup, recover
@@ -81,9 +81,9 @@ def as_answer(words: Words) -> bytes:
 def victims_input(world: InsecureSum, offer: Offer, upload: bytes, secret: SumOfSecrets) -> bool:
     """Whether the secret opens the victim's upload alone, to the victim's input."""
     ring = ring_of(offer)
-    total = ring.accumulator()
+    total = Accumulator(ring.parameters)
     total.add(Upload.decode(upload).vector)
-    found = ring.open(total, secret).vector(0, 1)
+    found = Opening(ring).open(total, secret).vector(0, 1)
     victims: list[int] = world.setup.values_of(world.setup.clients[VICTIM]).values[0].tolist()
     return bool(found.tolist() == victims)
 
@@ -119,7 +119,7 @@ def without_placements(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def keeping_shares(monkeypatch: pytest.MonkeyPatch) -> None:
     """Holders that keep shares after an answer, which those with the rules have no reason to."""
-    monkeypatch.setattr("secagg.protocols.one_message.sharing.HeldShare.wipe", always(None))
+    monkeypatch.setattr("secagg.protocols.one_message.holder.HeldShare.wipe", always(None))
 
 
 # --- Several sums -----------------------------------------------------------------------------------------------------
@@ -291,7 +291,7 @@ def test_a_share_that_is_withheld_from_some(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 class Combined:
-    """Uploads in a combination that is no sum, for ``EpochRing.open``."""
+    """Uploads in a combination that is no sum, for ``Opening.open``."""
 
     def __init__(self, offer: Offer, parts: Mapping[int, list[bytes]]) -> None:
         self.parameters = offer.agree().parameters
@@ -303,7 +303,7 @@ class Combined:
     def coefficients(self) -> list[Words]:
         total = np.zeros(self.parameters.coefficients, np.uint64)
         for factor, uploads in self._parts.items():
-            one = ring_of(self._offer).accumulator()
+            one = Accumulator(ring_of(self._offer).parameters)
             for upload in uploads:
                 one.add(Upload.decode(upload).vector)
             total += one.coefficients()[0] * np.uint64(factor % (1 << 64))
@@ -328,7 +328,7 @@ def split_lists(world: InsecureSum) -> list[int]:
     uploads = {
         factor: [world.stored_upload(client) for client in group] for factor, group in ((1, group_b), (-3, group_a))
     }
-    opened = ring_of(offer).open(Combined(offer, uploads), secret)  # type: ignore[arg-type]
+    opened = Opening(ring_of(offer)).open(Combined(offer, uploads), secret)  # type: ignore[arg-type]
     learned: list[int] = opened.vector(0, 1).tolist()
     return learned
 

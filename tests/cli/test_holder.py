@@ -27,8 +27,8 @@ from secagg.protocols.one_message.epoch import EpochRecord
 from secagg.protocols.one_message.floors import Floors
 from secagg.protocols.one_message.ledger import Ledger
 from secagg.protocols.one_message.member import OneMessageMember
-from secagg.protocols.one_message.messages import Answer, UploadList
 from secagg.protocols.one_message.plan import OneMessageSettings
+from secagg.protocols.one_message.requests import Answer, UploadList
 from secagg.protocols.one_message.session import (
     OneMessageHelpers,
     OneMessageServerSession,

@@ -16,7 +16,7 @@ import numpy as np
 from secagg.contract import Aggregate, Layout, Payload, RingSegment, ideal_aggregate
 from secagg.crypto.secret import Secret
 from secagg.identifiers import ClientId
-from secagg.parameters import SecurityMode, Suite
+from secagg.parameters import ATTEMPTS, SecurityMode, Suite
 from secagg.protocols.one_message.client import Client
 from secagg.protocols.one_message.configuration import Offer
 from secagg.protocols.one_message.epoch import NO_KEY, EpochRecord, HolderIdentity
@@ -29,7 +29,6 @@ from secagg.protocols.one_message.plan import Bounds, plan_epoch, plan_offer
 from secagg.protocols.one_message.recovery import Recovered, recovered
 from secagg.protocols.one_message.server import Server
 from secagg.session.certificates import Certificate, SigningKey, issue_certificate
-from secagg.session.ledger import ATTEMPTS
 from secagg.session.roles import LateUpdate, Subject, Update
 from secagg.simulation.insecure_coins import InsecureSeededCoins
 

@@ -17,7 +17,7 @@ from secagg.crypto.ring import Ring, RingVector
 from secagg.errors import CapacityExceeded, Misuse, Reason
 from secagg.protocols.one_message.parameters import Parameters
 
-from .coefficients import WORD_BITS, add_shifted, field_of, low_bits
+from .coefficients import WORD_BITS, add_shifted, low_bits
 from .values import Values
 
 VALUES_AT_ONCE = 1 << 15
@@ -70,23 +70,6 @@ def pack(parameters: Parameters, vectors: Sequence[RingVector], weight: int) -> 
                 place = first + start
                 add_shifted([word[place : place + values.size] for word in words], values, shift)
     return words
-
-
-def unpack(parameters: Parameters, words: Sequence[Word], index: int, total_weight: int) -> RingVector:
-    """Return the sum of one segment, modulo 2^ring_bits, out of coefficients whose noise is between 0 and 2^g."""
-    segment = parameters.segments[index]
-    first, end = parameters.starts[index : index + 2]
-    bits, lowest = segment.field_bits(parameters.capacity_weight), lowest_bit(parameters, index)
-    shifted_by = 0 if segment.bounds is None else segment.bounds[0] * total_weight & low_bits(WORD_BITS)
-    summed: RingVector = np.empty(segment.length, Ring(segment.ring_bits).word)
-    for position in range(parameters.per_coefficient[index]):
-        field = summed[position * (end - first) : (position + 1) * (end - first)]
-        for start in range(0, field.size, VALUES_AT_ONCE):
-            part = field[start : start + VALUES_AT_ONCE]
-            place = first + start
-            values = field_of([word[place : place + part.size] for word in words], lowest + position * bits, bits)
-            part[:] = (values + np.uint64(shifted_by)) & np.uint64(low_bits(segment.ring_bits))
-    return summed
 
 
 def _from_zero(segment: Values, vector: RingVector) -> Word:

@@ -39,8 +39,9 @@ from secagg.protocols.one_message import (
     open_session,
 )
 from secagg.protocols.one_message.epoch import HolderKeys
-from secagg.protocols.one_message.messages import NoHolder, UploadList
+from secagg.protocols.one_message.messages import NoHolder
 from secagg.protocols.one_message.parameters import ThresholdRule
+from secagg.protocols.one_message.requests import UploadList
 from secagg.session.roles import Released, ServerSession, Turnout
 from tests.harness.one_message_sums import InsecureSum, SumSetup
 

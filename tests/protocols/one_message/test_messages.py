@@ -16,12 +16,9 @@ from secagg.protocols.one_message.configuration import Offer
 from secagg.protocols.one_message.epoch import EpochRecord, HolderKeys
 from secagg.protocols.one_message.journal import Entry, Event, HolderSecret, JournalHead
 from secagg.protocols.one_message.ledger import ClientRecord
-from secagg.protocols.one_message.messages import (
-    MESSAGES,
-    NoHolder,
-    Upload,
-)
+from secagg.protocols.one_message.messages import NoHolder, Upload
 from secagg.protocols.one_message.parameters import ThresholdRule
+from secagg.protocols.one_message.requests import MESSAGES
 from secagg.protocols.one_message.server import Server
 from secagg.wire import Reader, Writer, message_kind
 from tests.harness.one_message_sums import COINS, InsecureSum, SumSetup

@@ -15,7 +15,7 @@ from secagg.errors import InvalidParameters, MalformedMessage
 from secagg.fields import read_fields, write_fields
 from secagg.protocols.one_message.lattice.estimator import greatest_modulus_bits
 from secagg.protocols.one_message.lattice.gaussian import LARGEST, weights
-from secagg.protocols.one_message.lattice.masks import energy_factor
+from secagg.protocols.one_message.lattice.opening import energy_factor
 from secagg.protocols.one_message.lattice.values import MAXIMUM_COEFFICIENTS, PIECE_COEFFICIENTS, Run, Values
 from secagg.protocols.one_message.parameters import (
     LEAST_SECURITY,

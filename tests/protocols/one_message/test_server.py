@@ -21,11 +21,11 @@ from secagg.errors import (
 from secagg.identifiers import HolderId
 from secagg.parameters import SecurityMode
 from secagg.protocols.one_message.cut import LocalSum, OneMessageCut
-from secagg.protocols.one_message.lattice.masks import OpenedSum, SumOfSecrets, WrongSecret
+from secagg.protocols.one_message.lattice.opening import OpenedSum, SumOfSecrets, WrongSecret
 from secagg.protocols.one_message.lattice.packing import Word
-from secagg.protocols.one_message.messages import Judged, Receipt, Verdict
 from secagg.protocols.one_message.parameters import FIELD, ThresholdRule
 from secagg.protocols.one_message.recovery import Recovered, recovered
+from secagg.protocols.one_message.requests import Judged, Receipt, Verdict
 from secagg.protocols.one_message.server import Server, State
 from tests.harness.one_message_sums import COINS, SUM_ID, InsecureSum, SumSetup
 

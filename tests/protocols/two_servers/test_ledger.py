@@ -15,8 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from secagg.errors import MalformedMessage, Misuse, PeerMisbehaved, Reason, SecAggError, UnexpectedMessage
+from secagg.parameters import ATTEMPTS
 from secagg.protocols.two_servers.ledger import REMEMBERED, UploadLedger
-from secagg.session.ledger import ATTEMPTS
 
 TASK = b"a task"
 
