@@ -29,9 +29,8 @@ if TYPE_CHECKING:
     from .plan import OneMessageSettings as OneMessageSettings
     from .plan import plan_epoch as plan_epoch
     from .requests import UploadList as UploadList
-    from .session import CommitteeSession as CommitteeSession
     from .session import OneMessageHelpers as OneMessageHelpers
-    from .session import OneMessageServerSession as OneMessageServerSession
+    from .session import Server as Server
     from .session import open_session as open_session
 else:
     __getattr__, __dir__, __all__ = lazy(
@@ -49,6 +48,6 @@ else:
             "parameters": "ThresholdRule",
             "plan": "Bounds OneMessageSettings plan_epoch",
             "requests": "UploadList",
-            "session": "CommitteeSession OneMessageHelpers OneMessageServerSession open_session",
+            "session": "OneMessageHelpers Server open_session",
         },
     )

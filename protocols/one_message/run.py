@@ -16,7 +16,7 @@ from secagg.session.roles import LateUpdate, Subject
 from .client import Client
 from .configuration import Offer
 from .holder import Holder
-from .server import Opened, Server, State
+from .tally import Opened, State, Tally
 
 _LOG = logging.getLogger(__name__)
 Observer = Callable[[Party, bytes, bytes], None]
@@ -31,7 +31,7 @@ def run(  # noqa: PLR0913 -- who takes part, and what they agree on
     holders: Mapping[int, Holder],
     *,
     sent: Observer | None = None,
-) -> tuple[Opened, Server]:
+) -> tuple[Opened, Tally]:
     """Run one sum in memory; holders that are not in ``holders`` are absent.
 
     Returns:
@@ -39,7 +39,7 @@ def run(  # noqa: PLR0913 -- who takes part, and what they agree on
     Raises:
         ThresholdNotMet: too few clients or holders; nothing is released.
     """
-    server = Server(offer, sum_id, coins)
+    server = Tally(offer, sum_id, coins)
 
     def ask(requests: Mapping[int, bytes]) -> None:
         """Hand each holder its request, and its answer back to the server."""

@@ -18,7 +18,6 @@ from secagg.session.registry import Clock, ProtocolEntry
 from secagg.session.roles import Subject
 from secagg.session.simulated_keys import new_signing_key
 
-from .buffers import BufferSession, open_any_session
 from .client import Client
 from .epoch import NO_KEY, EpochRecord, HolderIdentity, draw_nonce
 from .floors import Floors
@@ -30,15 +29,17 @@ from .plan import OneMessageSettings, costs, plan_epoch
 from .session import (
     UPLOAD,
     Answered,
+    BufferSession,
     OneMessageHelpers,
-    OneMessageServerSession,
+    Server,
+    open_any_session,
 )
 
 _LONGEST: Final = 1 << 40
 _MOST_CLIENTS: Final = 1 << 20
 
 
-def describe(session: OneMessageServerSession | BufferSession) -> tuple[str, ...]:
+def describe(session: Server | BufferSession) -> tuple[str, ...]:
     """Return what was planned, a line each."""
     agreement = session.agreement
     record, parameters = agreement.record, agreement.parameters
@@ -83,7 +84,7 @@ class OneMessageSimulation(Confined):
     def _key(self) -> SigningKey | None:
         return new_signing_key(self._coins) if self._settings.mode is SecurityMode.ACTIVE else None
 
-    def open(self, subject: Subject, invited: frozenset[ClientId] | None) -> OneMessageServerSession | BufferSession:
+    def open(self, subject: Subject, invited: frozenset[ClientId] | None) -> Server | BufferSession:
         """Begin a sum or a buffer of the epoch that runs."""
         helpers = OneMessageHelpers(
             record=self._running(),

@@ -19,7 +19,6 @@ from secagg.parameters import SecurityMode
 from secagg.protocols.one_message import (
     Client,
     ClientRecord,
-    CommitteeSession,
     EpochRecord,
     Floors,
     Holdings,
@@ -79,10 +78,7 @@ def opened(side: ServerSide) -> ServerSession:
         )
     named = side.subject.task, record.context.digest
     helpers = OneMessageHelpers(record=record, keys=_PUBLISHED.get(named, ()), coins=side.coins)
-    if helpers.keys:
-        return open_session(side.subject, chosen, side.invited, helpers)
-    published = partial(_PUBLISHED.__setitem__, named)
-    return CommitteeSession(side.subject, chosen, side.invited, helpers, published)
+    return open_session(side.subject, chosen, side.invited, helpers, partial(_PUBLISHED.__setitem__, named))
 
 
 def _record(side: ServerSide) -> EpochRecord:

@@ -42,7 +42,7 @@ from secagg.protocols.one_message.journal import Entry, Event, FileJournal
 from secagg.protocols.one_message.ledger import Ledger
 from secagg.protocols.one_message.parameters import ThresholdRule
 from secagg.protocols.one_message.requests import MESSAGES, Answer, Receipt
-from secagg.protocols.one_message.server import Server
+from secagg.protocols.one_message.tally import Tally
 from secagg.session.roles import LateUpdate, Update
 from secagg.wire import HEADER_BYTES, Writer
 from tests.harness.one_message_sums import COINS, MODEL, NOW, TASK, InsecureSum, SumSetup
@@ -132,7 +132,7 @@ def test_a_holder_that_tells_clients_different_keys_divides_them_and_learns_noth
     assert told.agree().epoch.seed != honest.agree().epoch.seed
     client = world.setup.clients[0]
     with pytest.raises(PeerMisbehaved, match="another sum"):
-        Server(honest, world.setup.sum_id, COINS).receive_upload(client, world.upload(client, told))
+        Tally(honest, world.setup.sum_id, COINS).receive_upload(client, world.upload(client, told))
     with pytest.raises(PeerMisbehaved, match="other keys of this holder"):
         world.holders[3].respond(told.encode())
 
@@ -295,7 +295,7 @@ def test_offers_whose_uploads_name_no_sum() -> None:
     with pytest.raises(InvalidParameters, match="names its one sum"):
         world.client(client).upload(nameless.encode(), world.setup.subject, world.update(client))
     with pytest.raises(InvalidParameters, match="names its one sum"):
-        Server(nameless, world.setup.sum_id, COINS)
+        Tally(nameless, world.setup.sum_id, COINS)
 
 
 def test_thresholds_that_the_authority_did_not_sign() -> None:

@@ -31,7 +31,7 @@ from secagg.protocols.one_message.plan import OneMessageSettings
 from secagg.protocols.one_message.requests import Answer, UploadList
 from secagg.protocols.one_message.session import (
     OneMessageHelpers,
-    OneMessageServerSession,
+    Server,
     open_session,
 )
 from secagg.session.certificates import SigningKey, issue_certificate
@@ -103,13 +103,13 @@ class Deployment:
             self.said.append((number, requests[number], answer))
             yield number, answer
 
-    def session(self) -> OneMessageServerSession:
+    def session(self) -> Server:
         helpers = OneMessageHelpers(
             record=self.record, keys=self.holder_keys, coins=SystemCoins(), ask_all=self.ask_all
         )
         return open_session(SETUP.subject, OneMessageSettings(), frozenset(SETUP.clients), helpers)
 
-    def upload_all(self, session: OneMessageServerSession) -> None:
+    def upload_all(self, session: Server) -> None:
         with Secret("signing key", (self.folder / "authority").read_bytes()) as seed:
             authority = SigningKey(seed)
         for client in SETUP.clients:
@@ -186,7 +186,7 @@ def test_a_holder_killed_while_it_answers_gives_one_answer(deployment: Deploymen
     deployment.upload_all(session)
     session.close_stage()
     # What a server that cheats would change.
-    upload_list = session._server.upload_list  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
+    upload_list = session.tally.upload_list
     whole = upload_list.encode()
     smaller = UploadList(t0=upload_list.t0, terms=upload_list.terms, listed=upload_list.listed[1:]).encode()
     for number, delay in enumerate((0.0, 0.001, 0.003, 0.01)):

@@ -27,7 +27,7 @@ from secagg.protocols.one_message.ledger import ClientRecord, Ledger
 from secagg.protocols.one_message.parameters import Parameters, ThresholdRule
 from secagg.protocols.one_message.plan import Bounds, plan_epoch, plan_offer
 from secagg.protocols.one_message.recovery import Recovered, recovered
-from secagg.protocols.one_message.server import Server
+from secagg.protocols.one_message.tally import Tally
 from secagg.session.certificates import Certificate, SigningKey, issue_certificate
 from secagg.session.roles import LateUpdate, Subject, Update
 from secagg.simulation.insecure_coins import InsecureSeededCoins
@@ -264,9 +264,9 @@ class InsecureSum:
             [self.setup.weight_of(client) for client in chosen],
         )
 
-    def collected(self, offer: Offer | None = None, clients: Iterable[ClientId] | None = None) -> Server:
+    def collected(self, offer: Offer | None = None, clients: Iterable[ClientId] | None = None) -> Tally:
         """Return a server whose uploads were accepted by every holder."""
-        server = Server(offer or self.offer(), self.setup.sum_id, COINS)
+        server = Tally(offer or self.offer(), self.setup.sum_id, COINS)
         self.ask(server, server.introduce())
         for client in self.setup.clients if clients is None else clients:
             server.receive_upload(client, self.upload(client, offer))
@@ -274,7 +274,7 @@ class InsecureSum:
         server.settle()
         return server
 
-    def ask(self, server: Server, requests: dict[int, bytes], absent: Iterable[int] = ()) -> None:
+    def ask(self, server: Tally, requests: dict[int, bytes], absent: Iterable[int] = ()) -> None:
         for position, request in requests.items():
             if position in absent:
                 server.lose(position)

@@ -289,7 +289,7 @@ def test_answers_are_asked_for_again(place: Place) -> None:
     """A coordinator that is killed after all have answered knows nothing of that."""
     life = uploaded(place)
     life.session.close_stage()
-    for _ in place.ask(life.session._server.requests()):  # pyright: ignore[reportPrivateUsage]
+    for _ in place.ask(life.session.tally.requests()):
         pass
     life.end()
     asked = len(place.asked)
@@ -401,7 +401,7 @@ def test_no_key_tags_two_contents(monkeypatch: pytest.MonkeyPatch, place: Place)
     place.sent.pop(client)
     place.world.stored.pop(client)
     again = Life(place)
-    with pytest.raises(PeerMisbehaved, match="a second upload"):
+    with pytest.raises(PeerMisbehaved, match="a second answer"):
         again.upload([client])
     assert place.is_exact(again.finish())
     assert len(tagged) > 20

@@ -22,7 +22,7 @@ from secagg.protocols.one_message.ledger import Ledger
 from secagg.protocols.one_message.messages import Upload
 from secagg.protocols.one_message.parameters import ThresholdRule
 from secagg.protocols.one_message.plan import plan_epoch, plan_offer
-from secagg.protocols.one_message.server import Server
+from secagg.protocols.one_message.tally import Tally
 from secagg.session.certificates import SigningKey, issue_certificate
 from secagg.session.roles import LateUpdate, Subject, Update
 from secagg.simulation.insecure_coins import InsecureRecordedCoins, InsecureSeededCoins
@@ -48,7 +48,7 @@ class Play:
         self.positions = range(self.setting["holders"])
         self.clients = [ClientId(int(role.partition("/")[2])) for role in vector["inputs"]]
         self.coins = {role: InsecureRecordedCoins(bytes.fromhex(coins)) for role, coins in vector["coins"].items()}
-        self._holders, self._server = dict[int, Holder](), list[Server]()
+        self._holders, self._server = dict[int, Holder](), list[Tally]()
         self.result: Aggregate | None = None
 
     # --- Who is there -------------------------------------------------------------------------------------------------
@@ -163,11 +163,11 @@ class Play:
         return Offer.decode(self.messages["offer"]).agree()
 
     @property
-    def server(self) -> Server:
+    def server(self) -> Tally:
         """The server, which begins with the offer."""
         if not self._server:
             self._server.append(
-                Server(
+                Tally(
                     Offer.decode(self.messages["offer"]),
                     self.setting["sum_id"].encode(),
                     InsecureSeededCoins(bytes(32)),

@@ -19,7 +19,7 @@ from secagg.protocols.one_message.ledger import ClientRecord
 from secagg.protocols.one_message.messages import NoHolder, Upload
 from secagg.protocols.one_message.parameters import ThresholdRule
 from secagg.protocols.one_message.requests import MESSAGES
-from secagg.protocols.one_message.server import Server
+from secagg.protocols.one_message.tally import Tally
 from secagg.wire import Reader, Writer, message_kind
 from tests.harness.one_message_sums import COINS, InsecureSum, SumSetup
 
@@ -42,7 +42,7 @@ def sent() -> dict[type[Message], bytes]:
     by_kind = {declared.kind: declared for declared in kinds}
     more = [*signing.values(), *certified.values(), world.holders[0].respond(signing[0]), server.offer]
     more += [world.holders[0].respond(certified[0]), world.record.encode(), world.holders[0].keys, *server.receipts[0]]
-    late = Server(world.offer(), world.setup.sum_id, COINS)
+    late = Tally(world.offer(), world.setup.sum_id, COINS)
     late.receive_upload(client, world.stored_upload(client))
     for message in (*more, late.deliver()[0]):
         found[by_kind[message_kind(message)]] = message

@@ -18,7 +18,7 @@ from secagg.protocols.one_message.parameters import ThresholdRule
 from secagg.protocols.one_message.plan import OneMessageSettings
 from secagg.protocols.one_message.session import (
     OneMessageHelpers,
-    OneMessageServerSession,
+    Server,
     open_session,
 )
 from secagg.session.roles import ClientSession, Turnout
@@ -62,7 +62,7 @@ def settings_of(setup: SumSetup) -> OneMessageSettings:
     )
 
 
-def opened(world: InsecureSum, standing: Standing | None) -> OneMessageServerSession:
+def opened(world: InsecureSum, standing: Standing | None) -> Server:
     setup = world.setup
     helpers = OneMessageHelpers(
         record=world.record,
@@ -73,9 +73,7 @@ def opened(world: InsecureSum, standing: Standing | None) -> OneMessageServerSes
     return open_session(setup.subject, settings_of(setup), frozenset(setup.clients), helpers)
 
 
-def carry(
-    session: OneMessageServerSession, clients: Mapping[ClientId, ClientSession], gone: Mapping[str, set[int]]
-) -> None:
+def carry(session: Server, clients: Mapping[ClientId, ClientSession], gone: Mapping[str, set[int]]) -> None:
     """Carry every stage out; ``gone`` has the positions of the clients that are lost in a stage."""
     order = list(clients)
     while (stage := session.stage) is not None:
@@ -171,7 +169,7 @@ def test_the_settings_count_the_turnout() -> None:
     session = opened(world, Standing(world))
     clients = members(world, hold=False)
     assert (session.turnout, session.awaited) == (Turnout.TOO_FEW, frozenset(clients))
-    with pytest.raises(ThresholdNotMet, match="3 uploads are needed and 0"):
+    with pytest.raises(ThresholdNotMet, match=r"3 answers \(upload\) are needed and 0"):
         opened(world, Standing(world)).close_stage()
     for number, (client, one) in enumerate(clients.items(), start=1):
         upload = one.answer(session.invitation)

@@ -1,7 +1,5 @@
 """Sums opened exactly, over configurations; and secrets that do not belong, refused."""
 
-
-
 from collections.abc import Sequence
 from dataclasses import replace
 
