@@ -355,14 +355,12 @@ ROOMS: Final = (
         _in(
             "protocols/one_message",
             "client.py",
-            "ledger.py",
             "floors.py",
             "configuration.py",
             "tally.py",
             "recovery.py",
             "messages.py",
             "requests.py",
-            "member.py",
             "session.py",
         ),
         (

@@ -6,16 +6,22 @@ written down before it is sent, and a request that was answered gets the stored 
 
 from __future__ import annotations
 
+import hashlib
+import logging
 import os
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Generator
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import datetime
+from pathlib import Path
 from threading import RLock
 from typing import Final
 
 import numpy as np
 
-from secagg.crypto.labels import Label
+from secagg.crypto.entropy import Coins
+from secagg.crypto.labels import Label, bind
 from secagg.crypto.merkle import recover_root
 from secagg.crypto.secret import Confined, Secret
 from secagg.errors import (
@@ -38,7 +44,7 @@ from secagg.wire import MessageKind, message_kind
 from .configuration import NO_SUM, Agreement, Offer, SumTerms
 from .epoch import NO_KEY, EpochRecord, make_holder_keys
 from .floors import Floors
-from .journal import Entry, Event, Journal, Placements
+from .journal import Entry, Event, FileJournal, Journal, Placements, boot_id, erase_files, is_journal
 from .messages import challenge_of, leaf, sealing_info, share_context, upload_digest
 from .parameters import CHECK_WORDS, FIELD, Parameters, ThresholdRule
 from .requests import (
@@ -495,3 +501,70 @@ class ShareSum(Confined):
 
     def __repr__(self) -> str:
         return f"<ShareSum of holder {self._position}, {self._count} shares>"
+
+
+_NAME: Final = re.compile(r"([0-9]{1,20})-[0-9a-f]{64}", re.ASCII)
+"""Of the folder of one holder: when its epoch ends, and which task's of which epoch it is."""
+
+
+_LOG: Final = logging.getLogger(__name__)
+
+
+class Holdings(Confined):
+    """The holders that a client is, one for each task of an epoch whose committee names it."""
+
+    def __init__(
+        self, folder: Path, signing_key: SigningKey, floors: Floors, clock: Callable[[], datetime], coins: Coins
+    ) -> None:
+        """Use a folder of this user's that no backup copies, best one in memory."""
+        self._folder, self._key, self._floors, self._clock, self._coins = folder, signing_key, floors, clock, coins
+
+    @contextmanager
+    def open(self, record: EpochRecord, task: bytes) -> Generator[Holder | None]:
+        """Let the holder answer; None where this client is none, or cannot show that it remembers what it said.
+
+        Raises:
+            AuthenticationFailed: the record is not signed by its authority.
+            InvalidParameters: another authority signed it than the one that this client believes.
+        """
+        self._destroy_expired()
+        require_believed(record, self._floors)
+        if record.expiry <= self._clock().timestamp():
+            raise InvalidParameters("the epoch is over, and its keys are destroyed; begin another one")
+        position = record.position_of(self._key.public_key)
+        journal = None if position is None else self._journal(record, task)
+        if position is None or journal is None:
+            yield None
+            return
+        with closing(journal):
+            holder = Holder(
+                record,
+                position,
+                root=journal.root,
+                nonce=journal.nonce,
+                journal=journal,
+                floors=self._floors,
+                clock=self._clock,
+                signing_key=self._key,
+                forgets=True,
+            )
+            with closing(holder):
+                yield holder
+
+    def _journal(self, record: EpochRecord, task: bytes) -> FileJournal | None:
+        digest = record.context.digest
+        named = hashlib.sha256(bind(Label.ONE_MESSAGE_HOLDING, digest, task, self._key.public_key)).hexdigest()
+        try:
+            return FileJournal(self._folder / f"{record.expiry}-{named}", digest, boot_id(), self._coins)
+        except (InvalidParameters, PeerError) as error:
+            _LOG.warning("this client holds no more for %r, and counts as absent: %s", task, error)
+            return None
+
+    def _destroy_expired(self) -> None:
+        """Destroy the keys of epochs that are over, of which nobody asks any more."""
+        for folder in self._folder.glob("*-*"):
+            named = _NAME.fullmatch(folder.name)
+            is_over = named is not None and int(named[1]) <= self._clock().timestamp()
+            if is_over and folder.is_dir() and not folder.is_symlink() and is_journal(folder):
+                erase_files(folder)
+                folder.rmdir()

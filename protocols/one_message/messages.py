@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
 from typing import Annotated, ClassVar, Final
 
 from secagg.crypto.labels import Label, bind
@@ -21,7 +20,7 @@ from secagg.wire import MessageKind
 
 from .configuration import Agreement, SumTerms
 from .epoch import DIGEST_BYTES, NONCE_BYTES
-from .lattice.values import MAXIMUM_COEFFICIENTS, PIECE_COEFFICIENTS
+from .lattice.values import MAXIMUM_COEFFICIENTS, PIECE_COEFFICIENTS, pieces_of
 from .parameters import MAXIMUM_HOLDERS
 
 IDENTITY_BYTES: Final = IDENTITY_KEY_BYTES + SIGNATURE_BYTES
@@ -123,12 +122,6 @@ def upload_digest(challenge: bytes, polynomial: bytes) -> bytes:
 
 
 _NUMBER_BYTES: Final = 4
-
-
-def pieces_of(vector: bytes | memoryview, lengths: Sequence[int]) -> list[memoryview]:
-    """Cut a vector."""
-    view = memoryview(vector)
-    return [view[start:end] for start, end in pairwise(accumulate(lengths, initial=0))]
 
 
 def piece_digests(

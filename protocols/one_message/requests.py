@@ -22,8 +22,9 @@ from secagg.session.certificates import IDENTITY_KEY_BYTES, SIGNATURE_BYTES, Aut
 from secagg.wire import MessageKind
 
 from .configuration import Agreement, SumTerms
-from .cut import OneMessageCut
 from .epoch import DIGEST_BYTES, EpochRecord
+from .lattice.opening import OneMessageCut
+from .lattice.values import pieces_of
 from .messages import (
     IDENTITY_BYTES,
     MAXIMUM_SHARE_BYTES,
@@ -32,7 +33,6 @@ from .messages import (
     UploadHeader,
     challenge_of,
     piece_digests,
-    pieces_of,
     share_tree,
     upload_digest,
     vector_digest,

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable, Mapping
 from secagg.crypto.entropy import Coins
 from secagg.errors import PeerError, SecAggError
 from secagg.identifiers import HolderId, Party
-from secagg.session.roles import LateUpdate, Subject
 
 from .client import Client
 from .configuration import Offer
@@ -27,7 +26,7 @@ def run(  # noqa: PLR0913 -- who takes part, and what they agree on
     offer: Offer,
     sum_id: bytes,
     coins: Coins,
-    clients: Iterable[tuple[Client, Subject, LateUpdate]],
+    clients: Iterable[Client],
     holders: Mapping[int, Holder],
     *,
     sent: Observer | None = None,
@@ -55,9 +54,9 @@ def run(  # noqa: PLR0913 -- who takes part, and what they agree on
 
     # Every client speaks once, whenever it likes, and may leave: it gets the offer, and uploads.
     ask(server.introduce())
-    for client, subject, update in clients:
+    for client in clients:
         try:
-            upload = client.upload(server.offer, subject, update)
+            upload = client.answer(server.offer)
             if sent is not None:
                 sent(client.client, server.offer, upload)
             server.receive_upload(client.client, upload)

@@ -40,8 +40,8 @@ from secagg.session.stages import Checked, StagedServerSession
 from secagg.wire import MessageKind, message_kind
 
 from .configuration import SUM_ID_BYTES, Agreement, noise_of
-from .cut import Adder, OneMessageCut
 from .epoch import EpochRecord, HolderKeys
+from .lattice.opening import Adder, OneMessageCut
 from .messages import NoHolder, Upload
 from .parameters import ThresholdRule
 from .plan import OneMessageSettings, plan_offer

@@ -33,9 +33,17 @@ from secagg.identifiers import ClientId, HolderId
 from secagg.wire import MessageKind, message_kind
 
 from .configuration import NO_SUM, SUM_ID_BYTES, Offer
-from .cut import Adder, LocalSum, OneMessageCut
 from .lattice.masks import epoch_ring
-from .lattice.opening import OpenedSum, Opening, SumOfSecrets, WrongSecret, largest_entry
+from .lattice.opening import (
+    Adder,
+    LocalSum,
+    OneMessageCut,
+    OpenedSum,
+    Opening,
+    SumOfSecrets,
+    WrongSecret,
+    largest_entry,
+)
 from .messages import Upload
 from .parameters import ThresholdRule
 from .recovery import recovered, require_answer

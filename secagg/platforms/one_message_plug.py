@@ -17,7 +17,6 @@ from secagg.errors import InvalidParameters, PeerError
 from secagg.identifiers import ClientId, HolderId
 from secagg.parameters import SecurityMode
 from secagg.protocols.one_message import (
-    Client,
     ClientRecord,
     EpochRecord,
     Floors,
@@ -201,21 +200,18 @@ def member(side: NodeSide) -> OneMessageMember:
         # What was uploaded is charged where the update is made.
         newest.reach(ClientRecord.decode(record).newest_epoch)
 
-    def client_of(task: bytes) -> Client:
-        return Client(
-            side.client,
-            floors=floors,
-            ledger=Ledger(task, store, ClientRecord(task=task, newest_epoch=newest.number).encode()),
-            coins=side.coins,
-            clock=side.clock,
-            signing_key=identity.signing_key,
-            certificate=identity.certificate,
-            noise=side.noise,
-            privacy=side.privacy,
-        )
-
-    holdings = Holdings(side.holdings, identity.signing_key, floors, side.clock, side.coins)
-    return OneMessageMember(side.client, client_of, holdings.open)
+    return OneMessageMember(
+        side.client,
+        floors=floors,
+        ledger=lambda task: Ledger(task, store, ClientRecord(task=task, newest_epoch=newest.number).encode()),
+        coins=side.coins,
+        clock=side.clock,
+        signing_key=identity.signing_key,
+        certificate=identity.certificate,
+        noise=side.noise,
+        privacy=side.privacy,
+        holding=Holdings(side.holdings, identity.signing_key, floors, side.clock, side.coins).open,
+    )
 
 
 PLUG: Final = Plug(open=opened, member=member)

@@ -92,12 +92,7 @@ class World:
         self.sum.holders |= {one.position: one.holder for one in self.standing if one.holder is not None}
         # The liar remembers no list, so it signs and answers any.
         vars(self.sum.holders[LIAR])["_place"] = self.forget
-        self.uploads = {
-            client: self.sum.client(client).upload(
-                self.sum.offer().encode(), self.sum.setup.subject, self.sum.update(client)
-            )
-            for client in self.sum.setup.clients
-        }
+        self.uploads = {client: self.sum.upload(client) for client in self.sum.setup.clients}
 
     @staticmethod
     def forget(*_: object) -> None:

@@ -22,11 +22,9 @@ from secagg.crypto.secret import Secret
 from secagg.errors import InvalidParameters, Misuse, ThresholdNotMet
 from secagg.identifiers import ClientId
 from secagg.platforms.keys.identities import load_roster
-from secagg.protocols.one_message.client import Client
+from secagg.protocols.one_message.client import Ledger, OneMessageMember
 from secagg.protocols.one_message.epoch import EpochRecord
 from secagg.protocols.one_message.floors import Floors
-from secagg.protocols.one_message.ledger import Ledger
-from secagg.protocols.one_message.member import OneMessageMember
 from secagg.protocols.one_message.plan import OneMessageSettings
 from secagg.protocols.one_message.requests import Answer, UploadList
 from secagg.protocols.one_message.session import (
@@ -38,7 +36,7 @@ from secagg.session.certificates import SigningKey, issue_certificate
 from secagg.session.numbered_helpers import NumberedHelpers
 from secagg.session.roles import LateUpdate, Released, Update
 from secagg.wire import MessageKind, message_kind
-from tests.harness.one_message_sums import TASK, SumSetup
+from tests.harness.one_message_sums import SumSetup
 
 SETUP = SumSetup(holders=5)
 
@@ -120,15 +118,12 @@ class Deployment:
         key = SETUP.key_of(str(client))
         return OneMessageMember(
             client,
-            lambda _: Client(
-                client,
-                floors=Floors.usual(authority.public_key),
-                ledger=Ledger(TASK, lambda _: None),
-                coins=SystemCoins(),
-                clock=lambda: datetime.now(UTC),
-                signing_key=key,
-                certificate=issue_certificate(authority, client, key.public_key),
-            ),
+            floors=Floors.usual(authority.public_key),
+            ledger=lambda task: Ledger(task, lambda _: None),
+            coins=SystemCoins(),
+            clock=lambda: datetime.now(UTC),
+            signing_key=key,
+            certificate=issue_certificate(authority, client, key.public_key),
         )
 
 

@@ -6,10 +6,10 @@ There is no cryptography here but the library's own, and nothing here protects a
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
@@ -17,13 +17,12 @@ from secagg.contract import Aggregate, Layout, Payload, RingSegment, ideal_aggre
 from secagg.crypto.secret import Secret
 from secagg.identifiers import ClientId
 from secagg.parameters import ATTEMPTS, SecurityMode, Suite
-from secagg.protocols.one_message.client import Client
+from secagg.protocols.one_message.client import Client, ClientRecord, Ledger, OneMessageMember
 from secagg.protocols.one_message.configuration import Offer
 from secagg.protocols.one_message.epoch import NO_KEY, EpochRecord, HolderIdentity
 from secagg.protocols.one_message.floors import Floors
 from secagg.protocols.one_message.holder import Holder
 from secagg.protocols.one_message.journal import Journal, NoJournal
-from secagg.protocols.one_message.ledger import ClientRecord, Ledger
 from secagg.protocols.one_message.parameters import Parameters, ThresholdRule
 from secagg.protocols.one_message.plan import Bounds, plan_epoch, plan_offer
 from secagg.protocols.one_message.recovery import Recovered, recovered
@@ -220,37 +219,35 @@ class InsecureSum:
         key = self.setup.key_of(str(client))
         return key, issue_certificate(self.authority, client, key.public_key)
 
-    def client(self, client: ClientId) -> Client:
+    def member(self, client: ClientId, **brought: Any) -> OneMessageMember:
         key, certificate = self.certified(client) if self.setup.is_active else (None, None)
 
         def store(record: bytes) -> None:
             self.stored[client] = record
 
-        return Client(
-            client,
-            floors=self.floors,
-            ledger=Ledger(TASK, store, self.stored.get(client), attempts=self.attempts),
-            coins=self.setup.coins_of(f"{client} in round {self.setup.round_number}{self.salt}"),
-            clock=self.clock,
-            signing_key=key,
-            certificate=certificate,
-        )
-
-    def client_of(self, client: ClientId) -> Callable[[bytes], Client]:
-        return lambda _: self.client(client)
+        ledger = Ledger(TASK, store, self.stored.get(client), attempts=self.attempts)
+        usual: dict[str, Any] = {
+            "floors": self.floors,
+            "ledger": lambda _: ledger,
+            "coins": self.setup.coins_of(f"{client} in round {self.setup.round_number}{self.salt}"),
+            "clock": self.clock,
+            "signing_key": key,
+            "certificate": certificate,
+        }
+        return OneMessageMember(client, **{**usual, **brought})
 
     def update(self, client: ClientId, setup: SumSetup | None = None) -> LateUpdate:
         setup = setup or self.setup
         return LateUpdate(lambda: Update(setup.values_of(client), setup.model, setup.weight_of(client)))
 
-    def parts(self, clients: Iterable[ClientId] | None = None) -> list[tuple[Client, Subject, LateUpdate]]:
+    def parts(self, clients: Iterable[ClientId] | None = None) -> list[Client]:
         chosen = self.setup.clients if clients is None else clients
-        return [(self.client(client), self.setup.subject, self.update(client)) for client in chosen]
+        return [self.member(client).join(self.setup.subject, self.update(client)) for client in chosen]
 
     def upload(self, client: ClientId, offer: Offer | None = None, setup: SumSetup | None = None) -> bytes:
         setup = setup or self.setup
         encoded = (offer or self.offer()).encode()
-        return self.client(client).upload(encoded, setup.subject, self.update(client, setup))
+        return self.member(client).join(setup.subject, self.update(client, setup)).answer(encoded)
 
     def stored_upload(self, client: ClientId) -> bytes:
         """Return the last upload of a client, as its ledger has it."""

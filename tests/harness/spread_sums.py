@@ -46,7 +46,7 @@ class Place:
     def upload(self, client: ClientId, invitation: bytes) -> bytes:
         """Return what a client sends, which is the same bytes whoever asks it again."""
         if client not in self.sent:
-            made = self.world.client(client).upload(invitation, self.setup.subject, self.world.update(client))
+            made = self.world.member(client).join(self.setup.subject, self.world.update(client)).answer(invitation)
             self.sent[client] = made
         return self.sent[client]
 

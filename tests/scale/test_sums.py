@@ -25,8 +25,7 @@ from secagg.errors import (
     ThresholdNotMet,
 )
 from secagg.identifiers import ClientId, ServerId
-from secagg.protocols.one_message.cut import OneMessageCut
-from secagg.protocols.one_message.lattice.opening import Accumulator
+from secagg.protocols.one_message.lattice.opening import Accumulator, OneMessageCut
 from secagg.protocols.one_message.messages import Upload
 from secagg.scale import spread, storage
 from secagg.scale.engines import InProcess

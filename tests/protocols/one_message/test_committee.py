@@ -69,7 +69,7 @@ class Committee:
         return Holdings(self.folder / str(position), key, self.world.floors, self.world.clock, SystemCoins())
 
     def member(self, client: ClientId) -> OneMessageMember:
-        return OneMessageMember(client, self.world.client_of(client), self.holdings(client).open)
+        return self.world.member(client, holding=self.holdings(client).open)
 
     def answer(self, client: ClientId, message: bytes) -> bytes:
         joined = self.member(client).join(
@@ -164,8 +164,10 @@ def test_a_round_that_was_not_begun_is_not_answered_for(committee: Committee) ->
     committee.begin_round(2)
     later = committee.open()
     for client in committee.setup.clients[:3]:
-        made = committee.world.client(client).upload(
-            later.invitation, committee.setup.subject, committee.world.update(client)
+        made = (
+            committee.world.member(client)
+            .join(committee.setup.subject, committee.world.update(client))
+            .answer(later.invitation)
         )
         later.receive(client, made)
     later.close_stage()
@@ -390,7 +392,9 @@ def test_who_left_or_is_not_invited_publishes_nothing_and_is_asked_nothing(commi
 def test_a_holder_does_not_say_that_it_holds_nothing(committee: Committee) -> None:
     session, client = committee.open(), committee.setup.clients[0]
     with pytest.raises(PeerMisbehaved, match="publishes no keys") as caught:
-        session.receive(client, committee.world.client(client).holds_nothing(committee.world.record))
+        session.receive(
+            client, committee.world.member(client).join(committee.setup.subject).answer(committee.world.record.encode())
+        )
     assert (caught.value.reason, caught.value.culprits) == (Reason.NOT_ELIGIBLE, frozenset({client}))
 
 

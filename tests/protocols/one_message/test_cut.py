@@ -12,11 +12,10 @@ from secagg.crypto.ring import RingVector
 from secagg.crypto.secret import Secret
 from secagg.errors import AuthenticationFailed, MalformedMessage
 from secagg.identifiers import ClientId
-from secagg.protocols.one_message.cut import LocalSum, OneMessageCut
 from secagg.protocols.one_message.lattice.masks import EpochRing
-from secagg.protocols.one_message.lattice.opening import Accumulator, Opening
-from secagg.protocols.one_message.lattice.values import PIECE_COEFFICIENTS, Values
-from secagg.protocols.one_message.messages import Upload, pieces_of
+from secagg.protocols.one_message.lattice.opening import Accumulator, LocalSum, OneMessageCut, Opening
+from secagg.protocols.one_message.lattice.values import PIECE_COEFFICIENTS, Values, pieces_of
+from secagg.protocols.one_message.messages import Upload
 from secagg.protocols.one_message.plan import choose_committee, plan
 from secagg.protocols.one_message.tally import Tally
 from secagg.simulation.insecure_coins import InsecureSeededCoins

@@ -20,8 +20,7 @@ from secagg.errors import (
 )
 from secagg.identifiers import HolderId
 from secagg.parameters import SecurityMode
-from secagg.protocols.one_message.cut import LocalSum, OneMessageCut
-from secagg.protocols.one_message.lattice.opening import OpenedSum, SumOfSecrets, WrongSecret
+from secagg.protocols.one_message.lattice.opening import LocalSum, OneMessageCut, OpenedSum, SumOfSecrets, WrongSecret
 from secagg.protocols.one_message.lattice.packing import Word
 from secagg.protocols.one_message.parameters import FIELD, ThresholdRule
 from secagg.protocols.one_message.recovery import Recovered, recovered
