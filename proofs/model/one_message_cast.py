@@ -28,7 +28,7 @@ from secagg.errors import SecAggError
 from secagg.identifiers import ClientId
 from secagg.parameters import SecurityMode, Suite
 from secagg.protocols.one_message import client as one_message_client
-from secagg.protocols.one_message import configuration, epoch, messages, parameters
+from secagg.protocols.one_message import configuration, epoch, parameters, requests
 from secagg.protocols.one_message.client import Ledger, OneMessageMember
 from secagg.protocols.one_message.configuration import Agreement, Offer
 from secagg.protocols.one_message.floors import Floors
@@ -310,7 +310,7 @@ class Cast:
                 offer.encode()
             )
             if name.is_forged:
-                stack.enter_context(mock.patch.object(messages, "require_signed", return_value=None))
+                stack.enter_context(mock.patch.object(requests, "require_signed", return_value=None))
             digest, shares = verify_upload(self.agreement, offer.terms, ClientId(name.client), Upload.decode(encoded))
         return Sent(name, digest, shares)
 
@@ -375,11 +375,11 @@ def remembered_decoding() -> Iterator[None]:
             raise decoded[key].with_traceback(None)
         return decoded[key]
 
-    digest = property(lru_cache(None)(messages.UploadList.__dict__["digest"].fget))
+    digest = property(lru_cache(None)(requests.UploadList.__dict__["digest"].fget))
     agree = lru_cache(None)(configuration.Offer.agree)
     with (
         mock.patch.object(fields.Message, "decode", classmethod(decode_once)),
-        mock.patch.object(messages.UploadList, "digest", digest),
+        mock.patch.object(requests.UploadList, "digest", digest),
         mock.patch.object(configuration.Offer, "agree", agree),
     ):
         yield
