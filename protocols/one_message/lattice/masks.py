@@ -7,26 +7,27 @@ whole layout: two blocks with one number and one s would differ by the differenc
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 from functools import lru_cache
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
+import numpy.typing as npt
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
 from secagg.crypto import key_derivation
+from secagg.crypto.check_words import CHECK_KEY_BYTES, check_words
 from secagg.crypto.labels import Label
-from secagg.crypto.ring import RingVector
+from secagg.crypto.ring import Ring, RingVector
 from secagg.crypto.secret import Confined, Secret
-from secagg.errors import InvalidParameters, Misuse, Reason
+from secagg.errors import CapacityExceeded, InternalError, InvalidParameters, Misuse, Reason
 from secagg.protocols.one_message.parameters import SEED_BYTES, Parameters
 
 from . import ring_products
-from .coefficients import add_shifted, round_off
+from .coefficients import WORD_BITS, add_shifted, counted, field_of, low_bits, round_off
 from .gaussian import Sampler, SmallVector
-from .packing import Word, pack
-from .planes import UploadPlanes
-from .rounding import Rounding
+from .values import Values
 
 POLYNOMIALS_AT_ONCE: Final = 16
 """Few enough that a block of transforms stays in a second-level cache."""
@@ -34,6 +35,205 @@ MOST_KEPT_BYTES: Final = 1 << 26
 """Transforms of public polynomials are kept up to so many bytes."""
 _BLOCK_BYTES = 16
 _HALF_WORD_BYTES = 4
+VALUES_AT_ONCE: Final = 1 << 15
+"""Few enough that what is made of them stays in a second-level cache."""
+Word = npt.NDArray[np.uint64]
+BYTE_BITS: Final = 8
+Plane = npt.NDArray[np.unsignedinteger[Any]]
+
+
+# --- Values in coefficients -------------------------------------------------------------------------------------------
+# A coefficient is an integer modulo 2^w in one word of 64 bits, or in two, lowest first. From the lowest bit it holds
+# g guard bits and then k fields, each wide enough for the sum of its values over a full list, so that no field
+# reaches the next. A value that wraps stands in the highest bits alone, and its carry leaves the coefficient. A value
+# with fine bits stands in the lowest, and what is above it is dropped.
+
+
+def word_count(modulus_bits: int) -> int:
+    """Return how many machine words hold a coefficient."""
+    return -(-modulus_bits // WORD_BITS)
+
+
+def lowest_bit(parameters: Parameters, segment: int) -> int:
+    """Return where the fields of a segment begin; everything below is noise, which fine steps take in."""
+    values = parameters.segments[segment]
+    if values.fine_bits:
+        return 0
+    return parameters.modulus_bits - values.ring_bits if values.bounds is None else parameters.guard_bits
+
+
+def pack(parameters: Parameters, vectors: Sequence[RingVector], weight: int) -> list[Word]:
+    """Return the coefficients that hold these values, each times a weight, above zero guard bits.
+
+    Args:
+        parameters: the layout and its packing.
+        vectors: a ring vector for each segment but check words, modulo 2^ring_bits in two's complement.
+        weight: multiplies every value.
+
+    Raises:
+        Misuse: a vector is missing, or is not one over its segment's ring, or the weight is not a positive integer.
+        CapacityExceeded: a value leaves its bounds, or the weight the capacity.
+    """
+    if len(vectors) != parameters.inputs:
+        raise Misuse(f"the layout has {parameters.inputs} segments; got {len(vectors)} vectors")
+    if type(weight) is not int or weight < 1:
+        raise Misuse(f"a weight is an integer of at least 1; got {weight!r}")
+    if weight > parameters.capacity_weight:
+        raise CapacityExceeded(f"a weight of {weight} exceeds {parameters.capacity_weight}, all that a sum may have")
+    words = [np.zeros(parameters.coefficients, np.uint64) for _ in range(word_count(parameters.modulus_bits))]
+    for index, (segment, vector) in enumerate(zip(parameters.segments, vectors, strict=False)):
+        Ring(segment.ring_bits).require_vector(vector, segment.length)
+        first, end = parameters.starts[index : index + 2]
+        bits = segment.field_bits(parameters.capacity_weight)
+        for position in range(parameters.per_coefficient[index]):
+            shift = lowest_bit(parameters, index) + position * bits
+            field = vector[position * (end - first) : (position + 1) * (end - first)]
+            for start in range(0, field.size, VALUES_AT_ONCE):
+                values = _from_zero(segment, field[start : start + VALUES_AT_ONCE])
+                values *= np.uint64(weight)
+                place = first + start
+                add_shifted([word[place : place + values.size] for word in words], values, shift)
+    return words
+
+
+def _from_zero(segment: Values, vector: RingVector) -> Word:
+    """Return x - lo for values with bounds, which they must keep, and x itself for those without."""
+    if segment.bounds is None:
+        return vector.astype(np.uint64)
+    low, high = segment.bounds
+    shifted = vector.astype(np.uint64) - np.uint64(low & low_bits(WORD_BITS))
+    shifted &= np.uint64(low_bits(segment.ring_bits))
+    if int(shifted.max()) > high - low:
+        raise CapacityExceeded(
+            f"a value leaves {low}..{high}, the bounds of its segment; clamp the values or widen the bounds",
+            reason=Reason.INPUT_OUT_OF_RANGE,
+        )
+    return shifted
+
+
+# --- Coefficients as they travel --------------------------------------------------------------------------------------
+# A coefficient of 52 bits is sent as a plane of its lowest 32, one of the next 16 and one of the last 4, which a
+# server adds without cutting bits. A plane of fewer than 8 bits has several coefficients in a byte: of 4 bits, byte j
+# holds coefficient j below and coefficient j + half above. Bits that fill a plane's last bytes are zero. Runs of
+# coefficients of which other bits travel have planes of their own, one run after another.
+
+
+class UploadPlanes:
+    """The planes of one upload while they are written: those of whole bytes stand where they are sent from."""
+
+    def __init__(self, parameters: Parameters) -> None:
+        self._sent = np.empty(parameters.upload_bytes, np.uint8)
+        self._planes, self._narrow = list[list[Plane]](), list[tuple[Plane, Plane, int]]()
+        start = 0
+        for run in parameters.runs:
+            self._planes.append([])
+            for bits in run.plane_bits:
+                place = self._sent[start : start + -(-run.size * bits // BYTE_BITS)]
+                start += place.size
+                plane: Plane = place.view(f"<u{bits // 8}") if bits >= BYTE_BITS else np.empty(run.size, np.uint8)
+                self._planes[-1].append(plane)
+                if bits < BYTE_BITS:
+                    self._narrow.append((place, plane, bits))
+
+    def write(self, run: int, words: Sequence[Word], start: int, plane_bits: Sequence[int]) -> None:
+        """Write rounded coefficients of a run, of which the first is number ``start`` of it, into its planes."""
+        offset = 0
+        for bits, plane in zip(plane_bits, self._planes[run], strict=True):
+            end = start + words[0].size
+            # The cast to a plane of whole bytes cuts its bits out of a word.
+            aligned = bits >= BYTE_BITS and offset % WORD_BITS + bits <= WORD_BITS
+            word = words[offset // WORD_BITS]
+            shifted = word >> np.uint64(offset % WORD_BITS) if offset % WORD_BITS else word
+            plane[start:end] = shifted if aligned else field_of(words, offset, bits)
+            offset += bits
+
+    def encode(self) -> bytes:
+        """Return the bytes of all planes."""
+        for place, plane, bits in self._narrow:
+            _fold(place, plane, bits)
+        return self._sent.tobytes()
+
+
+def _fold(folded: Plane, values: Plane, bits: int) -> None:
+    """Fill bytes that hold several narrow values each."""
+    folded[:] = 0
+    for part, shift in parts_of(values, folded.size, bits):
+        folded[: part.size] |= part << np.uint8(shift)
+
+
+def parts_of(values: Any, size: int, bits: int) -> list[tuple[Any, int]]:  # noqa: ANN401 -- an array of any word
+    """Return the runs of values that share bytes, each with its place in them."""
+    return [(values[start * size : (start + 1) * size], start * bits) for start in range(BYTE_BITS // bits)]
+
+
+# --- Values that are rounded under the mask ---------------------------------------------------------------------------
+# An upload holds y = round((a s + e + x) / 2^f) modulo 2^p. What counts of it is 2^f y - a s modulo 2^(p + f): the
+# value, the noise e, and an error that is uniform because the mask is. There is no room in it to see a wrong secret,
+# which would leave uniform garbage, so its check words travel in exact coefficients of their own. Modulo 2^(p + f) a
+# sample is a function of the one modulo 2^w, so the lattice is the same.
+
+
+class Rounding:
+    """The masks a s of one upload's rounded values, kept until the check words of these values are known."""
+
+    def __init__(self, parameters: Parameters, seed: bytes) -> None:
+        """Begin with no mask."""
+        self._parameters, self._seed = parameters, seed
+        self.end = parameters.starts[parameters.inputs]
+        """The end of what can be written before check words are known."""
+        self._places = [slice(*parameters.starts[fine : fine + 2]) for fine, _ in parameters.checked]
+        self._masks = [np.zeros(place.stop - place.start, np.uint64) for place in self._places]
+        self._left = sum(mask.size for mask in self._masks)
+
+    @contextmanager
+    def masking(self, words: Word, start: int, end: int) -> Generator[None]:
+        """Keep what is added to some coefficients meanwhile: their masks."""
+        parts = [
+            (masks[low - place.start : high - place.start], words[low:high])
+            for place, masks in zip(self._places, self._masks, strict=True)
+            if (low := max(start, place.start)) < (high := min(end, place.stop))
+        ]
+        for masks, part in parts:
+            np.subtract(masks, part, out=masks)
+        yield
+        for masks, part in parts:
+            np.add(masks, part, out=masks)
+            self._left -= masks.size
+
+    def add_check_words(self, words: Sequence[Word]) -> None:
+        """Add the check words of 2^f y - a s, from coefficients to which writing added half a step.
+
+        Raises:
+            InternalError: not every rounded value was masked once.
+        """
+        if self._left:
+            raise InternalError("check words are of all values of an upload, each masked once")
+        for (fine, check), place, masks in zip(self._parameters.checked, self._places, self._masks, strict=True):
+            segment = self._parameters.segments[fine]
+            values = counted(words[0][place], masks, segment.fine_bits)
+            found = check_words_of(self._parameters, self._seed, fine, values)
+            first, end = self._parameters.starts[check : check + 2]
+            add_shifted([word[first:end] for word in words], found, lowest_bit(self._parameters, check))
+            masks[:], values[:] = 0, 0
+
+
+def check_words_of(parameters: Parameters, seed: bytes, segment: int, values: Word) -> Word:
+    """Return the check words of a segment under the public vector of this epoch and segment."""
+    chosen = parameters.segments[segment]
+    ring = Ring(chosen.ring_bits)
+    elements: RingVector = (values & np.uint64(low_bits(chosen.ring_bits))).astype(ring.word)
+    number = segment.to_bytes(4, "big")
+    # The epoch's seed is public; a Secret is merely what a key is handed over in.
+    with (
+        Secret("epoch seed", seed) as source,
+        key_derivation.expand("check_key", CHECK_KEY_BYTES, source, Label.ONE_MESSAGE_CHECK_VECTOR, number) as key,
+    ):
+        found = check_words(ring, elements, chosen.check_words.length, key)
+    elements[:] = 0
+    return np.array(found, np.uint64)
+
+
+# --- Masks ------------------------------------------------------------------------------------------------------------
 
 
 class RingSecret(Confined):

@@ -31,10 +31,18 @@ from secagg.protocols.one_message.parameters import DEVIATIONS, Parameters
 from . import ring_products
 from .coefficients import WORD_BITS, add_shifted, center, field_of, low_bits, subtract_wide
 from .estimator import SIGMA
-from .masks import EpochRing, epoch_ring
-from .packing import VALUES_AT_ONCE, Word, lowest_bit, word_count
-from .planes import BYTE_BITS, Plane, parts_of
-from .rounding import check_words_of
+from .masks import (
+    BYTE_BITS,
+    VALUES_AT_ONCE,
+    EpochRing,
+    Plane,
+    Word,
+    check_words_of,
+    epoch_ring,
+    lowest_bit,
+    parts_of,
+    word_count,
+)
 from .values import pieces_of
 
 if TYPE_CHECKING:

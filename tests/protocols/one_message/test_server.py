@@ -20,8 +20,8 @@ from secagg.errors import (
 )
 from secagg.identifiers import HolderId
 from secagg.parameters import SecurityMode
+from secagg.protocols.one_message.lattice.masks import Word
 from secagg.protocols.one_message.lattice.opening import LocalSum, OneMessageCut, OpenedSum, SumOfSecrets, WrongSecret
-from secagg.protocols.one_message.lattice.packing import Word
 from secagg.protocols.one_message.parameters import FIELD, ThresholdRule
 from secagg.protocols.one_message.recovery import Recovered, recovered
 from secagg.protocols.one_message.requests import Judged, Receipt, Verdict

@@ -14,7 +14,7 @@ from secagg.crypto.ring import Ring, RingVector
 from secagg.crypto.secret import Secret
 from secagg.errors import CapacityExceeded, InvalidParameters, MalformedMessage, Misuse, Reason, ThresholdNotMet
 from secagg.fields import read_fields, write_fields
-from secagg.protocols.one_message.lattice import coefficients, masks, opening, packing
+from secagg.protocols.one_message.lattice import coefficients, masks, opening
 from secagg.protocols.one_message.lattice.gaussian import LARGEST
 from secagg.protocols.one_message.lattice.masks import EpochRing
 from secagg.protocols.one_message.lattice.opening import Accumulator, Opening, SumOfSecrets, WrongSecret, energy_factor
@@ -121,7 +121,7 @@ def test_wrapping_sums_leave_the_coefficient() -> None:
     opened = Opening(EpochRing(parameters, EPOCH)).open(total, secrets)
     assert [vector.tolist() for vector in opened.vectors(3)] == [[3 * 32_767 % (1 << 16)] * 5, [3] * 6]
     # Above a wrapping value there is nothing that a carry could reach.
-    assert packing.lowest_bit(parameters, 0) + 16 == parameters.modulus_bits
+    assert masks.lowest_bit(parameters, 0) + 16 == parameters.modulus_bits
 
 
 def test_prepared_rings_mask_and_open_alike() -> None:
@@ -166,7 +166,7 @@ def test_the_bias_of_rounding_is_taken_away() -> None:
     assert parameters.dropped_bits
     total, secrets = summed(parameters, [[[0] * 4000]] * 100, [1] * 100)
     opened = Opening(EpochRing(parameters, EPOCH)).open(total, secrets)
-    lowest = packing.lowest_bit(parameters, 0)
+    lowest = masks.lowest_bit(parameters, 0)
     words = opened._words  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
     noise = coefficients.field_of(words, 0, lowest).astype(np.int64) - (1 << lowest - 1)
     assert abs(float(noise.mean())) < 6 * (100 * parameters.noise_variance / noise.size) ** 0.5 < 10 < 1 << lowest
@@ -329,10 +329,10 @@ def test_seeds_and_secrets_are_wiped() -> None:
     signed=st.booleans(),
 )
 def test_wide_arithmetic_is_that_of_integers(start: int, value: int, shift: int, signed: bool) -> None:  # noqa: FBT001 -- drawn
-    def words(number: int) -> list[packing.Word]:
+    def words(number: int) -> list[masks.Word]:
         return [np.array([number >> 64 * index & (1 << 64) - 1], np.uint64) for index in range(2)]
 
-    def number(pair: Sequence[packing.Word]) -> int:
+    def number(pair: Sequence[masks.Word]) -> int:
         return int(pair[0][0]) | int(pair[1][0]) << 64
 
     summed_words = words(start)
