@@ -30,7 +30,7 @@ from secagg.protocols.one_message.sharing import Dealing, deal
 LENGTH = 1 << 20
 CAPACITY = 100
 CLIENTS = 100
-DEGREES = (2048,)
+DEGREES = (4096,)
 ROUNDS = 9
 CHALLENGE = bytes(32)
 COINS = SystemCoins()
