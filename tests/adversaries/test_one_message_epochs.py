@@ -36,7 +36,7 @@ from secagg.identifiers import HolderId
 from secagg.parameters import ATTEMPTS, SecurityMode, Suite
 from secagg.protocols.one_message.client import Ledger
 from secagg.protocols.one_message.configuration import Offer
-from secagg.protocols.one_message.epoch import HolderKeys, verify_epoch
+from secagg.protocols.one_message.epoch import HolderIdentity, HolderKeys, verify_epoch
 from secagg.protocols.one_message.floors import Floors
 from secagg.protocols.one_message.holder import Holder
 from secagg.protocols.one_message.journal import Entry, Event, FileJournal
@@ -45,7 +45,7 @@ from secagg.protocols.one_message.requests import MESSAGES, Answer, Receipt
 from secagg.protocols.one_message.tally import Tally
 from secagg.session.roles import LateUpdate, Update
 from secagg.wire import HEADER_BYTES, Writer
-from tests.harness.one_message_sums import COINS, MODEL, NOW, TASK, InsecureSum, SumSetup
+from tests.harness.one_message_sums import COINS, MODEL, NOW, TASK, InsecureSum, SumSetup, for_any_task
 
 BOOT = b"since this morning"
 OPENED = list[FileJournal]()
@@ -94,6 +94,10 @@ UNSIGNABLE: list[tuple[Callable[[InsecureSum], dict[str, Any]], str]] = [
     (lambda _: {"rule": ThresholdRule.CERTIFIED, "quorum": 3}, "the quorum is 3; 4 are needed of 5"),
     (lambda _: {"authority": bytes(32)}, "needs an authority"),
     (lambda _: {"mode": SecurityMode.SEMI_HONEST}, "has no keys"),
+    (
+        lambda _: {"holders": tuple(HolderIdentity(number=n, public_key=n.to_bytes(32, "big")) for n in range(257))},
+        "it has 257 holders; list at most 256",
+    ),
 ]
 
 
@@ -224,7 +228,7 @@ def test_a_client_that_crashes_while_it_uploads_has_spent_the_round() -> None:
             raise OSError("the disk is full")
 
     ledger = Ledger(TASK, store)
-    full = world.member(client, ledger=lambda _: ledger).join(world.setup.subject, world.update(client))
+    full = world.member(client, ledger=for_any_task(ledger)).join(world.setup.subject, world.update(client))
     with pytest.raises(OSError, match="full"):
         full.answer(world.offer().encode())
     world.stored[client] = stored[0]

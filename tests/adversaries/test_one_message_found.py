@@ -44,7 +44,7 @@ from secagg.wire import MessageKind, message_kind
 from tests.adversaries.test_one_message_dealers import badly_dealt, server_with, settled
 from tests.adversaries.test_one_message_epochs import closed_journals, standing_world
 from tests.adversaries.test_one_message_lists import Words, digests, list_of
-from tests.harness.one_message_sums import InsecureSum, SumSetup
+from tests.harness.one_message_sums import TASK, InsecureSum, SumSetup, for_any_task
 from tests.protocols.one_message.test_session import Standing, carry, members, opened
 
 __all__ = ["closed_journals"]
@@ -169,7 +169,7 @@ def test_coins_that_repeat_mask_nothing_twice(mode: SecurityMode, changed: str) 
             payload.values[0][0] += 1
         weight = 2 if second and changed == "weight" else 1
         offer = world.offer(bytes([9]) * 16 if second and changed == "sum" else None)
-        repeating = world.member(client, coins=RepeatingCoins(), ledger=lambda task: Ledger(task, lambda _: None))
+        repeating = world.member(client, coins=RepeatingCoins(), ledger=for_any_task(Ledger(TASK, lambda _: None)))
         update = LateUpdate(partial(Update, payload, setup.model, weight))
         uploads.append(Upload.decode(repeating.join(setup.subject, update).answer(offer.encode())))
     one, other = uploads

@@ -293,6 +293,15 @@ def test_other_files_in_the_folder_of_what_is_held_do_not_matter(committee: Comm
     committee.carry(committee.open())
 
 
+def test_as_many_answers_as_holders_are_not_the_keys_of_all(committee: Committee) -> None:
+    session, (*others, missing, last) = committee.open(), committee.setup.clients
+    for client in (*others, last):
+        session.receive(client, committee.answer(client, session.invitation))
+    assert session.turnout is Turnout.TOO_FEW
+    with pytest.raises(ThresholdNotMet, match=rf"missing: holder/{HOLDERS - 1} \({missing}\)"):
+        session.close_stage()
+
+
 def test_the_turnout_of_the_keys_waits_for_all_holders(committee: Committee) -> None:
     session = committee.open()
     for number, client in enumerate(committee.setup.clients, start=1):

@@ -12,7 +12,15 @@ from secagg.contract import RingSegment
 from secagg.contract.layout import LARGEST_MASK_NOISE
 from secagg.crypto.ring import Ring, RingVector
 from secagg.crypto.secret import Secret
-from secagg.errors import CapacityExceeded, InvalidParameters, MalformedMessage, Misuse, Reason, ThresholdNotMet
+from secagg.errors import (
+    CapacityExceeded,
+    InternalError,
+    InvalidParameters,
+    MalformedMessage,
+    Misuse,
+    Reason,
+    ThresholdNotMet,
+)
 from secagg.fields import read_fields, write_fields
 from secagg.protocols.one_message.lattice import coefficients, masks, opening
 from secagg.protocols.one_message.lattice.gaussian import LARGEST
@@ -404,6 +412,18 @@ def test_rounded_sums_are_within_half_a_step_and_the_noise_of_each_upload(
     reach = clients * ((1 << fine_bits - 1) + LARGEST)
     if reach < 1 << ring.modulus_bits - 1:
         assert np.abs(errors).max() <= reach
+
+
+def test_check_words_are_of_values_that_were_all_masked_once() -> None:
+    parameters = plan(rounded_values(4096, 16, 7), 40, choose_committee(5, 1), degrees=(2048,))
+    words = [np.zeros(parameters.coefficients, np.uint64)]
+    for parts in ((), ((0, 2048),), ((0, 2048), (0, 2048), (2048, 4096))):
+        rounding = masks.Rounding(parameters, EPOCH)
+        for start, end in parts:
+            with rounding.masking(words[0], start, end):
+                words[0][start:end] += np.uint64(1)
+        with pytest.raises(InternalError, match="each masked once"):
+            rounding.add_check_words(words)
 
 
 def test_what_roundings_add_on_average_is_taken_off() -> None:
