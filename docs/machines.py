@@ -23,7 +23,7 @@ from secagg.protocols.coded_mask.server import TRANSITIONS as CODED_MASK_TRANSIT
 from secagg.protocols.enclave.simulation import EnclaveSimulation
 from secagg.protocols.enclave.trusted.buffer import BufferState, ReleaseRules
 from secagg.protocols.enclave.trusted.buffer import Entry as BufferEntry
-from secagg.protocols.one_message.server import TRANSITIONS as ONE_MESSAGE_TRANSITIONS
+from secagg.protocols.one_message.tally import TRANSITIONS as ONE_MESSAGE_TRANSITIONS
 from secagg.protocols.pairwise_mask.transitions import CLIENT_TRANSITIONS, SERVER_TRANSITIONS
 from secagg.protocols.two_servers.round_rules import Entry as RoundEntry
 from secagg.protocols.two_servers.round_rules import RoundRules, RoundState

@@ -7,6 +7,8 @@ from typing import Final
 
 from .errors import InvalidParameters
 
+ATTEMPTS: Final = 3
+"""Uploads for one model unless a client says otherwise: a round that failed is tried again with the same model."""
 LEAST_COHORT: Final = 2
 LEAST_THRESHOLD: Final = 2
 _NAMED_LIMITS: Final = {(1 << bits) - 1: f"2^{bits} - 1" for bits in (32, 64)}

@@ -21,13 +21,12 @@ from report import Report
 from secagg.crypto.labels import Label
 from secagg.errors import UNDECIDED, PeerMisbehaved, Reason
 from secagg.protocols.one_message import epoch, holder, journal, parameters
+from secagg.protocols.one_message.client import Ledger
 from secagg.protocols.one_message.configuration import Agreement
-from secagg.protocols.one_message.holder import Holder, Placements
+from secagg.protocols.one_message.holder import HeldShare, Holder, Placements
 from secagg.protocols.one_message.journal import Event, FileJournal, JournalHead
-from secagg.protocols.one_message.ledger import Ledger
-from secagg.protocols.one_message.messages import CertifiedList, ListSignature, UploadList
 from secagg.protocols.one_message.parameters import CHECK_WORDS, ThresholdRule
-from secagg.protocols.one_message.sharing import HeldShare
+from secagg.protocols.one_message.requests import CertifiedList, ListSignature, UploadList
 
 ONE_ANSWER, CERTIFIED = ThresholdRule.ONE_ANSWER, ThresholdRule.CERTIFIED
 TWO_SUMS = ((1, (0, 1)), (2, (0, 1)), (3, (0, 1)))

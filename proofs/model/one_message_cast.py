@@ -28,23 +28,16 @@ from secagg.errors import SecAggError
 from secagg.identifiers import ClientId
 from secagg.parameters import SecurityMode, Suite
 from secagg.protocols.one_message import client as one_message_client
-from secagg.protocols.one_message import configuration, epoch, messages, parameters
-from secagg.protocols.one_message.client import Client
+from secagg.protocols.one_message import configuration, epoch, parameters, requests
+from secagg.protocols.one_message.client import Ledger, OneMessageMember
 from secagg.protocols.one_message.configuration import Agreement, Offer
 from secagg.protocols.one_message.floors import Floors
 from secagg.protocols.one_message.holder import Holder
 from secagg.protocols.one_message.journal import Entry, Event, Journal
-from secagg.protocols.one_message.ledger import Ledger
-from secagg.protocols.one_message.messages import (
-    DeliveredShare,
-    Delivery,
-    Listed,
-    Upload,
-    UploadList,
-    verify_upload,
-)
+from secagg.protocols.one_message.messages import Upload
 from secagg.protocols.one_message.parameters import FIELD, ThresholdRule
 from secagg.protocols.one_message.plan import plan_offer
+from secagg.protocols.one_message.requests import DeliveredShare, Delivery, Listed, UploadList, verify_upload
 from secagg.protocols.one_message.sharing import Dealing, deal
 from secagg.session.certificates import issue_certificate
 from secagg.session.roles import LateUpdate, Subject, Update
@@ -281,13 +274,14 @@ class Cast:
 
     def client(
         self, number: int, stored: bytes | None, store: Callable[[bytes], None], coins: str, *, forged: bool = False
-    ) -> Client:
+    ) -> OneMessageMember:
         """Start a client with the ledger that it has stored; a forged one has a key that nobody vouches for."""
         key = signing_key_of(f"client {number}{' made up' * forged}")
-        return Client(
+        ledger = Ledger(TASK, store, stored, attempts=1)
+        return OneMessageMember(
             ClientId(number),
             floors=self.floors,
-            ledger=Ledger(TASK, store, stored, attempts=1),
+            ledger=lambda _: ledger,
             coins=InsecureSeededCoins(f"{number}/{coins}".encode()),
             clock=lambda: NOW,
             signing_key=key,
@@ -312,11 +306,11 @@ class Cast:
         with ExitStack() as stack:
             if name.client in self.setting.bad_clients and name.client in CROOKED:
                 stack.enter_context(mock.patch.object(one_message_client, "deal", _crooked(name.client)))
-            encoded = client.upload(
-                offer.encode(), self.subject(name.place), self.update(name.client, f"for {name.place}")
+            encoded = client.join(self.subject(name.place), self.update(name.client, f"for {name.place}")).answer(
+                offer.encode()
             )
             if name.is_forged:
-                stack.enter_context(mock.patch.object(messages, "require_signed", return_value=None))
+                stack.enter_context(mock.patch.object(requests, "require_signed", return_value=None))
             digest, shares = verify_upload(self.agreement, offer.terms, ClientId(name.client), Upload.decode(encoded))
         return Sent(name, digest, shares)
 
@@ -381,11 +375,11 @@ def remembered_decoding() -> Iterator[None]:
             raise decoded[key].with_traceback(None)
         return decoded[key]
 
-    digest = property(lru_cache(None)(messages.UploadList.__dict__["digest"].fget))
+    digest = property(lru_cache(None)(requests.UploadList.__dict__["digest"].fget))
     agree = lru_cache(None)(configuration.Offer.agree)
     with (
         mock.patch.object(fields.Message, "decode", classmethod(decode_once)),
-        mock.patch.object(messages.UploadList, "digest", digest),
+        mock.patch.object(requests.UploadList, "digest", digest),
         mock.patch.object(configuration.Offer, "agree", agree),
     ):
         yield

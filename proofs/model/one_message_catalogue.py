@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 
 from one_message_cast import Cast, Name, Names
 from secagg.crypto.labels import Label
-from secagg.protocols.one_message.messages import CertifiedList, HolderSignature, ListSignature, UploadList
 from secagg.protocols.one_message.parameters import ThresholdRule
+from secagg.protocols.one_message.requests import CertifiedList, HolderSignature, ListSignature, UploadList
 
 Renaming = Mapping[int, int]
 

@@ -16,7 +16,7 @@ from typing import NamedTuple
 from one_message_cast import SUM_IDS, Cast, Setting
 from report import Report, steps_to
 from secagg.errors import SecAggError
-from secagg.protocols.one_message.ledger import ClientRecord
+from secagg.protocols.one_message.client import ClientRecord
 from secagg.protocols.one_message.parameters import ThresholdRule
 
 CLIENT = 1
@@ -137,11 +137,9 @@ class _Search:
         client = cast.client(CLIENT, stored or None, store, coins)
         try:
             model = _model_of(update)
-            reply = client.upload(
-                self._offers[offered, update],
-                cast.subject(offered.round_number, model=model),
-                cast.update(CLIENT, update, model),
-            )
+            reply = client.join(
+                cast.subject(offered.round_number, model=model), cast.update(CLIENT, update, model)
+            ).answer(self._offers[offered, update])
         except SecAggError:
             self._report.refused += 1
             return (records[-1], said), len(records) - 1

@@ -23,8 +23,8 @@ from one_message_cast import Cast, Name, Setting
 from report import Report, steps_to
 from secagg.errors import SecAggError
 from secagg.protocols.one_message.journal import Entry, FileJournal, JournalHead
-from secagg.protocols.one_message.messages import Answer
 from secagg.protocols.one_message.parameters import ThresholdRule
+from secagg.protocols.one_message.requests import Answer
 from secagg.simulation.insecure_coins import InsecureSeededCoins
 from secagg.wire import MessageKind, message_kind
 

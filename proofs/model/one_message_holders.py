@@ -26,8 +26,8 @@ from one_message_knowledge import Knowledge
 from report import Report, steps_to
 from secagg.errors import SecAggError
 from secagg.protocols.one_message.holder import Holder
-from secagg.protocols.one_message.messages import Answer, ListSignature
 from secagg.protocols.one_message.parameters import FIELD
+from secagg.protocols.one_message.requests import Answer, ListSignature
 from secagg.protocols.one_message.sharing import holder_point, multiply, transfer_matrix
 from secagg.wire import MessageKind, message_kind
 from two_servers import STARTS_AGAIN

@@ -126,7 +126,7 @@ _OTHER_SESSIONS: Final = (*_OTHER_PROTOCOLS[1:], "[one message")
 ROOMS: Final = (
     Room(
         "one message: holders",
-        _in("protocols/one_message", "holder.py", "journal.py", "receipts.py", "epoch.py", "parameters.py"),
+        _in("protocols/one_message", "holder.py", "journal.py", "epoch.py", "parameters.py"),
         _ONE_MESSAGE_TESTS,
         models=(
             "one message: certified, 3 holders, two rounds",
@@ -353,14 +353,12 @@ ROOMS: Final = (
         _in(
             "protocols/one_message",
             "client.py",
-            "ledger.py",
             "floors.py",
             "configuration.py",
-            "server.py",
+            "tally.py",
             "recovery.py",
             "messages.py",
-            "buffers.py",
-            "member.py",
+            "requests.py",
             "session.py",
         ),
         (

@@ -1,12 +1,18 @@
-"""A client: it checks an offer, charges its ledger, makes its update, sends one message, and is done."""
+"""A client: it checks an offer, charges its ledger, makes its update, sends one message, and is done.
+
+Two uploads of one update would make the difference of two sums, whichever epochs they are in. So the ledger counts: one
+upload for a round, few for a model, none of an older epoch.
+"""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
-from dataclasses import replace
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import TYPE_CHECKING, Final
+from threading import Lock
+from typing import TYPE_CHECKING, Annotated, ClassVar, Final
 
 from secagg.contract.layout import Payload
 from secagg.crypto.entropy import Coins
@@ -14,20 +20,23 @@ from secagg.crypto.hedged_coins import HedgedCoins
 from secagg.crypto.labels import Label
 from secagg.crypto.ring import Ring
 from secagg.crypto.secret import Confined, Secret
-from secagg.errors import InvalidParameters, Reason
+from secagg.errors import UNDECIDED, InvalidParameters, Misuse, PeerError, PeerMisbehaved, Reason, UnexpectedMessage
+from secagg.fields import Message, fixed, repeated, unsigned, variable
 from secagg.identifiers import ClientId
+from secagg.parameters import ATTEMPTS
 from secagg.session.certificates import Certificate, SigningKey
+from secagg.wire import MessageKind, message_kind
 
 from .configuration import Agreement, Offer, SumTerms, noise_of
-from .cut import epoch_ring, piece_digests
-from .epoch import EpochRecord, draw_nonce
+from .epoch import DIGEST_BYTES, EpochRecord, draw_nonce
 from .floors import Floors
-from .ledger import Ledger
+from .lattice.masks import epoch_ring
 from .messages import (
     NoHolder,
     Upload,
     UploadHeader,
     challenge_of,
+    piece_digests,
     sealing_info,
     share_context,
     share_tree,
@@ -41,34 +50,151 @@ if TYPE_CHECKING:
     from secagg.session.privacy_ledger import PrivacyLedger
     from secagg.session.roles import LateUpdate, Subject
 
+    from .holder import Holder
+
 _SEED_BYTES: Final = 32
 
+REMEMBERED: Final = 256
+"""How many uploads are remembered by their models."""
+NO_MODEL: Final = bytes(DIGEST_BYTES)
+"""In the place of a model that nobody names."""
+_MAXIMUM_TASK_BYTES: Final = 256
 
-class Client(Confined):
-    """A client from one sum to the next."""
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClientRecord(Message):
+    """What a client stores."""
+
+    kind: ClassVar = MessageKind.ONE_MESSAGE_CLIENT_RECORD
+    task: Annotated[bytes, variable(_MAXIMUM_TASK_BYTES)]
+    newest_epoch: Annotated[int, unsigned(8)] = 0
+    next_round: Annotated[int, unsigned(9)] = 0
+    models: Annotated[tuple[bytes, ...], repeated(fixed(DIGEST_BYTES), REMEMBERED)] = ()
+    """Of the last uploads, each as often as it was uploaded for."""
+    offer: Annotated[bytes, fixed(DIGEST_BYTES)] = bytes(DIGEST_BYTES)
+    """The digest of the offer that the last upload answers."""
+    upload: Annotated[bytes, variable((1 << 32) - 1)] = b""
+
+
+class Ledger(Confined):
+    """A ``ClientRecord`` that is stored before anything follows from it."""
+
+    def __init__(
+        self,
+        task: bytes,
+        store: Callable[[bytes], None],
+        record: bytes | None = None,
+        *,
+        attempts: int | None = ATTEMPTS,
+    ) -> None:
+        """Begin, or go on from the newest record that was stored.
+
+        Args:
+            store: writes a record in the place of the last one; a crash after it returns does not lose the record.
+            attempts: uploads for one model at most; None only in simulations.
+        """
+        self._attempts = attempts
+        self._record = ClientRecord(task=task) if record is None else ClientRecord.decode(record)
+        if self._record.task != task:
+            raise Misuse(f"the record is of {self._record.task!r}; keep one for each task")
+        self._store, self._lock = store, Lock()
+
+    def sent_for(self, offer: bytes) -> bytes | None:
+        """Return the upload that answered this very offer, which is what is sent again."""
+        is_same = self._record.upload and self._record.offer == hashlib.sha256(offer).digest()
+        return self._record.upload if is_same else None
+
+    def charge(self, task: bytes, epoch: int, round_number: int, model: bytes = NO_MODEL) -> None:
+        """Count one upload, or refuse it; nothing is given back if it fails later.
+
+        Claim OM-6: a round has one upload, and a model as many as it has attempts, wherever the process ends.
+
+        Raises:
+            Misuse: the ledger is for another task.
+            PeerMisbehaved: an epoch older than one that was seen, a round that was answered, or a model that has had
+                its attempts.
+        """
+        with self._lock:
+            if task != self._record.task:
+                raise Misuse(f"this ledger counts uploads for {self._record.task!r}; keep one for each task")
+            if epoch < self._record.newest_epoch:
+                raise PeerMisbehaved(
+                    f"epoch {epoch} is older than {self._record.newest_epoch}, which this client has seen",
+                    reason=Reason.WRONG_SESSION,
+                    culprits=UNDECIDED,
+                )
+            if round_number < self._record.next_round:
+                raise PeerMisbehaved(
+                    f"this client uploaded for round {self._record.next_round - 1}, and is asked for round "
+                    f"{round_number}; rounds go up, and each has one upload",
+                    reason=Reason.ALREADY_ANSWERED,
+                    culprits=UNDECIDED,
+                )
+            models = self._record.models
+            if model != NO_MODEL and self._attempts is not None and models.count(model) >= self._attempts:
+                raise PeerMisbehaved(
+                    f"this client has uploaded {self._attempts} times for the model of round {round_number}; two sums "
+                    "of updates of one model can give a client away",
+                    reason=Reason.ALREADY_ANSWERED,
+                    culprits=UNDECIDED,
+                )
+            models = (*models, model)[-REMEMBERED:]
+            self._write(
+                replace(self._record, newest_epoch=epoch, next_round=round_number + 1, models=models, upload=b"")
+            )
+
+    def keep(self, offer: bytes, upload: bytes) -> None:
+        """Store an upload before it is handed over."""
+        with self._lock:
+            self._write(replace(self._record, offer=hashlib.sha256(offer).digest(), upload=upload))
+
+    def _write(self, record: ClientRecord) -> None:
+        self._store(record.encode())
+        self._record = record
+
+    def __repr__(self) -> str:
+        return f"<Ledger {self._record.task!r}: the next round is {self._record.next_round} or later>"
+
+
+# --- The member and its sessions --------------------------------------------------------------------------------------
+
+
+Holding = Callable[[EpochRecord, bytes], "AbstractContextManager[Holder | None]"]
+"""Opens the holder that a client is for a task, where it is on an epoch's committee."""
+
+
+def _holding_nothing(record: EpochRecord, task: bytes) -> AbstractContextManager[Holder | None]:
+    del record, task
+    return nullcontext()
+
+
+class OneMessageMember(Confined):
+    """A client from one sum to the next, and the holder that it is where it is on the epoch's committee."""
 
     def __init__(  # noqa: PLR0913 -- what a client brings
         self,
         client: ClientId,
         *,
         floors: Floors,
-        ledger: Ledger,
+        ledger: Callable[[bytes], Ledger],
         coins: Coins,
         clock: Callable[[], datetime],
         signing_key: SigningKey | None = None,
         certificate: Certificate | None = None,
         noise: NoiseSettings | None = None,
         privacy: PrivacyLedger | None = None,
+        holding: Holding = _holding_nothing,
     ) -> None:
         """Prepare to take part.
 
         Args:
-            ledger: what this client has uploaded so far.
+            ledger: what this client has uploaded so far, by task.
             coins: ``SystemCoins()`` in production.
             clock: the client's own, with a time zone.
             signing_key: with its certificate, in ``active`` mode.
             noise: what this client adds to every update; an offer that says otherwise is refused.
             privacy: what it has spent in all its tasks; an upload that its budget does not pay for is refused.
+            holding: the holder's own memory, from one message to the next.
         """
         if (signing_key is None) is not (certificate is None):
             raise InvalidParameters("a client has a signing key and its certificate, or neither")
@@ -76,12 +202,103 @@ class Client(Confined):
             raise InvalidParameters("the certificate is for another client")
         if signing_key is not None and certificate is not None and certificate.public_key != signing_key.public_key:
             raise InvalidParameters("the certificate is for another key")
-        self.client = client
-        self._floors, self._ledger, self._coins, self._clock = floors, ledger, coins, clock
-        self._signing_key, self._certificate, self._noise = signing_key, certificate, noise
-        self._privacy = privacy
+        self.client, self.floors, self.ledger, self.coins, self.clock = client, floors, ledger, coins, clock
+        self.signing_key, self.certificate, self.noise = signing_key, certificate, noise
+        self.privacy, self.holding = privacy, holding
 
-    def upload(self, offer: bytes, subject: Subject, update: LateUpdate) -> bytes:
+    @property
+    def identity(self) -> bytes:
+        """The client's key and the authority's signature on it; nothing in ``semi_honest`` mode."""
+        certificate = self.certificate
+        return b"" if certificate is None else certificate.public_key + certificate.signature
+
+    def join(self, subject: Subject, update: LateUpdate | None = None, suspended: Secret | None = None) -> Client:
+        """Begin, or go on with what was suspended."""
+        record = None if suspended is None else EpochRecord.decode(bytes(suspended.expose()))
+        return Client(self, subject, update, record)
+
+    def __repr__(self) -> str:
+        return f"<OneMessageMember {self.client}>"
+
+
+class Client(Confined):
+    """A client's side of one sum: one message; on the committee also what is asked of its holder."""
+
+    def __init__(
+        self,
+        member: OneMessageMember,
+        subject: Subject,
+        update: LateUpdate | None = None,
+        record: EpochRecord | None = None,
+    ) -> None:
+        self._member, self._subject, self._update, self._record = member, subject, update, record
+        self._faults, self._is_over = list[PeerError](), False
+
+    @property
+    def client(self) -> ClientId:
+        """Who this is."""
+        return self._member.client
+
+    @property
+    def faults(self) -> tuple[PeerError, ...]:
+        """Return why this client's holder has no part in the sum; a client hears of no other client."""
+        return tuple(self._faults)
+
+    def answer(self, message: bytes) -> bytes:
+        """Return the upload, or what the holder answers.
+
+        Raises:
+            UnexpectedMessage, Misuse: it is not for a client, or not for this one any more.
+            InvalidParameters, PeerError: an offer is refused, or the holder refuses.
+        """
+        if self._is_over:
+            raise Misuse("the client has left this session", reason=Reason.ALREADY_SPENT)
+        kind = message_kind(message)
+        if kind is MessageKind.ONE_MESSAGE_OFFER:
+            return self._answer_offer(message)
+        is_record = kind is MessageKind.ONE_MESSAGE_RECORD
+        if (record := EpochRecord.decode(message) if is_record else self._record) is not None:
+            with self._member.holding(record, self._subject.task) as holder:
+                # A record is believed once its signature was checked.
+                self._record = record
+                if holder is not None:
+                    return holder.respond(message)
+            if is_record:
+                return self._holds_nothing(record)
+        raise UnexpectedMessage(expected="an offer", received=kind.name)
+
+    def _answer_offer(self, offer: bytes) -> bytes:
+        if self._update is None:
+            raise InvalidParameters("an offer is answered with an upload, and there is no update to upload")
+        record = EpochRecord.decode(Offer.decode(offer).record)
+        with self._member.holding(record, self._subject.task) as holder:
+            try:
+                self._record = None
+                if holder is not None:
+                    holder.respond(offer)
+                    self._record = record
+            except PeerError as error:
+                # An absent holder is still a client.
+                self._faults.append(error)
+        return self._upload(offer, self._update)
+
+    def _holds_nothing(self, record: EpochRecord) -> bytes:
+        member = self._member
+        said = NoHolder(record=record.context.digest, client=member.client, identity=member.identity)
+        signature = record.sign(member.signing_key, Label.ONE_MESSAGE_NO_HOLDER, *said.parts)
+        return replace(said, signature=signature).encode()
+
+    def suspend(self) -> Secret | None:
+        """Return the epoch's record; what a holder goes on with is its own memory, and leaves that never."""
+        record = None if self._is_over else self._record
+        self._is_over = True
+        return None if record is None else Secret("one-message record", record.encode())
+
+    def abort(self) -> None:
+        """Leave; an update that was taken stays spent."""
+        self._is_over = True
+
+    def _upload(self, offer: bytes, update: LateUpdate) -> bytes:
         """Answer an offer; the same offer gets the same bytes again.
 
         The order is: checks, ledger, update, time, upload, storing.
@@ -90,49 +307,39 @@ class Client(Confined):
             InvalidParameters: the offer is below a floor or about something else; nothing was drawn or charged.
             PeerError, Misuse: the epoch does not verify, or the ledger refuses.
         """
+        member, subject, ledger = self._member, self._subject, self._member.ledger(self._subject.task)
         decoded = Offer.decode(offer)
         agreement, terms = decoded.agree(), decoded.terms
-        self._floors.admit(agreement, self._clock())
+        member.floors.admit(agreement, member.clock())
         agreement.require_terms(terms)
-        _require_subject(agreement, terms, subject, update.model_for(subject), self._noise)
-        noise = noise_of(agreement.configuration, self._noise)
-        if (sent := self._ledger.sent_for(offer)) is not None:
+        _require_subject(agreement, terms, subject, update.model_for(subject), member.noise)
+        noise = noise_of(agreement.configuration, member.noise)
+        if (sent := ledger.sent_for(offer)) is not None:
             return sent
-        if self._privacy is not None:
-            self._privacy.require_room(noise)
+        if member.privacy is not None:
+            member.privacy.require_room(noise)
         configuration = agreement.configuration
-        self._ledger.charge(configuration.task, agreement.record.number, terms.round_number, terms.model_digest)
-        if self._privacy is not None:
-            self._privacy.charge(noise)
+        ledger.charge(configuration.task, agreement.record.number, terms.round_number, terms.model_digest)
+        if member.privacy is not None:
+            member.privacy.charge(noise)
         made = update.take(
             configuration.layout,
             range(1, configuration.maximum_weight + 1),
             [values.bounds for values in agreement.parameters.segments],
         )
-        self._floors.admit(agreement, self._clock())
+        member.floors.admit(agreement, member.clock())
         # Coins that another update, weight or sum would not have, and nobody without the key.
         about = (terms.digest, hashlib.sha256(made.payload.encode()).digest(), made.weight.to_bytes(8, "big"))
-        own = agreement.sign(self._signing_key, Label.ONE_MESSAGE_HEDGE, *about)
-        with HedgedCoins(self._coins, agreement.t0, self.client.encode(), *about, own) as coins:
+        own = agreement.sign(member.signing_key, Label.ONE_MESSAGE_HEDGE, *about)
+        with HedgedCoins(member.coins, agreement.t0, member.client.encode(), *about, own) as coins:
             payload = made.payload if noise is None else noise.add_to(made.payload, coins)
             message = self._masked(agreement, terms, payload, made.weight, coins)
-        self._ledger.keep(offer, message)
+        ledger.keep(offer, message)
         return message
 
-    def holds_nothing(self, record: EpochRecord) -> bytes:
-        """Return what this client answers to the record of a committee that it is not on."""
-        said = NoHolder(record=record.context.digest, client=self.client, identity=self._identity)
-        signature = record.sign(self._signing_key, Label.ONE_MESSAGE_NO_HOLDER, *said.parts)
-        return replace(said, signature=signature).encode()
-
-    @property
-    def _identity(self) -> bytes:
-        certificate = self._certificate
-        return b"" if certificate is None else certificate.public_key + certificate.signature
-
     def _masked(self, agreement: Agreement, terms: SumTerms, payload: Payload, weight: int, coins: Coins) -> bytes:
-        parameters = agreement.parameters
-        header = UploadHeader(client=self.client, identity=self._identity, terms=terms, nonce=draw_nonce(coins))
+        member, parameters = self._member, agreement.parameters
+        header = UploadHeader(client=member.client, identity=member.identity, terms=terms, nonce=draw_nonce(coins))
         counts = parameters.segments[parameters.inputs - 1]
         one = Ring(counts.ring_bits).from_integers([1, *[0] * (counts.length - 1)])
         with Secret.random("mask seed", _SEED_BYTES, coins) as seed:
@@ -145,13 +352,13 @@ class Client(Confined):
                 for position, (key, share) in enumerate(zip(agreement.epoch.sealing_keys, dealing.shares, strict=True))
             )
             root = share_tree(agreement, sealed).root
-            pieces = piece_digests(agreement.t0, self.client, parameters.piece_bytes, vector)
+            pieces = piece_digests(agreement.t0, member.client, parameters.piece_bytes, vector)
             challenge = challenge_of(agreement, header, vector_digest(pieces), root)
             polynomial = dealing.polynomial(challenge)
         finally:
             dealing.wipe()
         signature = agreement.sign(
-            self._signing_key, Label.ONE_MESSAGE_SIGNED_UPLOAD, upload_digest(challenge, polynomial)
+            member.signing_key, Label.ONE_MESSAGE_SIGNED_UPLOAD, upload_digest(challenge, polynomial)
         )
         return Upload(
             t0=agreement.t0,
@@ -164,7 +371,7 @@ class Client(Confined):
         ).encode()
 
     def __repr__(self) -> str:
-        return f"<Client {self.client}, {self._ledger!r}>"
+        return f"<Client {self.client}>"
 
 
 def _require_subject(

@@ -20,9 +20,7 @@ from secagg.identifiers import HolderId, Party
 from secagg.session.certificates import SigningKey
 from secagg.wire import MessageKind, Writer
 
-from .cut import OneMessageCut
 from .epoch import DIGEST_BYTES, EpochRecord, VerifiedEpoch, verify_epoch
-from .lattice.values import Values
 from .parameters import MAXIMUM_HOLDERS, Parameters, ThresholdRule
 
 if TYPE_CHECKING:
@@ -118,22 +116,6 @@ def weight_bits(capacity_weight: int) -> int:
     return capacity_weight.bit_length()
 
 
-def masked_values(layout: Layout, bounds: tuple[tuple[int, int] | None, ...], capacity_weight: int) -> list[Values]:
-    """Return what ``plan`` is asked for: a layout's segments, with bounds where they are known, weight, check words.
-
-    The zeros behind the weight follow from what it finds.
-    """
-    segments = layout.require_rings()
-    if len(bounds) != len(segments):
-        raise InvalidParameters(f"there are bounds, or None, for each of {len(segments)} segments; got {len(bounds)}")
-    values = [
-        Values(segment.length, segment.ring.modulus_bits, bound, segment.fine_bits)
-        for segment, bound in zip(segments, bounds, strict=True)
-    ]
-    weight = Values(length=1, ring_bits=weight_bits(capacity_weight))
-    return [*values, weight, *(one.check_words for one in values if one.fine_bits)]
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Offer(Message):
     """What the server sends to clients and holders alike, and the only message that a client reads."""
@@ -185,11 +167,6 @@ class Agreement:
         writer = Writer(MessageKind.ONE_MESSAGE_CONFIGURATION)
         write_fields(writer, self.configuration)
         return hashlib.sha256(bind(Label.ONE_MESSAGE_CONFIGURATION, self.epoch.digest, writer.finish())).digest()
-
-    @property
-    def cut(self) -> OneMessageCut:
-        """How uploads are cut and added."""
-        return OneMessageCut(self.t0, self.parameters, self.epoch.seed)
 
     def holder(self, position: int) -> bytes:
         """Return a holder as it stands in strings that are hashed: its position and its number."""

@@ -11,11 +11,10 @@ import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import Annotated, ClassVar, Final
+from typing import TYPE_CHECKING, Annotated, ClassVar, Final
 
 from secagg.crypto.entropy import Coins
 from secagg.crypto.hpke import ClassicSealingKey, ClassicSealingPair, sealing_key, sealing_pair
-from secagg.crypto.hybrid_key_agreement import HybridKeyPair, HybridPublicKey
 from secagg.crypto.labels import Label, bind
 from secagg.crypto.secret import Secret, draw_exactly
 from secagg.errors import UNDECIDED, InvalidParameters, MalformedMessage, PeerMisbehaved, Reason
@@ -31,6 +30,9 @@ from secagg.session.certificates import (
 from secagg.wire import MessageKind
 
 from .parameters import MAXIMUM_HOLDERS, ThresholdRule, least_quorum, least_threshold
+
+if TYPE_CHECKING:
+    from secagg.crypto.hybrid_key_agreement import HybridKeyPair, HybridPublicKey
 
 DIGEST_BYTES: Final = 32
 NONCE_BYTES: Final = 32
@@ -203,7 +205,7 @@ def _verified_epoch(encoded: bytes, announced: tuple[bytes, ...]) -> VerifiedEpo
         raise PeerMisbehaved(
             "an epoch has the keys of all its holders, in order", reason=Reason.ROSTER_INVALID, culprits=UNDECIDED
         )
-    sealing_keys = list[ClassicSealingKey | HybridPublicKey]()
+    sealing_keys: list[ClassicSealingKey | HybridPublicKey] = []
     for key, holder in zip(keys, record.holders, strict=True):
         culprit = HolderId(key.position)
         if key.record != record.context.digest:

@@ -6,17 +6,26 @@ written down before it is sent, and a request that was answered gets the stored 
 
 from __future__ import annotations
 
+import hashlib
+import logging
 import os
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Generator
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import datetime
+from pathlib import Path
 from threading import RLock
 from typing import Final
 
-from secagg.crypto.labels import Label
+import numpy as np
+
+from secagg.crypto.entropy import Coins
+from secagg.crypto.labels import Label, bind
 from secagg.crypto.merkle import recover_root
 from secagg.crypto.secret import Confined, Secret
 from secagg.errors import (
+    UNDECIDED,
     InternalError,
     InvalidParameters,
     MalformedMessage,
@@ -35,8 +44,10 @@ from secagg.wire import MessageKind, message_kind
 from .configuration import NO_SUM, Agreement, Offer, SumTerms
 from .epoch import NO_KEY, EpochRecord, make_holder_keys
 from .floors import Floors
-from .journal import Entry, Event, Journal, Placements
-from .messages import (
+from .journal import Entry, Event, FileJournal, Journal, Placements, boot_id, erase_files, is_journal
+from .messages import challenge_of, leaf, sealing_info, share_context, upload_digest
+from .parameters import CHECK_WORDS, FIELD, Parameters, ThresholdRule
+from .requests import (
     Answer,
     CertifiedList,
     DeliveredShare,
@@ -46,16 +57,10 @@ from .messages import (
     Receipt,
     UploadList,
     Verdict,
-    challenge_of,
-    leaf,
     require_certificate,
     require_signed,
-    sealing_info,
-    share_context,
-    upload_digest,
 )
-from .parameters import ThresholdRule
-from .sharing import HeldShare, ShareSum, open_share
+from .sharing import WORD, Elements, challenge_weights, decode_words, expand_share, holder_point, multiply, power_matrix
 
 MOST_UPLOADS: Final = 1 << 20
 """Of an epoch: all of them rest on one choice of the public polynomials."""
@@ -404,3 +409,162 @@ def _uploads(upload_list: UploadList) -> tuple[bytes, ...]:
 
 def _wrong(sentence: str, reason: Reason) -> PeerMisbehaved:
     return PeerMisbehaved(sentence, reason=reason, culprits=_SERVER)
+
+
+class HeldShare(Confined):
+    """A share as its holder reads it: the words of its secret polynomials, and of the masking polynomial."""
+
+    def __init__(self, parameters: Parameters, position: int, words: Elements) -> None:
+        self.parameters = parameters
+        self.position = position
+        self._words = words
+
+    def require_on(self, polynomial: bytes, challenge: bytes) -> None:
+        """Refuse a share that is not on the dealer's polynomials.
+
+        Raises:
+            MalformedMessage: the published polynomial does not have exactly T canonical coefficients.
+            PeerMisbehaved: the share is off; a dealer passes with a chance of 65521^-8 a challenge.
+        """
+        threshold, columns = self.parameters.threshold, self.parameters.secret_columns
+        published = decode_words(polynomial, threshold * CHECK_WORDS).reshape(threshold, CHECK_WORDS)
+        due = multiply(power_matrix((holder_point(self.position),), threshold), published)[0]
+        weights = challenge_weights(self.parameters, challenge)
+        held = multiply(self._words[None, :columns].astype(np.float64), weights)[0] + self._words[columns:]
+        if not np.array_equal(held % FIELD, due):
+            raise PeerMisbehaved(
+                f"the share of holder {self.position} is not on the dealer's polynomial; leave the client out",
+                reason=Reason.COMMITMENT_MISMATCH,
+                culprits=UNDECIDED,
+            )
+
+    def secret_words(self) -> Elements:
+        """Return the words of the secret polynomials, without the masking polynomial's."""
+        return self._words[: self.parameters.secret_columns]
+
+    def wipe(self) -> None:
+        """Overwrite the words."""
+        self._words[:] = 0
+
+    def __repr__(self) -> str:
+        return f"<HeldShare of holder {self.position}>"
+
+
+def open_share(parameters: Parameters, position: int, share: Secret, context: bytes) -> HeldShare:
+    """Read a share as the dealer sealed it for the holder at a position.
+
+    Raises:
+        MalformedMessage: it has another length, or a word is no field element.
+    """
+    due = parameters.share_bytes(position)
+    if len(share) != due:
+        reason = Reason.TRUNCATED if len(share) < due else Reason.TRAILING_BYTES
+        raise MalformedMessage(f"the share of holder {position} has {due} bytes; got {len(share)}", reason=reason)
+    count = parameters.secret_columns + CHECK_WORDS
+    if position < parameters.seeds:
+        return HeldShare(parameters, position, expand_share(share, Label.ONE_MESSAGE_SHARE, context, count))
+    return HeldShare(parameters, position, decode_words(share.expose(), count))
+
+
+class ShareSum(Confined):
+    """What a holder answers: the sum of its shares over one list."""
+
+    def __init__(self, parameters: Parameters, position: int) -> None:
+        self._parameters = parameters
+        self._position = position
+        self._total = np.zeros(parameters.secret_columns, np.int64)
+        self._count = 0
+
+    def add(self, share: HeldShare) -> None:
+        """Add one client's share.
+
+        Raises:
+            Misuse: it is of other parameters, or of another holder.
+        """
+        if share.parameters != self._parameters or share.position != self._position:
+            raise Misuse(f"holder {self._position} adds its own shares of one epoch; got {share!r}")
+        self._total += share.secret_words()
+        self._count += 1
+
+    def answer(self) -> bytes:
+        """Return the words of the answer and overwrite the sum; there is no room for the masking polynomial in it.
+
+        Raises:
+            Misuse: no share was added, or it was asked for before.
+        """
+        if not self._count:
+            raise Misuse("an answer is the sum of at least one share and is given once", reason=Reason.ALREADY_SPENT)
+        words = (self._total % FIELD).astype(WORD)
+        self._total[:] = 0
+        self._count = 0
+        return words.tobytes()
+
+    def __repr__(self) -> str:
+        return f"<ShareSum of holder {self._position}, {self._count} shares>"
+
+
+_NAME: Final = re.compile(r"([0-9]{1,20})-[0-9a-f]{64}", re.ASCII)
+"""Of the folder of one holder: when its epoch ends, and which task's of which epoch it is."""
+
+
+_LOG: Final = logging.getLogger(__name__)
+
+
+class Holdings(Confined):
+    """The holders that a client is, one for each task of an epoch whose committee names it."""
+
+    def __init__(
+        self, folder: Path, signing_key: SigningKey, floors: Floors, clock: Callable[[], datetime], coins: Coins
+    ) -> None:
+        """Use a folder of this user's that no backup copies, best one in memory."""
+        self._folder, self._key, self._floors, self._clock, self._coins = folder, signing_key, floors, clock, coins
+
+    @contextmanager
+    def open(self, record: EpochRecord, task: bytes) -> Generator[Holder | None]:
+        """Let the holder answer; None where this client is none, or cannot show that it remembers what it said.
+
+        Raises:
+            AuthenticationFailed: the record is not signed by its authority.
+            InvalidParameters: another authority signed it than the one that this client believes.
+        """
+        self._destroy_expired()
+        require_believed(record, self._floors)
+        if record.expiry <= self._clock().timestamp():
+            raise InvalidParameters("the epoch is over, and its keys are destroyed; begin another one")
+        position = record.position_of(self._key.public_key)
+        journal = None if position is None else self._journal(record, task)
+        if position is None or journal is None:
+            yield None
+            return
+        with closing(journal):
+            holder = Holder(
+                record,
+                position,
+                root=journal.root,
+                nonce=journal.nonce,
+                journal=journal,
+                floors=self._floors,
+                clock=self._clock,
+                signing_key=self._key,
+                forgets=True,
+            )
+            with closing(holder):
+                yield holder
+
+    def _journal(self, record: EpochRecord, task: bytes) -> FileJournal | None:
+        digest = record.context.digest
+        named = hashlib.sha256(bind(Label.ONE_MESSAGE_HOLDING, digest, task, self._key.public_key)).hexdigest()
+        try:
+            return FileJournal(self._folder / f"{record.expiry}-{named}", digest, boot_id(), self._coins)
+        except (InvalidParameters, PeerError) as error:
+            _LOG.warning("this client holds no more for %r, and counts as absent: %s", task, error)
+            return None
+
+    def _destroy_expired(self) -> None:
+        """Destroy the keys of epochs that are over, of which nobody asks any more."""
+        for folder in self._folder.glob("*-*"):
+            named = _NAME.fullmatch(folder.name)
+            is_over = named is not None and int(named[1]) <= self._clock().timestamp()
+            if is_over and folder.is_dir() and not folder.is_symlink() and is_journal(folder):
+                erase_files(folder)
+                folder.rmdir()

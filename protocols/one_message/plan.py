@@ -19,7 +19,7 @@ from secagg.session.certificates import IDENTITY_KEY_BYTES, SIGNATURE_BYTES
 from secagg.session.costs import ONE_IN, Costs, Work
 from secagg.session.roles import Subject
 
-from .configuration import NO_SUM, SUM_ID_BYTES, Configuration, Offer, SumTerms, masked_values
+from .configuration import NO_SUM, SUM_ID_BYTES, Configuration, Offer, SumTerms, weight_bits
 from .epoch import DIGEST_BYTES, NO_KEY, NONCE_BYTES, EpochRecord, HolderIdentity, HolderKeys
 from .lattice.estimator import greatest_modulus_bits
 from .lattice.values import Values
@@ -378,3 +378,19 @@ def costs(layout: Layout, clients: int, suite: Suite) -> Iterator[Costs]:
 def _key(number: int) -> bytes:
     """Return a key that nobody has, of which only the length counts."""
     return bytes([number + 1]) * IDENTITY_KEY_BYTES
+
+
+def masked_values(layout: Layout, bounds: tuple[tuple[int, int] | None, ...], capacity_weight: int) -> list[Values]:
+    """Return what ``plan`` is asked for: a layout's segments, with bounds where they are known, weight, check words.
+
+    The zeros behind the weight follow from what it finds.
+    """
+    segments = layout.require_rings()
+    if len(bounds) != len(segments):
+        raise InvalidParameters(f"there are bounds, or None, for each of {len(segments)} segments; got {len(bounds)}")
+    values = [
+        Values(segment.length, segment.ring.modulus_bits, bound, segment.fine_bits)
+        for segment, bound in zip(segments, bounds, strict=True)
+    ]
+    weight = Values(length=1, ring_bits=weight_bits(capacity_weight))
+    return [*values, weight, *(one.check_words for one in values if one.fine_bits)]

@@ -24,7 +24,7 @@ from secagg.crypto.entropy import Coins
 from secagg.crypto.secret import draw_exactly
 from secagg.errors import ThresholdNotMet
 
-from .lattice.masks import SumOfSecrets
+from .lattice.opening import SumOfSecrets
 from .parameters import FIELD, Parameters
 from .sharing import (
     CHALLENGE_BYTES,

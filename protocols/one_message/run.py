@@ -11,12 +11,11 @@ from collections.abc import Callable, Iterable, Mapping
 from secagg.crypto.entropy import Coins
 from secagg.errors import PeerError, SecAggError
 from secagg.identifiers import HolderId, Party
-from secagg.session.roles import LateUpdate, Subject
 
 from .client import Client
 from .configuration import Offer
 from .holder import Holder
-from .server import Opened, Server, State
+from .tally import Opened, State, Tally
 
 _LOG = logging.getLogger(__name__)
 Observer = Callable[[Party, bytes, bytes], None]
@@ -27,11 +26,11 @@ def run(  # noqa: PLR0913 -- who takes part, and what they agree on
     offer: Offer,
     sum_id: bytes,
     coins: Coins,
-    clients: Iterable[tuple[Client, Subject, LateUpdate]],
+    clients: Iterable[Client],
     holders: Mapping[int, Holder],
     *,
     sent: Observer | None = None,
-) -> tuple[Opened, Server]:
+) -> tuple[Opened, Tally]:
     """Run one sum in memory; holders that are not in ``holders`` are absent.
 
     Returns:
@@ -39,7 +38,7 @@ def run(  # noqa: PLR0913 -- who takes part, and what they agree on
     Raises:
         ThresholdNotMet: too few clients or holders; nothing is released.
     """
-    server = Server(offer, sum_id, coins)
+    server = Tally(offer, sum_id, coins)
 
     def ask(requests: Mapping[int, bytes]) -> None:
         """Hand each holder its request, and its answer back to the server."""
@@ -55,9 +54,9 @@ def run(  # noqa: PLR0913 -- who takes part, and what they agree on
 
     # Every client speaks once, whenever it likes, and may leave: it gets the offer, and uploads.
     ask(server.introduce())
-    for client, subject, update in clients:
+    for client in clients:
         try:
-            upload = client.upload(server.offer, subject, update)
+            upload = client.answer(server.offer)
             if sent is not None:
                 sent(client.client, server.offer, upload)
             server.receive_upload(client.client, upload)

@@ -1,18 +1,26 @@
-"""One message a client as a session: one stage where holders stand, three or four where clients hold."""
+"""One message a client as a session: one stage where holders stand, three to five where clients hold.
+
+An asynchronous buffer is a session of one stage with uploads for several models, and a list for each of them: a list
+with uploads of two models would let a server give all but one client a dead model. So the sums of a buffer come apart
+by the age of the model: the server learns each, and multiplies it by the weight of its age. An age with fewer uploads
+than the minimum cohort is never summed, and its clients are left out by name.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
-from contextlib import contextmanager
+import hashlib
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from threading import RLock
 from typing import Final
 
+from secagg.blame import said_by, unverified
+from secagg.contract import Aggregate
 from secagg.crypto.entropy import Coins
 from secagg.crypto.labels import Label
-from secagg.crypto.ring import require_capacity
-from secagg.crypto.secret import Confined, Secret, draw_exactly
+from secagg.crypto.ring import RingVector, low_bits, require_capacity
+from secagg.crypto.secret import draw_exactly
 from secagg.errors import (
+    NOBODY,
     UNDECIDED,
     InvalidParameters,
     Misuse,
@@ -21,29 +29,34 @@ from secagg.errors import (
     Reason,
     SecAggError,
     ThresholdNotMet,
-    UnexpectedMessage,
-    blaming,
 )
 from secagg.identifiers import ClientId, HolderId
-from secagg.privacy.client_noise import ClientNoise, noise_in
-from secagg.session.roles import Released, ServerSession, Stage, Subject, Turnout
+from secagg.parameters import SecurityMode
+from secagg.privacy.client_noise import ClientNoise
+from secagg.session.roles import Released, Stage, Subject, Turnout
 from secagg.session.sockets.connection import AskAll
 from secagg.session.sockets.frames import decode_refusal
+from secagg.session.stages import Checked, StagedServerSession
 from secagg.wire import MessageKind, message_kind
 
 from .configuration import SUM_ID_BYTES, Agreement, noise_of
-from .cut import Adder, OneMessageCut
 from .epoch import EpochRecord, HolderKeys
-from .messages import NoHolder, require_signed_by
+from .lattice.opening import Adder, OneMessageCut
+from .messages import NoHolder, Upload
+from .parameters import ThresholdRule
 from .plan import OneMessageSettings, plan_offer
-from .server import Opened, Server
+from .requests import Answer, ListSignature, Receipt, require_signed_by
+from .tally import CheckedUpload, Opened, State, Tally
 
+KEYS: Final = Stage(name="keys", takes_update=False)
+"""Before the others in the first sum of a task whose holders are clients: they publish their keys."""
 UPLOAD: Final = Stage(name="upload", takes_update=True)
 DELIVER: Final = Stage(name="deliver", takes_update=False)
 CERTIFY: Final = Stage(name="certify", takes_update=False)
 OPEN: Final = Stage(name="open", takes_update=False)
-KEYS: Final = Stage(name="keys", takes_update=False)
-"""Before the others in the first sum of a task whose holders are clients: they publish their keys."""
+Said = HolderKeys | NoHolder | Receipt | ListSignature | Answer
+"""What a client of a committee says in the stages that take no update."""
+Publish = Callable[[tuple[bytes, ...]], None]
 
 
 @dataclass(slots=True)
@@ -94,20 +107,50 @@ def open_session(
     settings: OneMessageSettings,
     invited: frozenset[ClientId] | None,
     helpers: OneMessageHelpers,
-) -> OneMessageServerSession:
+    published: Publish = lambda _: None,
+) -> Server:
     """Begin a sum of the epoch that runs.
 
+    Args:
+        published: given the keys of a committee, with which the next sums of the task are opened.
     Raises:
         InvalidParameters: nothing fits; the message names the next parameters that do.
         CapacityExceeded: so many clients could weigh more than the codec can decode.
         PeerError: the epoch does not verify.
         ThresholdNotMet: too few standing holders are there, naming who is missing; nobody was asked for anything.
     """
+    return Server(subject, settings, invited, helpers, published)
+
+
+def open_any_session(
+    subject: Subject,
+    settings: OneMessageSettings,
+    invited: frozenset[ClientId] | None,
+    helpers: OneMessageHelpers,
+) -> Server | BufferSession:
+    """Begin a sum, or a buffer where the settings weigh uploads by age.
+
+    Raises:
+        InvalidParameters, CapacityExceeded, PeerError: as for ``open_session``.
+    """
+    if settings.staleness_weights:
+        return BufferSession(subject, settings, invited, helpers)
+    return open_session(subject, settings, invited, helpers)
+
+
+def _capacity(
+    subject: Subject, settings: OneMessageSettings, invited: frozenset[ClientId] | None, heaviest_age: int = 1
+) -> int:
+    """Return how many upload at most; every client refuses a sum that its codec cannot decode."""
     capacity = settings.capacity or (None if invited is None else len(invited))
     if capacity is None:
         raise InvalidParameters("settings.capacity says how many upload at most, unless the invited are named")
-    # Every client refuses more; nobody is invited to that.
-    require_capacity(capacity * settings.maximum_weight, subject.capacity)
+    require_capacity(capacity * settings.maximum_weight * heaviest_age, subject.capacity)
+    return capacity
+
+
+def _tally(subject: Subject, settings: OneMessageSettings, capacity: int, helpers: OneMessageHelpers) -> Tally:
+    """Return the machine of one sum, of which holders have not heard yet."""
     sum_id = bytes(draw_exactly(SUM_ID_BYTES, helpers.coins))
     offer = plan_offer(
         helpers.record,
@@ -122,129 +165,66 @@ def open_session(
         noise=settings,
     )
     noise_of(offer.configuration, settings)
-    return OneMessageServerSession(Server(offer, sum_id, helpers.coins), settings, invited, helpers.ask_all)
+    return Tally(offer, sum_id, helpers.coins)
 
 
-class OneMessageServerSession(Confined):
-    """The server's side; ``Server`` holds the state machine and the mathematics."""
+class Server(StagedServerSession[CheckedUpload | Said]):
+    """The server's side of one sum; ``Tally`` holds the state machine and the mathematics."""
 
     def __init__(
         self,
-        server: Server,
+        subject: Subject,
         settings: OneMessageSettings,
         invited: frozenset[ClientId] | None,
-        ask_all: AskAll | None,
+        helpers: OneMessageHelpers,
+        published: Publish,
     ) -> None:
-        self._server, self._settings, self._invited, self._ask_all = server, settings, invited, ask_all
-        numbers = server.agreement.record.holders if ask_all is None else ()
+        """Open the first stage: the uploads, or the keys of a committee that has published none."""
+        self._subject, self._settings, self._helpers, self._published = subject, settings, helpers, published
+        self._ask_all, self._capacity = helpers.ask_all, _capacity(subject, settings, invited)
+        numbers = helpers.record.holders if helpers.ask_all is None else ()
         self._position_of = {ClientId(holder.number): position for position, holder in enumerate(numbers)}
-        certify = [CERTIFY] if server.agreement.record.quorum else []
-        self._stages = [UPLOAD, *([DELIVER, *certify, OPEN] if self._position_of else [])]
-        self._requests = dict[int, bytes]()
-        self._out, self._lock, self._is_over = set[ClientId](), RLock(), False
-        self._faulty = set[tuple[ClientId, Stage | None, Reason]]()
-        if ask_all is not None:
-            self._ask(server.introduce())
-            server.require_holders()
+        self._keys = dict[int, bytes]()
+        self._opened: Opened | None = None
+        self._begun = _tally(subject, settings, self._capacity, helpers) if helpers.keys or not numbers else None
+        if self._begun is None:
+            least = max(len(numbers), settings.minimum_cohort)
+            super().__init__(KEYS, helpers.record.encode(), invited, least)
+            return
+        super().__init__(UPLOAD, self._begun.offer, invited, settings.minimum_cohort)
+        if self._ask_all is not None:
+            ask_holders(self._begun, self._ask_all, self._begun.introduce())
+            self._begun.require_holders()
+            self._tell()
+
+    @property
+    def tally(self) -> Tally:
+        """The machine inside, once the keys of all holders are there."""
+        if self._begun is None:
+            raise Misuse("the keys of the holders are not there yet; close the first stage")
+        return self._begun
 
     @property
     def agreement(self) -> Agreement:
-        """What the parties agree on."""
-        return self._server.agreement
+        """What the parties agree on, once the keys of all holders are there."""
+        return self.tally.agreement
 
     @property
     def noise(self) -> ClientNoise | None:
-        """What the clients add."""
-        return noise_of(self.agreement.configuration, self._settings)
+        """What the clients add, once the keys of the holders are there."""
+        return None if self._begun is None else noise_of(self.agreement.configuration, self._settings)
 
     @property
-    def invitation(self) -> bytes:
-        """The offer."""
-        return self._server.offer
-
-    @property
-    def stage(self) -> Stage | None:
-        """The open stage."""
-        return self._stages[0] if self._stages else None
-
-    @property
-    def faults(self) -> tuple[PeerError, ...]:
-        """What clients and holders did wrong so far."""
-        return tuple(self._server.faults)
-
-    @property
-    def awaited(self) -> frozenset[ClientId] | None:
-        """Who may still answer."""
-        with self._lock:
-            if self.stage is None:
-                return frozenset()
-            if self.stage is UPLOAD:
-                return None if self._invited is None else self._invited - self._server.taken - self._out
-            asked = {client for client, position in self._position_of.items() if position in self._requests}
-            return frozenset(asked) - {client for client in asked if self._has_said(client)} - self._out
-
-    def _has_said(self, client: ClientId) -> bool:
-        return self._position_of[client] in self._server.heard
+    def is_signed(self) -> bool:
+        """Whether clients sign."""
+        return self._helpers.record.mode is SecurityMode.ACTIVE
 
     @property
     def turnout(self) -> Turnout:
-        """Whether closing the stage now can succeed."""
-        with self._lock:
-            if self.stage is None:
-                return Turnout.COMPLETE
-            if self.stage is UPLOAD:
-                heard, needed = len(self._server.taken), self._settings.minimum_cohort
-                is_complete = self._invited is not None and len(self._server.taken | self._out) >= len(self._invited)
-            else:
-                heard, needed = len(self._server.heard), self._server.needed
-                is_complete = not self.awaited
-            if is_complete:
-                return Turnout.COMPLETE
-            return Turnout.ENOUGH if heard >= needed else Turnout.TOO_FEW
-
-    def message_to(self, client: ClientId) -> bytes | None:
-        """Return the open stage's message for a client: the offer, or what is asked of it as a holder."""
-        with self._lock:
-            if self.stage is None or client in self._out:
-                return None
-            if self.stage is UPLOAD:
-                return self.invitation if self._invited is None or client in self._invited else None
-            position = self._position_of.get(client)
-            return None if position is None else self._requests.get(position)
-
-    def receive(self, sender: ClientId, message: bytes) -> None:
-        """Take an upload, or what a client of the committee says as a holder."""
-        with self._lock:
-            if self.stage is None:
-                raise UnexpectedMessage(expected="nothing: the last stage is closed", received="a message")
-            if sender in self._out or (self._invited is not None and sender not in self._invited):
-                raise PeerMisbehaved(
-                    f"{sender} is not invited, or has left", reason=Reason.NOT_ELIGIBLE, culprits={sender}
-                )
-            try:
-                if self.stage is not UPLOAD:
-                    self._receive_of_holder(sender, message)
-                    return
-                self._server.receive_upload(sender, message)
-                if self._ask_all is not None and self._server.waiting >= self._settings.delivered_at_once:
-                    self._deliver()
-            except UnexpectedMessage:
-                raise
-            except ConnectionError:
-                self.abort()
-                raise
-            except PeerError as error:
-                known = sender, self.stage, error.reason
-                if known not in self._faulty:
-                    self._faulty.add(known)
-                    self._server.faults.append(error)
-                raise
-
-    def _receive_of_holder(self, sender: ClientId, message: bytes) -> None:
-        position = self._position_of.get(sender)
-        if position is None:
-            raise PeerMisbehaved(f"{sender} holds nothing", reason=Reason.NOT_ELIGIBLE, culprits={sender})
-        self._server.receive(position, message)
+        """Whether closing the stage now can succeed; an epoch begins with the keys of all its holders."""
+        turnout = super().turnout
+        lacks = self._stage is KEYS and len(self._keys) < len(self._position_of)
+        return Turnout.TOO_FEW if lacks and turnout is Turnout.ENOUGH else turnout
 
     def add_through(self, adding: Callable[[OneMessageCut], Adder]) -> None:
         """Have others add the uploads, before there are any; go on with what they kept of an earlier process.
@@ -255,134 +235,197 @@ class OneMessageServerSession(Confined):
         with self._lock:
             if self._ask_all is None:
                 raise InvalidParameters("where clients hold, their server adds; take standing holders, or no engine")
-            self._server.add_through(adding)
-            if self._server.is_listed:
-                self._stages.clear()
+            self.tally.add_through(adding)
+            for client, digest in self.tally.taken.items():
+                self._said[client] = digest
+                if self._waiting is not None:
+                    self._waiting.discard(client)
+            if self.tally.is_listed:
+                self._stage = None
 
-    def drop(self, client: ClientId) -> None:
-        """Await a client no more."""
-        with self._lock:
-            if self._invited is None or client in self._invited:
-                self._out.add(client)
+    # --- What clients say ---------------------------------------------------------------------------------------------
 
-    def close_stage(self) -> None:
-        """Await nobody else, and open the next stage if there is one."""
-        with self._lock, self._ending():
-            if self.stage is UPLOAD:
-                least = self._settings.minimum_cohort
-                if len(self._server.taken) < least:
-                    raise ThresholdNotMet(needed=least, present=len(self._server.taken), what="uploads")
-                if self._ask_all is None:
-                    self._requests = self._server.deliver()
-                else:
-                    self._deliver()
-                    self._server.fix_list()
-            elif self.stage is DELIVER:
-                self._server.settle()
-                self._server.fix_list()
-                self._requests = self._server.requests()
-            elif self.stage is CERTIFY:
-                self._server.certify()
-                self._requests = self._server.requests()
-            elif self.stage is None:
-                raise Misuse("there is no stage to close")
-            self._stages.pop(0)
+    def _check(self, sender: ClientId, message: bytes) -> Checked[CheckedUpload | Said]:
+        if self._stage is UPLOAD:
+            upload = self.tally.check_upload(sender, message)
+            return Checked(upload, upload.digest)
+        said: Said = (
+            self._read_keys(sender, message)
+            if self._stage is KEYS
+            else self.tally.read(self._position_of[sender], message)
+        )
+        return Checked(said, hashlib.sha256(replace(said, signature=b"").encode()).digest())
 
-    def release(self, progress: Callable[[int, int], None] | None = None) -> Released:
-        """Return the sum, once.
-
-        Where too few holders answer, nothing is released and nothing is lost: call it again when they are back.
-        """
-        del progress  # One product of polynomials, whatever the number of clients.
-        with self._lock, self._ending(keeps=ThresholdNotMet):
-            if self._stages or self._is_over:
-                raise Misuse("close the last stage first; a session releases once")
-            opened = self._server.open() if self._ask_all is None else opened_by(self._server, self._ask_all)
-            self._is_over = True
-            return Released(
-                aggregate=opened.aggregate,
-                counted=opened.counted,
-                left_out={**self._server.left_out, **self._server.lost},
-                revealed=frozenset({opened.counted}),
-                unbounded=opened.aggregate.layout.ring_positions,
+    def _read_keys(self, sender: ClientId, message: bytes) -> HolderKeys | NoHolder:
+        """Verify a holder's keys, or that a client holds nothing."""
+        record, position = self._helpers.record, self._position_of.get(sender)
+        if message_kind(message) is MessageKind.ONE_MESSAGE_NO_HOLDER:
+            said = NoHolder.decode(message)
+            if said.record != record.context.digest or said.client != sender:
+                raise PeerMisbehaved(
+                    f"{sender} answers for another epoch or client", reason=Reason.WRONG_SESSION, culprits=UNDECIDED
+                )
+            label = Label.ONE_MESSAGE_NO_HOLDER
+            require_signed_by(record, sender, said.identity, said.signature, label, *said.parts)
+            return said
+        keys = HolderKeys.decode(message)
+        if position is None or keys.position != position or keys.record != record.context.digest:
+            raise PeerMisbehaved(
+                f"{sender} publishes keys of another holder or epoch", reason=Reason.WRONG_SESSION, culprits=UNDECIDED
             )
+        key = record.holders[position].public_key
+        record.verify(key, keys.signature, Label.ONE_MESSAGE_HOLDER_KEYS, *keys.parts)
+        return keys
 
-    def abort(self) -> None:
-        """End the session and wipe it."""
-        with self._lock:
-            if not self._is_over:
-                self._is_over = True
-                self._stages.clear()
-                self._requests.clear()
-                self._server.end()
+    def _take(self, sender: ClientId, content: CheckedUpload | Said) -> None:
+        position = self._position_of.get(sender)
+        match content:
+            case CheckedUpload():
+                self.tally.take_upload(sender, content)
+                if self._ask_all is not None and self.tally.waiting >= self._settings.delivered_at_once:
+                    self._deliver(self._ask_all)
+            case HolderKeys():
+                self._keys[content.position] = content.encode()
+            case NoHolder() if position is not None:
+                raise PeerMisbehaved(
+                    f"{sender} is {HolderId(position)} and publishes no keys; its own log says why",
+                    reason=Reason.NOT_ELIGIBLE,
+                    culprits=said_by(sender, self._helpers.record.mode),
+                )
+            case NoHolder():
+                pass
+            case _:
+                self.tally.take(content)
 
-    def snapshot(self) -> Secret | None:
-        """Return nothing: a sum that this process forgets is over, and its uploads are spent."""
+    def _deliver(self, holders: AskAll) -> None:
+        ask_holders(self.tally, holders, self.tally.deliver())
+        self.tally.settle()
+        self._tell()
+
+    def _tell(self) -> None:
+        self._record(*self.tally.found_faults())
+
+    # --- Stages -------------------------------------------------------------------------------------------------------
+
+    def _too_few(self, stage: Stage) -> ThresholdNotMet:
+        if stage is KEYS:
+            return self._lacking_keys()
+        return super()._too_few(stage) if stage is UPLOAD else self.tally.too_few()
+
+    def _lacking_keys(self) -> ThresholdNotMet:
+        missing = [f"{HolderId(at)} ({client})" for client, at in self._position_of.items() if at not in self._keys]
+        return ThresholdNotMet(
+            needed=len(self._position_of),
+            present=len(self._keys),
+            what=f"keys of holders (missing: {', '.join(missing) or 'none'}; start them, or have an epoch signed "
+            "without them)",
+        )
+
+    def _next(self) -> tuple[Stage, Mapping[ClientId, bytes]] | None:
+        if self._stage is KEYS:
+            return self._begin()
+        tally = self.tally
+        if self._stage is UPLOAD and self._ask_all is not None:
+            self._deliver(self._ask_all)
+            tally.fix_list()
+            return None
+        if self._stage is UPLOAD:
+            return self._ask(DELIVER, tally.deliver())
+        if self._stage is DELIVER:
+            tally.settle()
+            self._tell()
+            tally.fix_list()
+            return self._ask(CERTIFY if tally.needs_certificate else OPEN, tally.requests())
+        if self._stage is CERTIFY:
+            tally.certify()
+            return self._ask(OPEN, tally.requests())
         return None
 
-    def _deliver(self) -> None:
-        self._ask(self._server.deliver())
-        self._server.settle()
+    def _begin(self) -> tuple[Stage, Mapping[ClientId, bytes]]:
+        if len(self._keys) < len(self._position_of):
+            raise self._lacking_keys()
+        keys = tuple(self._keys[position] for position in sorted(self._keys))
+        self._begun = _tally(self._subject, self._settings, self._capacity, replace(self._helpers, keys=keys))
+        self._published(keys)
+        self._invitation, self._minimum = self._begun.offer, self._settings.minimum_cohort
+        # Who was not named is known by now.
+        return UPLOAD, dict.fromkeys(self._invited or self._said, self._invitation)
 
-    def _ask(self, requests: dict[int, bytes]) -> None:
-        if self._ask_all is None:
-            raise Misuse("clients that hold are asked in stages")
-        ask_holders(self._server, self._ask_all, requests)
+    def _ask(self, stage: Stage, requests: Mapping[int, bytes]) -> tuple[Stage, Mapping[ClientId, bytes]]:
+        self._minimum = self.tally.needed
+        asked = {client: requests[at] for client, at in self._position_of.items() if at in requests}
+        return stage, asked
 
-    @contextmanager
-    def _ending(self, keeps: type[SecAggError] = Misuse) -> Generator[None]:
-        """End the session with what fails in it, but not with misuse, nor with what can be tried again."""
+    def _gather(self, progress: Callable[[int, int], None] | None) -> None:
+        del progress  # One product of polynomials, whatever the number of clients.
+        if self._ask_all is not None:
+            try:
+                self._opened = opened_by(self.tally, self._ask_all)
+            finally:
+                self._tell()
+
+    def _sum(self, progress: Callable[[int, int], None] | None) -> Released:
+        del progress
+        tally = self.tally
         try:
-            yield
-        except (Misuse, keeps):
-            raise
-        except (SecAggError, ConnectionError):
-            self.abort()
-            raise
+            opened = self._opened or tally.open()
+        finally:
+            self._tell()
+        return Released(
+            aggregate=opened.aggregate,
+            counted=opened.counted,
+            left_out={**tally.left_out, **tally.lost},
+            revealed=frozenset({opened.counted}),
+            unbounded=opened.aggregate.layout.ring_positions,
+        )
 
-    def __repr__(self) -> str:
-        return f"<OneMessageServerSession {self._server!r}>"
+    def _wipe(self) -> None:
+        if self._begun is not None:
+            self._begun.end()
 
 
-def opened_by(server: Server, holders: AskAll) -> Opened:
+def opened_by(tally: Tally, holders: AskAll) -> Opened:
     """Have a fixed list signed and answered by standing holders, and open its sum; called again, continue.
 
     Raises:
         ThresholdNotMet: too few of them answer for now; ask again when they are back.
         PeerMisbehaved: all have answered, and their answers give no sum.
     """
-    if server.needs_certificate:
-        ask_holders(server, holders, server.requests())
-        server.certify()
-    ask_holders(server, holders, server.requests())
+    if tally.needs_certificate:
+        ask_holders(tally, holders, tally.requests())
+        tally.certify()
+    ask_holders(tally, holders, tally.requests())
     try:
-        return server.open()
+        return tally.open()
     except PeerMisbehaved as error:
-        heard, present = len(server.heard), len(server.present)
+        heard, present = len(tally.heard), len(tally.present)
         if heard == present:
             raise
         # One liar among few answers must not cost the sum: the holders that are away can still outvote it.
         raise ThresholdNotMet(needed=heard + 1, present=heard, what="answers that agree") from error
 
 
-def ask_holders(server: Server, ask_all: AskAll, requests: dict[int, bytes]) -> None:
+def ask_holders(tally: Tally, ask_all: AskAll, requests: dict[int, bytes]) -> None:
     """Ask standing holders; those that do not answer are lost to this sum, unless the list is fixed."""
     missing = set(requests)
     for position, answer in ask_all(requests):
         try:
             if message_kind(answer) is MessageKind.REFUSAL:
-                server.refusals[position] = str(decode_refusal(answer))
+                tally.refusals[position] = str(decode_refusal(answer))
             else:
-                server.receive(position, answer)
+                tally.receive(position, answer)
                 missing.discard(position)
         except PeerError as error:
-            server.faults.append(error)
+            tally.faults.append(error)
     for position in missing:
-        server.lose(position)
+        tally.lose(position)
 
 
-class CommitteeSession(Confined):
-    """Collects the keys of a committee, and goes on as the session that ``open_session`` returns."""
+class BufferSession(StagedServerSession[CheckedUpload]):
+    """The server's side of one buffer; its subject is about the newest model."""
+
+    noise: ClientNoise | None = None
+    """None: noise is planned for the sum of a round."""
 
     def __init__(
         self,
@@ -390,173 +433,179 @@ class CommitteeSession(Confined):
         settings: OneMessageSettings,
         invited: frozenset[ClientId] | None,
         helpers: OneMessageHelpers,
-        published: Callable[[tuple[bytes, ...]], None],
     ) -> None:
-        """Begin with the stage of the keys.
-
-        Args:
-            helpers: without keys, and without standing holders.
-            published: given the keys of all holders, with which the next sums of the task are opened.
-        """
-        self._subject, self._settings, self._invited, self._helpers = subject, settings, invited, helpers
-        self._published, self._record = published, helpers.record
-        self._position_of = {ClientId(holder.number): at for at, holder in enumerate(helpers.record.holders)}
-        self._keys, self._heard, self._out = dict[int, bytes](), set[ClientId](), set[ClientId]()
-        self._faults, self._lock, self._is_over = list[PeerError](), RLock(), False
-        self._next: ServerSession | None = None
-
-    @property
-    def invitation(self) -> bytes:
-        """The record; then the offer."""
-        return self._record.encode() if self._next is None else self._next.invitation
-
-    @property
-    def noise(self) -> ClientNoise | None:
-        """What its clients add, once the keys of the holders are there."""
-        found = noise_in(self._next)
-        return found if isinstance(found, ClientNoise) else None
-
-    @property
-    def stage(self) -> Stage | None:
-        """The open stage."""
-        if self._next is not None:
-            return self._next.stage
-        return None if self._is_over else KEYS
-
-    @property
-    def turnout(self) -> Turnout:
-        """Whether closing the stage now can succeed; who does not answer this one is not asked for an upload."""
-        if self._next is not None:
-            return self._next.turnout
-        if self._is_over or (self._invited is not None and self._heard | self._out >= self._invited):
-            return Turnout.COMPLETE
-        is_enough = len(self._keys) == len(self._position_of) and len(self._heard) >= self._settings.minimum_cohort
-        return Turnout.ENOUGH if is_enough else Turnout.TOO_FEW
-
-    @property
-    def awaited(self) -> frozenset[ClientId] | None:
-        """Who may still answer."""
-        if self._next is not None:
-            return self._next.awaited
-        return None if self._invited is None else self._invited - self._heard - self._out
-
-    @property
-    def faults(self) -> tuple[PeerError, ...]:
-        """What clients did wrong so far."""
-        return (*self._faults, *(() if self._next is None else self._next.faults))
-
-    def message_to(self, client: ClientId) -> bytes | None:
-        """Return the open stage's message for a client."""
-        if self._next is not None:
-            return self._next.message_to(client)
-        is_asked = client not in self._out and (self._invited is None or client in self._invited)
-        return self.invitation if is_asked and not self._is_over else None
-
-    def receive(self, sender: ClientId, message: bytes) -> None:
-        """Take a holder's keys, or that a client holds nothing; then what the next stages are answered with."""
-        with self._lock:
-            if self._next is not None:
-                self._next.receive(sender, message)
-                return
-            if self.stage is None:
-                raise UnexpectedMessage(expected="nothing: the session is over", received="a message")
-            try:
-                with blaming(sender):
-                    self._take(sender, message)
-            except PeerError as error:
-                self._faults.append(error)
-                raise
-            self._heard.add(sender)
-
-    def _take(self, sender: ClientId, message: bytes) -> None:
-        position, digest = self._position_of.get(sender), self._record.context.digest
-        if sender in self._out or (self._invited is not None and sender not in self._invited):
-            raise PeerMisbehaved(
-                f"{sender} is not invited, or has left", reason=Reason.NOT_ELIGIBLE, culprits=UNDECIDED
-            )
-        if message_kind(message) is MessageKind.ONE_MESSAGE_NO_HOLDER:
-            said = NoHolder.decode(message)
-            if said.record != digest or said.client != sender:
-                raise PeerMisbehaved(
-                    f"{sender} answers for another epoch or client", reason=Reason.WRONG_SESSION, culprits=UNDECIDED
-                )
-            require_signed_by(
-                self._record, sender, said.identity, said.signature, Label.ONE_MESSAGE_NO_HOLDER, *said.parts
-            )
-            if position is not None:
-                raise PeerMisbehaved(
-                    f"{sender} is {HolderId(position)} and publishes no keys; its own log says why",
-                    reason=Reason.NOT_ELIGIBLE,
-                    culprits=UNDECIDED,
-                )
-            return
-        keys = HolderKeys.decode(message)
-        if position is None or keys.position != position or keys.record != digest:
-            raise PeerMisbehaved(
-                f"{sender} publishes keys of another holder or epoch", reason=Reason.WRONG_SESSION, culprits=UNDECIDED
-            )
-        self._record.verify(
-            self._record.holders[position].public_key,
-            keys.signature,
-            Label.ONE_MESSAGE_HOLDER_KEYS,
-            *keys.parts,
-            culprits={sender},
-        )
-        if self._keys.setdefault(position, message) != message:
-            raise PeerMisbehaved(f"{sender} publishes two keys", reason=Reason.ALREADY_ANSWERED, culprits=UNDECIDED)
-
-    def drop(self, client: ClientId) -> None:
-        """Await a client no more."""
-        with self._lock:
-            self._out.add(client)
-            if self._next is not None:
-                self._next.drop(client)
-
-    def close_stage(self) -> None:
-        """Open the next stage.
+        """Open the buffer.
 
         Raises:
-            ThresholdNotMet: a holder published no keys, and it is named; an epoch begins with the keys of all.
+            InvalidParameters: the epoch has another rule than ``certified``, its holders do not stand, or nothing fits.
+            CapacityExceeded: so many fresh uploads could weigh more than the codec can decode.
+        """
+        capacity = _capacity(subject, settings, invited, max(settings.staleness_weights))
+        if helpers.record.rule is not ThresholdRule.CERTIFIED:
+            raise InvalidParameters(
+                "a buffer has several lists, and under the rule one_answer an upload names its one sum; begin an epoch "
+                "under the rule certified"
+            )
+        if helpers.ask_all is None:
+            raise InvalidParameters("a buffer is summed by standing holders; a committee of clients holds for rounds")
+        self._subject, self._settings, self._helpers = subject, settings, helpers
+        self._ask_all, self._capacity = helpers.ask_all, capacity
+        self._tallies = dict[int, Tally]()
+        self._sums, self._failed = dict[int, Opened](), dict[int, SecAggError]()
+        """By the number of the model: what was opened, and why nothing ever will be."""
+        super().__init__(UPLOAD, self._tally_for(subject).offer, invited, settings.minimum_cohort)
+        helpers.answered.forget(subject.round_number - len(settings.staleness_weights) + 1)
+
+    @property
+    def agreement(self) -> Agreement:
+        """What the parties agree on, whatever the model."""
+        return self._tallies[self._subject.round_number].agreement
+
+    def invitation_for(self, subject: Subject) -> bytes:
+        """Return the offer for a client that started from an older model; uploads for that model are taken from now on.
+
+        Raises:
+            InvalidParameters: the model is too old or too new, or the subject is about something else besides.
         """
         with self._lock:
-            if self._next is not None:
-                self._next.close_stage()
-                return
-            if self._is_over:
-                raise Misuse("there is no stage to close")
-            self._is_over = True
-            missing = [f"{HolderId(at)} ({client})" for client, at in self._position_of.items() if at not in self._keys]
-            if missing:
-                raise ThresholdNotMet(
-                    needed=len(self._position_of),
-                    present=len(self._keys),
-                    what=f"keys of holders (missing: {', '.join(missing)}; start them, or have an epoch signed "
-                    "without them)",
+            mine = replace(self._subject, round_number=subject.round_number, model_digest=subject.model_digest)
+            if subject != mine or subject.model_digest is None:
+                raise InvalidParameters("a buffer sums updates that differ in the model that they started from alone")
+            if self._age(subject.round_number) is None:
+                newest, ages = self._subject.round_number, len(self._settings.staleness_weights)
+                raise InvalidParameters(
+                    f"model {subject.round_number} is not one of {max(0, newest - ages + 1)}..{newest}, which this "
+                    "buffer takes; start from a newer one"
                 )
-            keys = tuple(self._keys[position] for position in sorted(self._keys))
-            helpers = replace(self._helpers, keys=keys)
-            opened = open_session(self._subject, self._settings, self._invited, helpers)
-            for client in self._out:
-                opened.drop(client)
-            self._next = opened
-            self._published(keys)
+            tally = self._tally_for(subject)
+            if tally.terms.model_digest != subject.model_digest:
+                raise InvalidParameters(f"model {subject.round_number} has another digest than this buffer was told")
+            return tally.offer
 
-    def release(self, progress: Callable[[int, int], None] | None = None) -> Released:
-        """Return the sum, once."""
-        if self._next is None:
-            raise Misuse("close the last stage first; a session releases once")
-        return self._next.release(progress)
+    def _tally_for(self, subject: Subject) -> Tally:
+        version = subject.round_number
+        if version not in self._tallies:
+            tally = _tally(subject, self._settings, self._capacity, self._helpers)
+            ask_holders(tally, self._ask_all, tally.introduce())
+            self._tallies[version] = tally
+        return self._tallies[version]
 
-    def abort(self) -> None:
-        """End the session."""
-        with self._lock:
-            self._is_over = True
-            if self._next is not None:
-                self._next.abort()
+    def _age(self, version: int) -> int | None:
+        """Return how old a model is, unless it is too old, or newer than the buffer's."""
+        age = self._subject.round_number - version
+        return age if 0 <= age < len(self._settings.staleness_weights) else None
 
-    def snapshot(self) -> Secret | None:
-        """Return nothing: a sum that this process forgets is over, and its uploads are spent."""
-        return None
+    @property
+    def is_signed(self) -> bool:
+        """Whether clients sign."""
+        return self._helpers.record.mode is SecurityMode.ACTIVE
 
-    def __repr__(self) -> str:
-        return f"<CommitteeSession, {len(self._keys)} keys of {len(self._position_of)}>"
+    def _check(self, sender: ClientId, message: bytes) -> Checked[CheckedUpload]:
+        version = Upload.decode(message).header.terms.round_number
+        if (tally := self._tallies.get(version)) is None:
+            raise PeerMisbehaved(
+                f"{sender} started from model {version}, which this buffer does not take",
+                reason=Reason.STALE_UPDATE,
+                culprits=unverified(sender),
+            )
+        checked = tally.check_upload(sender, message)
+        return Checked(checked, checked.digest)
+
+    def _take(self, sender: ClientId, content: CheckedUpload) -> None:
+        version = content.upload.header.terms.round_number
+        tally = self._tallies[version]
+        if sum(len(one.taken) for one in self._tallies.values()) >= self._capacity:
+            raise PeerMisbehaved("the buffer is full", reason=Reason.BUFFER_FULL, culprits=NOBODY)
+        self._helpers.answered.require_new(version, sender)
+        tally.take_upload(sender, content)
+        self._helpers.answered.add(version, sender)
+        if tally.waiting >= self._settings.delivered_at_once:
+            self._deliver(tally)
+
+    def _deliver(self, tally: Tally) -> None:
+        ask_holders(tally, self._ask_all, tally.deliver())
+        tally.settle()
+        self._record(*tally.found_faults())
+
+    def _next(self) -> None:
+        for tally in self._tallies.values():
+            self._deliver(tally)
+        largest = max(len(tally.listed) for tally in self._tallies.values())
+        if largest < self._settings.minimum_cohort:
+            raise ThresholdNotMet(
+                needed=self._settings.minimum_cohort,
+                present=largest,
+                what="accepted uploads for one model",
+                round_name=UPLOAD.name,
+            )
+
+    def _gather(self, progress: Callable[[int, int], None] | None) -> None:
+        """Open the sum of each age; one that does not open is left out by name, and the others are released."""
+        for done, (version, tally) in enumerate(sorted(self._tallies.items()), 1):
+            self._open_age(version, tally)
+            if progress is not None:
+                progress(done, len(self._tallies))
+
+    def _open_age(self, version: int, tally: Tally) -> None:
+        """Have the list of one model signed and answered, unless it was before, or was found to give no sum.
+
+        Raises:
+            ThresholdNotMet: too few holders answer for now.
+        """
+        if version in self._sums or version in self._failed:
+            return
+        try:
+            if tally.state is State.COLLECTING:
+                self._fix_list(version, tally)
+        except ThresholdNotMet as error:
+            self._failed[version] = error
+            return
+        try:
+            self._sums[version] = opened_by(tally, self._ask_all)
+        except PeerMisbehaved as error:
+            self._failed[version] = error
+            self._record(error)
+        finally:
+            self._record(*tally.found_faults())
+
+    def _fix_list(self, version: int, tally: Tally) -> None:
+        if (present := len(tally.listed)) < (needed := self._settings.minimum_cohort):
+            what = f"uploads for model {version}, which are never summed"
+            raise ThresholdNotMet(needed=needed, present=present, what=what, round_name=UPLOAD.name)
+        tally.fix_list()
+
+    def _sum(self, progress: Callable[[int, int], None] | None) -> Released:
+        del progress
+        if not self._sums:
+            raise max(self._failed.values(), key=lambda error: isinstance(error, PeerMisbehaved))
+        counted = frozenset(client for one in self._sums.values() for client in one.counted)
+        left_out = dict[ClientId, SecAggError]()
+        for version, tally in self._tallies.items():
+            left_out |= tally.left_out
+            if version in self._failed:
+                left_out |= dict.fromkeys(tally.listed, self._failed[version])
+        return Released(
+            aggregate=self._weighted(self._sums),
+            counted=counted,
+            left_out={client: error for client, error in left_out.items() if client not in counted},
+            revealed=frozenset(one.counted for one in self._sums.values()),
+            unbounded=self._subject.layout.ring_positions,
+        )
+
+    def _weighted(self, opened: dict[int, Opened]) -> Aggregate:
+        """Add the sums up, each as often as its age says."""
+        layout, contributors, total_weight = self._subject.layout, 0, 0
+        totals: list[RingVector] = [one.ring.zeros(one.length) for one in layout.require_rings()]
+        for version, one in opened.items():
+            weight = self._settings.staleness_weights[self._subject.round_number - version]
+            contributors += one.aggregate.contributors
+            total_weight += weight * one.aggregate.total_weight
+            for at, (segment, values) in enumerate(zip(layout.require_rings(), one.aggregate.values, strict=True)):
+                ring = segment.ring
+                scaled: RingVector = values * ring.word.type(weight & low_bits(ring.modulus_bits))
+                totals[at] = ring.add(totals[at], scaled)
+        return Aggregate(layout, tuple(totals), contributors, total_weight)
+
+    def _wipe(self) -> None:
+        for tally in self._tallies.values():
+            tally.end()

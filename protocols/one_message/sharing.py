@@ -23,7 +23,7 @@ from secagg.crypto import key_derivation
 from secagg.crypto.entropy import Coins
 from secagg.crypto.labels import Label
 from secagg.crypto.secret import Confined, Secret
-from secagg.errors import UNDECIDED, InvalidParameters, MalformedMessage, Misuse, PeerMisbehaved, Reason
+from secagg.errors import InvalidParameters, MalformedMessage, Misuse, Reason
 
 from .lattice.masks import RingSecret
 from .parameters import CHECK_WORDS, FIELD, SEED_BYTES, Parameters
@@ -192,11 +192,13 @@ def deal(secret: RingSecret, parameters: Parameters, contexts: Sequence[bytes], 
     values[:packing, :columns] %= FIELD
     secret.wipe()
     with Secret.random("seed of free values", SEED_BYTES, coins) as seed:
-        free = _expand(seed, Label.ONE_MESSAGE_FREE_VALUES, b"", packing * CHECK_WORDS)
+        free = expand_share(seed, Label.ONE_MESSAGE_FREE_VALUES, b"", packing * CHECK_WORDS)
     values[:packing, columns:] = free.reshape(packing, CHECK_WORDS)
     shares = [Secret.random("share of a ring secret", SEED_BYTES, coins) for _ in range(parameters.seeds)]
     for position, share in enumerate(shares):
-        values[packing + position] = _expand(share, Label.ONE_MESSAGE_SHARE, contexts[position], columns + CHECK_WORDS)
+        values[packing + position] = expand_share(
+            share, Label.ONE_MESSAGE_SHARE, contexts[position], columns + CHECK_WORDS
+        )
     rest = tuple(holder_point(position) for position in range(parameters.seeds, parameters.holders))
     words = multiply(transfer_matrix(_base_points(parameters), rest), values).astype(WORD)
     shares += [Secret("share of a ring secret", row.data.cast("B")) for row in words]
@@ -204,104 +206,13 @@ def deal(secret: RingSecret, parameters: Parameters, contexts: Sequence[bytes], 
     return Dealing(parameters, tuple(shares), values)
 
 
-class HeldShare(Confined):
-    """A share as its holder reads it: the words of its secret polynomials, and of the masking polynomial."""
-
-    def __init__(self, parameters: Parameters, position: int, words: Elements) -> None:
-        self.parameters = parameters
-        self.position = position
-        self._words = words
-
-    def require_on(self, polynomial: bytes, challenge: bytes) -> None:
-        """Refuse a share that is not on the dealer's polynomials.
-
-        Raises:
-            MalformedMessage: the published polynomial does not have exactly T canonical coefficients.
-            PeerMisbehaved: the share is off; a dealer passes with a chance of 65521^-8 a challenge.
-        """
-        threshold, columns = self.parameters.threshold, self.parameters.secret_columns
-        published = decode_words(polynomial, threshold * CHECK_WORDS).reshape(threshold, CHECK_WORDS)
-        due = multiply(power_matrix((holder_point(self.position),), threshold), published)[0]
-        weights = challenge_weights(self.parameters, challenge)
-        held = multiply(self._words[None, :columns].astype(np.float64), weights)[0] + self._words[columns:]
-        if not np.array_equal(held % FIELD, due):
-            raise PeerMisbehaved(
-                f"the share of holder {self.position} is not on the dealer's polynomial; leave the client out",
-                reason=Reason.COMMITMENT_MISMATCH,
-                culprits=UNDECIDED,
-            )
-
-    def secret_words(self) -> Elements:
-        """Return the words of the secret polynomials, without the masking polynomial's."""
-        return self._words[: self.parameters.secret_columns]
-
-    def wipe(self) -> None:
-        """Overwrite the words."""
-        self._words[:] = 0
-
-    def __repr__(self) -> str:
-        return f"<HeldShare of holder {self.position}>"
-
-
-def open_share(parameters: Parameters, position: int, share: Secret, context: bytes) -> HeldShare:
-    """Read a share as the dealer sealed it for the holder at a position.
-
-    Raises:
-        MalformedMessage: it has another length, or a word is no field element.
-    """
-    due = parameters.share_bytes(position)
-    if len(share) != due:
-        reason = Reason.TRUNCATED if len(share) < due else Reason.TRAILING_BYTES
-        raise MalformedMessage(f"the share of holder {position} has {due} bytes; got {len(share)}", reason=reason)
-    count = parameters.secret_columns + CHECK_WORDS
-    if position < parameters.seeds:
-        return HeldShare(parameters, position, _expand(share, Label.ONE_MESSAGE_SHARE, context, count))
-    return HeldShare(parameters, position, decode_words(share.expose(), count))
-
-
-class ShareSum(Confined):
-    """What a holder answers: the sum of its shares over one list."""
-
-    def __init__(self, parameters: Parameters, position: int) -> None:
-        self._parameters = parameters
-        self._position = position
-        self._total = np.zeros(parameters.secret_columns, np.int64)
-        self._count = 0
-
-    def add(self, share: HeldShare) -> None:
-        """Add one client's share.
-
-        Raises:
-            Misuse: it is of other parameters, or of another holder.
-        """
-        if share.parameters != self._parameters or share.position != self._position:
-            raise Misuse(f"holder {self._position} adds its own shares of one epoch; got {share!r}")
-        self._total += share.secret_words()
-        self._count += 1
-
-    def answer(self) -> bytes:
-        """Return the words of the answer and overwrite the sum; there is no room for the masking polynomial in it.
-
-        Raises:
-            Misuse: no share was added, or it was asked for before.
-        """
-        if not self._count:
-            raise Misuse("an answer is the sum of at least one share and is given once", reason=Reason.ALREADY_SPENT)
-        words = (self._total % FIELD).astype(WORD)
-        self._total[:] = 0
-        self._count = 0
-        return words.tobytes()
-
-    def __repr__(self) -> str:
-        return f"<ShareSum of holder {self._position}, {self._count} shares>"
-
-
 def _base_points(parameters: Parameters) -> tuple[int, ...]:
     """Return the points whose values fix the polynomials: the slots of the secrets and the holders with seeds."""
     return slot_points(parameters.packing) + tuple(map(holder_point, range(parameters.seeds)))
 
 
-def _expand(seed: Secret, label: Label, context: bytes, count: int) -> Elements:
+def expand_share(seed: Secret, label: Label, context: bytes, count: int) -> Elements:
+    """Return the words that a seed stands for, in one context."""
     with key_derivation.expand("key of share words", SEED_BYTES, seed, label, context) as key:
         return expand_words(key, count)
 
@@ -311,5 +222,5 @@ def challenge_weights(parameters: Parameters, challenge: bytes) -> npt.NDArray[n
     if type(challenge) is not bytes or len(challenge) != CHALLENGE_BYTES:
         raise InvalidParameters(f"a challenge is a digest of {CHALLENGE_BYTES} bytes; got {type(challenge).__name__}")
     columns = parameters.secret_columns
-    words = _expand(Secret("challenge", challenge), Label.ONE_MESSAGE_CHALLENGE, b"", columns * CHECK_WORDS)
+    words = expand_share(Secret("challenge", challenge), Label.ONE_MESSAGE_CHALLENGE, b"", columns * CHECK_WORDS)
     return words.reshape(columns, CHECK_WORDS).astype(np.float64)

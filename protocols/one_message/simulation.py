@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from functools import partial
 from typing import Final
 
 from secagg.contract import RingSegment
@@ -18,27 +17,26 @@ from secagg.session.registry import Clock, ProtocolEntry
 from secagg.session.roles import Subject
 from secagg.session.simulated_keys import new_signing_key
 
-from .buffers import BufferSession, open_any_session
-from .client import Client
+from .client import Ledger, OneMessageMember
 from .epoch import NO_KEY, EpochRecord, HolderIdentity, draw_nonce
 from .floors import Floors
 from .holder import Holder
 from .journal import ROOT_BYTES, NoJournal
-from .ledger import Ledger
-from .member import OneMessageMember
 from .plan import OneMessageSettings, costs, plan_epoch
 from .session import (
     UPLOAD,
     Answered,
+    BufferSession,
     OneMessageHelpers,
-    OneMessageServerSession,
+    Server,
+    open_any_session,
 )
 
 _LONGEST: Final = 1 << 40
 _MOST_CLIENTS: Final = 1 << 20
 
 
-def describe(session: OneMessageServerSession | BufferSession) -> tuple[str, ...]:
+def describe(session: Server | BufferSession) -> tuple[str, ...]:
     """Return what was planned, a line each."""
     agreement = session.agreement
     record, parameters = agreement.record, agreement.parameters
@@ -83,7 +81,7 @@ class OneMessageSimulation(Confined):
     def _key(self) -> SigningKey | None:
         return new_signing_key(self._coins) if self._settings.mode is SecurityMode.ACTIVE else None
 
-    def open(self, subject: Subject, invited: frozenset[ClientId] | None) -> OneMessageServerSession | BufferSession:
+    def open(self, subject: Subject, invited: frozenset[ClientId] | None) -> Server | BufferSession:
         """Begin a sum or a buffer of the epoch that runs."""
         helpers = OneMessageHelpers(
             record=self._running(),
@@ -159,18 +157,15 @@ class OneMessageSimulation(Confined):
 
     def member(self, client: ClientId) -> OneMessageMember:
         """Return a client."""
-        return OneMessageMember(client, partial(self._client, client))
-
-    def _client(self, client: ClientId, task: bytes) -> Client:
         if self._authority is None:
             key, certificate = None, None
         else:
             key = self._client_keys.setdefault(client, new_signing_key(self._coins))
             certificate = issue_certificate(self._authority, client, key.public_key)
-        return Client(
+        return OneMessageMember(
             client,
             floors=self._floors(),
-            ledger=self._ledgers.setdefault((client, task), Ledger(task, lambda _: None)),
+            ledger=lambda task: self._ledgers.setdefault((client, task), Ledger(task, lambda _: None)),
             coins=self._coins,
             clock=self._clock,
             signing_key=key,

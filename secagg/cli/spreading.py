@@ -76,7 +76,7 @@ def workers_for(
         yield found
         return
     from secagg.crypto.entropy import SystemCoins
-    from secagg.protocols.one_message import OneMessageServerSession
+    from secagg.protocols.one_message import Server
     from secagg.scale.engines import open_engine
     from secagg.scale.spread import SpreadSettings, SpreadSum
     from secagg.scale.state import State
@@ -94,7 +94,7 @@ def workers_for(
     def add_through(
         session: ServerSession, state: State | None = None, is_kept: Callable[[], bool] = lambda: False
     ) -> None:
-        if not isinstance(session, OneMessageServerSession):
+        if not isinstance(session, Server):
             raise InvalidParameters(
                 "--engine is for sums with standing holders; name their sockets in --set holders=..., or leave it out"
             )

@@ -14,10 +14,9 @@ from typing import Any, Final, TypeVar
 from secagg.compression.model_update import ModelUpdate
 from secagg.errors import InvalidParameters, Reason
 from secagg.identifiers import ClientId
-from secagg.parameters import SecurityMode, Suite
+from secagg.parameters import ATTEMPTS, SecurityMode, Suite
 from secagg.privacy.budget import NOT_NOISED, PrivacyBudget
 from secagg.privacy.client_noise import USUAL_DELTA, NoiseSettings
-from secagg.session.ledger import ATTEMPTS
 from secagg.session.privacy_ledger import PrivacyLedger
 
 from .charges import durable_file

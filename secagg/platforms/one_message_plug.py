@@ -17,9 +17,7 @@ from secagg.errors import InvalidParameters, PeerError
 from secagg.identifiers import ClientId, HolderId
 from secagg.parameters import SecurityMode
 from secagg.protocols.one_message import (
-    Client,
     ClientRecord,
-    CommitteeSession,
     EpochRecord,
     Floors,
     Holdings,
@@ -68,10 +66,7 @@ def opened(side: ServerSide) -> ServerSession:
         )
     named = side.subject.task, record.context.digest
     helpers = OneMessageHelpers(record=record, keys=_PUBLISHED.get(named, ()), coins=side.coins)
-    if helpers.keys:
-        return open_session(side.subject, chosen, side.invited, helpers)
-    published = partial(_PUBLISHED.__setitem__, named)
-    return CommitteeSession(side.subject, chosen, side.invited, helpers, published)
+    return open_session(side.subject, chosen, side.invited, helpers, partial(_PUBLISHED.__setitem__, named))
 
 
 def _record(side: ServerSide) -> EpochRecord:
@@ -197,18 +192,15 @@ def member(side: NodeSide) -> OneMessageMember:
         # What was uploaded is charged where the update is made.
         newest.reach(ClientRecord.decode(record).newest_epoch)
 
-    def client_of(task: bytes) -> Client:
-        return Client(
-            side.client,
-            floors=floors,
-            ledger=Ledger(task, store, ClientRecord(task=task, newest_epoch=newest.number).encode()),
-            coins=side.coins,
-            clock=side.clock,
-            signing_key=identity.signing_key,
-            certificate=identity.certificate,
-            noise=side.noise,
-            privacy=side.privacy,
-        )
-
-    holdings = Holdings(side.holdings, identity.signing_key, floors, side.clock, side.coins)
-    return OneMessageMember(side.client, client_of, holdings.open)
+    return OneMessageMember(
+        side.client,
+        floors=floors,
+        ledger=lambda task: Ledger(task, store, ClientRecord(task=task, newest_epoch=newest.number).encode()),
+        coins=side.coins,
+        clock=side.clock,
+        signing_key=identity.signing_key,
+        certificate=identity.certificate,
+        noise=side.noise,
+        privacy=side.privacy,
+        holding=Holdings(side.holdings, identity.signing_key, floors, side.clock, side.coins).open,
+    )

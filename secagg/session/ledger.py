@@ -18,14 +18,13 @@ from typing import Final
 from secagg.crypto.labels import Label, bind
 from secagg.crypto.secret import Confined
 from secagg.errors import UNDECIDED, InvalidParameters, Misuse, PeerMisbehaved, Reason
+from secagg.parameters import ATTEMPTS
 from secagg.wire import MessageKind, Writer
 
 from .chained_file import ChainedFile
 from .durable import claim
 
 DIGEST_BYTES: Final = 32
-ATTEMPTS: Final = 3
-"""Uploads for one model unless a client says otherwise: a round that failed is tried again with the same model."""
 NO_MODEL: Final = bytes(DIGEST_BYTES)
 """In the place of a model that nobody names."""
 NO_UPDATE: Final = bytes(DIGEST_BYTES)

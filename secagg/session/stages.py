@@ -99,6 +99,17 @@ class StagedServerSession(Confined, ABC, Generic[Content]):
         """Fix who answered, and return the next stage with a message for each client in it; None after the last."""
         return None
 
+    def _too_few(self, stage: Stage) -> ThresholdNotMet:
+        """Say who is missing where fewer than the minimum have answered the open stage."""
+        return ThresholdNotMet(needed=self._minimum, present=len(self._said), what=f"answers ({stage.name})")
+
+    def _gather(self, progress: Callable[[int, int], None] | None) -> None:
+        """Ask helpers for what the sum needs.
+
+        Raises:
+            ThresholdNotMet: too few of them are there for now; nothing is lost, and ``release`` can be called again.
+        """
+
     @abstractmethod
     def _sum(self, progress: Callable[[int, int], None] | None) -> Released:
         """Release the sum."""
@@ -231,9 +242,7 @@ class StagedServerSession(Confined, ABC, Generic[Content]):
             if self._stage is None:
                 raise Misuse("there is no stage to close")
             if len(self._said) < self._minimum:
-                raise ThresholdNotMet(
-                    needed=self._minimum, present=len(self._said), what=f"answers ({self._stage.name})"
-                )
+                raise self._too_few(self._stage)
             with self._losing():
                 following = self._next()
             if following is None:
@@ -245,14 +254,17 @@ class StagedServerSession(Confined, ABC, Generic[Content]):
 
     def release(self, progress: Callable[[int, int], None] | None = None) -> Released:
         """Return the sum, once."""
-        with self._lock, self._ending():
+        with self._lock:
             if self._stage is not None or self._is_over:
                 raise Misuse("close the last stage first; a session releases once")
-            try:
-                with self._losing():
-                    return self._sum(progress)
-            finally:
-                self.abort()
+            with self._ending(keeps=ThresholdNotMet), self._losing():
+                self._gather(progress)
+            with self._ending():
+                try:
+                    with self._losing():
+                        return self._sum(progress)
+                finally:
+                    self.abort()
 
     def abort(self) -> None:
         """End the session and wipe it."""
@@ -275,11 +287,11 @@ class StagedServerSession(Confined, ABC, Generic[Content]):
             raise _lost(error) from error
 
     @contextmanager
-    def _ending(self) -> Generator[None]:
-        """End the session with what fails in it, but not with a call in the wrong order."""
+    def _ending(self, keeps: type[SecAggError] = Misuse) -> Generator[None]:
+        """End the session with what fails in it, but not with a call in the wrong order, nor with what it keeps."""
         try:
             yield
-        except Misuse:
+        except (Misuse, keeps):
             raise
         except (SecAggError, ConnectionError):
             self.abort()

@@ -28,25 +28,21 @@ from secagg.identifiers import ClientId, HolderId, ServerId
 from secagg.protocols.one_message import client as client_module
 from secagg.protocols.one_message import sharing
 from secagg.protocols.one_message.configuration import Offer
-from secagg.protocols.one_message.cut import epoch_ring, piece_digests
-from secagg.protocols.one_message.lattice.masks import EpochRing, RingSecret, WrongSecret
+from secagg.protocols.one_message.lattice.masks import EpochRing, RingSecret, epoch_ring
+from secagg.protocols.one_message.lattice.opening import WrongSecret
 from secagg.protocols.one_message.messages import (
-    Answer,
-    DeliveredShare,
-    Delivery,
-    Judged,
-    Receipt,
     Upload,
-    Verdict,
     challenge_of,
+    piece_digests,
     sealing_info,
     share_tree,
     upload_digest,
     vector_digest,
 )
 from secagg.protocols.one_message.parameters import FIELD, ThresholdRule
-from secagg.protocols.one_message.server import Server
+from secagg.protocols.one_message.requests import Answer, DeliveredShare, Delivery, Judged, Receipt, Verdict
 from secagg.protocols.one_message.sharing import Dealing, holder_point
+from secagg.protocols.one_message.tally import Tally
 from secagg.session.roles import LateUpdate, Update
 from tests.harness.one_message_sums import COINS, InsecureSum, SumSetup
 from tests.harness.planted import always
@@ -56,7 +52,7 @@ def signed_again(world: InsecureSum, offer: Offer, client: ClientId, upload: Upl
     """Sign an altered upload as its client; the published polynomial stays what it was."""
     agreement = offer.agree()
     root = share_tree(agreement, upload.sealed).root
-    pieces = piece_digests(agreement.t0, client, agreement.cut.lengths, upload.vector)
+    pieces = piece_digests(agreement.t0, client, agreement.parameters.piece_bytes, upload.vector)
     upload = replace(upload, pieces=pieces)
     challenge = challenge_of(agreement, upload.header, vector_digest(pieces), root)
     digest = upload_digest(challenge, upload.polynomial)
@@ -84,15 +80,15 @@ def badly_dealt(
         return world.upload(client, offer)
 
 
-def server_with(world: InsecureSum, offer: Offer, uploads: dict[ClientId, bytes]) -> Server:
-    server = Server(offer, world.setup.sum_id, COINS)
+def server_with(world: InsecureSum, offer: Offer, uploads: dict[ClientId, bytes]) -> Tally:
+    server = Tally(offer, world.setup.sum_id, COINS)
     world.ask(server, server.introduce())
     for client in world.setup.clients:
         server.receive_upload(client, uploads.get(client) or world.upload(client, offer))
     return server
 
 
-def settled(world: InsecureSum, server: Server) -> Server:
+def settled(world: InsecureSum, server: Tally) -> Tally:
     world.ask(server, server.deliver())
     server.settle()
     return server
@@ -131,7 +127,7 @@ def test_without_the_dealer_check_such_a_dealer_spoils_the_sum(monkeypatch: pyte
     world = InsecureSum(SumSetup())
     offer, bad = world.offer(), world.setup.clients[2]
     upload = badly_dealt(world, offer, bad, [0, 3], monkeypatch)
-    monkeypatch.setattr("secagg.protocols.one_message.sharing.HeldShare.require_on", always(None))
+    monkeypatch.setattr("secagg.protocols.one_message.holder.HeldShare.require_on", always(None))
     server = settled(world, server_with(world, offer, {bad: upload}))
     server.fix_list()
     world.ask(server, server.requests())
@@ -226,16 +222,16 @@ def test_uploads_replayed_across_clients_sums_rounds_and_epochs() -> None:
     offer, (first, second, *_) = world.offer(), world.setup.clients
     upload = world.upload(first, offer)
     with pytest.raises(PeerMisbehaved, match="sent an upload of"):
-        Server(offer, world.setup.sum_id, COINS).receive_upload(second, upload)
+        Tally(offer, world.setup.sum_id, COINS).receive_upload(second, upload)
     later = world.offer(sum_id=b"another sum id..", setup=replace(world.setup, sum_id=b"another sum id.."))
     with pytest.raises(PeerMisbehaved, match="another sum") as refused:
-        Server(later, b"another sum id..", COINS).receive_upload(first, upload)
+        Tally(later, b"another sum id..", COINS).receive_upload(first, upload)
     assert refused.value.culprits == {first, ServerId()}
     next_epoch = InsecureSum(replace(world.setup, number=2))
     with pytest.raises(PeerMisbehaved, match="another sum"):
-        Server(next_epoch.offer(), world.setup.sum_id, COINS).receive_upload(first, upload)
+        Tally(next_epoch.offer(), world.setup.sum_id, COINS).receive_upload(first, upload)
     # A server that relays it all the same learns nothing: the holders of the next epoch cannot open it.
-    server = Server(next_epoch.offer(), world.setup.sum_id, COINS)
+    server = Tally(next_epoch.offer(), world.setup.sum_id, COINS)
     next_epoch.ask(server, server.introduce())
     old = server_with(world, offer, {}).deliver()
     moved = replace(Delivery.decode(old[0]), t0=next_epoch.offer().agree().t0)
@@ -251,14 +247,14 @@ def test_an_upload_that_the_authority_does_not_vouch_for() -> None:
     forged = replace(upload, header=replace(upload.header, identity=certificate.public_key + certificate.signature))
     del key
     with pytest.raises(AuthenticationFailed) as refused:
-        Server(offer, world.setup.sum_id, COINS).receive_upload(first, forged.encode())
+        Tally(offer, world.setup.sum_id, COINS).receive_upload(first, forged.encode())
     assert refused.value.culprits == {first, ServerId()}
 
 
 def test_a_second_upload_of_a_client_is_refused_and_the_same_bytes_are_not() -> None:
     world, again = InsecureSum(SumSetup()), InsecureSum(SumSetup())
     offer, first = world.offer(), world.setup.clients[0]
-    server = Server(offer, world.setup.sum_id, COINS)
+    server = Tally(offer, world.setup.sum_id, COINS)
     upload = world.upload(first, offer)
     server.receive_upload(first, upload)
     server.receive_upload(first, upload)
@@ -284,7 +280,7 @@ def lying(world: InsecureSum, position: int, change: Callable[[np.ndarray], np.n
     return respond
 
 
-def listed(world: InsecureSum) -> Server:
+def listed(world: InsecureSum) -> Tally:
     server = world.collected()
     server.fix_list()
     if server.needs_certificate:

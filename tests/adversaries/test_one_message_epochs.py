@@ -33,20 +33,19 @@ from secagg.errors import (
 )
 from secagg.fields import Message
 from secagg.identifiers import HolderId
-from secagg.parameters import SecurityMode, Suite
+from secagg.parameters import ATTEMPTS, SecurityMode, Suite
+from secagg.protocols.one_message.client import Ledger
 from secagg.protocols.one_message.configuration import Offer
-from secagg.protocols.one_message.epoch import HolderKeys, verify_epoch
+from secagg.protocols.one_message.epoch import HolderIdentity, HolderKeys, verify_epoch
 from secagg.protocols.one_message.floors import Floors
 from secagg.protocols.one_message.holder import Holder
 from secagg.protocols.one_message.journal import Entry, Event, FileJournal
-from secagg.protocols.one_message.ledger import Ledger
-from secagg.protocols.one_message.messages import MESSAGES, Answer, Receipt
 from secagg.protocols.one_message.parameters import ThresholdRule
-from secagg.protocols.one_message.server import Server
-from secagg.session.ledger import ATTEMPTS
+from secagg.protocols.one_message.requests import MESSAGES, Answer, Receipt
+from secagg.protocols.one_message.tally import Tally
 from secagg.session.roles import LateUpdate, Update
 from secagg.wire import HEADER_BYTES, Writer
-from tests.harness.one_message_sums import COINS, MODEL, NOW, TASK, InsecureSum, SumSetup
+from tests.harness.one_message_sums import COINS, MODEL, NOW, TASK, InsecureSum, SumSetup, for_any_task
 
 BOOT = b"since this morning"
 OPENED = list[FileJournal]()
@@ -95,6 +94,10 @@ UNSIGNABLE: list[tuple[Callable[[InsecureSum], dict[str, Any]], str]] = [
     (lambda _: {"rule": ThresholdRule.CERTIFIED, "quorum": 3}, "the quorum is 3; 4 are needed of 5"),
     (lambda _: {"authority": bytes(32)}, "needs an authority"),
     (lambda _: {"mode": SecurityMode.SEMI_HONEST}, "has no keys"),
+    (
+        lambda _: {"holders": tuple(HolderIdentity(number=n, public_key=n.to_bytes(32, "big")) for n in range(257))},
+        "it has 257 holders; list at most 256",
+    ),
 ]
 
 
@@ -133,7 +136,7 @@ def test_a_holder_that_tells_clients_different_keys_divides_them_and_learns_noth
     assert told.agree().epoch.seed != honest.agree().epoch.seed
     client = world.setup.clients[0]
     with pytest.raises(PeerMisbehaved, match="another sum"):
-        Server(honest, world.setup.sum_id, COINS).receive_upload(client, world.upload(client, told))
+        Tally(honest, world.setup.sum_id, COINS).receive_upload(client, world.upload(client, told))
     with pytest.raises(PeerMisbehaved, match="other keys of this holder"):
         world.holders[3].respond(told.encode())
 
@@ -177,7 +180,7 @@ def test_an_epoch_that_expires_while_the_client_trains() -> None:
         return Update(world.setup.values_of(client), MODEL)
 
     with pytest.raises(InvalidParameters, match="its epoch has expired"):
-        world.client(client).upload(world.offer().encode(), world.setup.subject, LateUpdate(train))
+        world.member(client).join(world.setup.subject, LateUpdate(train)).answer(world.offer().encode())
 
 
 @pytest.mark.parametrize("number", [1, 2])
@@ -211,7 +214,7 @@ def test_an_upload_is_sent_again_identically_and_never_made_again() -> None:
     def never() -> Update:
         raise AssertionError
 
-    assert world.client(client).upload(offer.encode(), world.setup.subject, LateUpdate(never)) == first
+    assert world.member(client).join(world.setup.subject, LateUpdate(never)).answer(offer.encode()) == first
 
 
 def test_a_client_that_crashes_while_it_uploads_has_spent_the_round() -> None:
@@ -225,10 +228,9 @@ def test_a_client_that_crashes_while_it_uploads_has_spent_the_round() -> None:
             raise OSError("the disk is full")
 
     ledger = Ledger(TASK, store)
-    member = world.client(client)
-    member._ledger = ledger  # noqa: SLF001 -- another store  # pyright: ignore[reportPrivateUsage]
+    full = world.member(client, ledger=for_any_task(ledger)).join(world.setup.subject, world.update(client))
     with pytest.raises(OSError, match="full"):
-        member.upload(world.offer().encode(), world.setup.subject, world.update(client))
+        full.answer(world.offer().encode())
     world.stored[client] = stored[0]
     with pytest.raises(PeerMisbehaved, match="rounds go up"):
         world.upload(client)
@@ -256,10 +258,9 @@ def test_offers_below_the_floors_are_refused_by_clients_and_by_holders() -> None
     offer, client = world.offer(), world.setup.clients[0]
     for sentence, floors in weaker(world).items():
         world.stored.clear()
-        insisting = world.client(client)
-        insisting._floors = floors  # noqa: SLF001 -- another client's  # pyright: ignore[reportPrivateUsage]
+        insisting = world.member(client, floors=floors).join(world.setup.subject, world.update(client))
         with pytest.raises(InvalidParameters, match=sentence) as refused:
-            insisting.upload(offer.encode(), world.setup.subject, world.update(client))
+            insisting.answer(offer.encode())
         assert refused.value.reason is Reason.BELOW_FLOOR
         assert not world.stored, "nothing was charged"
         if sentence != "another authority":
@@ -285,7 +286,7 @@ def test_offers_about_something_else_are_refused(name: str, change: dict[str, ob
     client = world.setup.clients[0]
     subject = replace(world.setup.subject, **change)  # type: ignore[arg-type]
     with pytest.raises(SecAggError, match=name):
-        world.client(client).upload(world.offer().encode(), subject, world.update(client))
+        world.member(client).join(subject, world.update(client)).answer(world.offer().encode())
     assert client not in world.stored
 
 
@@ -294,9 +295,9 @@ def test_offers_whose_uploads_name_no_sum() -> None:
     offer, client = world.offer(), world.setup.clients[0]
     nameless = replace(offer, terms=replace(offer.terms, sum_id=bytes(16)))
     with pytest.raises(InvalidParameters, match="names its one sum"):
-        world.client(client).upload(nameless.encode(), world.setup.subject, world.update(client))
+        world.member(client).join(world.setup.subject, world.update(client)).answer(nameless.encode())
     with pytest.raises(InvalidParameters, match="names its one sum"):
-        Server(nameless, world.setup.sum_id, COINS)
+        Tally(nameless, world.setup.sum_id, COINS)
 
 
 def test_thresholds_that_the_authority_did_not_sign() -> None:

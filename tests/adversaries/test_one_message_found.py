@@ -31,19 +31,20 @@ from secagg.crypto.secret import Secret
 from secagg.errors import InvalidParameters, Misuse, PeerMisbehaved, Reason, SecAggError, ThresholdNotMet
 from secagg.identifiers import HolderId
 from secagg.parameters import SecurityMode
-from secagg.protocols.one_message.client import Client
+from secagg.protocols.one_message.client import Ledger
 from secagg.protocols.one_message.configuration import Agreement
 from secagg.protocols.one_message.holder import Holder
-from secagg.protocols.one_message.lattice.masks import EpochRing, OpenedSum, WrongSecret
-from secagg.protocols.one_message.ledger import Ledger
-from secagg.protocols.one_message.messages import Answer, Upload
+from secagg.protocols.one_message.lattice.masks import EpochRing
+from secagg.protocols.one_message.lattice.opening import OpenedSum, Opening, WrongSecret
+from secagg.protocols.one_message.messages import Upload
 from secagg.protocols.one_message.parameters import FIELD, ThresholdRule
+from secagg.protocols.one_message.requests import Answer
 from secagg.session.roles import LateUpdate, Update
 from secagg.wire import MessageKind, message_kind
 from tests.adversaries.test_one_message_dealers import badly_dealt, server_with, settled
 from tests.adversaries.test_one_message_epochs import closed_journals, standing_world
 from tests.adversaries.test_one_message_lists import Words, digests, list_of
-from tests.harness.one_message_sums import TASK, InsecureSum, SumSetup
+from tests.harness.one_message_sums import TASK, InsecureSum, SumSetup, for_any_task
 from tests.protocols.one_message.test_session import Standing, carry, members, opened
 
 __all__ = ["closed_journals"]
@@ -101,15 +102,15 @@ def test_one_bad_vector_costs_one_opening(monkeypatch: pytest.MonkeyPatch) -> No
     server = world.collected()
     server.fix_list()
     world.ask(server, server.requests())
-    opening, openings = EpochRing.opened, list[int]()
+    opening, openings = Opening.opened, list[int]()
     noise = np.random.default_rng(1).integers(0, 1 << 31, world.offer().configuration.parameters.coefficients)
 
-    def spoiled(ring: EpochRing, words: list[Words], count: int) -> OpenedSum:
+    def spoiled(ring: Opening, words: list[Words], count: int) -> OpenedSum:
         openings.append(1)
         words[0] += noise.astype(np.uint64)
         return opening(ring, words, count)
 
-    monkeypatch.setattr(EpochRing, "opened", spoiled)
+    monkeypatch.setattr(Opening, "opened", spoiled)
     with pytest.raises(WrongSecret):
         server.open()
     assert len(openings) == 1
@@ -163,23 +164,14 @@ def test_coins_that_repeat_mask_nothing_twice(mode: SecurityMode, changed: str) 
     world, uploads = InsecureSum(setup), list[Upload]()
     for second in (False, True):
         client = setup.clients[second and changed == "client"]
-        key, certificate = world.certified(client) if setup.is_active else (None, None)
         payload = setup.values_of(setup.clients[0])
         if second and changed == "update":
             payload.values[0][0] += 1
         weight = 2 if second and changed == "weight" else 1
         offer = world.offer(bytes([9]) * 16 if second and changed == "sum" else None)
-        repeating = Client(
-            client,
-            floors=world.floors,
-            ledger=Ledger(TASK, lambda _: None),
-            coins=RepeatingCoins(),
-            clock=world.clock,
-            signing_key=key,
-            certificate=certificate,
-        )
+        repeating = world.member(client, coins=RepeatingCoins(), ledger=for_any_task(Ledger(TASK, lambda _: None)))
         update = LateUpdate(partial(Update, payload, setup.model, weight))
-        uploads.append(Upload.decode(repeating.upload(offer.encode(), setup.subject, update)))
+        uploads.append(Upload.decode(repeating.join(setup.subject, update).answer(offer.encode())))
     one, other = uploads
     vectors = [np.frombuffer(upload.vector, np.uint8) for upload in uploads]
     assert np.mean(vectors[0] == vectors[1]) < 0.1
@@ -250,17 +242,10 @@ def test_a_mask_that_is_not_made_leaves_no_seed(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(EpochRing, "mask", refuse)
     world = InsecureSum()
     client = world.setup.clients[0]
-    key, certificate = world.certified(client)
     with pytest.raises(Misuse, match="planted"):
-        Client(
-            client,
-            floors=world.floors,
-            ledger=Ledger(TASK, lambda _: None),
-            coins=SystemCoins(),
-            clock=world.clock,
-            signing_key=key,
-            certificate=certificate,
-        ).upload(world.offer().encode(), world.setup.subject, world.update(client))
+        world.member(client, coins=SystemCoins()).join(world.setup.subject, world.update(client)).answer(
+            world.offer().encode()
+        )
     (seed,) = seen
     with pytest.raises(Misuse):
         seed.expose()

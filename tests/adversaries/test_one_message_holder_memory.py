@@ -20,12 +20,11 @@ import pytest
 from secagg.crypto.hpke import CLASSIC_OVERHEAD_BYTES
 from secagg.crypto.secret import Secret
 from secagg.errors import AuthenticationFailed, InvalidParameters, Misuse, PeerMisbehaved, Reason
-from secagg.protocols.one_message.holder import Holder
+from secagg.protocols.one_message.holder import HeldShare, Holder, open_share
 from secagg.protocols.one_message.journal import Entry, Event, NoJournal
-from secagg.protocols.one_message.messages import Receipt, UploadList, Verdict
 from secagg.protocols.one_message.parameters import ThresholdRule
-from secagg.protocols.one_message.server import Server
-from secagg.protocols.one_message.sharing import HeldShare, open_share
+from secagg.protocols.one_message.requests import Receipt, UploadList, Verdict
+from secagg.protocols.one_message.tally import Tally
 from tests.adversaries.test_one_message_dealers import badly_dealt, server_with
 from tests.adversaries.test_one_message_epochs import Standing, closed_journals, standing_world
 from tests.harness.one_message_sums import COINS, NOW, InsecureSum, SumSetup
@@ -113,9 +112,9 @@ def test_a_round_that_is_offered_again_is_not_begun_again() -> None:
         world.holders[0].respond(smaller.encode())
 
 
-def again(world: InsecureSum, server: Server) -> dict[int, bytes]:
+def again(world: InsecureSum, server: Tally) -> dict[int, bytes]:
     """Return the deliveries of everything that the server has, from a server that begins anew."""
-    other = Server(world.offer(), world.setup.sum_id, COINS)
+    other = Tally(world.offer(), world.setup.sum_id, COINS)
     world.ask(other, other.introduce())
     for client in sorted(server.taken):
         other.receive_upload(client, world.stored_upload(client))
@@ -158,7 +157,7 @@ def test_the_room_of_an_epoch_is_counted_over_deliveries_and_offers(monkeypatch:
     world.collected()
     later, client = replace(world.setup, round_number=7), world.setup.clients[0]
     offer = world.offer(b"a second sum id.", later)
-    server = Server(offer, b"a second sum id.", COINS)
+    server = Tally(offer, b"a second sum id.", COINS)
     world.ask(server, server.introduce())
     server.receive_upload(client, world.upload(client, offer, later))
     with pytest.raises(PeerMisbehaved, match="at most 5 uploads"):
@@ -289,7 +288,7 @@ def test_what_was_not_written_down_is_not_remembered_and_is_written_when_asked_a
     sound = world.holders[0]
     world.holders[0] = forgetful(world, 0, journal)
 
-    def ask(server: Server, requests: dict[int, bytes], *due: Event) -> None:
+    def ask(server: Tally, requests: dict[int, bytes], *due: Event) -> None:
         for journal.refused in due:
             for _ in range(2):
                 with pytest.raises(OSError, match="no space"):
@@ -299,7 +298,7 @@ def test_what_was_not_written_down_is_not_remembered_and_is_written_when_asked_a
         assert journal.written[before:] == [due[-1]]
 
     assert sound.keys == world.holders[0].keys
-    server = Server(offer, world.setup.sum_id, COINS)
+    server = Tally(offer, world.setup.sum_id, COINS)
     ask(server, server.introduce(), Event.BEGUN, Event.OFFERED)
     for client in world.setup.clients:
         server.receive_upload(client, world.upload(client, offer))

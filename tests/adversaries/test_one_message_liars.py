@@ -24,9 +24,9 @@ from secagg.protocols.one_message import client as client_module
 from secagg.protocols.one_message import sharing
 from secagg.protocols.one_message.configuration import Offer
 from secagg.protocols.one_message.lattice.masks import RingSecret
-from secagg.protocols.one_message.messages import Answer
 from secagg.protocols.one_message.parameters import FIELD, ThresholdRule
-from secagg.protocols.one_message.session import OneMessageServerSession
+from secagg.protocols.one_message.requests import Answer
+from secagg.protocols.one_message.session import Server
 from secagg.protocols.one_message.sharing import Dealing
 from secagg.wire import MessageKind, message_kind
 from tests.adversaries.test_one_message_dealers import coefficient
@@ -57,7 +57,7 @@ class Lying(Standing):
             yield position, said
 
 
-def collected(standing: Lying) -> OneMessageServerSession:
+def collected(standing: Lying) -> Server:
     """Return a session to which all clients have uploaded."""
     session = opened(standing.world, standing)
     standing.offer = session.invitation

@@ -24,22 +24,22 @@ from secagg.errors import UNDECIDED, AuthenticationFailed, PeerError, PeerMisbeh
 from secagg.identifiers import ClientId
 from secagg.protocols.one_message import epoch, parameters
 from secagg.protocols.one_message.configuration import Offer
-from secagg.protocols.one_message.cut import epoch_ring
 from secagg.protocols.one_message.holder import Holder
 from secagg.protocols.one_message.journal import Placements
-from secagg.protocols.one_message.lattice.masks import EpochRing, SumOfSecrets, WrongSecret
-from secagg.protocols.one_message.messages import (
+from secagg.protocols.one_message.lattice.masks import EpochRing, epoch_ring
+from secagg.protocols.one_message.lattice.opening import Accumulator, Opening, SumOfSecrets, WrongSecret
+from secagg.protocols.one_message.messages import Upload
+from secagg.protocols.one_message.parameters import FIELD, ThresholdRule
+from secagg.protocols.one_message.requests import (
     Answer,
     CertifiedList,
     HolderSignature,
     Listed,
     ListSignature,
-    Upload,
     UploadList,
 )
-from secagg.protocols.one_message.parameters import FIELD, ThresholdRule
-from secagg.protocols.one_message.server import Server
 from secagg.protocols.one_message.sharing import holder_point, multiply, transfer_matrix
+from secagg.protocols.one_message.tally import Tally
 from tests.harness.one_message_sums import COINS, InsecureSum, SumSetup, recover
 from tests.harness.planted import always
 
@@ -54,18 +54,18 @@ def list_of(offer: Offer, uploads: Mapping[ClientId, bytes], sum_id: bytes) -> b
     return UploadList(t0=offer.agree().t0, terms=terms, listed=listed).encode()
 
 
-def taken_by(server: Server) -> dict[ClientId, bytes]:
+def taken_by(server: Tally) -> dict[ClientId, bytes]:
     """Return the digests of all uploads that a server took, listed or not."""
     known = server._taken  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
     return {client: one[: epoch.DIGEST_BYTES] for client, one in known.items()}
 
 
-def digests(server: Server) -> dict[ClientId, bytes]:
+def digests(server: Tally) -> dict[ClientId, bytes]:
     """Return what the uploads of a server that collected them are known by."""
     return {listed.client: listed.upload for listed in fixed(server).listed}
 
 
-def fixed(server: Server) -> UploadList:
+def fixed(server: Tally) -> UploadList:
     server.fix_list()
     return server.upload_list
 
@@ -81,9 +81,9 @@ def as_answer(words: Words) -> bytes:
 def victims_input(world: InsecureSum, offer: Offer, upload: bytes, secret: SumOfSecrets) -> bool:
     """Whether the secret opens the victim's upload alone, to the victim's input."""
     ring = ring_of(offer)
-    total = ring.accumulator()
+    total = Accumulator(ring.parameters)
     total.add(Upload.decode(upload).vector)
-    found = ring.open(total, secret).vector(0, 1)
+    found = Opening(ring).open(total, secret).vector(0, 1)
     victims: list[int] = world.setup.values_of(world.setup.clients[VICTIM]).values[0].tolist()
     return bool(found.tolist() == victims)
 
@@ -119,7 +119,7 @@ def without_placements(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def keeping_shares(monkeypatch: pytest.MonkeyPatch) -> None:
     """Holders that keep shares after an answer, which those with the rules have no reason to."""
-    monkeypatch.setattr("secagg.protocols.one_message.sharing.HeldShare.wipe", always(None))
+    monkeypatch.setattr("secagg.protocols.one_message.holder.HeldShare.wipe", always(None))
 
 
 # --- Several sums -----------------------------------------------------------------------------------------------------
@@ -135,7 +135,7 @@ def several_sums(world: InsecureSum) -> bool:
     for number in range(world.record.threshold):
         chosen = replace(setup, round_number=number, sum_id=f"sum {number}".encode().ljust(16))
         offer = world.offer(chosen.sum_id, chosen)
-        server = Server(offer, chosen.sum_id, COINS)
+        server = Tally(offer, chosen.sum_id, COINS)
         world.ask(server, server.introduce())
         uploads = dict[ClientId, bytes]()
         for client in setup.clients[min(number, 1) :]:
@@ -235,7 +235,7 @@ def test_a_second_list_never_reaches_a_quorum() -> None:
 def withheld_share(world: InsecureSum, monkeypatch: pytest.MonkeyPatch | None) -> bool:
     """Withhold the victim's share from T holders; careless ones answer for the rest of the list."""
     offer, setup = world.offer(), world.setup
-    server = Server(offer, setup.sum_id, COINS)
+    server = Tally(offer, setup.sum_id, COINS)
     world.ask(server, server.introduce())
     victim, kept = setup.clients[VICTIM], (0, 1, 2)
     upload = world.upload(victim, offer)
@@ -291,7 +291,7 @@ def test_a_share_that_is_withheld_from_some(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 class Combined:
-    """Uploads in a combination that is no sum, for ``EpochRing.open``."""
+    """Uploads in a combination that is no sum, for ``Opening.open``."""
 
     def __init__(self, offer: Offer, parts: Mapping[int, list[bytes]]) -> None:
         self.parameters = offer.agree().parameters
@@ -303,7 +303,7 @@ class Combined:
     def coefficients(self) -> list[Words]:
         total = np.zeros(self.parameters.coefficients, np.uint64)
         for factor, uploads in self._parts.items():
-            one = ring_of(self._offer).accumulator()
+            one = Accumulator(ring_of(self._offer).parameters)
             for upload in uploads:
                 one.add(Upload.decode(upload).vector)
             total += one.coefficients()[0] * np.uint64(factor % (1 << 64))
@@ -328,7 +328,7 @@ def split_lists(world: InsecureSum) -> list[int]:
     uploads = {
         factor: [world.stored_upload(client) for client in group] for factor, group in ((1, group_b), (-3, group_a))
     }
-    opened = ring_of(offer).open(Combined(offer, uploads), secret)  # type: ignore[arg-type]
+    opened = Opening(ring_of(offer)).open(Combined(offer, uploads), secret)  # type: ignore[arg-type]
     learned: list[int] = opened.vector(0, 1).tolist()
     return learned
 
@@ -363,11 +363,11 @@ def test_split_lists_are_not_certified() -> None:
 # --- What a holder checks of a list -----------------------------------------------------------------------------------
 
 
-def altered_lists(world: InsecureSum, server: Server) -> dict[str, UploadList]:
+def altered_lists(world: InsecureSum, server: Tally) -> dict[str, UploadList]:
     whole = fixed(server)
     other_model = replace(world.setup, model=bytes(32), round_number=7)
     dead = world.offer(setup=other_model)
-    late = Server(dead, world.setup.sum_id, COINS)
+    late = Tally(dead, world.setup.sum_id, COINS)
     world.ask(late, late.introduce())
     for client in world.setup.clients:
         late.receive_upload(client, world.upload(client, dead, other_model))
@@ -410,7 +410,7 @@ def test_what_a_holder_refuses_of_a_list(rule: ThresholdRule) -> None:
 
 def test_lists_longer_than_the_capacity() -> None:
     world = InsecureSum(SumSetup(population=4, capacity=3))
-    server = Server(world.offer(), world.setup.sum_id, COINS)
+    server = Tally(world.offer(), world.setup.sum_id, COINS)
     world.ask(server, server.introduce())
     for client in world.setup.clients[:3]:
         server.receive_upload(client, world.upload(client))

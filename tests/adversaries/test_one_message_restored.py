@@ -28,7 +28,7 @@ from secagg.protocols.one_message.holder import Holder
 from secagg.protocols.one_message.journal import FileJournal
 from secagg.protocols.one_message.parameters import ThresholdRule
 from secagg.protocols.one_message.plan import OneMessageSettings
-from secagg.protocols.one_message.session import OneMessageHelpers, OneMessageServerSession, open_session
+from secagg.protocols.one_message.session import OneMessageHelpers, Server, open_session
 from secagg.session.roles import Released
 from secagg.session.sockets.frames import decode_refusal
 from secagg.wire import MessageKind, message_kind
@@ -92,12 +92,7 @@ class World:
         self.sum.holders |= {one.position: one.holder for one in self.standing if one.holder is not None}
         # The liar remembers no list, so it signs and answers any.
         vars(self.sum.holders[LIAR])["_place"] = self.forget
-        self.uploads = {
-            client: self.sum.client(client).upload(
-                self.sum.offer().encode(), self.sum.setup.subject, self.sum.update(client)
-            )
-            for client in self.sum.setup.clients
-        }
+        self.uploads = {client: self.sum.upload(client) for client in self.sum.setup.clients}
 
     @staticmethod
     def forget(*_: object) -> None:
@@ -109,7 +104,7 @@ class World:
             if (holder := holders[position]) is not None:
                 yield position, holder.answer(request)
 
-    def opened(self, clients: Iterable[ClientId]) -> OneMessageServerSession:
+    def opened(self, clients: Iterable[ClientId]) -> Server:
         """Return a session that has these clients' uploads, and receipts for them."""
         session = open_session(
             self.sum.setup.subject,

@@ -25,11 +25,12 @@ from secagg.contract import Payload
 from secagg.contract.layout import IndexSegment, Layout, RingSegment
 from secagg.errors import PeerMisbehaved, Reason
 from secagg.identifiers import ClientId, ServerId
+from secagg.parameters import ATTEMPTS
 from secagg.protocols.two_servers import upload as upload_module
 from secagg.protocols.two_servers.client import Client
 from secagg.protocols.two_servers.opened_upload import HalfOpener, OpenedUpload
 from secagg.protocols.two_servers.upload import Upload
-from secagg.session.ledger import ATTEMPTS, NO_MODEL
+from secagg.session.ledger import NO_MODEL
 from tests.harness.indexing_rounds import NOW, IndexingSetup, InsecureIndexingRound
 
 Check = Callable[..., Any]

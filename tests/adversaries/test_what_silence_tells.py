@@ -23,8 +23,8 @@ from secagg.contract import Layout, Payload, RingSegment
 from secagg.crypto.entropy import SystemCoins
 from secagg.errors import SecAggError
 from secagg.identifiers import ClientId
-from secagg.protocols.one_message.ledger import Ledger
-from secagg.session.ledger import ATTEMPTS
+from secagg.parameters import ATTEMPTS
+from secagg.protocols.one_message.client import Ledger
 from secagg.session.registry import find
 from secagg.session.roles import LateUpdate, Subject, Update
 from tests.harness.session_worlds import CAPACITY, NOW, SETTINGS, client_ids

@@ -22,23 +22,21 @@ from secagg.crypto.secret import Secret
 from secagg.errors import InvalidParameters, Misuse, ThresholdNotMet
 from secagg.identifiers import ClientId
 from secagg.platforms.keys.identities import load_roster
-from secagg.protocols.one_message.client import Client
+from secagg.protocols.one_message.client import Ledger, OneMessageMember
 from secagg.protocols.one_message.epoch import EpochRecord
 from secagg.protocols.one_message.floors import Floors
-from secagg.protocols.one_message.ledger import Ledger
-from secagg.protocols.one_message.member import OneMessageMember
-from secagg.protocols.one_message.messages import Answer, UploadList
 from secagg.protocols.one_message.plan import OneMessageSettings
+from secagg.protocols.one_message.requests import Answer, UploadList
 from secagg.protocols.one_message.session import (
     OneMessageHelpers,
-    OneMessageServerSession,
+    Server,
     open_session,
 )
 from secagg.session.certificates import SigningKey, issue_certificate
 from secagg.session.numbered_helpers import NumberedHelpers
 from secagg.session.roles import LateUpdate, Released, Update
 from secagg.wire import MessageKind, message_kind
-from tests.harness.one_message_sums import TASK, SumSetup
+from tests.harness.one_message_sums import SumSetup
 
 SETUP = SumSetup(holders=5)
 
@@ -103,13 +101,13 @@ class Deployment:
             self.said.append((number, requests[number], answer))
             yield number, answer
 
-    def session(self) -> OneMessageServerSession:
+    def session(self) -> Server:
         helpers = OneMessageHelpers(
             record=self.record, keys=self.holder_keys, coins=SystemCoins(), ask_all=self.ask_all
         )
         return open_session(SETUP.subject, OneMessageSettings(), frozenset(SETUP.clients), helpers)
 
-    def upload_all(self, session: OneMessageServerSession) -> None:
+    def upload_all(self, session: Server) -> None:
         with Secret("signing key", (self.folder / "authority").read_bytes()) as seed:
             authority = SigningKey(seed)
         for client in SETUP.clients:
@@ -120,15 +118,12 @@ class Deployment:
         key = SETUP.key_of(str(client))
         return OneMessageMember(
             client,
-            lambda _: Client(
-                client,
-                floors=Floors.usual(authority.public_key),
-                ledger=Ledger(TASK, lambda _: None),
-                coins=SystemCoins(),
-                clock=lambda: datetime.now(UTC),
-                signing_key=key,
-                certificate=issue_certificate(authority, client, key.public_key),
-            ),
+            floors=Floors.usual(authority.public_key),
+            ledger=lambda task: Ledger(task, lambda _: None),
+            coins=SystemCoins(),
+            clock=lambda: datetime.now(UTC),
+            signing_key=key,
+            certificate=issue_certificate(authority, client, key.public_key),
         )
 
 
@@ -186,7 +181,7 @@ def test_a_holder_killed_while_it_answers_gives_one_answer(deployment: Deploymen
     deployment.upload_all(session)
     session.close_stage()
     # What a server that cheats would change.
-    upload_list = session._server.upload_list  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
+    upload_list = session.tally.upload_list
     whole = upload_list.encode()
     smaller = UploadList(t0=upload_list.t0, terms=upload_list.terms, listed=upload_list.listed[1:]).encode()
     for number, delay in enumerate((0.0, 0.001, 0.003, 0.01)):

@@ -9,27 +9,25 @@ import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
 from secagg.contract import Aggregate, Layout, Payload, RingSegment, ideal_aggregate
 from secagg.crypto.secret import Secret
 from secagg.identifiers import ClientId
-from secagg.parameters import SecurityMode, Suite
-from secagg.protocols.one_message.client import Client
+from secagg.parameters import ATTEMPTS, SecurityMode, Suite
+from secagg.protocols.one_message.client import Client, ClientRecord, Ledger, OneMessageMember
 from secagg.protocols.one_message.configuration import Offer
 from secagg.protocols.one_message.epoch import NO_KEY, EpochRecord, HolderIdentity
 from secagg.protocols.one_message.floors import Floors
 from secagg.protocols.one_message.holder import Holder
 from secagg.protocols.one_message.journal import Journal, NoJournal
-from secagg.protocols.one_message.ledger import ClientRecord, Ledger
 from secagg.protocols.one_message.parameters import Parameters, ThresholdRule
 from secagg.protocols.one_message.plan import Bounds, plan_epoch, plan_offer
 from secagg.protocols.one_message.recovery import Recovered, recovered
-from secagg.protocols.one_message.server import Server
+from secagg.protocols.one_message.tally import Tally
 from secagg.session.certificates import Certificate, SigningKey, issue_certificate
-from secagg.session.ledger import ATTEMPTS
 from secagg.session.roles import LateUpdate, Subject, Update
 from secagg.simulation.insecure_coins import InsecureSeededCoins
 
@@ -108,6 +106,10 @@ class SumSetup:
 
     def weight_of(self, client: ClientId) -> int:
         return 1 + client.value % self.maximum_weight
+
+
+def for_any_task(ledger: Ledger) -> Callable[[bytes], Ledger]:
+    return lambda _: ledger
 
 
 @dataclass
@@ -221,37 +223,35 @@ class InsecureSum:
         key = self.setup.key_of(str(client))
         return key, issue_certificate(self.authority, client, key.public_key)
 
-    def client(self, client: ClientId) -> Client:
+    def member(self, client: ClientId, **brought: Any) -> OneMessageMember:
         key, certificate = self.certified(client) if self.setup.is_active else (None, None)
 
         def store(record: bytes) -> None:
             self.stored[client] = record
 
-        return Client(
-            client,
-            floors=self.floors,
-            ledger=Ledger(TASK, store, self.stored.get(client), attempts=self.attempts),
-            coins=self.setup.coins_of(f"{client} in round {self.setup.round_number}{self.salt}"),
-            clock=self.clock,
-            signing_key=key,
-            certificate=certificate,
-        )
-
-    def client_of(self, client: ClientId) -> Callable[[bytes], Client]:
-        return lambda _: self.client(client)
+        ledger = Ledger(TASK, store, self.stored.get(client), attempts=self.attempts)
+        usual: dict[str, Any] = {
+            "floors": self.floors,
+            "ledger": for_any_task(ledger),
+            "coins": self.setup.coins_of(f"{client} in round {self.setup.round_number}{self.salt}"),
+            "clock": self.clock,
+            "signing_key": key,
+            "certificate": certificate,
+        }
+        return OneMessageMember(client, **{**usual, **brought})
 
     def update(self, client: ClientId, setup: SumSetup | None = None) -> LateUpdate:
         setup = setup or self.setup
         return LateUpdate(lambda: Update(setup.values_of(client), setup.model, setup.weight_of(client)))
 
-    def parts(self, clients: Iterable[ClientId] | None = None) -> list[tuple[Client, Subject, LateUpdate]]:
+    def parts(self, clients: Iterable[ClientId] | None = None) -> list[Client]:
         chosen = self.setup.clients if clients is None else clients
-        return [(self.client(client), self.setup.subject, self.update(client)) for client in chosen]
+        return [self.member(client).join(self.setup.subject, self.update(client)) for client in chosen]
 
     def upload(self, client: ClientId, offer: Offer | None = None, setup: SumSetup | None = None) -> bytes:
         setup = setup or self.setup
         encoded = (offer or self.offer()).encode()
-        return self.client(client).upload(encoded, setup.subject, self.update(client, setup))
+        return self.member(client).join(setup.subject, self.update(client, setup)).answer(encoded)
 
     def stored_upload(self, client: ClientId) -> bytes:
         """Return the last upload of a client, as its ledger has it."""
@@ -265,9 +265,9 @@ class InsecureSum:
             [self.setup.weight_of(client) for client in chosen],
         )
 
-    def collected(self, offer: Offer | None = None, clients: Iterable[ClientId] | None = None) -> Server:
+    def collected(self, offer: Offer | None = None, clients: Iterable[ClientId] | None = None) -> Tally:
         """Return a server whose uploads were accepted by every holder."""
-        server = Server(offer or self.offer(), self.setup.sum_id, COINS)
+        server = Tally(offer or self.offer(), self.setup.sum_id, COINS)
         self.ask(server, server.introduce())
         for client in self.setup.clients if clients is None else clients:
             server.receive_upload(client, self.upload(client, offer))
@@ -275,7 +275,7 @@ class InsecureSum:
         server.settle()
         return server
 
-    def ask(self, server: Server, requests: dict[int, bytes], absent: Iterable[int] = ()) -> None:
+    def ask(self, server: Tally, requests: dict[int, bytes], absent: Iterable[int] = ()) -> None:
         for position, request in requests.items():
             if position in absent:
                 server.lose(position)

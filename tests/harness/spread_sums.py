@@ -17,7 +17,7 @@ from secagg.contract import Layout, RingSegment
 from secagg.crypto.entropy import Coins, SystemCoins
 from secagg.errors import SecAggError
 from secagg.identifiers import ClientId
-from secagg.protocols.one_message import OneMessageHelpers, OneMessageServerSession, OneMessageSettings, open_session
+from secagg.protocols.one_message import OneMessageHelpers, OneMessageSettings, Server, open_session
 from secagg.scale.engines import Engine, InProcess
 from secagg.scale.spread import Figures, SpreadSettings, SpreadSum
 from secagg.scale.state import RecordedCoins, State
@@ -46,7 +46,7 @@ class Place:
     def upload(self, client: ClientId, invitation: bytes) -> bytes:
         """Return what a client sends, which is the same bytes whoever asks it again."""
         if client not in self.sent:
-            made = self.world.client(client).upload(invitation, self.setup.subject, self.world.update(client))
+            made = self.world.member(client).join(self.setup.subject, self.world.update(client)).answer(invitation)
             self.sent[client] = made
         return self.sent[client]
 
@@ -58,9 +58,7 @@ class Place:
             except SecAggError:
                 continue
 
-    def session(
-        self, coins: Coins, ask: Callable[[Mapping[int, bytes]], Iterable[tuple[int, bytes]]]
-    ) -> OneMessageServerSession:
+    def session(self, coins: Coins, ask: Callable[[Mapping[int, bytes]], Iterable[tuple[int, bytes]]]) -> Server:
         settings = OneMessageSettings(
             minimum_cohort=self.setup.minimum_cohort,
             corrupted=self.setup.corrupted_clients,
@@ -74,7 +72,7 @@ class Place:
             ask_all=ask,
         )
         session = open_session(self.setup.subject, settings, frozenset(self.clients), helpers)
-        assert isinstance(session, OneMessageServerSession)
+        assert isinstance(session, Server)
         return session
 
     def is_exact(self, released: Released, clients: Iterable[ClientId] | None = None) -> bool:

@@ -30,8 +30,7 @@ from secagg.errors import (
     ThresholdNotMet,
 )
 from secagg.identifiers import ClientId, ServerId
-from secagg.protocols.one_message.cut import OneMessageCut
-from secagg.protocols.one_message.lattice.planes import Accumulator
+from secagg.protocols.one_message.lattice.opening import Accumulator, OneMessageCut
 from secagg.protocols.one_message.messages import Upload
 from secagg.scale import spread, storage
 from secagg.scale.engines import InProcess, Result
@@ -318,7 +317,7 @@ def test_answers_are_asked_for_again(place: Place) -> None:
     """A coordinator that is killed after all have answered knows nothing of that."""
     life = uploaded(place)
     life.session.close_stage()
-    for _ in place.ask(life.session._server.requests()):  # pyright: ignore[reportPrivateUsage]
+    for _ in place.ask(life.session.tally.requests()):
         pass
     life.end()
     asked = len(place.asked)
@@ -456,7 +455,7 @@ def test_no_key_tags_two_contents(monkeypatch: pytest.MonkeyPatch, place: Place)
     place.sent.pop(client)
     place.world.stored.pop(client)
     again = Life(place)
-    with pytest.raises(PeerMisbehaved, match="a second upload"):
+    with pytest.raises(PeerMisbehaved, match="a second answer"):
         again.upload([client])
     assert place.is_exact(again.finish())
     assert len(tagged) >= 20

@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 
 from secagg.errors import InvalidParameters, MalformedMessage, Misuse, PeerMisbehaved, Reason
+from secagg.parameters import ATTEMPTS
 from secagg.protocols.enclave.ledger import SealLedger
-from secagg.session.ledger import ATTEMPTS, Spent, SpentUpdates
+from secagg.session.ledger import Spent, SpentUpdates
 
 A, B = (bytes([byte]) * 32 for byte in b"AB")
 FIRST = Spent(b"a task", 1, A, bytes([1]) * 32)

@@ -12,17 +12,16 @@ from secagg.contract import Aggregate, Layout, Payload, RingSegment
 from secagg.crypto.secret import Secret
 from secagg.identifiers import ClientId
 from secagg.parameters import SecurityMode, Suite
-from secagg.protocols.one_message.client import Client
+from secagg.protocols.one_message.client import Ledger, OneMessageMember
 from secagg.protocols.one_message.configuration import Agreement, Offer
 from secagg.protocols.one_message.epoch import NO_KEY, EpochRecord, HolderIdentity
 from secagg.protocols.one_message.floors import Floors
 from secagg.protocols.one_message.holder import Holder
 from secagg.protocols.one_message.journal import NoJournal
-from secagg.protocols.one_message.ledger import Ledger
 from secagg.protocols.one_message.messages import Upload
 from secagg.protocols.one_message.parameters import ThresholdRule
 from secagg.protocols.one_message.plan import plan_epoch, plan_offer
-from secagg.protocols.one_message.server import Server
+from secagg.protocols.one_message.tally import Tally
 from secagg.session.certificates import SigningKey, issue_certificate
 from secagg.session.roles import LateUpdate, Subject, Update
 from secagg.simulation.insecure_coins import InsecureRecordedCoins, InsecureSeededCoins
@@ -48,7 +47,7 @@ class Play:
         self.positions = range(self.setting["holders"])
         self.clients = [ClientId(int(role.partition("/")[2])) for role in vector["inputs"]]
         self.coins = {role: InsecureRecordedCoins(bytes.fromhex(coins)) for role, coins in vector["coins"].items()}
-        self._holders, self._server = dict[int, Holder](), list[Server]()
+        self._holders, self._server = dict[int, Holder](), list[Tally]()
         self.result: Aggregate | None = None
 
     # --- Who is there -------------------------------------------------------------------------------------------------
@@ -115,14 +114,14 @@ class Play:
             )
         return self._holders[position]
 
-    def client(self, client: ClientId) -> Client:
+    def client(self, client: ClientId) -> OneMessageMember:
         """Return a client that has uploaded nothing."""
         role = f"client/{client.value}"
         key = self.keys.get(role)
-        return Client(
+        return OneMessageMember(
             client,
             floors=self.floors,
-            ledger=Ledger(self.subject.task, lambda _: None),
+            ledger=lambda task: Ledger(task, lambda _: None),
             coins=self.coins[role],
             clock=_clock,
             signing_key=key,
@@ -138,7 +137,7 @@ class Play:
             for segment, row in zip(self.layout.require_rings(), rows, strict=True)
         ]
         update = Update(Payload(self.layout, tuple(values)), MODEL, self.vector["weights"][role])
-        made = self.client(client).upload(offer, self.subject, LateUpdate(lambda: update))
+        made = self.client(client).join(self.subject, LateUpdate(lambda: update)).answer(offer)
         before = bytes.fromhex(self.recorded.get(f"upload/{client.value}", ""))
         return before if before and _repeatable(before) == _repeatable(made) else made
 
@@ -163,11 +162,11 @@ class Play:
         return Offer.decode(self.messages["offer"]).agree()
 
     @property
-    def server(self) -> Server:
+    def server(self) -> Tally:
         """The server, which begins with the offer."""
         if not self._server:
             self._server.append(
-                Server(
+                Tally(
                     Offer.decode(self.messages["offer"]),
                     self.setting["sum_id"].encode(),
                     InsecureSeededCoins(bytes(32)),

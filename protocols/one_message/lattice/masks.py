@@ -1,4 +1,4 @@
-"""Masks a s + e of one upload, and what is left of a sum when the sum of the secrets is known.
+"""Masks a s + e of one upload.
 
 A client's upload is round((a s + e + values) / 2^d): ``a`` is public and the same for all of an epoch, the secret ``s``
 is one short polynomial, and every polynomial of the upload has its own block of ``a``. Blocks are numbered over the
@@ -7,55 +7,233 @@ whole layout: two blocks with one number and one s would differ by the differenc
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from functools import lru_cache
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
 from secagg.crypto import key_derivation
+from secagg.crypto.check_words import CHECK_KEY_BYTES, check_words
 from secagg.crypto.labels import Label
-from secagg.crypto.ring import RingVector
+from secagg.crypto.ring import Ring, RingVector
 from secagg.crypto.secret import Confined, Secret
-from secagg.errors import NOBODY, InvalidParameters, Misuse, PeerMisbehaved, Reason, ThresholdNotMet
-from secagg.protocols.one_message.parameters import DEVIATIONS, SEED_BYTES, Parameters
+from secagg.errors import CapacityExceeded, InternalError, InvalidParameters, Misuse, Reason
+from secagg.protocols.one_message.parameters import SEED_BYTES, Parameters
 
 from . import ring_products
-from .coefficients import add_shifted, center, field_of, round_off, subtract_wide
-from .estimator import SIGMA
+from .coefficients import WORD_BITS, add_shifted, counted, field_of, low_bits, round_off
 from .gaussian import Sampler, SmallVector
-from .packing import Word, lowest_bit, pack, unpack
-from .planes import Accumulator, UploadPlanes
-from .rounding import Rounding, agrees, remove_bias
+from .values import Values
 
 POLYNOMIALS_AT_ONCE: Final = 16
 """Few enough that a block of transforms stays in a second-level cache."""
 MOST_KEPT_BYTES: Final = 1 << 26
 """Transforms of public polynomials are kept up to so many bytes."""
-LEAST_ENERGY: Final = 1.5
-_FAILURE_BITS = 40
 _BLOCK_BYTES = 16
 _HALF_WORD_BYTES = 4
+VALUES_AT_ONCE: Final = 1 << 15
+"""Few enough that what is made of them stays in a second-level cache."""
+Word = npt.NDArray[np.uint64]
+BYTE_BITS: Final = 8
+Plane = npt.NDArray[np.unsignedinteger[Any]]
 
-SumOfSecrets = npt.NDArray[np.int32]
+
+# --- Values in coefficients -------------------------------------------------------------------------------------------
+# A coefficient is an integer modulo 2^w in one word of 64 bits, or in two, lowest first. From the lowest bit it holds
+# g guard bits and then k fields, each wide enough for the sum of its values over a full list, so that no field
+# reaches the next. A value that wraps stands in the highest bits alone, and its carry leaves the coefficient. A value
+# with fine bits stands in the lowest, and what is above it is dropped.
 
 
-class WrongSecret(PeerMisbehaved):
-    """A sum of secrets that does not open these uploads; nothing was released, and the evidence names nobody."""
+def word_count(modulus_bits: int) -> int:
+    """Return how many machine words hold a coefficient."""
+    return -(-modulus_bits // WORD_BITS)
 
-    def __init__(self, what: str) -> None:
-        super().__init__(
-            f"the sum of secrets does not belong to these uploads: {what}; ask more holders",
-            reason=Reason.COMMITMENT_MISMATCH,
-            culprits=NOBODY,
+
+def lowest_bit(parameters: Parameters, segment: int) -> int:
+    """Return where the fields of a segment begin; everything below is noise, which fine steps take in."""
+    values = parameters.segments[segment]
+    if values.fine_bits:
+        return 0
+    return parameters.modulus_bits - values.ring_bits if values.bounds is None else parameters.guard_bits
+
+
+def pack(parameters: Parameters, vectors: Sequence[RingVector], weight: int) -> list[Word]:
+    """Return the coefficients that hold these values, each times a weight, above zero guard bits.
+
+    Args:
+        parameters: the layout and its packing.
+        vectors: a ring vector for each segment but check words, modulo 2^ring_bits in two's complement.
+        weight: multiplies every value.
+
+    Raises:
+        Misuse: a vector is missing, or is not one over its segment's ring, or the weight is not a positive integer.
+        CapacityExceeded: a value leaves its bounds, or the weight the capacity.
+    """
+    if len(vectors) != parameters.inputs:
+        raise Misuse(f"the layout has {parameters.inputs} segments; got {len(vectors)} vectors")
+    if type(weight) is not int or weight < 1:
+        raise Misuse(f"a weight is an integer of at least 1; got {weight!r}")
+    if weight > parameters.capacity_weight:
+        raise CapacityExceeded(f"a weight of {weight} exceeds {parameters.capacity_weight}, all that a sum may have")
+    words = [np.zeros(parameters.coefficients, np.uint64) for _ in range(word_count(parameters.modulus_bits))]
+    for index, (segment, vector) in enumerate(zip(parameters.segments, vectors, strict=False)):
+        Ring(segment.ring_bits).require_vector(vector, segment.length)
+        first, end = parameters.starts[index : index + 2]
+        bits = segment.field_bits(parameters.capacity_weight)
+        for position in range(parameters.per_coefficient[index]):
+            shift = lowest_bit(parameters, index) + position * bits
+            field = vector[position * (end - first) : (position + 1) * (end - first)]
+            for start in range(0, field.size, VALUES_AT_ONCE):
+                values = _from_zero(segment, field[start : start + VALUES_AT_ONCE])
+                values *= np.uint64(weight)
+                place = first + start
+                add_shifted([word[place : place + values.size] for word in words], values, shift)
+    return words
+
+
+def _from_zero(segment: Values, vector: RingVector) -> Word:
+    """Return x - lo for values with bounds, which they must keep, and x itself for those without."""
+    if segment.bounds is None:
+        return vector.astype(np.uint64)
+    low, high = segment.bounds
+    shifted = vector.astype(np.uint64) - np.uint64(low & low_bits(WORD_BITS))
+    shifted &= np.uint64(low_bits(segment.ring_bits))
+    if int(shifted.max()) > high - low:
+        raise CapacityExceeded(
+            f"a value leaves {low}..{high}, the bounds of its segment; clamp the values or widen the bounds",
+            reason=Reason.INPUT_OUT_OF_RANGE,
         )
+    return shifted
 
 
-def largest_entry(count: int) -> float:
-    """Return what no entry of a sum of so many honest secrets exceeds."""
-    return DEVIATIONS * SIGMA * math.sqrt(count)
+# --- Coefficients as they travel --------------------------------------------------------------------------------------
+# A coefficient of 52 bits is sent as a plane of its lowest 32, one of the next 16 and one of the last 4, which a
+# server adds without cutting bits. A plane of fewer than 8 bits has several coefficients in a byte: of 4 bits, byte j
+# holds coefficient j below and coefficient j + half above. Bits that fill a plane's last bytes are zero. Runs of
+# coefficients of which other bits travel have planes of their own, one run after another.
+
+
+class UploadPlanes:
+    """The planes of one upload while they are written: those of whole bytes stand where they are sent from."""
+
+    def __init__(self, parameters: Parameters) -> None:
+        self._sent = np.empty(parameters.upload_bytes, np.uint8)
+        self._planes, self._narrow = list[list[Plane]](), list[tuple[Plane, Plane, int]]()
+        start = 0
+        for run in parameters.runs:
+            self._planes.append([])
+            for bits in run.plane_bits:
+                place = self._sent[start : start + -(-run.size * bits // BYTE_BITS)]
+                start += place.size
+                plane: Plane = place.view(f"<u{bits // 8}") if bits >= BYTE_BITS else np.empty(run.size, np.uint8)
+                self._planes[-1].append(plane)
+                if bits < BYTE_BITS:
+                    self._narrow.append((place, plane, bits))
+
+    def write(self, run: int, words: Sequence[Word], start: int, plane_bits: Sequence[int]) -> None:
+        """Write rounded coefficients of a run, of which the first is number ``start`` of it, into its planes."""
+        offset = 0
+        for bits, plane in zip(plane_bits, self._planes[run], strict=True):
+            end = start + words[0].size
+            # The cast to a plane of whole bytes cuts its bits out of a word.
+            aligned = bits >= BYTE_BITS and offset % WORD_BITS + bits <= WORD_BITS
+            word = words[offset // WORD_BITS]
+            shifted = word >> np.uint64(offset % WORD_BITS) if offset % WORD_BITS else word
+            plane[start:end] = shifted if aligned else field_of(words, offset, bits)
+            offset += bits
+
+    def encode(self) -> bytes:
+        """Return the bytes of all planes."""
+        for place, plane, bits in self._narrow:
+            _fold(place, plane, bits)
+        return self._sent.tobytes()
+
+
+def _fold(folded: Plane, values: Plane, bits: int) -> None:
+    """Fill bytes that hold several narrow values each."""
+    folded[:] = 0
+    for part, shift in parts_of(values, folded.size, bits):
+        folded[: part.size] |= part << np.uint8(shift)
+
+
+def parts_of(values: Any, size: int, bits: int) -> list[tuple[Any, int]]:  # noqa: ANN401 -- an array of any word
+    """Return the runs of values that share bytes, each with its place in them."""
+    return [(values[start * size : (start + 1) * size], start * bits) for start in range(BYTE_BITS // bits)]
+
+
+# --- Values that are rounded under the mask ---------------------------------------------------------------------------
+# An upload holds y = round((a s + e + x) / 2^f) modulo 2^p. What counts of it is 2^f y - a s modulo 2^(p + f): the
+# value, the noise e, and an error that is uniform because the mask is. There is no room in it to see a wrong secret,
+# which would leave uniform garbage, so its check words travel in exact coefficients of their own. Modulo 2^(p + f) a
+# sample is a function of the one modulo 2^w, so the lattice is the same.
+
+
+class Rounding:
+    """The masks a s of one upload's rounded values, kept until the check words of these values are known."""
+
+    def __init__(self, parameters: Parameters, seed: bytes) -> None:
+        """Begin with no mask."""
+        self._parameters, self._seed = parameters, seed
+        self.end = parameters.starts[parameters.inputs]
+        """The end of what can be written before check words are known."""
+        self._places = [slice(*parameters.starts[fine : fine + 2]) for fine, _ in parameters.checked]
+        self._masks = [np.zeros(place.stop - place.start, np.uint64) for place in self._places]
+        self._left = sum(mask.size for mask in self._masks)
+
+    @contextmanager
+    def masking(self, words: Word, start: int, end: int) -> Generator[None]:
+        """Keep what is added to some coefficients meanwhile: their masks."""
+        parts = [
+            (masks[low - place.start : high - place.start], words[low:high])
+            for place, masks in zip(self._places, self._masks, strict=True)
+            if (low := max(start, place.start)) < (high := min(end, place.stop))
+        ]
+        for masks, part in parts:
+            np.subtract(masks, part, out=masks)
+        yield
+        for masks, part in parts:
+            np.add(masks, part, out=masks)
+            self._left -= masks.size
+
+    def add_check_words(self, words: Sequence[Word]) -> None:
+        """Add the check words of 2^f y - a s, from coefficients to which writing added half a step.
+
+        Raises:
+            InternalError: not every rounded value was masked once.
+        """
+        if self._left:
+            raise InternalError("check words are of all values of an upload, each masked once")
+        for (fine, check), place, masks in zip(self._parameters.checked, self._places, self._masks, strict=True):
+            segment = self._parameters.segments[fine]
+            values = counted(words[0][place], masks, segment.fine_bits)
+            found = check_words_of(self._parameters, self._seed, fine, values)
+            first, end = self._parameters.starts[check : check + 2]
+            add_shifted([word[first:end] for word in words], found, lowest_bit(self._parameters, check))
+            masks[:], values[:] = 0, 0
+
+
+def check_words_of(parameters: Parameters, seed: bytes, segment: int, values: Word) -> Word:
+    """Return the check words of a segment under the public vector of this epoch and segment."""
+    chosen = parameters.segments[segment]
+    ring = Ring(chosen.ring_bits)
+    elements: RingVector = (values & np.uint64(low_bits(chosen.ring_bits))).astype(ring.word)
+    number = segment.to_bytes(4, "big")
+    # The epoch's seed is public; a Secret is merely what a key is handed over in.
+    with (
+        Secret("epoch seed", seed) as source,
+        key_derivation.expand("check_key", CHECK_KEY_BYTES, source, Label.ONE_MESSAGE_CHECK_VECTOR, number) as key,
+    ):
+        found = check_words(ring, elements, chosen.check_words.length, key)
+    elements[:] = 0
+    return np.array(found, np.uint64)
+
+
+# --- Masks ------------------------------------------------------------------------------------------------------------
 
 
 class RingSecret(Confined):
@@ -85,17 +263,17 @@ class RingSecret(Confined):
 
 
 class EpochRing:
-    """The public polynomials of an epoch, and what clients and the server do with them."""
+    """The public polynomials of an epoch, and the masks that clients make with them."""
 
     def __init__(self, parameters: Parameters, seed: bytes) -> None:
         """Take the epoch's public seed of 32 bytes, to which every holder contributed."""
         if type(seed) is not bytes or len(seed) != SEED_BYTES:
             raise InvalidParameters(f"an epoch's seed is {SEED_BYTES} bytes; got {type(seed).__name__}")
         self.parameters = parameters
-        self._seed = seed
+        self.seed = seed
         self._limbs = ring_products.limb_count(parameters.modulus_bits)
         self._limb_bits = ring_products.limb_bits(parameters.modulus_bits)
-        self._sum_limb_bits = ring_products.sum_limb_bits(parameters.degree, parameters.modulus_bits)
+        self.sum_limb_bits = ring_products.sum_limb_bits(parameters.degree, parameters.modulus_bits)
         self._prepared: ring_products.Spectrum | None = None
         self._is_new = True
 
@@ -103,13 +281,7 @@ class EpochRing:
         """Keep the transforms of all public polynomials, 8 bytes a limb of a coefficient, if they are not too long."""
         size = 8 * self._limbs * self.parameters.polynomials * self.parameters.degree
         if self._prepared is None and size <= MOST_KEPT_BYTES:
-            self._prepared = np.concatenate([self._transform(*block) for block in self._blocks()])
-
-    def accumulator(self) -> Accumulator:
-        """Return an empty sum."""
-        return Accumulator(self.parameters)
-
-    # --- A client ----------------------------------------------------------------------------------------------------
+            self._prepared = np.concatenate([self._transform(*block) for block in self.blocks()])
 
     def mask(self, vectors: Sequence[RingVector], coins_seed: Secret, weight: int = 1) -> tuple[bytes, RingSecret]:
         """Return the masked upload of ring vectors, one a segment, and the secret that is to be shared.
@@ -146,12 +318,12 @@ class EpochRing:
         """Mask, round and write coefficients in place; check words wait for what rounding makes of their values."""
         parameters, planes = self.parameters, UploadPlanes(self.parameters)
         spectrum = ring_products.spectra(secret)
-        rounding = Rounding(parameters, self._seed, words[0])
-        for first, count in self._blocks():
-            start, end = self._range(first, count)
+        rounding = Rounding(parameters, self.seed)
+        for first, count in self.blocks():
+            start, end = self.range_of(first, count)
             part = [word[start:end] for word in words]
-            self._add_product(part, first, count, [spectrum])
-            rounding.keep_products(words[0], start, end)
+            with rounding.masking(words[0], start, end):
+                self.add_product(part, first, count, [spectrum])
             drawn = noise.draw(end - start)
             add_shifted(part, drawn.astype(np.int64).view(np.uint64), 0, signed=True)
             drawn[:] = 0
@@ -169,89 +341,17 @@ class EpochRing:
                 part = [word[low:high] for word in words]
                 planes.write(number, round_off(part, run.dropped), low - run.first, run.plane_bits)
 
-    # --- The server --------------------------------------------------------------------------------------------------
+    # --- Also for opening ---------------------------------------------------------------------------------------------
 
-    def open(self, total: Accumulator, sum_secret: SumOfSecrets) -> OpenedSum:
-        """Return the sum that a sum of secrets opens, after three tests of whether it belongs to these uploads.
-
-        Raises:
-            WrongSecret: its largest entry, its norm or the noise that it leaves is not what honest secrets give.
-            ThresholdNotMet: there is no upload in the sum.
-            Misuse: the uploads or the secret are of other parameters.
-        """
-        if total.parameters != self.parameters or sum_secret.shape != (self.parameters.degree,):
-            raise Misuse("the uploads and the sum of secrets are of one epoch's parameters")
-        if not total.count:
-            raise ThresholdNotMet(needed=1, present=0, what="uploads")
-        self.require_plausible(sum_secret, total.count)
-        return self.opened(self.unmasked(total, sum_secret), total.count)
-
-    def unmasked(self, total: Accumulator, sum_secret: SumOfSecrets) -> list[Word]:
-        """Return the coefficients of a sum, or of one piece of it, less the masks that a sum of secrets gives."""
-        words, offset = total.coefficients(), total.runs[0].first
-        limbs = ring_products.split_sum(sum_secret, self._sum_limb_bits)
-        spectra = [ring_products.spectra(limb) for limb in limbs]
-        for first, count in self._blocks(offset, total.runs[-1].end):
-            start, end = (min(place, total.runs[-1].end) - offset for place in self._range(first, count))
-            part = [word[start:end] for word in words]
-            mask = [np.zeros(end - start, np.uint64) for _ in part]
-            self._add_product(mask, first, count, spectra)
-            subtract_wide(part, mask)
-        return words
-
-    def opened(self, words: list[Word], count: int) -> OpenedSum:
-        """Return the sum that is in all coefficients of so many uploads without their masks, if it looks like one.
-
-        Raises:
-            WrongSecret: the noise, or the check words, are not what honest secrets leave.
-        """
-        self._center(words, count)
-        if not agrees(self.parameters, self._seed, words):
-            raise WrongSecret("what it unmasks does not agree with its check words")
-        remove_bias(self.parameters, words, count)
-        return OpenedSum(self.parameters, words)
-
-    def require_plausible(self, sum_secret: SumOfSecrets, count: int) -> None:
-        """Refuse a sum of secrets whose largest entry or norm honest secrets do not give.
-
-        Raises:
-            WrongSecret: it is too large, or too long.
-        """
-        if int(np.abs(sum_secret.astype(np.int64)).max()) > largest_entry(count):
-            raise WrongSecret("an entry is too large")
-        squared = float(np.square(sum_secret, dtype=np.float64).sum())
-        if squared > ring_products.NORM_FACTOR * self.parameters.degree * count * SIGMA**2:
-            raise WrongSecret("it is too long")
-
-    def _center(self, words: list[Word], count: int) -> None:
-        """Remove the bias of rounding, centre the noise of each exact segment and refuse too much of it."""
-        energy, coefficients = 0.0, 0
-        bias = count // 2 if self.parameters.dropped_bits else 0
-        for index, segment in enumerate(self.parameters.segments):
-            if segment.fine_bits:
-                continue
-            first, end = self.parameters.starts[index : index + 2]
-            part, lowest = [word[first:end] for word in words], lowest_bit(self.parameters, index)
-            center(part, lowest, bias)
-            coefficients += end - first
-            # Of a segment with many spare bits the lowest 62 tell as much as all.
-            bits = min(lowest, 62)
-            noise = field_of(part, lowest - bits, bits).astype(np.float64) - 2.0 ** (bits - 1)
-            energy += float(np.square(noise * 2.0 ** (lowest - bits)).sum())
-        expected = coefficients * count * self.parameters.noise_variance
-        if energy > energy_factor(coefficients) * expected:
-            raise WrongSecret("it leaves more noise than honest uploads have")
-
-    # --- Both --------------------------------------------------------------------------------------------------------
-
-    def _blocks(self, first: int = 0, end: int | None = None) -> list[tuple[int, int]]:
+    def blocks(self, first: int = 0, end: int | None = None) -> list[tuple[int, int]]:
         """Return runs of the polynomials of some coefficients, from the first of one on: the first, and how many."""
         degree = self.parameters.degree
         last = -(-(self.parameters.coefficients if end is None else end) // degree)
         starts = range(first // degree, last, POLYNOMIALS_AT_ONCE)
         return [(start, min(POLYNOMIALS_AT_ONCE, last - start)) for start in starts]
 
-    def _range(self, first: int, count: int) -> tuple[int, int]:
+    def range_of(self, first: int, count: int) -> tuple[int, int]:
+        """Return which coefficients some polynomials hold."""
         degree = self.parameters.degree
         return first * degree, min((first + count) * degree, self.parameters.coefficients)
 
@@ -261,11 +361,11 @@ class EpochRing:
         stream = bytearray(count * self._limbs * degree * _HALF_WORD_BYTES)
         counter = first * self._limbs * degree * _HALF_WORD_BYTES // _BLOCK_BYTES
         initial = modes.CTR(counter.to_bytes(_BLOCK_BYTES, "big"))
-        Cipher(algorithms.AES(self._seed), initial).encryptor().update_into(bytes(len(stream)), stream)
+        Cipher(algorithms.AES(self.seed), initial).encryptor().update_into(bytes(len(stream)), stream)
         words = np.frombuffer(stream, "<i4").reshape(count, self._limbs, degree)
         return ring_products.spectra(words >> (32 - self._limb_bits))
 
-    def _add_product(self, words: list[Word], first: int, count: int, shorts: Sequence[ring_products.Spectrum]) -> None:
+    def add_product(self, words: list[Word], first: int, count: int, shorts: Sequence[ring_products.Spectrum]) -> None:
         """Add a s for some polynomials in place, s being cut into limbs; the last one may be used in part."""
         prepared = self._prepared
         public = self._transform(first, count) if prepared is None else prepared[first : first + count]
@@ -275,38 +375,11 @@ class EpochRing:
             products = ring_products.products(public, short).view(np.uint64)
             for limb in range(self._limbs):
                 values = products[:, limb] if is_whole else products[:, limb].reshape(-1)[: words[0].size]
-                shift = limb * self._limb_bits + index * self._sum_limb_bits
+                shift = limb * self._limb_bits + index * self.sum_limb_bits
                 add_shifted(halves, values, shift, signed=True)
 
 
-class OpenedSum:
-    """The sum of values over a list, still as coefficients."""
-
-    def __init__(self, parameters: Parameters, words: list[Word]) -> None:
-        self._parameters = parameters
-        self._words = words
-
-    def vector(self, index: int, total_weight: int) -> RingVector:
-        """Return the sum of one segment modulo 2^ring_bits; a segment without bounds does not look at the weight."""
-        segment = self._parameters.segments[index]
-        if segment.bounds is not None and not 1 <= total_weight <= self._parameters.capacity_weight:
-            raise InvalidParameters(
-                f"a total weight is in 1..{self._parameters.capacity_weight}, what the fields hold; got {total_weight}"
-            )
-        return unpack(self._parameters, self._words, index, total_weight)
-
-    def vectors(self, total_weight: int) -> list[RingVector]:
-        """Return the sums of all inputs; the total weight is the number of uploads where nobody weighs."""
-        return [self.vector(index, total_weight) for index in range(self._parameters.inputs)]
-
-
-def energy_factor(coefficients: int) -> float:
-    """Return how many times its mean the noise's energy may reach: 1.5, more where few coefficients vary more.
-
-    The squares of m sub-Gaussian values exceed f times their mean with a chance below exp(-m (f - 1 - ln f) / 2).
-    """
-    due = 2 * _FAILURE_BITS * math.log(2) / coefficients
-    factor = LEAST_ENERGY
-    while factor - 1 - math.log(factor) < due:
-        factor *= 1.05
-    return factor
+@lru_cache(maxsize=2)
+def epoch_ring(parameters: Parameters, seed: bytes) -> EpochRing:
+    """Return the public polynomials of an epoch, which everybody in this process may share."""
+    return EpochRing(parameters, seed)

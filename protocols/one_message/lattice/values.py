@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Annotated, Final, NamedTuple
 
 from secagg.errors import InvalidParameters, MalformedMessage, Reason
@@ -132,3 +133,9 @@ class Run(NamedTuple):
         """Return it in pieces."""
         edges = [self.first, *range((self.piece + 1) * PIECE_COEFFICIENTS, self.end, PIECE_COEFFICIENTS), self.end]
         return tuple(self._replace(first=first, end=end) for first, end in pairwise(edges))
+
+
+def pieces_of(vector: bytes | memoryview, lengths: Sequence[int]) -> list[memoryview]:
+    """Cut a vector."""
+    view = memoryview(vector)
+    return [view[start:end] for start, end in pairwise(accumulate(lengths, initial=0))]

@@ -37,13 +37,12 @@ from secagg.errors import (
 )
 from secagg.identifiers import ClientId
 from secagg.parameters import SecurityMode
-from secagg.protocols.one_message.buffers import BufferSession, open_any_session
 from secagg.protocols.one_message.lattice.masks import EpochRing, RingSecret
 from secagg.protocols.one_message.parameters import ThresholdRule
 from secagg.protocols.one_message.plan import OneMessageSettings
-from secagg.protocols.one_message.server import Server, State
-from secagg.protocols.one_message.session import Answered, OneMessageHelpers
+from secagg.protocols.one_message.session import Answered, BufferSession, OneMessageHelpers, open_any_session
 from secagg.protocols.one_message.simulation import OneMessageSimulation
+from secagg.protocols.one_message.tally import State, Tally
 from secagg.session.roles import LateUpdate, Subject, Update
 from secagg.wire import MessageKind, message_kind
 
@@ -359,8 +358,8 @@ def test_a_full_buffer_takes_no_more() -> None:
     assert caught.value.reason is Reason.BUFFER_FULL
 
 
-def server_of(session: BufferSession, version: int = NEWEST) -> Server:
-    return session._servers[version]  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
+def server_of(session: BufferSession, version: int = NEWEST) -> Tally:
+    return session._tallies[version]  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
 
 
 def test_uploads_are_delivered_as_many_at_once_as_settings_say() -> None:

@@ -11,9 +11,8 @@ import pytest
 from secagg.contract.codewords import CodewordTable
 from secagg.errors import CapacityExceeded, InvalidParameters, Misuse, Reason
 from secagg.parameters import SecurityMode, Suite
-from secagg.protocols.one_message.client import Client
+from secagg.protocols.one_message.client import Ledger, OneMessageMember
 from secagg.protocols.one_message.configuration import Offer
-from secagg.protocols.one_message.ledger import Ledger
 from secagg.session.certificates import issue_certificate
 from secagg.session.roles import LateUpdate, Subject
 from tests.harness.one_message_sums import TASK, InsecureSum, SumSetup
@@ -25,7 +24,7 @@ def is_refused(sentence: str, *, subject: Subject | None = None, offer: Offer | 
     world = InsecureSum(SumSetup(maximum_weight=3))
     late = world.update(FIRST)
     with pytest.raises((InvalidParameters, CapacityExceeded), match=sentence):
-        world.client(FIRST).upload((offer or world.offer()).encode(), subject or world.setup.subject, late)
+        world.member(FIRST).join(subject or world.setup.subject, late).answer((offer or world.offer()).encode())
     if FIRST in world.stored:
         assert not world.stored_upload(FIRST)
 
@@ -34,7 +33,7 @@ def test_an_update_of_another_model_is_refused_before_it_is_made() -> None:
     world = InsecureSum(SumSetup(maximum_weight=3))
     late = LateUpdate(lambda: pytest.fail("it is made"), b"o" * 32)
     with pytest.raises(InvalidParameters, match="another model"):
-        world.client(FIRST).upload(world.offer().encode(), world.setup.subject, late)
+        world.member(FIRST).join(world.setup.subject, late).answer(world.offer().encode())
     assert FIRST not in world.stored
 
 
@@ -62,10 +61,10 @@ def test_a_client_has_its_own_key_and_its_own_certificate_or_neither() -> None:
     ):
         brought: dict[str, Any] = changes
         with pytest.raises(InvalidParameters, match=sentence):
-            Client(
+            OneMessageMember(
                 FIRST,
                 floors=world.floors,
-                ledger=Ledger(TASK, lambda _: None, None),
+                ledger=lambda task: Ledger(task, lambda _: None),
                 coins=world.setup.coins_of("a client"),
                 clock=world.clock,
                 **brought,

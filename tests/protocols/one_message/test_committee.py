@@ -31,7 +31,6 @@ from secagg.errors import (
 )
 from secagg.identifiers import ClientId, ServerId
 from secagg.protocols.one_message import (
-    CommitteeSession,
     Holdings,
     OneMessageHelpers,
     OneMessageMember,
@@ -39,8 +38,9 @@ from secagg.protocols.one_message import (
     open_session,
 )
 from secagg.protocols.one_message.epoch import HolderKeys
-from secagg.protocols.one_message.messages import NoHolder, UploadList
+from secagg.protocols.one_message.messages import NoHolder
 from secagg.protocols.one_message.parameters import ThresholdRule
+from secagg.protocols.one_message.requests import UploadList
 from secagg.session.roles import Released, ServerSession, Turnout
 from tests.harness.one_message_sums import InsecureSum, SumSetup
 
@@ -69,7 +69,7 @@ class Committee:
         return Holdings(self.folder / str(position), key, self.world.floors, self.world.clock, SystemCoins())
 
     def member(self, client: ClientId) -> OneMessageMember:
-        return OneMessageMember(client, self.world.client_of(client), self.holdings(client).open)
+        return self.world.member(client, holding=self.holdings(client).open)
 
     def answer(self, client: ClientId, message: bytes) -> bytes:
         joined = self.member(client).join(
@@ -91,9 +91,7 @@ class Committee:
         settings = OneMessageSettings(capacity=self.setup.capacity, minimum_cohort=self.setup.minimum_cohort)
         invited = frozenset(self.setup.clients)
         helpers = OneMessageHelpers(record=self.world.record, keys=self.keys, coins=SystemCoins())
-        if self.keys:
-            return open_session(self.setup.subject, settings, invited, helpers)
-        return CommitteeSession(self.setup.subject, settings, invited, helpers, self.publish)
+        return open_session(self.setup.subject, settings, invited, helpers, self.publish)
 
     def publish(self, keys: tuple[bytes, ...]) -> None:
         self.keys = keys
@@ -166,8 +164,10 @@ def test_a_round_that_was_not_begun_is_not_answered_for(committee: Committee) ->
     committee.begin_round(2)
     later = committee.open()
     for client in committee.setup.clients[:3]:
-        made = committee.world.client(client).upload(
-            later.invitation, committee.setup.subject, committee.world.update(client)
+        made = (
+            committee.world.member(client)
+            .join(committee.setup.subject, committee.world.update(client))
+            .answer(later.invitation)
         )
         later.receive(client, made)
     later.close_stage()
@@ -251,9 +251,9 @@ def test_keys_of_another_holder_are_not_taken(committee: Committee) -> None:
     session.receive(first, keys)
     again = replace(HolderKeys.decode(keys), nonce=bytes(32))
     signature = record.sign(committee.world.holder_keys[0], Label.ONE_MESSAGE_HOLDER_KEYS, *again.parts)
-    with pytest.raises(PeerMisbehaved, match="publishes two keys"):
+    with pytest.raises(PeerMisbehaved, match="sent a second answer"):
         session.receive(first, replace(again, signature=signature).encode())
-    assert len(session.faults) == 8
+    assert len(session.faults) == 7, "one for each name and reason"
 
 
 def test_nobody_says_in_another_clients_name_that_it_holds_nothing(committee: Committee) -> None:
@@ -291,6 +291,15 @@ def test_other_files_in_the_folder_of_what_is_held_do_not_matter(committee: Comm
     (committee.folder / "0" / "notes-of mine").touch()
     (committee.folder / "0" / ".DS_Store").touch()
     committee.carry(committee.open())
+
+
+def test_as_many_answers_as_holders_are_not_the_keys_of_all(committee: Committee) -> None:
+    session, (*others, missing, last) = committee.open(), committee.setup.clients
+    for client in (*others, last):
+        session.receive(client, committee.answer(client, session.invitation))
+    assert session.turnout is Turnout.TOO_FEW
+    with pytest.raises(ThresholdNotMet, match=rf"missing: holder/{HOLDERS - 1} \({missing}\)"):
+        session.close_stage()
 
 
 def test_the_turnout_of_the_keys_waits_for_all_holders(committee: Committee) -> None:
@@ -381,17 +390,20 @@ def test_who_left_or_is_not_invited_publishes_nothing_and_is_asked_nothing(commi
     for client, message in ((stranger, keys_of(committee, 0)), (gone, keys_of(committee, 1))):
         with pytest.raises(PeerMisbehaved, match="is not invited, or has left") as caught:
             session.receive(client, message)
-        assert (caught.value.reason, caught.value.culprits) == (Reason.NOT_ELIGIBLE, frozenset({client}))
+        # Nothing of it was verified, so its carrier is named as well.
+        assert (caught.value.reason, caught.value.culprits) == (Reason.NOT_ELIGIBLE, {client, ServerId()})
     session.abort()
-    with pytest.raises(UnexpectedMessage, match="the session is over"):
+    with pytest.raises(UnexpectedMessage, match="the last stage is closed"):
         session.receive(committee.setup.clients[0], keys_of(committee, 0))
-    assert len(session.faults) == 2
+    assert not session.faults, "a stranger leaves no state"
 
 
 def test_a_holder_does_not_say_that_it_holds_nothing(committee: Committee) -> None:
     session, client = committee.open(), committee.setup.clients[0]
     with pytest.raises(PeerMisbehaved, match="publishes no keys") as caught:
-        session.receive(client, committee.world.client(client).holds_nothing(committee.world.record))
+        session.receive(
+            client, committee.world.member(client).join(committee.setup.subject).answer(committee.world.record.encode())
+        )
     assert (caught.value.reason, caught.value.culprits) == (Reason.NOT_ELIGIBLE, frozenset({client}))
 
 

@@ -12,12 +12,12 @@ from secagg.crypto.ring import RingVector
 from secagg.crypto.secret import Secret
 from secagg.errors import AuthenticationFailed, MalformedMessage
 from secagg.identifiers import ClientId
-from secagg.protocols.one_message.cut import LocalSum, OneMessageCut, pieces_of
 from secagg.protocols.one_message.lattice.masks import EpochRing
-from secagg.protocols.one_message.lattice.values import PIECE_COEFFICIENTS, Values
+from secagg.protocols.one_message.lattice.opening import Accumulator, LocalSum, OneMessageCut, Opening
+from secagg.protocols.one_message.lattice.values import PIECE_COEFFICIENTS, Values, pieces_of
 from secagg.protocols.one_message.messages import Upload
 from secagg.protocols.one_message.plan import choose_committee, plan
-from secagg.protocols.one_message.server import Server
+from secagg.protocols.one_message.tally import Tally
 from secagg.simulation.insecure_coins import InsecureSeededCoins
 from tests.adversaries.test_one_message_dealers import signed_again
 from tests.harness.one_message_sums import COINS, InsecureSum, SumSetup
@@ -50,14 +50,16 @@ def test_pieces_are_added_and_opened_as_the_whole_is(uploads: list[tuple[bytes, 
     cut, ring = cut_of(), EpochRing(PARAMETERS, SEED)
     assert len(cut.lengths) == 2
     assert sum(cut.lengths) == PARAMETERS.upload_bytes
-    whole, local = ring.accumulator(), LocalSum(cut)
+    whole, local = Accumulator(ring.parameters), LocalSum(cut)
     for vector, _ in uploads:
         whole.add(vector)
         local.add(ClientId(1), vector)
     secret = np.sum([each for _, each in uploads], axis=0).astype(np.int32)
     words = local.open(secret)
-    assert all(np.array_equal(one, other) for one, other in zip(words, ring.unmasked(whole, secret), strict=True))
-    opened = ring.opened(words, len(uploads))
+    assert all(
+        np.array_equal(one, other) for one, other in zip(words, Opening(ring).unmasked(whole, secret), strict=True)
+    )
+    opened = Opening(ring).opened(words, len(uploads))
     assert opened.vector(0, 3).tolist() == [6] * (PIECE_COEFFICIENTS + 4)
     assert opened.vector(1, 3).tolist() == [3] * 11
 
@@ -73,17 +75,17 @@ def world() -> InsecureSum:
 def test_a_signed_vector_that_does_not_decode_is_not_taken(world: InsecureSum) -> None:
     """The server judges each piece when it comes; holders see a digest of the vector alone."""
     offer, client = world.offer(), world.setup.clients[0]
-    server, upload = Server(offer, world.setup.sum_id, COINS), Upload.decode(world.upload(client, offer))
+    server, upload = Tally(offer, world.setup.sum_id, COINS), Upload.decode(world.upload(client, offer))
     vector = upload.vector[:-1] + b"\xff"
     with pytest.raises(MalformedMessage, match="must be zero") as refused:
         server.receive_upload(client, signed_again(world, offer, client, replace(upload, vector=vector)))
     assert refused.value.culprits == {client}
-    assert server.taken == frozenset()
+    assert not server.taken
 
 
 def test_a_vector_that_is_not_the_signed_one_is_not_taken(world: InsecureSum) -> None:
     offer, client = world.offer(), world.setup.clients[0]
-    cut, server = offer.agree().cut, Server(offer, world.setup.sum_id, COINS)
+    cut, server = OneMessageCut.of(offer.agree()), Tally(offer, world.setup.sum_id, COINS)
     upload = Upload.decode(world.upload(client, offer))
     first, second = map(bytes, pieces_of(upload.vector, cut.lengths))
     for vector in (bytes([first[0] ^ 1]) + first[1:] + second, first + second[:-1] + bytes([second[-1] ^ 1])):
@@ -93,4 +95,4 @@ def test_a_vector_that_is_not_the_signed_one_is_not_taken(world: InsecureSum) ->
         server.receive_upload(client, replace(upload, pieces=upload.pieces[::-1]).encode())
     with pytest.raises(MalformedMessage):
         server.receive_upload(client, replace(upload, pieces=upload.pieces[:1]).encode())
-    assert server.taken == frozenset()
+    assert not server.taken

@@ -14,11 +14,12 @@ from secagg.errors import InvalidParameters, PeerMisbehaved, Reason
 from secagg.identifiers import ServerId
 from secagg.parameters import SecurityMode
 from secagg.privacy.client_noise import NO_NOISE, NoiseSettings
-from secagg.protocols.one_message.configuration import masked_values, noise_of
+from secagg.protocols.one_message.configuration import noise_of
 from secagg.protocols.one_message.epoch import NO_KEY
 from secagg.protocols.one_message.floors import Floors
-from secagg.protocols.one_message.messages import CertifiedList, HolderSignature, require_certificate
 from secagg.protocols.one_message.parameters import Parameters, ThresholdRule
+from secagg.protocols.one_message.plan import masked_values
+from secagg.protocols.one_message.requests import CertifiedList, HolderSignature, require_certificate
 from secagg.protocols.one_message.sharing import Dealing, deal
 from tests.harness.one_message_sums import SMALL_LAYOUT, InsecureSum, SumSetup
 

@@ -12,17 +12,14 @@ from hypothesis import strategies as st
 from secagg.errors import InvalidParameters, MalformedMessage, PeerError, Reason
 from secagg.fields import CLIENT, At, Field, Message, fixed, repeated, table_of, unsigned, variable
 from secagg.identifiers import ClientId
+from secagg.protocols.one_message.client import ClientRecord
 from secagg.protocols.one_message.configuration import Offer
 from secagg.protocols.one_message.epoch import EpochRecord, HolderKeys
 from secagg.protocols.one_message.journal import Entry, Event, HolderSecret, JournalHead
-from secagg.protocols.one_message.ledger import ClientRecord
-from secagg.protocols.one_message.messages import (
-    MESSAGES,
-    NoHolder,
-    Upload,
-)
+from secagg.protocols.one_message.messages import NoHolder, Upload
 from secagg.protocols.one_message.parameters import ThresholdRule
-from secagg.protocols.one_message.server import Server
+from secagg.protocols.one_message.requests import MESSAGES
+from secagg.protocols.one_message.tally import Tally
 from secagg.wire import Reader, Writer, message_kind
 from tests.harness.one_message_sums import COINS, InsecureSum, SumSetup
 
@@ -45,11 +42,11 @@ def sent() -> dict[type[Message], bytes]:
     by_kind = {declared.kind: declared for declared in kinds}
     more = [*signing.values(), *certified.values(), world.holders[0].respond(signing[0]), server.offer]
     more += [world.holders[0].respond(certified[0]), world.record.encode(), world.holders[0].keys, *server.receipts[0]]
-    late = Server(world.offer(), world.setup.sum_id, COINS)
+    late = Tally(world.offer(), world.setup.sum_id, COINS)
     late.receive_upload(client, world.stored_upload(client))
     for message in (*more, late.deliver()[0]):
         found[by_kind[message_kind(message)]] = message
-    found[NoHolder] = world.client(client).holds_nothing(world.record)
+    found[NoHolder] = world.member(client).join(world.setup.subject).answer(world.record.encode())
     found[Entry] = Entry(event=Event.LISTED, parts=(b"a list", b"a reply")).encode()
     found[HolderSecret] = HolderSecret(record=b"r" * 32, boot_id=b"boot", root=b"s" * 32, nonce=b"n" * 32).encode()
     found[JournalHead] = JournalHead(number=2, made=1 << 60, length=9, chain=b"c" * 32, first=b"a record").encode()

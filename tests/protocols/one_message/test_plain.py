@@ -7,8 +7,8 @@ import pytest
 
 from secagg.contract import Layout, RingSegment
 from secagg.parameters import SecurityMode
-from secagg.protocols.one_message.messages import Answer
 from secagg.protocols.one_message.parameters import ThresholdRule
+from secagg.protocols.one_message.requests import Answer
 from tests.harness.one_message_sums import InsecureSum, SumSetup
 from tests.protocols.one_message.plain import plain_one_message as plain
 

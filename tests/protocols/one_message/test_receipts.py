@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from secagg.identifiers import ClientId, HolderId
-from secagg.protocols.one_message.messages import Verdict
-from secagg.protocols.one_message.receipts import LEAST_REFUSALS, REFUSAL_SHARE, Receipts
+from secagg.protocols.one_message.requests import Verdict
+from secagg.protocols.one_message.tally import LEAST_REFUSALS, REFUSAL_SHARE, Receipts
 
 YES, OFF, FORGED = Verdict.ACCEPTED, Verdict.OFF_POLYNOMIAL, Verdict.NOT_AUTHENTIC
 HOLDERS = 5

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from math import comb
 from types import SimpleNamespace
 from typing import cast
 
@@ -12,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from secagg.protocols.one_message.parameters import FIELD, Parameters, ThresholdRule
-from secagg.protocols.one_message.recovery import recovered
+from secagg.protocols.one_message.recovery import MOST_SUBSETS, recovered
 from secagg.protocols.one_message.sharing import WORD, holder_point, multiply, slot_points, transfer_matrix
 from tests.harness.one_message_sums import COINS, InsecureSum, SumSetup, recover
 
@@ -62,6 +63,26 @@ def test_as_many_liars_as_can_be_told_are_found_and_one_more_are_not(parameters:
 def test_a_liar_that_is_right_in_other_columns_is_found_by_the_one_that_is_wrong(parameters: Parameters) -> None:
     answers = {place: answer(parameters, 5, wrong=int(place == 3)) for place in range(7)}
     assert recover(parameters, answers).suspects == frozenset({3})
+
+
+def test_liars_in_columns_of_their_own_are_found_where_there_are_too_many_sets_to_leave_out() -> None:
+    """One combination of all columns finds them; a column alone would show one of them."""
+    count, threshold, liars = 40, 20, range(0, 24, 3)
+    assert comb(count, len(liars)) > MOST_SUBSETS
+    parameters = SimpleNamespace(
+        threshold=threshold, corrupted=len(liars), packing=1, secret_columns=COLUMNS, degree=COLUMNS
+    )
+    generator = np.random.default_rng(1)
+    short = generator.integers(-LARGEST, LARGEST + 1, (1, COLUMNS))
+    values = np.concatenate([short % FIELD, generator.integers(0, FIELD, (threshold - 1, COLUMNS))])
+    sources = (*slot_points(1), *map(holder_point, range(threshold - 1)))
+    words = multiply(transfer_matrix(sources, tuple(map(holder_point, range(count)))), values)
+    for index, liar in enumerate(liars):
+        words[liar, index] += 1
+    answers = {position: (row % FIELD).astype(WORD).tobytes() for position, row in enumerate(words)}
+    found = next(recovered(cast("Parameters", parameters), answers, LARGEST, COINS))
+    assert np.array_equal(found.sum_secret, short[0])
+    assert (found.suspects, found.is_proven) == (frozenset(liars), True)
 
 
 @given(data=st.data(), corrupted=st.integers(1, 3), spare=st.integers(0, 6), rank=st.integers(0, 3))

@@ -20,25 +20,24 @@ from secagg.errors import (
 )
 from secagg.identifiers import HolderId
 from secagg.parameters import SecurityMode
-from secagg.protocols.one_message.cut import LocalSum, OneMessageCut
-from secagg.protocols.one_message.lattice.masks import OpenedSum, SumOfSecrets, WrongSecret
-from secagg.protocols.one_message.lattice.packing import Word
-from secagg.protocols.one_message.messages import Judged, Receipt, Verdict
+from secagg.protocols.one_message.lattice.masks import Word
+from secagg.protocols.one_message.lattice.opening import LocalSum, OneMessageCut, OpenedSum, SumOfSecrets, WrongSecret
 from secagg.protocols.one_message.parameters import FIELD, ThresholdRule
 from secagg.protocols.one_message.recovery import Recovered, recovered
-from secagg.protocols.one_message.server import Server, State
+from secagg.protocols.one_message.requests import Judged, Receipt, Verdict
+from secagg.protocols.one_message.tally import State, Tally
 from tests.harness.one_message_sums import COINS, SUM_ID, InsecureSum, SumSetup
 
 
 @pytest.mark.parametrize("name", [b"", bytes(16), SUM_ID + b"x", SUM_ID[1:]])
 def test_a_sum_has_a_name(name: bytes) -> None:
     with pytest.raises(InvalidParameters, match="a sum is named by 16 bytes"):
-        Server(InsecureSum().offer(), name, COINS)
+        Tally(InsecureSum().offer(), name, COINS)
 
 
 def test_an_upload_that_comes_again_is_delivered_once() -> None:
     world = InsecureSum()
-    client, server = world.setup.clients[0], Server(world.offer(), SUM_ID, COINS)
+    client, server = world.setup.clients[0], Tally(world.offer(), SUM_ID, COINS)
     upload = world.upload(client)
     world.ask(server, server.introduce())
     server.receive_upload(client, upload)
@@ -66,7 +65,7 @@ def test_nothing_is_collected_once_the_list_is_fixed() -> None:
 
 def test_a_holder_that_judges_no_delivery_is_lost() -> None:
     world = InsecureSum()
-    client, server = world.setup.clients[0], Server(world.offer(), SUM_ID, COINS)
+    client, server = world.setup.clients[0], Tally(world.offer(), SUM_ID, COINS)
     world.ask(server, server.introduce())
     server.receive_upload(client, world.upload(client))
     requests = server.deliver()
@@ -78,7 +77,7 @@ def test_a_holder_that_judges_no_delivery_is_lost() -> None:
 
 def test_too_few_holders_open_nothing() -> None:
     world = InsecureSum()
-    server = Server(world.offer(), SUM_ID, COINS)
+    server = Tally(world.offer(), SUM_ID, COINS)
     server.require_holders()
     for position in range(4):
         server.lose(position)
@@ -154,7 +153,7 @@ def test_a_sum_that_is_given_up_has_ended_and_keeps_nothing() -> None:
     for _ in range(2):
         server.end()
         assert server.state is State.ENDED
-        kept = (server._pending, server._delivered, server._answers)  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]
+        kept = (server._pending, server._delivered, server._said)  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]
         assert not any(kept)
 
 
@@ -176,7 +175,7 @@ def test_a_list_is_fixed_when_nothing_waits_and_nothing_is_on_its_way() -> None:
 
 def test_a_holder_that_was_lost_says_nothing_more() -> None:
     world = InsecureSum()
-    server = Server(world.offer(), SUM_ID, COINS)
+    server = Tally(world.offer(), SUM_ID, COINS)
     receipt = world.holders[0].respond(server.introduce()[0])
     server.lose(0)
     with pytest.raises(PeerMisbehaved) as caught:
@@ -188,7 +187,7 @@ def test_a_holder_that_was_lost_says_nothing_more() -> None:
 def test_a_receipt_is_for_the_uploads_that_were_delivered(verdict: Verdict) -> None:
     """A share that does not open says nothing of its upload, so that verdict alone may name another."""
     world = InsecureSum(SumSetup(mode=SecurityMode.SEMI_HONEST))
-    client, server = world.setup.clients[0], Server(world.offer(), SUM_ID, COINS)
+    client, server = world.setup.clients[0], Tally(world.offer(), SUM_ID, COINS)
     world.ask(server, server.introduce())
     server.receive_upload(client, world.upload(client))
     said = Receipt.decode(world.holders[0].respond(server.deliver()[0]))
@@ -250,14 +249,14 @@ class CountedSum(LocalSum):
         super().end()
 
 
-def counted(world: InsecureSum) -> tuple[Server, CountedSum]:
+def counted(world: InsecureSum) -> tuple[Tally, CountedSum]:
     made = list[CountedSum]()
 
     def adding(cut: OneMessageCut) -> CountedSum:
         made.append(CountedSum(cut))
         return made[-1]
 
-    server = Server(world.offer(), SUM_ID, COINS)
+    server = Tally(world.offer(), SUM_ID, COINS)
     server.add_through(adding)
     world.ask(server, server.introduce())
     for client in world.setup.clients:
@@ -290,7 +289,7 @@ def test_a_secret_that_no_clients_have_costs_no_look_at_the_uploads(monkeypatch:
             yield replace(found, sum_secret=found.sum_secret + (FIELD // 2))
 
     with monkeypatch.context() as patched:
-        patched.setattr("secagg.protocols.one_message.server.recovered", far_off)
+        patched.setattr("secagg.protocols.one_message.tally.recovered", far_off)
         with pytest.raises(WrongSecret, match="an entry is too large"):
             server.open()
     assert not adder.calls

@@ -13,12 +13,11 @@ from secagg.identifiers import ClientId, ServerId
 from secagg.parameters import SecurityMode
 from secagg.protocols.one_message.epoch import EpochRecord
 from secagg.protocols.one_message.holder import Holder
-from secagg.protocols.one_message.member import OneMessageMember
 from secagg.protocols.one_message.parameters import ThresholdRule
 from secagg.protocols.one_message.plan import OneMessageSettings
 from secagg.protocols.one_message.session import (
     OneMessageHelpers,
-    OneMessageServerSession,
+    Server,
     open_session,
 )
 from secagg.session.roles import ClientSession, Turnout
@@ -62,7 +61,7 @@ def settings_of(setup: SumSetup) -> OneMessageSettings:
     )
 
 
-def opened(world: InsecureSum, standing: Standing | None) -> OneMessageServerSession:
+def opened(world: InsecureSum, standing: Standing | None) -> Server:
     setup = world.setup
     helpers = OneMessageHelpers(
         record=world.record,
@@ -73,9 +72,7 @@ def opened(world: InsecureSum, standing: Standing | None) -> OneMessageServerSes
     return open_session(setup.subject, settings_of(setup), frozenset(setup.clients), helpers)
 
 
-def carry(
-    session: OneMessageServerSession, clients: Mapping[ClientId, ClientSession], gone: Mapping[str, set[int]]
-) -> None:
+def carry(session: Server, clients: Mapping[ClientId, ClientSession], gone: Mapping[str, set[int]]) -> None:
     """Carry every stage out; ``gone`` has the positions of the clients that are lost in a stage."""
     order = list(clients)
     while (stage := session.stage) is not None:
@@ -96,7 +93,7 @@ def held(holder: Holder | None) -> Callable[[EpochRecord, bytes], AbstractContex
 def members(world: InsecureSum, *, hold: bool) -> dict[ClientId, ClientSession]:
     found = dict[ClientId, ClientSession]()
     for position, client in enumerate(world.setup.clients):
-        member = OneMessageMember(client, world.client_of(client), held(world.holders.get(position) if hold else None))
+        member = world.member(client, holding=held(world.holders.get(position) if hold else None))
         found[client] = member.join(world.setup.subject, world.update(client))
     return found
 
@@ -171,7 +168,7 @@ def test_the_settings_count_the_turnout() -> None:
     session = opened(world, Standing(world))
     clients = members(world, hold=False)
     assert (session.turnout, session.awaited) == (Turnout.TOO_FEW, frozenset(clients))
-    with pytest.raises(ThresholdNotMet, match="3 uploads are needed and 0"):
+    with pytest.raises(ThresholdNotMet, match=r"3 answers \(upload\) are needed and 0"):
         opened(world, Standing(world)).close_stage()
     for number, (client, one) in enumerate(clients.items(), start=1):
         upload = one.answer(session.invitation)
@@ -202,14 +199,14 @@ def test_messages_that_are_not_due(mode: SecurityMode) -> None:
 
 def test_a_client_on_the_committee_goes_on_as_a_holder() -> None:
     world = committee(SumSetup(population=5))
-    member = OneMessageMember(world.setup.clients[0], world.client_of(world.setup.clients[0]), held(world.holders[0]))
+    member = world.member(world.setup.clients[0], holding=held(world.holders[0]))
     joined = member.join(world.setup.subject, world.update(member.client))
     joined.answer(opened(world, None).invitation)
     mark = joined.suspend()
     assert mark is not None
     resumed = member.join(world.setup.subject, None, mark)
     assert message_kind(resumed.answer(world.record.encode())) is MessageKind.ONE_MESSAGE_HOLDER_KEYS
-    plain = OneMessageMember(world.setup.clients[1], world.client_of(world.setup.clients[1])).join(world.setup.subject)
+    plain = world.member(world.setup.clients[1]).join(world.setup.subject)
     assert plain.suspend() is None
 
 

@@ -10,22 +10,21 @@ from hypothesis import strategies as st
 
 from secagg.crypto.secret import Secret
 from secagg.errors import InvalidParameters, MalformedMessage, Misuse, PeerMisbehaved, Reason, ThresholdNotMet
+from secagg.protocols.one_message.holder import HeldShare, ShareSum, open_share
 from secagg.protocols.one_message.lattice.gaussian import Sampler
-from secagg.protocols.one_message.lattice.masks import RingSecret, SumOfSecrets
+from secagg.protocols.one_message.lattice.masks import RingSecret
+from secagg.protocols.one_message.lattice.opening import SumOfSecrets
 from secagg.protocols.one_message.lattice.values import Values
 from secagg.protocols.one_message.parameters import CHECK_WORDS, FIELD, Parameters, ThresholdRule
 from secagg.protocols.one_message.plan import choose_committee, plan
 from secagg.protocols.one_message.recovery import require_answer
 from secagg.protocols.one_message.sharing import (
     Dealing,
-    HeldShare,
-    ShareSum,
     deal,
     decode_words,
     expand_words,
     holder_point,
     interpolation_matrix,
-    open_share,
     power_matrix,
     slot_points,
 )

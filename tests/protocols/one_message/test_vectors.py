@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from secagg.errors import Reason, SecAggError
-from secagg.protocols.one_message.messages import Receipt, Verdict
+from secagg.protocols.one_message.requests import Receipt, Verdict
 from tests.protocols.one_message.plain import plain_one_message as plain
 from tests.protocols.one_message.plain import plain_replies
 from tests.vectors import generate, generate_one_message

@@ -1,4 +1,4 @@
-"""The server of one sum: a state machine between clients, who speak once, and holders, who answer requests.
+"""One sum as its server holds it: a state machine between clients, who speak once, and holders, who answer requests.
 
 It adds an upload only after the holders' receipts for it, and keeps none after that: its memory is that of one sum and
 of the uploads whose receipts are due.
@@ -6,8 +6,8 @@ of the uploads whose receipts are due.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Final
 
@@ -33,9 +33,21 @@ from secagg.identifiers import ClientId, HolderId
 from secagg.wire import MessageKind, message_kind
 
 from .configuration import NO_SUM, SUM_ID_BYTES, Offer
-from .cut import Adder, LocalSum, OneMessageCut, epoch_ring
-from .lattice.masks import OpenedSum, SumOfSecrets, WrongSecret, largest_entry
-from .messages import (
+from .lattice.masks import epoch_ring
+from .lattice.opening import (
+    Adder,
+    LocalSum,
+    OneMessageCut,
+    OpenedSum,
+    Opening,
+    SumOfSecrets,
+    WrongSecret,
+    largest_entry,
+)
+from .messages import Upload
+from .parameters import ThresholdRule
+from .recovery import recovered, require_answer
+from .requests import (
     Answer,
     CertifiedList,
     DeliveredShare,
@@ -44,14 +56,10 @@ from .messages import (
     Listed,
     ListSignature,
     Receipt,
-    Upload,
     UploadList,
     Verdict,
     verify_upload,
 )
-from .parameters import ThresholdRule
-from .receipts import Pending, Receipts, who_is_away
-from .recovery import recovered, require_answer
 
 
 class State(StrEnum):
@@ -78,6 +86,119 @@ TRANSITIONS: Final[Mapping[State, tuple[frozenset[MessageKind], frozenset[State]
 """For each state the messages that it takes, and the states that follow it."""
 
 
+HolderSaid = Receipt | ListSignature | Answer
+
+
+# --- Receipts ---------------------------------------------------------------------------------------------------------
+
+
+LEAST_REFUSALS: Final = 2
+
+REFUSAL_SHARE: Final = 8
+"""A holder refuses one in so many uploads alone, or ``LEAST_REFUSALS``, before it counts as absent."""
+
+
+Verdicts = Mapping[int, Verdict]
+"""What the holders that are present say of one upload, by their positions."""
+
+
+@dataclass(slots=True)
+class Pending:
+    """An upload whose receipts are due."""
+
+    kept: bytes
+    """What the adder is given: the vector, where it lies nowhere else."""
+    digest: bytes
+    shares: tuple[DeliveredShare, ...]
+    verdicts: dict[int, Verdict] = field(default_factory=dict[int, Verdict])
+
+
+@dataclass(slots=True)
+class Receipts:
+    """What follows from the holders' receipts: whose upload counts, who is to blame, which holder refuses too much.
+
+    A refusal is a holder's word. It can frame a client or empty a cohort, so more than ``corrupted`` of them make a
+    client bad, fewer leave it out and name nobody alone, and a holder that refuses more than a share counts as absent.
+    The share is never below the number of clients that may be bad, or these would have an honest holder put out by
+    dealing badly to it alone.
+    """
+
+    corrupted: int
+    """The most holders that lie."""
+    corrupted_clients: int
+    """The most clients that deal badly: a holder that alone refuses more of them lies."""
+    delivered: int = 0
+    absent: set[int] = field(default_factory=set[int])
+    refused: dict[int, int] = field(default_factory=dict[int, int])
+
+    def settle(
+        self, uploads: Mapping[ClientId, Verdicts]
+    ) -> tuple[dict[ClientId, PeerMisbehaved], list[PeerMisbehaved]]:
+        """Judge a batch: return who is left out and why, and what holders did wrong; the others count."""
+        faults = list[PeerMisbehaved]()
+        self.delivered += len(uploads)
+        for position in sorted({holder for verdicts in uploads.values() for holder in verdicts} - self.absent):
+            said = [self._present(verdicts) for verdicts in uploads.values() if position in verdicts]
+            if any(verdicts[position] is Verdict.NOT_AUTHENTIC for verdicts in said):
+                faults.append(_lost(position, "says of an upload that verifies that it does not"))
+                self.absent.add(position)
+                continue
+            alone = sum(
+                verdicts[position] is not Verdict.ACCEPTED and len(_refusing(verdicts)) <= self.corrupted
+                for verdicts in said
+            )
+            self.refused[position] = self.refused.get(position, 0) + alone
+            if self.refused[position] > max(LEAST_REFUSALS, self.corrupted_clients, self.delivered // REFUSAL_SHARE):
+                count = f"{self.refused[position]} uploads, and {self.corrupted_clients} clients may be bad"
+                faults.append(_lost(position, f"alone refused {count}"))
+                self.absent.add(position)
+        left_out = dict[ClientId, PeerMisbehaved]()
+        for client, verdicts in uploads.items():
+            if refusing := _refusing(self._present(verdicts)):
+                left_out[client] = self._left_out(client, refusing)
+        return left_out, faults
+
+    def _present(self, verdicts: Verdicts) -> Verdicts:
+        return {position: verdict for position, verdict in verdicts.items() if position not in self.absent}
+
+    def _left_out(self, client: ClientId, refusing: frozenset[int]) -> PeerMisbehaved:
+        holders = frozenset(HolderId(position) for position in refusing)
+        if len(refusing) > self.corrupted:
+            return PeerMisbehaved(
+                f"{client} dealt shares that {len(refusing)} holders refuse, more than can lie",
+                reason=Reason.SHARE_OUT_OF_RANGE,
+                culprits={client},
+            )
+        return PeerMisbehaved(
+            f"{client} dealt badly, or {', '.join(map(str, sorted(holders)))} say so and lie",
+            reason=Reason.SHARE_OUT_OF_RANGE,
+            culprits={client, *holders},
+        )
+
+
+def who_is_away(count: int, there: Collection[int], refusals: Mapping[int, str]) -> str:
+    """Say which of so many holders are not there: with what they said those that refused, and the others by name."""
+    away = [position for position in range(count) if position not in there]
+    said = [f"{HolderId(position)} refused: {refusals[position]}" for position in away if position in refusals]
+    missing = ", ".join(str(HolderId(position)) for position in away if position not in refusals)
+    return "; ".join([*said, f"missing: {missing}"] if missing else said)
+
+
+def _refusing(verdicts: Verdicts) -> frozenset[int]:
+    return frozenset(position for position, verdict in verdicts.items() if verdict is not Verdict.ACCEPTED)
+
+
+def _lost(position: int, what: str) -> PeerMisbehaved:
+    return PeerMisbehaved(
+        f"{HolderId(position)} {what}, and counts as absent",
+        reason=Reason.SHARE_OUT_OF_RANGE,
+        culprits={HolderId(position)},
+    )
+
+
+# --- One sum ----------------------------------------------------------------------------------------------------------
+
+
 @dataclass(frozen=True, slots=True)
 class Opened:
     """A sum, and who is in it."""
@@ -95,8 +216,8 @@ class CheckedUpload:
     shares: tuple[DeliveredShare, ...]
 
 
-class Server(Confined):
-    """One sum. Who carries its messages is another's business: holders stand, or are clients themselves."""
+class Tally(Confined):
+    """One sum. Who carries its messages is a session's business: holders stand, or are clients themselves."""
 
     def __init__(self, offer: Offer, sum_id: bytes, coins: Coins) -> None:
         """Begin.
@@ -110,12 +231,12 @@ class Server(Confined):
         if len(sum_id) != SUM_ID_BYTES or sum_id == NO_SUM or offer.terms.sum_id not in (NO_SUM, sum_id):
             raise InvalidParameters(f"a sum is named by {SUM_ID_BYTES} bytes that are not all zero, as in its terms")
         self._sum_id, self._coins, self.state = sum_id, coins, State.COLLECTING
-        self._ring = epoch_ring(self.agreement.parameters, self.agreement.epoch.seed)
-        self._adder: Adder = LocalSum(self.agreement.cut)
+        self._opening = Opening(epoch_ring(self.agreement.parameters, self.agreement.epoch.seed))
+        self._adder: Adder = LocalSum(OneMessageCut.of(self.agreement))
         self._receipts = Receipts(self.agreement.record.corrupted, offer.configuration.corrupted_clients)
         self._taken, self._listed = dict[ClientId, bytes](), dict[ClientId, bytes]()
         self._pending, self._delivered = dict[ClientId, Pending](), dict[ClientId, Pending]()
-        self._said, self._answers = dict[tuple[State, int], bytes](), dict[int, Answer]()
+        self._said = dict[tuple[State, int], HolderSaid]()
         self._liars = frozenset[int]()
         self._list: UploadList | None = None
         self.left_out, self.faults, self.refusals = dict[ClientId, PeerError](), list[PeerError](), dict[int, str]()
@@ -131,7 +252,7 @@ class Server(Confined):
         """
         if self._taken:
             raise Misuse("who adds is said before the first upload")
-        self._adder = adding(self.agreement.cut)
+        self._adder = adding(OneMessageCut.of(self.agreement))
         for upload in self._adder.uploads():
             sender = upload.header.client
             self._take(upload, b"", *verify_upload(self.agreement, self.terms, sender, upload, is_kept=True))
@@ -142,9 +263,9 @@ class Server(Confined):
     # --- Uploads and their receipts -----------------------------------------------------------------------------------
 
     @property
-    def taken(self) -> frozenset[ClientId]:
-        """Whose uploads were taken, whether or not they are counted."""
-        return frozenset(self._taken)
+    def taken(self) -> Mapping[ClientId, bytes]:
+        """The digests of all uploads that were taken, whether or not they are counted."""
+        return self._taken
 
     @property
     def listed(self) -> frozenset[ClientId]:
@@ -187,8 +308,7 @@ class Server(Confined):
             PeerMisbehaved: it is a second one, or the list is full.
         """
         upload = checked.upload
-        known = checked.digest + upload.signature  # One may sign in many ways.
-        if self._taken.get(sender, known) != known:
+        if self._taken.get(sender, checked.digest) != checked.digest:
             raise PeerMisbehaved(
                 f"{sender} sent a second upload; the first counts",
                 reason=Reason.ALREADY_ANSWERED,
@@ -202,7 +322,7 @@ class Server(Confined):
 
     def _take(self, upload: Upload, kept: bytes, digest: bytes, shares: tuple[DeliveredShare, ...]) -> None:
         sender = upload.header.client
-        self._taken[sender], self._pending[sender] = digest + upload.signature, Pending(kept, digest, shares)
+        self._taken[sender], self._pending[sender] = digest, Pending(kept, digest, shares)
 
     def introduce(self) -> dict[int, bytes]:
         """Return what every holder is told before its first delivery: the offer. Each answers with an empty receipt."""
@@ -211,7 +331,7 @@ class Server(Confined):
 
     def require_holders(self) -> None:
         """Refuse to go on with so few holders that no sum could be opened, naming who is missing."""
-        self._require_enough(max(self.agreement.record.threshold, self.agreement.record.quorum), self.present)
+        self._require_enough(self.present)
 
     def deliver(self) -> dict[int, bytes]:
         """Return what every present holder is sent of the uploads that wait; call ``settle`` when all have answered."""
@@ -258,32 +378,50 @@ class Server(Confined):
             PeerError: it is wrong, and was not taken.
         """
         with blaming(HolderId(position)):
-            kind = message_kind(message)
-            self._require(kind)
-            if position not in self.present:
-                raise PeerMisbehaved("the holder was lost", reason=Reason.NOT_ELIGIBLE, culprits=UNDECIDED)
-            if (said := self._said.get((self.state, position))) == message:
-                return
-            if said is not None:
-                raise PeerMisbehaved(
-                    f"{HolderId(position)} says two things", reason=Reason.ALREADY_ANSWERED, culprits=UNDECIDED
-                )
-            match kind:
-                case MessageKind.ONE_MESSAGE_RECEIPT:
-                    self._take_receipt(position, message)
-                case MessageKind.ONE_MESSAGE_LIST_SIGNATURE:
-                    signed = ListSignature.decode(message)
-                    self._require_signed(position, signed, Label.ONE_MESSAGE_SIGNED_LIST)
-                case _:
-                    answer = Answer.decode(message)
-                    self._require_signed(position, answer, Label.ONE_MESSAGE_ANSWER)
-                    require_answer(self.agreement.parameters, answer.sums)
-                    self._answers[position] = answer
-            self._said[self.state, position] = message
+            self.take(self.read(position, message))
 
-    def _take_receipt(self, position: int, message: bytes) -> None:
-        receipt = Receipt.decode(message)
-        self._require_signed(position, receipt, Label.ONE_MESSAGE_RECEIPT)
+    def read(self, position: int, message: bytes) -> HolderSaid:
+        """Verify what the holder at a position says; nothing changes.
+
+        Raises:
+            PeerError: it is of another state, holder, session, delivery or list, or is not signed.
+        """
+        said: HolderSaid
+        kind = message_kind(message)
+        self._require(kind)
+        if position not in self.present:
+            raise PeerMisbehaved("the holder was lost", reason=Reason.NOT_ELIGIBLE, culprits=UNDECIDED)
+        match kind:
+            case MessageKind.ONE_MESSAGE_RECEIPT:
+                said = Receipt.decode(message)
+                self._require_signed(position, said, Label.ONE_MESSAGE_RECEIPT)
+                self._require_delivered(said)
+            case MessageKind.ONE_MESSAGE_LIST_SIGNATURE:
+                said = ListSignature.decode(message)
+                self._require_signed(position, said, Label.ONE_MESSAGE_SIGNED_LIST)
+            case _:
+                said = Answer.decode(message)
+                self._require_signed(position, said, Label.ONE_MESSAGE_ANSWER)
+                require_answer(self.agreement.parameters, said.sums)
+        return said
+
+    def take(self, said: HolderSaid) -> None:
+        """Take what was verified.
+
+        Raises:
+            PeerMisbehaved: the holder said something else before.
+        """
+        before = self._said.setdefault((self.state, said.holder), said)
+        if before.parts != said.parts:
+            raise PeerMisbehaved(
+                f"{HolderId(said.holder)} says two things", reason=Reason.ALREADY_ANSWERED, culprits=UNDECIDED
+            )
+        if before is said and isinstance(said, Receipt):
+            for pending, one in zip(self._delivered.values(), said.judged, strict=True):
+                pending.verdicts[said.holder] = one.verdict
+            self.receipts.setdefault(said.holder, []).append(said.encode())
+
+    def _require_delivered(self, receipt: Receipt) -> None:
         due = [one.digest for one in self._delivered.values()]
         judged = [one.upload for one in receipt.judged]
         if len(judged) != len(due) or any(
@@ -291,11 +429,8 @@ class Server(Confined):
             for upload, wanted, one in zip(judged, due, receipt.judged, strict=True)
         ):
             raise PeerMisbehaved("the receipt is for another delivery", reason=Reason.WRONG_SESSION, culprits=UNDECIDED)
-        for pending, one in zip(self._delivered.values(), receipt.judged, strict=True):
-            pending.verdicts[position] = one.verdict
-        self.receipts.setdefault(position, []).append(message)
 
-    def _require_signed(self, position: int, said: Receipt | ListSignature | Answer, label: Label) -> None:
+    def _require_signed(self, position: int, said: HolderSaid, label: Label) -> None:
         if said.t0 != self.agreement.t0 or said.holder != position:
             raise PeerMisbehaved(
                 "the message is of another session or holder", reason=Reason.WRONG_SESSION, culprits=UNDECIDED
@@ -347,8 +482,8 @@ class Server(Confined):
         request = self.upload_list.encode()
         if self.state is State.OPENING and self.agreement.record.rule is ThresholdRule.CERTIFIED:
             signatures = tuple(
-                HolderSignature(holder=position, signature=ListSignature.decode(said).signature)
-                for (state, position), said in sorted(self._said.items())
+                HolderSignature(holder=position, signature=said.signature)
+                for (state, position), said in sorted(self._said.items(), key=lambda entry: entry[0])
                 if state is State.CERTIFYING
             )
             request = CertifiedList(upload_list=request, certificate=signatures).encode()
@@ -368,7 +503,13 @@ class Server(Confined):
     def needed(self) -> int:
         """How many holders are needed in this state."""
         record = self.agreement.record
+        if self.state is State.COLLECTING:
+            return max(record.threshold, record.quorum)
         return record.quorum if self.state is State.CERTIFYING else record.threshold
+
+    def too_few(self) -> ThresholdNotMet:
+        """Say who is missing in this state."""
+        return self._lacking(self.heard)
 
     def certify(self) -> None:
         """Go on to the answers.
@@ -377,7 +518,7 @@ class Server(Confined):
             ThresholdNotMet: too few signatures, naming who is missing; ask the same holders for the same list again.
         """
         self._require(MessageKind.ONE_MESSAGE_LIST_SIGNATURE)
-        self._require_enough(self.needed, self.heard)
+        self._require_enough(self.heard)
         self._go_to(State.OPENING)
 
     def open(self) -> Opened:
@@ -388,7 +529,7 @@ class Server(Confined):
             PeerMisbehaved: the answers contradict each other, or give no sum; more of them may help.
         """
         self._require(MessageKind.ONE_MESSAGE_ANSWER)
-        self._require_enough(self.needed, self.heard)
+        self._require_enough(self.heard)
         opened, count, last = self._opened(), len(self._listed), self.agreement.parameters.inputs - 1
         weight = int(opened.vector(last, 0)[0])
         if not count <= weight <= count * self.agreement.configuration.maximum_weight:
@@ -399,8 +540,7 @@ class Server(Confined):
             )
         vectors = tuple(opened.vector(index, weight) for index in range(last))
         self._adder.over()
-        self._go_to(State.ENDED)
-        self._adder.end()
+        self.end()
         return Opened(Aggregate(self.agreement.configuration.layout, vectors, count, weight), frozenset(self._listed))
 
     def _opened(self) -> OpenedSum:
@@ -410,7 +550,7 @@ class Server(Confined):
         with a word that liars made so that an honest holder seems to be off it.
         """
         sums, largest = (
-            {position: one.sums for position, one in self._answers.items()},
+            {said.holder: said.sums for said in self._said.values() if isinstance(said, Answer)},
             largest_entry(len(self._listed)),
         )
         refused: WrongSecret | None = None
@@ -428,8 +568,8 @@ class Server(Confined):
         )
 
     def _opened_with(self, secret: SumOfSecrets) -> OpenedSum:
-        self._ring.require_plausible(secret, len(self._listed))
-        opened = self._ring.opened(self._adder.open(secret), len(self._listed))
+        self._opening.require_plausible(secret, len(self._listed))
+        opened = self._opening.opened(self._adder.open(secret), len(self._listed))
         if opened.vector(self.agreement.parameters.inputs - 1, 0)[1:].any():
             raise WrongSecret("it leaves other numbers than zeros behind the weights")
         return opened
@@ -449,18 +589,26 @@ class Server(Confined):
         """Give the sum up, and overwrite what was collected."""
         if self.state is not State.ENDED:
             self._go_to(State.ENDED)
-        self._adder.end()
-        for kept in (self._pending, self._delivered, self._answers):
-            kept.clear()
+            self._adder.end()
+            for kept in (self._pending, self._delivered, self._said):
+                kept.clear()
+
+    def found_faults(self) -> list[PeerError]:
+        """Return the faults that were found since this was asked last."""
+        found, self.faults = self.faults, []
+        return found
 
     def _require(self, kind: MessageKind) -> None:
         if kind not in TRANSITIONS[self.state][0]:
             raise UnexpectedMessage(expected=f"nothing that a server that is {self.state} takes", received=kind.name)
 
-    def _require_enough(self, needed: int, there: frozenset[int]) -> None:
-        if len(there) < needed:
-            why = who_is_away(self.agreement.epoch.count, there, self.refusals)
-            raise ThresholdNotMet(needed=needed, present=len(there), what=f"holders ({why})")
+    def _require_enough(self, there: frozenset[int]) -> None:
+        if len(there) < self.needed:
+            raise self._lacking(there)
+
+    def _lacking(self, there: frozenset[int]) -> ThresholdNotMet:
+        why = who_is_away(self.agreement.epoch.count, there, self.refusals)
+        return ThresholdNotMet(needed=self.needed, present=len(there), what=f"holders ({why})")
 
     def _go_to(self, state: State) -> None:
         if state not in TRANSITIONS[self.state][1]:
@@ -468,4 +616,4 @@ class Server(Confined):
         self.state = state
 
     def __repr__(self) -> str:
-        return f"<Server {self.state}, {len(self._listed)} uploads counted>"
+        return f"<Tally {self.state}, {len(self._listed)} uploads counted>"

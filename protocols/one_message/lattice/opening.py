@@ -1,0 +1,449 @@
+"""The sum of masked uploads in pieces of whole polynomials, and what is left of it when the sum of secrets is known.
+
+``LocalSum`` adds in this process; ``secagg.scale`` adds on many machines, and remembers a sum for the next process.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from secagg.crypto.ring import Ring, RingVector, add_into
+from secagg.errors import (
+    NOBODY,
+    CapacityExceeded,
+    InvalidParameters,
+    MalformedMessage,
+    Misuse,
+    PeerMisbehaved,
+    Reason,
+    SecAggError,
+    ThresholdNotMet,
+)
+from secagg.identifiers import ClientId
+from secagg.protocols.one_message.parameters import DEVIATIONS, Parameters
+
+from . import ring_products
+from .coefficients import WORD_BITS, add_shifted, center, field_of, low_bits, subtract_wide
+from .estimator import SIGMA
+from .masks import (
+    BYTE_BITS,
+    VALUES_AT_ONCE,
+    EpochRing,
+    Plane,
+    Word,
+    check_words_of,
+    epoch_ring,
+    lowest_bit,
+    parts_of,
+    word_count,
+)
+from .values import pieces_of
+
+if TYPE_CHECKING:
+    from secagg.protocols.one_message.configuration import Agreement
+    from secagg.protocols.one_message.messages import Upload
+
+LEAST_ENERGY: Final = 1.5
+_FAILURE_BITS: Final = 40
+_WIDE_PLANE: Final = 32
+_SUM_OF_NARROW_PLANES: Final = 1 << 16
+"""So many values of 16 bits add up in 32."""
+
+SumOfSecrets = npt.NDArray[np.int32]
+
+
+class Accumulator:
+    """The sum of masked uploads, or of one piece of them, plane by plane; carries are added up when it is opened."""
+
+    def __init__(self, parameters: Parameters, piece: int | None = None, sums: list[Plane] | None = None) -> None:
+        """Begin with nothing, or go on with sums of these parameters."""
+        self.parameters = parameters
+        self.count = 0
+        self.runs = tuple(run for run in parameters.runs if piece in (None, run.piece))
+        """Of which coefficients it is the sum."""
+        self._due = sum(run.sent_bytes for run in self.runs)
+        self._planes = [(run, bits) for run in self.runs for bits in run.plane_bits]
+        self.sums = [np.zeros(run.size, self._word(bits)) for run, bits in self._planes] if sums is None else sums
+
+    def add(self, upload: bytes | bytearray | memoryview) -> None:
+        """Add one upload; order does not matter.
+
+        Raises:
+            MalformedMessage: the length differs or a filling bit is set; nothing was added.
+            CapacityExceeded: the sum is full.
+        """
+        planes = self._read(memoryview(upload))
+        if self.count >= self.parameters.capacity:
+            raise CapacityExceeded(f"a sum holds at most {self.parameters.capacity} uploads; begin another")
+        for (_, bits), plane, total in zip(self._planes, planes, self.sums, strict=True):
+            if bits >= BYTE_BITS:
+                add_into(total, plane)
+            else:
+                for part, shift in parts_of(total, plane.size, bits):
+                    add_into(part, (plane >> np.uint8(shift))[: part.size] & np.uint8((1 << bits) - 1))
+        self.count += 1
+
+    def check(self, upload: bytes | memoryview) -> None:
+        """Refuse an upload that does not decode.
+
+        Raises:
+            MalformedMessage: as ``add`` does.
+        """
+        self._read(memoryview(upload))
+
+    def coefficients(self) -> list[Word]:
+        """Return the sum of what was rounded, shifted back to where it was, modulo 2^(64 words)."""
+        first = self.runs[0].first
+        size = self.runs[-1].end - first
+        words = [np.zeros(size, np.uint64) for _ in range(word_count(self.parameters.modulus_bits))]
+        sums = iter(self.sums)
+        for run in self.runs:
+            offset, part = run.dropped, [word[run.first - first : run.end - first] for word in words]
+            for bits in run.plane_bits:
+                add_shifted(part, next(sums).astype(np.uint64), offset)
+                offset += bits
+        return words
+
+    def _read(self, upload: memoryview) -> list[Plane]:
+        due = self._due
+        if upload.nbytes != due:
+            reason = Reason.TRUNCATED if upload.nbytes < due else Reason.TRAILING_BYTES
+            raise MalformedMessage(f"a masked upload has {due} bytes; got {upload.nbytes}", reason=reason)
+        planes, start = list[Plane](), 0
+        for run, bits in self._planes:
+            size = -(-run.size * bits // BYTE_BITS)
+            plane = np.frombuffer(upload[start : start + size], f"<u{max(1, bits // 8)}")
+            start += size
+            if bits < BYTE_BITS and not _is_filled_with_zeros(plane, run.size, bits):
+                raise MalformedMessage("the bits that fill a plane must be zero", reason=Reason.NOT_CANONICAL)
+            planes.append(plane)
+        return planes
+
+    def _word(self, bits: int) -> npt.DTypeLike:
+        return np.uint64 if bits == _WIDE_PLANE or self.parameters.capacity > _SUM_OF_NARROW_PLANES else np.uint32
+
+
+def _is_filled_with_zeros(plane: Plane, count: int, bits: int) -> bool:
+    filled = np.zeros(plane.size, np.uint8)
+    for part, shift in parts_of(np.empty(count, np.uint8), plane.size, bits):
+        filled[: part.size] |= np.uint8(((1 << bits) - 1) << shift)
+    return not (plane[-BYTE_BITS:] & ~filled[-BYTE_BITS:]).any()
+
+
+def unpack(parameters: Parameters, words: Sequence[Word], index: int, total_weight: int) -> RingVector:
+    """Return the sum of one segment, modulo 2^ring_bits, out of coefficients whose noise is between 0 and 2^g."""
+    segment = parameters.segments[index]
+    first, end = parameters.starts[index : index + 2]
+    bits, lowest = segment.field_bits(parameters.capacity_weight), lowest_bit(parameters, index)
+    shifted_by = 0 if segment.bounds is None else segment.bounds[0] * total_weight & low_bits(WORD_BITS)
+    summed: RingVector = np.empty(segment.length, Ring(segment.ring_bits).word)
+    for position in range(parameters.per_coefficient[index]):
+        field = summed[position * (end - first) : (position + 1) * (end - first)]
+        for start in range(0, field.size, VALUES_AT_ONCE):
+            part = field[start : start + VALUES_AT_ONCE]
+            place = first + start
+            values = field_of([word[place : place + part.size] for word in words], lowest + position * bits, bits)
+            part[:] = (values + np.uint64(shifted_by)) & np.uint64(low_bits(segment.ring_bits))
+    return summed
+
+
+def agrees(parameters: Parameters, seed: bytes, words: Sequence[Word]) -> bool:
+    """Whether sums of rounded values are what their check words say, which were centred before."""
+    return all(
+        (
+            check_words_of(parameters, seed, fine, _coefficients(parameters, words, fine))
+            == unpack(parameters, words, check, 1)
+        ).all()
+        for fine, check in parameters.checked
+    )
+
+
+def remove_bias(parameters: Parameters, words: Sequence[Word], count: int) -> None:
+    """Take off what so many roundings add on average: half a fine step each."""
+    for fine, _ in parameters.checked:
+        part = _coefficients(parameters, words, fine)
+        part -= np.uint64(count // 2)
+
+
+def _coefficients(parameters: Parameters, words: Sequence[Word], segment: int) -> Word:
+    first, end = parameters.starts[segment : segment + 2]
+    return words[0][first:end]
+
+
+class WrongSecret(PeerMisbehaved):
+    """A sum of secrets that does not open these uploads; nothing was released, and the evidence names nobody."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(
+            f"the sum of secrets does not belong to these uploads: {what}; ask more holders",
+            reason=Reason.COMMITMENT_MISMATCH,
+            culprits=NOBODY,
+        )
+
+
+def largest_entry(count: int) -> float:
+    """Return what no entry of a sum of so many honest secrets exceeds."""
+    return DEVIATIONS * SIGMA * math.sqrt(count)
+
+
+class Opening:
+    """What a server does with an epoch's public polynomials once it has a sum of secrets."""
+
+    def __init__(self, ring: EpochRing) -> None:
+        self._ring, self._parameters = ring, ring.parameters
+
+    def open(self, total: Accumulator, sum_secret: SumOfSecrets) -> OpenedSum:
+        """Return the sum that a sum of secrets opens, after three tests of whether it belongs to these uploads.
+
+        Raises:
+            WrongSecret: its largest entry, its norm or the noise that it leaves is not what honest secrets give.
+            ThresholdNotMet: there is no upload in the sum.
+            Misuse: the uploads or the secret are of other parameters.
+        """
+        if total.parameters != self._parameters or sum_secret.shape != (self._parameters.degree,):
+            raise Misuse("the uploads and the sum of secrets are of one epoch's parameters")
+        if not total.count:
+            raise ThresholdNotMet(needed=1, present=0, what="uploads")
+        self.require_plausible(sum_secret, total.count)
+        return self.opened(self.unmasked(total, sum_secret), total.count)
+
+    def unmasked(self, total: Accumulator, sum_secret: SumOfSecrets) -> list[Word]:
+        """Return the coefficients of a sum, or of one piece of it, less the masks that a sum of secrets gives."""
+        words, offset = total.coefficients(), total.runs[0].first
+        limbs = ring_products.split_sum(sum_secret, self._ring.sum_limb_bits)
+        spectra = [ring_products.spectra(limb) for limb in limbs]
+        for first, count in self._ring.blocks(offset, total.runs[-1].end):
+            start, end = (min(place, total.runs[-1].end) - offset for place in self._ring.range_of(first, count))
+            part = [word[start:end] for word in words]
+            mask = [np.zeros(end - start, np.uint64) for _ in part]
+            self._ring.add_product(mask, first, count, spectra)
+            subtract_wide(part, mask)
+        return words
+
+    def opened(self, words: list[Word], count: int) -> OpenedSum:
+        """Return the sum that is in all coefficients of so many uploads without their masks, if it looks like one.
+
+        Raises:
+            WrongSecret: the noise, or the check words, are not what honest secrets leave.
+        """
+        _center(self._parameters, words, count)
+        if not agrees(self._parameters, self._ring.seed, words):
+            raise WrongSecret("what it unmasks does not agree with its check words")
+        remove_bias(self._parameters, words, count)
+        return OpenedSum(self._parameters, words)
+
+    def require_plausible(self, sum_secret: SumOfSecrets, count: int) -> None:
+        """Refuse a sum of secrets whose largest entry or norm honest secrets do not give.
+
+        Raises:
+            WrongSecret: it is too large, or too long.
+        """
+        if int(np.abs(sum_secret.astype(np.int64)).max()) > largest_entry(count):
+            raise WrongSecret("an entry is too large")
+        squared = float(np.square(sum_secret, dtype=np.float64).sum())
+        if squared > ring_products.NORM_FACTOR * self._parameters.degree * count * SIGMA**2:
+            raise WrongSecret("it is too long")
+
+
+class OpenedSum:
+    """The sum of values over a list, still as coefficients."""
+
+    def __init__(self, parameters: Parameters, words: list[Word]) -> None:
+        self._parameters = parameters
+        self._words = words
+
+    def vector(self, index: int, total_weight: int) -> RingVector:
+        """Return the sum of one segment modulo 2^ring_bits; a segment without bounds does not look at the weight."""
+        segment = self._parameters.segments[index]
+        if segment.bounds is not None and not 1 <= total_weight <= self._parameters.capacity_weight:
+            raise InvalidParameters(
+                f"a total weight is in 1..{self._parameters.capacity_weight}, what the fields hold; got {total_weight}"
+            )
+        return unpack(self._parameters, self._words, index, total_weight)
+
+    def vectors(self, total_weight: int) -> list[RingVector]:
+        """Return the sums of all inputs; the total weight is the number of uploads where nobody weighs."""
+        return [self.vector(index, total_weight) for index in range(self._parameters.inputs)]
+
+
+def energy_factor(coefficients: int) -> float:
+    """Return how many times its mean the noise's energy may reach: 1.5, more where few coefficients vary more.
+
+    The squares of m sub-Gaussian values exceed f times their mean with a chance below exp(-m (f - 1 - ln f) / 2).
+    """
+    due = 2 * _FAILURE_BITS * math.log(2) / coefficients
+    factor = LEAST_ENERGY
+    while factor - 1 - math.log(factor) < due:
+        factor *= 1.05
+    return factor
+
+
+def _center(parameters: Parameters, words: list[Word], count: int) -> None:
+    """Remove the bias of rounding, centre the noise of each exact segment and refuse too much of it."""
+    energy, coefficients = 0.0, 0
+    bias = count // 2 if parameters.dropped_bits else 0
+    for index, segment in enumerate(parameters.segments):
+        if segment.fine_bits:
+            continue
+        first, end = parameters.starts[index : index + 2]
+        part, lowest = [word[first:end] for word in words], lowest_bit(parameters, index)
+        center(part, lowest, bias)
+        coefficients += end - first
+        # Of a segment with many spare bits the lowest 62 tell as much as all.
+        bits = min(lowest, 62)
+        noise = field_of(part, lowest - bits, bits).astype(np.float64) - 2.0 ** (bits - 1)
+        energy += float(np.square(noise * 2.0 ** (lowest - bits)).sum())
+    expected = coefficients * count * parameters.noise_variance
+    if energy > energy_factor(coefficients) * expected:
+        raise WrongSecret("it leaves more noise than honest uploads have")
+
+
+Sums = list[RingVector]
+"""The sums of one piece, as words that wrap: adding two of them word by word adds what is in them."""
+
+
+@dataclass(frozen=True, slots=True)
+class OneMessageCut:
+    """The pieces of the vectors of one epoch: public values alone, until it is given the sum of the secrets."""
+
+    context: bytes
+    """T0."""
+    parameters: Parameters
+    seed: bytes
+
+    @classmethod
+    def of(cls, agreement: Agreement) -> OneMessageCut:
+        """Return the cut of the uploads of a sum."""
+        return cls(agreement.t0, agreement.parameters, agreement.epoch.seed)
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        """The bytes of each piece."""
+        return self.parameters.piece_bytes
+
+    def zeros(self, number: int) -> Sums:
+        """Return the empty planes of a piece."""
+        return Accumulator(self.parameters, number).sums
+
+    def check(self, number: int, piece: bytes | memoryview) -> None:
+        """Refuse a piece that does not decode.
+
+        Raises:
+            MalformedMessage: another length, or bits set that fill a plane.
+        """
+        Accumulator(self.parameters, number, []).check(piece)
+
+    def add(self, total: Sums, number: int, piece: bytes | memoryview) -> None:
+        """Add one client's planes.
+
+        Raises:
+            MalformedMessage: as ``check``; nothing was added.
+        """
+        Accumulator(self.parameters, number, total).add(piece)
+
+    def open(self, total: Sums, number: int, secret: SumOfSecrets) -> Sums:
+        """Return the coefficients of a piece, less a S; what is checked of a whole vector is not checked yet."""
+        summed = Accumulator(self.parameters, number, total)
+        ring = epoch_ring(self.parameters, self.seed)
+        return [*Opening(ring).unmasked(summed, secret.astype(np.int32))]
+
+
+class Adder(Protocol):
+    """Where a server's uploads are added, and what an earlier process has left of the sum."""
+
+    def uploads(self) -> Collection[Upload]:
+        """Return the uploads that were kept by an earlier process, without their vectors, as they came."""
+        ...
+
+    def listed(self) -> bytes | None:
+        """Return the list that an earlier process has fixed, if it came so far."""
+        ...
+
+    def keep(self, upload: Upload) -> bytes:
+        """Keep an upload whose pieces were checked; return what ``add`` is to be given.
+
+        Raises:
+            ConnectionError: it cannot be kept.
+        """
+        ...
+
+    def add(self, client: ClientId, kept: bytes) -> None:
+        """Add what was kept, now or later."""
+
+    def settle(self) -> Mapping[ClientId, SecAggError]:
+        """Finish the sum, and return whose pieces were lost, and how; nobody is to blame."""
+        ...
+
+    def fix(self, upload_list: bytes) -> None:
+        """Write down the one list of this sum, before a holder sees it.
+
+        Raises:
+            ConnectionError: it cannot be written, or another one was.
+        """
+
+    def open(self, secret: SumOfSecrets) -> list[Word]:
+        """Return the coefficients of the sum, less a S."""
+        ...
+
+    def over(self) -> None:
+        """Write down that the sum is about to be released; no later process releases it again."""
+
+    def end(self) -> None:
+        """Give up what was added."""
+
+
+class LocalSum:
+    """Adds at once, in this process, and remembers nothing."""
+
+    def __init__(self, cut: OneMessageCut) -> None:
+        self._cut = cut
+        self._totals = [cut.zeros(number) for number in range(len(cut.lengths))]
+
+    def uploads(self) -> Collection[Upload]:
+        """Return none."""
+        return ()
+
+    def listed(self) -> bytes | None:
+        """Return none."""
+        return None
+
+    def keep(self, upload: Upload) -> bytes:
+        """Keep the vector."""
+        return bytes(upload.vector)
+
+    def add(self, client: ClientId, kept: bytes) -> None:
+        """Add every piece."""
+        del client
+        for number, piece in enumerate(pieces_of(kept, self._cut.lengths)):
+            self._cut.add(self._totals[number], number, piece)
+
+    def settle(self) -> Mapping[ClientId, SecAggError]:
+        """Return nobody: everything is added."""
+        return {}
+
+    def fix(self, upload_list: bytes) -> None:
+        """Forget it."""
+
+    def open(self, secret: SumOfSecrets) -> list[Word]:
+        """Open every piece."""
+        return joined([self._cut.open(total, number, secret) for number, total in enumerate(self._totals)])
+
+    def over(self) -> None:
+        """Forget it."""
+
+    def end(self) -> None:
+        """Overwrite the sums."""
+        for total in self._totals:
+            for vector in total:
+                vector[:] = 0
+
+
+def joined(pieces: Sequence[Sums]) -> list[Word]:
+    """Put the coefficients of all pieces together."""
+    return [np.concatenate(words) for words in zip(*pieces, strict=True)]

@@ -1,0 +1,274 @@
+"""What the server and holders send each other about one sum: shares, receipts, one list, its certificate, answers.
+
+The server shows a holder all that a client signed but the vector and the other holders' shares, so that a holder
+verifies the signature by itself.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Annotated, ClassVar, Final
+
+from secagg.blame import said_by, unverified
+from secagg.crypto.hpke import sealing_sizes
+from secagg.crypto.labels import Label, bind
+from secagg.errors import UNDECIDED, AuthenticationFailed, MalformedMessage, PeerMisbehaved, Reason, blaming
+from secagg.fields import CLIENT, Message, choice, fixed, nested, repeated, unsigned, variable
+from secagg.identifiers import ClientId, ServerId
+from secagg.parameters import SecurityMode
+from secagg.session.certificates import IDENTITY_KEY_BYTES, SIGNATURE_BYTES, Authority, Certificate
+from secagg.wire import MessageKind
+
+from .configuration import Agreement, SumTerms
+from .epoch import DIGEST_BYTES, EpochRecord
+from .lattice.opening import OneMessageCut
+from .lattice.values import pieces_of
+from .messages import (
+    IDENTITY_BYTES,
+    MAXIMUM_SHARE_BYTES,
+    MAXIMUM_VECTOR_BYTES,
+    Upload,
+    UploadHeader,
+    challenge_of,
+    piece_digests,
+    share_tree,
+    upload_digest,
+    vector_digest,
+)
+from .parameters import MAXIMUM_HOLDERS, ThresholdRule
+
+MAXIMUM_UPLOADS: Final = 1 << 20
+
+
+_MAXIMUM_PROOF: Final = 10
+
+
+class Verdict(IntEnum):
+    """What a holder says of an upload that it was sent a share of."""
+
+    ACCEPTED = 0
+    NOT_AUTHENTIC = 1
+    """The signature or the path is wrong: whoever delivered it is to blame, and not the client."""
+    DOES_NOT_OPEN = 2
+    """The client signed it, and it does not open."""
+    OFF_POLYNOMIAL = 3
+    """It opens, and is not on the polynomial that the client published."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeliveredShare:
+    """What one holder is shown of an upload."""
+
+    header: Annotated[UploadHeader, nested(UploadHeader)]
+    vector_digest: Annotated[bytes, fixed(DIGEST_BYTES)]
+    polynomial: Annotated[bytes, variable(MAXIMUM_SHARE_BYTES)]
+    sealed: Annotated[bytes, variable(MAXIMUM_SHARE_BYTES)]
+    path: Annotated[tuple[bytes, ...], repeated(fixed(DIGEST_BYTES), _MAXIMUM_PROOF)]
+    signature: Annotated[bytes, variable(SIGNATURE_BYTES)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Delivery(Message):
+    """Shares of some clients, for one holder."""
+
+    kind: ClassVar = MessageKind.ONE_MESSAGE_DELIVERY
+    t0: Annotated[bytes, fixed(DIGEST_BYTES)]
+    shares: Annotated[tuple[DeliveredShare, ...], repeated(nested(DeliveredShare), MAXIMUM_UPLOADS)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Judged:
+    """An upload and what a holder says of it."""
+
+    upload: Annotated[bytes, fixed(DIGEST_BYTES)]
+    verdict: Annotated[Verdict, choice(tuple(Verdict))]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Receipt(Message):
+    """What a holder says of the uploads of a delivery, in its order; of none, to an offer."""
+
+    kind: ClassVar = MessageKind.ONE_MESSAGE_RECEIPT
+    t0: Annotated[bytes, fixed(DIGEST_BYTES)]
+    holder: Annotated[int, unsigned(2)]
+    judged: Annotated[tuple[Judged, ...], repeated(nested(Judged), MAXIMUM_UPLOADS)]
+    signature: Annotated[bytes, variable(SIGNATURE_BYTES)] = b""
+
+    @property
+    def parts(self) -> tuple[bytes, ...]:
+        """What is signed."""
+        listed = b"".join(judged.upload + bytes([judged.verdict]) for judged in self.judged)
+        return self.holder.to_bytes(2, "big"), listed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Listed:
+    """One client of a sum, and which upload of it."""
+
+    client: Annotated[ClientId, CLIENT]
+    upload: Annotated[bytes, fixed(DIGEST_BYTES)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UploadList(Message):
+    """The uploads of one sum, by increasing client id."""
+
+    kind: ClassVar = MessageKind.ONE_MESSAGE_LIST
+    t0: Annotated[bytes, fixed(DIGEST_BYTES)]
+    terms: Annotated[SumTerms, nested(SumTerms)]
+    listed: Annotated[tuple[Listed, ...], repeated(nested(Listed), MAXIMUM_UPLOADS)]
+
+    @property
+    def digest(self) -> bytes:
+        """What is signed and answered."""
+        return hashlib.sha256(bind(Label.ONE_MESSAGE_LIST, self.encode())).digest()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListSignature(Message):
+    """A holder signs the one list on which the listed uploads ever are."""
+
+    kind: ClassVar = MessageKind.ONE_MESSAGE_LIST_SIGNATURE
+    t0: Annotated[bytes, fixed(DIGEST_BYTES)]
+    holder: Annotated[int, unsigned(2)]
+    upload_list: Annotated[bytes, fixed(DIGEST_BYTES)]
+    signature: Annotated[bytes, variable(SIGNATURE_BYTES)] = b""
+
+    @property
+    def parts(self) -> tuple[bytes, ...]:
+        """What is signed."""
+        return self.holder.to_bytes(2, "big"), self.upload_list
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HolderSignature:
+    """One signature of a certificate."""
+
+    holder: Annotated[int, unsigned(2)]
+    signature: Annotated[bytes, variable(SIGNATURE_BYTES)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CertifiedList(Message):
+    """A list that a quorum of holders signed."""
+
+    kind: ClassVar = MessageKind.ONE_MESSAGE_CERTIFIED_LIST
+    upload_list: Annotated[bytes, variable(MAXIMUM_VECTOR_BYTES)]
+    certificate: Annotated[tuple[HolderSignature, ...], repeated(nested(HolderSignature), MAXIMUM_HOLDERS)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer(Message):
+    """A holder's shares, summed over a list."""
+
+    kind: ClassVar = MessageKind.ONE_MESSAGE_ANSWER
+    t0: Annotated[bytes, fixed(DIGEST_BYTES)]
+    holder: Annotated[int, unsigned(2)]
+    upload_list: Annotated[bytes, fixed(DIGEST_BYTES)]
+    sums: Annotated[bytes, variable(MAXIMUM_SHARE_BYTES)]
+    signature: Annotated[bytes, variable(SIGNATURE_BYTES)] = b""
+
+    @property
+    def parts(self) -> tuple[bytes, ...]:
+        """What is signed."""
+        return self.holder.to_bytes(2, "big"), self.upload_list, self.sums
+
+
+MESSAGES: Final = (Upload, Delivery, Receipt, UploadList, ListSignature, CertifiedList, Answer)
+
+
+def require_signed(agreement: Agreement, header: UploadHeader, digest: bytes, signature: bytes) -> None:
+    """Check that a client whom the authority vouches for signed an upload.
+
+    Raises:
+        AuthenticationFailed, MalformedMessage: naming the client and the way.
+    """
+    label, parts = Label.ONE_MESSAGE_SIGNED_UPLOAD, (agreement.t0, digest)
+    require_signed_by(agreement.record, header.client, header.identity, signature, label, *parts)
+
+
+def require_signed_by(
+    record: EpochRecord, client: ClientId, identity: bytes, signature: bytes, label: Label, *parts: bytes
+) -> None:
+    """Check that a client whom the epoch's authority vouches for signed something.
+
+    Raises:
+        AuthenticationFailed, MalformedMessage: naming the client and the way.
+    """
+    public_key, is_active = identity[:IDENTITY_KEY_BYTES], record.mode is SecurityMode.ACTIVE
+    if len(identity) != (IDENTITY_BYTES if is_active else 0):
+        raise AuthenticationFailed(culprits=unverified(client))
+    if is_active:
+        certificate = Certificate(client, public_key, identity[IDENTITY_KEY_BYTES:])
+        Authority(record.authority).verify(certificate, culprits=unverified(client))
+    record.verify(public_key, signature, label, *parts, culprits=unverified(client))
+
+
+def verify_upload(
+    agreement: Agreement, terms: SumTerms, sender: ClientId, upload: Upload, *, is_kept: bool = False
+) -> tuple[bytes, tuple[DeliveredShare, ...]]:
+    """Check an upload, and return its digest and what each holder is shown of it.
+
+    Args:
+        is_kept: whether its vector was checked before, and is kept apart from it.
+
+    Raises:
+        PeerError: it is another client's or another sum's, has other lengths, or is not signed.
+    """
+    header, parameters = upload.header, agreement.parameters
+    if header.client != sender:
+        raise PeerMisbehaved(
+            f"{sender} sent an upload of {header.client}", reason=Reason.NOT_ELIGIBLE, culprits=UNDECIDED
+        )
+    if upload.t0 != agreement.t0 or header.terms != terms:
+        raise PeerMisbehaved("the upload was made for another sum", reason=Reason.WRONG_SESSION, culprits=UNDECIDED)
+    overhead = sealing_sizes(agreement.record.suite)[1]
+    due = tuple(parameters.share_bytes(position) + overhead for position in range(agreement.epoch.count))
+    cut, whole = OneMessageCut.of(agreement), 0 if is_kept else parameters.upload_bytes
+    lengths = (len(upload.pieces), len(upload.vector), len(upload.polynomial), tuple(map(len, upload.sealed)))
+    if lengths != (len(cut.lengths), whole, parameters.polynomial_bytes, due):
+        raise MalformedMessage("the upload has other lengths than its parameters", reason=Reason.LAYOUT_MISMATCH)
+    tree = share_tree(agreement, upload.sealed)
+    hashed = vector_digest(upload.pieces)
+    digest = upload_digest(challenge_of(agreement, header, hashed, tree.root), upload.polynomial)
+    require_signed(agreement, header, digest, upload.signature)
+    if not is_kept:
+        if piece_digests(agreement.t0, sender, cut.lengths, upload.vector) != upload.pieces:
+            raise AuthenticationFailed(culprits=unverified(sender))
+        with blaming(*said_by(sender, agreement.record.mode)):
+            for number, piece in enumerate(pieces_of(upload.vector, cut.lengths)):
+                cut.check(number, piece)
+    return digest, tuple(
+        DeliveredShare(
+            header=header,
+            vector_digest=hashed,
+            polynomial=upload.polynomial,
+            sealed=sealed,
+            path=tuple(tree.prove([position])),
+            signature=upload.signature,
+        )
+        for position, sealed in enumerate(upload.sealed)
+    )
+
+
+def require_certificate(agreement: Agreement, upload_list: bytes, certified: CertifiedList) -> None:
+    """Check that a quorum of holders signed a list.
+
+    Raises:
+        PeerMisbehaved, AuthenticationFailed: naming the server.
+    Claim OM-8: any two quorums share an honest holder, who signs one list of a sum.
+    """
+    record, holders = agreement.record, [one.holder for one in certified.certificate]
+    if record.rule is not ThresholdRule.CERTIFIED or holders != sorted(set(holders)):
+        raise _no_certificate("a certificate has increasing holders, under the rule certified")
+    if len(holders) < record.quorum or holders[-1] >= len(record.holders):
+        raise _no_certificate(f"a certificate has {record.quorum} signatures of holders")
+    for one in certified.certificate:
+        signed = ListSignature(t0=agreement.t0, holder=one.holder, upload_list=upload_list)
+        agreement.verify(one.holder, one.signature, Label.ONE_MESSAGE_SIGNED_LIST, *signed.parts, culprits={ServerId()})
+
+
+def _no_certificate(sentence: str) -> PeerMisbehaved:
+    return PeerMisbehaved(sentence, reason=Reason.QUORUM_NOT_MET, culprits={ServerId()})
