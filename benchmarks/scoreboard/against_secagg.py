@@ -156,7 +156,7 @@ def silent_overflow(mode: SecurityMode) -> Outcome:
     client = session.enrol(session.client_ids[0], capacity=capacity(6, 8))
     codec = ScalarQuantization(shape=(4,), bits=8, modulus_bits=16, scales=(8.0 / 127,))
     assert codec.capacity < 1100, "and the codec says how many clients fit"
-    return stopped(lambda: client.receive(session.server.offer))
+    return stopped(lambda: client.receive(session.server.invitation))
 
 
 def predictable_masks(_: SecurityMode) -> Outcome:

@@ -278,11 +278,9 @@ ROOMS: Final = (
         _in(
             "protocols/pairwise_mask",
             "server.py",
-            "collected.py",
             "recovery.py",
             "release.py",
             "settled.py",
-            "open_round.py",
             "complaint.py",
         ),
         (

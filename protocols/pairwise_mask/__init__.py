@@ -16,11 +16,9 @@ if TYPE_CHECKING:
     from .member import SessionTerms as SessionTerms
     from .plan import SessionPlan as SessionPlan
     from .plan import plan_session as plan_session
-    from .server import Outgoing as Outgoing
     from .server import Server as Server
     from .session import PairwiseHelpers as PairwiseHelpers
     from .session import PairwiseMember as PairwiseMember
-    from .session import PairwiseServerSession as PairwiseServerSession
     from .session import open_session as open_session
     from .settings import PairwiseSettings as PairwiseSettings
     from .thresholds import CURIOUS_PRIVACY_BITS as CURIOUS_PRIVACY_BITS
@@ -39,8 +37,8 @@ else:
             "member": "ClientInput LateInput SessionTerms",
             "plan": "SessionPlan plan_session",
             "transcript": "Transcript revealed_sets",
-            "server": "Outgoing Server",
-            "session": "PairwiseHelpers PairwiseMember PairwiseServerSession open_session",
+            "server": "Server",
+            "session": "PairwiseHelpers PairwiseMember open_session",
             "settings": "PairwiseSettings",
             "thresholds": "CURIOUS_PRIVACY_BITS",
             "transitions": "ClientState ServerState",

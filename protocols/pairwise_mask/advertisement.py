@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Annotated, ClassVar
 
-from secagg.blame import unverified
+from secagg.blame import said_by, unverified
 from secagg.crypto.labels import Label
 from secagg.errors import InternalError, InvalidParameters, PeerMisbehaved, Reason
 from secagg.fields import CLIENT, Placed, fixed, nested, optional, sized
@@ -73,7 +73,7 @@ class KeyAdvertisement(Placed):
 
 @dataclass(frozen=True, slots=True)
 class VerifiedAdvertiser:
-    """A client whose advertisement was checked; only ``verify_advertisement`` makes one."""
+    """A client whose advertisement was checked; only ``verify_keys`` makes one."""
 
     keys: PublishedKeys
     identity: VerifiedIdentity | None
@@ -98,24 +98,32 @@ def sign_advertisement(unsigned: KeyAdvertisement, member: Member, attempt: Atte
     return replace(unsigned, credential=credential)
 
 
-def verify_advertisement(
-    advertisement: KeyAdvertisement,
-    configuration: SessionConfiguration,
-    authority: Authority | None,
+def authenticate(
+    advertisement: KeyAdvertisement, configuration: SessionConfiguration, authority: Authority | None
+) -> VerifiedIdentity | None:
+    """Check the certificate and the signature of an advertisement; in semi_honest mode there are none.
+
+    Raises:
+        AuthenticationFailed: one of the two does not verify, which may be the way's doing.
+    """
+    if configuration.mode is not SecurityMode.ACTIVE:
+        return None
+    client, credential = advertisement.client, advertisement.credential
+    if authority is None or credential is None:
+        raise InternalError("an active session's advertisement is verified without an authority or a credential")
+    certificate = Certificate(client, credential.identity_key, credential.certificate)
+    identity = authority.verify(certificate, culprits=unverified(client))
+    parts = _signed_parts(advertisement, configuration.context)
+    identity.verify(credential.signature, Label.SIGNED_ADVERTISEMENT, *parts, culprits=unverified(client))
+    return identity
+
+
+def verify_keys(
+    advertisement: KeyAdvertisement, configuration: SessionConfiguration, identity: VerifiedIdentity | None
 ) -> VerifiedAdvertiser:
-    """Check keys, certificate and signature of an advertisement; what no signature covers may be the way's doing."""
+    """Check the keys of an advertisement, for which its sender answers alone if it signed them."""
     client, suite = advertisement.client, key_suite(configuration.suite)
-    culprits = unverified(client)
-    identity = None
-    if configuration.mode is SecurityMode.ACTIVE:
-        credential = advertisement.credential
-        if authority is None or credential is None:
-            raise InternalError("an active session's advertisement is verified without an authority or a credential")
-        certificate = Certificate(client, credential.identity_key, credential.certificate)
-        identity = authority.verify(certificate, culprits=culprits)
-        parts = _signed_parts(advertisement, configuration.context)
-        identity.verify(credential.signature, Label.SIGNED_ADVERTISEMENT, *parts, culprits=culprits)
-        culprits = frozenset({client})
+    culprits = said_by(client, configuration.mode)
     keys = PublishedKeys(
         client,
         suite.public_key(advertisement.channel_key, culprits),
@@ -126,6 +134,13 @@ def verify_advertisement(
             f"{client} advertises one key for two roles", reason=Reason.PUBLIC_KEY_REUSED, culprits=culprits
         )
     return VerifiedAdvertiser(keys, identity, advertisement.self_mask_commitment)
+
+
+def verify_advertisement(
+    advertisement: KeyAdvertisement, configuration: SessionConfiguration, authority: Authority | None
+) -> VerifiedAdvertiser:
+    """Check certificate, signature and keys of an advertisement."""
+    return verify_keys(advertisement, configuration, authenticate(advertisement, configuration, authority))
 
 
 def verify_entry(

@@ -68,7 +68,7 @@ def release_sum(settled: Settled, total: MaskedVector) -> Aggregate:
 
 
 def remove_masks(
-    total: MaskedVector, recovery: Recovery, progress: Callable[[int, int], None], *, threads: int = 1
+    total: MaskedVector, recovery: Recovery, progress: Callable[[int, int], None] | None, *, threads: int = 1
 ) -> None:
     """Remove every mask that is left from the sum of the uploads, some at a time.
 
@@ -88,4 +88,5 @@ def remove_masks(
             for _, key in batch:
                 key.wipe()
         done += len(batch)
-        progress(done, count)
+        if progress is not None:
+            progress(done, count)

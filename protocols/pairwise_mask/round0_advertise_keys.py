@@ -24,16 +24,17 @@ from secagg.errors import InvalidParameters, MalformedMessage, Misuse, PeerMisbe
 from secagg.fields import Placed, fixed, repeated, sized, variable
 from secagg.identifiers import CONTEXT_TAG_BYTES, ClientId, ServerId
 from secagg.parameters import SecurityMode
-from secagg.session.certificates import Authority
+from secagg.session.certificates import Authority, VerifiedIdentity
 from secagg.wire import MessageKind
 
 from .advertisement import (
     KeyAdvertisement,
     VerifiedAdvertiser,
+    authenticate,
     entry_bytes,
     sign_advertisement,
-    verify_advertisement,
     verify_entry,
+    verify_keys,
 )
 from .commitments import commit_to_self_mask
 from .configuration import OPENING_BYTES, SessionConfiguration, commit_to_opening
@@ -206,13 +207,10 @@ def accept_advertised_keys(member: Member, state: Advertised, message: Advertise
 # --- Server -----------------------------------------------------------------------------------------------------------
 
 
-def check_advertisement(
-    configuration: SessionConfiguration, owners: Mapping[bytes, ClientId], message: KeyAdvertisement
-) -> VerifiedAdvertiser:
-    """Refuse an advertisement that no honest client would have sent, so that it never reaches the others.
-
-    Args:
-        owners: who advertised which key before.
+def authenticate_advertisement(
+    configuration: SessionConfiguration, message: KeyAdvertisement
+) -> VerifiedIdentity | None:
+    """Refuse an advertisement for another attempt, or that its sender did not sign.
 
     Implements: [BIK+17] Fig. 4, Round 0, server.
     """
@@ -224,7 +222,23 @@ def check_advertisement(
         ROUND,
     )
     authority = Authority(configuration.authority) if configuration.mode is SecurityMode.ACTIVE else None
-    advertiser = verify_advertisement(message, configuration, authority)
+    return authenticate(message, configuration, authority)
+
+
+def admit_advertisement(
+    configuration: SessionConfiguration,
+    owners: Mapping[bytes, ClientId],
+    message: KeyAdvertisement,
+    identity: VerifiedIdentity | None,
+) -> VerifiedAdvertiser:
+    """Refuse keys that no honest client would have advertised, so that they never reach the others.
+
+    Args:
+        owners: who advertised which key before.
+
+    Implements: [BIK+17] Fig. 4, Round 0, server.
+    """
+    advertiser = verify_keys(message, configuration, identity)
     for key in message.public_keys:
         if other := owners.get(key):
             raise PeerMisbehaved(

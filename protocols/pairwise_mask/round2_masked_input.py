@@ -201,11 +201,6 @@ def upload_digest(packed: Iterable[bytes | memoryview]) -> bytes:
     return hashed.digest()
 
 
-def known_upload(message: MaskedInput, digest: bytes) -> bytes:
-    """Return what an upload is known by when it comes again."""
-    return hashlib.sha256(message.context + message.signature + digest).digest()
-
-
 def signed_view(context: SessionContext, client: ClientId, sharers: ClientSet, upload: bytes) -> tuple[bytes, ...]:
     """Return what a client signs about the set of clients under which it masked, and the digest of what it sent."""
     return context.digest, client.encode(), sharers.digest(context), upload

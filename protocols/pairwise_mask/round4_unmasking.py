@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Annotated, ClassVar, Final, NamedTuple
 
@@ -24,7 +24,7 @@ from secagg.crypto.secret import Secret
 from secagg.crypto.shamir import check_value
 from secagg.errors import MalformedMessage, PeerError, PeerMisbehaved, Reason, ThresholdNotMet
 from secagg.fields import Placed, fixed, nested, repeated, sized, unsigned
-from secagg.identifiers import CONTEXT_TAG_BYTES, ClientId, ServerId, SessionContext
+from secagg.identifiers import CONTEXT_TAG_BYTES, ClientId, Party, ServerId, SessionContext
 from secagg.parameters import SecurityMode
 from secagg.session.certificates import IDENTITY_KEY_BYTES, SIGNATURE_BYTES, Certificate
 from secagg.wire import MessageKind
@@ -246,14 +246,14 @@ class RevealedShares:
     __slots__ = ("_answered", "_message", "_roster", "sender")
 
     def __init__(self, settled: Settled, sender: int, delivered: bytes, message: bytes) -> None:
-        """Decode an answer, and check its signature and each share's range.
+        """Decode an answer, and check its signature.
 
         Args:
             delivered: the root over the entries that its sender was delivered.
 
         Implements: [BIK+17] Fig. 4, Round 4, server, the collection.
         Raises:
-            PeerMisbehaved: made for another session, or a share that is no field element.
+            PeerMisbehaved: made for another session.
             AuthenticationFailed: not signed by its sender, or about other entries than were delivered.
             MalformedMessage: it does not decode.
         """
@@ -273,9 +273,11 @@ class RevealedShares:
             parts = signed_unmasking(roster.context, client, settled.contributors, delivered, self._message)
             identity = settled.identity_of(sender)
             identity.verify(self._message.signature, Label.SIGNED_UNMASKING, *parts, culprits=unverified(client))
-        step, blame = shown_bytes(roster), settled.said_by(sender)
-        for start in range(0, len(self._message.shares), step):
-            check_value(1, memoryview(self._message.shares)[start : start + ELEMENT_BYTES], culprits=blame)
+
+    def require_in_range(self, culprits: Iterable[Party]) -> None:
+        """Refuse shares that are no field elements."""
+        for start in range(0, len(self._message.shares), shown_bytes(self._roster)):
+            check_value(1, memoryview(self._message.shares)[start : start + ELEMENT_BYTES], culprits=culprits)
 
     def share_of(self, dealer: int) -> tuple[Secret, bytes] | None:
         """Return the share of a neighbour's secret and the digest of the other, if this client holds it."""

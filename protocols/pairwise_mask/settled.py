@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 from secagg.blame import said_by, unverified
@@ -76,6 +76,14 @@ class Settled:
     def set_of(self, clients: Iterable[ClientId]) -> ClientSet:
         """Return the set of these clients."""
         return self.roster.set_of(self.position_of(client) for client in clients)
+
+    def with_sharers(self, clients: Iterable[ClientId]) -> Settled:
+        """Return what is settled when the second round is closed."""
+        return replace(self, known_sharers=self.set_of(clients))
+
+    def with_contributors(self, clients: Iterable[ClientId]) -> Settled:
+        """Return what is settled when the third round is closed."""
+        return replace(self, known_contributors=self.set_of(clients))
 
     def said_by(self, position: int) -> frozenset[Party]:
         """Return who answers for what a client sent."""

@@ -19,19 +19,13 @@ from .configuration import NO_AUTHORITY
 from .costs import costs
 from .floors import ClientFloors
 from .graph import MAXIMUM_POPULATION
-from .session import (
-    STAGES,
-    PairwiseHelpers,
-    PairwiseMember,
-    PairwiseServerSession,
-    open_session,
-    restore_session,
-)
+from .server import STAGES, Server
+from .session import PairwiseHelpers, PairwiseMember, open_session
 from .settings import PairwiseSettings
 from .thresholds import least_privacy_bits
 
 
-def describe(session: PairwiseServerSession) -> tuple[str, ...]:
+def describe(session: Server) -> tuple[str, ...]:
     """Return what was planned, a line each."""
     configuration = session.configuration
     widths = sorted({segment.modulus_bits for segment in configuration.layout.require_rings()})
@@ -74,7 +68,7 @@ class PairwiseSimulation(Confined):
         self._latch = MemoryLatch()
         self._privacy = PrivacyLedgers(settings.budget)
 
-    def open(self, subject: Subject, invited: frozenset[ClientId] | None) -> PairwiseServerSession:
+    def open(self, subject: Subject, invited: frozenset[ClientId] | None) -> Server:
         """Begin a session."""
         authority = NO_AUTHORITY if self._keys is None else self._keys.authority.public_key
         helpers = PairwiseHelpers(coins=self._coins, authority=authority, threads=self._threads)
@@ -128,7 +122,7 @@ ENTRY: Final = ProtocolEntry(
     open_session=open_session,
     helpers=PairwiseHelpers,
     simulate=PairwiseSimulation,
-    restore=restore_session,
+    restore=Server.restore,
     costs=costs,
     trust="an authority apart from the server; no more corrupted clients than planned for (one in twenty); the "
     "server may be active",

@@ -9,8 +9,8 @@ from secagg.protocols.pairwise_mask import (
     ClientFloors,
     PairwiseHelpers,
     PairwiseMember,
-    PairwiseServerSession,
     PairwiseSettings,
+    Server,
     open_session,
 )
 from secagg.session.latch import FileLatch
@@ -20,7 +20,7 @@ from .plugs import NodeSide, Plug, ServerSide
 from .settings import GRAPHS, MODES
 
 
-def opened(side: ServerSide) -> PairwiseServerSession:
+def opened(side: ServerSide) -> Server:
     """Begin a session."""
     settings = side.settings
     tolerated = settings.tolerated_dropouts(side.population)

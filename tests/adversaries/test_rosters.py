@@ -379,7 +379,7 @@ def test_one_identity_under_two_names_is_stopped_by_the_server() -> None:
     *_, other, attacker = session.client_ids
     session.take(attacker)
     session.deliver(session.pending)
-    (message,) = session.clients[attacker].receive(session.server.offer)
+    (message,) = session.clients[attacker].receive(session.server.invitation)
     keys = KeyAdvertisement.decode(message, session.server.configuration)
     with pytest.raises(PeerMisbehaved) as caught:
         session.server.receive(attacker, under_one_identity(session, attacker, other, keys).encode())

@@ -362,7 +362,7 @@ def with_committee_of_five() -> tuple[InsecurePairwiseSession, int, list[int]]:
     plan = session.setup.plan(session.authority.public_key)
     small = replace(plan.configuration, committee_size=5, quorum=4)
     session.server = Server(SessionPlan(small, plan.opening, plan.corrupted, plan.dropped, plan.privacy_bits))
-    session.pending = [replace(outgoing, message=session.server.offer) for outgoing in session.pending]
+    session.pending = [replace(outgoing, message=session.server.invitation) for outgoing in session.pending]
     session.reach(ServerState.AWAITING_UNMASKING_SHARES)
     committee = list(session.server.roster.committee)
     return session, next(position for position in EVERYBODY if position not in committee), committee

@@ -24,7 +24,7 @@ from secagg.protocols.pairwise_mask import (
     plan_session,
 )
 from secagg.protocols.pairwise_mask.run import run as run_pairwise
-from secagg.protocols.pairwise_mask.session import STAGES
+from secagg.protocols.pairwise_mask.server import STAGES
 from secagg.protocols.pairwise_mask.settings import PairwiseSettings
 from secagg.protocols.pairwise_mask.simulation import PairwiseSimulation
 from secagg.session.measured import Measured

@@ -210,14 +210,14 @@ def test_what_a_client_drew_is_overwritten_when_it_is_put_aside() -> None:
     session = InsecurePairwiseSession(SessionSetup(mode=SecurityMode.SEMI_HONEST))
     client = PutAside(session, session.client_ids[0]).live
     assert client is not None
-    client.receive(session.server.offer)
+    client.receive(session.server.invitation)
     drawn = list(recording_of(client).coins.drawn)
     with client.suspend():
         assert drawn
         assert all(secret.is_wiped for secret in drawn)
     assert client.state is ClientState.ABORTED, "two would go on"
     with pytest.raises(UnexpectedMessage, match="the session is aborted"):
-        client.receive(session.server.offer)
+        client.receive(session.server.invitation)
 
 
 @BOTH_MODES
@@ -347,7 +347,7 @@ def test_of_two_restores_of_one_record_the_second_is_refused_before_it_answers(
 def test_when_a_client_left_no_record_of_its_session_is_resumed(which: int, tmp_path: Path) -> None:
     session = InsecurePairwiseSession(SessionSetup(mode=SecurityMode.SEMI_HONEST))
     held = PutAside(session, session.client_ids[0], latch=latches(tmp_path)[which])
-    held.receive(session.server.offer)
+    held.receive(session.server.invitation)
     held.resumed().abort()
     with pytest.raises(Misuse, match="session is over"):
         held.resumed()
@@ -366,7 +366,7 @@ def test_of_a_session_that_is_over_the_store_knows_nothing(tmp_path: Path) -> No
 def test_of_a_session_that_is_not_gone_on_with_the_store_knows_nothing(tmp_path: Path) -> None:
     session = InsecurePairwiseSession(SessionSetup(mode=SecurityMode.SEMI_HONEST))
     held = PutAside(session, session.client_ids[0], latch=FileLatch(tmp_path / "latch"))
-    held.receive(session.server.offer)
+    held.receive(session.server.invitation)
     with pytest.raises(InvalidParameters, match="below 8"):
         held.resumed(floors=replace(held.brings["floors"], minimum_cohort=8))
     assert not list((tmp_path / "latch").iterdir())
@@ -375,7 +375,7 @@ def test_of_a_session_that_is_not_gone_on_with_the_store_knows_nothing(tmp_path:
 def test_a_record_is_resumed_by_the_client_that_it_is_of_and_by_no_other() -> None:
     session = InsecurePairwiseSession(SessionSetup(mode=SecurityMode.SEMI_HONEST))
     held = PutAside(session, session.client_ids[0])
-    held.receive(session.server.offer)
+    held.receive(session.server.invitation)
     stranger = Client(session.client_ids[1], LateInput(held.make), **held.brings)
     with pytest.raises(Misuse, match="is that of"):
         stranger.resume(Secret("record", held.stored))
@@ -388,11 +388,11 @@ def test_a_record_is_resumed_by_the_client_that_it_is_of_and_by_no_other() -> No
 def test_a_client_resumes_nothing_without_a_latch_or_amid_a_session(latch: MemoryLatch | None) -> None:
     session = InsecurePairwiseSession(SessionSetup(mode=SecurityMode.SEMI_HONEST))
     held = PutAside(session, session.client_ids[0])
-    held.receive(session.server.offer)
+    held.receive(session.server.invitation)
     brought: dict[str, Any] = {**held.brings, "latch": latch}
     client = Client(held.client, LateInput(held.make), **brought)
     if latch is not None:
-        client.receive(session.server.offer)
+        client.receive(session.server.invitation)
     with pytest.raises(Misuse, match="with the latch that numbered it"):
         client.resume(Secret("record", held.stored))
     assert held.resumed().state is ClientState.AWAITING_ADVERTISED_KEYS
@@ -482,7 +482,7 @@ def test_where_a_record_is_put_together_nothing_of_it_is_left(monkeypatch: pytes
     session = InsecurePairwiseSession(SessionSetup(mode=SecurityMode.SEMI_HONEST))
     client = PutAside(session, session.client_ids[0]).live
     assert client is not None
-    client.receive(session.server.offer)
+    client.receive(session.server.invitation)
     drawn = [bytes(secret.expose()) for secret in recording_of(client).coins.drawn]
     joined = list[bytearray]()
 
