@@ -14,13 +14,13 @@ if TYPE_CHECKING:
     from .member import ClientInput as ClientInput
     from .member import LateInput as LateInput
     from .member import SessionTerms as SessionTerms
+    from .plan import PairwiseSettings as PairwiseSettings
     from .plan import SessionPlan as SessionPlan
     from .plan import plan_session as plan_session
     from .server import Server as Server
     from .session import PairwiseHelpers as PairwiseHelpers
     from .session import PairwiseMember as PairwiseMember
     from .session import open_session as open_session
-    from .settings import PairwiseSettings as PairwiseSettings
     from .thresholds import CURIOUS_PRIVACY_BITS as CURIOUS_PRIVACY_BITS
     from .transcript import Transcript as Transcript
     from .transcript import revealed_sets as revealed_sets
@@ -35,11 +35,10 @@ else:
             "floors": "ClientFloors",
             "graph": "Topology",
             "member": "ClientInput LateInput SessionTerms",
-            "plan": "SessionPlan plan_session",
+            "plan": "PairwiseSettings SessionPlan plan_session",
             "transcript": "Transcript revealed_sets",
             "server": "Server",
             "session": "PairwiseHelpers PairwiseMember open_session",
-            "settings": "PairwiseSettings",
             "thresholds": "CURIOUS_PRIVACY_BITS",
             "transitions": "ClientState ServerState",
         },

@@ -18,11 +18,12 @@ from secagg.session.privacy_ledger import PrivacyLedger
 from secagg.session.roles import LateUpdate, Subject
 
 from .client import Client
+from .client_record import Recorder
 from .configuration import NO_AUTHORITY, SessionConfiguration
 from .floors import ClientFloors
 from .member import LateInput, SessionTerms
+from .plan import PairwiseSettings, noise_of, require_subject, terms_of
 from .server import Server
-from .settings import PairwiseSettings, noise_of, require_subject, terms_of
 from .transitions import ClientState
 
 # --- The server -------------------------------------------------------------------------------------------------------
@@ -138,7 +139,7 @@ class PairwiseMember(Confined):
             certificate=self._certificate,
             terms=self.terms_of(subject),
             threads=self._threads,
-            latch=self.latch,
+            recording=None if self.latch is None else Recorder(self.latch, self._coins),
         )
         if suspended is not None:
             configuration = client.resume(suspended)

@@ -19,9 +19,9 @@ from .configuration import NO_AUTHORITY
 from .costs import costs
 from .floors import ClientFloors
 from .graph import MAXIMUM_POPULATION
+from .plan import PairwiseSettings
 from .server import STAGES, Server
 from .session import PairwiseHelpers, PairwiseMember, open_session
-from .settings import PairwiseSettings
 from .thresholds import least_privacy_bits
 
 
