@@ -18,8 +18,8 @@ from secagg.errors import SecAggError
 from secagg.identifiers import ClientId
 from secagg.parameters import SecurityMode
 from secagg.protocols.pairwise_mask import ServerState
-from secagg.protocols.pairwise_mask.advertisement import KeyAdvertisement
-from secagg.protocols.pairwise_mask.round0_advertise_keys import PublishedRoster
+from secagg.protocols.pairwise_mask.relay import PublishedRoster
+from secagg.protocols.pairwise_mask.round0_advertise_keys import KeyAdvertisement
 from secagg.protocols.pairwise_mask.round4_unmasking import UnmaskingRequest
 from secagg.session.ledger import ATTEMPTS, Spent, SpentUpdates
 from secagg.wire import MessageKind

@@ -236,7 +236,7 @@ ROOMS: Final = (
     ),
     Room(
         "pairwise: thresholds, floors, sets",
-        _in("protocols/pairwise_mask", "thresholds.py", "floors.py", "client_set.py", "transitions.py", "roster.py"),
+        _in("protocols/pairwise_mask", "thresholds.py", "configuration.py", "plan.py", "transitions.py", "roster.py"),
         _in(
             "tests/protocols/pairwise_mask",
             "test_thresholds.py",
@@ -279,9 +279,7 @@ ROOMS: Final = (
             "protocols/pairwise_mask",
             "server.py",
             "recovery.py",
-            "release.py",
-            "settled.py",
-            "complaint.py",
+            "relay.py",
         ),
         (
             *_in(

@@ -8,8 +8,8 @@ from secagg.faces import lazy
 
 if TYPE_CHECKING:
     from .client import Client as Client
+    from .configuration import ClientFloors as ClientFloors
     from .configuration import SessionConfiguration as SessionConfiguration
-    from .floors import ClientFloors as ClientFloors
     from .graph import Topology as Topology
     from .member import ClientInput as ClientInput
     from .member import LateInput as LateInput
@@ -17,13 +17,13 @@ if TYPE_CHECKING:
     from .plan import PairwiseSettings as PairwiseSettings
     from .plan import SessionPlan as SessionPlan
     from .plan import plan_session as plan_session
+    from .recovery import Transcript as Transcript
+    from .recovery import revealed_sets as revealed_sets
     from .server import Server as Server
     from .session import PairwiseHelpers as PairwiseHelpers
     from .session import PairwiseMember as PairwiseMember
     from .session import open_session as open_session
     from .thresholds import CURIOUS_PRIVACY_BITS as CURIOUS_PRIVACY_BITS
-    from .transcript import Transcript as Transcript
-    from .transcript import revealed_sets as revealed_sets
     from .transitions import ClientState as ClientState
     from .transitions import ServerState as ServerState
 else:
@@ -31,12 +31,11 @@ else:
         __name__,
         {
             "client": "Client",
-            "configuration": "SessionConfiguration",
-            "floors": "ClientFloors",
+            "configuration": "ClientFloors SessionConfiguration",
             "graph": "Topology",
             "member": "ClientInput LateInput SessionTerms",
             "plan": "PairwiseSettings SessionPlan plan_session",
-            "transcript": "Transcript revealed_sets",
+            "recovery": "Transcript revealed_sets",
             "server": "Server",
             "session": "PairwiseHelpers PairwiseMember open_session",
             "thresholds": "CURIOUS_PRIVACY_BITS",

@@ -23,13 +23,18 @@ from secagg.identifiers import ClientId
 from secagg.session.latch import NAME_BYTES, Latch
 from secagg.wire import MessageKind, Reader, Writer
 
-from .advertisement import verify_entry
 from .client import BEFORE_UPLOAD, Answers, Step
-from .client_set import ClientSet, set_bytes
 from .configuration import SessionConfiguration
 from .member import Member
-from .roster import roster_of
-from .round0_advertise_keys import Advertised, AdvertisedKeys, VerifiedKeySet, accept_advertised_keys, advertise_keys
+from .roster import ClientSet, roster_of, set_bytes
+from .round0_advertise_keys import (
+    Advertised,
+    AdvertisedKeys,
+    VerifiedKeySet,
+    accept_advertised_keys,
+    advertise_keys,
+    verify_entry,
+)
 from .round1_share_keys import Shared
 from .round2_masked_input import Masked
 from .round3_consistency_check import Confirmed

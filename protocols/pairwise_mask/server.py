@@ -32,21 +32,32 @@ from secagg.session.roles import Released, Stage
 from secagg.session.stages import Checked, StagedServerSession
 from secagg.wire import MessageKind, Reader, Writer, message_kind
 
-from .advertisement import KeyAdvertisement, VerifiedAdvertiser
-from .complaint import Complaint, check_complaint, faults_of
 from .configuration import DIGEST_BYTES, OPENING_BYTES, SessionConfiguration
 from .graph import Graph, Topology
 from .masking import MaskedVector
 from .plan import SessionPlan
-from .recovery import Recovery
-from .release import count_revealed_sets, release_sum, remove_masks
-from .roster import Roster
-from .round0_advertise_keys import PublishedRoster, admit_advertisement, authenticate_advertisement
-from .round1_share_keys import EncryptedShares, RelayedShares, deliver_shares, relayed_root
-from .round2_masked_input import MaskedInput, check_masked_input
-from .round3_consistency_check import SurvivorSet, SurvivorSignature, check_survivor_signature
-from .round4_unmasking import RevealedShares, endorsements_of, request_unmasking
-from .settled import Settled, certain
+from .recovery import Recovery, count_revealed_sets, release_sum, remove_masks
+from .relay import (
+    PublishedRoster,
+    RelayedShares,
+    RevealedShares,
+    Settled,
+    admit_advertisement,
+    authenticate_advertisement,
+    check_complaint,
+    check_masked_input,
+    check_survivor_signature,
+    deliver_shares,
+    endorsements_of,
+    faults_of,
+    relayed_root,
+    request_unmasking,
+)
+from .roster import Roster, certain
+from .round0_advertise_keys import KeyAdvertisement, VerifiedAdvertiser
+from .round1_share_keys import EncryptedShares
+from .round2_masked_input import Complaint, MaskedInput
+from .round3_consistency_check import SurvivorSet, SurvivorSignature
 from .transitions import SENT_INSTEAD, SERVER_TRANSITIONS, ServerState, advance
 
 Take = Callable[[], None]
@@ -236,7 +247,9 @@ class Server(StagedServerSession[Take]):
     def _checked_complaint(self, sender: ClientId, message: bytes) -> Take:
         settled, position = self.settled, self.settled.position_of(sender)
         root = relayed_root(settled, self._relayed, position)
-        accused = check_complaint(settled, position, root, Complaint.decode(message, settled, position))
+        accused = check_complaint(
+            settled, position, root, Complaint.decode(message, settled.roster, position, settled.sharers)
+        )
 
         def take() -> None:
             self._complaints[position], self._kept.complaints[sender] = accused, message

@@ -19,8 +19,7 @@ from secagg.session.roles import LateUpdate, Subject
 
 from .client import Client
 from .client_record import Recorder
-from .configuration import NO_AUTHORITY, SessionConfiguration
-from .floors import ClientFloors
+from .configuration import NO_AUTHORITY, ClientFloors, SessionConfiguration
 from .member import LateInput, SessionTerms
 from .plan import PairwiseSettings, noise_of, require_subject, terms_of
 from .server import Server

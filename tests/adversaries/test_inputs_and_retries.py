@@ -22,7 +22,7 @@ from secagg.errors import CapacityExceeded, InvalidParameters, Misuse, Reason, S
 from secagg.identifiers import ClientId
 from secagg.parameters import SecurityMode, Suite
 from secagg.protocols.pairwise_mask import ClientInput, ClientState, LateInput, ServerState, Topology
-from secagg.protocols.pairwise_mask.advertisement import KeyAdvertisement
+from secagg.protocols.pairwise_mask.round0_advertise_keys import KeyAdvertisement
 from secagg.protocols.pairwise_mask.round2_masked_input import MaskedInput
 from secagg.simulation.insecure_coins import InsecureSeededCoins
 from secagg.wire import MessageKind

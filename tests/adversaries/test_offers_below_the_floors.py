@@ -35,9 +35,9 @@ from secagg.protocols.pairwise_mask import (
     SessionPlan,
     Topology,
 )
-from secagg.protocols.pairwise_mask.advertisement import KeyAdvertisement
-from secagg.protocols.pairwise_mask.floors import ClientFloors
-from secagg.protocols.pairwise_mask.round0_advertise_keys import PublishedRoster
+from secagg.protocols.pairwise_mask.configuration import ClientFloors
+from secagg.protocols.pairwise_mask.relay import PublishedRoster
+from secagg.protocols.pairwise_mask.round0_advertise_keys import KeyAdvertisement
 from secagg.wire import MessageKind
 from tests.harness.pairwise_sessions import InsecurePairwiseSession, SessionSetup, close_round, insecure_payload
 

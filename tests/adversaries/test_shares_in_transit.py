@@ -29,17 +29,16 @@ from secagg.errors import AuthenticationFailed, Misuse, PeerMisbehaved, Reason, 
 from secagg.identifiers import CONTEXT_TAG_BYTES, ClientId, Party, ServerId, SessionContext
 from secagg.parameters import SecurityMode, Suite
 from secagg.protocols.pairwise_mask import ClientInput, ClientState, ServerState, Topology
-from secagg.protocols.pairwise_mask.complaint import complain
+from secagg.protocols.pairwise_mask.relay import RelayedShares, deliver_shares
 from secagg.protocols.pairwise_mask.round0_advertise_keys import AdvertisedKeys, accept_advertised_keys, advertise_keys
 from secagg.protocols.pairwise_mask.round1_share_keys import (
     DeliveredEntry,
     DeliveredShares,
     EncryptedShares,
-    RelayedShares,
     Shared,
-    deliver_shares,
     share_keys,
 )
+from secagg.protocols.pairwise_mask.round2_masked_input import complain
 from secagg.protocols.pairwise_mask.round4_unmasking import AnsweredFor, UnmaskingShares
 from secagg.protocols.pairwise_mask.suites import ClassicSuite, HybridSuite, OwnKeys, PublishedKeys
 from secagg.wire import MessageKind

@@ -28,7 +28,8 @@ from secagg.errors import AuthenticationFailed, MalformedMessage, PeerMisbehaved
 from secagg.identifiers import ClientId, ServerId, SessionContext
 from secagg.parameters import SecurityMode, Suite
 from secagg.protocols.pairwise_mask import ClientState, Server, ServerState, SessionPlan, Topology
-from secagg.protocols.pairwise_mask.round1_share_keys import EncryptedShares, RelayedShares, deliver_shares
+from secagg.protocols.pairwise_mask.relay import RelayedShares, deliver_shares
+from secagg.protocols.pairwise_mask.round1_share_keys import EncryptedShares
 from secagg.protocols.pairwise_mask.round2_masked_input import MaskedInput, upload_digest
 from secagg.protocols.pairwise_mask.round3_consistency_check import SurvivorSet, SurvivorSignature, signed_survivors
 from secagg.protocols.pairwise_mask.round4_unmasking import Endorsement, SignedView, UnmaskingRequest

@@ -437,7 +437,7 @@ def _report(client: Client, message: bytes) -> str:
 FORKED = """
 import os
 from secagg.errors import Misuse
-from secagg.protocols.pairwise_mask.transitions import ClientState, ServerState
+from secagg.protocols.pairwise_mask.transitions import (ClientState, ServerState)
 from tests.harness.pairwise_sessions import InsecurePairwiseSession, same_sum
 
 session = InsecurePairwiseSession()

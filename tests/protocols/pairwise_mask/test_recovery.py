@@ -28,17 +28,16 @@ from secagg.errors import (
 from secagg.identifiers import ClientId, Party, ServerId
 from secagg.parameters import SecurityMode, Suite
 from secagg.protocols.pairwise_mask import recovery, round1_share_keys
-from secagg.protocols.pairwise_mask.commitments import SharePlace
-from secagg.protocols.pairwise_mask.complaint import Complaint
 from secagg.protocols.pairwise_mask.graph import Topology
 from secagg.protocols.pairwise_mask.round1_share_keys import DeliveredShares
+from secagg.protocols.pairwise_mask.round2_masked_input import Complaint
 from secagg.protocols.pairwise_mask.round4_unmasking import (
     AnsweredFor,
     UnmaskingRequest,
     UnmaskingShares,
     signed_unmasking,
 )
-from secagg.protocols.pairwise_mask.suites import HybridSuite, MaskKeys, key_suite
+from secagg.protocols.pairwise_mask.suites import HybridSuite, MaskKeys, SharePlace, key_suite
 from secagg.protocols.pairwise_mask.transitions import ClientState, ServerState
 from secagg.wire import MessageKind, message_kind
 from tests.harness.pairwise_sessions import (
@@ -721,7 +720,7 @@ def test_a_complaint_that_is_not_its_senders_is_refused(spoil: str) -> None:
     (message,) = session.clients[victim].receive(session.take(victim))
     position = session.client_ids.index(victim)
     settled = session.server.settled
-    complaint = Complaint.decode(message, settled, position)
+    complaint = Complaint.decode(message, settled.roster, position, settled.sharers)
     graph, neighbours = session.server.roster.graph, session.server.roster.graph.neighbours(position)
     sent = next(place for place, n in enumerate(neighbours) if graph.sends_edge_seed(position, n))
     spoilt = {
@@ -755,9 +754,9 @@ def test_a_complaint_is_about_somebody_who_sent_a_seed(suite: Suite) -> None:
     receiving = next(place for place in range(8) if place not in sending)
     for wrong in ((), (gone,), (receiving,), (good, gone), (good, receiving), *(((good,),) * (suite is Suite.CLASSIC))):
         with pytest.raises(MalformedMessage, match="about nobody who sent a seed"):
-            Complaint.decode(about(*wrong), settled, 3)
+            Complaint.decode(about(*wrong), settled.roster, 3, settled.sharers)
     if suite is Suite.HYBRID:
-        assert list(Complaint.decode(about(good), settled, 3).accused) == [good]
+        assert list(Complaint.decode(about(good), settled.roster, 3, settled.sharers).accused) == [good]
 
 
 # --- What is revealed -------------------------------------------------------------------------------------------------

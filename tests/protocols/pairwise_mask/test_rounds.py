@@ -29,14 +29,17 @@ from secagg.errors import (
 )
 from secagg.identifiers import CONTEXT_TAG_BYTES, ClientId, Party, ServerId
 from secagg.parameters import SecurityMode, Suite
-from secagg.protocols.pairwise_mask.advertisement import KeyAdvertisement, entry_bytes
 from secagg.protocols.pairwise_mask.client import Client
-from secagg.protocols.pairwise_mask.client_set import ClientSet, set_bytes
 from secagg.protocols.pairwise_mask.configuration import SessionConfiguration
 from secagg.protocols.pairwise_mask.graph import Topology
 from secagg.protocols.pairwise_mask.member import ClientInput
-from secagg.protocols.pairwise_mask.roster import Roster, encode_clients, entry_digest
-from secagg.protocols.pairwise_mask.round0_advertise_keys import AdvertisedKeys, in_parallel
+from secagg.protocols.pairwise_mask.roster import ClientSet, Roster, encode_clients, entry_digest, set_bytes
+from secagg.protocols.pairwise_mask.round0_advertise_keys import (
+    AdvertisedKeys,
+    KeyAdvertisement,
+    entry_bytes,
+    in_parallel,
+)
 from secagg.protocols.pairwise_mask.round1_share_keys import DeliveredShares, EncryptedShares
 from secagg.protocols.pairwise_mask.round2_masked_input import MaskedInput
 from secagg.protocols.pairwise_mask.round3_consistency_check import SurvivorSet, SurvivorSignature

@@ -308,7 +308,7 @@ def test_a_client_that_fails_has_dropped_out_for_the_others() -> None:
 
 
 def test_progress_rises_to_the_number_of_masks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("secagg.protocols.pairwise_mask.release.MASKS_PER_STEP", 4)
+    monkeypatch.setattr("secagg.protocols.pairwise_mask.recovery.MASKS_PER_STEP", 4)
     setup = SessionSetup(population=8, dropped=2, mode=SecurityMode.SEMI_HONEST)
     session = InsecurePairwiseSession(setup)
     session.reach(ServerState.AWAITING_MASKED_INPUTS)
