@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from itertools import chain
 from math import log
@@ -38,7 +38,9 @@ from .thresholds import (
     corrupted_members,
     corrupted_neighbours,
     least_privacy_bits,
+    least_threshold,
     log_tail,
+    require_committee,
     require_number,
     stays_connected,
 )
@@ -233,8 +235,8 @@ def plan_session(  # noqa: PLR0913 -- a session has that many properties; most h
         coins: for the nonce and the server's share in the graph seed.
         population: how many clients are invited.
         corrupted: how many of them the plan withstands, counted absolutely.
-        dropped: how many may drop out after they advertised.
-        late: how many of the invited may fail to advertise at all.
+        dropped: how many may drop out, in any round.
+        late: how many more may fail to advertise at all.
         minimum_cohort: the least number of contributors whose sum is released; by default what the dropouts leave.
         maximum_weight: the largest weight of one client.
         privacy_bits: the chance that one drawn graph betrays a client is 2^-privacy_bits at most; by default the least
@@ -299,20 +301,57 @@ def plan_session(  # noqa: PLR0913 -- a session has that many properties; most h
         graph_commitment=commit_to_opening(opening),
         server_nonce=bytes(draw_exactly(DIGEST_BYTES, coins)),
     )
-    for advertised in {least, population}:
-        configuration.require_population(advertised, corrupted=corrupted, privacy_bits=privacy_bits, dropped=dropped)
+    for advertised, left in ((least - dropped, 0), (least, dropped), (population, dropped)):
+        configuration.require_population(advertised, corrupted=corrupted, privacy_bits=privacy_bits, dropped=left)
     return SessionPlan(configuration, opening, corrupted, dropped, privacy_bits)
 
 
 def graph_parameters(
     topology: Topology, mode: SecurityMode, assumptions: Assumptions, invited: int
 ) -> tuple[int, int, int, int]:
-    """Return degree, threshold, committee size and quorum.
+    """Return degree, threshold, committee size and quorum, of a graph that stands the dropouts in every round.
+
+    Who leaves before the graph is drawn makes it smaller, and who leaves later makes holes in it.
 
     Raises:
         InvalidParameters: no graph withstands what is assumed.
     """
-    return (_sparse if topology is Topology.SPARSE else _full)(mode, assumptions, invited)
+    choose = _sparse if topology is Topology.SPARSE else _full
+    chosen, fewest = choose(mode, assumptions, invited), assumptions.population - assumptions.dropped
+    try:
+        _require_fewer(topology, mode, chosen, assumptions, fewest)
+    except InvalidParameters:
+        # Planned for as many as are there at worst, it has room for all.
+        smaller = replace(assumptions, population=fewest, corrupted=min(assumptions.corrupted, fewest - 1))
+        chosen = choose(mode, smaller, invited)
+        _require_fewer(topology, mode, chosen, assumptions, fewest)
+    return chosen
+
+
+def _require_fewer(
+    topology: Topology,
+    mode: SecurityMode,
+    chosen: tuple[int, int, int, int],
+    assumptions: Assumptions,
+    population: int,
+) -> None:
+    """Refuse parameters that do not protect the clients that are left when all dropouts come before the graph."""
+    degree, threshold, size, quorum = chosen
+    degree = population - 1 if topology is Topology.FULL else degree
+    corrupted, bits = min(assumptions.corrupted, population - 1), assumptions.privacy_bits
+    if (
+        degree >= population
+        or threshold > degree
+        or threshold
+        < least_threshold(topology, mode, population=population, degree=degree, corrupted=corrupted, privacy_bits=bits)
+    ):
+        raise InvalidParameters(
+            f"of {assumptions.population} clients {assumptions.dropped} may leave before the graph is drawn, and "
+            f"{population} cannot have {degree} neighbours each of whom {threshold} recover a secret; plan for fewer "
+            "dropouts, use a full graph, or invite more"
+        )
+    if mode is SecurityMode.ACTIVE:
+        require_committee(population, corrupted, size or population, quorum, bits)
 
 
 def _sparse(mode: SecurityMode, assumptions: Assumptions, invited: int) -> tuple[int, int, int, int]:
@@ -382,14 +421,14 @@ class PairwiseSettings(BudgetedNoise):
         if self.minimum_cohort is not None and self.minimum_cohort > max(LEAST_COHORT, stay):
             return False
         privacy = least_privacy_bits(self.mode) if self.privacy_bits is None else self.privacy_bits
-        assumed = Assumptions(
-            population=population - self.late,
-            corrupted=min(self.corrupted, population - self.late - 1),
-            dropped=self.dropped,
-            privacy_bits=privacy,
-            correctness_bits=self.correctness_bits,
-        )
         try:
+            assumed = Assumptions(
+                population=population - self.late,
+                corrupted=min(self.corrupted, population - self.late - 1),
+                dropped=self.dropped,
+                privacy_bits=privacy,
+                correctness_bits=self.correctness_bits,
+            )
             graph_parameters(self.topology, self.mode, assumed, population)
         except InvalidParameters:
             return False

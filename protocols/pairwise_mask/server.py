@@ -318,9 +318,12 @@ class Server(StagedServerSession[Take]):
             self._require_protected(present)
 
     def _require_protected(self, advertised: int) -> None:
-        plan = self._kept.plan
+        plan, missing = self._kept.plan, self.configuration.maximum_population - advertised
         self.configuration.require_population(
-            advertised, corrupted=plan.corrupted, privacy_bits=plan.privacy_bits, dropped=plan.dropped
+            advertised,
+            corrupted=plan.corrupted,
+            privacy_bits=plan.privacy_bits,
+            dropped=max(0, plan.dropped - missing),
         )
 
     def _next(self) -> tuple[Stage, Mapping[ClientId, bytes]] | None:

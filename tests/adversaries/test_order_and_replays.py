@@ -155,6 +155,30 @@ def test_of_a_clients_messages_of_one_kind_the_server_counts_the_first(kind: Mes
     assert (sender, error.reason, error.culprits) == (attacker, Reason.AUTHENTICATION_FAILED, unverified(attacker))
 
 
+@pytest.mark.parametrize("mode", SecurityMode)
+def test_what_the_network_replays_or_alters_shuts_nobody_out(mode: SecurityMode, goes_on: GoesOn) -> None:
+    """It has the victim's answers of another attempt, and hands them over first, in each round."""
+    setup = SessionSetup(mode=mode)
+    before = InsecurePairwiseSession(setup.next_attempt())
+    before.finish()
+    victim = setup.client_ids[2]
+
+    def replay(delivery: Delivery) -> tuple[Delivery, ...]:
+        if delivery.sender != victim:
+            return (delivery,)
+        replayed = replace(delivery, message=before.sent_by(victim, delivery.kind))
+        cut = replace(delivery, message=delivery.message[:-1])
+        flipped = replace(delivery, message=delivery.message[:-1] + bytes([delivery.message[-1] ^ 1]))
+        # Without signatures the transport alone keeps what is sent from being altered.
+        return (replayed, cut, *((flipped,) * (mode is SecurityMode.ACTIVE)), delivery)
+
+    session = InsecurePairwiseSession(setup, adversary=replay)
+    goes_on(session)
+    assert session.server.revealed == {frozenset(setup.client_ids)}
+    assert {sender for sender, _ in session.refusals} == {victim}
+    assert all(fault.culprits == unverified(victim) for fault in session.server.faults)
+
+
 # --- Out of turn ------------------------------------------------------------------------------------------------------
 
 

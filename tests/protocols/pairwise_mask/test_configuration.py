@@ -368,7 +368,7 @@ def test_the_opening_is_what_the_offer_commits_to_and_is_not_in_it() -> None:
 
 def test_a_plan_draws_an_opening_and_a_nonce() -> None:
     coins = InsecureRecordedCoins(b"o" * 32 + b"n" * 32)
-    plan = plan_session(LAYOUT, coins, population=5, corrupted=0, dropped=1, authority=b"a" * 32)
+    plan = plan_session(LAYOUT, coins, population=6, corrupted=0, dropped=1, authority=b"a" * 32)
     assert coins.is_exhausted
     assert (plan.opening, plan.configuration.server_nonce) == (b"o" * 32, b"n" * 32)
 
