@@ -19,6 +19,7 @@ from secagg.protocols.pairwise_mask import Server, ServerState, Topology
 from secagg.simulation.synthetic_updates import WindowedInputs
 from tests.harness.pairwise_cohort import Cohort, Setting, gather, spread_dropouts
 from tests.harness.pairwise_measurement import MeasuredClient
+from tests.harness.pairwise_sessions import close_round, restored, stored, unmask
 from tests.harness.pairwise_traffic import bonawitz_bits, expansion
 
 LENGTH = 1 << 20
@@ -75,9 +76,7 @@ def uploads_of(
     """Bring a full graph of clients to the point where each has its neighbours' shares, and return their steps."""
     setting = Setting(mode=mode, topology=Topology.FULL, threads=threads)
     server, clients = shared(cohort_of(neighbours + 1, length, setting))
-    return (
-        partial(clients[outgoing.receiver.value - 1].receive, outgoing.message) for outgoing in server.close_round()
-    )
+    return (partial(clients[outgoing.receiver.value - 1].receive, outgoing.message) for outgoing in close_round(server))
 
 
 def cohort_of(clients: int, length: int, setting: Setting, dropped: int = 0) -> Cohort:
@@ -94,8 +93,8 @@ def shared(cohort: Cohort) -> tuple[Server, tuple[MeasuredClient, ...]]:
     """Have everybody advertise and share keys."""
     server, clients = Server(cohort.plan), cohort.clients
     for client in clients:
-        server.receive(client.client, client.receive(server.offer)[0])
-    for outgoing in server.close_round():
+        server.receive(client.client, client.receive(server.invitation)[0])
+    for outgoing in close_round(server):
         server.receive(outgoing.receiver, clients[outgoing.receiver.value - 1].receive(outgoing.message)[0])
     return server, clients
 
@@ -107,7 +106,7 @@ def answered(clients: int, dropped: int, neighbours: int, length: int) -> Server
     server, members = shared(replace(cohort, plan=replace(cohort.plan, configuration=configuration)))
     gone = cohort.dropouts[ServerState.AWAITING_MASKED_INPUTS]
     while server.state is not ServerState.AWAITING_UNMASKING_SHARES:
-        for outgoing in server.close_round():
+        for outgoing in close_round(server):
             if outgoing.receiver not in gone:
                 (answer,) = members[outgoing.receiver.value - 1].receive(outgoing.message)
                 server.receive(outgoing.receiver, answer)
@@ -132,19 +131,19 @@ class Model:
 def _server_unmask() -> Iterator[Figure]:
     """Time the last step of the server against its model, whose constants are measured in turns with it."""
     server = answered(CLIENTS, DROPPED, SPARSE_NEIGHBOURS, SERVER_LENGTH)
-    snapshot, threshold = server.snapshot(), server.configuration.threshold
+    snapshot, threshold = stored(server), server.configuration.threshold
     counts = list[int]()
     ring, total = Ring(MODULUS_BITS), Ring(MODULUS_BITS).zeros(SERVER_LENGTH)
     keys = [Secret.random("mask_key", 16, SystemCoins()) for _ in range(100)]
     shares = split(
         random_root("root", SystemCoins()), threshold=threshold, holders=SPARSE_NEIGHBOURS, coins=SystemCoins()
     )
-    restored = [Server.restore(snapshot) for _ in range(ROUNDS)]
+    ready = [restored(snapshot) for _ in range(ROUNDS)]
     seconds = best_seconds(
         {
             "masks": partial(accumulate, total, ring, add=keys, subtract=[]),
             "reconstruction": lambda: reconstruct(shares[:threshold], threshold=threshold),
-            "unmask": lambda: restored.pop().unmask(lambda _, count: counts.append(count)),
+            "unmask": lambda: unmask(ready.pop(), lambda _, count: counts.append(count)),
         },
         ROUNDS,
     )
@@ -153,8 +152,8 @@ def _server_unmask() -> Iterator[Figure]:
     yield Figure(name=f"server unmask, {size}", value=1000 * seconds["unmask"], unit="ms", note=f"{model.masks} masks")
     yield Figure(name="the model of it", value=1000 * model.seconds, unit="ms")
     yield Figure(name="server unmask / model", value=seconds["unmask"] / model.seconds, unit="ratio", at_most=1.3)
-    last = Server.restore(snapshot)
-    peak = _peak_of(last.unmask)
+    last = restored(snapshot)
+    peak = _peak_of(lambda: unmask(last))
     yield Figure(
         name="server unmask, peak memory in vectors", value=peak / (SERVER_LENGTH * ring.word_bytes), unit="vectors"
     )

@@ -28,7 +28,7 @@ from pairwise_mask import answered, uploads_of
 from secagg.compression.fixed_point import FixedPoint
 from secagg.crypto.entropy import SystemCoins
 from secagg.parameters import SecurityMode
-from secagg.protocols.pairwise_mask import Server
+from tests.harness.pairwise_sessions import restored, stored, unmask
 
 DIMENSION: Final = 1_000_000
 NEIGHBOURS: Final = {10: 8.0, 30: 10.0}
@@ -94,12 +94,12 @@ def _client(flower: Flower, update: Update, neighbours: int, mode: SecurityMode,
 
 def _server(flower: Flower, update: Update) -> Iterator[Figure]:
     session = answered(CLIENTS, DROPPED, SERVER_NEIGHBOURS, DIMENSION)
-    snapshot = session.snapshot()
-    ready = [Server.restore(snapshot) for _ in range(SERVER_ROUNDS)]
+    snapshot = stored(session)
+    ready = [restored(snapshot) for _ in range(SERVER_ROUNDS)]
     codec = FixedPoint(length=DIMENSION, clip=CLIP, fraction_bits=18, modulus_bits=32)
 
     def ours() -> npt.NDArray[np.float64]:
-        sums = ready.pop().unmask().values[0]
+        sums = unmask(ready.pop()).values[0]
         return np.ldexp(sums.view(np.int32).astype(np.float64), -codec.fraction_bits)
 
     theirs = flower.unmasking_server(CLIENTS, DROPPED, SERVER_NEIGHBOURS, update)

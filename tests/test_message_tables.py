@@ -8,12 +8,10 @@ import pytest
 
 from secagg.fields import Placed, table_of
 from secagg.protocols.enclave import client as enclave
-from secagg.protocols.pairwise_mask.advertisement import KeyAdvertisement
-from secagg.protocols.pairwise_mask.complaint import Complaint
 from secagg.protocols.pairwise_mask.configuration import SessionConfiguration
-from secagg.protocols.pairwise_mask.round0_advertise_keys import AdvertisedKeys
+from secagg.protocols.pairwise_mask.round0_advertise_keys import AdvertisedKeys, KeyAdvertisement
 from secagg.protocols.pairwise_mask.round1_share_keys import DeliveredShares, EncryptedShares
-from secagg.protocols.pairwise_mask.round2_masked_input import MaskedInput
+from secagg.protocols.pairwise_mask.round2_masked_input import Complaint, MaskedInput
 from secagg.protocols.pairwise_mask.round3_consistency_check import SurvivorSet, SurvivorSignature
 from secagg.protocols.pairwise_mask.round4_unmasking import UnmaskingRequest, UnmaskingShares
 from secagg.protocols.two_servers.configuration import IndexingConfiguration

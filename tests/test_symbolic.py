@@ -21,7 +21,7 @@ from secagg.identifiers import CLIENT_ID_BYTES
 from secagg.parameters import SecurityMode, Suite
 from secagg.protocols.one_message.configuration import Offer
 from secagg.protocols.one_message.parameters import ThresholdRule
-from secagg.protocols.pairwise_mask.advertisement import KeyAdvertisement
+from secagg.protocols.pairwise_mask.round0_advertise_keys import KeyAdvertisement
 from secagg.wire import MessageKind
 from tests.harness.enclave_buffers import EnclaveSetup, InsecureEnclaveSession, model_digest
 from tests.harness.one_message_sums import InsecureSum, SumSetup

@@ -18,8 +18,8 @@ from secagg.errors import SecAggError
 from secagg.identifiers import ClientId
 from secagg.parameters import SecurityMode
 from secagg.protocols.pairwise_mask import ServerState
-from secagg.protocols.pairwise_mask.advertisement import KeyAdvertisement
-from secagg.protocols.pairwise_mask.round0_advertise_keys import PublishedRoster
+from secagg.protocols.pairwise_mask.relay import PublishedRoster
+from secagg.protocols.pairwise_mask.round0_advertise_keys import KeyAdvertisement
 from secagg.protocols.pairwise_mask.round4_unmasking import UnmaskingRequest
 from secagg.session.ledger import ATTEMPTS, Spent, SpentUpdates
 from secagg.wire import MessageKind
@@ -156,7 +156,7 @@ def silent_overflow(mode: SecurityMode) -> Outcome:
     client = session.enrol(session.client_ids[0], capacity=capacity(6, 8))
     codec = ScalarQuantization(shape=(4,), bits=8, modulus_bits=16, scales=(8.0 / 127,))
     assert codec.capacity < 1100, "and the codec says how many clients fit"
-    return stopped(lambda: client.receive(session.server.offer))
+    return stopped(lambda: client.receive(session.server.invitation))
 
 
 def predictable_masks(_: SecurityMode) -> Outcome:

@@ -22,7 +22,7 @@ from secagg.crypto.secret import Secret
 from secagg.errors import UNDECIDED, AuthenticationFailed
 from secagg.identifiers import AttemptContext
 from secagg.parameters import Suite
-from secagg.protocols.pairwise_mask import masking, round2_masked_input
+from secagg.protocols.pairwise_mask import masking, relay, round2_masked_input
 from secagg.protocols.two_servers import client as indexing_client
 from secagg.protocols.two_servers import opened_upload
 from secagg.protocols.two_servers import upload as upload_module
@@ -211,6 +211,7 @@ def installed(*, with_masks: bool = False) -> Iterator[None]:
         (aead, "AESGCM", IdealSealing),
         (upload_module, "AESGCM", IdealSealing),
         (round2_masked_input, "upload_digest", lambda _: UPLOADED),
+        (relay, "upload_digest", lambda _: UPLOADED),
         (indexing_client, "sealing_key", IdealSealingKey),
         (opened_upload, "sealing_pair", IdealSealingPair),
         (hybrid_key_agreement, "HybridKeyPair", IdealHybridPair),

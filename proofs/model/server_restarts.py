@@ -1,7 +1,7 @@
 """An honest server of pairwise masks whose process ends at any time, and goes on from the record that it stored.
 
 The library's own ``Server`` is driven with the library's own clients. Its platform stores a record whenever a round is
-closed, before a message of the next is sent, as ``close_round`` asks; between two records answers come, are lost with
+closed, before a message of the next is sent, as ``snapshot`` asks; between two records answers come, are lost with
 the process, and come again. Every sequence is tried, until nothing new is reached.
 """
 
@@ -18,12 +18,12 @@ import ideal
 from defects import Replacement, altered, planted
 from report import Report, steps_to
 from secagg.contract import Payload
-from secagg.errors import SecAggError
+from secagg.crypto.secret import Secret
+from secagg.errors import InternalError, SecAggError
 from secagg.protocols.pairwise_mask.client import Client
 from secagg.protocols.pairwise_mask.member import ClientInput
 from secagg.protocols.pairwise_mask.plan import SessionPlan
-from secagg.protocols.pairwise_mask.server import Server
-from secagg.protocols.pairwise_mask.server_record import ServerRecord
+from secagg.protocols.pairwise_mask.server import Server, ServerRecord
 from secagg.protocols.pairwise_mask.transitions import ServerState
 from secagg.session.latch import MemoryLatch
 from secagg.wire import message_kind
@@ -62,7 +62,7 @@ class Search:
         setup, report = self.clients.setup, self.report
         configuration = self.clients.configurations[0]
         plan = SessionPlan(configuration, self.clients.opening(0), 0, 0, 40)
-        first = Server(plan).snapshot()
+        first = stored(Server(plan))
         start = World(first, first, ((),) * setup.population)
         came_from: dict[World, tuple[World, str] | None] = {start: None}
         frontier = [start]
@@ -82,23 +82,23 @@ class Search:
     def _after(self, world: World) -> Iterator[tuple[str, World, str | None]]:
         for number in range(self.clients.setup.population):
             yield from self._exchanged(world, number)
-        closing = Server.restore(world.held)
+        closing = restored(world.held)
         self.report.calls += 1
         if closing.state is ServerState.AWAITING_UNMASKING_SHARES:
             yield "unmask", world, self._fault_in_sum(closing)
         else:
             try:
-                closing.close_round()
+                closing.close_stage()
             except SecAggError:
                 self.report.refused += 1
             else:
-                stored = closing.snapshot()
-                yield "close the round", World(stored, stored, world.sent), None
+                record = stored(closing)
+                yield "close the round", World(record, record, world.sent), None
         yield "the process ends", world._replace(held=world.stored), None
 
     def _exchanged(self, world: World, number: int) -> Iterator[tuple[str, World, str | None]]:
         """Send a client the message of the open round, and have its answer come, or come late, or not at all."""
-        taking = Server.restore(world.held)
+        taking = restored(world.held)
         message = taking.message_to(client_id(number))
         if message is None:
             return
@@ -117,13 +117,14 @@ class Search:
                 taking.receive(client_id(number), reply)
             except SecAggError:
                 self.report.refused += 1
-        yield f"client {number} answers, with what it said before", World(taking.snapshot(), world.stored, sent), None
+        yield f"client {number} answers, with what it said before", World(stored(taking), world.stored, sent), None
 
     def _fault_in_sum(self, closing: Server) -> str | None:
         contributors = closing.contributors
-        have_all_answered = all(closing.has_settled(client) for client in contributors)
+        have_all_answered = not closing.awaited
         try:
-            aggregate = closing.unmask()
+            closing.close_stage()
+            aggregate = closing.release().aggregate
         except SecAggError:
             self.report.refused += 1
             return "a sum that does not come out although everybody answered" if have_all_answered else None
@@ -150,6 +151,19 @@ class Case:
         logging.disable(logging.WARNING)
         with ideal.installed(with_masks=True), planted(*self.defects):
             return Search(Adding(self.setup)).explore()
+
+
+def stored(server: Server) -> bytes:
+    """Return the bytes of a server's record."""
+    record = server.snapshot()
+    if record is None:
+        raise InternalError("a session whose last round is closed has no record")
+    return bytes(record.expose())
+
+
+def restored(record: bytes) -> Server:
+    """Return the server of a record."""
+    return Server.restore(Secret("server session", record))
 
 
 THREE, CURIOUS = Setup(3, 2, 2), Setup(3, 2)

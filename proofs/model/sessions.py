@@ -23,14 +23,15 @@ from secagg.identifiers import ClientId
 from secagg.parameters import SecurityMode
 from secagg.protocols.pairwise_mask import masking
 from secagg.protocols.pairwise_mask.client import Client
+from secagg.protocols.pairwise_mask.client_record import Recorder
 from secagg.protocols.pairwise_mask.configuration import (
     NO_AUTHORITY,
     NO_DIGEST,
     OPENING_BYTES,
+    ClientFloors,
     SessionConfiguration,
     commit_to_opening,
 )
-from secagg.protocols.pairwise_mask.floors import ClientFloors
 from secagg.protocols.pairwise_mask.graph import Topology
 from secagg.protocols.pairwise_mask.member import ClientInput, SessionTerms
 from secagg.protocols.pairwise_mask.round0_advertise_keys import Advertised
@@ -127,7 +128,9 @@ class Clients:
                 latch._numbers.update(before.numbers)  # noqa: SLF001
                 record = Secret("client record", before.records[-1])
                 brought = self._brought(party, attempt, len(before.records))
-                client = Client(client_id(party[0]), new_input(), latch=latch, **brought)
+                client = Client(
+                    client_id(party[0]), new_input(), recording=Recorder(latch, brought["coins"]), **brought
+                )
                 client.resume(record)
                 return client
 
@@ -143,7 +146,9 @@ class Clients:
         self, party: Party, attempt: int, client_input: ClientInput | None = None, latch: MemoryLatch | None = None
     ) -> Client:
         """Return a client at the beginning of an attempt, with coins that are its own in this attempt."""
-        return Client(client_id(party[0]), client_input or new_input(), latch=latch, **self._brought(party, attempt))
+        brought = self._brought(party, attempt)
+        recording = None if latch is None else Recorder(latch, brought["coins"])
+        return Client(client_id(party[0]), client_input or new_input(), recording=recording, **brought)
 
     def _brought(self, party: Party, attempt: int, restarts: int = 0) -> dict[str, Any]:
         """Return what a client brings into a session, and again when it is resumed."""

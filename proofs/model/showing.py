@@ -11,16 +11,14 @@ from secagg.crypto.labels import Label, bind
 from secagg.crypto.merkle import MerkleTree
 from secagg.errors import SecAggError
 from secagg.protocols.pairwise_mask import round2_masked_input, round3_consistency_check, round4_unmasking
-from secagg.protocols.pairwise_mask.advertisement import KeyAdvertisement
-from secagg.protocols.pairwise_mask.client_set import ClientSet
-from secagg.protocols.pairwise_mask.roster import Roster
-from secagg.protocols.pairwise_mask.round0_advertise_keys import PublishedRoster
+from secagg.protocols.pairwise_mask.relay import PublishedRoster, RelayedShares
+from secagg.protocols.pairwise_mask.roster import ClientSet, Roster
+from secagg.protocols.pairwise_mask.round0_advertise_keys import KeyAdvertisement
 from secagg.protocols.pairwise_mask.round1_share_keys import (
     DeliveredEntry,
     DeliveredShares,
     EncryptedShares,
     EntryForm,
-    RelayedShares,
     signature_bytes,
 )
 from secagg.protocols.pairwise_mask.round4_unmasking import Endorsement

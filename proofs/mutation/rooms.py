@@ -234,7 +234,7 @@ ROOMS: Final = (
     ),
     Room(
         "pairwise: thresholds, floors, sets",
-        _in("protocols/pairwise_mask", "thresholds.py", "floors.py", "client_set.py", "transitions.py", "roster.py"),
+        _in("protocols/pairwise_mask", "thresholds.py", "configuration.py", "plan.py", "transitions.py", "roster.py"),
         _in(
             "tests/protocols/pairwise_mask",
             "test_thresholds.py",
@@ -276,12 +276,8 @@ ROOMS: Final = (
         _in(
             "protocols/pairwise_mask",
             "server.py",
-            "collected.py",
             "recovery.py",
-            "release.py",
-            "settled.py",
-            "open_round.py",
-            "complaint.py",
+            "relay.py",
         ),
         (
             *_in(

@@ -8,24 +8,22 @@ from secagg.faces import lazy
 
 if TYPE_CHECKING:
     from .client import Client as Client
+    from .configuration import ClientFloors as ClientFloors
     from .configuration import SessionConfiguration as SessionConfiguration
-    from .floors import ClientFloors as ClientFloors
     from .graph import Topology as Topology
     from .member import ClientInput as ClientInput
     from .member import LateInput as LateInput
     from .member import SessionTerms as SessionTerms
+    from .plan import PairwiseSettings as PairwiseSettings
     from .plan import SessionPlan as SessionPlan
     from .plan import plan_session as plan_session
-    from .server import Outgoing as Outgoing
+    from .recovery import Transcript as Transcript
+    from .recovery import revealed_sets as revealed_sets
     from .server import Server as Server
     from .session import PairwiseHelpers as PairwiseHelpers
     from .session import PairwiseMember as PairwiseMember
-    from .session import PairwiseServerSession as PairwiseServerSession
     from .session import open_session as open_session
-    from .settings import PairwiseSettings as PairwiseSettings
     from .thresholds import CURIOUS_PRIVACY_BITS as CURIOUS_PRIVACY_BITS
-    from .transcript import Transcript as Transcript
-    from .transcript import revealed_sets as revealed_sets
     from .transitions import ClientState as ClientState
     from .transitions import ServerState as ServerState
 else:
@@ -33,15 +31,13 @@ else:
         __name__,
         {
             "client": "Client",
-            "configuration": "SessionConfiguration",
-            "floors": "ClientFloors",
+            "configuration": "ClientFloors SessionConfiguration",
             "graph": "Topology",
             "member": "ClientInput LateInput SessionTerms",
-            "plan": "SessionPlan plan_session",
-            "transcript": "Transcript revealed_sets",
-            "server": "Outgoing Server",
-            "session": "PairwiseHelpers PairwiseMember PairwiseServerSession open_session",
-            "settings": "PairwiseSettings",
+            "plan": "PairwiseSettings SessionPlan plan_session",
+            "recovery": "Transcript revealed_sets",
+            "server": "Server",
+            "session": "PairwiseHelpers PairwiseMember open_session",
             "thresholds": "CURIOUS_PRIVACY_BITS",
             "transitions": "ClientState ServerState",
         },

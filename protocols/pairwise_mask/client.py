@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import hashlib
 import os
-from dataclasses import replace
+from collections.abc import Callable
 from hmac import compare_digest
 from threading import RLock
+from typing import Final, Protocol
 
 from secagg.crypto.entropy import Coins
 from secagg.crypto.secret import Confined, Secret
@@ -25,14 +26,10 @@ from secagg.errors import (
 )
 from secagg.identifiers import ClientId, ServerId
 from secagg.session.certificates import Authority, Certificate, SigningKey
-from secagg.session.latch import Latch
 from secagg.wire import MessageKind, message_kind, owned_bytes
 
-from .client_record import ClientRecord, Recording
-from .configuration import SessionConfiguration
-from .floors import ClientFloors
+from .configuration import ClientFloors, SessionConfiguration
 from .member import ClientInput, Member, SessionTerms
-from .resumed_step import BEFORE_UPLOAD, step_of
 from .round0_advertise_keys import Advertised, AdvertisedKeys, accept_advertised_keys, advertise_keys
 from .round1_share_keys import DeliveredShares, Shared, share_keys
 from .round2_masked_input import Masked, mask_input
@@ -41,6 +38,37 @@ from .round4_unmasking import UnmaskingRequest, reveal_shares
 from .transitions import CLIENT_TRANSITIONS, ClientState, advance
 
 Step = Advertised | Shared | Masked | Confirmed
+Answers = dict[MessageKind, tuple[bytes, list[bytes]]]
+"""By kind, the digest of what was answered, and the answer."""
+BEFORE_UPLOAD: Final = frozenset({ClientState.AWAITING_ADVERTISED_KEYS, ClientState.AWAITING_DELIVERED_SHARES})
+
+
+class Recording(Protocol):
+    """What remembers a session, so that it can be suspended; without one a client holds nothing but its step."""
+
+    @property
+    def coins(self) -> Coins:
+        """The client's coins, remembered as far as its keys follow from them."""
+        ...
+
+    def note(self, kind: MessageKind, message: bytes) -> None:
+        """Remember a message that was answered, as far as it is needed later."""
+
+    def suspended(self, client: ClientId, state: ClientState, step: Step, answered: Answers) -> Secret:
+        """Return the record of a client, and forget it."""
+        ...
+
+    def claim(self, suspended: Secret) -> None:
+        """Claim the number of a record, once and for all, and overwrite the record."""
+
+    def resumed(
+        self, member: Member, admit: Callable[[SessionConfiguration, ClientState], None]
+    ) -> tuple[SessionConfiguration, ClientState, Step, Answers]:
+        """Return where the record that was claimed stands, if ``admit`` does not refuse its session."""
+        ...
+
+    def end(self) -> None:
+        """Wipe, and let no record of this session be resumed any more."""
 
 
 class Client(Confined):
@@ -65,7 +93,7 @@ class Client(Confined):
         certificate: Certificate | None = None,
         terms: SessionTerms | None = None,
         threads: int = 1,
-        latch: Latch | None = None,
+        recording: Recording | None = None,
     ) -> None:
         """Prepare to take part.
 
@@ -77,18 +105,18 @@ class Client(Confined):
             authority: who certifies identities; for active mode, with the client's own key and certificate.
             terms: what the session has to be about; an offer about something else is refused. Active mode needs them.
             threads: how many threads expand masks and verify signatures.
-            latch: where records of suspended sessions are numbered; a client without one cannot be suspended.
+            recording: what remembers a session that can be suspended, such as ``client_record.Recorder``.
         """
         if certificate is not None and certificate.client != client:
             raise InvalidParameters(f"the certificate is that of {certificate.client} and not of {client}")
         if certificate is not None and signing_key is not None and certificate.public_key != signing_key.public_key:
             raise InvalidParameters("the certificate is for another key than the signing key")
-        self._recording = None if latch is None else Recording(latch, coins)
+        self._recording = recording
         self._member: Member = Member(
             client=client,
             floors=floors,
             capacity=capacity,
-            coins=coins if self._recording is None else self._recording.coins,
+            coins=coins if recording is None else recording.coins,
             authority=authority,
             signing_key=signing_key,
             certificate=certificate,
@@ -99,7 +127,7 @@ class Client(Confined):
         self._state = ClientState.AWAITING_OFFER
         self._step: Step | None = None
         self._configuration: SessionConfiguration | None = None
-        self._answered = dict[MessageKind, tuple[bytes, list[bytes]]]()
+        self._answered: Answers = {}
         self._process = os.getpid()
         self._lock = RLock()
         """Whether a kind was answered and the answer are one step, from whichever thread messages come."""
@@ -246,7 +274,7 @@ class Client(Confined):
     # --- Between two messages -----------------------------------------------------------------------------------------
 
     def suspend(self) -> Secret:
-        """Return the record that ``resume`` goes on from; this object answers no more.
+        """Return the record that ``resume`` continues from; this object answers no more.
 
         Raises:
             Misuse: the client has no latch, has not advertised its keys yet, or has nothing left to do.
@@ -256,34 +284,14 @@ class Client(Confined):
                 raise Misuse("a client is suspended with a latch alone, which lets each record be resumed once")
             if self._step is None:
                 raise Misuse(f"a client that is {self._state} holds nothing that it could go on with")
-            name, number = self._recording.number()
-            record = ClientRecord(
-                name=name,
-                number=number,
-                state=self._state,
-                client=self.client,
-                offer=self._recording.offer,
-                advertised_keys=self._recording.advertised_keys,
-                answered=self._answered,
-            )
-            match self._step:
-                case Advertised() | Shared():
-                    record.coins = self._recording.coins.drawn
-                    record.edges = self._step.edges if isinstance(self._step, Shared) else {}
-                case Masked() | Confirmed():
-                    masked = self._step.masked if isinstance(self._step, Confirmed) else self._step
-                    record.sharers, record.delivered = masked.sharers.encode(), masked.delivered
-                    record.contributors = self._step.contributors.encode() if isinstance(self._step, Confirmed) else b""
-                    record.shares, record.edge_seeds = masked.shares, masked.edge_seeds
-            encoded = record.encode()
-            # The session goes on, so its number stays in the latch.
-            self._recording.coins.wipe()
+            record = self._recording.suspended(self.client, self._state, self._step, self._answered)
+            # The session continues, so its number stays in the latch.
             self._recording = None
             self._abort()
-            return encoded
+            return record
 
     def resume(self, suspended: Secret) -> SessionConfiguration:
-        """Go on from a record, in whichever process, as the client that it is of, and overwrite the record.
+        """Continue from a record, in any process, as the client that it is of, and overwrite the record.
 
         Returns:
             What the session agrees on.
@@ -294,38 +302,26 @@ class Client(Confined):
             InvalidParameters: the session goes below floors that were raised meanwhile, or is about something else.
         """
         with self._lock:
-            if self._recording is None or self._state is not ClientState.AWAITING_OFFER:
+            recording = self._recording
+            if recording is None or self._state is not ClientState.AWAITING_OFFER:
                 raise Misuse(
                     "what was suspended is resumed by a client with the latch that numbered it, and no session"
                 )
-            with suspended:
-                record = ClientRecord.decode(suspended)
+            recording.claim(suspended)
             try:
-                return self._go_on(record, self._recording.after(record))
+                self._configuration, state, self._step, self._answered = recording.resumed(self._member, self._admit)
             except BaseException:
-                record.wipe()
+                self._abort()
                 raise
+            self._state = state
+            return self._configuration
 
-    def _go_on(self, record: ClientRecord, recording: Recording) -> SessionConfiguration:
-        self._recording, self._member = recording, replace(self._member, coins=recording.coins)
-        try:
-            self._require_own(record)
-            self._configuration = configuration = SessionConfiguration.decode(record.offer)
-            configuration.require_floors(self._member.floors)
-            self._require_terms(configuration)
-            if record.state in BEFORE_UPLOAD:
-                self._input.require_fits(configuration)
-            self._step = step_of(record, self._member, configuration)
-            recording.coins.stop()
-        except BaseException:
-            self._abort()
-            raise
-        self._state, self._answered = record.state, record.answered
-        return configuration
-
-    def _require_own(self, record: ClientRecord) -> None:
-        if record.client != self.client:
-            raise Misuse(f"what was suspended is that of {record.client} and not of {self.client}")
+    def _admit(self, configuration: SessionConfiguration, state: ClientState) -> None:
+        """Compare a session that is resumed with what this client insists on now."""
+        configuration.require_floors(self._member.floors)
+        self._require_terms(configuration)
+        if state in BEFORE_UPLOAD:
+            self._input.require_fits(configuration)
 
     def _unexpected(self, kind: MessageKind) -> UnexpectedMessage:
         due = CLIENT_TRANSITIONS.get(self._state)

@@ -5,24 +5,39 @@ functions of the rounds. Of the secrets it holds no more than the client itself 
 coins from which its keys follow, after the upload its neighbours' shares alone. Its input is in none of them.
 
 Security: a record is a copy, which a ``Client`` never makes of itself otherwise. Each is numbered, and resumed once:
-    ``Client.resume`` claims the number in a ``Latch`` before it reads anything else. Seal records besides, so that an
-    older one cannot be opened; ``secagg.session.sealed_state`` does.
+    ``Recorder.claim`` claims the number in a ``Latch`` before anything else of it is read. Seal records as well, so
+    that an older one cannot be opened; ``secagg.session.sealed_state`` does.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
 from secagg.crypto.entropy import Coins
 from secagg.crypto.key_agreement import KEY_BYTES
 from secagg.crypto.secret import Confined, Secret, draw_exactly, overwrite
-from secagg.errors import InternalError, MalformedMessage, Reason
+from secagg.errors import InternalError, MalformedMessage, Misuse, Reason
 from secagg.identifiers import ClientId
 from secagg.session.latch import NAME_BYTES, Latch
 from secagg.wire import MessageKind, Reader, Writer
 
+from .client import BEFORE_UPLOAD, Answers, Step
+from .configuration import SessionConfiguration
+from .member import Member
+from .roster import ClientSet, roster_of, set_bytes
+from .round0_advertise_keys import (
+    Advertised,
+    AdvertisedKeys,
+    VerifiedKeySet,
+    accept_advertised_keys,
+    advertise_keys,
+    verify_entry,
+)
+from .round1_share_keys import Shared
+from .round2_masked_input import Masked
+from .round3_consistency_check import Confirmed
 from .suites import SHARES_BYTES
 from .transitions import ClientState
 
@@ -35,8 +50,6 @@ _SUSPENDED: Final = frozenset(
 _MOST_BYTES: Final = (1 << 32) - 1
 _LENGTH_BYTES: Final = 8
 _ROOT_BYTES: Final = 32
-Answers = Mapping[MessageKind, tuple[bytes, list[bytes]]]
-"""By kind, the digest of what was answered, and the answer."""
 
 
 class RecordedCoins(Confined):
@@ -45,11 +58,15 @@ class RecordedCoins(Confined):
     So keys follow from them a second time, by the very function that drew them, and need not be kept themselves.
     """
 
-    def __init__(self, coins: Coins, drawn: list[Secret] | None = None) -> None:
+    def __init__(self, coins: Coins) -> None:
         self._coins = coins
-        self.drawn = drawn or []
+        self.drawn = list[Secret]()
         """What was drawn so far."""
         self._replayed, self._remembers = 0, True
+
+    def replay(self, drawn: list[Secret]) -> None:
+        """Draw these first."""
+        self.drawn = drawn
 
     def draw(self, count: int) -> bytearray:
         """Return the next coins."""
@@ -80,22 +97,15 @@ class RecordedCoins(Confined):
         return f"<RecordedCoins, {len(self.drawn)} draws>"
 
 
-class Recording(Confined):
+class Recorder(Confined):
     """What a client that can be suspended remembers besides its step, and where its records are numbered."""
 
-    def __init__(self, latch: Latch, coins: Coins, record: ClientRecord | None = None) -> None:
-        """Begin, or go on from a record whose number was claimed."""
-        self.coins = RecordedCoins(coins, None if record is None else record.coins)
-        self.offer = b"" if record is None else record.offer
-        self.advertised_keys = b"" if record is None else record.advertised_keys
-        self._latch, self._plain = latch, coins
-        self._name = b"" if record is None else record.name
-        self._number = 0 if record is None else record.number + 1
-
-    def after(self, record: ClientRecord) -> Recording:
-        """Claim a record's number, and return the recording that goes on from it."""
-        self._latch.claim(record.name, record.number)
-        return Recording(self._latch, self._plain, record)
+    def __init__(self, latch: Latch, coins: Coins) -> None:
+        """Remember nothing yet."""
+        self.coins = RecordedCoins(coins)
+        self.offer = self.advertised_keys = b""
+        self._latch, self._plain, self._name, self._number = latch, coins, b"", 0
+        self._claimed: ClientRecord | None = None
 
     def note(self, kind: MessageKind, message: bytes) -> None:
         """Remember a message that was answered, as far as it is needed later."""
@@ -108,12 +118,63 @@ class Recording(Confined):
             # From here on nothing of the client's own is left, as in every client.
             self.coins.wipe()
 
-    def number(self) -> tuple[bytes, int]:
-        """Return the name and the number of the record that is made now."""
+    def suspended(self, client: ClientId, state: ClientState, step: Step, answered: Answers) -> Secret:
+        """Return the record of a client, and forget it."""
         if not self._name:
             self._name = bytes(draw_exactly(NAME_BYTES, self._plain))
             self._latch.begin(self._name)
-        return self._name, self._number
+        record = ClientRecord(
+            name=self._name,
+            number=self._number,
+            state=state,
+            client=client,
+            offer=self.offer,
+            advertised_keys=self.advertised_keys,
+            answered=answered,
+        )
+        match step:
+            case Advertised() | Shared():
+                record.coins = self.coins.drawn
+                record.edges = step.edges if isinstance(step, Shared) else {}
+            case Masked() | Confirmed():
+                masked = step.masked if isinstance(step, Confirmed) else step
+                record.sharers, record.delivered = masked.sharers.encode(), masked.delivered
+                record.contributors = step.contributors.encode() if isinstance(step, Confirmed) else b""
+                record.shares, record.edge_seeds = masked.shares, masked.edge_seeds
+        encoded = record.encode()
+        self.coins.wipe()
+        return encoded
+
+    def claim(self, suspended: Secret) -> None:
+        """Claim the number of a record, once and for all, and overwrite the record."""
+        with suspended:
+            record = ClientRecord.decode(suspended)
+        try:
+            self._latch.claim(record.name, record.number)
+        except BaseException:
+            record.wipe()
+            raise
+        self._claimed, self._name, self._number = record, record.name, record.number + 1
+        self.offer, self.advertised_keys = record.offer, record.advertised_keys
+        self.coins.replay(record.coins)
+
+    def resumed(
+        self, member: Member, admit: Callable[[SessionConfiguration, ClientState], None]
+    ) -> tuple[SessionConfiguration, ClientState, Step, Answers]:
+        """Return where the record that was claimed stands, if ``admit`` does not refuse its session."""
+        record, self._claimed = self._claimed, None
+        if record is None:
+            raise InternalError("a record is claimed before it is resumed")
+        try:
+            _require_own(record, member)
+            configuration = SessionConfiguration.decode(record.offer)
+            admit(configuration, record.state)
+            step = _step_of(record, member, configuration)
+        except BaseException:
+            record.wipe()
+            raise
+        self.coins.stop()
+        return configuration, record.state, step, record.answered
 
     def end(self) -> None:
         """Wipe, and let no record of this session be resumed any more."""
@@ -269,3 +330,55 @@ def _joined(public: bytes, secrets: list[Secret]) -> Secret:
 
 def _malformed() -> MalformedMessage:
     return MalformedMessage("a record of a client contradicts itself", reason=Reason.NOT_CANONICAL)
+
+
+# --- The step of a client that is resumed -----------------------------------------------------------------------------
+
+
+def _require_own(record: ClientRecord, member: Member) -> None:
+    if record.client != member.client:
+        raise Misuse(f"what was suspended is that of {record.client} and not of {member.client}")
+
+
+def _step_of(record: ClientRecord, member: Member, configuration: SessionConfiguration) -> Step:
+    """Return the step; the member's coins are those of the record, as far as any are left.
+
+    Raises:
+        MalformedMessage: the record contradicts itself.
+        PeerError, InvalidParameters: what the server said then is refused now.
+    """
+    if record.state not in BEFORE_UPLOAD:
+        key_set = _verified_keys(record, member, configuration)
+        population = key_set.roster.population
+        masked = Masked(
+            key_set, _set_of(record.sharers, population), record.delivered, record.shares, record.edge_seeds
+        )
+        return Confirmed(masked, _set_of(record.contributors, population)) if record.contributors else masked
+    # The keys follow from the recorded coins.
+    advertised, _ = advertise_keys(member, configuration)
+    if record.state is ClientState.AWAITING_ADVERTISED_KEYS:
+        return advertised
+    key_set = accept_advertised_keys(member, advertised, AdvertisedKeys.decode(record.advertised_keys, configuration))
+    return Shared(key_set, advertised.keys, advertised.self_mask_seed, record.edges)
+
+
+def _verified_keys(record: ClientRecord, member: Member, configuration: SessionConfiguration) -> VerifiedKeySet:
+    """Read the roster again, whose proof was checked when it came; of the client's own keys nothing is left."""
+    message = AdvertisedKeys.decode(record.advertised_keys, configuration)
+    roster = roster_of(configuration, message.clients, message.root, message.opening)
+    position = roster.position_of(record.client)
+    if position is None:
+        raise MalformedMessage("a record's roster does not name its client", reason=Reason.NOT_CANONICAL)
+    neighbours = roster.graph.neighbours(position)
+    advertisers = {
+        neighbour: verify_entry(entry, roster.clients[neighbour], configuration, member.authority)
+        for neighbour, entry in zip(neighbours, message.entries, strict=True)
+    }
+    return VerifiedKeySet(roster, position, neighbours, advertisers)
+
+
+def _set_of(encoded: bytes, population: int) -> ClientSet:
+    bits = int.from_bytes(encoded, "little")
+    if len(encoded) != set_bytes(population) or bits >> population:
+        raise MalformedMessage("a record's set has another population", reason=Reason.NOT_CANONICAL)
+    return ClientSet(population, bits)

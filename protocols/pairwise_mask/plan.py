@@ -1,14 +1,21 @@
-"""How to choose the parameters of a session so that it is safe, and survives the dropouts it is planned for."""
+"""What a session is planned for, and how its parameters are chosen so that it is safe and survives its dropouts."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from fractions import Fraction
+from itertools import chain
+from math import log
+from typing import Final
 
 from secagg.contract import Layout
 from secagg.crypto.entropy import Coins
 from secagg.crypto.secret import draw_exactly
-from secagg.errors import InvalidParameters
+from secagg.errors import InvalidParameters, Reason
 from secagg.parameters import LEAST_COHORT, LEAST_THRESHOLD, SecurityMode, Suite
+from secagg.privacy.budgeted_noise import BudgetedNoise
+from secagg.privacy.client_noise import ClientNoise, NoiseSettings
+from secagg.session.roles import Subject
 
 from .configuration import (
     DIGEST_BYTES,
@@ -20,16 +27,167 @@ from .configuration import (
     commit_to_opening,
     require_range,
 )
-from .graph import MAXIMUM_POPULATION, Topology
+from .graph import LEAST_DEGREE, LEAST_POPULATION, MAXIMUM_POPULATION, Topology
+from .member import SessionTerms
 from .thresholds import (
-    CORRECTNESS_BITS,
+    LN2,
     MAXIMUM_BITS,
-    Assumptions,
+    PRIVACY_BITS,
     ThresholdRule,
-    find_committee,
-    find_neighbourhood,
+    corrupted_in_window,
+    corrupted_members,
+    corrupted_neighbours,
     least_privacy_bits,
+    least_threshold,
+    log_tail,
+    require_committee,
+    require_number,
+    stays_connected,
 )
+
+CORRECTNESS_BITS: Final = 30
+LARGEST_SEARCHED: Final = 4096
+"""The finders try degrees and committees up to here; beyond, a sparse graph saves nobody anything."""
+LEAST_COMMITTEE: Final = 3
+LARGEST_WHOLE_COMMITTEE: Final = 128
+"""Up to this population everyone is on the committee, which costs little and leaves nothing to chance."""
+
+
+# --- What a session withstands ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Assumptions:
+    """What a session is planned to withstand.
+
+    Over the choice of one graph, privacy fails with probability 2^-privacy_bits at most. With no more than ``dropped``
+    dropouts, none of them on purpose, somebody lacks surviving neighbours with probability 2^-correctness_bits at most,
+    and the certificate lacks members of the committee likewise.
+    """
+
+    population: int
+    corrupted: int
+    dropped: int
+    privacy_bits: int = PRIVACY_BITS
+    correctness_bits: int = CORRECTNESS_BITS
+
+    def __post_init__(self) -> None:
+        require_number("population", self.population, LEAST_POPULATION, MAXIMUM_POPULATION)
+        require_number("corrupted", self.corrupted, 0, self.population - 1)
+        require_number("dropped", self.dropped, 0, self.population - 1)
+        require_number("privacy_bits", self.privacy_bits, 1, MAXIMUM_BITS)
+        require_number("correctness_bits", self.correctness_bits, 1, MAXIMUM_BITS)
+
+    @classmethod
+    def from_fractions(
+        cls,
+        population: int,
+        corrupted: Fraction | str | float,
+        dropped: Fraction | str | float,
+        *,
+        privacy_bits: int = PRIVACY_BITS,
+        correctness_bits: int = CORRECTNESS_BITS,
+    ) -> Assumptions:
+        """Take the fractions of a population, rounded down; 0.05 and "0.05" both mean exactly one in twenty."""
+        require_number("population", population, LEAST_POPULATION, MAXIMUM_POPULATION)
+        return cls(
+            population=population,
+            corrupted=int(_exact_fraction("corrupted", corrupted) * population),
+            dropped=int(_exact_fraction("dropped", dropped) * population),
+            privacy_bits=privacy_bits,
+            correctness_bits=correctness_bits,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Neighbourhood:
+    """The degree and threshold of a sparse graph, and what they assume of corrupted neighbours."""
+
+    degree: int
+    threshold: int
+    corrupted: int
+    """How many corrupted neighbours no client has more of."""
+    window: int
+    """How many corrupted clients no two disjoint half-windows both have more of."""
+
+
+@dataclass(frozen=True, slots=True)
+class Committee:
+    """How many clients are asked to certify the survivors, how many must, and how many may be corrupted."""
+
+    size: int
+    quorum: int
+    corrupted: int
+
+
+def find_neighbourhood(assumptions: Assumptions, rule: ThresholdRule) -> Neighbourhood:
+    """Return the sparse graph of the least degree that meets the assumptions under the rule.
+
+    Implements: [BBG+20], with a union bound over the actual neighbours (n - 1, not n) and, for
+        ``SPLIT_PROOF``, this library's own rule.
+    Raises:
+        InvalidParameters: no sparse graph does; the message says what to relax.
+    """
+    population, corrupted, dropped = assumptions.population, assumptions.corrupted, assumptions.dropped
+    privacy, correctness = assumptions.privacy_bits, assumptions.correctness_bits
+    obstacle = "no even degree is smaller than the population: use a full graph, or invite 3 clients"
+    for degree in range(LEAST_DEGREE, min(population, LARGEST_SEARCHED + 1), 2):
+        if not stays_connected(population, corrupted + dropped, degree, privacy):
+            obstacle = "honest survivors could be cut off: invite more, or assume fewer corrupted or fewer dropped ones"
+            continue
+        bound = corrupted_neighbours(population, corrupted, degree, privacy)
+        window = corrupted_in_window(population, corrupted, degree, privacy)
+        threshold = rule.threshold(degree, bound, window)
+        if threshold > degree:
+            obstacle = "corrupted neighbours are too many: assume fewer corrupted clients, or fewer privacy_bits"
+            continue
+        too_few = log_tail(degree - threshold + 1, population - 1, dropped, degree)
+        if too_few + log(population) > -correctness * LN2:
+            obstacle = "too few neighbours survive: invite more, or assume fewer dropped or fewer corrupted ones"
+            continue
+        return Neighbourhood(degree, threshold, bound, window)
+    raise InvalidParameters(
+        f"no sparse graph of {population} clients and degree up to {min(population - 1, LARGEST_SEARCHED)} withstands "
+        f"{corrupted} corrupted and {dropped} dropped ones under the rule {rule}; at the end, {obstacle}"
+    )
+
+
+def find_committee(assumptions: Assumptions) -> Committee:
+    """Return the smallest committee whose certificates cannot contradict each other; in a small population, everyone.
+
+    Two certificates of tau signatures share an honest signer if 2 tau > q + c, where c of the q are corrupted.
+
+    Raises:
+        InvalidParameters: not even everyone can certify anything; the message says what to relax.
+    """
+    population, corrupted, dropped = assumptions.population, assumptions.corrupted, assumptions.dropped
+    smallest = population if population <= LARGEST_WHOLE_COMMITTEE else LEAST_COMMITTEE
+    for size in chain(range(smallest, min(population, LARGEST_SEARCHED + 1)), (population,)):
+        bound = corrupted_members(population, corrupted, size, assumptions.privacy_bits)
+        quorum = (size + bound) // 2 + 1
+        if quorum > size:
+            continue
+        too_few = log_tail(size - quorum + 1, population, dropped, size)
+        if too_few <= -assumptions.correctness_bits * LN2:
+            return Committee(size, quorum, bound)
+    raise InvalidParameters(
+        f"of {population} clients with {corrupted} corrupted, {(population + corrupted) // 2 + 1} have to certify the "
+        f"survivors, which {dropped} dropped ones prevent; assume fewer corrupted or fewer dropped clients"
+    )
+
+
+def _exact_fraction(name: str, value: Fraction | str | float) -> Fraction:
+    try:
+        # The shortest decimal that gives this float is what its author wrote; its binary value lies beside it.
+        fraction = Fraction(repr(value)) if isinstance(value, float) else Fraction(value)
+    except (ValueError, TypeError, ZeroDivisionError):
+        raise InvalidParameters(f"{name} is a fraction such as 0.05 or '1/20'; got {value!r}") from None
+    if not 0 <= fraction < 1:
+        raise InvalidParameters(f"{name} is a fraction from 0 to below 1; got {value!r}")
+    return fraction
+
+
+# --- Planning a session -----------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,8 +235,8 @@ def plan_session(  # noqa: PLR0913 -- a session has that many properties; most h
         coins: for the nonce and the server's share in the graph seed.
         population: how many clients are invited.
         corrupted: how many of them the plan withstands, counted absolutely.
-        dropped: how many may drop out after they advertised.
-        late: how many of the invited may fail to advertise at all.
+        dropped: how many may drop out, in any round.
+        late: how many more may fail to advertise at all.
         minimum_cohort: the least number of contributors whose sum is released; by default what the dropouts leave.
         maximum_weight: the largest weight of one client.
         privacy_bits: the chance that one drawn graph betrays a client is 2^-privacy_bits at most; by default the least
@@ -143,20 +301,57 @@ def plan_session(  # noqa: PLR0913 -- a session has that many properties; most h
         graph_commitment=commit_to_opening(opening),
         server_nonce=bytes(draw_exactly(DIGEST_BYTES, coins)),
     )
-    for advertised in {least, population}:
-        configuration.require_population(advertised, corrupted=corrupted, privacy_bits=privacy_bits, dropped=dropped)
+    for advertised, left in ((least - dropped, 0), (least, dropped), (population, dropped)):
+        configuration.require_population(advertised, corrupted=corrupted, privacy_bits=privacy_bits, dropped=left)
     return SessionPlan(configuration, opening, corrupted, dropped, privacy_bits)
 
 
 def graph_parameters(
     topology: Topology, mode: SecurityMode, assumptions: Assumptions, invited: int
 ) -> tuple[int, int, int, int]:
-    """Return degree, threshold, committee size and quorum.
+    """Return degree, threshold, committee size and quorum, of a graph that stands the dropouts in every round.
+
+    Who leaves before the graph is drawn makes it smaller, and who leaves later makes holes in it.
 
     Raises:
         InvalidParameters: no graph withstands what is assumed.
     """
-    return (_sparse if topology is Topology.SPARSE else _full)(mode, assumptions, invited)
+    choose = _sparse if topology is Topology.SPARSE else _full
+    chosen, fewest = choose(mode, assumptions, invited), assumptions.population - assumptions.dropped
+    try:
+        _require_fewer(topology, mode, chosen, assumptions, fewest)
+    except InvalidParameters:
+        # Planned for as many as are there at worst, it has room for all.
+        smaller = replace(assumptions, population=fewest, corrupted=min(assumptions.corrupted, fewest - 1))
+        chosen = choose(mode, smaller, invited)
+        _require_fewer(topology, mode, chosen, assumptions, fewest)
+    return chosen
+
+
+def _require_fewer(
+    topology: Topology,
+    mode: SecurityMode,
+    chosen: tuple[int, int, int, int],
+    assumptions: Assumptions,
+    population: int,
+) -> None:
+    """Refuse parameters that do not protect the clients that are left when all dropouts come before the graph."""
+    degree, threshold, size, quorum = chosen
+    degree = population - 1 if topology is Topology.FULL else degree
+    corrupted, bits = min(assumptions.corrupted, population - 1), assumptions.privacy_bits
+    if (
+        degree >= population
+        or threshold > degree
+        or threshold
+        < least_threshold(topology, mode, population=population, degree=degree, corrupted=corrupted, privacy_bits=bits)
+    ):
+        raise InvalidParameters(
+            f"of {assumptions.population} clients {assumptions.dropped} may leave before the graph is drawn, and "
+            f"{population} cannot have {degree} neighbours each of whom {threshold} recover a secret; plan for fewer "
+            "dropouts, use a full graph, or invite more"
+        )
+    if mode is SecurityMode.ACTIVE:
+        require_committee(population, corrupted, size or population, quorum, bits)
 
 
 def _sparse(mode: SecurityMode, assumptions: Assumptions, invited: int) -> tuple[int, int, int, int]:
@@ -185,3 +380,120 @@ def _full(mode: SecurityMode, assumptions: Assumptions, invited: int) -> tuple[i
             "or invite more"
         )
     return 0, threshold, 0, threshold if mode is SecurityMode.ACTIVE else 0
+
+
+# --- A platform's settings --------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PairwiseSettings(BudgetedNoise):
+    """What a session is planned for; ``plan_session`` says what each number means."""
+
+    mode: SecurityMode = SecurityMode.ACTIVE
+    suite: Suite = Suite.CLASSIC
+    topology: Topology = Topology.SPARSE
+    population: int | None = None
+    """How many clients are invited, where the platform does not say whom."""
+    corrupted: int = 0
+    dropped: int = 0
+    late: int = 0
+    minimum_cohort: int | None = None
+    maximum_weight: int = 1
+    privacy_bits: int | None = None
+    correctness_bits: int = CORRECTNESS_BITS
+    check_words: int = LEAST_CHECK_WORDS
+    attempt: int = 0
+
+    def plan(self, subject: Subject, population: int, authority: bytes, coins: Coins) -> SessionPlan:
+        """Choose the parameters of one session.
+
+        Raises:
+            InvalidParameters: no such session is safe; the message says what to relax.
+            CapacityExceeded: a ring does not hold a sum with its noise.
+        """
+        plan = self._plan(subject, population, authority, coins)
+        noise_of(plan.configuration, self, self.corrupted)
+        return plan
+
+    def takes(self, population: int) -> bool:
+        """Whether a graph of so many clients withstands the corrupted and the dropped ones."""
+        stay = population - self.late - self.dropped
+        if self.minimum_cohort is not None and self.minimum_cohort > max(LEAST_COHORT, stay):
+            return False
+        privacy = least_privacy_bits(self.mode) if self.privacy_bits is None else self.privacy_bits
+        try:
+            assumed = Assumptions(
+                population=population - self.late,
+                corrupted=min(self.corrupted, population - self.late - 1),
+                dropped=self.dropped,
+                privacy_bits=privacy,
+                correctness_bits=self.correctness_bits,
+            )
+            graph_parameters(self.topology, self.mode, assumed, population)
+        except InvalidParameters:
+            return False
+        return True
+
+    def _plan(self, subject: Subject, population: int, authority: bytes, coins: Coins) -> SessionPlan:
+        return plan_session(
+            subject.layout,
+            coins,
+            population=population,
+            corrupted=self.corrupted,
+            dropped=self.dropped,
+            late=self.late,
+            mode=self.mode,
+            suite=self.suite,
+            topology=self.topology,
+            authority=authority if self.mode is SecurityMode.ACTIVE else NO_AUTHORITY,
+            minimum_cohort=self.minimum_cohort,
+            maximum_weight=self.maximum_weight,
+            privacy_bits=self.privacy_bits,
+            correctness_bits=self.correctness_bits,
+            check_words=self.check_words,
+            task=subject.task,
+            model_digest=subject.model_digest or NO_DIGEST,
+            round_number=subject.round_number,
+            attempt=self.attempt,
+            application_digest=self.bound_to(subject.terms_digest, self.corrupted),
+            capacity=subject.capacity,
+        )
+
+
+def noise_of(configuration: SessionConfiguration, noise: NoiseSettings, corrupted: int) -> ClientNoise | None:
+    """Return the noise of a session's clients, if it has any; clients refuse to unmask fewer than its minimum.
+
+    Raises:
+        InvalidParameters, CapacityExceeded: numbers that do not go together.
+    """
+    return noise.noise_for(
+        configuration.layout,
+        minimum_cohort=configuration.minimum_cohort,
+        capacity=configuration.maximum_population,
+        corrupted=corrupted,
+        maximum_weight=configuration.maximum_weight,
+    )
+
+
+def terms_of(subject: Subject, noise: NoiseSettings, corrupted: int) -> SessionTerms:
+    """Return what the client knows a session to be about, whose noise withstands so many corrupted clients."""
+    return SessionTerms(
+        task=subject.task,
+        model_digest=subject.model_digest,
+        round_number=subject.round_number,
+        application_digest=noise.bound_to(subject.terms_digest, corrupted),
+    )
+
+
+def require_subject(subject: Subject, terms: SessionTerms, configuration: SessionConfiguration) -> None:
+    """Refuse an offer about something else; a model that the client is sent later is compared with its update.
+
+    Raises:
+        InvalidParameters: naming what differs.
+    """
+    terms.require(configuration)
+    if configuration.layout != subject.layout:
+        raise InvalidParameters(
+            "the offer has another layout than this client's codec; offer what the client trained for",
+            reason=Reason.BELOW_FLOOR,
+        )

@@ -1,4 +1,6 @@
-"""What the server does with the survivors' shares: recover one secret of each client, and the masks that follow.
+"""The end of a session: what its transcript reveals, the recovery of secrets, and the release of one sum.
+
+Of the survivors' shares the server recovers one secret of each client, and the masks that follow.
 
 A recovered secret is compared with what its owner published before: a self-mask seed with its commitment, a mask root
 with the public key that it gives. Only if they differ are the shares examined. In active mode every share was committed
@@ -13,26 +15,132 @@ holders.
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from hmac import compare_digest
+from itertools import islice
 from typing import Final
 
+from secagg.contract import Aggregate
 from secagg.crypto.key_agreement import KeyRole
 from secagg.crypto.secret import Secret
 from secagg.crypto.shamir import LagrangeWeights, Share, correct
-from secagg.errors import PeerError, PeerMisbehaved, Reason, ThresholdNotMet
-from secagg.identifiers import Party
+from secagg.errors import NOBODY, Misuse, PeerError, PeerMisbehaved, Reason, ThresholdNotMet
+from secagg.identifiers import ClientId, Party
 
-from .commitments import SharedSecret, commit_to_self_mask
-from .masking import SignedKey, adds_pairwise_mask, pairwise_mask_key, self_mask_key
-from .round1_share_keys import RelayedShares
+from .masking import MaskedVector, SignedKey, adds_pairwise_mask, pairwise_mask_key, self_mask_key
+from .relay import RelayedShares, RevealedShares, Settled
 from .round2_masked_input import share_place
-from .round4_unmasking import ROUND, RevealedShares, revealed_secret
-from .settled import Settled
-from .suites import MaskKeys, key_suite
+from .round4_unmasking import ROUND, revealed_secret
+from .suites import MaskKeys, SharedSecret, commit_to_self_mask, key_suite
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Transcript:
+    """What was uploaded under which masks, and which of these masks an observer can compute.
+
+    Take from every honest upload the masks that the observer knows. What is left of client i is its input, its self
+    mask if that is unknown, and the unknown pairwise masks that i added; the one of i and j stands in both uploads with
+    opposite signs if both of them added it, and in one upload otherwise. Join two clients if an unknown mask stands in
+    both of their uploads. Over a connected component these masks cancel, and over no part of it; the component is open
+    if no other unknown mask stands in it.
+
+    The observer learns the sum over each open component and nothing else: two vectors of inputs with equal sums over
+    the open components give the same distribution of what it sees. This holds in every group, for masks that are
+    uniform and independent; that expanded seeds look like such masks is the assumption on the cipher. The sum over a
+    set of honest clients is therefore revealed exactly if the set is a union of open components.
+
+    Whoever reconstructed a secret knows it, and so does whoever could have: a secret counts as known as soon as
+    ``threshold`` of its shares were seen, those of corrupted holders included.
+    """
+
+    masked_with: Mapping[ClientId, frozenset[ClientId]]
+    """For each contributor the peers with whom it added a pairwise mask: its neighbours in its view of the sharers.
+    A client whose upload arrived and was not used is a contributor too."""
+    self_mask_seeds: frozenset[ClientId] = frozenset()
+    """The clients whose self-mask seed the observer knows."""
+    mask_roots: frozenset[ClientId] = frozenset()
+    """The clients whose mask root it knows, and with it all of their pairwise masks."""
+    edge_seeds: frozenset[frozenset[ClientId]] = frozenset()
+    """The pairs of clients whose one pairwise mask it knows otherwise."""
+    corrupted: frozenset[ClientId] = frozenset()
+    """The clients of whom it knows everything."""
+
+    def __post_init__(self) -> None:
+        for client, peers in self.masked_with.items():
+            if client in peers:
+                raise Misuse(f"{client} masks with itself; a mask that cancels in one upload hides nothing")
+        if any(len(edge) != 2 for edge in self.edge_seeds):  # noqa: PLR2004 -- an edge has two ends
+            raise Misuse("an edge is a frozenset of two clients")
+
+
+def revealed_sets(transcript: Transcript) -> frozenset[frozenset[ClientId]]:
+    """Return the smallest sets of honest contributors whose sums the transcript reveals.
+
+    They are disjoint. The sum over a set of honest contributors is revealed exactly if the set is a union of them, so
+    the smallest revealed sum is over the smallest of them.
+
+    Claim PM-2: these sums are revealed, and nothing else of the uploads.
+    """
+    honest = {client.value: client for client in transcript.masked_with if client not in transcript.corrupted}
+    added = {value: _unknown_peers(transcript, honest[value]) for value in sorted(honest)}
+    added_by = _transposed(added)
+    joined = dict[int, list[int]]()
+    hidden = {value for value, client in honest.items() if client not in transcript.self_mask_seeds}
+    for value, peers in added.items():
+        if peers == added_by[value]:
+            joined[value] = peers
+            continue
+        # A mask that only one end added is, to the other end, no mask at all; to its own it is a self mask.
+        mutual = set(peers).intersection(added_by[value])
+        joined[value] = sorted(mutual)
+        if len(mutual) < len(peers):
+            hidden.add(value)
+    return frozenset(
+        frozenset(honest[value] for value in component)
+        for component in _components(joined)
+        if hidden.isdisjoint(component)
+    )
+
+
+def _unknown_peers(transcript: Transcript, client: ClientId) -> list[int]:
+    """Return, ascending, with whom the client added pairwise masks that the observer does not know."""
+    if client in transcript.mask_roots:
+        return []
+    unknown = transcript.masked_with[client] - transcript.mask_roots - transcript.corrupted
+    if transcript.edge_seeds:
+        unknown -= {peer for peer in unknown if frozenset((client, peer)) in transcript.edge_seeds}
+    return sorted(peer.value for peer in unknown)
+
+
+def _transposed(added: Mapping[int, list[int]]) -> dict[int, list[int]]:
+    """Return for each contributor who added a mask with it, ascending because the keys of ``added`` are."""
+    added_by: dict[int, list[int]] = {value: [] for value in added}
+    for value, peers in added.items():
+        for peer in peers:
+            if peer in added_by:
+                added_by[peer].append(value)
+    return added_by
+
+
+def _components(joined: Mapping[int, list[int]]) -> list[set[int]]:
+    components = list[set[int]]()
+    left = set(joined)
+    while left:
+        component, frontier = set[int](), {left.pop()}
+        while frontier:
+            component |= frontier
+            frontier = {peer for value in frontier for peer in joined[value]} - component
+        left -= component
+        components.append(component)
+    return components
+
+
+# --- The recovery -----------------------------------------------------------------------------------------------------
+
 
 _CACHED_WEIGHTS: Final = 256
 
@@ -333,3 +441,82 @@ def _combine(shown: Sequence[_Shown], threshold: int, secret: SharedSecret) -> S
 def _weights(points: tuple[int, ...], threshold: int) -> LagrangeWeights:
     """Prepare a reconstruction; most clients of a session have holders at the same points."""
     return LagrangeWeights.at_zero(points, threshold=threshold)
+
+
+# --- The release ------------------------------------------------------------------------------------------------------
+
+
+MASKS_PER_STEP: Final = 1024
+"""Masks removed between two calls of the progress callback; their keys are in memory together."""
+_LOG = logging.getLogger(__name__)
+
+
+def count_revealed_sets(settled: Settled) -> frozenset[frozenset[ClientId]]:
+    """Return the sets of clients whose sums the transcript reveals, unless one of them is too small.
+
+    Raises:
+        ThresholdNotMet: the sum of fewer clients than the minimum cohort would be revealed.
+    """
+    revealed = revealed_sets(transcript_of(settled))
+    sizes = sorted(map(len, revealed))
+    _LOG.info("the session reveals the sums of %d sets of clients, of sizes %s", len(sizes), sizes)
+    smallest, needed = sizes[0] if sizes else 0, settled.configuration.minimum_cohort
+    if smallest < needed:
+        what = "contributors in the smallest set whose sum would be revealed"
+        raise ThresholdNotMet(needed=needed, present=smallest, what=what, round_name="unmasking")
+    return revealed
+
+
+def transcript_of(settled: Settled) -> Transcript:
+    """Return what a finished session shows of its contributors: who masked with whom, and what was recovered."""
+    clients, neighbours_of = settled.roster.clients, settled.roster.graph.neighbours
+    sharers, contributors = settled.sharers, settled.contributors
+    masked_with = {
+        clients[position]: frozenset(clients[other] for other in neighbours_of(position) if other in sharers)
+        for position in contributors
+    }
+    dropped = frozenset(clients[position] for position in sharers if position not in contributors)
+    return Transcript(masked_with=masked_with, self_mask_seeds=frozenset(masked_with), mask_roots=dropped)
+
+
+def release_sum(settled: Settled, total: MaskedVector) -> Aggregate:
+    """Return a sum from which every mask was removed, if it agrees with its check words and with who contributed.
+
+    Raises:
+        PeerMisbehaved: it does not; ``culprits`` is empty.
+    """
+    total.check(settled.roster.context)
+    contributors, configuration = len(settled.contributors), settled.configuration
+    if not contributors <= total.weight <= contributors * configuration.maximum_weight:
+        raise PeerMisbehaved(
+            f"{contributors} contributors have a total weight of {total.weight}, which weights of 1 to "
+            f"{configuration.maximum_weight} do not give",
+            reason=Reason.INPUT_OUT_OF_RANGE,
+            culprits=NOBODY,
+        )
+    return Aggregate(configuration.layout, total.inputs(contributors), contributors, total.weight)
+
+
+def remove_masks(
+    total: MaskedVector, recovery: Recovery, progress: Callable[[int, int], None] | None, *, threads: int = 1
+) -> None:
+    """Remove every mask that is left from the sum of the uploads, some at a time.
+
+    Implements: [BIK+17] Fig. 4, Round 4, server, the last equation.
+    """
+    done, count, keys = 0, recovery.mask_count, recovery.keys()
+    while done < count:
+        batch = list[SignedKey]()
+        try:
+            batch.extend(islice(keys, MASKS_PER_STEP))
+            total.apply(
+                [key for is_added, key in batch if is_added],
+                [key for is_added, key in batch if not is_added],
+                threads=threads,
+            )
+        finally:
+            for _, key in batch:
+                key.wipe()
+        done += len(batch)
+        if progress is not None:
+            progress(done, count)

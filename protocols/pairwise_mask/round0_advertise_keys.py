@@ -11,36 +11,203 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from hmac import compare_digest
 from typing import Annotated, ClassVar, Final, TypeVar
 
 from secagg.blame import said_by, unverified
 from secagg.crypto.key_agreement import KeyRole
-from secagg.crypto.merkle import NODE_BYTES, MerkleTree, recover_root
+from secagg.crypto.labels import Label
+from secagg.crypto.merkle import NODE_BYTES, recover_root
 from secagg.crypto.prime_field import random_root
 from secagg.crypto.secret import Confined, Secret, abandoned_on_error
-from secagg.errors import InvalidParameters, MalformedMessage, Misuse, PeerMisbehaved, Reason, ThresholdNotMet
-from secagg.fields import Placed, fixed, repeated, sized, variable
-from secagg.identifiers import CONTEXT_TAG_BYTES, ClientId, ServerId
+from secagg.errors import (
+    InternalError,
+    InvalidParameters,
+    MalformedMessage,
+    Misuse,
+    PeerMisbehaved,
+    Reason,
+    ThresholdNotMet,
+)
+from secagg.fields import CLIENT, Placed, fixed, nested, optional, repeated, sized, variable
+from secagg.identifiers import CONTEXT_TAG_BYTES, AttemptContext, ClientId, ServerId
 from secagg.parameters import SecurityMode
-from secagg.session.certificates import Authority
+from secagg.session.certificates import IDENTITY_KEY_BYTES, SIGNATURE_BYTES, Authority, Certificate, VerifiedIdentity
 from secagg.wire import MessageKind
 
-from .advertisement import (
-    KeyAdvertisement,
-    VerifiedAdvertiser,
-    entry_bytes,
-    sign_advertisement,
-    verify_advertisement,
-    verify_entry,
-)
-from .commitments import commit_to_self_mask
 from .configuration import OPENING_BYTES, SessionConfiguration, commit_to_opening
 from .graph import MAXIMUM_POPULATION
 from .member import Member
-from .roster import Roster, encode_clients, entry_digest, require_context, roster_of
-from .suites import MaskKeys, OwnKeys, key_suite
+from .roster import Roster, entry_digest, require_context, roster_of
+from .suites import COMMITMENT_BYTES, MaskKeys, OwnKeys, PublishedKeys, commit_to_self_mask, key_suite
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Credential:
+    """What makes an advertisement a certified client's own: its identity key, the authority's word, its signature."""
+
+    identity_key: Annotated[bytes, fixed(IDENTITY_KEY_BYTES)]
+    certificate: Annotated[bytes, fixed(SIGNATURE_BYTES)]
+    signature: Annotated[bytes, fixed(SIGNATURE_BYTES)]
+
+    def encode(self) -> bytes:
+        """Return the three, one after another."""
+        return self.identity_key + self.certificate + self.signature
+
+
+_KEY = sized(lambda at: key_suite(at.place.suite).public_key_bytes, "32 classic, 1216 hybrid")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeyAdvertisement(Placed):
+    """A client's public keys for one attempt, and a commitment to its self-mask seed."""
+
+    kind: ClassVar = MessageKind.KEY_ADVERTISEMENT
+    attempt: Annotated[bytes, fixed(CONTEXT_TAG_BYTES)]
+    client: Annotated[ClientId, CLIENT]
+    channel_key: Annotated[bytes, _KEY]
+    mask_key: Annotated[bytes, _KEY]
+    self_mask_commitment: Annotated[bytes, fixed(COMMITMENT_BYTES)]
+    credential: Annotated[
+        Credential | None, optional(nested(Credential), lambda at: at.place.is_active, "160 in active mode")
+    ]
+
+    @property
+    def public_keys(self) -> tuple[bytes, ...]:
+        """Every key that it names; each is one client's alone."""
+        keys = self.channel_key, self.mask_key
+        return keys if self.credential is None else (*keys, self.credential.identity_key)
+
+    @property
+    def entry(self) -> bytes:
+        """What the roster holds of it; the commitment serves the server alone unless it is signed."""
+        keys = self.channel_key + self.mask_key
+        return keys if self.credential is None else keys + self.self_mask_commitment + self.credential.encode()
+
+    @classmethod
+    def decode(cls, message: bytes, configuration: SessionConfiguration) -> KeyAdvertisement:
+        """Read the canonical encoding back."""
+        return cls.read_in(configuration, message)
+
+
+@dataclass(frozen=True, slots=True)
+class VerifiedAdvertiser:
+    """A client whose advertisement was checked; only ``verify_keys`` makes one."""
+
+    keys: PublishedKeys
+    identity: VerifiedIdentity | None
+    self_mask_commitment: bytes = field(repr=False)
+
+    @property
+    def public_keys(self) -> tuple[bytes, ...]:
+        """Every key that it named; each is one client's alone."""
+        keys = self.keys.channel.encoded, self.keys.mask.encoded
+        return keys if self.identity is None else (*keys, self.identity.public_key)
+
+
+def sign_advertisement(unsigned: KeyAdvertisement, member: Member, attempt: AttemptContext) -> KeyAdvertisement:
+    """Sign an advertisement with the member's identity key, and put the certificate beside it."""
+    if member.certificate is None:
+        raise InvalidParameters("active mode needs a certificate")
+    credential = Credential(
+        identity_key=member.certificate.public_key,
+        certificate=member.certificate.signature,
+        signature=member.sign(Label.SIGNED_ADVERTISEMENT, *_signed_parts(unsigned, attempt)),
+    )
+    return replace(unsigned, credential=credential)
+
+
+def authenticate(
+    advertisement: KeyAdvertisement, configuration: SessionConfiguration, authority: Authority | None
+) -> VerifiedIdentity | None:
+    """Check the certificate and the signature of an advertisement; in semi_honest mode there are none.
+
+    Raises:
+        AuthenticationFailed: one of the two does not verify, which may be the way's doing.
+    """
+    if configuration.mode is not SecurityMode.ACTIVE:
+        return None
+    client, credential = advertisement.client, advertisement.credential
+    if authority is None or credential is None:
+        raise InternalError("an active session's advertisement is verified without an authority or a credential")
+    certificate = Certificate(client, credential.identity_key, credential.certificate)
+    identity = authority.verify(certificate, culprits=unverified(client))
+    parts = _signed_parts(advertisement, configuration.context)
+    identity.verify(credential.signature, Label.SIGNED_ADVERTISEMENT, *parts, culprits=unverified(client))
+    return identity
+
+
+def verify_keys(
+    advertisement: KeyAdvertisement, configuration: SessionConfiguration, identity: VerifiedIdentity | None
+) -> VerifiedAdvertiser:
+    """Check the keys of an advertisement, for which its sender answers alone if it signed them."""
+    client, suite = advertisement.client, key_suite(configuration.suite)
+    culprits = said_by(client, configuration.mode)
+    keys = PublishedKeys(
+        client,
+        suite.public_key(advertisement.channel_key, culprits),
+        suite.public_key(advertisement.mask_key, culprits),
+    )
+    if keys.channel == keys.mask:
+        raise PeerMisbehaved(
+            f"{client} advertises one key for two roles", reason=Reason.PUBLIC_KEY_REUSED, culprits=culprits
+        )
+    return VerifiedAdvertiser(keys, identity, advertisement.self_mask_commitment)
+
+
+def verify_advertisement(
+    advertisement: KeyAdvertisement, configuration: SessionConfiguration, authority: Authority | None
+) -> VerifiedAdvertiser:
+    """Check certificate, signature and keys of an advertisement."""
+    return verify_keys(advertisement, configuration, authenticate(advertisement, configuration, authority))
+
+
+def verify_entry(
+    entry: bytes, client: ClientId, configuration: SessionConfiguration, authority: Authority | None
+) -> VerifiedAdvertiser:
+    """Read what the roster holds of a client, and check it as if it had come from there."""
+    key_bytes = key_suite(configuration.suite).public_key_bytes
+    channel_key, mask_key, rest = entry[:key_bytes], entry[key_bytes : 2 * key_bytes], entry[2 * key_bytes :]
+    commitment, credential = b"", None
+    if configuration.mode is SecurityMode.ACTIVE:
+        commitment, rest = rest[:COMMITMENT_BYTES], rest[COMMITMENT_BYTES:]
+        credential = Credential(
+            identity_key=rest[:IDENTITY_KEY_BYTES],
+            certificate=rest[IDENTITY_KEY_BYTES:-SIGNATURE_BYTES],
+            signature=rest[-SIGNATURE_BYTES:],
+        )
+    advertisement = KeyAdvertisement(
+        attempt=configuration.context.tag,
+        client=client,
+        channel_key=channel_key,
+        mask_key=mask_key,
+        self_mask_commitment=commitment,
+        credential=credential,
+    )
+    return verify_advertisement(advertisement, configuration, authority)
+
+
+def entry_bytes(configuration: SessionConfiguration) -> int:
+    """Return the length of what the roster holds of one client."""
+    keys = 2 * key_suite(configuration.suite).public_key_bytes
+    if configuration.mode is SecurityMode.ACTIVE:
+        return keys + COMMITMENT_BYTES + IDENTITY_KEY_BYTES + 2 * SIGNATURE_BYTES
+    return keys
+
+
+def _signed_parts(advertisement: KeyAdvertisement, attempt: AttemptContext) -> tuple[bytes, ...]:
+    return (
+        attempt.digest,
+        advertisement.client.encode(),
+        advertisement.channel_key,
+        advertisement.mask_key,
+        advertisement.self_mask_commitment,
+    )
+
+
+# --- Messages of the roster -------------------------------------------------------------------------------------------
+
 
 ROUND: Final = "advertise_keys"
 _MAXIMUM_LIST_BYTES = 10 << 20
@@ -201,67 +368,6 @@ def accept_advertised_keys(member: Member, state: Advertised, message: Advertise
         own_keys.append(member.certificate.public_key)
     _require_distinct_keys(own.client, own_keys, advertisers.values())
     return VerifiedKeySet(roster, position, neighbours, advertisers)
-
-
-# --- Server -----------------------------------------------------------------------------------------------------------
-
-
-def check_advertisement(
-    configuration: SessionConfiguration, owners: Mapping[bytes, ClientId], message: KeyAdvertisement
-) -> VerifiedAdvertiser:
-    """Refuse an advertisement that no honest client would have sent, so that it never reaches the others.
-
-    Args:
-        owners: who advertised which key before.
-
-    Implements: [BIK+17] Fig. 4, Round 0, server.
-    """
-    require_context(
-        message.attempt,
-        configuration.context,
-        f"{message.client} advertises keys for another attempt",
-        unverified(message.client),
-        ROUND,
-    )
-    authority = Authority(configuration.authority) if configuration.mode is SecurityMode.ACTIVE else None
-    advertiser = verify_advertisement(message, configuration, authority)
-    for key in message.public_keys:
-        if other := owners.get(key):
-            raise PeerMisbehaved(
-                f"{message.client} and {other} advertise one and the same key",
-                reason=Reason.PUBLIC_KEY_REUSED,
-                culprits=said_by(message.client, configuration.mode) | {other},
-            )
-    return advertiser
-
-
-class PublishedRoster:
-    """The roster as the server holds it: with every entry, and the tree over them."""
-
-    def __init__(
-        self, configuration: SessionConfiguration, opening: bytes, advertised: Mapping[ClientId, KeyAdvertisement]
-    ) -> None:
-        """Fix the roster; nobody joins it afterwards."""
-        self.advertisements = tuple(advertised[client] for client in sorted(advertised))
-        self._clients = encode_clients([item.client for item in self.advertisements])
-        self._tree = MerkleTree([entry_digest(item.client, item.entry) for item in self.advertisements])
-        self.roster = roster_of(configuration, self._clients, self._tree.root, opening)
-
-    def message_to(self, position: int) -> AdvertisedKeys:
-        """Return what the client at a position gets to see.
-
-        Implements: [BIK+17] Fig. 4, Round 0, server, the broadcast; for a sparse graph each client's part of it.
-        """
-        roster = self.roster
-        neighbours = roster.graph.neighbours(position)
-        return AdvertisedKeys(
-            attempt=roster.configuration.context.tag,
-            clients=self._clients,
-            root=roster.root,
-            opening=roster.opening,
-            entries=tuple(self.advertisements[neighbour].entry for neighbour in neighbours),
-            proof=tuple(self._tree.prove((position, *neighbours))),
-        )
 
 
 # --- Private ----------------------------------------------------------------------------------------------------------

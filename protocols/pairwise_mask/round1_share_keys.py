@@ -13,12 +13,9 @@ neighbour. Each neighbour gets its leaf with its path; a share that does not fit
 from __future__ import annotations
 
 import hashlib
-from array import array
-from bisect import bisect_left
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cache
-from itertools import accumulate as running_sum
 from typing import Annotated, ClassVar, Final
 
 from secagg.blame import unverified
@@ -34,13 +31,10 @@ from secagg.parameters import SecurityMode, Suite
 from secagg.session.certificates import SIGNATURE_BYTES, VerifiedIdentity
 from secagg.wire import MessageKind, Reader, Writer
 
-from .client_set import ClientSet, client_set
-from .commitments import SharedSecret, SharePlace
 from .member import Member
-from .roster import Roster, Seat, require_context
+from .roster import ClientSet, Roster, Seat, certain, client_set
 from .round0_advertise_keys import Advertised, VerifiedKeySet
-from .settled import Settled, certain
-from .suites import COMMITMENT_BYTES, SHARES_BYTES, OwnKeys, key_suite
+from .suites import COMMITMENT_BYTES, SHARES_BYTES, OwnKeys, SharedSecret, SharePlace, key_suite
 
 ROUND: Final = "share_keys"
 _MAXIMUM_PATH = 64
@@ -233,8 +227,8 @@ def share_keys(member: Member, state: Advertised, key_set: VerifiedKeySet) -> tu
     signature = b""
     if state.configuration.mode is SecurityMode.ACTIVE:
         receivers = [roster.clients[neighbour] for neighbour in key_set.neighbours]
-        root = MerkleTree([_leaf(client, entry) for client, entry in zip(receivers, entries, strict=True)]).root
-        signature = member.sign(Label.SIGNED_SHARES, *_signed_parts(roster.context, keys.client, len(entries), root))
+        root = MerkleTree([entry_leaf(client, entry) for client, entry in zip(receivers, entries, strict=True)]).root
+        signature = member.sign(Label.SIGNED_SHARES, *signed_entries(roster.context, keys.client, len(entries), root))
     message = EncryptedShares(context=roster.context.tag, signature=signature, entries=b"".join(entries))
     return Shared(key_set, keys, state.self_mask_seed, edges), message
 
@@ -250,13 +244,13 @@ def verify_delivered_entry(
     if roster.configuration.mode is not SecurityMode.ACTIVE:
         return
     identity = certain(identity)
-    leaf = _leaf(roster.clients[receiver], item.entry)
+    leaf = entry_leaf(roster.clients[receiver], item.entry)
     count, place = roster.graph.degree, roster.graph.point_of(receiver, sender) - 1
     try:
         root = recover_root(count, {place: leaf}, item.path)
     except MalformedMessage:
         raise AuthenticationFailed(culprits=unverified(identity.client), round_name=ROUND) from None
-    parts = _signed_parts(roster.context, identity.client, count, root)
+    parts = signed_entries(roster.context, identity.client, count, root)
     identity.verify(item.signature, Label.SIGNED_SHARES, *parts, culprits=unverified(identity.client))
 
 
@@ -266,98 +260,19 @@ def delivered_root(receiver: ClientId, entries: Iterable[bytes]) -> bytes:
     A dealer may sign two trees, and the network deliver the one that the server does not have. What the client says of
     its entries then does not verify at the server, instead of being compared with others.
     """
-    return MerkleTree([_leaf(receiver, entry) for entry in entries]).root
-
-
-# --- Server -----------------------------------------------------------------------------------------------------------
-
-
-class RelayedShares:
-    """One client's entries as the server keeps them, to relay and to recover from."""
-
-    __slots__ = ("_neighbours", "_roster", "_sender", "_starts", "_tree", "message")
-
-    def __init__(
-        self, roster: Roster, sender: int, message: EncryptedShares, identity: VerifiedIdentity | None
-    ) -> None:
-        """Check the signature, and cut nothing apart yet.
-
-        Implements: [BIK+17] Fig. 4, Round 1, server.
-        Raises:
-            PeerMisbehaved: made for another session.
-            AuthenticationFailed: not signed by its sender.
-        """
-        require_context(
-            message.context,
-            roster.context,
-            f"{roster.clients[sender]} shared keys for another session",
-            unverified(roster.clients[sender]),
-            ROUND,
-        )
-        self.message = message
-        self._roster, self._sender = roster, sender
-        self._neighbours = array("I", roster.graph.neighbours(sender))
-        sizes = (EntryForm.between(roster, sender, neighbour).size for neighbour in self._neighbours)
-        self._starts = array("I", running_sum(sizes, initial=0))
-        self._tree: MerkleTree | None = None
-        if identity is not None:
-            tree = self._make_tree()
-            parts = _signed_parts(roster.context, identity.client, len(self._neighbours), tree.root)
-            culprits = unverified(identity.client)
-            identity.verify(message.signature, Label.SIGNED_SHARES, *parts, culprits=culprits)
-
-    def entry_to(self, receiver: int) -> SharesEntry:
-        """Return the entry for one neighbour."""
-        return SharesEntry.decode(self.bytes_to(receiver), EntryForm.between(self._roster, self._sender, receiver))
-
-    def deliver_to(self, receiver: int) -> DeliveredEntry:
-        """Return what that neighbour is to get."""
-        entry = self.bytes_to(receiver)
-        if not self.message.signature:
-            return DeliveredEntry(entry=entry, signature=b"", path=())
-        path = self._make_tree().path_of(bisect_left(self._neighbours, receiver))
-        return DeliveredEntry(entry=entry, signature=self.message.signature, path=path)
-
-    def bytes_to(self, receiver: int) -> bytes:
-        """Return the encoded entry for one neighbour."""
-        place = bisect_left(self._neighbours, receiver)
-        return self.message.entries[self._starts[place] : self._starts[place + 1]]
-
-    def _make_tree(self) -> MerkleTree:
-        if self._tree is None:
-            clients = self._roster.clients
-            self._tree = MerkleTree(
-                [_leaf(clients[receiver], self.bytes_to(receiver)) for receiver in self._neighbours]
-            )
-        return self._tree
-
-
-def deliver_shares(settled: Settled, relayed: Mapping[int, RelayedShares], receiver: int) -> DeliveredShares:
-    """Collect what one client's neighbours sent to it.
-
-    Implements: [BIK+17] Fig. 4, Round 1, server, the last step.
-    """
-    roster, sharers = settled.roster, settled.sharers
-    senders = (neighbour for neighbour in roster.graph.neighbours(receiver) if neighbour in sharers)
-    entries = tuple(relayed[sender].deliver_to(receiver) for sender in senders)
-    return DeliveredShares(context=roster.context.tag, sharers=sharers, entries=entries)
-
-
-def relayed_root(settled: Settled, relayed: Mapping[int, RelayedShares], receiver: int) -> bytes:
-    """Return the ``delivered_root`` of a client that was delivered what its neighbours sent."""
-    roster, sharers = settled.roster, settled.sharers
-    senders = (neighbour for neighbour in roster.graph.neighbours(receiver) if neighbour in sharers)
-    return delivered_root(roster.clients[receiver], (relayed[sender].bytes_to(receiver) for sender in senders))
+    return MerkleTree([entry_leaf(receiver, entry) for entry in entries]).root
 
 
 # --- Private ----------------------------------------------------------------------------------------------------------
 
 
-def _leaf(receiver: ClientId, entry: bytes) -> bytes:
+def entry_leaf(receiver: ClientId, entry: bytes) -> bytes:
+    """Return the leaf of one entry in its sender's tree."""
     return hashlib.sha256(bind(Label.SHARES_ENTRY, receiver.encode(), entry)).digest()
 
 
-def _signed_parts(context: SessionContext, sender: ClientId, count: int, root: bytes) -> tuple[bytes, ...]:
+def signed_entries(context: SessionContext, sender: ClientId, count: int, root: bytes) -> tuple[bytes, ...]:
+    """Return what a sender signs of its entries."""
     return context.digest, sender.encode(), count.to_bytes(4, "big"), root
 
 

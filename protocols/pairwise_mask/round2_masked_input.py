@@ -1,6 +1,6 @@
 """Round 2, masked input: every client hides its input under its self mask and one mask for each neighbour.
 
-[BIK+17] Fig. 4, Round 2. Client to server: ``MaskedInput``.
+[BIK+17] Fig. 4, Round 2. Client to server: ``MaskedInput``, or ``Complaint`` from a client that leaves.
 
 The set of edges is exactly the neighbours that shared keys, for both ends. A client that cannot derive the mask of one
 of them complains and leaves the session; it never leaves out a mask. A share that does not open is another matter:
@@ -28,19 +28,17 @@ from secagg.crypto.labels import Label, bind
 from secagg.crypto.prime_field import ELEMENT_BYTES
 from secagg.crypto.secret import Confined, Secret, abandoned_on_error
 from secagg.crypto.shamir import check_value
-from secagg.errors import UNDECIDED, PeerError, PeerMisbehaved, Reason, ThresholdNotMet
+from secagg.errors import UNDECIDED, MalformedMessage, PeerError, PeerMisbehaved, Reason, ThresholdNotMet
 from secagg.fields import At, Field, Placed, fixed, sized
 from secagg.identifiers import CONTEXT_TAG_BYTES, ClientId, ServerId, SessionContext
 from secagg.wire import MessageKind, Reader, Writer
 
-from .client_set import ClientSet
-from .commitments import SharedSecret, SharePlace
-from .complaint import Complaint, complain
 from .masking import MaskedVector, adds_pairwise_mask, pairwise_mask_key, self_mask_key
 from .member import ClientInput, Member
-from .roster import Roster, require_context
+from .roster import ClientSet, Roster, Seat, client_set, require_context
 from .round0_advertise_keys import VerifiedKeySet
 from .round1_share_keys import (
+    SIGNATURE,
     DeliveredEntry,
     DeliveredShares,
     EntryForm,
@@ -50,8 +48,7 @@ from .round1_share_keys import (
     signature_bytes,
     verify_delivered_entry,
 )
-from .settled import Settled
-from .suites import key_suite
+from .suites import SharedSecret, SharePlace, key_suite
 
 ROUND: Final = "masked_input"
 
@@ -85,6 +82,41 @@ class MaskedInput(Placed):
     def decode(cls, message: bytes, roster: Roster) -> MaskedInput:
         """Read the canonical encoding back."""
         return cls.read_in(roster, message)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Complaint(Placed):
+    """What a client sends in place of its upload when the seed of an edge that came to it is unusable (hybrid suite).
+
+    A client that lacks a mask cannot upload, so it leaves. Without a word it would look as if it had dropped out, and
+    the neighbour that drove it out would stand beside the others. A complaint alone convicts nobody and excludes only
+    its sender: the client has dropped out, so its mask root is recovered, and with it the server opens the very seed
+    and sees which of the two is right.
+    """
+
+    kind: ClassVar = MessageKind.COMPLAINT
+    context: Annotated[bytes, fixed(CONTEXT_TAG_BYTES)]
+    signature: Annotated[bytes, SIGNATURE]
+    """Empty in semi-honest mode."""
+    accused: Annotated[ClientSet, client_set(lambda at: len(at.place.roster.graph.neighbours(at.place.position)))]
+    """By their places among the neighbours of the client that complains."""
+
+    @classmethod
+    def decode(cls, message: bytes, roster: Roster, sender: int, sharers: ClientSet) -> Complaint:
+        """Read the canonical encoding back.
+
+        Raises:
+            MalformedMessage: nobody is accused, or somebody who sent no seed to this client.
+        """
+        graph, neighbours = roster.graph, roster.graph.neighbours(sender)
+        complaint = cls.read_in(Seat(roster, sender), message)
+        sent = key_suite(roster.configuration.suite).edge_bytes and all(
+            neighbours[place] in sharers and graph.sends_edge_seed(neighbours[place], sender)
+            for place in complaint.accused
+        )
+        if not len(complaint.accused) or not sent:
+            raise MalformedMessage("a complaint is about nobody who sent a seed", reason=Reason.NOT_CANONICAL)
+        return complaint
 
 
 # --- Client -----------------------------------------------------------------------------------------------------------
@@ -168,29 +200,17 @@ def mask_input(
     return Masked(key_set, message.sharers, root, shares, seeds), upload, complaints
 
 
-# --- Server -----------------------------------------------------------------------------------------------------------
-
-
-def check_masked_input(settled: Settled, sender: int, message: MaskedInput) -> bytes:
-    """Check who sent an upload, and for which session; whether its vector decodes is seen when it is added.
-
-    Implements: [BIK+17] Fig. 4, Round 2, server.
-    Returns:
-        The digest of the vector, which the client signed in active mode: evidence of what it sent.
-    Raises:
-        PeerMisbehaved: made for another session.
-        AuthenticationFailed: its sender did not send this vector, or did not mask under the sharers of this session.
-    """
-    roster, client = settled.roster, settled.roster.clients[sender]
-    require_context(
-        message.context, roster.context, f"{client} masked its input for another session", unverified(client), ROUND
-    )
-    digest = upload_digest(message.packed)
-    if settled.is_active:
-        parts = signed_view(roster.context, client, settled.sharers, digest)
-        identity = settled.identity_of(sender)
-        identity.verify(message.signature, Label.SIGNED_VIEW, *parts, culprits=unverified(client))
-    return digest
+def complain(
+    member: Member, key_set: VerifiedKeySet, sharers: ClientSet, delivered: bytes, accused: Iterable[int]
+) -> Complaint:
+    """Say whose seeds are unusable, of the entries under this root."""
+    roster, neighbours = key_set.roster, key_set.neighbours
+    places = ClientSet.of(len(neighbours), (neighbours.index(position) for position in accused))
+    signature = b""
+    if roster.configuration.is_active:
+        parts = signed_complaint(roster.context, member.client, sharers, delivered, places)
+        signature = member.sign(Label.SIGNED_COMPLAINT, *parts)
+    return Complaint(context=roster.context.tag, signature=signature, accused=places)
 
 
 def upload_digest(packed: Iterable[bytes | memoryview]) -> bytes:
@@ -201,14 +221,16 @@ def upload_digest(packed: Iterable[bytes | memoryview]) -> bytes:
     return hashed.digest()
 
 
-def known_upload(message: MaskedInput, digest: bytes) -> bytes:
-    """Return what an upload is known by when it comes again."""
-    return hashlib.sha256(message.context + message.signature + digest).digest()
-
-
 def signed_view(context: SessionContext, client: ClientId, sharers: ClientSet, upload: bytes) -> tuple[bytes, ...]:
     """Return what a client signs about the set of clients under which it masked, and the digest of what it sent."""
     return context.digest, client.encode(), sharers.digest(context), upload
+
+
+def signed_complaint(
+    context: SessionContext, client: ClientId, sharers: ClientSet, delivered: bytes, accused: ClientSet
+) -> tuple[bytes, ...]:
+    """Return what a client signs of its complaint."""
+    return context.digest, client.encode(), sharers.digest(context), delivered, accused.encode()
 
 
 # --- Private ----------------------------------------------------------------------------------------------------------

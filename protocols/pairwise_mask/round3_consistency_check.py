@@ -12,7 +12,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Final
 
-from secagg.blame import unverified
 from secagg.crypto.labels import Label
 from secagg.crypto.secret import Confined
 from secagg.errors import PeerMisbehaved, Reason, ThresholdNotMet
@@ -21,11 +20,9 @@ from secagg.identifiers import CONTEXT_TAG_BYTES, ClientId, ServerId, SessionCon
 from secagg.session.certificates import SIGNATURE_BYTES
 from secagg.wire import MessageKind
 
-from .client_set import ClientSet, client_set
 from .member import Member
-from .roster import Roster, require_context
+from .roster import ClientSet, Roster, client_set, require_context
 from .round2_masked_input import Masked
-from .settled import Settled
 
 ROUND: Final = "consistency_check"
 
@@ -107,21 +104,6 @@ def check_survivors(state: Masked, context: bytes, contributors: ClientSet, roun
     needed = roster.configuration.minimum_cohort
     if len(contributors) < needed:
         raise ThresholdNotMet(needed=needed, present=len(contributors), what="contributors", round_name=round_name)
-
-
-# --- Server -----------------------------------------------------------------------------------------------------------
-
-
-def check_survivor_signature(settled: Settled, sender: int, message: SurvivorSignature) -> None:
-    """Check a committee member's signature.
-
-    Implements: [BIK+17] Fig. 4, Round 3, server.
-    """
-    roster, client = settled.roster, settled.roster.clients[sender]
-    require_context(message.context, roster.context, f"{client} signed for another session", unverified(client), ROUND)
-    parts = signed_survivors(roster.context, client, settled.sharers, settled.contributors)
-    identity = settled.identity_of(sender)
-    identity.verify(message.signature, Label.SIGNED_SURVIVORS, *parts, culprits=unverified(client))
 
 
 # --- Private ----------------------------------------------------------------------------------------------------------

@@ -11,8 +11,6 @@ sharers as this client.
 from __future__ import annotations
 
 from array import array
-from bisect import bisect_left
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Annotated, ClassVar, Final, NamedTuple
 
@@ -21,7 +19,6 @@ from secagg.crypto.key_agreement import KEY_BYTES
 from secagg.crypto.labels import Label
 from secagg.crypto.prime_field import ELEMENT_BYTES
 from secagg.crypto.secret import Secret
-from secagg.crypto.shamir import check_value
 from secagg.errors import MalformedMessage, PeerError, PeerMisbehaved, Reason, ThresholdNotMet
 from secagg.fields import Placed, fixed, nested, repeated, sized, unsigned
 from secagg.identifiers import CONTEXT_TAG_BYTES, ClientId, ServerId, SessionContext
@@ -29,18 +26,15 @@ from secagg.parameters import SecurityMode
 from secagg.session.certificates import IDENTITY_KEY_BYTES, SIGNATURE_BYTES, Certificate
 from secagg.wire import MessageKind
 
-from .client_set import ClientSet, client_set
-from .commitments import SharedSecret
 from .configuration import DIGEST_BYTES
 from .graph import MAXIMUM_POPULATION
 from .member import Member
-from .roster import Roster, require_context
-from .round0_advertise_keys import PublishedRoster, in_parallel
+from .roster import ClientSet, Roster, certain, client_set
+from .round0_advertise_keys import in_parallel
 from .round1_share_keys import SIGNATURE
 from .round2_masked_input import Masked, share_place, signed_view
 from .round3_consistency_check import Confirmed, check_survivors, invalid_survivors, signed_survivors
-from .settled import Settled, certain
-from .suites import COMMITMENT_BYTES, key_suite
+from .suites import COMMITMENT_BYTES, SharedSecret, key_suite
 
 ROUND: Final = "unmasking"
 
@@ -202,95 +196,6 @@ def revealed_secret(position: int, contributors: ClientSet) -> SharedSecret:
     Claim PM-4: a share of one of the two is shown, and which is a matter of the one certified set.
     """
     return SharedSecret.SELF_MASK_SEED if position in contributors else SharedSecret.MASK_ROOT
-
-
-# --- Server -----------------------------------------------------------------------------------------------------------
-
-
-def endorsements_of(published: PublishedRoster, signatures: Mapping[int, bytes]) -> tuple[Endorsement, ...]:
-    """Return a certificate: as many of the committee's signatures as it takes, with what verifies them."""
-    quorum, endorsements = published.roster.configuration.quorum, list[Endorsement]()
-    for position, signature in sorted(signatures.items())[:quorum]:
-        credential = certain(published.advertisements[position].credential)
-        endorsements.append(
-            Endorsement(
-                position=position,
-                identity_key=credential.identity_key,
-                certificate=credential.certificate,
-                signature=signature,
-            )
-        )
-    return tuple(endorsements)
-
-
-def request_unmasking(
-    settled: Settled, views: Mapping[ClientId, bytes], endorsements: tuple[Endorsement, ...], position: int
-) -> UnmaskingRequest:
-    """Return the request to one contributor, with the signed views of its neighbours in active mode.
-
-    Implements: [BIK+17] Fig. 4, Round 4, server, the first step.
-    """
-    roster, contributors = settled.roster, settled.contributors
-    signed = tuple[SignedView, ...]()
-    if settled.is_active:
-        present = (views[roster.clients[n]] for n in roster.graph.neighbours(position) if n in contributors)
-        signed = tuple(SignedView(upload=view[:DIGEST_BYTES], signature=view[DIGEST_BYTES:]) for view in present)
-    return UnmaskingRequest(
-        context=roster.context.tag, contributors=contributors, endorsements=endorsements, views=signed
-    )
-
-
-class RevealedShares:
-    """One contributor's answer, as the server keeps it."""
-
-    __slots__ = ("_answered", "_message", "_roster", "sender")
-
-    def __init__(self, settled: Settled, sender: int, delivered: bytes, message: bytes) -> None:
-        """Decode an answer, and check its signature and each share's range.
-
-        Args:
-            delivered: the root over the entries that its sender was delivered.
-
-        Implements: [BIK+17] Fig. 4, Round 4, server, the collection.
-        Raises:
-            PeerMisbehaved: made for another session, or a share that is no field element.
-            AuthenticationFailed: not signed by its sender, or about other entries than were delivered.
-            MalformedMessage: it does not decode.
-        """
-        roster = settled.roster
-        self._roster, self.sender = roster, sender
-        self._answered = AnsweredFor.by(roster, settled.sharers, settled.contributors, sender)
-        self._message = UnmaskingShares.decode(message, roster, self._answered)
-        client = roster.clients[sender]
-        require_context(
-            self._message.context,
-            roster.context,
-            f"{client} reveals shares of another session",
-            unverified(client),
-            ROUND,
-        )
-        if settled.is_active:
-            parts = signed_unmasking(roster.context, client, settled.contributors, delivered, self._message)
-            identity = settled.identity_of(sender)
-            identity.verify(self._message.signature, Label.SIGNED_UNMASKING, *parts, culprits=unverified(client))
-        step, blame = shown_bytes(roster), settled.said_by(sender)
-        for start in range(0, len(self._message.shares), step):
-            check_value(1, memoryview(self._message.shares)[start : start + ELEMENT_BYTES], culprits=blame)
-
-    def share_of(self, dealer: int) -> tuple[Secret, bytes] | None:
-        """Return the share of a neighbour's secret and the digest of the other, if this client holds it."""
-        place = bisect_left(self._answered.neighbours, dealer)
-        if place not in self._message.held:
-            return None
-        before = (self._message.held.bits & ((1 << place) - 1)).bit_count()
-        start, step = before * shown_bytes(self._roster), shown_bytes(self._roster)
-        shown = self._message.shares[start : start + step]
-        return Secret("share", shown[:ELEMENT_BYTES]), shown[ELEMENT_BYTES:]
-
-    def edge_seed_with(self, dropped: int) -> Secret:
-        """Return the seed of this client's edge with a neighbour that dropped out; in the hybrid suite alone."""
-        place = self._answered.edges.index(dropped)
-        return Secret("pairwise_seed", self._message.edge_seeds[place * KEY_BYTES : (place + 1) * KEY_BYTES])
 
 
 # --- Private ----------------------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from secagg.identifiers import ClientId
 
 from .client import Client
 from .plan import SessionPlan
-from .server import Outgoing, Server
+from .server import Server
 from .transitions import ServerState
 
 _LOG = logging.getLogger(__name__)
@@ -44,36 +44,37 @@ def run(  # noqa: PLR0913 -- all but two have defaults
     server = Server(plan, threads=threads)
     present = {client.client: client for client in clients}
 
-    def deliver(messages: Iterable[Outgoing]) -> None:
-        """Hand each message to its client, and its answer back to the server."""
-        for outgoing in messages:
-            client = present.get(outgoing.receiver)
-            if client is None:
+    def exchange() -> None:
+        """Hand each client its message of the open round, and its answer back to the server; then close the round."""
+        for name, client in list(present.items()):
+            message = server.message_to(name)
+            if message is None:
                 continue
-            if client.client in (dropouts or {}).get(server.state, frozenset()):
-                del present[client.client]
+            if name in (dropouts or {}).get(server.state, frozenset()):
+                del present[name]
                 continue
             try:
-                answers = client.receive(outgoing.message)
+                answers = client.receive(message)
             except (PeerError, ThresholdNotMet) as error:
                 # It has overwritten its secrets and left; to the server it has dropped out.
-                _LOG.warning("%s leaves the session: %s", client.client, error)
-                del present[client.client]
+                _LOG.warning("%s leaves the session: %s", name, error)
+                del present[name]
                 continue
             for answer in answers:
                 if sent is not None:
-                    sent(server.state, client.client, outgoing.message, answer)
-                server.receive(client.client, answer)
+                    sent(server.state, name, message, answer)
+                server.receive(name, answer)
+        server.close_stage()
 
     # Round 0, advertise keys: everybody gets the offer and publishes two public keys.
-    deliver([Outgoing(client, server.offer) for client in present])
+    exchange()
     # Round 1, share keys: everybody learns its neighbours and shares its two secrets among them.
-    deliver(server.close_round())
+    exchange()
     # Round 2, masked input: everybody gets its neighbours' shares and uploads its input under all masks.
-    deliver(server.close_round())
+    exchange()
     # Round 3, consistency check (active mode): a committee signs who is left.
     if server.configuration.quorum:
-        deliver(server.close_round())
+        exchange()
     # Round 4, unmasking: everybody who is left shows one share of each neighbour, and the server removes the masks.
-    deliver(server.close_round())
-    return server.unmask(progress), server
+    exchange()
+    return server.release(progress).aggregate, server

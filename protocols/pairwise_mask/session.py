@@ -4,41 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from threading import RLock
-from typing import Final
 
 from secagg.contract import Payload
 from secagg.crypto.entropy import Coins
-from secagg.crypto.ring import RingVector
 from secagg.crypto.secret import Confined, Secret
-from secagg.errors import InvalidParameters, Misuse, PeerError, PeerMisbehaved, Reason, SecAggError, UnexpectedMessage
+from secagg.errors import InvalidParameters, Misuse, PeerError, Reason, SecAggError
 from secagg.identifiers import ClientId
 from secagg.privacy.client_noise import NO_NOISE, ClientNoise, NoiseSettings
 from secagg.session.certificates import Authority, Certificate, SigningKey
 from secagg.session.latch import Latch
 from secagg.session.ledger import Spent
 from secagg.session.privacy_ledger import PrivacyLedger
-from secagg.session.roles import LateUpdate, Released, Stage, Subject, Turnout
+from secagg.session.roles import LateUpdate, Subject
 
 from .client import Client
-from .configuration import NO_AUTHORITY, SessionConfiguration
-from .floors import ClientFloors
-from .masking import MaskedVector
+from .client_record import Recorder
+from .configuration import NO_AUTHORITY, ClientFloors, SessionConfiguration
 from .member import LateInput, SessionTerms
-from .round2_masked_input import MaskedInput
+from .plan import PairwiseSettings, noise_of, require_subject, terms_of
 from .server import Server
-from .settings import PairwiseSettings, noise_of, require_subject, terms_of
-from .transitions import ClientState, ServerState
-
-_PER_CLIENT: Final = 1 << 12  # bytes of a client's shares for one neighbour, sealed or opened, at most
-STAGES: Final = {
-    ServerState.AWAITING_KEY_ADVERTISEMENTS: Stage(name="advertise keys", takes_update=False, per_client=0),
-    ServerState.AWAITING_ENCRYPTED_SHARES: Stage(name="share keys", takes_update=False, per_client=_PER_CLIENT),
-    ServerState.AWAITING_MASKED_INPUTS: Stage(name="masked input", takes_update=True),
-    ServerState.AWAITING_SURVIVOR_SIGNATURES: Stage(name="consistency check", takes_update=False, per_client=0),
-    ServerState.AWAITING_UNMASKING_SHARES: Stage(name="unmasking", takes_update=False, per_client=_PER_CLIENT),
-}
-
+from .transitions import ClientState
 
 # --- The server -------------------------------------------------------------------------------------------------------
 
@@ -55,7 +40,7 @@ class PairwiseHelpers:
 
 def open_session(
     subject: Subject, settings: PairwiseSettings, invited: frozenset[ClientId] | None, helpers: PairwiseHelpers
-) -> PairwiseServerSession:
+) -> Server:
     """Begin a session.
 
     Raises:
@@ -66,157 +51,7 @@ def open_session(
         raise InvalidParameters("settings.population says how many clients are invited, unless they are named")
     plan = settings.plan(subject, population, helpers.authority, helpers.coins)
     noise = noise_of(plan.configuration, settings, settings.corrupted)
-    return PairwiseServerSession(Server(plan, threads=helpers.threads), invited, noise)
-
-
-def restore_session(
-    snapshot: Secret, invited: frozenset[ClientId] | None, *, threads: int = 1
-) -> PairwiseServerSession:
-    """Go on with a session, in whichever process; its ``faults`` so far are not in the snapshot."""
-    return PairwiseServerSession(Server.restore(bytes(snapshot.expose()), threads=threads), invited)
-
-
-class PairwiseServerSession(Confined):
-    """The server's side; ``Server`` holds the latches and the mathematics."""
-
-    def __init__(self, server: Server, invited: frozenset[ClientId] | None, noise: ClientNoise | None = None) -> None:
-        """Show a server as a session; what it received so far counts."""
-        self.noise = noise
-        """What its clients add; unknown after a restart, which only they need to know."""
-        self._server, self._invited, self._lock = server, invited, RLock()
-        self._is_closed = self._is_over = False
-        self._unheard = None if invited is None else {client for client in invited if not server.has_settled(client)}
-        """Of the invited, who may still advertise keys."""
-
-    @property
-    def invitation(self) -> bytes:
-        """The offer."""
-        return self._server.offer
-
-    @property
-    def stage(self) -> Stage | None:
-        """The open stage."""
-        return None if self._is_closed else STAGES.get(self._server.state)
-
-    @property
-    def configuration(self) -> SessionConfiguration:
-        """What was planned."""
-        return self._server.configuration
-
-    def masked_vector(self, upload: bytes) -> RingVector:
-        """Return what the server sees of an upload's first segment; for pictures."""
-        whole = MaskedVector(self.configuration)
-        whole.add_packed(*MaskedInput.decode(upload, self._server.roster).packed)
-        return whole.vectors[0][: self.configuration.layout.require_rings()[0].length]
-
-    @property
-    def faults(self) -> tuple[PeerError, ...]:
-        """What clients did wrong so far."""
-        return tuple(self._server.faults)
-
-    @property
-    def _is_first(self) -> bool:
-        return self._server.state is ServerState.AWAITING_KEY_ADVERTISEMENTS
-
-    @property
-    def awaited(self) -> frozenset[ClientId] | None:
-        """Who may still answer."""
-        with self._lock:
-            if self.stage is None:
-                return frozenset()
-            if not self._is_first:
-                return self._server.awaited
-            return None if self._unheard is None else frozenset(self._unheard)
-
-    @property
-    def turnout(self) -> Turnout:
-        """Whether closing the stage now can succeed."""
-        with self._lock:
-            if self.stage is None or (self._is_first and self._unheard is not None and not self._unheard):
-                return Turnout.COMPLETE
-            return self._server.turnout
-
-    def message_to(self, client: ClientId) -> bytes | None:
-        """Return the open stage's message for a client."""
-        with self._lock:
-            if self.stage is None or not self._is_invited(client):
-                return None
-            return self._server.message_to(client)
-
-    def _is_invited(self, client: ClientId) -> bool:
-        return self._invited is None or client in self._invited
-
-    def receive(self, sender: ClientId, message: bytes) -> None:
-        """Take an answer."""
-        with self._lock:
-            if not self._is_invited(sender):
-                raise PeerMisbehaved(f"{sender} is not invited", reason=Reason.NOT_ELIGIBLE, culprits={sender})
-            if self._is_closed and not self._is_over:
-                raise UnexpectedMessage(
-                    expected="nothing: the last stage is closed", received="an answer", culprits={sender}
-                )
-            try:
-                self._server.receive(sender, message)
-            finally:
-                if self._is_first and self._unheard is not None and self._server.has_settled(sender):
-                    self._unheard.discard(sender)
-
-    def drop(self, client: ClientId) -> None:
-        """Await a client no more."""
-        with self._lock:
-            self._server.drop(client)
-            if self._unheard is not None:
-                self._unheard.discard(client)
-
-    def close_stage(self) -> None:
-        """Fix who answered, and open the next stage."""
-        with self._lock:
-            if self.stage is None:
-                raise Misuse("there is no stage to close")
-            if self._server.state is ServerState.AWAITING_UNMASKING_SHARES:
-                self._is_closed = True
-                return
-            try:
-                self._server.close_round()
-            except SecAggError:
-                self.abort()
-                raise
-
-    def release(self, progress: Callable[[int, int], None] | None = None) -> Released:
-        """Remove the masks and return the sum."""
-        with self._lock:
-            if not self._is_closed or self._is_over:
-                raise Misuse("close the last stage first; a session releases once")
-            counted = self._server.contributors
-            try:
-                aggregate = self._server.unmask(progress)
-            finally:
-                self.abort()
-            return Released(
-                aggregate=aggregate,
-                counted=counted,
-                left_out={},
-                revealed=self._server.revealed,
-                unbounded=aggregate.layout.ring_positions,
-            )
-
-    def abort(self) -> None:
-        """End the session and wipe it."""
-        with self._lock:
-            if not self._is_over:
-                self._is_over = self._is_closed = True
-                if self._server.state is not ServerState.COMPLETED:
-                    self._server.abort()
-
-    def snapshot(self) -> Secret | None:
-        """Return what ``restore_session`` goes on from; None after the last stage was closed."""
-        with self._lock:
-            if self._is_closed:
-                return None
-            return Secret("server session", self._server.snapshot())
-
-    def __repr__(self) -> str:
-        return f"<PairwiseServerSession, {self._server.state}>"
+    return Server(plan, invited, threads=helpers.threads, noise=noise)
 
 
 # --- The client -------------------------------------------------------------------------------------------------------
@@ -303,7 +138,7 @@ class PairwiseMember(Confined):
             certificate=self._certificate,
             terms=self.terms_of(subject),
             threads=self._threads,
-            latch=self.latch,
+            recording=None if self.latch is None else Recorder(self.latch, self._coins),
         )
         if suspended is not None:
             configuration = client.resume(suspended)

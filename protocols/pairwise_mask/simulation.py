@@ -1,37 +1,36 @@
-"""Pairwise masks in one process, and their entry in the registry of protocols."""
+"""Pairwise masks in one process, what a session costs, and the entry in the registry of protocols.
+
+Costs are counted by lengths and degrees alone.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Final
 
-from secagg.contract import RingSegment
+from secagg.contract import Layout, RingSegment
 from secagg.crypto.entropy import Coins
+from secagg.crypto.hpke import sealing_sizes
 from secagg.crypto.secret import Confined
-from secagg.identifiers import ClientId
-from secagg.parameters import LEAST_COHORT, LEAST_THRESHOLD, SecurityMode
+from secagg.errors import InvalidParameters
+from secagg.identifiers import CONTEXT_TAG_BYTES, ClientId
+from secagg.parameters import LEAST_COHORT, LEAST_THRESHOLD, SecurityMode, Suite
+from secagg.session.costs import AES_BLOCK_BYTES, ONE_IN, Costs, Work, mask_cipher_calls, ring_length
 from secagg.session.latch import MemoryLatch
 from secagg.session.privacy_ledger import PrivacyLedgers
 from secagg.session.registry import Clock, ProtocolEntry
 from secagg.session.roles import Subject
 from secagg.session.simulated_keys import SimulatedKeys
 
-from .configuration import NO_AUTHORITY
-from .costs import costs
-from .floors import ClientFloors
-from .graph import MAXIMUM_POPULATION
-from .session import (
-    STAGES,
-    PairwiseHelpers,
-    PairwiseMember,
-    PairwiseServerSession,
-    open_session,
-    restore_session,
-)
-from .settings import PairwiseSettings
+from .configuration import NO_AUTHORITY, ClientFloors, SessionConfiguration
+from .graph import MAXIMUM_POPULATION, Topology
+from .plan import PairwiseSettings, plan_session
+from .server import STAGES, Server
+from .session import PairwiseHelpers, PairwiseMember, open_session
 from .thresholds import least_privacy_bits
 
 
-def describe(session: PairwiseServerSession) -> tuple[str, ...]:
+def describe(session: Server) -> tuple[str, ...]:
     """Return what was planned, a line each."""
     configuration = session.configuration
     widths = sorted({segment.modulus_bits for segment in configuration.layout.require_rings()})
@@ -74,7 +73,7 @@ class PairwiseSimulation(Confined):
         self._latch = MemoryLatch()
         self._privacy = PrivacyLedgers(settings.budget)
 
-    def open(self, subject: Subject, invited: frozenset[ClientId] | None) -> PairwiseServerSession:
+    def open(self, subject: Subject, invited: frozenset[ClientId] | None) -> Server:
         """Begin a session."""
         authority = NO_AUTHORITY if self._keys is None else self._keys.authority.public_key
         helpers = PairwiseHelpers(coins=self._coins, authority=authority, threads=self._threads)
@@ -116,6 +115,139 @@ class PairwiseSimulation(Confined):
         """End; nothing outlives a session."""
 
 
+# --- Costs ------------------------------------------------------------------------------------------------------------
+
+
+_HEADER, _DIGEST, _ELEMENT, _SIGNATURE, _COUNT, _ID = 7 + CONTEXT_TAG_BYTES, 32, 32, 64, 4, 8
+"""What every message begins with, and its fields."""
+_CREDENTIAL = _DIGEST + 2 * _SIGNATURE
+"""An identity key, the authority's signature on it, and a signature made with it."""
+_AUTHORITY = b"\x01" * _DIGEST
+"""Stands for the key of an authority, of which only the length counts here."""
+_OWN_STEPS: Final = 8
+"""What a client does for itself, in units of what it does for a neighbour."""
+_SIGNATURES_OF_A_STEP: Final = 5
+"""As many of the committee's signatures are verified in the time that a neighbour takes."""
+_PASSES: Final = 8
+"""How often an upload is read beside its masks: packed, hashed, checked, sent, read and added."""
+
+
+def costs(layout: Layout, clients: int, suite: Suite) -> Iterator[Costs]:
+    """Plan a session, with a sparse graph where one is safe, and count.
+
+    Raises:
+        InvalidParameters: no such session is safe; the message says what to relax.
+    """
+    rare = clients // ONE_IN
+    configuration = _planned(layout, clients, suite, rare)
+    degree = configuration.degree_among(clients)
+    # Everybody who uploads leaves a self mask, everybody who vanishes before that the masks of its edges.
+    masks = clients - rare + rare * degree
+    calls, length = mask_cipher_calls(configuration.segments), ring_length(configuration.segments)
+    yield Costs(
+        plan=f"active mode, {suite.value}, for {rare} corrupted clients and as many that drop out; "
+        f"{degree} neighbours, of whom {configuration.threshold} recover a secret",
+        payload_bytes=layout.payload_bytes,
+        up_bytes=_sent(configuration, degree),
+        down_bytes=_received(configuration, clients, degree),
+        client=Work(
+            cipher_calls=(1 + degree) * calls,
+            word_operations=(_PASSES + degree) * length,
+            steps=_OWN_STEPS + degree + configuration.quorum // _SIGNATURES_OF_A_STEP,
+        ),
+        server=Work(
+            cipher_calls=masks * calls,
+            word_operations=(clients - rare + masks) * length,
+            steps=clients * (_OWN_STEPS + degree),
+        ),
+    )
+
+
+class _Zeros:
+    """Coins for a plan that is counted and never offered; what it draws is public."""
+
+    def draw(self, count: int) -> bytearray:
+        return bytearray(count)
+
+
+def _planned(layout: Layout, clients: int, suite: Suite, rare: int) -> SessionConfiguration:
+    try:
+        return _plan(layout, clients, suite, rare, Topology.SPARSE)
+    except InvalidParameters:
+        return _plan(layout, clients, suite, rare, Topology.FULL)
+
+
+def _plan(layout: Layout, clients: int, suite: Suite, rare: int, topology: Topology) -> SessionConfiguration:
+    plan = plan_session(
+        layout,
+        _Zeros(),
+        population=clients,
+        corrupted=rare,
+        dropped=rare,
+        mode=SecurityMode.ACTIVE,
+        suite=suite,
+        topology=topology,
+        authority=_AUTHORITY,
+    )
+    return plan.configuration
+
+
+def _sent(configuration: SessionConfiguration, degree: int) -> int:
+    key, sealed, edge = _sizes(configuration.suite)
+    advertised = _HEADER + _ID + 2 * key + _DIGEST + _CREDENTIAL
+    # Of two neighbours one sends the seed of the edge, so a client sends half of its edges on the average.
+    shared = _HEADER + _SIGNATURE + degree * sealed + degree * edge // 2
+    masked = _HEADER + _SIGNATURE + configuration.masked_bytes
+    unmasking = _HEADER + _set_bytes(degree) + degree * (_ELEMENT + _DIGEST) + _SIGNATURE
+    return advertised + shared + masked + _confirming(configuration, _SIGNATURE) + unmasking
+
+
+def _received(configuration: SessionConfiguration, clients: int, degree: int) -> int:
+    key, sealed, edge = _sizes(configuration.suite)
+    # Ids are taken for consecutive: each is one byte of the roster.
+    roster = _HEADER + (_COUNT + clients) + 2 * _DIGEST + 2 * _COUNT
+    roster += degree * (2 * key + _DIGEST + _CREDENTIAL) + _DIGEST * _proof_nodes(clients, degree)
+    paths = degree * (_SIGNATURE + 1 + _DIGEST * (degree - 1).bit_length())
+    shares = _HEADER + _set_bytes(clients) + degree * sealed + degree * edge // 2 + paths
+    views = configuration.quorum * (_COUNT + _DIGEST + 2 * _SIGNATURE) + degree * _SIGNATURE
+    survivors = _HEADER + _set_bytes(clients) + 2 * _COUNT + views
+    confirmed = _confirming(configuration, 2 * _set_bytes(clients))
+    return len(configuration.encode()) + roster + shares + confirmed + survivors
+
+
+def _confirming(configuration: SessionConfiguration, content: int) -> int:
+    """Count a message of the consistency check where everybody is on the committee; in a large one nearly nobody is."""
+    return 0 if configuration.committee_size else _HEADER + content
+
+
+def _sizes(suite: Suite) -> tuple[int, int, int]:
+    """Return the bytes of a public key, of two sealed shares with their commitment, and of the seed of an edge."""
+    key, overhead = sealing_sizes(suite)
+    match suite:
+        case Suite.CLASSIC:
+            return key, 2 * _ELEMENT + AES_BLOCK_BYTES + _DIGEST, 0
+        case Suite.HYBRID:
+            return key, 2 * _ELEMENT + overhead + _DIGEST, _DIGEST + _ELEMENT + overhead
+
+
+def _set_bytes(count: int) -> int:
+    """Return the bytes of a set among so many: one bit for each."""
+    return (count + 7) // 8
+
+
+def _proof_nodes(clients: int, degree: int) -> int:
+    """Return how many hashes prove a client and its neighbours, if they stand evenly among all; others take fewer."""
+    known = {place * clients // (degree + 1) for place in range(degree + 1)}
+    width, nodes = clients, 0
+    while width > 1:
+        nodes += sum(1 for place in known if place ^ 1 not in known and place ^ 1 < width)
+        known, width = {place >> 1 for place in known}, (width + 1) >> 1
+    return nodes
+
+
+# --- The entry --------------------------------------------------------------------------------------------------------
+
+
 ENTRY: Final = ProtocolEntry(
     name="pairwise",
     summary="pairwise masks: one server, four or five exchanges, any number of dropouts that was planned for",
@@ -128,7 +260,7 @@ ENTRY: Final = ProtocolEntry(
     open_session=open_session,
     helpers=PairwiseHelpers,
     simulate=PairwiseSimulation,
-    restore=restore_session,
+    restore=Server.restore,
     costs=costs,
     trust="an authority apart from the server; no more corrupted clients than planned for (one in ten); the "
     "server may be active",

@@ -20,11 +20,8 @@ k, t, c, h a neighbourhood's ``degree``, ``threshold``, ``corrupted``, ``window`
 from __future__ import annotations
 
 from bisect import bisect_left
-from dataclasses import dataclass
 from enum import StrEnum
-from fractions import Fraction
 from functools import lru_cache
-from itertools import chain
 from math import inf, lgamma, log
 from typing import Final
 
@@ -36,15 +33,10 @@ from .graph import LEAST_DEGREE, LEAST_POPULATION, MAXIMUM_POPULATION, Topology
 PRIVACY_BITS: Final = 100
 CURIOUS_PRIVACY_BITS: Final = 40
 """Enough against a server that follows the protocol, and so draws one graph."""
-CORRECTNESS_BITS: Final = 30
 MAXIMUM_BITS: Final = 256
-LARGEST_SEARCHED: Final = 4096
-"""The finders try degrees and committees up to here; beyond, a sparse graph saves nobody anything."""
-LEAST_COMMITTEE: Final = 3
-LARGEST_WHOLE_COMMITTEE: Final = 128
-"""Up to this population everyone is on the committee, which costs little and leaves nothing to chance."""
 
-_LN2: Final = log(2)
+LN2: Final = log(2)
+"""What turns bits into the unit of the tails."""
 _ROUNDING: Final = 1e-6
 """What a computed logarithm is raised by. Each of the nine log-gammas behind it is below 1.4e7 and accurate to a few
 units in the last place (1.9e-9), and the terms left out of a sum are less than 1e-9 of it."""
@@ -85,129 +77,6 @@ class ThresholdRule(StrEnum):
                 return max(LEAST_THRESHOLD, degree // 2 + window + 1, (degree + corrupted) // 2 + 1)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Assumptions:
-    """What a session is planned to withstand.
-
-    Over the choice of one graph, privacy fails with probability 2^-privacy_bits at most. With no more than ``dropped``
-    dropouts, none of them on purpose, somebody lacks surviving neighbours with probability 2^-correctness_bits at most,
-    and the certificate lacks members of the committee likewise.
-    """
-
-    population: int
-    corrupted: int
-    dropped: int
-    privacy_bits: int = PRIVACY_BITS
-    correctness_bits: int = CORRECTNESS_BITS
-
-    def __post_init__(self) -> None:
-        _require("population", self.population, LEAST_POPULATION, MAXIMUM_POPULATION)
-        _require("corrupted", self.corrupted, 0, self.population - 1)
-        _require("dropped", self.dropped, 0, self.population - 1)
-        _require("privacy_bits", self.privacy_bits, 1, MAXIMUM_BITS)
-        _require("correctness_bits", self.correctness_bits, 1, MAXIMUM_BITS)
-
-    @classmethod
-    def from_fractions(
-        cls,
-        population: int,
-        corrupted: Fraction | str | float,
-        dropped: Fraction | str | float,
-        *,
-        privacy_bits: int = PRIVACY_BITS,
-        correctness_bits: int = CORRECTNESS_BITS,
-    ) -> Assumptions:
-        """Take the fractions of a population, rounded down; 0.05 and "0.05" both mean exactly one in twenty."""
-        _require("population", population, LEAST_POPULATION, MAXIMUM_POPULATION)
-        return cls(
-            population=population,
-            corrupted=int(_exact_fraction("corrupted", corrupted) * population),
-            dropped=int(_exact_fraction("dropped", dropped) * population),
-            privacy_bits=privacy_bits,
-            correctness_bits=correctness_bits,
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class Neighbourhood:
-    """The degree and threshold of a sparse graph, and what they assume of corrupted neighbours."""
-
-    degree: int
-    threshold: int
-    corrupted: int
-    """How many corrupted neighbours no client has more of."""
-    window: int
-    """How many corrupted clients no two disjoint half-windows both have more of."""
-
-
-@dataclass(frozen=True, slots=True)
-class Committee:
-    """How many clients are asked to certify the survivors, how many must, and how many may be corrupted."""
-
-    size: int
-    quorum: int
-    corrupted: int
-
-
-# --- Planning a session -----------------------------------------------------------------------------------------------
-
-
-def find_neighbourhood(assumptions: Assumptions, rule: ThresholdRule) -> Neighbourhood:
-    """Return the sparse graph of the least degree that meets the assumptions under the rule.
-
-    Implements: [BBG+20], with a union bound over the actual neighbours (n - 1, not n) and, for
-        ``SPLIT_PROOF``, this library's own rule.
-    Raises:
-        InvalidParameters: no sparse graph does; the message says what to relax.
-    """
-    population, corrupted, dropped = assumptions.population, assumptions.corrupted, assumptions.dropped
-    privacy, correctness = assumptions.privacy_bits, assumptions.correctness_bits
-    obstacle = "no even degree is smaller than the population: use a full graph, or invite 3 clients"
-    for degree in range(LEAST_DEGREE, min(population, LARGEST_SEARCHED + 1), 2):
-        if not _stays_connected(population, corrupted + dropped, degree, privacy):
-            obstacle = "honest survivors could be cut off: invite more, or assume fewer corrupted or fewer dropped ones"
-            continue
-        bound = corrupted_neighbours(population, corrupted, degree, privacy)
-        window = corrupted_in_window(population, corrupted, degree, privacy)
-        threshold = rule.threshold(degree, bound, window)
-        if threshold > degree:
-            obstacle = "corrupted neighbours are too many: assume fewer corrupted clients, or fewer privacy_bits"
-            continue
-        too_few = _log_tail(degree - threshold + 1, population - 1, dropped, degree)
-        if too_few + log(population) > -correctness * _LN2:
-            obstacle = "too few neighbours survive: invite more, or assume fewer dropped or fewer corrupted ones"
-            continue
-        return Neighbourhood(degree, threshold, bound, window)
-    raise InvalidParameters(
-        f"no sparse graph of {population} clients and degree up to {min(population - 1, LARGEST_SEARCHED)} withstands "
-        f"{corrupted} corrupted and {dropped} dropped ones under the rule {rule}; at the end, {obstacle}"
-    )
-
-
-def find_committee(assumptions: Assumptions) -> Committee:
-    """Return the smallest committee whose certificates cannot contradict each other; in a small population, everyone.
-
-    Two certificates of tau signatures share an honest signer if 2 tau > q + c, where c of the q are corrupted.
-
-    Raises:
-        InvalidParameters: not even everyone can certify anything; the message says what to relax.
-    """
-    population, corrupted, dropped = assumptions.population, assumptions.corrupted, assumptions.dropped
-    smallest = population if population <= LARGEST_WHOLE_COMMITTEE else LEAST_COMMITTEE
-    for size in chain(range(smallest, min(population, LARGEST_SEARCHED + 1)), (population,)):
-        bound = _corrupted_members(population, corrupted, size, assumptions.privacy_bits)
-        quorum = (size + bound) // 2 + 1
-        if quorum > size:
-            continue
-        too_few = _log_tail(size - quorum + 1, population, dropped, size)
-        if too_few <= -assumptions.correctness_bits * _LN2:
-            return Committee(size, quorum, bound)
-    raise InvalidParameters(
-        f"of {population} clients with {corrupted} corrupted, {(population + corrupted) // 2 + 1} have to certify the "
-        f"survivors, which {dropped} dropped ones prevent; assume fewer corrupted or fewer dropped clients"
-    )
-
-
 # --- What a client insists on -----------------------------------------------------------------------------------------
 
 
@@ -237,14 +106,14 @@ def least_threshold(  # noqa: PLR0913 -- the offer, and the client's own assumpt
     Raises:
         InvalidParameters: no threshold within the degree protects the client.
     """
-    _require("population", population, LEAST_POPULATION, MAXIMUM_POPULATION)
-    _require("corrupted", corrupted, 0)
-    _require("dropped", dropped, 0)
-    _require("privacy_bits", privacy_bits, 1, MAXIMUM_BITS)
+    require_number("population", population, LEAST_POPULATION, MAXIMUM_POPULATION)
+    require_number("corrupted", corrupted, 0)
+    require_number("dropped", dropped, 0)
+    require_number("privacy_bits", privacy_bits, 1, MAXIMUM_BITS)
     corrupted, dropped = min(corrupted, population), min(dropped, population)
     relies_on_server = mode is SecurityMode.SEMI_HONEST
     if topology is Topology.FULL:
-        _require("degree of a full graph", degree, population - 1, population - 1)
+        require_number("degree of a full graph", degree, population - 1, population - 1)
         threshold = max(LEAST_THRESHOLD, 1 + (corrupted if relies_on_server else (population + corrupted) // 2))
     else:
         rule = ThresholdRule.SEMI_HONEST if relies_on_server else ThresholdRule.SPLIT_PROOF
@@ -253,7 +122,7 @@ def least_threshold(  # noqa: PLR0913 -- the offer, and the client's own assumpt
             corrupted_neighbours(population, corrupted, degree, privacy_bits),
             corrupted_in_window(population, corrupted, degree, privacy_bits),
         )
-        if relies_on_server and not _stays_connected(population, corrupted + dropped, degree, privacy_bits):
+        if relies_on_server and not stays_connected(population, corrupted + dropped, degree, privacy_bits):
             raise InvalidParameters(
                 f"with {corrupted} corrupted and {dropped} dropped of {population} clients, a sparse graph of degree "
                 f"{degree} could leave honest clients alone; plan the session for as many, or use a full graph"
@@ -273,13 +142,13 @@ def require_committee(population: int, corrupted: int, size: int, quorum: int, b
     Raises:
         InvalidParameters: naming the least quorum that would do.
     """
-    _require("population", population, LEAST_POPULATION, MAXIMUM_POPULATION)
-    _require("corrupted", corrupted, 0)
-    _require("size of the committee", size, 1, population)
-    _require("quorum", quorum, 1, size)
-    _require("bits", bits, 1, MAXIMUM_BITS)
+    require_number("population", population, LEAST_POPULATION, MAXIMUM_POPULATION)
+    require_number("corrupted", corrupted, 0)
+    require_number("size of the committee", size, 1, population)
+    require_number("quorum", quorum, 1, size)
+    require_number("bits", bits, 1, MAXIMUM_BITS)
     corrupted = min(corrupted, population)
-    least = (size + _corrupted_members(population, corrupted, size, bits)) // 2 + 1
+    least = (size + corrupted_members(population, corrupted, size, bits)) // 2 + 1
     if quorum < least:
         raise InvalidParameters(
             f"a quorum of {quorum} from a committee of {size} is too small for {corrupted} corrupted of {population} "
@@ -294,7 +163,7 @@ def corrupted_neighbours(population: int, corrupted: int, degree: int, bits: int
     """Return how many corrupted neighbours no client has more of, but with probability 2^-(bits + 1)."""
     _require_lattice(population, corrupted, degree, bits)
     # The client that counts is honest, and all of its neighbours are others.
-    return _most_drawn(population - 1, min(corrupted, population - 1), degree, -(bits + 1) * _LN2 - log(population))
+    return _most_drawn(population - 1, min(corrupted, population - 1), degree, -(bits + 1) * LN2 - log(population))
 
 
 def corrupted_in_window(population: int, corrupted: int, degree: int, bits: int = PRIVACY_BITS) -> int:
@@ -306,24 +175,24 @@ def corrupted_in_window(population: int, corrupted: int, degree: int, bits: int 
     """
     _require_lattice(population, corrupted, degree, bits)
     pairs = population * (population - degree + 1) // 2
-    both = -(bits + 1) * _LN2 - log(pairs)
+    both = -(bits + 1) * LN2 - log(pairs)
     # Counted among the others of an honest client, as the neighbours are.
     drawn = _most_drawn(population - 1, min(corrupted, population - 1), degree // 2, both / 2)
     return min(drawn, min(corrupted, population) // 2)
 
 
 def _require_lattice(population: int, corrupted: int, degree: int, bits: int) -> None:
-    _require("population", population, LEAST_POPULATION, MAXIMUM_POPULATION)
-    _require("corrupted", corrupted, 0)
-    _require("degree", degree, LEAST_DEGREE, population - 1)
+    require_number("population", population, LEAST_POPULATION, MAXIMUM_POPULATION)
+    require_number("corrupted", corrupted, 0)
+    require_number("degree", degree, LEAST_DEGREE, population - 1)
     if degree % 2 != 0:
         raise InvalidParameters(f"the degree of a sparse graph is even; got {degree}")
-    _require("bits", bits, 1, MAXIMUM_BITS)
+    require_number("bits", bits, 1, MAXIMUM_BITS)
 
 
-def _corrupted_members(population: int, corrupted: int, size: int, bits: int) -> int:
+def corrupted_members(population: int, corrupted: int, size: int, bits: int) -> int:
     """Return how many corrupted members a committee has no more of, but with probability 2^-(bits + 1)."""
-    return _most_drawn(population, corrupted, size, -(bits + 1) * _LN2)
+    return _most_drawn(population, corrupted, size, -(bits + 1) * LN2)
 
 
 @lru_cache(maxsize=1024)
@@ -335,11 +204,11 @@ def _most_drawn(total: int, marked: int, drawn: int, log_probability: float) -> 
     return bisect_left(
         range(min(marked, drawn)),
         -log_probability,
-        key=lambda bound: -_log_tail(bound + 1, total, marked, drawn),
+        key=lambda bound: -log_tail(bound + 1, total, marked, drawn),
     )
 
 
-def _log_tail(least: int, total: int, marked: int, drawn: int) -> float:
+def log_tail(least: int, total: int, marked: int, drawn: int) -> float:
     """Return ln Pr[``least`` or more are marked], or slightly more, when ``drawn`` are drawn of ``total``."""
     if least <= max(0, drawn - (total - marked)):
         return 0.0
@@ -358,7 +227,7 @@ def _log_tail(least: int, total: int, marked: int, drawn: int) -> float:
     return min(0.0, first + log(summed) + _ROUNDING)
 
 
-def _stays_connected(population: int, absent: int, degree: int, bits: int) -> bool:
+def stays_connected(population: int, absent: int, degree: int, bits: int) -> bool:
     """Say whether the ring lattice without the ``absent`` is connected, but with probability 2^-(bits + 1).
 
     It falls apart only if two disjoint runs of degree / 2 clients are all absent: a union bound over pairs of runs.
@@ -367,7 +236,7 @@ def _stays_connected(population: int, absent: int, degree: int, bits: int) -> bo
     if degree > absent or pairs == 0:
         return True
     log_all_absent = _log_choose(absent, degree) - _log_choose(population, degree)
-    return log(pairs) + log_all_absent + _ROUNDING <= -(bits + 1) * _LN2
+    return log(pairs) + log_all_absent + _ROUNDING <= -(bits + 1) * LN2
 
 
 def _log_choose(a: int, b: int) -> float:
@@ -377,18 +246,8 @@ def _log_choose(a: int, b: int) -> float:
 # --- Arguments --------------------------------------------------------------------------------------------------------
 
 
-def _require(name: str, value: object, least: int, greatest: int | None = None) -> None:
+def require_number(name: str, value: object, least: int, greatest: int | None = None) -> None:
+    """Refuse what is no integer in a range."""
     if type(value) is not int or value < least or (greatest is not None and value > greatest):
         within = f"is at least {least}" if greatest is None else f"is in {least}..{greatest}"
         raise InvalidParameters(f"{name} {within}; got {value!r}")
-
-
-def _exact_fraction(name: str, value: Fraction | str | float) -> Fraction:
-    try:
-        # The shortest decimal that gives this float is what its author wrote; its binary value lies beside it.
-        fraction = Fraction(repr(value)) if isinstance(value, float) else Fraction(value)
-    except (ValueError, TypeError, ZeroDivisionError):
-        raise InvalidParameters(f"{name} is a fraction such as 0.05 or '1/20'; got {value!r}") from None
-    if not 0 <= fraction < 1:
-        raise InvalidParameters(f"{name} is a fraction from 0 to below 1; got {value!r}")
-    return fraction

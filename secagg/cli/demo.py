@@ -18,7 +18,7 @@ from secagg.crypto.entropy import SystemCoins
 from secagg.crypto.ring import MAXIMUM_MODULUS_BITS
 from secagg.errors import InternalError, InvalidParameters
 from secagg.identifiers import ClientId
-from secagg.protocols.pairwise_mask import PairwiseServerSession, PairwiseSettings, Topology
+from secagg.protocols.pairwise_mask import PairwiseSettings, Server, Topology
 from secagg.session.measured import Measured
 from secagg.session.registry import find
 from secagg.session.roles import ServerSession
@@ -59,7 +59,7 @@ def run_demo(options: argparse.Namespace) -> int:
         f"{clients} clients advertise keys and share their secrets with each other; {drop} drop out before they upload."
     )
     result = rehearsal.run()
-    uploads, session = cast("_Watched", result.session).uploads, cast("PairwiseServerSession", result.session.session)
+    uploads, session = cast("_Watched", result.session).uploads, cast("Server", result.session.session)
     print("The others agree on who is left, and show the server what removes the masks from the sum, and no more.")
     recovered = codec.decode(result.released.aggregate)
     survivor = next(iter(uploads))

@@ -8,7 +8,7 @@ from secagg.protocols.pairwise_mask import (
     ClientFloors,
     PairwiseHelpers,
     PairwiseMember,
-    PairwiseServerSession,
+    Server,
     open_session,
 )
 from secagg.session.latch import FileLatch
@@ -17,7 +17,7 @@ from .floors import MOST_LENGTH, NodeSettings
 from .plugs import NodeSide, ServerSide
 
 
-def opened(side: ServerSide) -> PairwiseServerSession:
+def opened(side: ServerSide) -> Server:
     """Begin a session."""
     helpers = PairwiseHelpers(coins=side.coins)
     if side.roster is not None:

@@ -30,6 +30,7 @@ from secagg.errors import (
     blaming,
 )
 from secagg.identifiers import ClientId, Party
+from secagg.wire import owned_bytes
 
 from .one_answer import OneStageClientSession
 from .roles import Released, Stage, Turnout
@@ -110,6 +111,19 @@ class StagedServerSession(Confined, ABC, Generic[Content]):
             ThresholdNotMet: too few of them are there for now; nothing is lost, and ``release`` can be called again.
         """
 
+    def _is_enough(self) -> bool:
+        """Whether the answers to the open stage are likely to lead to a sum."""
+        return len(self._said) >= self._minimum
+
+    def _require_enough(self, stage: Stage) -> None:
+        """Refuse to close a stage that too few have answered.
+
+        Raises:
+            ThresholdNotMet, InvalidParameters: the session ends.
+        """
+        if len(self._said) < self._minimum:
+            raise self._too_few(stage)
+
     @abstractmethod
     def _sum(self, progress: Callable[[int, int], None] | None) -> Released:
         """Release the sum."""
@@ -150,7 +164,7 @@ class StagedServerSession(Confined, ABC, Generic[Content]):
         with self._lock:
             if self._stage is None or self._is_full():
                 return Turnout.COMPLETE
-            return Turnout.ENOUGH if len(self._said) >= self._minimum else Turnout.TOO_FEW
+            return Turnout.ENOUGH if self._is_enough() else Turnout.TOO_FEW
 
     def _is_full(self) -> bool:
         """Whether nobody else can answer the open stage."""
@@ -167,6 +181,7 @@ class StagedServerSession(Confined, ABC, Generic[Content]):
         """Take an answer."""
         if type(sender) is not ClientId:
             raise Misuse(f"a sender is a ClientId, as the transport authenticated it; got {type(sender).__name__}")
+        message = owned_bytes(message)
         again = hashlib.sha256(message).digest()
         with self._lock:
             if again in self._heard.get(sender, ()):
@@ -186,6 +201,9 @@ class StagedServerSession(Confined, ABC, Generic[Content]):
             try:
                 with self._losing(), blaming(*unverified(sender)):
                     self._answer(sender, message)
+            except UnexpectedMessage:
+                # Late or early, which is nobody's fault.
+                raise
             except PeerError as error:
                 self._record(error, who=sender)
                 raise
@@ -241,8 +259,7 @@ class StagedServerSession(Confined, ABC, Generic[Content]):
         with self._lock, self._ending():
             if self._stage is None:
                 raise Misuse("there is no stage to close")
-            if len(self._said) < self._minimum:
-                raise self._too_few(self._stage)
+            self._require_enough(self._stage)
             with self._losing():
                 following = self._next()
             if following is None:

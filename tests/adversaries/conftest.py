@@ -15,7 +15,7 @@ from secagg.identifiers import ClientId, Party, SessionContext
 from secagg.protocols.pairwise_mask import Client, ClientState, ServerState
 from secagg.protocols.two_servers.server import IndexingServer
 from tests.harness.indexing_rounds import InsecureIndexingRound
-from tests.harness.pairwise_sessions import InsecurePairwiseSession, same_sum
+from tests.harness.pairwise_sessions import InsecurePairwiseSession, same_sum, unmask
 
 KeyPair = X25519KeyPair | HybridKeyPair
 STRANGER = (ClientId(0), X25519PublicKey((9).to_bytes(32, "little")))
@@ -159,7 +159,7 @@ def nothing_is_released() -> Callable[..., SecAggError]:
             assert caught.value.culprits == frozenset(culprits)
         assert session.server.state is ServerState.ABORTED
         with pytest.raises(Misuse):
-            session.server.unmask()
+            unmask(session.server)
         return caught.value
 
     return check

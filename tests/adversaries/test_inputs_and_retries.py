@@ -22,7 +22,7 @@ from secagg.errors import CapacityExceeded, InvalidParameters, Misuse, Reason, S
 from secagg.identifiers import ClientId
 from secagg.parameters import SecurityMode, Suite
 from secagg.protocols.pairwise_mask import ClientInput, ClientState, LateInput, ServerState, Topology
-from secagg.protocols.pairwise_mask.advertisement import KeyAdvertisement
+from secagg.protocols.pairwise_mask.round0_advertise_keys import KeyAdvertisement
 from secagg.protocols.pairwise_mask.round2_masked_input import MaskedInput
 from secagg.simulation.insecure_coins import InsecureSeededCoins
 from secagg.wire import MessageKind
@@ -51,7 +51,7 @@ def test_an_input_whose_attempt_failed_after_the_upload_does_not_enter_a_retry(
     for client, own in inputs.items():
         again = retry.enrol(client, client_input=own)
         with pytest.raises(Misuse) as caught:
-            again.receive(retry.server.offer)
+            again.receive(retry.server.invitation)
         assert caught.value.reason is Reason.ALREADY_SPENT
         assert again.state is ClientState.AWAITING_OFFER
 
@@ -74,7 +74,7 @@ def test_an_update_that_is_trained_late_goes_into_one_attempt_of_several_that_ru
         beside.clients[victim].receive(messages[1])
     assert caught.value.reason is Reason.ALREADY_SPENT
     with pytest.raises(Misuse) as caught:
-        beside.enrol(victim, client_input=update).receive(beside.server.offer)
+        beside.enrol(victim, client_input=update).receive(beside.server.invitation)
     assert caught.value.reason is Reason.ALREADY_SPENT
 
 
@@ -179,7 +179,7 @@ def test_channel_key_mask_key_and_self_mask_seed_come_from_three_independent_dra
 
     def published(changed: int) -> tuple[bytes, bytes, bytes]:
         client = session.enrol(session.client_ids[0], coins=CoinsChangedOnce(changed))
-        (answer,) = client.receive(session.server.offer)
+        (answer,) = client.receive(session.server.invitation)
         made = KeyAdvertisement.decode(answer, session.server.configuration)
         return made.channel_key, made.mask_key, made.self_mask_commitment
 
@@ -228,7 +228,7 @@ def test_a_client_refuses_a_session_in_which_the_sum_could_wrap(goes_on: GoesOn)
     assert available < session.server.configuration.maximum_total_weight == 8
     client = session.enrol(session.client_ids[0], capacity=available)
     with pytest.raises(InvalidParameters) as caught:
-        client.receive(session.server.offer)
+        client.receive(session.server.invitation)
     assert caught.value.reason is Reason.BELOW_FLOOR
     session.drop(session.client_ids[0])
     goes_on(session, without=[session.client_ids[0]])

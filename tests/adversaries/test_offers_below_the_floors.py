@@ -35,11 +35,11 @@ from secagg.protocols.pairwise_mask import (
     SessionPlan,
     Topology,
 )
-from secagg.protocols.pairwise_mask.advertisement import KeyAdvertisement
-from secagg.protocols.pairwise_mask.floors import ClientFloors
-from secagg.protocols.pairwise_mask.round0_advertise_keys import PublishedRoster
+from secagg.protocols.pairwise_mask.configuration import ClientFloors
+from secagg.protocols.pairwise_mask.relay import PublishedRoster
+from secagg.protocols.pairwise_mask.round0_advertise_keys import KeyAdvertisement
 from secagg.wire import MessageKind
-from tests.harness.pairwise_sessions import InsecurePairwiseSession, SessionSetup, insecure_payload
+from tests.harness.pairwise_sessions import InsecurePairwiseSession, SessionSetup, close_round, insecure_payload
 
 Refused = Callable[..., SecAggError]
 GoesOn = Callable[..., None]
@@ -72,7 +72,7 @@ def refuse_offer(session: InsecurePairwiseSession, client: Client, offer: bytes)
     with pytest.raises(SecAggError) as caught:
         client.receive(offer)
     assert client.state is ClientState.AWAITING_OFFER
-    assert client.receive(session.server.offer), "a better offer may come"
+    assert client.receive(session.server.invitation), "a better offer may come"
     return caught.value
 
 
@@ -115,7 +115,7 @@ def test_an_offer_of_a_narrower_ring_or_a_longer_vector_than_the_client_accepts_
     floors: ClientFloors = replace(session.floors, **changed)
     client = session.enrol(session.client_ids[0], floors=floors)
     with pytest.raises(InvalidParameters) as caught:
-        client.receive(session.server.offer)
+        client.receive(session.server.invitation)
     assert caught.value.reason is Reason.BELOW_FLOOR
     assert client.state is ClientState.AWAITING_OFFER
 
@@ -134,9 +134,11 @@ def test_an_offer_of_more_weight_than_the_decoder_can_add_up_is_refused() -> Non
     assert most == 8 * 5
     too_small = session.enrol(session.client_ids[0], capacity=most - 1)
     with pytest.raises(InvalidParameters) as caught:
-        too_small.receive(session.server.offer)
+        too_small.receive(session.server.invitation)
     assert caught.value.reason is Reason.BELOW_FLOOR
-    assert session.enrol(session.client_ids[0], capacity=most).receive(session.server.offer), "the edge itself fits"
+    assert session.enrol(session.client_ids[0], capacity=most).receive(session.server.invitation), (
+        "the edge itself fits"
+    )
 
 
 def test_an_offer_with_a_smaller_maximum_weight_than_the_clients_is_refused() -> None:
@@ -144,7 +146,7 @@ def test_an_offer_with_a_smaller_maximum_weight_than_the_clients_is_refused() ->
     victim = session.client_ids[0]
     heavy = session.enrol(victim, client_input=ClientInput(session.payloads[victim], 6))
     with pytest.raises(InvalidParameters):
-        heavy.receive(session.server.offer)
+        heavy.receive(session.server.invitation)
 
 
 def test_a_client_that_says_not_what_a_session_is_about_takes_no_active_offer() -> None:
@@ -163,7 +165,7 @@ def test_a_client_that_says_not_what_a_session_is_about_takes_no_active_offer() 
         certificate=member.certificate,
     )
     with pytest.raises(InvalidParameters, match="give the client its SessionTerms") as caught:
-        client.receive(session.server.offer)
+        client.receive(session.server.invitation)
     assert (caught.value.reason, coins.draws) == (Reason.BELOW_FLOOR, 0)
 
 
@@ -181,7 +183,7 @@ def test_an_input_that_was_uploaded_is_not_offered_twice() -> None:
     spent.spend()
     client = session.enrol(victim, client_input=spent, coins=coins)
     with pytest.raises(Misuse) as caught:
-        client.receive(session.server.offer)
+        client.receive(session.server.invitation)
     assert (caught.value.reason, coins.draws) == (Reason.ALREADY_SPENT, 0)
     assert client.state is ClientState.AWAITING_OFFER
 
@@ -203,7 +205,7 @@ def careless(session: InsecurePairwiseSession, configuration: SessionConfigurati
     """Let the session go on with a configuration that its server did not plan."""
     opening = session.setup.plan(session.authority.public_key).opening
     session.server = Server(SessionPlan(configuration, opening, corrupted=0, dropped=0, privacy_bits=1))
-    session.pending = [replace(outgoing, message=session.server.offer) for outgoing in session.pending]
+    session.pending = [replace(outgoing, message=session.server.invitation) for outgoing in session.pending]
     session.deliver(session.pending)
 
 
@@ -253,7 +255,7 @@ def test_leaving_honest_advertisers_out_does_not_raise_the_corrupted_fraction_th
     # The server keeps all 50 corrupted clients and 350 of the 950 honest ones.
     session.drop(*session.client_ids[400:])
     careless(session, session.server.configuration)
-    session.pending = list(session.server.close_round())
+    session.pending = close_round(session.server)
     victim = session.client_ids[0]
     refused(session, victim, session.take(victim), PeerMisbehaved, Reason.BELOW_FLOOR, {ServerId()})
 

@@ -37,10 +37,10 @@ from secagg.errors import (
 from secagg.identifiers import CONTEXT_TAG_BYTES, AttemptContext, ClientId, Party, ServerId
 from secagg.parameters import SecurityMode, Suite
 from secagg.protocols.pairwise_mask import ClientState, ServerState, Topology
-from secagg.protocols.pairwise_mask.advertisement import KeyAdvertisement, sign_advertisement
+from secagg.protocols.pairwise_mask.relay import PublishedRoster, RelayedShares, deliver_shares
 from secagg.protocols.pairwise_mask.roster import encode_clients, entry_digest, roster_of
-from secagg.protocols.pairwise_mask.round0_advertise_keys import AdvertisedKeys, PublishedRoster
-from secagg.protocols.pairwise_mask.round1_share_keys import EncryptedShares, RelayedShares, deliver_shares
+from secagg.protocols.pairwise_mask.round0_advertise_keys import AdvertisedKeys, KeyAdvertisement, sign_advertisement
+from secagg.protocols.pairwise_mask.round1_share_keys import EncryptedShares
 from secagg.protocols.pairwise_mask.thresholds import corrupted_in_window
 from secagg.session.certificates import Certificate, issue_certificate
 from secagg.wire import MessageKind
@@ -379,7 +379,7 @@ def test_one_identity_under_two_names_is_stopped_by_the_server() -> None:
     *_, other, attacker = session.client_ids
     session.take(attacker)
     session.deliver(session.pending)
-    (message,) = session.clients[attacker].receive(session.server.offer)
+    (message,) = session.clients[attacker].receive(session.server.invitation)
     keys = KeyAdvertisement.decode(message, session.server.configuration)
     with pytest.raises(PeerMisbehaved) as caught:
         session.server.receive(attacker, under_one_identity(session, attacker, other, keys).encode())

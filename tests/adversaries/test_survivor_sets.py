@@ -28,7 +28,8 @@ from secagg.errors import AuthenticationFailed, MalformedMessage, PeerMisbehaved
 from secagg.identifiers import ClientId, ServerId, SessionContext
 from secagg.parameters import SecurityMode, Suite
 from secagg.protocols.pairwise_mask import ClientState, Server, ServerState, SessionPlan, Topology
-from secagg.protocols.pairwise_mask.round1_share_keys import EncryptedShares, RelayedShares, deliver_shares
+from secagg.protocols.pairwise_mask.relay import RelayedShares, deliver_shares
+from secagg.protocols.pairwise_mask.round1_share_keys import EncryptedShares
 from secagg.protocols.pairwise_mask.round2_masked_input import MaskedInput, upload_digest
 from secagg.protocols.pairwise_mask.round3_consistency_check import SurvivorSet, SurvivorSignature, signed_survivors
 from secagg.protocols.pairwise_mask.round4_unmasking import Endorsement, SignedView, UnmaskingRequest
@@ -362,7 +363,7 @@ def with_committee_of_five() -> tuple[InsecurePairwiseSession, int, list[int]]:
     plan = session.setup.plan(session.authority.public_key)
     small = replace(plan.configuration, committee_size=5, quorum=4)
     session.server = Server(SessionPlan(small, plan.opening, plan.corrupted, plan.dropped, plan.privacy_bits))
-    session.pending = [replace(outgoing, message=session.server.offer) for outgoing in session.pending]
+    session.pending = [replace(outgoing, message=session.server.invitation) for outgoing in session.pending]
     session.reach(ServerState.AWAITING_UNMASKING_SHARES)
     committee = list(session.server.roster.committee)
     return session, next(position for position in EVERYBODY if position not in committee), committee

@@ -26,15 +26,13 @@ from secagg.errors import SecAggError
 from secagg.identifiers import ClientId, Party, ServerId
 from secagg.parameters import SecurityMode, Suite
 from secagg.protocols.pairwise_mask.client import Client
-from secagg.protocols.pairwise_mask.configuration import LEAST_CHECK_WORDS, NO_AUTHORITY, NO_DIGEST
-from secagg.protocols.pairwise_mask.floors import ClientFloors
+from secagg.protocols.pairwise_mask.configuration import LEAST_CHECK_WORDS, NO_AUTHORITY, NO_DIGEST, ClientFloors
 from secagg.protocols.pairwise_mask.graph import Topology
 from secagg.protocols.pairwise_mask.member import ClientInput, Member, SessionTerms
 from secagg.protocols.pairwise_mask.plan import SessionPlan, plan_session
-from secagg.protocols.pairwise_mask.round1_share_keys import relayed_root
+from secagg.protocols.pairwise_mask.relay import Settled
 from secagg.protocols.pairwise_mask.round4_unmasking import AnsweredFor, UnmaskingShares, signed_unmasking
-from secagg.protocols.pairwise_mask.server import Outgoing, Server
-from secagg.protocols.pairwise_mask.settled import Settled
+from secagg.protocols.pairwise_mask.server import Server
 from secagg.protocols.pairwise_mask.transitions import ServerState
 from secagg.session.certificates import Authority, Certificate, SigningKey, issue_certificate
 from secagg.simulation.insecure_coins import InsecureSeededCoins
@@ -137,6 +135,45 @@ class Delivery:
         return message_kind(self.message)
 
 
+@dataclass(frozen=True, slots=True)
+class Outgoing:
+    """A message for one client."""
+
+    receiver: ClientId
+    message: bytes
+
+
+def outgoing(server: Server) -> list[Outgoing]:
+    """Return what a server sends to everybody who may still answer, once it knows who that is."""
+    messages = [(client, server.message_to(client)) for client in sorted(server.awaited or ())]
+    return [Outgoing(client, message) for client, message in messages if message is not None]
+
+
+def close_round(server: Server) -> list[Outgoing]:
+    """Close a round, and return the messages of the next."""
+    server.close_stage()
+    return outgoing(server)
+
+
+def unmask(server: Server, progress: Callable[[int, int], None] | None = None) -> Aggregate:
+    """Close the last round if it is open, and return the sum."""
+    if server.state is ServerState.AWAITING_UNMASKING_SHARES and server.stage is not None:
+        server.close_stage()
+    return server.release(progress).aggregate
+
+
+def stored(server: Server) -> bytes:
+    """Return the bytes of a server's snapshot."""
+    snapshot = server.snapshot()
+    assert snapshot is not None
+    return bytes(snapshot.expose())
+
+
+def restored(snapshot: bytes, *, threads: int = 1) -> Server:
+    """Return the server of a snapshot's bytes."""
+    return Server.restore(Secret("server session", snapshot), threads=threads)
+
+
 Adversary = Callable[[Delivery], Iterable[Delivery]]
 """Told of each message before it is delivered; returns what is delivered instead."""
 
@@ -181,7 +218,7 @@ class InsecurePairwiseSession:
         self.server = Server(self.setup.plan(self.authority.public_key))
         self.clients = {client: self.enrol(client) for client in self.setup.client_ids}
         """Who is online. Take a client out with ``drop``; one that raised an error stays, and answers nothing."""
-        self.pending = [Outgoing(client, self.server.offer) for client in self.clients]
+        self.pending = [Outgoing(client, self.server.invitation) for client in self.clients]
         """What the server sends next, and the network has not delivered yet."""
         self.log = list[Delivery]()
         """Everything that was delivered, in order."""
@@ -276,7 +313,7 @@ class InsecurePairwiseSession:
     def step(self) -> None:
         """Deliver what is pending, and close the round."""
         self.deliver(self.pending)
-        self.pending = list(self.server.close_round())
+        self.pending = close_round(self.server)
 
     def reach(self, state: ServerState) -> None:
         """Play on until the server awaits this state's messages; the requests for them are ``pending``."""
@@ -292,7 +329,7 @@ class InsecurePairwiseSession:
         self.reach(ServerState.AWAITING_UNMASKING_SHARES)
         self.deliver(self.pending)
         self.pending = []
-        return self.server.unmask()
+        return unmask(self.server)
 
     def take(self, client: ClientId) -> bytes:
         """Take the pending message of one client off the network."""
@@ -325,13 +362,12 @@ class InsecurePairwiseSession:
 
     def settled(self, sharers: Iterable[int] | None = None) -> Settled:
         """Return what the server's closed rounds settled, or would have settled with other sharers."""
-        settled = self.server._collected.so_far  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]
+        settled = self.server.settled
         return settled if sharers is None else replace(settled, known_sharers=settled.roster.set_of(sharers))
 
     def relayed_root(self, client: ClientId) -> bytes:
         """Return the root over what the server relayed to a client."""
-        settled = self.settled()
-        return relayed_root(settled, self.server._collected.relayed, settled.position_of(client))  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]
+        return self.server.relayed_root(client)
 
     def signed_again(self, client: ClientId, answer: bytes) -> bytes:
         """Sign an answer that was altered, as its sender does that lies; in semi_honest mode nobody signs."""

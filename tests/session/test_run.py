@@ -23,9 +23,9 @@ from secagg.protocols.pairwise_mask import (
     Topology,
     plan_session,
 )
+from secagg.protocols.pairwise_mask.plan import PairwiseSettings
 from secagg.protocols.pairwise_mask.run import run as run_pairwise
-from secagg.protocols.pairwise_mask.session import STAGES
-from secagg.protocols.pairwise_mask.settings import PairwiseSettings
+from secagg.protocols.pairwise_mask.server import STAGES
 from secagg.protocols.pairwise_mask.simulation import PairwiseSimulation
 from secagg.session.measured import Measured
 from secagg.session.registry import Simulation

@@ -130,6 +130,46 @@ def test_of_two_signed_answers_the_first_counts_and_their_signer_is_named_alone(
     assert session.words == ["yes"]
 
 
+class ReadsKinds(ThreeStages):
+    """Says of an answer to another stage that it is late, and asks for three keys though two are enough."""
+
+    def _check(self, sender: ClientId, message: bytes) -> Checked[str]:
+        if message.startswith(b"answers"):
+            raise UnexpectedMessage(expected="keys", received="answers")
+        return super()._check(sender, message)
+
+    def _is_enough(self) -> bool:
+        return len(self._said) == len(INVITED)
+
+    def _require_enough(self, stage: Stage) -> None:
+        if stage is STAGES[1]:
+            raise ThresholdNotMet(needed=9, present=0, what="of anything")
+        super()._require_enough(stage)
+
+
+def test_an_answer_that_is_late_or_early_is_no_fault() -> None:
+    session = ReadsKinds()
+    assert refused(session, ALICE, b"answers:1:yes").culprits == {ALICE, ServerId()}
+    assert (session.faults, session.awaited) == ((), INVITED)
+    wrong: list[object] = [1, "keys", None]
+    for message in wrong:
+        with pytest.raises(Misuse, match="a message is bytes"):
+            session.receive(ALICE, message)  # type: ignore[arg-type] # pyright: ignore[reportArgumentType]
+    session.receive(ALICE, memoryview(said(session, ALICE)))  # type: ignore[arg-type] # pyright: ignore[reportArgumentType]
+
+
+def test_a_protocol_says_what_is_likely_enough_and_what_a_stage_needs() -> None:
+    session = ReadsKinds()
+    for client in (ALICE, BOB):
+        session.receive(client, said(session, client))
+        assert session.turnout is Turnout.TOO_FEW
+    session.close_stage()
+    with pytest.raises(ThresholdNotMet) as caught:
+        session.close_stage()
+    assert caught.value.needed == 9
+    assert session.is_wiped
+
+
 def test_names_that_were_not_invited_leave_no_trace() -> None:
     session = ThreeStages()
     for number in range(50):
@@ -142,18 +182,19 @@ def test_names_that_were_not_invited_leave_no_trace() -> None:
         session.receive(ALICE, b"late")
 
 
-@pytest.mark.parametrize("name", ["enclave", "two servers", "one message"])
+@pytest.mark.parametrize("name", ["enclave", "two servers", "one message", "pairwise, active, full"])
 def test_the_true_answer_is_taken_after_any_flipped_bit(name: str) -> None:
     """The network flips one bit, in ``active`` too, and what it cannot make pass leaves no trace but a fault."""
     rehearsal = Rehearsal.begin(candidate_of(name))
-    client, answer = next(iter(rehearsal.all_answers().items()))
-    for number in range(FLIPS):
-        place = number * len(answer) * 8 // FLIPS
-        altered = bytearray(answer)
-        altered[place // 8] ^= 1 << place % 8
-        with pytest.raises(PeerError) as caught:
-            rehearsal.server.receive(client, bytes(altered))
-        assert caught.value.culprits != {client}
-        assert client in (rehearsal.server.awaited or ())
-    rehearsal.server.receive(client, answer)
-    rehearsal.require_exact(rehearsal.finish(), rehearsal.candidate.clients)
+    while rehearsal.server.stage is not None:
+        client, answer = next(iter(rehearsal.all_answers().items()))
+        for number in range(FLIPS):
+            place = number * len(answer) * 8 // FLIPS
+            altered = bytearray(answer)
+            altered[place // 8] ^= 1 << place % 8
+            with pytest.raises(PeerError) as caught:
+                rehearsal.server.receive(client, bytes(altered))
+            assert caught.value.culprits != {client}
+            assert client in (rehearsal.server.awaited or ())
+        rehearsal.step()
+    rehearsal.require_exact(rehearsal.server.release(), rehearsal.candidate.clients)

@@ -32,11 +32,12 @@ from secagg.protocols.pairwise_mask import (
     Topology,
     plan_session,
 )
-from secagg.protocols.pairwise_mask.floors import ClientFloors
+from secagg.protocols.pairwise_mask.configuration import ClientFloors
 from secagg.protocols.pairwise_mask.transitions import SERVER_TRANSITIONS
 from secagg.session.certificates import Authority, SigningKey, issue_certificate
 from secagg.simulation.insecure_coins import InsecureRecordedCoins
 from secagg.wire import MessageKind, message_kind
+from tests.harness.pairwise_sessions import close_round, unmask
 
 from .negative_cases import NEGATIVES, negative
 
@@ -289,7 +290,7 @@ class Play:
         """Play all rounds, and return the vector with its operations, its messages and its result."""
         server, gone_by = self._server, self._vector["dropouts"]
         self._note(0, "server", "start", sends=["offer"])
-        self.messages["offer"] = server.offer.hex()
+        self.messages["offer"] = server.invitation.hex()
         pending = dict.fromkeys(sorted(self._clients, key=_number), "offer")
         for stage, (state, (answer, _)) in enumerate(SERVER_TRANSITIONS.items()):
             if server.state is not state:
@@ -299,14 +300,14 @@ class Play:
                     self._exchange(stage, role, name, f"{role}/{answer.name.lower()}")
             if answer is MessageKind.UNMASKING_SHARES:
                 break
-            outgoing = list(server.close_round())
+            outgoing = close_round(server)
             kind = message_kind(outgoing[0].message).name.lower()
             pending = {str(item.receiver): f"{item.receiver}/{kind}" for item in outgoing}
             for item in outgoing:
                 self.messages[pending[str(item.receiver)]] = item.message.hex()
             self._note(stage, "server", "close_round", sends=list(pending.values()))
         self._note(4, "server", "unmask")
-        result = result_of(server.unmask())
+        result = result_of(unmask(server))
         if not all(self._coins[role].is_exhausted for role in self._coins):
             raise ValueError("more coins are recorded than drawn")
         fresh = {"fresh": self.fresh} if self.fresh else {}

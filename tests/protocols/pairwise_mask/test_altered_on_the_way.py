@@ -186,4 +186,4 @@ def test_semi_honest_mode_depends_on_the_transport_for_what_is_uploaded() -> Non
     session.drop(others[0])
     total = session.finish()
     assert int(total.values[0][0]) == (int(expected.values[0][0]) + 1000) % (1 << 20)
-    assert session.server.faults == []
+    assert not session.server.faults

@@ -65,7 +65,7 @@ def test_what_is_configured_is_released(setup: SessionSetup, data: st.DataObject
     total = session.finish()
     assert not session.errors
     assert not session.refusals
-    assert session.server.faults == []
+    assert not session.server.faults
     contributors = frozenset(setup.client_ids[setup.late + setup.dropped :])
     assert same_sum(total, session.sum_of(contributors))
     assert session.server.revealed == {contributors}

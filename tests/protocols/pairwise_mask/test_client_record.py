@@ -33,7 +33,7 @@ from secagg.protocols.pairwise_mask import (
     Topology,
     client_record,
 )
-from secagg.protocols.pairwise_mask.client_record import ClientRecord, RecordedCoins, Recording
+from secagg.protocols.pairwise_mask.client_record import ClientRecord, RecordedCoins, Recorder
 from secagg.session.latch import FileLatch, Latch, MemoryLatch
 from secagg.simulation.insecure_coins import InsecureSeededCoins
 from secagg.wire import MessageKind, message_kind
@@ -63,15 +63,21 @@ class PutAside:
         self.session = session
         self.weight = weight
         self.made = 0
-        self.live: Client | None = Client(client, LateInput(self.make), **self.brings)
+        self.live: Client | None = self.fresh()
         self.stored = b""
 
     def make(self, _: SessionConfiguration) -> tuple[Payload, int]:
         self.made += 1
         return self.session.payloads[self.client], self.weight
 
+    def fresh(self, client: ClientId | None = None, **changes: Any) -> Client:
+        brought = {**self.brings, **changes}
+        latch = brought.pop("latch")
+        recording = None if latch is None else Recorder(latch, brought["coins"])
+        return Client(client or self.client, LateInput(self.make), recording=recording, **brought)
+
     def resumed(self, **changes: Any) -> Client:
-        client = Client(self.client, LateInput(self.make), **{**self.brings, **changes})
+        client = self.fresh(**changes)
         client.resume(Secret("record", self.stored))
         return client
 
@@ -85,9 +91,9 @@ class PutAside:
         return answers
 
 
-def recording_of(client: Client) -> Recording:
+def recording_of(client: Client) -> Recorder:
     recording = vars(client)["_recording"]
-    assert isinstance(recording, Recording)
+    assert isinstance(recording, Recorder)
     return recording
 
 
@@ -210,14 +216,14 @@ def test_what_a_client_drew_is_overwritten_when_it_is_put_aside() -> None:
     session = InsecurePairwiseSession(SessionSetup(mode=SecurityMode.SEMI_HONEST))
     client = PutAside(session, session.client_ids[0]).live
     assert client is not None
-    client.receive(session.server.offer)
+    client.receive(session.server.invitation)
     drawn = list(recording_of(client).coins.drawn)
     with client.suspend():
         assert drawn
         assert all(secret.is_wiped for secret in drawn)
     assert client.state is ClientState.ABORTED, "two would go on"
     with pytest.raises(UnexpectedMessage, match="the session is aborted"):
-        client.receive(session.server.offer)
+        client.receive(session.server.invitation)
 
 
 @BOTH_MODES
@@ -242,7 +248,7 @@ def test_a_snapshot_is_overwritten_when_a_client_is_made_of_it_and_a_client_is_n
     session.step()
     held = session.clients[session.client_ids[0]]
     snapshot = Secret("snapshot", held.stored)  # type: ignore[attr-defined]
-    client = Client(held.client, LateInput(held.make), **held.brings)  # type: ignore[attr-defined]
+    client = held.fresh()  # type: ignore[attr-defined]
     client.resume(snapshot)
     assert snapshot.is_wiped
     with pytest.raises(Misuse) as caught:
@@ -339,7 +345,7 @@ def test_of_two_restores_of_one_record_the_second_is_refused_before_it_answers(
         with first.suspend() as record:
             held.stored = bytes(record.expose())
         with pytest.raises(Misuse, match="not the newest"):
-            Client(held.client, LateInput(held.make), **held.brings).resume(Secret("record", stored))
+            held.fresh().resume(Secret("record", stored))
     assert same_sum(session.finish(), session.sum_of(session.client_ids))
 
 
@@ -347,7 +353,7 @@ def test_of_two_restores_of_one_record_the_second_is_refused_before_it_answers(
 def test_when_a_client_left_no_record_of_its_session_is_resumed(which: int, tmp_path: Path) -> None:
     session = InsecurePairwiseSession(SessionSetup(mode=SecurityMode.SEMI_HONEST))
     held = PutAside(session, session.client_ids[0], latch=latches(tmp_path)[which])
-    held.receive(session.server.offer)
+    held.receive(session.server.invitation)
     held.resumed().abort()
     with pytest.raises(Misuse, match="session is over"):
         held.resumed()
@@ -366,7 +372,7 @@ def test_of_a_session_that_is_over_the_store_knows_nothing(tmp_path: Path) -> No
 def test_of_a_session_that_is_not_gone_on_with_the_store_knows_nothing(tmp_path: Path) -> None:
     session = InsecurePairwiseSession(SessionSetup(mode=SecurityMode.SEMI_HONEST))
     held = PutAside(session, session.client_ids[0], latch=FileLatch(tmp_path / "latch"))
-    held.receive(session.server.offer)
+    held.receive(session.server.invitation)
     with pytest.raises(InvalidParameters, match="below 8"):
         held.resumed(floors=replace(held.brings["floors"], minimum_cohort=8))
     assert not list((tmp_path / "latch").iterdir())
@@ -375,8 +381,8 @@ def test_of_a_session_that_is_not_gone_on_with_the_store_knows_nothing(tmp_path:
 def test_a_record_is_resumed_by_the_client_that_it_is_of_and_by_no_other() -> None:
     session = InsecurePairwiseSession(SessionSetup(mode=SecurityMode.SEMI_HONEST))
     held = PutAside(session, session.client_ids[0])
-    held.receive(session.server.offer)
-    stranger = Client(session.client_ids[1], LateInput(held.make), **held.brings)
+    held.receive(session.server.invitation)
+    stranger = held.fresh(session.client_ids[1])
     with pytest.raises(Misuse, match="is that of"):
         stranger.resume(Secret("record", held.stored))
     assert stranger.state is ClientState.ABORTED
@@ -388,11 +394,10 @@ def test_a_record_is_resumed_by_the_client_that_it_is_of_and_by_no_other() -> No
 def test_a_client_resumes_nothing_without_a_latch_or_amid_a_session(latch: MemoryLatch | None) -> None:
     session = InsecurePairwiseSession(SessionSetup(mode=SecurityMode.SEMI_HONEST))
     held = PutAside(session, session.client_ids[0])
-    held.receive(session.server.offer)
-    brought: dict[str, Any] = {**held.brings, "latch": latch}
-    client = Client(held.client, LateInput(held.make), **brought)
+    held.receive(session.server.invitation)
+    client = held.fresh(latch=latch)
     if latch is not None:
-        client.receive(session.server.offer)
+        client.receive(session.server.invitation)
     with pytest.raises(Misuse, match="with the latch that numbered it"):
         client.resume(Secret("record", held.stored))
     assert held.resumed().state is ClientState.AWAITING_ADVERTISED_KEYS
@@ -482,7 +487,7 @@ def test_where_a_record_is_put_together_nothing_of_it_is_left(monkeypatch: pytes
     session = InsecurePairwiseSession(SessionSetup(mode=SecurityMode.SEMI_HONEST))
     client = PutAside(session, session.client_ids[0]).live
     assert client is not None
-    client.receive(session.server.offer)
+    client.receive(session.server.invitation)
     drawn = [bytes(secret.expose()) for secret in recording_of(client).coins.drawn]
     joined = list[bytearray]()
 
@@ -499,6 +504,7 @@ def test_where_a_record_is_put_together_nothing_of_it_is_left(monkeypatch: pytes
 
 def test_a_client_that_would_draw_other_coins_than_it_drew_does_not_go_on() -> None:
     """Its keys would be others than those that it advertised."""
-    coins = RecordedCoins(InsecureSeededCoins(b""), [Secret("coins", bytes(32))])
+    coins = RecordedCoins(InsecureSeededCoins(b""))
+    coins.replay([Secret("coins", bytes(32))])
     with pytest.raises(InternalError, match="other coins than when it was suspended"):
         coins.draw(31)

@@ -15,8 +15,12 @@ from secagg.crypto.labels import Label, bind
 from secagg.crypto.ring import Ring
 from secagg.errors import CapacityExceeded, InvalidParameters, MalformedMessage, Misuse, PeerError, Reason
 from secagg.parameters import SecurityMode, Suite
-from secagg.protocols.pairwise_mask.configuration import NO_AUTHORITY, SessionConfiguration, commit_to_opening
-from secagg.protocols.pairwise_mask.floors import ClientFloors
+from secagg.protocols.pairwise_mask.configuration import (
+    NO_AUTHORITY,
+    ClientFloors,
+    SessionConfiguration,
+    commit_to_opening,
+)
 from secagg.protocols.pairwise_mask.graph import Topology
 from secagg.protocols.pairwise_mask.plan import SessionPlan, plan_session
 from secagg.simulation.insecure_coins import InsecureRecordedCoins, InsecureSeededCoins
@@ -364,7 +368,7 @@ def test_the_opening_is_what_the_offer_commits_to_and_is_not_in_it() -> None:
 
 def test_a_plan_draws_an_opening_and_a_nonce() -> None:
     coins = InsecureRecordedCoins(b"o" * 32 + b"n" * 32)
-    plan = plan_session(LAYOUT, coins, population=5, corrupted=0, dropped=1, authority=b"a" * 32)
+    plan = plan_session(LAYOUT, coins, population=6, corrupted=0, dropped=1, authority=b"a" * 32)
     assert coins.is_exhausted
     assert (plan.opening, plan.configuration.server_nonce) == (b"o" * 32, b"n" * 32)
 

@@ -9,7 +9,7 @@ from secagg.errors import InvalidParameters
 from secagg.identifiers import ClientId
 from secagg.parameters import Suite
 from secagg.protocols.pairwise_mask import ServerState
-from secagg.protocols.pairwise_mask.costs import costs as pairwise_costs
+from secagg.protocols.pairwise_mask.simulation import costs as pairwise_costs
 from secagg.simulation.synthetic_updates import WindowedInputs
 from tests.harness.pairwise_cohort import Setting, gather
 

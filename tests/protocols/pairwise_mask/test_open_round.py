@@ -1,4 +1,4 @@
-"""The open round counts: its turnout is what a look at everybody says, and is asked for at no cost."""
+"""The open round counts: whether answers are enough is what a look at everybody says, and is asked for at no cost."""
 
 from __future__ import annotations
 
@@ -9,13 +9,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from secagg.identifiers import ClientId
 from secagg.protocols.pairwise_mask.graph import Graph, Topology
-from secagg.protocols.pairwise_mask.open_round import OpenRound
-from secagg.session.roles import Turnout
+from secagg.protocols.pairwise_mask.server import OpenRound
 
 
 def message(position: int) -> bytes:
     return bytes([position % 256])
+
+
+def members(*positions: int) -> dict[ClientId, int]:
+    return {ClientId(1 + position): position for position in positions}
 
 
 @given(st.data())
@@ -25,27 +29,23 @@ def test_counting_says_what_looking_says(data: st.DataObject) -> None:
     degree = population - 1 if topology is Topology.FULL else 2 * data.draw(st.integers(1, (population - 1) // 2))
     graph = Graph(topology, population, degree, bytes(31) + bytes([data.draw(st.integers(0, 255))]))
     positions = st.lists(st.integers(0, population - 1), unique=True)
-    members = tuple(sorted(data.draw(positions)))
-    some = tuple(sorted({*members, *data.draw(positions)}))
+    present = tuple(sorted(data.draw(positions)))
+    some = tuple(sorted({*present, *data.draw(positions)}))
     due: tuple[int, ...] | None = data.draw(st.sampled_from([(), None, some]))
     needed, threshold = data.draw(st.integers(0, population)), data.draw(st.integers(1, degree))
-    opened = OpenRound(members, message, needed=needed, due=due, threshold=threshold, graph=graph)
-    answered, settled = set[int](), set[int]()
-    for position in data.draw(st.lists(st.integers(0, population - 1), max_size=2 * population)):
-        has_answered = data.draw(st.booleans())
-        if position in members and position not in settled:
-            settled.add(position)
-            answered |= {position} if has_answered else set()
-        opened.settle(position, has_answered=has_answered)
+    opened = OpenRound(members(*present), message, needed=needed, due=due, threshold=threshold, graph=graph)
+    assert dict(opened) == {client: message(position) for client, position in members(*present).items()}
+    answered = set[int]()
+    for position in data.draw(st.permutations(present)):
+        answered.add(position)
+        opened.count(ClientId(1 + position))
         around = answered if due is None else set(due)
         is_covered = all(len(answered.intersection(graph.neighbours(one))) >= threshold for one in around)
         if topology is Topology.FULL and due != ():
             # Of a full graph a number is asked for: whoever shows shares is somebody whose shares are shown.
             is_covered = len(answered) > threshold
         is_enough = len(answered) >= needed and is_covered
-        expected = Turnout.ENOUGH if is_enough else Turnout.TOO_FEW
-        assert opened.turnout is (expected if set(members) - settled else Turnout.COMPLETE)
-        assert opened.awaited == set(members) - settled
+        assert opened.is_enough == is_enough
 
 
 @pytest.mark.parametrize("due", [(), None, (0, 1, 2, 3, 4), (1, 3)])
@@ -55,16 +55,16 @@ def test_small_rounds_count_what_looking_says(due: tuple[int, ...] | None, thres
     """A ring of five: every pattern of answers, in an order that goes around and in one that jumps."""
     graph = Graph(Topology.SPARSE, 5, 2, bytes(32))
     for pattern, order in product(range(1 << 5), ((0, 1, 2, 3, 4), (3, 0, 4, 2, 1))):
-        opened = OpenRound((0, 1, 2, 3, 4), message, needed=needed, due=due, threshold=threshold, graph=graph)
+        opened = OpenRound(members(0, 1, 2, 3, 4), message, needed=needed, due=due, threshold=threshold, graph=graph)
         answered = set[int]()
         for position in order[:4]:
-            has_answered = bool(pattern >> position & 1)
-            answered |= {position} if has_answered else set()
-            opened.settle(position, has_answered=has_answered)
+            if pattern >> position & 1:
+                answered.add(position)
+                opened.count(ClientId(1 + position))
             around = answered if due is None else set(due)
             is_covered = all(len(answered.intersection(graph.neighbours(one))) >= threshold for one in around)
             is_enough = len(answered) >= needed and is_covered
-            assert opened.turnout is (Turnout.ENOUGH if is_enough else Turnout.TOO_FEW)
+            assert opened.is_enough == is_enough
 
 
 @pytest.mark.parametrize(("topology", "due"), [(Topology.FULL, None), (Topology.FULL, (1,)), (Topology.SPARSE, ())])
@@ -72,11 +72,11 @@ def test_nobodys_neighbours_are_looked_at_where_a_number_says_it_all(
     topology: Topology, due: tuple[int, ...] | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     graph = Graph(topology, 5, 4 if topology is Topology.FULL else 2, bytes(32))
-    opened = OpenRound((0, 1, 2, 3, 4), message, needed=2, due=due, threshold=2, graph=graph)
+    opened = OpenRound(members(0, 1, 2, 3, 4), message, needed=2, due=due, threshold=2, graph=graph)
     monkeypatch.delattr(Graph, "neighbours")
     for position in range(5):
-        opened.settle(position, has_answered=True)
-    assert opened.turnout is Turnout.COMPLETE
+        opened.count(ClientId(1 + position))
+    assert opened.is_enough
 
 
 @pytest.mark.parametrize("topology", Topology)
@@ -85,11 +85,11 @@ def test_ten_thousand_clients_ask_after_each_answer(topology: Topology) -> None:
     degree = count - 1 if topology is Topology.FULL else 120
     graph = Graph(topology, count, degree, bytes(32))
     everybody = tuple(range(count))
-    opened = OpenRound(everybody, message, needed=5_000, due=everybody, threshold=60, graph=graph)
+    opened = OpenRound(members(*everybody), message, needed=5_000, due=everybody, threshold=60, graph=graph)
     started = perf_counter()
     for position in everybody:
-        opened.settle(position, has_answered=True)
-        assert opened.turnout >= Turnout.TOO_FEW
-    assert opened.turnout is Turnout.COMPLETE
+        opened.count(ClientId(1 + position))
+        assert opened.is_enough in {True, False}
+    assert opened.is_enough
     # A loop over all clients for each question takes minutes here.
     assert perf_counter() - started < 20

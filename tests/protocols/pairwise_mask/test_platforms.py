@@ -19,7 +19,7 @@ from secagg.protocols.pairwise_mask.transitions import ClientState, ServerState
 from secagg.session.certificates import SigningKey
 from secagg.simulation.insecure_coins import InsecureRecordedCoins
 from secagg.wire import MessageKind
-from tests.harness.pairwise_sessions import Delivery, InsecurePairwiseSession, SessionSetup
+from tests.harness.pairwise_sessions import Delivery, InsecurePairwiseSession, SessionSetup, close_round
 
 
 def test_two_survivor_sets_at_once_get_one_signature(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -95,7 +95,7 @@ def test_a_session_about_something_else_is_refused_before_anything_is_drawn() ->
         terms=replace(terms, round_number=9),
     )
     with pytest.raises(InvalidParameters, match="round_number"):
-        client.receive(session.server.offer)
+        client.receive(session.server.invitation)
     assert client.state is ClientState.AWAITING_OFFER
     terms.require(configuration)
 
@@ -103,7 +103,7 @@ def test_a_session_about_something_else_is_refused_before_anything_is_drawn() ->
 def test_a_buffer_that_the_transport_reuses_is_not_kept() -> None:
     session = InsecurePairwiseSession()
     for client_id, client in session.clients.items():
-        buffer = bytearray(client.receive(session.server.offer)[0])
+        buffer = bytearray(client.receive(session.server.invitation)[0])
         session.server.receive(client_id, memoryview(buffer))  # type: ignore[arg-type]
         buffer[:] = bytes(len(buffer))
-    assert len(list(session.server.close_round())) == len(session.clients)
+    assert len(close_round(session.server)) == len(session.clients)

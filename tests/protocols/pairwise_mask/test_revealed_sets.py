@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from secagg.errors import Misuse
 from secagg.identifiers import ClientId
 from secagg.protocols.pairwise_mask.graph import Graph, Topology
+from secagg.protocols.pairwise_mask.recovery import Transcript, revealed_sets
 from secagg.protocols.pairwise_mask.thresholds import ThresholdRule
-from secagg.protocols.pairwise_mask.transcript import Transcript, revealed_sets
 
 Clients = frozenset[ClientId]
 LARGEST_ENUMERATION = 1 << 14

@@ -29,14 +29,17 @@ from secagg.errors import (
 )
 from secagg.identifiers import CONTEXT_TAG_BYTES, ClientId, Party, ServerId
 from secagg.parameters import SecurityMode, Suite
-from secagg.protocols.pairwise_mask.advertisement import KeyAdvertisement, entry_bytes
 from secagg.protocols.pairwise_mask.client import Client
-from secagg.protocols.pairwise_mask.client_set import ClientSet, set_bytes
 from secagg.protocols.pairwise_mask.configuration import SessionConfiguration
 from secagg.protocols.pairwise_mask.graph import Topology
 from secagg.protocols.pairwise_mask.member import ClientInput
-from secagg.protocols.pairwise_mask.roster import Roster, encode_clients, entry_digest
-from secagg.protocols.pairwise_mask.round0_advertise_keys import AdvertisedKeys, in_parallel
+from secagg.protocols.pairwise_mask.roster import ClientSet, Roster, encode_clients, entry_digest, set_bytes
+from secagg.protocols.pairwise_mask.round0_advertise_keys import (
+    AdvertisedKeys,
+    KeyAdvertisement,
+    entry_bytes,
+    in_parallel,
+)
 from secagg.protocols.pairwise_mask.round1_share_keys import DeliveredShares, EncryptedShares
 from secagg.protocols.pairwise_mask.round2_masked_input import MaskedInput
 from secagg.protocols.pairwise_mask.round3_consistency_check import SurvivorSet, SurvivorSignature
@@ -44,7 +47,15 @@ from secagg.protocols.pairwise_mask.round4_unmasking import AnsweredFor, Endorse
 from secagg.protocols.pairwise_mask.server import Server
 from secagg.protocols.pairwise_mask.transitions import CLIENT_TRANSITIONS, ClientState, ServerState
 from secagg.wire import MessageKind, message_kind
-from tests.harness.pairwise_sessions import InsecurePairwiseSession, SessionSetup, same_sum
+from tests.harness.pairwise_sessions import (
+    InsecurePairwiseSession,
+    SessionSetup,
+    close_round,
+    restored,
+    same_sum,
+    stored,
+    unmask,
+)
 
 HEADER_BYTES = 7
 POPULATION = 7
@@ -235,16 +246,16 @@ def test_mutated_bytes_give_a_server_only_the_taxonomys_errors(form: Form, data:
     sender = next(d.receiver for d in session.log if d.message == messages[MessageKind.ADVERTISED_KEYS].message)
     assert isinstance(sender, ClientId)
     mutated = data.draw(mutations(messages[received].message))
-    restored = Server.restore(server)
-    state = restored.state
+    again = restored(server)
+    state = again.state
     with contextlib.suppress(PeerError):
-        restored.receive(sender, mutated)
-    assert restored.state is state
+        again.receive(sender, mutated)
+    assert again.state is state
     if state is ServerState.AWAITING_UNMASKING_SHARES:
         try:
-            total = restored.unmask()
+            total = unmask(again)
         except (PeerError, ThresholdNotMet):
-            assert restored.state is ServerState.ABORTED
+            assert again.state is ServerState.ABORTED
             return
         assert same_sum(total, session.sum_of(session.server.roster.clients[1:]))
 
@@ -263,11 +274,11 @@ def snapshots(form: Form) -> list[tuple[bytes, MessageKind]]:
             if delivery.state is state and isinstance(delivery.sender, ClientId) and delivery.sender != sender:
                 server.receive(delivery.sender, delivery.message)
         (last,) = [d for d in session.log if d.state is state and d.sender == sender]
-        found.append((server.snapshot(), last.kind))
+        found.append((stored(server), last.kind))
         assert isinstance(sender, ClientId)
         server.receive(sender, last.message)
         if state is not ServerState.AWAITING_UNMASKING_SHARES:
-            list(server.close_round())
+            close_round(server)
     return found
 
 
@@ -724,7 +735,7 @@ def test_somebody_elses_key_and_one_advertiser_too_many_are_refused() -> None:
     own = KeyAdvertisement.decode(message, configuration)
     firsts = next(d.message for d in session.log if d.sender == first)
     theirs = KeyAdvertisement.decode(firsts, configuration)
-    thief = Server.restore(session.server.snapshot())
+    thief = restored(stored(session.server))
     with pytest.raises(PeerMisbehaved) as caught:
         thief.receive(last, replace(own, mask_key=theirs.mask_key).encode())
     assert caught.value.reason is Reason.PUBLIC_KEY_REUSED

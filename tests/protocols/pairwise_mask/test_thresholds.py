@@ -15,18 +15,20 @@ from secagg.errors import InvalidParameters
 from secagg.parameters import SecurityMode
 from secagg.protocols.pairwise_mask import thresholds
 from secagg.protocols.pairwise_mask.graph import MAXIMUM_POPULATION, Graph, Topology
-from secagg.protocols.pairwise_mask.thresholds import (
+from secagg.protocols.pairwise_mask.plan import (
     LARGEST_SEARCHED,
     LARGEST_WHOLE_COMMITTEE,
-    MAXIMUM_BITS,
     Assumptions,
     Committee,
     Neighbourhood,
+    find_committee,
+    find_neighbourhood,
+)
+from secagg.protocols.pairwise_mask.thresholds import (
+    MAXIMUM_BITS,
     ThresholdRule,
     corrupted_in_window,
     corrupted_neighbours,
-    find_committee,
-    find_neighbourhood,
     least_privacy_bits,
     least_threshold,
     require_committee,
@@ -456,7 +458,7 @@ def test_a_tail_is_as_good_in_large_populations(total: int, marked: int, drawn: 
 
 
 def check_tail(least: int, total: int, marked: int, drawn: int) -> None:
-    computed = thresholds._log_tail(least, total, marked, drawn)  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
+    computed = thresholds.log_tail(least, total, marked, drawn)  # pyright: ignore[reportPrivateUsage]
     exact = exact_tail(least, total, marked, drawn)
     if exact == 0:
         assert computed == float("-inf")

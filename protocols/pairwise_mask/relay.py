@@ -1,0 +1,454 @@
+"""What the server does in each of the five rounds, beside the client's steps in the files of the rounds.
+
+It checks what clients send, relays it, and knows what each closed round has settled.
+"""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_left
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from itertools import accumulate as running_sum
+
+from secagg.blame import said_by, unverified
+from secagg.crypto.key_agreement import KEY_BYTES
+from secagg.crypto.labels import Label
+from secagg.crypto.merkle import MerkleTree
+from secagg.crypto.prime_field import ELEMENT_BYTES
+from secagg.crypto.secret import Secret
+from secagg.crypto.shamir import check_value
+from secagg.errors import PeerMisbehaved, Reason
+from secagg.identifiers import ClientId, Party
+from secagg.parameters import SecurityMode
+from secagg.session.certificates import Authority, VerifiedIdentity
+
+from .configuration import DIGEST_BYTES, SessionConfiguration
+from .roster import ClientSet, Roster, certain, encode_clients, entry_digest, require_context, roster_of
+from .round0_advertise_keys import ROUND as ADVERTISING
+from .round0_advertise_keys import AdvertisedKeys, KeyAdvertisement, VerifiedAdvertiser, authenticate, verify_keys
+from .round1_share_keys import ROUND as SHARING
+from .round1_share_keys import (
+    DeliveredEntry,
+    DeliveredShares,
+    EncryptedShares,
+    EntryForm,
+    SharesEntry,
+    delivered_root,
+    entry_leaf,
+    signed_entries,
+)
+from .round2_masked_input import ROUND as MASKING
+from .round2_masked_input import Complaint, MaskedInput, signed_complaint, signed_view, upload_digest
+from .round3_consistency_check import ROUND as CONFIRMING
+from .round3_consistency_check import SurvivorSignature, signed_survivors
+from .round4_unmasking import ROUND as UNMASKING
+from .round4_unmasking import (
+    AnsweredFor,
+    Endorsement,
+    SignedView,
+    UnmaskingRequest,
+    UnmaskingShares,
+    shown_bytes,
+    signed_unmasking,
+)
+
+# --- Settled ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """What the server's later rounds start from; a round that is not closed has settled nothing."""
+
+    published: PublishedRoster = field(repr=False)
+    advertisers: tuple[VerifiedAdvertiser, ...] = field(repr=False)
+    """In the order of the roster."""
+    known_sharers: ClientSet | None = None
+    known_contributors: ClientSet | None = None
+
+    @property
+    def roster(self) -> Roster:
+        """Who advertised."""
+        return self.published.roster
+
+    @property
+    def configuration(self) -> SessionConfiguration:
+        """What the session agrees on."""
+        return self.published.roster.configuration
+
+    @property
+    def sharers(self) -> ClientSet:
+        """Who shared keys."""
+        return certain(self.known_sharers)
+
+    @property
+    def contributors(self) -> ClientSet:
+        """Who of the sharers uploaded."""
+        return certain(self.known_contributors)
+
+    @property
+    def is_active(self) -> bool:
+        """Whether clients sign what they send."""
+        return self.configuration.mode is SecurityMode.ACTIVE
+
+    def identity_of(self, position: int) -> VerifiedIdentity:
+        """Return the identity of a client of an active session."""
+        return certain(self.advertisers[position].identity)
+
+    def position_of(self, client: ClientId) -> int:
+        """Return where a client stands in the roster.
+
+        Raises:
+            PeerMisbehaved: it did not advertise.
+        """
+        position = self.roster.position_of(client)
+        if position is None:
+            raise PeerMisbehaved(
+                f"{client} is not on the roster", reason=Reason.NOT_ELIGIBLE, culprits=unverified(client)
+            )
+        return position
+
+    def set_of(self, clients: Iterable[ClientId]) -> ClientSet:
+        """Return the set of these clients."""
+        return self.roster.set_of(self.position_of(client) for client in clients)
+
+    def with_sharers(self, clients: Iterable[ClientId]) -> Settled:
+        """Return what is settled when the second round is closed."""
+        return replace(self, known_sharers=self.set_of(clients))
+
+    def with_contributors(self, clients: Iterable[ClientId]) -> Settled:
+        """Return what is settled when the third round is closed."""
+        return replace(self, known_contributors=self.set_of(clients))
+
+    def said_by(self, position: int) -> frozenset[Party]:
+        """Return who answers for what a client sent."""
+        return said_by(self.roster.clients[position], self.configuration.mode)
+
+
+# --- Round 0, advertise keys ------------------------------------------------------------------------------------------
+
+
+def authenticate_advertisement(
+    configuration: SessionConfiguration, message: KeyAdvertisement
+) -> VerifiedIdentity | None:
+    """Refuse an advertisement for another attempt, or that its sender did not sign.
+
+    Implements: [BIK+17] Fig. 4, Round 0, server.
+    """
+    require_context(
+        message.attempt,
+        configuration.context,
+        f"{message.client} advertises keys for another attempt",
+        unverified(message.client),
+        ADVERTISING,
+    )
+    authority = Authority(configuration.authority) if configuration.mode is SecurityMode.ACTIVE else None
+    return authenticate(message, configuration, authority)
+
+
+def admit_advertisement(
+    configuration: SessionConfiguration,
+    owners: Mapping[bytes, ClientId],
+    message: KeyAdvertisement,
+    identity: VerifiedIdentity | None,
+) -> VerifiedAdvertiser:
+    """Refuse keys that no honest client would have advertised, so that they never reach the others.
+
+    Args:
+        owners: who advertised which key before.
+
+    Implements: [BIK+17] Fig. 4, Round 0, server.
+    """
+    advertiser = verify_keys(message, configuration, identity)
+    for key in message.public_keys:
+        if other := owners.get(key):
+            raise PeerMisbehaved(
+                f"{message.client} and {other} advertise one and the same key",
+                reason=Reason.PUBLIC_KEY_REUSED,
+                culprits=said_by(message.client, configuration.mode) | {other},
+            )
+    return advertiser
+
+
+class PublishedRoster:
+    """The roster as the server holds it: with every entry, and the tree over them."""
+
+    def __init__(
+        self, configuration: SessionConfiguration, opening: bytes, advertised: Mapping[ClientId, KeyAdvertisement]
+    ) -> None:
+        """Fix the roster; nobody joins it afterwards."""
+        self.advertisements = tuple(advertised[client] for client in sorted(advertised))
+        self._clients = encode_clients([item.client for item in self.advertisements])
+        self._tree = MerkleTree([entry_digest(item.client, item.entry) for item in self.advertisements])
+        self.roster = roster_of(configuration, self._clients, self._tree.root, opening)
+
+    def message_to(self, position: int) -> AdvertisedKeys:
+        """Return what the client at a position gets to see.
+
+        Implements: [BIK+17] Fig. 4, Round 0, server, the broadcast; for a sparse graph each client's part of it.
+        """
+        roster = self.roster
+        neighbours = roster.graph.neighbours(position)
+        return AdvertisedKeys(
+            attempt=roster.configuration.context.tag,
+            clients=self._clients,
+            root=roster.root,
+            opening=roster.opening,
+            entries=tuple(self.advertisements[neighbour].entry for neighbour in neighbours),
+            proof=tuple(self._tree.prove((position, *neighbours))),
+        )
+
+
+# --- Round 1, share keys ----------------------------------------------------------------------------------------------
+
+
+class RelayedShares:
+    """One client's entries as the server keeps them, to relay and to recover from."""
+
+    __slots__ = ("_neighbours", "_roster", "_sender", "_starts", "_tree", "message")
+
+    def __init__(
+        self, roster: Roster, sender: int, message: EncryptedShares, identity: VerifiedIdentity | None
+    ) -> None:
+        """Check the signature, and cut nothing apart yet.
+
+        Implements: [BIK+17] Fig. 4, Round 1, server.
+        Raises:
+            PeerMisbehaved: made for another session.
+            AuthenticationFailed: not signed by its sender.
+        """
+        require_context(
+            message.context,
+            roster.context,
+            f"{roster.clients[sender]} shared keys for another session",
+            unverified(roster.clients[sender]),
+            SHARING,
+        )
+        self.message = message
+        self._roster, self._sender = roster, sender
+        self._neighbours = array("I", roster.graph.neighbours(sender))
+        sizes = (EntryForm.between(roster, sender, neighbour).size for neighbour in self._neighbours)
+        self._starts = array("I", running_sum(sizes, initial=0))
+        self._tree: MerkleTree | None = None
+        if identity is not None:
+            tree = self._make_tree()
+            parts = signed_entries(roster.context, identity.client, len(self._neighbours), tree.root)
+            culprits = unverified(identity.client)
+            identity.verify(message.signature, Label.SIGNED_SHARES, *parts, culprits=culprits)
+
+    def entry_to(self, receiver: int) -> SharesEntry:
+        """Return the entry for one neighbour."""
+        return SharesEntry.decode(self.bytes_to(receiver), EntryForm.between(self._roster, self._sender, receiver))
+
+    def deliver_to(self, receiver: int) -> DeliveredEntry:
+        """Return what that neighbour is to get."""
+        entry = self.bytes_to(receiver)
+        if not self.message.signature:
+            return DeliveredEntry(entry=entry, signature=b"", path=())
+        path = self._make_tree().path_of(bisect_left(self._neighbours, receiver))
+        return DeliveredEntry(entry=entry, signature=self.message.signature, path=path)
+
+    def bytes_to(self, receiver: int) -> bytes:
+        """Return the encoded entry for one neighbour."""
+        place = bisect_left(self._neighbours, receiver)
+        return self.message.entries[self._starts[place] : self._starts[place + 1]]
+
+    def _make_tree(self) -> MerkleTree:
+        if self._tree is None:
+            clients = self._roster.clients
+            self._tree = MerkleTree(
+                [entry_leaf(clients[receiver], self.bytes_to(receiver)) for receiver in self._neighbours]
+            )
+        return self._tree
+
+
+def deliver_shares(settled: Settled, relayed: Mapping[int, RelayedShares], receiver: int) -> DeliveredShares:
+    """Collect what one client's neighbours sent to it.
+
+    Implements: [BIK+17] Fig. 4, Round 1, server, the last step.
+    """
+    roster, sharers = settled.roster, settled.sharers
+    senders = (neighbour for neighbour in roster.graph.neighbours(receiver) if neighbour in sharers)
+    entries = tuple(relayed[sender].deliver_to(receiver) for sender in senders)
+    return DeliveredShares(context=roster.context.tag, sharers=sharers, entries=entries)
+
+
+def relayed_root(settled: Settled, relayed: Mapping[int, RelayedShares], receiver: int) -> bytes:
+    """Return the ``delivered_root`` of a client that was delivered what its neighbours sent."""
+    roster, sharers = settled.roster, settled.sharers
+    senders = (neighbour for neighbour in roster.graph.neighbours(receiver) if neighbour in sharers)
+    return delivered_root(roster.clients[receiver], (relayed[sender].bytes_to(receiver) for sender in senders))
+
+
+# --- Round 2, masked input --------------------------------------------------------------------------------------------
+
+
+def check_masked_input(settled: Settled, sender: int, message: MaskedInput) -> bytes:
+    """Check who sent an upload, and for which session; whether its vector decodes is seen when it is added.
+
+    Implements: [BIK+17] Fig. 4, Round 2, server.
+    Returns:
+        The digest of the vector, which the client signed in active mode: evidence of what it sent.
+    Raises:
+        PeerMisbehaved: made for another session.
+        AuthenticationFailed: its sender did not send this vector, or did not mask under the sharers of this session.
+    """
+    roster, client = settled.roster, settled.roster.clients[sender]
+    require_context(
+        message.context, roster.context, f"{client} masked its input for another session", unverified(client), MASKING
+    )
+    digest = upload_digest(message.packed)
+    if settled.is_active:
+        parts = signed_view(roster.context, client, settled.sharers, digest)
+        identity = settled.identity_of(sender)
+        identity.verify(message.signature, Label.SIGNED_VIEW, *parts, culprits=unverified(client))
+    return digest
+
+
+def check_complaint(settled: Settled, sender: int, delivered: bytes, message: Complaint) -> tuple[int, ...]:
+    """Return the positions of those who are accused.
+
+    Raises:
+        PeerMisbehaved: made for another session.
+        AuthenticationFailed: not signed by its sender, or about other entries than were delivered.
+    """
+    roster, client = settled.roster, settled.roster.clients[sender]
+    require_context(
+        message.context, roster.context, f"{client} complains in another session", unverified(client), MASKING
+    )
+    if settled.is_active:
+        parts = signed_complaint(roster.context, client, settled.sharers, delivered, message.accused)
+        identity = settled.identity_of(sender)
+        identity.verify(message.signature, Label.SIGNED_COMPLAINT, *parts, culprits=unverified(client))
+    neighbours = roster.graph.neighbours(sender)
+    return tuple(neighbours[place] for place in message.accused)
+
+
+def faults_of(settled: Settled, complaints: dict[int, tuple[int, ...]], sender: int, corrupted: int) -> PeerMisbehaved:
+    """Return what the server records of a complaint: one of two lies, until too many name the same one.
+
+    Args:
+        complaints: of every client that complained, with this one.
+        corrupted: how many clients the session assumes to lie; more of them cannot accuse one honest client.
+    """
+    clients, accused = settled.roster.clients, complaints[sender]
+    accusers = {position: sum(position in others for others in complaints.values()) for position in accused}
+    convicted = [position for position in accused if accusers[position] > max(corrupted, 1)]
+    culprits = {party for position in accused for party in settled.said_by(position)}
+    if len(convicted) < len(accused):
+        culprits |= settled.said_by(sender)
+    names = ", ".join(str(clients[position]) for position in accused)
+    return PeerMisbehaved(
+        f"{clients[sender]} leaves: it cannot use the seeds of its edges with {names}; one of the two ends lies",
+        reason=Reason.EDGE_UNUSABLE,
+        culprits=culprits,
+        round_name=MASKING,
+    )
+
+
+# --- Round 3, consistency check ---------------------------------------------------------------------------------------
+
+
+def check_survivor_signature(settled: Settled, sender: int, message: SurvivorSignature) -> None:
+    """Check a committee member's signature.
+
+    Implements: [BIK+17] Fig. 4, Round 3, server.
+    """
+    roster, client = settled.roster, settled.roster.clients[sender]
+    require_context(
+        message.context, roster.context, f"{client} signed for another session", unverified(client), CONFIRMING
+    )
+    parts = signed_survivors(roster.context, client, settled.sharers, settled.contributors)
+    identity = settled.identity_of(sender)
+    identity.verify(message.signature, Label.SIGNED_SURVIVORS, *parts, culprits=unverified(client))
+
+
+# --- Round 4, unmasking -----------------------------------------------------------------------------------------------
+
+
+def endorsements_of(published: PublishedRoster, signatures: Mapping[int, bytes]) -> tuple[Endorsement, ...]:
+    """Return a certificate: as many of the committee's signatures as it takes, with what verifies them."""
+    quorum, endorsements = published.roster.configuration.quorum, list[Endorsement]()
+    for position, signature in sorted(signatures.items())[:quorum]:
+        credential = certain(published.advertisements[position].credential)
+        endorsements.append(
+            Endorsement(
+                position=position,
+                identity_key=credential.identity_key,
+                certificate=credential.certificate,
+                signature=signature,
+            )
+        )
+    return tuple(endorsements)
+
+
+def request_unmasking(
+    settled: Settled, views: Mapping[ClientId, bytes], endorsements: tuple[Endorsement, ...], position: int
+) -> UnmaskingRequest:
+    """Return the request to one contributor, with the signed views of its neighbours in active mode.
+
+    Implements: [BIK+17] Fig. 4, Round 4, server, the first step.
+    """
+    roster, contributors = settled.roster, settled.contributors
+    signed = tuple[SignedView, ...]()
+    if settled.is_active:
+        present = (views[roster.clients[n]] for n in roster.graph.neighbours(position) if n in contributors)
+        signed = tuple(SignedView(upload=view[:DIGEST_BYTES], signature=view[DIGEST_BYTES:]) for view in present)
+    return UnmaskingRequest(
+        context=roster.context.tag, contributors=contributors, endorsements=endorsements, views=signed
+    )
+
+
+class RevealedShares:
+    """One contributor's answer, as the server keeps it."""
+
+    __slots__ = ("_answered", "_message", "_roster", "sender")
+
+    def __init__(self, settled: Settled, sender: int, delivered: bytes, message: bytes) -> None:
+        """Decode an answer, and check its signature.
+
+        Args:
+            delivered: the root over the entries that its sender was delivered.
+
+        Implements: [BIK+17] Fig. 4, Round 4, server, the collection.
+        Raises:
+            PeerMisbehaved: made for another session.
+            AuthenticationFailed: not signed by its sender, or about other entries than were delivered.
+            MalformedMessage: it does not decode.
+        """
+        roster = settled.roster
+        self._roster, self.sender = roster, sender
+        self._answered = AnsweredFor.by(roster, settled.sharers, settled.contributors, sender)
+        self._message = UnmaskingShares.decode(message, roster, self._answered)
+        client = roster.clients[sender]
+        require_context(
+            self._message.context,
+            roster.context,
+            f"{client} reveals shares of another session",
+            unverified(client),
+            UNMASKING,
+        )
+        if settled.is_active:
+            parts = signed_unmasking(roster.context, client, settled.contributors, delivered, self._message)
+            identity = settled.identity_of(sender)
+            identity.verify(self._message.signature, Label.SIGNED_UNMASKING, *parts, culprits=unverified(client))
+
+    def require_in_range(self, culprits: Iterable[Party]) -> None:
+        """Refuse shares that are no field elements."""
+        for start in range(0, len(self._message.shares), shown_bytes(self._roster)):
+            check_value(1, memoryview(self._message.shares)[start : start + ELEMENT_BYTES], culprits=culprits)
+
+    def share_of(self, dealer: int) -> tuple[Secret, bytes] | None:
+        """Return the share of a neighbour's secret and the digest of the other, if this client holds it."""
+        place = bisect_left(self._answered.neighbours, dealer)
+        if place not in self._message.held:
+            return None
+        before = (self._message.held.bits & ((1 << place) - 1)).bit_count()
+        start, step = before * shown_bytes(self._roster), shown_bytes(self._roster)
+        shown = self._message.shares[start : start + step]
+        return Secret("share", shown[:ELEMENT_BYTES]), shown[ELEMENT_BYTES:]
+
+    def edge_seed_with(self, dropped: int) -> Secret:
+        """Return the seed of this client's edge with a neighbour that dropped out; in the hybrid suite alone."""
+        place = self._answered.edges.index(dropped)
+        return Secret("pairwise_seed", self._message.edge_seeds[place * KEY_BYTES : (place + 1) * KEY_BYTES])
