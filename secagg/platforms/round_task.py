@@ -55,35 +55,10 @@ class RoundTask:
 
     settings: SecAggSettings
     roster: Roster | None
-    task: str
-    round_number: int
-    weighted_by: str
-    metrics: tuple[str, ...]
+    terms: Terms
+    """What clients are told."""
     sent: Arrays
     update: ModelUpdate
-    joined: tuple[str, ...] = ()
-    """The tensors that travel as one vector."""
-    lengths: tuple[float, ...] = ()
-    """What is known of their lengths."""
-
-    @property
-    def terms(self) -> Terms:
-        """What clients are told."""
-        settings = self.settings
-        return Terms(
-            protocol=settings.protocol,
-            is_certified=settings.is_certified,
-            weighted_by=self.weighted_by,
-            weighting=settings.weighting,
-            weight_unit=settings.weight_unit,
-            maximum_weight=settings.maximum_weight,
-            metrics=self.metrics,
-            joined=self.joined,
-            lengths=self.lengths,
-            round_number=self.round_number,
-            task=self.task,
-            parameters=encode_parameters(self.update),
-        )
 
     def opened(
         self, population: int, invited: frozenset[ClientId], coins: Coins, resources: ExitStack
@@ -117,8 +92,8 @@ class RoundTask:
         """Say what the noise costs, before an update is asked for."""
         if isinstance(noise := noise_in(session), ClientNoise):
             # A client may have been in every round so far.
-            for line in noise.sentences(releases=self.round_number):
-                LOG.info("round %d, %s", self.round_number, line)
+            for line in noise.sentences(releases=self.terms.round_number):
+                LOG.info("round %d, %s", self.terms.round_number, line)
         elif self.settings.noise:
             raise Misuse("the session was to have its clients' noise, and has none")
 
@@ -135,9 +110,9 @@ class RoundTask:
     def means(self, aggregate: Aggregate) -> Means:
         """Decode a sum."""
         mean = self.update.mean(aggregate)
-        lengths = take_lengths(self.update, mean, self.sent, self.joined, self.lengths)
+        lengths = take_lengths(self.update, mean, self.sent, self.terms.joined, self.terms.lengths)
         vector, told = mean.pop(METRICS), taken_told(mean, self.sent)
-        part(mean, self.joined, self.sent)
+        part(mean, self.terms.joined, self.sent)
         # With noise it is noise.
         if vector[0] and not self.settings.noise:
             LOG.warning("%.3g of the clients' values were out of range and cut off; raise secagg-clip", vector[0])
@@ -145,7 +120,7 @@ class RoundTask:
             LOG.warning("the mean change is about %.2g steps, and the rest is noise; %s", steps, FINER)
         LOG.info(
             "round %d, sum: %d clients of total weight %d",
-            self.round_number,
+            self.terms.round_number,
             aggregate.contributors,
             aggregate.total_weight,
         )
@@ -153,7 +128,7 @@ class RoundTask:
             tensors=mean,
             told=told,
             lengths=lengths,
-            metrics=dict(zip(self.metrics, map(float, vector[1:]), strict=True)),
+            metrics=dict(zip(self.terms.metrics, map(float, vector[1:]), strict=True)),
             contributors=aggregate.contributors,
             total_weight=aggregate.total_weight,
         )
@@ -229,18 +204,21 @@ class Rounds:
                 "no metric of training reaches this server: name those that are to be means in secagg-metrics, such as "
                 "secagg-metrics = 'train_loss'"
             )
-        return RoundTask(
-            settings=settings,
-            roster=self._roster,
-            task=task,
-            round_number=number,
+        terms = Terms(
+            protocol=settings.protocol,
+            is_certified=settings.is_certified,
             weighted_by=weighted_by,
+            weighting=settings.weighting,
+            weight_unit=settings.weight_unit,
+            maximum_weight=settings.maximum_weight,
             metrics=metrics,
-            sent=sent,
-            update=update,
             joined=joined,
             lengths=lengths,
+            round_number=number,
+            task=task,
+            parameters=encode_parameters(update),
         )
+        return RoundTask(settings=settings, roster=self._roster, terms=terms, sent=sent, update=update)
 
     def model(self, task: RoundTask, means: Means) -> dict[str, npt.NDArray[Any]]:
         """Return the model that results from a round of training; its scales are those of the next one."""

@@ -114,7 +114,7 @@ class ServerRound(ABC, Generic[Node]):
                         blamed = ", ".join(map(str, fault.culprits)) or "nobody for certain"
                         LOG.warning("%s (to blame: %s)", fault, blamed)
         except (SecAggError, ConnectionError) as error:
-            LOG.error("round %d failed, and nothing of it was learned: %s", self.task.round_number, error)
+            LOG.error("round %d failed, and nothing of it was learned: %s", self.task.terms.round_number, error)
             raise
 
     def _run_stages(self, session: ServerSession) -> None:
@@ -138,7 +138,7 @@ class ServerRound(ABC, Generic[Node]):
             records = {node: record_of(message, terms=terms) for node, message in messages.items() if message}
             count = self._exchanged(session, stage, records, Patience(stage, limits, time.monotonic))
             self.stages.append((stage.name, count))
-            LOG.info("round %d, %s: %s", self.task.round_number, stage.name, count)
+            LOG.info("round %d, %s: %s", self.task.terms.round_number, stage.name, count)
             for sentence in count.advice:
                 LOG.warning("%s", sentence)
             if stage.takes_update:
