@@ -210,7 +210,7 @@ def test_a_resumed_run_is_the_straight_one(  # noqa: PLR0913, PLR0917 -- fixture
         "server.falling=0.5",
         "server.averaged=3",
         *(["secagg.protocol=enclave"] if lengths == "median" or scheme == "peak" else []),
-        *(["secagg.settings=['mode=semi_honest']"] if scheme == "sketch" and lengths in {"own"} else []),
+        *(["secagg.settings=['mode=semi_honest']"] if scheme == "sketch" and lengths == "own" else []),
     )
     train(run, tmp_path / "straight", pieces=toy_pieces(run))
     train(changed(run, ["rounds=6"]), tmp_path / "resumed", pieces=toy_pieces(run), observers=[])
