@@ -102,11 +102,7 @@ class StagedServerSession(Confined, ABC, Generic[Content]):
         return len(self._said) >= self._minimum
 
     def _require_enough(self, stage: Stage) -> None:
-        """Refuse to close a stage that too few have answered.
-
-        Raises:
-            ThresholdNotMet, InvalidParameters: the session ends.
-        """
+        """Refuse to close a stage that too few have answered, which ends the session."""
         if len(self._said) < self._minimum:
             raise ThresholdNotMet(needed=self._minimum, present=len(self._said), what=f"answers ({stage.name})")
 
