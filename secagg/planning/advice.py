@@ -201,6 +201,6 @@ def _bounds(request: PlanRequest) -> Iterator[str]:
     )
     rings = ", ".join(scheme.value for scheme in Scheme if scheme not in INDEXED)
     yield (
-        f"Not bounded, whoever adds up, since a ring element may be anything: {rings}. Pairwise masks, one message and "
+        f"Not bounded by any protocol, since a ring element may be anything: {rings}. Pairwise masks, one message and "
         "coded masks sum ring elements alone, and bound nobody; what each sum leaves unbounded it names."
     )

@@ -14,7 +14,7 @@ SHARED_CHECKS: Final = 1 << 16
 
 @contextmanager
 def shared_checks() -> Generator[None]:
-    """Verify each signature once in this process, whoever is shown it; for rehearsals of thousands of clients.
+    """Verify each signature once in this process, for all who are shown it; for rehearsals of thousands of clients.
 
     A signature is public and what it says is the same for everybody, so nothing passes that would not pass otherwise.
     But no client does all of its own work: its seconds are not those of a client that is alone.

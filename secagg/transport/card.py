@@ -58,7 +58,7 @@ class Card:
     """One session, as clients are told of it. They hold its server to nothing here but ``terms``."""
 
     session: str
-    """Its name: 32 hexadecimal digits, drawn anew."""
+    """Its name: 32 hexadecimal digits, drawn for it."""
     protocol: str
     task: str
     round_number: int

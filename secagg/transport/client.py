@@ -173,7 +173,7 @@ class _Part:
         self.stages += 1
         if len(progress.answer) > card.answer_bytes:
             raise InvalidParameters(
-                f"an answer of {len(progress.answer)} bytes is due, and the server takes {card.answer_bytes} at most"
+                f"an answer of {len(progress.answer)} bytes is too long: the server takes {card.answer_bytes} at most"
             )
         if self.store is not None:
             try:

@@ -117,7 +117,7 @@ class Conductor:
         else:
             return released
         finally:
-            # Whoever asks from now on hears how it ended, or that another process goes on with it.
+            # Later requests hear how it ended, or that another process resumes it.
             self._is_stopping = self.exchange.over is None
             self._metrics.add("secagg_sessions_total", outcome=outcome)
             self._close()

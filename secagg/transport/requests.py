@@ -25,7 +25,7 @@ except ImportError as error:
 MESSAGE: Final = "/message"
 _RETRIED: Final = frozenset({408, 429, 500, 502, 503, 504})
 _ANSWERS: Final = frozenset({Answer.LATE.status, Answer.OVER.status})
-"""Errors by their status that a client goes on from."""
+"""Statuses of errors after which a client continues."""
 _SENTENCE_BYTES: Final = 1 << 12
 _PIECE_BYTES: Final = 1 << 18
 _FIRST_PAUSE: Final = 0.05
@@ -66,7 +66,7 @@ class Reply:
 
     @property
     def sentence(self) -> str:
-        """What the server says to a person, without what a terminal would obey."""
+        """The server's message, with control characters removed."""
         text = self.body[:_SENTENCE_BYTES].decode(errors="replace")
         return "".join(each if each.isprintable() else " " for each in text).strip()
 

@@ -70,7 +70,7 @@ class SumServer:
         """Hold no session yet.
 
         Args:
-            admission: who may answer under which name; by default whoever says a name first.
+            admission: who may answer under which name; by default the first request under each name.
             store: where a session is kept that another process may go on with.
         """
         self.limits, self.metrics = limits or WireLimits(), counters()

@@ -22,7 +22,7 @@ class Credentials:
 
 
 class ServerTls:
-    """The context of a server, which is made anew when its files are renewed."""
+    """The context of a server, made again when its files are renewed."""
 
     def __init__(self, own: Credentials, clients: Path | None = None) -> None:
         """Read the files.
@@ -122,5 +122,5 @@ def _trust(context: ssl.SSLContext, path: Path) -> None:
         context.load_verify_locations(path)
     except (OSError, ssl.SSLError) as error:
         raise InvalidParameters(f"{path} holds no certificates that can be believed ({error})") from None
-    # A certificate that is named is believed as it stands, whoever issued it.
+    # A certificate that is named is believed as it stands, by any issuer.
     context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN

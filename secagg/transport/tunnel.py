@@ -119,7 +119,7 @@ def _few(joined: Callable[[_Streams, _Touch], Awaitable[None]]) -> Callable[...,
 
 
 def _require(writer: asyncio.StreamWriter, pin: bytes) -> None:
-    """Let nobody in but the one certificate, whoever else its issuer vouches for."""
+    """Let nobody in but the one certificate, and no other of its issuer."""
     shown = writer.get_extra_info("ssl_object").getpeercert(binary_form=True)
     if shown is None or not compare_digest(shown, pin):
         raise ConnectionRefusedError("the other end shows another certificate than that of the peer")
