@@ -9,7 +9,7 @@ from typing import Final, Self, TypeVar
 from secagg.contract.layout import IndexSegment
 from secagg.errors import MalformedMessage, Misuse, PeerError, Reason, blaming
 from secagg.identifiers import ServerId
-from secagg.session.sockets.connection import HelperLost, SocketAsk
+from secagg.session.sockets import HelperLost, SocketAsk
 from secagg.wire import MessageKind, Reader, Writer
 
 from .attestation import Evidence, EvidenceFormat

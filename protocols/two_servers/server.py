@@ -47,7 +47,7 @@ from secagg.parameters import require_integer
 from secagg.privacy.client_noise import NO_NOISE, NoiseSettings
 from secagg.session.certificates import SigningKey
 from secagg.session.roles import Released, Stage, Subject
-from secagg.session.sockets.connection import Ask
+from secagg.session.sockets import Ask
 from secagg.session.stages import Checked, StagedServerSession
 from secagg.wire import MessageKind, owned_bytes
 

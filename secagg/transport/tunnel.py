@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Final
 
 from secagg.errors import InvalidParameters
-from secagg.session.sockets.frames import listening
+from secagg.session.sockets import listening
 
 from .logs import say
 from .tls import PinnedTls

@@ -17,9 +17,7 @@ import pytest
 from secagg.crypto.entropy import SystemCoins
 from secagg.errors import InvalidParameters, Misuse
 from secagg.identifiers import ClientId
-from secagg.session.sockets.connection import HelperLost, SocketAsk
-from secagg.session.sockets.frames import encode_refusal
-from secagg.session.sockets.service import Service
+from secagg.session.sockets import HelperLost, Service, SocketAsk, encode_refusal
 from secagg.transport.card import WireLimits
 from secagg.transport.client import Outcome, contribute
 from secagg.transport.listener import allow_connections, listening

@@ -24,7 +24,7 @@ from typing import Final
 
 from secagg.crypto.entropy import Coins
 from secagg.errors import MalformedMessage
-from secagg.session.sockets.frames import listening, receive_frame, send_frame
+from secagg.session.sockets import listening, receive_frame, send_frame
 
 from .enclave import DEFAULT_MEMORY_BYTES
 from .service import EnclaveService, Quote

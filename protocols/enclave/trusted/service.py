@@ -12,7 +12,7 @@ from secagg.crypto.entropy import Coins
 from secagg.crypto.secret import Confined
 from secagg.errors import CapacityExceeded, InternalError, Misuse, Reason, SecAggError, UnexpectedMessage, blaming
 from secagg.identifiers import ServerId
-from secagg.session.sockets.frames import encode_refusal
+from secagg.session.sockets import encode_refusal
 from secagg.wire import MessageKind, Reader, Writer, message_kind
 
 from .configuration import MAXIMUM_START_BYTES, EnclaveConfiguration, decode_start
