@@ -29,7 +29,7 @@ import numpy as np
 
 from secagg.crypto.entropy import SystemCoins
 from secagg.identifiers import ClientId
-from secagg.platforms.client_round import DIRECTORY_VARIABLE
+from secagg.platforms.charges import DIRECTORY_VARIABLE
 from secagg.platforms.keys.identities import AUTHORITY_FILE, ROSTER_FILE, load_authority, make_identities
 
 CLIENTS = 20

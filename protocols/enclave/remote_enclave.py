@@ -15,7 +15,7 @@ from secagg.wire import MessageKind, Reader, Writer
 from .attestation import Evidence, EvidenceFormat
 from .trusted.configuration import EnclaveConfiguration, encode_start
 from .trusted.messages import DIGEST_BYTES, NONCE_BYTES, EnclaveOffer, ModelStamp
-from .trusted.service import (
+from .trusted.process import (
     MAXIMUM_DOCUMENT_BYTES,
     MAXIMUM_OFFER_BYTES,
     MAXIMUM_WORD_BYTES,

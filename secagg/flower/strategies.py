@@ -7,7 +7,7 @@ import logging
 from typing import Final
 
 from secagg.errors import InvalidParameters
-from secagg.platforms.client_round import LOG
+from secagg.platforms.leaving import LOG
 
 ACCEPTED: Final = (
     "FedAvg",

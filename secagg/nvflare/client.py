@@ -27,8 +27,9 @@ from nvflare.apis.signal import Signal
 from secagg.compression.model_update.model_tensors import Arrays
 from secagg.crypto.entropy import SystemCoins
 from secagg.errors import InvalidParameters, Misuse, Reason
-from secagg.platforms.client_round import Node, NodeRound, Trained, Training, begun_app, log_leaving
+from secagg.platforms.client_round import Node, NodeRound, Trained, Training, begun_app
 from secagg.platforms.floors import PARTITION
+from secagg.platforms.leaving import log_leaving
 from secagg.platforms.round_task import RECORD, Terms, message_in
 from secagg.platforms.settings import PREFIX
 from secagg.session.roles import ClientSession, LateUpdate, Subject, Update

@@ -19,7 +19,7 @@ from nvflare.app_common.workflows.fedavg import FedAvg
 from secagg.compression.model_update.model_tensors import restored
 from secagg.crypto.entropy import SystemCoins
 from secagg.errors import Misuse
-from secagg.platforms.client_round import StageCount, stages_said
+from secagg.platforms.leaving import StageCount, stages_said
 from secagg.platforms.round_task import Rounds
 from secagg.platforms.settings import SecAggSettings
 

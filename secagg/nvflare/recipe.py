@@ -11,7 +11,7 @@ from nvflare.job_config.api import ClientApp
 from nvflare.recipe.spec import Recipe
 
 from secagg.errors import InvalidParameters
-from secagg.platforms.client_round import LOG
+from secagg.platforms.leaving import LOG
 from secagg.platforms.settings import SecAggSettings
 
 from .client import COMPONENT, SecAggClient, SecAggExecutor, SecAggFilter

@@ -14,7 +14,7 @@ from nvflare.apis.shareable import Shareable, make_reply
 from secagg.crypto.labels import Label, bind
 from secagg.errors import InvalidParameters
 from secagg.identifiers import CLIENT_ID_BYTES, ClientId
-from secagg.platforms.client_round import Left, code_of, code_said
+from secagg.platforms.leaving import Left, code_of, code_said
 from secagg.platforms.round_task import RECORD, Record
 
 STAGE_TASK: Final = "secagg"

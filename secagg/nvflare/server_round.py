@@ -14,7 +14,7 @@ from nvflare.app_common.abstract.fl_model import FLModel
 
 from secagg.contract import Aggregate
 from secagg.errors import Misuse
-from secagg.platforms.client_round import Left
+from secagg.platforms.leaving import Left
 from secagg.platforms.round_task import RECORD, Record, RoundTask
 from secagg.platforms.server_round import FOR_EVER, Answer, Reply, ServerRound
 

@@ -3,16 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-import logging
-import os
-import time
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import closing
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from datetime import UTC, datetime
-from enum import StrEnum
-from pathlib import Path
 from typing import Any, Final, cast
 
 import numpy as np
@@ -32,228 +25,22 @@ from secagg.compression.model_update.summed_values import (
 from secagg.compression.outside import Factory, outside_factory
 from secagg.crypto.entropy import SystemCoins
 from secagg.crypto.labels import Label, bind
-from secagg.errors import InvalidParameters, Reason, SecAggError
+from secagg.errors import InvalidParameters, Reason
 from secagg.identifiers import ClientId
 from secagg.platforms.floors import NodeSettings
 from secagg.platforms.keys.identities import ClientIdentity
 from secagg.platforms.pairwise_plug import floors_of
 from secagg.platforms.plugs import NodeSide, plug_of
 from secagg.platforms.round_task import Record, Terms, record_of
-from secagg.platforms.schemes import COARSE
-from secagg.session.durable import hold, replace, require_own_folder
-from secagg.session.ledger import Spent, SpentUpdates
+from secagg.platforms.schemes import COARSE, FINER
+from secagg.session.ledger import Spent
 from secagg.session.roles import ClientSession, LateUpdate, Member, Update
 from secagg.session.sealed_state import StateDirectory
 
-# --- Leaving ----------------------------------------------------------------------------------------------------------
-
-LOG: Final = logging.getLogger("secagg.platforms")
-"""One INFO line for each stage; a platform says where it writes."""
-_KILO: Final = 1000
-
-
-class Left(StrEnum):
-    """Why a client left, as far as the server is told: nothing that depends on data."""
-
-    TERMS = "terms"
-    LEFT = "left"
-
-
-ADVICE: Final[Mapping[Left, str]] = {
-    Left.TERMS: "the offer is below their floors, or not what they were told; compare it with their arguments",
-    Left.LEFT: "their own logs say why",
-}
-"""What a code means, as a server's log says it."""
-
-
-def code_of(error: Exception) -> Left:
-    """Return what the server is told of an error; all that say ``terms`` are raised before data are read."""
-    match error.reason if isinstance(error, SecAggError) else None:
-        case Reason.BELOW_FLOOR | Reason.LAYOUT_MISMATCH | Reason.WRONG_VERSION | Reason.PARAMETER_OUT_OF_RANGE:
-            return Left.TERMS
-        case _:
-            return Left.LEFT
-
-
-def log_leaving(error: Exception) -> None:
-    """Say why a client leaves, in its own log alone."""
-    if isinstance(error, SecAggError | OSError):
-        LOG.warning("this client left the round: %s", error)
-    else:
-        LOG.error("this client left the round: a message could not be read", exc_info=error)
-
-
-def code_said(said: object) -> Left:
-    """Return the code that a client sent; that of anything else is the last one."""
-    return next((code for code in Left if code == said), Left.LEFT)
-
-
-def stages_said(stages: Iterable[tuple[str, StageCount]]) -> dict[str, str]:
-    """Return what each stage carried, and why clients left, for who asked for the round."""
-    return {name: str(count) for name, count in stages}
-
-
-@dataclass(slots=True)
-class StageCount:
-    """What one stage carried."""
-
-    sent: int = 0
-    received: int = 0
-    refused: int = 0
-    """Answers that the protocol does not accept."""
-    left: Counter[Left] = field(default_factory=Counter[Left])
-    """Clients that left, or raised an error, by what they said of it."""
-    bytes_down: int = 0
-    bytes_up: int = 0
-    largest_up: int = 0
-    """The bytes of the largest answer."""
-    seconds: float = 0.0
-
-    @property
-    def failed(self) -> int:
-        """How many left, or raised an error."""
-        return self.left.total()
-
-    @property
-    def late(self) -> int:
-        """How many did not answer at all."""
-        return self.sent - self.received - self.refused - self.failed
-
-    @property
-    def advice(self) -> list[str]:
-        """A sentence for each code that clients left with."""
-        return [f"{self.left[code]} clients left with code {str(code)!r}: {ADVICE[code]}" for code in sorted(self.left)]
-
-    def took(self, size: int) -> None:
-        """Count the bytes of an answer."""
-        self.bytes_up += size
-        self.largest_up = max(self.largest_up, size)
-
-    def __str__(self) -> str:
-        dropped = self.sent - self.received
-        text = (
-            f"sent {self.sent} ({self.bytes_down / _KILO:.1f} kB), received {self.received} "
-            f"({self.bytes_up / _KILO:.1f} kB), dropped {dropped}, in {self.seconds:.1f} s"
-        )
-        reasons = [f"{count} left: {code}" for code, count in sorted(self.left.items())]
-        reasons += [f"{count} {name}" for name, count in (("refused", self.refused), ("silent", self.late)) if count]
-        return f"{text} ({', '.join(reasons)})" if reasons else text
-
-
-# --- Charges ----------------------------------------------------------------------------------------------------------
-
-DIRECTORY_VARIABLE: Final = "SECAGG_LEDGER_DIRECTORY"
-_TRIES: Final = 50
-_PAUSE: Final = 0.1
-
-
-class Charges:
-    """The ledger of one client; the file is open only while it is asked, because a node trains for several runs."""
-
-    def __init__(self, path: Path, *, attempts: int | None) -> None:
-        """Use a file.
-
-        Args:
-            attempts: uploads for one model at most, across tasks; None remembers numbers alone.
-        """
-        self._path, self._attempts = path, attempts
-
-    @classmethod
-    def of_key(cls, public_key: bytes, *, attempts: int | None) -> Charges:
-        """Return the ledger of a client with a key, which is kept for good.
-
-        Raises:
-            InvalidParameters: others may look into its folder.
-        """
-        return cls(durable_file(public_key, "spent"), attempts=attempts)
-
-    @classmethod
-    def of_node(cls, states: StateDirectory, node: int) -> Charges:
-        """Return the ledger of a node without a key, which is lost with the memory of the machine."""
-        return cls(states.beside("ledgers") / f"{node}.spent", attempts=None)
-
-    def require_open(self, spent: Spent) -> None:
-        """Refuse what ``charge`` would refuse; nothing changes.
-
-        Raises:
-            Misuse, PeerMisbehaved: as for ``charge``.
-        """
-        with closing(self._opened()) as opened:
-            opened.require_open(self._known(spent))
-
-    def charge(self, spent: Spent) -> None:
-        """Remember an upload for good before its update is made, or refuse it.
-
-        Raises:
-            Misuse, PeerMisbehaved: the round or one after it was uploaded for, or the model has had its attempts.
-            OSError: nothing may be sent.
-        """
-        with closing(self._opened()) as opened:
-            opened.charge(self._known(spent))
-
-    def _known(self, spent: Spent) -> Spent:
-        return Spent(spent.task, spent.number) if self._attempts is None else spent
-
-    def _opened(self) -> SpentUpdates:
-        """Open the file, which another process of this node may hold for a moment."""
-        for _ in range(_TRIES):
-            try:
-                return SpentUpdates(self._path, attempts=self._attempts)
-            except InvalidParameters:
-                time.sleep(_PAUSE)
-        return SpentUpdates(self._path, attempts=self._attempts)
-
-    def __repr__(self) -> str:
-        return f"<Charges in {self._path}, attempts: {self._attempts}>"
-
-
-class NewestEpoch:
-    """The newest epoch of holders that a client has uploaded in, over all runs; it follows no server back to another.
-
-    The authority begins another epoch early where holders of the last one are not to be trusted any more.
-    """
-
-    def __init__(self, public_key: bytes) -> None:
-        """Use the file of a client's key.
-
-        Raises:
-            InvalidParameters: others may look into its folder.
-        """
-        self._path = durable_file(public_key, "epoch")
-
-    @property
-    def number(self) -> int:
-        """Its number; zero before the first."""
-        return int(self._path.read_text(encoding="ascii")) if self._path.exists() else 0
-
-    def reach(self, number: int) -> None:
-        """Remember an epoch for good."""
-        # Processes of one client may have read an older number at once.
-        with self._path.with_suffix(".lock").open("ab") as lock:
-            hold(lock.fileno())
-            if number > self.number:
-                replace(self._path, str(number).encode())
-
-
-def durable_file(public_key: bytes, kind: str) -> Path:
-    """Return where a client with a key keeps something for good, over all runs.
-
-    Raises:
-        InvalidParameters: others may look into its folder.
-    """
-    if named := os.environ.get(DIRECTORY_VARIABLE):
-        folder = Path(named)
-    else:
-        state = os.environ.get("XDG_STATE_HOME")
-        folder = (Path(state) if state else Path.home() / ".local" / "state") / "secagg"
-    require_own_folder(folder, DIRECTORY_VARIABLE)
-    return folder / f"{public_key.hex()}.{kind}"
-
+from .charges import Charges
+from .leaving import LOG
 
 # --- A trained update -------------------------------------------------------------------------------------------------
-
-FINER: Final = "raise secagg-fraction-bits"
-"""What is to be done about changes of a few steps, at both ends."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,9 +29,9 @@ from secagg.protocols.enclave import (
 from secagg.session.certificates import Authority
 from secagg.session.roles import ServerSession
 
-from .client_round import LOG
 from .floors import MOST_LENGTH, NodeSettings
 from .keys.enclave_policy import load_judge
+from .leaving import LOG
 from .plugs import NodeSide, ServerSide
 from .settings import PREFIX
 

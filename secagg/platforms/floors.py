@@ -19,7 +19,7 @@ from secagg.privacy.budget import NOT_NOISED, PrivacyBudget
 from secagg.privacy.client_noise import USUAL_DELTA, NoiseSettings
 from secagg.session.privacy_ledger import PrivacyLedger
 
-from .client_round import durable_file
+from .charges import durable_file
 from .keys.identities import ClientIdentity, client_file, load_identity
 from .schemes import noise_settings
 from .settings import (

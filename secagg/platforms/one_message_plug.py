@@ -28,13 +28,15 @@ from secagg.protocols.one_message import (
     verify_epoch,
 )
 from secagg.session.durable import replace
+from secagg.session.numbered_helpers import NumberedHelpers
 from secagg.session.roles import ServerSession
-from secagg.session.sockets import HelperLost, NumberedHelpers, decode_refusal
+from secagg.session.sockets import HelperLost, decode_refusal
 from secagg.wire import MessageKind, message_kind
 
-from .client_round import LOG, NewestEpoch
+from .charges import NewestEpoch
 from .floors import MOST_LENGTH, NodeSettings
 from .keys.identities import ClientIdentity
+from .leaving import LOG
 from .plugs import NodeSide, ServerSide
 from .settings import PREFIX, SUITES
 

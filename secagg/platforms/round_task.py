@@ -23,10 +23,10 @@ from secagg.crypto.entropy import Coins, SystemCoins
 from secagg.crypto.labels import Label, bind
 from secagg.errors import MalformedMessage, Misuse, Reason, ThresholdNotMet
 from secagg.identifiers import CLIENT_ID_BYTES, ClientId
-from secagg.platforms.client_round import FINER, LOG
 from secagg.platforms.keys.identities import Roster, load_roster
+from secagg.platforms.leaving import LOG
 from secagg.platforms.plugs import ServerSide, plug_of
-from secagg.platforms.schemes import COARSE, SchemeChoice, noise_settings
+from secagg.platforms.schemes import COARSE, FINER, SchemeChoice, noise_settings
 from secagg.platforms.settings import SecAggSettings
 from secagg.privacy.client_noise import ClientNoise, noise_in
 from secagg.session.registry import find

@@ -18,7 +18,7 @@ from secagg.crypto.entropy import SystemCoins
 from secagg.errors import InvalidParameters, Misuse, SecAggError, ThresholdNotMet
 from secagg.identifiers import ClientId
 from secagg.platforms import server_round
-from secagg.platforms.client_round import DIRECTORY_VARIABLE
+from secagg.platforms.charges import DIRECTORY_VARIABLE
 from secagg.platforms.keys.identities import make_identities
 from secagg.platforms.round_task import RoundTask, message_in, record_of
 from secagg.platforms.settings import SecAggSettings

@@ -23,8 +23,8 @@ from secagg.errors import InvalidParameters, SecAggError, ThresholdNotMet
 from secagg.identifiers import ClientId
 from secagg.nvflare.client import SITE_FILE
 from secagg.nvflare.records import STAGE_TASK, arrays_in, failure_in, like
-from secagg.platforms.client_round import Left
 from secagg.platforms.keys.identities import make_identities
+from secagg.platforms.leaving import Left
 from secagg.platforms.round_task import RECORD
 from secagg.platforms.settings import SecAggSettings
 from tests.nvflare.sites import MODEL, SITES, Federation, Site, adding, plain_mean

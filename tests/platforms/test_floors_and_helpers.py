@@ -17,7 +17,7 @@ import pytest
 from secagg.crypto.entropy import SystemCoins
 from secagg.errors import InvalidParameters, Reason
 from secagg.identifiers import ClientId
-from secagg.platforms import client_round as charges
+from secagg.platforms import charges
 from secagg.platforms.client_round import begun_app
 from secagg.platforms.floors import NodeSettings
 from secagg.platforms.keys.identities import make_identities

@@ -44,7 +44,7 @@ async def _contribute(options: argparse.Namespace) -> Outcome:
     from secagg.crypto.entropy import SystemCoins
     from secagg.crypto.labels import Label, bind
     from secagg.identifiers import ClientId
-    from secagg.platforms.client_round import Charges
+    from secagg.platforms.charges import Charges
     from secagg.platforms.floors import NodeSettings
     from secagg.platforms.keys.identities import load_identity
     from secagg.platforms.plugs import NodeSide

@@ -18,7 +18,8 @@ from flwr.clientapp.typing import ClientAppCallable
 from secagg.crypto.entropy import SystemCoins
 from secagg.errors import InvalidParameters
 from secagg.flower.strategies import write_where_flower_does
-from secagg.platforms.client_round import begun_app, log_leaving
+from secagg.platforms.client_round import begun_app
+from secagg.platforms.leaving import log_leaving
 from secagg.platforms.round_task import RECORD
 from secagg.session.sealed_state import StateDirectory
 

@@ -7,7 +7,7 @@ from typing import Final, cast
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
 
-from secagg.platforms.client_round import Left, code_of, code_said
+from secagg.platforms.leaving import Left, code_of, code_said
 from secagg.platforms.round_task import RECORD, Record
 
 LARGE_RECORD: Final = "secagg.large"

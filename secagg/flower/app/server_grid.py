@@ -20,7 +20,7 @@ from flwr.serverapp import Grid
 from secagg.compression.model_update.model_tensors import model_digest
 from secagg.errors import InvalidParameters, Misuse
 from secagg.flower.strategies import calling_strategy, require_sum_suffices, weight_key, write_where_flower_does
-from secagg.platforms.client_round import StageCount, stages_said
+from secagg.platforms.leaving import StageCount, stages_said
 from secagg.platforms.round_task import Rounds
 from secagg.platforms.settings import SecAggSettings
 

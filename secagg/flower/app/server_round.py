@@ -17,7 +17,7 @@ from flwr.serverapp import Grid
 
 from secagg.errors import ThresholdNotMet
 from secagg.identifiers import ClientId
-from secagg.platforms.client_round import Left
+from secagg.platforms.leaving import Left
 from secagg.platforms.round_task import Means, Record, RoundTask
 from secagg.platforms.server_round import FOR_EVER, Answer, Reply, ServerRound, not_eligible
 

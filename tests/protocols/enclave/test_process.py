@@ -48,8 +48,7 @@ from secagg.protocols.enclave.session import EnclaveMember
 from secagg.protocols.enclave.trusted.configuration import EnclaveConfiguration, Noise, encode_start
 from secagg.protocols.enclave.trusted.enclave import Enclave
 from secagg.protocols.enclave.trusted.messages import BufferRelease, EnclaveOffer, ModelStamp
-from secagg.protocols.enclave.trusted.process import serve
-from secagg.protocols.enclave.trusted.service import SIMULATED, EnclaveService, request_limit
+from secagg.protocols.enclave.trusted.process import SIMULATED, EnclaveService, request_limit, serve
 from secagg.protocols.enclave.unattested import SimulatedEnclave, SimulatedEvidence, SimulatedJudge
 from secagg.protocols.enclave.verified_enclave import VerifiedEnclave
 from secagg.session.certificates import SigningKey, issue_certificate
@@ -73,7 +72,7 @@ CHILD = """
 import sys
 from pathlib import Path
 from secagg.protocols.enclave.trusted.process import serve
-from secagg.protocols.enclave.trusted.service import SIMULATED
+from secagg.protocols.enclave.trusted.process import SIMULATED
 from secagg.simulation.insecure_coins import InsecureSeededCoins
 
 def quote(binding):

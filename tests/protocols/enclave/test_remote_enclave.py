@@ -31,7 +31,7 @@ from secagg.parameters import Suite
 from secagg.protocols.enclave.attestation import Evidence, EvidenceFormat
 from secagg.protocols.enclave.remote_enclave import EnclaveLost, RemoteEnclave, decode_attested_offer
 from secagg.protocols.enclave.trusted.configuration import EnclaveConfiguration, encode_start
-from secagg.protocols.enclave.trusted.service import SIMULATED, EnclaveService, encode_attested_offer
+from secagg.protocols.enclave.trusted.process import SIMULATED, EnclaveService, encode_attested_offer
 from secagg.protocols.enclave.unattested import SimulatedEvidence
 from secagg.session.sockets import REFUSALS, decode_refusal, encode_refusal, receive_frame
 from secagg.simulation.insecure_coins import InsecureSeededCoins

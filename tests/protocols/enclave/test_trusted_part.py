@@ -33,7 +33,6 @@ PACKAGES = {
     "secagg.privacy",
     "secagg.protocols.enclave",
     "secagg.session",
-    "secagg.session.sockets",
 }
 """Loaded on the way, with nothing in them that does anything."""
 LATE = {"secagg.crypto.hybrid_key_agreement"}
