@@ -18,12 +18,11 @@ from secagg.crypto.labels import Label
 from secagg.errors import PeerError, PeerMisbehaved, Reason, SecAggError
 from secagg.identifiers import ClientId
 from secagg.session.certificates import verify_signature
-from secagg.session.patience import Limits, Patience
 from secagg.session.roles import ServerSession, Stage
+from secagg.session.run import Limits, Patience
 
 from .leaving import LOG, Left, StageCount
-from .round_task import RoundTask
-from .terms import Record, client_in, malformed, message_in, record_bytes, record_of, signature_in
+from .round_task import Record, RoundTask, client_in, malformed, message_in, record_bytes, record_of, signature_in
 
 Node = TypeVar("Node", bound=Hashable)
 _LEAST_PATIENCE: Final = 5.0

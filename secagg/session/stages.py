@@ -34,7 +34,7 @@ from secagg.wire import owned_bytes
 
 from .one_answer import OneStageClientSession
 from .roles import Released, Stage, Turnout
-from .sockets.connection import HelperLost
+from .sockets import HelperLost
 
 __all__ = ["Checked", "OneStageClientSession", "StagedServerSession"]
 

@@ -11,7 +11,7 @@ from typing import Any, Final, cast
 from secagg.crypto.entropy import Coins
 from secagg.crypto.labels import Label, bind
 from secagg.errors import InvalidParameters, MalformedMessage, Reason
-from secagg.session.patience import Limits
+from secagg.session.run import Limits
 
 NAME_BYTES: Final = 16
 CARD_BYTES: Final = 1 << 20

@@ -16,8 +16,8 @@ from typing import Final
 
 from secagg.errors import PeerError, UnexpectedMessage
 from secagg.identifiers import ClientId
-from secagg.session.patience import Limits, Patience
 from secagg.session.roles import Stage, Turnout
+from secagg.session.run import Limits, Patience
 
 
 class Answer(Enum):

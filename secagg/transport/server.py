@@ -22,11 +22,10 @@ from secagg.session.metrics import CONTENT_TYPE
 from secagg.session.roles import Released, ServerSession, Subject
 
 from .card import BACK_SECONDS, STAGE_HEADER, Card, WireLimits, new_name
-from .conductor import RESTARTED, STOPPING, Conductor, Keep, counters
+from .conductor import RESTARTED, STOPPING, Conductor, Keep, counters, cut_short
 from .exchange import Answer, Verdict
 from .keeping import ServerStore
 from .logs import say
-from .places import cut_short
 from .proof import Admission, FirstCome, read_header
 
 try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import closing
 from datetime import UTC, datetime
+from functools import partial
 
 import pytest
 
@@ -35,10 +36,9 @@ def finished(settings: PairwiseSettings, leaving: int) -> Released:
         ENTRY.simulate(settings, coins=SystemCoins(), clock=lambda: datetime(2026, 1, 1, tzinfo=UTC))
     ) as world:
         session = world.open(SUBJECT, frozenset(clients))
+        updates = {client: Update(insecure_payload(LAYOUT, client.encode()), MODEL) for client in clients}
         sessions = {
-            client: world.member(client).join(
-                SUBJECT, LateUpdate(lambda client=client: Update(insecure_payload(LAYOUT, client.encode()), MODEL))
-            )
+            client: world.member(client).join(SUBJECT, LateUpdate(partial(updates.__getitem__, client)))
             for client in clients
         }
         stage = 0

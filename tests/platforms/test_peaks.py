@@ -15,11 +15,10 @@ from secagg.compression.model_update.summed_values import LENGTHS, known_lengths
 from secagg.contract import IndexSegment, ideal_aggregate
 from secagg.errors import InvalidParameters, MalformedMessage
 from secagg.platforms.charges import Charges
+from secagg.platforms.client_round import Trained, Training
 from secagg.platforms.leaving import LOG
-from secagg.platforms.round_task import Means, Rounds, RoundTask
+from secagg.platforms.round_task import Means, Rounds, RoundTask, Terms
 from secagg.platforms.settings import SecAggSettings
-from secagg.platforms.terms import Terms
-from secagg.platforms.trained_update import Trained, Training
 
 CLIENTS = 40
 Model = dict[str, npt.NDArray[Any]]

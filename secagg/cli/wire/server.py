@@ -218,7 +218,7 @@ def _settings(options: argparse.Namespace) -> SecAggSettings:
 
 
 def _limits(options: argparse.Namespace, card: Card) -> WireLimits:
-    from secagg.session.patience import Limits
+    from secagg.session.run import Limits
     from secagg.transport.card import BACK_SECONDS, WireLimits
 
     return WireLimits(

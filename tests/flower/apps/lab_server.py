@@ -38,7 +38,7 @@ from secagg.flower import SecAggGrid, SecAggSettings
 from secagg.flower.app.records import record_in, with_record
 from secagg.identifiers import ClientId
 from secagg.platforms.keys.identities import make_identities
-from secagg.platforms.terms import RECORD, message_in, record_of
+from secagg.platforms.round_task import RECORD, message_in, record_of
 from secagg.protocols.pairwise_mask import SessionConfiguration, plan_session
 from secagg.protocols.pairwise_mask import settings as pairwise_settings
 from secagg.protocols.pairwise_mask.roster import ClientSet
