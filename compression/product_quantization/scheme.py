@@ -20,9 +20,9 @@ from secagg.errors import InvalidParameters, Misuse
 from secagg.parameters import require_integer
 
 from .nearest_codeword import (
-    BLOCKS_PER_CODEWORD,
     EXACT_WEIGHT,
     ITERATIONS,
+    SAMPLE_BLOCKS,
     Codebook,
     Search,
     block_geometry,
@@ -183,7 +183,7 @@ def calibrate(  # noqa: PLR0913 -- the parameters of what it makes
     if previous is not None and (previous.shape != sample.shape or len(previous.codebooks) != stages):
         raise InvalidParameters("the previous scheme is for another shape or number of stages; start without it")
     blocks = _blocks(sample, geometry.block_size)
-    wanted = geometry.codewords * BLOCKS_PER_CODEWORD
+    wanted = geometry.codewords * SAMPLE_BLOCKS
     points = sample_blocks(blocks, wanted, seed=seed, without_zeros=keep_zero).astype(np.float64)
     codebooks = list[Codebook]()
     for stage in range(stages):
