@@ -25,10 +25,9 @@ from secagg.compression.public_stream import PublicStream
 from secagg.contract import IndexSegment, Payload
 from secagg.crypto.entropy import SystemCoins
 from secagg.identifiers import ClientId
-from secagg.session.measured import Measured
 from secagg.session.registry import find
 from secagg.session.roles import ClientSession, LateUpdate, Subject, Update
-from secagg.session.run import run
+from secagg.session.run import Measured, run
 
 VALUES: Final = 100_000
 PLACES: Final = 128

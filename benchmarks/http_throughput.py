@@ -26,9 +26,9 @@ from secagg import Session
 from secagg.crypto.entropy import SystemCoins
 from secagg.errors import Misuse
 from secagg.identifiers import ClientId
-from secagg.session.patience import Limits
 from secagg.session.registry import find, names
 from secagg.session.roles import Released, ServerSession, Stage, Subject
+from secagg.session.run import Limits
 from secagg.session.stages import Checked, StagedServerSession
 from secagg.transport.card import WireLimits
 from secagg.transport.listener import allow_connections, listening

@@ -22,7 +22,8 @@ from time import perf_counter
 
 import numpy as np
 
-from secagg.planning.scale import run_session
+from secagg.planning.scale import layout_for
+from secagg.planning.seconds import run_session
 from secagg.protocols.one_message import OneMessageCut
 from secagg.protocols.one_message.lattice.values import Values
 from secagg.protocols.one_message.plan import choose_committee, plan
@@ -120,7 +121,7 @@ def main() -> None:
         figures[name := "ray / processes, one worker, time"] = seconds["ray 1"] / seconds["processes 1"]
         bounds[name] = "<= 1.15"
     if options.session:
-        sample = run_session(find("one-message"), options.session, SHORT)
+        sample = run_session(find("one-message"), layout_for(options.session, SHORT), options.session)
         figures[name := "session: ms of the processor for a client"] = 1e3 * sample.seconds / options.session
         bounds[name] = "<= 6"
     figures["load over a minute, at the end"] = os.getloadavg()[0]

@@ -16,7 +16,7 @@ from typing import Final
 from secagg.contract import DIGEST_BYTES, IndexSegment, Layout, RingSegment, Segment
 from secagg.wire import MessageKind, Writer
 
-from .product_quantization.geometry import block_geometry, is_quantizable
+from .product_quantization.nearest_codeword import block_geometry, is_quantizable
 from .random_pruning import kept_count
 
 Shape = tuple[int, ...]

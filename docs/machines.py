@@ -25,8 +25,8 @@ from secagg.protocols.enclave.trusted.buffer import BufferState, ReleaseRules
 from secagg.protocols.enclave.trusted.buffer import Entry as BufferEntry
 from secagg.protocols.one_message.tally import TRANSITIONS as ONE_MESSAGE_TRANSITIONS
 from secagg.protocols.pairwise_mask.transitions import CLIENT_TRANSITIONS, SERVER_TRANSITIONS
-from secagg.protocols.two_servers.round_rules import Entry as RoundEntry
-from secagg.protocols.two_servers.round_rules import RoundRules, RoundState
+from secagg.protocols.two_servers.offers import Entry as RoundEntry
+from secagg.protocols.two_servers.offers import RoundRules, RoundState
 from secagg.session.registry import find
 from secagg.session.roles import LateUpdate, Subject, Update
 from secagg.session.settings import planned_settings

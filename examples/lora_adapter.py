@@ -14,9 +14,8 @@ from torch import nn
 import secagg
 from secagg import ClientId
 from secagg.crypto.entropy import SystemCoins
-from secagg.session.measured import Measured
 from secagg.session.roles import ClientSession
-from secagg.session.run import run
+from secagg.session.run import Measured, run
 
 CLIENTS, ROUNDS, RANK = 8, 4, 4
 Tensors = dict[str, torch.Tensor]

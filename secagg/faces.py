@@ -9,30 +9,19 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from importlib import import_module
 
-from secagg.errors import InvalidParameters, Reason
 
-
-def lazy(
-    package: str, names: Mapping[str, str], *, extra: tuple[str, str] | None = None
-) -> tuple[Callable[[str], object], Callable[[], list[str]], list[str]]:
+def lazy(package: str, names: Mapping[str, str]) -> tuple[Callable[[str], object], Callable[[], list[str]], list[str]]:
     """Return ``__getattr__``, ``__dir__`` and ``__all__`` of a package.
 
     Args:
         names: for each module, by its name inside of the package, the public names that it has, with spaces between.
-        extra: a package that these modules need and that may be absent, and the extra that installs it.
     """
     modules = {name: f"{package}.{module}" for module, listed in names.items() for name in listed.split()}
     namespace = vars(import_module(package))
 
     def load(name: str) -> object:
         if name in modules:
-            try:
-                value: object = getattr(import_module(modules[name]), name)
-            except ModuleNotFoundError as error:
-                if extra is None or (error.name or "").partition(".")[0] != extra[0]:
-                    raise
-                sentence = f"{name} needs {extra[0]}; install it with: pip install 'secagg[{extra[1]}]'"
-                raise InvalidParameters(sentence, reason=Reason.BACKEND_MISSING) from None
+            value: object = getattr(import_module(modules[name]), name)
         elif name in names:
             value = import_module(f"{package}.{name}")
         else:

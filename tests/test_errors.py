@@ -37,7 +37,7 @@ from secagg.parameters import SecurityMode, Suite
 from secagg.protocols.enclave.attestation import Verifier
 from secagg.protocols.enclave.attestation.certificates import ECDSA_P256, Certificate, check_not_revoked, verify_chain
 from secagg.protocols.enclave.trusted.buffer import Entry, ReleaseRules
-from secagg.protocols.pairwise_mask.configuration import ClientFloors
+from secagg.protocols.pairwise_mask.floors import ClientFloors
 from secagg.protocols.pairwise_mask.graph import Topology
 from secagg.protocols.pairwise_mask.transitions import ClientState, advance
 from secagg.protocols.two_servers.configuration import SharingMode

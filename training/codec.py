@@ -34,8 +34,7 @@ from secagg.compression.model_update import (
     downlink_bytes,
     encode_parameters,
 )
-from secagg.compression.model_update.tensors import Shape
-from secagg.compression.model_update.told_scales import (
+from secagg.compression.model_update.summed_values import (
     STATISTICS,
     ReachingDither,
     ReachingQuantizer,
@@ -47,6 +46,7 @@ from secagg.compression.model_update.told_scales import (
     reach,
     rotated_reach,
 )
+from secagg.compression.model_update.tensors import Shape
 from secagg.compression.outside import Factory, OutsideScheme, outside_factory
 from secagg.compression.peak import (
     MOST_SUMMED_PLACES,

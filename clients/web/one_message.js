@@ -43,7 +43,7 @@ const KIND = Object.freeze({
 const DIGEST = 32;
 const OFFSET = 1n << 63n;
 /** The widest modulus of each degree that is estimated at 128 bits, with secrets of width 4.5. */
-const GREATEST_MODULUS = new Map([[1024, 27], [2048, 54], [4096, 64]]);
+const GREATEST_MODULUS = new Map([[1024, 28], [2048, 54], [4096, 64]]);
 
 // --- The offer -------------------------------------------------------------------------------
 

@@ -6,9 +6,8 @@ made; ``plan`` gives each tensor a recipe, calibrates all of them and refreshes 
 """
 
 from .codec import CalibrationSource, ModelUpdate
-from .plan import Calibration, UpdatePlan
+from .plan import Calibration, Codebooks, Dithered, Plain, Pruned, Quantized, Recipe, Rotated, Sketched, UpdatePlan
 from .public_parameters import RoundBytes, decode_parameters, downlink_bytes, encode_parameters, round_bytes
-from .recipes import Codebooks, Dithered, Plain, Pruned, Quantized, Recipe, Rotated, Sketched
 from .tensors import Tensors, TensorScheme
 
 __all__ = [

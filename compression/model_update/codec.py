@@ -29,9 +29,23 @@ from secagg.crypto.entropy import Coins
 from secagg.errors import ContractViolation, InvalidParameters, Misuse, Reason
 from secagg.parameters import require_integer
 
-from .joined_tensors import Joined, joined
-from .merged_segments import Part, merged, merged_tables, summed_parts, tables_of
-from .tensors import Tensor, Tensors, TensorScheme, listed, named, plain_tensor, require_fit, require_names
+from .tensors import (
+    Joined,
+    Part,
+    Tensor,
+    Tensors,
+    TensorScheme,
+    joined,
+    listed,
+    merged,
+    merged_tables,
+    named,
+    plain_tensor,
+    require_fit,
+    require_names,
+    summed_parts,
+    tables_of,
+)
 
 MAXIMUM_EPOCH: Final = (1 << 64) - 1
 

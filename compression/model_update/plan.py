@@ -1,16 +1,251 @@
-"""Which scheme for which tensor, and where its parameters come from."""
+"""How the scheme of a tensor is made: what was chosen by hand, apart from what a sample and a public seed add.
+
+A recipe is given a place: the stream of a tensor, with its name, its shape and the epoch. Recipes nest as the schemes
+do that they make: ``Pruned`` hands its inner recipe the kept coordinates of the sample, ``Rotated`` the rotated sample.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from fractions import Fraction
+from typing import Any, Final, Protocol, TypeVar
 
+import numpy as np
+import numpy.typing as npt
+
+from secagg.compression import dithered_quantization, product_quantization, scalar_quantization
+from secagg.compression.count_sketch import CountSketch
+from secagg.compression.dithered_quantization import DEFAULT_FINE_BITS, DitheredQuantization
+from secagg.compression.fixed_point import FixedPoint
+from secagg.compression.model_update.codec import CalibrationSource, ModelUpdate
+from secagg.compression.model_update.tensors import (
+    Shape,
+    Tensors,
+    TensorScheme,
+    listed,
+    named,
+    plain_tensor,
+    require_name,
+    require_names,
+)
+from secagg.compression.product_quantization import ProductQuantization, block_geometry, is_quantizable
+from secagg.compression.product_quantization.nearest_codeword import ITERATIONS
 from secagg.compression.public_stream import SEED_BYTES, PublicStream, require_shape
+from secagg.compression.random_pruning import RandomPruning, kept_count, pruning_mask
+from secagg.compression.rotation import RandomRotation, padded_size
+from secagg.compression.scalar_quantization import LEAST_SCALE, Rounding, ScalarQuantization
+from secagg.contract import LinearDecoder, public_parameters_digest
 from secagg.errors import InvalidParameters, Misuse
 
-from .codec import CalibrationSource, ModelUpdate
-from .recipes import Recipe, Scheme
-from .tensors import Shape, Tensors, TensorScheme, listed, named, plain_tensor, require_name, require_names
+# --- Recipes ----------------------------------------------------------------------------------------------------------
+
+Sample = npt.NDArray[np.floating[Any]]
+Scheme = LinearDecoder[Any]
+_MOST_FILLED: Final = Fraction(9, 8)
+_Kind = TypeVar("_Kind", DitheredQuantization, ScalarQuantization, ProductQuantization)
+
+
+class Recipe(Protocol):
+    """What a plan needs of a recipe; any object with these two methods is one."""
+
+    def fits(self, shape: Shape) -> bool:
+        """Whether a tensor of this shape can be encoded so; a plan sends it plain if not."""
+        ...
+
+    def make(self, place: PublicStream, sample: Sample | None, previous: Scheme | None) -> Scheme:
+        """Return the scheme for a tensor, calibrated on a sample of its shape.
+
+        Args:
+            place: the tensor's name and shape, the epoch, and a public seed.
+            sample: an update of this tensor; ``None`` if nothing is calibrated.
+            previous: the scheme of the epoch before, if there was one.
+        """
+        ...
+
+
+class FitsEvery:
+    """The base of recipes for tensors of every shape."""
+
+    __slots__ = ()
+
+    def fits(self, shape: Shape) -> bool:  # noqa: ARG002 -- the protocol's
+        """Fit every tensor."""
+        return True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plain(FitsEvery):
+    """Fixed point in a wide ring, with the clip and the step that were chosen."""
+
+    clip: float
+    fraction_bits: int
+    modulus_bits: int = 32
+
+    def make(self, place: PublicStream, sample: Sample | None, previous: Scheme | None) -> FixedPoint:  # noqa: ARG002
+        """Return the same fixed point for every sample."""
+        return FixedPoint(
+            length=place.size, clip=self.clip, fraction_bits=self.fraction_bits, modulus_bits=self.modulus_bits
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Quantized(FitsEvery):
+    """Scalar quantization with scales from the sample; if it holds zeros alone, the scales of the epoch before stay."""
+
+    bits: int
+    modulus_bits: int
+    affine: bool = False
+    per_channel: bool = False
+    rounding: Rounding = Rounding.NEAREST_EVEN
+    wrapping_weight: int | None = None
+    least_scale: float = LEAST_SCALE
+
+    def make(self, place: PublicStream, sample: Sample | None, previous: Scheme | None) -> ScalarQuantization:
+        """Return the quantizer whose codes reach over the sample's values."""
+        if self.per_channel and len(place.shape) < 2:  # noqa: PLR2004 -- channels, and values in each
+            raise InvalidParameters(f"channels need two dimensions, and the shape is {place.shape}; quantize it as one")
+        if sample is None or not sample.any():
+            return _former(previous, ScalarQuantization, place.shape)
+        return scalar_quantization.calibrate(
+            sample,
+            bits=self.bits,
+            modulus_bits=self.modulus_bits,
+            affine=self.affine,
+            per_channel=self.per_channel,
+            rounding=self.rounding,
+            wrapping_weight=self.wrapping_weight,
+            least_scale=self.least_scale,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dithered(FitsEvery):
+    """Dithered quantization with the sample's largest value as its end; for protocols that mask, which round."""
+
+    bits: int
+    modulus_bits: int
+    fine_bits: int = DEFAULT_FINE_BITS
+
+    def make(self, place: PublicStream, sample: Sample | None, previous: Scheme | None) -> DitheredQuantization:
+        """Return the quantizer whose ends are the sample's."""
+        if sample is None or not sample.any():
+            return _former(previous, DitheredQuantization, place.shape)
+        return dithered_quantization.calibrate(
+            sample, bits=self.bits, modulus_bits=self.modulus_bits, fine_bits=self.fine_bits
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Codebooks:
+    """Product quantization with codebooks from the sample, which begin where those of the epoch before ended."""
+
+    block_size: int
+    codewords: int
+    stages: int = 1
+    iterations: int = ITERATIONS
+    keep_zero: bool = True
+
+    def fits(self, shape: Shape) -> bool:
+        """Fit what is large enough for a codebook."""
+        return is_quantizable(shape, self.block_size)
+
+    def make(self, place: PublicStream, sample: Sample | None, previous: Scheme | None) -> ProductQuantization:
+        """Return the quantizer with the codebooks that are learned from the sample."""
+        if sample is None or not sample.any():
+            return _former(previous, ProductQuantization, place.shape)
+        geometry = block_geometry(place.shape, self.block_size, self.codewords)
+        wanted = [(geometry.codewords, geometry.block_size)] * self.stages
+        start = previous if isinstance(previous, ProductQuantization) else None
+        if start is not None and [book.values.shape for book in start.codebooks] != wanted:
+            start = None
+        return product_quantization.calibrate(
+            sample,
+            block_size=self.block_size,
+            codewords=self.codewords,
+            seed=_seed("codebooks", place),
+            stages=self.stages,
+            iterations=self.iterations,
+            keep_zero=self.keep_zero,
+            previous=start,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pruned(FitsEvery):
+    """The coordinates that a common mask keeps; each epoch has another mask."""
+
+    sparsity: Fraction | str
+    inner: Recipe
+
+    def make(self, place: PublicStream, sample: Sample | None, previous: Scheme | None) -> RandomPruning:
+        """Return the mask of the epoch, around what the inner recipe makes of the coordinates that it keeps."""
+        kept = sample if sample is None else sample[pruning_mask(place, self.sparsity)]
+        inner_place = replace(place, shape=(kept_count(place.size, self.sparsity),))
+        before = previous.inner if isinstance(previous, RandomPruning) else None
+        return RandomPruning(stream=place, sparsity=self.sparsity, inner=self.inner.make(inner_place, kept, before))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rotated(FitsEvery):
+    """A random rotation before the inner scheme; each epoch has other signs.
+
+    Blocks are halved until what fills the last one adds at most an eighth to the tensor.
+    """
+
+    block_size: int
+    inner: Recipe
+
+    def make(self, place: PublicStream, sample: Sample | None, previous: Scheme | None) -> RandomRotation:
+        """Return the rotation of the epoch, around what the inner recipe makes of the rotated sample."""
+        size = self.block_size
+        while padded_size(place.size, size) > place.size * _MOST_FILLED and size > 2:  # noqa: PLR2004 -- the least
+            size //= 2
+        inner_place = replace(place, shape=(padded_size(place.size, size),))
+        rotated = None
+        if sample is not None:
+            # The signs do not depend on the inner scheme, which takes no part in rotating a sample.
+            anything = FixedPoint(length=inner_place.size, clip=1.0, fraction_bits=0, modulus_bits=2)
+            rotated = RandomRotation(stream=place, block_size=size, inner=anything).rotate(sample)
+        before = previous.inner if isinstance(previous, RandomRotation) else None
+        return RandomRotation(stream=place, block_size=size, inner=self.inner.make(inner_place, rotated, before))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sketched(FitsEvery):
+    """A count sketch; its hashes stay the same in every epoch, because a server's memory of errors is kept in them."""
+
+    rows: int
+    columns: int
+    inner: Recipe
+
+    def make(self, place: PublicStream, sample: Sample | None, previous: Scheme | None) -> CountSketch:
+        """Return the sketch, around what the inner recipe makes of the sample's table."""
+        inner_place = replace(place, shape=(self.rows * self.columns,))
+        seed = _seed("count_sketch", replace(place, round_number=0))
+        table = None
+        if sample is not None:
+            anything = FixedPoint(length=inner_place.size, clip=1.0, fraction_bits=0, modulus_bits=2)
+            sketch = CountSketch(length=place.size, rows=self.rows, columns=self.columns, seed=seed, inner=anything)
+            table = sketch.sketch(sample.reshape(-1)).reshape(-1)
+        before = previous.inner if isinstance(previous, CountSketch) else None
+        inner = self.inner.make(inner_place, table, before)
+        return CountSketch(length=place.size, rows=self.rows, columns=self.columns, seed=seed, inner=inner)
+
+
+def _former(previous: Scheme | None, kind: type[_Kind], shape: Shape) -> _Kind:
+    """Return the scheme of the epoch before, for want of a sample that says anything."""
+    if isinstance(previous, kind) and previous.shape == shape:
+        return previous
+    raise InvalidParameters("there is no sample to calibrate on, or only zeros; calibrate on an update that moves it")
+
+
+def _seed(use: str, place: PublicStream) -> bytes:
+    """Return a seed of its own for a use and a place."""
+    return public_parameters_digest(f"model_update/{use}", place.encode())
+
+
+# --- The plan of an update --------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import accumulate
 from math import prod
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import numpy as np
 import numpy.typing as npt
 
 from secagg.compression.count_sketch import CountSketch
 from secagg.compression.dithered_quantization import DitheredQuantization
+from secagg.compression.fixed_point import FixedPoint
 from secagg.compression.peak import PeakCode
 from secagg.compression.product_quantization import ProductQuantization
 from secagg.compression.public_stream import PublicStream, require_shape
@@ -20,8 +22,11 @@ from secagg.compression.random_pruning import RandomPruning
 from secagg.compression.rotation import RandomRotation
 from secagg.compression.scalar_quantization import ScalarQuantization
 from secagg.compression.sketch import Sketch
-from secagg.contract import LinearDecoder
-from secagg.contract.layout import UNVERSIONED
+from secagg.contract import IndexedDecoder, LinearDecoder
+from secagg.contract.codewords import CodewordTable, Tables, require_tables
+from secagg.contract.layout import UNVERSIONED, IndexSegment, RingSegment, Segment
+from secagg.crypto.entropy import Coins
+from secagg.crypto.ring import RingVector
 from secagg.errors import CapacityExceeded, ContractViolation, InvalidParameters, Misuse
 
 Tensor = npt.NDArray[Any]
@@ -162,3 +167,155 @@ def listed(names: Sequence[Any]) -> str:
 
 def _is_mapping(value: object) -> bool:
     return isinstance(value, Mapping)
+
+
+# --- Joined tensors ---------------------------------------------------------------------------------------------------
+
+_MOST_VALUES: Final = 1 << 15
+"""Of one tensor; copying a larger one beside others costs more than its calls."""
+
+
+@dataclass(frozen=True, slots=True)
+class Joined:
+    """Tensors of one model, in any number, and the scheme that encodes all of them at once where there is one."""
+
+    tensors: tuple[TensorScheme, ...]
+    parts: tuple[tuple[Part, ...], ...]
+    """Where the segments of each tensor's scheme lie."""
+    scheme: FixedPoint | None
+
+    @property
+    def place(self) -> Part:
+        """Where the values of all tensors lie, one after another."""
+        (segment, first), (_, last) = self.parts[0][0], self.parts[-1][0]
+        return segment, slice(first.start, last.stop)
+
+    def encoded(self, update: Tensors, coins: Coins) -> RingVector | None:
+        """Return the values of all tensors, or None where each has to be encoded by itself, if only for its error."""
+        if self.scheme is None:
+            return None
+        try:
+            flat = [update[tensor.name].reshape(-1) for tensor in self.tensors]
+            if any(values.dtype != flat[0].dtype for values in flat):
+                return None
+            return self.scheme.encode(np.concatenate(flat), coins).values[0]
+        except Misuse:
+            return None
+
+
+def joined(tensors: Sequence[TensorScheme], parts: Parts) -> tuple[Joined, ...]:
+    """Put together what one scheme can encode: tensors of one fixed-point format whose values lie side by side.
+
+    Everything else stays by itself and in its order. Fixed point draws no coins, so that those of others do not move.
+    """
+    groups = list[tuple[list[TensorScheme], list[tuple[Part, ...]]]]()
+    growing = dict[tuple[int, int, int, float], int]()
+    for tensor, own in zip(tensors, parts, strict=True):
+        scheme = tensor.scheme
+        if type(scheme) is FixedPoint and scheme.length <= _MOST_VALUES:
+            segment, place = own[0]
+            key = (segment, scheme.modulus_bits, scheme.fraction_bits, scheme.clip)
+            at = growing.get(key)
+            if at is not None and groups[at][1][-1][0][1].stop == place.start:
+                groups[at][0].append(tensor)
+                groups[at][1].append(own)
+                continue
+            growing[key] = len(groups)
+        groups.append(([tensor], [own]))
+    return tuple(Joined(tuple(some), tuple(places), _scheme_of(some)) for some, places in groups)
+
+
+def _scheme_of(tensors: Sequence[TensorScheme]) -> FixedPoint | None:
+    first = tensors[0].scheme
+    if len(tensors) == 1 or not isinstance(first, FixedPoint):
+        return None
+    return FixedPoint(
+        length=sum(tensor.scheme.length for tensor in tensors if isinstance(tensor.scheme, FixedPoint)),
+        clip=first.clip,
+        fraction_bits=first.fraction_bits,
+        modulus_bits=first.modulus_bits,
+    )
+
+
+# --- Merged segments --------------------------------------------------------------------------------------------------
+
+Part = tuple[int, slice]
+"""In which segment of the whole something lies, and where there."""
+Parts = tuple[tuple[Part, ...], ...]
+"""For each tensor, the parts of its own segments, in order."""
+_Kind = tuple[type[Segment], int, int]
+
+
+def merged(schemes: Sequence[tuple[Segment, ...]]) -> tuple[tuple[Segment, ...], Parts]:
+    """Return the segments of the whole, and where those of each scheme lie."""
+    lengths = dict[_Kind, int]()
+    parts = list[list[tuple[_Kind, slice]]]()
+    for segments in schemes:
+        parts.append([])
+        for segment in segments:
+            kind = _kind_of(segment)
+            start = lengths.setdefault(kind, 0)
+            lengths[kind] += segment.length
+            parts[-1].append((kind, slice(start, lengths[kind])))
+    kinds = list(lengths)
+    whole = tuple(
+        RingSegment(size, length, fine) if kind is RingSegment else IndexSegment(size, length)
+        for (kind, size, fine), length in lengths.items()
+    )
+    return whole, tuple(tuple((kinds.index(kind), part) for kind, part in own) for own in parts)
+
+
+def _kind_of(segment: Segment) -> _Kind:
+    if isinstance(segment, RingSegment):
+        return RingSegment, segment.modulus_bits, segment.fine_bits
+    return IndexSegment, segment.codewords, 0
+
+
+def tables_of(scheme: LinearDecoder[Any]) -> Tables:
+    """Return the tables of a scheme; one that sends no indices has none.
+
+    Raises:
+        InvalidParameters: it sends indices and does not say what they stand for, or says it of other segments.
+    """
+    layout = scheme.layout
+    if not any(isinstance(segment, IndexSegment) for segment in layout.segments):
+        return ()
+    if not hasattr(scheme, "decode_summed"):
+        raise InvalidParameters(
+            f"its {type(scheme).__name__} sends indices and decodes nothing but histograms; have histograms released, "
+            "or give the scheme `tables` and `decode_summed`"
+        )
+    tables = cast("IndexedDecoder[Any]", scheme).tables
+    require_tables(layout, tables)
+    return tables
+
+
+def merged_tables(segments: Sequence[Segment], parts: Parts, tables: Sequence[Tables]) -> Tables:
+    """Return the tables of the whole, from those of each tensor's scheme."""
+    joined = {at: list[CodewordTable]() for at, segment in enumerate(segments) if isinstance(segment, IndexSegment)}
+    for own, given in zip(parts, tables, strict=True):
+        indexed = [at for at, _ in own if at in joined]
+        for at, some in zip(indexed, given, strict=True):
+            joined[at] += some
+    return tuple(tuple(some) for some in joined.values())
+
+
+def summed_parts(segments: Sequence[Segment], parts: Parts, tables: Sequence[Tables]) -> Parts:
+    """Return where each tensor's sums lie in a summed layout of the whole, in the order of its own summed layout."""
+    remaining = iter(merged_tables(segments, parts, tables))
+    is_index = [isinstance(segment, IndexSegment) for segment in segments]
+    sizes = [len(next(remaining)) if indexed else 1 for indexed in is_index]
+    # Each table is a segment of its own there; tensors take theirs one after the other.
+    following = [end - size for end, size in zip(accumulate(sizes), sizes, strict=True)]
+    summed = list[tuple[Part, ...]]()
+    for own, given in zip(parts, tables, strict=True):
+        places, some = list[Part](), iter(given)
+        for at, part in own:
+            if not is_index[at]:
+                places.append((following[at], part))
+                continue
+            for _ in next(some):
+                places.append((following[at], slice(None)))
+                following[at] += 1
+        summed.append(tuple(places))
+    return tuple(summed)

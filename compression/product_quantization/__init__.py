@@ -4,10 +4,17 @@
 learned; ``nearest_codeword`` the client's hot path; ``scheme`` puts them together.
 """
 
-from .codebook import Codebook
-from .geometry import BlockGeometry, block_geometry, block_size, codeword_count, is_quantizable
-from .kmeans import learn_codewords, sample_blocks
-from .nearest_codeword import nearest_codewords
+from .nearest_codeword import (
+    BlockGeometry,
+    Codebook,
+    block_geometry,
+    block_size,
+    codeword_count,
+    is_quantizable,
+    learn_codewords,
+    nearest_codewords,
+    sample_blocks,
+)
 from .scheme import ProductQuantization, calibrate
 
 __all__ = [

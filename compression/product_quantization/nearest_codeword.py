@@ -1,30 +1,211 @@
-"""Which codeword is nearest to each block: the client's hot path, in chunks that stay near the processor.
+"""How a tensor is cut into blocks, and how many codewords it may have: integer functions of its shape.
 
-A codeword c is nearer to a block x than s, the shortest of all codewords, by
-
-    |x - s|² - |x - c|²  =  2 (c - s)·x + |s|² - |c|²,
-
-which for all codewords and blocks is one product of matrices. The greatest of these gains is not negative, since that
-of s itself is zero, and floats that are not negative are in the same order as their bits, read as integers. The lowest
-bits make way for the index of the codeword, and one maximum over integers finds the nearest codeword and names it.
-
-Two approximations follow. The index displaces six bits or fewer, so another codeword may be chosen whose gain is less
-by no more than a 2^-17th: the squared error of a block exceeds the least by at most a 2^-17th of |x - s|², which is
-|x|² in a codebook with a zero. And gains are float32 sums of d + 1 terms. Where these are exact, the lower of two
-equally near codewords is chosen.
+A tensor is read as rows: the first dimension counts them, and the others are flattened in order. A row is an output
+neuron of a linear layer or an output channel of a convolution. Rows are cut into consecutive blocks of one size, which
+divides the row, so a block never reaches into the next one.
 """
 
 from __future__ import annotations
 
+import hashlib
 import math
+import struct
 from collections.abc import Sequence
-from typing import Any, Final
+from dataclasses import dataclass
+from math import prod
+from typing import Any, Final, Self
 
 import numpy as np
 import numpy.typing as npt
 
 from secagg.compression.checks import finite
+from secagg.contract import Histogram
+from secagg.contract.layout import LEAST_CODEWORDS, MAXIMUM_CODEWORDS
+from secagg.crypto.labels import Label, bind
 from secagg.crypto.ring import Ring, RingVector
+from secagg.errors import InvalidParameters, MalformedMessage, Misuse, Reason, require_length
+from secagg.parameters import require_integer
+
+# --- Geometry of blocks -----------------------------------------------------------------------------------------------
+
+LEAST_ELEMENTS: Final = 10
+BLOCKS_PER_CODEWORD: Final = 4
+LEAST_BLOCKS: Final = LEAST_CODEWORDS * BLOCKS_PER_CODEWORD
+"""With fewer blocks the cap leaves one codeword, and an index among one says nothing."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockGeometry:
+    """What is left of a request for a block size and a number of codewords once a tensor's shape has capped both."""
+
+    block_size: int
+    blocks: int
+    codewords: int
+
+
+def block_geometry(shape: Sequence[int], requested_block_size: int, requested_codewords: int) -> BlockGeometry:
+    """Return how a tensor of this shape is quantized; ``is_quantizable`` says beforehand whether it is.
+
+    Raises:
+        InvalidParameters: as for ``block_size`` and ``codeword_count``.
+    """
+    size = block_size(shape, requested_block_size)
+    blocks = prod(shape) // size
+    return BlockGeometry(block_size=size, blocks=blocks, codewords=codeword_count(blocks, requested_codewords))
+
+
+def block_size(shape: Sequence[int], requested: int) -> int:
+    """Return the largest size up to ``requested`` that divides a row of the tensor.
+
+    Raises:
+        InvalidParameters: a shape of fewer than two dimensions, or a number that is no positive integer.
+    """
+    if len(shape) <= 1 or any(type(size) is not int or size < 1 for size in shape):
+        raise InvalidParameters(f"blocks are cut from two or more dimensions of at least 1; got {tuple(shape)}")
+    require_integer("a block size", requested, 1)
+    row = prod(shape[1:])
+    return next(size for size in range(min(requested, row), 0, -1) if row % size == 0)
+
+
+def codeword_count(blocks: int, requested: int) -> int:
+    """Return ``requested``, or the greatest power of two for which each codeword has four blocks, if that is less.
+
+    Raises:
+        InvalidParameters: fewer than eight blocks, or fewer than two codewords.
+    """
+    if type(requested) is not int or requested < LEAST_CODEWORDS:
+        raise InvalidParameters(f"a codebook has {LEAST_CODEWORDS} codewords or more; got {requested!r}")
+    if type(blocks) is not int or blocks < LEAST_BLOCKS:
+        raise InvalidParameters(
+            f"a codebook needs {LEAST_BLOCKS} blocks; got {blocks!r}; ask for smaller blocks, or send the tensor in "
+            "fixed point"
+        )
+    return min(requested, 1 << ((blocks // BLOCKS_PER_CODEWORD).bit_length() - 1))
+
+
+def is_quantizable(shape: Sequence[int], requested_block_size: int) -> bool:
+    """Return whether a tensor is large enough for a codebook; if not, it is sent in fixed point."""
+    if len(shape) <= 1 or prod(shape) < LEAST_ELEMENTS:
+        return False
+    return prod(shape) // block_size(shape, requested_block_size) >= LEAST_BLOCKS
+
+
+# --- Codebooks --------------------------------------------------------------------------------------------------------
+
+GRID_BITS: Final = 24
+"""The largest value of a codebook is less than 2^24 steps of its grid, as any float32 is of its own."""
+EXACT_WEIGHT: Final = 1 << (53 - GRID_BITS)
+"""Up to this total weight, a weighted sum of codewords is a float64 integer of steps, in whatever order it is added."""
+FLOAT_BYTES: Final = 4
+_HEADER = struct.Struct(">II")
+_HISTOGRAM_ROWS: Final = 1 << 12
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Codebook:
+    """Codewords of one length, one in each row.
+
+    Values are rounded to float32 and then to multiples of one step, a 2^-24th of the power of two above the largest of
+    them, so that none moves by more than rounding the largest to float32 may move that one.
+    """
+
+    values: npt.NDArray[np.floating[Any]]
+
+    def __post_init__(self) -> None:
+        given = self.values
+        if getattr(given, "dtype", np.dtype(bool)).kind != "f" or given.ndim != 2:  # noqa: PLR2004 -- a matrix
+            raise Misuse("a codebook is made from an array of floats in two dimensions, one codeword in each row")
+        if not LEAST_CODEWORDS <= len(given) <= MAXIMUM_CODEWORDS or given.shape[1] < 1:
+            raise InvalidParameters(
+                f"a codebook has {LEAST_CODEWORDS} to {MAXIMUM_CODEWORDS} codewords of at least one value; got "
+                f"{given.shape[0]} of {given.shape[1]}"
+            )
+        with np.errstate(over="ignore"):
+            narrow = given.astype(np.float32)
+        if not np.isfinite(narrow).all():
+            raise InvalidParameters("a codebook holds NaN, infinity or what a float32 cannot hold; learn it anew")
+        # The array is this object's own, so that its version cannot be changed under it.
+        values = _rounded_to_grid(narrow)
+        values.flags.writeable = False
+        object.__setattr__(self, "values", values)
+
+    @property
+    def codewords(self) -> int:
+        """How many codewords there are."""
+        return len(self.values)
+
+    @property
+    def block_size(self) -> int:
+        """How many values a codeword has."""
+        return int(self.values.shape[1])
+
+    @property
+    def downlink_bytes(self) -> int:
+        """How many bytes the values have in a broadcast: four for each."""
+        return self.values.size * FLOAT_BYTES
+
+    @property
+    def step_exponent(self) -> int:
+        """The exponent of the grid: every value is an integer times two to this power."""
+        return _step_exponent(self.values)
+
+    @property
+    def steps(self) -> npt.NDArray[np.int64]:
+        """The values as integers of steps, below 2^24 in magnitude."""
+        return np.ldexp(self.values.astype(np.float64), -self.step_exponent).astype(np.int64)
+
+    def from_steps(self, sums: npt.NDArray[np.signedinteger[Any]]) -> npt.NDArray[np.float64]:
+        """Return sums of codewords that were added up in steps; it is exact up to 2^53 steps."""
+        return np.ldexp(sums.astype(np.float64), self.step_exponent)
+
+    def sum_of_codewords(self, histogram: Histogram) -> npt.NDArray[np.float64]:
+        """Return, for each block, the sum of its codewords, each as often as the histogram says; it is exact."""
+        wide = self.values.astype(np.float64)
+        sums = np.empty((len(histogram), self.block_size))
+        for start in range(0, len(histogram), _HISTOGRAM_ROWS):
+            rows = slice(start, start + _HISTOGRAM_ROWS)
+            np.matmul(histogram[rows].astype(np.float64), wide, out=sums[rows])
+        return sums
+
+    def encode(self) -> bytes:
+        """Return the canonical encoding: both dimensions as 4 bytes, then float32 values row by row, big-endian."""
+        return _HEADER.pack(*self.values.shape) + self.values.astype(">f4").tobytes()
+
+    @classmethod
+    def decode(cls, data: bytes) -> Self:
+        """Read the canonical encoding back.
+
+        Raises:
+            MalformedMessage: anything that ``encode`` would not have written; its reason says what.
+        """
+        if len(data) < _HEADER.size:
+            raise MalformedMessage("the codebook ends before its dimensions do", reason=Reason.TRUNCATED)
+        codewords, block_size = _HEADER.unpack_from(data)
+        due = _HEADER.size + codewords * block_size * FLOAT_BYTES
+        require_length(f"a codebook of {codewords} codewords of {block_size} values", len(data), due)
+        values = np.frombuffer(data, dtype=">f4", offset=_HEADER.size).reshape(codewords, block_size)
+        try:
+            codebook = cls(values)
+        except InvalidParameters as error:
+            raise MalformedMessage(f"the codebook is invalid: {error}", reason=Reason.NOT_CANONICAL) from None
+        if codebook.encode() != data:
+            raise MalformedMessage("the codebook's values are not on its grid", reason=Reason.NOT_CANONICAL)
+        return codebook
+
+
+def _step_exponent(values: npt.NDArray[np.floating[Any]]) -> int:
+    """Return the exponent of a 2^-24th of the power of two above the largest value; rounding to it changes it not."""
+    return int(np.frexp(np.abs(values).max())[1]) - GRID_BITS
+
+
+def _rounded_to_grid(values: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+    """Round to multiples of the step of the largest value, which stays as it is; minus zero becomes zero."""
+    exponent = _step_exponent(values)
+    steps = np.rint(np.ldexp(values.astype(np.float64), -exponent)) + 0.0
+    return np.ldexp(steps, exponent).astype(np.float32)
+
+
+# --- The nearest codeword ---------------------------------------------------------------------------------------------
 
 Floats = npt.NDArray[np.floating[Any]]
 FloatMatrix = npt.NDArray[np.float32]
@@ -127,3 +308,155 @@ def _tiles(codewords: npt.NDArray[np.float64]) -> list[FloatMatrix]:
     least, greatest = _WEIGHT_EXPONENTS
     weights = np.ldexp(rows, min(max(-2 * exponent, least - exponent), greatest - exponent)).astype(np.float32)
     return [weights[first : first + TILE_CODEWORDS] for first in range(0, len(weights), TILE_CODEWORDS)]
+
+
+# --- Learning codewords -----------------------------------------------------------------------------------------------
+
+ITERATIONS: Final = 10
+SAMPLE_BLOCKS: Final = 256
+"""How many blocks of a sample suffice for one codeword."""
+SEED_BYTES: Final = 32
+_FARTHEST_START: Final = 4.0
+"""Blocks are scaled to values of at most 1, so that none is near a codeword out there."""
+_DRAWING_ROUNDS: Final = 64
+"""Codewords are drawn one by one up to this number; beyond it, several between two updates of the distances."""
+
+
+def learn_codewords(  # noqa: PLR0913 -- all but three have defaults
+    blocks: Floats,
+    codewords: int,
+    *,
+    seed: bytes,
+    iterations: int = ITERATIONS,
+    start: Floats | None = None,
+    keep_zero: bool = True,
+) -> npt.NDArray[np.float64]:
+    """Return codewords near which the blocks lie, one in each row.
+
+    Args:
+        blocks: one block in each row; all of them are used, so draw a sample first.
+        codewords: how many to return. Where the blocks have fewer different values, the rest are zeros.
+        seed: 32 public bytes, from which all that is drawn is derived.
+        iterations: how often assignments and codewords are improved, at most.
+        start: the codewords to begin with, such as those of the previous round; all are drawn without it.
+        keep_zero: whether the first codeword is zero and stays so, which decodes what a client never touched as zero.
+
+    Raises:
+        Misuse: the blocks are not an array of floats in two dimensions.
+        InvalidParameters: a block that holds NaN or infinity, a number out of range, or codewords to start with of
+            another number or size.
+    """
+    _require_blocks(blocks)
+    _require_seed(seed)
+    if any(type(count) is not int or count < 1 for count in (codewords, iterations)):
+        raise InvalidParameters(f"codewords and iterations are at least 1; got {codewords!r} and {iterations!r}")
+    if start is not None and (start.shape != (codewords, blocks.shape[1]) or not np.isfinite(start).all()):
+        raise InvalidParameters(
+            f"k-means starts from {codewords} finite codewords of {blocks.shape[1]} values; got shape {start.shape}; "
+            "start cold, or keep the geometry"
+        )
+    exponent = int(np.frexp(np.abs(blocks).max())[1])
+    points = np.ldexp(blocks.astype(np.float64), -exponent).astype(np.float32)
+    draws = _Draws(seed)
+    centres = np.zeros((codewords, blocks.shape[1]), dtype=np.float32)
+    is_empty = np.full(codewords, start is None)
+    if start is not None:
+        with np.errstate(over="ignore"):
+            scaled = np.ldexp(start.astype(np.float64), -exponent)
+        centres[:] = np.clip(scaled, -_FARTHEST_START, _FARTHEST_START)
+    if keep_zero:
+        centres[0], is_empty[0] = 0.0, False
+    _fill(centres, is_empty, points, draws)
+    assigned = _assign(points, centres)
+    for _ in range(iterations):
+        histogram = np.bincount(assigned, minlength=codewords)
+        is_empty = histogram == 0
+        sums = [np.bincount(assigned, weights=column, minlength=codewords) for column in points.T]
+        centres[:] = np.stack(sums, axis=1) / np.maximum(histogram, 1)[:, None]
+        if keep_zero:
+            centres[0], is_empty[0] = 0.0, False
+        _fill(centres, is_empty, points, draws)
+        before, assigned = assigned, _assign(points, centres)
+        if (assigned == before).all():
+            break
+    return np.ldexp(centres.astype(np.float64), exponent)
+
+
+def sample_blocks(blocks: Floats, count: int, *, seed: bytes, without_zeros: bool = True) -> Floats:
+    """Return at most ``count`` of the blocks, drawn without replacement, in their order.
+
+    Blocks of zeros are left out by default, since a codebook that keeps a zero codeword encodes them as they are; where
+    nothing else is left, one is returned.
+    """
+    _require_blocks(blocks)
+    _require_seed(seed)
+    if type(count) is not int or count < 1:
+        raise InvalidParameters(f"a sample has at least one block; asked for {count!r}")
+    candidates = np.flatnonzero(blocks.any(axis=1)) if without_zeros else np.arange(len(blocks))
+    if candidates.size == 0:
+        return blocks[:1]
+    if candidates.size > count:
+        drawn = hashlib.shake_256(bind(Label.CODEBOOK_SAMPLE, seed)).digest(8 * candidates.size)
+        ranks = np.frombuffer(drawn, dtype="<u8")
+        candidates = candidates[np.sort(np.argpartition(ranks, count)[:count])]
+    return blocks[candidates]
+
+
+class _Draws:
+    """Uniform numbers from a public seed, in the order in which they are asked for."""
+
+    def __init__(self, seed: bytes) -> None:
+        self._seed = seed
+        self._number = 0
+
+    def fractions(self, count: int) -> npt.NDArray[np.float64]:
+        """Return multiples of 2^-53 in [0, 1)."""
+        place = self._number.to_bytes(8, "big")
+        self._number += 1
+        drawn = hashlib.shake_256(bind(Label.CODEBOOK_SEEDING, self._seed, place)).digest(8 * count)
+        return np.ldexp((np.frombuffer(drawn, dtype="<u8") >> np.uint64(11)).astype(np.float64), -53)
+
+
+def _fill(centres: FloatMatrix, is_empty: npt.NDArray[np.bool_], points: FloatMatrix, draws: _Draws) -> None:
+    """Put blocks that are far from all other codewords into the places of the empty ones, and zeros if none is far."""
+    places = np.flatnonzero(is_empty)
+    if places.size == 0:
+        return
+    taken = centres[~is_empty]
+    distances = _distances(points, taken) if len(taken) else np.ones(len(points))
+    centres[places] = 0.0
+    batch = -(-places.size // _DRAWING_ROUNDS)
+    for first in range(0, places.size, batch):
+        cumulated: npt.NDArray[np.float64] = np.cumsum(distances)
+        total = float(cumulated[-1])
+        if total == 0:
+            return
+        group = places[first : first + batch]
+        chosen: npt.NDArray[np.intp] = np.searchsorted(cumulated, total * draws.fractions(group.size), side="right")
+        centres[group] = points[np.minimum(chosen, len(points) - 1)]
+        others = _distances(points, centres[group])
+        distances = np.minimum(distances, others) if len(taken) or first else others
+
+
+def _assign(points: FloatMatrix, centres: FloatMatrix) -> RingVector:
+    """Return the index of the centre nearest to each point."""
+    return nearest_codewords(points, [centres])[0]
+
+
+def _distances(points: FloatMatrix, centres: FloatMatrix) -> npt.NDArray[np.float64]:
+    """Return the distance of each point from the centre nearest to it."""
+    offsets = points - (centres if len(centres) == 1 else centres[_assign(points, centres)])
+    squares: npt.NDArray[np.float64] = np.einsum("ij,ij->i", offsets, offsets, dtype=np.float64)
+    return np.sqrt(squares)
+
+
+def _require_blocks(blocks: Floats) -> None:
+    if getattr(blocks, "dtype", np.dtype(bool)).kind != "f" or blocks.ndim != 2 or not blocks.size:  # noqa: PLR2004 -- a matrix
+        raise Misuse("blocks are an array of floats in two dimensions, one block in each row, and at least one")
+    if not np.isfinite(blocks).all():
+        raise InvalidParameters("a sample to learn from holds NaN or infinity; calibrate on another")
+
+
+def _require_seed(seed: bytes) -> None:
+    if type(seed) is not bytes or len(seed) != SEED_BYTES:
+        raise InvalidParameters(f"a public seed is {SEED_BYTES} bytes; draw one for each session")

@@ -19,10 +19,18 @@ from secagg.crypto.ring import require_capacity
 from secagg.errors import InvalidParameters, Misuse
 from secagg.parameters import require_integer
 
-from .codebook import EXACT_WEIGHT, Codebook
-from .geometry import block_geometry
-from .kmeans import BLOCKS_PER_CODEWORD, ITERATIONS, learn_codewords, sample_blocks
-from .nearest_codeword import Search, nearest_codewords, search
+from .nearest_codeword import (
+    BLOCKS_PER_CODEWORD,
+    EXACT_WEIGHT,
+    ITERATIONS,
+    Codebook,
+    Search,
+    block_geometry,
+    learn_codewords,
+    nearest_codewords,
+    sample_blocks,
+    search,
+)
 
 Tensor = npt.NDArray[np.floating[Any]]
 MAXIMUM_STAGES: Final = 8

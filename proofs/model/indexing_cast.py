@@ -24,9 +24,8 @@ from secagg.protocols.two_servers import opened_upload
 from secagg.protocols.two_servers.client import Client
 from secagg.protocols.two_servers.configuration import IndexingConfiguration
 from secagg.protocols.two_servers.floors import IndexingFloors
-from secagg.protocols.two_servers.offers import Invitation, RoundOffers, RoundStamp, decode_halves
+from secagg.protocols.two_servers.offers import Entry, Invitation, RoundOffers, RoundStamp, decode_halves
 from secagg.protocols.two_servers.opened_upload import ClassTotals, OpenedUpload
-from secagg.protocols.two_servers.round_rules import Entry
 from secagg.protocols.two_servers.server import IndexingServer
 from secagg.protocols.two_servers.server_messages import AcceptedList, entries_digest
 from secagg.protocols.two_servers.upload import Upload, ring_bytes

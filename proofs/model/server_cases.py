@@ -13,8 +13,8 @@ from defects import Replacement, nothing, planted
 from indexing_cast import PATCHES, REFUTED, Place
 from report import Report
 from secagg.protocols.two_servers import server_messages
+from secagg.protocols.two_servers.offers import RoundRules
 from secagg.protocols.two_servers.release import Release
-from secagg.protocols.two_servers.round_rules import RoundRules
 from secagg.protocols.two_servers.server import IndexingServer
 from secagg.protocols.two_servers.upload import Upload
 from secagg.session.certificates import Authority

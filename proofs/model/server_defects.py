@@ -8,8 +8,8 @@ from typing import Any
 
 from defects import Replacement, altered
 from secagg.errors import PeerError
+from secagg.protocols.two_servers.offers import Entry, RoundRules, RoundState
 from secagg.protocols.two_servers.release import Release
-from secagg.protocols.two_servers.round_rules import Entry, RoundRules, RoundState
 from secagg.protocols.two_servers.server import IndexingServer
 from secagg.simulation.insecure_coins import InsecureSeededCoins
 

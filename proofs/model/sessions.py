@@ -28,10 +28,10 @@ from secagg.protocols.pairwise_mask.configuration import (
     NO_AUTHORITY,
     NO_DIGEST,
     OPENING_BYTES,
-    ClientFloors,
     SessionConfiguration,
     commit_to_opening,
 )
+from secagg.protocols.pairwise_mask.floors import ClientFloors
 from secagg.protocols.pairwise_mask.graph import Topology
 from secagg.protocols.pairwise_mask.member import ClientInput, SessionTerms
 from secagg.protocols.pairwise_mask.round0_advertise_keys import Advertised

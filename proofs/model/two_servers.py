@@ -19,8 +19,8 @@ from typing import Any, NamedTuple
 from indexing_cast import COHORT, HONEST, REJECTIONS, Place, copied, memory_of, total_of
 from report import Report, steps_to
 from secagg.errors import SecAggError
+from secagg.protocols.two_servers.offers import Entry, RoundState, Standing
 from secagg.protocols.two_servers.release import RoundResult
-from secagg.protocols.two_servers.round_rules import Entry, RoundState, Standing
 from secagg.protocols.two_servers.server import IndexingServer
 from secagg.protocols.two_servers.server_messages import AcceptedList, OutputShare, decode_batch
 from secagg.session.ledger import Spent, SpentUpdates

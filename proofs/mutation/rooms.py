@@ -234,7 +234,7 @@ ROOMS: Final = (
     ),
     Room(
         "pairwise: thresholds, floors, sets",
-        _in("protocols/pairwise_mask", "thresholds.py", "configuration.py", "plan.py", "transitions.py", "roster.py"),
+        _in("protocols/pairwise_mask", "thresholds.py", "floors.py", "plan.py", "transitions.py", "roster.py"),
         _in(
             "tests/protocols/pairwise_mask",
             "test_thresholds.py",

@@ -36,7 +36,7 @@ from .trusted.messages import (
     SealedUpload,
     UploadHeader,
 )
-from .trusted.service import SIMULATED, encode_attested_offer
+from .trusted.process import SIMULATED, encode_attested_offer
 from .trusted.upload_keys import PROOF_BYTES, TAG_BYTES
 
 DEFAULT_LIFETIME: Final = timedelta(hours=12)

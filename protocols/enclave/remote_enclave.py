@@ -9,13 +9,13 @@ from typing import Final, Self, TypeVar
 from secagg.contract.layout import IndexSegment
 from secagg.errors import MalformedMessage, Misuse, PeerError, Reason, blaming
 from secagg.identifiers import ServerId
-from secagg.session.sockets.connection import HelperLost, SocketAsk
+from secagg.session.sockets import HelperLost, SocketAsk
 from secagg.wire import MessageKind, Reader, Writer
 
 from .attestation import Evidence, EvidenceFormat
 from .trusted.configuration import EnclaveConfiguration, encode_start
 from .trusted.messages import DIGEST_BYTES, NONCE_BYTES, EnclaveOffer, ModelStamp
-from .trusted.service import (
+from .trusted.process import (
     MAXIMUM_DOCUMENT_BYTES,
     MAXIMUM_OFFER_BYTES,
     MAXIMUM_WORD_BYTES,

@@ -24,7 +24,7 @@ from .remote_enclave import decode_attested_offer
 from .server import EnclaveConnection, Server
 from .trusted.configuration import EnclaveConfiguration
 from .trusted.messages import EnclaveOffer
-from .trusted.service import SIMULATED, encode_attested_offer
+from .trusted.process import SIMULATED, encode_attested_offer
 from .unattested import SimulatedEvidence
 from .verified_enclave import Judge, Judgement, VerifiedEnclave
 

@@ -8,8 +8,8 @@ from secagg.faces import lazy
 
 if TYPE_CHECKING:
     from .client import Client as Client
-    from .configuration import ClientFloors as ClientFloors
     from .configuration import SessionConfiguration as SessionConfiguration
+    from .floors import ClientFloors as ClientFloors
     from .graph import Topology as Topology
     from .member import ClientInput as ClientInput
     from .member import LateInput as LateInput
@@ -31,7 +31,8 @@ else:
         __name__,
         {
             "client": "Client",
-            "configuration": "ClientFloors SessionConfiguration",
+            "configuration": "SessionConfiguration",
+            "floors": "ClientFloors",
             "graph": "Topology",
             "member": "ClientInput LateInput SessionTerms",
             "plan": "PairwiseSettings SessionPlan plan_session",

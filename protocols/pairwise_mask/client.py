@@ -28,7 +28,8 @@ from secagg.identifiers import ClientId, ServerId
 from secagg.session.certificates import Authority, Certificate, SigningKey
 from secagg.wire import MessageKind, message_kind, owned_bytes
 
-from .configuration import ClientFloors, SessionConfiguration
+from .configuration import SessionConfiguration
+from .floors import ClientFloors
 from .member import ClientInput, Member, SessionTerms
 from .round0_advertise_keys import Advertised, AdvertisedKeys, accept_advertised_keys, advertise_keys
 from .round1_share_keys import DeliveredShares, Shared, share_keys

@@ -13,7 +13,8 @@ from secagg.errors import InvalidParameters, Misuse, Reason
 from secagg.identifiers import ClientId
 from secagg.session.certificates import Authority, Certificate, SigningKey
 
-from .configuration import NO_DIGEST, ClientFloors, SessionConfiguration
+from .configuration import NO_DIGEST, SessionConfiguration
+from .floors import ClientFloors
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

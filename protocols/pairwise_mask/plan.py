@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from itertools import chain
@@ -301,17 +302,18 @@ def plan_session(  # noqa: PLR0913 -- a session has that many properties; most h
         graph_commitment=commit_to_opening(opening),
         server_nonce=bytes(draw_exactly(DIGEST_BYTES, coins)),
     )
-    for advertised, left in ((least - dropped, 0), (least, dropped), (population, dropped)):
-        configuration.require_population(advertised, corrupted=corrupted, privacy_bits=privacy_bits, dropped=left)
+    for advertised in {least, population}:
+        configuration.require_population(advertised, corrupted=corrupted, privacy_bits=privacy_bits, dropped=dropped)
     return SessionPlan(configuration, opening, corrupted, dropped, privacy_bits)
 
 
 def graph_parameters(
-    topology: Topology, mode: SecurityMode, assumptions: Assumptions, invited: int
+    topology: Topology, mode: SecurityMode, assumptions: Assumptions, invited: int, *, is_early: bool = False
 ) -> tuple[int, int, int, int]:
     """Return degree, threshold, committee size and quorum, of a graph that stands the dropouts in every round.
 
-    Who leaves before the graph is drawn makes it smaller, and who leaves later makes holes in it.
+    Who leaves before the graph is drawn makes it smaller, and who leaves later makes holes in it. Of some five clients
+    no graph stands both; it then stands those that leave later, unless the others are asked for with ``is_early``.
 
     Raises:
         InvalidParameters: no graph withstands what is assumed.
@@ -322,9 +324,13 @@ def graph_parameters(
         _require_fewer(topology, mode, chosen, assumptions, fewest)
     except InvalidParameters:
         # Planned for as many as are there at worst, it has room for all.
-        smaller = replace(assumptions, population=fewest, corrupted=min(assumptions.corrupted, fewest - 1))
-        chosen = choose(mode, smaller, invited)
-        _require_fewer(topology, mode, chosen, assumptions, fewest)
+        with suppress(InvalidParameters):
+            smaller = replace(assumptions, population=fewest, corrupted=min(assumptions.corrupted, fewest - 1))
+            chosen_again = choose(mode, smaller, invited)
+            _require_fewer(topology, mode, chosen_again, assumptions, fewest)
+            return chosen_again
+        if is_early:
+            raise
     return chosen
 
 
@@ -420,19 +426,32 @@ class PairwiseSettings(BudgetedNoise):
         stay = population - self.late - self.dropped
         if self.minimum_cohort is not None and self.minimum_cohort > max(LEAST_COHORT, stay):
             return False
-        privacy = least_privacy_bits(self.mode) if self.privacy_bits is None else self.privacy_bits
         try:
-            assumed = Assumptions(
-                population=population - self.late,
-                corrupted=min(self.corrupted, population - self.late - 1),
-                dropped=self.dropped,
-                privacy_bits=privacy,
-                correctness_bits=self.correctness_bits,
-            )
-            graph_parameters(self.topology, self.mode, assumed, population)
+            assumed = self._assumed(population)
+            graph_parameters(self._topology_for(assumed, population), self.mode, assumed, population)
         except InvalidParameters:
             return False
         return True
+
+    def _topology_for(self, assumed: Assumptions, population: int) -> Topology:
+        """Return the graph that is asked for; few clients have a full one where no sparse one stands the dropouts."""
+        if self.topology is Topology.SPARSE and population <= LARGEST_WHOLE_COMMITTEE:
+            try:
+                graph_parameters(Topology.SPARSE, self.mode, assumed, population, is_early=True)
+            except InvalidParameters:
+                with suppress(InvalidParameters):
+                    graph_parameters(Topology.FULL, self.mode, assumed, population, is_early=True)
+                    return Topology.FULL
+        return self.topology
+
+    def _assumed(self, population: int) -> Assumptions:
+        return Assumptions(
+            population=population - self.late,
+            corrupted=min(self.corrupted, population - self.late - 1),
+            dropped=self.dropped,
+            privacy_bits=least_privacy_bits(self.mode) if self.privacy_bits is None else self.privacy_bits,
+            correctness_bits=self.correctness_bits,
+        )
 
     def _plan(self, subject: Subject, population: int, authority: bytes, coins: Coins) -> SessionPlan:
         return plan_session(
@@ -444,7 +463,7 @@ class PairwiseSettings(BudgetedNoise):
             late=self.late,
             mode=self.mode,
             suite=self.suite,
-            topology=self.topology,
+            topology=self._topology_for(self._assumed(population), population),
             authority=authority if self.mode is SecurityMode.ACTIVE else NO_AUTHORITY,
             minimum_cohort=self.minimum_cohort,
             maximum_weight=self.maximum_weight,

@@ -19,7 +19,8 @@ from secagg.session.roles import LateUpdate, Subject
 
 from .client import Client
 from .client_record import Recorder
-from .configuration import NO_AUTHORITY, ClientFloors, SessionConfiguration
+from .configuration import NO_AUTHORITY, SessionConfiguration
+from .floors import ClientFloors
 from .member import LateInput, SessionTerms
 from .plan import PairwiseSettings, noise_of, require_subject, terms_of
 from .server import Server

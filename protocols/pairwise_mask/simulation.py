@@ -22,7 +22,8 @@ from secagg.session.registry import Clock, ProtocolEntry
 from secagg.session.roles import Subject
 from secagg.session.simulated_keys import SimulatedKeys
 
-from .configuration import NO_AUTHORITY, ClientFloors, SessionConfiguration
+from .configuration import NO_AUTHORITY, SessionConfiguration
+from .floors import ClientFloors
 from .graph import MAXIMUM_POPULATION, Topology
 from .plan import PairwiseSettings, plan_session
 from .server import STAGES, Server

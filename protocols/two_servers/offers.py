@@ -1,18 +1,21 @@
-"""What passes between servers and clients: offers, the invitation that shows both, and two halves in one message.
+"""Who is in a round's sum, and when it may leave: a pure state machine, with no cryptography in it.
 
-Both halves of an upload may travel through server 0. That of server 1 is sealed to server 1's key of the round, which
-server 1 signed, so whoever relays it reads what server 0 is told anyway; and it is bound to the header that the client
-signed, so whoever alters it is refused.
+Each server has one for each round. Uploads are received, asked about once, and taken or rejected. Then the round is
+closed: the server signs one list, and never another. It lets its share go only after the other server has signed the
+same list. A round that failed stays failed; nothing of it is ever released.
 """
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import Enum
 from typing import Annotated, ClassVar, Final, NamedTuple
 
 from secagg.crypto.hpke import sealing_sizes
 from secagg.crypto.labels import Label
-from secagg.errors import PeerMisbehaved, Reason, blaming
+from secagg.errors import NOBODY, Misuse, PeerMisbehaved, Reason, ThresholdNotMet, blaming
 from secagg.fields import (
     CONTEXT,
     FLAG,
@@ -28,12 +31,207 @@ from secagg.fields import (
     variable,
     write_fields,
 )
-from secagg.identifiers import CONTEXT_BYTES, AttemptContext, ServerId
+from secagg.identifiers import CONTEXT_BYTES, AttemptContext, ClientId, ServerId
+from secagg.protocols.two_servers.configuration import IndexingConfiguration
+from secagg.protocols.two_servers.upload import ROUND_BYTES, Upload
 from secagg.session.certificates import SIGNATURE_BYTES, SigningKey, verify_signature
 from secagg.wire import MessageKind, Reader, Writer
 
-from .configuration import IndexingConfiguration
-from .upload import ROUND_BYTES, Upload
+# --- Rules of rounds --------------------------------------------------------------------------------------------------
+
+
+class RoundState(Enum):
+    """How far a round is."""
+
+    COLLECTING = "collecting"
+    SIGNED = "signed"
+    AGREED = "agreed"
+    FAILED = "failed"
+
+
+class Standing(Enum):
+    """How far one upload is."""
+
+    RECEIVED = "received"
+    ASKED = "asked"
+    TAKEN = "taken"
+    REJECTED = "rejected"
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Entry:
+    """One upload of a round."""
+
+    client: ClientId
+    upload_id: bytes
+    weight: int
+
+
+class RoundRules:
+    """The rules of one round at one server; every call either does all that it does, or raises and does nothing."""
+
+    def __init__(
+        self, *, minimum_cohort: int, maximum_cohort: int, maximum_rejections: int, weights: Sequence[int]
+    ) -> None:
+        """Begin to collect."""
+        self.minimum_cohort = minimum_cohort
+        self.maximum_cohort = maximum_cohort
+        self.maximum_rejections = maximum_rejections
+        self.weights = frozenset(weights)
+        self.state = RoundState.COLLECTING
+        self.counted: tuple[Entry, ...] = ()
+        """Whose uploads are released, once the round was closed."""
+        self._entries = dict[bytes, Entry]()
+        self._standing = dict[bytes, Standing]()
+        self._clients = dict[ClientId, bytes]()
+        self._numbers = Counter[Standing]()
+        self._waiting = dict[bytes, None]()
+
+    def standing(self, upload_id: bytes) -> Standing | None:
+        """Return how far an upload is; None if it never came."""
+        return self._standing.get(upload_id)
+
+    def entry(self, upload_id: bytes) -> Entry:
+        """Return an upload that was received."""
+        return self._entries[upload_id]
+
+    def waiting(self) -> tuple[bytes, ...]:
+        """Return the uploads that are neither taken nor rejected, in the order in which they came."""
+        return tuple(self._waiting)
+
+    def taken(self) -> tuple[Entry, ...]:
+        """Return the uploads that are part of a sum."""
+        return tuple(entry for upload_id, entry in self._entries.items() if self._standing[upload_id] is Standing.TAKEN)
+
+    def number_of(self, standing: Standing) -> int:
+        """Return how many uploads are that far."""
+        return self._numbers[standing]
+
+    def require_new(self, entry: Entry) -> bool:
+        """Say whether an upload is new, or the same that came before.
+
+        Raises:
+            PeerMisbehaved: the client uploaded something else before, weighs what nobody may, or the round is full.
+            Misuse: the round does not collect any more.
+        """
+        self.require(RoundState.COLLECTING)
+        known = self._clients.get(entry.client)
+        if known == entry.upload_id:
+            return False
+        if known is not None:
+            raise PeerMisbehaved(
+                f"{entry.client} uploaded twice for one round, and a second upload would be a second vote",
+                reason=Reason.ALREADY_ANSWERED,
+                culprits=[entry.client],
+            )
+        if entry.weight not in self.weights:
+            raise PeerMisbehaved(
+                f"a client weighs {entry.weight}, which the configuration does not allow",
+                reason=Reason.INPUT_OUT_OF_RANGE,
+                culprits=[entry.client],
+            )
+        if len(self._entries) - self.number_of(Standing.REJECTED) >= self.maximum_cohort:
+            raise PeerMisbehaved(
+                f"the round holds {self.maximum_cohort} uploads, and no more are taken",
+                reason=Reason.BUFFER_FULL,
+                culprits=[entry.client],
+            )
+        return True
+
+    def receive(self, entry: Entry) -> None:
+        """Remember a new upload."""
+        if self.require_new(entry):
+            self._clients[entry.client] = entry.upload_id
+            self._entries[entry.upload_id] = entry
+            self._standing[entry.upload_id] = Standing.RECEIVED
+            self._numbers[Standing.RECEIVED] += 1
+            self._waiting[entry.upload_id] = None
+
+    def require_asked(self, upload_id: bytes) -> None:
+        """Refuse to add an upload that was not asked about, or was decided before."""
+        if self._standing.get(upload_id) is not Standing.ASKED:
+            raise Misuse("only an upload that was asked about is taken, and only once")
+
+    def ask(self, upload_id: bytes) -> None:
+        """Remember that something of an upload is about to leave."""
+        self._move(upload_id, {Standing.RECEIVED, Standing.ASKED}, Standing.ASKED)
+
+    def take(self, upload_id: bytes) -> None:
+        """Remember that an upload is part of the sum."""
+        self._move(upload_id, {Standing.ASKED}, Standing.TAKEN)
+
+    def reject(self, upload_id: bytes) -> None:
+        """Remember that an upload is not; its client has no other one in this round."""
+        self._move(upload_id, {Standing.RECEIVED, Standing.ASKED}, Standing.REJECTED)
+
+    def list_to_sign(self) -> tuple[Entry, ...]:
+        """Return whom this server would release a sum of, in ascending order.
+
+        Left out are weights that fewer than the minimum cohort have.
+
+        Raises:
+            ThresholdNotMet: nobody is left.
+            PeerMisbehaved: more uploads were rejected than the configuration puts up with.
+        """
+        self.require(RoundState.COLLECTING)
+        rejected = self.number_of(Standing.REJECTED)
+        if rejected > self.maximum_rejections:
+            raise PeerMisbehaved(
+                f"{rejected} uploads were rejected, and {self.maximum_rejections} are put up with; somebody is "
+                "attacking the round, or the other server is",
+                reason=Reason.ONE_HOT_REFUTED,
+                culprits=NOBODY,
+            )
+        taken = self.taken()
+        of_weight = Counter(entry.weight for entry in taken)
+        counted = tuple(sorted(entry for entry in taken if of_weight[entry.weight] >= self.minimum_cohort))
+        if not counted:
+            raise ThresholdNotMet(
+                needed=self.minimum_cohort, present=max(of_weight.values(), default=0), what="uploads of one weight"
+            )
+        return counted
+
+    def sign(self) -> None:
+        """Close the round with the list that stands now."""
+        self.counted = self.list_to_sign()
+        self.state = RoundState.SIGNED
+
+    def agree(self) -> None:
+        """Remember that the other server signed the same list."""
+        self.require(RoundState.SIGNED, RoundState.AGREED)
+        self.state = RoundState.AGREED
+
+    def fail(self) -> None:
+        """Give the round up for good."""
+        self.state = RoundState.FAILED
+
+    def require(self, *states: RoundState) -> None:
+        """Refuse to go on in another state.
+
+        Raises:
+            Misuse: the round is in another state.
+        """
+        if self.state not in states:
+            due = " or ".join(state.value for state in states)
+            raise Misuse(f"the round is {self.state.value}, and this is for one that is {due}")
+
+    def _move(self, upload_id: bytes, earlier: set[Standing], standing: Standing) -> None:
+        self.require(RoundState.COLLECTING)
+        now = self._standing.get(upload_id)
+        if now is None or now not in earlier:
+            raise Misuse(f"an upload is {now.value if now else 'unknown'}, and cannot become {standing.value}")
+        self._standing[upload_id] = standing
+        self._numbers[now] -= 1
+        self._numbers[standing] += 1
+        if standing in (Standing.TAKEN, Standing.REJECTED):
+            del self._waiting[upload_id]
+
+    def __repr__(self) -> str:
+        numbers = ", ".join(f"{self.number_of(standing)} {standing.value}" for standing in Standing)
+        return f"<RoundRules {self.state.value}: {numbers}>"
+
+
+# --- Offers -----------------------------------------------------------------------------------------------------------
 
 _LENGTH_BYTES: Final = 8
 _MAXIMUM_OFFER_BYTES: Final = 1 << 14

@@ -27,13 +27,13 @@ from secagg.session.certificates import Authority
 
 from .configuration import IndexingConfiguration
 from .lanes.fields import Lanes
+from .offers import Entry
 from .one_hot.check import OneHotCommitment, OneHotOpening, OneHotVerifier, RoundChallenges
 from .one_hot.statement import OneHotProof
 from .point_functions.generation import ServerShare
 from .point_functions.shape import KeyBinding
 from .point_functions.shares import CorrectionWords, ExplicitShare, SeedShare, TreeShare
 from .point_functions.sums import HistogramShare
-from .round_rules import Entry
 from .upload import (
     NO_CORRECTION,
     UPLOAD_SEED_BYTES,

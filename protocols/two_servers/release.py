@@ -39,9 +39,8 @@ from secagg.session.certificates import SigningKey
 
 from .configuration import IndexingConfiguration, ServerNoise
 from .lanes.fields import LaneGroup, Lanes
-from .offers import RoundStamp
+from .offers import Entry, RoundStamp
 from .opened_upload import ClassTotals
-from .round_rules import Entry
 from .server_messages import NONCE_BYTES, AcceptedList, OutputCommitment, OutputShare
 
 _COUNT_BITS: Final = 32

@@ -47,16 +47,25 @@ from secagg.parameters import require_integer
 from secagg.privacy.client_noise import NO_NOISE, NoiseSettings
 from secagg.session.certificates import SigningKey
 from secagg.session.roles import Released, Stage, Subject
-from secagg.session.sockets.connection import Ask
+from secagg.session.sockets import Ask
 from secagg.session.stages import Checked, StagedServerSession
 from secagg.wire import MessageKind, owned_bytes
 
 from .configuration import IndexingConfiguration
-from .offers import Invitation, RoundOffers, RoundStamp, ServerOffer, decode_halves
+from .offers import (
+    Entry,
+    Invitation,
+    RoundOffers,
+    RoundRules,
+    RoundStamp,
+    RoundState,
+    ServerOffer,
+    Standing,
+    decode_halves,
+)
 from .one_hot.check import RoundChallenges
 from .opened_upload import ClassTotals, HalfOpener, OpenedUpload, PointFunctionExchange
 from .release import Release, ReleasedNoise, RoundResult, sums_of_counts
-from .round_rules import Entry, RoundRules, RoundState, Standing
 from .server_messages import BATCH, BatchItem, BatchRequest, Beginning, decode_batch, encode_batch, read_done
 from .upload import ROUND_BYTES
 

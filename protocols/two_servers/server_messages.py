@@ -29,10 +29,9 @@ from secagg.wire import MessageKind, Reader, Writer
 
 from .configuration import IndexingConfiguration
 from .lanes.fields import Lanes
-from .offers import STAMP, Due, RoundStamp, ServerOffer
+from .offers import STAMP, Due, Entry, RoundStamp, ServerOffer
 from .one_hot.check import OneHotCommitment, OneHotOpening
 from .point_functions.shape import NONCE_BYTES as SHARE_NONCE_BYTES
-from .round_rules import Entry
 from .upload import (
     DIGEST_BYTES,
     ROUND_BYTES,

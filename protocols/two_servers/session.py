@@ -22,7 +22,7 @@ from secagg.session.certificates import Certificate, SigningKey
 from secagg.session.ledger import Spent
 from secagg.session.registry import Clock
 from secagg.session.roles import LateUpdate, Subject
-from secagg.session.sockets.connection import Ask
+from secagg.session.sockets import Ask
 
 from .client import Client
 from .configuration import IndexingConfiguration, SharingMode

@@ -17,7 +17,7 @@ from .round import add_options as add_round_options
 from .wire import options as wire_options
 
 _TABLES = ("sq", "sq_unweighted", "pruning", "pq", "codebooks")
-"""The names in ``secagg.planning.paper.tables``, which is imported when it is needed."""
+"""The names in ``secagg.planning.paper``, which is imported when it is needed."""
 _MODELS = ("celeba", "sent140", "femnist")
 """The names in ``secagg.cli.plan``, likewise."""
 

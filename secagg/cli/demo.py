@@ -19,9 +19,9 @@ from secagg.crypto.ring import MAXIMUM_MODULUS_BITS
 from secagg.errors import InternalError, InvalidParameters
 from secagg.identifiers import ClientId
 from secagg.protocols.pairwise_mask import PairwiseSettings, Server, Topology
-from secagg.session.measured import Measured
 from secagg.session.registry import find
 from secagg.session.roles import ServerSession
+from secagg.session.run import Measured
 from secagg.simulation.rehearsal import Rehearsal, client_ids, spread_dropouts
 
 from .figures import write_json

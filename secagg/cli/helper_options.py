@@ -58,7 +58,7 @@ def _add_holder(commands: Any) -> None:  # noqa: ANN401 -- argparse names the ty
     serve = kinds.add_parser(
         "serve",
         help="hold in one epoch, until SIGTERM or SIGINT",
-        description="Hold in one epoch. Started again with the same arguments it goes on from its journal; started "
+        description="Hold in one epoch. Started again with the same arguments it resumes from its journal; started "
         "from a backup, or after a reboot, it refuses, because it cannot know what it has answered.",
     )
     serve.add_argument("--record", type=Path, required=True, metavar="FILE", help="as `secagg holder record` makes it")
@@ -139,7 +139,7 @@ def _add_enclave(command: argparse.ArgumentParser) -> None:
         "serve",
         help="run the trusted part in a process of its own, behind a Unix socket",
         description="Run the trusted part in a process of its own, until SIGTERM or SIGINT. Its evidence is simulated: "
-        "without hardware it protects nobody from whoever owns this machine.",
+        "without hardware it protects nobody from the owner of this machine.",
     )
     served.add_argument("--socket", type=Path, required=True, metavar="PATH", help="where its host connects")
     served.add_argument("--threads", type=int, default=1, help="how many threads expand masks (default: %(default)s)")

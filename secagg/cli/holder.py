@@ -19,7 +19,7 @@ from secagg.parameters import LEAST_COHORT
 from secagg.platforms.keys.identities import load_authority, load_roster
 from secagg.session import durable
 from secagg.session.certificates import IDENTITY_KEY_BYTES, SigningKey
-from secagg.session.sockets.service import Service
+from secagg.session.sockets import Service
 
 from .serving import serving
 

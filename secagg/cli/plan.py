@@ -15,10 +15,9 @@ from secagg.compression.byte_accounting import Shapes
 from secagg.compression.random_pruning import exact_sparsity
 from secagg.errors import InvalidParameters
 from secagg.parameters import Suite
-from secagg.planning.advice import advice
+from secagg.planning.advice import PlannedNoise, advice
 from secagg.planning.costs import Comparison, Option, compare
-from secagg.planning.noise_advice import PlannedNoise
-from secagg.planning.paper.models import CELEBA, FEMNIST_3_CHANNEL, SENT140
+from secagg.planning.paper import CELEBA, FEMNIST_3_CHANNEL, SENT140
 from secagg.planning.planned_update import WHOLE_UPDATES, Learned, PlanRequest, shapes_of_blocks
 from secagg.planning.seconds import Network, Seconds, seconds_of
 from secagg.session.settings import parsed

@@ -31,7 +31,7 @@ from .figures import (
 
 if TYPE_CHECKING:
     from secagg.contract import IndexSegment, RingSegment
-    from secagg.session.measured import StageFigures
+    from secagg.session.run import StageFigures
     from secagg.simulation.rehearsal import Rehearsal, Rehearsed
     from secagg.simulation.synthetic_updates import SyntheticUpdates, WindowedInputs
 

@@ -30,7 +30,7 @@ def serving() -> Generator[None]:
     try:
         yield
     except SecAggError:
-        # Nothing was served, and whoever called goes on.
+        # Nothing was served, and the caller continues.
         for each, handler in earlier.items():
             signal.signal(each, handler)
         raise

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from operator import itemgetter
 
 from secagg.compression.byte_accounting import Accounting
-from secagg.planning.paper.tables import Cell, Table, cells
+from secagg.planning.paper import Cell, Table, cells
 
 from . import figures
 from .figures import Column

@@ -28,7 +28,7 @@ except ModuleNotFoundError as missing:
 
 from .candidate import Candidate
 from .laws import LAWS, Law, cases
-from .norms import slack
+from .sums import slack
 
 __all__ = ["LAWS", "Candidate", "Law", "cases", "slack"]
 

@@ -10,9 +10,8 @@ from hypothesis import HealthCheck, settings
 
 from secagg.errors import ContractViolation, InvalidParameters
 
-from . import conduct, decoded_sums, norms, payloads, rounding, sums
-from .candidate import Candidate
-from .trial import Trial
+from . import payloads, sums
+from .candidate import Candidate, Trial
 
 LEAST_CAPACITY: Final = 4
 """With fewer clients there is hardly a sum to look at."""
@@ -97,7 +96,7 @@ LAWS: Final = (
         "what is decoded from sums of codewords, where a scheme decodes them, is what is decoded from histograms",
         "give each codebook to `tables` in integer steps of its own, multiply by the step once in decode_summed, and "
         "call secagg.contract.codewords.require_summed before",
-        decoded_sums.decoded_sums,
+        sums.decoded_sums,
     ),
     Law(
         "largest_norm",
@@ -105,7 +104,7 @@ LAWS: Final = (
         "a client chooses",
         "take the longest codeword of every block, in the units of what is decoded: times the scale and the length, "
         "and over the share that is kept",
-        norms.largest_norm,
+        sums.largest_norm,
     ),
     Law(
         "masked_rounding",
@@ -113,7 +112,7 @@ LAWS: Final = (
         "1/12 of a squared step for each client, and no sum of rounded values leaves the ring",
         "count the segment's head_room into the ends of the codes before the capacity is computed, decode every fine "
         "step, and leave the bias to the protocol, which takes it off",
-        rounding.masked_rounding,
+        sums.masked_rounding,
     ),
     Law(
         "determinism",
@@ -158,25 +157,25 @@ LAWS: Final = (
         "refusal",
         "updates that are not of the right type and shape are refused by the error that is due",
         "raise Misuse for a type, structure or shape, before anything else happens",
-        conduct.refusal,
+        payloads.refusal,
     ),
     Law(
         "totality",
         "every update of the right type and shape is encoded: NaN as zero, and infinity as the largest float",
         "clamp values to what the scheme can hold; a refusal would tell a server which values a client has",
-        conduct.totality,
+        payloads.totality,
     ),
     Law(
         "no_mutation",
         "encode leaves the update and decode leaves the aggregate as they were, and results share no memory with them",
         "work on a copy; beware of out= and of in-place operators on views of the argument",
-        conduct.no_mutation,
+        payloads.no_mutation,
     ),
     Law(
         "statelessness",
         "what was encoded, decoded or refused before changes no later result",
         "make the scheme a frozen dataclass; keep counters, last scales and error feedback elsewhere",
-        conduct.statelessness,
+        payloads.statelessness,
     ),
 )
 """Every law, in the order in which a new scheme is best made to keep them."""

@@ -2,19 +2,46 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Final
+import hashlib
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any, Final, cast
 
+import numpy as np
+import numpy.typing as npt
 from hypothesis import strategies as st
 
-from secagg.contract import MAXIMUM_WEIGHT, IndexSegment, Payload, RingSegment
-from secagg.crypto.ring import RingVector
-from secagg.errors import CapacityExceeded, ContractViolation, InvalidParameters
+from secagg.conformance.candidate import (
+    Candidate,
+    Decoder,
+    InsecureCountedCoins,
+    Trial,
+    Update,
+    aggregate,
+    decode,
+    decode_alone,
+    draw_seed,
+    encode,
+    require_refused,
+)
+from secagg.conformance.trees import leaves, require_identical, require_weighted_sum, require_within
+from secagg.contract import (
+    MAXIMUM_WEIGHT,
+    Aggregate,
+    IndexedDecoder,
+    IndexSegment,
+    Layout,
+    LinearDecoder,
+    Payload,
+    RingSegment,
+)
+from secagg.contract.codewords import Tables, require_tables, sum_of_codewords, summed_layout
+from secagg.contract.rounding import has_fine_bits, rounded_payload, unbiased_aggregate
+from secagg.crypto.ring import MAXIMUM_MODULUS_BITS, Ring, RingVector
+from secagg.errors import CapacityExceeded, ContractViolation, InvalidParameters, Misuse, SecAggError
 
-from .candidate import Candidate
-from .refusals import require_refused
-from .trees import require_identical, require_weighted_sum, require_within
-from .trial import Decoder, Trial, aggregate, decode, decode_alone, draw_seed, encode
+# --- Sums of payloads -------------------------------------------------------------------------------------------------
 
 MOST_CLIENTS: Final = 5
 MOST_WEIGHT: Final = 40
@@ -123,3 +150,300 @@ def _ends(segment: RingSegment, vector: RingVector) -> tuple[int, int]:
     """Return the least and the greatest code of a payload, with what rounding may add to them."""
     codes = segment.ring.lift(vector)
     return int(codes.min()) - segment.head_room, int(codes.max()) + segment.head_room
+
+
+# --- Decoded sums -----------------------------------------------------------------------------------------------------
+
+_GREATEST_SUM: Final = Ring(MAXIMUM_MODULUS_BITS).greatest
+_SEEDS: Final = st.binary(min_size=1, max_size=4)
+
+
+def summed_aggregate(total: Aggregate, tables: Tables, maximum_total_weight: int) -> Aggregate:
+    """Return what a protocol must release instead of the histograms of an aggregate: sums of codewords.
+
+    It is the reference that tests compare protocols with; it protects nobody.
+    """
+    layout = summed_layout(total.layout, tables, maximum_total_weight)
+    vectors = _summed_values(total, tables)
+    # A plain segment is of its ring already, and a sum of codewords is an integer that fits its own.
+    values = tuple(
+        vector if vector.dtype.kind == "u" else segment.ring.from_integers(vector)
+        for segment, vector in zip(layout.require_rings(), vectors, strict=True)
+    )
+    return Aggregate(layout, values, total.contributors, total.total_weight)
+
+
+def decoded_sums(trial: Trial) -> None:
+    """Decode one total twice, from histograms and from sums of codewords, and spoil the latter in several ways."""
+    candidate = trial.candidate
+    # A scheme without either is a linear decoder all the same.
+    if not any(hasattr(type(candidate.make()), member) for member in ("tables", "decode_summed")):
+        return
+    first, second = (_tables(cast("IndexedDecoder[Any]", candidate.make())) for _ in range(2))
+    if _encoded(first) != _encoded(second):
+        raise ContractViolation("two objects with the same public parameters have two tables")
+
+    def holds(data: st.DataObject) -> None:
+        decoder = cast("IndexedDecoder[Any]", candidate.make())
+        tables = _tables(decoder)
+        # Sums of large entries have no ring long before histograms have no counter.
+        held = min([MAXIMUM_WEIGHT, *(_GREATEST_SUM // max(1, table.largest) for some in tables for table in some)])
+        capacity = min(decoder.capacity, held)
+        updates = trial.clients(data, min(capacity, MOST_CLIENTS))
+        payloads = [
+            with_any_indices(encode(decoder, update, draw_seed(data)), data.draw(_SEEDS, label="indices"))
+            for update in updates
+        ]
+        most = st.integers(1, capacity // len(payloads))
+        weights = [data.draw(most, label="weight") for _ in payloads]
+        largest = data.draw(st.integers(sum(weights), capacity), label="maximum_total_weight")
+        total = aggregate(decoder, payloads, weights)
+        summed = summed_aggregate(total, tables, largest)
+        received = summed.encode()
+        together = _decode_summed(decoder, summed)
+        require_identical(together, decode(decoder, total), "what is decoded from sums of codewords and of histograms")
+        if summed.encode() != received:
+            raise ContractViolation("decode_summed changes the aggregate")
+        each = [aggregate(decoder, [payload]) for payload in payloads]
+        alone = [_decode_summed(decoder, summed_aggregate(one, tables, 1)) for one in each]
+        require_weighted_sum(together, alone, weights, candidate.ulps)
+        full = aggregate(decoder, payloads[:1], [capacity])
+        filled = _decode_summed(decoder, summed_aggregate(full, tables, capacity))
+        require_weighted_sum(filled, alone[:1], [capacity], candidate.ulps)
+        for name, spoiled, error in _spoiled(total, tables, largest):
+            require_refused(name, decoder.decode_summed, spoiled, by=(error,), done="decoded by decode_summed")
+        if capacity < held:
+            over = aggregate(decoder, payloads[:1], [capacity + 1])
+            spoiled = summed_aggregate(over, tables, capacity + 1)
+            what = "one more than the capacity"
+            require_refused(
+                what, decoder.decode_summed, spoiled, by=(CapacityExceeded,), done="decoded by decode_summed"
+            )
+
+    trial.search(holds, "decoded_sums")
+
+
+def _tables(decoder: IndexedDecoder[Any]) -> Tables:
+    try:
+        tables = decoder.tables
+        require_tables(decoder.layout, tables)
+    except Exception as error:
+        raise ContractViolation(f"the tables do not fit the layout: {error!r}") from error
+    return tables
+
+
+def _encoded(tables: Tables) -> list[list[bytes]]:
+    return [[table.encode() for table in some] for some in tables]
+
+
+def _summed_values(total: Aggregate, tables: Tables) -> Iterator[RingVector | Any]:
+    remaining = iter(tables)
+    for segment, value in zip(total.layout.segments, total.values, strict=True):
+        if not isinstance(segment, IndexSegment):
+            yield value
+            continue
+        start = 0
+        for table in next(remaining):
+            yield sum_of_codewords(value[start : start + table.blocks], table)
+            start += table.blocks
+
+
+def _decode_summed(decoder: IndexedDecoder[Any], summed: Aggregate) -> Update:
+    try:
+        return decoder.decode_summed(summed)
+    except Exception as error:
+        raise ContractViolation(
+            f"decode_summed refuses a total weight of {summed.total_weight}, capacity {decoder.capacity}: {error!r}"
+        ) from error
+
+
+def _spoiled(total: Aggregate, tables: Tables, largest: int) -> Iterator[tuple[str, Aggregate, type[SecAggError]]]:
+    summed = summed_aggregate(total, tables, largest)
+    other = bytes(byte ^ 255 for byte in summed.layout.version)
+    yield "sums of another version", replace(summed, layout=Layout(summed.layout.segments, other)), Misuse
+    unlabelled = Layout(summed.layout.segments, total.layout.version)
+    yield "sums that are labelled as histograms", replace(summed, layout=unlabelled), Misuse
+    if tables:
+        yield "an aggregate of histograms", total, Misuse
+
+
+# --- Norms ------------------------------------------------------------------------------------------------------------
+
+
+def largest_norm(trial: Trial) -> None:
+    """Decode what honest clients send, and then indices that nobody would; a scheme without a bound promises none."""
+    candidate = trial.candidate
+    if not hasattr(candidate.make(), "largest_norm"):
+        return
+    bound, other = _bound(candidate.make()), _bound(candidate.make())
+    if bound != other:
+        raise ContractViolation(f"two objects with the same public parameters bound norms by {bound} and by {other}")
+    allowed = bound * (1 + candidate.ulps * float(np.finfo(np.float32).eps))
+
+    def require(decoder: Decoder, payload: Payload, what: str) -> None:
+        found = norm(decode_alone(decoder, payload))
+        if not found <= allowed:
+            raise ContractViolation(f"{what} decodes to a norm of {found}, and largest_norm is {bound}")
+
+    for update in candidate.extremes:
+        require(candidate.make(), encode(candidate.make(), update), "an extreme update")
+    worst = _longest_codewords(candidate.make())
+    if worst is not None:
+        require(candidate.make(), worst, "the longest codeword of every block")
+
+    def holds(data: st.DataObject) -> None:
+        decoder = candidate.make()
+        payload = encode(decoder, trial.update(data), draw_seed(data))
+        require(decoder, payload, "an update")
+        seed = data.draw(st.binary(min_size=1, max_size=4), label="indices")
+        require(decoder, with_any_indices(payload, seed), "a client that chooses any codewords")
+
+    trial.search(holds, "largest_norm")
+
+
+def slack(decoder: LinearDecoder[Any], payloads: Sequence[Payload]) -> float:
+    """Return how many times the largest norm exceeds the root mean square of the norms of honest clients.
+
+    From about 1.1 on, a check of norms besides that of one codeword a block would hold a dishonest client to less.
+
+    Raises:
+        InvalidParameters: the scheme bounds no norms, or there are no payloads.
+    """
+    if not hasattr(decoder, "largest_norm") or not payloads:
+        raise InvalidParameters("the slack of a bound is that of a scheme with largest_norm, over honest payloads")
+    squares = [norm(decode_alone(decoder, payload)) ** 2 for payload in payloads]
+    return _bound(decoder) / math.sqrt(sum(squares) / len(squares))
+
+
+def norm(update: Update) -> float:
+    """Return the length of an update, all its arrays together."""
+    return math.sqrt(sum(float(np.square(leaf, dtype=np.float64).sum()) for leaf in leaves(update).values()))
+
+
+def with_any_indices(payload: Payload, seed: bytes) -> Payload:
+    """Return the payload with indices drawn anew, because few updates choose every codeword for every block."""
+    values = list(payload.values)
+    for position, segment in enumerate(payload.layout.segments):
+        if isinstance(segment, IndexSegment):
+            drawn = hashlib.shake_256(seed + bytes([position % 256])).digest(4 * segment.blocks)
+            values[position] = (np.frombuffer(drawn, dtype="<u4") % segment.codewords).astype(segment.ring.word)
+    return Payload(payload.layout, tuple(values))
+
+
+def _bound(decoder: Any) -> float:  # noqa: ANN401 -- whatever a scheme says
+    bound = decoder.largest_norm
+    if type(bound) is not float or not 0 < bound < math.inf:
+        raise ContractViolation(f"largest_norm is a positive float; got {bound!r}")
+    return bound
+
+
+def _longest_codewords(decoder: Any) -> Payload | None:  # noqa: ANN401 -- a decoder that may have tables
+    """Return the payload of a client that chooses the longest codeword everywhere, where all is chosen from tables."""
+    segments, kind = decoder.layout.segments, cast("type[object]", type(decoder))
+    if not hasattr(kind, "tables") or not all(isinstance(segment, IndexSegment) for segment in segments):
+        return None
+    values = list[Any]()
+    for segment, tables in zip(segments, decoder.tables, strict=True):
+        longest = [
+            np.full(table.blocks, np.einsum("jd,jd->j", table.entries, table.entries).argmax()) for table in tables
+        ]
+        values.append(np.concatenate(longest).astype(segment.ring.word))
+    return Payload(decoder.layout, tuple(values))
+
+
+# --- Rounding ---------------------------------------------------------------------------------------------------------
+
+PAIRS: Final = 256
+"""Of roundings of one update; together two of them have no bias, and one has half a fine step."""
+DEVIATIONS: Final = 6
+"""How far a mean or an energy may lie from what is due. The coins repeat, so a scheme passes or fails for good."""
+_NEARLY: Final = 1e-2
+_Flat = npt.NDArray[np.float64]
+
+
+def masked_rounding(trial: Trial) -> None:
+    """Round at the capacity, and many times over for each extreme; without fine bits nothing is rounded."""
+    candidate = trial.candidate
+    if not any(map(has_fine_bits, candidate.make().layout.segments)):
+        return
+
+    def require_room(decoder: Decoder, payload: Payload) -> None:
+        full = min(decoder.capacity, MAXIMUM_WEIGHT)
+        for sign in (1, -1):
+            moved = _moved(payload, sign)
+            filled = decode(decoder, aggregate(decoder, [moved], [full]))
+            require_weighted_sum(filled, [decode_alone(decoder, moved)], [full], candidate.ulps)
+
+    for update in candidate.extremes:
+        payload = encode(candidate.make(), update)
+        require_room(candidate.make(), payload)
+        _require_dither(candidate.make(), payload)
+
+    def holds(data: st.DataObject) -> None:
+        decoder = candidate.make()
+        require_room(decoder, encode(decoder, trial.update(data), draw_seed(data)))
+
+    trial.search(holds, "masked_rounding")
+
+
+def _require_dither(decoder: Decoder, payload: Payload) -> None:
+    """Demand that decoded errors of rounding have the mean zero, and the energy of uniform ones."""
+    plain = _flat(decode(decoder, aggregate(decoder, [payload, payload])))
+    due = 2 * _energy_of_one(decoder, payload, plain)
+    coins, errors = InsecureCountedCoins(b"masked rounding"), list[_Flat]()
+    for _ in range(PAIRS):
+        pair = [rounded_payload(payload, coins) for _ in range(2)]
+        errors.append(_flat(decode(decoder, unbiased_aggregate(aggregate(decoder, pair)))) - plain)
+    mean = float(np.square(np.sum(errors, axis=0)).sum())
+    if mean > DEVIATIONS**2 * PAIRS * due:
+        raise ContractViolation(f"the mean error of rounding is {(mean / PAIRS**2 / due) ** 0.5:.3f} deviations of one")
+    energy = float(np.square(errors).sum()) / PAIRS
+    if not abs(energy / due - 1) < DEVIATIONS / PAIRS**0.5:
+        raise ContractViolation(
+            f"rounding leaves {energy / due:.3f} times the energy that uniform errors of a step leave, decoded"
+        )
+
+
+def _energy_of_one(decoder: Decoder, payload: Payload, plain: _Flat) -> float:
+    """Return what one client's roundings leave, decoded: 1/12 of the squares of what single steps decode to."""
+    energy = 0.0
+    for at, segment in enumerate(payload.layout.segments):
+        if not isinstance(segment, RingSegment) or not segment.fine_bits:
+            continue
+        for place in range(segment.length):
+            by_step, by_fine_step = (
+                _flat(decode(decoder, aggregate(decoder, [payload, _moved_at(payload, at, place, fine_steps)]))) - plain
+                for fine_steps in (1 << segment.fine_bits, 1)
+            )
+            if np.abs(by_fine_step * (1 << segment.fine_bits) - by_step).max() > _NEARLY * np.abs(by_step).max():
+                raise ContractViolation(
+                    f"a fine step of coordinate {place} decodes to something else than 2^-{segment.fine_bits} of a step"
+                )
+            energy += float(np.square(by_step).sum()) * (1 - 4.0**-segment.fine_bits) / 12
+    return energy
+
+
+def _moved(payload: Payload, sign: int) -> Payload:
+    """Return a payload with every value that is rounded moved as far as rounding can."""
+    values = list(payload.values)
+    for at, segment in enumerate(payload.layout.segments):
+        if isinstance(segment, RingSegment) and segment.fine_bits:
+            step = np.full(segment.length, sign * segment.head_room % (1 << segment.ring.modulus_bits), np.uint64)
+            values[at] = segment.ring.add(values[at], step.astype(segment.ring.word))
+    return Payload(payload.layout, tuple(values))
+
+
+def _moved_at(payload: Payload, at: int, place: int, fine_steps: int) -> Payload:
+    """Return a payload with one value moved towards zero, so that it stays in its range."""
+    segment = payload.layout.segments[at]
+    values = list(payload.values)
+    moved = values[at].copy()
+    step = np.zeros_like(moved)
+    step[place] = fine_steps
+    is_negative = segment.ring.lift(moved)[place] < 0
+    values[at] = segment.ring.add(moved, step) if is_negative else segment.ring.subtract(moved, step)
+    return Payload(payload.layout, tuple(values))
+
+
+def _flat(update: Update) -> _Flat:
+    return np.concatenate([leaf.reshape(-1).astype(np.float64) for leaf in leaves(update).values()])

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from secagg.faces import lazy
+from secagg.platforms import needing
 from secagg.platforms.settings import SecAggSettings as SecAggSettings
 
 if TYPE_CHECKING:
@@ -15,13 +15,13 @@ if TYPE_CHECKING:
     from .app.legacy import SecAggFitWorkflow as SecAggFitWorkflow
     from .app.server_grid import SecAggGrid as SecAggGrid
 else:
-    __getattr__, __dir__, __all__ = lazy(
+    __getattr__, __dir__, __all__ = needing(
+        "flwr",
         __name__,
         {
             "app.client_mod": "SecAggMod",
             "app.legacy": "SecAggFitWorkflow",
             "app.server_grid": "SecAggGrid",
         },
-        extra=("flwr", "flower"),
     )
     __all__ += ["SecAggSettings"]

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from secagg.faces import lazy
+from secagg.platforms import needing
 
 if TYPE_CHECKING:
     from .recipe import secure as secure
 else:
-    __getattr__, __dir__, __all__ = lazy(__name__, {"recipe": "secure"}, extra=("nvflare", "nvflare"))
+    __getattr__, __dir__, __all__ = needing("nvflare", __name__, {"recipe": "secure"})

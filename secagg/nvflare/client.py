@@ -27,12 +27,11 @@ from nvflare.apis.signal import Signal
 from secagg.compression.model_update.model_tensors import Arrays
 from secagg.crypto.entropy import SystemCoins
 from secagg.errors import InvalidParameters, Misuse, Reason
-from secagg.platforms.client_round import Node, NodeRound, begun_app
+from secagg.platforms.client_round import Node, NodeRound, Trained, Training, begun_app
 from secagg.platforms.floors import PARTITION
 from secagg.platforms.leaving import log_leaving
+from secagg.platforms.round_task import RECORD, Terms, message_in
 from secagg.platforms.settings import PREFIX
-from secagg.platforms.terms import RECORD, Terms, message_in
-from secagg.platforms.trained_update import Trained, Training
 from secagg.session.roles import ClientSession, LateUpdate, Subject, Update
 from secagg.session.sealed_state import StateDirectory
 

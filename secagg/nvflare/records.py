@@ -15,7 +15,7 @@ from secagg.crypto.labels import Label, bind
 from secagg.errors import InvalidParameters
 from secagg.identifiers import CLIENT_ID_BYTES, ClientId
 from secagg.platforms.leaving import Left, code_of, code_said
-from secagg.platforms.terms import RECORD, Record
+from secagg.platforms.round_task import RECORD, Record
 
 STAGE_TASK: Final = "secagg"
 """The task of a stage without updates; the stage with updates is the recipe's own task."""

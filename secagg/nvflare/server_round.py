@@ -15,9 +15,8 @@ from nvflare.app_common.abstract.fl_model import FLModel
 from secagg.contract import Aggregate
 from secagg.errors import Misuse
 from secagg.platforms.leaving import Left
-from secagg.platforms.round_task import RoundTask
+from secagg.platforms.round_task import RECORD, Record, RoundTask
 from secagg.platforms.server_round import FOR_EVER, Answer, Reply, ServerRound
-from secagg.platforms.terms import RECORD, Record
 
 from .records import STAGE_TASK, carrying, client_of, failure_in
 

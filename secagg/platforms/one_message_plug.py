@@ -30,8 +30,7 @@ from secagg.protocols.one_message import (
 from secagg.session.durable import replace
 from secagg.session.numbered_helpers import NumberedHelpers
 from secagg.session.roles import ServerSession
-from secagg.session.sockets.connection import HelperLost
-from secagg.session.sockets.frames import decode_refusal
+from secagg.session.sockets import HelperLost, decode_refusal
 from secagg.wire import MessageKind, message_kind
 
 from .charges import NewestEpoch

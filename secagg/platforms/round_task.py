@@ -1,13 +1,15 @@
-"""What a round on the server is about: its session, and the means that its sum is decoded to."""
+"""What a session is about, besides what the protocol's own invitation holds, as both ends of a platform have it."""
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -18,19 +20,172 @@ from secagg.compression.model_update.summed_values import part, steps_in, take_l
 from secagg.compression.outside import outside_factory
 from secagg.contract import Aggregate
 from secagg.crypto.entropy import Coins, SystemCoins
-from secagg.errors import Misuse, ThresholdNotMet
-from secagg.identifiers import ClientId
+from secagg.crypto.labels import Label, bind
+from secagg.errors import MalformedMessage, Misuse, Reason, ThresholdNotMet
+from secagg.identifiers import CLIENT_ID_BYTES, ClientId
+from secagg.platforms.keys.identities import Roster, load_roster
+from secagg.platforms.leaving import LOG
+from secagg.platforms.plugs import ServerSide, plug_of
+from secagg.platforms.schemes import COARSE, FINER, SchemeChoice, noise_settings
+from secagg.platforms.settings import SecAggSettings
 from secagg.privacy.client_noise import ClientNoise, noise_in
 from secagg.session.registry import find
-from secagg.session.roles import ServerSession
+from secagg.session.roles import ServerSession, Subject
 
-from .keys.identities import Roster, load_roster
-from .leaving import LOG
-from .plugs import ServerSide, plug_of
-from .schemes import COARSE, SchemeChoice, noise_settings
-from .settings import SecAggSettings
-from .terms import Terms
-from .trained_update import FINER
+# --- Terms ------------------------------------------------------------------------------------------------------------
+
+RECORD: Final = "secagg"
+"""The name under which both ends of a platform keep what is the protocol's."""
+Record = dict[str, str | bytes]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Terms:
+    """What a session is about; the digest is bound to the protocol's invitation."""
+
+    protocol: str
+    is_certified: bool
+    """Whether clients are known by their keys, and not as nodes."""
+    weighted_by: str
+    weighting: str
+    weight_unit: int
+    maximum_weight: int
+    metrics: tuple[str, ...]
+    joined: tuple[str, ...]
+    """The tensors that travel as one vector, in their order."""
+    lengths: tuple[float, ...]
+    """What is known of the joined tensors' lengths from the round before, which clients tell theirs relative to."""
+    round_number: int
+    task: str
+    parameters: bytes = field(repr=False)
+    """The public parameters of every tensor's scheme, whose digest is the version of the layout."""
+
+    @property
+    def small(self) -> str:
+        """All but the parameters, as text."""
+        return json.dumps({name: value for name, value in asdict(self).items() if name != "parameters"})
+
+    def subject(self, update: ModelUpdate, model_digest: bytes | None) -> Subject:
+        """Return what a session under these terms is about, as either end expects it."""
+        return Subject(
+            task=self.task.encode(),
+            round_number=self.round_number,
+            layout=update.layout,
+            capacity=update.capacity,
+            tables=update.tables,
+            terms=self.digest,
+            model_digest=model_digest,
+        )
+
+    @property
+    def record(self) -> Record:
+        """What ``parsed`` reads."""
+        return {"terms": self.small, "parameters": self.parameters}
+
+    @property
+    def digest(self) -> bytes:
+        """The digest of all but the parameters."""
+        return hashlib.sha256(bind(Label.PLATFORM_TERMS, self.small.encode())).digest()
+
+    @classmethod
+    def parsed(cls, record: object) -> Terms | None:
+        """Read the terms in a record of another party, if there are any: they come with the first message.
+
+        Raises:
+            MalformedMessage: a field is missing or of another type.
+        """
+        if not (small := _field(record, "terms")):
+            return None
+        try:
+            given, parameters = cast("dict[str, object]", json.loads(str(small))), _field(record, "parameters")
+            for name in ("metrics", "joined", "lengths"):
+                given[name] = tuple(cast("list[object]", given[name]))
+            terms = cls(**given, parameters=parameters)  # type: ignore[arg-type]
+            terms.task.encode()
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+            raise malformed("terms") from None
+        kinds = {
+            "str": str,
+            "int": int,
+            "bool": bool,
+            "bytes": bytes,
+            "tuple[str, ...]": tuple,
+            "tuple[float, ...]": tuple,
+        }
+        if any(type(getattr(terms, item.name)) is not kinds[str(item.type)] for item in fields(cls)):
+            raise malformed("terms")
+        if any(type(name) is not str for name in (*terms.metrics, *terms.joined)) or terms.round_number < 0:
+            raise malformed("terms")
+        if any(type(length) is not float for length in terms.lengths):
+            raise malformed("terms")
+        return terms
+
+
+def record_of(
+    message: bytes, client: ClientId | None = None, terms: Terms | None = None, signature: bytes = b""
+) -> Record:
+    """Return the record that carries one message of the protocol.
+
+    Args:
+        client: who answers, and with a key its signature.
+    """
+    record: Record = {"message": message}
+    if client is not None:
+        record |= {"client": client.encode(), "signature": signature}
+    if terms is not None:
+        record |= terms.record
+    return record
+
+
+def message_in(record: object) -> bytes:
+    """Return the protocol's message.
+
+    Raises:
+        MalformedMessage: there is none.
+    """
+    found = _field(record, "message")
+    if not isinstance(found, bytes) or not found:
+        raise malformed("message")
+    return found
+
+
+def client_in(record: object) -> ClientId:
+    """Return which client an answer says it is of.
+
+    Raises:
+        MalformedMessage: it does not say so.
+    """
+    named = _field(record, "client")
+    if not isinstance(named, bytes) or len(named) != CLIENT_ID_BYTES:
+        raise malformed("client")
+    return ClientId(int.from_bytes(named, "big"))
+
+
+def signature_in(record: object) -> bytes:
+    """Return the signature of who an answer says it is of; nothing where there is none."""
+    found = _field(record, "signature")
+    return found if isinstance(found, bytes) else b""
+
+
+def record_bytes(record: object) -> int:
+    """Return how many bytes of the protocol a record carries."""
+    fields = cast("Mapping[str, object]", record).values() if isinstance(record, Mapping) else ()
+    return sum(len(value) for value in fields if isinstance(value, bytes | str))
+
+
+def _field(record: object, name: str) -> object:
+    return cast("Mapping[str, object]", record).get(name) if isinstance(record, Mapping) else None
+
+
+def malformed(name: str) -> MalformedMessage:
+    """Return what is wrong with a record that lacks something."""
+    return MalformedMessage(
+        f"the {RECORD} record lacks {name!r}, or it is of another type; use one version of secagg at both ends",
+        reason=Reason.NOT_CANONICAL,
+    )
+
+
+# --- The task of a round ----------------------------------------------------------------------------------------------
 
 _SEED_BYTES: Final = 32
 
@@ -55,35 +210,10 @@ class RoundTask:
 
     settings: SecAggSettings
     roster: Roster | None
-    task: str
-    round_number: int
-    weighted_by: str
-    metrics: tuple[str, ...]
+    terms: Terms
+    """What clients are told."""
     sent: Arrays
     update: ModelUpdate
-    joined: tuple[str, ...] = ()
-    """The tensors that travel as one vector."""
-    lengths: tuple[float, ...] = ()
-    """What is known of their lengths."""
-
-    @property
-    def terms(self) -> Terms:
-        """What clients are told."""
-        settings = self.settings
-        return Terms(
-            protocol=settings.protocol,
-            is_certified=settings.is_certified,
-            weighted_by=self.weighted_by,
-            weighting=settings.weighting,
-            weight_unit=settings.weight_unit,
-            maximum_weight=settings.maximum_weight,
-            metrics=self.metrics,
-            joined=self.joined,
-            lengths=self.lengths,
-            round_number=self.round_number,
-            task=self.task,
-            parameters=encode_parameters(self.update),
-        )
 
     def opened(
         self, population: int, invited: frozenset[ClientId], coins: Coins, resources: ExitStack
@@ -117,8 +247,8 @@ class RoundTask:
         """Say what the noise costs, before an update is asked for."""
         if isinstance(noise := noise_in(session), ClientNoise):
             # A client may have been in every round so far.
-            for line in noise.sentences(releases=self.round_number):
-                LOG.info("round %d, %s", self.round_number, line)
+            for line in noise.sentences(releases=self.terms.round_number):
+                LOG.info("round %d, %s", self.terms.round_number, line)
         elif self.settings.noise:
             raise Misuse("the session was to have its clients' noise, and has none")
 
@@ -135,9 +265,9 @@ class RoundTask:
     def means(self, aggregate: Aggregate) -> Means:
         """Decode a sum."""
         mean = self.update.mean(aggregate)
-        lengths = take_lengths(self.update, mean, self.sent, self.joined, self.lengths)
+        lengths = take_lengths(self.update, mean, self.sent, self.terms.joined, self.terms.lengths)
         vector, told = mean.pop(METRICS), taken_told(mean, self.sent)
-        part(mean, self.joined, self.sent)
+        part(mean, self.terms.joined, self.sent)
         # With noise it is noise.
         if vector[0] and not self.settings.noise:
             LOG.warning("%.3g of the clients' values were out of range and cut off; raise secagg-clip", vector[0])
@@ -145,7 +275,7 @@ class RoundTask:
             LOG.warning("the mean change is about %.2g steps, and the rest is noise; %s", steps, FINER)
         LOG.info(
             "round %d, sum: %d clients of total weight %d",
-            self.round_number,
+            self.terms.round_number,
             aggregate.contributors,
             aggregate.total_weight,
         )
@@ -153,7 +283,7 @@ class RoundTask:
             tensors=mean,
             told=told,
             lengths=lengths,
-            metrics=dict(zip(self.metrics, map(float, vector[1:]), strict=True)),
+            metrics=dict(zip(self.terms.metrics, map(float, vector[1:]), strict=True)),
             contributors=aggregate.contributors,
             total_weight=aggregate.total_weight,
         )
@@ -229,18 +359,21 @@ class Rounds:
                 "no metric of training reaches this server: name those that are to be means in secagg-metrics, such as "
                 "secagg-metrics = 'train_loss'"
             )
-        return RoundTask(
-            settings=settings,
-            roster=self._roster,
-            task=task,
-            round_number=number,
+        terms = Terms(
+            protocol=settings.protocol,
+            is_certified=settings.is_certified,
             weighted_by=weighted_by,
+            weighting=settings.weighting,
+            weight_unit=settings.weight_unit,
+            maximum_weight=settings.maximum_weight,
             metrics=metrics,
-            sent=sent,
-            update=update,
             joined=joined,
             lengths=lengths,
+            round_number=number,
+            task=task,
+            parameters=encode_parameters(update),
         )
+        return RoundTask(settings=settings, roster=self._roster, terms=terms, sent=sent, update=update)
 
     def model(self, task: RoundTask, means: Means) -> dict[str, npt.NDArray[Any]]:
         """Return the model that results from a round of training; its scales are those of the next one."""

@@ -22,6 +22,8 @@ from secagg.compression.model_update.model_tensors import METRICS, TENSOR, Array
 from secagg.compression.model_update.summed_values import (
     LENGTHS,
     UPDATE,
+    ReachingQuantizer,
+    ScaledCodebooks,
     from_outside,
     known_lengths,
     peaks,
@@ -30,7 +32,6 @@ from secagg.compression.model_update.summed_values import (
     votes_shape,
 )
 from secagg.compression.model_update.tensors import Shape
-from secagg.compression.model_update.told_scales import ReachingQuantizer, ScaledCodebooks
 from secagg.compression.outside import Factory
 from secagg.compression.scalar_quantization import Rounding
 from secagg.contract.layout import RingSegment
@@ -42,6 +43,8 @@ from .settings import PREFIX, SecAggSettings
 
 HEADROOM: Final = 1.5
 """How far scalar codes reach beyond the mean of what clients told: some clients reach further than the mean."""
+FINER: Final = "raise secagg-fraction-bits"
+"""What is to be done about changes of a few steps, at both ends."""
 COARSE: Final = 4.0
 """Changes whose root mean square is fewer steps than this are mostly rounding; both ends are warned."""
 _WIDE_RING: Final = 64

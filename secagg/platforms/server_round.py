@@ -18,12 +18,11 @@ from secagg.crypto.labels import Label
 from secagg.errors import PeerError, PeerMisbehaved, Reason, SecAggError
 from secagg.identifiers import ClientId
 from secagg.session.certificates import verify_signature
-from secagg.session.patience import Limits, Patience
 from secagg.session.roles import ServerSession, Stage
+from secagg.session.run import Limits, Patience
 
 from .leaving import LOG, Left, StageCount
-from .round_task import RoundTask
-from .terms import Record, client_in, malformed, message_in, record_bytes, record_of, signature_in
+from .round_task import Record, RoundTask, client_in, malformed, message_in, record_bytes, record_of, signature_in
 
 Node = TypeVar("Node", bound=Hashable)
 _LEAST_PATIENCE: Final = 5.0
@@ -114,7 +113,7 @@ class ServerRound(ABC, Generic[Node]):
                         blamed = ", ".join(map(str, fault.culprits)) or "nobody for certain"
                         LOG.warning("%s (to blame: %s)", fault, blamed)
         except (SecAggError, ConnectionError) as error:
-            LOG.error("round %d failed, and nothing of it was learned: %s", self.task.round_number, error)
+            LOG.error("round %d failed, and nothing of it was learned: %s", self.task.terms.round_number, error)
             raise
 
     def _run_stages(self, session: ServerSession) -> None:
@@ -138,7 +137,7 @@ class ServerRound(ABC, Generic[Node]):
             records = {node: record_of(message, terms=terms) for node, message in messages.items() if message}
             count = self._exchanged(session, stage, records, Patience(stage, limits, time.monotonic))
             self.stages.append((stage.name, count))
-            LOG.info("round %d, %s: %s", self.task.round_number, stage.name, count)
+            LOG.info("round %d, %s: %s", self.task.terms.round_number, stage.name, count)
             for sentence in count.advice:
                 LOG.warning("%s", sentence)
             if stage.takes_update:

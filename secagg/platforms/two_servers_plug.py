@@ -29,7 +29,7 @@ from secagg.protocols.two_servers import (
     trial_server_keys,
 )
 from secagg.session.roles import ServerSession
-from secagg.session.sockets.connection import HelperLost
+from secagg.session.sockets import HelperLost
 
 from .floors import MOST_LENGTH
 from .keys.server_pair import load_server_keys, load_server_pair

@@ -21,8 +21,7 @@ from secagg.errors import UNDECIDED, InvalidParameters, Misuse, PeerMisbehaved, 
 from secagg.parameters import ATTEMPTS
 from secagg.wire import MessageKind, Writer
 
-from .chained_file import ChainedFile
-from .durable import claim
+from .durable import ChainedFile, claim
 
 DIGEST_BYTES: Final = 32
 NO_MODEL: Final = bytes(DIGEST_BYTES)

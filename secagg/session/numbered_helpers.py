@@ -10,8 +10,7 @@ from typing import Final
 
 from secagg.errors import SecAggError
 
-from .sockets.connection import SocketAsk
-from .sockets.frames import encode_refusal
+from .sockets import SocketAsk, encode_refusal
 
 _LOG: Final = logging.getLogger(__name__)
 

@@ -27,8 +27,7 @@ from secagg.privacy.budget import NOT_NOISED, PrivacyBudget
 from secagg.privacy.client_noise import ClientNoise
 from secagg.wire import MessageKind
 
-from .chained_file import ChainedFile
-from .durable import hold
+from .durable import ChainedFile, hold
 
 _BODY: Final = Struct(">4d")
 _OWNER_BYTES: Final = 32

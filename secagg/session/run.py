@@ -1,16 +1,229 @@
-"""One session in memory: the driver of the command line, of training, of simulations and of tests."""
+"""A stopwatch around any server session: it is one itself, and knows nothing of any protocol."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from threading import Lock
 from time import perf_counter
 from typing import Final
 
-from secagg.errors import SecAggError
+from secagg.crypto.secret import Secret
+from secagg.errors import InvalidParameters, PeerError, SecAggError, UnexpectedMessage
 from secagg.identifiers import ClientId
+from secagg.session.roles import ClientSession, Released, ServerSession, Stage, Turnout
 
-from .measured import LEFT, Measured
-from .roles import ClientSession, Released
+# --- Figures of a session ---------------------------------------------------------------------------------------------
+
+LEFT: Final = "left"
+"""Why a client is gone of which nothing else is known."""
+
+
+@dataclass(slots=True)
+class StageFigures:
+    """What a stage took; a driver in memory adds its clients' seconds."""
+
+    name: str
+    takes_update: bool = False
+    sent: int = 0
+    """How many messages went out."""
+    answered: set[ClientId] = field(default_factory=set[ClientId], repr=False)
+    failed: dict[ClientId, str] = field(default_factory=dict[ClientId, str])
+    """Who was refused or left, and why."""
+    bytes_down: int = 0
+    bytes_up: int = 0
+    bytes_between: int = 0
+    """Between the server and its helpers."""
+    largest_up: int = 0
+    seconds: float = 0.0
+    """From opening the stage to closing it."""
+    server_seconds: float = 0.0
+    client_seconds: float = 0.0
+    """Of all clients together, without making their updates."""
+    slowest_client_seconds: float = 0.0
+
+    def add_client(self, seconds: float) -> None:
+        """Add what one client took."""
+        self.client_seconds += seconds
+        self.slowest_client_seconds = max(self.slowest_client_seconds, seconds)
+
+
+def _nothing_between() -> int:
+    return 0
+
+
+class Measured:
+    """Counts what passes through a session, stage by stage; the last figures are those of the release.
+
+    For any thread, as the session is. The seconds of the server are summed over threads.
+    """
+
+    def __init__(self, session: ServerSession, between: Callable[[], int] = _nothing_between) -> None:
+        """Begin; ``between`` says how many bytes went to and from helpers so far, as their connections count them."""
+        self.session, self._lock, self._between, self._told = session, Lock(), between, between()
+        self.figures = list[StageFigures]()
+        """Of each stage so far, in order."""
+        self._opened = 0.0
+        self._begin()
+
+    @property
+    def now(self) -> StageFigures:
+        """The figures of the open stage, or of the release."""
+        return self.figures[-1]
+
+    def _begin(self) -> None:
+        stage = self.session.stage
+        with self._lock:
+            self.figures.append(
+                StageFigures("release") if stage is None else StageFigures(stage.name, stage.takes_update)
+            )
+            self._opened = perf_counter()
+
+    @contextmanager
+    def _timed(self) -> Generator[StageFigures]:
+        """Charge what is done to the stage in which it began."""
+        figures, started = self.now, perf_counter()
+        try:
+            yield figures
+        finally:
+            with self._lock:
+                ended = perf_counter()
+                figures.server_seconds += ended - started
+                figures.seconds = ended - self._opened
+                total = self._between()
+                figures.bytes_between, self._told = figures.bytes_between + total - self._told, total
+
+    @property
+    def invitation(self) -> bytes:
+        """See ``ServerSession``, as for all that follows."""
+        return self.session.invitation
+
+    @property
+    def stage(self) -> Stage | None:
+        """The open stage."""
+        return self.session.stage
+
+    @property
+    def awaited(self) -> frozenset[ClientId] | None:
+        """Who may still answer."""
+        return self.session.awaited
+
+    @property
+    def turnout(self) -> Turnout:
+        """Whether closing the stage now can succeed."""
+        return self.session.turnout
+
+    @property
+    def faults(self) -> tuple[PeerError, ...]:
+        """What went wrong so far."""
+        return self.session.faults
+
+    def message_to(self, client: ClientId) -> bytes | None:
+        """Return a client's message, and count it each time that it is taken to be sent."""
+        with self._timed() as figures:
+            message = self.session.message_to(client)
+        with self._lock:
+            figures.sent += message is not None
+            figures.bytes_down += len(message or b"")
+        return message
+
+    def receive(self, sender: ClientId, message: bytes) -> None:
+        """Take an answer, and count it whether it is taken or not."""
+        with self._timed() as figures:
+            try:
+                self.session.receive(sender, message)
+            except UnexpectedMessage:
+                raise
+            except PeerError as error:
+                figures.failed[sender] = str(error)
+                raise
+            finally:
+                with self._lock:
+                    figures.bytes_up += len(message)
+                    figures.largest_up = max(figures.largest_up, len(message))
+            figures.answered.add(sender)
+
+    def drop(self, client: ClientId) -> None:
+        """Await a client no more."""
+        self.now.failed.setdefault(client, LEFT)
+        self.session.drop(client)
+
+    def close_stage(self) -> None:
+        """Close the stage, whose figures are complete then."""
+        with self._timed():
+            self.session.close_stage()
+        self._begin()
+
+    def release(self, progress: Callable[[int, int], None] | None = None) -> Released:
+        """Return the sum."""
+        with self._timed():
+            return self.session.release(progress)
+
+    def abort(self) -> None:
+        """End the session."""
+        self.session.abort()
+
+    def snapshot(self) -> Secret | None:
+        """Return what the session is restored from; figures are not in it."""
+        return self.session.snapshot()
+
+
+# --- When to wait no longer -------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """How long a loop waits, in seconds of the clock that it uses."""
+
+    exchange: float
+    """At most, for a stage without updates."""
+    training: float
+    """At most, for the stage that takes the updates."""
+    patience: float | None = 1.0
+    """Once there are enough in a stage without updates: this share of the time that it took until then.
+
+    None waits for everybody until the limit.
+    """
+    training_patience: float | None = None
+    """The same for the stage of the updates, of which each that is waited for is one more in the sum."""
+    least: float = 0.0
+    """Wait at least so long after there are enough, however fast they were."""
+
+    def __post_init__(self) -> None:
+        # Written so that NaN is refused too.
+        shares = [share for share in (self.patience, self.training_patience) if share is not None]
+        if not (self.exchange > 0 and self.training > 0 and self.least >= 0 and all(share >= 0 for share in shares)):
+            raise InvalidParameters("exchange and training are positive seconds; patience and least are not negative")
+
+
+class Patience:
+    """The wait for one stage; ask after each answer, or sleep for ``left`` at most."""
+
+    def __init__(self, stage: Stage, limits: Limits, clock: Callable[[], float]) -> None:
+        """Begin to wait now; the clock never goes back, as ``time.monotonic`` does not."""
+        self._limits, self._clock, self._began = limits, clock, clock()
+        self._last = self._began + (limits.training if stage.takes_update else limits.exchange)
+        self._share = limits.training_patience if stage.takes_update else limits.patience
+        self._is_enough = False
+
+    def left(self, turnout: Turnout) -> float:
+        """Return how many seconds to wait at most; 0 if the stage is to be closed now."""
+        now = self._clock()
+        if turnout >= Turnout.COMPLETE:
+            self._last = min(self._last, now)
+        elif turnout >= Turnout.ENOUGH and not self._is_enough:
+            self._is_enough = True
+            if self._share is not None:
+                self._last = min(self._last, now + max(self._limits.least, self._share * (now - self._began)))
+        return max(0.0, self._last - now)
+
+    def is_over(self, turnout: Turnout) -> bool:
+        """Return whether to wait no longer."""
+        return self.left(turnout) <= 0
+
+
+# --- The driver -------------------------------------------------------------------------------------------------------
 
 _SHOWN: Final = 3
 Progress = Callable[[str, int, int], None]

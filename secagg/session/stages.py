@@ -34,7 +34,7 @@ from secagg.wire import owned_bytes
 
 from .one_answer import OneStageClientSession
 from .roles import Released, Stage, Turnout
-from .sockets.connection import HelperLost
+from .sockets import HelperLost
 
 __all__ = ["Checked", "OneStageClientSession", "StagedServerSession"]
 
@@ -116,11 +116,7 @@ class StagedServerSession(Confined, ABC, Generic[Content]):
         return len(self._said) >= self._minimum
 
     def _require_enough(self, stage: Stage) -> None:
-        """Refuse to close a stage that too few have answered.
-
-        Raises:
-            ThresholdNotMet, InvalidParameters: the session ends.
-        """
+        """Refuse to close a stage that too few have answered, which ends the session."""
         if len(self._said) < self._minimum:
             raise self._too_few(stage)
 

@@ -13,10 +13,9 @@ from typing import Any, Final, Generic, TypeVar, Unpack, cast
 from secagg.crypto.entropy import SystemCoins
 from secagg.errors import InvalidParameters
 from secagg.identifiers import ClientId
-from secagg.session.measured import Measured
 from secagg.session.registry import ProtocolEntry, ProtocolName
 from secagg.session.roles import LateUpdate, Released, Subject
-from secagg.session.run import run
+from secagg.session.run import Measured, run
 from secagg.simulation.rehearsal import spread_dropouts
 
 from .model_session import USUAL_BITS, CohortSettings, Form, Session

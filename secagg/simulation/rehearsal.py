@@ -1,7 +1,4 @@
-"""One session with everybody in one process: real cryptography, clients that drop out, and whether its sum is exact.
-
-What is simulated is that the clients, the authority, the server and its helpers are strangers to each other.
-"""
+"""Signatures that are verified once for all clients of one process."""
 
 from __future__ import annotations
 
@@ -11,6 +8,7 @@ from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
+from hashlib import sha256
 from time import perf_counter, process_time
 from typing import Any, Final, Protocol
 
@@ -20,12 +18,42 @@ from secagg.crypto.entropy import SystemCoins
 from secagg.errors import InvalidParameters
 from secagg.identifiers import ClientId
 from secagg.privacy.client_noise import deviations_in
-from secagg.session.measured import Measured
+from secagg.session import certificates
 from secagg.session.registry import ProtocolEntry, Simulation
 from secagg.session.roles import ClientSession, LateUpdate, Released, ServerSession, Stage, Subject, Update
-from secagg.session.run import Progress, run
+from secagg.session.run import Measured, Progress, run
 
-from .shared_checks import shared_checks
+# --- Checks that are shared -------------------------------------------------------------------------------------------
+
+SHARED_CHECKS: Final = 1 << 16
+
+
+@contextmanager
+def shared_checks() -> Generator[None]:
+    """Verify each signature once in this process, for all who are shown it; for rehearsals of thousands of clients.
+
+    A signature is public and what it says is the same for everybody, so nothing passes that would not pass otherwise.
+    But no client does all of its own work: its seconds are not those of a client that is alone.
+    """
+    verify, known = certificates.verified_by, dict[tuple[bytes, bytes, bytes], None]()
+
+    def remembered(public_key: bytes, signature: bytes, statement: bytes) -> None:
+        said = public_key, signature, sha256(statement).digest()
+        if said in known:
+            return
+        verify(public_key, signature, statement)
+        known[said] = None
+        while len(known) > SHARED_CHECKS:
+            known.pop(next(iter(known), said), None)
+
+    certificates.verified_by = remembered
+    try:
+        yield
+    finally:
+        certificates.verified_by = verify
+
+
+# --- Rehearsals -------------------------------------------------------------------------------------------------------
 
 TASK: Final = b"a rehearsal"
 _MODEL: Final = bytes(32)

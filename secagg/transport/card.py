@@ -11,7 +11,7 @@ from typing import Any, Final, cast
 from secagg.crypto.entropy import Coins
 from secagg.crypto.labels import Label, bind
 from secagg.errors import InvalidParameters, MalformedMessage, Reason
-from secagg.session.patience import Limits
+from secagg.session.run import Limits
 
 NAME_BYTES: Final = 16
 CARD_BYTES: Final = 1 << 20
@@ -58,7 +58,7 @@ class Card:
     """One session, as clients are told of it. They hold its server to nothing here but ``terms``."""
 
     session: str
-    """Its name: 32 hexadecimal digits, drawn anew."""
+    """Its name: 32 hexadecimal digits, drawn for it."""
     protocol: str
     task: str
     round_number: int

@@ -1,17 +1,15 @@
-"""One session on its way through its stages: the exchange decides, one thread computes, a store remembers.
-
-All calls of the session are made one after another in a thread of their own, so that the event loop never waits for
-cryptography or for a helper, and no answer overtakes the closing of its stage.
-"""
+"""Room in memory for the answers that are being read: an answer takes what it declares, and the slowest gives way."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import time
+from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, nullcontext, suppress
+from dataclasses import dataclass
 from typing import Final, TypeVar
 
 from secagg.crypto.secret import Secret
@@ -19,13 +17,120 @@ from secagg.errors import PeerError, SecAggError
 from secagg.identifiers import ClientId
 from secagg.session.metrics import Metrics
 from secagg.session.roles import Released, ServerSession, Stage, Turnout
+from secagg.transport.card import Card, WireLimits
+from secagg.transport.exchange import Answer, Exchange, Verdict
+from secagg.transport.keeping import ServerRecord, ServerStore
+from secagg.transport.logs import say
+from secagg.transport.proof import Admission
 
-from .card import Card, WireLimits
-from .exchange import Answer, Exchange, Verdict
-from .keeping import ServerRecord, ServerStore
-from .logs import say
-from .places import Places, cut_short
-from .proof import Admission
+# --- Places in memory -------------------------------------------------------------------------------------------------
+
+_LOOKS: Final = 10
+"""So often who waits for a place looks again while an answer has its grace."""
+_UNDISTURBED: Final = 0.2
+"""An answer keeps its place for this part of its grace, however slow it is."""
+_AS_FAST: Final = 4
+"""An answer that is no more than so many times slower than the fastest one gives way once, and then no more."""
+
+
+@dataclass(slots=True, eq=False)
+class Body:
+    """An answer that is being read."""
+
+    client: ClientId
+    length: int
+    began: float
+    patience: asyncio.Timeout
+    size: int = 0
+    gave_way: bool = False
+
+
+class Places:
+    """The places of one stage."""
+
+    def __init__(self, room: int, grace: float) -> None:
+        """Have so many bytes of room; ``grace`` is in seconds."""
+        self._room, self._grace, self._left, self._undisturbed = room, grace, room, _UNDISTURBED * grace
+        self._bodies = set[Body]()
+        self._waiting = deque[tuple[int, asyncio.Future[None]]]()
+        self._displaced, self._fastest = set[ClientId](), 0.0
+
+    @asynccontextmanager
+    async def place(self, client: ClientId, length: int) -> AsyncGenerator[Body]:
+        """Wait for a place, and hold it for the block; the answer is cut off when ``patience`` is over."""
+        taken = max(1, min(length, self._room))
+        await self._wait(taken)
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(self._grace) as patience:
+                body = Body(client, taken, loop.time(), patience)
+                self._bodies.add(body)
+                try:
+                    yield body
+                    self._fastest = max(self._fastest, self._rate(body))
+                finally:
+                    self._bodies.discard(body)
+        finally:
+            self._left += taken
+            self._admit()
+
+    def clear(self) -> None:
+        """Cut off every answer: the stage is closed."""
+        for body in self._bodies:
+            cut_short(body.patience)
+
+    async def _wait(self, taken: int) -> None:
+        turn = asyncio.get_running_loop().create_future()
+        self._waiting.append((taken, turn))
+        self._admit()
+        try:
+            while not turn.done():
+                await asyncio.wait([turn], timeout=self._grace / _LOOKS)
+                if not turn.done() and self._waiting[0][1] is turn:
+                    self._displace()
+        except BaseException:
+            if turn.done():
+                self._left += taken
+            else:
+                self._waiting.remove((taken, turn))
+            self._admit()
+            raise
+
+    def _admit(self) -> None:
+        while self._waiting and self._waiting[0][0] <= self._left:
+            taken, turn = self._waiting.popleft()
+            self._left -= taken
+            turn.set_result(None)
+
+    def _rate(self, body: Body) -> float:
+        """Return how many bytes came each second; a moment says little about that."""
+        return body.size / max(asyncio.get_running_loop().time() - body.began, self._undisturbed)
+
+    def _displace(self) -> None:
+        """Let the slowest answer give way, which is sent again later; one that is fast enough does so once."""
+        latest = asyncio.get_running_loop().time() - self._undisturbed
+        slow = [
+            body
+            for body in self._bodies
+            if body.began <= latest
+            and not body.gave_way
+            and (body.client not in self._displaced or _AS_FAST * self._rate(body) < self._fastest)
+        ]
+        if slow:
+            body = min(slow, key=self._rate)
+            body.gave_way = True
+            self._displaced.add(body.client)
+            cut_short(body.patience)
+
+
+def cut_short(wait: asyncio.Timeout) -> None:
+    """Let a wait that is not over be over now."""
+    with suppress(RuntimeError):  # It ended by itself.
+        if not wait.expired():
+            wait.reschedule(0)
+
+
+# --- The conductor ----------------------------------------------------------------------------------------------------
 
 Result = TypeVar("Result")
 Keep = Callable[[Released], Awaitable[bytes]]
@@ -117,7 +222,7 @@ class Conductor:
         else:
             return released
         finally:
-            # Whoever asks from now on hears how it ended, or that another process goes on with it.
+            # Later requests hear how it ended, or that another process resumes it.
             self._is_stopping = self.exchange.over is None
             self._metrics.add("secagg_sessions_total", outcome=outcome)
             self._close()

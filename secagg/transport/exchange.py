@@ -1,6 +1,6 @@
 """What each request of one session gets: a state machine without sockets, threads or a clock of its own.
 
-Whoever drives it does what a verdict says, and tells it what came of that. Client by client, in one stage:
+Its driver does what a verdict says, and tells it what came of that. Client by client, in one stage:
 
     (asked) -> MESSAGE -> (offered) -> READ -> (read) -> HAND -> (settled) -> TAKEN, LATE or REFUSED
 
@@ -16,8 +16,8 @@ from typing import Final
 
 from secagg.errors import PeerError, UnexpectedMessage
 from secagg.identifiers import ClientId
-from secagg.session.patience import Limits, Patience
 from secagg.session.roles import Stage, Turnout
+from secagg.session.run import Limits, Patience
 
 
 class Answer(Enum):

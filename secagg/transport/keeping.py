@@ -102,7 +102,7 @@ class ServerStore:
 
 @dataclass(frozen=True, slots=True)
 class ClientProgress(Message):
-    """What a client answered last, and what it goes on from."""
+    """A client's last answer, and the state from which it resumes."""
 
     kind = MessageKind.HTTP_CLIENT_RECORD
     session: Annotated[bytes, fixed(NAME_BYTES)]

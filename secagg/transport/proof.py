@@ -109,7 +109,7 @@ class Certified:
 
 
 class FirstCome:
-    """Admits whoever first says a name to a session, and then nobody else under it."""
+    """Admits the first request under a name in a session, and then nobody else under it."""
 
     def __init__(
         self, invited: Collection[ClientId] | None = None, session: str = "", known: Mapping[ClientId, bytes] = _NONE

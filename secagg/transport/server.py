@@ -22,11 +22,10 @@ from secagg.session.metrics import CONTENT_TYPE
 from secagg.session.roles import Released, ServerSession, Subject
 
 from .card import BACK_SECONDS, STAGE_HEADER, Card, WireLimits, new_name
-from .conductor import RESTARTED, STOPPING, Conductor, Keep, counters
+from .conductor import RESTARTED, STOPPING, Conductor, Keep, counters, cut_short
 from .exchange import Answer, Verdict
 from .keeping import ServerStore
 from .logs import say
-from .places import cut_short
 from .proof import Admission, FirstCome, read_header
 
 try:
@@ -70,7 +69,7 @@ class SumServer:
         """Hold no session yet.
 
         Args:
-            admission: who may answer under which name; by default whoever says a name first.
+            admission: who may answer under which name; by default the first request under each name.
             store: where a session is kept that another process may go on with.
         """
         self.limits, self.metrics = limits or WireLimits(), counters()

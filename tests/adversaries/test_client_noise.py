@@ -39,10 +39,9 @@ from secagg.protocols.one_message.parameters import ThresholdRule
 from secagg.protocols.one_message.plan import OneMessageSettings
 from secagg.protocols.pairwise_mask import PairwiseSettings
 from secagg.protocols.pairwise_mask.graph import Topology
-from secagg.session.measured import Measured
 from secagg.session.registry import find
 from secagg.session.roles import LateUpdate, Released, Subject, Update
-from secagg.session.run import run
+from secagg.session.run import Measured, run
 from secagg.simulation.insecure_coins import InsecureSeededCoins
 
 MODEL = bytes(32)

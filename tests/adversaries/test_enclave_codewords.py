@@ -30,10 +30,9 @@ from secagg.protocols.enclave.plan import EnclaveSettings
 from secagg.protocols.enclave.trusted import enclave as trusted
 from secagg.protocols.enclave.trusted.chosen_norm import bounded_choices, least_squared
 from secagg.protocols.enclave.trusted.configuration import Accumulation, EnclaveConfiguration, ReleaseForm
-from secagg.session.measured import Measured
 from secagg.session.registry import find
 from secagg.session.roles import LateUpdate, Released, Subject, Update
-from secagg.session.run import run
+from secagg.session.run import Measured, run
 from tests.harness.enclave_buffers import NOW, EnclaveSetup, InsecureEnclaveSession
 
 MODEL = bytes(32)

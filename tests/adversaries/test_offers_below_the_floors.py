@@ -35,7 +35,7 @@ from secagg.protocols.pairwise_mask import (
     SessionPlan,
     Topology,
 )
-from secagg.protocols.pairwise_mask.configuration import ClientFloors
+from secagg.protocols.pairwise_mask.floors import ClientFloors
 from secagg.protocols.pairwise_mask.relay import PublishedRoster
 from secagg.protocols.pairwise_mask.round0_advertise_keys import KeyAdvertisement
 from secagg.wire import MessageKind

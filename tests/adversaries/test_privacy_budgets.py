@@ -49,12 +49,11 @@ from secagg.protocols.one_message.parameters import ThresholdRule
 from secagg.protocols.one_message.plan import OneMessageSettings
 from secagg.protocols.pairwise_mask import PairwiseSettings
 from secagg.protocols.pairwise_mask.graph import Topology
-from secagg.session.chained_file import ChainedFile
-from secagg.session.measured import Measured
+from secagg.session.durable import ChainedFile
 from secagg.session.privacy_ledger import PrivacyLedger, PrivacyLedgers
 from secagg.session.registry import Simulation, find
 from secagg.session.roles import ClientSession, LateUpdate, ServerSession, Subject, Update
-from secagg.session.run import run
+from secagg.session.run import Measured, run
 
 MODEL = bytes(32)
 LAYOUT = Layout((RingSegment(24, 8),))
@@ -332,7 +331,7 @@ from secagg.contract import Layout, RingSegment
 from secagg.privacy.budget import PrivacyBudget
 from secagg.privacy.client_noise import NoiseSettings
 from secagg.privacy.sensitivity import Adjacency
-from secagg.session.chained_file import ChainedFile
+from secagg.session.durable import ChainedFile
 from secagg.session.privacy_ledger import PrivacyLedger
 noise = NoiseSettings(noise_multiplier=Fraction(1), l2_bounds=(3000,), adjacency=Adjacency.ZERO_OUT).noise_for(
     Layout((RingSegment(24, 8),)), minimum_cohort=3, capacity=4, corrupted=0, maximum_weight=1)

@@ -39,8 +39,7 @@ from secagg.errors import (
     ThresholdNotMet,
 )
 from secagg.identifiers import ClientId, ServerId
-from secagg.protocols.two_servers.offers import RoundStamp
-from secagg.protocols.two_servers.round_rules import Entry
+from secagg.protocols.two_servers.offers import Entry, RoundStamp
 from secagg.protocols.two_servers.server import IndexingServer, Server
 from secagg.protocols.two_servers.server_keys import ServerKeys
 from secagg.protocols.two_servers.server_messages import AcceptedList, BatchRequest, Beginning

@@ -35,10 +35,9 @@ from secagg.protocols.two_servers.configuration import IndexingConfiguration, Se
 from secagg.protocols.two_servers.release import Release, add_noise, centred, require_held, server_noise
 from secagg.protocols.two_servers.server import Server
 from secagg.protocols.two_servers.session import TwoServersSettings
-from secagg.session.measured import Measured
 from secagg.session.registry import find
 from secagg.session.roles import LateUpdate, Released, Subject, Update
-from secagg.session.run import run
+from secagg.session.run import Measured, run
 
 MODEL = bytes(32)
 BLOCKS, CODEWORDS, VALUES = 200, 16, 500

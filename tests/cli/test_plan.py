@@ -15,7 +15,7 @@ from secagg.cli import main
 from secagg.cli.plan import shapes_of
 from secagg.compression.byte_accounting import parameter_count
 from secagg.contract import IndexSegment
-from secagg.planning.paper.models import CELEBA
+from secagg.planning.paper import CELEBA
 from secagg.session.registry import find, names
 
 BLOCKS = ("--blocks", "100000", "--codewords", "32", "--block-size", "4", "--bits", "4")

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from secagg.cli import main
-from secagg.planning.paper.tables import PRINTED, Table
+from secagg.planning.paper import PRINTED, Table
 
 
 def rows_of(capsys: pytest.CaptureFixture[str], *arguments: str) -> list[dict[str, Any]]:

@@ -24,11 +24,14 @@ from secagg.compression.byte_accounting import (
     upload_bytes,
 )
 from secagg.contract import IndexSegment, Layout, Payload, RingSegment
-from secagg.planning.paper.models import CELEBA, FEMNIST_1_CHANNEL, FEMNIST_3_CHANNEL, SENT140
-from secagg.planning.paper.tables import (
+from secagg.planning.paper import (
+    CELEBA,
     EXPLANATIONS,
+    FEMNIST_1_CHANNEL,
+    FEMNIST_3_CHANNEL,
     MODELS_WITH_CODEBOOKS,
     PRINTED,
+    SENT140,
     WHOLE_MODELS,
     Quantity,
     Table,

@@ -30,7 +30,7 @@ from secagg.compression.product_quantization import Codebook, ProductQuantizatio
 from secagg.compression.public_stream import PublicStream
 from secagg.compression.random_pruning import RandomPruning
 from secagg.compression.rotation import RandomRotation
-from secagg.conformance.decoded_sums import summed_aggregate
+from secagg.conformance.sums import summed_aggregate
 from secagg.contract import Aggregate, IndexedDecoder, LinearDecoder, Payload, ideal_aggregate, public_parameters_digest
 from secagg.contract.codewords import CodewordTable, Tables, require_summed, summed_layout
 from secagg.contract.layout import IndexSegment, Layout, RingSegment

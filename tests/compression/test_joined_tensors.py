@@ -8,8 +8,7 @@ import pytest
 
 from secagg.compression.fixed_point import FixedPoint
 from secagg.compression.model_update import ModelUpdate, TensorScheme
-from secagg.compression.model_update.joined_tensors import joined
-from secagg.compression.model_update.merged_segments import merged
+from secagg.compression.model_update.tensors import joined, merged
 from secagg.compression.scalar_quantization import Rounding, ScalarQuantization
 from secagg.contract import LinearDecoder
 from secagg.errors import Misuse

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from secagg.conformance import LAWS, Candidate, Law, cases
-from secagg.conformance.decoded_sums import summed_aggregate
+from secagg.conformance.sums import summed_aggregate
 from secagg.contract import (
     Aggregate,
     IndexedDecoder,

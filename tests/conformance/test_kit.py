@@ -17,7 +17,7 @@ from hypothesis.extra.numpy import arrays
 
 from secagg.compression.identity import Identity
 from secagg.conformance import LAWS, Candidate, Law, cases
-from secagg.conformance.coins import InsecureCountedCoins
+from secagg.conformance.candidate import InsecureCountedCoins
 from secagg.conformance.trees import (
     assembled,
     copied,

@@ -19,7 +19,7 @@ from secagg.errors import InvalidParameters, ThresholdNotMet
 from secagg.platforms.schemes import SchemeChoice
 from secagg.platforms.settings import SecAggSettings
 from secagg.protocols.one_message import EpochRecord
-from secagg.session.sockets.connection import HelperLost
+from secagg.session.sockets import HelperLost
 from tests.flower.test_rounds_in_memory import CLIENTS, MODEL, MemoryGrid, adding, folders, log
 
 __all__ = ["folders", "log"]

@@ -20,9 +20,8 @@ from secagg.identifiers import ClientId
 from secagg.platforms import server_round
 from secagg.platforms.charges import DIRECTORY_VARIABLE
 from secagg.platforms.keys.identities import make_identities
-from secagg.platforms.round_task import RoundTask
+from secagg.platforms.round_task import RoundTask, message_in, record_of
 from secagg.platforms.settings import SecAggSettings
-from secagg.platforms.terms import message_in, record_of
 from secagg.session import registry
 from tests.harness.plain_sum import ENTRY
 from tests.harness.tutorial import tutorial_scheme

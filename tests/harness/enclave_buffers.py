@@ -132,7 +132,7 @@ class EnclaveSetup:
 
 
 class Host:
-    """One server after another in front of one enclave, below the session: it takes uploads whoever hands them over."""
+    """One server after another in front of one enclave, below the session: it takes an upload from anybody."""
 
     def __init__(
         self,

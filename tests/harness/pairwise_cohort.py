@@ -24,7 +24,8 @@ from secagg.protocols.pairwise_mask import (
     Topology,
     plan_session,
 )
-from secagg.protocols.pairwise_mask.configuration import NO_AUTHORITY, ClientFloors
+from secagg.protocols.pairwise_mask.configuration import NO_AUTHORITY
+from secagg.protocols.pairwise_mask.floors import ClientFloors
 from secagg.protocols.pairwise_mask.run import Observer
 from secagg.session.certificates import IDENTITY_KEY_BYTES, Authority, SigningKey, issue_certificate
 from tests.harness.pairwise_measurement import MeasuredClient, MeasuredRun, Progress, measured_run

@@ -26,7 +26,8 @@ from secagg.errors import SecAggError
 from secagg.identifiers import ClientId, Party, ServerId
 from secagg.parameters import SecurityMode, Suite
 from secagg.protocols.pairwise_mask.client import Client
-from secagg.protocols.pairwise_mask.configuration import LEAST_CHECK_WORDS, NO_AUTHORITY, NO_DIGEST, ClientFloors
+from secagg.protocols.pairwise_mask.configuration import LEAST_CHECK_WORDS, NO_AUTHORITY, NO_DIGEST
+from secagg.protocols.pairwise_mask.floors import ClientFloors
 from secagg.protocols.pairwise_mask.graph import Topology
 from secagg.protocols.pairwise_mask.member import ClientInput, Member, SessionTerms
 from secagg.protocols.pairwise_mask.plan import SessionPlan, plan_session

@@ -13,8 +13,8 @@ from secagg.contract import Layout, Payload, RingSegment
 from secagg.crypto.entropy import SystemCoins
 from secagg.crypto.secret import Secret
 from secagg.identifiers import ClientId
-from secagg.session.patience import Limits
 from secagg.session.roles import ClientSession, LateUpdate, Released, ServerSession, Subject, Update
+from secagg.session.run import Limits
 from secagg.transport.card import Card, WireLimits
 from secagg.transport.client import Join, Outcome, contribute
 from secagg.transport.proof import Prover, header_of

@@ -25,8 +25,8 @@ from secagg.nvflare.client import SITE_FILE
 from secagg.nvflare.records import STAGE_TASK, arrays_in, failure_in, like
 from secagg.platforms.keys.identities import make_identities
 from secagg.platforms.leaving import Left
+from secagg.platforms.round_task import RECORD
 from secagg.platforms.settings import SecAggSettings
-from secagg.platforms.terms import RECORD
 from tests.nvflare.sites import MODEL, SITES, Federation, Site, adding, plain_mean
 
 pytestmark = pytest.mark.nvflare

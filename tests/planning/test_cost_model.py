@@ -22,7 +22,7 @@ from secagg.errors import SecAggError
 from secagg.parameters import Suite
 from secagg.planning.advice import break_even_block, masked_value_bits, point_function
 from secagg.planning.costs import Comparison, Option, Status, compare
-from secagg.planning.paper.models import CELEBA, FEMNIST_3_CHANNEL
+from secagg.planning.paper import CELEBA, FEMNIST_3_CHANNEL
 from secagg.planning.planned_update import Learned, PlanRequest, Scheme, shapes_of_blocks
 from secagg.planning.seconds import costs_of
 from secagg.protocols.two_servers.point_functions.shape import least_cipher_calls

@@ -9,7 +9,7 @@ import pytest
 
 from secagg.cli import main
 from secagg.errors import InvalidParameters
-from secagg.planning.noise_advice import PlannedNoise
+from secagg.planning.advice import PlannedNoise
 
 VALUES = 19_338
 

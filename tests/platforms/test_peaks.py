@@ -15,11 +15,10 @@ from secagg.compression.model_update.summed_values import LENGTHS, known_lengths
 from secagg.contract import IndexSegment, ideal_aggregate
 from secagg.errors import InvalidParameters, MalformedMessage
 from secagg.platforms.charges import Charges
+from secagg.platforms.client_round import Trained, Training
 from secagg.platforms.leaving import LOG
-from secagg.platforms.round_task import Means, Rounds, RoundTask
+from secagg.platforms.round_task import Means, Rounds, RoundTask, Terms
 from secagg.platforms.settings import SecAggSettings
-from secagg.platforms.terms import Terms
-from secagg.platforms.trained_update import Trained, Training
 
 CLIENTS = 40
 Model = dict[str, npt.NDArray[Any]]
@@ -132,16 +131,16 @@ def test_what_travels_is_one_index_for_each_block_and_each_length() -> None:
 def test_lengths_of_another_model_are_forgotten() -> None:
     made, sent = rounds(), model()
     play(made, 1, sent, [0.1] * 3)
-    assert made.begun(sent, clients=3, task="t", number=2, weighted_by="n").lengths
+    assert made.begun(sent, clients=3, task="t", number=2, weighted_by="n").terms.lengths
     del sent["conv.bias"]
-    assert made.begun(sent, clients=3, task="t", number=3, weighted_by="n").lengths == ()
+    assert made.begun(sent, clients=3, task="t", number=3, weighted_by="n").terms.lengths == ()
 
 
 @pytest.mark.parametrize("wrong", [(1.0,), (1.0, 2.0, float("nan"), 1.0), (1.0, -1.0, 1.0, 1.0), (float("inf"),) * 4])
 def test_a_client_refuses_lengths_that_are_none(wrong: tuple[float, ...]) -> None:
     task, _, _ = play(rounds(), 1, model(), [0.1] * 3)
     with pytest.raises(MalformedMessage, match="lengths"):
-        upload(replace(task, lengths=wrong), 0, 0.1)
+        upload(replace(task, terms=replace(task.terms, lengths=wrong)), 0, 0.1)
 
 
 def test_a_client_that_is_told_other_lengths_is_in_another_session() -> None:
@@ -149,17 +148,18 @@ def test_a_client_that_is_told_other_lengths_is_in_another_session() -> None:
     made, sent = rounds(), model()
     play(made, 1, sent, [0.1] * 3)
     task = made.begun(sent, clients=3, task="t", number=2, weighted_by="n")
-    other = replace(task, lengths=(64 * task.lengths[0], *task.lengths[1:]))
-    told = [each.terms.subject(each.update, None) for each in (task, other)]
-    assert told[0].layout == told[1].layout
-    assert told[0].terms_digest != told[1].terms_digest
+    told, (common, *tensors) = task.terms, task.terms.lengths
+    other = replace(task, terms=replace(told, lengths=(64 * common, *tensors)))
+    one, another = (each.terms.subject(each.update, None) for each in (task, other))
+    assert one.layout == another.layout
+    assert one.terms_digest != another.terms_digest
 
 
 def test_terms_with_lengths_of_another_type_are_refused() -> None:
     task, _, _ = play(rounds(), 1, model(), [0.1] * 3)
     for wrong in ("1.0", 1, None, True):
         with pytest.raises(MalformedMessage):
-            Terms.parsed(replace(task, lengths=cast("Any", (wrong,))).terms.record)
+            Terms.parsed(replace(task.terms, lengths=cast("Any", (wrong,))).record)
 
 
 @pytest.mark.parametrize("terms", ["[" * 100_000, '{"a":' * 100_000])
@@ -171,7 +171,7 @@ def test_terms_of_many_levels_are_refused_like_others(terms: str) -> None:
 def test_a_task_that_is_no_text_is_refused() -> None:
     task, _, _ = play(rounds(), 1, model(), [0.1] * 3)
     with pytest.raises(MalformedMessage):
-        Terms.parsed(replace(task, task="half a pair \ud800").terms.record)
+        Terms.parsed(replace(task.terms, task="half a pair \ud800").record)
 
 
 def test_lengths_beyond_the_last_level_are_said(caplog: pytest.LogCaptureFixture) -> None:
@@ -188,7 +188,7 @@ def test_parameters_of_the_next_round_are_read_back() -> None:
     _, _, sent = play(made, 1, sent, [0.1] * 3)
     task = made.begun(sent, clients=3, task="t", number=2, weighted_by="n")
     assert decode_parameters(encode_parameters(task.update)).layout == task.update.layout
-    assert known_lengths(sent, task.joined, task.lengths).is_informed
+    assert known_lengths(sent, task.terms.joined, task.terms.lengths).is_informed
 
 
 @pytest.mark.parametrize("wrong", ["peak-0", "peak-4096", "peak-", "peaks", "peak-1x2"])

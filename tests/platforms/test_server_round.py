@@ -16,9 +16,8 @@ from secagg.errors import MalformedMessage, Misuse, PeerMisbehaved, Reason, Thre
 from secagg.identifiers import ClientId
 from secagg.platforms.keys.identities import Roster
 from secagg.platforms.leaving import Left, StageCount, code_of, code_said, log_leaving
-from secagg.platforms.round_task import RoundTask
+from secagg.platforms.round_task import Record, RoundTask
 from secagg.platforms.server_round import Answer, Reply, ServerRound
-from secagg.platforms.terms import Record
 from secagg.session.certificates import Certificate, SigningKey, issue_certificate
 from secagg.session.roles import ServerSession, Stage, Turnout
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from secagg.conformance.decoded_sums import summed_aggregate
+from secagg.conformance.sums import summed_aggregate
 from secagg.contract import IndexSegment, Layout, Payload, RingSegment
 from secagg.contract.codewords import MAXIMUM_ENTRY, CodewordTable, Tables, require_summed
 from secagg.contract.decoder import ideal_aggregate

@@ -27,10 +27,9 @@ from secagg.protocols.pairwise_mask.plan import PairwiseSettings
 from secagg.protocols.pairwise_mask.run import run as run_pairwise
 from secagg.protocols.pairwise_mask.server import STAGES
 from secagg.protocols.pairwise_mask.simulation import PairwiseSimulation
-from secagg.session.measured import Measured
 from secagg.session.registry import Simulation
 from secagg.session.roles import ClientSession, LateUpdate, Subject, Update
-from secagg.session.run import run
+from secagg.session.run import Measured, run
 from tests.harness.session_worlds import LAYOUT, NOW, SETTINGS, candidate_of, client_ids, payload_of
 
 NOBODY = frozenset[ClientId]()

@@ -17,9 +17,15 @@ from typing import Any
 import pytest
 
 from secagg.errors import InternalError, InvalidParameters, MalformedMessage, Misuse
-from secagg.session.sockets.connection import HelperLost, SocketAsk
-from secagg.session.sockets.frames import decode_refusal, encode_refusal, receive_frame, send_frame
-from secagg.session.sockets.service import Service
+from secagg.session.sockets import (
+    HelperLost,
+    Service,
+    SocketAsk,
+    decode_refusal,
+    encode_refusal,
+    receive_frame,
+    send_frame,
+)
 from secagg.wire import MessageKind, Writer
 
 REQUEST = Writer(MessageKind.RELEASE_BUFFER).integer(7, 4).finish()
@@ -202,7 +208,7 @@ def test_nobody_at_the_path_is_a_lost_helper(tmp_path: Path) -> None:
 def test_a_socket_of_a_process_that_was_killed_is_replaced_and_one_that_serves_is_not(tmp_path: Path) -> None:
     path = tmp_path / "s"
     program = (
-        "import sys\nfrom pathlib import Path\nfrom secagg.session.sockets.service import Service\n"
+        "import sys\nfrom pathlib import Path\nfrom secagg.session.sockets import Service\n"
         "class Echo:\n    def answer(self, request): return request\n"
         "Service(Echo()).serve(Path(sys.argv[1]), ready=lambda: print('ready', flush=True))\n"
     )

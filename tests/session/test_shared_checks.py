@@ -13,8 +13,8 @@ from secagg.identifiers import ClientId
 from secagg.protocols.pairwise_mask.round0_advertise_keys import in_parallel
 from secagg.session import certificates
 from secagg.session.certificates import IDENTITY_KEY_BYTES, SigningKey, verify_signature
-from secagg.simulation import shared_checks as sharing
-from secagg.simulation.shared_checks import shared_checks
+from secagg.simulation import rehearsal as sharing
+from secagg.simulation.rehearsal import shared_checks
 
 LABEL = Label.SIGNED_VIEW
 

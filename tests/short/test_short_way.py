@@ -21,9 +21,8 @@ import secagg
 from secagg.crypto.entropy import SystemCoins
 from secagg.errors import InvalidParameters, Misuse, ThresholdNotMet
 from secagg.identifiers import ClientId
-from secagg.session.measured import Measured
 from secagg.session.registry import ProtocolName, names
-from secagg.session.run import run
+from secagg.session.run import Measured, run
 from secagg.short.trees import Shapes, digest_of, leaves
 
 PROTOCOLS = [name for name in names() if name != "plain-sum"]

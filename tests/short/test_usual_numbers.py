@@ -67,7 +67,7 @@ def test_usual_floors_admit_what_is_planned_without_numbers(protocol: ProtocolNa
         session.abort()
 
 
-@pytest.mark.parametrize(("protocol", "least"), [("pairwise", 6), ("coded-mask", 4)])
+@pytest.mark.parametrize(("protocol", "least"), [("pairwise", 5), ("coded-mask", 4)])
 @given(clients=st.integers(3, 200))
 @settings(max_examples=10, deadline=None)
 def test_a_plan_without_numbers_takes_a_dropout(protocol: ProtocolName, least: int, clients: int) -> None:

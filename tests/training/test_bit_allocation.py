@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from secagg.compression.model_update.told_scales import kept_share, unit_codebooks
+from secagg.compression.model_update.summed_values import kept_share, unit_codebooks
 from secagg.compression.product_quantization import ProductQuantization
 from secagg.contract import IndexSegment, RingSegment, ideal_aggregate
 from secagg.crypto.entropy import SystemCoins

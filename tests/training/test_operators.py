@@ -10,7 +10,7 @@ import numpy.typing as npt
 import pytest
 
 from secagg.compression.model_update import CalibrationSource
-from secagg.compression.model_update.told_scales import (
+from secagg.compression.model_update.summed_values import (
     STATISTICS,
     decode_scales,
     encode_scales,

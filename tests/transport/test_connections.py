@@ -17,17 +17,22 @@ import pytest
 from secagg.crypto.entropy import SystemCoins
 from secagg.errors import InvalidParameters, Misuse
 from secagg.identifiers import ClientId
-from secagg.session.sockets.connection import HelperLost, SocketAsk
-from secagg.session.sockets.frames import encode_refusal
-from secagg.session.sockets.service import Service
+from secagg.session.sockets import HelperLost, Service, SocketAsk, encode_refusal
 from secagg.transport.card import WireLimits
-from secagg.transport.client import Outcome, contribute
+from secagg.transport.client import Outcome, Patience, contribute
 from secagg.transport.listener import allow_connections, listening
 from secagg.transport.proof import Prover
-from secagg.transport.requests import Patience
 from secagg.transport.server import SumServer
-from secagg.transport.tls import Credentials, PinnedTls, ServerTls, client_context
-from secagg.transport.tunnel import PEERS_AT_ONCE, Ends, open_tunnel, serve_tunnel
+from secagg.transport.tls import (
+    PEERS_AT_ONCE,
+    Credentials,
+    Ends,
+    PinnedTls,
+    ServerTls,
+    client_context,
+    open_tunnel,
+    serve_tunnel,
+)
 from secagg.wire import MessageKind, Writer
 from tests.harness.certificates_of_tests import make_credentials
 from tests.harness.wire_sums import (

@@ -11,8 +11,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from secagg.errors import PeerMisbehaved, Reason, UnexpectedMessage
 from secagg.identifiers import ClientId
-from secagg.session.patience import Limits
 from secagg.session.roles import Stage, Turnout
+from secagg.session.run import Limits
 from secagg.transport.exchange import Answer, Exchange, Verdict
 
 ONE, TWO = ClientId(1), ClientId(2)

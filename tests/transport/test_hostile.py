@@ -17,9 +17,8 @@ from secagg.errors import InvalidParameters, MalformedMessage, Misuse, PeerMisbe
 from secagg.identifiers import ClientId
 from secagg.session.roles import Stage
 from secagg.transport.card import Card, WireLimits
-from secagg.transport.client import Outcome, contribute
+from secagg.transport.client import Outcome, Patience, contribute
 from secagg.transport.proof import FirstCome, Prover
-from secagg.transport.requests import Patience
 from secagg.transport.server import SumServer
 from tests.harness.wire_sums import (
     ANSWER_BYTES,

@@ -224,7 +224,7 @@ def test_a_client_that_cannot_put_its_answer_aside_leaves(tmp_path: Path, monkey
 def test_a_sum_that_cannot_be_kept_is_told_to_nobody(tmp_path: Path) -> None:
     store = ServerStore(tmp_path / "server")
 
-    async def full(_: Released) -> None:
+    async def full(_: Released) -> bytes:
         raise OSError(ENOSPC, "no space left")
 
     async def scene() -> None:

@@ -21,11 +21,10 @@ from secagg.errors import MalformedMessage, Misuse, PeerError, ThresholdNotMet
 from secagg.identifiers import ClientId
 from secagg.session.roles import ClientSession
 from secagg.session.simulated_keys import SimulatedKeys
-from secagg.transport import requests
+from secagg.transport import client as requests
 from secagg.transport.card import BACK_SECONDS, Card
-from secagg.transport.client import Outcome, contribute
+from secagg.transport.client import Outcome, Patience, Refused, contribute
 from secagg.transport.proof import Certified, FirstCome, Prover, header_of, read_header
-from secagg.transport.requests import Patience, Refused
 from secagg.transport.server import SumServer
 from tests.harness.wire_sums import (
     ANSWER_BYTES,

@@ -508,7 +508,7 @@ def sweep(
         runs = [replace(run, workers=1) for run in runs]
     out.mkdir(parents=True, exist_ok=True)
     due = [(run, folder) for run, folder in zip(runs, folders, strict=True) if not _is_finished(run, folder)]
-    say = told or _silent
+    say = told or (lambda _: None)
     say(f"{len(runs)} runs, {len(runs) - len(due)} of them finished")
     done = 0
     if jobs == 1:
@@ -569,7 +569,3 @@ def _changes(given: object) -> tuple[str, ...]:
 def _file_name(name: str) -> str:
     kept = "".join(character if character.isalnum() or character in "-._" else "-" for character in name)
     return kept.strip("-") or "cell"
-
-
-def _silent(_: str) -> None:
-    pass

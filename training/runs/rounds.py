@@ -19,7 +19,7 @@ from secagg.compression.model_update import ModelUpdate
 from secagg.compression.outside import Factory
 from secagg.contract import Aggregate, Payload
 from secagg.errors import InvalidParameters, PeerError, ThresholdNotMet
-from secagg.session.measured import StageFigures
+from secagg.session.run import StageFigures
 from secagg.simulation.insecure_coins import InsecureSeededCoins
 from secagg.training.codec import PLAIN_BITS, Operators, RoundCodec, WholeUpdates, rounded_factory
 from secagg.training.models import initial_parameters

@@ -29,10 +29,9 @@ from secagg.identifiers import ClientId
 from secagg.parameters import LEAST_COHORT, Suite
 from secagg.privacy.client_noise import ClientNoise, noise_in
 from secagg.privacy.sensitivity import Adjacency
-from secagg.session.measured import Measured
 from secagg.session.registry import Simulation, find
 from secagg.session.roles import ClientSession, LateUpdate, Released, ServerSession, Subject, Update
-from secagg.session.run import run
+from secagg.session.run import Measured, run
 from secagg.session.settings import known_settings, planned_settings
 from secagg.training.settings.configuration import (
     WHOLE_UPDATES,

@@ -21,7 +21,7 @@ from secagg.crypto.ring import add_into, low_bits, reduce_into
 from secagg.errors import InternalError, Misuse, ThresholdNotMet
 from secagg.parameters import LEAST_COHORT
 from secagg.privacy.client_noise import ClientNoise, is_near
-from secagg.session.measured import StageFigures
+from secagg.session.run import StageFigures
 from secagg.simulation.insecure_coins import InsecureSeededCoins
 
 Upload = tuple[int, Payload, int]

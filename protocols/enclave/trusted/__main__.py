@@ -19,8 +19,7 @@ from secagg.crypto.entropy import SystemCoins
 from secagg.errors import InvalidParameters
 
 from .enclave import DEFAULT_MEMORY_BYTES
-from .process import give_up_privileges, serve
-from .service import SIMULATED
+from .process import SIMULATED, give_up_privileges, serve
 
 _ENDING: Final = (signal.SIGTERM, signal.SIGINT)
 _MEBIBYTE: Final = 1 << 20

@@ -1,11 +1,6 @@
-"""The trusted part behind a Unix socket, for one host at a time.
+"""The messages of a host: what the trusted part answers to each, without a socket.
 
-An epoch lives no longer than the connection that started it. A host that stops in the midst of a message is let go, and
-one that is silent gives way to another that has something to say.
-
-Before it serves, the process gives up what only somebody who has broken into it would use. Each step is a call of the
-kernel's, through the standard library's ``ctypes``. A step that this system does not have is said, and the process runs
-without it: none of them is what the protocol's claims rest on.
+The host is trusted with nothing. Whatever it sends, it gets the answer that the enclave gives, or a refusal.
 """
 
 from __future__ import annotations
@@ -23,11 +18,172 @@ from time import monotonic
 from typing import Final
 
 from secagg.crypto.entropy import Coins
-from secagg.errors import MalformedMessage
-from secagg.session.sockets.frames import listening, receive_frame, send_frame
+from secagg.crypto.secret import Confined
+from secagg.errors import (
+    CapacityExceeded,
+    InternalError,
+    MalformedMessage,
+    Misuse,
+    Reason,
+    SecAggError,
+    UnexpectedMessage,
+    blaming,
+)
+from secagg.identifiers import ServerId
+from secagg.protocols.enclave.trusted.configuration import MAXIMUM_START_BYTES, EnclaveConfiguration, decode_start
+from secagg.protocols.enclave.trusted.enclave import DEFAULT_MEMORY_BYTES, Enclave
+from secagg.protocols.enclave.trusted.messages import (
+    DIGEST_BYTES,
+    NONCE_BYTES,
+    EnclaveOffer,
+    ModelStamp,
+    sealed_upload_bytes,
+)
+from secagg.session.sockets import encode_refusal, listening, receive_frame, send_frame
+from secagg.wire import MessageKind, Reader, Writer, message_kind
 
-from .enclave import DEFAULT_MEMORY_BYTES
-from .service import EnclaveService, Quote
+# --- Requests ---------------------------------------------------------------------------------------------------------
+
+MAXIMUM_OFFER_BYTES: Final = 1 << 14
+MAXIMUM_WORD_BYTES: Final = 1 << 6
+MAXIMUM_DOCUMENT_BYTES: Final = 1 << 20
+WEIGHT_BYTES: Final = 2
+VERSION_BYTES: Final = 8
+SIMULATED: Final = "simulated"
+"""The format of evidence that no hardware has made."""
+_BARE_REQUESTS: Final = (
+    MessageKind.OPEN_BUFFER,
+    MessageKind.ANNOUNCE_MODEL,
+    MessageKind.RELEASE_BUFFER,
+    MessageKind.GIVE_UP_BUFFER,
+    MessageKind.DESTROY_ENCLAVE,
+    MessageKind.ATTEST_AGAIN,
+)
+
+Quote = Callable[[bytes], tuple[str, bytes]]
+"""Makes evidence that holds 64 bytes: the name of its format, as ``EvidenceFormat`` has it, and the document."""
+
+
+class EnclaveService(Confined):
+    """At most one epoch of an enclave, and what it answers to each request; it knows nothing of sockets."""
+
+    def __init__(
+        self, *, coins: Coins, quote: Quote, threads: int = 1, memory_bytes: int = DEFAULT_MEMORY_BYTES
+    ) -> None:
+        """Prepare to start epochs; none runs yet."""
+        self._coins = coins
+        self._quote = quote
+        self._threads = threads
+        self._memory_bytes = memory_bytes
+        self._enclave: Enclave | None = None
+
+    @property
+    def maximum_request_bytes(self) -> int:
+        """How long the next request may be: a configuration, or an upload of the epoch that runs."""
+        return request_limit(None if self._enclave is None else self._enclave.configuration)
+
+    def answer(self, request: bytes) -> bytes:
+        """Do what a request asks for, and return the message that answers it; never raise for what a host sent."""
+        try:
+            try:
+                return self._answered(request)
+            except SecAggError as error:
+                return encode_refusal(error)
+        except MemoryError:
+            self.destroy()
+            sentence = "the machine has less memory than the enclave may use, which has ended its epoch; lower --memory"
+            return encode_refusal(CapacityExceeded(sentence, reason=Reason.CAPACITY_EXCEEDED))
+        except Exception as error:  # noqa: BLE001 -- nothing that a host sends ends the process
+            # Nobody has thought of this error, so nobody can say that what is left of the epoch is in order.
+            self.destroy()
+            return encode_refusal(InternalError(f"the enclave met a {type(error).__name__} and has ended its epoch"))
+
+    def destroy(self) -> None:
+        """End the epoch, if one runs."""
+        if self._enclave is not None:
+            self._enclave.destroy()
+        self._enclave = None
+
+    def _answered(self, request: bytes) -> bytes:
+        with blaming(ServerId()):
+            kind = message_kind(request)
+            if kind is MessageKind.START_ENCLAVE:
+                return self._start(decode_start(request))
+            read = None if kind is MessageKind.SEALED_UPLOAD else _read_bare(request, kind)
+        if kind is MessageKind.DESTROY_ENCLAVE:
+            self.destroy()
+            return _done()
+        if self._enclave is None:
+            raise Misuse("no epoch runs here; start one with a configuration first")
+        match kind, read:
+            case MessageKind.SEALED_UPLOAD, _:
+                return _done(self._enclave.receive(request))
+            case MessageKind.RELEASE_BUFFER, _:
+                return self._enclave.release()
+            case MessageKind.OPEN_BUFFER, ModelStamp() as model:
+                self._enclave.open_buffer(model.version, model.digest)
+            case MessageKind.ANNOUNCE_MODEL, ModelStamp() as model:
+                self._enclave.announce_model(model.version, model.digest)
+            case MessageKind.ATTEST_AGAIN, bytes() as nonce:
+                return encode_attested_offer(self._enclave.offer, *self._enclave.attest_again(nonce))
+            case _:
+                self._enclave.give_up_buffer()
+        return _done()
+
+    def _start(self, configuration: EnclaveConfiguration) -> bytes:
+        """End the epoch that runs, if one does, and begin another."""
+        self.destroy()
+        enclave = Enclave(
+            configuration,
+            coins=self._coins,
+            quote=self._quote,
+            threads=self._threads,
+            memory_bytes=self._memory_bytes,
+        )
+        answer = encode_attested_offer(enclave.offer, *enclave.evidence)
+        self._enclave = enclave
+        return answer
+
+    def __repr__(self) -> str:
+        return f"<EnclaveService {self._enclave!r}>"
+
+
+# --- Messages ---------------------------------------------------------------------------------------------------------
+
+
+def encode_attested_offer(offer: EnclaveOffer, evidence_format: str, document: bytes) -> bytes:
+    """Return an offer with the evidence that vouches for it, as one message that a host relays to clients."""
+    writer = Writer(MessageKind.ATTESTED_OFFER).variable(offer.encode(), MAXIMUM_OFFER_BYTES)
+    writer.variable(evidence_format.encode(), MAXIMUM_WORD_BYTES)
+    return writer.variable(document, MAXIMUM_DOCUMENT_BYTES).finish()
+
+
+def _done(weight: int = 0) -> bytes:
+    """Return the answer to what was done; only an upload that was taken has a weight."""
+    return Writer(MessageKind.ENCLAVE_DONE).integer(weight, WEIGHT_BYTES).finish()
+
+
+def request_limit(configuration: EnclaveConfiguration | None) -> int:
+    """Return how long a request may be while an epoch of this configuration runs, or none."""
+    upload = 0 if configuration is None else sealed_upload_bytes(configuration)
+    return max(MAXIMUM_START_BYTES, upload)
+
+
+def _read_bare(request: bytes, kind: MessageKind) -> ModelStamp | bytes | None:
+    """Read a request that holds a model's stamp, a nonce, or nothing."""
+    if kind not in _BARE_REQUESTS:
+        raise UnexpectedMessage(expected="a request of a host", received=kind.name)
+    reader = Reader(request, kind)
+    read: ModelStamp | bytes | None = None
+    if kind in (MessageKind.OPEN_BUFFER, MessageKind.ANNOUNCE_MODEL):
+        read = ModelStamp(version=reader.integer(VERSION_BYTES), digest=reader.fixed(DIGEST_BYTES))
+    elif kind is MessageKind.ATTEST_AGAIN:
+        read = reader.fixed(NONCE_BYTES)
+    reader.finish()
+    return read
+
+
+# --- The process ------------------------------------------------------------------------------------------------------
 
 FRAME_SECONDS: Final = 60.0
 """How long one message may take, from its first byte to its last, in either direction."""

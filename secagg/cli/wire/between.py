@@ -13,8 +13,7 @@ from .shared import address, own_credentials, running
 
 def run_tunnel(options: argparse.Namespace) -> int:
     """Carry connections until SIGTERM or SIGINT; SIGHUP has it read renewed files."""
-    from secagg.transport.tls import PinnedTls
-    from secagg.transport.tunnel import Ends, open_tunnel, serve_tunnel
+    from secagg.transport.tls import Ends, PinnedTls, open_tunnel, serve_tunnel
 
     own, text = own_credentials(options), options.listen or options.connect
     if own is None:

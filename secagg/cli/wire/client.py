@@ -52,9 +52,8 @@ async def _contribute(options: argparse.Namespace) -> Outcome:
     from secagg.session.ledger import NO_MODEL, Spent
     from secagg.session.roles import LateUpdate, Update
     from secagg.session.sealed_state import StateDirectory
-    from secagg.transport.client import contribute
+    from secagg.transport.client import Patience, contribute
     from secagg.transport.proof import Prover
-    from secagg.transport.requests import Patience
     from secagg.transport.tls import client_context
 
     values = _values(options.update)

@@ -17,7 +17,7 @@ def add_options(commands: Any) -> None:  # noqa: ANN401 -- argparse names the ty
         "serve",
         help="hold one sum over HTTP, for clients that run `secagg contribute`",
         description="Hold one sum and write the mean of its updates. Started again with the same arguments after a "
-        "crash it goes on, where the protocol can. SIGTERM stops it, and keeps what it goes on from; SIGHUP has it "
+        "crash it resumes, where the protocol can. SIGTERM stops it, and keeps what it resumes from; SIGHUP has it "
         "read renewed files of TLS.",
     )
     serve.add_argument("--protocol", choices=names(), default="pairwise", help="who adds up (default: %(default)s)")

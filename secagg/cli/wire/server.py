@@ -202,7 +202,7 @@ def _settings(options: argparse.Namespace) -> SecAggSettings:
     alike = {f"{PREFIX}protocol": options.protocol, f"{PREFIX}weighting": "uniform"}
     if twice := sorted(alike.keys() & given.keys()):
         raise InvalidParameters(
-            f"{twice[0]} is no matter of --set: --protocol names one, and all updates weigh the same"
+            f"--set cannot change {twice[0]}: --protocol chooses the protocol, and all updates weigh the same"
         )
     settings = SecAggSettings.from_run_config({**given, **alike})
     if settings.noise:
@@ -218,7 +218,7 @@ def _settings(options: argparse.Namespace) -> SecAggSettings:
 
 
 def _limits(options: argparse.Namespace, card: Card) -> WireLimits:
-    from secagg.session.patience import Limits
+    from secagg.session.run import Limits
     from secagg.transport.card import BACK_SECONDS, WireLimits
 
     return WireLimits(
@@ -356,7 +356,7 @@ class _Sum:
 
         if self.options.protocol == "pairwise":
             return self.settings.mode
-        # Coded masks are for a server that follows the protocol, whoever certified the clients.
+        # Coded masks are for a server that follows the protocol, also where clients are certified.
         return ACTIVE if self.roster and self.options.protocol != CODED_MASK else "semi_honest"
 
     def _admission(self, card: Card, claims: Mapping[ClientId, bytes]) -> Admission:
@@ -426,5 +426,5 @@ def _store_in(folder: Path, resources: ExitStack) -> ServerStore:
 
     store = ServerStore(folder)
     resources.callback(os.close, held := os.open(folder, os.O_RDONLY))
-    claim(held, f"{folder} is in use; one server at a time goes on with its session")
+    claim(held, f"{folder} is in use; one server at a time resumes its session")
     return store

@@ -113,8 +113,8 @@ def running(work: Callable[[], Coroutine[Any, Any, Result]]) -> Result:
 
 
 def stopped() -> int:
-    """Say that a signal came before the end, and return the exit status: whoever waits for a sum has none."""
-    print("secagg: stopped before the end of the sum; where --state kept it, the same line goes on", file=sys.stderr)
+    """Say that a signal came before the end, and return the exit status: there is no sum."""
+    print("secagg: stopped before the end of the sum; where --state kept it, the same line resumes it", file=sys.stderr)
     return 130
 
 

@@ -10,7 +10,7 @@ from typing import Final
 
 from secagg.errors import ContractViolation
 
-from . import calls, conduct, messages, silence
+from . import calls, conduct, messages
 from .rehearsal import MODEL, SessionCandidate
 
 LAWS: Final[Mapping[str, Callable[[SessionCandidate], None]]] = {
@@ -44,7 +44,7 @@ LAWS: Final[Mapping[str, Callable[[SessionCandidate], None]]] = {
         calls.side_by_side,
         calls.restored,
         calls.suspended,
-        silence.silence,
+        conduct.silence,
     )
 }
 """Each law by its name; its docstring says what it holds a protocol to."""

@@ -6,7 +6,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
-from secagg.conformance.refusals import require_refused
+from secagg.conformance.candidate import require_refused
 from secagg.contract import Layout
 from secagg.errors import ContractViolation, InvalidParameters, Misuse, SecAggError, ThresholdNotMet
 from secagg.identifiers import ClientId

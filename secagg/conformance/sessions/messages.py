@@ -8,7 +8,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Final
 
-from secagg.conformance.refusals import require_refused
+from secagg.conformance.candidate import require_refused
 from secagg.errors import ContractViolation, PeerError, SecAggError
 from secagg.identifiers import ClientId
 from secagg.session.roles import LateUpdate, Released, Update

@@ -20,7 +20,7 @@ from secagg.errors import InvalidParameters
 from secagg.flower.strategies import write_where_flower_does
 from secagg.platforms.client_round import begun_app
 from secagg.platforms.leaving import log_leaving
-from secagg.platforms.terms import RECORD
+from secagg.platforms.round_task import RECORD
 from secagg.session.sealed_state import StateDirectory
 
 from .client_round import ClientRound, forget

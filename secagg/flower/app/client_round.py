@@ -18,10 +18,9 @@ from secagg.compression.outside import Factory
 from secagg.crypto.secret import Secret
 from secagg.errors import InvalidParameters, Misuse, Reason
 from secagg.identifiers import ClientId
-from secagg.platforms.client_round import Node, NodeRound
+from secagg.platforms.client_round import Node, NodeRound, Trained, Training
 from secagg.platforms.floors import NodeSettings
-from secagg.platforms.terms import RECORD, Terms, message_in
-from secagg.platforms.trained_update import Trained, Training
+from secagg.platforms.round_task import RECORD, Terms, message_in
 from secagg.session.roles import ClientSession
 from secagg.session.sealed_state import OpenState, StateDirectory
 

@@ -8,7 +8,7 @@ from typing import Final, cast
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
 
 from secagg.platforms.leaving import Left, code_of, code_said
-from secagg.platforms.terms import RECORD, Record
+from secagg.platforms.round_task import RECORD, Record
 
 LARGE_RECORD: Final = "secagg.large"
 LEFT_RECORD: Final = "secagg.left"

@@ -18,9 +18,8 @@ from flwr.serverapp import Grid
 from secagg.errors import ThresholdNotMet
 from secagg.identifiers import ClientId
 from secagg.platforms.leaving import Left
-from secagg.platforms.round_task import Means, RoundTask
+from secagg.platforms.round_task import Means, Record, RoundTask
 from secagg.platforms.server_round import FOR_EVER, Answer, Reply, ServerRound, not_eligible
-from secagg.platforms.terms import Record
 
 from .records import code_in, record_in, with_record
 

@@ -22,7 +22,7 @@ from secagg.flower import SecAggMod
 from secagg.flower.app.client_round import STATE_RECORD
 from secagg.flower.app.records import LARGE_RECORD, record_in, with_record
 from secagg.platforms.keys.identities import client_file, load_identity
-from secagg.platforms.terms import RECORD, Terms, client_in, message_in, record_of
+from secagg.platforms.round_task import RECORD, Terms, client_in, message_in, record_of
 from secagg.wire import message_kind
 
 PLAIN_TYPE = "train.plain"

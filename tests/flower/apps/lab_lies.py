@@ -19,8 +19,8 @@ from secagg.errors import SecAggError
 from secagg.flower import SecAggGrid, SecAggSettings
 from secagg.identifiers import ClientId
 from secagg.platforms.keys.identities import make_identities
+from secagg.platforms.round_task import RECORD
 from secagg.platforms.schemes import SchemeChoice
-from secagg.platforms.terms import RECORD
 
 LIED_TO = 2
 

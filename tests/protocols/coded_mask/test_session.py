@@ -28,9 +28,8 @@ from secagg.protocols.coded_mask.floors import Floors
 from secagg.protocols.coded_mask.server import STAGES, Server
 from secagg.protocols.coded_mask.session import CodedMaskHelpers, CodedMaskMember, CodedMaskSettings, open_session
 from secagg.session.ledger import Spent, SpentUpdates
-from secagg.session.measured import Measured
 from secagg.session.roles import ClientSession, LateUpdate, Released, Subject, Turnout, Update
-from secagg.session.run import run
+from secagg.session.run import Measured, run
 from tests.harness.session_worlds import CAPACITY, LAYOUT, NOW, client_ids, entry_of, payload_of
 
 CLIENTS = client_ids(9)

@@ -37,7 +37,7 @@ from secagg.contract.codewords import CodewordTable
 from secagg.errors import InternalError, InvalidParameters, MalformedMessage, Misuse, PeerMisbehaved, Reason
 from secagg.privacy.kinds import NoiseKind
 from secagg.protocols.enclave.remote_enclave import EnclaveLost, RemoteEnclave
-from secagg.protocols.enclave.trusted import service as service_module
+from secagg.protocols.enclave.trusted import process as service_module
 from secagg.protocols.enclave.trusted.configuration import (
     EnclaveConfiguration,
     Noise,
@@ -47,11 +47,10 @@ from secagg.protocols.enclave.trusted.configuration import (
 )
 from secagg.protocols.enclave.trusted.enclave import Enclave
 from secagg.protocols.enclave.trusted.messages import NONCE_BYTES
-from secagg.protocols.enclave.trusted.process import serve
-from secagg.protocols.enclave.trusted.service import SIMULATED, EnclaveService
+from secagg.protocols.enclave.trusted.process import SIMULATED, EnclaveService, serve
 from secagg.protocols.enclave.unattested import SimulatedEvidence, SimulatedJudge
 from secagg.protocols.enclave.verified_enclave import VerifiedEnclave
-from secagg.session.sockets.frames import decode_refusal, receive_frame, send_frame
+from secagg.session.sockets import decode_refusal, receive_frame, send_frame
 from secagg.simulation.insecure_coins import InsecureSeededCoins
 from secagg.wire import MessageKind, Writer, message_kind
 from tests.harness.enclave_buffers import MIXED_LAYOUT, EnclaveSetup, InsecureEnclaveSession, model_digest

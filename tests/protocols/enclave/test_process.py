@@ -48,13 +48,12 @@ from secagg.protocols.enclave.session import EnclaveMember
 from secagg.protocols.enclave.trusted.configuration import EnclaveConfiguration, Noise, encode_start
 from secagg.protocols.enclave.trusted.enclave import Enclave
 from secagg.protocols.enclave.trusted.messages import BufferRelease, EnclaveOffer, ModelStamp
-from secagg.protocols.enclave.trusted.process import serve
-from secagg.protocols.enclave.trusted.service import SIMULATED, EnclaveService, request_limit
+from secagg.protocols.enclave.trusted.process import SIMULATED, EnclaveService, request_limit, serve
 from secagg.protocols.enclave.unattested import SimulatedEnclave, SimulatedEvidence, SimulatedJudge
 from secagg.protocols.enclave.verified_enclave import VerifiedEnclave
 from secagg.session.certificates import SigningKey, issue_certificate
 from secagg.session.roles import Subject
-from secagg.session.sockets.frames import decode_refusal, encode_refusal, receive_frame, send_frame
+from secagg.session.sockets import decode_refusal, encode_refusal, receive_frame, send_frame
 from secagg.simulation.insecure_coins import InsecureSeededCoins
 from secagg.wire import MessageKind, Reader, Writer, message_kind
 from tests.harness.enclave_buffers import Host
@@ -73,7 +72,7 @@ CHILD = """
 import sys
 from pathlib import Path
 from secagg.protocols.enclave.trusted.process import serve
-from secagg.protocols.enclave.trusted.service import SIMULATED
+from secagg.protocols.enclave.trusted.process import SIMULATED
 from secagg.simulation.insecure_coins import InsecureSeededCoins
 
 def quote(binding):

@@ -31,9 +31,9 @@ from secagg.parameters import Suite
 from secagg.protocols.enclave.attestation import Evidence, EvidenceFormat
 from secagg.protocols.enclave.remote_enclave import EnclaveLost, RemoteEnclave, decode_attested_offer
 from secagg.protocols.enclave.trusted.configuration import EnclaveConfiguration, encode_start
-from secagg.protocols.enclave.trusted.service import SIMULATED, EnclaveService, encode_attested_offer
+from secagg.protocols.enclave.trusted.process import SIMULATED, EnclaveService, encode_attested_offer
 from secagg.protocols.enclave.unattested import SimulatedEvidence
-from secagg.session.sockets.frames import REFUSALS, decode_refusal, encode_refusal, receive_frame
+from secagg.session.sockets import REFUSALS, decode_refusal, encode_refusal, receive_frame
 from secagg.simulation.insecure_coins import InsecureSeededCoins
 from secagg.wire import MessageKind, Writer
 
@@ -295,7 +295,7 @@ def test_an_interrupted_request_is_not_answered_by_the_next_answer(
     process, remote = fake(framed(offered), framed(done()), framed(done()))
     remote.start(CONFIGURATION)
     with monkeypatch.context() as patched:
-        patched.setattr("secagg.session.sockets.connection.receive_frame", interrupt)
+        patched.setattr("secagg.session.sockets.receive_frame", interrupt)
         with pytest.raises(KeyboardInterrupt):
             remote.open_buffer(1, bytes(32))
     with pytest.raises(EnclaveLost, match="its connection was closed"):

@@ -24,7 +24,7 @@ ADMITTED = {
     "secagg.privacy.kinds",
     "secagg.privacy.noise",
     "secagg.session.certificates",
-    "secagg.session.sockets.frames",
+    "secagg.session.sockets",
 }
 """What the trusted part takes of other rooms: noise, whose key signs an upload, and where a host's message ends."""
 PACKAGES = {
@@ -33,7 +33,6 @@ PACKAGES = {
     "secagg.privacy",
     "secagg.protocols.enclave",
     "secagg.session",
-    "secagg.session.sockets",
 }
 """Loaded on the way, with nothing in them that does anything."""
 LATE = {"secagg.crypto.hybrid_key_agreement"}
@@ -60,7 +59,7 @@ OUTSIDE = {
     "typing",
 }
 """No socket, no file, no clock, no process, no logging; ``os`` for randomness alone."""
-FRAMES = "secagg.session.sockets.frames"
+FRAMES = "secagg.session.sockets"
 OUTSIDE_OF_THE_PROCESS = {
     *("argparse", "ctypes", "pathlib", "platform", "resource", "select", "signal", "socket", "sys", "time", "types")
 }

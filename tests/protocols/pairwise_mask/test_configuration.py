@@ -15,12 +15,8 @@ from secagg.crypto.labels import Label, bind
 from secagg.crypto.ring import Ring
 from secagg.errors import CapacityExceeded, InvalidParameters, MalformedMessage, Misuse, PeerError, Reason
 from secagg.parameters import SecurityMode, Suite
-from secagg.protocols.pairwise_mask.configuration import (
-    NO_AUTHORITY,
-    ClientFloors,
-    SessionConfiguration,
-    commit_to_opening,
-)
+from secagg.protocols.pairwise_mask.configuration import NO_AUTHORITY, SessionConfiguration, commit_to_opening
+from secagg.protocols.pairwise_mask.floors import ClientFloors
 from secagg.protocols.pairwise_mask.graph import Topology
 from secagg.protocols.pairwise_mask.plan import SessionPlan, plan_session
 from secagg.simulation.insecure_coins import InsecureRecordedCoins, InsecureSeededCoins

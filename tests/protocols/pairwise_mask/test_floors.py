@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from secagg.crypto.ring import MAXIMUM_MODULUS_BITS
 from secagg.errors import InvalidParameters, Reason
 from secagg.parameters import SecurityMode, Suite
-from secagg.protocols.pairwise_mask.configuration import ClientFloors
+from secagg.protocols.pairwise_mask.floors import ClientFloors
 from secagg.protocols.pairwise_mask.graph import Topology
 from tests.harness.pairwise_sessions import SessionSetup
 

@@ -32,7 +32,7 @@ from secagg.protocols.pairwise_mask import (
     SessionTerms,
     Topology,
 )
-from secagg.protocols.pairwise_mask.configuration import ClientFloors
+from secagg.protocols.pairwise_mask.floors import ClientFloors
 from secagg.protocols.pairwise_mask.transitions import CLIENT_TRANSITIONS, SERVER_TRANSITIONS
 from secagg.session.certificates import Authority, SigningKey, issue_certificate
 from secagg.simulation.insecure_coins import InsecureRecordedCoins

@@ -18,10 +18,9 @@ from secagg.identifiers import ClientId, Party, ServerId
 from secagg.parameters import Suite
 from secagg.protocols.two_servers import client as client_module
 from secagg.protocols.two_servers import opened_upload
-from secagg.protocols.two_servers.offers import RoundStamp, ServerOffer
+from secagg.protocols.two_servers.offers import Entry, RoundStamp, ServerOffer
 from secagg.protocols.two_servers.one_hot.check import RoundChallenges
 from secagg.protocols.two_servers.opened_upload import ClassTotals, HalfOpener, OpenedUpload
-from secagg.protocols.two_servers.round_rules import Entry
 from secagg.protocols.two_servers.upload import Upload, open_body, seal_body
 from secagg.session.certificates import issue_certificate
 from tests.harness.indexing_rounds import NOW, IndexingSetup, InsecureIndexingRound

@@ -17,9 +17,8 @@ from secagg.errors import AuthenticationFailed, MalformedMessage, Misuse, PeerEr
 from secagg.identifiers import ClientId, ServerId
 from secagg.parameters import Suite
 from secagg.protocols.two_servers.configuration import IndexingConfiguration, SharingMode
-from secagg.protocols.two_servers.offers import RoundStamp
+from secagg.protocols.two_servers.offers import Entry, RoundStamp
 from secagg.protocols.two_servers.release import Release
-from secagg.protocols.two_servers.round_rules import Entry
 from secagg.protocols.two_servers.server_messages import AcceptedList, OutputCommitment, OutputShare
 from secagg.session.certificates import SigningKey
 

@@ -13,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from secagg.errors import Misuse, PeerMisbehaved, Reason, SecAggError, ThresholdNotMet
 from secagg.identifiers import ClientId
-from secagg.protocols.two_servers.round_rules import Entry, RoundRules, RoundState, Standing
+from secagg.protocols.two_servers.offers import Entry, RoundRules, RoundState, Standing
 
 COLLECTING, SIGNED, AGREED, FAILED = RoundState
 

@@ -19,8 +19,7 @@ from secagg.errors import AuthenticationFailed, MalformedMessage, PeerError, Pee
 from secagg.identifiers import AttemptContext, ClientId, ServerId
 from secagg.parameters import Suite
 from secagg.protocols.two_servers.configuration import IndexingConfiguration, SharingMode
-from secagg.protocols.two_servers.offers import RoundStamp, ServerOffer
-from secagg.protocols.two_servers.round_rules import Entry
+from secagg.protocols.two_servers.offers import Entry, RoundStamp, ServerOffer
 from secagg.protocols.two_servers.server_messages import (
     MAXIMUM_BATCH,
     AcceptedList,

@@ -38,8 +38,7 @@ from secagg.protocols.two_servers.standing_server import (
     lanes_of,
 )
 from secagg.session.roles import Released, Subject
-from secagg.session.sockets.connection import HelperLost
-from secagg.session.sockets.frames import decode_refusal
+from secagg.session.sockets import HelperLost, decode_refusal
 from secagg.wire import MessageKind, Writer, message_kind
 from tests.harness.indexing_rounds import NOW, IndexingSetup, InsecureIndexingRound
 from tests.harness.planted import always

@@ -11,7 +11,7 @@ from flwr.app import Message
 from flwr.clientapp import ClientApp
 
 from secagg.flower import SecAggMod
-from secagg.platforms.terms import RECORD
+from secagg.platforms.round_task import RECORD
 
 
 def killed(message: Message, context: Any, call_next: Any) -> Message:

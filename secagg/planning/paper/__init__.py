@@ -1,1 +1,0 @@
-"""The paper's models and printed tables, beside what this library computes."""

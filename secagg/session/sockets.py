@@ -1,0 +1,518 @@
+"""Messages between processes of one machine: each behind its length, over Unix sockets that one user may connect to.
+
+A request that is refused is answered with the error that refused it. It arrives as the same class with the same reason
+and culprits, and tells nothing else: no traceback, and no cause.
+"""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Callable, Generator, Iterable, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from threading import BoundedSemaphore, Lock, Thread, Timer
+from typing import Final, Protocol, Self
+
+from secagg.errors import (
+    AuthenticationFailed,
+    CapacityExceeded,
+    ContractViolation,
+    InternalError,
+    InvalidParameters,
+    MalformedMessage,
+    Misuse,
+    PeerError,
+    PeerMisbehaved,
+    Reason,
+    SecAggError,
+    ThresholdNotMet,
+    UnexpectedMessage,
+    named,
+)
+from secagg.identifiers import CLIENT_ID_BYTES, ClientId, HolderId, Party, ServerId
+from secagg.wire import MessageKind, Reader, Writer, message_kind
+
+# --- Frames -----------------------------------------------------------------------------------------------------------
+
+PARTY_BYTES: Final = 1 + CLIENT_ID_BYTES
+MAXIMUM_TEXT_CHARACTERS: Final = 1 << 10
+MAXIMUM_TEXT_BYTES: Final = 4 * MAXIMUM_TEXT_CHARACTERS
+REFUSALS: Final = (
+    InvalidParameters,
+    Misuse,
+    MalformedMessage,
+    UnexpectedMessage,
+    AuthenticationFailed,
+    PeerMisbehaved,
+    ThresholdNotMet,
+    CapacityExceeded,
+    ContractViolation,
+    InternalError,
+)
+"""The errors that another process is told, each by its place here."""
+_LENGTH_BYTES: Final = 8
+_PIECE_BYTES: Final = 1 << 20
+_OWNER_ONLY: Final = 0o600
+_REASONS: Final[dict[type[SecAggError], Reason]] = {
+    AuthenticationFailed: Reason.AUTHENTICATION_FAILED,
+    ThresholdNotMet: Reason.THRESHOLD_NOT_MET,
+    InternalError: Reason.INTERNAL_ERROR,
+}
+"""The errors that are raised for one reason only."""
+
+
+# --- The socket -------------------------------------------------------------------------------------------------------
+
+
+def send_frame(connection: socket.socket, message: bytes) -> None:
+    """Send a message behind its length."""
+    connection.sendall(len(message).to_bytes(_LENGTH_BYTES, "big"))
+    connection.sendall(message)
+
+
+class Source(Protocol):
+    """Where bytes come from: a socket, or one that loses patience."""
+
+    def recv(self, size: int, /) -> bytes:
+        """Return at most so many bytes; none once the other end has closed."""
+        ...
+
+
+def receive_frame(connection: Source, limit: int) -> bytes:
+    """Receive a message of at most ``limit`` bytes; no more is allocated than has come, and a piece.
+
+    Raises:
+        MalformedMessage: a longer one is announced; nothing of it was read.
+        ConnectionResetError: the other end closed the connection.
+    """
+    length = int.from_bytes(_receive(connection, _LENGTH_BYTES), "big")
+    if length > limit:
+        sentence = f"a frame declares {length} bytes and {limit} is the limit"
+        raise MalformedMessage(sentence, reason=Reason.LENGTH_OVER_LIMIT)
+    return _receive(connection, length)
+
+
+def _receive(connection: Source, size: int) -> bytes:
+    pieces = list[bytes]()
+    while size:
+        piece = connection.recv(min(size, _PIECE_BYTES))
+        if not piece:
+            raise ConnectionResetError("the other end closed the connection")
+        pieces.append(piece)
+        size -= len(piece)
+    return b"".join(pieces)
+
+
+@contextmanager
+def listening(path: Path, *, replaces_dead: bool = False) -> Generator[socket.socket]:
+    """Listen at a path that nothing is at yet, for nobody but this user; remove it at the end.
+
+    Args:
+        replaces_dead: whether a socket may be at the path at which nobody listens any more: a killed process leaves
+            one. The caller sees to it that no other process is about to listen there.
+    Raises:
+        InvalidParameters: something else is at the path, or no socket can be made there.
+    """
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+        try:
+            if replaces_dead and _is_dead(path):
+                path.unlink(missing_ok=True)
+            listener.bind(str(path))
+        except OSError as error:
+            raise InvalidParameters(
+                f"no socket can be made at {path} ({error}); remove what is left of another, or name another path"
+            ) from None
+        try:
+            # Nobody can connect before ``listen``, so nobody connects under the mode that ``bind`` has left.
+            path.chmod(_OWNER_ONLY)
+            listener.listen()
+            yield listener
+        finally:
+            path.unlink(missing_ok=True)
+
+
+def _is_dead(path: Path) -> bool:
+    if not path.is_socket():
+        return False
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        try:
+            probe.connect(str(path))
+        except ConnectionRefusedError:
+            return True
+        return False
+
+
+# --- Refusals ---------------------------------------------------------------------------------------------------------
+
+
+def encode_refusal(error: SecAggError) -> bytes:
+    """Return an error as a message: its class, reason, sentence and culprits, and what two classes have besides."""
+    needed, present, expected, received = 0, 0, "", ""
+    if isinstance(error, ThresholdNotMet):
+        needed, present = error.needed, error.present
+    if isinstance(error, UnexpectedMessage):
+        expected, received = error.expected, error.received
+    culprits = error.culprits if isinstance(error, PeerError) else frozenset[Party]()
+    writer = Writer(MessageKind.REFUSAL).integer(REFUSALS.index(type(error)), 1)
+    for text in (error.reason.value, str(error), expected, received):
+        writer.variable(text[:MAXIMUM_TEXT_CHARACTERS].encode(errors="replace"), MAXIMUM_TEXT_BYTES)
+    writer.integer(needed, 8).integer(present, 8).integer(len(culprits), 1)
+    for party in sorted(map(_encode_party, culprits)):
+        writer.fixed(party, PARTY_BYTES)
+    return writer.finish()
+
+
+def _encode_party(party: Party) -> bytes:
+    match party:
+        case ClientId(number):
+            return b"\0" + number.to_bytes(PARTY_BYTES - 1, "big")
+        case ServerId(number):
+            return b"\1" + number.to_bytes(PARTY_BYTES - 1, "big")
+        case HolderId(number):
+            return b"\2" + number.to_bytes(PARTY_BYTES - 1, "big")
+        case _:
+            raise InternalError(f"a refusal names {party}, which has no encoding")
+
+
+def decode_refusal(message: bytes) -> SecAggError:
+    """Read back the error that another process refused with.
+
+    Raises:
+        MalformedMessage: anything that ``encode_refusal`` would not have written.
+    """
+    reader = Reader(message, MessageKind.REFUSAL)
+    try:
+        kind = REFUSALS[reader.integer(1)]
+        reason, sentence, expected, received = (reader.variable(MAXIMUM_TEXT_BYTES).decode() for _ in range(4))
+        needed, present = reader.integer(8), reader.integer(8)
+        culprits = frozenset(_read_party(reader) for _ in range(reader.integer(1)))
+        # As when an error is unpickled: the constructors would compose the sentence anew.
+        error = kind.__new__(kind, sentence)
+        error.reason = Reason(reason)
+    except (IndexError, ValueError):
+        raise MalformedMessage("this is no refusal", reason=Reason.NOT_CANONICAL) from None
+    reader.finish()
+    if isinstance(error, PeerError):
+        error.culprits, error.round_name = named(culprits), None
+    if isinstance(error, UnexpectedMessage):
+        error.expected, error.received = expected, received
+    if isinstance(error, ThresholdNotMet):
+        error.needed, error.present, error.round_name = needed, present, None
+    if encode_refusal(error) != message or _REASONS.get(kind, error.reason) is not error.reason:
+        raise MalformedMessage("the refusal says what its class does not", reason=Reason.NOT_CANONICAL)
+    return error
+
+
+def _read_party(reader: Reader) -> Party:
+    tag, number = reader.integer(1), reader.integer(CLIENT_ID_BYTES)
+    return (ClientId, ServerId, HolderId)[tag](number)
+
+
+# --- One end that asks ------------------------------------------------------------------------------------------------
+
+_REFUSAL_BYTES: Final = 1 << 16
+_PAUSE: Final = 0.01
+Ask = Callable[[bytes], bytes]
+"""Sends a request and returns its answer; raises the helper's refusal, or ``ConnectionError`` if it is lost."""
+AskAll = Callable[[Mapping[int, bytes]], Iterable[tuple[int, bytes]]]
+"""The same for numbered helpers at once; those that are lost, late or refuse are missing from the answers."""
+
+
+class Helper(Protocol):
+    """What ``service`` serves: one method, and nothing of sockets."""
+
+    def answer(self, request: bytes) -> bytes:
+        """Return the answer, or an encoded refusal; never raise for what the server sent."""
+        ...
+
+
+class HelperLost(ConnectionError):
+    """A helper cannot be reached, or has forgotten what it was asked before; the session ends with it.
+
+    It is no ``SecAggError``: nobody sent anything wrong. Another session can be begun once the helper is there again.
+    """
+
+    def __init__(self, sentence: str, cause: str = "") -> None:
+        """Say it in a sentence; the cause alone is for callers who say more than this one can."""
+        super().__init__(sentence)
+        self.cause = cause or sentence
+
+
+class SocketAsk:
+    """An ``Ask`` over a Unix socket; call it with a request.
+
+    Nothing is sent twice. Once an answer is missing or makes no sense, nobody knows what was done, so the connection is
+    closed, by which the helper ends what lived on it.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        limit: int = 1 << 32,
+        timeout: float | None = 600.0,
+        greet: Callable[[socket.socket], None] | None = None,
+    ) -> None:
+        """Connect to nothing yet; the first request does.
+
+        Args:
+            limit: how many bytes an answer has at most; it may be set anew between two requests.
+            timeout: how many seconds the helper may take to connect, or to go on with an answer; None for any.
+            greet: what both ends say to one another before the first request.
+        """
+        self._path, self.limit, self._timeout, self._greet = path, limit, timeout, greet
+        self._connection: socket.socket | None = None
+        self._is_lost = False
+        self._lock = Lock()
+        self._bytes = 0
+
+    @property
+    def bytes_between(self) -> int:
+        """How many bytes were sent and received; for ``Measured``."""
+        return self._bytes
+
+    def __call__(self, request: bytes) -> bytes:
+        """Send a request and return its answer.
+
+        Raises:
+            HelperLost: the helper cannot be reached, went away, was too slow, or answered with what is no message. What
+                was asked was done or not, and this connection asks nothing more.
+            SecAggError: what the helper refused with.
+        """
+        with self._lock:
+            if self._is_lost:
+                raise HelperLost(
+                    f"the connection to {self._path} was closed before; begin another session",
+                    "its connection was closed",
+                )
+            try:
+                answer = self._exchanged(request)
+                self._bytes += len(request) + len(answer)
+                if message_kind(answer) is not MessageKind.REFUSAL:
+                    return answer
+                refusal = decode_refusal(answer)
+            except (OSError, PeerError) as error:
+                self._end()
+                sentence = f"the helper at {self._path} is lost ({error}); begin another session"
+                raise HelperLost(sentence, str(error)) from error
+            except BaseException:
+                # The answer is still to come, and would be taken for that of the next request.
+                self._end()
+                raise
+        raise refusal
+
+    def connect(self) -> socket.socket:
+        """Return the connection; connect and greet first, if that was not done yet.
+
+        Raises:
+            OSError: nothing listens at the path, or it went away.
+            SecAggError: what the greeting found.
+        """
+        if self._connection is None:
+            connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            try:
+                connection.settimeout(self._timeout)
+                self._reach(connection)
+                if self._greet is not None:
+                    self._greet(connection)
+            except BaseException:
+                connection.close()
+                raise
+            self._connection = connection
+        return self._connection
+
+    def _reach(self, connection: socket.socket) -> None:
+        """Connect, and wait for a place where many others connect at once: a socket with a timeout does not."""
+        deadline = time.monotonic() + (self._timeout or 0)
+        while True:
+            try:
+                connection.connect(str(self._path))
+            except BlockingIOError:
+                if time.monotonic() >= deadline:
+                    raise
+                time.sleep(_PAUSE)
+            else:
+                return
+
+    def _exchanged(self, request: bytes) -> bytes:
+        connection = self.connect()
+        try:
+            send_frame(connection, request)
+        except (BrokenPipeError, ConnectionResetError):
+            # A helper that reads no further may have said why before it went.
+            with suppress(OSError, PeerError):
+                if message_kind(said := receive_frame(connection, _REFUSAL_BYTES)) is MessageKind.REFUSAL:
+                    return said
+            raise
+        return receive_frame(connection, self.limit)
+
+    def close(self) -> None:
+        """Close the connection; nothing more is asked."""
+        self._end()
+
+    def _end(self) -> None:
+        self._is_lost = True
+        if self._connection is not None:
+            # The helper sees the end even where a fork of this process holds the connection too.
+            with suppress(OSError):
+                self._connection.shutdown(socket.SHUT_RDWR)
+            self._connection.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<SocketAsk at {self._path}{', lost' if self._is_lost else ''}>"
+
+
+# --- One end that serves ----------------------------------------------------------------------------------------------
+
+DEFAULT_PATIENCE: Final = 60.0
+"""How many seconds a peer may take to go on with a frame that it has begun."""
+DEFAULT_LIMIT: Final = 1 << 30
+GREETING_PATIENCE: Final = 10.0
+"""How many seconds a greeting may take in all, so that silent strangers keep nobody out for long."""
+PEERS_AT_ONCE: Final = 64
+Greet = Callable[[socket.socket], None]
+"""Finds out over a new connection who is there; raises ``PeerError`` for somebody who is not served."""
+
+
+def _ignore() -> None:
+    """Do nothing."""
+
+
+class Service:
+    """Answers the newest peer that connects, and no other."""
+
+    def __init__(  # noqa: PLR0913 -- all but the first have defaults
+        self,
+        helper: Helper,
+        *,
+        limit: int | Callable[[], int] = DEFAULT_LIMIT,
+        patience: float = DEFAULT_PATIENCE,
+        ended: Callable[[], None] = _ignore,
+        greet: Greet | None = None,
+        greeting_patience: float = GREETING_PATIENCE,
+    ) -> None:
+        """Serve a helper.
+
+        Args:
+            limit: how many bytes a request has at most, or what tells it before each.
+            patience: how long a peer may take between two pieces of one frame, or to take an answer.
+            ended: called when a peer has gone, so that the helper ends what lives no longer than its connection.
+            greet: tells a peer from a stranger; without it, the mode of the socket alone does.
+        """
+        self._helper, self._patience, self._ended = helper, patience, ended
+        self._limit = limit if callable(limit) else lambda: limit
+        self._greet, self._greeting_patience = greet, greeting_patience
+        self._places = BoundedSemaphore(PEERS_AT_ONCE)
+        self._turn, self._newest_lock = Lock(), Lock()
+        self._newest: socket.socket | None = None
+
+    def serve(self, path: Path, *, ready: Callable[[], None] = _ignore) -> None:
+        """Listen until the process is told to end; then remove the socket.
+
+        A socket that a killed process has left at the path is replaced.
+
+        Args:
+            ready: called once, when a peer can connect.
+        Raises:
+            InvalidParameters: no socket can be made at the path, or somebody listens there.
+        """
+        with listening(path, replaces_dead=True) as listener:
+            ready()
+            try:
+                self.accept(listener)
+            finally:
+                self._take_place_of(None)
+                # What is being answered is answered first; then the caller may close the helper.
+                with self._turn:
+                    self._ended()
+
+    def accept(self, listener: socket.socket) -> None:
+        """Take one connection after the other from a socket that listens, until it is closed."""
+        while True:
+            self._places.acquire()
+            try:
+                connection = listener.accept()[0]
+            except OSError:
+                self._places.release()
+                return
+            if self._greet is None:
+                self._take_place_of(connection)
+            # A daemon: the end of the process is the end of whatever it waits for.
+            Thread(target=self._answer_one, args=(connection,), daemon=True).start()
+
+    def _take_place_of(self, connection: socket.socket | None) -> None:
+        """Let the newest peer be served, and cut off the one before."""
+        with self._newest_lock:
+            before, self._newest = self._newest, connection
+        if before is not None:
+            _hang_up(before)
+
+    def _answer_one(self, connection: socket.socket) -> None:
+        """Answer until the peer goes away, is too slow, sends what is no frame, or another one has connected."""
+        try:
+            with connection:
+                if self._greet is not None:
+                    if not self._has_greeted(connection, self._greet):
+                        return
+                    self._take_place_of(connection)
+                # One peer at a time, in the order in which they came: the one before has been cut off.
+                with self._turn:
+                    try:
+                        if connection is self._newest:
+                            self._serve(connection)
+                    finally:
+                        self._ended()
+        finally:
+            self._places.release()
+
+    def _has_greeted(self, connection: socket.socket, greet: Greet) -> bool:
+        timer = Timer(self._greeting_patience, _hang_up, [connection])
+        timer.start()
+        with suppress(OSError, MemoryError):
+            try:
+                greet(connection)
+            except PeerError as error:
+                send_frame(connection, encode_refusal(error))
+            else:
+                return True
+            finally:
+                timer.cancel()
+        return False
+
+    def _serve(self, connection: socket.socket) -> None:
+        with suppress(OSError, MemoryError):
+            while True:
+                # Between two requests a peer may be silent as long as it likes; nobody waits for it.
+                connection.settimeout(None)
+                if not connection.recv(1, socket.MSG_PEEK):
+                    return
+                connection.settimeout(self._patience)
+                try:
+                    request = receive_frame(connection, self._limit())
+                except MalformedMessage as error:
+                    send_frame(connection, encode_refusal(error))
+                    return
+                send_frame(connection, self._answered(request))
+
+    def _answered(self, request: bytes) -> bytes:
+        try:
+            return self._helper.answer(request)
+        except Exception as error:  # noqa: BLE001 -- nothing that a peer sends ends the process
+            self._ended()
+            return encode_refusal(InternalError(f"the helper met a {type(error).__name__}, and has ended its session"))
+
+    def __repr__(self) -> str:
+        return f"<Service of {self._helper!r}>"
+
+
+def _hang_up(connection: socket.socket) -> None:
+    """End a connection that another thread reads from."""
+    with suppress(OSError):
+        connection.shutdown(socket.SHUT_RDWR)

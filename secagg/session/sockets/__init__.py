@@ -1,1 +1,0 @@
-"""Sockets between processes of one platform: frames, one connection, one service."""
