@@ -5,7 +5,7 @@
  */
 import { random } from "./crypto.js";
 import { arrayOf } from "./ring.js";
-import { concat, hash, integer, must, utf8 } from "./wire.js";
+import { concat, hash, integer, json, must, utf8 } from "./wire.js";
 
 /**
  * What a server sums, as its card says.
@@ -13,24 +13,24 @@ import { concat, hash, integer, must, utf8 } from "./wire.js";
  * @property {number} clients @property {number} all_clients @property {number} group
  * @property {number} groups @property {number} values @property {number} clip @property {number} bits
  */
-const LIMITS = { values: 2 ** 28, clients: 10 ** 6, bits: 24 };
+const LIMITS = { values: 2 ** 28, clients: 10 ** 6, bits: 16 };
 const BLOCK = 1 << 14;
 
 /** Read terms, and refuse what no sum has. @param {string} text @returns {Terms} */
 export function readTerms(text) {
-  const terms = JSON.parse(text);
+  const terms = json(text, "parameter_out_of_range");
   const isInteger = (/** @type {unknown} */ value, /** @type {number} */ most) =>
     Number.isSafeInteger(value) && Number(value) >= 1 && Number(value) <= most;
   const { clients, all_clients, group, groups, values, clip, bits } = terms;
   must(
     isInteger(values, LIMITS.values) && isInteger(clients, LIMITS.clients) &&
       isInteger(all_clients, LIMITS.clients) && clients <= all_clients &&
-      isInteger(groups, LIMITS.clients) && isInteger(group, groups),
-    "out_of_range", "the terms of this sum have numbers out of range",
+      isInteger(groups, LIMITS.clients) && isInteger(group, groups) && Object.keys(terms).length === 7,
+    "parameter_out_of_range", "the terms of this sum have numbers out of range",
   );
   must(
     isInteger(bits, LIMITS.bits) && bits >= 2 && Number.isFinite(clip) && clip > 0,
-    "out_of_range", "the terms of this sum have no codes of 2 to 24 bits within a clip",
+    "parameter_out_of_range", "the terms of this sum have no codes of 2 to 16 bits within a clip",
   );
   return terms;
 }

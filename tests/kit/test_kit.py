@@ -126,7 +126,8 @@ def play_agreements(case: Case) -> None:
     attempt, context = AttemptContext(bytes.fromhex(case["t0"])), SessionContext(bytes.fromhex(case["context"]))
     one, two = (ClientId(int(each)) for each in case["ids"])
     masks, channels = (
-        [X25519KeyPair(secret(root), role, attempt) for root in case["roots"]] for role in (KeyRole.MASK, KeyRole.CHANNEL)
+        [X25519KeyPair(secret(root), role, attempt) for root in case["roots"]]
+        for role in (KeyRole.MASK, KeyRole.CHANNEL)
     )
     seed = masks[1].pairwise_seed(two, (one, masks[0].public_key), context)
     assert shown(seed) == case["pairwise_seed"]
