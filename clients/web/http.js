@@ -8,7 +8,7 @@ import { applicationDigest, encode, layoutVersion, planOf, readTerms } from "./e
 import { RoundLedger } from "./ledger.js";
 import { HOLDER_FLOORS, readOffer, requireHolderFloors, upload } from "./one_message.js";
 import { FLOORS, PairwiseClient } from "./pairwise.js";
-import { as, hex, integer, json, must, requireSubject, unhex, utf8 } from "./wire.js";
+import { as, equal, hex, integer, json, must, requireSubject, unhex, utf8 } from "./wire.js";
 
 /** @typedef {import("./pairwise.js").Identity} Identity */
 /**
@@ -139,6 +139,7 @@ const subjectOf = async ({ task, round, text, terms }) =>
 /** Answer every stage; a stage that is asked for again gets the same bytes. @param {Server} server @param {Client} client @param {Options} options */
 async function exchange(server, client, { onStage = () => {}, signal }) {
   let stage = -1;
+  let answered = new Uint8Array(0);
   let kept = new Uint8Array(0);
   for (;;) {
     signal?.throwIfAborted();
@@ -149,6 +150,8 @@ async function exchange(server, client, { onStage = () => {}, signal }) {
     }
     if (message.stage === null) return endOf(message);
     if (message.stage !== stage) {
+      must(!equal(message.bytes, answered), "wrong_kind", "a stage has the message of the one before");
+      answered = message.bytes;
       const began = performance.now();
       kept = await client.answer(message.bytes);
       stage = message.stage;

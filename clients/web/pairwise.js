@@ -259,6 +259,7 @@ export class PairwiseClient {
     this.weight = weight;
     this.coins = coins;
     this.about = about;
+    /** @type {number} */
     this.due = KIND.offer;
     /** By kind, the message that was answered and the answer. @type {Map<number, {message: string, answer: Uint8Array}>} */
     this.answered = new Map();
