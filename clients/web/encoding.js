@@ -29,7 +29,7 @@ export function readTerms(text) {
     "parameter_out_of_range", "the terms of this sum have numbers out of range",
   );
   must(
-    isInteger(bits, LIMITS.bits) && bits >= 2 && Number.isFinite(clip) && clip > 0,
+    isInteger(bits, LIMITS.bits) && bits >= 2 && Number.isFinite(clip) && clip >= 2 ** -100 && clip <= 2 ** 100,
     "parameter_out_of_range", "the terms of this sum have no codes of 2 to 16 bits within a clip",
   );
   return terms;
@@ -73,8 +73,8 @@ export async function applicationDigest(text, terms) {
 }
 
 /**
- * Values as codes, rounded at random in steps of the scale. What is out of range counts as the
- * bound, and NaN as zero: whether a client answers tells nothing of its values.
+ * Values as codes, rounded at random in steps of the scale. What is beyond the clip counts as the
+ * clip, and NaN as zero: whether a client answers tells nothing of its values.
  * @param {ArrayLike<number>} values @param {Terms} terms
  * @returns {{codes: import("./ring.js").Words, clamped: number}}
  */
@@ -85,7 +85,8 @@ export function encode(values, terms) {
     "layout_mismatch", `this sum is of ${terms.values} values, and ${values.length} are here`,
   );
   must(ringBits <= 32, "below_floor", "codes of more than 32 bits");
-  const greatest = 2 ** (terms.bits - 1) - 1;
+  const { bits, clip } = terms;
+  const greatest = 2 ** (bits - 1) - 1;
   const mask = ringBits === 32 ? -1 : 2 ** ringBits - 1;
   const codes = new (arrayOf(ringBits))(values.length);
   let clamped = 0;
@@ -93,11 +94,10 @@ export function encode(values, terms) {
     const coins = new Uint32Array(random(4 * BLOCK).buffer);
     const end = Math.min(values.length, start + BLOCK);
     for (let i = start; i < end; i++) {
-      const value = Number.isNaN(values[i]) ? 0 : values[i];
+      const value = Number.isNaN(values[i]) ? 0 : Math.min(clip, Math.max(-clip, values[i]));
+      if (value !== values[i]) clamped++;
       const code = Math.floor(value / scale + (coins[i - start] >>> 8) / 2 ** 24);
-      const kept = Math.min(greatest, Math.max(-greatest - 1, code));
-      if (kept !== code || value !== values[i]) clamped++;
-      codes[i] = kept & mask;
+      codes[i] = Math.min(greatest, Math.max(-greatest - 1, code)) & mask;
     }
   }
   return { codes, clamped };

@@ -223,10 +223,10 @@ def play_plans(case: Case) -> None:
 
 
 def play_codes(case: Case) -> None:
-    codec = plan_of("pairwise", json.loads(case["terms"])).codec
+    plan = plan_of("pairwise", json.loads(case["terms"]))
     for at in range(8):
         coins = InsecureRecordedCoins(generate_kit.drawn("rounding", at))
-        payload = codec.encode(np.array([float(value) for value in case["values"]], np.float32), coins)
+        payload = plan.encode(np.array([float(value) for value in case["values"]], np.float32), coins)
         for made, right in zip(payload.values[0].tolist(), case["elements"], strict=True):
             assert str(made) in right
 

@@ -354,12 +354,11 @@ def encodings() -> Files:
 
 
 def _codes(name: str, terms: Vector, values: Sequence[Any], bits: int, scale: float) -> Vector:
-    """Return which elements are right: floor or ceiling of a quotient, within the codes, modulo the ring."""
+    """Return which elements are right: floor or ceiling of a clipped quotient, within the codes, modulo the ring."""
     greatest, allowed = 2 ** (terms["bits"] - 1) - 1, list[list[str]]()
     for value in values:
-        quotient = 0.0 if value == "nan" else float(value) / scale
-        ends = [quotient] if math.isinf(quotient) else [math.floor(quotient), math.ceil(quotient)]
-        kept = {int(min(greatest, max(-greatest - 1, end))) for end in ends}
+        quotient = 0.0 if value == "nan" else min(terms["clip"], max(-terms["clip"], float(value))) / scale
+        kept = {min(greatest, max(-greatest - 1, end)) for end in (math.floor(quotient), math.ceil(quotient))}
         allowed.append([str(code % 2**bits) for code in sorted(kept)])
     shown = [value if isinstance(value, str) else float(np.float32(value)) for value in values]
     return {"name": name, "terms": text_of(terms), "values": shown, "elements": allowed}
