@@ -137,8 +137,12 @@ export function readOffer(message) {
 function readLayout(layout) {
   const reader = new Reader(layout, 1);
   const segments = reader.list(reader.number(4), () => {
-    must(reader.number(1) === 1, "below_floor", "this client sums rings alone, without fine bits");
-    return { bits: reader.number(4), length: reader.number(8) };
+    const kind = reader.number(1);
+    must(kind >= 1 && kind <= 3, "not_canonical", "a segment of an unknown kind");
+    must(kind === 1, "below_floor", "this client sums rings alone, without fine bits");
+    const [bits, length] = [reader.number(4), reader.number(8)];
+    must(bits >= 1 && bits <= 64 && length >= 1, "not_canonical", "a segment that no ring has");
+    return { bits, length };
   });
   const version = reader.take(DIGEST);
   reader.end();
@@ -414,8 +418,8 @@ export class PairwiseClient {
     must(degree <= floors.maximumDegree, "below_floor", `a degree of ${degree} is above a floor`);
     const bits = offer.segments.map((segment) => segment.bits);
     must(
-      bits.every((width) => width >= floors.minimumModulusBits && width <= 64),
-      "below_floor", "a ring is narrower than a floor, or wider than 64 bits",
+      bits.every((width) => width >= floors.minimumModulusBits),
+      "below_floor", "a ring is narrower than a floor",
     );
     const length = offer.segments.reduce((total, segment) => total + segment.length, 0);
     must(length <= floors.maximumLength, "below_floor", `${length} values are above a floor`);

@@ -659,6 +659,55 @@ def damaged(name: str, vector: Vector) -> Iterator[Vector]:
             }
 
 
+OFFERS: Final[Mapping[str, Mapping[str, Sequence[int]]]] = {
+    "semi_honest_full": {
+        "mode": (2, 1),
+        "topology": (2, 1),
+        "degree": (2,),
+        "threshold": (4,),
+        "committee size": (2,),
+        "quorum": (1,),
+        "minimum cohort": (1, 5),
+        "maximum population": (1, 70000),
+        "maximum weight": (0,),
+        "kind of segment": (0, 9),
+        "modulus bits": (0, 65),
+        "length": (0,),
+        "check words": (7, 65),
+        "authority": (1,),
+    },
+    "active_full": {"quorum": (0, 5), "committee size": (5,), "authority": (0,)},
+    "active_sparse_committee": {"degree": (0, 3, 8), "quorum": (5,)},
+}
+"""Numbers with which an offer is no configuration."""
+ANOTHER: Final = ("task", "model digest", "round", "application digest")
+
+
+def offers(name: str, parts: Sequence[Sequence[str]]) -> Iterator[Vector]:
+    """Change one number of an offer, so that it is no configuration, or about something else."""
+    at, numbers = 0, OFFERS[name]
+    client = {"active_sparse_committee": "client/20"}.get(name, "client/2")
+    seen = set[str]()
+    for part, old in parts:
+        size = len(old) // 2
+        made = [(str(value), value.to_bytes(size, "big"), "not_canonical", "ends") for value in numbers.get(part, ())]
+        if name == "active_full" and part in ANOTHER:
+            made.append(("another", bytes(size - 1) + b"\x7e", "below_floor", "continues"))
+        for shown, value, reason, then in made if part not in seen else ():
+            yield {
+                "name": f"offer: {part} is {shown} ({name.replace('_', ' ')})",
+                "session": f"pairwise/{name}",
+                "taker": client,
+                "before": 1,
+                "takes": "offer",
+                "change": {"at": at, "removes": old, "inserts": value.hex()},
+                "reason": reason,
+                "then": then,
+            }
+        seen.add(part)
+        at += size
+
+
 def changed(name: str, vector: Vector, base: Vector) -> Vector:
     """Write a negative vector of pairwise masks as a refusal of the kit."""
     change, last = vector["change"], vector["operations"][-1]
@@ -679,16 +728,16 @@ def changed(name: str, vector: Vector, base: Vector) -> Vector:
         fails = next(at for at in range(taken, len(steps)) if steps[at]["do"] == last["do"])
         return made | {"resumes": taken + 1, "shows": fails, "reason": last["expect"], "then": "ends"}
     is_unread = change.get("at", HEADER) < HEADER
-    if change["role"] == "server":
-        then = "sender_out" if set(last["culprits"]) == {made["sender"]} else "continues"
-    else:
-        then = "continues" if is_unread or last["expect"] in {*OFFER_IS_REFUSED, "wrong_kind"} else "ends"
+    is_harmless = is_unread or last["expect"] in {*OFFER_IS_REFUSED, "wrong_kind"}
+    then = "continues" if change["role"] == "server" or is_harmless else "ends"
     return made | {"reason": last["expect"], "then": then}
 
 
 def refusals(sessions: Mapping[str, Vector], sums: Mapping[str, Vector], negative: Mapping[str, Vector]) -> Files:
     """Make what a client, a server or a holder refuses."""
     found = [case for name in DAMAGED for case in damaged(name, sessions[name])]
+    for name in OFFERS:
+        found += offers(name, pairwise(sessions[name])["messages"]["offer"])
     seen = {json.dumps([case["session"], case["takes"], case["change"]]) for case in found}
     for name, vector in sessions.items():
         if vector.get("base") in PAIRWISE and vector["operations"][-1]["expect"] != "ok":

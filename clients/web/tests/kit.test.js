@@ -191,7 +191,11 @@ async function pairwiseClient(session, role) {
       minimumModulusBits: floors.minimum_modulus_bits,
       maximumLength: floors.maximum_length,
     },
-    about: { layout: parameters.layout, capacity: Number(floors.capacity) },
+    about: {
+      layout: parameters.layout, capacity: Number(floors.capacity), task: unhex(parameters.task),
+      round: BigInt(parameters.round_number), model: unhex(parameters.model_digest),
+      application: unhex(parameters.application_digest),
+    },
   });
 }
 
