@@ -85,7 +85,8 @@ def play_id_lists(case: Case) -> None:
 
 def play_trees(case: Case) -> None:
     leaves, nodes = unhex(case["leaves"]), unhex(case["nodes"])
-    assert recover_root(len(leaves), {at: leaves[at] for at in case["known"]}, nodes).hex() == case["root"]
+    known: list[int] = case["known"]
+    assert recover_root(len(leaves), {at: leaves[at] for at in known}, nodes).hex() == case["root"]
 
 
 def play_x25519(case: Case) -> None:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import is_dataclass
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from secagg.crypto import key_derivation
 from secagg.crypto.labels import Label, bind
 from secagg.crypto.secret import Secret
-from secagg.fields import fields_of
+from secagg.fields import Field, fields_of
 from secagg.protocols.one_message.configuration import Offer
 from secagg.protocols.one_message.epoch import EpochRecord, HolderKeys
 from secagg.protocols.one_message.messages import Upload
@@ -177,11 +177,12 @@ def one_message_parts(name: str, message: bytes) -> Parts:
 def _declared(value: Any, before: str) -> Parts:
     """Cut the fields of a declaration; what stands in a list has its number."""
     found = Parts()
-    for field, how in fields_of(type(value)).items():
-        held, writer = getattr(value, field), Writer(MessageKind.LAYOUT)
+    for field, how in _fields(value).items():
+        held: Any = getattr(value, field)
+        writer = Writer(MessageKind.LAYOUT)
         how.write(writer, held)
         written, name = writer.finish()[HEADER:], f"{before}{field}".replace("_", " ")
-        items: Sequence[Any] = held if isinstance(held, tuple) else ()
+        items = cast("tuple[Any, ...]", held) if isinstance(held, tuple) else ()
         if items and all(is_dataclass(item) or isinstance(item, bytes) for item in items):
             found.append([f"number of {name}", written[:4].hex()])
             has_lengths = len(written) > 4 + sum(len(item) for item in items if isinstance(item, bytes))
@@ -189,11 +190,15 @@ def _declared(value: Any, before: str) -> Parts:
                 found += (
                     _declared(item, f"{name} {at} ") if is_dataclass(item) else _item(item, f"{name} {at}", has_lengths)
                 )
-        elif is_dataclass(held) and fields_of(type(held)):
+        elif _fields(held):
             found += _declared(held, f"{name} ")
         else:
             found.append([name, written.hex()])
     return [part for part in found if part[1]]
+
+
+def _fields(held: Any) -> dict[str, Field]:
+    return fields_of(cast("type[Any]", type(held))) if is_dataclass(held) else {}
 
 
 def _item(item: bytes, name: str, has_lengths: bool) -> Parts:  # noqa: FBT001 -- of a list, whose items are alike
