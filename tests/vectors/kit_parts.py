@@ -182,7 +182,7 @@ def _declared(value: Any, before: str) -> Parts:
         writer = Writer(MessageKind.LAYOUT)
         how.write(writer, held)
         written, name = writer.finish()[HEADER:], f"{before}{field}".replace("_", " ")
-        items = cast("tuple[Any, ...]", held) if isinstance(held, tuple) else ()
+        items: Sequence[Any] = held if issubclass(type(held), tuple) else ()
         if items and all(is_dataclass(item) or isinstance(item, bytes) for item in items):
             found.append([f"number of {name}", written[:4].hex()])
             has_lengths = len(written) > 4 + sum(len(item) for item in items if isinstance(item, bytes))
