@@ -113,7 +113,7 @@ export function readOffer(message) {
   const most = isSparse ? degree : population - 1;
   must(
     task.length >= 1 && task.length <= 256 && population >= 2 && population <= 2 ** 20 &&
-      minimumCohort >= 2 && minimumCohort <= population && weight >= 1 &&
+      minimumCohort >= 2 && minimumCohort <= population && weight >= 1 && population * weight <= 2 ** 47 &&
       checkWords >= 8 && checkWords <= 64 && (isSparse || population <= 65535) &&
       (isSparse ? degree >= 2 && degree % 2 === 0 && degree <= Math.min(population - 1, 65535) : !degree) &&
       threshold >= 2 && threshold <= most,
@@ -136,7 +136,9 @@ export function readOffer(message) {
 /** @param {Uint8Array} layout */
 function readLayout(layout) {
   const reader = new Reader(layout, 1);
-  const segments = reader.list(reader.number(4), () => {
+  const count = reader.number(4);
+  must(count >= 1 && count < 2 ** 16, "not_canonical", "a layout of no segments, or of too many");
+  const segments = reader.list(count, () => {
     const kind = reader.number(1);
     must(kind >= 1 && kind <= 3, "not_canonical", "a segment of an unknown kind");
     must(kind === 1, "below_floor", "this client sums rings alone, without fine bits");

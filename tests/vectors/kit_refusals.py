@@ -9,7 +9,10 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
-from .kit_parts import HEADER, pairwise_parts
+from secagg.crypto.labels import Label
+from secagg.crypto.merkle import MerkleTree
+
+from .kit_parts import HEADER, hashed, pairwise_parts
 
 Vector = dict[str, Any]
 DAMAGED: Final = ("semi_honest_full", "active_full")
@@ -106,6 +109,39 @@ def offers(name: str, parts: Sequence[Sequence[str]]) -> Iterator[Vector]:
         at += size
 
 
+def weak_rosters(vector: Vector) -> Iterator[Vector]:
+    """Show client 2 rosters that prove themselves, in which the keys of client 1 are refused."""
+    sent = {name: bytes.fromhex(message) for name, message in vector["messages"].items()}
+    # An advertisement has its keys at 23 and 55, a roster of a full graph its root at 23 and its first entry at 91.
+    entries = [sent[f"client/{client}/key_advertisement"][23:87] for client in range(1, 5)]
+    roster, first = sent["client/2/advertised_keys"], entries[0]
+    second_form = (9 + 2**255 - 19).to_bytes(32, "little")
+    for name, entry, reason in (
+        ("a channel key of low order", bytes(32) + first[32:], "public_key_low_order"),
+        ("a mask key of low order", first[:32] + b"\1" + bytes(31), "public_key_low_order"),
+        ("a channel key in a second form", second_form + first[32:], "public_key_not_canonical"),
+        ("a mask key with its top bit", first[:63] + bytes([first[63] | 0x80]), "public_key_not_canonical"),
+        ("the mask key of another neighbour", first[:32] + entries[2][32:], "public_key_reused"),
+        ("the mask key of its reader", first[:32] + entries[1][32:], "public_key_reused"),
+        ("one key in two roles", first[:32] * 2, "public_key_reused"),
+    ):
+        leaves = [hashed(Label.ROSTER_ENTRY, at.to_bytes(8, "big"), e) for at, e in enumerate([entry, *entries[1:]], 1)]
+        yield {
+            "name": f"advertised keys: a neighbour has {name}",
+            "session": "pairwise/semi_honest_full",
+            "taker": "client/2",
+            "before": next(at for at, step in enumerate(vector["operations"]) if step.get("round") == 1),
+            "takes": "client/2/advertised_keys",
+            "change": {
+                "at": 23,
+                "removes": roster[23 : 91 + 64].hex(),
+                "inserts": (MerkleTree(leaves).root + roster[55:91] + entry).hex(),
+            },
+            "reason": reason,
+            "then": "ends",
+        }
+
+
 def changed(name: str, vector: Vector, base: Vector) -> Vector:
     """Write a negative vector of pairwise masks as a refusal of the kit."""
     change, last = vector["change"], vector["operations"][-1]
@@ -136,6 +172,7 @@ def refused_in_pairwise(sessions: Mapping[str, Vector], bases: Sequence[str]) ->
     found = [case for name in DAMAGED for case in damaged(name, sessions[name])]
     for name in OFFERS:
         found += offers(name, pairwise_parts("offer", bytes.fromhex(sessions[name]["messages"]["offer"]), {}))
+    found += weak_rosters(sessions["semi_honest_full"])
     seen = set(map(_place, found))
     for name, vector in sessions.items():
         if vector.get("base") in bases and vector["operations"][-1]["expect"] != "ok":
