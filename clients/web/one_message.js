@@ -3,7 +3,7 @@
  * Implements protocols/one_message/README.md.
  * @module
  */
-import { counterMode, expand, random, sealTo, sha256, verify } from "./crypto.js";
+import { counterMode, expand, isCanonical, isLowOrder, random, sealTo, sha256, verify } from "./crypto.js";
 import { addMask, gaussian, pieces, placed } from "./lattice.js";
 import { arrayOf, pack, reduce } from "./ring.js";
 import { CHECKS, PRIME, elements, evaluation, interpolation, multiply } from "./sharing.js";
@@ -43,6 +43,7 @@ const KIND = Object.freeze({
   payload: 2, record: 100, keys: 101, offer: 102, upload: 103, configuration: 110,
 });
 const DIGEST = 32;
+const KEY = 32;
 const OFFSET = 1n << 63n;
 /** The widest modulus of each degree that is estimated at 128 bits, and of 64 bits, which a word here holds. */
 const GREATEST_MODULUS = new Map([[1024, 28], [2048, 54], [4096, 64]]);
@@ -208,7 +209,11 @@ async function readKeys(message, position, record) {
   if (record.isActive) {
     const parts = [record.digest, integer(position, 2), sealingKey, nonce];
     await verify(record.holders[position].key, signature, "one-message-holder-keys", ...parts);
-  }
+  } else must(!signature.length, "trailing_bytes", "a signature in semi_honest mode");
+  must(sealingKey.length >= KEY, "truncated", "a sealing key is too short");
+  must(sealingKey.length === KEY, "trailing_bytes", "a sealing key is too long");
+  must(isCanonical(sealingKey), "public_key_not_canonical", "a sealing key is not in canonical form");
+  must(!isLowOrder(sealingKey), "public_key_low_order", "a sealing key is a point of low order");
   return sealingKey;
 }
 

@@ -371,7 +371,7 @@ def kit() -> Files:
     for name in ONE_MESSAGE:
         yield f"one_message/{name}", one_message(sums[name])
     pairs = refused_in_pairwise(sessions, PAIRWISE)
-    sums_of = refused_in_one_message(sums[generate_one_message.NEGATIVE_FILE]["vectors"], ONE_MESSAGE)
+    sums_of = refused_in_one_message(sums, sums[generate_one_message.NEGATIVE_FILE]["vectors"], ONE_MESSAGE)
     for protocol, found in (("pairwise", pairs), ("one_message", sums_of)):
         for party in ("client", "server", "holder"):
             taken = [case for case in found if case["taker"].startswith(party)]

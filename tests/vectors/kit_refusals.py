@@ -186,9 +186,31 @@ def _place(case: Vector) -> str:
     return json.dumps([case["session"], case.get("takes"), case.get("change")])
 
 
-def refused_in_one_message(negative: Mapping[str, Vector], bases: Sequence[str]) -> list[Vector]:
+def weak_holders(vector: Vector) -> Iterator[Vector]:
+    """Offer a sum in which the sealing key of the last holder is refused."""
+    offer, keys = (bytes.fromhex(vector["messages"][name]) for name in ("offer", "keys/2"))
+    at = offer.index(keys) + HEADER + 32 + 2 + 4
+    for name, key, reason in (
+        ("is of low order", bytes(32), "public_key_low_order"),
+        ("has a second form", (9 + 2**255 - 19).to_bytes(32, "little"), "public_key_not_canonical"),
+    ):
+        yield {
+            "name": f"sealing key of a holder {name}",
+            "session": "one_message/semi_honest",
+            "taker": "client/2",
+            "before": next(at for at, step in enumerate(vector["operations"]) if step["party"] == "client/2"),
+            "takes": "offer",
+            "change": {"at": at, "removes": offer[at : at + 32].hex(), "inserts": key.hex()},
+            "reason": reason,
+            "then": "continues",
+        }
+
+
+def refused_in_one_message(
+    sums: Mapping[str, Vector], negative: Mapping[str, Vector], bases: Sequence[str]
+) -> list[Vector]:
     """Return what is refused in some sums of one message."""
-    found = list[Vector]()
+    found = list(weak_holders(sums["semi_honest"]))
     for name, vector in negative.items():
         if vector["base"] not in bases or vector["expect"] == "ok":
             continue
