@@ -108,7 +108,7 @@ export const hex = (bytes) => Array.from(bytes, (x) => x.toString(16).padStart(2
 
 /** @param {string} digits @returns {Uint8Array} */
 export function unhex(digits) {
-  must(/^([0-9a-f]{2})*$/.test(digits), "not_canonical", "hexadecimal digits are due, in pairs");
+  must(/^([0-9a-f]{2})*$/.test(digits), "not_canonical", "bytes are pairs of hexadecimal digits");
   return Uint8Array.from(digits.match(/../g) ?? [], (pair) => parseInt(pair, 16));
 }
 

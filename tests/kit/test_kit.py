@@ -1,7 +1,7 @@
 """The kit, played against the library: every case, every message of every session, every refusal with its reason.
 
 What the library computes for a small case the generator computes again, and a test compares it with what is committed;
-the plays of small cases here are those of whoever receives: decoders, checks, reconstruction.
+small cases here are played by the receiving side: decoders, checks, reconstruction.
 """
 
 from __future__ import annotations
