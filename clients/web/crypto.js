@@ -56,6 +56,16 @@ function littleEndian(bytes) {
   return bytes.reduceRight((value, byte) => (value << 8n) | BigInt(byte), 0n);
 }
 
+/** The u-coordinates of points of low order. */
+const LOW_ORDER = new Set([
+  0n, 1n, FIELD - 1n,
+  325606250916557431795983626356110631294008115727848805560023387167927233504n,
+  39382357235489614581723060781553021112529911719440698176882885853963445705823n,
+]);
+
+/** Whether an X25519 key is a point whose shared secrets are known to all. @param {Uint8Array} key */
+export const isLowOrder = (key) => LOW_ORDER.has(littleEndian(key));
+
 /** Whether an X25519 key is in its one canonical encoding. @param {Uint8Array} key */
 export const isCanonical = (key) => littleEndian(key) < FIELD;
 

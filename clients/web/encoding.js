@@ -5,7 +5,7 @@
  */
 import { random } from "./crypto.js";
 import { arrayOf } from "./ring.js";
-import { concat, hash, integer, must, utf8 } from "./wire.js";
+import { concat, hash, integer, json, must, utf8 } from "./wire.js";
 
 /**
  * What a server sums, as its card says.
@@ -13,24 +13,24 @@ import { concat, hash, integer, must, utf8 } from "./wire.js";
  * @property {number} clients @property {number} all_clients @property {number} group
  * @property {number} groups @property {number} values @property {number} clip @property {number} bits
  */
-const LIMITS = { values: 2 ** 28, clients: 10 ** 6, bits: 24 };
+const LIMITS = { values: 2 ** 28, clients: 10 ** 6, bits: 16 };
 const BLOCK = 1 << 14;
 
 /** Read terms, and refuse what no sum has. @param {string} text @returns {Terms} */
 export function readTerms(text) {
-  const terms = JSON.parse(text);
+  const terms = json(text, "parameter_out_of_range");
   const isInteger = (/** @type {unknown} */ value, /** @type {number} */ most) =>
     Number.isSafeInteger(value) && Number(value) >= 1 && Number(value) <= most;
   const { clients, all_clients, group, groups, values, clip, bits } = terms;
   must(
     isInteger(values, LIMITS.values) && isInteger(clients, LIMITS.clients) &&
       isInteger(all_clients, LIMITS.clients) && clients <= all_clients &&
-      isInteger(groups, LIMITS.clients) && isInteger(group, groups),
-    "out_of_range", "the terms of this sum have numbers out of range",
+      isInteger(groups, LIMITS.clients) && isInteger(group, groups) && Object.keys(terms).length === 7,
+    "parameter_out_of_range", "the terms of this sum have numbers out of range",
   );
   must(
-    isInteger(bits, LIMITS.bits) && bits >= 2 && Number.isFinite(clip) && clip > 0,
-    "out_of_range", "the terms of this sum have no codes of 2 to 24 bits within a clip",
+    isInteger(bits, LIMITS.bits) && bits >= 2 && Number.isFinite(clip) && clip >= 2 ** -100 && clip <= 2 ** 100,
+    "parameter_out_of_range", "the terms of this sum have no codes of 2 to 16 bits within a clip",
   );
   return terms;
 }
@@ -73,8 +73,8 @@ export async function applicationDigest(text, terms) {
 }
 
 /**
- * Values as codes, rounded at random in steps of the scale. What is out of range counts as the
- * bound, and NaN as zero: whether a client answers tells nothing of its values.
+ * Values as codes, rounded at random in steps of the scale. What is beyond the clip counts as the
+ * clip, and NaN as zero: whether a client answers tells nothing of its values.
  * @param {ArrayLike<number>} values @param {Terms} terms
  * @returns {{codes: import("./ring.js").Words, clamped: number}}
  */
@@ -85,7 +85,8 @@ export function encode(values, terms) {
     "layout_mismatch", `this sum is of ${terms.values} values, and ${values.length} are here`,
   );
   must(ringBits <= 32, "below_floor", "codes of more than 32 bits");
-  const greatest = 2 ** (terms.bits - 1) - 1;
+  const { bits, clip } = terms;
+  const greatest = 2 ** (bits - 1) - 1;
   const mask = ringBits === 32 ? -1 : 2 ** ringBits - 1;
   const codes = new (arrayOf(ringBits))(values.length);
   let clamped = 0;
@@ -93,11 +94,10 @@ export function encode(values, terms) {
     const coins = new Uint32Array(random(4 * BLOCK).buffer);
     const end = Math.min(values.length, start + BLOCK);
     for (let i = start; i < end; i++) {
-      const value = Number.isNaN(values[i]) ? 0 : values[i];
+      const value = Number.isNaN(values[i]) ? 0 : Math.min(clip, Math.max(-clip, values[i]));
+      if (value !== values[i]) clamped++;
       const code = Math.floor(value / scale + (coins[i - start] >>> 8) / 2 ** 24);
-      const kept = Math.min(greatest, Math.max(-greatest - 1, code));
-      if (kept !== code || value !== values[i]) clamped++;
-      codes[i] = kept & mask;
+      codes[i] = Math.min(greatest, Math.max(-greatest - 1, code)) & mask;
     }
   }
   return { codes, clamped };
