@@ -16,7 +16,7 @@ from secagg.parameters import SecurityMode
 
 
 class Evidence(Enum):
-    """What is known of something that is wrong."""
+    """Evidence about something that is wrong."""
 
     UNVERIFIED_BYTES = auto()
     """Bytes fail before they are verified, or nothing verifies them. The sender is the transport's, not a header's."""

@@ -44,9 +44,9 @@ class Reason(StrEnum):
     """
 
     PARAMETER_OUT_OF_RANGE = "parameter_out_of_range"
-    """A configured value is unsafe, inconsistent or outside its range. Attribution: whoever configured it."""
+    """A configured value is unsafe, inconsistent or outside its range. Attribution: the party that configured it."""
     BELOW_FLOOR = "below_floor"
-    """An offered configuration is weaker than this client's own floor. Attribution: whoever offered it."""
+    """An offered configuration is weaker than this client's own floor. Attribution: the party that offered it."""
     BACKEND_MISSING = "backend_missing"
     """The installed cryptographic backend lacks an algorithm. Attribution: the installation."""
     API_MISUSE = "api_misuse"
@@ -56,19 +56,19 @@ class Reason(StrEnum):
     SECRET_EXPOSURE = "secret_exposure"  # noqa: S105 -- a name, not a password
     """Something tried to copy, pickle or iterate a secret. Attribution: the caller."""
     TRUNCATED = "truncated"
-    """The bytes end before the message does. Attribution: whoever handed them over."""
+    """The bytes end before the message does. Attribution: the party that handed them over."""
     TRAILING_BYTES = "trailing_bytes"
-    """Bytes follow the end of the message. Attribution: whoever handed them over."""
+    """Bytes follow the end of the message. Attribution: the party that handed them over."""
     LENGTH_OVER_LIMIT = "length_over_limit"
-    """A declared length exceeds its limit; nothing was allocated. Attribution: whoever handed the bytes over."""
+    """A declared length exceeds its limit; nothing was allocated. Attribution: the party that handed the bytes over."""
     NOT_CANONICAL = "not_canonical"
-    """A second encoding of a value that has exactly one. Attribution: whoever handed the bytes over."""
+    """A second encoding of a value that has exactly one. Attribution: the party that handed the bytes over."""
     WRONG_VERSION = "wrong_version"
-    """The message is of another wire version. Attribution: whoever handed the bytes over."""
+    """The message is of another wire version. Attribution: the party that handed the bytes over."""
     WRONG_KIND = "wrong_kind"
-    """The message decodes, but it is not the kind that is due now. Attribution: whoever handed the bytes over."""
+    """The message decodes, but another kind is expected now. Attribution: the party that handed the bytes over."""
     LAYOUT_MISMATCH = "layout_mismatch"
-    """A payload or an aggregate belongs to another layout. Attribution: whoever made it."""
+    """A payload or an aggregate belongs to another layout. Attribution: the party that made it."""
     AUTHENTICATION_FAILED = "authentication_failed"
     """A tag or signature does not verify. Attribution: the sender or any relay; not decidable."""
     PUBLIC_KEY_NOT_CANONICAL = "public_key_not_canonical"
@@ -78,7 +78,8 @@ class Reason(StrEnum):
     PUBLIC_KEY_REUSED = "public_key_reused"
     """One public key stands for two parties. Attribution: the sender or any relay of an unsigned message."""
     SHARE_OUT_OF_RANGE = "share_out_of_range"
-    """A share is no field element, or stands at a point that no holder has. Attribution: whoever handed it over."""
+    """A share is not a field element, or is at a point that no holder has. Attribution: the party that handed it over.
+    """
     SHARE_DUPLICATE = "share_duplicate"
     """Two shares of one secret stand at one point. Attribution: nobody; at most one of the two can be right."""
     SHARES_IRRECONCILABLE = "shares_irreconcilable"
@@ -86,7 +87,7 @@ class Reason(StrEnum):
     THRESHOLD_NOT_MET = "threshold_not_met"
     """Fewer answered than are needed. Attribution: nobody."""
     WRONG_SESSION = "wrong_session"
-    """The message was made for another session, attempt or roster. Attribution: whoever handed it over."""
+    """The message was made for another session, attempt or roster. Attribution: the party that handed it over."""
     ALREADY_ANSWERED = "already_answered"
     """A second, different message of a kind that was answered. Attribution: its sender."""
     NOT_ELIGIBLE = "not_eligible"
@@ -98,21 +99,22 @@ class Reason(StrEnum):
     QUORUM_NOT_MET = "quorum_not_met"
     """A certificate holds too few signatures of its committee. Attribution: the server."""
     COMMITMENT_MISMATCH = "commitment_mismatch"
-    """What was opened is not what was committed to. Attribution: the committer, if it is authenticated; else no one."""
+    """An opened value differs from its commitment. Attribution: the committer, if it is authenticated; else no one."""
     EDGE_UNUSABLE = "edge_unusable"
     """A client left because a seed that was sealed to it is unusable. Attribution: it, or who sealed the seed."""
     CHECK_WORDS_MISMATCH = "check_words_mismatch"
     """The unmasked sum contradicts its check words. Attribution: nobody; a client or a wrong seed."""
     REPLAYED = "replayed"
-    """An upload that was taken before is handed over again. Attribution: whoever handed it over."""
+    """An upload that was accepted before is handed over again. Attribution: the party that handed it over."""
     STALE_UPDATE = "stale_update"
     """An update of a model that is too old, or newer than the sum. Attribution: its sender, or who chose the sum."""
     MODEL_MISMATCH = "model_mismatch"
-    """Clients hold different models under one number. Attribution: the sender, or whoever gave out the models."""
+    """Clients hold different models under one number. Attribution: the sender, or the party that gave out the models.
+    """
     BUDGET_SPENT = "budget_spent"
     """A client was in as many releases as its privacy budget allows. Attribution: the client, or who asked it again."""
     BUFFER_FULL = "buffer_full"
-    """A sum holds as many uploads as it may. Attribution: whoever handed over another."""
+    """A sum holds as many uploads as it may. Attribution: the party that handed over another."""
     WEIGHTS_UNEVEN = "weights_uneven"
     """One weight dominates a sum, which would tell much of one client. Attribution: nobody."""
     ONE_HOT_REFUTED = "one_hot_refuted"
@@ -120,9 +122,10 @@ class Reason(StrEnum):
     SERVERS_DISAGREE = "servers_disagree"
     """Two servers hold different sets, or shares that add up to no sum. Attribution: one of them, or a client."""
     CAPACITY_EXCEEDED = "capacity_exceeded"
-    """The sum of this many inputs, or this much weight, could leave the ring. Attribution: whoever configured it."""
+    """The sum of this many inputs, or this much weight, could leave the ring. Attribution: the author of the settings.
+    """
     INPUT_OUT_OF_RANGE = "input_out_of_range"
-    """An input value lies outside the range that was agreed for it. Attribution: whoever made the input."""
+    """An input value lies outside the agreed range. Attribution: the party that made the input."""
     CONTRACT_VIOLATION = "contract_violation"
     """A compression scheme breaks the linear-decoder contract. Attribution: the author of the scheme."""
     INTERNAL_ERROR = "internal_error"
@@ -130,9 +133,10 @@ class Reason(StrEnum):
     ATTESTATION_INVALID = "attestation_invalid"
     """An enclave's evidence or its collateral does not verify. Attribution: its maker or any relay; not decidable."""
     COLLATERAL_STALE = "collateral_stale"
-    """Collateral verifies and is not of this time. Attribution: whoever handed it over, or a wrong clock."""
+    """Valid collateral that is expired or not yet valid. Attribution: the party that handed it over, or a wrong clock.
+    """
     ATTESTATION_REFUSED = "attestation_refused"
-    """An enclave is not one that this client's policy accepts. Attribution: whoever offered the enclave."""
+    """This client's policy does not accept the enclave. Attribution: the party that offered the enclave."""
 
 
 class SecAggError(Exception):
@@ -206,14 +210,14 @@ class MalformedMessage(PeerError):
 
 
 def require_length(what: str, length: int, due: int, culprits: Iterable[Party] = UNDECIDED) -> None:
-    """Refuse fewer bytes or more than are due, with ``MalformedMessage``."""
+    """Raise ``MalformedMessage`` unless a message has the expected number of bytes."""
     if length != due:
         reason = Reason.TRUNCATED if length < due else Reason.TRAILING_BYTES
         raise MalformedMessage(f"{what} has {due} bytes; got {length}", reason=reason, culprits=culprits)
 
 
 class UnexpectedMessage(PeerError):
-    """A message that decodes, but is not due now; ``UNDECIDED`` unless it is said, as for ``MalformedMessage``."""
+    """A message that decodes, but is not expected now; ``UNDECIDED`` unless it is said, as for ``MalformedMessage``."""
 
     def __init__(
         self,

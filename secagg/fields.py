@@ -25,7 +25,7 @@ Declared = type[Any]
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """How one field is written and read, and its row in a table of bytes."""
+    """Encoding of one field, and its row in a table of bytes."""
 
     write: Callable[[Writer, Any], object]
     read: Callable[[Reader, At], Any]
@@ -34,7 +34,7 @@ class Field:
 
 @dataclass(frozen=True, slots=True)
 class At:
-    """Where a field stands: what both ends know of its message, and the fields before it."""
+    """Context of a field: the parameters that both ends know, and the fields before it."""
 
     place: Any
     before: Mapping[str, Any]

@@ -64,12 +64,12 @@ class CodewordTable:
 
     @property
     def codewords(self) -> int:
-        """How many codewords there are."""
+        """Number of codewords."""
         return len(self.entries)
 
     @property
     def width(self) -> int:
-        """How many entries a codeword has."""
+        """Number of entries of a codeword."""
         return int(self.entries.shape[1])
 
     @property

@@ -109,7 +109,7 @@ class Aggregate:
 
 
 class LinearDecoder(Protocol[Update]):
-    """What a compression scheme signs: decoding the sum of payloads gives the sum of the decoded payloads.
+    """Contract of a compression scheme: decoding the sum of payloads gives the sum of the decoded payloads.
 
     The law holds exactly in the integers, before the one multiplication by a float. One object stands for one scheme
     with one set of public parameters (scales, codebook, mask seed); refreshing them makes another object with another

@@ -39,7 +39,7 @@ class ClassicSealingKey:
 
     encoded: bytes
     culprits: InitVar[Iterable[Party]] = UNDECIDED
-    """Who to name if the key is refused."""
+    """Parties to name if the key is refused."""
 
     def __post_init__(self, culprits: Iterable[Party]) -> None:
         """Refuse what ``X25519PublicKey`` refuses."""
@@ -52,7 +52,7 @@ class ClassicSealingKey:
         the hybrid suite.
 
         Implements: [RFC 9180] §6.1, base mode, single shot.
-        Security: base mode does not authenticate the sender; whoever seals signs what is sealed.
+        Security: base mode does not authenticate the sender; the sender signs what it seals.
         """
         require_secret(plaintext)
         if type(info) is not bytes:

@@ -41,7 +41,7 @@ _LOW_ORDER = frozenset(
 
 
 class KeyRole(Enum):
-    """What a key pair is for; a client has one of each, from independent roots."""
+    """Purpose of a key pair; a client has one pair for each, from independent roots."""
 
     CHANNEL = "channel"
     """Carries shares from client to client."""
@@ -64,7 +64,7 @@ class X25519PublicKey:
 
     encoded: bytes
     culprits: InitVar[Iterable[Party]] = UNDECIDED
-    """Who to name if the key is refused: its sender, and whoever relayed it unsigned."""
+    """Parties to name if the key is refused: its sender, and the relay if it is unsigned."""
 
     def __post_init__(self, culprits: Iterable[Party]) -> None:
         """Refuse what is not 32 bytes, not canonical, or of low order.

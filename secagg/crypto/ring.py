@@ -112,7 +112,7 @@ class Ring:
         if type(vector) not in _PLAIN_ARRAYS or vector.dtype != self.word or vector.ndim != 1:
             raise Misuse(f"a vector over {self.modulus_bits} bits is one dimension of {self.word}; got {_form(vector)}")
         if length is not None and vector.size != length:
-            raise Misuse(f"a vector of {length} elements is due; got {vector.size}")
+            raise Misuse(f"expected a vector of {length} elements; got {vector.size}")
 
     def require_vector(self, vector: RingVector, length: int | None = None) -> RingVector:
         """Return the vector if it is one over this ring, of this length where one is given.

@@ -102,7 +102,7 @@ class NoiseSettings:
 
     @property
     def budget(self) -> PrivacyBudget | None:
-        """What a client may spend, where these settings say that."""
+        """Budget of a client, where these settings state one."""
         return None
 
 
@@ -159,12 +159,12 @@ class ClientNoise:
 
     @property
     def honest(self) -> int:
-        """How many honest contributors any sum has."""
+        """Least number of honest contributors of any sum."""
         return self.minimum_cohort - self.corrupted
 
     @property
     def segments(self) -> tuple[RingSegment, ...]:
-        """What is noised: all segments."""
+        """Segments that are noised: all."""
         return self.layout.require_rings()
 
     @property
@@ -211,7 +211,7 @@ class ClientNoise:
 
     @property
     def parts(self) -> tuple[ReleasePart, ...]:
-        """What an accountant is told, with the neighbours that the noise is made for."""
+        """Release as an accountant needs it, with the neighbours that the noise is made for."""
         return self.parts_for(self.settings.adjacency)
 
     def parts_for(self, adjacency: Adjacency) -> tuple[ReleasePart, ...]:
@@ -288,7 +288,7 @@ class ClientNoise:
 
     @property
     def _most_squared(self) -> Fraction:
-        """The square of the greatest multiplier whose noise the rings hold, beside the sum, and clients can draw."""
+        """Square of the greatest multiplier whose noise clients can draw and the rings hold in addition to the sum."""
         bounds = zip(self.segments, self.settings.l2_bounds, self._squared, strict=True)
         room = partial(room_for_noise, clients=self.capacity, is_rotated=self.settings.is_rotated)
         return min(
@@ -305,7 +305,7 @@ def clients_for(clients: int, energy: float) -> int:
 
 @runtime_checkable
 class SumNoise(Protocol):
-    """The noise of one session, whoever adds it, as a platform needs to know it."""
+    """Noise of one session as a platform needs to know it, independent of the party that adds it."""
 
     @property
     def deviations(self) -> tuple[float, ...]:
