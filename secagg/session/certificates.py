@@ -131,7 +131,7 @@ class VerifiedIdentity:
 
 @dataclass(frozen=True, slots=True)
 class Authority:
-    """Who says which identity key belongs to which client; every client knows its public key beforehand."""
+    """Authority that certifies the identity keys of clients; every client knows its public key beforehand."""
 
     public_key: bytes
 
@@ -158,8 +158,8 @@ class Authority:
 def issue_certificate(authority: SigningKey, client: ClientId, public_key: bytes) -> Certificate:
     """Vouch for a client's identity key, as the authority.
 
-    Security: an authority checks first that the key is the client's, and gives one client one key. Whoever holds two
-    certified identities counts as two clients.
+    Security: an authority checks first that the key is the client's, and gives one client one key. A client that
+        holds two certified identities counts as two.
     """
     if type(authority) is not SigningKey:
         raise Misuse(f"an authority issues with its SigningKey; got {type(authority).__name__}")

@@ -1,4 +1,4 @@
-"""What a client has uploaded for, across tasks and restarts: rounds, and digests of models, each counted.
+"""Ledger of a client's uploads across tasks and restarts: rounds, and digests of models, each counted.
 
 Two sums that differ in one client give that client away. So a round of a task has one upload, and the updates of one
 model go into a few sums at most, whatever a server calls its rounds, tasks and layouts. Values are never remembered:
@@ -57,7 +57,7 @@ class SpentUpdates(Confined):
     """
 
     def __init__(self, path: Path | None = None, *, attempts: int | None = ATTEMPTS) -> None:
-        """Go on from a file, which no other process uses meanwhile; or begin in memory.
+        """Read a file, which no other process may use meanwhile; or begin in memory.
 
         Args:
             attempts: uploads for one model at most, under any task and number; None only in simulations.

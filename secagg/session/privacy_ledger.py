@@ -1,4 +1,4 @@
-"""What a client has spent of its privacy budget, over all tasks and restarts: what each noised sum costs, added up.
+"""Ledger of a client's privacy budget: the cost of each noised sum, added up over all tasks and restarts.
 
 Nobody else can know it: a server sees one task, and a client may be in many.
 """
@@ -37,14 +37,14 @@ _STATX: Final = Struct("=I 76x qI 164x")
 """Of the kernel's struct statx: which fields it has, and the seconds and nanoseconds of the birth."""
 _SECOND: Final = 10**9
 _COPIED: Final = (
-    "is a copy, which does not know what was spent since; go on with the file that it was copied from, or give this "
+    "is a copy, which does not know what was spent since; use the file that it was copied from, or give this "
     "client a new identity"
 )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LedgerHeader(Message):
-    """What a ledger's file begins with."""
+    """Header of a ledger's file."""
 
     kind: ClassVar = MessageKind.PRIVACY_LEDGER
     owner: Annotated[bytes, fixed(_OWNER_BYTES)]
@@ -85,7 +85,7 @@ class PrivacyLedger(Confined):
 
     @property
     def uploads(self) -> int:
-        """How many there were."""
+        """Number of entries."""
         with self._opened() as (losses, _):
             return len(losses)
 

@@ -58,7 +58,7 @@ class Simulation(Protocol):
 
     @property
     def bytes_between(self) -> int:
-        """How many bytes went between the server and its helpers so far; for ``Measured``."""
+        """Bytes exchanged between the server and its helpers so far; for ``Measured``."""
         ...
 
     def close(self) -> None:
@@ -91,13 +91,14 @@ class ProtocolEntry:
     open_session: Callable[..., ServerSession]
     """``open_session(subject, settings, invited, helpers)``."""
     helpers: type[Any]
-    """What the server works with: coins, keys, connections."""
+    """Resources of the server: coins, keys, connections."""
     simulate: Simulate
     restore: Callable[..., ServerSession] | None = None
-    """``restore(snapshot, invited)`` goes on with a session, where the protocol has that; its clients can be suspended
-    then too. Where others add the uploads a journal goes on instead."""
+    """``restore(snapshot, invited)`` resumes a session, where the protocol supports that; its clients can be suspended
+    then too. Where others add the uploads a journal takes its place.
+    """
     describe: Callable[[Any], tuple[str, ...]] = _nothing_to_say
-    """What a person should know of a session that is open, a line each."""
+    """Notes for the operator of an open session, a line each."""
     takes: Callable[[Any, int], bool] = _anything
     """Whether so many clients can have a session with these settings, as far as numbers of clients go."""
     simulate_cheater: Callable[[Any, ClientId], Member] | None = None

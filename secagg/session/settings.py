@@ -1,4 +1,4 @@
-"""A protocol's settings as text: the settings class says which there are, and of which type."""
+"""A protocol's settings as text: the settings class defines their names and types."""
 
 from __future__ import annotations
 

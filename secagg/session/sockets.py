@@ -72,7 +72,7 @@ def send_frame(connection: socket.socket, message: bytes) -> None:
 
 
 class Source(Protocol):
-    """Where bytes come from: a socket, or one that loses patience."""
+    """Source of bytes: a socket, or one that loses patience."""
 
     def recv(self, size: int, /) -> bytes:
         """Return at most so many bytes; none once the other end has closed."""
@@ -187,7 +187,7 @@ def decode_refusal(message: bytes) -> SecAggError:
         reason, sentence, expected, received = (reader.variable(MAXIMUM_TEXT_BYTES).decode() for _ in range(4))
         needed, present = reader.integer(8), reader.integer(8)
         culprits = frozenset(_read_party(reader) for _ in range(reader.integer(1)))
-        # As when an error is unpickled: the constructors would compose the sentence anew.
+        # As when an error is unpickled: the constructors would compose the sentence again.
         error = kind.__new__(kind, sentence)
         error.reason = Reason(reason)
     except (IndexError, ValueError):
@@ -220,7 +220,7 @@ AskAll = Callable[[Mapping[int, bytes]], Iterable[tuple[int, bytes]]]
 
 
 class Helper(Protocol):
-    """What ``service`` serves: one method, and nothing of sockets."""
+    """Object that ``service`` serves: one method, without sockets."""
 
     def answer(self, request: bytes) -> bytes:
         """Return the answer, or an encoded refusal; never raise for what the server sent."""
@@ -257,9 +257,9 @@ class SocketAsk:
         """Connect to nothing yet; the first request does.
 
         Args:
-            limit: how many bytes an answer has at most; it may be set anew between two requests.
-            timeout: how many seconds the helper may take to connect, or to go on with an answer; None for any.
-            greet: what both ends say to one another before the first request.
+            limit: the largest length of an answer, in bytes; it may be changed between two requests.
+            timeout: how many seconds the helper may take to connect, or to continue an answer; None for any.
+            greet: the greeting between both ends before the first request.
         """
         self._path, self.limit, self._timeout, self._greet = path, limit, timeout, greet
         self._connection: socket.socket | None = None
@@ -269,7 +269,7 @@ class SocketAsk:
 
     @property
     def bytes_between(self) -> int:
-        """How many bytes were sent and received; for ``Measured``."""
+        """Bytes sent and received; for ``Measured``."""
         return self._bytes
 
     def __call__(self, request: bytes) -> bytes:
@@ -372,10 +372,10 @@ class SocketAsk:
 # --- One end that serves ----------------------------------------------------------------------------------------------
 
 DEFAULT_PATIENCE: Final = 60.0
-"""How many seconds a peer may take to go on with a frame that it has begun."""
+"""Seconds that a peer may take to continue a frame that it has begun."""
 DEFAULT_LIMIT: Final = 1 << 30
 GREETING_PATIENCE: Final = 10.0
-"""How many seconds a greeting may take in all, so that silent strangers keep nobody out for long."""
+"""Seconds that a whole greeting may take, so that silent strangers keep nobody out for long."""
 PEERS_AT_ONCE: Final = 64
 Greet = Callable[[socket.socket], None]
 """Finds out over a new connection who is there; raises ``PeerError`` for somebody who is not served."""

@@ -142,13 +142,13 @@ class StagedServerSession(Confined, ABC, Generic[Content]):
 
     @property
     def faults(self) -> tuple[PeerError, ...]:
-        """What clients and helpers did wrong so far, once for each name, stage and reason."""
+        """Faults of clients and helpers so far, once for each name, stage and reason."""
         with self._lock:
             return tuple(self._faults.values())
 
     @property
     def awaited(self) -> frozenset[ClientId] | None:
-        """Who may still answer."""
+        """Clients that may still answer."""
         with self._lock:
             if self._stage is None:
                 return frozenset()
