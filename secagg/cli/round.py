@@ -98,7 +98,7 @@ def add_options(commands: Any) -> None:  # noqa: ANN401 -- argparse names the ty
     of_some.add_argument(
         "--noise", help="its deviation over what one client can change; added by clients, or by two servers"
     )
-    of_some.add_argument("--epsilon", help="beside --noise: the budget of each client, which refuses what passes it")
+    of_some.add_argument("--epsilon", help="with --noise: the budget of each client, which refuses a sum beyond it")
     of_some.add_argument("--corrupted", help="how many clients the plan withstands (default: one in ten)")
     of_some.add_argument("--release", choices=("decoded-sum", "histogram"), help="what leaves the enclave")
     of_some.add_argument("--accumulation", choices=("oblivious", "direct"), help="how the enclave counts")

@@ -53,14 +53,14 @@ def add_options(command: Any) -> None:  # noqa: ANN401 -- argparse names the typ
 
 @dataclass(slots=True)
 class Spreading:
-    """Who adds, and where it tells how far it is."""
+    """The adder of a sum, and the figures that report its progress."""
 
     add_through: Callable[..., None] | None = None
     """``add_through(session, state=None, is_kept=...)``: have the workers add; None where the server does."""
     metrics: Metrics = field(default_factory=Metrics)
 
     def opened(self, session: ServerSession) -> None:
-        """Have the workers, if there are any, add the uploads of a session that nobody goes on with."""
+        """Have the workers, if there are any, add the uploads of a session that is not resumed after a crash."""
         if self.add_through is not None:
             self.add_through(session)
 
@@ -117,7 +117,7 @@ def workers_for(
 
 @dataclass(frozen=True, slots=True)
 class SpreadInState:
-    """A sum in a folder, which the next process goes on with."""
+    """A sum in a folder, from which the next process resumes."""
 
     folder: Path
     workers: Spreading

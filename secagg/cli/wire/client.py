@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from secagg.transport.client import Outcome
 
 _UNPLANNED: Final = {"noise", "norm", "epsilon", "delta", "identity"}
-"""What this command has no encoding for, and what has an option of its own."""
+"""Settings that this command cannot encode, and those that have an option of their own."""
 
 
 def run_contribute(options: argparse.Namespace) -> int:

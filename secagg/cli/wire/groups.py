@@ -41,7 +41,7 @@ _OWN: Final = ("clients", "group")
 
 @dataclass(frozen=True, slots=True)
 class GroupSum(Message):
-    """What the session of one group released; its operator knows all of it."""
+    """Release of one group's session; its operator knows all of it."""
 
     kind = MessageKind.GROUP_SUM
     card: Annotated[bytes, variable(CARD_BYTES)]

@@ -248,7 +248,7 @@ class _Telling:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Held:
-    """What a server holds: a session that was opened now, or one that a process before this one has left."""
+    """Session of a server: opened now, or left by an earlier process."""
 
     session: ServerSession | None
     """None where its sum is written, and clients are only to be told."""
@@ -274,7 +274,7 @@ class _Sum:
     terms: dict[str, int | float]
 
     def held(self) -> _Held:
-        """Go on with the session of the store, or open another one.
+        """Resume the session of the store, or open another one.
 
         Raises:
             InvalidParameters: the store keeps a session of other arguments.
@@ -289,14 +289,14 @@ class _Sum:
             return replace(self._restored(card, None), ending=kept.ending.decode())
         if not kept.ending and self._can_go_on(kept):
             return self._gone_on(card, kept)
-        _LOG.warning("the session of before is over, or cannot go on; this is another one")
+        _LOG.warning("the earlier session is over, or cannot be resumed; this is a new one")
         return self._begun()
 
     def _can_go_on(self, kept: ServerRecord) -> bool:
         """Whether the session outlived its process; it is refused to a server that adds its uploads in another way."""
         is_spread, by_workers = self._spread.goes_on, self.options.engine is not None
         if (is_spread and not by_workers) or (kept.snapshot and by_workers):
-            who, how = ("workers add", "go on with") if is_spread else ("its server adds", "leave out")
+            who, how = ("workers add", "resume with") if is_spread else ("its server adds", "leave out")
             raise InvalidParameters(
                 f"{self.options.state} keeps a session whose uploads {who}; {how} --engine, or name another --state"
             )

@@ -1,4 +1,4 @@
-"""What both ends of a wire make alike: how updates are encoded, plugs of protocols, logs, and values of options."""
+"""Common parts of both ends of a wire: encoding of updates, plugs of protocols, logs, and values of options."""
 
 from __future__ import annotations
 
