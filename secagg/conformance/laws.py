@@ -155,7 +155,7 @@ LAWS: Final = (
     ),
     Law(
         "refusal",
-        "updates that are not of the right type and shape are refused by the error that is due",
+        "updates of a wrong type or shape are refused by the right error",
         "raise Misuse for a type, structure or shape, before anything else happens",
         payloads.refusal,
     ),

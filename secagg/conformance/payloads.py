@@ -39,7 +39,7 @@ from secagg.errors import ContractViolation, InvalidParameters, MalformedMessage
 from secagg.wire import MessageKind, Writer
 
 HEADER_BYTES: Final = len(Writer(MessageKind.PAYLOAD).finish()) + DIGEST_BYTES
-"""What a payload has on the wire beside its values: the header of every message and the layout's digest."""
+"""Bytes of a payload on the wire in addition to its values: the header of every message and the layout's digest."""
 
 
 def determinism(trial: Trial) -> None:

@@ -321,7 +321,7 @@ def norm(update: Update) -> float:
 
 
 def with_any_indices(payload: Payload, seed: bytes) -> Payload:
-    """Return the payload with indices drawn anew, because few updates choose every codeword for every block."""
+    """Return the payload with newly drawn indices, because few updates choose every codeword for every block."""
     values = list(payload.values)
     for position, segment in enumerate(payload.layout.segments):
         if isinstance(segment, IndexSegment):
@@ -356,7 +356,8 @@ def _longest_codewords(decoder: Any) -> Payload | None:  # noqa: ANN401 -- a dec
 PAIRS: Final = 256
 """Of roundings of one update; together two of them have no bias, and one has half a fine step."""
 DEVIATIONS: Final = 6
-"""How far a mean or an energy may lie from what is due. The coins repeat, so a scheme passes or fails for good."""
+"""Tolerated distance of a mean or an energy from its expectation. The coins repeat: a scheme passes or fails for good.
+"""
 _NEARLY: Final = 1e-2
 _Flat = npt.NDArray[np.float64]
 

@@ -29,7 +29,7 @@ def wrong_order(candidate: SessionCandidate) -> None:
 
 
 def after_the_end(candidate: SessionCandidate) -> None:
-    """Go on after the release; the session says nothing, takes nothing, and releases nothing again."""
+    """Continue after the release; the session says nothing, takes nothing, and releases nothing again."""
     rehearsal = Rehearsal.begin(candidate)
     rehearsal.require_exact(rehearsal.finish(), candidate.clients)
     _require_over(rehearsal.server, candidate)
@@ -250,7 +250,7 @@ def suspended(candidate: SessionCandidate) -> None:
         rehearsal.world.member(client).join(rehearsal.subject, rehearsal.update_of(client)),
     )
     if session.suspend() is not None:
-        raise ContractViolation("a client that has answered nothing has something to go on with")
+        raise ContractViolation("a client that has answered nothing has a state to resume")
     require_refused("a message after suspending", session.answer, rehearsal.server.invitation, by=(SecAggError,))
     while rehearsal.server.stage is not None:
         rehearsal.deliver(rehearsal.all_answers())

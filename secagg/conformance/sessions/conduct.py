@@ -102,7 +102,7 @@ def strangers(candidate: SessionCandidate) -> None:
 
 ROUNDS: Final = 3
 Seen = list[tuple[object, ...]]
-"""What a server sees of a client: its stages, the lengths of its answers, and whether they count."""
+"""A server's view of a client: its stages, the lengths of its answers, and whether they count."""
 
 
 def silence(candidate: SessionCandidate) -> None:
@@ -151,7 +151,7 @@ HOSTILE: Final[Mapping[str, Spoil]] = {
     "values from another model": lambda payload, _, number: _varied(payload, bytes([9]) * 32, number),
     **{f"a weight of {weight}": partial(_weighing, weight) for weight in (0, -1, 2, 1 << 40)},
 }
-"""What a client may have, by name; each returns what training returns for one round."""
+"""Updates of a hostile or faulty client, by name; each returns the result of training for one round."""
 
 
 def _seen(candidate: SessionCandidate, spoil: Spoil) -> Seen:
