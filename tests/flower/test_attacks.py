@@ -31,7 +31,7 @@ def test_2_a_second_request_for_shares_is_answered_by_nobody(eight: dict[str, An
     outcome = eight[f"{mode}second_request"]
     assert outcome["left"] == 8
     assert outcome["answers"] == 8 * len(outcome["stages"])
-    assert "there is no session to go on with" in outcome["log"]
+    assert "there is no session to resume" in outcome["log"]
 
 
 def test_2_two_stories_about_who_dropped_out_get_no_quorum_in_active_mode(eight: dict[str, Any]) -> None:

@@ -48,7 +48,7 @@ class ClientRound:
         self._settings, self._judge, self._states = settings, judge, states
 
     def answer(self, message: Message, context: Context, call_next: ClientAppCallable) -> Message:
-        """Begin a session, or go on with the one that was put aside.
+        """Begin a session, or resume the suspended one.
 
         Raises:
             SecAggError: this client leaves the session; ``forget`` what is left of it.
@@ -134,7 +134,7 @@ def _take(context: Context) -> tuple[bytes, Terms]:
     sealed, terms = record.get("sealed"), Terms.parsed(record)
     if not isinstance(sealed, bytes) or terms is None:
         raise Misuse(
-            "there is no session to go on with: this client did not begin it, or has left it",
+            "there is no session to resume: this client did not begin it, or has left it",
             reason=Reason.ALREADY_SPENT,
         )
     context.state[STATE_RECORD] = ConfigRecord()

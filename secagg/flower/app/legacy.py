@@ -34,7 +34,7 @@ class SecAggFitWorkflow:
         """
         strategy: object = getattr(context, "strategy", None)
         if strategy is None:
-            raise Misuse(f"a LegacyContext is due here, which has a strategy; got {type(context).__name__}")
+            raise Misuse(f"expected a LegacyContext, which has a strategy; got {type(context).__name__}")
         if self._grid is None:
             settings = SecAggSettings(**self._given) if self._given else None
             self._grid = SecAggGrid(grid, context, settings=settings, strategy=strategy)

@@ -1,4 +1,4 @@
-"""What travels between the grid and the mod: one config record, beside it one array record where a message is large."""
+"""Records between the grid and the mod: one config record, with an array record where a message is large."""
 
 from __future__ import annotations
 
