@@ -54,7 +54,7 @@ class SecureFedAvg(FedAvg):
         self.secagg, self.training_timeout = dict(secagg or {}), training_timeout
         self.training_patience = training_patience
         self.stages = list[tuple[str, StageCount]]()
-        """What each stage of the last round carried."""
+        """Messages and departures of the last round, by stage."""
         self._settings = SecAggSettings(**self.secagg)
         self._rounds: Rounds | None = None
         self._nonce, self._number = "", 0

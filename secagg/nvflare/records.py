@@ -1,4 +1,4 @@
-"""What travels between the controller and a client: one record in a ``Shareable``, and a model as NumPy has it."""
+"""Records between the controller and a client: one in a ``Shareable``, and a model as NumPy has it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def client_of(site: str) -> ClientId:
 
 
 def carrying(record: Record, content: Shareable | None = None) -> Shareable:
-    """Return a record in what NVFlare sends, beside a model where there is one."""
+    """Return a record in a form that NVFlare sends, with a model where there is one."""
     shareable = Shareable() if content is None else content
     shareable[RECORD] = dict(record)
     return shareable
