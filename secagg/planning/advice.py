@@ -1,4 +1,4 @@
-"""What noise costs a cohort: epsilon, wider rings, and how many clients the model needs to survive it."""
+"""Cost of noise to a cohort: epsilon, wider rings, and the number of clients with which the model survives it."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _BLOCK: Final = 1024
 _LEAST_MULTIPLIER: Final = Fraction(1, 10**4)
 _MOST_MULTIPLIER: Final = 10**6
 _REPLACED: Final = 2
-"""How many clients' bounds stand between neighbours of which one client's update was replaced."""
+"""Distance between neighbours where one client's update was replaced, in bounds of a client."""
 
 
 @dataclass(frozen=True, slots=True)

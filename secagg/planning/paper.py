@@ -133,7 +133,7 @@ class Table(StrEnum):
 
 
 class Quantity(StrEnum):
-    """What a cell holds."""
+    """Quantity of a cell."""
 
     UPLINK_KB = "uplink_kb"
     FACTOR = "factor"
@@ -178,7 +178,7 @@ class Cell:
     exact: Fraction
     """The computed number before it is rounded."""
     wire_bytes: int | None
-    """What the upload really is by the accounting "wire"; a broadcast of codebooks is no upload."""
+    """Real bytes of the upload by the accounting "wire"; None for a broadcast of codebooks, which is not an upload."""
 
     @property
     def computed(self) -> str:
