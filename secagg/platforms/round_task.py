@@ -1,4 +1,4 @@
-"""What a session is about, besides what the protocol's own invitation holds, as both ends of a platform have it."""
+"""Task of a round, in addition to the protocol's own invitation, as both ends of a platform have it."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ Record = dict[str, str | bytes]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Terms:
-    """What a session is about; the digest is bound to the protocol's invitation."""
+    """Terms of a session; the digest is bound to the protocol's invitation."""
 
     protocol: str
     is_certified: bool
@@ -54,7 +54,7 @@ class Terms:
     joined: tuple[str, ...]
     """The tensors that travel as one vector, in their order."""
     lengths: tuple[float, ...]
-    """What is known of the joined tensors' lengths from the round before, which clients tell theirs relative to."""
+    """Lengths of the joined tensors, known from the round before; clients report theirs relative to these."""
     round_number: int
     task: str
     parameters: bytes = field(repr=False)
@@ -79,7 +79,7 @@ class Terms:
 
     @property
     def record(self) -> Record:
-        """What ``parsed`` reads."""
+        """The record that ``parsed`` reads."""
         return {"terms": self.small, "parameters": self.parameters}
 
     @property
@@ -192,11 +192,11 @@ _SEED_BYTES: Final = 32
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Means:
-    """What a round gives: means alone."""
+    """Result of a round: means alone."""
 
     tensors: Mapping[str, npt.NDArray[Any]]
     told: Mapping[str, float]
-    """What clients told of their tensors, as scales of the next round."""
+    """Values that clients reported of their tensors, as scales of the next round."""
     lengths: tuple[float, ...]
     """Of the update and of each tensor, where clients vote for them."""
     metrics: dict[str, float]
@@ -206,12 +206,12 @@ class Means:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundTask:
-    """What a round is about."""
+    """Task of a round."""
 
     settings: SecAggSettings
     roster: Roster | None
     terms: Terms
-    """What clients are told."""
+    """The terms that clients are told."""
     sent: Arrays
     update: ModelUpdate
 
@@ -294,7 +294,7 @@ Shapes = tuple[tuple[str, tuple[int, ...]], ...]
 
 @dataclass(slots=True)
 class Known:
-    """What a server knows of one model from the rounds before."""
+    """A server's knowledge of one model from the rounds before."""
 
     told: Mapping[str, float] | None = None
     """Scales that clients told."""

@@ -1,8 +1,8 @@
 """The keys of two servers in files: a private and a public one of each operator, and one that names both servers.
 
 Each operator writes his own (``secagg two-servers keys --role``), gives the public file to the other one, and writes
-``servers.json`` from both public files; the two come out alike, and both compare its fingerprint. Whoever writes both
-private files is both servers: ``make_trial_pair`` is for a trial.
+``servers.json`` from both public files; the two come out alike, and both compare its fingerprint. A person who writes
+both private files is both servers: ``make_trial_pair`` is for a trial.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class ServerPair:
 
     @property
     def fingerprint(self) -> str:
-        """What both operators compare, by telephone for instance."""
+        """Fingerprint that both operators compare, by telephone for instance."""
         parts = (self.authority, *(keys.encode() for keys in self.operators))
         return hashlib.sha256(bind(Label.INDEXING_FINGERPRINT, *parts)).hexdigest()[:_FINGERPRINT_DIGITS]
 
@@ -164,7 +164,7 @@ def load_server_keys(path: Path, index: int) -> ServerKeys:
         raise InvalidParameters(f"{path} holds no keys of a server ({error}); {_ADVICE}") from None
     if keys.server.index != index:
         keys.wipe()
-        raise InvalidParameters(f"{path} holds the keys of {keys.server}, and those of server/{index} are due here")
+        raise InvalidParameters(f"{path} holds the keys of {keys.server}; expected those of server/{index}")
     return keys
 
 
