@@ -41,7 +41,7 @@ _DIGEST_BYTES: Final = 32
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpreadSettings:
-    """How a sum is divided; none of it changes the sum."""
+    """Division of a sum into tasks; none of it changes the sum."""
 
     storage: str
     """A folder or fsspec address that coordinator and workers see."""
@@ -57,7 +57,7 @@ class SpreadSettings:
 
 @dataclass(slots=True)
 class Figures:
-    """How far a sum is."""
+    """Progress of a sum."""
 
     tasks_done: int = 0
     tasks_left: int = 0
@@ -66,7 +66,7 @@ class Figures:
 
     @property
     def tasks(self) -> tuple[int, int]:
-        """How many are done, of how many."""
+        """Number of tasks that are done, and of all."""
         return self.tasks_done, self.tasks_done + self.tasks_left
 
     def tell(self, metrics: Metrics) -> None:
@@ -95,7 +95,7 @@ class FixedList(Message):
 
 
 class SpreadSum:
-    """An ``Adder`` whose work an engine does, and which the next process goes on with."""
+    """An ``Adder`` whose work an engine does, and which the next process can resume."""
 
     def __init__(  # noqa: PLR0913 -- what it is made of
         self,
@@ -107,10 +107,10 @@ class SpreadSum:
         is_kept: Callable[[], bool] = lambda: False,
         progress: Callable[[Figures], None] = lambda _: None,
     ) -> None:
-        """Begin, or go on with what the state has.
+        """Begin, or resume from the state.
 
         Args:
-            is_kept: whether somebody goes on with the sum if this process ends it without a release.
+            is_kept: whether somebody resumes the sum if this process ends it without a release.
         """
         self._cut, self._engine, self._settings, self._state = cut, engine, settings, state
         self._is_kept, self._progress, self._is_over = is_kept, progress, False
@@ -122,7 +122,7 @@ class SpreadSum:
         self._batches: list[list[ClientId]] = [[]]
         self._left, self._done, self._tries = dict[str, Task](), set[str](), dict[str, int]()
         self._changes = 0
-        """How often something was lost that was to be added."""
+        """Number of times that something to be added was lost."""
         self._gone, self._sums = dict[ClientId, SecAggError](), list[Sums]()
         self.figures = Figures()
         if state.left_by is not None:
@@ -339,7 +339,7 @@ class SpreadSum:
         self._is_over = True
 
     def end(self) -> None:
-        """Remove everything, unless the next process goes on with it."""
+        """Remove everything, unless the next process resumes the sum."""
         self._left.clear()
         for total in self._sums:
             total.clear()

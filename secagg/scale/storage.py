@@ -1,4 +1,4 @@
-"""Where pieces and partial sums lie, a folder that all machines see or an fsspec address, and the task that adds them.
+"""Storage of pieces and partial sums, a folder that all machines see or an fsspec address, and the task that adds them.
 
 A tag authenticates the name with the contents (GMAC under a key that follows from the sum's key and the name). A name
 follows from what the object is made of, so no key ever tags two contents, and no nonce can come twice. A task keeps
