@@ -51,7 +51,7 @@ class PrivateSum(Generic[Form]):
     """Names of the other clients, with the reasons."""
     total_weight: int
     clipped: int
-    """How many values of all updates were NaN, which counts as 0, or beyond the clip."""
+    """Number of values in all updates that were NaN, which counts as 0, or beyond the clip."""
     step: float
     """Largest rounding error of one value, clipping aside."""
     bytes_sent: int

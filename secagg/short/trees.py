@@ -62,12 +62,12 @@ class Shapes:
 
     @property
     def length(self) -> int:
-        """How many values the vector has."""
+        """Number of values of the vector."""
         return sum(math.prod(shape) for shape in self.shapes)
 
     @property
     def digest(self) -> bytes:
-        """What two parties compare to know that they sum the same tensors of a model."""
+        """Fingerprint that two parties compare to know that they sum the same tensors of a model."""
         named = (f"{path}\0{shape}".encode() for path, shape in zip(self.paths, self.shapes, strict=True))
         return hashlib.sha256(bind(Label.SUMMED_TENSORS, *named)).digest()
 
@@ -91,7 +91,7 @@ class Shapes:
         return np.concatenate(pieces, dtype=np.float64, casting="unsafe")
 
     def holding(self, marked: npt.NDArray[np.bool_]) -> str:
-        """Say how many values of which tensors are marked."""
+        """Describe how many values of which tensors are marked."""
         ends = np.cumsum([math.prod(shape) for shape in self.shapes])[:-1]
         counts = [int(np.count_nonzero(some)) for some in np.split(marked, ends)]
         found = [
