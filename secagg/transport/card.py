@@ -1,4 +1,4 @@
-"""What a server says of the session that it holds, before a client takes part: its name, and what is summed."""
+"""A server's description of its session, shown before a client takes part: its name, and what is summed."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ LONGEST_PAUSE: Final = BACK_SECONDS / 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WireLimits:
-    """What a server holds clients to; times are seconds."""
+    """Limits that a server holds clients to; times are seconds."""
 
     stages: Limits = field(default_factory=lambda: Limits(exchange=60.0, training=600.0, least=BACK_SECONDS))
-    """How long each stage is open."""
+    """Times for which each stage is open."""
     answer_bytes: int = 1 << 28
     """No answer is longer."""
     bodies_at_once: int = 16
@@ -38,9 +38,9 @@ class WireLimits:
     slowest: float = 1 << 14
     """Bytes each second of an answer, at least."""
     poll: float = 25.0
-    """How long a request for a message waits for one."""
+    """Seconds that a request for a message waits for one."""
     connections: int = 2000
-    """How many there are; beyond it the one goes that has been idle longest."""
+    """Greatest number of connections; beyond it the one that has been idle longest is closed."""
 
     def __post_init__(self) -> None:
         numbers = (self.answer_bytes, self.bodies_at_once, self.grace, self.slowest, self.poll, self.connections)
@@ -66,7 +66,7 @@ class Card:
     mode: str = "semi_honest"
     """Whether clients trust the server to follow the protocol, or, in ``active`` mode, keys that others certified."""
     terms: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    """What the application says besides, as JSON; bind their ``terms_digest`` to the subject."""
+    """Further terms of the application, as JSON; bind their ``terms_digest`` to the subject."""
 
     def __post_init__(self) -> None:
         texts, numbers = ("session", "protocol", "task", "mode"), ("round_number", "answer_bytes")

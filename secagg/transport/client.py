@@ -47,7 +47,7 @@ class Refused(ConnectionError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Patience:
-    """How long a client tries; times are seconds."""
+    """Limits on a client's attempts; times are seconds."""
 
     lost: float = 120.0
     """Without a word from the server."""
@@ -66,7 +66,7 @@ class Patience:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """What the server answered."""
+    """Answer of the server."""
 
     status: int
     body: bytes = field(repr=False)
@@ -205,15 +205,15 @@ _SCHEMES: Final = {"http", "https"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """How a session ended for a client that stayed."""
+    """End of a session for a client that stayed."""
 
     card: Card
     stages: int
-    """How many this process answered."""
+    """Number of stages that this process answered."""
     is_released: bool
     """Whether there is a sum, as the server says."""
     sentence: str
-    """What the server says of the end."""
+    """The server's sentence about the end."""
 
 
 async def contribute(  # noqa: PLR0913 -- all but three have defaults
@@ -232,7 +232,7 @@ async def contribute(  # noqa: PLR0913 -- all but three have defaults
     Args:
         after: the name of a session that this client was in; the next one is waited for.
         tls: of a server that the system's issuers do not vouch for, or that asks for this client's certificate.
-        states: where progress is sealed, so that a process that is killed may go on.
+        states: where progress is sealed, so that a process that is killed can be resumed.
         http: a client that is made already, and stays open.
     Raises:
         SecAggError: this client left; the server was told that it did, and not why.

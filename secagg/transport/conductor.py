@@ -145,7 +145,7 @@ _FEW_BYTES: Final = 1 << 14
 """Of an answer to a stage of keys or signatures, of any suite."""
 RESTARTED: Final = Verdict(
     Answer.OVER,
-    "the server knows no such session: it has ended, or its process was ended and the protocol cannot go on from that; "
+    "the server knows no such session: it has ended, or its process was ended and it cannot be resumed; "
     "take part in the next one",
 )
 STOPPING: Final = Verdict(Answer.STOPPING, "the server is being stopped; ask again when it is back")
@@ -202,7 +202,7 @@ class Conductor:
         Raises:
             SecAggError, OSError: nothing is released, and the session has ended; or ``keep`` raised it.
         Security: where the task is cancelled, or ``keep`` raises, the session stays in the store, for another process
-            to go on with.
+            to resume.
         """
         outcome = "failed"
         try:

@@ -1,10 +1,11 @@
-"""What each request of one session gets: a state machine without sockets, threads or a clock of its own.
+"""Answers to the requests of one session: a state machine without sockets, threads or a clock of its own.
 
-Its driver does what a verdict says, and tells it what came of that. Client by client, in one stage:
+Its driver does what a verdict says, and reports the outcome to it. Client by client, in one stage:
 
     (asked) -> MESSAGE -> (offered) -> READ -> (read) -> HAND -> (settled) -> TAKEN, LATE or REFUSED
 
-The session itself judges messages; here stands only who may send one now, and what repeated and late requests get.
+The session itself judges messages; this module decides which client may send one now, and how repeated and late
+requests are answered.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from secagg.session.run import Limits, Patience
 
 
 class Answer(Enum):
-    """What a request gets, with its HTTP status; the README says what a client does then."""
+    """Answer to a request, with its HTTP status; the README says what a client does then."""
 
     MESSAGE = "message", 200
     DONE = "done", 200
@@ -50,7 +51,7 @@ class Answer(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What a request gets, and a sentence for the client's log."""
+    """Answer to a request, and a sentence for the client's log."""
 
     answer: Answer
     sentence: str = ""
@@ -95,22 +96,22 @@ class Exchange:
 
     @property
     def over(self) -> Verdict | None:
-        """What everybody is told since the session has ended; None while it has not."""
+        """The verdict for every request after the session's end; None before it."""
         return self._over
 
     @property
     def untold(self) -> int:
-        """How many clients are still to ask how it ended, or for the next message."""
+        """Number of clients that still have to ask for the session's end, or for the next message."""
         return len(self._untold - self._out.keys())
 
     @property
     def counts(self) -> dict[str, int]:
-        """How many clients have answered the open stage, are sending to it, and are out."""
+        """Numbers of clients that have answered the open stage, are sending to it, and are out."""
         return {"taken": len(self._taken), "sending": len(self._sending), "out": len(self._out)}
 
     @property
     def longest(self) -> int:
-        """How many bytes an answer to the open stage has at most."""
+        """Greatest length of an answer to the open stage, in bytes."""
         return self._longest
 
     def open(self, stage: Stage, turnout: Turnout, longest: int | None = None) -> None:

@@ -1,4 +1,4 @@
-"""What survives a crash: at the server its session as of the last stage, at a client what it answered last."""
+"""State that survives a crash: a server's session as of its last stage, and a client's last answer."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ class ClientStore:
     """The progress of one client with one server, sealed; the newest opens, and only once."""
 
     def __init__(self, states: StateDirectory, url: str, client: ClientId) -> None:
-        """Use a folder of keys; what is sealed stands beside them."""
+        """Use a folder of keys; the sealed state is next to them."""
         self._states = states
         self._path = states.beside("wire") / hashlib.sha256(url.encode() + client.encode()).hexdigest()
         self._state: OpenState | None = None
@@ -151,7 +151,7 @@ class ClientStore:
         self._state = state
 
     def take(self) -> ClientProgress | None:
-        """Return what was put last, for this process alone; None if there is nothing to go on from."""
+        """Return what was put last, for this process alone; None if there is nothing to resume."""
         if not self._path.exists():
             return None
         try:

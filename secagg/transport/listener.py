@@ -1,4 +1,4 @@
-"""Where an application listens: uvicorn, with limits on connections that say nothing, or nothing whole."""
+"""Listening for requests: uvicorn, with limits on connections that send nothing, or nothing whole."""
 
 from __future__ import annotations
 

@@ -143,7 +143,7 @@ _Touch = Callable[[], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ends:
-    """Who talks through a tunnel."""
+    """Ends of a tunnel."""
 
     tls: PinnedTls
     socket: Path

@@ -212,7 +212,7 @@ def test_a_server_that_cannot_go_on_says_so(town: Town) -> None:
         client.go_on()
     server.kill()
     server = town.serve(*options, "--round", "2")
-    assert "cannot go on" in server.text
+    assert "cannot be resumed" in server.text
     held.go_on()
     held.wait_for("stored 0")
     held.go_on()
