@@ -78,8 +78,7 @@ class Reason(StrEnum):
     PUBLIC_KEY_REUSED = "public_key_reused"
     """One public key stands for two parties. Attribution: the sender or any relay of an unsigned message."""
     SHARE_OUT_OF_RANGE = "share_out_of_range"
-    """A share is not a field element, or is at a point that no holder has. Attribution: the party that handed it over.
-    """
+    """A share is not a field element, or is at a point of no holder. Attribution: the party that handed it over."""
     SHARE_DUPLICATE = "share_duplicate"
     """Two shares of one secret stand at one point. Attribution: nobody; at most one of the two can be right."""
     SHARES_IRRECONCILABLE = "shares_irreconcilable"
@@ -109,8 +108,7 @@ class Reason(StrEnum):
     STALE_UPDATE = "stale_update"
     """An update of a model that is too old, or newer than the sum. Attribution: its sender, or who chose the sum."""
     MODEL_MISMATCH = "model_mismatch"
-    """Clients hold different models under one number. Attribution: the sender, or the party that gave out the models.
-    """
+    """Clients hold different models under one number. Attribution: the sender, or the source of the models."""
     BUDGET_SPENT = "budget_spent"
     """A client was in as many releases as its privacy budget allows. Attribution: the client, or who asked it again."""
     BUFFER_FULL = "buffer_full"
@@ -122,8 +120,7 @@ class Reason(StrEnum):
     SERVERS_DISAGREE = "servers_disagree"
     """Two servers hold different sets, or shares that add up to no sum. Attribution: one of them, or a client."""
     CAPACITY_EXCEEDED = "capacity_exceeded"
-    """The sum of this many inputs, or this much weight, could leave the ring. Attribution: the author of the settings.
-    """
+    """The sum of this many inputs, or this much weight, could leave the ring. Attribution: the configuring party."""
     INPUT_OUT_OF_RANGE = "input_out_of_range"
     """An input value lies outside the agreed range. Attribution: the party that made the input."""
     CONTRACT_VIOLATION = "contract_violation"
@@ -133,8 +130,7 @@ class Reason(StrEnum):
     ATTESTATION_INVALID = "attestation_invalid"
     """An enclave's evidence or its collateral does not verify. Attribution: its maker or any relay; not decidable."""
     COLLATERAL_STALE = "collateral_stale"
-    """Valid collateral that is expired or not yet valid. Attribution: the party that handed it over, or a wrong clock.
-    """
+    """Valid collateral that is expired or not yet valid. Attribution: its sender, or a wrong clock."""
     ATTESTATION_REFUSED = "attestation_refused"
     """This client's policy does not accept the enclave. Attribution: the party that offered the enclave."""
 
