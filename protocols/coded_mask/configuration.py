@@ -1,4 +1,4 @@
-"""What the parties of one sum agree on, and how values become elements of the field."""
+"""Configuration of one sum, shared by its parties, and the encoding of values as elements of the field."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class Configuration(Message):
 
     @property
     def limb_bits(self) -> int:
-        """How many bits of a value one element holds, so that the sum of the clients' stays in the field."""
+        """Bits of a value that one element holds, so that the sum of the clients' stays in the field."""
         return (FIELD // self.population).bit_length() - 1
 
     @property
@@ -94,12 +94,12 @@ class Configuration(Message):
 
     @property
     def length(self) -> int:
-        """How many elements one client masks: those of its values, and its weight."""
+        """Number of elements that one client masks: those of its values, and its weight."""
         return sum(segment.length * count for segment, count in self.limbs) + 1
 
     @property
     def piece_length(self) -> int:
-        """How many elements a piece has."""
+        """Number of elements of a piece."""
         return -(-self.length // (self.target - self.privacy))
 
     def require_subject(self, subject: Subject) -> None:

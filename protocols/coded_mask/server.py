@@ -23,11 +23,11 @@ from .field import ELEMENT_BYTES, FIELD, Vector, decode_vector, mask_from
 from .messages import decode_body, decode_entries, encode_entries
 
 Content = bytes | dict[ClientId, bytes] | Vector
-"""What an answer holds: a key, sealed pieces, or a masked input or the sum of pieces."""
+"""Content of an answer: a key, sealed pieces, or a masked input or the sum of pieces."""
 
 
 class State(StrEnum):
-    """What a server awaits."""
+    """The messages that a server waits for."""
 
     KEYS = "keys"
     PIECES = "pieces"
