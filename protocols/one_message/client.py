@@ -55,7 +55,7 @@ if TYPE_CHECKING:
 _SEED_BYTES: Final = 32
 
 REMEMBERED: Final = 256
-"""How many uploads are remembered by their models."""
+"""Number of uploads that are remembered by their models."""
 NO_MODEL: Final = bytes(DIGEST_BYTES)
 """In the place of a model that nobody names."""
 _MAXIMUM_TASK_BYTES: Final = 256
@@ -63,7 +63,7 @@ _MAXIMUM_TASK_BYTES: Final = 256
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientRecord(Message):
-    """What a client stores."""
+    """State that a client stores."""
 
     kind: ClassVar = MessageKind.ONE_MESSAGE_CLIENT_RECORD
     task: Annotated[bytes, variable(_MAXIMUM_TASK_BYTES)]
@@ -87,7 +87,7 @@ class Ledger(Confined):
         *,
         attempts: int | None = ATTEMPTS,
     ) -> None:
-        """Begin, or go on from the newest record that was stored.
+        """Begin, or resume from the newest record that was stored.
 
         Args:
             store: writes a record in the place of the last one; a crash after it returns does not lose the record.
@@ -213,7 +213,7 @@ class OneMessageMember(Confined):
         return b"" if certificate is None else certificate.public_key + certificate.signature
 
     def join(self, subject: Subject, update: LateUpdate | None = None, suspended: Secret | None = None) -> Client:
-        """Begin, or go on with what was suspended."""
+        """Begin, or resume a suspended session."""
         record = None if suspended is None else EpochRecord.decode(bytes(suspended.expose()))
         return Client(self, subject, update, record)
 
@@ -236,7 +236,7 @@ class Client(Confined):
 
     @property
     def client(self) -> ClientId:
-        """Who this is."""
+        """The client's identifier."""
         return self._member.client
 
     @property
@@ -289,7 +289,7 @@ class Client(Confined):
         return replace(said, signature=signature).encode()
 
     def suspend(self) -> Secret | None:
-        """Return the epoch's record; what a holder goes on with is its own memory, and leaves that never."""
+        """Return the epoch's record; a holder resumes from its own memory, which never leaves it."""
         record = None if self._is_over else self._record
         self._is_over = True
         return None if record is None else Secret("one-message record", record.encode())

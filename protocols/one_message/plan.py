@@ -121,12 +121,12 @@ def _cheapest(  # noqa: PLR0913, PLR0917 -- a platform asks for the same in ever
 def choose_committee(holders: int, corrupted: int, absent: int = 0, rule: ThresholdRule | None = None) -> Committee:
     """Return thresholds that these holders can keep, with the corrupted ones silent and the absent ones away.
 
-    The threshold is the largest that leaves as many answers as it needs: whatever is above the bound protects against
-    more corrupted holders than were assumed. Half of what certified lists leave goes to packing.
+    The threshold is the largest that leaves as many answers as it needs: each holder above the bound protects against
+    one more corrupted holder than was assumed. Half of what certified lists leave goes to packing.
 
     Args:
         corrupted: how many may work with the server, or lie.
-        absent: how many more may be away when answers are due.
+        absent: how many more may be away when answers are needed.
         rule: one answer where the holders suffice for it, otherwise certified lists, if nothing is said.
 
     Raises:
@@ -188,7 +188,7 @@ def _too_wide(
 
 Bounds = tuple[int, int] | None
 _WORDS_OF_A_PRODUCT: Final = 64
-"""What a client computes for a coefficient: a product of polynomials, noise, packing, and the digest."""
+"""A client's work for a coefficient: a product of polynomials, noise, packing, and the digest."""
 _WORDS_OF_AN_ADDITION: Final = 4
 
 
@@ -273,18 +273,18 @@ def plan_offer(  # noqa: PLR0913 -- all but four have defaults
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OneMessageSettings(BudgetedNoise):
-    """What an epoch and its sums are planned for."""
+    """Plan of an epoch and its sums."""
 
     suite: Suite = Suite.CLASSIC
     rule: ThresholdRule | None = None
     """The rule ``one_answer`` where the holders suffice for it, if nothing is said."""
     corrupted_holders: int = 1
-    """How many holders are assumed to work with the server."""
+    """Number of holders assumed to work with the server."""
     absent_holders: int = 0
-    """How many other holders may be away."""
+    """Number of other holders that may be away."""
     minimum_cohort: int = 3
     corrupted: int = 1
-    """How many clients are assumed to be corrupted, counted absolutely."""
+    """Number of clients assumed to be corrupted, counted absolutely."""
     capacity: int | None = None
     """The most clients of a sum; by default all who are invited."""
     maximum_weight: int = 1
@@ -297,7 +297,7 @@ class OneMessageSettings(BudgetedNoise):
     """So many uploads wait until standing holders are sent their shares."""
     mode: SecurityMode = SecurityMode.ACTIVE
     holders: int = 5
-    """How many holders a simulation has; the epoch's record says how many there are elsewhere."""
+    """Number of holders of a simulation; elsewhere the epoch's record says it."""
     lifetime: timedelta = timedelta(hours=24)
     """Of an epoch."""
 
@@ -376,7 +376,7 @@ def costs(layout: Layout, clients: int, suite: Suite) -> Iterator[Costs]:
 
 
 def _key(number: int) -> bytes:
-    """Return a key that nobody has, of which only the length counts."""
+    """Return a key that nobody has; only its length counts."""
     return bytes([number + 1]) * IDENTITY_KEY_BYTES
 
 

@@ -176,7 +176,7 @@ class OneMessageSimulation(Confined):
 
     @property
     def bytes_between(self) -> int:
-        """How many bytes went to and from the holders."""
+        """Bytes that went to and from the holders."""
         return self._bytes
 
     def close(self) -> None:

@@ -120,7 +120,7 @@ TWO = {"secagg-protocol": "two-servers", "secagg-roster": "roster.json", "secagg
         ({"secagg-mode": "active"}, "secagg-mode belongs to secagg-protocol = 'pairwise'"),
         ({"secagg-enclave-socket": "s"}, "secagg-enclave-socket belongs to secagg-protocol = 'enclave'"),
         ({"secagg-second-server": "s"}, "secagg-servers names a file with secagg-second-server"),
-        ({"secagg-second-server": "s", "secagg-servers": "f"}, "secagg-server-keys names a file beside"),
+        ({"secagg-second-server": "s", "secagg-servers": "f"}, "secagg-server-keys names a file with"),
         ({"secagg-server-keys": "f"}, "secagg-server-keys names a file with secagg-second-server, and is left out"),
     ],
 )

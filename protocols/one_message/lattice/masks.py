@@ -115,7 +115,7 @@ def _from_zero(segment: Values, vector: RingVector) -> Word:
 # A coefficient of 52 bits is sent as a plane of its lowest 32, one of the next 16 and one of the last 4, which a
 # server adds without cutting bits. A plane of fewer than 8 bits has several coefficients in a byte: of 4 bits, byte j
 # holds coefficient j below and coefficient j + half above. Bits that fill a plane's last bytes are zero. Runs of
-# coefficients of which other bits travel have planes of their own, one run after another.
+# coefficients with another number of sent bits have planes of their own, one run after another.
 
 
 class UploadPlanes:
@@ -136,7 +136,7 @@ class UploadPlanes:
                     self._narrow.append((place, plane, bits))
 
     def write(self, run: int, words: Sequence[Word], start: int, plane_bits: Sequence[int]) -> None:
-        """Write rounded coefficients of a run, of which the first is number ``start`` of it, into its planes."""
+        """Write rounded coefficients of a run, beginning with its number ``start``, into its planes."""
         offset = 0
         for bits, plane in zip(plane_bits, self._planes[run], strict=True):
             end = start + words[0].size

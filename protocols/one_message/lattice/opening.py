@@ -62,11 +62,11 @@ class Accumulator:
     """The sum of masked uploads, or of one piece of them, plane by plane; carries are added up when it is opened."""
 
     def __init__(self, parameters: Parameters, piece: int | None = None, sums: list[Plane] | None = None) -> None:
-        """Begin with nothing, or go on with sums of these parameters."""
+        """Begin with nothing, or continue sums of these parameters."""
         self.parameters = parameters
         self.count = 0
         self.runs = tuple(run for run in parameters.runs if piece in (None, run.piece))
-        """Of which coefficients it is the sum."""
+        """The runs of coefficients that it sums."""
         self._due = sum(run.sent_bytes for run in self.runs)
         self._planes = [(run, bits) for run in self.runs for bits in run.plane_bits]
         self.sums = [np.zeros(run.size, self._word(bits)) for run, bits in self._planes] if sums is None else sums
@@ -193,7 +193,7 @@ def largest_entry(count: int) -> float:
 
 
 class Opening:
-    """What a server does with an epoch's public polynomials once it has a sum of secrets."""
+    """A server's computation of an epoch's public polynomials with a sum of secrets."""
 
     def __init__(self, ring: EpochRing) -> None:
         self._ring, self._parameters = ring, ring.parameters
@@ -355,7 +355,7 @@ class OneMessageCut:
 
 
 class Adder(Protocol):
-    """Where a server's uploads are added, and what an earlier process has left of the sum."""
+    """Adder of a server's uploads, and the part of the sum that an earlier process has left."""
 
     def uploads(self) -> Collection[Upload]:
         """Return the uploads that were kept by an earlier process, without their vectors, as they came."""

@@ -82,17 +82,17 @@ class Values:
 
     @property
     def sent_bits(self) -> int:
-        """How many bits of a rounded value travel."""
+        """Number of bits of a rounded value that are sent."""
         return self.ring_bits - self.fine_bits
 
     @property
     def check_words(self) -> Values:
-        """What is due behind values that are rounded: check words over their ring, which are exact."""
+        """Exact check words appended to rounded values, over their ring."""
         return Values(length=-(-_CHECK_BITS // self.sent_bits), ring_bits=self.ring_bits)
 
 
 class Run(NamedTuple):
-    """Coefficients, one after another, of which the same bits travel, in planes."""
+    """Consecutive coefficients with the same number of sent bits, in planes."""
 
     first: int
     end: int
@@ -103,12 +103,12 @@ class Run(NamedTuple):
 
     @property
     def size(self) -> int:
-        """How many coefficients there are."""
+        """Number of coefficients."""
         return self.end - self.first
 
     @property
     def plane_bits(self) -> tuple[int, ...]:
-        """How the bits of a coefficient divide into planes, lowest first: 52 = 32 + 16 + 4."""
+        """Division of a coefficient's bits into planes, lowest first: 52 = 32 + 16 + 4."""
         return (32,) * (self.sent // 32) + tuple(bits for bits in _PLANES if self.sent & bits)
 
     @property
