@@ -1,8 +1,8 @@
-"""What a client keeps between two messages, and its encoding, from which the client goes on in another process.
+"""State of a client between two messages, and its encoding, from which another process resumes the client.
 
-Of what is public a record holds the offer and the roster that was shown, which are read and checked again by the
+Of the public data a record holds the offer and the roster that was shown, which are read and checked again by the
 functions of the rounds. Of the secrets it holds no more than the client itself still has: before it shares keys the
-coins from which its keys follow, after the upload its neighbours' shares alone. Its input is in none of them.
+coins from which its keys follow, after the upload its neighbours' shares alone. It never holds the input.
 
 Security: a record is a copy, which a ``Client`` never makes of itself otherwise. Each is numbered, and resumed once:
     ``Recorder.claim`` claims the number in a ``Latch`` before anything else of it is read. Seal records as well, so
@@ -61,7 +61,7 @@ class RecordedCoins(Confined):
     def __init__(self, coins: Coins) -> None:
         self._coins = coins
         self.drawn = list[Secret]()
-        """What was drawn so far."""
+        """Secrets that were drawn so far."""
         self._replayed, self._remembers = 0, True
 
     def replay(self, drawn: list[Secret]) -> None:
@@ -98,7 +98,7 @@ class RecordedCoins(Confined):
 
 
 class Recorder(Confined):
-    """What a client that can be suspended remembers besides its step, and where its records are numbered."""
+    """State of a client that can be suspended, in addition to its step, and the latch that numbers its records."""
 
     def __init__(self, latch: Latch, coins: Coins) -> None:
         """Remember nothing yet."""
@@ -197,7 +197,7 @@ class ClientRecord:
     answered: dict[MessageKind, tuple[bytes, list[bytes]]] = field(repr=False)
     coins: list[Secret] = field(default_factory=list[Secret], repr=False)
     edges: dict[int, bytes] = field(default_factory=dict[int, bytes], repr=False)
-    """What the client sent for each edge that it is the one to send, until the upload."""
+    """The client's messages for the edges whose seeds it sends, until the upload."""
     sharers: bytes = b""
     delivered: bytes = bytes(_ROOT_BYTES)
     """The root over the entries that the client was delivered."""

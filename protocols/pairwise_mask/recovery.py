@@ -40,7 +40,7 @@ from .suites import MaskKeys, SharedSecret, commit_to_self_mask, key_suite
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Transcript:
-    """What was uploaded under which masks, and which of these masks an observer can compute.
+    """Uploads with their masks, and the masks that an observer can compute.
 
     Take from every honest upload the masks that the observer knows. What is left of client i is its input, its self
     mask if that is unknown, and the unknown pairwise masks that i added; the one of i and j stands in both uploads with
@@ -53,7 +53,7 @@ class Transcript:
     uniform and independent; that expanded seeds look like such masks is the assumption on the cipher. The sum over a
     set of honest clients is therefore revealed exactly if the set is a union of open components.
 
-    Whoever reconstructed a secret knows it, and so does whoever could have: a secret counts as known as soon as
+    A party that reconstructed a secret knows it, and so does one that could have: a secret counts as known as soon as
     ``threshold`` of its shares were seen, those of corrupted holders included.
     """
 
@@ -168,7 +168,7 @@ class Recovery:
         """Prepare to recover.
 
         Args:
-            complaints: of which neighbours each client that left said that it cannot use their seeds.
+            complaints: for each client that left, the neighbours whose seeds it could not use, as it says.
             corrupted: how many clients the session assumes to lie.
         """
         self._settled, self._roster = settled, settled.roster
@@ -185,12 +185,12 @@ class Recovery:
 
     @property
     def faults(self) -> list[PeerError]:
-        """What single clients did wrong without preventing the sum, as far as it is known."""
+        """Faults of single clients that did not prevent the sum, as far as they are known."""
         return [*self._faults, *self._judge_shares(), *self._judge_edges()]
 
     @property
     def mask_count(self) -> int:
-        """How many masks are left in the sum of the uploads."""
+        """Number of masks that are left in the sum of the uploads."""
         edges = (len(self._masked_with(dropped)) for dropped in self._dropped())
         return len(self._settled.contributors) + sum(edges)
 

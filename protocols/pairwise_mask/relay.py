@@ -1,6 +1,6 @@
-"""What the server does in each of the five rounds, beside the client's steps in the files of the rounds.
+"""The server's part of each of the five rounds; the files of the rounds hold the client's steps.
 
-It checks what clients send, relays it, and knows what each closed round has settled.
+It checks the clients' messages, relays them, and keeps the results of each closed round.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ from .round4_unmasking import (
 
 @dataclass(frozen=True, slots=True)
 class Settled:
-    """What the server's later rounds start from; a round that is not closed has settled nothing."""
+    """Results of the closed rounds, from which later rounds start."""
 
     published: PublishedRoster = field(repr=False)
     advertisers: tuple[VerifiedAdvertiser, ...] = field(repr=False)
@@ -68,22 +68,22 @@ class Settled:
 
     @property
     def roster(self) -> Roster:
-        """Who advertised."""
+        """The advertisers."""
         return self.published.roster
 
     @property
     def configuration(self) -> SessionConfiguration:
-        """What the session agrees on."""
+        """Configuration of the session."""
         return self.published.roster.configuration
 
     @property
     def sharers(self) -> ClientSet:
-        """Who shared keys."""
+        """The clients that shared keys."""
         return certain(self.known_sharers)
 
     @property
     def contributors(self) -> ClientSet:
-        """Who of the sharers uploaded."""
+        """The sharers that uploaded."""
         return certain(self.known_contributors)
 
     @property

@@ -45,7 +45,7 @@ from .suites import COMMITMENT_BYTES, MaskKeys, OwnKeys, PublishedKeys, commit_t
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Credential:
-    """What makes an advertisement a certified client's own: its identity key, the authority's word, its signature."""
+    """Proof that an advertisement is a certified client's own: its identity key, its certificate, its signature."""
 
     identity_key: Annotated[bytes, fixed(IDENTITY_KEY_BYTES)]
     certificate: Annotated[bytes, fixed(SIGNATURE_BYTES)]
@@ -81,7 +81,7 @@ class KeyAdvertisement(Placed):
 
     @property
     def entry(self) -> bytes:
-        """What the roster holds of it; the commitment serves the server alone unless it is signed."""
+        """The advertisement's entry in the roster; the commitment serves the server alone unless it is signed."""
         keys = self.channel_key + self.mask_key
         return keys if self.credential is None else keys + self.self_mask_commitment + self.credential.encode()
 
@@ -107,7 +107,7 @@ class VerifiedAdvertiser:
 
 
 def sign_advertisement(unsigned: KeyAdvertisement, member: Member, attempt: AttemptContext) -> KeyAdvertisement:
-    """Sign an advertisement with the member's identity key, and put the certificate beside it."""
+    """Sign an advertisement with the member's identity key, and attach the certificate."""
     if member.certificate is None:
         raise InvalidParameters("active mode needs a certificate")
     credential = Credential(
@@ -225,7 +225,7 @@ Known = TypeVar("Known")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdvertisedKeys(Placed):
-    """What one client gets to see of the roster: everybody's id, its neighbours' entries, and their proof."""
+    """One client's view of the roster: everybody's id, its neighbours' entries, and their proof."""
 
     kind: ClassVar = MessageKind.ADVERTISED_KEYS
     attempt: Annotated[bytes, fixed(CONTEXT_TAG_BYTES)]
@@ -393,7 +393,7 @@ def _checked_roster(member: Member, configuration: SessionConfiguration, message
         )
     except InvalidParameters as error:
         raise PeerMisbehaved(
-            f"the session goes on with parameters that do not protect this client: {error}",
+            f"the session uses parameters that do not protect this client: {error}",
             reason=Reason.BELOW_FLOOR,
             culprits={ServerId()},
             round_name=ROUND,

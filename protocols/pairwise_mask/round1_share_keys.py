@@ -45,7 +45,7 @@ _MAXIMUM_PATH = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SharesEntry:
-    """What one client sends to one neighbour: two sealed shares, the seed of the edge if it is the one to send it."""
+    """One client's message to one neighbour: two sealed shares, and the seed of the edge if this client sends it."""
 
     sealed: bytes
     edge: bytes
@@ -65,7 +65,7 @@ class SharesEntry:
 
 @dataclass(frozen=True, slots=True)
 class EntryForm:
-    """How long the parts of one entry are."""
+    """Lengths of the parts of one entry."""
 
     sealed_bytes: int
     edge_bytes: int
@@ -150,7 +150,7 @@ def _read_entries(reader: Reader, at: At) -> tuple[DeliveredEntry, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeliveredShares(Placed):
-    """Who shared keys, and what one's neighbours among them sent."""
+    """The clients that shared keys, and the entries of one's neighbours among them."""
 
     kind: ClassVar = MessageKind.DELIVERED_SHARES
     context: Annotated[bytes, fixed(CONTEXT_TAG_BYTES)]

@@ -86,10 +86,10 @@ class MaskedInput(Placed):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Complaint(Placed):
-    """What a client sends in place of its upload when the seed of an edge that came to it is unusable (hybrid suite).
+    """Message of a client in place of its upload when the seed of an edge that came to it is unusable (hybrid suite).
 
-    A client that lacks a mask cannot upload, so it leaves. Without a word it would look as if it had dropped out, and
-    the neighbour that drove it out would stand beside the others. A complaint alone convicts nobody and excludes only
+    A client that lacks a mask cannot upload, so it leaves. Without a complaint it would look as if it had dropped out,
+    and the neighbour that drove it out would look honest. A complaint alone convicts nobody and excludes only
     its sender: the client has dropped out, so its mask root is recovered, and with it the server opens the very seed
     and sees which of the two is right.
     """
@@ -214,7 +214,7 @@ def complain(
 
 
 def upload_digest(packed: Iterable[bytes | memoryview]) -> bytes:
-    """Return the digest of a masked vector, of which a signature is made; its length is the session's."""
+    """Return the digest of a masked vector, which a signature covers; its length is the session's."""
     hashed = hashlib.sha256(bind(Label.UPLOAD_DIGEST))
     for run in packed:
         hashed.update(run)

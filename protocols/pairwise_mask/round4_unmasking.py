@@ -62,7 +62,7 @@ class SignedView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnmaskingRequest(Placed):
-    """Who contributed; in active mode with the committee's certificate and the neighbours' signed views."""
+    """The contributors; in active mode with the committee's certificate and the neighbours' signed views."""
 
     kind: ClassVar = MessageKind.UNMASKING_REQUEST
     context: Annotated[bytes, fixed(CONTEXT_TAG_BYTES)]
@@ -115,7 +115,7 @@ class UnmaskingShares(Placed):
 
 @dataclass(frozen=True, slots=True)
 class AnsweredFor:
-    """About which neighbours one contributor answers, and the seeds of which edges it shows (hybrid suite)."""
+    """The neighbours for which one contributor answers, and the edges whose seeds it shows (hybrid suite)."""
 
     neighbours: array[int]
     edges: array[int]

@@ -52,7 +52,7 @@ _SHARE_DIGESTS: Final = {secret: bind(Label.SHARE_DIGEST, secret.value) for secr
 
 @dataclass(frozen=True, slots=True)
 class SharePlace:
-    """Where a pair of shares belongs: whose secrets, held by whom, at which point, in which session."""
+    """Place of a pair of shares: whose secrets, held by whom, at which point, in which session."""
 
     context: SessionContext
     dealer: ClientId
@@ -159,7 +159,7 @@ class OwnKeys(Confined):
 
     @property
     def published(self) -> PublishedKeys:
-        """What everybody may know of them."""
+        """The public keys."""
         return PublishedKeys(self.client, self.channel.public_key, self.mask.pair.public_key)
 
     def wipe(self) -> None:
@@ -172,7 +172,7 @@ class OwnKeys(Confined):
 
 
 class KeySuite(Protocol):
-    """What the rounds need of a suite."""
+    """Operations that the rounds need of a suite."""
 
     public_key_bytes: int
     sealed_bytes: int
