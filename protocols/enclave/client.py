@@ -70,7 +70,7 @@ def stamp_of(subject: Subject, model_digest: bytes | None) -> ModelStamp:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Upload:
-    """What a client sends for one update: a sealed part for the enclave, and masked vectors for the host."""
+    """A client's message for one update: a sealed part for the enclave, and masked vectors for the host."""
 
     sealed: SealedUpload = field(repr=False)
     segments: tuple[RingSegment, ...]
@@ -124,7 +124,7 @@ class Client(OneStageClientSession):
         update: LateUpdate | None = None,
         suspended: Secret | None = None,
     ) -> None:
-        """Begin; there is nothing to go on with.
+        """Begin; a session cannot be resumed.
 
         Raises:
             InvalidParameters: the certificate is for another key; the client asks for privacy without a limit.
@@ -150,7 +150,7 @@ class Client(OneStageClientSession):
 
     @property
     def ledger(self) -> SealLedger:
-        """What this client has sealed for the task."""
+        """Ledger of this client's seals for the task."""
         return self._ledger
 
     def _upload(self, message: bytes, update: LateUpdate) -> bytes:

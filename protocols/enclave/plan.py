@@ -43,12 +43,12 @@ DEFAULT_LIFETIME: Final = timedelta(hours=12)
 _MOST_UPLOADS: Final = 1 << 20
 _DIGEST_BYTES, _HEADER_BYTES = 32, 7
 _PASSES: Final = 8
-"""How often a masked vector is read beside its mask: packed, hashed by both sides, sent, read and added."""
+"""Passes over a masked vector besides its mask: packed, hashed by both sides, sent, read and added."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EnclaveSettings:
-    """What an epoch is configured for; ``EnclaveConfiguration`` says more of most values."""
+    """Plan of an epoch; ``EnclaveConfiguration`` explains most values."""
 
     suite: Suite = Suite.HYBRID
     minimum_cohort: int = LEAST_COHORT
@@ -68,7 +68,7 @@ class EnclaveSettings:
     releases_per_client: int = 1
     """With noise, in how many releases of the epoch one client may be."""
     adjacency: Adjacency = Adjacency.REPLACE
-    """What the neighbour of a set of clients is: one client's values replaced, or by zeros."""
+    """Neighbours of a set of clients: one client's values replaced, or by zeros."""
     codeword_bound: int = 0
     """The largest norm of the codewords that one client chooses; longer ones count as the least."""
     lifetime: timedelta = DEFAULT_LIFETIME
@@ -154,7 +154,7 @@ def require_held(  # noqa: PLR0913 -- what noise is judged by
     total_weight: int,
     capacity: int,
 ) -> None:
-    """Refuse noise that rings of this width do not hold beside the largest sum; those of codewords are made for it.
+    """Refuse noise that rings of this width cannot hold with the largest sum; those of codewords are made for it.
 
     Args:
         segments: how many are released.
@@ -233,7 +233,7 @@ def _invitation(layout: Layout, clients: int, suite: Suite, offer: EnclaveOffer)
 
 
 def _empty_upload(sealed: int) -> SealedUpload:
-    """Return the enclave's part of an upload without indices beside the seal, of which only the length counts."""
+    """Return the enclave's part of an upload without indices outside the seal; only its length counts."""
     return SealedUpload(
         header=UploadHeader(
             epoch=bytes(EPOCH_BYTES),

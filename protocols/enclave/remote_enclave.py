@@ -43,7 +43,7 @@ class EnclaveLost(ConnectionError):
     def __init__(self, path: Path, cause: str) -> None:
         super().__init__(
             f"the enclave at {path} is lost ({cause}), and its epoch and buffer with it: nobody opens what was sealed "
-            "to it. Connect anew, as the only host, and start another epoch; clients verify that one, and seal to it "
+            "to it. Connect again, as the only host, and start another epoch; clients verify that one, and seal to it "
             "updates of newer models only"
         )
 
@@ -59,7 +59,7 @@ class RemoteEnclave:
         """Connect; no epoch runs yet.
 
         Args:
-            timeout: how many seconds the process may take to go on with an answer, a release included; None for any.
+            timeout: how many seconds the process may take to continue an answer, a release included; None for any.
         Raises:
             OSError: nothing listens at the path; ``secagg enclave serve --socket PATH`` does.
         """

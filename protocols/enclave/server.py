@@ -84,7 +84,7 @@ class ReadUpload:
 
     @property
     def digest(self) -> bytes:
-        """What the upload is known by."""
+        """Identifier of the upload."""
         return hashlib.sha256(self.sealed).digest()
 
 
@@ -114,13 +114,13 @@ class Server(StagedServerSession[ReadUpload]):
         invitation = Invitation(configuration.encode(), attested, model.version, model.digest, bool(certificates))
         super().__init__(STAGE, invitation.encode(), invited, configuration.minimum_cohort)
         self.configuration = configuration
-        """That of the epoch."""
+        """Configuration of the epoch."""
         self.is_simulated = False
         """Whether the evidence is nobody's; clients see it themselves."""
         self._enclave, self._model, self._attested = enclave, model, attested
         self._epoch, self._certificates = epoch, certificates
         self._roundings = 0
-        """How often a client's rounding counts in the sum: as often as the age of its upload says."""
+        """Multiplicity of a client's rounding in the sum, which follows from the age of its upload."""
         enclave.open_buffer(model.version, model.digest)
         self._sums: list[RingVector] | None = [
             segment.ring.zeros(segment.length) for segment in configuration.ring_segments

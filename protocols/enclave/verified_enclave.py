@@ -85,7 +85,7 @@ class VerifiedEnclave(Confined):
         self.require_current(now)
 
     def require_current(self, now: datetime) -> None:
-        """Refuse to go on with an enclave whose evidence or configuration has run out.
+        """Refuse an enclave whose evidence or configuration has expired.
 
         Raises:
             PeerMisbehaved: with reason ``attestation_refused``.

@@ -58,8 +58,8 @@ Quote = Callable[[bytes], Any]
 class Enclave(Confined):
     """One epoch of the trusted part: one configuration, one set of keys, one open buffer at a time.
 
-    Security: whoever runs it chooses when it is called and with what, and sees every answer. Errors name what is wrong
-        with an upload that its client has sealed; they say nothing about the values of one that is in order.
+    Security: its operator chooses when it is called and with what, and sees every answer. Errors name the fault
+        of an upload that its client has sealed; they say nothing about the values of one that is in order.
     """
 
     def __init__(
@@ -121,7 +121,7 @@ class Enclave(Confined):
 
     @property
     def state(self) -> BufferState:
-        """What may be done next."""
+        """The calls that are allowed next."""
         return self._rules.state
 
     def attest_again(self, nonce: bytes) -> Any:  # noqa: ANN401 -- what the driver makes
@@ -278,7 +278,7 @@ class Enclave(Confined):
                 self._count(memoryview(body.expose()), weight)
         elif self.configuration.index_segments:
             client = header.certificate.client
-            # The seal does not cover the indices beside it, which a host can alter; their tag does.
+            # The seal does not cover the separate indices, which a host can alter; their tag does.
             opened = open_indices(
                 seed,
                 header.digest(context),

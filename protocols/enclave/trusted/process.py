@@ -79,7 +79,7 @@ class EnclaveService(Confined):
 
     @property
     def maximum_request_bytes(self) -> int:
-        """How long the next request may be: a configuration, or an upload of the epoch that runs."""
+        """Greatest length of the next request: a configuration, or an upload of the epoch that runs."""
         return request_limit(None if self._enclave is None else self._enclave.configuration)
 
     def answer(self, request: bytes) -> bytes:
@@ -186,15 +186,15 @@ def _read_bare(request: bytes, kind: MessageKind) -> ModelStamp | bytes | None:
 # --- The process ------------------------------------------------------------------------------------------------------
 
 FRAME_SECONDS: Final = 60.0
-"""How long one message may take, from its first byte to its last, in either direction."""
+"""Seconds that one message may take, from its first byte to its last, in either direction."""
 SILENCE_SECONDS: Final = 600.0
-"""How long a host may be silent before another takes its place."""
+"""Seconds that a host may be silent before another takes its place."""
 _FIRST_WORD_SECONDS: Final = 1.0
-"""How long one that comes beside a silent host has for its first byte: a mere probe ends no epoch."""
+"""Seconds a second connection may stay silent before it is closed; a port scan must not end the epoch."""
 
 
 class _Patient:
-    """A connection whose bytes are all due before one time."""
+    """A connection with one deadline for all bytes."""
 
     def __init__(self, connection: socket.socket, seconds: float) -> None:
         self._connection = connection
@@ -254,7 +254,7 @@ def _serve_host(
     try:
         while True:
             select.select([connection, listener], [], [])
-            # Looked at again, later than the listener: a host that went away before it came back is not beside itself.
+            # Polled again, after the listener: a host that left and came back must not count as a second one.
             if select.select([connection], [], [], 0)[0]:
                 request = receive_frame(_Patient(connection, frame_seconds), service.maximum_request_bytes)
                 answer = service.answer(request)
@@ -302,7 +302,7 @@ _ARCHITECTURES: Final[dict[str, tuple[int, int, int, int, tuple[int, ...]]]] = {
 
 
 def give_up_privileges(memory_bytes: int) -> list[str]:
-    """Take each step, and return what this process goes on without, in words.
+    """Take each step, and return the protections that this process lacks, in words.
 
     Call it once everything is open: afterwards no socket is made, no program started and no process forked.
     """
