@@ -1,4 +1,4 @@
-"""What one client of two servers sends and receives, and what the servers compute, from configurations alone."""
+"""Bytes that one client of two servers sends and receives, and the servers' work, from configurations alone."""
 
 from __future__ import annotations
 

@@ -59,7 +59,7 @@ _ROUND = "upload"
 
 @dataclass(slots=True, eq=False)
 class _Half:
-    """What one server was sent of one segment."""
+    """One server's part of one segment."""
 
     number: int
     segment: IndexSegment
@@ -120,7 +120,7 @@ class PointFunctionExchange(Confined):
             binding = self._binding(number, place)
             if not shape.depth:
                 if place.correction_digest != NO_CORRECTION:
-                    raise MalformedMessage("no correction words are due", reason=Reason.NOT_CANONICAL)
+                    raise MalformedMessage("expected no correction words", reason=Reason.NOT_CANONICAL)
                 if seed is not None:
                     share = SeedShare(shape, segment.blocks, binding, seed)
                 else:
@@ -324,9 +324,9 @@ class OpenedUpload:
     entry: Entry
     exchange: PointFunctionExchange
     mask_key: Secret | None = field(repr=False)
-    """What server 0 expands into its share of the ring segments."""
+    """Seed that server 0 expands into its share of the ring segments."""
     vectors: list[RingVector] = field(repr=False)
-    """What server 1 was sent of them."""
+    """Server 1's share of the ring segments."""
     asked: bytes | None = field(default=None, repr=False)
     """The digest of what the other server said when it was asked about first."""
 

@@ -169,7 +169,7 @@ def counts_layout(layout: Layout) -> Layout:
 
 
 def centred(lanes: Lanes, order: int) -> RingVector:
-    """Return counts with noise as elements of a ring, from lanes of which half stand for negative ones."""
+    """Return counts with noise as elements of a ring, from lanes half of which stand for negative ones."""
     signed = lanes.astype(np.int64)
     signed[signed > order // 2] -= order
     return RingSegment(_COUNT_BITS, 1).ring.from_integers(signed)
@@ -206,7 +206,7 @@ NOISE_SEED_BYTES: Final = 16
 
 @dataclass(frozen=True, slots=True)
 class RoundResult:
-    """What a round gave."""
+    """Result of a round."""
 
     aggregate: Aggregate
     counted: tuple[ClientId, ...]
@@ -216,7 +216,7 @@ class RoundResult:
 
 
 class Release(Confined):
-    """What one server has signed and heard at the end of a round; which steps are allowed is for ``RoundRules``."""
+    """A server's signatures and the other's at the end of a round; ``RoundRules`` decides which steps are allowed."""
 
     def __init__(
         self,

@@ -169,7 +169,7 @@ class IndexingServer(Confined):
 
     @property
     def rejected(self) -> dict[ClientId, str]:
-        """Whose uploads were rejected, and why."""
+        """Clients whose uploads were rejected, and the reasons."""
         return dict(self._rejected)
 
     def propose(self, uploads: Sequence[bytes]) -> bytes:
@@ -186,7 +186,7 @@ class IndexingServer(Confined):
             return encode_batch(MessageKind.INDEXING_PROPOSAL, self._stamp, items)
 
     def answer(self, proposal: bytes) -> bytes:
-        """Answer for the uploads of which this server holds the other half, as server 0."""
+        """Answer for the uploads whose other half this server holds, as server 0."""
         self._require_server(0)
         items = decode_batch(proposal, MessageKind.INDEXING_PROPOSAL, self._peer_stamp)
         with self._held():
@@ -252,7 +252,7 @@ class IndexingServer(Confined):
         """Sign the list of uploads whose sum this server would release; it signs no other list in this round.
 
         Raises:
-            ThresholdNotMet: too few uploads of any one weight were taken; the round goes on.
+            ThresholdNotMet: too few uploads of any one weight were taken; the round continues.
             PeerMisbehaved: too many uploads were rejected; the round is given up.
         """
         with self._held():
@@ -491,12 +491,12 @@ class Server(StagedServerSession[bytes]):
 
     @property
     def configuration(self) -> IndexingConfiguration:
-        """What both servers agreed on."""
+        """Configuration that both servers share."""
         return self._zero.configuration
 
     @property
     def noise(self) -> ReleasedNoise | None:
-        """What the servers add."""
+        """Noise that the servers add."""
         noise, subject = self.configuration.noise, self._subject
         return None if noise is None else ReleasedNoise(noise, self._settings, subject.layout, subject.tables)
 
@@ -528,7 +528,7 @@ class Server(StagedServerSession[bytes]):
             try:
                 self._decide()
             except SecAggError as error:
-                # It is not the fault of whoever uploaded last; the round ends with it.
+                # It is not the fault of the last sender; the round ends with it.
                 self._failure = error
 
     def _next(self) -> None:

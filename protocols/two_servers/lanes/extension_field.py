@@ -116,7 +116,7 @@ class ExtensionField:
 
     @property
     def size(self) -> int:
-        """How many elements there are."""
+        """Number of elements."""
         return int(self.base.modulus**self.degree)
 
     def packed_bytes(self, count: int) -> int:
@@ -203,7 +203,7 @@ class ExtensionField:
         return self.contract(exact_product(columns, right.astype(np.float64), (self.base.modulus - 1) ** 2))
 
     def contract(self, outer: Integers) -> Elements:
-        """Return the elements of which these are sums of outer products: entry (i, j) belongs to x^(i + j)."""
+        """Return the elements from sums of outer products, where entry (i, j) belongs to x^(i + j)."""
         q, degree = self.base.modulus, self.degree
         entries = self._reduced_signed(outer, 1 << 61)
         wide = np.zeros((*outer.shape[:-2], 2 * degree), dtype=np.int64)

@@ -60,7 +60,7 @@ from .statement import (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OneHotCommitment(Message):
-    """What a server sends before it has seen any of the other server's values."""
+    """A server's commitment, sent before it has seen any of the other server's values."""
 
     kind: ClassVar = MessageKind.ONE_HOT_COMMITMENT
     server: Annotated[ServerId, SERVER]
@@ -239,7 +239,7 @@ class _Sums:
 
 
 class _Windows:
-    """The share in windows that begin at multiples of a power of two, of which the last one is kept."""
+    """The share in windows that begin at multiples of a power of two; the last one is kept."""
 
     def __init__(self, shape: CheckShape, share: OneHotShare) -> None:
         self.shape, self.share = shape, share
@@ -299,11 +299,11 @@ class RoundChallenges(Confined):
             raise Misuse("an upload of another round is never queried with the key of this one")
         upload = hashlib.sha256(bind(Label.ONE_HOT_UPLOAD, context.statement, joint, polynomial)).digest()
         place = (context.client, context.layout_digest, context.segment)
-        # One step, so that of two threads with two uploads of one client only one goes on.
+        # One step, so that only one of two threads with two uploads of one client passes.
         known = self._answered.setdefault(place, upload)
         if known is not upload:
             if known == upload:
-                raise Misuse("an upload is queried once; go on with its verifier", reason=Reason.ALREADY_SPENT)
+                raise Misuse("an upload is queried once; use its verifier", reason=Reason.ALREADY_SPENT)
             raise PeerMisbehaved(
                 f"{context.client} uploaded twice for one round and segment",
                 reason=Reason.ALREADY_ANSWERED,

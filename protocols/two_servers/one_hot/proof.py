@@ -94,7 +94,7 @@ def _placed(shape: CheckShape, assignments: Assignments) -> Assignments:
     if type(assignments) is not np.ndarray or assignments.dtype.kind not in "iu" or assignments.ndim != 1:
         raise Misuse("assignments are a vector of integers, one for each block")
     if assignments.size != shape.blocks:
-        raise Misuse(f"{shape.blocks} assignments are due; got {assignments.size}")
+        raise Misuse(f"expected {shape.blocks} assignments; got {assignments.size}")
     if int(assignments.min()) < 0 or int(assignments.max()) >= shape.codewords:
         raise CapacityExceeded("an assignment is not below the number of codewords", reason=Reason.INPUT_OUT_OF_RANGE)
     placed = np.zeros(shape.rows * shape.columns, dtype=np.intp)

@@ -142,7 +142,7 @@ def generate_shares(  # noqa: PLR0913 -- all but four have defaults
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class _Place:
-    """Where the values are and what they are, in words of one kind each."""
+    """Positions and values of the leaves, in words of one kind each."""
 
     shape: PointFunctionShape
     alpha: npt.NDArray[np.uint64]
@@ -167,7 +167,7 @@ class _Place:
 
     @property
     def blocks(self) -> int:
-        """How many blocks there are."""
+        """Number of blocks."""
         return int(self.alpha.size)
 
     def one_hot(self, lane: npt.NDArray[np.uint64], lanes: range, blocks: slice) -> Lanes:
