@@ -59,7 +59,7 @@ def test_private_keys_are_for_their_owner_alone(folder: Path) -> None:
 
 
 def test_the_keys_of_the_other_server_are_refused(folder: Path) -> None:
-    with pytest.raises(InvalidParameters, match="holds the keys of server/1, expected those of server/0"):
+    with pytest.raises(InvalidParameters, match="holds the keys of server/1; expected those of server/0"):
         load_server_keys(folder / "server-1.keys", 0)
 
 
