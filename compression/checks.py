@@ -1,4 +1,4 @@
-"""What schemes refuse alike, updates of another kind or shape and sums of another layout, and what they clamp."""
+"""Checks that schemes share: updates of another kind or shape, sums of another layout, and clamped values."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ def sketch_noise(kept: float, bits: int, cohort: int) -> float:
 
 
 def places_for(cohort: int, cohort_bits: float = COHORT_BITS) -> int:
-    """Return the largest block of which the place of the peak has at least ``cohort_bits / cohort`` bits a value."""
+    """Return the largest block where the peak's place has at least ``cohort_bits / cohort`` bits a value."""
     wanted = _bits(cohort_bits) / _clients(cohort)
     low, high = 1, MAXIMUM_PLACES
     while low < high:

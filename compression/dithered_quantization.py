@@ -34,7 +34,7 @@ _FLOAT_BITS: Final = 53
 """Every integer of so many bits is a float64, so decoding gives the number that is meant."""
 _LEAST_SCALE: Final = 2.0**-100
 _PIECE: Final = 1 << 15
-"""How many values are encoded at once."""
+"""Number of values that are encoded at once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -23,7 +23,7 @@ MAXIMUM_STEPS: Final = (1 << 52) - 1
 EXACT_FLOAT: Final = 1 << 53
 """Every integer up to here is a float64, so rounding and decoding give the number that is meant."""
 _PIECE: Final = 1 << 15
-"""How many values are encoded at once."""
+"""Number of values that are encoded at once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -43,9 +43,9 @@ class JoinedRotation:
     stream: PublicStream
     """Gives the signs; its shape is the number of values."""
     sizes: tuple[int, ...] = ()
-    """How many values each tensor has, in their order; empty for one tensor."""
+    """Number of values of each tensor, in their order; empty for one tensor."""
     scales: tuple[float, ...] = ()
-    """What the values of each tensor are divided by; empty for ones."""
+    """Divisors of the values of each tensor; empty for ones."""
     block_size: int = BLOCK_SIZE
 
     def __post_init__(self) -> None:
@@ -77,12 +77,12 @@ class JoinedRotation:
 
     @property
     def size(self) -> int:
-        """How many values an update has."""
+        """Number of values of an update."""
         return self.stream.size
 
     @property
     def padded(self) -> int:
-        """How many values a turned update has."""
+        """Number of values of a turned update."""
         return padded_size(self.size, self.block_size)
 
     def encode(self) -> bytes:

@@ -26,7 +26,7 @@ SEED_BYTES: Final = 32
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PublicStream:
-    """What one round's randomness for one tensor is derived from; another round, name or shape gives another stream.
+    """Source of one round's public randomness for one tensor; another round, name or shape gives another stream.
 
     Security: the seed is public. It must not be, or be derived from, a key of the aggregation protocol.
     """
@@ -50,7 +50,7 @@ class PublicStream:
 
     @property
     def size(self) -> int:
-        """How many elements the tensor has."""
+        """Number of elements of the tensor."""
         return prod(self.shape)
 
     def encode(self) -> bytes:

@@ -57,12 +57,12 @@ class RandomRotation:
 
     @property
     def padded(self) -> int:
-        """How many coordinates the rotated tensor has."""
+        """Number of coordinates of the rotated tensor."""
         return padded_size(self.stream.size, self.block_size)
 
     @cached_property
     def negative(self) -> npt.NDArray[np.bool_]:
-        """Whose signs are flipped, as the matrix of the blocks; drawn with the first update."""
+        """Coordinates whose signs are flipped, as the matrix of the blocks; drawn with the first update."""
         drawn = np.frombuffer(self.stream.read(Label.ROTATION_SIGNS, -(-self.padded // 8)), dtype=np.uint8)
         bits = np.unpackbits(drawn, count=self.padded, bitorder="little")
         return bits.view(np.bool_).reshape(self.block_size, -1)
@@ -86,7 +86,7 @@ class RandomRotation:
         inner = inner_sum(aggregate, self.layout, self.inner.layout)
         rotated: Tensor = self.inner.decode(inner)
         if rotated.shape != (self.padded,):
-            raise ContractViolation(f"the inner scheme is due a vector of {self.padded}; it gave {rotated.shape}")
+            raise ContractViolation(f"the inner scheme has to decode a vector of {self.padded}, not of {rotated.shape}")
         return self.rotate_back(rotated)
 
     def rotate(self, update: Tensor) -> Tensor:

@@ -41,7 +41,7 @@ class Sketch:
 
     rotation: JoinedRotation
     kept: int
-    """How many coordinates of the turned update are sent."""
+    """Number of sent coordinates of the turned update."""
     bits: int
     modulus_bits: int
     unit: float = 1.0
@@ -68,7 +68,7 @@ class Sketch:
 
     @property
     def length(self) -> int:
-        """How many values an update has."""
+        """Number of values of an update."""
         return self.rotation.size
 
     @property

@@ -56,7 +56,7 @@ Floats = npt.NDArray[np.float32]
 STATISTICS: Final = "secagg/statistics"
 """The name of the tensor that the clients' statistics are sent as."""
 LEAST_LENGTH: Final = 2.0**-40
-"""What a tensor that did not move is calibrated for; zero would make no scale."""
+"""Length for which a tensor that did not move is calibrated; zero would make no scale."""
 _BLOCKS_PER_CODEWORD: Final = 512
 _MOST_BLOCKS: Final = 1 << 15
 _ITERATIONS: Final = 30
@@ -217,8 +217,8 @@ UPDATE: Final = "secagg/update"
 LENGTHS: Final = "secagg/lengths"
 """The name of the clients' votes: for the length of the whole update, and for that of each tensor."""
 TOLD: Final[Mapping[str, Callable[[npt.NDArray[Any]], float]]] = {"secagg/reach": reach, "secagg/length": length}
-"""What clients tell of every tensor of floats of more than one dimension, by the name of the vector that it stands in;
-the means over the clients are the scales of the next round."""
+"""Values that clients report of every tensor of floats of more than one dimension, by the name of the vector that
+holds them; the means over the clients are the scales of the next round."""
 _KEY_BYTES: Final = 32
 _COINS: Final = Ring(32)
 Values = dict[str, npt.NDArray[Any]]
@@ -276,7 +276,7 @@ def from_outside(name: str, factory: Factory, cohort: int) -> Made:
 
 
 def told_names(shapes: Mapping[str, Shape], sent: Arrays) -> tuple[str, ...]:
-    """Return the names of the tensors of which clients tell something, in their order."""
+    """Return the names of the tensors about which clients report something, in their order."""
     floats = {TENSOR + name for name, array in sent.items() if not is_integer(array)}
     return tuple(name for name, shape in shapes.items() if name in floats and len(shape) > 1)
 

@@ -286,7 +286,7 @@ def test_a_tensor_of_the_wrong_kind_is_refused_by_name(name: str, spoil: Callabl
 
 
 def test_tensors_of_one_size_and_another_shape_are_not_reshaped() -> None:
-    with pytest.raises(Misuse, match=r"tensor 'fc.weight': an array of shape \(3, 4\) is due; got \(4, 3\)"):
+    with pytest.raises(Misuse, match=r"tensor 'fc.weight': expected an array of shape \(3, 4\); got \(4, 3\)"):
         model().encode({**update_of(), "fc.weight": np.zeros((4, 3))}, COINS)
 
 
