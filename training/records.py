@@ -22,8 +22,8 @@ CHECKPOINT_NAME: Final = "checkpoint.npz"
 _TEXT: Final = "text"
 _FORMAT: Final = 1
 _MAY_CHANGE: Final = frozenset({"name", "rounds", "workers", "engine", "checkpoint_every", "secagg.threads"})
-"""What a resumed run may have otherwise, since no result depends on it but by float rounding of another engine; but a
-rate that falls does so towards the last of the rounds."""
+"""Settings that a resumed run may change, since no result depends on them but by float rounding of another engine; but
+a rate that falls does so towards the last of the rounds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,7 +80,7 @@ class Checkpoint:
             )
         # What a damaged archive raises is whatever its damage looks like: a password, another compression, its end.
         except (OSError, EOFError, ValueError, KeyError, TypeError, RuntimeError, zipfile.BadZipFile) as error:
-            raise InvalidParameters(f"{file} is no checkpoint ({error}); remove it, and start anew") from None
+            raise InvalidParameters(f"{file} is no checkpoint ({error}); remove it, and start again") from None
 
     def require_same(self, configuration: Configuration) -> None:
         """Refuse a configuration under which the run would not be the one that was begun.
@@ -139,7 +139,7 @@ SUMMARY_NAME: Final = "summary.json"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Accuracy:
-    """What an evaluation found; all are shares from 0 to 1."""
+    """Result of an evaluation; all values are shares from 0 to 1."""
 
     accuracy: float
     """Over all test examples."""
@@ -152,11 +152,11 @@ class Accuracy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundRecord:
-    """What one round did. Rounds count from 1 here, as people do."""
+    """Record of one round. Rounds count from 1 here, as people do."""
 
     round: int
     epoch: int
-    """How often the codec was made anew."""
+    """Number of times that the codec was renewed."""
     parameters: int
     """Of the model."""
     clients: int
@@ -165,7 +165,7 @@ class RoundRecord:
     failure: str | None = None
     """Why nothing was released; the model stays as it is."""
     warning: str | None = None
-    """What the sum gives reason to change."""
+    """Advice on a change, from the sum."""
     loss: float | None = None
     """Of the clients' training, before each step of the first epoch."""
     is_real: bool = False
@@ -186,7 +186,7 @@ class RoundRecord:
     """As the paper's simulator counts."""
     seconds: dict[str, float] = field(default_factory=dict[str, float])
     stages: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
-    """What each stage of the protocol took: its name, bytes and seconds."""
+    """Stages of the protocol: the name, bytes and seconds of each."""
     epsilon: float | None = None
     """With noise: what all rounds so far cost the client that was in most of them."""
     test: Accuracy | None = None

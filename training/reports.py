@@ -26,7 +26,7 @@ class FinishedRun:
 
     @property
     def summary(self) -> dict[str, Any]:
-        """What it comes to."""
+        """The run's result."""
         return summarise(self.records, parameters=self.parameters)
 
 
@@ -39,7 +39,7 @@ class Cell:
 
     @property
     def configuration(self) -> Configuration:
-        """That of the first seed."""
+        """The configuration of the first seed."""
         return self.runs[0].configuration
 
     def over_seeds(self, value: Callable[[dict[str, Any]], float | None]) -> tuple[float, float] | None:
@@ -56,7 +56,7 @@ class Cell:
 
     @property
     def kilobytes(self) -> float | None:
-        """What a client sends by the paper's accounting, in units of 1,024 bytes."""
+        """Upload of a client by the paper's accounting, in units of 1,024 bytes."""
         found = self.over_seeds(lambda summary: summary["paper bytes"])
         return None if found is None else found[0] / 1024
 

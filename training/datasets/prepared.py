@@ -30,11 +30,11 @@ LEAST_EXAMPLES: Final = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dealing:
-    """How examples without owners are dealt out to clients."""
+    """Distribution of examples without owners to clients."""
 
     clients: int = 200
     alpha: float = 1.0
-    """How alike the clients' labels are; 0.1 gives most clients one or two labels, 100 gives everybody all."""
+    """Similarity of the clients' labels; 0.1 gives most clients one or two labels, 100 gives everybody all."""
     spread: float = 0.35
     """The standard deviation of the logarithm of the sizes; 0 makes them equal."""
     seed: int = 0
@@ -43,8 +43,8 @@ class Dealing:
 def dirichlet_partition(labels: npt.NDArray[np.int64], dealing: Dealing) -> list[Indices]:
     """Deal out examples so that clients differ in size, and in how often they see each label.
 
-    A client's size follows a log-normal distribution, and the labels it wants a Dirichlet distribution. Where a label
-    has run out, it takes the one of which most are left. No example is dealt twice.
+    A client's size follows a log-normal distribution, and the labels it wants a Dirichlet distribution. If a label
+    has run out, the client takes the one with the most examples left. No example is dealt twice.
 
     Raises:
         InvalidParameters: there are too few examples for so many clients, or a parameter is out of its range.
@@ -84,7 +84,7 @@ def _sizes(examples: int, clients: int, spread: float, coins: np.random.Generato
 
 
 def natural_partition(owners: Sequence[object], *, least: int = LEAST_EXAMPLES) -> list[Indices]:
-    """Group examples by whose they are, in the order of the owners' first examples; leave out whoever has few.
+    """Group examples by owner, in the order of the owners' first examples; leave out owners of few examples.
 
     Raises:
         InvalidParameters: nobody has enough.
@@ -126,10 +126,10 @@ class PreparedData:
     held_out: Split
     transform: Transform
     vocabulary: int | None = None
-    """How many tokens an embedding has to know, where inputs are tokens."""
+    """Number of tokens that an embedding has to know, where inputs are tokens."""
 
     sizes: npt.NDArray[np.int64] = field(init=False)
-    """How many training examples each client has."""
+    """Number of training examples of each client."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "sizes", np.array([len(part) for part in self.parts], dtype=np.int64))
@@ -259,7 +259,7 @@ def _read_half(folder: Path, half: str) -> tuple[Split, _Facts]:
 
 
 LENGTH: Final = 25
-"""How many words of a text are read."""
+"""Number of words of a text that are read."""
 _WORD: Final = re.compile(r"[\w']+|[.,!?;]")
 
 
@@ -278,7 +278,7 @@ class Vocabulary:
 
     @property
     def size(self) -> int:
-        """How many numbers an embedding has to know."""
+        """Number of numbers that an embedding has to know."""
         return max(self.unknown, self.padding) + 1
 
     def row(self, text: str) -> npt.NDArray[np.int32]:
@@ -301,7 +301,7 @@ def listed(words: Sequence[str]) -> Vocabulary:
 
 @dataclass(frozen=True, slots=True)
 class LeafUser:
-    """What one file holds of one user."""
+    """One user's part of one file."""
 
     name: str
     items: list[object]
@@ -433,7 +433,7 @@ class _LeafSet:
     classes: int
     shape: tuple[int, ...]
     recipe: str
-    """What LEAF's preprocess.sh is called with."""
+    """Arguments of LEAF's preprocess.sh."""
     transform: Transform
 
 
@@ -558,7 +558,7 @@ def _text(item: object) -> str:
 
 
 def _words(path: Path) -> Vocabulary:
-    """Read the list of words that stands beside LEAF's word vectors."""
+    """Read the list of words next to LEAF's word vectors."""
     try:
         words = cast("object", json.loads(path.read_bytes())["vocab"])
     except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError) as error:

@@ -22,7 +22,7 @@ from .prepared import LENGTH, PreparedData, Split, Vocabulary, as_tokens, common
 _INNER: Final = "hutto_ICWSM_2014.tar.gz"
 _SOURCES: Final = ("tweets", "movieReviewSnippets", "amazonReviewSnippets")
 _CLEAR: Final = 0.5
-"""How far from neutral the mean rating of a text is that has a label."""
+"""Least distance from neutral of the mean rating of a text that gets a label."""
 _WORDS: Final = 5000
 _HELD_OUT: Final = 10
 """One text in so many is a test text, whatever the run's seed."""

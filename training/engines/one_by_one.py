@@ -1,4 +1,4 @@
-"""How a client is trained, and on which device: one after the other by the model itself, or several in threads.
+"""Training of clients on a device: one after the other by the model itself, or several in threads.
 
 Torch leaves Python's lock while it computes, so threads use all cores without copies between processes. Models are
 evaluated in the same way. Here are also the models that an engine can train, and what all engines share.
@@ -50,7 +50,7 @@ def cross_entropy(scores: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Computing:
-    """Where and how an engine computes."""
+    """Device and loss of an engine."""
 
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     loss: Loss = cross_entropy
@@ -99,11 +99,11 @@ class Schedule:
     keys: npt.NDArray[np.int64]
     """Of each step, a key for each layer of dropout."""
     first_epoch: int
-    """How many steps the first epoch has."""
+    """Number of steps of the first epoch."""
 
 
 def schedule_of(assignment: Assignment, settings: LocalTraining, dropouts: int) -> Schedule:
-    """Shuffle a client's examples anew for each epoch, and cut them into batches; the last one may be smaller.
+    """Shuffle a client's examples for each epoch, and cut them into batches; the last one may be smaller.
 
     Raises:
         InvalidParameters: there is nothing to train with, or the settings make no step.
@@ -148,7 +148,7 @@ class Descent:
 
         Args:
             active: of a stack, 1 for each client that has this step and 0 for each that is done; a client that is done
-                never goes on, so its momentum is of no interest.
+                never continues, so its momentum is of no interest.
         """
         settings = self._settings
         for place, (parameter, gradient) in enumerate(zip(self._parameters, gradients, strict=True)):
@@ -319,7 +319,7 @@ def _shown(name: str, layer: nn.Module) -> str:
 
 
 _AHEAD: Final = 2
-"""How many trained clients for each thread may wait to be taken."""
+"""Number of trained clients for each thread that may wait to be taken."""
 
 
 class PlainModel:
@@ -332,7 +332,7 @@ class PlainModel:
         self._parameters = list(self._model.parameters())
         self._keys = key_buffers(self._model)
         self.dropouts = len(self._keys)
-        """How many layers of dropout it has."""
+        """Number of layers of dropout."""
 
     def train(
         self, start: Tensors, assignment: Assignment, schedule: Schedule, settings: LocalTraining
@@ -453,7 +453,7 @@ _BATCH: Final = 500
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluation:
-    """What was found; accuracies are shares from 0 to 1."""
+    """Result of an evaluation; accuracies are shares from 0 to 1."""
 
     accuracy: float
     loss: float

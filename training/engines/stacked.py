@@ -34,7 +34,7 @@ from .one_by_one import (
 
 Named = Mapping[str, torch.Tensor]
 _UNMAPPED: Final = re.compile(r"\bvmap\b|[Bb]atching rule")
-"""What torch says of a model that cannot be mapped."""
+"""Torch's message about a model that cannot be mapped."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,8 @@
 """Training runs from configuration to folder, with progress and an estimate beforehand; and sweeps over many of them.
 
 A grid is TOML: ``preset`` (or ``config``, a file), ``seeds``, ``set`` (changes for every cell), and cells: each entry
-of ``[[cell]]`` has a ``name`` and its own ``set``; each key of ``[axes]`` has a list of values, of which every
-combination is a cell. With both, every cell is combined with every combination.
+of ``[[cell]]`` has a ``name`` and its own ``set``; each key of ``[axes]`` has a list of values, every combination of
+which is a cell. With both, every cell is combined with every combination.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ class Progress:
 
     @property
     def seconds_a_round(self) -> float:
-        """How long the last rounds took, each."""
+        """Mean seconds of the last rounds."""
         return (self._times[-1] - self._times[0]) / max(1, len(self._times) - 1)
 
     def _bar(self, record: RoundRecord) -> str:
@@ -201,8 +201,8 @@ def train(
 
     Args:
         out: the folder of the run, with its configuration, metrics, checkpoint and models; nothing is written without.
-        resume: go on from the checkpoint in that folder, if there is one.
-        pieces: what the run is put together from; by default the library's own.
+        resume: continue from the checkpoint in that folder, if there is one.
+        pieces: the parts of the run; by default the library's own.
 
     Raises:
         InvalidParameters: anything that cannot work, before anything is trained; or a checkpoint of another run.
@@ -368,7 +368,7 @@ _COPIES_OF_A_MODEL: Final = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimate:
-    """What a run will take, roughly."""
+    """Rough estimate of a run."""
 
     clients_per_second: float
     round_seconds: float
@@ -438,7 +438,7 @@ class Cell:
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """What a sweep runs."""
+    """Runs of a sweep."""
 
     base: Configuration
     cells: tuple[Cell, ...]

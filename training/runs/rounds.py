@@ -62,7 +62,7 @@ Parameters = dict[str, npt.NDArray[np.float32]]
 
 
 class ServerStep(Protocol):
-    """What a run needs of an optimiser; a platform's own has these methods, and is copied shallowly each round."""
+    """Methods that a run needs of an optimiser; a platform's own has them, and is copied shallowly each round."""
 
     def step(self, parameters: Arrays, mean: Arrays) -> Parameters:
         """Return the parameters after one step."""
@@ -119,7 +119,7 @@ _FACTORS: Final[Mapping[AttackKind, float]] = {
     AttackKind.SCALE_TENFOLD: 10.0,
 }
 _SPREADS: Final = 1.5
-"""Standard deviations that an update inside the spread lies beside the mean, [BBG19]'s z."""
+"""Standard deviations from the mean to an update inside the spread, [BBG19]'s z."""
 
 Train = Callable[[Sequence[Assignment]], Iterable[TrainedClient]]
 
@@ -133,7 +133,7 @@ class Attack:
     """Of everybody, with the labels that attackers give to their examples."""
     attackers: frozenset[int]
     _agreed: Update | None = field(default=None, init=False)
-    """What all of them send."""
+    """The update that all of them send."""
 
     @classmethod
     def of(cls, settings: AttackSettings, work: Sequence[Assignment], data: FederatedData) -> Attack:
@@ -256,7 +256,7 @@ class Encoded:
     loss: float
     examples: int
     seconds: float
-    """What encoding took."""
+    """Figures of encoding."""
 
 
 def timed(trained: TrainedClient, encode: Encode, number: int) -> Encoded:
@@ -350,7 +350,7 @@ _NOBODY: Final = 2**32 - 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pieces:
-    """What a run is put together from; a platform gives its own for any of them."""
+    """Parts of a run; a platform gives its own for any of them."""
 
     data: FederatedData
     factory: ModelFactory
@@ -397,7 +397,7 @@ class Run:
 
     @property
     def values(self) -> int:
-        """How many parameters the model has."""
+        """Number of parameters of the model."""
         return sum(value.size for value in self.parameters.values())
 
     def sample(self, number: int) -> tuple[int, ...]:
@@ -478,7 +478,7 @@ class Run:
         )
 
     def restore(self, checkpoint: Checkpoint) -> None:
-        """Go on from a checkpoint.
+        """Continue from a checkpoint.
 
         Raises:
             InvalidParameters: it is of another configuration, of other data or of another model.

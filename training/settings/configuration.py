@@ -1,7 +1,7 @@
-"""What a run does, as one value: read from TOML, changed by ``--set``, refused where it makes no sense, written back.
+"""A run's configuration as one value: read from TOML, changed by ``--set``, refused where it is inconsistent.
 
 Everything has a default, and a file names what differs. A key that does not exist is refused with the nearest one that
-does. What a run really did stands in its folder as ``configuration.toml``, complete, with the versions of what it ran
+does. The complete configuration of a run is in its folder as ``configuration.toml``, with the versions of what it ran
 on.
 """
 
@@ -37,7 +37,7 @@ class Range(NamedTuple):
 
 
 class Scheme(StrEnum):
-    """What is done with the tensors of two or more dimensions; biases and norms are always sent in fixed point."""
+    """Compression of the tensors of two or more dimensions; biases and norms are always sent in fixed point."""
 
     NONE = "none"
     SCALAR = "sq"
@@ -60,7 +60,7 @@ NOISY_SCHEMES: Final = (Scheme.PEAK, Scheme.SKETCH)
 
 
 class Lengths(StrEnum):
-    """How long decoded updates of peak code and sketch are taken to be."""
+    """Length that decoded updates of peak code and sketch are taken to have."""
 
     OWN = "own"
     """The mean of what the clients of the round told."""
@@ -71,7 +71,7 @@ class Lengths(StrEnum):
 
 
 class Source(StrEnum):
-    """Where scales and codebooks come from."""
+    """Source of scales and codebooks."""
 
     STAT = "stat"
     """Scales from the mean of what the clients' updates reach to, which they add to the secure sum."""
@@ -97,14 +97,14 @@ class SumMode(StrEnum):
 
 
 class Optimizer(StrEnum):
-    """What the server does with the mean."""
+    """Use of the mean by the server."""
 
     FEDAVG = "fedavg"
     FEDAVGM = "fedavgm"
 
 
 class AttackKind(StrEnum):
-    """What dishonest clients send in place of their updates."""
+    """Updates that dishonest clients send in place of their own."""
 
     NONE = "none"
     SIGN_FLIP = "sign-flip"
@@ -117,7 +117,7 @@ class AttackKind(StrEnum):
 
 
 class Weighting(StrEnum):
-    """How often a client's update counts."""
+    """Weight of a client's update."""
 
     EQUAL = "equal"
     EXAMPLES = "examples"
@@ -139,7 +139,7 @@ class DataSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalTraining:
-    """How a client trains."""
+    """Training of a client."""
 
     epochs: Annotated[int, Range(1, 10**4)] = 1
     batch: Annotated[int, Range(1, 10**6)] = 32
@@ -154,7 +154,7 @@ class LocalTraining:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerSettings:
-    """How the model moves by the decoded mean."""
+    """Step of the model by the decoded mean."""
 
     optimizer: Optimizer = Optimizer.FEDAVG
     rate: Annotated[float, Range(1e-12, 1e6)] = 1.0
@@ -171,12 +171,12 @@ class ServerSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompressionSettings:
-    """How an update is sent."""
+    """Encoding of an update."""
 
     scheme: Scheme = Scheme.NONE
     """Its name, or "module:Name" or "path/to/file.py:Name" for one from outside."""
     outside: str = ""
-    """What ``scheme`` was set to, where that names a scheme from outside."""
+    """The value of ``scheme``, where it names a scheme from outside."""
     cohort_bits: Annotated[float, Range(1e-6, 1e6)] = 1.6
     """Bits for a value of peak code or sketch, of all clients of a round together: their blocks or values follow."""
     places: Annotated[int, Range(0, MAXIMUM_PLACES)] = 0
@@ -200,7 +200,7 @@ class CompressionSettings:
     codewords: int = 64
     block_size: int = 4
     stages: Annotated[int, Range(1, 8)] = 1
-    """How many codebooks, each for what those before it left over."""
+    """Number of codebooks, each for the remainder that those before it left."""
     rotation: Annotated[int, Range(0, 1 << 20)] = 0
     """Values of a block that is rotated before scalar quantization, a power of two; 0 for none."""
     calibration: Source | None = None
@@ -220,7 +220,7 @@ class CompressionSettings:
 
     @property
     def told(self) -> Lengths:
-        """How lengths are told, once the default is filled in."""
+        """Way in which lengths are reported, once the default is filled in."""
         return self.lengths or (Lengths.MEDIAN if self.scheme is Scheme.PEAK else Lengths.OWN)
 
     @property
@@ -230,7 +230,7 @@ class CompressionSettings:
 
     @property
     def source(self) -> Source | None:
-        """Where scales and codebooks come from, once the default is filled in; None where there are none."""
+        """Source of scales and codebooks, once the default is filled in; None where there are none."""
         if self.has_codes:
             return self.calibration or Source.STAT
         return self.calibration or Source.PRIOR if self.scheme is Scheme.PRODUCT else None
@@ -238,7 +238,7 @@ class CompressionSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SumSettings:
-    """Who adds up, and whether it is done for real."""
+    """Protocol of the sums, and whether it really runs."""
 
     protocol: str = "pairwise"
     """One that is registered."""
@@ -254,7 +254,7 @@ class SumSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DropoutSettings:
-    """How many of the sampled clients are lost, and where."""
+    """Dropouts among the sampled clients: how many, and in which stages."""
 
     rate: Annotated[float, Range(0, 0.95)] = 0.0
     stages: tuple[str, ...] = ()
@@ -278,7 +278,7 @@ class PrivacySettings:
     """The standard deviation of the noise, over what one client can change at most."""
     delta: Annotated[float, Range(1e-30, 0.5)] = 1e-6
     epsilon: Annotated[float, Range(0, 1e9)] = 0.0
-    """What a run may cost the client that is in most of its rounds; 0 for no limit."""
+    """Limit on the epsilon of the client that is in most of a run's rounds; 0 for no limit."""
     zero_out: bool = False
     """Whether a neighbour has zeros in place of a client's update, and not any other update."""
 
@@ -291,14 +291,15 @@ class PrivacySettings:
     def noise_share(self) -> float:
         """The most variance that a ring has room for, over the square of a client's bound.
 
-        Clients that are more than the fewest of a round, or honest where some are not, add up to twice what is due.
+        Clients beyond a round's minimum, or honest ones in the place of corrupted ones, add up to twice the planned
+        variance.
         """
         return _MOST_OVER * (self.noise_multiplier * (1 if self.zero_out else 2)) ** 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttackSettings:
-    """What some clients of every round do instead; off unless ``kind`` says otherwise."""
+    """Attack by some clients of every round; off unless ``kind`` says otherwise."""
 
     kind: AttackKind = AttackKind.NONE
     share: Annotated[float, Range(0, 1)] = 0.2
@@ -331,7 +332,7 @@ _BELONGING: Final[tuple[tuple[str, tuple[Scheme, ...]], ...]] = (
     ("fraction_bits", (Scheme.NONE, *_BY_TENSOR, Scheme.ROTATED)),
     ("layers", _BY_TENSOR),
 )
-"""What some schemes alone read; others have a check of their own."""
+"""Settings that only some schemes read; others have a check of their own."""
 _USUAL: Final = CompressionSettings()
 
 
@@ -360,7 +361,7 @@ def require_belonging(compression: CompressionSettings) -> None:
 
 
 def require_codes(compression: CompressionSettings, protocol: ProtocolEntry) -> None:
-    """Refuse codes beside what they do not go together with.
+    """Refuse codes with settings that they do not go together with.
 
     Raises:
         InvalidParameters: saying what to take instead.

@@ -70,7 +70,7 @@ class Noised:
     deviations: tuple[float, ...]
     """Of each released segment, in integer steps."""
     epsilon: float
-    """What all rounds so far cost the client that is in most of them."""
+    """Privacy cost of all rounds so far to the client that is in most of them."""
 
 
 class RunNoise:
@@ -168,7 +168,7 @@ def _conflicts(configuration: Configuration) -> Iterator[tuple[bool, str]]:
     )
     yield (
         configuration.compression.scheme in set(WHOLE_UPDATES) - {Scheme.ROTATED},
-        "lengths beside a whole update would drown in it: take compression.scheme = 'rotated', 'pruning' or 'none'",
+        "lengths next to a whole update would drown in noise: take compression.scheme = 'rotated', 'pruning' or 'none'",
     )
     yield (
         source not in {None, Source.PUBLIC},
@@ -197,7 +197,7 @@ class ReleaseCount:
 
     @property
     def most(self) -> int:
-        """How many rounds the client was in that was in most."""
+        """Number of rounds of the client that was in most."""
         return max(self._counts.values(), default=0)
 
 
@@ -381,7 +381,7 @@ class _PulledUploads:
         self._error: Exception | None = None
         self.lost = {client_id(client) for some in due.lost.values() for client in some}
         self.seconds = 0.0
-        """What making updates took inside of clients' answers."""
+        """Seconds of making updates, inside of clients' answers."""
 
     def clients(self) -> Iterator[int]:
         """Yield those who will be lost, and then everybody whose update is there."""
