@@ -19,7 +19,7 @@ LOG: Final = logging.getLogger("secagg.compression")
 
 
 def require_floats(update: npt.NDArray[Any], shape: tuple[int, ...]) -> None:
-    """Refuse what is no array of floats of a shape, with ``Misuse``."""
+    """Refuse what is not an array of floats of a shape, with ``Misuse``."""
     if getattr(update, "dtype", np.dtype(bool)).kind != "f" or update.shape != shape:
         raise Misuse(f"an update is an array of floats of shape {shape}; convert it, or give it that shape first")
 

@@ -120,10 +120,10 @@ def padded_size(size: int, block_size: int) -> int:
 
 
 def require_block_size(block_size: int) -> None:
-    """Refuse what is no size of the blocks of a rotation.
+    """Refuse what is not a size of the blocks of a rotation.
 
     Raises:
-        InvalidParameters: it is no power of two, or too large.
+        InvalidParameters: it is not a power of two, or too large.
     """
     if type(block_size) is not int or block_size.bit_count() != 1 or not 1 < block_size <= MAXIMUM_BLOCK_SIZE:
         raise InvalidParameters(f"block_size is a power of two in 2..2^16; got {block_size!r}")

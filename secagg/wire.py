@@ -248,4 +248,4 @@ def message_kind(message: bytes) -> MessageKind:
     try:
         return MessageKind(received)
     except ValueError:
-        raise MalformedMessage(f"{received} is no kind of message", reason=Reason.NOT_CANONICAL) from None
+        raise MalformedMessage(f"{received} is not a kind of message", reason=Reason.NOT_CANONICAL) from None

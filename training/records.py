@@ -56,7 +56,7 @@ class Checkpoint:
         """Read the file of a folder; None if there is none.
 
         Raises:
-            InvalidParameters: it is no checkpoint.
+            InvalidParameters: it is not a checkpoint.
         """
         file = folder / CHECKPOINT_NAME
         if not file.exists():
@@ -80,7 +80,7 @@ class Checkpoint:
             )
         # What a damaged archive raises is whatever its damage looks like: a password, another compression, its end.
         except (OSError, EOFError, ValueError, KeyError, TypeError, RuntimeError, zipfile.BadZipFile) as error:
-            raise InvalidParameters(f"{file} is no checkpoint ({error}); remove it, and start again") from None
+            raise InvalidParameters(f"{file} is not a checkpoint ({error}); remove it, and start again") from None
 
     def require_same(self, configuration: Configuration) -> None:
         """Refuse a configuration under which the run would not be the one that was begun.
@@ -238,7 +238,7 @@ def read_records(folder: Path) -> list[RoundRecord]:
     """Read the records of a run; none if it has none.
 
     Raises:
-        InvalidParameters: a line is no record.
+        InvalidParameters: a line is not a record.
     """
     file = folder / METRICS_NAME
     if not file.exists():
@@ -251,7 +251,7 @@ def read_records(folder: Path) -> list[RoundRecord]:
             # The last line of a run that was killed may be cut off; nothing else may.
             if number == len(file.read_text(encoding="utf-8").splitlines()):
                 break
-            raise InvalidParameters(f"line {number} of {file} is no record; the file is damaged") from None
+            raise InvalidParameters(f"line {number} of {file} is not a record; the file is damaged") from None
     return records
 
 

@@ -124,7 +124,7 @@ _MOST_CURVES: Final = 10
 _LEAST_PERIODS: Final = 2
 _NEAR: Final = 1.5  # Kilobytes that differ by less than this factor have labels that would touch.
 _LEAST_SPAN: Final = 6.0
-"""Points of accuracy that an axis shows at least: noise is no finding."""
+"""Points of accuracy that an axis shows at least: noise is not a finding."""
 _LEAST_POINTS: Final = 2
 
 Drawn = Any

@@ -264,7 +264,7 @@ class _Parameters:
         try:
             source = CalibrationSource(number)
         except ValueError:
-            raise InvalidParameters(f"{number} is no source of a calibration") from None
+            raise InvalidParameters(f"{number} is not a source of a calibration") from None
         return ModelUpdate(tensors=tuple(self._tensor(epoch) for _ in range(count)), epoch=epoch, source=source)
 
     def _tensor(self, epoch: int) -> TensorScheme:
@@ -356,7 +356,7 @@ class _Parameters:
         try:
             known = Rounding(rounding)
         except ValueError:
-            raise InvalidParameters(f"{rounding} is no way of rounding") from None
+            raise InvalidParameters(f"{rounding} is not a way of rounding") from None
         return ScalarQuantization(
             shape=place.shape,
             bits=bits,

@@ -249,7 +249,7 @@ def known_lengths(sent: Arrays, joined: Sequence[str], lengths: Sequence[float])
     """Return what a round's lengths say of the joined tensors.
 
     Raises:
-        MalformedMessage: there is not one for the update and one for each tensor, or one is no length.
+        MalformedMessage: there is not one for the update and one for each tensor, or one is not a length.
     """
     if lengths and (len(lengths) != 1 + len(joined) or not all(isfinite(one) and one >= 0 for one in lengths)):
         raise MalformedMessage(

@@ -86,7 +86,7 @@ def require_name(name: str) -> None:
 
 
 def require_names(given: Mapping[Any, Any], due: Sequence[str], what: str) -> None:
-    """Refuse what is no mapping, tensors that are missing, and tensors that the model does not have.
+    """Refuse what is not a mapping, tensors that are missing, and tensors that the model does not have.
 
     Raises:
         Misuse: any of these; the message lists the names.

@@ -58,7 +58,7 @@ def block_size(shape: Sequence[int], requested: int) -> int:
     """Return the largest size up to ``requested`` that divides a row of the tensor.
 
     Raises:
-        InvalidParameters: a shape of fewer than two dimensions, or a number that is no positive integer.
+        InvalidParameters: a shape of fewer than two dimensions, or a number that is not a positive integer.
     """
     if len(shape) <= 1 or any(type(size) is not int or size < 1 for size in shape):
         raise InvalidParameters(f"blocks are cut from two or more dimensions of at least 1; got {tuple(shape)}")
@@ -211,8 +211,8 @@ Floats = npt.NDArray[np.floating[Any]]
 FloatMatrix = npt.NDArray[np.float32]
 CHUNK_BLOCKS: Final = 5184
 """Enough for one row of gains to fill more than half of numpy's buffer of 8192 elements; otherwise two rows go through
-the buffer together, and are copied for that. A row is no multiple of a page: the rows of a tile would share a few sets
-of the first-level cache, and encoding took a half more on one kind of processor."""
+the buffer together, and are copied for that. A row is not a multiple of a page: else the rows of a tile would share a
+few sets of the first-level cache, and encoding took a half more on one kind of processor."""
 TILE_CODEWORDS: Final = 1 << 6
 """Codewords compared at once; more would take more bits from the gains, and more memory for them."""
 SQUARES_LIMIT: Final = 2.0**120

@@ -49,7 +49,7 @@ def decode_vector(data: bytes | bytearray | memoryview, count: int) -> Vector:
     """Read elements from their one encoding.
 
     Raises:
-        MalformedMessage: the length differs, or a word is no element.
+        MalformedMessage: the length differs, or a word is not an element.
     """
     require_length(f"a vector of {count} elements", len(data), ELEMENT_BYTES * count)
     vector: Vector = np.frombuffer(data, _WORD).astype(np.int64)

@@ -306,7 +306,7 @@ def split_upload(message: bytes, configuration: EnclaveConfiguration) -> tuple[b
 
     Raises:
         MalformedMessage: it is not of the configuration's lengths.
-        UnexpectedMessage: the enclave's part is no sealed upload.
+        UnexpectedMessage: the enclave's part is not a sealed upload.
         AuthenticationFailed: the vectors are not those of the commitment in the enclave's part, which the enclave
             checks; they may have been altered on the way.
     """

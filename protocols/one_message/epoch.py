@@ -127,7 +127,7 @@ class EpochRecord(Message):
         """Check what ``sign`` made.
 
         Raises:
-            AuthenticationFailed: it is no signature of this key on these parts.
+            AuthenticationFailed: it is not a signature of this key on these parts.
             MalformedMessage: a signature in ``semi_honest`` mode.
         """
         if self.mode is SecurityMode.ACTIVE:

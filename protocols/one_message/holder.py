@@ -454,7 +454,7 @@ def open_share(parameters: Parameters, position: int, share: Secret, context: by
     """Read a share as the dealer sealed it for the holder at a position.
 
     Raises:
-        MalformedMessage: it has another length, or a word is no field element.
+        MalformedMessage: it has another length, or a word is not a field element.
     """
     due = parameters.share_bytes(position)
     if len(share) != due:

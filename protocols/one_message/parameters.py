@@ -202,7 +202,7 @@ class Parameters:
     def share_bytes(self, position: int) -> int:
         """Return the length of the share of the holder at a position."""
         if not 0 <= position < self.holders:
-            raise InvalidParameters(f"{position} is no position among {self.holders} holders; positions start at 0")
+            raise InvalidParameters(f"{position} is not a position among {self.holders} holders; positions start at 0")
         return SEED_BYTES if position < self.seeds else (self.secret_columns + CHECK_WORDS) * WORD_BYTES
 
     @property

@@ -78,7 +78,7 @@ def recovered(
         coins: drawn from after the answers are fixed, if they contradict each other.
     Raises:
         ThresholdNotMet: fewer answers than the threshold.
-        MalformedMessage: an answer is no sequence of field elements; check each with ``require_answer`` first.
+        MalformedMessage: an answer is not a sequence of field elements; check each with ``require_answer`` first.
     """
     threshold = parameters.threshold
     if len(answers) < threshold:

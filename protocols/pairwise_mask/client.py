@@ -297,7 +297,7 @@ class Client(Confined):
         Returns:
             What the session agrees on.
         Raises:
-            MalformedMessage: it is no record.
+            MalformedMessage: it is not a record.
             Misuse: it was resumed before, is not the newest, is another client's, or its session is over; or this
                 client has no latch, or has begun a session itself.
             InvalidParameters: the session goes below floors that were raised meanwhile, or is about something else.

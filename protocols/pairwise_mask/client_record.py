@@ -231,7 +231,7 @@ class ClientRecord:
         """Read a record back; its secrets are copies.
 
         Raises:
-            MalformedMessage: it is no record.
+            MalformedMessage: it is not a record.
         """
         view = record.expose()
         end = _LENGTH_BYTES + int.from_bytes(view[:_LENGTH_BYTES], "big")

@@ -434,7 +434,7 @@ class RevealedShares:
             identity.verify(self._message.signature, Label.SIGNED_UNMASKING, *parts, culprits=unverified(client))
 
     def require_in_range(self, culprits: Iterable[Party]) -> None:
-        """Refuse shares that are no field elements."""
+        """Refuse shares that are not field elements."""
         for start in range(0, len(self._message.shares), shown_bytes(self._roster)):
             check_value(1, memoryview(self._message.shares)[start : start + ELEMENT_BYTES], culprits=culprits)
 

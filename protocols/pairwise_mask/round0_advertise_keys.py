@@ -381,7 +381,7 @@ def _checked_roster(member: Member, configuration: SessionConfiguration, message
     try:
         roster = roster_of(configuration, message.clients, message.root, message.opening)
     except (MalformedMessage, InvalidParameters) as error:
-        raise _invalid_roster(f"the list of advertisers is no roster: {error}") from None
+        raise _invalid_roster(f"the list of advertisers is not a roster: {error}") from None
     needed = configuration.minimum_cohort
     if roster.population < needed:
         raise ThresholdNotMet(needed=needed, present=roster.population, what="advertisers", round_name=ROUND)

@@ -469,7 +469,7 @@ class Server(StagedServerSession[Take]):
         """Continue from a snapshot, in any process.
 
         Raises:
-            MalformedMessage: it is no snapshot.
+            MalformedMessage: it is not a snapshot.
         """
         kept = ServerRecord.decode(bytes(snapshot.expose()))
         server = cls(kept.plan, invited, threads=threads)
@@ -628,7 +628,7 @@ class ServerRecord:
         reader = Reader(snapshot, MessageKind.SERVER_SNAPSHOT)
         state = reader.integer(1)
         if state >= len(_STATES) or _STATES[state] in _FINAL_STATES:
-            raise MalformedMessage(f"{state} is no state that a server continues from", reason=Reason.NOT_CANONICAL)
+            raise MalformedMessage(f"{state} is not a state that a server continues from", reason=Reason.NOT_CANONICAL)
         configuration = SessionConfiguration.decode(reader.variable(_MAXIMUM_OFFER_BYTES))
         opening = reader.fixed(OPENING_BYTES)
         plan = SessionPlan(configuration, opening, reader.integer(8), reader.integer(8), reader.integer(2))

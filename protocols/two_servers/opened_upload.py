@@ -375,7 +375,7 @@ class HalfOpener(Confined):
             sender: who the transport says has sent it; None if another server relays it.
         Raises:
             AuthenticationFailed: the authority does not vouch for the client, or the client did not sign.
-            MalformedMessage, UnexpectedMessage, PeerMisbehaved: it is no half for this server and round.
+            MalformedMessage, UnexpectedMessage, PeerMisbehaved: it is not a half for this server and round.
         Security: until the signature is verified the header is anybody's, so that it names no culprit.
         """
         configuration, is_one = self._configuration, self._server.index == 1

@@ -243,7 +243,7 @@ class Release(Confined):
 
         Raises:
             AuthenticationFailed: the other server did not sign it.
-            MalformedMessage, UnexpectedMessage: it is no list.
+            MalformedMessage, UnexpectedMessage: it is not a list.
             PeerMisbehaved: with reason ``servers_disagree``.
         """
         theirs = AcceptedList.decode(peer_list, self._configuration, self._peer_stamp)
@@ -288,7 +288,7 @@ class Release(Confined):
 
         Raises:
             PeerMisbehaved: the other server committed to something else before.
-            MalformedMessage, UnexpectedMessage: it is no commitment.
+            MalformedMessage, UnexpectedMessage: it is not a commitment.
         """
         theirs = OutputCommitment.decode(message, self._configuration, self._peer_stamp)
         if self.peer_commitment not in (None, theirs):

@@ -138,7 +138,7 @@ class IndexingServer(Confined):
             sender: who the transport says has sent it; None if another server relays it.
         Raises:
             AuthenticationFailed: the authority does not vouch for the client, or somebody altered the half.
-            MalformedMessage, PeerMisbehaved: it is no half of an upload for this round; nothing has changed.
+            MalformedMessage, PeerMisbehaved: it is not a half of an upload for this round; nothing has changed.
             UnexpectedMessage: the round is closed.
         """
         message = owned_bytes(message)

@@ -45,7 +45,7 @@ class OperatorKeys(Message):
         """Read what an operator has given away, and check its signature.
 
         Raises:
-            MalformedMessage, UnexpectedMessage: it is no such message.
+            MalformedMessage, UnexpectedMessage: it is not such a message.
             AuthenticationFailed: it is not signed with the key that it names.
         """
         keys = cls.read_in(None, message)

@@ -156,7 +156,7 @@ class AcceptedList(Placed):
 
         Raises:
             AuthenticationFailed: the other server did not sign it.
-            MalformedMessage, UnexpectedMessage, PeerMisbehaved: it is no list of this round and server.
+            MalformedMessage, UnexpectedMessage, PeerMisbehaved: it is not a list of this round and server.
         """
         with blaming(stamp.server):
             decoded = cls.read_in(Due(stamp, configuration), message)
@@ -194,7 +194,7 @@ class OutputCommitment(Placed):
         """Read the other server's commitment back.
 
         Raises:
-            MalformedMessage, UnexpectedMessage, PeerMisbehaved: it is no commitment of this round and server.
+            MalformedMessage, UnexpectedMessage, PeerMisbehaved: it is not a commitment of this round and server.
         """
         with blaming(stamp.server):
             return cls.read_in(Due(stamp, configuration), message)
@@ -223,8 +223,8 @@ class OutputShare:
         """Read the other server's share back.
 
         Raises:
-            MalformedMessage, UnexpectedMessage, PeerMisbehaved: it is no share of this round and server, or a lane is
-                not below the order of its group.
+            MalformedMessage, UnexpectedMessage, PeerMisbehaved: it is not a share of this round and server, or a lane
+                is not below the order of its group.
         """
         reader = stamp.read(message, MessageKind.OUTPUT_SHARE)
         nonce, values = reader.fixed(NONCE_BYTES), list[Lanes | RingVector]()

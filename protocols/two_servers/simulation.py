@@ -77,7 +77,7 @@ def _with_more_votes(shares: tuple[ServerShare, ServerShare], blocks: int) -> tu
                 TreeShare(1, one.binding, one.seed, changed),
             )
         case _:
-            raise TypeError("these are no two halves of point functions")
+            raise TypeError("these are not two halves of point functions")
 
 
 def _raise(group: LaneGroup, lanes: Lanes) -> None:

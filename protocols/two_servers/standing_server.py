@@ -140,7 +140,7 @@ class StandingRounds(Confined):
         """Begin with what the file holds, which no other process uses meanwhile; without a file with nothing.
 
         Raises:
-            InvalidParameters: the file cannot be opened, is another process's, or is no such file.
+            InvalidParameters: the file cannot be opened, is another process's, or is not such a file.
         """
         self._last = dict[bytes, int]()
         self.count = 0

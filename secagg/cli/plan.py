@@ -105,7 +105,7 @@ def _shapes_in(file: Path) -> Shapes:
     try:
         read: Any = json.loads(content)
     except (ValueError, RecursionError):
-        raise InvalidParameters(f'{file} is no JSON; write {{"layer.weight": [64, 32], "layer.bias": [64]}}') from None
+        raise InvalidParameters(f'{file} is not JSON; write {{"layer.weight": [64, 32], "layer.bias": [64]}}') from None
     tensors = cast("dict[str, Any]", read) if isinstance(read, dict) else {}
     shapes = {name: tuple(cast("list[int]", shape)) for name, shape in tensors.items() if isinstance(shape, list)}
     if not shapes or len(shapes) < len(tensors):

@@ -138,7 +138,7 @@ def summed_layout(layout: Layout, tables: Tables, maximum_total_weight: int) -> 
     so that a decoder which was not told the weight can still check where an aggregate comes from.
 
     Raises:
-        InvalidParameters: the tables do not fit the layout, or the weight is no positive integer.
+        InvalidParameters: the tables do not fit the layout, or the weight is not a positive integer.
         CapacityExceeded: a sum could leave 64 bits.
     """
     require_tables(layout, tables)

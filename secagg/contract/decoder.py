@@ -50,7 +50,7 @@ class Aggregate:
         """Check the shapes, and that every histogram counts every contributor's weight once.
 
         Raises:
-            Misuse: wrong number, type or shape of sums, or counts that are no integers.
+            Misuse: wrong number, type or shape of sums, or counts that are not integers.
             InvalidParameters: counts that no aggregate has.
             CapacityExceeded: an element is not below its modulus, or a histogram does not add up.
         """

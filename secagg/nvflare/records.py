@@ -56,7 +56,7 @@ def arrays_in(model: Mapping[str, Any]) -> dict[str, npt.NDArray[Any]]:
     """Return a model's tensors as NumPy has them; those of PyTorch are looked at, and copied from bfloat16 alone.
 
     Raises:
-        InvalidParameters: something in it is no tensor.
+        InvalidParameters: something in it is not a tensor.
     """
     found = dict[str, npt.NDArray[Any]]()
     for name, value in model.items():

@@ -214,7 +214,7 @@ def _form(request: PlanRequest) -> str:
 
 
 def _choice(request: PlanRequest, comparison: Comparison) -> Iterator[str]:
-    # Nobody uses an unchecked round unless told to, so it is no choice of today's.
+    # Nobody uses an unchecked round unless told to, so it is not an option today.
     usable = [
         option
         for option in comparison.giving(request.learn)

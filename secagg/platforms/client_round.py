@@ -152,7 +152,7 @@ class Training:
         weight = round(min(max(1.0, units), terms.maximum_weight))
         if examples < 1 or units > terms.maximum_weight:
             LOG.warning(
-                "%g examples are no weight of 1 to %d; the update weighs %d", examples, terms.maximum_weight, weight
+                "%g examples are not a weight of 1 to %d; the update weighs %d", examples, terms.maximum_weight, weight
             )
         return weight
 
@@ -171,7 +171,7 @@ def begun_app(floors: Mapping[str, Any], scheme: str | None) -> tuple[NodeSettin
     """
     known = [item.name for item in fields(NodeSettings)]
     if unknown := [name for name in floors if name not in known]:
-        raise InvalidParameters(f"{unknown[0]} is no floor of a client; there are {', '.join(known)}")
+        raise InvalidParameters(f"{unknown[0]} is not a floor of a client; there are {', '.join(known)}")
     given: dict[str, Any] = {
         name: tuple(cast("Iterable[object]", value)) if isinstance(value, list) else value
         for name, value in floors.items()

@@ -141,7 +141,7 @@ class NodeSettings:
                 names = (*_RAISED, *_LOWERED, *_NARROWED, *_ALLOWED, *_NAMED, *_NOISE)
                 known = ", ".join(PREFIX + part.replace("_", "-") for part in names)
                 raise InvalidParameters(
-                    f"the node's {key} is no floor, or {value!r} is of another type than it has; there are {known}"
+                    f"the node's {key} is not a floor, or {value!r} is of another type than it has; there are {known}"
                 )
         return replace(self, **changed)
 

@@ -60,8 +60,8 @@ def opened(side: ServerSide) -> ServerSession:
         return open_session(side.subject, chosen, side.invited, helpers)
     if side.roster is None or {ClientId(holder.number) for holder in record.holders} - side.roster.clients:
         raise InvalidParameters(
-            f"the holders of {settings.epoch} are no clients of {PREFIX}roster; name their sockets in {PREFIX}holders, "
-            "or have a committee signed with `secagg holder record --client`"
+            f"the holders of {settings.epoch} are not clients of {PREFIX}roster; name their sockets in "
+            f"{PREFIX}holders, or have a committee signed with `secagg holder record --client`"
         )
     named = side.subject.task, record.context.digest
     helpers = OneMessageHelpers(record=record, keys=_PUBLISHED.get(named, ()), coins=side.coins)
@@ -72,14 +72,14 @@ def _record(side: ServerSide) -> EpochRecord:
     """Read who holds.
 
     Raises:
-        InvalidParameters: the file is no record, or its clients would refuse it.
+        InvalidParameters: the file is not a record, or its clients would refuse it.
     """
     path = side.settings.epoch
     try:
         record = EpochRecord.decode(Path(path).read_bytes())
     except (OSError, PeerError) as error:
         raise InvalidParameters(
-            f"{PREFIX}epoch is {path}, which is no record of an epoch ({error}); make one with `secagg holder record`"
+            f"{PREFIX}epoch is {path}, not the record of an epoch ({error}); make one with `secagg holder record`"
         ) from None
     for is_wrong, sentence in (
         (record.authority != side.authority, f"is signed by another authority than certified {PREFIX}roster"),

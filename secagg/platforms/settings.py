@@ -253,7 +253,7 @@ class SecAggSettings:
             if key not in known:
                 near = get_close_matches(key.removeprefix(PREFIX), [name.removeprefix(PREFIX) for name in known], n=1)
                 advice = f"did you mean {PREFIX}{near[0]}?" if near else f"there are {', '.join(known)}"
-                raise InvalidParameters(f"{key} is no setting of secure aggregation; {advice}")
+                raise InvalidParameters(f"{key} is not a setting of secure aggregation; {advice}")
         return cls(**{known[key]: value for key, value in given.items()})
 
     def tolerated_dropouts(self, invited: int) -> int:

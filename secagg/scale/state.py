@@ -148,7 +148,7 @@ def goes_on(folder: Path) -> bool:
 
 
 class RecordedCoins:
-    """Coins that an earlier process drew for its offer, which is no secret, and behind them fresh ones.
+    """Coins that an earlier process drew for its offer, which is not a secret, and behind them fresh ones.
 
     So a session that is opened with them has the offer that its clients signed for.
     """

@@ -279,4 +279,4 @@ def require_usable(url: str) -> None:
     except InvalidParameters:
         raise
     except Exception as error:  # noqa: BLE001 -- each storage has errors of its own
-        raise InvalidParameters(f"{url} is no storage that can be written ({error}); name another --storage") from None
+        raise InvalidParameters(f"{url} cannot be written ({error}); name another --storage") from None

@@ -193,7 +193,7 @@ def verify_signature(
 
     Implements: [RFC 8032] §5.1.7.
     Raises:
-        AuthenticationFailed: it is no signature of this key on these parts under this label.
+        AuthenticationFailed: it is not a signature of this key on these parts under this label.
     """
     _verify(public_key, signature, bind(label, *parts), culprits)
 

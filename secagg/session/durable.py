@@ -249,7 +249,7 @@ class ChainedFile:
             sync_folder(self._path.parent)
             return found
         if not stored.startswith(self._header):
-            raise MalformedMessage(f"{self._path} is no ledger of uploads; name another file", reason=_CHANGED)
+            raise MalformedMessage(f"{self._path} is not a ledger of uploads; name another file", reason=_CHANGED)
         whole = len(stored) - (len(stored) - len(self._header)) % size
         for number, start in enumerate(range(len(self._header), whole, size)):
             body, link = stored[start : start + self._body_bytes], stored[start + self._body_bytes : start + size]

@@ -63,7 +63,7 @@ class SpentUpdates(Confined):
             attempts: uploads for one model at most, under any task and number; None only in simulations.
         Raises:
             InvalidParameters: another process uses the file, or there are no attempts.
-            MalformedMessage: it is no ledger, or was changed.
+            MalformedMessage: it is not a ledger, or was changed.
         """
         if attempts is not None and (type(attempts) is not int or attempts < 1):
             raise InvalidParameters(f"attempts are the uploads for one model, 1 or more; got {attempts!r}")

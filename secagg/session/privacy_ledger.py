@@ -163,7 +163,7 @@ class PrivacyLedger(Confined):
         loss = Loss(*_BODY.unpack(body))
         # A bound of a divergence is positive at every order; the offset alone may be below 0.
         if not all(map(isfinite, loss.numbers)) or min(loss.slope, loss.more, loss.most) < 0:
-            raise MalformedMessage(f"{self._path} holds a loss that is no number", reason=Reason.NOT_CANONICAL)
+            raise MalformedMessage(f"{self._path} holds a loss that is not a number", reason=Reason.NOT_CANONICAL)
         return loss
 
     def __repr__(self) -> str:

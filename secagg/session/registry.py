@@ -156,7 +156,7 @@ def find(name: str | ProtocolEntry) -> ProtocolEntry:
         return found
     entry = import_module(found).ENTRY
     if not isinstance(entry, ProtocolEntry) or entry.name != name:
-        raise Misuse(f"{found}.ENTRY is no ProtocolEntry of the name {name!r}")
+        raise Misuse(f"{found}.ENTRY is not a ProtocolEntry of the name {name!r}")
     _REGISTERED[name] = entry
     return entry
 

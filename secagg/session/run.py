@@ -250,7 +250,7 @@ def run(
 
     Args:
         dropouts: by the name of a stage, the clients that are gone for good before answering.
-        making: the seconds spent on updates so far, which are no client's in the figures.
+        making: the seconds spent on updates so far, which the figures count for no client.
     Raises:
         SecAggError, ConnectionError: nothing is released; notes of the first say why clients left.
     """

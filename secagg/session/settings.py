@@ -61,7 +61,7 @@ def parsed(option: str, hint: Any, text: str) -> Any:  # noqa: ANN401 -- one ret
     """Read a value of a type.
 
     Raises:
-        InvalidParameters: the text is no such value.
+        InvalidParameters: the text is not such a value.
     """
     if isinstance(hint, types.UnionType):
         inner = next(each for each in typing.get_args(hint) if each is not type(None))

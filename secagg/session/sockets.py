@@ -191,7 +191,7 @@ def decode_refusal(message: bytes) -> SecAggError:
         error = kind.__new__(kind, sentence)
         error.reason = Reason(reason)
     except (IndexError, ValueError):
-        raise MalformedMessage("this is no refusal", reason=Reason.NOT_CANONICAL) from None
+        raise MalformedMessage("this is not a refusal", reason=Reason.NOT_CANONICAL) from None
     reader.finish()
     if isinstance(error, PeerError):
         error.culprits, error.round_name = named(culprits), None
@@ -276,8 +276,8 @@ class SocketAsk:
         """Send a request and return its answer.
 
         Raises:
-            HelperLost: the helper cannot be reached, went away, was too slow, or answered with what is no message. What
-                was asked was done or not, and this connection asks nothing more.
+            HelperLost: the helper cannot be reached, went away, was too slow, or sent something else than a message.
+                The request was carried out or not, and this connection asks nothing more.
             SecAggError: what the helper refused with.
         """
         with self._lock:
@@ -455,7 +455,7 @@ class Service:
             _hang_up(before)
 
     def _answer_one(self, connection: socket.socket) -> None:
-        """Answer until the peer goes away, is too slow, sends what is no frame, or another one has connected."""
+        """Answer until the peer goes away, is too slow, sends what is not a frame, or another one has connected."""
         try:
             with connection:
                 if self._greet is not None:

@@ -152,7 +152,7 @@ def _place(places: Mapping[Value, int], value: Value) -> int:
 
 
 def _ended(value: str, longest: int) -> bytes:
-    """Return a string's bytes with their end; none at all, which is no string's, where it does not count."""
+    """Return a string's bytes with their end; none at all, which is not a string's, where it does not count."""
     try:
         text = value.encode()
     except UnicodeEncodeError:

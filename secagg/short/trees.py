@@ -134,7 +134,7 @@ def leaves(tree: Tree) -> Iterator[tuple[str, npt.NDArray[Any]]]:
     Two parties may hold one model in dictionaries of different order.
 
     Raises:
-        InvalidParameters: a leaf is no array of numbers.
+        InvalidParameters: a leaf is not an array of numbers.
     """
     found = list[tuple[str, npt.NDArray[Any]]]()
 
@@ -199,7 +199,7 @@ def _array_of(path: str, leaf: Any) -> npt.NDArray[Any]:  # noqa: ANN401 -- any 
     if array.dtype.kind not in "fiub":
         kind = array.dtype if isinstance(leaf, np.ndarray) else type(leaf).__name__
         raise InvalidParameters(
-            f"{_what(path)} is no array of numbers, but of type {kind}; turn it into floats, or leave it out"
+            f"{_what(path)} is not an array of numbers, but of type {kind}; turn it into floats, or leave it out"
         )
     if isinstance(leaf, np.ma.MaskedArray):
         raise InvalidParameters(f"{_what(path)} hides some of its values; fill them in")

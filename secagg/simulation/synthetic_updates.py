@@ -86,7 +86,7 @@ class SyntheticUpdates:
     """The codec of a model, and every client's update, encoded when it is asked for."""
 
     def __init__(self, setting: UpdateSetting) -> None:
-        """Draw the stream, and calibrate the codec on a window that is no client's."""
+        """Draw the stream, and calibrate the codec on a window that is not a client's."""
         if setting.dimension < 2 * _COLUMNS:
             raise InvalidParameters(f"a model of {setting.dimension} values is too small; take {2 * _COLUMNS} or more")
         self.setting = setting

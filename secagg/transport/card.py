@@ -95,9 +95,9 @@ class Card:
             given = cast("dict[str, Any]", json.loads(encoded))
             card = cls(**given | {"round_number": int(given["round_number"]), "terms": json.loads(given["terms"])})
         except (ValueError, TypeError, KeyError, RecursionError) as error:
-            raise MalformedMessage(f"this is no card of a session ({error})", reason=Reason.NOT_CANONICAL) from None
+            raise MalformedMessage(f"this is not a card of a session ({error})", reason=Reason.NOT_CANONICAL) from None
         if (given["round_number"], given["terms"]) != (str(card.round_number), _text(card.terms)):
-            raise MalformedMessage("this is no card of a session (another form)", reason=Reason.NOT_CANONICAL)
+            raise MalformedMessage("this is not a card of a session (another form)", reason=Reason.NOT_CANONICAL)
         return card
 
 

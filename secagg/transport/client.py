@@ -111,7 +111,7 @@ class Requests:
         """Make a request until it gets an answer of the server's.
 
         Raises:
-            MalformedMessage: the answer is no answer.
+            MalformedMessage: the answer is not an answer.
             ConnectionError: the server refused, or nobody answered for long.
         """
         began, pause = time.monotonic(), _FIRST_PAUSE
@@ -241,7 +241,7 @@ async def contribute(  # noqa: PLR0913 -- all but three have defaults
     try:
         place = httpx.URL(url)
     except (httpx.InvalidURL, ValueError):
-        raise InvalidParameters("this is no address of a server; name https://HOST:PORT") from None
+        raise InvalidParameters("this is not an address of a server; name https://HOST:PORT") from None
     if tls is not None and place.scheme == "http":
         raise InvalidParameters(f"{url} has no TLS, so certificates are of no use there; name an https:// address")
     if place.scheme != "https" and not is_loopback(place.host) and http is None:

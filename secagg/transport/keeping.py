@@ -68,7 +68,7 @@ class ServerStore:
             record = ServerRecord.decode(self._path.read_bytes())
             Card.decode(record.card)
         except PeerError as error:
-            raise InvalidParameters(f"{self._path} is no record of a session ({error}); remove it") from None
+            raise InvalidParameters(f"{self._path} is not a record of a session ({error}); remove it") from None
         return record
 
     def claim(self, session: str, client: ClientId, digest: bytes) -> None:

@@ -46,7 +46,7 @@ _STRANGER: Final = Verdict(
     Answer.STRANGER, "this request does not prove who it is from: another's name, or a key not on this group's roster"
 )
 _STARTING: Final = Verdict(Answer.STOPPING, "the server listens and holds no session yet; ask again")
-_WRONG: Final = Verdict(Answer.WRONG, "this is no request that the server knows; both ends need one version of secagg")
+_WRONG: Final = Verdict(Answer.WRONG, "the server does not know this request; both ends need one version of secagg")
 _NO_SEAT: Final = Verdict(
     Answer.OUT, "every seat of this sum is taken, or its clients have keys; wait for the next one"
 )

@@ -116,7 +116,7 @@ def _context(own: Credentials | None, *, is_server: bool) -> ssl.SSLContext:
             context.load_cert_chain(own.certificate, own.key)
         except (OSError, ssl.SSLError) as error:
             raise InvalidParameters(
-                f"{own.certificate} and {own.key} are no certificate with its private key ({error})"
+                f"{own.certificate} and {own.key} are not a certificate with its private key ({error})"
             ) from None
     return context
 

@@ -87,8 +87,8 @@ def test_the_example_lists_the_defaults(repository: Path) -> None:
         ("secagg-mode", "active", "secagg-roster names the roster file"),
         ("secagg-treshold", 0.5, "did you mean secagg-threshold"),
         ("secagg-0123456789", 0.5, "there are secagg-protocol"),
-        ("secagg-foo", 0.5, "secagg-foo is no setting of secure aggregation; there are secagg-protocol"),
-        ("secagg-banana", 0.5, "secagg-banana is no setting of secure aggregation; there are secagg-protocol"),
+        ("secagg-foo", 0.5, "secagg-foo is not a setting of secure aggregation; there are secagg-protocol"),
+        ("secagg-banana", 0.5, "secagg-banana is not a setting of secure aggregation; there are secagg-protocol"),
     ],
 )
 def test_a_wrong_setting_is_refused_by_the_name_of_its_key(key: str, value: object, said: str) -> None:
@@ -236,5 +236,5 @@ def test_an_operator_names_the_protocols() -> None:
 
 @pytest.mark.parametrize("config", [{"secagg-minimum-cohort": "10"}, {"secagg-cohort": 3}, {"secagg-identity": 3}])
 def test_a_node_key_that_is_none_is_refused(config: dict[str, Any]) -> None:
-    with pytest.raises(InvalidParameters, match="is no floor"):
+    with pytest.raises(InvalidParameters, match="is not a floor"):
         NODE.raised_by({"partition-id": 1, **config})

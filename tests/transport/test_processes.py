@@ -322,7 +322,7 @@ def test_a_renewed_certificate_is_taken_within_a_session(town: Town, tmp_path: P
     for half in ((new[0], old[1]), (old[0], new[1]), (new[0][:99], new[1]), (new[0], new[1][:99]), (b"", new[1])):
         write(*half)
         server.hang_up()
-        assert "are no certificate with its private key" in server.wait_for("certificate not renewed")
+        assert "are not a certificate with its private key" in server.wait_for("certificate not renewed")
         assert shown() == certificate_in(before.certificate)
     write(*new)
     server.hang_up()

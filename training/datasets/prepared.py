@@ -329,12 +329,12 @@ def leaf_users(path: Path) -> Iterator[LeafUser]:
     """Yield the users of one file, in the order of its list.
 
     Raises:
-        InvalidParameters: the file is no JSON, or not of LEAF's form; the message says where.
+        InvalidParameters: the file is not JSON, or not of LEAF's form; the message says where.
     """
     try:
         loaded: object = json.loads(path.read_bytes())
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise InvalidParameters(f"{path} is no JSON ({error}); make it again with LEAF's preprocess.sh") from error
+        raise InvalidParameters(f"{path} is not JSON ({error}); make it again with LEAF's preprocess.sh") from error
     whole = _table(loaded, path, "the file")
     users, data = whole.get("users"), _table(whole.get("user_data"), path, "`user_data`")
     if not isinstance(users, list):
@@ -392,7 +392,7 @@ def picture_reader(root: Path) -> Callable[[object], Picture]:
 
     def read(name: object) -> Picture:
         if not isinstance(name, str) or Path(name).name != name:
-            raise ValueError(f"{name!r} is no file name")
+            raise ValueError(f"{name!r} is not a file name")
         try:
             with image.open(folder / name) as opened:
                 return small(opened, image)
@@ -486,7 +486,7 @@ def prepare_leaf(name: str, root: Path | None, *, cache: Path | None = None, pro
         f"`secagg data prepare {name} --root LEAF/data/{name}`"
     )
     if root is None or not root.is_dir():
-        where = "needs the folder of its files" if root is None else f"is to be read from {root}, which is no folder"
+        where = "needs the folder of its files" if root is None else f"is to be read from {root}, which is not a folder"
         raise InvalidParameters(f"the data set {name} {where}; {recipe}")
     halves = [leaf_paths(root, half, recipe) for half in ("train", "test")]
     places = (root / _EMBEDDINGS, root / "data" / _EMBEDDINGS) if name == "sent140" else ()
@@ -562,7 +562,7 @@ def _words(path: Path) -> Vocabulary:
     try:
         words = cast("object", json.loads(path.read_bytes())["vocab"])
     except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError) as error:
-        raise InvalidParameters(f"{path} is no JSON object with a list `vocab` ({error})") from error
+        raise InvalidParameters(f"{path} is not a JSON object with a list `vocab` ({error})") from error
     if not isinstance(words, list) or not all(isinstance(word, str) for word in cast("list[object]", words)):
         raise InvalidParameters(f"{path}: `vocab` must be a list of words")
     return listed(cast("list[str]", words))

@@ -85,7 +85,7 @@ def rated_texts(archive: Path | None) -> tuple[list[str], np.ndarray[tuple[int],
         try:
             rating = float(fields[1])
         except ValueError as error:
-            raise InvalidParameters(f"{archive}: {fields[1]!r} is no rating; the archive is damaged") from error
+            raise InvalidParameters(f"{archive}: {fields[1]!r} is not a rating; the archive is damaged") from error
         if abs(rating) >= _CLEAR:
             texts.append(fields[2].lower())
             labels.append(int(rating > 0))
@@ -104,5 +104,5 @@ def _lines(raw: bytes) -> list[str]:
 def _content(archive: tarfile.TarFile, name: str) -> bytes:
     file = archive.extractfile(name)
     if file is None:
-        raise KeyError(f"{name} is no file")
+        raise KeyError(f"{name} is not a file")
     return file.read()

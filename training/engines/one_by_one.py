@@ -67,7 +67,7 @@ def device_named(name: str) -> torch.device:
     try:
         device = torch.device(name)
     except RuntimeError as error:
-        raise InvalidParameters(f"{name!r} is no device; take `cpu`, `cuda`, `cuda:1`, or `auto`") from error
+        raise InvalidParameters(f"{name!r} is not a device; take `cpu`, `cuda`, `cuda:1`, or `auto`") from error
     if device.type not in {"cpu", "cuda"}:
         raise InvalidParameters(f"training runs on the CPU and on CUDA; the device is {name!r}")
     if device.type == "cuda" and not (device.index or 0) < torch.cuda.device_count():
@@ -252,7 +252,7 @@ def trainable(factory: ModelFactory) -> nn.Module:
     for name, layer in layers_of(model):
         if isinstance(layer, (*_BATCH_NORMS, *_INSTANCE_NORMS)) and layer.track_running_stats:
             raise InvalidParameters(
-                f"the layer {_shown(name, layer)} keeps running statistics, which are no parameters and would never "
+                f"the layer {_shown(name, layer)} keeps running statistics, which are not parameters and would never "
                 "reach the server; use GroupNorm, or pass track_running_stats=False"
             )
         if isinstance(layer, _UNKEYED) or (isinstance(layer, nn.RNNBase) and layer.dropout > 0):

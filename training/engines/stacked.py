@@ -74,7 +74,7 @@ class Mapped:
         try:
             found, (_, totals) = function(parameters, batches.keys, batches.inputs, batches.targets, batches.mask)
         except RuntimeError as error:
-            # A device that fails raises this too, and is no reason to take another engine.
+            # A device that fails raises this too, and is not a reason to take another engine.
             if not _UNMAPPED.search(str(error)):
                 raise
             raise InvalidParameters(

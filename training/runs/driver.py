@@ -461,7 +461,7 @@ def read_grid(file: Path) -> Grid:
     try:
         tree = tomllib.loads(file.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise InvalidParameters(f"{file} is no grid: {error}") from None
+        raise InvalidParameters(f"{file} is not a grid: {error}") from None
     if unknown := sorted(tree.keys() - _KEYS):
         raise InvalidParameters(f"a grid has {', '.join(sorted(_KEYS))}; {file} has {', '.join(unknown)} besides")
     if ("preset" in tree) == ("config" in tree):

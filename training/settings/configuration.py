@@ -451,12 +451,12 @@ def read(file: Path, changes: Iterable[str] = ()) -> Configuration:
     """Read a configuration from TOML, and apply changes of the form ``key=value`` to it.
 
     Raises:
-        InvalidParameters: the file is no TOML, or a key or value is not one that there is.
+        InvalidParameters: the file is not TOML, or a key or value is not one that there is.
     """
     try:
         tree = tomllib.loads(file.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise InvalidParameters(f"{file} is no configuration: {error}") from None
+        raise InvalidParameters(f"{file} is not a configuration: {error}") from None
     tree.pop("versions", None)
     return changed(from_tree(tree), changes)
 
@@ -614,7 +614,7 @@ def _require_within(section: Any, path: str = "") -> None:  # noqa: ANN401 -- a 
 def _require_sense(run: Configuration) -> None:
     compression = run.compression
     exact_sparsity(compression.sparsity)
-    run.model_sizes  # noqa: B018 -- refuses what is no number
+    run.model_sizes  # noqa: B018 -- refuses what is not a number
     if compression.rotation and compression.rotation & (compression.rotation - 1):
         raise InvalidParameters(f"compression.rotation is a power of two, or 0; got {compression.rotation}")
     source, scheme = compression.calibration, compression.scheme

@@ -308,7 +308,7 @@ class EnclaveConfiguration:
             reader.finish()
             is_canonical = configuration.encode() == bytes(message)
         except (InvalidParameters, CapacityExceeded, UnexpectedMessage, IndexError, ValueError) as error:
-            raise MalformedMessage(f"this is no configuration: {error}", reason=Reason.NOT_CANONICAL) from None
+            raise MalformedMessage(f"this is not a configuration: {error}", reason=Reason.NOT_CANONICAL) from None
         if not is_canonical:
             raise MalformedMessage("the configuration has another encoding", reason=Reason.NOT_CANONICAL)
         return configuration
@@ -386,6 +386,6 @@ def _read_noise(reader: Reader) -> Noise | None:
 
 
 def require_range(name: str, value: object, least: int, greatest: int) -> None:
-    """Refuse what is no integer in a range."""
+    """Refuse what is not an integer in a range."""
     if type(value) is not int or not least <= value <= greatest:
         raise InvalidParameters(f"{name} is an integer in {least}..{greatest}; got {value!r}")

@@ -5,7 +5,7 @@ What 32 bytes expand into, a key and an IV: blocks of AES-CTR [SP 800-38A] §6.5
 Vectors over the fields of 127, 8191 and 131071 elements: the lanes of a histogram whose clients are checked.
 
 The three moduli are Mersenne primes q = 2^p - 1. A lane has p bits on the wire and the smallest word that holds them in
-memory, as in ``secagg.crypto.ring``; unlike there the word of p ones, which would be a second zero, is no lane.
+memory, as in ``secagg.crypto.ring``; unlike there the word of p ones, which would be a second zero, is not a lane.
 
 Lane n of a key's stream is the first that is below q among word n of the streams of the attempts 0, 1, 2, ...: any
 range of lanes can be made alone, in chunks of any size, on any thread. The stream of attempt a is AES-CTR from the
@@ -158,8 +158,8 @@ class LaneField:
         """Return an array of any shape if it holds lanes.
 
         Raises:
-            Misuse: it is no array of this field's words.
-            CapacityExceeded: a word is no lane.
+            Misuse: it is not an array of this field's words.
+            CapacityExceeded: a word is not a lane.
         """
         if type(lanes) is not np.ndarray or lanes.dtype != self.word:
             raise Misuse(f"lanes modulo {self.modulus} are an array of {self.word}; got another {type(lanes).__name__}")
@@ -261,7 +261,7 @@ class LaneStream(Confined):
 
         With the IV drawn from the same source as the key, guessing keys for many streams at once gains nothing.
         """
-        WordStream(field.word, key)  # It refuses what is no such key.
+        WordStream(field.word, key)  # It refuses what is not such a key.
         self.field = field
         self._key = key
 

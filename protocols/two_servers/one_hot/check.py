@@ -160,7 +160,7 @@ def sketch(  # noqa: PLR0913 -- each is named where it is passed
         point: the query point tau.
     Raises:
         InvalidParameters: the point lies in the base field; fewer than one thread.
-        CapacityExceeded, Misuse: the share is no matrix of lanes of this shape.
+        CapacityExceeded, Misuse: the share is not a matrix of lanes of this shape.
     """
     base = shape.field
     weights = shape.row_points.weights_at(point)
@@ -349,7 +349,7 @@ class OneHotVerifier(Confined):
             PeerMisbehaved: the client uploaded something else before.
             MalformedMessage: a seed of the client's gives no lanes; ``culprits`` names the client.
             Misuse: this upload has a verifier already; the proof or the share has another shape.
-            CapacityExceeded: the share holds what is no lane.
+            CapacityExceeded: the share holds what is not a lane.
         """
         shape, self.context = context.shape, context
         self.server, self.peer = proof.server, ServerId(1 - proof.server.index)
@@ -393,7 +393,7 @@ class OneHotVerifier(Confined):
         """Return this server's opening, given the other server's commitment.
 
         Raises:
-            MalformedMessage, UnexpectedMessage, PeerMisbehaved: it is no commitment of the other server's to this
+            MalformedMessage, UnexpectedMessage, PeerMisbehaved: it is not a commitment of the other server's to this
                 upload.
             Misuse: another commitment was taken before.
         """
@@ -411,7 +411,7 @@ class OneHotVerifier(Confined):
         Raises:
             PeerMisbehaved: the opening is not what was committed to (the other server's doing), or the openings
                 contradict each other (the client's doing or the other server's).
-            MalformedMessage, UnexpectedMessage: it is no opening.
+            MalformedMessage, UnexpectedMessage: it is not an opening.
             Misuse: no commitment was taken yet, or another opening was.
         """
         opening = owned_bytes(opening)

@@ -5,7 +5,7 @@ elsewhere. It is about the unit vector always; the weight by which the servers m
 bound. So are the attempt, the round, the client, the layout, the shape, the correction words and the
 upload's nonce: a proof that was made for any other of these proves nothing here.
 
-The blocks stand in M rows of G columns, row by row. Where B is no multiple of G, the blocks that fill the last row are
+The blocks stand in M rows of G columns, row by row. If B is not a multiple of G, the blocks that fill the last row are
 public: the servers put the first unit vector there, server 0 as its share and server 1 nothing.
 
     part_b = H(statement, b, digest of the share of server b; seed_b)      blinded by the seed

@@ -80,7 +80,7 @@ class Proof:
 
         Raises:
             AuthenticationFailed: it does not.
-            MalformedMessage, UnexpectedMessage: it is no welcome.
+            MalformedMessage, UnexpectedMessage: it is not a welcome.
         """
         reader = Reader(welcome, MessageKind.PEER_WELCOME)
         tag = reader.fixed(TAG_BYTES)
@@ -161,7 +161,7 @@ class PeerLink:
         """Send a message and return its answer.
 
         Raises:
-            OSError: the other server cannot be reached, went away, or answered with what is no message; what was asked
+            OSError: the other server cannot be reached, went away, or did not answer with a message; what was asked
                 was done or not.
             InvalidParameters: what answers does not know the pair key.
             SecAggError: what the other server refused with.

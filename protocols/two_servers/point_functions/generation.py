@@ -113,7 +113,7 @@ def generate_shares(  # noqa: PLR0913 -- all but four have defaults
         coins: 32 bytes are drawn at depth 0, a nonce and a seed, and 48 with a tree, a nonce and two seeds.
 
     Raises:
-        Misuse: alpha or beta is no array of integers of the right form.
+        Misuse: alpha or beta is not an array of integers of the right form.
         CapacityExceeded: a value is out of its range; which one is not said.
         InvalidParameters: beta is not 1 although the last lane is derived.
     Security: seeds are fresh in every call, so no two vectors are shared under one. The caller sends each server its

@@ -171,7 +171,7 @@ def _floors(usual: NodeSettings, assignments: Iterable[str]) -> dict[str, Any]:
     given = dict[str, Any]()
     for name, value in assigned(assignments).items():
         if name not in known:
-            raise InvalidParameters(f"--set {name} is no floor of a client; there are {', '.join(sorted(known))}")
+            raise InvalidParameters(f"--set {name} is not a floor of a client; there are {', '.join(sorted(known))}")
         default: Any = getattr(usual, name)
         kept: Any = value
         if isinstance(default, tuple):

@@ -38,7 +38,7 @@ def plan_of(protocol: str, terms: Mapping[str, Any]) -> Session[Any]:
     """Return how updates are encoded; from what a server says it is the server's word, and no floor.
 
     Raises:
-        InvalidParameters: these are no terms.
+        InvalidParameters: these are not terms.
     """
     import numpy as np
 

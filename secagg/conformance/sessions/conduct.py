@@ -80,7 +80,7 @@ def second_answer_is_a_fault(candidate: SessionCandidate) -> None:
             rehearsal.server.receive(client, altered(answers[client], 0.999))
         except PeerError as error:
             if client not in error.culprits or error.reason not in {each.reason for each in rehearsal.server.faults}:
-                raise ContractViolation("a second answer that was refused is no fault of anybody's") from error
+                raise ContractViolation("a refused second answer must be a recorded fault") from error
         rehearsal.require_exact(rehearsal.finish(), candidate.clients)
 
 

@@ -159,7 +159,7 @@ class Rehearsal:
             raise ContractViolation("clients that are counted are in none of the sets that are revealed")
         segments = range(len(self.subject.layout.segments))
         if list(released.unbounded) != sorted(set(released.unbounded) & set(segments)):
-            raise ContractViolation(f"{released.unbounded} are no segments of the subject's layout, in order")
+            raise ContractViolation(f"{released.unbounded} are not segments of the subject's layout, in order")
         if missing := set(self.subject.layout.ring_positions) - set(released.unbounded):
             raise ContractViolation(f"segments {sorted(missing)} hold ring elements, and are not named as unbounded")
 

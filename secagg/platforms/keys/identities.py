@@ -136,7 +136,7 @@ def load_roster(path: Path) -> Roster:
     """Read a roster, and check every certificate in it.
 
     Raises:
-        InvalidParameters: it is missing, is no roster, or holds a client that its authority did not certify.
+        InvalidParameters: it is missing, is not a roster, or holds a client that its authority did not certify.
     """
     fields = _read(path, _ROSTER)
     try:
@@ -198,4 +198,4 @@ def _write_key(path: Path, fields: dict[str, Any]) -> None:
 
 
 def _unreadable(path: Path, kind: str) -> InvalidParameters:
-    return InvalidParameters(f"{path} is no readable {kind} file with a valid certificate; make one with `secagg keys`")
+    return InvalidParameters(f"{path} is not a {kind} file with a valid certificate; make one with `secagg keys`")
