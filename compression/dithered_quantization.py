@@ -97,7 +97,7 @@ class DitheredQuantization:
         signed = codes.view(f"<i{ring.word_bytes}")
         for start in range(0, flat.size, _PIECE):
             piece = finite(flat[start : start + _PIECE]).astype(np.float64)
-            # What leaves a float here becomes infinite, and is clamped like every other.
+            # A value beyond a float becomes infinite here, and is clamped like every other.
             with np.errstate(over="ignore"):
                 piece /= self.scale
                 piece *= 1 << self.fine_bits

@@ -135,8 +135,8 @@ def transform(blocks: Tensor) -> None:
     A matrix of 1,024 rows is the Kronecker product of two of 32: two products of matrices that stay in the cache take
     the place of ten passes of butterflies.
 
-    H is symmetric, so doing it twice changes nothing but the rounding. What is not finite, or overflows because it is
-    near the end of the floats' range, makes its column hold NaN or infinity.
+    H is symmetric, so doing it twice changes nothing but the rounding. A value that is not finite, or overflows because
+    it is near the end of the floats' range, makes its column hold NaN or infinity.
     """
     size, width = blocks.shape
     factors = _factors(size, blocks.dtype)

@@ -1,6 +1,6 @@
 """Updates for noise that clients add: clipped, rotated, and rounded at random to integers of a bounded norm.
 
-What noise has to hide is how far one client can move a sum. So a client scales its update down to a public length,
+Noise has to hide how far one client can move a sum. So a client scales its update down to a public length,
 turns it by the round's rotation, and rounds each of the padded coordinates to a whole step, up or down at random, until
 the norm in steps is within the public bound. The length, the bound and all else here are in the layout's version, which
 a session's configuration binds.

@@ -1,4 +1,4 @@
-"""Whom evidence names: one table for all protocols.
+"""Parties that evidence names: one table for all protocols.
 
 Between a client and the server lies a network, and neither end can tell it from the other end, so ``ServerId`` stands
 for the server and everything on the way to it.

@@ -78,7 +78,7 @@ class Checkpoint:
                 counters=text["counters"],
                 arrays=arrays,
             )
-        # What a damaged archive raises is whatever its damage looks like: a password, another compression, its end.
+        # A damaged archive raises an error according to its damage: a password, another compression, its end.
         except (OSError, EOFError, ValueError, KeyError, TypeError, RuntimeError, zipfile.BadZipFile) as error:
             raise InvalidParameters(f"{file} is not a checkpoint ({error}); remove it, and start again") from None
 

@@ -242,7 +242,7 @@ def search(blocks: Floats, searches: Sequence[Search]) -> list[RingVector]:
         chunk = blocks[start : start + CHUNK_BLOCKS]
         filled = columns[:, : len(chunk)]
         values = filled[:size]
-        # What overflows, here or in the squares, is clamped in the next line.
+        # An overflow, here or in the squares, is clamped in the next line.
         with np.errstate(over="ignore", invalid="ignore"):
             np.copyto(values, chunk.T, casting="same_kind")
             squares = float(np.vdot(values, values))

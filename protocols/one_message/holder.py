@@ -1,6 +1,6 @@
 """A holder: it keeps shares of one epoch, puts an upload on one list ever, and answers for all of a list or nothing.
 
-The client has left when the list is made, so the holder enforces what the client insisted on. What was promised is
+The client has left when the list is made, so the holder enforces the client's floors. A promise is
 written down before it is sent, and a request that was answered gets the stored bytes again.
 """
 

@@ -215,7 +215,7 @@ class FileJournal(Confined):
         self._require_open()
         record = Entry(event=event, parts=parts).encode()
         framed, head = len(record).to_bytes(_LENGTH_BYTES, "big") + record, self._head
-        # What a crash or a full disk left.
+        # Remove the leftovers of a crash or a full disk.
         os.ftruncate(self._records, head.length)
         os.lseek(self._records, head.length, os.SEEK_SET)
         durable.append_whole(self._records, framed)

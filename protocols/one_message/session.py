@@ -347,7 +347,7 @@ class Server(StagedServerSession[CheckedUpload | Said]):
         self._begun = _tally(self._subject, self._settings, self._capacity, replace(self._helpers, keys=keys))
         self._published(keys)
         self._invitation, self._minimum = self._begun.offer, self._settings.minimum_cohort
-        # Who was not named is known by now.
+        # Clients that were not named are known by now.
         return UPLOAD, dict.fromkeys(self._invited or self._said, self._invitation)
 
     def _ask(self, stage: Stage, requests: Mapping[int, bytes]) -> tuple[Stage, Mapping[ClientId, bytes]]:

@@ -217,7 +217,7 @@ class CheckedUpload:
 
 
 class Tally(Confined):
-    """One sum. Who carries its messages is a session's business: holders stand, or are clients themselves."""
+    """One sum. The session carries its messages: holders are standing services, or clients themselves."""
 
     def __init__(self, offer: Offer, sum_id: bytes, coins: Coins) -> None:
         """Begin.

@@ -159,7 +159,7 @@ class Client(Confined):
             InvalidParameters: an offer goes below this client's floors; nothing was drawn, and nothing has changed.
             PeerError, ThresholdNotMet: the session is over for this client, and its secrets are overwritten.
         Security: deliver the same bytes as often as you like. Different bytes of a kind that was answered are an attack
-            and end the session. What is returned for ``DELIVERED_SHARES`` is the upload: from the moment that it is
+            and end the session. The answer to ``DELIVERED_SHARES`` is the upload: from the moment that it is
             returned the input counts as released. If the seed of an edge is unusable it is a complaint instead, and
             the client has left: its state is ``ABORTED``, its input unspent, and ``complaints`` says why.
         """

@@ -202,7 +202,7 @@ class ClientRecord:
     delivered: bytes = bytes(_ROOT_BYTES)
     """The root over the entries that the client was delivered."""
     contributors: bytes = b""
-    """Whom the client signed for; empty if it signed for nobody."""
+    """Clients for which the client signed; empty if it signed for nobody."""
     shares: dict[int, Secret] = field(default_factory=dict[int, Secret], repr=False)
     edge_seeds: dict[int, Secret] = field(default_factory=dict[int, Secret], repr=False)
 

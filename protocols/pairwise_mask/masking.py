@@ -6,8 +6,8 @@ words; the last segment holds the weight alone. Each segment has a part of every
 Check words (``secagg.crypto.check_words``) are functions of what the sum reveals anyway. A wrong seed or a lost upload
 makes them disagree. They do not stop a malicious client, which can compute the words of whatever it sends.
 
-Values with fine bits are masked on their fine grid and then rounded. What counts of them is what is sent less the
-mask, so their check words are those of that, and are themselves exact.
+Values with fine bits are masked on their fine grid and then rounded. They count as the sent values less the mask,
+so their check words are those of that difference, and are themselves exact.
 """
 
 from __future__ import annotations

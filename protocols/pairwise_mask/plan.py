@@ -312,8 +312,9 @@ def graph_parameters(
 ) -> tuple[int, int, int, int]:
     """Return degree, threshold, committee size and quorum, of a graph that stands the dropouts in every round.
 
-    Who leaves before the graph is drawn makes it smaller, and who leaves later makes holes in it. Of some five clients
-    no graph stands both; it then stands those that leave later, unless the others are asked for with ``is_early``.
+    Clients that leave before the graph is drawn make it smaller, and those that leave later make holes in it. With some
+    five clients no graph withstands both; it then withstands the later ones, unless the others are asked for with
+    ``is_early``.
 
     Raises:
         InvalidParameters: no graph withstands what is assumed.

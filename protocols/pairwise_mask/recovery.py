@@ -7,10 +7,10 @@ with the public key that it gives. Only if they differ are the shares examined. 
 to: one that does not fit names its holder and is left out, and what is wrong among the rest was dealt wrongly. In both
 modes wrong shares are then located by their code, as long as they are few enough.
 
-Who was found to be wrong once is asked last from then on, so that a liar costs one search and not one for each client
-whose shares it holds. In semi-honest mode a wrong share says that its dealer or its holder lies, and not which: a
-holder is named alone when it was wrong for more dealers than are assumed to lie, a dealer when it was wrong at so many
-holders.
+A holder that was found to be wrong once is asked last afterwards, so that a liar costs one search and not one for each
+client whose shares it holds. In semi-honest mode a wrong share says that its dealer or its holder lies, and not which:
+a holder is named alone when it was wrong for more dealers than are assumed to lie, a dealer when it was wrong at so
+many holders.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from .suites import MaskKeys, SharedSecret, commit_to_self_mask, key_suite
 class Transcript:
     """Uploads with their masks, and the masks that an observer can compute.
 
-    Take from every honest upload the masks that the observer knows. What is left of client i is its input, its self
+    Take from every honest upload the masks that the observer knows. Then client i's upload holds its input, its self
     mask if that is unknown, and the unknown pairwise masks that i added; the one of i and j stands in both uploads with
     opposite signs if both of them added it, and in one upload otherwise. Join two clients if an unknown mask stands in
     both of their uploads. Over a connected component these masks cancel, and over no part of it; the component is open

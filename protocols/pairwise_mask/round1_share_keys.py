@@ -2,9 +2,9 @@
 
 [BIK+17] Fig. 4, Round 1. Client to server: ``EncryptedShares``. Server to each client that shared: ``DeliveredShares``.
 
-What is shared is the root of the mask key pair, which is recovered if the client drops out, and the seed of its self
-mask, which is recovered if it does not. A neighbour's share stands at its position in the sorted list of neighbours,
-counted from 1, which both ends derive.
+The shared secrets are the root of the mask key pair, which is recovered if the client drops out, and the seed of its
+self mask, which is recovered if it does not. A neighbour's share stands at its position in the sorted list of
+neighbours, counted from 1, which both ends derive.
 
 In active mode the client commits to every pair of shares and signs the tree of all entries, one leaf for each
 neighbour. Each neighbour gets its leaf with its path; a share that does not fit its commitment then names a liar.
@@ -257,8 +257,8 @@ def verify_delivered_entry(
 def delivered_root(receiver: ClientId, entries: Iterable[bytes]) -> bytes:
     """Return the root over all entries that a client was delivered, which it signs with whatever it says of them.
 
-    A dealer may sign two trees, and the network deliver the one that the server does not have. What the client says of
-    its entries then does not verify at the server, instead of being compared with others.
+    A dealer may sign two trees, and the network deliver the one that the server does not have. The client's statement
+    about its entries then does not verify at the server, instead of being compared with others.
     """
     return MerkleTree([entry_leaf(receiver, entry) for entry in entries]).root
 

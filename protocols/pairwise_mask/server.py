@@ -1,6 +1,6 @@
 """The server of one attempt, as a session: it relays, it adds, and it removes what masks are left; it holds no input.
 
-What a client says is checked before anything changes, and taken once (``secagg.session.stages``). Uploads are added as
+A client's message is checked before anything changes, and taken once (``secagg.session.stages``). Uploads are added as
 they arrive, so memory is a few vectors however many clients there are.
 """
 
@@ -388,7 +388,7 @@ class Server(StagedServerSession[Take]):
                     settled.sharers,
                     needed,
                     lambda position: deliver_shares(settled, relayed, position).encode(),
-                    # Who uploads is who can show shares later, of everybody who shared.
+                    # The uploaders are those, among all that shared, that can show shares later.
                     due=tuple(settled.sharers),
                 )
             case ServerState.AWAITING_SURVIVOR_SIGNATURES:

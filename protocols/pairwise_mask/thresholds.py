@@ -1,8 +1,8 @@
 """Neighbours, shares and committee that an assumed number of corrupted and dropped clients requires.
 
 The assumptions are counts, not fractions, and corruption is static: a server that drops honest clients raises the
-fraction of corrupted ones, and a client that assumes a fraction would follow it. Who is corrupted is fixed before the
-graph seed is known; who drops out is the server's choice wherever the rule is split-proof.
+fraction of corrupted ones, and a client that assumes a fraction would follow it. The corrupted clients are fixed before
+the graph seed is known; the server chooses the dropouts wherever the rule is split-proof.
 
 Every probability here is that of one drawn graph. A server without a public beacon can try as many graphs as it can
 make rosters, by leaving clients out and by having a corrupted client sign other keys, at some 30 us each. The tries

@@ -49,7 +49,7 @@ def run(
                 _LOG.warning("%s does not take the upload of %s: %s", server.server, client.client, error)
         if held % BATCH == 0:
             check(zero, one, one.waiting()[-BATCH:])
-    # What one server had not received before, it may have by now.
+    # One server may by now have received what it had not received before.
     check(zero, one, one.waiting())
     # Close: each signs the list of the clients that it took, and continues only if the other one signed the same list.
     lists = zero.close(), one.close()

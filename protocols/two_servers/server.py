@@ -451,7 +451,7 @@ def _settle(exchange: PointFunctionExchange, conclusion: bytes) -> bytes:
 class Server(StagedServerSession[bytes]):
     """Server 0's side of a round as a session: it hands server 1 its halves, and takes every step of the round with it.
 
-    It relays what it cannot read: a half of server 1 is sealed to server 1. What it could do, it could do anyway:
+    It relays halves that it cannot read: they are sealed to server 1. Its only powers are those that it has anyway:
     refuse a client, or give the round up. Clients hold the configuration, and the offer that server 1 signed for it, to
     floors of their own; so a configuration that only one of them was shown gives no round.
     """

@@ -86,7 +86,7 @@ def workers_for(
         show(figures)
         figures.tell(found.metrics)
         if options.metrics is not None:
-            # Who collects figures from files must not see a half of one.
+            # A collector of figures from files must not see a half of one.
             written = options.metrics.with_name(options.metrics.name + ".new")
             written.write_text(found.metrics.text())
             written.replace(options.metrics)

@@ -4,8 +4,8 @@ Holder ``x`` keeps the value at ``x`` of a polynomial over the field of ``prime_
 whose value at zero is the secret. Points run from 1 to the number of holders. They are never transmitted: both ends
 derive a holder's point from its position in a sorted list, so nobody can claim another holder's point.
 
-What a reconstruction can notice is a fact of coding theory [MS81] and not a choice made here. Of ``m`` shares, any
-``m - threshold`` wrong ones are noticed, any ``(m - threshold) // 2`` are corrected and named, and from exactly
+Coding theory [MS81] decides which errors a reconstruction can notice; it is not a choice made here. Of ``m`` shares,
+any ``m - threshold`` wrong ones are noticed, any ``(m - threshold) // 2`` are corrected and named, and from exactly
 ``threshold`` shares *some* secret always results. A caller who must not accept a wrong one compares the secret with
 something that was fixed beforehand, such as the public key it belongs to.
 

@@ -1,7 +1,7 @@
 """One message a client in Flower: holders behind sockets, or a committee of the run's own clients.
 
-Who holds stands in a record that the clients' authority signed, so a server can neither choose holders nor invent
-them. Standing holders are asked besides Flower; clients that hold are asked in stages after the upload.
+The clients' authority signs the record of the holders, so a server can neither choose holders nor invent
+them. Standing holders are asked outside of Flower; clients that hold are asked in stages after the upload.
 """
 
 from __future__ import annotations
@@ -188,7 +188,7 @@ def member(side: NodeSide) -> OneMessageMember:
     newest = NewestEpoch(identity.signing_key.public_key)
 
     def store(record: bytes) -> None:
-        # What was uploaded is charged where the update is made.
+        # Uploads are charged where the update is made.
         newest.reach(ClientRecord.decode(record).newest_epoch)
 
     return OneMessageMember(

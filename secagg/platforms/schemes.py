@@ -4,8 +4,8 @@ Scales are means over the clients: how far their values reach for scalar codes, 
 data, as ``stat`` and ``prior`` have it in training. Peak code and schemes from outside have all floats as one vector.
 
 Noise has the same settings at both ends, from what each end says for itself: clients insist on their own multiplier and
-norm, and refuse a session that is about others; nothing that a server says lowers them. What is noised is one vector of
-floats in fixed point, because its norm bounds what a client can change.
+norm, and refuse a session that is about others; nothing that a server says lowers them. The noised update is one vector
+of floats in fixed point, because its norm bounds what a client can change.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ class SchemeChoice:
         if scaled:
             kind = "secagg/length" if settings.codebook else "secagg/reach"
             shapes[kind], chosen[kind] = (len(scaled),), self._fine(settings.clip)
-            # What did not move has no scale; it may move in this round, and fixed point carries it.
+            # A tensor that did not move has no scale; it may move in this round, and fixed point carries it.
             moved = {name: scale for name in scaled if told is not None and (scale := told.get(name, 0.0)) > 0}
             recipes = {name: self._scaled(scale) for name, scale in moved.items()}
             chosen |= {name: recipe for name, recipe in recipes.items() if recipe.fits(shapes[name])}

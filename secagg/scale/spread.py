@@ -1,6 +1,6 @@
 """A sum whose uploads others add: the coordinator judges and keeps each upload, and tasks add them piece by piece.
 
-What a storage loses or alters after a piece was judged is the storage's fault: it is read again; then its client is
+A loss or change after a piece was judged is the storage's fault: the piece is read again; then its client is
 left out if no list was fixed yet, and nobody is named. The sums of all pieces are read once, before the list is fixed;
 what was read then is opened later.
 """
@@ -154,7 +154,7 @@ class SpreadSum:
                 self._objects.put(name, piece, lasts=self._state.lasts)
             self._state.put(f"{UPLOADS}/{number}", replace(upload, vector=b"").encode())
         except Exception as error:
-            # What counts in one process and not in the next would make another list of the same uploads.
+            # An upload that counts in one process and not in the next would make another list of the same uploads.
             raise ConnectionError(f"an upload cannot be kept: {error}") from error
         self._pieces[upload.header.client] = names
         self.figures.bytes_kept += len(upload.vector)

@@ -65,7 +65,7 @@ def replace(path: Path, data: bytes, mode: int = _PRIVATE) -> None:
 def replacing(path: Path, mode: int = _PRIVATE) -> Generator[WholeFile]:
     """Yield a file to write, which takes the place of another one once all of it is on disk.
 
-    A crash or an error leaves the one or the other and never a part. Of several writers of one path, one may write at
+    A crash or an error leaves the one or the other and never a part. Only one of several writers of a path may write at
     a time.
 
     Raises:

@@ -1,6 +1,6 @@
 """The guard against two restores: how often a client's session was suspended and resumed, in a store that only goes up.
 
-What a client suspends can be copied. Of two clients that are resumed from one record, one shows a neighbour's first
+A suspended state can be copied. If two clients are resumed from one record, one shows a neighbour's first
 share and the other its second one, which no client ever does. So a record is numbered, and resuming claims its number
 in the platform's store before anything is read or answered.
 """

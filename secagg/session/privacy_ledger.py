@@ -57,8 +57,8 @@ class LedgerHeader(Message):
 class PrivacyLedger(Confined):
     """The losses of one client's uploads, in memory or in a file; what ``charge`` did is durable when it returns.
 
-    The file is open only while it is asked, so that all processes of a client share it. Of what it holds nothing is
-    given back: an upload that was lost after ``charge`` is one that a server may have.
+    The file is open only while it is asked, so that all processes of a client share it. Nothing is ever given
+    back: an upload that was lost after ``charge`` is one that a server may have.
 
     Security: a ledger of somebody else is refused, and so is a copy, in the same folder or on another volume: it has
         another inode, or another time of birth. Three things are not noticed: the whole volume put back as it was, or

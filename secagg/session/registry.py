@@ -106,7 +106,7 @@ class ProtocolEntry:
     costs: Callable[[Layout, int, Suite], Iterable[Costs]] | None = None
     """``costs(layout, clients, suite)``: its forms for a layout and a cohort; a planner leaves out who has none."""
     trust: str = ""
-    """Whom a client has to believe, for a table of choices."""
+    """Parties that a client has to trust, for a table of choices."""
     reveals_weights: bool = False
     """Whether the server sees what each client weighs."""
 

@@ -429,7 +429,7 @@ class Service:
                 self.accept(listener)
             finally:
                 self._take_place_of(None)
-                # What is being answered is answered first; then the caller may close the helper.
+                # A request in progress is answered first; then the caller may close the helper.
                 with self._turn:
                     self._ended()
 

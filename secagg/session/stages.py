@@ -1,9 +1,9 @@
 """The rule of conduct of all server sessions, of one stage or many.
 
-What fails before it is verified (framing, decoding, signature, context) changes nothing and leaves its sender awaited.
-A client is put out for verified content that is wrong, for a check that may not be tried twice, and when it says so
-itself. An answer is known by the digest of its signed content: the same one changes nothing, and of two the first
-counts. A late answer is not read. Who was not invited leaves no trace.
+A message that fails before it is verified (framing, decoding, signature, context) changes nothing and leaves its sender
+awaited. A client is put out for verified content that is wrong, for a check that may not be tried twice, and when it
+says so itself. An answer is known by the digest of its signed content: the same one changes nothing, and the first of
+two counts. A late answer is not read. A client that was not invited leaves no trace.
 """
 
 from __future__ import annotations

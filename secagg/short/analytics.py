@@ -87,7 +87,7 @@ def heavy_hitters(
     if type(longest) is not int or longest < 1:
         raise InvalidParameters(f"longest is a number of bytes, 1 or more; got {longest!r}")
     named = by_name(values)
-    # What a client has stands in no error: it is what nobody is to see.
+    # No error quotes a client's value, because nobody is to see it.
     if not all(isinstance(value, str) for value in cast("Iterable[object]", named.values())):
         raise InvalidParameters("a client has something else than a string; turn it into one, or take a histogram")
     texts = {name: _ended(value, longest) for name, value in named.items()}

@@ -159,9 +159,9 @@ class Requests:
                     timeout=timeout,
                 ) as response,
             ):
-                # What is compressed may be a bomb.
+                # A compressed body may be a bomb.
                 if response.headers.get("content-encoding", "identity") != "identity":
-                    raise MalformedMessage("the server sends what was compressed", reason=Reason.NOT_CANONICAL)
+                    raise MalformedMessage("the server sends a compressed body", reason=Reason.NOT_CANONICAL)
                 is_message = path == MESSAGE and response.status_code == Answer.MESSAGE.status
                 most = self._patience.message_bytes if is_message else CARD_BYTES
                 parts, size, began = list[bytes](), 0, loop.time()
@@ -277,7 +277,7 @@ class _Part:
         progress = None if self.store is None else self.store.take()
         card = await self._card("" if progress else after)
         if progress is None or progress.session.hex() != card.session:
-            # What was put aside for a session that is over is of no use any more.
+            # A suspended state of a session that is over is of no use any more.
             progress = ClientProgress(
                 bytes.fromhex(card.session), self.prover.proof(card.session), 0, b"", is_last=False, suspended=b""
             )

@@ -136,7 +136,7 @@ Result = TypeVar("Result")
 Keep = Callable[[Released], Awaitable[bytes]]
 """Puts a sum where it is wanted, for good, and returns what clients are shown of it, or nothing.
 
-What it raises is raised by ``run``, and no client is told of a sum.
+``run`` raises its errors, and no client is told of a sum.
 """
 _ROOM_BYTES: Final = 1 << 30
 """For answers that are read at once, where each client of the cohort can have a place within that."""

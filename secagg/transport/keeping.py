@@ -76,7 +76,7 @@ class ServerStore:
         descriptor = os.open(self._claims, os.O_WRONLY | os.O_CREAT, 0o600)
         try:
             size = os.fstat(descriptor).st_size
-            # What a crash left of a last one is written over.
+            # An incomplete last one, left by a crash, is overwritten.
             os.lseek(descriptor, size - size % _CLAIM_BYTES, os.SEEK_SET)
             append_whole(descriptor, bytes.fromhex(session) + client.encode() + digest)
         finally:

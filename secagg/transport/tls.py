@@ -157,13 +157,13 @@ async def serve_tunnel(ends: Ends, ready: Callable[[], None]) -> None:
 
     async def joined(near: _Streams, touch: _Touch) -> None:
         _require(near[1], ends.tls.pin)
-        # Who is near here is the helper, and the other operator is far.
+        # The near end is the helper, and the far end the other operator.
         await _pump(await asyncio.open_unix_connection(ends.socket), near, touch)
 
     def renewed(link: ssl.SSLObject | ssl.SSLSocket, *_: object) -> None:
         link.context = ends.tls.context
 
-    # What listens keeps this context; handshakes that begin later take the newest one.
+    # Listeners keep this context; handshakes that begin later take the newest one.
     ends.tls.context.sni_callback = renewed
     try:
         server = await asyncio.start_server(

@@ -1,7 +1,8 @@
 """Training of clients on a device: one after the other by the model itself, or several in threads.
 
 Torch leaves Python's lock while it computes, so threads use all cores without copies between processes. Models are
-evaluated in the same way. Here are also the models that an engine can train, and what all engines share.
+evaluated in the same way. The module also holds the models that an engine can train, and the code that all engines
+share.
 """
 
 from __future__ import annotations

@@ -490,7 +490,7 @@ class Run:
         self.operators.restore(checkpoint.arrays.get("operators", {}))
         self.average = dict(checkpoint.arrays["average"]) if "average" in checkpoint.arrays else None
         self.next_round = checkpoint.next_round
-        # Who was in the rounds so far follows from the seed, and matters to noise alone.
+        # The clients of the rounds so far follow from the seed, and matter to noise alone.
         counted = self.next_round if self.configuration.privacy.is_on else 0
         self._releases = ReleaseCount(self.cohorts, len(self.pieces.data.sizes), counted)
 

@@ -323,7 +323,7 @@ class RealSum:
         try:
             released = self._run(session, world, pulled)
         except (ThresholdNotMet, PeerError):
-            # What a client raises ends its part in a session and not the session: here it would end every round.
+            # A client's error ends its part in a session and not the session: here it would end every round.
             pulled.require_whole()
             left = {client: why for client, why in session.now.failed.items() if client not in pulled.lost}
             if left and not session.now.answered:

@@ -16,7 +16,7 @@ An upload is accepted if v = 0 and p(tau) = sum_i rho_i f_i(tau)^2. With two hon
 not all unit vectors passes with probability at most 4 Q / |F| + 2 G / (|F| - q) if it computes Q hashes. A client and a
 server that work together pass always; such a server could add any error to the result in any case.
 
-What is opened for an honest client is uniform subject to the two equations, which hold for every input, so it says
+The values opened for an honest client are uniform subject to the two equations, which hold for every input, so it says
 nothing about the input. That is so *once*: a second query point would open f_i at a second place under one mask, and
 with it the row. ``RoundChallenges`` therefore fixes the point by what was uploaded, and refuses a second upload.
 """

@@ -197,7 +197,7 @@ def _settings(options: argparse.Namespace) -> SecAggSettings:
 
     given = {PREFIX + name.replace("_", "-"): value for name, value in assigned(options.set).items()}
     if options.protocol == "pairwise" and f"{PREFIX}roster" in given:
-        # Who certified the clients meant them to believe certificates and not the server.
+        # A roster means that clients believe certificates and not the server.
         given.setdefault(f"{PREFIX}mode", "active")
     alike = {f"{PREFIX}protocol": options.protocol, f"{PREFIX}weighting": "uniform"}
     if twice := sorted(alike.keys() & given.keys()):

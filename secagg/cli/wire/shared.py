@@ -106,7 +106,7 @@ def running(work: Callable[[], Coroutine[Any, Any, Result]]) -> Result:
     handler.setFormatter(JsonLines())
     logging.basicConfig(level=logging.INFO, handlers=[handler])
     logging.getLogger("httpx").setLevel(logging.WARNING)
-    # What it warns of is what anybody may send.
+    # Anybody may send the messages that it warns of.
     logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
     with serving():
         return asyncio.run(_until_told(work))

@@ -101,7 +101,7 @@ def write_server_pair(folder: Path, roster: Path, operators: Iterable[OperatorKe
 def make_trial_pair(folder: Path, coins: Coins) -> bool:
     """Write the keys of both servers into a folder with a roster, unless they are there; return whether they are new.
 
-    Security: for a trial. Who has this folder is both servers.
+    Security: for a trial. The owner of this folder is both servers.
     """
     there = [file for file in (server_file(0), server_file(1), SERVERS_FILE) if (folder / file).exists()]
     if there:
