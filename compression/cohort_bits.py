@@ -26,7 +26,7 @@ COHORT_BITS: Final = 1.6
 MOST_NOISE: Final = 1.0
 """Above, the noise of the code costs accuracy even where the server's rate falls."""
 _EFFICIENCY: Final = 0.74
-"""Of peak codes against the best code there is: the share of the bits with which that one has as much noise."""
+"""Efficiency of peak codes: the share of their bits with which the best possible code has as much noise."""
 
 
 def law(cohort: int, bits: float) -> float:

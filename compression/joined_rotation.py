@@ -30,7 +30,7 @@ Update = npt.NDArray[np.floating[Any]]
 BLOCK_SIZE: Final = 1024
 _PIECE: Final = 1 << 15
 _LEAST_SHARE: Final = 1e-3
-"""Of the mean over the tensors: no tensor is taken to be smaller."""
+"""Least share of the mean over the tensors: no tensor is taken to be smaller."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

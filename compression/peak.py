@@ -51,7 +51,7 @@ _FARTHEST: Final = 12.0
 _LEAST_NORM: Final = 2.0**-40
 """Length that stands for zero, which nothing can be relative to."""
 _ROUNDING: Final = 1e-9
-"""Of shares of a weight."""
+"""Tolerance of shares of a weight."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -224,9 +224,9 @@ class KnownLengths:
     sizes: tuple[int, ...]
     """Number of values of each tensor."""
     common: float | None = None
-    """Of the scaled update, in the round before."""
+    """Length of the scaled update, in the round before."""
     tensors: tuple[float, ...] | None = None
-    """Of each tensor, when clients were last asked."""
+    """Length of each tensor, when clients were last asked."""
 
     @property
     def is_informed(self) -> bool:

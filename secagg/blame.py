@@ -31,7 +31,7 @@ class Evidence(Enum):
     RELAYED_ENTRY = auto()
     """An entry that the server relayed from a dealer to a holder was not verified."""
     FEW_REFUSALS = auto()
-    """At most as many holders refuse a client as may be corrupted."""
+    """The holders that refuse a client are no more than may be corrupted."""
     MANY_REFUSALS = auto()
     """More holders refuse a client than may be corrupted."""
     DEVIATING_ANSWER = auto()

@@ -256,7 +256,7 @@ _NOTHING: Final = _Nothing()
 
 
 _LATE_SOURCES: Final = (*SECURE_SOURCES, Source.AGGREGATE)
-"""They know nothing before the first round, which is sent uncompressed."""
+"""Sources that know nothing before the first round, which is sent uncompressed."""
 _SCALE_BYTES: Final = 4
 
 Arrays = Mapping[str, npt.NDArray[Any]]
@@ -471,7 +471,7 @@ NORMS: Final = "secagg/norms"
 """The name of what clients tell of their lengths."""
 _FRACTION_BITS: Final = 20
 _NEARLY: Final = 0.9
-"""Of the longest length: a mean that is as long has hardly a client below."""
+"""Share of the longest length: a mean that is as long has hardly a client below."""
 
 Vector = npt.NDArray[np.float32]
 

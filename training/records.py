@@ -34,7 +34,7 @@ class Checkpoint:
     configuration: dict[str, Any]
     counters: dict[str, Any] = field(default_factory=dict[str, Any])
     arrays: dict[str, dict[str, npt.NDArray[Any]]] = field(default_factory=dict[str, dict[str, npt.NDArray[Any]]])
-    """By part of the run, and by name."""
+    """Arrays by part of the run, and by name."""
 
     def write(self, folder: Path) -> Path:
         """Write the file, all of it or none."""
@@ -158,7 +158,7 @@ class RoundRecord:
     epoch: int
     """Number of times that the codec was renewed."""
     parameters: int
-    """Of the model."""
+    """Parameters of the model."""
     clients: int
     contributors: int
     lost: dict[str, int] = field(default_factory=dict[str, int])
@@ -167,14 +167,14 @@ class RoundRecord:
     warning: str | None = None
     """Advice on a change, from the sum."""
     loss: float | None = None
-    """Of the clients' training, before each step of the first epoch."""
+    """Loss of the clients' training, before each step of the first epoch."""
     is_real: bool = False
     is_compressed: bool = True
     """False in a first round that has no scales yet."""
     client_bytes_up: float = 0.0
-    """Of one client that uploads, in real messages of all rounds of the protocol."""
+    """Bytes of one client that uploads, in real messages of all rounds of the protocol."""
     payload_bytes: int = 0
-    """Of its encoded update alone, as it is serialised."""
+    """Bytes of its encoded update alone, as it is serialised."""
     paper_bytes: float = 0.0
     """The same by the paper's accounting."""
     client_bytes_down: float = 0.0
@@ -188,7 +188,7 @@ class RoundRecord:
     stages: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
     """Stages of the protocol: the name, bytes and seconds of each."""
     epsilon: float | None = None
-    """With noise: what all rounds so far cost the client that was in most of them."""
+    """Privacy cost, with noise, of all rounds so far to the client that was in most of them."""
     test: Accuracy | None = None
 
     def to_json(self) -> str:

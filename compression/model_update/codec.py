@@ -77,7 +77,7 @@ class ModelUpdate:
     source: CalibrationSource = CalibrationSource.NONE
     layout: Layout = field(init=False)
     _parts: tuple[tuple[Part, ...], ...] = field(init=False, repr=False)
-    """For each tensor, where the segments of its scheme lie: in which segment of the layout, and where there."""
+    """Places of the segments of each tensor's scheme: in which segment of the layout, and where there."""
     _joined: tuple[Joined, ...] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -116,7 +116,7 @@ class ModelUpdate:
 
     @property
     def tables(self) -> Tables:
-        """For each index segment, the codebooks of its tensors and their stages, in the order of their blocks.
+        """Codebooks of each index segment's tensors and their stages, in the order of their blocks.
 
         Raises:
             InvalidParameters: the scheme of a tensor sends indices and decodes nothing but histograms.

@@ -174,7 +174,7 @@ def _is_mapping(value: object) -> bool:
 # --- Joined tensors ---------------------------------------------------------------------------------------------------
 
 _MOST_VALUES: Final = 1 << 15
-"""Of one tensor; copying a larger one with others costs more than its calls."""
+"""Values of one tensor at most; copying a larger one with others costs more than its calls."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,9 +242,9 @@ def _scheme_of(tensors: Sequence[TensorScheme]) -> FixedPoint | None:
 # --- Merged segments --------------------------------------------------------------------------------------------------
 
 Part = tuple[int, slice]
-"""In which segment of the whole something lies, and where there."""
+"""Place in the whole: in which segment, and where there."""
 Parts = tuple[tuple[Part, ...], ...]
-"""For each tensor, the parts of its own segments, in order."""
+"""Parts of each tensor's own segments, in order."""
 _Kind = tuple[type[Segment], int, int]
 
 

@@ -16,7 +16,7 @@ from .field import ELEMENT_BYTES
 from .session import CodedMaskSettings
 
 _HEADER, _COUNT, _ENTRY = 7 + 32, 4, 8 + 4
-"""Of a message: its kind and T0, a count or a length, and of an entry the client with a length."""
+"""Bytes of a message: its kind and T0, a count or a length, and of an entry the client with a length."""
 _PASSES: Final = 8
 """Passes over an element besides its code: drawn, added, taken modulo, written, sent and read."""
 

@@ -43,7 +43,7 @@ TRANSITIONS: Final[Mapping[State, tuple[MessageKind | None, State]]] = {
     State.ANSWERS: (MessageKind.CODED_MASK_ANSWER, State.DONE),
     State.DONE: (None, State.DONE),
 }
-"""For each state the message that it takes, and the state that follows."""
+"""The message that each state takes, and the state that follows."""
 STAGES: Final[dict[State, Stage]] = {
     state: Stage(name=state.value, takes_update=state is State.INPUTS) for state in State if state is not State.DONE
 }

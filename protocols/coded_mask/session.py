@@ -28,7 +28,7 @@ class CodedMaskSettings:
     """Plan of a sum."""
 
     mode: SecurityMode = SecurityMode.SEMI_HONEST
-    """There is no other one."""
+    """The only mode."""
     suite: Suite = Suite.CLASSIC
     population: int | None = None
     """Number of invited clients, where the platform does not say whom."""

@@ -53,7 +53,8 @@ class Invitation(Message):
 
     kind: ClassVar = MessageKind.ENCLAVE_INVITATION
     configuration: Annotated[bytes, variable(_MOST_BYTES)]
-    """Without tables, which a client of the same codec has, and which can be a thousand times as long as its upload."""
+    """Configuration without tables, which a client of the same codec has, and which can be a thousand times as long as
+    its upload."""
     attested: Annotated[bytes, variable(_MOST_BYTES)]
     version: Annotated[int, unsigned(_VERSION_BYTES)]
     model_digest: Annotated[bytes, fixed(DIGEST_BYTES)]
@@ -76,7 +77,7 @@ class Upload:
     segments: tuple[RingSegment, ...]
     masked: tuple[RingVector, ...] = field(repr=False)
     nonce: bytes = field(repr=False)
-    """Of the commitment to the masked vectors; it goes with them to the host."""
+    """Nonce of the commitment to the masked vectors; it goes with them to the host."""
 
     @property
     def packed(self) -> list[bytes | memoryview]:

@@ -1,4 +1,4 @@
-"""From a platform's settings to a configuration, with noise in proportion to what it protects; and what a sum costs."""
+"""Plan of an epoch from a platform's settings, with noise in proportion to what it protects; and the cost of a sum."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class EnclaveSettings:
     suite: Suite = Suite.HYBRID
     minimum_cohort: int = LEAST_COHORT
     maximum_cohort: int | None = None
-    """By default as many as the codec's capacity allows."""
+    """Largest cohort; by default as many as the codec's capacity allows."""
     maximum_weight: int = 1
     staleness_weights: tuple[int, ...] = (1,)
     form: ReleaseForm = ReleaseForm.DECODED_SUM
@@ -64,9 +64,9 @@ class EnclaveSettings:
     segments, because their losses add up."""
     noise_kind: NoiseKind = NoiseKind.DISCRETE_GAUSSIAN
     l2_bounds: tuple[int, ...] = ()
-    """With noise, for each ring segment the largest norm of a client's own values in integer steps."""
+    """Largest norm of a client's own values in integer steps, for each ring segment; needed with noise."""
     releases_per_client: int = 1
-    """With noise, in how many releases of the epoch one client may be."""
+    """Number of releases of the epoch that one client may be in, with noise."""
     adjacency: Adjacency = Adjacency.REPLACE
     """Neighbours of a set of clients: one client's values replaced, or by zeros."""
     codeword_bound: int = 0

@@ -128,7 +128,7 @@ class Server(StagedServerSession[ReadUpload]):
 
     @property
     def deviations(self) -> tuple[float, ...]:
-        """Of the noise that the enclave adds to each released segment, in steps; nothing where it adds none."""
+        """Deviations of the enclave's noise in each released segment, in steps; empty without noise."""
         noise = self.configuration.noise
         return () if noise is None else tuple(math.sqrt(variance) for variance in noise.variances)
 

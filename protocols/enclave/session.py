@@ -41,7 +41,7 @@ class EnclaveHelpers:
     offer: EnclaveOffer
     evidence: Evidence | SimulatedEvidence
     certificates: Mapping[ClientId, Certificate] = field(default_factory=dict[ClientId, Certificate])
-    """Of all who may take part, where the host has them; uploads leave out then what it knows."""
+    """Certificates of all that may take part, where the host has them; uploads then leave out what it knows."""
 
 
 def open_session(

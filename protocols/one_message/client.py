@@ -57,7 +57,7 @@ _SEED_BYTES: Final = 32
 REMEMBERED: Final = 256
 """Number of uploads that are remembered by their models."""
 NO_MODEL: Final = bytes(DIGEST_BYTES)
-"""In the place of a model that nobody names."""
+"""Digest in the place of a model that nobody names."""
 _MAXIMUM_TASK_BYTES: Final = 256
 
 
@@ -70,7 +70,7 @@ class ClientRecord(Message):
     newest_epoch: Annotated[int, unsigned(8)] = 0
     next_round: Annotated[int, unsigned(9)] = 0
     models: Annotated[tuple[bytes, ...], repeated(fixed(DIGEST_BYTES), REMEMBERED)] = ()
-    """Of the last uploads, each as often as it was uploaded for."""
+    """Models of the last uploads, each as often as it was uploaded for."""
     offer: Annotated[bytes, fixed(DIGEST_BYTES)] = bytes(DIGEST_BYTES)
     """The digest of the offer that the last upload answers."""
     upload: Annotated[bytes, variable((1 << 32) - 1)] = b""

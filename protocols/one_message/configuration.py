@@ -81,7 +81,7 @@ class Configuration:
     task: Annotated[bytes, variable(_MAXIMUM_TASK_BYTES)]
     layout: Annotated[Layout, encoded(Layout, _MAXIMUM_BYTES)]
     parameters: Annotated[Parameters, nested(Parameters)]
-    """Of the layout's segments, of one more, the weight and zeros, and of the check words of fine bits."""
+    """Parameters of the layout's segments, of one more, the weight and zeros, and of the check words of fine bits."""
     minimum_cohort: Annotated[int, unsigned(4)]
     corrupted_clients: Annotated[int, unsigned(4)]
     """Number of clients assumed to be corrupted, counted absolutely."""

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 DIGEST_BYTES: Final = 32
 NONCE_BYTES: Final = 32
 NO_KEY: Final = bytes(IDENTITY_KEY_BYTES)
-"""In the place of the authority and of identities in ``semi_honest`` mode, where nobody certifies and nobody signs."""
+"""Key in the place of the authority and of identities in ``semi_honest`` mode, where nobody certifies and signs."""
 _MAXIMUM_KEY_BYTES: Final = 1 << 11
 
 
@@ -179,7 +179,7 @@ class VerifiedEpoch:
     sealing_keys: tuple[ClassicSealingKey | HybridPublicKey, ...] = field(repr=False)
     digest: bytes
     seed: bytes
-    """Of the public polynomials."""
+    """Seed of the public polynomials."""
 
     @property
     def count(self) -> int:

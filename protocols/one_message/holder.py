@@ -63,7 +63,7 @@ from .requests import (
 from .sharing import WORD, Elements, challenge_weights, decode_words, expand_share, holder_point, multiply, power_matrix
 
 MOST_UPLOADS: Final = 1 << 20
-"""Of an epoch: all of them rest on one choice of the public polynomials."""
+"""Limit on uploads of an epoch: all of them rest on one choice of the public polynomials."""
 _SERVER = frozenset({ServerId()})
 
 
@@ -81,9 +81,9 @@ class _Work:
     agreement: Agreement
     accepted: dict[bytes, _Accepted] = field(default_factory=dict[bytes, _Accepted])
     signed: dict[bytes, bytes] = field(default_factory=dict[bytes, bytes])
-    """By the digest of a list: the stored signature."""
+    """Stored signatures, by the digest of a list."""
     answered: dict[bytes, bytes] = field(default_factory=dict[bytes, bytes])
-    """By the digest of a list: the stored answer."""
+    """Stored answers, by the digest of a list."""
 
 
 class Holder(Confined):

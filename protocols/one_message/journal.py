@@ -98,7 +98,7 @@ class Journal(Protocol):
 
 
 class NoJournal:
-    """For a client that holds: its keys are in memory alone, so a restart is an absence and nothing is repeated."""
+    """Journal of a client that holds: its keys are in memory alone, so a restart is an absence; nothing is repeated."""
 
     def append(self, event: Event, *parts: bytes) -> None:
         """Forget a record."""

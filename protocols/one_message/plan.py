@@ -1,4 +1,4 @@
-"""From what an operator knows to the cheapest parameters, an epoch's record, an offer, and what a sum costs."""
+"""Plan from an operator's facts: the cheapest parameters, an epoch's record, an offer, and the cost of a sum."""
 
 from __future__ import annotations
 
@@ -292,14 +292,14 @@ class OneMessageSettings(BudgetedNoise):
     """Of asynchronous buffers: what an upload for a model that is so many versions old counts; older ones are refused.
     Each age is a list of its own, of the minimum cohort at least, under the rule ``certified``."""
     bounds: tuple[Bounds, ...] | None = None
-    """For each segment of the layout what one value lies between: several then share a coefficient."""
+    """Bounds of one value of each segment of the layout: several then share a coefficient."""
     delivered_at_once: int = 64
-    """So many uploads wait until standing holders are sent their shares."""
+    """Number of uploads that wait until standing holders are sent their shares."""
     mode: SecurityMode = SecurityMode.ACTIVE
     holders: int = 5
     """Number of holders of a simulation; elsewhere the epoch's record says it."""
     lifetime: timedelta = timedelta(hours=24)
-    """Of an epoch."""
+    """Lifetime of an epoch."""
 
     def __post_init__(self) -> None:
         """Refuse weights by age that no sum can have, or under a rule by which an upload names its one sum."""

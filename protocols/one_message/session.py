@@ -451,7 +451,7 @@ class BufferSession(StagedServerSession[CheckedUpload]):
         self._ask_all, self._capacity = helpers.ask_all, capacity
         self._tallies = dict[int, Tally]()
         self._sums, self._failed = dict[int, Opened](), dict[int, SecAggError]()
-        """By the number of the model: what was opened, and why nothing ever will be."""
+        """Opened sums by the number of the model, and reasons why others never will be."""
         super().__init__(UPLOAD, self._tally_for(subject).offer, invited, settings.minimum_cohort)
         helpers.answered.forget(subject.round_number - len(settings.staleness_weights) + 1)
 

@@ -83,7 +83,7 @@ TRANSITIONS: Final[Mapping[State, tuple[frozenset[MessageKind], frozenset[State]
     State.OPENING: (frozenset({MessageKind.ONE_MESSAGE_ANSWER}), frozenset({State.ENDED})),
     State.ENDED: (frozenset(), frozenset()),
 }
-"""For each state the messages that it takes, and the states that follow it."""
+"""The messages that each state takes, and the states that follow it."""
 
 
 HolderSaid = Receipt | ListSignature | Answer

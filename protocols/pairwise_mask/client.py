@@ -40,7 +40,7 @@ from .transitions import CLIENT_TRANSITIONS, ClientState, advance
 
 Step = Advertised | Shared | Masked | Confirmed
 Answers = dict[MessageKind, tuple[bytes, list[bytes]]]
-"""By kind, the digest of what was answered, and the answer."""
+"""Digest of each answered message, and the answer, by kind."""
 BEFORE_UPLOAD: Final = frozenset({ClientState.AWAITING_ADVERTISED_KEYS, ClientState.AWAITING_DELIVERED_SHARES})
 
 

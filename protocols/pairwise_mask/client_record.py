@@ -188,7 +188,7 @@ class ClientRecord:
     """The memory of one client in one session."""
 
     name: bytes
-    """Of the session in the latch."""
+    """Name of the session in the latch."""
     number: int
     state: ClientState
     client: ClientId

@@ -33,7 +33,7 @@ WORST_CASE_CHECK_WORDS: Final = 40
 _CHECK_BITS = 64
 """The check words of a segment have at least this many bits together, so that a wrong seed does not pass by luck."""
 FORMAT_VERSION: Final = 2
-"""Of the messages of this protocol: 2 since uploads and answers are signed and clients complain."""
+"""Format of the messages of this protocol: 2 since uploads and answers are signed and clients complain."""
 _MAXIMUM_TASK_BYTES = 256
 _MAXIMUM_LAYOUT_BYTES = 1 << 21
 NO_DIGEST: Final = bytes(DIGEST_BYTES)

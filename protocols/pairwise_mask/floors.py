@@ -15,7 +15,9 @@ from .thresholds import CURIOUS_PRIVACY_BITS, least_privacy_bits
 
 USUAL_LENGTH: Final = 1 << 28
 USUAL_DEGREE: Final = 1024
-"""As many neighbours as plans of 10^4 clients take with room to spare; sharing among them takes a tenth of a second."""
+"""Number of neighbours that plans of 10^4 clients take with room to spare; sharing among them takes a tenth of a
+second.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -176,10 +176,10 @@ class Recovery:
         self._suite = key_suite(settled.configuration.suite)
         self._enough = max(corrupted, 1) + 1
         self._wrong = dict[int, set[int]]()
-        """For each holder that showed a wrong share, whose share it was."""
+        """Dealers whose shares were wrong, for each holder that showed one."""
         self._examined = Counter[int]()
         self._bad_edges = dict[int, set[int]]()
-        """For each client whose edges are wrong, their other ends."""
+        """Other ends of wrong edges, for each client."""
         self._false_complaints = set[int]()
         self._faults = list[PeerError]()
 

@@ -62,7 +62,7 @@ class Settled:
 
     published: PublishedRoster = field(repr=False)
     advertisers: tuple[VerifiedAdvertiser, ...] = field(repr=False)
-    """In the order of the roster."""
+    """Advertisers in the order of the roster."""
     known_sharers: ClientSet | None = None
     known_contributors: ClientSet | None = None
 

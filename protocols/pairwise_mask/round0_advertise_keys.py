@@ -212,7 +212,7 @@ def _signed_parts(advertisement: KeyAdvertisement, attempt: AttemptContext) -> t
 ROUND: Final = "advertise_keys"
 _MAXIMUM_LIST_BYTES = 10 << 20
 _MAXIMUM_ID_BYTES = 10
-"""Of an id below 2^64, in groups of 7 bits."""
+"""Bytes of an id below 2^64, in groups of 7 bits."""
 _ROOT_BYTES = 32
 _ENTRY = sized(lambda at: entry_bytes(at.place), "both keys; in active mode commitment and credential")
 

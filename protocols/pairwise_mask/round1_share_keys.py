@@ -50,7 +50,7 @@ class SharesEntry:
     sealed: bytes
     edge: bytes
     commitment: bytes
-    """To both shares; empty in semi-honest mode."""
+    """Commitment to both shares; empty in semi-honest mode."""
 
     def encode(self) -> bytes:
         """Return the parts, whose lengths both ends know."""

@@ -99,7 +99,7 @@ class Complaint(Placed):
     signature: Annotated[bytes, SIGNATURE]
     """Empty in semi-honest mode."""
     accused: Annotated[ClientSet, client_set(lambda at: len(at.place.roster.graph.neighbours(at.place.position)))]
-    """By their places among the neighbours of the client that complains."""
+    """Places of the accused among the neighbours of the client that complains."""
 
     @classmethod
     def decode(cls, message: bytes, roster: Roster, sender: int, sharers: ClientSet) -> Complaint:
@@ -140,7 +140,7 @@ class Masked(Confined):
         self.delivered = delivered
         """The root over the entries from which the shares are."""
         self.shares = shares
-        """For each neighbour, its share of the mask root and of the self-mask seed, one after the other."""
+        """Each neighbour's share of the mask root and of the self-mask seed, one after the other."""
         self.edge_seeds = edge_seeds
         """The seeds of this client's edges (hybrid suite); one is shown if the other end drops out."""
 

@@ -88,7 +88,7 @@ class _Asked(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnmaskingShares(Placed):
-    """For each neighbour that shared keys, one share; in the hybrid suite also the edge seeds of those that dropped."""
+    """One share for each neighbour that shared keys; in the hybrid suite also the edge seeds of those that dropped."""
 
     kind: ClassVar = MessageKind.UNMASKING_SHARES
     context: Annotated[bytes, fixed(CONTEXT_TAG_BYTES)]

@@ -513,7 +513,7 @@ class OpenRound(Confined, Mapping[ClientId, bytes]):
         is_sparse = graph.topology is Topology.SPARSE
         self._needed = needed if is_sparse or due == () else max(needed, threshold + 1)
         self._around = dict.fromkeys(range(graph.population), 0) if is_sparse and due != () else dict[int, int]()
-        """In a sparse graph: how many neighbours of each position have answered."""
+        """Number of neighbours of each position that have answered, in a sparse graph."""
         self._due = set[int](due or ())
         self._short = len(self._due) if self._around else 0
         """Number of positions in ``due`` around which too few have answered."""

@@ -128,7 +128,7 @@ _AUTHORITY = b"\x01" * _DIGEST
 _OWN_STEPS: Final = 8
 """Work of a client for itself, in units of its work for a neighbour."""
 _SIGNATURES_OF_A_STEP: Final = 5
-"""As many of the committee's signatures are verified in the time that a neighbour takes."""
+"""Number of the committee's signatures that are verified in the time that a neighbour takes."""
 _PASSES: Final = 8
 """Passes over an upload besides its masks: packed, hashed, checked, sent, read and added."""
 

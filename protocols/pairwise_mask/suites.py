@@ -116,7 +116,7 @@ COMMITMENT_BYTES: Final = 32
 
 PublicKey = Any
 KeyPair = Any
-"""Of whichever suite; a session has one suite, which makes and takes both."""
+"""Key pair of either suite; a session has one suite, which makes and takes both."""
 
 
 @dataclass(frozen=True, slots=True)

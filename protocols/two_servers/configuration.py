@@ -44,10 +44,12 @@ MAXIMUM_SEGMENTS: Final = 1 << 10
 _MAXIMUM_LAYOUT_BYTES: Final = 1 << 14
 _MAXIMUM_WEIGHTS: Final = 64
 _LAST_SECOND: Final = 253402300799
-"""Of the year 9999, the last that a datetime has."""
+"""Last second of the year 9999, the last that a datetime has."""
 _CHEAPEST: Final = 0xFF
 _DEVIATIONS: Final = 6
-"""Of the sum of both servers' noise, above the largest count: 10^7 lanes exceed that once in 50 rounds, at one lane."""
+"""Deviations of both servers' summed noise above the largest count: 10^7 lanes exceed it once in 50 rounds, at one
+lane.
+"""
 _VARIANCE_BYTES: Final = 12
 
 
@@ -66,9 +68,9 @@ class ServerNoise:
 
     kind: NoiseKind
     variances: tuple[int, ...]
-    """Of one server's noise, for each segment of the layout."""
+    """Variances of one server's noise, for each segment of the layout."""
     l2_bounds: tuple[int, ...]
-    """For each ring segment the largest norm of a client's values, which it clips to."""
+    """Largest norm of a client's values, to which it clips, for each ring segment."""
     is_rotated: bool = False
     """Whether ring segments hold coordinates of rotated updates that were rounded at random."""
 

@@ -19,7 +19,7 @@ from .point_functions.shares import CorrectionWords, ExplicitShare
 from .server_messages import BATCH, batch_bytes, half_bytes, offers_bytes
 
 _FRAME_BYTES: Final = 7 + 2 * 4
-"""Of the message in which both halves travel to server 0."""
+"""Frame of the message in which both halves travel to server 0."""
 
 
 def costs(layout: Layout, clients: int, suite: Suite) -> Iterator[Costs]:

@@ -95,7 +95,7 @@ class ReleasedNoise:
 
     @property
     def deviations(self) -> tuple[float, ...]:
-        """Of each released segment, where both servers add theirs; a table's is that of its widest coordinate."""
+        """Deviations of each released segment, with both servers' noise; a table's is that of its widest coordinate."""
         found, remaining = list[float](), iter(self.tables)
         for segment, variance in zip(self.layout.segments, self.noise.variances, strict=True):
             if isinstance(segment, RingSegment):

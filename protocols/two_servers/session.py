@@ -44,7 +44,8 @@ class TwoServersSettings(NoiseSettings):
     depth: int | None = None
     minimum_cohort: int = LEAST_COHORT
     maximum_cohort: int | None = None
-    """By default all who are invited, or as many as the codec's capacity allows where anybody may come."""
+    """Largest cohort; by default all who are invited, or as many as the codec's capacity allows where anybody may come.
+    """
     maximum_rejections: int = 0
     weights: tuple[int, ...] = (1,)
     lifetime: timedelta = timedelta(hours=12)

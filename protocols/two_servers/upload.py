@@ -73,7 +73,7 @@ class SegmentHeader:
 
     nonce: Annotated[bytes, fixed(NONCE_BYTES)]
     correction_digest: Annotated[bytes, fixed(DIGEST_BYTES)]
-    """Of the correction words; 32 zeros where there are none."""
+    """Digest of the correction words; 32 zeros where there are none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,7 +143,7 @@ class Upload(Placed):
             "for each server: 80 classic, 1168 hybrid",
         ),
     ]
-    """For server 0 and for server 1; both servers hold both, because the signature is on both."""
+    """Seeds for server 0 and for server 1; both servers hold both, because the signature is on both."""
     signature: Annotated[bytes, fixed(SIGNATURE_BYTES)] = bytes(SIGNATURE_BYTES)
     body: Annotated[
         bytes | memoryview, borrowed(lambda at: at.place.body_bytes + TAG_BYTES, f"the body, sealed; tag {TAG_BYTES}")

@@ -18,7 +18,7 @@ CHANGES: Final[dict[str, Any]] = {
     "metavar": "KEY=VALUE",
     "help": "change a value, such as compression.bits=4",
 }
-"""Of ``--set``."""
+"""Types of the values of ``--set``."""
 
 
 def add_options(commands: Any) -> None:  # noqa: ANN401 -- argparse names the type of its subparsers privately

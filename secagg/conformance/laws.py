@@ -14,7 +14,7 @@ from . import payloads, sums
 from .candidate import Candidate, Trial
 
 LEAST_CAPACITY: Final = 4
-"""With fewer clients there is hardly a sum to look at."""
+"""Least capacity of a sum that tests something."""
 EXAMPLES: Final = 50
 """The most of one law; a profile may ask for fewer."""
 

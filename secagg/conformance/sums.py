@@ -354,7 +354,7 @@ def _longest_codewords(decoder: Any) -> Payload | None:  # noqa: ANN401 -- a dec
 # --- Rounding ---------------------------------------------------------------------------------------------------------
 
 PAIRS: Final = 256
-"""Of roundings of one update; together two of them have no bias, and one has half a fine step."""
+"""Pairs of roundings of one update; together the two have no bias, and one alone has half a fine step."""
 DEVIATIONS: Final = 6
 """Tolerated distance of a mean or an energy from its expectation. The coins repeat: a scheme passes or fails for good.
 """

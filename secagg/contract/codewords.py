@@ -26,7 +26,7 @@ _ENTRY_BYTES: Final = 4
 _EXACT_FLOAT: Final = 1 << 53
 _GREATEST_SUM: Final = Ring(MAXIMUM_MODULUS_BITS).greatest
 _COUNTS_AT_A_TIME: Final = 1 << 16
-"""So many counts, as floats, stay in the second-level cache."""
+"""Number of counts that, as floats, stay in the second-level cache."""
 _HEADER = struct.Struct(">QII")
 
 
@@ -104,7 +104,7 @@ class CodewordTable:
 
 
 Tables = tuple[tuple[CodewordTable, ...], ...]
-"""For each index segment of a layout, in order, the tables of its blocks, in order."""
+"""Tables of a layout: for each index segment, in order, those of its blocks, in order."""
 
 
 def require_tables(layout: Layout, tables: Tables) -> None:

@@ -18,7 +18,7 @@ ACCEPTED: Final = (
     "FedProx",
     "DifferentialPrivacyClientSideFixedClipping",
 )
-"""They use the weighted mean of the updates alone; so do their subclasses that do not aggregate otherwise."""
+"""Strategies that use the weighted mean of the updates alone, as do their subclasses that aggregate in the same way."""
 
 REFUSED: Final = {
     "Krum": "it scores each client's update by its distance to the others",
@@ -38,7 +38,7 @@ REFUSED: Final = {
     "DPFedAvgFixed": "it clips and adds noise client by client",
     "DPFedAvgAdaptive": "it clips and adds noise client by client",
 }
-"""They need the update of each client, which nobody learns; with the reason that a user is told."""
+"""Strategies that need the update of each client, which nobody learns, with the reason that a user is told."""
 
 _MOST_FRAMES: Final = 12
 _DEPTH: Final = 4

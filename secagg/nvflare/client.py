@@ -50,7 +50,7 @@ class _Open:
     begun: NodeRound
     session: ClientSession | None = None
     training: Training | None = None
-    """There once a model was sent."""
+    """The training, once a model was sent."""
     message: bytes = b""
     """The message to answer when training has returned."""
     result: Shareable | None = None

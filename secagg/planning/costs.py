@@ -24,7 +24,7 @@ class Status(StrEnum):
 
     AVAILABLE = "available"
     PROTOCOL_ONLY = "protocol only"
-    """There is no scheme that encodes so; a platform that brings one can use the protocol."""
+    """No scheme of the library encodes so; a platform that brings one can use the protocol."""
 
 
 SCHEMES_TO_BRING: Final = frozenset({Scheme.DECODED_CODEWORDS, Scheme.ONE_HOT})

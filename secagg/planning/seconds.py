@@ -66,7 +66,7 @@ class Sample:
 
     @property
     def seconds(self) -> float:
-        """Of everybody, as in one process."""
+        """Seconds of all parties, as in one process."""
         return self.client_seconds + self.server_seconds
 
 
@@ -78,7 +78,7 @@ class Seconds:
     server: float
     """The server's for all clients, with what its helpers do, one after another."""
     round: float
-    """From the first message to the sum: clients work in parallel, and wait for the network and the server."""
+    """Time from the first message to the sum: clients work in parallel, and wait for the network and the server."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -79,7 +79,7 @@ class NodeSettings:
     """This client's key file, or a folder of them for simulations, where the partition's number names the client; for
     active mode, the enclave, two servers and one message."""
     protocols: tuple[str, ...] = PROTOCOLS
-    """Those that this client takes part in; one that was registered besides has to be named."""
+    """Protocols that this client takes part in; a protocol that the library does not bring has to be named."""
     maximum_weight: int = 1
     """Greatest weight of an update in an enclave; with two servers every client counts once, and masks have no limit.
     """

@@ -42,7 +42,7 @@ from .settings import PREFIX, SUITES
 
 _PAUSE: Final = 1.0
 _PUBLISHED: Final = dict[tuple[bytes, bytes], tuple[bytes, ...]]()
-"""By task and epoch: what a committee published in the first round of this process's run."""
+"""Keys that a committee published in the first round of this process's run, by task and epoch."""
 
 
 def opened(side: ServerSide) -> ServerSession:

@@ -40,7 +40,7 @@ class ServerSide:
     """Their identifiers, where clients are nodes; None where a certificate says them."""
     roster: Roster | None
     bounds: tuple[tuple[int, int] | None, ...]
-    """For each segment of the layout what one value lies between, where that is known."""
+    """Bounds of one value of each segment of the layout, where they are known."""
     noise: NoiseSettings
     """Noise that clients add."""
     coins: Coins
@@ -62,7 +62,7 @@ class ServerSide:
 
     @property
     def certificates(self) -> Mapping[ClientId, Certificate]:
-        """Of all who may take part; none where clients are nodes."""
+        """Certificates of all that may take part; none where clients are nodes."""
         return {} if self.roster is None else self.roster.certificates
 
     @property

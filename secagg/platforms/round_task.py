@@ -198,7 +198,7 @@ class Means:
     told: Mapping[str, float]
     """Values that clients reported of their tensors, as scales of the next round."""
     lengths: tuple[float, ...]
-    """Of the update and of each tensor, where clients vote for them."""
+    """Lengths of the update and of each tensor, where clients vote for them."""
     metrics: dict[str, float]
     contributors: int
     total_weight: int
@@ -324,7 +324,7 @@ class Rounds:
         self._seed = bytes(SystemCoins().draw(_SEED_BYTES))
         self._factory = outside_factory(settings.outside) if settings.outside else None
         self._known = dict[Shapes, Known]()
-        """Of each model that is trained here: there may be several, and tensors of one name in them."""
+        """Knowledge of each model that is trained here: there may be several, with tensors of the same name."""
 
     def begun(  # noqa: PLR0913 -- what a round is about
         self, sent: Arrays, *, clients: int, task: str, number: int, weighted_by: str, is_evaluation: bool = False

@@ -64,7 +64,7 @@ class SchemeChoice:
     settings: SecAggSettings
     total_weight: int
     factory: Factory | None = None
-    """Of the scheme from outside, where the settings name one."""
+    """Factory of the scheme from outside, where the settings name one."""
     clients: int = 1
     """Number of invited clients, from which the rate of a peak code follows."""
 

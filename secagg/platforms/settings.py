@@ -24,7 +24,7 @@ TWO_SERVERS: Final = "two-servers"
 ONE_MESSAGE: Final = "one-message"
 CODED_MASK: Final = "coded-mask"
 PROTOCOLS: Final = (PAIRWISE, ENCLAVE, TWO_SERVERS, ONE_MESSAGE)
-"""Those that clients accept by default; a run may also name one that is registered."""
+"""Protocols that clients accept by default; a run may also name one that is registered."""
 MODES: Final = {str(mode): mode for mode in SecurityMode}
 TOPOLOGIES: Final = ("full", "sparse")
 SUITES: Final = {"classic": Suite.CLASSIC, "hybrid": Suite.HYBRID}
@@ -32,7 +32,7 @@ WEIGHTINGS: Final = ("examples", "uniform")
 FIXED_POINT: Final = "fixed-point"
 SCALAR_BITS: Final = range(2, 17)
 CODEWORDS, BLOCK_SIZE = 64, 8
-"""Of ``pq`` without numbers: 6 bits for 8 values."""
+"""Defaults of ``pq`` without numbers: 6 bits for 8 values."""
 _COMPRESSION: Final = re.compile(
     r"fixed-point|scalar-(?P<bits>[0-9]{1,2})|pruning-(?P<sparsity>0\.[0-9]{1,4})|pq(-(?P<codewords>[0-9]{1,5})x(?P<block>[0-9]{1,3}))?"
     r"|peak(-(?P<places>[0-9]{1,4}))?"
@@ -45,7 +45,7 @@ NOISED: Final = (PAIRWISE, ONE_MESSAGE)
 """Protocols whose clients add noise here."""
 _MOST_FRACTION_BITS: Final = 40
 LEAST_CLIENTS: Final = 3
-"""Of a sum of two, each knows the other's update."""
+"""In a sum of two, each client knows the other's update."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,7 +71,7 @@ class SecAggSettings:
     is left of every matrix; where indices are counted ``peak`` (or ``peak-128``, in blocks of 128), and ``pq`` (or
     ``pq-64x8``, 64 codewords of 8); ``module:Name`` or ``path/to/file.py:Name`` for a scheme from outside."""
     cohort_bits: float = COHORT_BITS
-    """Of ``peak``: bits for a value, of all clients of a round together."""
+    """Bits for a value with ``peak``, of all clients of a round together."""
     fraction_bits: int = 16
     """Fixed-point values have steps of 2^-fraction_bits, whatever the cohort and the weights are."""
     modulus_bits: int = 0
@@ -97,7 +97,7 @@ class SecAggSettings:
     noise: float = 0.0
     """The deviation of the noise that clients add together, over what one of them can change; 0 for none."""
     norm: float = 0.0
-    """With noise: the largest norm of one client's change of all tensors, to which it clips."""
+    """Largest norm of one client's change of all tensors, to which it clips; needed with noise."""
     roster: str = ""
     """The file that ``secagg keys`` wrote; for every protocol but pairwise masks, and for active mode."""
     enclave_socket: str = ""

@@ -26,7 +26,8 @@ from secagg.privacy.kinds import NoiseKind, require_delta, require_variance
 from .sensitivity import rho_of_release
 
 _REAL_ORDERS: Final = tuple(1 + 2 ** (step / 16) for step in range(-96, 20 * 16 + 1))
-"""From 1.016, below which the conversion is unstable, to 2^20; the smaller the loss, the larger the best order."""
+"""Orders from 1.016, below which the conversion is unstable, to 2^20; the smaller the loss, the larger the best order.
+"""
 _WHOLE_ORDERS: Final = tuple(sorted({*range(2, 65), *(round(order) for order in _REAL_ORDERS if order > 64)}))  # noqa: PLR2004
 
 _TERMS: Final = 1 << 10

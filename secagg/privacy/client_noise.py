@@ -50,7 +50,7 @@ class NoiseSettings:
     """The standard deviation of the sum's noise over what one client can change at most; none for no noise."""
     noise_kind: NoiseKind = NoiseKind.DISCRETE_GAUSSIAN
     l2_bounds: tuple[int, ...] = ()
-    """For each segment of the layout the largest norm of a client's values, in integer steps."""
+    """Largest norm of a client's values, in integer steps, for each segment of the layout."""
     adjacency: Adjacency = Adjacency.REPLACE
     is_rotated: bool = False
     """Whether values are coordinates of rotated updates that were rounded at random: their sums need narrower rings."""
@@ -250,7 +250,7 @@ class ClientNoise:
 
     @property
     def deviations(self) -> tuple[float, ...]:
-        """Of each segment of the largest sum, in steps; a smaller sum has less."""
+        """Deviations of each segment of the largest sum, in steps; a smaller sum has less."""
         return tuple(sqrt(variance * self.capacity / self.honest) for variance in self.variances)
 
     def sentences(self, delta: float = USUAL_DELTA, releases: int = 1) -> list[str]:
@@ -309,7 +309,7 @@ class SumNoise(Protocol):
 
     @property
     def deviations(self) -> tuple[float, ...]:
-        """Of each released segment at most, in steps."""
+        """Largest deviation of each released segment, in steps."""
         ...
 
     def epsilon(self, delta: float, releases: int = 1) -> float:

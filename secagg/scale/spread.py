@@ -33,7 +33,7 @@ _LOG = logging.getLogger(__name__)
 _MERGED_AT_ONCE: Final = 16
 _NO_TASK: Final = "no task"
 _BACKLOG: Final = 4
-"""So many tasks wait for each worker before uploads have to wait."""
+"""Number of tasks that wait for each worker before uploads have to wait."""
 _MAXIMUM_BYTES: Final = (1 << 32) - 1
 _MAXIMUM_PIECES: Final = 1 << 16
 _DIGEST_BYTES: Final = 32

@@ -34,7 +34,7 @@ from secagg.session.durable import sync_folder, write_whole
 
 TAG_BYTES: Final = 16
 _NONCE: Final = bytes(12)
-"""Of the one message that each key tags."""
+"""Nonce of the one message that each key tags."""
 _NOT_THERE: Final = frozenset({ENOENT, EACCES, ELOOP, ENXIO, EAGAIN, EISDIR, ENOTDIR, EPERM})
 
 

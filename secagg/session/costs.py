@@ -42,10 +42,10 @@ class Costs:
     up_bytes: int
     down_bytes: int
     between_bytes: int = 0
-    """Between the server and its helpers, for one client."""
+    """Bytes between the server and its helpers, for one client."""
     client: Work
     server: Work
-    """Of the server for all clients together, with what its helpers do."""
+    """Work of the server for all clients together, with that of its helpers."""
     variant: str = ""
     """Which of several forms of the protocol."""
     is_checked: bool = True

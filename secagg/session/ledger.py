@@ -25,9 +25,9 @@ from .durable import ChainedFile, claim
 
 DIGEST_BYTES: Final = 32
 NO_MODEL: Final = bytes(DIGEST_BYTES)
-"""In the place of a model that nobody names."""
+"""Digest in the place of a model that nobody names."""
 NO_UPDATE: Final = bytes(DIGEST_BYTES)
-"""In the place of an update that is made for its session."""
+"""Digest in the place of an update that is made for its session."""
 _NUMBER_BYTES: Final = 8
 _BODY_BYTES: Final = DIGEST_BYTES + _NUMBER_BYTES + DIGEST_BYTES + DIGEST_BYTES
 _HEADER: Final = Writer(MessageKind.SPENT_UPDATES).finish()
@@ -39,7 +39,7 @@ class Spent:
 
     task: bytes
     number: int
-    """Of the round, or of the model's version; it goes up within a task."""
+    """Number of the round, or of the model's version; it goes up within a task."""
     model: bytes = NO_MODEL
     """The digest of the model that the update is trained from."""
     update: bytes = NO_UPDATE
@@ -70,7 +70,7 @@ class SpentUpdates(Confined):
         self._attempts, self._lock = attempts, RLock()
         self._last = dict[bytes, int]()
         self._count, self._uploads = Counter[bytes](), Counter[bytes]()
-        """By the digest of a task, and by that of a model or an update."""
+        """Counts by the digest of a task, and by that of a model or an update."""
         self._process = os.getpid()
         """A fork has the lock of the file too, and knows nothing of what this process writes."""
         self._file = None if path is None else self._opened(path)

@@ -34,7 +34,7 @@ _OWNER_BYTES: Final = 32
 _EMPTY_PATH: Final = 0x1000
 _BIRTH: Final = 0x800
 _STATX: Final = Struct("=I 76x qI 164x")
-"""Of the kernel's struct statx: which fields it has, and the seconds and nanoseconds of the birth."""
+"""Layout of the kernel's struct statx: which fields it has, and the seconds and nanoseconds of the birth."""
 _SECOND: Final = 10**9
 _COPIED: Final = (
     "is a copy, which does not know what was spent since; use the file that it was copied from, or give this "

@@ -133,7 +133,7 @@ _REGISTERED: Final[dict[str, str | ProtocolEntry]] = {
     "one-message": "secagg.protocols.one_message.simulation",
     "coded-mask": "secagg.protocols.coded_mask.simulation",
 }
-"""By name, an entry, or the module whose ``ENTRY`` it is."""
+"""Entries by name, each an entry or the module whose ``ENTRY`` it is."""
 
 
 def names() -> tuple[str, ...]:

@@ -34,13 +34,13 @@ class StageFigures:
     bytes_down: int = 0
     bytes_up: int = 0
     bytes_between: int = 0
-    """Between the server and its helpers."""
+    """Bytes between the server and its helpers."""
     largest_up: int = 0
     seconds: float = 0.0
-    """From opening the stage to closing it."""
+    """Seconds from opening the stage to closing it."""
     server_seconds: float = 0.0
     client_seconds: float = 0.0
-    """Of all clients together, without making their updates."""
+    """Seconds of all clients together, without making their updates."""
     slowest_client_seconds: float = 0.0
 
     def add_client(self, seconds: float) -> None:
@@ -63,7 +63,7 @@ class Measured:
         """Begin; ``between`` says how many bytes went to and from helpers so far, as their connections count them."""
         self.session, self._lock, self._between, self._told = session, Lock(), between, between()
         self.figures = list[StageFigures]()
-        """Of each stage so far, in order."""
+        """Figures of each stage so far, in order."""
         self._opened = 0.0
         self._begin()
 

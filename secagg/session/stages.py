@@ -47,7 +47,7 @@ class Checked(Generic[Content]):
 
     content: Content
     digest: bytes
-    """Of what its sender signed, or of the whole answer where nobody signs."""
+    """Digest of the signed content, or of the whole answer where nobody signs."""
 
 
 class StagedServerSession(Confined, ABC, Generic[Content]):
@@ -62,7 +62,7 @@ class StagedServerSession(Confined, ABC, Generic[Content]):
         self._invitation, self._invited, self._minimum, self._lock = invitation, invited, minimum, RLock()
         self._stage: Stage | None = stage
         self._messages: Mapping[ClientId, bytes] | None = None
-        """Of the open stage; None for the invitation, which is everybody's."""
+        """Messages of the open stage; None for the invitation, which is everybody's."""
         self._waiting = None if invited is None else set(invited)
         self._said = dict[ClientId, bytes]()
         """The digest of each answer that was taken in the open stage."""

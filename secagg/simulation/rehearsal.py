@@ -112,9 +112,9 @@ class Rehearsed:
     """Whether the sum is that of the contributors in the clear, up to its noise where it has any."""
     seconds: float
     processor_seconds: float
-    """Of the whole process: what other programs take of the machine is not in it."""
+    """Processor time of the whole process, without that of other programs."""
     deviations: tuple[float, ...] = ()
-    """Of the noise of each segment, in steps."""
+    """Deviations of the noise of each segment, in steps."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,7 +20,7 @@ STAGE_HEADER: Final = "secagg-stage"
 BACK_SECONDS: Final = 10.0
 """Within which a client comes back that lost its server; so long a server waits for it, and tells how a sum ended."""
 LONGEST_PAUSE: Final = BACK_SECONDS / 2
-"""Of a client between two tries. Each client's pauses are half to one and a half times as long as another's."""
+"""Pause of a client between two tries. Each client's pauses are half to one and a half times as long as another's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,9 +32,10 @@ class WireLimits:
     answer_bytes: int = 1 << 28
     """No answer is longer."""
     bodies_at_once: int = 16
-    """So many answers of full length fit into memory, and more shorter ones; others wait in their connections."""
+    """Number of answers of full length that fit into memory, and more shorter ones; others wait in their connections.
+    """
     grace: float = 10.0
-    """For an answer, besides its length at ``slowest``; and for the head of a request."""
+    """Seconds for an answer, in addition to its length at ``slowest``; and for the head of a request."""
     slowest: float = 1 << 14
     """Bytes each second of an answer, at least."""
     poll: float = 25.0

@@ -50,9 +50,9 @@ class Patience:
     """Limits on a client's attempts; times are seconds."""
 
     lost: float = 120.0
-    """Without a word from the server."""
+    """Seconds without a word from the server."""
     poll: float = 60.0
-    """For the answer to one request, which a server holds back for less."""
+    """Seconds for the answer to one request, which a server holds back for less."""
     message_bytes: int = 1 << 30
     """No message of a server is longer."""
     slowest: float = 1 << 14

@@ -139,10 +139,10 @@ Keep = Callable[[Released], Awaitable[bytes]]
 ``run`` raises its errors, and no client is told of a sum.
 """
 _ROOM_BYTES: Final = 1 << 30
-"""For answers that are read at once, where each client of the cohort can have a place within that."""
+"""Memory for answers that are read at once, where each client of the cohort can have a place within that."""
 _AGAIN_SECONDS: Final = 1.0
 _FEW_BYTES: Final = 1 << 14
-"""Of an answer to a stage of keys or signatures, of any suite."""
+"""Bytes of an answer to a stage of keys or signatures, of any suite."""
 RESTARTED: Final = Verdict(
     Answer.OVER,
     "the server knows no such session: it has ended, or its process was ended and it cannot be resumed; "

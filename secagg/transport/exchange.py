@@ -91,7 +91,7 @@ class Exchange:
 
     @property
     def number(self) -> int:
-        """Of the stage that is open, or was last; -1 before the first."""
+        """Number of the stage that is open, or was last; -1 before the first."""
         return self._number
 
     @property

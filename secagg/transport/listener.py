@@ -44,7 +44,7 @@ class _Crowd:
     def __init__(self, limits: WireLimits) -> None:
         self.limits, self._here = limits, set[asyncio.WriteTransport]()
         self._waiting = dict[asyncio.WriteTransport, asyncio.TimerHandle]()
-        """In the order in which they began to wait."""
+        """Waiting connections, in the order in which they began to wait."""
 
     def came(self, connection: asyncio.WriteTransport) -> None:
         self._here.add(connection)

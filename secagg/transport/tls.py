@@ -38,7 +38,7 @@ class ServerTls:
         """
         self._own, self._clients = own, clients
         self.context = self._read()
-        """Of the connections that come now; those that are there keep theirs."""
+        """Context of new connections; existing ones keep theirs."""
 
     def renew(self) -> None:
         """Read the files again; where they cannot be used, say so and keep what was read before."""

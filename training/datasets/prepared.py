@@ -25,7 +25,7 @@ from secagg.training.settings.parts import Examples, Progress, Stream, generator
 Indices = npt.NDArray[np.int64]
 
 LEAST_EXAMPLES: Final = 4
-"""Of a client; with fewer its training is noise."""
+"""Least examples of a client; with fewer its training is noise."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,7 +119,7 @@ class PreparedData:
     name: str
     classes: int
     shape: tuple[int, ...]
-    """Of one input."""
+    """Shape of one input."""
     train: Split
     parts: Sequence[Indices]
     """Which rows are whose, by the client's number."""
@@ -422,7 +422,8 @@ _TEXT: Final = 4
 """The place of the text in a row of Sent140."""
 _EMBEDDINGS: Final = "embs.json"
 _WORDS: Final = 9929
-"""Of the vocabulary where there is no embs.json: with all else and padding, the paper's embedding of 9,931 rows."""
+"""Words of the vocabulary where there is no embs.json: with all else and padding, the paper's embedding of 9,931 rows.
+"""
 
 Reader = Callable[[object], Rows]
 """Makes a stored row of an item; a ValueError says what is wrong with it."""

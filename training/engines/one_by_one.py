@@ -98,7 +98,7 @@ class Schedule:
     batches: tuple[Indices, ...]
     """Which of the client's examples each step takes."""
     keys: npt.NDArray[np.int64]
-    """Of each step, a key for each layer of dropout."""
+    """Keys of each step, one for each layer of dropout."""
     first_epoch: int
     """Number of steps of the first epoch."""
 

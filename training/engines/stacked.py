@@ -46,7 +46,7 @@ class Batches:
     mask: torch.Tensor
     """1 for an example and 0 for what fills up."""
     keys: torch.Tensor
-    """Of each client, a key for each layer of dropout."""
+    """Keys of each client, one for each layer of dropout."""
 
 
 _Gradient = Callable[

@@ -130,7 +130,7 @@ class Attack:
 
     kind: AttackKind
     work: list[Assignment]
-    """Of everybody, with the labels that attackers give to their examples."""
+    """Work of everybody, with the labels that attackers give to their examples."""
     attackers: frozenset[int]
     _agreed: Update | None = field(default=None, init=False)
     """The update that all of them send."""
@@ -373,7 +373,7 @@ class Run:
     operators: Operators | WholeUpdates = field(init=False)
     optimizer: ServerStep = field(init=False)
     average: Parameters | None = field(default=None, init=False)
-    """Of the models of the last rounds, where that is asked for."""
+    """Mean of the models of the last rounds, where it is asked for."""
     next_round: int = field(default=0, init=False)
     cohorts: Cohorts = field(init=False)
     about: dict[str, str] = field(init=False)

@@ -56,7 +56,7 @@ class Scheme(StrEnum):
 WHOLE_UPDATES: Final = (Scheme.PEAK, Scheme.SKETCH, Scheme.ROTATED, Scheme.OUTSIDE)
 """Schemes for the whole update as one vector; the others have one for every tensor."""
 NOISY_SCHEMES: Final = (Scheme.PEAK, Scheme.SKETCH)
-"""Those that add noise, without bias, as large as the mean itself."""
+"""Schemes that add noise, without bias, as large as the mean itself."""
 
 
 class Lengths(StrEnum):
@@ -86,7 +86,7 @@ class Source(StrEnum):
 
 
 SECURE_SOURCES: Final = (Source.STAT, Source.PRIOR)
-"""Those that know the clients by secure sums alone."""
+"""Sources that know the clients by secure sums alone."""
 
 
 class SumMode(StrEnum):
@@ -134,7 +134,7 @@ class DataSettings:
     clients: Annotated[int, Range(0, 10**7)] = 200
     """Among how many the examples are dealt out; of data with natural users the first so many, and 0 for all."""
     alpha: Annotated[float, Range(1e-6, 1e6)] = 1.0
-    """Of the Dirichlet distribution of labels over clients; data with natural users have no use for it."""
+    """Parameter of the Dirichlet distribution of labels over clients; data with natural users have no use for it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,10 +163,10 @@ class ServerSettings:
     averaged: Annotated[int, Range(0, 10**6)] = 0
     """Over how many rounds, about, the model is averaged that is tested and kept; 0 for the last one."""
     momentum: Annotated[float, Range(0, 1)] = 0.9
-    """Of FedAvgM."""
+    """Momentum of FedAvgM."""
     weighting: Weighting = Weighting.EQUAL
     maximum_weight: Annotated[int, Range(1, 1 << 16)] = 8
-    """With weights by examples: the weight of the largest client."""
+    """Weight of the largest client, with weights by examples."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -186,7 +186,7 @@ class CompressionSettings:
     lengths: Lengths | None = None
     """By default ``median`` under the peak code, which few clients cannot move, and ``own`` under a sketch."""
     length: Annotated[float, Range(2.0**-40, 2.0**40)] = 1.0
-    """With ``lengths = "fixed"``: how long every decoded update is taken to be."""
+    """Length that every decoded update is taken to have, with ``lengths = "fixed"``."""
     bits: int = 6
     modulus_bits: int = 8
     wrap: bool = False
@@ -208,12 +208,12 @@ class CompressionSettings:
     refresh: Annotated[int, Range(1, 10**7)] = 1
     """Rounds from one set of scales, codebooks or masks to the next."""
     fraction_bits: Annotated[int, Range(1, 30)] = 20
-    """Of what is sent in fixed point, in a ring of 32 bits; the range is what a cohort leaves."""
+    """Fraction bits of values that are sent in fixed point, in a ring of 32 bits; the range follows from the cohort."""
     layers: tuple[str, ...] = ()
     """Other codebooks for some tensors: "name=codewords/block_size", or "name=plain". Under ``prior`` there may be more
     codewords than a tensor of that size could teach."""
     is_lengthened: bool = False
-    """Under ``prior``: whether decoded values are multiplied by what makes up for the energy that codewords lose."""
+    """Whether decoded values are multiplied to make up for the energy that codewords lose, under ``prior``."""
     vector_bits: Annotated[int, Range(0, 16)] = 0
     """Bits of biases and norms under ``stat`` and ``prior``, quantized in a ring that no cohort leaves; 0 sends them in
     fixed point of 32 bits, which may be half of a well compressed update."""
@@ -244,7 +244,7 @@ class SumSettings:
     """One that is registered."""
     mode: SumMode = SumMode.IDEAL
     every: Annotated[int, Range(1, 10**7)] = 1
-    """In real mode: every how many rounds the protocol runs; the sums between are computed in the clear."""
+    """Rounds from one run of the protocol to the next, in real mode; the sums between are computed in the clear."""
     hybrid: bool = False
     """Whether keys are agreed upon in the hybrid suite."""
     settings: tuple[str, ...] = ()
@@ -258,7 +258,7 @@ class DropoutSettings:
 
     rate: Annotated[float, Range(0, 0.95)] = 0.0
     stages: tuple[str, ...] = ()
-    """Of the protocol, by name; by default the one that takes the updates and the last one."""
+    """Stages of the protocol, by name; by default the one that takes the updates and the last one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -303,7 +303,7 @@ class AttackSettings:
 
     kind: AttackKind = AttackKind.NONE
     share: Annotated[float, Range(0, 1)] = 0.2
-    """Of the clients that upload in a round, rounded to whole ones; who they are follows from the seed."""
+    """Share of the clients that upload in a round, rounded to whole ones; the seed decides which."""
 
     @property
     def is_on(self) -> bool:

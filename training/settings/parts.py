@@ -158,7 +158,7 @@ class Assignment:
     client: int
     examples: Examples
     seed: tuple[int, ...]
-    """Of the order of its batches and of dropout: (run's seed, stream, round, client)."""
+    """Seed of the order of its batches and of dropout: (run's seed, stream, round, client)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -211,7 +211,7 @@ Progress = Callable[[int, int], None]
 
 
 Lost = Mapping[str, frozenset[int]]
-"""By the name of a stage, who is gone before answering in it."""
+"""Clients that are gone before they answer in a stage, by its name."""
 _DEVIATIONS: Final = 2
 """Standard deviations by which a session is planned for more dropouts than are expected; a round that loses more still
 releases nothing."""

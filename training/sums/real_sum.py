@@ -68,7 +68,7 @@ class Noised:
     """The noise of one session."""
 
     deviations: tuple[float, ...]
-    """Of each released segment, in integer steps."""
+    """Deviations of each released segment, in integer steps."""
     epsilon: float
     """Privacy cost of all rounds so far to the client that is in most of them."""
 
@@ -177,7 +177,7 @@ def _conflicts(configuration: Configuration) -> Iterator[tuple[bool, str]]:
 
 
 class ReleaseCount:
-    """In how many rounds each client was."""
+    """Number of rounds of each client."""
 
     def __init__(self, cohorts: Cohorts, available: int, rounds: int = 0) -> None:
         """Count the rounds that are over; it follows from the seed who was in them."""

@@ -37,12 +37,12 @@ class SumRound:
     clients: tuple[int, ...]
     """Everybody who is invited, those who will be lost included."""
     uploaders: tuple[int, ...]
-    """Those who stay for long enough to upload."""
+    """Clients that stay for long enough to upload."""
     lost: Mapping[str, frozenset[int]] = field(default_factory=dict[str, frozenset[int]])
-    """By the name of a stage of the protocol, who is gone before answering in it."""
+    """Clients that are gone before they answer in a stage of the protocol, by its name."""
     model_digest: bytes = bytes(32)
     releases: int = 1
-    """In how many rounds, this one included, the client is that is in most of them; noise is accounted by it."""
+    """Number of rounds, including this one, of the client that is in most; noise is accounted by it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +53,7 @@ class SumOutcome:
     is_real: bool
     stages: tuple[StageFigures, ...]
     deviations: tuple[float, ...] = ()
-    """Of the noise of each released segment, in its integer steps; none where there is no noise."""
+    """Deviations of the noise of each released segment, in its integer steps; none without noise."""
     epsilon: float | None = None
     """Privacy cost of all rounds so far to the client that is in most of them."""
 

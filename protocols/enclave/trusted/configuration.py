@@ -35,17 +35,18 @@ _DIGEST_BYTES: Final = 32
 _ENTRY_BYTES: Final = 4
 _MAXIMUM_STALENESS: Final = 1 << 10
 _MAXIMUM_TABLES: Final = 1 << 16
-"""In all segments together, and of variances and bounds: what a message may have made before it is understood."""
+"""Limit on tables in all segments together, and on variances and bounds: what a message may allocate before it is
+understood."""
 MAXIMUM_CONFIGURATION_BYTES: Final = 1 << 26
-"""With its tables."""
+"""Largest configuration, with its tables."""
 MAXIMUM_START_BYTES: Final = MAXIMUM_CONFIGURATION_BYTES + (1 << 21)
 """Room for as many counts, lengths and dimensions as there may be tables."""
 _BYTES_FOR_AN_ELEMENT: Final = 32
-"""Of what is released, at its release: masks of one age, their sum, noise, and the encoding, of 8 bytes each."""
+"""Memory for a released element: masks of one age, their sum, noise, and the encoding, of 8 bytes each."""
 _TAIL_DEVIATIONS: Final = 10
 """Noised histograms have room for this many standard deviations beyond the counts."""
 _LAST_SECOND: Final = 253402300799
-"""Of the year 9999, the last that a datetime has."""
+"""Last second of the year 9999, the last that a datetime has."""
 _SUITES: Final = tuple(Suite)
 
 

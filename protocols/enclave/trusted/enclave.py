@@ -114,7 +114,7 @@ class Enclave(Confined):
             self._receipt_key.wipe()
             raise
         self._mask_keys = defaultdict[int, list[Secret]](list)
-        """For each staleness weight, the keys of the masks in the open buffer."""
+        """Keys of the masks in the open buffer, for each staleness weight."""
         self._histograms = list[HistogramAccumulator]()
         self._releases = 0
         self._last_release = b""

@@ -219,7 +219,8 @@ class Receipt:
     buffer: int
     """The number of the model that the buffer made updates for."""
     uploads_digest: bytes
-    """Of the sorted ids of the uploads; a client can see whether its own is among those that a host publishes."""
+    """Digest of the sorted ids of the uploads; a client can see whether its own is among those that a host publishes.
+    """
     contributors: int
     total_weight: int
     releases: int

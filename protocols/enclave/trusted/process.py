@@ -65,7 +65,7 @@ Quote = Callable[[bytes], tuple[str, bytes]]
 
 
 class EnclaveService(Confined):
-    """At most one epoch of an enclave, and what it answers to each request; it knows nothing of sockets."""
+    """One epoch of an enclave at most, and its answers to requests; it knows nothing of sockets."""
 
     def __init__(
         self, *, coins: Coins, quote: Quote, threads: int = 1, memory_bytes: int = DEFAULT_MEMORY_BYTES
@@ -291,7 +291,7 @@ _ALLOW: Final = 0x7FFF_0000
 _LOAD, _EQUAL, _AT_LEAST, _HAS_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
 """Instructions of a filter; a comparison skips as many of the following as it says, if it holds and if it does not."""
 _THREAD: Final = 0x0001_0000
-"""Of the flags of clone: a thread of this process, and no process."""
+"""Flag of clone: a thread of this process, not a process."""
 
 _ARCHITECTURES: Final[dict[str, tuple[int, int, int, int, tuple[int, ...]]]] = {
     # The kernel's name; seccomp, clone, clone3; and then: socket, connect, socketpair, fork, vfork, execve, ptrace,

@@ -169,8 +169,8 @@ def parts_of(values: Any, size: int, bits: int) -> list[tuple[Any, int]]:  # noq
 # --- Values that are rounded under the mask ---------------------------------------------------------------------------
 # An upload holds y = round((a s + e + x) / 2^f) modulo 2^p. The part of it that counts is 2^f y - a s modulo 2^(p + f):
 # the value, the noise e, and an error that is uniform because the mask is. There is no room in it to see a wrong
-# secret, which would leave uniform garbage, so its check words travel in exact coefficients of their own. Modulo 2^(p +
-# f) a sample is a function of the one modulo 2^w, so the lattice is the same.
+# secret, which would leave uniform garbage, so its check words travel in exact coefficients of their own. Modulo
+# 2^(p + f) a sample is a function of the one modulo 2^w, so the lattice is the same.
 
 
 class Rounding:

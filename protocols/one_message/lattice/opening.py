@@ -53,7 +53,7 @@ LEAST_ENERGY: Final = 1.5
 _FAILURE_BITS: Final = 40
 _WIDE_PLANE: Final = 32
 _SUM_OF_NARROW_PLANES: Final = 1 << 16
-"""So many values of 16 bits add up in 32."""
+"""Number of values of 16 bits that add up in 32."""
 
 SumOfSecrets = npt.NDArray[np.int32]
 

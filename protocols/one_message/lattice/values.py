@@ -52,7 +52,7 @@ class Values:
 
     length: Annotated[int, unsigned(8)]
     ring_bits: Annotated[int, unsigned(1)]
-    """Of an element, fine bits included."""
+    """Bits of an element, fine bits included."""
     bounds: Annotated[tuple[int, int] | None, _BOUNDS] = None
     fine_bits: Annotated[int, unsigned(1)] = 0
 
@@ -97,9 +97,9 @@ class Run(NamedTuple):
     first: int
     end: int
     dropped: int
-    """So many lowest bits are rounded away."""
+    """Number of lowest bits that are rounded away."""
     sent: int
-    """So many bits above them travel; those above are of no use modulo 2^(dropped + sent)."""
+    """Number of sent bits above them; those above are of no use modulo 2^(dropped + sent)."""
 
     @property
     def size(self) -> int:
@@ -118,7 +118,7 @@ class Run(NamedTuple):
 
     @property
     def piece(self) -> int:
-        """In which piece of an upload it stands."""
+        """Number of its piece of an upload."""
         return self.first // PIECE_COEFFICIENTS
 
     @property

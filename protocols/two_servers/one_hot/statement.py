@@ -142,7 +142,7 @@ class UploadContext:
     """Which segment of the layout, for two may have one shape."""
     shape: CheckShape
     weight: int
-    """By which the servers multiply the accepted vector; public, and 0 for a client that only takes part."""
+    """Factor by which the servers multiply the accepted vector; public, and 0 for a client that only takes part."""
     correction_digest: bytes
     """The digest of the correction words that both servers hold; of no bytes where there are none."""
     nonce: bytes
@@ -284,7 +284,7 @@ class OneHotProof:
 
     server: ServerId
     seed: Secret
-    """From which the server's shares of the masks and of the polynomial follow."""
+    """Seed of the server's shares of the masks and of the polynomial."""
     other_part: bytes
     """Commitment to the other server's share and seed."""
     polynomial: Elements = field(repr=False)

@@ -33,7 +33,7 @@ _MOST: Final = (1 << 32) - 1
 _MOST_AT_ONCE: Final = 1 << 20
 _MOST_IN_ALL: Final = 1 << 32
 _NAMED: Final = 20
-"""So many groups that are missing are named."""
+"""Number of missing groups that an error names."""
 _CLIENTS: Final = repeated(CLIENT, MOST_IN_A_GROUP)
 _OWN: Final = ("clients", "group")
 """Terms in which groups differ."""

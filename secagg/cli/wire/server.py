@@ -58,7 +58,7 @@ _USED: Final = (
 )
 """The settings of a server that are not about updates."""
 _DRAWING, _SEATS = 28 * 28, 3
-"""Of a page: values of a drawing, and how many visitors a sum has where nobody says."""
+"""For a page: values of a drawing, and the default number of visitors of a sum."""
 _LEAST_ANSWER, _SHARES, _PER_CLIENT = 1 << 20, 16, 1 << 12
 """No answer is longer than these bytes, times the packed update, and for each client."""
 
@@ -256,7 +256,7 @@ class _Held:
     plan: Session[Any]
     admission: Admission
     number: int = 0
-    """Of the stage that is open."""
+    """Number of the stage that is open."""
     ending: str = ""
 
 

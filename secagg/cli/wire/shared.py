@@ -27,7 +27,7 @@ Result = TypeVar("Result")
 Value = int | float | bool | str
 ACTIVE: Final = "active"
 TRUST: Final = ("clients trust the server to follow the protocol", "clients trust certified keys, and not the server")
-"""By whether the mode is active."""
+"""Sentences for semi-honest and for active mode."""
 _PORTS: Final = 1 << 16
 _WORDS: Final = {"yes": True, "no": False, "true": True, "false": False}
 _TERMS: Final = dict.fromkeys(("clients", "all_clients", "group", "groups", "values", "bits"), int) | {"clip": float}

@@ -28,7 +28,7 @@ class SessionCandidate:
     entry: ProtocolEntry
     settings: Any
     subject: Subject
-    """With a layout of rings, and ``MODEL`` as its model."""
+    """Subject with a layout of rings, and ``MODEL`` as its model."""
     clients: tuple[ClientId, ...]
     payload: Callable[[ClientId], Payload]
     """A client's upload; values other than zero, or an altered sum might go unnoticed."""
@@ -60,7 +60,7 @@ class Rehearsal:
     server: ServerSession
     sessions: dict[ClientId, ClientSession]
     answers: dict[str, dict[ClientId, bytes]] = field(default_factory=dict[str, dict[ClientId, bytes]])
-    """By stage."""
+    """Answers by stage."""
     made: dict[ClientId, int] = field(default_factory=dict[ClientId, int])
     """How often each client's update was made."""
 

@@ -1,4 +1,4 @@
-"""For apps of the legacy API: a fit workflow in the place of ``SecAggPlusWorkflow``.
+"""Fit workflow for apps of the legacy API, in the place of ``SecAggPlusWorkflow``.
 
 ``DefaultWorkflow(fit_workflow=SecAggFitWorkflow())(grid, legacy_context)``; the client's side is the same mod.
 """

@@ -12,7 +12,7 @@ from secagg.platforms.round_task import RECORD, Record
 
 LARGE_RECORD: Final = "secagg.large"
 LEFT_RECORD: Final = "secagg.left"
-"""In the reply to the strategy: what each stage of the round carried, and why clients left."""
+"""Record of the reply to the strategy: messages of each stage of the round, and why clients left."""
 LEGACY_ARRAYS: Final = "fitins.parameters"
 MOD_FAILED: Final = 6
 """Flower's code for a mod that refuses a message."""
