@@ -25,7 +25,7 @@ class Evidence(Enum):
     SIGNED_SHARE = auto()
     """A share contradicts its commitment, and the holder that revealed it signed it."""
     UNSIGNED_SHARE = auto()
-    """A share contradicts its commitment, and nothing shows that it is what its holder revealed."""
+    """A share contradicts its commitment, and nothing proves that its holder revealed that share."""
     DEALT_SHARE = auto()
     """A share that fits its commitment is off the dealer's polynomial."""
     RELAYED_ENTRY = auto()

@@ -123,7 +123,7 @@ def sized(size: Sizing, row: str) -> Field:
 
 
 def borrowed(size: Sizing, row: str) -> Field:
-    """Return the same without a copy: a view of what is sent, and of the message that was received."""
+    """Return the same without a copy: a view of the sent value, and of the received message."""
     return Field(
         lambda writer, value: writer.borrowed(value),
         lambda reader, at: reader.view(size(at)),

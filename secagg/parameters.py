@@ -50,7 +50,7 @@ class SecurityMode(StrEnum):
 
 
 def require_integer(name: str, value: int, least: int, greatest: int | None = None) -> None:
-    """Refuse what is not an integer in this range; a bool is none, and neither is NumPy's."""
+    """Require an integer in this range; a bool is none, and neither is NumPy's."""
     if type(value) is not int or value < least or (greatest is not None and value > greatest):
         limits = f"of at least {least}" if greatest is None else f"in {least}..{_NAMED_LIMITS.get(greatest, greatest)}"
         raise InvalidParameters(f"{name} is an integer {limits}; got {value!r}")

@@ -199,7 +199,7 @@ class Reader:
         return self.fixed(length)
 
     def view(self, size: int) -> memoryview:
-        """Read exactly ``size`` bytes without a copy; what is returned keeps the message alive."""
+        """Read exactly ``size`` bytes without a copy; the returned view keeps the message alive."""
         return self._take(size)
 
     def rest(self) -> memoryview:

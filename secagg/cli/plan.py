@@ -209,7 +209,7 @@ def _text(request: PlanRequest, comparison: Comparison, rows: list[dict[str, Any
 
 
 def _notes(network: Network, measuring: float) -> Iterator[str]:
-    """Say what is counted and what is not."""
+    """Say which figures are counted and which are not."""
     yield (
         "Bytes are those of one client, without the model itself. Cheapest means the shortest upload: what a scheme "
         f"loses is in {files('secagg.compression') / 'README.md'}."

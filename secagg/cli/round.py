@@ -75,7 +75,7 @@ def add_options(commands: Any) -> None:  # noqa: ANN401 -- argparse names the ty
     command.add_argument(
         "--compression",
         choices=(_PLAIN, "sq", "dither", "pruning", "pq", "peak"),
-        help="what is done with a model of that dimension (default: none for rings alone, else pq)",
+        help="compression of a model of that dimension (default: none for rings alone, else pq)",
     )
     command.add_argument("--bits", type=int, help="of one value without compression (default: 16)")
     command.add_argument("--codewords", type=int, help="of each codebook of pq (default: 64)")

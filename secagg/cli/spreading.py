@@ -1,4 +1,4 @@
-"""Sums of many machines, and of groups with a session each: their options, and what is said of them."""
+"""Sums of many machines, and of groups with a session each: their options and their messages."""
 
 from __future__ import annotations
 
@@ -239,7 +239,7 @@ def total_of(rehearsals: Sequence[Rehearsal], results: Sequence[Rehearsed]) -> R
 
 
 def summary_of(rehearsal: Rehearsal, total: Rehearsed, groups: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Collect what is printed and written."""
+    """Collect the output."""
     same = ("protocol", "dimension", "compression", "segments", "largest norms")
     return {
         **{name: groups[0][name] for name in same},

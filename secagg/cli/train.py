@@ -49,7 +49,7 @@ def add_options(commands: Any) -> None:  # noqa: ANN401 -- argparse names the ty
     plotted.add_argument("folders", type=Path, nargs="+", metavar="DIR", help="of a run, or of a sweep")
     plotted.add_argument("--out", type=Path, metavar="DIR", help="(default: figures in the first folder)")
     plotted.set_defaults(run=run_plot)
-    data = commands.add_parser("data", help="prepare training data, or say what is there")
+    data = commands.add_parser("data", help="prepare training data, or list it")
     steps = data.add_subparsers(required=True, metavar="COMMAND")
     for name, meant in (
         ("prepare", "read a data set once and keep it in a form that loads fast"),
@@ -114,7 +114,7 @@ def run_plot(options: argparse.Namespace) -> int:
 
 
 def run_data(options: argparse.Namespace) -> int:
-    """Prepare data once, or say what is there."""
+    """Prepare data once, or list it."""
     require_torch()
     from secagg.training.datasets import federated_data
 

@@ -48,7 +48,7 @@ class Candidate:
     others: Mapping[str, Callable[[], LinearDecoder[Any]]] = field(
         default_factory=dict[str, Callable[[], LinearDecoder[Any]]]
     )
-    """The scheme with one public parameter changed, by what was changed; one for every parameter."""
+    """The scheme with one public parameter changed, by the name of the change; one for every parameter."""
     stochastic: bool = False
     """Whether encoding draws coins."""
     tight_capacity: bool = True

@@ -205,7 +205,7 @@ def totality(trial: Trial) -> None:
 
 
 def no_mutation(trial: Trial) -> None:
-    """Encode what must not be written to, overwrite it afterwards, and do the same with what was decoded."""
+    """Encode an update that must not change, overwrite it afterwards, and do the same with a decoded sum."""
 
     def holds(data: st.DataObject) -> None:
         decoder, original, seed = trial.candidate.make(), trial.update(data), draw_seed(data)

@@ -98,7 +98,7 @@ def capacity(trial: Trial) -> None:
 
 
 def round_trip(trial: Trial) -> None:
-    """Compare one decoded update with what is expected of it; extremes may be clipped and are not examples of it."""
+    """Compare one decoded update with its expectation; extremes may be clipped and are not examples of it."""
     candidate = trial.candidate
 
     def holds(data: st.DataObject) -> None:

@@ -132,7 +132,7 @@ def tables_digest(tables: Tables) -> bytes:
 
 
 def summed_layout(layout: Layout, tables: Tables, maximum_total_weight: int) -> Layout:
-    """Return the layout of what is released: for each table a ring, just wide enough for the heaviest sum.
+    """Return the layout of released sums: for each table a ring, just wide enough for the heaviest sum.
 
     Ring segments stay as they are. The version covers the layout and the tables; the weight shows in the rings alone,
     so that a decoder which was not told the weight can still check where an aggregate comes from.
@@ -152,7 +152,7 @@ def summed_layout(layout: Layout, tables: Tables, maximum_total_weight: int) -> 
 
 
 def require_summed(summed: Layout, layout: Layout, tables: Tables, total_weight: int) -> None:
-    """Refuse what is not the summed layout of these tables, for this total weight at least.
+    """Require the summed layout of these tables, for this total weight at least.
 
     Raises:
         Misuse: it belongs to another layout or to other tables.

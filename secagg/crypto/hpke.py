@@ -61,7 +61,7 @@ class ClassicSealingKey:
 
 
 class ClassicSealingPair(Confined):
-    """An X25519 key pair that opens what was sealed to it."""
+    """An X25519 key pair that opens messages sealed to it."""
 
     def __init__(self, root: Secret, attempt: AttemptContext) -> None:
         """Derive the pair from 32 uniform bytes; the caller keeps them and wipes them."""
@@ -74,7 +74,7 @@ class ClassicSealingPair(Confined):
     def open(
         self, kind: str, sealed: bytes, length: int, info: bytes, *, culprits: Iterable[Party] = UNDECIDED
     ) -> Secret:
-        """Decrypt what was sealed to this pair; ``culprits`` are who sent and who relayed it.
+        """Decrypt a message sealed to this pair; ``culprits`` are its sender and its relay.
 
         Raises:
             MalformedMessage: the ciphertext is not that of a plaintext of ``length`` bytes.

@@ -77,7 +77,7 @@ class HybridPublicKey:
     """Parties to name if the key is refused: its sender, and the relay if it is unsigned."""
 
     def __post_init__(self, culprits: Iterable[Party]) -> None:
-        """Refuse what is of another length, not canonical, or of low order.
+        """Refuse a key of another length, not canonical, or of low order.
 
         Implements: [FIPS 203] §7.2, the modulus check, through the backend; [RFC 7748] §6.1.
         """
@@ -135,7 +135,7 @@ class HybridKeyPair(Confined):
     def open(
         self, kind: str, sealed: bytes, length: int, info: bytes, *, culprits: Iterable[Party] = UNDECIDED
     ) -> Secret:
-        """Decrypt what was sealed to this pair; ``culprits`` are who sent and who relayed it.
+        """Decrypt a message sealed to this pair; ``culprits`` are its sender and its relay.
 
         Raises:
             MalformedMessage: the ciphertext is not that of a plaintext of ``length`` bytes.

@@ -66,7 +66,7 @@ def calling_strategy() -> object | None:
     """Return the strategy that is calling, if there is one.
 
     A strategy hands itself to nobody: ``Strategy.start`` calls the grid with messages and nothing else. So the callers
-    are asked. Safe because: what is found decides on a refusal and on a metric's name, and on nothing secret.
+    are asked. Safe because: the result decides on a refusal and on a metric's name, and on nothing secret.
     """
     frame = inspect.currentframe()
     for _ in range(_MOST_FRAMES):

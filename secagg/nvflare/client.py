@@ -278,7 +278,7 @@ def _model_in(shareable: Shareable) -> tuple[Arrays, DXO]:
     try:
         dxo = from_shareable(shareable)
     except ValueError as error:
-        raise InvalidParameters(f"there is no model in what was sent or returned: {error}") from None
+        raise InvalidParameters(f"there is no model in the task or the result: {error}") from None
     if dxo.data_kind not in {DataKind.WEIGHTS, DataKind.WEIGHT_DIFF} or not isinstance(dxo.data, dict):
         raise InvalidParameters(f"expected a model; got {dxo.data_kind}")
     return arrays_in(cast("dict[str, Any]", dxo.data)), dxo

@@ -48,7 +48,7 @@ def failure_in(reply: Shareable) -> Left | None:
     if code == ReturnCode.OK:
         return None
     said = reply.get_header(_LEFT)
-    # A site may say anything, such as what has no hash.
+    # A site may say anything, such as values without a hash.
     return code_said(said) if said else (Left.TERMS if code == ReturnCode.TASK_DATA_FILTER_ERROR else Left.LEFT)
 
 

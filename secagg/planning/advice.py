@@ -76,7 +76,7 @@ class PlannedNoise:
             ("Clients' noise, an update replaced by zeros", 1, clients / honest),
             ("Two servers' noise, an update replaced by another", _REPLACED, 2.0),
         ):
-            # The counts of two servers have a length of their own; this is for what is decoded exactly.
+            # The counts of two servers have a length of their own; this is for exactly decoded values.
             energy = float(self.multiplier * spread) ** 2 * padded * shares / clients**2
             yield f"{name}: nu = {energy:.3g} of the energy of the longest update, in a mean over {clients:,}."
             if energy > MOST_NOISE:
@@ -127,7 +127,7 @@ def break_even_block(codewords: int, clients: int, bits: int) -> int:
 
 
 def advice(request: PlanRequest, comparison: Comparison) -> Iterator[str]:
-    """Say what is cheaper than a point function, where that ends, which form a histogram takes, and what to use."""
+    """Say what beats a point function and how far, which form a histogram takes, and what to use."""
     yield from _against(request, comparison)
     if request.codewords <= MAXIMUM_CODEWORDS:
         yield _break_even(request)

@@ -1,7 +1,7 @@
 """The models of the paper's experiments as the shapes of their tensors: what sizes are computed from.
 
 The names are those of the usual implementations: a bias is a tensor whose own name begins with ``bias``. The paper
-prints no architectures. CelebA's is public; the other two are what its size tables pin down. FEMNIST's tables count two
+prints no architectures. CelebA's is public; its size tables pin down the other two. FEMNIST's tables count two
 models: one input channel where updates are quantized or pruned, three where codebooks are used.
 """
 

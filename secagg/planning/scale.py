@@ -97,12 +97,12 @@ class Farm:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Line:
-    """One figure of an estimate, and what has to hold for it."""
+    """One figure of an estimate, and the condition on it."""
 
     name: str
     value: float
     unit: str
-    """``s``, ``B``, or what is counted."""
+    """Unit: ``s``, ``B``, or the counted things."""
     assumes: str
 
 

@@ -46,7 +46,7 @@ class ServerSide:
     coins: Coins
     clock: Clock
     resources: ExitStack
-    """Ends after the session what was opened for it."""
+    """Resources opened for the session; closed after it."""
 
     @property
     def chosen(self) -> Any:  # noqa: ANN401 -- the protocol's own class

@@ -35,7 +35,7 @@ from secagg.session.roles import ServerSession, Subject
 # --- Terms ------------------------------------------------------------------------------------------------------------
 
 RECORD: Final = "secagg"
-"""The name under which both ends of a platform keep what is the protocol's."""
+"""The name under which both ends of a platform keep the protocol's own record."""
 Record = dict[str, str | bytes]
 
 
@@ -178,7 +178,7 @@ def _field(record: object, name: str) -> object:
 
 
 def malformed(name: str) -> MalformedMessage:
-    """Return what is wrong with a record that lacks something."""
+    """Describe the fault of a record that lacks something."""
     return MalformedMessage(
         f"the {RECORD} record lacks {name!r}, or it is of another type; use one version of secagg at both ends",
         reason=Reason.NOT_CANONICAL,
@@ -223,7 +223,7 @@ class RoundTask:
         Args:
             population: how many nodes are invited.
             invited: who they are, where clients are nodes; a roster says it otherwise.
-            resources: ends after the session what was opened for it.
+            resources: opened for the session, and closed after it.
         Raises:
             SecAggError: the session cannot be planned.
         """
@@ -304,7 +304,7 @@ class Known:
 
 
 class Rounds:
-    """A server's rounds, one after another: scales, dtypes, and what was said once."""
+    """A server's rounds, one after another: scales, dtypes, and warnings that are given once."""
 
     def __init__(self, settings: SecAggSettings) -> None:
         """Read what the settings name.

@@ -217,7 +217,7 @@ class ClientNoise:
     def parts_for(self, adjacency: Adjacency) -> tuple[ReleasePart, ...]:
         """Return what an accountant is told: the variance at the least number of contributors, the gap at the greatest.
 
-        The noise is what it is; an adjacency says how far a client moves the sum under it.
+        The noise does not depend on it; an adjacency says how far a client moves the sum under the noise.
         """
         is_summed = self.settings.noise_kind is NoiseKind.DISCRETE_GAUSSIAN
         return tuple(

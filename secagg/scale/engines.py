@@ -124,7 +124,7 @@ class Processes(Engine):
             return lost
 
     def wait(self, seconds: float) -> list[Result]:
-        """Return what is done; after a loss, run the rest again."""
+        """Return the finished tasks; after a loss, run the rest again."""
         results = super().wait(seconds)
         lost = [task for task, error in results if isinstance(error, BrokenProcessPool)]
         if len(lost) < len(results):
@@ -201,7 +201,7 @@ class OnRay(Engine):
         return started
 
     def wait(self, seconds: float) -> list[Result]:
-        """Return what is done, with the errors that Ray wraps."""
+        """Return the finished tasks, with the errors that Ray wraps."""
         return [(task, getattr(error, "cause", error)) for task, error in super().wait(seconds)]
 
     def _give_up(self) -> None:

@@ -186,7 +186,7 @@ class SpreadSum:
             self._engine.submit(task)
 
     def _take(self, seconds: float) -> None:
-        """Take what was done, and wait at most so long for the first; then have everything begun again.
+        """Take finished tasks, and wait at most so long for the first; then have everything begun again.
 
         Raises:
             ConnectionError: the sum cannot be finished.
@@ -299,7 +299,7 @@ class SpreadSum:
             raise
 
     def fix(self, upload_list: bytes) -> None:
-        """Write the list down with the digests of what was read; nobody has seen it."""
+        """Write the list down with the digests of the objects read; nobody has seen it."""
         record = FixedList(upload_list=upload_list, sums=tuple(map(_digest_of, self._sums))).encode()
         try:
             self._state.put(LIST, record)
@@ -352,7 +352,7 @@ class SpreadSum:
         try:
             objects.remove()
         except Exception as error:  # noqa: BLE001 -- an opened sum is not lost to what lies about
-            _LOG.warning("remove what is left of a sum from %s yourself: %s", self._nothing.storage, error)
+            _LOG.warning("remove the rest of a sum from %s yourself: %s", self._nothing.storage, error)
 
 
 @contextmanager
@@ -364,7 +364,7 @@ def _failing_storage() -> Generator[None]:
 
 
 def _names(upload: Upload) -> tuple[str, ...]:
-    """Return the names of an upload's pieces, which follow from what is in them."""
+    """Return the names of an upload's pieces, which follow from their contents."""
     client = upload.header.client.value
     return tuple(f"pieces/{client}/{number}-{each.hex()}" for number, each in enumerate(upload.pieces))
 

@@ -69,7 +69,7 @@ class State:
         """Return a file; None if it was never written.
 
         Raises:
-            InvalidParameters: it is not what was written.
+            InvalidParameters: it differs from what was written.
         """
         path = self._folder / name
         if not path.exists():

@@ -39,7 +39,7 @@ _NOT_THERE: Final = frozenset({ENOENT, EACCES, ELOOP, ENXIO, EAGAIN, EISDIR, ENO
 
 
 class Lost(Exception):
-    """An object that is not there, or is not what was written under its name."""
+    """An object that is missing, or differs from the one written under its name."""
 
     def __init__(self, name: str) -> None:
         super().__init__(name)
@@ -68,7 +68,7 @@ class Objects:
         """Return the contents of an object: the buffer that was checked, until the next one is read.
 
         Raises:
-            Lost: it is not there, or not what was written.
+            Lost: it is missing, or differs from the one that was written.
             OSError: the storage fails.
         """
         stored = self._store.read(f"{self._folder}/{name}", size + TAG_BYTES)
@@ -114,7 +114,7 @@ class Task:
 
     @property
     def output(self) -> str:
-        """The name of the sum, which follows from what is added."""
+        """The name of the sum, which follows from its inputs."""
         parts = (str(self.piece), str(self.is_merge), *self.inputs)
         return f"sums/{sha256(' '.join(parts).encode()).hexdigest()}"
 
@@ -123,7 +123,7 @@ def add(task: Task) -> None:
     """Add, unless it was done before.
 
     Raises:
-        Lost: an input is not there, or not what was written; nothing was stored.
+        Lost: an input is missing, or differs from the one that was written; nothing was stored.
         OSError: the storage fails.
     """
     objects, total = Objects(task.storage, task.key), task.cut.zeros(task.piece)
@@ -147,7 +147,7 @@ def read_sum(objects: Objects, name: str, like: Sums) -> Sums:
     """Return the words of a partial sum, which has the form of another one, until the next object is read.
 
     Raises:
-        Lost: it is not there, or not what was written.
+        Lost: it is missing, or differs from the one that was written.
         OSError: the storage fails.
     """
     data, sums, at = objects.read(name, sum(words.nbytes for words in like)), Sums(), 0

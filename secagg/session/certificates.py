@@ -1,4 +1,4 @@
-"""Long-term identities: keys that an authority outside the server vouches for, and what is signed with them.
+"""Long-term identities: keys that an authority outside the server vouches for, and their signatures.
 
 An active server can invent clients, or put itself in the place of one, unless somebody else says which key belongs to
 which client. That somebody is the authority. Its public key is part of a session's configuration and of every client's

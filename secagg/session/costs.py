@@ -36,7 +36,7 @@ class Costs:
     """One form of a protocol, for one layout and cohort; bytes are those of one client."""
 
     plan: str
-    """The parameters, in a sentence, and what is not counted."""
+    """The parameters and the omissions, in a sentence."""
     payload_bytes: int
     """The values alone, packed."""
     up_bytes: int

@@ -141,7 +141,7 @@ def create_later(path: Path, after: int) -> int:
             return changed
         sleep(_TICK)
         os.utime(path)
-    raise InvalidParameters(f"the clock of this machine stands before what was written next to {path}; set it right")
+    raise InvalidParameters(f"the clock of this machine is behind the time of files next to {path}; set it right")
 
 
 def claim(descriptor: int, refusal: str) -> None:
@@ -192,7 +192,7 @@ def _overwrite(path: Path) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Let what was made, renamed or removed in a folder survive a power failure."""
+    """Let new, renamed or removed files of a folder survive a power failure."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -236,7 +236,7 @@ class ChainedFile:
         self._link = hashlib.sha256(bind(Label.SPENT_LINK, header)).digest()
 
     def bodies(self) -> list[bytes]:
-        """Return what was appended so far, and stand at the end; to be called once, before ``append``.
+        """Return all records so far, and position at the end; to be called once, before ``append``.
 
         Raises:
             MalformedMessage: the file begins with another header, or was changed.

@@ -138,6 +138,6 @@ def _begun() -> Misuse:
 
 def _claimed() -> Misuse:
     return Misuse(
-        "what was suspended was resumed before, is not the newest, or its session is over; take part in the next one",
+        "the suspended state was resumed before, is not the newest, or its session is over; take part in the next one",
         reason=Reason.ALREADY_SPENT,
     )

@@ -124,7 +124,7 @@ class SpentUpdates(Confined):
     def charge(self, spent: Spent, *, is_repeat_allowed: bool = False, maximum: int | None = None) -> None:
         """Remember an upload before its update is made, or refuse it; nothing is given back if the upload fails later.
 
-        Sessions side by side may each have looked before; what is decided here is decided for all of them.
+        Sessions side by side may each have looked before; this decision holds for all of them.
 
         Args:
             is_repeat_allowed: whether an update or a model may be uploaded again, where noise protects each release.

@@ -37,7 +37,7 @@ _STATX: Final = Struct("=I 76x qI 164x")
 """Layout of the kernel's struct statx: which fields it has, and the seconds and nanoseconds of the birth."""
 _SECOND: Final = 10**9
 _COPIED: Final = (
-    "is a copy, which does not know what was spent since; use the file that it was copied from, or give this "
+    "is a copy, which does not know later spending; use the file that it was copied from, or give this "
     "client a new identity"
 )
 
@@ -67,7 +67,7 @@ class PrivacyLedger(Confined):
     """
 
     def __init__(self, budget: PrivacyBudget, *, owner: bytes, path: Path | None = None) -> None:
-        """Keep to a budget; what was spent before counts, whatever the budget was then.
+        """Keep to a budget; earlier spending counts, whatever the budget was then.
 
         Args:
             owner: what this client is known by in all its tasks, such as its public key.
@@ -102,7 +102,7 @@ class PrivacyLedger(Confined):
     def charge(self, noise: ClientNoise | None) -> None:
         """Remember one upload for good, or refuse it; to be called before its noise is drawn.
 
-        Sessions side by side may each have found room; what is decided here is decided for all of them.
+        Sessions side by side may each have found room; this decision holds for all of them.
 
         Raises:
             InvalidParameters, MalformedMessage: as for ``require_room``; nothing may be sent.

@@ -53,7 +53,7 @@ class Simulation(Protocol):
         ...
 
     def member(self, client: ClientId) -> Member:
-        """Return a client, always with the same keys and ledger; its floors are what the settings just meet."""
+        """Return a client, always with the same keys and ledger; the settings just meet its floors."""
         ...
 
     @property

@@ -251,5 +251,5 @@ class Member(Protocol):
     def join(
         self, subject: Subject, update: LateUpdate | None = None, suspended: Secret | None = None
     ) -> ClientSession:
-        """Begin, or go on with what was suspended; the update is for the message that an upload answers."""
+        """Begin, or resume a suspended session; the update is for the message that an upload answers."""
         ...

@@ -82,7 +82,7 @@ class Measured:
 
     @contextmanager
     def _timed(self) -> Generator[StageFigures]:
-        """Charge what is done to the stage in which it began."""
+        """Charge work to the stage in which it began."""
         figures, started = self.now, perf_counter()
         try:
             yield figures

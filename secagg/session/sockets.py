@@ -121,7 +121,7 @@ def listening(path: Path, *, replaces_dead: bool = False) -> Generator[socket.so
             listener.bind(str(path))
         except OSError as error:
             raise InvalidParameters(
-                f"no socket can be made at {path} ({error}); remove what is left of another, or name another path"
+                f"no socket can be made at {path} ({error}); remove an old socket, or name another path"
             ) from None
         try:
             # Nobody can connect before ``listen``, so nobody connects under the mode that ``bind`` has left.
@@ -242,8 +242,8 @@ class HelperLost(ConnectionError):
 class SocketAsk:
     """An ``Ask`` over a Unix socket; call it with a request.
 
-    Nothing is sent twice. Once an answer is missing or makes no sense, nobody knows what was done, so the connection is
-    closed, by which the helper ends what lived on it.
+    Nothing is sent twice. Once an answer is missing or makes no sense, nobody knows whether the request was carried
+    out, so the connection is closed, by which the helper ends what lived on it.
     """
 
     def __init__(
@@ -455,7 +455,7 @@ class Service:
             _hang_up(before)
 
     def _answer_one(self, connection: socket.socket) -> None:
-        """Answer until the peer goes away, is too slow, sends what is not a frame, or another one has connected."""
+        """Answer until the peer goes away, is too slow or sends no frame, or until another one has connected."""
         try:
             with connection:
                 if self._greet is not None:

@@ -126,7 +126,7 @@ class StagedServerSession(Confined, ABC, Generic[Content]):
 
     @abstractmethod
     def _wipe(self) -> None:
-        """Overwrite what is left; called once, at the end, and must not fail."""
+        """Overwrite the remaining secrets; called once, at the end, and must not fail."""
 
     # --- The session --------------------------------------------------------------------------------------------------
 

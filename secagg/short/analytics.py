@@ -37,7 +37,7 @@ def histogram(
     """Return how many clients have each value.
 
     Args:
-        values: one for each client; what is in no bin is counted in none, because a refusal would tell of it.
+        values: one for each client; a value in no bin is counted in none, because a refusal would reveal it.
         bins: the values that are counted.
         drop: how many clients leave before they upload, or which ones.
         protocol: by its name, or the entry of one of your own.
@@ -144,7 +144,7 @@ def _counted(
 
 
 def _place(places: Mapping[Value, int], value: Value) -> int:
-    """Return the bin of a value, or the last place, which is that of what is in none, as what has no hash is."""
+    """Return the bin of a value, or the last place, which is for values in no bin and for values without a hash."""
     try:
         return places.get(value, len(places))
     except TypeError:

@@ -67,7 +67,7 @@ class Compression(StrEnum):
     PEAK = "peak"
     """Places and signs of peaks of the whole rotated update, and its length in public levels."""
     DITHER = "dither"
-    """Dithered quantization to 8 bits: the protocol rounds what is masked."""
+    """Dithered quantization to 8 bits: the protocol rounds masked values."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -206,7 +206,7 @@ class SyntheticUpdates:
         return tuple(ceil(_PLAIN.clip * (1 << _PLAIN.fraction_bits) * sqrt(segment.length)) for segment in rings)
 
     def _released(self, plain: Aggregate, layout: Layout) -> Aggregate:
-        """Return a plain aggregate as sums of codewords, where that is what was released."""
+        """Return a plain aggregate as sums of codewords, where those were released."""
         values, segments, tables = list[RingVector](), iter(layout.require_rings()), iter(self.tables)
         for segment, total in zip(self.layout.segments, plain.values, strict=True):
             if isinstance(segment, RingSegment):

@@ -1,4 +1,4 @@
-"""A server's description of its session, shown before a client takes part: its name, and what is summed."""
+"""A server's description of its session, shown before a client takes part: its name, and the subject of its sum."""
 
 from __future__ import annotations
 

@@ -351,7 +351,7 @@ class Conductor:
         return stage, self._session.turnout, len(self._session.awaited or ()), snapshot
 
     async def _written(self, write: Callable[[], None]) -> None:
-        """Write to the store; as long as its disk takes nothing, nobody is told of what is to be written."""
+        """Write to the store; as long as its disk refuses, nobody is told of the result."""
         while self.is_running:
             try:
                 await self._do(write)
@@ -388,7 +388,7 @@ class Conductor:
                 raise self._lost
 
     def _close(self) -> None:
-        """Await nobody else; what is being read takes no place from the next stage."""
+        """Await nobody else; an answer that is being read takes no place from the next stage."""
         self.exchange.close()
         self._places.clear()
 

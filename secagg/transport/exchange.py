@@ -45,7 +45,7 @@ class Answer(Enum):
 
     @property
     def status(self) -> int:
-        """The status of the response; 100 for what is not answered yet."""
+        """The status of the response; 100 for a request that is not answered yet."""
         return self.value[1]
 
 
@@ -123,7 +123,7 @@ class Exchange:
         self._untold.clear()
 
     def close(self) -> None:
-        """Await nobody else; what is being read comes too late."""
+        """Await nobody else; an answer that is being read comes too late."""
         self._patience = None
 
     def end(
@@ -157,7 +157,7 @@ class Exchange:
     # --- A client offers its answer -----------------------------------------------------------------------------------
 
     def offered(self, client: ClientId, number: int, length: int | None) -> Verdict:
-        """Decide about an answer before a byte of it is read; ``length`` is what it declares."""
+        """Decide about an answer before a byte of it is read; ``length`` is its declared length."""
         self._heard.add(client)
         if (no := self._no(client) or self._untimely(number)) is not None:
             return no

@@ -53,11 +53,11 @@ class ServerStore:
         self._path, self._claims = folder / "session.record", folder / "session.claims"
 
     def put(self, record: ServerRecord) -> None:
-        """Take the place of what was there; on disk when this returns."""
+        """Replace the record; on disk when this returns."""
         replace(self._path, record.encode())
 
     def get(self) -> ServerRecord | None:
-        """Return what was put last; None if that session ended and its clients were told.
+        """Return the last record; None if that session ended and its clients were told.
 
         Raises:
             InvalidParameters: the file is none of ours.
@@ -138,7 +138,7 @@ class ClientStore:
             os.close(descriptor)
 
     def put(self, progress: ClientProgress) -> None:
-        """Take the place of what was there; on disk when this returns."""
+        """Replace the record; on disk when this returns."""
         state = self._states.begin()
         try:
             with Secret("client progress", progress.encode()) as secret:
@@ -151,7 +151,7 @@ class ClientStore:
         self._state = state
 
     def take(self) -> ClientProgress | None:
-        """Return what was put last, for this process alone; None if there is nothing to resume."""
+        """Return the last record, for this process alone; None if there is nothing to resume."""
         if not self._path.exists():
             return None
         try:

@@ -199,7 +199,7 @@ async def listening(  # noqa: PLR0913 -- all but three have defaults
         port: 0 for any that is free.
         is_behind_proxy: whether something else brings TLS to this host.
     Raises:
-        InvalidParameters: the address cannot be listened at, or others would hear what is said there.
+        InvalidParameters: the address cannot be listened at, or others would hear the traffic.
     """
     if tls is None and not is_loopback(host) and not is_behind_proxy:
         raise InvalidParameters(

@@ -41,7 +41,7 @@ class ServerTls:
         """Context of new connections; existing ones keep theirs."""
 
     def renew(self) -> None:
-        """Read the files again; where they cannot be used, say so and keep what was read before."""
+        """Read the files again; if they cannot be used, say so and keep the previous ones."""
         try:
             self.context = self._read()
         except InvalidParameters as error:
@@ -101,7 +101,7 @@ def certificate_in(path: Path) -> bytes:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether what is said to a host stays on this machine."""
+    """Whether traffic to a host stays on this machine."""
     try:
         return ipaddress.ip_address(host.strip("[]")).is_loopback
     except ValueError:

@@ -163,8 +163,8 @@ def test_a_roster_of_the_servers_own_authority_is_refused(eight: dict[str, Any])
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("pushed", "Misuse: push what is summed with send_and_receive"),
-        ("pushed_otherwise", "Misuse: push what is summed with send_and_receive"),
+        ("pushed", "Misuse: push summed values with send_and_receive"),
+        ("pushed_otherwise", "Misuse: push summed values with send_and_receive"),
         ("mixed", "Misuse: messages of several types at once"),
         ("different_models", "InvalidParameters: the strategy sends different models"),
         ("two_records", "InvalidParameters: a training message holds one array record"),

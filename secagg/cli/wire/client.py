@@ -108,7 +108,7 @@ async def _contribute(options: argparse.Namespace) -> Outcome:
         subject, update = joined(card)
 
         def begin(message: bytes) -> ClientSession:
-            # A plug looks at the first message; the member that it makes then may keep what is suspended.
+            # A plug looks at the first message; the member that it makes may then keep a suspended state.
             if not members:
                 first = message if suspended is None else b""
                 members.append(plug_for(card.protocol).member(replace(side, invitation=first)))

@@ -99,7 +99,7 @@ def _shown(held: _Held, released: Released) -> bytes:
 
 
 def _write(options: argparse.Namespace, held: _Held, released: Released) -> str:
-    """Write the mean, or the sum of a group, and return what was written; it is on disk when this returns."""
+    """Write the mean, or the sum of a group, and return its description; it is on disk when this returns."""
     if options.group is None:
         write_mean(options.out, held.plan.mean(released))
         return f"the mean of {len(released.counted)} clients' updates"

@@ -133,7 +133,7 @@ def dropped(candidate: SessionCandidate) -> None:
             require_refused("an answer of a client that was dropped", rehearsal.server.receive, gone, answer)
         rehearsal.deliver(rehearsal.all_answers([c for c in candidate.clients if c != gone]))
         if rehearsal.server.turnout is not Turnout.COMPLETE:
-            raise ContractViolation("a client that was dropped is what a stage is not complete for")
+            raise ContractViolation("a stage waits for a client that was dropped")
         due = [client for client in candidate.clients if client != gone or uploaded]
         rehearsal.require_exact(rehearsal.finish(frozenset({gone})), due)
 

@@ -53,7 +53,7 @@ def _is_refused(rehearsal: Rehearsal, client: ClientId, wrong: bytes) -> bool:
         rehearsal.server.receive(client, wrong)
     except PeerError as error:
         if (rehearsal.server.turnout, rehearsal.server.awaited) != before:
-            raise ContractViolation(f"what was not verified changes whom a stage awaits: {error}") from error
+            raise ContractViolation(f"an unverified message changes whom a stage awaits: {error}") from error
         return True
     return False
 

@@ -174,7 +174,7 @@ class Rehearsal:
 
 
 def two_copies(suspended: Secret) -> tuple[Secret, Secret]:
-    """Return what was suspended twice, as the owner of a copied store has it."""
+    """Return the suspended state twice, as the owner of a copied store has it."""
     data = bytes(suspended.expose())
     suspended.wipe()
     return Secret("client record", data), Secret("client record", data)

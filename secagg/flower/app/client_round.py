@@ -51,7 +51,7 @@ class ClientRound:
         """Begin a session, or resume the suspended one.
 
         Raises:
-            SecAggError: this client leaves the session; ``forget`` what is left of it.
+            SecAggError: this client leaves the session; ``forget`` the rest of it.
         """
         if RECORD not in message.content.config_records:
             raise InvalidParameters(
@@ -129,7 +129,7 @@ def forget(context: Context, states: StateDirectory) -> None:
 
 
 def _take(context: Context) -> tuple[bytes, Terms]:
-    """Take the sealed client out of the state, with the terms; what is gone on from must not stay there."""
+    """Take the sealed client out of the state, with the terms; a resumed state must not stay there."""
     record = context.state.config_records.get(STATE_RECORD, ConfigRecord())
     sealed, terms = record.get("sealed"), Terms.parsed(record)
     if not isinstance(sealed, bytes) or terms is None:

@@ -21,7 +21,7 @@ class SecAggFitWorkflow:
     """One fit round of the legacy API, whose results reach the strategy as one: the mean."""
 
     def __init__(self, **settings: Any) -> None:  # noqa: ANN401 -- of the settings' own types
-        """Take the settings as keywords, with underscores; what is not given comes from the run's ``secagg-`` keys."""
+        """Take the settings as keywords, with underscores; the run's ``secagg-`` keys give the others."""
         self._given = settings
         self._grid: SecAggGrid | None = None
 

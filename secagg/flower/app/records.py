@@ -43,7 +43,7 @@ def with_record(record: Record) -> RecordDict:
 
 
 def record_in(content: RecordDict) -> dict[str, object]:
-    """Return the record of the protocol; what is not there is missing in it."""
+    """Return the record of the protocol; absent fields are missing in it."""
     found: dict[str, object] = {**content.config_records.get(RECORD, {})}
     large = content.array_records.get(LARGE_RECORD)
     if large is not None and "message" in large:

@@ -168,15 +168,15 @@ class SecAggGrid(Grid):
         return self._inner.get_nodes()
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        """Pass to the inner grid, unless it is what is summed, which would be asked for in the clear.
+        """Pass to the inner grid; refuse messages whose answers are summed, because these would come in the clear.
 
         Raises:
-            Misuse: it is.
+            Misuse: one of them is such a message.
         """
         listed = list(messages)
         summed = {MessageType.TRAIN, *([MessageType.EVALUATE] if self.settings.evaluated_names else [])}
         if any(message.metadata.message_type.partition(".")[0] in summed for message in listed):
-            raise Misuse("push what is summed with send_and_receive; message by message it would be in the clear")
+            raise Misuse("push summed values with send_and_receive; message by message it would be in the clear")
         return self._inner.push_messages(listed)
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:

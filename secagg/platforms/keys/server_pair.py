@@ -62,7 +62,7 @@ def public_file(index: int) -> str:
 
 
 def make_server_keys(folder: Path, index: int, coins: Coins) -> OperatorKeys:
-    """Write one operator's private and public file, and return what is public.
+    """Write one operator's private and public file, and return the public keys.
 
     Raises:
         InvalidParameters: one of them is there already.
