@@ -138,7 +138,7 @@ class JoinedRotation:
         return tuple(math.sqrt(energy(within[start:end])) for start, end in pairwise(edges))
 
     def require_form(self, update: Update) -> None:
-        """Refuse what is not a vector of floats of this size.
+        """Require a vector of floats of this size.
 
         Raises:
             Misuse: it is not.

@@ -235,7 +235,7 @@ class KnownLengths:
 
     @property
     def longest(self) -> float:
-        """The last level, relative to what is known; longer updates are taken to be as long."""
+        """The last level, relative to the known length; longer updates are taken to be as long."""
         return float(length_levels(references=self.is_informed)[-1])
 
     def rotation(self, stream: PublicStream) -> JoinedRotation:
@@ -244,7 +244,7 @@ class KnownLengths:
         return JoinedRotation(stream=stream, sizes=self.sizes, scales=scales, block_size=block_size_for(stream.size))
 
     def told(self, rotation: JoinedRotation, update: Update, *, with_tensors: bool) -> Update:
-        """Return what a client tells: the lengths of its update, relative to what is known."""
+        """Return a client's report: the lengths of its update, relative to the known ones."""
         norms = [rotation.norm(update), *(rotation.norms(update) if with_tensors else ())]
         return np.array(norms) / self._references(with_tensors=with_tensors)
 
@@ -263,7 +263,7 @@ class KnownLengths:
         return middle
 
     def after(self, relative: Update, rotation: JoinedRotation) -> tuple[float, KnownLengths]:
-        """Return the length of a round's mean, from what its clients told, and what is known in the next round."""
+        """Return the length of a round's mean, from its clients' reports, and the known lengths of the next round."""
         references = self._references(with_tensors=len(relative) > 1)
         norms = np.maximum(relative * references, _LEAST_NORM).tolist()
         common, tensors = float(norms[0]), tuple(norms[1:])

@@ -68,7 +68,7 @@ class PublicStream:
 
 
 def require_shape(shape: tuple[int, ...]) -> None:
-    """Refuse what is not the shape of a tensor with at least one element.
+    """Require the shape of a tensor with at least one element.
 
     Raises:
         InvalidParameters: it is not a tuple of positive integers, or has more elements than a segment may have.

@@ -120,7 +120,7 @@ def padded_size(size: int, block_size: int) -> int:
 
 
 def require_block_size(block_size: int) -> None:
-    """Refuse what is not a size of the blocks of a rotation.
+    """Require a size of the blocks of a rotation.
 
     Raises:
         InvalidParameters: it is not a power of two, or too large.

@@ -87,7 +87,7 @@ class Sketch:
         return max(self.rotation.scales) * self._gain * self._greatest * math.sqrt(self.kept)
 
     def encode(self, update: Update, coins: Coins) -> Payload:
-        """Divide by the update's own length, turn, and round what is sent; zeros draw their codes from the coins."""
+        """Divide by the update's own length, turn, and round; zeros draw their codes from the coins."""
         turned, norm = self.rotation.turned_with_norm(update)
         sent = turned[self._positions].astype(np.float64)
         if norm:

@@ -98,7 +98,7 @@ def cells_of(runs: Sequence[FinishedRun]) -> list[Cell]:
 def _read(folder: Path) -> FinishedRun:
     configuration, records = read(folder / CONFIGURATION_NAME), tuple(read_records(folder))
     first = next((record for record in records if record.paper_bytes), None)
-    # The model is what every client receives in each round, before anything else.
+    # Every client receives the model in each round, before anything else.
     parameters = 0 if first is None else first.parameters
     return FinishedRun(folder, configuration, records, parameters)
 

@@ -147,7 +147,7 @@ class Codebooks:
     keep_zero: bool = True
 
     def fits(self, shape: Shape) -> bool:
-        """Fit what is large enough for a codebook."""
+        """Fit tensors that are large enough for a codebook."""
         return is_quantizable(shape, self.block_size)
 
     def make(self, place: PublicStream, sample: Sample | None, previous: Scheme | None) -> ProductQuantization:

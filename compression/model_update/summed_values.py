@@ -70,7 +70,7 @@ def reach(values: npt.NDArray[Any]) -> float:
 
 
 def length(values: npt.NDArray[Any]) -> float:
-    """Return the root of the mean square of what is not zero: most rows of an embedding are never touched."""
+    """Return the root mean square of the values that are not zero: most rows of an embedding are never touched."""
     moved = np.count_nonzero(values)
     return math.sqrt(float(np.square(values, dtype=np.float64).sum()) / moved) if moved else 0.0
 
@@ -182,7 +182,7 @@ class ScaledCodebooks:
     """Whether a tensor has no more codewords than could be learned from it, as the paper's has; these are not."""
 
     def fits(self, shape: Shape) -> bool:
-        """Fit what is large enough for a codebook."""
+        """Fit tensors that are large enough for a codebook."""
         return is_quantizable(shape, self.block_size)
 
     def make(self, place: PublicStream, sample: Sample | None, previous: Scheme | None) -> ProductQuantization:  # noqa: ARG002
@@ -195,7 +195,7 @@ class ScaledCodebooks:
 
 
 def encode_scales(epoch: int, scales: Sequence[float]) -> bytes:
-    """Return what is broadcast: the epoch in 8 bytes, and a float32 for each compressed tensor, in their order."""
+    """Return the broadcast: the epoch in 8 bytes, and a float32 for each compressed tensor, in their order."""
     return _EPOCH.pack(epoch) + np.asarray(scales, dtype=">f4").tobytes()
 
 
@@ -355,7 +355,7 @@ def rounded_at_random(
 ) -> dict[str, npt.NDArray[Any]]:
     """Return the values with those of fixed point moved to a step above or below, so that the mean is the value.
 
-    The bias is at most 2^-32 of a step. Rounding to the nearest step would lose what is small in every round.
+    The bias is at most 2^-32 of a step. Rounding to the nearest step would lose values that are small in every round.
     """
     rounded = dict(values)
     for tensor in update.tensors:

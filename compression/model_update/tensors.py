@@ -1,4 +1,4 @@
-"""One tensor of a model with its scheme, and what is refused about a tensor, by its name."""
+"""One tensor of a model with its scheme, and the checks of a tensor, by its name."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def require_name(name: str) -> None:
 
 
 def require_names(given: Mapping[Any, Any], due: Sequence[str], what: str) -> None:
-    """Refuse what is not a mapping, tensors that are missing, and tensors that the model does not have.
+    """Refuse a value that is not a mapping, missing tensors, and tensors that the model does not have.
 
     Raises:
         Misuse: any of these; the message lists the names.
@@ -97,7 +97,7 @@ def require_names(given: Mapping[Any, Any], due: Sequence[str], what: str) -> No
     if missing:
         raise Misuse(f"{what} lacks {listed(missing)}; give every tensor of the model, zeros where nothing changed")
     if unknown:
-        raise Misuse(f"{what} has {listed(unknown)}, which the model has not; leave out what is not aggregated")
+        raise Misuse(f"{what} has {listed(unknown)}, which the model does not have; leave out what is not aggregated")
 
 
 def plain_tensor(value: Tensor | np.generic, shape: Shape) -> Tensor:

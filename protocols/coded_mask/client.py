@@ -59,7 +59,7 @@ class Held(Confined):
         self.pieces = dict[ClientId, Vector]()
 
     def wipe(self) -> None:
-        """Overwrite what is secret."""
+        """Overwrite the secrets."""
         self.state = State.DONE
         for vector in (self.mask, *self.pieces.values()):
             vector[:] = 0

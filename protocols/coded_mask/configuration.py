@@ -30,7 +30,7 @@ _MAXIMUM_LAYOUT_BYTES: Final = 1 << 21
 
 @dataclass(frozen=True, kw_only=True)
 class Configuration(Message):
-    """One sum: what is summed, by how many, and how many may drop out or talk to each other; the server's offer."""
+    """One sum: its subject, its clients, and how many may drop out or collude; the server's offer."""
 
     kind: ClassVar = MessageKind.CODED_MASK_OFFER
     task: Annotated[bytes, variable(_MAXIMUM_TASK_BYTES)]
@@ -88,7 +88,7 @@ class Configuration(Message):
         return tuple((segment, -(-segment.modulus_bits // self.limb_bits)) for segment in rings)
 
     def offset(self, segment: RingSegment, limbs: int) -> int:
-        """Return what is added to each value: half of every limb, so that small ones of either sign carry nowhere."""
+        """Return the offset of each value: half of every limb, so that small values of either sign carry nowhere."""
         middles = sum(1 << (self.limb_bits * limb - 1) for limb in range(1, limbs))
         return middles + (1 << (segment.modulus_bits - 1))
 

@@ -47,10 +47,10 @@ class Floors:
         )
 
     def admit(self, configuration: Configuration) -> None:
-        """Refuse what is weaker than these floors.
+        """Refuse a configuration that is weaker than these floors.
 
         Raises:
-            InvalidParameters: with reason ``below_floor``, naming what is too weak.
+            InvalidParameters: with reason ``below_floor``, naming the weak value.
         """
         for is_weak, sentence in self._weaknesses(configuration):
             if is_weak:

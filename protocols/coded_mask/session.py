@@ -137,7 +137,7 @@ class CodedMaskMember(Confined):
         suspended.wipe()
         if (held := self._suspended.pop(handle, None)) is None:
             raise Misuse(
-                "what was suspended was resumed before, or its process has ended; take part in the next sum",
+                "the suspended state was resumed before, or its process has ended; take part in the next sum",
                 reason=Reason.ALREADY_SPENT,
             )
         try:
@@ -165,6 +165,6 @@ class CodedMaskMember(Confined):
         return handle
 
     def forget(self) -> None:
-        """Wipe what was suspended and never resumed."""
+        """Wipe suspended states that were never resumed."""
         while self._suspended:
             self._suspended.popitem()[1].wipe()

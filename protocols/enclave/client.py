@@ -196,7 +196,7 @@ class Client(OneStageClientSession):
         Raises:
             InvalidParameters: the enclave's configuration goes below this client's floors, or the update does not fit.
             PeerMisbehaved: the enclave's verification has run out, or the ledger refuses another upload.
-        Security: what is charged is durable where the ledger has a file. With noise, values beyond the bound that the
+        Security: a charge is durable where the ledger has a file. With noise, values beyond the bound that the
             noise was chosen for are scaled down to it, in the same time and without a word: a refusal would tell the
             host the norm, one bound after the other, and no epsilon counts that.
         """

@@ -102,7 +102,7 @@ class EnclaveFloors:
             tables: the codebooks of the client's own codec, for each index segment.
             maximum_seals: how many uploads the client makes for the task at most.
         Raises:
-            InvalidParameters: with reason ``below_floor``, naming what is too weak.
+            InvalidParameters: with reason ``below_floor``, naming the weak value.
         """
         for is_weak, sentence in self._weaknesses(configuration, layout, tables, maximum_seals, now):
             if is_weak:
@@ -146,7 +146,7 @@ class EnclaveFloors:
         widest = max(segment.ring.modulus_bits for segment in configuration.released.segments)
         yield (
             widest > self.maximum_released_bits,
-            f"an element of what is released has more than {self.maximum_released_bits} bits",
+            f"a released element has more than {self.maximum_released_bits} bits",
         )
         is_tight = 0 < configuration.codeword_bound < (self.minimum_codeword_bound or 1 << 40)
         yield is_tight, f"choices over a norm of {configuration.codeword_bound} count as the least codewords"

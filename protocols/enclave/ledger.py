@@ -19,7 +19,7 @@ _MAXIMUM_TASK_BYTES: Final = 256
 class SealLedger(Confined):
     """Number of seals of a client for one task, and the last model among them.
 
-    Security: a ledger without ``SpentUpdates`` of a file forgets what was spent when its process ends.
+    Security: a ledger without ``SpentUpdates`` of a file forgets its uploads when its process ends.
     """
 
     def __init__(

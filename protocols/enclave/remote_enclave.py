@@ -51,7 +51,7 @@ class EnclaveLost(ConnectionError):
 class RemoteEnclave:
     """A connection to one trusted process, with the methods that a ``Host`` calls.
 
-    Nothing is sent twice. Once an answer is missing or makes no sense, nobody knows what was done, so the connection is
+    Nothing is sent twice. Once an answer is missing or makes no sense, nobody knows its effect, so the connection is
     closed, by which the process ends the epoch.
     """
 
@@ -155,7 +155,7 @@ class RemoteEnclave:
         return self._ask(message, read)
 
     def release(self) -> bytes:
-        """Release the open buffer, or return again what was released.
+        """Release the open buffer, or return the release again.
 
         Raises:
             ThresholdNotMet, PeerMisbehaved, Misuse: as for ``Enclave.release``.
@@ -236,7 +236,7 @@ def _read_release(answer: bytes) -> bytes:
 
 
 def _largest_release(configuration: EnclaveConfiguration) -> int:
-    """Return a bound on the bytes of what is released."""
+    """Return a bound on the bytes of a release."""
     lengths = (
         segment.blocks * segment.codewords if isinstance(segment, IndexSegment) else segment.length
         for segment in configuration.released.segments

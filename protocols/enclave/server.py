@@ -66,7 +66,7 @@ class EnclaveConnection(Protocol):
         ...
 
     def release(self) -> bytes:
-        """Release the open buffer, or return again what was released."""
+        """Release the open buffer, or return the release again."""
         ...
 
     def give_up_buffer(self) -> None:
@@ -140,7 +140,7 @@ class Server(StagedServerSession[ReadUpload]):
         """
         model = stamp_of(subject, subject.model_digest)
         self._enclave.announce_model(model.version, model.digest)
-        # The model may not be that of the buffer, which is what the host would put back.
+        # The model may not be that of the buffer, which the host would put back.
         return Invitation(self.configuration.encode(), self._attested, model.version, model.digest, False).encode()  # noqa: FBT003 -- is_short
 
     # --- The session --------------------------------------------------------------------------------------------------
@@ -282,7 +282,7 @@ class Server(StagedServerSession[ReadUpload]):
             configuration, masked = self.configuration, iter(self._open_sums() if sums is None else sums)
             release = BufferRelease.decode(self._enclave.release())
             if hashlib.sha256(release.aggregate).digest() != release.receipt.released_digest:
-                raise MalformedMessage("what was released is not what its receipt is for", reason=Reason.NOT_CANONICAL)
+                raise MalformedMessage("the release is not the one of its receipt", reason=Reason.NOT_CANONICAL)
             released = Aggregate.decode(release.aggregate, configuration.released)
             values, parts = list(released.values), _parts_of(configuration)
             for segment, position in zip(configuration.layout.segments, parts, strict=True):
@@ -302,7 +302,7 @@ class Server(StagedServerSession[ReadUpload]):
 
 
 def split_upload(message: bytes, configuration: EnclaveConfiguration) -> tuple[bytes, ClientId, memoryview]:
-    """Take an upload apart into what is the enclave's, whose it says that it is, and the host's packed vectors.
+    """Take an upload apart into the enclave's part, its claimed sender, and the host's packed vectors.
 
     Raises:
         MalformedMessage: it is not of the configuration's lengths.

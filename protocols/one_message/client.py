@@ -100,7 +100,7 @@ class Ledger(Confined):
         self._store, self._lock = store, Lock()
 
     def sent_for(self, offer: bytes) -> bytes | None:
-        """Return the upload that answered this very offer, which is what is sent again."""
+        """Return the upload that answered this very offer, to be sent again."""
         is_same = self._record.upload and self._record.offer == hashlib.sha256(offer).digest()
         return self._record.upload if is_same else None
 
@@ -222,7 +222,7 @@ class OneMessageMember(Confined):
 
 
 class Client(Confined):
-    """A client's side of one sum: one message; on the committee also what is asked of its holder."""
+    """A client's side of one sum: one message; on the committee also the messages of its holder."""
 
     def __init__(
         self,

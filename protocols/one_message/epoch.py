@@ -188,7 +188,7 @@ class VerifiedEpoch:
 
 
 def verify_epoch(record: bytes, keys: Sequence[bytes]) -> VerifiedEpoch:
-    """Check an epoch; what was verified is remembered, because clients meet the same epoch in every sum.
+    """Check an epoch; verified ones are remembered, because clients meet the same epoch in every sum.
 
     Raises:
         MalformedMessage, AuthenticationFailed, PeerMisbehaved: naming the holder whose keys are wrong.

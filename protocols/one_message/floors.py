@@ -68,10 +68,10 @@ class Floors:
         )
 
     def admit(self, agreement: Agreement, now: datetime) -> None:
-        """Refuse what is weaker than these floors.
+        """Refuse an offer that is weaker than these floors.
 
         Raises:
-            InvalidParameters: with reason ``below_floor``, naming what is too weak.
+            InvalidParameters: with reason ``below_floor``, naming the weak value.
         """
         for is_weak, sentence in self._weaknesses(agreement, now):
             if is_weak:

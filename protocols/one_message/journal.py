@@ -90,7 +90,7 @@ class Journal(Protocol):
         """Write a record down in the place of all others."""
 
     def records(self) -> Iterator[Entry]:
-        """Return what was written down before, once."""
+        """Return the earlier records, once."""
         ...
 
     def erase(self) -> None:
@@ -241,7 +241,7 @@ class FileJournal(Confined):
         return iter(entries)
 
     def close(self) -> None:
-        """Close the folder, which stays; what was read of its secret is overwritten."""
+        """Close the folder, which stays; the secret read from it is overwritten."""
         self.root.wipe()
         self._close()
 
@@ -257,7 +257,7 @@ class FileJournal(Confined):
     # --- What a folder holds ------------------------------------------------------------------------------------------
 
     def _kept(self, record: bytes, boot_id: bytes) -> HolderSecret | None:
-        """Read the folder; return nothing if nobody has heard of what is in it.
+        """Read the folder; return nothing if nobody has heard of its contents.
 
         Raises:
             InvalidParameters: its state is refused.
@@ -366,7 +366,7 @@ def _records_in(head: JournalHead, written: bytes) -> Iterator[bytes]:
 
 
 def is_journal(folder: Path) -> bool:
-    """Say whether a folder holds the files of a journal and no others; an empty one is what is left of one."""
+    """Say whether a folder holds the files of a journal and no others; an empty one is the rest of one."""
     names = {path.name for path in folder.iterdir()}
     if any(_FILES.fullmatch(name) is None for name in names):
         return False

@@ -203,7 +203,7 @@ def plan_epoch(  # noqa: PLR0913 -- all but four have defaults
     authority: bytes = NO_KEY,
     rule: ThresholdRule | None = None,
 ) -> EpochRecord:
-    """Choose thresholds for these holders; the authority signs what is returned.
+    """Choose thresholds for these holders; the authority signs the returned record.
 
     Args:
         authority: its public key; none means ``semi_honest`` mode.
@@ -240,7 +240,7 @@ def plan_offer(  # noqa: PLR0913 -- all but four have defaults
     bounds: Sequence[Bounds] | None = None,
     noise: NoiseSettings = NO_NOISE,
 ) -> Offer:
-    """Put an offer together from an epoch's record, its holders' keys, and what is summed.
+    """Put an offer together from an epoch's record, its holders' keys, and the subject of the sum.
 
     Raises:
         InvalidParameters: nothing fits; the message names the next parameters that do.

@@ -406,7 +406,7 @@ class Tally(Confined):
         return said
 
     def take(self, said: HolderSaid) -> None:
-        """Take what was verified.
+        """Take a verified upload.
 
         Raises:
             PeerMisbehaved: the holder said something else before.
@@ -586,7 +586,7 @@ class Tally(Confined):
         self._liars |= liars
 
     def end(self) -> None:
-        """Give the sum up, and overwrite what was collected."""
+        """Give the sum up, and overwrite the collected uploads."""
         if self.state is not State.ENDED:
             self._go_to(State.ENDED)
             self._adder.end()

@@ -217,7 +217,7 @@ class Client(Confined):
             self._abort()
 
     def _answer(self, kind: MessageKind, message: bytes) -> tuple[list[bytes], ClientState | None]:
-        """Return what is sent back, and which state follows where the table allows several."""
+        """Return the answer, and which state follows where the table allows several."""
         step, member = self._step, self._member
         match kind, step:
             case MessageKind.SESSION_OFFER, None:
@@ -305,9 +305,7 @@ class Client(Confined):
         with self._lock:
             recording = self._recording
             if recording is None or self._state is not ClientState.AWAITING_OFFER:
-                raise Misuse(
-                    "what was suspended is resumed by a client with the latch that numbered it, and no session"
-                )
+                raise Misuse("a suspended state is resumed by a client with the latch that numbered it, and no session")
             recording.claim(suspended)
             try:
                 self._configuration, state, self._step, self._answered = recording.resumed(self._member, self._admit)
@@ -334,7 +332,7 @@ class Client(Confined):
 
 
 def _state_after_upload(masked: Masked | None) -> ClientState:
-    """Return what is awaited next; who complained in place of uploading is out."""
+    """Return the messages awaited next; clients that complained in place of uploading are out."""
     if masked is None:
         return ClientState.ABORTED
     roster = masked.key_set.roster

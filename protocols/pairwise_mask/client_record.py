@@ -53,7 +53,7 @@ _ROOT_BYTES: Final = 32
 
 
 class RecordedCoins(Confined):
-    """Coins that are remembered until told otherwise, and drawn again in the same order from what was remembered.
+    """Coins that are remembered until told otherwise, and drawn again in the same order from memory.
 
     So keys follow from them a second time, by the very function that drew them, and need not be kept themselves.
     """
@@ -83,11 +83,11 @@ class RecordedCoins(Confined):
         return fresh
 
     def stop(self) -> None:
-        """Remember nothing from here on; what is drawn for sharing is never needed again."""
+        """Remember nothing from here on; coins drawn for sharing are never needed again."""
         self._remembers = False
 
     def wipe(self) -> None:
-        """Overwrite what was drawn."""
+        """Overwrite the drawn coins."""
         for secret in self.drawn:
             secret.wipe()
         self.drawn.clear()
@@ -207,7 +207,7 @@ class ClientRecord:
     edge_seeds: dict[int, Secret] = field(default_factory=dict[int, Secret], repr=False)
 
     def encode(self) -> Secret:
-        """Return the encoding: what is public behind its length, and then the secrets in the order of their mention."""
+        """Return the encoding: the public part behind its length, and the secrets in the order of their mention."""
         public = Writer(MessageKind.CLIENT_SNAPSHOT).fixed(self.name, NAME_BYTES).integer(self.number, 4)
         public.integer(_STATES.index(self.state), 1).fixed(self.client.encode(), 8)
         public.variable(self.offer, _MOST_BYTES).variable(self.advertised_keys, _MOST_BYTES)
@@ -337,7 +337,7 @@ def _malformed() -> MalformedMessage:
 
 def _require_own(record: ClientRecord, member: Member) -> None:
     if record.client != member.client:
-        raise Misuse(f"what was suspended is that of {record.client} and not of {member.client}")
+        raise Misuse(f"the suspended state is that of {record.client} and not of {member.client}")
 
 
 def _step_of(record: ClientRecord, member: Member, configuration: SessionConfiguration) -> Step:

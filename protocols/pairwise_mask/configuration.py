@@ -251,6 +251,6 @@ def commit_to_opening(opening: bytes) -> bytes:
 
 
 def require_range(name: str, value: object, least: int, greatest: int) -> None:
-    """Refuse what is not an integer in a range."""
+    """Require an integer in a range."""
     if type(value) is not int or not least <= value <= greatest:
         raise InvalidParameters(f"{name} is an integer in {least}..{greatest}; got {value!r}")

@@ -108,7 +108,7 @@ class MaskedVector:
             accumulate(vector, segment.ring, add=add, subtract=subtract, first_segment=first, threads=threads)
 
     def round(self, context: SessionContext) -> None:
-        """Round what was masked on a fine grid; its check words become those of what is sent less the masks.
+        """Round values masked on a fine grid; their check words become those of the sent values less the masks.
 
         They are linear: what rounding adds to the values, its words add to the check words under their masks.
         """
@@ -124,7 +124,7 @@ class MaskedVector:
             )
 
     def pack(self) -> tuple[bytes | memoryview, ...]:
-        """Return each vector at exactly its bits for each element; together they are what travels.
+        """Return each vector at exactly its bits for each element; together they are the upload.
 
         Where elements fill their words this is a view of the vector and not a copy.
         """

@@ -131,7 +131,7 @@ class LateInput(ClientInput):
         self._configuration: SessionConfiguration | None = None
 
     def require_fits(self, configuration: SessionConfiguration) -> None:
-        """Note the session, which what is made is held to.
+        """Note the session, to which the input is held.
 
         Raises:
             Misuse: the input is spent.
@@ -145,7 +145,7 @@ class LateInput(ClientInput):
 
         Raises:
             Misuse: it was handed over before.
-            InvalidParameters: what is made does not fit the session.
+            InvalidParameters: the input does not fit the session.
         """
         if self.is_spent or self._configuration is None:
             raise _spent()

@@ -317,7 +317,7 @@ def graph_parameters(
     ``is_early``.
 
     Raises:
-        InvalidParameters: no graph withstands what is assumed.
+        InvalidParameters: no graph withstands these assumptions.
     """
     choose = _sparse if topology is Topology.SPARSE else _full
     chosen, fewest = choose(mode, assumptions, invited), assumptions.population - assumptions.dropped

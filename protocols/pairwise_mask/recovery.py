@@ -326,7 +326,7 @@ class Recovery:
         threshold = self._settled.configuration.threshold
         liars, culprits, dealt = set[int](), set[Party](), frozenset[Party]()
         if self._settled.is_active:
-            # Of the shares that are left each is as it was dealt, so what is wrong with them is their dealer's doing.
+            # The remaining shares are as they were dealt, so their faults are their dealer's.
             dealt = self._settled.said_by(dealer)
             liars = {item.holder for item in shown if not self._fits(dealer, secret, item)}
             culprits |= {self._roster.clients[holder] for holder in liars}
@@ -468,7 +468,7 @@ def count_revealed_sets(settled: Settled) -> frozenset[frozenset[ClientId]]:
 
 
 def transcript_of(settled: Settled) -> Transcript:
-    """Return what a finished session shows of its contributors: who masked with whom, and what was recovered."""
+    """Return a finished session's facts about contributors: who masked with whom, and the recovered secrets."""
     clients, neighbours_of = settled.roster.clients, settled.roster.graph.neighbours
     sharers, contributors = settled.sharers, settled.contributors
     masked_with = {

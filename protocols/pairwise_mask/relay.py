@@ -113,11 +113,11 @@ class Settled:
         return self.roster.set_of(self.position_of(client) for client in clients)
 
     def with_sharers(self, clients: Iterable[ClientId]) -> Settled:
-        """Return what is settled when the second round is closed."""
+        """Return the results of the second round, which is closed."""
         return replace(self, known_sharers=self.set_of(clients))
 
     def with_contributors(self, clients: Iterable[ClientId]) -> Settled:
-        """Return what is settled when the third round is closed."""
+        """Return the results of the third round, which is closed."""
         return replace(self, known_contributors=self.set_of(clients))
 
     def said_by(self, position: int) -> frozenset[Party]:

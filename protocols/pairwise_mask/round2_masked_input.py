@@ -160,8 +160,8 @@ def mask_input(
 
     Implements: [BIK+17] Fig. 4, Round 2, client.
     Returns:
-        The next state, the upload, and what was wrong with single shares without ending the session. If the seed of an
-        edge is unusable: no state, a complaint in place of the upload, and what was wrong; the input is not spent.
+        The next state, the upload, and the faults of single shares that do not end the session. If the seed of an
+        edge is unusable: no state, a complaint in place of the upload, and the faults; the input is not spent.
     Raises:
         ThresholdNotMet: fewer shared keys than are needed, among all or among the neighbours.
         PeerMisbehaved: the set of sharers does not hold this client.
@@ -256,7 +256,7 @@ def _check_sharers(message: DeliveredShares, key_set: VerifiedKeySet) -> None:
 
 
 def _collect_seeds(state: Shared, entries: Mapping[int, SharesEntry], seeds: dict[int, Secret]) -> dict[int, PeerError]:
-    """Fill in the seed of every edge, and return what is wrong with those that are unusable."""
+    """Fill in the seed of every edge, and return the faults of those that are unusable."""
     context, suite = state.key_set.roster.context, key_suite(state.key_set.roster.configuration.suite)
     unusable = dict[int, PeerError]()
     for neighbour, entry in entries.items():

@@ -44,7 +44,7 @@ ROUND: Final = "unmasking"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Endorsement:
-    """One committee member's signature on the survivors, with what is needed to verify it."""
+    """One committee member's signature on the survivors, with the values needed to verify it."""
 
     position: Annotated[int, unsigned(4)]
     identity_key: Annotated[bytes, fixed(IDENTITY_KEY_BYTES)]

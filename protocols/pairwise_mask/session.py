@@ -117,7 +117,7 @@ class PairwiseMember(Confined):
             self._privacy.charge(self._noise_of(configuration))
 
     def noised(self, payload: Payload, configuration: SessionConfiguration) -> Payload:
-        """Return what is masked: with noise, the clipped values and this client's share of it, drawn once.
+        """Return the values to mask: with noise, the clipped values and this client's share of it, drawn once.
 
         Claim PM-7: noise is part of the input, so that it is in the one sum and in nothing else.
         """

@@ -32,7 +32,7 @@ from .thresholds import least_privacy_bits
 
 
 def describe(session: Server) -> tuple[str, ...]:
-    """Return what was planned, a line each."""
+    """Return the plan, a line each."""
     configuration = session.configuration
     widths = sorted({segment.modulus_bits for segment in configuration.layout.require_rings()})
     most = configuration.maximum_population

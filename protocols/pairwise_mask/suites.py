@@ -85,7 +85,7 @@ class SharePlace:
         return hashlib.sha256(statement).digest()
 
     def fits(self, share: Secret, secret: SharedSecret, other_digest: bytes, commitment: bytes) -> bool:
-        """Whether one share and the digest of the other are what the dealer committed to."""
+        """Whether one share and the digest of the other match the dealer's commitment."""
         own = self.digest_of(share, secret)
         digests = (own, other_digest) if secret is SharedSecret.MASK_ROOT else (other_digest, own)
         return compare_digest(self.commit_to(*digests), commitment)
@@ -201,11 +201,11 @@ class KeySuite(Protocol):
         ...
 
     def seed_of_sent_edge(self, own: MaskKeys, peer: PublishedKeys, context: SessionContext, edge: bytes) -> Secret:
-        """Return the pairwise seed at the sending end; ``edge`` is what it sent."""
+        """Return the pairwise seed at the sending end; ``edge`` is the sent message."""
         ...
 
     def seed_of_received_edge(self, own: MaskKeys, peer: PublishedKeys, context: SessionContext, edge: bytes) -> Secret:
-        """Return the pairwise seed at the receiving end; ``edge`` is what came."""
+        """Return the pairwise seed at the receiving end; ``edge`` is the received message."""
         ...
 
     def check_revealed_seed(

@@ -247,7 +247,7 @@ def _log_choose(a: int, b: int) -> float:
 
 
 def require_number(name: str, value: object, least: int, greatest: int | None = None) -> None:
-    """Refuse what is not an integer in a range."""
+    """Require an integer in a range."""
     if type(value) is not int or value < least or (greatest is not None and value > greatest):
         within = f"is at least {least}" if greatest is None else f"is in {least}..{greatest}"
         raise InvalidParameters(f"{name} {within}; got {value!r}")

@@ -66,7 +66,7 @@ def _depths(configuration: IndexingConfiguration) -> set[int]:
 
 
 def _costs(configuration: IndexingConfiguration, clients: int) -> Costs:
-    """Add what is sent plain, which one server expands and the other one is sent; envelopes, proofs and signatures."""
+    """Add the plain parts, which one server expands and the other is sent; envelopes, proofs and signatures."""
     shapes = [(configuration.shape(segment), segment.blocks) for _, segment in configuration.index_segments]
     payload = sum(
         CorrectionWords.encoded_bytes(shape, blocks) if shape.depth else ExplicitShare.encoded_bytes(shape, blocks)

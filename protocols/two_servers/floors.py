@@ -62,7 +62,7 @@ class IndexingFloors:
         """Refuse a configuration that is weaker than these floors, or made for another codec than the client's.
 
         Raises:
-            InvalidParameters: with reason ``below_floor``, naming what is too weak.
+            InvalidParameters: with reason ``below_floor``, naming the weak value.
         """
         if type(now) is not datetime or now.utcoffset() is None:
             raise Misuse("the time is a datetime with a time zone")

@@ -5,7 +5,7 @@
 Each step may find that the upload must not be taken, and raises then. Server 1 takes the upload when it concludes, and
 server 0 when it settles; only then is anything added. Each step called again with the same bytes gives the same bytes.
 
-A weight multiplies a sum, not an upload. So what is released can leave out the weights that too few clients have: in
+A weight multiplies a sum, not an upload. So a release can leave out the weights that too few clients have: in
 the sum of one client of weight 1 and many of weight 64 the remainders modulo 64 would be that one client's input.
 """
 

@@ -367,7 +367,7 @@ class IndexingServer(Confined):
     def _say(self, upload_id: bytes, heard: bytes, say: Callable[[], bytes]) -> bytes | None:
         """Return what this server says first of an upload; None if it rejects the upload.
 
-        Security: what is said again is said at the same point of the check, and about the same words, because the
+        Security: a repeated message is made at the same point of the check, and about the same words, because the
         point follows from the upload and from a key that the servers keep.
         """
         pending, question = self._pending[upload_id], hashlib.sha256(heard).digest()
@@ -537,7 +537,7 @@ class Server(StagedServerSession[bytes]):
         self._decide()
 
     def _decide(self) -> None:
-        """Decide with server 1 about what was received since the last batch."""
+        """Decide with server 1 about the uploads received since the last batch."""
         while batch := self._unasked[:BATCH]:
             proposal = self._tell(BatchRequest(tuple(batch)).encode())
             self._zero.settle(self._tell(self._zero.answer(proposal)))

@@ -91,7 +91,7 @@ class StandingFloors:
         """Refuse a configuration that its operator would not have written.
 
         Raises:
-            InvalidParameters: with reason ``below_floor``, naming what is to be changed.
+            InvalidParameters: with reason ``below_floor``, naming the value to be changed.
         """
         for is_wrong, sentence in self._objections(configuration, now):
             if is_wrong:
@@ -293,7 +293,7 @@ class StandingServer(Confined):
                 _LOG.warning("server 1 refuses: %s", error)
                 return encode_refusal(error)
         except Exception as error:  # noqa: BLE001 -- logged, and the round ends
-            # Nobody has thought of this error, so nobody can say that what is left of the round is in order.
+            # Nobody has thought of this error, so nobody can say that the rest of the round is in order.
             _LOG.exception("server 1 ends its round")
             self.end_round()
             return encode_refusal(InternalError(f"server 1 met a {type(error).__name__} and has ended its round"))

@@ -1,6 +1,6 @@
 """Upload of a client: one signed header that both servers hold, and an envelope for each server that it alone opens.
 
-The header is all that is in the clear. Its digest is what every ciphertext, key and proof of the upload is bound to,
+Only the header is in the clear. Every ciphertext, key and proof of the upload is bound to its digest,
 and the client signs it together with both envelopes' keys. Two servers that hold the same upload id therefore hold
 two halves of one upload; a client that sends them halves of two uploads is counted by neither.
 

@@ -135,7 +135,7 @@ class X25519KeyPair(Confined):
 
         Raises:
             Misuse: it was asked for before; a second message under it would break both.
-        Security: a pair that is derived again from its root has no memory of it. Store a sealed message before it is sent.
+        Security: a pair that is derived again from its root has no memory of it. Store a sealed message before sending.
         """
         if (peer, context) in self._sealed_for:
             raise Misuse(

@@ -426,7 +426,7 @@ _WORDS: Final = 9929
 """
 
 Reader = Callable[[object], Rows]
-"""Makes a stored row of an item; a ValueError says what is wrong with it."""
+"""Makes a stored row of an item; a ValueError says its fault."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -139,7 +139,7 @@ class Descent:
     def __init__(
         self, parameters: Sequence[torch.Tensor], start: Sequence[torch.Tensor], settings: LocalTraining
     ) -> None:
-        """Take what is moved, and where it starts."""
+        """Take the parameters that move, and their start."""
         self._parameters, self._start, self._settings = parameters, start, settings
         self._momenta = [torch.zeros_like(tensor) for tensor in parameters] if settings.momentum else []
 
@@ -428,7 +428,7 @@ class ThreadsEngine:
 
 
 def _in_order(work: Callable[[int], Done], places: Sequence[int], threads: int) -> Generator[Done]:
-    """Work ahead of what is taken by a few clients, and yield in order, so that sums of floats repeat."""
+    """Work a few clients ahead of the taker, and yield in order, so that sums of floats repeat."""
     # Each thread has its own setting of how many threads an operation may use.
     pool = ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,))
     waiting = deque[Future[Done]]()

@@ -232,7 +232,7 @@ def train(
             for observer in told:
                 observer.round_done(record)
     finally:
-        # Also after an interruption, and then what is kept is the state after the last whole round.
+        # Also after an interruption, and then the state after the last whole round is kept.
         for observer in told:
             observer.close()
     summary = summarise(records, parameters=run.values)
@@ -355,7 +355,7 @@ def _engine(configuration: Configuration, factory: ModelFactory, data: Federated
             )
         )
     except InvalidParameters as error:
-        # Another engine says what is wrong with any other of the model's faults.
+        # Another engine reports the model's other faults.
         warnings.warn(f"one client after the other is trained, not many at once: {error}", stacklevel=2)
         return made("sequential")
     return engine
@@ -495,7 +495,7 @@ def sweep(
     jobs: int = 1,
     told: Callable[[str], None] | None = None,
 ) -> list[dict[str, Any]]:
-    """Train what is not finished, and return the summary of every run; a run that fails says why in its own.
+    """Train the unfinished runs, and return the summary of every run; a run that fails says why in its own.
 
     Args:
         jobs: how many processes; each trains one client at a time if there is more than one.

@@ -190,12 +190,12 @@ class Timer:
         self.seconds = dict[str, float]()
 
     def add(self, name: str, seconds: float) -> None:
-        """Count what was measured elsewhere."""
+        """Count seconds that were measured elsewhere."""
         self.seconds[name] = self.seconds.get(name, 0.0) + seconds
 
     @contextmanager
     def part(self, name: str) -> Generator[None]:
-        """Count what is done inside."""
+        """Count the seconds inside."""
         started = perf_counter()
         try:
             yield
@@ -211,7 +211,7 @@ class Pulled:
     """The uploads of a round."""
 
     def __init__(self, due: SumRound, compression: CompressionSettings, timer: Timer) -> None:
-        """Prepare to count what is sent."""
+        """Prepare to count sent bytes."""
         self.due, self._timer = due, timer
         self.sent = 0
         self._losses = list[tuple[int, float, int]]()

@@ -337,7 +337,7 @@ _USUAL: Final = CompressionSettings()
 
 
 def require_belonging(compression: CompressionSettings) -> None:
-    """Refuse what was set and would be read by nobody; a complete file has the usual values of other schemes.
+    """Refuse settings that nothing would read; a complete file has the usual values of other schemes.
 
     Raises:
         InvalidParameters: saying which schemes it is for.
@@ -493,7 +493,7 @@ def from_tree(tree: Mapping[str, Any]) -> Configuration:
 
 
 def to_tree(value: object) -> dict[str, Any]:
-    """Return nested dictionaries of what TOML can hold; what is None is left out."""
+    """Return nested dictionaries of values that TOML can hold; None is left out."""
     tree = dict[str, Any]()
     for item in fields(cast("Any", value)):
         current = getattr(value, item.name)

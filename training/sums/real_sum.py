@@ -77,7 +77,7 @@ class RunNoise:
     """The noise of a run's sessions."""
 
     def __init__(self, settings: PrivacySettings, *, clip: float, fraction_bits: int, rounds: int) -> None:
-        """Take over what is configured; ``require_private`` has judged it."""
+        """Take over the configuration; ``require_private`` has judged it."""
         self.settings, self._clip, self._fraction_bits, self._rounds = settings, clip, fraction_bits, rounds
 
     @property
@@ -395,7 +395,7 @@ class _PulledUploads:
         try:
             upload = next(self._uploads, None)
         except Exception as error:
-            # A session takes what is raised in it for a client's leaving.
+            # A session takes an error raised in it for a client's leaving.
             self._error = error
             raise
         if upload is None:

@@ -28,7 +28,7 @@ def bounded_choices(
 ) -> list[bytearray]:
     """Return the packed indices of each segment: those that were chosen, or the least ones where their norm is larger.
 
-    Security: the result is as secret as what was chosen, and the caller's to overwrite.
+    Security: the result is as secret as the choices, and the caller's to overwrite.
     """
     chosen = [segment.ring.unpack(part, segment.blocks) for part, segment in zip(parts, segments, strict=True)]
     squared = sum(_chosen_squared(indices, some) for indices, some in zip(chosen, tables, strict=True))

@@ -387,6 +387,6 @@ def _read_noise(reader: Reader) -> Noise | None:
 
 
 def require_range(name: str, value: object, least: int, greatest: int) -> None:
-    """Refuse what is not an integer in a range."""
+    """Require an integer in a range."""
     if type(value) is not int or not least <= value <= greatest:
         raise InvalidParameters(f"{name} is an integer in {least}..{greatest}; got {value!r}")

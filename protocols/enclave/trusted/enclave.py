@@ -1,6 +1,6 @@
 """The trusted part: keys that live in memory alone, uploads in, and one sum of many clients out for each buffer.
 
-This module and what it imports are what a measurement stands for. It has no network, no file, no clock and no
+A measurement stands for this module and its imports. It has no network, no file, no clock and no
 configuration but the one it started with. A restart is another epoch with other keys, so what was sealed to the last
 one is opened by nobody.
 """
@@ -136,7 +136,7 @@ class Enclave(Confined):
             return self._quote(self.offer.binding_for(nonce))
 
     def open_buffer(self, version: int, model_digest: bytes) -> None:
-        """Begin to collect updates for a model; what was released before can no longer be fetched again.
+        """Begin to collect updates for a model; the previous release can no longer be fetched again.
 
         Raises:
             Misuse, PeerMisbehaved: as for ``ReleaseRules.open``.
@@ -241,7 +241,7 @@ class Enclave(Confined):
             self._forget()
 
     def destroy(self) -> None:
-        """End the epoch: give up the keys, and overwrite what is in the buffer."""
+        """End the epoch: give up the keys, and overwrite the buffer."""
         with self._lock:
             self._rules.destroy()
             self._forget()
@@ -318,7 +318,7 @@ class Enclave(Confined):
     # --- One release --------------------------------------------------------------------------------------------------
 
     def _vectors(self) -> Iterator[RingVector | Histogram]:
-        """Make what is released, segment by segment, with its noise."""
+        """Make the release, segment by segment, with its noise."""
         noise = self.configuration.noise
         released = enumerate(self.configuration.released.segments)
         for (position, segment), (combine, vector) in zip(released, self._exact_vectors(), strict=True):
@@ -332,13 +332,13 @@ class Enclave(Confined):
             yield vector
 
     def _exact_vectors(self) -> Iterator[tuple[Combine, RingVector | Histogram]]:
-        """Make what is released without noise, each vector with how noise gets into it."""
+        """Make the release without noise, each vector with the function that adds noise to it."""
         configuration, first_segment = self.configuration, 0
         histograms, tables = iter(self._histograms), iter(configuration.tables)
         released = iter(configuration.released.segments)
         for segment in configuration.layout.segments:
             if isinstance(segment, RingSegment):
-                # The host takes masks from its own sum, and what is taken from the masks stays in it.
+                # The host takes masks from its own sum, and values taken from the masks stay in it.
                 yield subtract_into, self._mask_sum(segment, first_segment)
                 first_segment += segment_count(segment.ring, segment.length)
                 next(released)

@@ -278,7 +278,7 @@ class BufferRelease:
     """Output of the enclave for one buffer.
 
     A ring segment of the aggregate is the weighted sum of the masks, less the noise, for the host to take from its sum
-    of masked vectors. The others are what the enclave decoded or counted, with their noise.
+    of masked vectors. The others are the enclave's decoded sums or counts, with their noise.
     """
 
     receipt: Receipt

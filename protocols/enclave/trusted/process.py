@@ -94,7 +94,7 @@ class EnclaveService(Confined):
             sentence = "the machine has less memory than the enclave may use, which has ended its epoch; lower --memory"
             return encode_refusal(CapacityExceeded(sentence, reason=Reason.CAPACITY_EXCEEDED))
         except Exception as error:  # noqa: BLE001 -- nothing that a host sends ends the process
-            # Nobody has thought of this error, so nobody can say that what is left of the epoch is in order.
+            # Nobody has thought of this error, so nobody can say that the rest of the epoch is in order.
             self.destroy()
             return encode_refusal(InternalError(f"the enclave met a {type(error).__name__} and has ended its epoch"))
 
@@ -159,7 +159,7 @@ def encode_attested_offer(offer: EnclaveOffer, evidence_format: str, document: b
 
 
 def _done(weight: int = 0) -> bytes:
-    """Return the answer to what was done; only an upload that was taken has a weight."""
+    """Return the answer to a request; only an upload that was taken has a weight."""
     return Writer(MessageKind.ENCLAVE_DONE).integer(weight, WEIGHT_BYTES).finish()
 
 

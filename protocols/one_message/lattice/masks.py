@@ -36,7 +36,7 @@ MOST_KEPT_BYTES: Final = 1 << 26
 _BLOCK_BYTES = 16
 _HALF_WORD_BYTES = 4
 VALUES_AT_ONCE: Final = 1 << 15
-"""Few enough that what is made of them stays in a second-level cache."""
+"""Few enough that their intermediate values stay in a second-level cache."""
 Word = npt.NDArray[np.uint64]
 BYTE_BITS: Final = 8
 Plane = npt.NDArray[np.unsignedinteger[Any]]
@@ -46,7 +46,7 @@ Plane = npt.NDArray[np.unsignedinteger[Any]]
 # A coefficient is an integer modulo 2^w in one word of 64 bits, or in two, lowest first. From the lowest bit it holds
 # g guard bits and then k fields, each wide enough for the sum of its values over a full list, so that no field
 # reaches the next. A value that wraps stands in the highest bits alone, and its carry leaves the coefficient. A value
-# with fine bits stands in the lowest, and what is above it is dropped.
+# with fine bits stands in the lowest, and the bits above it are dropped.
 
 
 def word_count(modulus_bits: int) -> int:
@@ -187,7 +187,7 @@ class Rounding:
 
     @contextmanager
     def masking(self, words: Word, start: int, end: int) -> Generator[None]:
-        """Keep what is added to some coefficients meanwhile: their masks."""
+        """Keep the masks that are added to some coefficients meanwhile."""
         parts = [
             (masks[low - place.start : high - place.start], words[low:high])
             for place, masks in zip(self._places, self._masks, strict=True)
@@ -291,7 +291,7 @@ class EpochRing:
         Raises:
             Misuse: the vectors are not of the layout, or the weight is not a positive integer.
             CapacityExceeded: a value leaves its segment's bounds, or the weight the capacity.
-        Security: a seed masks one upload; what was made from it is sent once or identically again.
+        Security: a seed masks one upload; the upload made from it is sent once or identically again.
         """
         if len(coins_seed) != SEED_BYTES:
             raise InvalidParameters(f"the seed of an upload is {SEED_BYTES} bytes; got {len(coins_seed)}")

@@ -98,7 +98,7 @@ class Accumulator:
         self._read(memoryview(upload))
 
     def coefficients(self) -> list[Word]:
-        """Return the sum of what was rounded, shifted back to where it was, modulo 2^(64 words)."""
+        """Return the sum of rounded values, shifted back to where they were, modulo 2^(64 words)."""
         first = self.runs[0].first
         size = self.runs[-1].end - first
         words = [np.zeros(size, np.uint64) for _ in range(word_count(self.parameters.modulus_bits))]
@@ -154,7 +154,7 @@ def unpack(parameters: Parameters, words: Sequence[Word], index: int, total_weig
 
 
 def agrees(parameters: Parameters, seed: bytes, words: Sequence[Word]) -> bool:
-    """Whether sums of rounded values are what their check words say, which were centred before."""
+    """Whether sums of rounded values agree with their check words, which were centred before."""
     return all(
         (
             check_words_of(parameters, seed, fine, _coefficients(parameters, words, fine))
@@ -305,7 +305,7 @@ def _center(parameters: Parameters, words: list[Word], count: int) -> None:
 
 
 Sums = list[RingVector]
-"""The sums of one piece, as words that wrap: adding two of them word by word adds what is in them."""
+"""The sums of one piece, as words that wrap: adding two of them word by word adds their sums."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -348,7 +348,7 @@ class OneMessageCut:
         Accumulator(self.parameters, number, total).add(piece)
 
     def open(self, total: Sums, number: int, secret: SumOfSecrets) -> Sums:
-        """Return the coefficients of a piece, less a S; what is checked of a whole vector is not checked yet."""
+        """Return the coefficients of a piece, less a S; the checks of a whole vector are still to be made."""
         summed = Accumulator(self.parameters, number, total)
         ring = epoch_ring(self.parameters, self.seed)
         return [*Opening(ring).unmasked(summed, secret.astype(np.int32))]
@@ -374,7 +374,7 @@ class Adder(Protocol):
         ...
 
     def add(self, client: ClientId, kept: bytes) -> None:
-        """Add what was kept, now or later."""
+        """Add kept uploads, now or later."""
 
     def settle(self) -> Mapping[ClientId, SecAggError]:
         """Finish the sum, and return whose pieces were lost, and how; nobody is to blame."""
@@ -395,7 +395,7 @@ class Adder(Protocol):
         """Write down that the sum is about to be released; no later process releases it again."""
 
     def end(self) -> None:
-        """Give up what was added."""
+        """Give up the added sums."""
 
 
 class LocalSum:

@@ -1,4 +1,4 @@
-"""Runs of values as an upload holds them: what is exact, what is rounded, and which bits of coefficients travel."""
+"""Runs of values as an upload holds them: exact or rounded, with the bits of coefficients that are sent."""
 
 from __future__ import annotations
 

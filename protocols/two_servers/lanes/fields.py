@@ -169,7 +169,7 @@ class LaneField:
         return checked
 
     def add_into(self, total: LaneVector, lanes: LaneVector) -> None:
-        """Add in place; the total holds lanes, and what is added holds lanes or q, as complements of lanes do."""
+        """Add in place; the total holds lanes, and the addend holds lanes or q, as complements of lanes do."""
         total += lanes
         total += wraps(total, self.bits)
         total &= self.word.type(self.modulus)

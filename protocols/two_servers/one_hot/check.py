@@ -18,7 +18,7 @@ server that work together pass always; such a server could add any error to the 
 
 The values opened for an honest client are uniform subject to the two equations, which hold for every input, so it says
 nothing about the input. That is so *once*: a second query point would open f_i at a second place under one mask, and
-with it the row. ``RoundChallenges`` therefore fixes the point by what was uploaded, and refuses a second upload.
+with it the row. ``RoundChallenges`` therefore fixes the point by the upload, and refuses a second upload.
 """
 
 from __future__ import annotations
@@ -152,7 +152,7 @@ def sketch(  # noqa: PLR0913 -- each is named where it is passed
     point: Elements,
     threads: int = 1,
 ) -> OneHotSketch:
-    """Return one server's share of what is opened.
+    """Return one server's share of the opened values.
 
     Args:
         masks: this server's shares of f_i(0).
@@ -214,7 +214,7 @@ class _Sums:
         )
 
     def _over(self, part: slice, per_row: Integers) -> Integers:
-        """Go through some of the rows; write what belongs to each and return what is summed over them."""
+        """Go through some of the rows; write the values of each and return the sums over them."""
         width = self.shape.columns * self.shape.codewords
         step = max(1, _CHUNK_LANES // width)
         buffer = np.empty((min(step, part.stop - part.start), width), dtype=self.float)
@@ -349,7 +349,7 @@ class OneHotVerifier(Confined):
             PeerMisbehaved: the client uploaded something else before.
             MalformedMessage: a seed of the client's gives no lanes; ``culprits`` names the client.
             Misuse: this upload has a verifier already; the proof or the share has another shape.
-            CapacityExceeded: the share holds what is not a lane.
+            CapacityExceeded: the share holds a value that is not a lane.
         """
         shape, self.context = context.shape, context
         self.server, self.peer = proof.server, ServerId(1 - proof.server.index)
@@ -409,7 +409,7 @@ class OneHotVerifier(Confined):
         """Accept the upload, given the other server's opening.
 
         Raises:
-            PeerMisbehaved: the opening is not what was committed to (the other server's doing), or the openings
+            PeerMisbehaved: the opening differs from the commitment (the other server's doing), or the openings
                 contradict each other (the client's doing or the other server's).
             MalformedMessage, UnexpectedMessage: it is not an opening.
             Misuse: no commitment was taken yet, or another opening was.
@@ -422,7 +422,7 @@ class OneHotVerifier(Confined):
         if self._decided is None:
             self._decided = (opening, self._fault_in(opening, self._peer_commitment))
         if (fault := self._decided[1]) is not None:
-            # A copy, so that what is kept refers to no frame of a caller.
+            # A copy, so that kept values refer to no frame of a caller.
             raise copy(fault)
         return VerifiedUpload(self.context)
 
@@ -435,7 +435,7 @@ class OneHotVerifier(Confined):
 
     def _check(self, opening: bytes, commitment: OneHotCommitment) -> None:
         if OneHotCommitment.to(self.peer, self.context.statement, opening) != commitment:
-            raise self._fault("an opening is not what was committed to", Reason.COMMITMENT_MISMATCH, self.peer)
+            raise self._fault("an opening differs from its commitment", Reason.COMMITMENT_MISMATCH, self.peer)
         with blaming(self.peer):
             received = OneHotOpening.decode(opening, self.context.shape)
         self._require_from_peer(received)
