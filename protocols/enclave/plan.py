@@ -205,7 +205,7 @@ def costs(layout: Layout, clients: int, suite: Suite) -> Iterator[Costs]:
     calls = mask_cipher_calls(layout.segments) + -(-index_bytes // AES_BLOCK_BYTES)
     counters = sum(segment.blocks * segment.codewords for segment in indices)
     yield Costs(
-        plan="between counts bytes that enter the enclave, without its evidence: some kilobytes, depending on the vendor",
+        plan="between counts bytes that enter the enclave, without its evidence: some kilobytes, by vendor",
         payload_bytes=layout.payload_bytes,
         up_bytes=short + layout.payload_bytes - index_bytes,
         down_bytes=len(_invitation(layout, clients, suite, offer)),
