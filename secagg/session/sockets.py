@@ -72,7 +72,7 @@ def send_frame(connection: socket.socket, message: bytes) -> None:
 
 
 class Source(Protocol):
-    """Where bytes come from: a socket, or one that loses patience."""
+    """Source of bytes: a socket, or one that loses patience."""
 
     def recv(self, size: int, /) -> bytes:
         """Return at most so many bytes; none once the other end has closed."""
@@ -121,7 +121,7 @@ def listening(path: Path, *, replaces_dead: bool = False) -> Generator[socket.so
             listener.bind(str(path))
         except OSError as error:
             raise InvalidParameters(
-                f"no socket can be made at {path} ({error}); remove what is left of another, or name another path"
+                f"no socket can be made at {path} ({error}); remove an old socket, or name another path"
             ) from None
         try:
             # Nobody can connect before ``listen``, so nobody connects under the mode that ``bind`` has left.
@@ -187,11 +187,11 @@ def decode_refusal(message: bytes) -> SecAggError:
         reason, sentence, expected, received = (reader.variable(MAXIMUM_TEXT_BYTES).decode() for _ in range(4))
         needed, present = reader.integer(8), reader.integer(8)
         culprits = frozenset(_read_party(reader) for _ in range(reader.integer(1)))
-        # As when an error is unpickled: the constructors would compose the sentence anew.
+        # As when an error is unpickled: the constructors would compose the sentence again.
         error = kind.__new__(kind, sentence)
         error.reason = Reason(reason)
     except (IndexError, ValueError):
-        raise MalformedMessage("this is no refusal", reason=Reason.NOT_CANONICAL) from None
+        raise MalformedMessage("this is not a refusal", reason=Reason.NOT_CANONICAL) from None
     reader.finish()
     if isinstance(error, PeerError):
         error.culprits, error.round_name = named(culprits), None
@@ -220,7 +220,7 @@ AskAll = Callable[[Mapping[int, bytes]], Iterable[tuple[int, bytes]]]
 
 
 class Helper(Protocol):
-    """What ``service`` serves: one method, and nothing of sockets."""
+    """Object that ``service`` serves: one method, without sockets."""
 
     def answer(self, request: bytes) -> bytes:
         """Return the answer, or an encoded refusal; never raise for what the server sent."""
@@ -242,8 +242,8 @@ class HelperLost(ConnectionError):
 class SocketAsk:
     """An ``Ask`` over a Unix socket; call it with a request.
 
-    Nothing is sent twice. Once an answer is missing or makes no sense, nobody knows what was done, so the connection is
-    closed, by which the helper ends what lived on it.
+    Nothing is sent twice. Once an answer is missing or makes no sense, nobody knows whether the request was carried
+    out, so the connection is closed, by which the helper ends what lived on it.
     """
 
     def __init__(
@@ -257,9 +257,9 @@ class SocketAsk:
         """Connect to nothing yet; the first request does.
 
         Args:
-            limit: how many bytes an answer has at most; it may be set anew between two requests.
-            timeout: how many seconds the helper may take to connect, or to go on with an answer; None for any.
-            greet: what both ends say to one another before the first request.
+            limit: the largest length of an answer, in bytes; it may be changed between two requests.
+            timeout: how many seconds the helper may take to connect, or to continue an answer; None for any.
+            greet: the greeting between both ends before the first request.
         """
         self._path, self.limit, self._timeout, self._greet = path, limit, timeout, greet
         self._connection: socket.socket | None = None
@@ -269,15 +269,15 @@ class SocketAsk:
 
     @property
     def bytes_between(self) -> int:
-        """How many bytes were sent and received; for ``Measured``."""
+        """Bytes sent and received; for ``Measured``."""
         return self._bytes
 
     def __call__(self, request: bytes) -> bytes:
         """Send a request and return its answer.
 
         Raises:
-            HelperLost: the helper cannot be reached, went away, was too slow, or answered with what is no message. What
-                was asked was done or not, and this connection asks nothing more.
+            HelperLost: the helper cannot be reached, went away, was too slow, or sent something else than a message.
+                The request was carried out or not, and this connection asks nothing more.
             SecAggError: what the helper refused with.
         """
         with self._lock:
@@ -372,10 +372,10 @@ class SocketAsk:
 # --- One end that serves ----------------------------------------------------------------------------------------------
 
 DEFAULT_PATIENCE: Final = 60.0
-"""How many seconds a peer may take to go on with a frame that it has begun."""
+"""Seconds that a peer may take to continue a frame that it has begun."""
 DEFAULT_LIMIT: Final = 1 << 30
 GREETING_PATIENCE: Final = 10.0
-"""How many seconds a greeting may take in all, so that silent strangers keep nobody out for long."""
+"""Seconds that a whole greeting may take, so that silent strangers keep nobody out for long."""
 PEERS_AT_ONCE: Final = 64
 Greet = Callable[[socket.socket], None]
 """Finds out over a new connection who is there; raises ``PeerError`` for somebody who is not served."""
@@ -429,7 +429,7 @@ class Service:
                 self.accept(listener)
             finally:
                 self._take_place_of(None)
-                # What is being answered is answered first; then the caller may close the helper.
+                # A request in progress is answered first; then the caller may close the helper.
                 with self._turn:
                     self._ended()
 
@@ -455,7 +455,7 @@ class Service:
             _hang_up(before)
 
     def _answer_one(self, connection: socket.socket) -> None:
-        """Answer until the peer goes away, is too slow, sends what is no frame, or another one has connected."""
+        """Answer until the peer goes away, is too slow or sends no frame, or until another one has connected."""
         try:
             with connection:
                 if self._greet is not None:

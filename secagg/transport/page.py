@@ -96,7 +96,7 @@ class CrossOrigin:
         """Allow origins by their exact names, such as ``https://example.org``.
 
         Raises:
-            InvalidParameters: a name is no origin.
+            InvalidParameters: a name is not an origin.
         """
         for origin in origins:
             scheme, separator, host = origin.partition("://")

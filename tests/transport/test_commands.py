@@ -91,11 +91,11 @@ def test_noise_is_refused(capsys: pytest.CaptureFixture[str], update: str, tmp_p
     noise = ("--set", "noise=1.0", "--set", "norm=1.0")
     assert "plans no noise" in refusal(capsys, *SERVE, "--clients", "5", *noise)
     client = ("contribute", URL, "--update", update, "--client", "0", "--state", str(tmp_path / "state"))
-    assert "noise is no floor" in refusal(capsys, *client, "--set", "noise=1.0")
+    assert "noise is not a floor" in refusal(capsys, *client, "--set", "noise=1.0")
     assert "another type than 'many'" in refusal(capsys, *client, "--set", "minimum_cohort=many")
     assert "another type than 0" in refusal(capsys, *client, "--set", "allow_simulated_enclave=0")
     assert "is lost" in refusal(capsys, *client, "--set", "allow_simulated_enclave=true", "--patience", "0")
-    assert "epsilon is no floor" in refusal(capsys, *client, "--set", "epsilon=1.0")
+    assert "epsilon is not a floor" in refusal(capsys, *client, "--set", "epsilon=1.0")
 
 
 def test_a_client_refuses(capsys: pytest.CaptureFixture[str], update: str, tmp_path: Path) -> None:
