@@ -38,7 +38,7 @@ from secagg.errors import (
 )
 from secagg.identifiers import ClientId, ServerId
 from secagg.session.certificates import SigningKey
-from secagg.session.sockets import encode_refusal
+from secagg.session.frames import encode_refusal
 from secagg.wire import MessageKind, message_kind
 
 from .configuration import NO_SUM, Agreement, Offer, SumTerms

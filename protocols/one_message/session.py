@@ -33,8 +33,9 @@ from secagg.errors import (
 from secagg.identifiers import ClientId, HolderId
 from secagg.parameters import SecurityMode
 from secagg.privacy.client_noise import ClientNoise
+from secagg.session.frames import decode_refusal
 from secagg.session.roles import Released, Stage, Subject, Turnout
-from secagg.session.sockets import AskAll, decode_refusal
+from secagg.session.sockets import AskAll
 from secagg.session.stages import Checked, StagedServerSession
 from secagg.wire import MessageKind, message_kind
 

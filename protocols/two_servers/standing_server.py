@@ -37,7 +37,7 @@ from secagg.identifiers import ServerId
 from secagg.parameters import LEAST_COHORT, Suite, require_integer
 from secagg.session.certificates import IDENTITY_KEY_BYTES
 from secagg.session.durable import ChainedFile, claim
-from secagg.session.sockets import decode_refusal, encode_refusal
+from secagg.session.frames import decode_refusal, encode_refusal
 from secagg.wire import MessageKind, Writer, message_kind
 
 from .configuration import SERVERS, IndexingConfiguration, SharingMode

@@ -28,9 +28,10 @@ from secagg.protocols.one_message import (
     verify_epoch,
 )
 from secagg.session.durable import replace
+from secagg.session.frames import decode_refusal
 from secagg.session.numbered_helpers import NumberedHelpers
 from secagg.session.roles import ServerSession
-from secagg.session.sockets import HelperLost, decode_refusal
+from secagg.session.sockets import HelperLost
 from secagg.wire import MessageKind, message_kind
 
 from .charges import NewestEpoch

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from secagg.errors import InvalidParameters
-from secagg.session.sockets import listening
+from secagg.session.frames import listening
 from secagg.transport.logs import say
 
 

@@ -39,7 +39,7 @@ from secagg.protocols.enclave.trusted.messages import (
     ModelStamp,
     sealed_upload_bytes,
 )
-from secagg.session.sockets import encode_refusal, listening, receive_frame, send_frame
+from secagg.session.frames import encode_refusal, listening, receive_frame, send_frame
 from secagg.wire import MessageKind, Reader, Writer, message_kind
 
 # --- Requests ---------------------------------------------------------------------------------------------------------
