@@ -165,7 +165,7 @@ PLANTED: list[tuple[tuple[str, ...], str, str, str]] = [
         "Lemma d : nat.\nProof. exact: 0. Defined.\n",
     ),
     (("each theorem is restated",), SPLIT, END, "  Theorem unstated : true.\nProof. by []. Qed.\n"),
-    (("has the tag",), "proofs/claims.toml", 'pairwise_mask/round4_unmasking.py"]', 'pairwise_mask/transcript.py"]'),
+    (("has the tag",), "proofs/claims.toml", 'pairwise_mask/round4_unmasking.py"]', 'pairwise_mask/roster.py"]'),
     (("worded otherwise",), "proofs/claims.toml", '"20000 secrets dealt"', '"2 secrets dealt"'),
     (("worded otherwise",), "proofs/symbolic/classic.pv", "==> event(Corrupted(me)).", "==> event(Lied(me, peer, c))."),
 ]
@@ -271,7 +271,7 @@ def test_a_new_file_and_one_that_is_gone_are_changes_too(tree: Path) -> None:
 
 
 def test_a_claim_about_a_file_that_is_gone_is_red_in_words(tree: Path) -> None:
-    named = tree / "protocols" / "pairwise_mask" / "masking.py"
+    named = tree / "protocols" / "pairwise_mask" / "thresholds.py"
     kept = named.read_bytes()
     try:
         named.unlink()
@@ -279,7 +279,7 @@ def test_a_claim_about_a_file_that_is_gone_is_red_in_words(tree: Path) -> None:
     finally:
         named.write_bytes(kept)
     assert status == 1
-    assert "claims.toml names ['protocols/pairwise_mask/masking.py']" in told
+    assert "claims.toml names ['protocols/pairwise_mask/thresholds.py']" in told
 
 
 # --- Cases ------------------------------------------------------------------------------------------------------------
