@@ -103,7 +103,7 @@ def test_shares_have_the_planned_lengths() -> None:
     assert lengths == [TWENTY_FOUR.share_bytes(position) for position in range(24)]
     assert lengths[: TWENTY_FOUR.seeds] == [32] * TWENTY_FOUR.seeds
     assert sum(lengths) + len(dealing.polynomial(CHALLENGE)) == TWENTY_FOUR.dealt_bytes
-    with pytest.raises(InvalidParameters, match="no position"):
+    with pytest.raises(InvalidParameters, match="not a position"):
         TWENTY_FOUR.share_bytes(24)
 
 
