@@ -20,7 +20,7 @@ const START = new Uint8Array(16);
 // --- Values ----------------------------------------------------------------------------------
 
 /** How the values of a segment stand in coefficients. @param {Offer} offer @param {import("./one_message.js").Segment} segment */
-function shapeOf(offer, { length, ringBits, bounds }) {
+export function shapeOf(offer, { length, ringBits, bounds }) {
   if (!bounds) {
     return { bits: ringBits, lowest: offer.modulusBits - ringBits, count: length, least: 0n };
   }

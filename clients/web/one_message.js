@@ -3,12 +3,12 @@
  * Implements protocols/one_message/README.md.
  * @module
  */
-import { counterMode, expand, random, sealTo, sha256, verify } from "./crypto.js";
-import { addMask, gaussian, pieces, placed } from "./lattice.js";
+import { counterMode, expand, isAgreeable, random, sealTo, sha256, verify } from "./crypto.js";
+import { addMask, gaussian, pieces, placed, shapeOf } from "./lattice.js";
 import { arrayOf, pack, reduce } from "./ring.js";
 import { CHECKS, PRIME, elements, evaluation, interpolation, multiply } from "./sharing.js";
 import {
-  Reader, bind, concat, equal, hash, header, integer, must, treeRoot, variable,
+  Reader, bind, concat, equal, hash, header, hex, integer, must, treeRoot, variable,
 } from "./wire.js";
 
 /** @typedef {{length: number, ringBits: number, bounds: [bigint, bigint] | null}} Segment */
@@ -18,8 +18,9 @@ import {
  * @property {number} degree @property {number} modulusBits @property {number} guardBits
  * @property {number} droppedBits @property {number} capacity @property {number} capacityWeight
  * @property {number} threshold @property {number} packing @property {number} corrupted
- * @property {boolean} isCertified
- * @property {number} minimumCohort @property {number} maximumWeight
+ * @property {boolean} isCertified @property {number} quorum
+ * @property {number} minimumCohort @property {number} corruptedClients
+ * @property {number} maximumWeight
  * @property {Uint8Array} sum @property {bigint} round @property {Uint8Array} model
  * @property {Uint8Array} application @property {Uint8Array} terms as they stand in the offer
  * @property {boolean} isActive @property {bigint} epoch @property {number} expiry in seconds
@@ -29,12 +30,14 @@ import {
 /**
  * The least that a client accepts, whatever a server offers.
  * @typedef {object} HolderFloors
- * @property {number} minimumCohort @property {number} minimumHolders
- * @property {number} assumedCorrupted of the holders
+ * @property {number} minimumCohort @property {number} assumedCorrupted clients
+ * @property {number} minimumHolders @property {number} assumedCorruptedHolders
+ * @property {number} maximumPopulation @property {number} maximumLength
  */
 /** @type {Readonly<HolderFloors>} */
 export const HOLDER_FLOORS = Object.freeze({
-  minimumCohort: 3, minimumHolders: 4, assumedCorrupted: 1,
+  minimumCohort: 3, assumedCorrupted: 1, minimumHolders: 4, assumedCorruptedHolders: 1,
+  maximumPopulation: 10000, maximumLength: 2 ** 28,
 });
 
 const KIND = Object.freeze({
@@ -44,6 +47,10 @@ const DIGEST = 32;
 const OFFSET = 1n << 63n;
 /** The widest modulus of each degree that is estimated at 128 bits, with secrets of width 4.5. */
 const GREATEST_MODULUS = new Map([[1024, 28], [2048, 54], [4096, 64]]);
+const WIDTH = 4.5;
+/** Standard deviations that guard bits have room for. */
+const DEVIATIONS = 10;
+const MOST = Object.freeze({ holders: 256, droppedBits: 4, capacityWeight: 2 ** 40 });
 
 // --- The offer -------------------------------------------------------------------------------
 
@@ -67,8 +74,7 @@ export async function readOffer(message, authority) {
     reader.number(size),
   );
   const minimumCohort = reader.number(4);
-  reader.number(4); // corrupted clients, which noise alone needs
-  const maximumWeight = reader.number(4);
+  const [corruptedClients, maximumWeight] = [reader.number(4), reader.number(4)];
   const configuration = message.slice(start, reader.at);
   const termsStart = reader.at;
   const sum = reader.take(16);
@@ -83,11 +89,15 @@ export async function readOffer(message, authority) {
     "inconsistent_data", "the holders are not those of the record",
   );
   const sealingKeys = await Promise.all(keys.map((key, at) => readKeys(key, at, record)));
+  must(
+    new Set(sealingKeys.map(hex)).size === holders,
+    "public_key_reused", "two holders published one key",
+  );
   const epoch = await hash("one-message-epoch", ...keys);
   return {
     task, layout, segments, degree, modulusBits, guardBits, droppedBits, capacity, capacityWeight,
-    threshold, packing, corrupted, isCertified: rule === 1, minimumCohort, maximumWeight,
-    sum, round, model, application, terms,
+    threshold, packing, corrupted, isCertified: rule === 1, quorum, minimumCohort, corruptedClients,
+    maximumWeight, sum, round, model, application, terms,
     isActive: record.isActive, epoch: record.number, expiry: record.expiry,
     holders: record.holders.map((holder, at) => ({ ...holder, sealingKey: sealingKeys[at] })),
     publicSeed: await hash("one-message-public-seed", epoch),
@@ -104,7 +114,12 @@ function readSegment(reader) {
   const isBounded = reader.number(1);
   /** @type {[bigint, bigint] | null} */
   const bounds = isBounded ? [reader.bigint() - OFFSET, reader.bigint() - OFFSET] : null;
-  must(!bounds || bounds[0] <= bounds[1], "out_of_range", "bounds in the wrong order");
+  const half = 1n << BigInt(Math.max(0, ringBits - 1));
+  must(
+    isBounded <= 1 && length >= 1 && ringBits >= 1 && ringBits <= 64 &&
+      (!bounds || (bounds[0] >= -half && bounds[0] < bounds[1] && bounds[1] < half)),
+    "out_of_range", "a segment has no values, or bounds that are not of its ring and in order",
+  );
   must(reader.number(1) === 0, "below_floor", "this client sums without fine bits");
   return { length, ringBits, bounds };
 }
@@ -123,6 +138,12 @@ async function readRecord(record, authority) {
   const statement = concat(record.slice(0, reader.at), integer(0, 4));
   const signature = reader.variable();
   reader.end();
+  const keys = holders.map(({ key }) => hex(key));
+  must(
+    new Set(holders.map(({ id }) => hex(id))).size === holders.length &&
+      (mode === 1 ? new Set(keys).size === holders.length : !keys.some((key) => /[^0]/.test(key))),
+    "inconsistent_data", "a holder, or its key, stands at two positions",
+  );
   if (mode === 1) await verify(authority, signature, "one-message-record", statement);
   else must(!signature.length, "malformed", "a signature in semi_honest mode");
   return {
@@ -145,6 +166,7 @@ async function readKeys(message, position, record) {
   const nonce = reader.take(32);
   const signature = reader.variable();
   reader.end();
+  must(await isAgreeable(sealingKey), "public_key_not_canonical", "a holder's key is of no use");
   if (record.isActive) {
     const parts = [record.digest, integer(position, 2), sealingKey, nonce];
     await verify(record.holders[position].key, signature, "one-message-holder-keys", ...parts);
@@ -158,27 +180,91 @@ async function readKeys(message, position, record) {
  */
 export function requireHolderFloors(offer, floors, now) {
   const count = offer.holders.length;
-  const { corrupted, threshold, packing } = offer;
+  const { corrupted, threshold, packing, degree, minimumCohort, corruptedClients } = offer;
   must(
-    count >= floors.minimumHolders && corrupted >= floors.assumedCorrupted,
+    count >= floors.minimumHolders && count <= MOST.holders &&
+      corrupted >= floors.assumedCorruptedHolders && corrupted < count,
     "below_floor", `${count} holders, of whom ${corrupted} may be corrupted, are below a floor`,
   );
   must(
-    offer.minimumCohort >= floors.minimumCohort,
-    "below_floor", `a cohort of ${offer.minimumCohort} is below a floor`,
+    minimumCohort >= Math.max(floors.minimumCohort, corruptedClients + 2) &&
+      corruptedClients >= floors.assumedCorrupted,
+    "below_floor", `a cohort of ${minimumCohort} with ${corruptedClients} corrupted is below a floor`,
   );
   const least = offer.isCertified
     ? corrupted + packing
     : Math.floor((2 * count + corrupted) / 3) + packing;
   must(
-    threshold >= least && threshold <= count,
+    packing >= 1 && degree % packing === 0 && threshold >= least && threshold <= count,
     "below_floor", `the threshold is ${threshold} of ${count}, and ${least} is the least`,
   );
+  const quorum = offer.isCertified ? ((count + corrupted) >> 1) + 1 : 0;
   must(
-    offer.modulusBits <= (GREATEST_MODULUS.get(offer.degree) ?? 0),
+    offer.quorum >= quorum && offer.quorum <= (quorum && count),
+    "below_floor", `${offer.quorum} holders sign a list, and ${quorum} are the least`,
+  );
+  must(
+    offer.sum.every((byte) => byte === 0) === offer.isCertified,
+    "wrong_session", "an upload names its one sum under one_answer, and none under certified",
+  );
+  must(
+    offer.modulusBits <= (GREATEST_MODULUS.get(degree) ?? 0),
     "below_floor", "the lattice is below 128 bits, or of a degree that this client does not know",
   );
+  requireExact(offer, floors);
   must(now < offer.expiry, "expired", "the epoch of the holders is over");
+}
+
+/**
+ * Refuse a lattice that does not hold the sum, or that leaves out the zeros behind the weight.
+ * @param {Offer} offer @param {HolderFloors} floors
+ */
+function requireExact(offer, floors) {
+  const { segments, capacity, capacityWeight, modulusBits, guardBits, droppedBits } = offer;
+  const deviation = Math.sqrt(capacity * (WIDTH ** 2 + (4 ** droppedBits - 1) / 12));
+  must(
+    droppedBits <= MOST.droppedBits && guardBits < modulusBits &&
+      guardBits >= Math.ceil(Math.log2(2 * DEVIATIONS * deviation + 1)),
+    "out_of_range", "the lattice has too few guard bits, or drops too many",
+  );
+  must(
+    capacity >= offer.minimumCohort && capacity <= floors.maximumPopulation &&
+      offer.maximumWeight >= 1 && capacityWeight >= capacity * offer.maximumWeight &&
+      capacityWeight <= MOST.capacityWeight,
+    "below_floor", "a sum of too many clients, or of weights that it has no room for",
+  );
+  const length = segments.reduce((total, segment) => total + segment.length, 0);
+  must(length <= floors.maximumLength, "below_floor", `${length} values are above a floor`);
+  must(
+    segments.every((segment) => {
+      const { bits } = shapeOf(offer, segment);
+      return bits <= segment.ringBits && bits <= modulusBits - guardBits;
+    }),
+    "out_of_range", "the lattice is too narrow for the sum of a segment",
+  );
+  const last = segments[segments.length - 1];
+  must(
+    segments.length > 1 && !last.bounds && last.length === 1 + zerosOf(offer) &&
+      last.ringBits === capacityWeight.toString(2).length,
+    "inconsistent_data", "the last segment is not the weight, with the zeros that are due behind it",
+  );
+}
+
+/**
+ * How many zeros stand behind the weight, so that no wrong sum of secrets passes.
+ * @param {Offer} offer
+ */
+function zerosOf(offer) {
+  const { capacity, degree, modulusBits, droppedBits } = offer;
+  const bitsOf = (/** @type {number} */ radius) =>
+    Math.log2(Math.sqrt(2 * Math.PI * Math.E) * (radius + 0.5));
+  const noise = bitsOf(Math.sqrt(2.1 * capacity * (WIDTH ** 2 + (4 ** droppedBits - 1) / 12)));
+  let missing = 64 + degree * bitsOf(WIDTH * Math.sqrt(1.5 * capacity));
+  for (const segment of offer.segments.slice(0, -1)) {
+    const { lowest, count } = shapeOf(offer, segment);
+    missing -= count * (lowest - noise);
+  }
+  return Math.max(0, Math.ceil(missing / (modulusBits - noise)));
 }
 
 // --- The upload ------------------------------------------------------------------------------
@@ -211,6 +297,8 @@ export async function upload(offer, { id, vectors, weight = 1, identity, coins =
   const secret = await gaussian(await expand(seed, bind("one-message-secret"), 32), offer.degree);
   const noise = await gaussian(await expand(seed, bind("one-message-noise"), 32), words.length);
   await addMask(offer, words, secret, noise);
+  seed.fill(0);
+  noise.fill(0);
   const vector = pieces(offer, words);
   const { shares, rows, toPolynomial } = await dealt(offer, secret, draw, (j) =>
     boundTo("one-message-dealt", offer, me, j, terms, nonce),
@@ -229,6 +317,7 @@ export async function upload(offer, { id, vectors, weight = 1, identity, coins =
   const whole = await hash("one-message-vector", ...digests);
   const challenge = await hash("one-message-statement", t0, me, terms, nonce, whole, root);
   const polynomial = await proof(rows, toPolynomial, challenge);
+  for (const dealtOut of [...rows, ...shares]) dealtOut.fill(0);
   const statement = await hash("one-message-signed-upload", challenge, polynomial);
   const signature = await signed(key, "one-message-signed-upload", t0, statement);
   const who = key && identity ? concat(key.public, identity.certificate) : new Uint8Array(0);
