@@ -3,12 +3,14 @@
  * Implements secagg/transport/README.md.
  * @module
  */
-import { SigningKey, isStrong, random, verify } from "./crypto.js";
-import { applicationDigest, encode, layoutVersion, planOf, readTerms } from "./encoding.js";
+import { SigningKey, isStrong, random, sha256, verify } from "./crypto.js";
+import {
+  applicationDigest, encode, layoutOf, objectOf, planOf, readTerms, requireFit,
+} from "./encoding.js";
 import { RoundLedger } from "./ledger.js";
 import { HOLDER_FLOORS, readOffer, requireHolderFloors, upload } from "./one_message.js";
 import { FLOORS, PairwiseClient } from "./pairwise.js";
-import { equal, hex, integer, must, unhex, utf8 } from "./wire.js";
+import { Refused, equal, hash, hex, integer, must, unhex, utf8 } from "./wire.js";
 
 /** @typedef {import("./pairwise.js").Identity} Identity */
 /**
@@ -24,6 +26,7 @@ import { equal, hex, integer, must, unhex, utf8 } from "./wire.js";
  * @property {bigint} [seat] the name of a client without a key; by default the server gives one
  * @property {string} [task]
  * @property {Partial<import("./pairwise.js").Floors & import("./one_message.js").HolderFloors>} [floors]
+ * @property {readonly string[]} [protocols] by default all that there are here
  * @property {string} [after] the name of a session that was before
  * @property {RoundLedger} [ledger]
  * @property {AbortSignal} [signal]
@@ -42,11 +45,16 @@ import { equal, hex, integer, must, unhex, utf8 } from "./wire.js";
 /** The session ended for this client; the sentence says why. */
 export class Left extends Error {}
 
-const PROTOCOLS = ["pairwise", "one-message"];
+const PROTOCOLS = Object.freeze(["pairwise", "one-message"]);
 /** Ask again after these: the server is busy, stopping, or behind a proxy that lost it. */
 const AGAIN = [408, 429, 500, 502, 503, 504];
 const [NOTHING_YET, LATE, OVER] = [204, 409, 410];
 const PAUSE = { first: 50, longest: 5000 };
+/** Bytes of a message, and of any other answer of a server, at most; and of a sentence that is shown. */
+const MOST = { message: 2 ** 26, other: 2 ** 20, sentence: 400 };
+/** Milliseconds that a request takes at most, and bytes of its body each millisecond, at least. */
+const [PATIENCE, SLOWEST] = [60_000, 16];
+const NEAR = ["localhost", "127.0.0.1", "[::1]"];
 
 /**
  * Take part in a server's sum once: wait for a session, answer its stages, and wait for its end.
@@ -54,19 +62,29 @@ const PAUSE = { first: 50, longest: 5000 };
  * @returns {Promise<Outcome>}
  */
 export async function contribute(url, values, options = {}) {
-  const { task = "sum", ledger = new RoundLedger(), onCard = () => {} } = options;
+  const {
+    task = "sum", ledger = new RoundLedger(), protocols = PROTOCOLS, identity, onCard = () => {},
+  } = options;
   const server = new Server(url, options);
   const card = await server.card(options.after ?? "");
   must(
-    PROTOCOLS.includes(card.protocol) && card.task === task,
+    PROTOCOLS.includes(card.protocol) && protocols.includes(card.protocol) && card.task === task,
     "below_floor", "the server sums something else, or by another protocol",
   );
+  must(
+    card.mode === (identity ? "active" : "semi_honest"),
+    "below_floor", "clients with a key take part in active mode, and others in semi_honest mode",
+  );
+  requireFit(values, card.terms);
   onCard(card);
   const id = await server.join(card, options);
   /** @type {{clamped: number}} */
   const counted = { clamped: 0 };
-  const make = async (/** @type {Uint8Array} */ model) => {
-    await ledger.charge(task, card.round, model);
+  // Without a key a client is this browser; with one it is also known by its updates.
+  const name = `${identity ? hex(identity.key.public) : ""}:${task}`;
+  const update = identity ? hex(await hash("spent-values", bytesOf(values))) : "";
+  const make = async (epoch = 0n) => {
+    await ledger.charge(name, { round: card.round, update, epoch });
     const { codes, clamped } = encode(values, card.terms);
     counted.clamped = clamped;
     return codes;
@@ -80,37 +98,33 @@ export async function contribute(url, values, options = {}) {
   } catch (error) {
     server.leave();
     throw error;
+  } finally {
+    client.abort();
   }
 }
 
+/** Values in one form, for a digest. @param {ArrayLike<number>} values */
+const bytesOf = (values) => new Uint8Array(Float64Array.from(values).buffer);
+
 // --- The client of each protocol -------------------------------------------------------------
 
-/** @typedef {{answer: (message: Uint8Array) => Promise<Uint8Array>}} Client */
-/** @typedef {(model: Uint8Array) => Promise<import("./ring.js").Words>} Make */
+/** @typedef {{answer: (message: Uint8Array) => Promise<Uint8Array>, abort: () => void}} Client */
+/** @typedef {(epoch?: bigint) => Promise<import("./ring.js").Words>} Make */
 
 /** @param {Card} card @param {bigint} id @param {Options} options @param {Make} make @returns {Client} */
 function pairwiseClient(card, id, { identity, floors }, make) {
-  const { ringBits, capacity } = planOf(card.terms);
-  /** @type {Uint8Array} */
-  let model;
+  const { capacity } = planOf(card.terms);
   return new PairwiseClient({
     id,
     identity,
     floors: { ...FLOORS, ...floors, modes: identity ? ["active"] : ["semi_honest"] },
-    input: async () => [await make(model)],
+    input: async () => [await make()],
     check: async (offer) => {
       await requireSubject(card, offer);
-      const [segment, ...others] = offer.segments;
-      must(
-        others.length === 0 && segment.bits === ringBits && segment.length === card.terms.values &&
-          equal(offer.layoutVersion, await layoutVersion(card.terms)),
-        "layout_mismatch", "the offer has another layout than the card's terms",
-      );
       must(
         offer.population * offer.weight <= capacity,
         "below_floor", "more clients than the codes have room for",
       );
-      model = offer.model;
     },
   });
 }
@@ -119,6 +133,7 @@ function pairwiseClient(card, id, { identity, floors }, make) {
 function oneMessageClient(card, id, { identity, floors }, make) {
   const { ringBits, capacity } = planOf(card.terms);
   return {
+    abort: () => {},
     answer: async (message) => {
       const offer = await readOffer(message, identity ? identity.authority : new Uint8Array(32));
       must(
@@ -133,7 +148,7 @@ function oneMessageClient(card, id, { identity, floors }, make) {
           segment.length === card.terms.values && offer.capacityWeight <= capacity,
         "layout_mismatch", "the offer has another layout than the card's terms",
       );
-      const codes = await make(offer.model);
+      const codes = await make(offer.epoch);
       const shift = 32 - ringBits;
       const signed = Int32Array.from(/** @type {Uint32Array} */ (codes), (code) => (code << shift) >> shift);
       return upload(offer, { id, vectors: [signed], identity });
@@ -141,11 +156,19 @@ function oneMessageClient(card, id, { identity, floors }, make) {
   };
 }
 
-/** Refuse an offer about something else than the card. @param {Card} card @param {{task: Uint8Array, round: bigint, application: Uint8Array}} offer */
+/** Refuse an offer about something else than the card. @param {Card} card @param {{task: Uint8Array, round: bigint, model: Uint8Array, layout: Uint8Array, application: Uint8Array}} offer */
 async function requireSubject(card, offer) {
   must(
     equal(offer.task, utf8(card.task)) && offer.round === card.round,
     "wrong_session", "the offer is for another task or round than the card",
+  );
+  must(
+    equal(offer.model, await sha256(new Uint8Array(0))),
+    "wrong_session", "the offer is about a model, and these values come from none",
+  );
+  must(
+    equal(offer.layout, await layoutOf(card.terms)),
+    "layout_mismatch", "the offer has another layout than the card's terms",
   );
   must(
     equal(offer.application, await applicationDigest(card.text, card.terms)),
@@ -182,12 +205,18 @@ async function exchange(server, client, { onStage = () => {}, signal }) {
 
 /** How a session ended, as its server says. @param {Reply} reply */
 function endOf({ status, bytes, isJson }) {
-  const text = new TextDecoder().decode(bytes).trim();
-  if (!isJson) return { isReleased: status === 200, sentence: text, result: null };
-  const { sentence, mean, count } = JSON.parse(text);
-  const isResult = Array.isArray(mean) && Number.isSafeInteger(count);
-  return { isReleased: status === 200, sentence: String(sentence), result: isResult ? { mean, count } : null };
+  const isReleased = status === 200;
+  if (!isJson) return { isReleased, sentence: sentenceOf(bytes), result: null };
+  const { sentence, mean, count } = objectOf(new TextDecoder().decode(bytes));
+  const isResult = Array.isArray(mean) && mean.every(Number.isFinite) && Number.isSafeInteger(count);
+  return {
+    isReleased, sentence: sentenceOf(utf8(String(sentence))), result: isResult ? { mean, count } : null,
+  };
 }
+
+/** What a server says, as one short line. @param {Uint8Array} bytes */
+const sentenceOf = (bytes) =>
+  new TextDecoder().decode(bytes.slice(0, MOST.sentence)).replace(/[\p{C}\p{Zl}\p{Zp}]/gu, " ").trim();
 
 // --- Requests --------------------------------------------------------------------------------
 
@@ -197,6 +226,11 @@ function endOf({ status, bytes, isJson }) {
 class Server {
   /** @param {string} url @param {Options} options */
   constructor(url, { patience = 120, signal }) {
+    const { protocol, hostname } = new URL(url);
+    must(
+      protocol === "https:" || (protocol === "http:" && NEAR.includes(hostname)),
+      "below_floor", "answers would travel in the clear; name an https:// address",
+    );
     this.url = url.replace(/\/$/, "");
     this.patience = patience;
     this.signal = signal;
@@ -215,8 +249,13 @@ class Server {
     const query = after ? `?after=${encodeURIComponent(after)}` : "";
     for (;;) {
       const reply = await this.ask("GET", `/v1/session${query}`);
-      if (reply.status === NOTHING_YET) continue;
-      const given = JSON.parse(new TextDecoder().decode(reply.bytes));
+      if (reply.status === NOTHING_YET) {
+        await this.pause(PAUSE.first);
+        continue;
+      }
+      const given = objectOf(new TextDecoder().decode(reply.bytes));
+      const texts = ["session", "protocol", "mode", "task", "round_number", "terms"];
+      must(texts.every((key) => typeof given[key] === "string"), "malformed", "this is no card");
       must(/^[0-9a-f]{32}$/.test(given.session), "malformed", "the card names no session");
       must(/^[0-9]{1,19}$/.test(given.round_number), "malformed", "the card has no round");
       return {
@@ -259,17 +298,19 @@ class Server {
         const response = await this.#fetched(method, path, body);
         const { status } = response;
         const stage = response.headers.get("secagg-stage");
-        const bytes = new Uint8Array(await response.arrayBuffer());
+        const isMessage = method === "GET" && path === "/message";
+        const bytes = await bodyOf(response, isMessage ? MOST.message : MOST.other);
         if (!AGAIN.includes(status)) {
           const isWrong = status >= 300 && status !== LATE && status !== OVER;
-          if (isWrong) throw new Left(`${status}: ${new TextDecoder().decode(bytes.slice(0, 400))}`);
+          if (isWrong) throw new Left(`${status}: ${sentenceOf(bytes)}`);
+          must(!stage || /^[0-9]{1,3}$/.test(stage), "malformed", "the server's message names no stage");
           const isJson = response.headers.get("content-type")?.startsWith("application/json") ?? false;
-          return { status, bytes, isJson, stage: stage === null ? null : Number(stage) };
+          return { status, bytes, isJson, stage: stage ? Number(stage) : null };
         }
         why = `status ${status}`;
         if (status === 429) began = Date.now();
       } catch (error) {
-        if (error instanceof Left) throw error;
+        if (error instanceof Left || error instanceof Refused) throw error;
         this.signal?.throwIfAborted();
         why = String(error);
       }
@@ -281,27 +322,54 @@ class Server {
 
   /** @param {string} method @param {string} path @param {Uint8Array} [body] */
   #fetched(method, path, body) {
-    const timeout = AbortSignal.timeout(60_000);
-    /** @type {RequestInit} */
-    const init = {
+    const timeout = AbortSignal.timeout(PATIENCE + (body ?? "").length / SLOWEST);
+    const signal = this.signal ? AbortSignal.any([timeout, this.signal]) : timeout;
+    return fetch(this.#place(path), { ...this.#request(method), body: /** @type {BodyInit} */ (body), signal });
+  }
+
+  /** @param {string} path */
+  #place(path) {
+    return this.url + (path.startsWith("/v1/") ? path : this.path + path);
+  }
+
+  /** Nothing but what stands here is sent, and to nowhere else. @param {string} method @returns {RequestInit} */
+  #request(method) {
+    return {
       method,
-      body: /** @type {BodyInit | undefined} */ (body),
       headers: this.authorization ? { authorization: this.authorization } : {},
       cache: "no-store",
       credentials: "omit",
       redirect: "error",
       referrerPolicy: "no-referrer",
-      signal: this.signal ? AbortSignal.any([timeout, this.signal]) : timeout,
     };
-    const place = path.startsWith("/v1/") ? path : this.path + path;
-    return fetch(this.url + place, init);
   }
 
   /** Say that this client is gone; whether that arrives makes no difference to it. */
   leave() {
-    const headers = { authorization: this.authorization };
-    fetch(`${this.url}${this.path}/client`, { method: "DELETE", headers, keepalive: true }).catch(() => {});
+    fetch(this.#place("/client"), { ...this.#request("DELETE"), keepalive: true }).catch(() => {});
   }
+}
+
+/** The body of a response, if it is no longer than so many bytes. @param {Response} response @param {number} most */
+async function bodyOf(response, most) {
+  const reader = response.body?.getReader();
+  let [bytes, size] = [new Uint8Array(1 << 16), 0];
+  while (reader) {
+    const { done, value } = await reader.read();
+    if (done) break;
+    if (size + value.length > most) {
+      await reader.cancel();
+      throw new Left(`an answer of the server is longer than ${most} bytes`);
+    }
+    if (size + value.length > bytes.length) {
+      const more = new Uint8Array(2 * (size + value.length));
+      more.set(bytes);
+      bytes = more;
+    }
+    bytes.set(value, size);
+    size += value.length;
+  }
+  return bytes.slice(0, size);
 }
 
 // --- Keys ------------------------------------------------------------------------------------
@@ -311,7 +379,7 @@ class Server {
  * @param {string} json @returns {Promise<Identity>}
  */
 export async function identityOf(json) {
-  const file = JSON.parse(json);
+  const file = objectOf(json);
   must(
     /^secagg\/[a-z]+\/1$/.test(file.format) && file.kind === "client",
     "malformed", "this is not a client's key file",

@@ -4,10 +4,10 @@
  * @module
  */
 import {
-  agree, derive, drawUpTo, expand, isCanonical, keyPair, open, random, seal, sha256, shakeWords,
+  SEGMENT, agree, derive, drawUpTo, expand, isCanonical, keyPair, open, random, seal, sha256, shakeWords,
   streamKey, verify,
 } from "./crypto.js";
-import { addMasks, arrayOf, checkWords, pack, scale } from "./ring.js";
+import { addMasks, arrayOf, checkWords, pack, scale, wordBytes } from "./ring.js";
 import { PRIME, deal, fieldElement } from "./shamir.js";
 import { requireParameters } from "./thresholds.js";
 import {
@@ -63,6 +63,8 @@ const SIGNATURE = 64;
 /** Two shares, sealed. */
 const SEALED = 80;
 const NONE = new Uint8Array(0);
+/** Segments of the stream of one key. */
+const MOST_PARTS = 2 ** 16;
 
 // --- The offer -------------------------------------------------------------------------------
 
@@ -72,7 +74,7 @@ const NONE = new Uint8Array(0);
  * @property {boolean} isActive @property {boolean} isSparse @property {number} degree
  * @property {number} threshold @property {number} committee @property {number} quorum
  * @property {number} minimumCohort @property {number} population @property {number} weight
- * @property {{bits: number, length: number}[]} segments @property {Uint8Array} layoutVersion
+ * @property {{bits: number, length: number}[]} segments @property {Uint8Array} layout
  * @property {number} checkWords @property {Uint8Array} application @property {Uint8Array} authority
  * @property {Uint8Array} commitment
  */
@@ -90,16 +92,47 @@ export function readOffer(message) {
   must(suite === 0, "below_floor", "this client speaks the classic suite alone");
   const [degree, threshold, committee, quorum] = reader.list(4, () => reader.number(4));
   const [minimumCohort, population, weight] = reader.list(3, () => reader.number(4));
-  const { segments, version } = readLayout(reader.variable());
+  const layout = reader.variable();
   const checkWords = reader.number(1);
   const [application, authority, commitment] = reader.list(3, () => reader.take(DIGEST));
   reader.take(DIGEST); // the server's nonce
   reader.end();
-  return {
+  const offer = {
     task, model, round, isActive: mode === 1, isSparse: topology === 1, degree, threshold,
-    committee, quorum, minimumCohort, population, weight, segments, layoutVersion: version,
+    committee, quorum, minimumCohort, population, weight, segments: readLayout(layout), layout,
     checkWords, application, authority, commitment,
   };
+  requireConsistent(offer);
+  return offer;
+}
+
+/** Refuse numbers that no session has, whatever a client's floors are. @param {Offer} offer */
+function requireConsistent(offer) {
+  const { isActive, isSparse, degree, committee, quorum, population, checkWords } = offer;
+  must(
+    isSparse ? degree >= 2 && degree % 2 === 0 && degree < population : degree === 0,
+    "out_of_range", "a sparse graph has an even degree, and a full one none",
+  );
+  must(
+    offer.weight >= 1 && checkWords >= 8 && checkWords <= 64,
+    "out_of_range", "a weight is at least 1, and check words are 8 to 64",
+  );
+  must(
+    isActive
+      ? committee <= population && quorum >= 1 && quorum <= (committee || population)
+      : !committee && !quorum && offer.authority.every((byte) => byte === 0),
+    "out_of_range", "active mode has a quorum, and semi_honest mode neither that nor an authority",
+  );
+  let parts = 1;
+  for (const { bits, length } of offer.segments) {
+    const words = length + Math.max(checkWords, Math.ceil(64 / bits));
+    parts += Math.ceil((words * wordBytes(bits)) / SEGMENT);
+  }
+  must(
+    offer.segments.length && offer.segments.every(({ bits, length }) => bits && length) &&
+      parts <= MOST_PARTS,
+    "out_of_range", "a layout has values, and no more than the stream of one key masks",
+  );
 }
 
 /** @param {Uint8Array} layout */
@@ -109,9 +142,9 @@ function readLayout(layout) {
     must(reader.number(1) === 1, "below_floor", "this client sums rings alone, without fine bits");
     return { bits: reader.number(4), length: reader.number(8) };
   });
-  const version = reader.take(DIGEST);
+  reader.take(DIGEST); // the version, which only the layout's bytes are compared for
   reader.end();
-  return { segments, version };
+  return segments;
 }
 
 // --- The graph -------------------------------------------------------------------------------
@@ -271,6 +304,12 @@ export class PairwiseClient {
     }
   }
 
+  /** Leave the session; nothing is answered any more. */
+  abort() {
+    this.due = [];
+    this.#clear();
+  }
+
   /** Overwrite what can be overwritten, and forget the rest. */
   #clear() {
     for (const secret of [this.channelRoot, this.maskRoot, this.selfMaskSeed]) secret.fill(0);
@@ -348,6 +387,10 @@ export class PairwiseClient {
     const length = offer.segments.reduce((total, segment) => total + segment.length, 0);
     must(length <= floors.maximumLength, "below_floor", `${length} values are above a floor`);
     must(
+      Number.isSafeInteger(this.weight) && this.weight >= 1 && this.weight <= offer.weight,
+      "layout_mismatch", `a weight of ${this.weight} is not in 1..${offer.weight}`,
+    );
+    must(
       !offer.isActive || (identity && equal(offer.authority, identity.authority)),
       "below_floor", "active mode takes a key, certified by the authority of the offer",
     );
@@ -375,7 +418,7 @@ export class PairwiseClient {
       const key = await derive(neighbour.channelSecret, context, info);
       const pair = concat(roots[i], seeds[i]);
       const sealed = await seal(key, integer(KIND.shares, 12), pair, this.#aeadHeader(me, neighbour.id));
-      pair.fill(0);
+      for (const secret of [key, pair]) secret.fill(0);
       if (!offer.isActive) return sealed;
       return concat(sealed, await this.#commitment(me, neighbour.id, i + 1, roots[i], seeds[i]));
     }));
@@ -419,7 +462,9 @@ export class PairwiseClient {
     this.near = this.graph(this.position);
     must(entries.length === this.near.length, "inconsistent_data", "other neighbours than the graph's");
     const leaves = new Map([[this.position, await hash("roster-entry", this.me, this.entry)]]);
-    const seen = new Set([hex(this.channel.public), hex(this.mask.public)]);
+    const own = [this.channel.public, this.mask.public];
+    if (this.identity) own.push(this.identity.key.public);
+    const seen = new Set(own.map(hex));
     await Promise.all(this.near.map(async (position, i) => {
       const id = integer(this.ids[position], 8);
       leaves.set(position, await hash("roster-entry", id, entries[i]));
@@ -583,6 +628,8 @@ export class PairwiseClient {
       return await open(key, integer(KIND.shares, 12), sealed, this.#aeadHeader(neighbour.id, this.me));
     } catch {
       return null;
+    } finally {
+      key.fill(0);
     }
   }
 
@@ -601,9 +648,16 @@ export class PairwiseClient {
       const seed = await derive(neighbour.maskSecret, context, info);
       const key = await expand(seed, bind("pairwise-mask-key", context, ...ids), 16);
       seed.fill(0);
-      return /** @type {Mask} */ ({ sign: isLower ? -1 : 1, key: await streamKey(key) });
+      return this.#mask(isLower ? -1 : 1, key);
     });
-    return [{ sign: 1, key: await streamKey(own) }, ...(await Promise.all(edges))];
+    return Promise.all([this.#mask(1, own), ...edges]);
+  }
+
+  /** @param {1 | -1} sign @param {Uint8Array} key which is overwritten @returns {Promise<Mask>} */
+  async #mask(sign, key) {
+    const imported = await streamKey(key);
+    key.fill(0);
+    return { sign, key: imported };
   }
 
   /** The input times the weight, and the weight, each with its check words. */
@@ -611,8 +665,7 @@ export class PairwiseClient {
     const { offer, weight } = this;
     const input = await this.input();
     must(
-      input.length === offer.segments.length && weight >= 1 && weight <= offer.weight,
-      "layout_mismatch", "the input has another layout, or the weight is too large",
+      input.length === offer.segments.length, "layout_mismatch", "the input has another layout",
     );
     const weightBits = BigInt(offer.population * offer.weight).toString(2).length;
     const segments = offer.segments.map(({ bits, length }, i) => {
