@@ -276,8 +276,9 @@ class Server {
     const proof = hex(random(64));
     if (seat === undefined) {
       const reply = await this.ask("POST", "/seats", utf8(proof));
-      const text = new TextDecoder().decode(reply.bytes);
-      must(reply.status === 201 && /^[0-9]{1,20}$/.test(text), "malformed", "no seat was given");
+      const text = sentenceOf(reply.bytes);
+      if (reply.status !== 201) throw new Left(text);
+      must(/^[0-9]{1,20}$/.test(text), "malformed", "no seat was given");
       seat = BigInt(text);
     }
     this.authorization = `Secagg ${seat}:${proof}`;
