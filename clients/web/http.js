@@ -323,7 +323,7 @@ class Server {
 
   /** @param {string} method @param {string} path @param {Uint8Array} [body] */
   #fetched(method, path, body) {
-    const timeout = AbortSignal.timeout(PATIENCE + (body ?? "").length / SLOWEST);
+    const timeout = AbortSignal.timeout(PATIENCE + Math.ceil((body ?? "").length / SLOWEST));
     const signal = this.signal ? AbortSignal.any([timeout, this.signal]) : timeout;
     return fetch(this.#place(path), { ...this.#request(method), body: /** @type {BodyInit} */ (body), signal });
   }

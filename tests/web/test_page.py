@@ -47,6 +47,22 @@ def test_three_visitors_see_their_sum(town: Any, browser: Any) -> None:
         assert tab.locator("body").get_attribute("data-error") is None
 
 
+def test_tabs_of_one_browser_are_visitors_of_their_own_and_rounds_follow_each_other(town: Any, browser: Any) -> None:
+    url = town.serve("--page")
+    context = browser.new_context()
+    tabs = [context.new_page() for _ in range(3)]
+    for tab in tabs:
+        tab.goto(url)
+        draw(tab)
+    for _ in range(5):
+        for tab in tabs:
+            tab.evaluate("document.getElementById('send').click()")
+        for tab in tabs:
+            tab.wait_for_selector("body[data-ended=yes]", timeout=LONG)
+            assert tab.inner_text("#say") == "the sum of 3 clients was released"
+            assert "3 drawings" in tab.inner_text("#mean-note")
+
+
 def test_a_tab_that_is_closed_has_dropped_out_and_the_next_sum_begins(town: Any, browser: Any) -> None:
     url = town.serve("--page", "--clients", "5", "--patience", "1", "--exchange-seconds", "30")
     tabs = [tab_of(browser, url) for _ in range(5)]
@@ -168,7 +184,11 @@ def altered(terms: str, **changes: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    "attack", ["more clients", "another clip", "another round", "another task", "a cohort of two", "garbage", "a flood"]
+    "attack",
+    [
+        *("more clients", "another clip", "another round", "another task", "a cohort of two", "garbage", "a flood"),
+        *("another model", "a mode that it says", "markup"),
+    ],
 )
 def test_a_hostile_server_gets_no_drawing(hostile: str, browser: Any, attack: str) -> None:
     terms, message = Hostile.card["terms"], bytearray(Hostile.message)
@@ -187,6 +207,13 @@ def test_a_hostile_server_gets_no_drawing(hostile: str, browser: Any, attack: st
             assert int.from_bytes(message[at : at + 4], "big") >= 3
             message[at : at + 4] = (2).to_bytes(4, "big")
             Hostile.message = bytes(message)
+        case "another model":
+            message[7 + 1 + 4 + len(Hostile.card["task"])] ^= 1
+            Hostile.message = bytes(message)
+        case "a mode that it says":
+            Hostile.card = {**Hostile.card, "mode": "active"}
+        case "markup":
+            Hostile.card = {**Hostile.card, "task": "<img src=x onerror=document.body.dataset.error=1>"}
         case "garbage":
             Hostile.message = b"SAGG\x01\x00\x10" + bytes(100)
         case _:
@@ -196,6 +223,8 @@ def test_a_hostile_server_gets_no_drawing(hostile: str, browser: Any, attack: st
     tab.click("#send")
     tab.wait_for_selector("body[data-ended=yes]", timeout=LONG)
     assert tab.inner_text("#say").startswith("Nothing more was sent")
+    assert tab.locator("body").get_attribute("data-error") is None
+    assert "certified key, so" not in tab.inner_text("#mode")
     assert not [path for path, _ in Hostile.heard if "/answers/" in path]
     assert "Nothing yet" in tab.inner_text("#seen-note")
 
