@@ -9,7 +9,8 @@ import {
 } from "./encoding.js";
 import { RoundLedger } from "./ledger.js";
 import { HOLDER_FLOORS, readOffer, requireHolderFloors, upload } from "./one_message.js";
-import { FLOORS, PairwiseClient } from "./pairwise.js";
+import { PairwiseClient } from "./pairwise.js";
+import { floorsOf } from "./thresholds.js";
 import { Refused, equal, hash, hex, integer, must, unhex, utf8 } from "./wire.js";
 
 /** @typedef {import("./pairwise.js").Identity} Identity */
@@ -117,7 +118,7 @@ function pairwiseClient(card, id, { identity, floors }, make) {
   return new PairwiseClient({
     id,
     identity,
-    floors: { ...FLOORS, ...floors, modes: identity ? ["active"] : ["semi_honest"] },
+    floors: { ...floors, modes: identity ? ["active"] : ["semi_honest"] },
     input: async () => [await make()],
     check: async (offer) => {
       await requireSubject(card, offer);
@@ -140,7 +141,7 @@ function oneMessageClient(card, id, { identity, floors }, make) {
         offer.isActive === Boolean(identity),
         "below_floor", "one message in active mode takes a key, and in semi_honest mode none",
       );
-      requireHolderFloors(offer, { ...HOLDER_FLOORS, ...floors }, Date.now() / 1000);
+      requireHolderFloors(offer, floorsOf(HOLDER_FLOORS, floors), Date.now() / 1000);
       await requireSubject(card, offer);
       const [segment, ...others] = offer.segments;
       must(

@@ -9,7 +9,7 @@ import {
 } from "./crypto.js";
 import { addMasks, arrayOf, checkWords, pack, scale, wordBytes } from "./ring.js";
 import { PRIME, deal, fieldElement } from "./shamir.js";
-import { requireParameters } from "./thresholds.js";
+import { floorsOf, requireParameters } from "./thresholds.js";
 import {
   Reader, Refused, bind, bitSet, commit, concat, equal, hash, header, hex, idsOf, integer, isLess,
   kindOf, must, rootFrom, toBigInt, treeRoot, utf8,
@@ -257,7 +257,7 @@ export class PairwiseClient {
     this.me = integer(id, 8);
     this.input = input;
     this.identity = identity;
-    this.floors = { ...FLOORS, ...floors };
+    this.floors = floorsOf(FLOORS, floors);
     this.weight = weight;
     this.coins = coins;
     this.check = check;

@@ -5,11 +5,12 @@ import { after, before, test } from "node:test";
 import { readFileSync } from "node:fs";
 import { fileURLToPath } from "node:url";
 
+import { SigningKey } from "../crypto.js";
 import { FLOORS, PairwiseClient, readOffer } from "../pairwise.js";
 import { readTerms } from "../encoding.js";
 import { Left, contribute, identityOf } from "../http.js";
 import { RoundLedger, inMemory } from "../ledger.js";
-import { Refused, unhex } from "../wire.js";
+import { Refused, integer, unhex } from "../wire.js";
 
 const TERMS = { all_clients: 3, bits: 16, clip: 1, clients: 3, group: 1, groups: 1, values: 2 };
 const CARD = {
@@ -159,4 +160,61 @@ test("a weight that does not fit is refused before anything is drawn", async () 
     });
     await assert.rejects(client.answer(unhex(full.messages.offer)), { reason: "layout_mismatch" });
   }
+});
+
+test("a floor that is no number is none", () => {
+  for (const floors of [{ privacyBits: undefined }, { assumedCorrupted: NaN }, { minimumCohort: 1 }]) {
+    assert.throws(() => new PairwiseClient({ id: 1n, input: () => [], floors }), Refused);
+  }
+});
+
+/** The clients of a recorded session in active mode, and what each is sent in its rounds. */
+async function activeClient() {
+  const vector = vectorOf("active_full");
+  const [role, coins] = Object.entries(vector.coins).find(([name]) => name !== "server") ?? [];
+  const authority = await SigningKey.of(unhex(vector.identities.authority));
+  const key = await SigningKey.of(unhex(vector.identities[role]));
+  const id = BigInt(role.split("/")[1]);
+  const certificate = await authority.sign("certificate", authority.public, integer(id, 8), key.public);
+  const bytes = unhex(coins);
+  let used = 0;
+  const drawn = [];
+  const client = new PairwiseClient({
+    id, identity: { id, key, certificate, authority: authority.public }, input: () => [],
+    floors: { minimumModulusBits: 1 },
+    coins: (count) => {
+      drawn.push(bytes.slice(used, (used += count)));
+      return drawn[drawn.length - 1];
+    },
+  });
+  const messages = vector.operations.filter((step) => step.role === role)
+    .map((step) => unhex(vector.messages[step.message]));
+  return { client, key, messages, drawn };
+}
+
+test("a client that leaves overwrites what it drew, and answers nothing", async () => {
+  const { client, messages, drawn } = await activeClient();
+  await client.answer(messages[0]);
+  assert.equal(drawn.length, 3);
+  client.abort();
+  assert.ok(drawn.every((secret) => secret.every((byte) => byte === 0)));
+  await assert.rejects(client.answer(messages[1]), { reason: "wrong_kind" });
+});
+
+test("coefficients of shares are overwritten once they are used", async () => {
+  const { client, messages, drawn } = await activeClient();
+  await client.answer(messages[0]);
+  await client.answer(messages[1]);
+  assert.ok(drawn.length > 3);
+  assert.ok(drawn.slice(3).every((secret) => secret.every((byte) => byte === 0)));
+});
+
+test("a client's own identity key stands for no neighbour", async () => {
+  const { client, key, messages } = await activeClient();
+  await client.answer(messages[0]);
+  const changed = messages[1].slice();
+  // Behind the tag, the list, the root, the opening and a count: entries of 288, an identity key at 96.
+  const list = new DataView(changed.buffer).getUint32(15);
+  changed.set(key.public, 19 + list + 64 + 4 + 96);
+  await assert.rejects(client.answer(changed), { reason: "public_key_reused" });
 });
