@@ -68,7 +68,10 @@ export async function agree(own, peer) {
   return new Uint8Array(await subtle.deriveBits({ name: "X25519", public: key }, own, 256));
 }
 
-/** Whether something can be sealed to a key: it is canonical, and not of low order. @param {Uint8Array} key */
+/**
+ * Whether something can be sealed to a key: it is canonical, and not of low order.
+ * @param {Uint8Array} key
+ */
 export async function isAgreeable(key) {
   if (key.length !== 32 || !isCanonical(key)) return false;
   const { own } = await keyPair(random(32));

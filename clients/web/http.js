@@ -51,7 +51,7 @@ const PROTOCOLS = Object.freeze(["pairwise", "one-message"]);
 const AGAIN = [408, 429, 500, 502, 503, 504];
 const [NOTHING_YET, LATE, OVER] = [204, 409, 410];
 const PAUSE = { first: 50, longest: 5000 };
-/** Bytes of a message, and of any other answer of a server, at most; and of a sentence that is shown. */
+/** Bytes at most: of a message, of any other answer, and of a sentence that is shown. */
 const MOST = { message: 2 ** 26, other: 2 ** 20, sentence: 400 };
 /** Milliseconds that a request takes at most, and bytes of its body each millisecond, at least. */
 const [PATIENCE, SLOWEST] = [60_000, 16];
@@ -81,7 +81,7 @@ export async function contribute(url, values, options = {}) {
   const id = await server.join(card, options);
   /** @type {{clamped: number}} */
   const counted = { clamped: 0 };
-  // Without a key a client is this browser; with one it is also known by its updates.
+  // Without a key a client is this browser; one with a key never sends one update twice.
   const name = `${identity ? hex(identity.key.public) : ""}:${task}`;
   const update = identity ? hex(await hash("spent-values", bytesOf(values))) : "";
   const make = async (epoch = 0n) => {
@@ -157,7 +157,11 @@ function oneMessageClient(card, id, { identity, floors }, make) {
   };
 }
 
-/** Refuse an offer about something else than the card. @param {Card} card @param {{task: Uint8Array, round: bigint, model: Uint8Array, layout: Uint8Array, application: Uint8Array}} offer */
+/**
+ * Refuse an offer about something else than the card.
+ * @param {Card} card
+ * @param {Record<"task" | "model" | "layout" | "application", Uint8Array> & {round: bigint}} offer
+ */
 async function requireSubject(card, offer) {
   must(
     equal(offer.task, utf8(card.task)) && offer.round === card.round,
@@ -209,15 +213,16 @@ function endOf({ status, bytes, isJson }) {
   const isReleased = status === 200;
   if (!isJson) return { isReleased, sentence: sentenceOf(bytes), result: null };
   const { sentence, mean, count } = objectOf(new TextDecoder().decode(bytes));
-  const isResult = Array.isArray(mean) && mean.every(Number.isFinite) && Number.isSafeInteger(count);
-  return {
-    isReleased, sentence: sentenceOf(utf8(String(sentence))), result: isResult ? { mean, count } : null,
-  };
+  const isMean = Array.isArray(mean) && mean.every(Number.isFinite);
+  const result = isMean && Number.isSafeInteger(count) ? { mean, count } : null;
+  return { isReleased, sentence: sentenceOf(utf8(String(sentence))), result };
 }
 
 /** What a server says, as one short line. @param {Uint8Array} bytes */
-const sentenceOf = (bytes) =>
-  new TextDecoder().decode(bytes.slice(0, MOST.sentence)).replace(/[\p{C}\p{Zl}\p{Zp}]/gu, " ").trim();
+function sentenceOf(bytes) {
+  const text = new TextDecoder().decode(bytes.slice(0, MOST.sentence));
+  return text.replace(/[\p{C}\p{Zl}\p{Zp}]/gu, " ").trim();
+}
 
 // --- Requests --------------------------------------------------------------------------------
 
@@ -305,7 +310,7 @@ class Server {
         if (!AGAIN.includes(status)) {
           const isWrong = status >= 300 && status !== LATE && status !== OVER;
           if (isWrong) throw new Left(`${status}: ${sentenceOf(bytes)}`);
-          must(!stage || /^[0-9]{1,3}$/.test(stage), "malformed", "the server's message names no stage");
+          must(!stage || /^[0-9]{1,3}$/.test(stage), "malformed", "the message names no stage");
           const isJson = response.headers.get("content-type")?.startsWith("application/json") ?? false;
           return { status, bytes, isJson, stage: stage ? Number(stage) : null };
         }
@@ -326,7 +331,8 @@ class Server {
   #fetched(method, path, body) {
     const timeout = AbortSignal.timeout(PATIENCE + Math.ceil((body ?? "").length / SLOWEST));
     const signal = this.signal ? AbortSignal.any([timeout, this.signal]) : timeout;
-    return fetch(this.#place(path), { ...this.#request(method), body: /** @type {BodyInit} */ (body), signal });
+    const sent = /** @type {BodyInit | undefined} */ (body);
+    return fetch(this.#place(path), { ...this.#request(method), body: sent, signal });
   }
 
   /** @param {string} path */
@@ -334,7 +340,10 @@ class Server {
     return this.url + (path.startsWith("/v1/") ? path : this.path + path);
   }
 
-  /** Nothing but what stands here is sent, and to nowhere else. @param {string} method @returns {RequestInit} */
+  /**
+   * Nothing but what stands here is sent, and to nowhere else.
+   * @param {string} method @returns {RequestInit}
+   */
   #request(method) {
     return {
       method,
@@ -352,7 +361,10 @@ class Server {
   }
 }
 
-/** The body of a response, if it is no longer than so many bytes. @param {Response} response @param {number} most */
+/**
+ * The body of a response, if it is no longer than so many bytes.
+ * @param {Response} response @param {number} most
+ */
 async function bodyOf(response, most) {
   const reader = response.body?.getReader();
   let [bytes, size] = [new Uint8Array(1 << 16), 0];

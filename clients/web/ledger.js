@@ -29,9 +29,8 @@ export class RoundLedger {
       must(round >= BigInt(next), "already_answered", `round ${round} was answered here`);
       must(epoch >= BigInt(newest), "wrong_session", `epoch ${epoch} of the holders is an old one`);
       must(!updates.includes(update), "already_spent", "this very update was sent before");
-      return {
-        next: String(round + 1n), epoch: String(epoch), updates: update ? [...updates, update] : updates,
-      };
+      const sent = update ? [...updates, update] : updates;
+      return { next: String(round + 1n), epoch: String(epoch), updates: sent };
     });
   }
 }

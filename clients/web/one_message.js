@@ -189,7 +189,7 @@ export function requireHolderFloors(offer, floors, now) {
   must(
     minimumCohort >= Math.max(floors.minimumCohort, corruptedClients + 2) &&
       corruptedClients >= floors.assumedCorrupted,
-    "below_floor", `a cohort of ${minimumCohort} with ${corruptedClients} corrupted is below a floor`,
+    "below_floor", `${minimumCohort} clients, ${corruptedClients} corrupted, are below a floor`,
   );
   const least = offer.isCertified
     ? corrupted + packing
@@ -246,7 +246,7 @@ function requireExact(offer, floors) {
   must(
     segments.length > 1 && !last.bounds && last.length === 1 + zerosOf(offer) &&
       last.ringBits === capacityWeight.toString(2).length,
-    "inconsistent_data", "the last segment is not the weight, with the zeros that are due behind it",
+    "inconsistent_data", "the last segment is not the weight with all the zeros behind it",
   );
 }
 

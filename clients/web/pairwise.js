@@ -4,8 +4,8 @@
  * @module
  */
 import {
-  SEGMENT, agree, derive, drawUpTo, expand, isCanonical, keyPair, open, random, seal, sha256, shakeWords,
-  streamKey, verify,
+  SEGMENT, agree, derive, drawUpTo, expand, isCanonical, keyPair, open, random, seal, sha256,
+  shakeWords, streamKey, verify,
 } from "./crypto.js";
 import { addMasks, arrayOf, checkWords, pack, scale, wordBytes } from "./ring.js";
 import { PRIME, deal, fieldElement } from "./shamir.js";

@@ -6,8 +6,9 @@
 import { must } from "./wire.js";
 
 /**
- * A client's own floors in the place of the usual ones; one that is no number would be below nothing.
- * @template {{minimumCohort: number}} T @param {Readonly<T>} usual @param {Partial<T>} [own] @returns {T}
+ * A client's own floors in the place of the usual ones; one that is no number would refuse nothing.
+ * @template {{minimumCohort: number}} T
+ * @param {Readonly<T>} usual @param {Partial<T>} [own] @returns {T}
  */
 export function floorsOf(usual, own) {
   const floors = { ...usual, ...own };
