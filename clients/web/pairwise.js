@@ -11,8 +11,8 @@ import { addMasks, arrayOf, checkWords, pack, scale, wordBytes } from "./ring.js
 import { PRIME, deal, fieldElement } from "./shamir.js";
 import { floorsOf, requireParameters } from "./thresholds.js";
 import {
-  Reader, Refused, bind, bitSet, commit, concat, equal, hash, header, hex, idsOf, integer, isLess,
-  kindOf, must, rootFrom, toBigInt, treeRoot, utf8,
+  Reader, Refused, allOf, bind, bitSet, commit, concat, equal, hash, header, hex, idsOf, integer,
+  isLess, kindOf, must, rootFrom, toBigInt, treeRoot, utf8,
 } from "./wire.js";
 
 /** @typedef {import("./ring.js").Words} Words */
@@ -465,7 +465,7 @@ export class PairwiseClient {
     const own = [this.channel.public, this.mask.public];
     if (this.identity) own.push(this.identity.key.public);
     const seen = new Set(own.map(hex));
-    await Promise.all(this.near.map(async (position, i) => {
+    await allOf(this.near.map(async (position, i) => {
       const id = integer(this.ids[position], 8);
       leaves.set(position, await hash("roster-entry", id, entries[i]));
       this.neighbours.set(position, await this.#readEntry(id, entries[i], seen));
@@ -587,7 +587,7 @@ export class PairwiseClient {
     );
     this.sharers = sharers;
     this.peers = peers;
-    const leaves = await Promise.all(delivered.map((entry) => this.#readDelivery(entry)));
+    const leaves = await allOf(delivered.map((entry) => this.#readDelivery(entry)));
     this.entries = offer.isActive ? await treeRoot(leaves) : NONE;
   }
 

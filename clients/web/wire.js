@@ -28,6 +28,15 @@ export function must(condition, reason, sentence) {
   if (!condition) throw new Refused(reason, sentence);
 }
 
+/**
+ * What all give, once none is under way any more; or what the first that failed threw.
+ * @template T @param {Promise<T>[]} under @returns {Promise<T[]>}
+ */
+export async function allOf(under) {
+  await Promise.allSettled(under);
+  return Promise.all(under);
+}
+
 // --- Bytes -----------------------------------------------------------------------------------
 
 /** @param {...(Uint8Array | number[])} parts @returns {Uint8Array} */

@@ -218,3 +218,14 @@ test("a client's own identity key stands for no neighbour", async () => {
   changed.set(key.public, 19 + list + 64 + 4 + 96);
   await assert.rejects(client.answer(changed), { reason: "public_key_reused" });
 });
+
+test("what was under way when a message was refused leaves no secret behind", async () => {
+  const { client, messages } = await activeClient();
+  await client.answer(messages[0]);
+  const changed = messages[1].slice();
+  const list = new DataView(changed.buffer).getUint32(15);
+  changed[19 + list + 64 + 4 + 287] ^= 1;
+  await assert.rejects(client.answer(changed), { reason: "authentication_failed" });
+  await new Promise((resolve) => setTimeout(resolve, 100));
+  assert.equal(client.neighbours.size + client.held.size, 0);
+});
