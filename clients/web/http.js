@@ -77,13 +77,14 @@ export async function contribute(url, values, options = {}) {
     "below_floor", "clients with a key take part in active mode, and others in semi_honest mode",
   );
   requireFit(values, card.terms);
+  // Without a key a client is this browser; one with a key never sends one update twice.
+  const name = `${identity ? hex(identity.key.public) : ""}:${task}`;
+  const update = identity ? hex(await hash("spent-values", bytesOf(values))) : "";
+  await ledger.requireOpen(name, { round: card.round, update });
   onCard(card);
   const id = await server.join(card, options);
   /** @type {{clamped: number}} */
   const counted = { clamped: 0 };
-  // Without a key a client is this browser; one with a key never sends one update twice.
-  const name = `${identity ? hex(identity.key.public) : ""}:${task}`;
-  const update = identity ? hex(await hash("spent-values", bytesOf(values))) : "";
   const make = async (epoch = 0n) => {
     await ledger.charge(name, { round: card.round, update, epoch });
     const { codes, clamped } = encode(values, card.terms);

@@ -10,6 +10,7 @@ const STORE = "rounds";
 const BLANK = Object.freeze({ next: "0", epoch: "0", updates: [] });
 
 /** @typedef {{next: string, epoch: string, updates: readonly string[]}} Spent */
+/** @typedef {{round: bigint, update?: string}} Wanted with the digest of the update, if any */
 /** @typedef {(name: string, change: (spent: Spent) => Spent) => Promise<void>} Store */
 
 /** What one client has spent, before its update is made. */
@@ -19,20 +20,33 @@ export class RoundLedger {
     this.store = store;
   }
 
+  /** Refuse what `charge` would refuse; nothing changes. @param {string} name @param {Wanted} wanted */
+  async requireOpen(name, wanted) {
+    await this.store(name, (spent) => {
+      requireUnspent(spent, wanted);
+      return spent;
+    });
+  }
+
   /**
    * Spend a round, durably; refuse one that was answered, an update that was sent, or an old epoch.
-   * @param {string} name of a client and its task
-   * @param {{round: bigint, update?: string, epoch?: bigint}} spent the update's digest, if any
+   * @param {string} name of a client and its task @param {Wanted & {epoch?: bigint}} wanted
    */
   async charge(name, { round, update = "", epoch = 0n }) {
-    await this.store(name, ({ next, epoch: newest, updates }) => {
-      must(round >= BigInt(next), "already_answered", `round ${round} was answered here`);
+    await this.store(name, (spent) => {
+      requireUnspent(spent, { round, update });
+      const { epoch: newest, updates } = spent;
       must(epoch >= BigInt(newest), "wrong_session", `epoch ${epoch} of the holders is an old one`);
-      must(!updates.includes(update), "already_spent", "this very update was sent before");
       const sent = update ? [...updates, update] : updates;
       return { next: String(round + 1n), epoch: String(epoch), updates: sent };
     });
   }
+}
+
+/** @param {Spent} spent @param {Wanted} wanted */
+function requireUnspent({ next, updates }, { round, update = "" }) {
+  must(round >= BigInt(next), "already_answered", `round ${round} was answered here`);
+  must(!updates.includes(update), "already_spent", "this very update was sent before");
 }
 
 /** A store in memory, for what outlives no page and no test. @returns {Store} */

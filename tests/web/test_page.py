@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import chain, repeat
 from typing import Any, ClassVar
+from urllib.parse import quote
 
 import httpx
 import pytest
@@ -61,6 +62,24 @@ def test_tabs_of_one_browser_are_visitors_of_their_own_and_rounds_follow_each_ot
             tab.wait_for_selector("body[data-ended=yes]", timeout=LONG)
             assert tab.inner_text("#say") == "the sum of 3 clients was released"
             assert "3 drawings" in tab.inner_text("#mean-note")
+
+
+def test_an_invitation_takes_part_once_with_one_drawing(town: Any, browser: Any) -> None:
+    keys = town.keys(6)
+    url = town.serve("--page", "--set", f"roster={keys / 'roster.json'}")
+    context = browser.new_context()
+    tabs = [context.new_page() for _ in range(6)]
+    for number, tab in enumerate(tabs):
+        tab.goto(f"{url}/page/#{quote((keys / f'client-{number}.key').read_text())}")
+        draw(tab)
+        tab.evaluate("document.getElementById('send').click()")
+    for tab in tabs:
+        tab.wait_for_selector("body[data-ended=yes]", timeout=LONG)
+        assert tab.inner_text("#say") == "the sum of 6 clients was released"
+        assert "certified key, so" in tab.inner_text("#mode")
+    tabs[0].evaluate("document.getElementById('send').click()")
+    tabs[0].wait_for_selector("body[data-ended=yes]", timeout=LONG)
+    assert "sent before" in tabs[0].inner_text("#say")
 
 
 def test_a_tab_that_is_closed_has_dropped_out_and_the_next_sum_begins(town: Any, browser: Any) -> None:

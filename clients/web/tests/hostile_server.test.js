@@ -113,6 +113,13 @@ test("rounds follow each other, each once, and no update goes into two sums", as
   await assert.rejects(ledger.charge("b", { round: 2n, update: "v", epoch: 4n }), { reason: "wrong_session" });
 });
 
+test("a round that was answered gets no second seat", async () => {
+  const ledger = new RoundLedger(inMemory());
+  await ledger.charge(":sum", { round: 7n });
+  await assert.rejects(take({}, { ledger }), { reason: "already_answered" });
+  assert.ok(!heard.some((each) => each.includes("/seats")));
+});
+
 // --- Offers of pairwise masks ----------------------------------------------------------------
 
 const folder = fileURLToPath(new URL("../../../tests/vectors/pairwise_mask/", import.meta.url));
