@@ -1,8 +1,8 @@
-"""What an update costs on the wire, by two accountings, and the layouts that the paper's size tables count.
+"""Sizes of an update on the wire, by two accountings, and the layouts that the paper's size tables count.
 
 Every method is a ``Layout`` of the tensors it sends, so that one sum gives its size. The accounting "paper" counts bits
-of values and nothing else; "wire" is what is really sent, where each segment fills whole bytes and a header with the
-layout's digest precedes them. Sizes are exact rationals; only what is printed is rounded.
+of values and nothing else; "wire" counts the bytes that are really sent, where each segment fills whole bytes and a
+header with the layout's digest precedes them. Sizes are exact rationals; only printed sizes are rounded.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def is_bias(name: str) -> bool:
 
 
 PLAIN_BITS: Final = 32
-"""What an uncompressed number costs: a float32, or the ring that its fixed-point form is summed in."""
+"""Bits of an uncompressed number: a float32, or the ring that its fixed-point form is summed in."""
 
 
 class Accounting(StrEnum):

@@ -1,4 +1,4 @@
-"""What schemes refuse alike, updates of another kind or shape and sums of another layout, and what they clamp."""
+"""Checks that schemes share: updates of another kind or shape, sums of another layout, and clamped values."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ LOG: Final = logging.getLogger("secagg.compression")
 
 
 def require_floats(update: npt.NDArray[Any], shape: tuple[int, ...]) -> None:
-    """Refuse what is no array of floats of a shape, with ``Misuse``."""
+    """Require an array of floats of a shape; raise ``Misuse`` otherwise."""
     if getattr(update, "dtype", np.dtype(bool)).kind != "f" or update.shape != shape:
         raise Misuse(f"an update is an array of floats of shape {shape}; convert it, or give it that shape first")
 
 
 def finite(values: npt.NDArray[Any], limit: float = math.inf) -> npt.NDArray[Any]:
-    """Return floats within a limit: NaN counts as 0, and what is beyond the limit as the limit; a log line says so.
+    """Return floats within a limit: NaN counts as 0, and a value beyond the limit as the limit; a log line says so.
 
     Nothing is refused: whether a client answers would tell its server of the values.
     """

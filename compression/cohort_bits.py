@@ -26,7 +26,7 @@ COHORT_BITS: Final = 1.6
 MOST_NOISE: Final = 1.0
 """Above, the noise of the code costs accuracy even where the server's rate falls."""
 _EFFICIENCY: Final = 0.74
-"""Of peak codes against the best code there is: the share of the bits with which that one has as much noise."""
+"""Efficiency of peak codes: the share of their bits with which the best possible code has as much noise."""
 
 
 def law(cohort: int, bits: float) -> float:
@@ -49,7 +49,7 @@ def sketch_noise(kept: float, bits: int, cohort: int) -> float:
 
 
 def places_for(cohort: int, cohort_bits: float = COHORT_BITS) -> int:
-    """Return the largest block of which the place of the peak has at least ``cohort_bits / cohort`` bits a value."""
+    """Return the largest block where the peak's place has at least ``cohort_bits / cohort`` bits a value."""
     wanted = _bits(cohort_bits) / _clients(cohort)
     low, high = 1, MAXIMUM_PLACES
     while low < high:

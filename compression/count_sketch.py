@@ -82,7 +82,7 @@ class CountSketch:
 
     @property
     def cells(self) -> int:
-        """How long the inner scheme's vector is."""
+        """Length of the inner scheme's vector."""
         return self.rows * self.columns
 
     @property

@@ -34,7 +34,7 @@ _FLOAT_BITS: Final = 53
 """Every integer of so many bits is a float64, so decoding gives the number that is meant."""
 _LEAST_SCALE: Final = 2.0**-100
 _PIECE: Final = 1 << 15
-"""How many values are encoded at once."""
+"""Number of values that are encoded at once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,7 +97,7 @@ class DitheredQuantization:
         signed = codes.view(f"<i{ring.word_bytes}")
         for start in range(0, flat.size, _PIECE):
             piece = finite(flat[start : start + _PIECE]).astype(np.float64)
-            # What leaves a float here becomes infinite, and is clamped like every other.
+            # A value beyond a float becomes infinite here, and is clamped like every other.
             with np.errstate(over="ignore"):
                 piece /= self.scale
                 piece *= 1 << self.fine_bits

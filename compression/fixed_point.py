@@ -1,4 +1,4 @@
-"""Fixed-point numbers in a wide ring: for what is sent uncompressed, such as biases, norms and unpruned values."""
+"""Fixed-point numbers in a wide ring: for uncompressed values, such as biases, norms and unpruned ones."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MAXIMUM_STEPS: Final = (1 << 52) - 1
 EXACT_FLOAT: Final = 1 << 53
 """Every integer up to here is a float64, so rounding and decoding give the number that is meant."""
 _PIECE: Final = 1 << 15
-"""How many values are encoded at once."""
+"""Number of values that are encoded at once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,7 +75,7 @@ class FixedPoint:
         ring, wide = Ring(self.modulus_bits), np.promote_types(update.dtype, np.float64)
         encoded = ring.zeros(self.length)
         signed = encoded.view(f"<i{ring.word_bytes}")
-        # Piece by piece, so that what is between two steps stays in the processor's cache.
+        # Piece by piece, so that the values between two steps stay in the processor's cache.
         for start in range(0, self.length, _PIECE):
             piece = finite(update[start : start + _PIECE]).astype(wide)
             np.minimum(piece, self.clip, out=piece)

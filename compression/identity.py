@@ -49,7 +49,7 @@ class Identity:
         return capacity_between(-self.bound, self.bound, self.modulus_bits)
 
     def encode(self, update: npt.NDArray[np.integer[Any]], coins: Coins) -> Payload:  # noqa: ARG002 -- the contract's
-        """Map the integers to the ring; what is out of bounds counts as the bound, and a log line says so."""
+        """Map the integers to the ring; a value out of bounds counts as the bound, and a log line says so."""
         if getattr(update, "dtype", np.dtype(bool)).kind not in "iu" or update.shape != (self.length,):
             raise Misuse(f"an update is an array of {self.length} integers in one dimension; FixedPoint takes floats")
         ends = np.iinfo(update.dtype)

@@ -30,7 +30,7 @@ Update = npt.NDArray[np.floating[Any]]
 BLOCK_SIZE: Final = 1024
 _PIECE: Final = 1 << 15
 _LEAST_SHARE: Final = 1e-3
-"""Of the mean over the tensors: no tensor is taken to be smaller."""
+"""Least share of the mean over the tensors: no tensor is taken to be smaller."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -43,9 +43,9 @@ class JoinedRotation:
     stream: PublicStream
     """Gives the signs; its shape is the number of values."""
     sizes: tuple[int, ...] = ()
-    """How many values each tensor has, in their order; empty for one tensor."""
+    """Number of values of each tensor, in their order; empty for one tensor."""
     scales: tuple[float, ...] = ()
-    """What the values of each tensor are divided by; empty for ones."""
+    """Divisors of the values of each tensor; empty for ones."""
     block_size: int = BLOCK_SIZE
 
     def __post_init__(self) -> None:
@@ -77,12 +77,12 @@ class JoinedRotation:
 
     @property
     def size(self) -> int:
-        """How many values an update has."""
+        """Number of values of an update."""
         return self.stream.size
 
     @property
     def padded(self) -> int:
-        """How many values a turned update has."""
+        """Number of values of a turned update."""
         return padded_size(self.size, self.block_size)
 
     def encode(self) -> bytes:
@@ -138,7 +138,7 @@ class JoinedRotation:
         return tuple(math.sqrt(energy(within[start:end])) for start, end in pairwise(edges))
 
     def require_form(self, update: Update) -> None:
-        """Refuse what is not a vector of floats of this size.
+        """Require a vector of floats of this size.
 
         Raises:
             Misuse: it is not.

@@ -1,8 +1,8 @@
-"""A scheme that its author keeps outside of the library: found by its name, and made anew for every round.
+"""A scheme that its author keeps outside of the library: found by its name, and made again for every round.
 
 A factory is any class or function that takes ``values`` (how many an update has), ``cohort`` (the largest total
-weight of a sum), ``seed`` (32 public bytes) and ``epoch`` (the number of the round), and returns a linear decoder. What
-travels is the name and these four; each side makes the scheme from a factory that it chose itself.
+weight of a sum), ``seed`` (32 public bytes) and ``epoch`` (the number of the round), and returns a linear decoder. Only
+the name and these four travel; each side makes the scheme from a factory that it chose itself.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class OutsideScheme:
 
     @property
     def length(self) -> int:
-        """How many values an update has."""
+        """Number of values of an update."""
         return self.values
 
     @property

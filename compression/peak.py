@@ -1,15 +1,15 @@
-"""The peak code: of each block of d turned values, the place and the sign of the largest.
+"""The peak code: the place and the sign of the largest of each block of d turned values.
 
 There is no codebook to learn, to broadcast or to search: a block becomes one of 2d codewords, +e_i and -e_i, so that d
-values take log2(2d) bits, and decoding is counting. After a rotation values are bell-shaped, so what the code keeps of
+values take log2(2d) bits, and decoding is counting. After a rotation values are bell-shaped, so the kept share of
 them follows from d alone; dividing by it makes the decoded sum of directions unbiased over the rotations. The choice
 depends on no scale: a first round is compressed like every other. A decoded mean is the mean direction times one length
 for all, which is the mean of the updates only where these are equally long. An update that is zero but for a few values
 is decoded too short.
 
 The code says where an update points, not how long it is. ``unit`` is the length that every update is taken to have,
-public and common. Where clients tell their own lengths, they do so beside the code (``norm_levels``): in public levels,
-as one more block of which one codeword is chosen, so that a protocol that checks blocks checks the length as well. A
+public and common. Where clients report their own lengths, they do so next to the code (``norm_levels``): in public
+levels, as one codeword of one more block, so that a protocol that checks blocks checks the length as well. A
 mean of lengths that nobody checks would let one client scale the whole sum.
 
 Index 0..d-1 stands for a largest value that is positive, d..2d-1 for a negative one. The first of equal values counts.
@@ -49,9 +49,9 @@ _VALUES_AT_A_TIME: Final = 1 << 16
 _STEPS: Final = 24001
 _FARTHEST: Final = 12.0
 _LEAST_NORM: Final = 2.0**-40
-"""What is taken for a length of zero, which nothing can be relative to."""
+"""Length that stands for zero, which nothing can be relative to."""
 _ROUNDING: Final = 1e-9
-"""Of shares of a weight."""
+"""Tolerance of shares of a weight."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -81,12 +81,12 @@ class PeakCode:
 
     @property
     def length(self) -> int:
-        """How many values an update has."""
+        """Number of values of an update."""
         return self.rotation.size
 
     @property
     def blocks(self) -> int:
-        """How many blocks a turned update has; the last one may be filled with zeros."""
+        """Number of blocks of a turned update; the last one may be filled with zeros."""
         return -(-self.rotation.padded // self.places)
 
     @property
@@ -160,7 +160,7 @@ class PeakCode:
 
     @property
     def _last(self) -> int:
-        """How many values the last block has, without those that fill it."""
+        """Number of values of the last block, without those that fill it."""
         return self.rotation.padded - (self.blocks - 1) * self.places
 
     def _gain(self, places: int) -> float:
@@ -214,19 +214,19 @@ def kept_share(places: int) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KnownLengths:
-    """What clients told of their lengths in the rounds before; nothing in a first round.
+    """Lengths that clients reported in the rounds before; none in a first round.
 
-    Clients tell their lengths relative to what is known: how long the scaled update is, and in some rounds how long
-    each tensor is, from which the tensors' scales follow. Where blocks are checked each length is a vote for a public
+    Clients report their lengths relative to the known ones: that of the scaled update, and in some rounds that of
+    each tensor, from which the tensors' scales follow. Where blocks are checked each length is a vote for a public
     level, and the middle vote is taken, which fewer than half of the clients cannot move beyond those of the others.
     """
 
     sizes: tuple[int, ...]
-    """How many values each tensor has."""
+    """Number of values of each tensor."""
     common: float | None = None
-    """Of the scaled update, in the round before."""
+    """Length of the scaled update, in the round before."""
     tensors: tuple[float, ...] | None = None
-    """Of each tensor, when clients were last asked."""
+    """Length of each tensor, when clients were last asked."""
 
     @property
     def is_informed(self) -> bool:
@@ -235,7 +235,7 @@ class KnownLengths:
 
     @property
     def longest(self) -> float:
-        """The last level, relative to what is known; longer updates are taken to be as long."""
+        """The last level, relative to the known length; longer updates are taken to be as long."""
         return float(length_levels(references=self.is_informed)[-1])
 
     def rotation(self, stream: PublicStream) -> JoinedRotation:
@@ -244,7 +244,7 @@ class KnownLengths:
         return JoinedRotation(stream=stream, sizes=self.sizes, scales=scales, block_size=block_size_for(stream.size))
 
     def told(self, rotation: JoinedRotation, update: Update, *, with_tensors: bool) -> Update:
-        """Return what a client tells: the lengths of its update, relative to what is known."""
+        """Return a client's report: the lengths of its update, relative to the known ones."""
         norms = [rotation.norm(update), *(rotation.norms(update) if with_tensors else ())]
         return np.array(norms) / self._references(with_tensors=with_tensors)
 
@@ -263,7 +263,7 @@ class KnownLengths:
         return middle
 
     def after(self, relative: Update, rotation: JoinedRotation) -> tuple[float, KnownLengths]:
-        """Return the length of a round's mean, from what its clients told, and what is known in the next round."""
+        """Return the length of a round's mean, from its clients' reports, and the known lengths of the next round."""
         references = self._references(with_tensors=len(relative) > 1)
         norms = np.maximum(relative * references, _LEAST_NORM).tolist()
         common, tensors = float(norms[0]), tuple(norms[1:])

@@ -26,7 +26,7 @@ SEED_BYTES: Final = 32
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PublicStream:
-    """What one round's randomness for one tensor is derived from; another round, name or shape gives another stream.
+    """Source of one round's public randomness for one tensor; another round, name or shape gives another stream.
 
     Security: the seed is public. It must not be, or be derived from, a key of the aggregation protocol.
     """
@@ -50,7 +50,7 @@ class PublicStream:
 
     @property
     def size(self) -> int:
-        """How many elements the tensor has."""
+        """Number of elements of the tensor."""
         return prod(self.shape)
 
     def encode(self) -> bytes:
@@ -68,7 +68,7 @@ class PublicStream:
 
 
 def require_shape(shape: tuple[int, ...]) -> None:
-    """Refuse what is not the shape of a tensor with at least one element.
+    """Require the shape of a tensor with at least one element.
 
     Raises:
         InvalidParameters: it is not a tuple of positive integers, or has more elements than a segment may have.

@@ -53,7 +53,7 @@ class RandomPruning:
     inner: LinearDecoder[Any]
     """Encodes a vector of ``kept`` floats."""
     kept: int = field(init=False, repr=False, compare=False)
-    """How many coordinates are kept."""
+    """Number of kept coordinates."""
     layout: Layout = field(init=False, repr=False, compare=False)
     """The inner segments; the version covers the stream, the sparsity and the inner version."""
 
@@ -87,9 +87,7 @@ class RandomPruning:
         inner = inner_sum(aggregate, self.layout, self.inner.layout)
         values: Tensor = self.inner.decode(inner)
         if values.shape != (self.kept,):
-            raise ContractViolation(
-                f"the inner scheme is due a vector of {self.kept} and decodes one of {values.shape}"
-            )
+            raise ContractViolation(f"the inner scheme has to decode a vector of {self.kept}, not of {values.shape}")
         total = np.zeros(self.stream.shape, dtype=values.dtype)
         total[self.mask] = values
         return total

@@ -57,12 +57,12 @@ class RandomRotation:
 
     @property
     def padded(self) -> int:
-        """How many coordinates the rotated tensor has."""
+        """Number of coordinates of the rotated tensor."""
         return padded_size(self.stream.size, self.block_size)
 
     @cached_property
     def negative(self) -> npt.NDArray[np.bool_]:
-        """Whose signs are flipped, as the matrix of the blocks; drawn with the first update."""
+        """Coordinates whose signs are flipped, as the matrix of the blocks; drawn with the first update."""
         drawn = np.frombuffer(self.stream.read(Label.ROTATION_SIGNS, -(-self.padded // 8)), dtype=np.uint8)
         bits = np.unpackbits(drawn, count=self.padded, bitorder="little")
         return bits.view(np.bool_).reshape(self.block_size, -1)
@@ -86,7 +86,7 @@ class RandomRotation:
         inner = inner_sum(aggregate, self.layout, self.inner.layout)
         rotated: Tensor = self.inner.decode(inner)
         if rotated.shape != (self.padded,):
-            raise ContractViolation(f"the inner scheme is due a vector of {self.padded}; it gave {rotated.shape}")
+            raise ContractViolation(f"the inner scheme has to decode a vector of {self.padded}, not of {rotated.shape}")
         return self.rotate_back(rotated)
 
     def rotate(self, update: Tensor) -> Tensor:
@@ -120,10 +120,10 @@ def padded_size(size: int, block_size: int) -> int:
 
 
 def require_block_size(block_size: int) -> None:
-    """Refuse what is no size of the blocks of a rotation.
+    """Require a size of the blocks of a rotation.
 
     Raises:
-        InvalidParameters: it is no power of two, or too large.
+        InvalidParameters: it is not a power of two, or too large.
     """
     if type(block_size) is not int or block_size.bit_count() != 1 or not 1 < block_size <= MAXIMUM_BLOCK_SIZE:
         raise InvalidParameters(f"block_size is a power of two in 2..2^16; got {block_size!r}")
@@ -135,8 +135,8 @@ def transform(blocks: Tensor) -> None:
     A matrix of 1,024 rows is the Kronecker product of two of 32: two products of matrices that stay in the cache take
     the place of ten passes of butterflies.
 
-    H is symmetric, so doing it twice changes nothing but the rounding. What is not finite, or overflows because it is
-    near the end of the floats' range, makes its column hold NaN or infinity.
+    H is symmetric, so doing it twice changes nothing but the rounding. A value that is not finite, or overflows because
+    it is near the end of the floats' range, makes its column hold NaN or infinity.
     """
     size, width = blocks.shape
     factors = _factors(size, blocks.dtype)

@@ -1,6 +1,6 @@
 """Updates for noise that clients add: clipped, rotated, and rounded at random to integers of a bounded norm.
 
-What noise has to hide is how far one client can move a sum. So a client scales its update down to a public length,
+Noise has to hide how far one client can move a sum. So a client scales its update down to a public length,
 turns it by the round's rotation, and rounds each of the padded coordinates to a whole step, up or down at random, until
 the norm in steps is within the public bound. The length, the bound and all else here are in the layout's version, which
 a session's configuration binds.
@@ -38,7 +38,7 @@ class RoundedRotation:
     """The greatest norm of what a client sends, in steps: what its noise is in proportion to."""
     modulus_bits: int
     clients: int
-    """How many the ring is planned for."""
+    """Number of clients that the ring is planned for."""
     layout: Layout = field(init=False, repr=False)
 
     @classmethod
@@ -67,7 +67,7 @@ class RoundedRotation:
 
     @property
     def length(self) -> int:
-        """How many values an update has."""
+        """Number of values of an update."""
         return self.rotation.size
 
     @property
@@ -77,12 +77,12 @@ class RoundedRotation:
 
     @property
     def step(self) -> float:
-        """What one step of a coordinate stands for."""
+        """Length of one step of a coordinate."""
         return self.clip / unrounded_norm(self.l2_bound, self.rotation.padded)
 
     @property
     def inflation(self) -> float:
-        """How much more noise rounding costs: the bound over the length of the longest update, both in steps."""
+        """Factor by which rounding raises the noise: the bound over the length of the longest update, both in steps."""
         return self.l2_bound * self.step / self.clip
 
     @property

@@ -55,7 +55,7 @@ _Floats = npt.NDArray[Any]
 
 
 class Rounding(Enum):
-    """How a value between two codes becomes one of them."""
+    """Rounding of a value between two codes."""
 
     NEAREST_EVEN = 1
     """The nearest code, and of two equally near ones the even code; draws no coins."""
@@ -206,7 +206,7 @@ class ScalarQuantization:
     def saturated_share(self, update: Tensor) -> float:
         """Return the share of the update's values that clamping moves by more than half a step.
 
-        A share that grows from round to round says that the scales are due for a refresh.
+        A share that grows from round to round says that the scales need a refresh.
         """
         scales, zero_points = self._columns(_WIDE)
         codes = self._rows(update) / scales + zero_points

@@ -41,7 +41,7 @@ class Sketch:
 
     rotation: JoinedRotation
     kept: int
-    """How many coordinates of the turned update are sent."""
+    """Number of sent coordinates of the turned update."""
     bits: int
     modulus_bits: int
     unit: float = 1.0
@@ -68,7 +68,7 @@ class Sketch:
 
     @property
     def length(self) -> int:
-        """How many values an update has."""
+        """Number of values of an update."""
         return self.rotation.size
 
     @property
@@ -87,7 +87,7 @@ class Sketch:
         return max(self.rotation.scales) * self._gain * self._greatest * math.sqrt(self.kept)
 
     def encode(self, update: Update, coins: Coins) -> Payload:
-        """Divide by the update's own length, turn, and round what is sent; zeros draw their codes from the coins."""
+        """Divide by the update's own length, turn, and round; zeros draw their codes from the coins."""
         turned, norm = self.rotation.turned_with_norm(update)
         sent = turned[self._positions].astype(np.float64)
         if norm:

@@ -20,6 +20,7 @@ from docs import machines
 from docs.included import ROOT, document
 from secagg import cli
 from secagg.cli.figures import in_bytes, in_seconds
+from secagg.crypto.labels import Label
 from secagg.planning.costs import compare
 from secagg.planning.planned_update import PlanRequest, Scheme
 from secagg.planning.seconds import Network, seconds_of
@@ -31,6 +32,7 @@ RESULTS: Final = ROOT / "benchmarks" / "results"
 _PLACE = re.compile(r"^(?P<margin> *)\{\{ (?P<name>[a-z_]+)(?P<arguments>(?: [^ }]+)*) \}\}$", re.MULTILINE)
 _SITE = re.compile(r"\]\(site:([^)]+)\)")
 """A link from wherever it will stand, by the path of a page of the site."""
+_LABEL = re.compile(r"\bLabel\.([A-Z0-9_]+)")
 _COLUMNS: Final = "100"
 _ROW_WEIGHTS: Final = 100
 """Values of a row of the matrix that stands for a model."""
@@ -130,6 +132,16 @@ def api(module: str) -> str:
     held = {name: getattr(face, name) for name in cast("list[str]", face.__all__)}
     found = [f"{value.__module__}.{name}" for name, value in held.items() if hasattr(value, "__module__")]
     return "\n\n".join(f"::: {name}" for name in found if name.startswith("secagg."))
+
+
+def labels() -> str:
+    """Return every label's text, and the files that use it."""
+    users: dict[str, list[str]] = {label.name: [] for label in Label}
+    for module in shipped_modules(ROOT).values():
+        path = module.file.relative_to(ROOT).as_posix()
+        for name in sorted({found[1] for found in _LABEL.finditer(document(path))} & users.keys()):
+            users[name].append(f"[{path.removesuffix('.py')}](/{path})")
+    return table(("label", "used in"), [(f"`{label.value.decode()}`", ", ".join(users[label.name])) for label in Label])
 
 
 def commands() -> str:
@@ -254,6 +266,7 @@ _MAKERS: Final[Mapping[str, Callable[..., str]]] = {
         states,
         settings,
         api,
+        labels,
         commands,
         file,
         typed,

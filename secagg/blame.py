@@ -1,4 +1,4 @@
-"""Whom evidence names: one table for all protocols.
+"""Parties that evidence names: one table for all protocols.
 
 Between a client and the server lies a network, and neither end can tell it from the other end, so ``ServerId`` stands
 for the server and everything on the way to it.
@@ -16,7 +16,7 @@ from secagg.parameters import SecurityMode
 
 
 class Evidence(Enum):
-    """What is known of something that is wrong."""
+    """Evidence about something that is wrong."""
 
     UNVERIFIED_BYTES = auto()
     """Bytes fail before they are verified, or nothing verifies them. The sender is the transport's, not a header's."""
@@ -25,13 +25,13 @@ class Evidence(Enum):
     SIGNED_SHARE = auto()
     """A share contradicts its commitment, and the holder that revealed it signed it."""
     UNSIGNED_SHARE = auto()
-    """A share contradicts its commitment, and nothing shows that it is what its holder revealed."""
+    """A share contradicts its commitment, and nothing proves that its holder revealed that share."""
     DEALT_SHARE = auto()
     """A share that fits its commitment is off the dealer's polynomial."""
     RELAYED_ENTRY = auto()
     """An entry that the server relayed from a dealer to a holder was not verified."""
     FEW_REFUSALS = auto()
-    """At most as many holders refuse a client as may be corrupted."""
+    """The holders that refuse a client are no more than may be corrupted."""
     MANY_REFUSALS = auto()
     """More holders refuse a client than may be corrupted."""
     DEVIATING_ANSWER = auto()

@@ -25,7 +25,7 @@ Declared = type[Any]
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """How one field is written and read, and its row in a table of bytes."""
+    """Encoding of one field, and its row in a table of bytes."""
 
     write: Callable[[Writer, Any], object]
     read: Callable[[Reader, At], Any]
@@ -34,7 +34,7 @@ class Field:
 
 @dataclass(frozen=True, slots=True)
 class At:
-    """Where a field stands: what both ends know of its message, and the fields before it."""
+    """Context of a field: the parameters that both ends know, and the fields before it."""
 
     place: Any
     before: Mapping[str, Any]
@@ -123,7 +123,7 @@ def sized(size: Sizing, row: str) -> Field:
 
 
 def borrowed(size: Sizing, row: str) -> Field:
-    """Return the same without a copy: a view of what is sent, and of the message that was received."""
+    """Return the same without a copy: a view of the sent value, and of the received message."""
     return Field(
         lambda writer, value: writer.borrowed(value),
         lambda reader, at: reader.view(size(at)),

@@ -1,4 +1,4 @@
-"""Who takes part, and in which session: small values that never hold a secret."""
+"""Identifiers of parties and sessions: small values that never hold a secret."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ _CORRUPTED_IN, _DROPPED_IN, _LEAST_WITH_DROPPED = 10, 20, 4
 
 
 def usual_corrupted(clients: int) -> int:
-    """How many of so many clients work with the server where nobody says: one in ten, rounded up.
+    """Default number of clients assumed to work with the server: one in ten, rounded up.
 
     Plans and floors ask here, so that a plan without numbers is not below floors without numbers.
     """
@@ -24,7 +24,7 @@ def usual_corrupted(clients: int) -> int:
 
 
 def usual_dropped(clients: int) -> int:
-    """How many of so many clients leave on the way where nobody says: one in twenty, and one of a few."""
+    """Default number of clients that leave on the way: one in twenty, and one of a few."""
     return max(clients // _DROPPED_IN, int(clients >= _LEAST_WITH_DROPPED))
 
 
@@ -41,7 +41,7 @@ class Suite(StrEnum):
 
 
 class SecurityMode(StrEnum):
-    """What the server is trusted with; there is no setting in between."""
+    """Trust in the server; there is no setting in between."""
 
     SEMI_HONEST = "semi_honest"
     """The server follows the protocol and is curious."""
@@ -50,7 +50,7 @@ class SecurityMode(StrEnum):
 
 
 def require_integer(name: str, value: int, least: int, greatest: int | None = None) -> None:
-    """Refuse what is no integer in this range; a bool is none, and neither is NumPy's."""
+    """Require an integer in this range; a bool is none, and neither is NumPy's."""
     if type(value) is not int or value < least or (greatest is not None and value > greatest):
         limits = f"of at least {least}" if greatest is None else f"in {least}..{_NAMED_LIMITS.get(greatest, greatest)}"
         raise InvalidParameters(f"{name} is an integer {limits}; got {value!r}")

@@ -15,7 +15,7 @@ from secagg.errors import InvalidParameters, MalformedMessage, Misuse, Reason, U
 WIRE_VERSION: Final = 1
 _HEADER = struct.Struct(">4sBH")
 HEADER_BYTES: Final = _HEADER.size
-"""What every message begins with."""
+"""Header of every message."""
 _MAGIC = b"SAGG"
 
 
@@ -199,7 +199,7 @@ class Reader:
         return self.fixed(length)
 
     def view(self, size: int) -> memoryview:
-        """Read exactly ``size`` bytes without a copy; what is returned keeps the message alive."""
+        """Read exactly ``size`` bytes without a copy; the returned view keeps the message alive."""
         return self._take(size)
 
     def rest(self) -> memoryview:
@@ -217,7 +217,7 @@ class Reader:
             raise Misuse(f"a field has no negative size; got {size}")
         left = len(self._view) - self._position
         if size > left:
-            raise MalformedMessage(f"{size} bytes are due and {left} are left", reason=Reason.TRUNCATED)
+            raise MalformedMessage(f"expected {size} more bytes; {left} are left", reason=Reason.TRUNCATED)
         taken = self._view[self._position : self._position + size]
         self._position += size
         return taken
@@ -248,4 +248,4 @@ def message_kind(message: bytes) -> MessageKind:
     try:
         return MessageKind(received)
     except ValueError:
-        raise MalformedMessage(f"{received} is no kind of message", reason=Reason.NOT_CANONICAL) from None
+        raise MalformedMessage(f"{received} is not a kind of message", reason=Reason.NOT_CANONICAL) from None

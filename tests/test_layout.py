@@ -32,6 +32,8 @@ from tests.harness.house import (
 )
 
 ROOMS_WITHOUT_INIT = (*LINKED_ROOMS, "proofs")
+WITHOUT_MODULES = {"secagg.web", "secagg.web.page"}
+"""Packages of files for browsers."""
 
 # --- The tables of check 5: who may import whom -----------------------------------------------------------------------
 
@@ -138,7 +140,8 @@ def check_no_init_files(root: Path) -> None:
 def check_room_links(root: Path) -> None:
     """Hold in a checkout; an unpacked source distribution (it has a PKG-INFO) carries no links."""
     if not (root / "PKG-INFO").exists():
-        report(fault for room in LINKED_ROOMS for fault in link_faults(root / "secagg" / room, f"../{room}"))
+        targets = {**{room: f"../{room}" for room in LINKED_ROOMS}, "web": "../clients/web"}
+        report(fault for name, target in targets.items() for fault in link_faults(root / "secagg" / name, target))
 
 
 def check_package_list(root: Path) -> None:
@@ -151,7 +154,7 @@ def check_package_list(root: Path) -> None:
         if folder.parent != root or folder.name not in LINKED_ROOMS:
             assert (folder / "__init__.py").exists(), f"add {folder.relative_to(root)}/__init__.py: it holds modules"
     report(f'add "{package}" to `packages` in pyproject.toml' for package in found - listed)
-    report(f'remove "{package}" from `packages` in pyproject.toml' for package in listed - found)
+    report(f'remove "{package}" from `packages` in pyproject.toml' for package in listed - found - WITHOUT_MODULES)
 
 
 def check_standard_library_from_root(root: Path) -> None:

@@ -16,40 +16,32 @@ from tests.harness.house import Check, Fault, Module, copy_of, plant, report, sh
 
 MODULES_IN_A_FOLDER = 16
 LINES_OF_A_MODULE = 800
-CROWDED = {
-    "compression": 18,
-    "protocols/one_message": 6_700,
-    "protocols/pairwise_mask": 35,
-    "protocols/two_servers": 17,
-    "secagg/cli": 20,
-    "secagg/platforms": 19,
-    "secagg/session": 3_190,
-}
+CROWDED = {"protocols/pairwise_mask": 23, "secagg/session": 18}
 """Folders that still hold more, and how many modules; merging takes a row away, and nothing adds one."""
 
 BUDGETS = {
-    "secagg/*.py": 1_230,
-    "secagg/crypto": 2_520,
-    "secagg/contract": 890,
-    "secagg/privacy": 1_550,
-    "secagg/session": 3_190,
-    "secagg/conformance": 2_350,
-    "compression": 4_930,
-    "protocols/pairwise_mask": 7_270,
-    "protocols/enclave": 6_710,
-    "protocols/two_servers": 8_170,
-    "protocols/one_message": 6_700,
-    "protocols/coded_mask": 1_460,
-    "secagg/planning": 1_390,
-    "secagg/simulation": 620,
-    "secagg/short": 900,
-    "secagg/scale": 1_350,
-    "training": 7_560,
-    "secagg/platforms": 3_730,
-    "secagg/flower": 900,
-    "secagg/transport": 2_340,
-    "secagg/nvflare": 820,
-    "secagg/cli": 3_640,
+    "secagg/*.py": 1_200,
+    "secagg/crypto": 2_490,
+    "secagg/contract": 900,
+    "secagg/privacy": 1_510,
+    "secagg/session": 3_180,
+    "secagg/conformance": 2_320,
+    "compression": 5_010,
+    "protocols/pairwise_mask": 6_980,
+    "protocols/enclave": 6_550,
+    "protocols/two_servers": 7_650,
+    "protocols/one_message": 6_510,
+    "protocols/coded_mask": 1_190,
+    "secagg/planning": 1_320,
+    "secagg/simulation": 580,
+    "secagg/short": 930,
+    "secagg/scale": 1_220,
+    "training": 6_510,
+    "secagg/platforms": 3_220,
+    "secagg/flower": 820,
+    "secagg/transport": 2_540,
+    "secagg/nvflare": 780,
+    "secagg/cli": 3_660,
 }
 """The most lines of each room, near what it holds now: they follow the code down. Raising one needs a decision."""
 

@@ -74,7 +74,7 @@ LEAST_CLIP: Final = 0.25
 
 
 class TensorRecipes:
-    """What is done with every tensor."""
+    """Recipes of all tensors."""
 
     def __init__(self, settings: CompressionSettings, shapes: Mapping[str, Shape], maximum_total_weight: int) -> None:
         """Choose for every tensor.
@@ -121,7 +121,7 @@ class TensorRecipes:
 
     @property
     def plain(self) -> Plain:
-        """How biases and norms are sent, and whatever is too small to be compressed."""
+        """Encoding of biases and norms, and of tensors that are too small to be compressed."""
         # No sum of a cohort at the clip leaves the ring.
         steps = ((1 << (PLAIN_BITS - 1)) - 1) // self.maximum_total_weight
         return Plain(
@@ -256,7 +256,7 @@ _NOTHING: Final = _Nothing()
 
 
 _LATE_SOURCES: Final = (*SECURE_SOURCES, Source.AGGREGATE)
-"""They know nothing before the first round, which is sent uncompressed."""
+"""Sources that know nothing before the first round, which is sent uncompressed."""
 _SCALE_BYTES: Final = 4
 
 Arrays = Mapping[str, npt.NDArray[Any]]
@@ -272,7 +272,7 @@ class RoundCodec:
     is_compressed: bool
     """False in a first round that has no scales or codebooks yet, unless nothing is compressed anyway."""
     broadcast_bytes: int
-    """What a client receives for it in this round."""
+    """Bytes that a client receives for it in this round."""
     paper_broadcast_bytes: int
 
 
@@ -287,7 +287,7 @@ class Operators:
     maximum_total_weight: int
     current: ModelUpdate | None = field(default=None, init=False)
     warning: None = field(default=None, init=False)
-    """What there is to change, where a codec knows; of codes there is nothing that the server could see."""
+    """Advice on a change, where a codec has any; codes reveal nothing to the server that would give rise to it."""
     _statistics: list[float] | None = field(default=None, init=False)
     _previous_mean: dict[str, npt.NDArray[Any]] | None = field(default=None, init=False)
     recipes: TensorRecipes = field(init=False)
@@ -297,11 +297,11 @@ class Operators:
 
     @property
     def values(self) -> int:
-        """How many values the model has."""
+        """Number of values of the model."""
         return sum(int(np.prod(shape)) for shape in self.shapes.values())
 
     def epoch(self, round_number: int) -> int:
-        """Return how often the codec was made anew until a round; rounds count from 0."""
+        """Return how often the codec was renewed until a round; rounds count from 0."""
         period = self.settings.refresh
         if self.settings.scheme is Scheme.NONE:
             return 0
@@ -310,7 +310,7 @@ class Operators:
         return round_number // period
 
     def begin(self, round_number: int, sample: Callable[[], Update]) -> RoundCodec:
-        """Return the codec of a round, made anew if that is due.
+        """Return the codec of a round, renewed if the round needs it.
 
         Args:
             sample: trains a client outside of the round, or on public data; called only where the source asks for it.
@@ -471,7 +471,7 @@ NORMS: Final = "secagg/norms"
 """The name of what clients tell of their lengths."""
 _FRACTION_BITS: Final = 20
 _NEARLY: Final = 0.9
-"""Of the longest length: a mean that is as long has hardly a client below."""
+"""Share of the longest length: a mean that is as long has hardly a client below."""
 
 Vector = npt.NDArray[np.float32]
 
@@ -486,12 +486,12 @@ class WholeUpdates:
     """32 public bytes of the run."""
     maximum_total_weight: int
     cohort: int
-    """How many clients a sum is expected to hold, from which the rate follows."""
+    """Number of clients that a sum is expected to hold, from which the rate follows."""
     made_by: Factory | None = None
     """Makes the scheme of each round, where it is neither peak code nor sketch."""
     current: ModelUpdate | None = field(default=None, init=False)
     warning: str | None = field(default=None, init=False)
-    """What the round that was decoded last gives reason to change."""
+    """Advice on a change, from the round that was decoded last."""
     _known: KnownLengths = field(init=False)
     _round: int = field(default=0, init=False)
 
@@ -503,7 +503,7 @@ class WholeUpdates:
 
     @property
     def values(self) -> int:
-        """How many values the model has."""
+        """Number of values of the model."""
         return sum(self._sizes)
 
     def begin(self, round_number: int, sample: Callable[[], Update]) -> RoundCodec:  # noqa: ARG002 -- as of Operators
@@ -559,7 +559,7 @@ class WholeUpdates:
     # --- Storing --------------------------------------------------------------------------------------------------
 
     def state(self) -> dict[str, npt.NDArray[Any]]:
-        """Return everything that a resumed run needs, as arrays; codecs are made anew from it."""
+        """Return everything that a resumed run needs, as arrays; codecs are rebuilt from it."""
         stored = dict[str, npt.NDArray[Any]]()
         if self._known.common is not None:
             stored["common"] = np.array([self._known.common])
@@ -587,7 +587,7 @@ class WholeUpdates:
 
     @property
     def _is_fixed(self) -> bool:
-        """Whether clients tell nothing beside their updates."""
+        """Whether clients report nothing in addition to their updates."""
         return self.settings.told is Lengths.FIXED and self.made_by is None
 
     def _is_refreshed(self, round_number: int) -> bool:

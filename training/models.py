@@ -29,7 +29,7 @@ class KeyedDropout(torch.nn.Module):
         self.register_buffer(_KEY_NAME, torch.zeros((), dtype=torch.int64), persistent=False)
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        """Drop activations in training, and scale up what is left; the first axis counts examples."""
+        """Drop activations in training, and scale up the others; the first axis counts examples."""
         if not self.training or self.rate == 0:
             return inputs
         return dropped(inputs, self.key, self.rate)

@@ -22,8 +22,8 @@ CHECKPOINT_NAME: Final = "checkpoint.npz"
 _TEXT: Final = "text"
 _FORMAT: Final = 1
 _MAY_CHANGE: Final = frozenset({"name", "rounds", "workers", "engine", "checkpoint_every", "secagg.threads"})
-"""What a resumed run may have otherwise, since no result depends on it but by float rounding of another engine; but a
-rate that falls does so towards the last of the rounds."""
+"""Settings that a resumed run may change, since no result depends on them but by float rounding of another engine; but
+a rate that falls does so towards the last of the rounds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +34,7 @@ class Checkpoint:
     configuration: dict[str, Any]
     counters: dict[str, Any] = field(default_factory=dict[str, Any])
     arrays: dict[str, dict[str, npt.NDArray[Any]]] = field(default_factory=dict[str, dict[str, npt.NDArray[Any]]])
-    """By part of the run, and by name."""
+    """Arrays by part of the run, and by name."""
 
     def write(self, folder: Path) -> Path:
         """Write the file, all of it or none."""
@@ -56,7 +56,7 @@ class Checkpoint:
         """Read the file of a folder; None if there is none.
 
         Raises:
-            InvalidParameters: it is no checkpoint.
+            InvalidParameters: it is not a checkpoint.
         """
         file = folder / CHECKPOINT_NAME
         if not file.exists():
@@ -78,9 +78,9 @@ class Checkpoint:
                 counters=text["counters"],
                 arrays=arrays,
             )
-        # What a damaged archive raises is whatever its damage looks like: a password, another compression, its end.
+        # A damaged archive raises an error according to its damage: a password, another compression, its end.
         except (OSError, EOFError, ValueError, KeyError, TypeError, RuntimeError, zipfile.BadZipFile) as error:
-            raise InvalidParameters(f"{file} is no checkpoint ({error}); remove it, and start anew") from None
+            raise InvalidParameters(f"{file} is not a checkpoint ({error}); remove it, and start again") from None
 
     def require_same(self, configuration: Configuration) -> None:
         """Refuse a configuration under which the run would not be the one that was begun.
@@ -139,7 +139,7 @@ SUMMARY_NAME: Final = "summary.json"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Accuracy:
-    """What an evaluation found; all are shares from 0 to 1."""
+    """Result of an evaluation; all values are shares from 0 to 1."""
 
     accuracy: float
     """Over all test examples."""
@@ -152,29 +152,29 @@ class Accuracy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundRecord:
-    """What one round did. Rounds count from 1 here, as people do."""
+    """Record of one round. Rounds count from 1 here, as people do."""
 
     round: int
     epoch: int
-    """How often the codec was made anew."""
+    """Number of times that the codec was renewed."""
     parameters: int
-    """Of the model."""
+    """Parameters of the model."""
     clients: int
     contributors: int
     lost: dict[str, int] = field(default_factory=dict[str, int])
     failure: str | None = None
     """Why nothing was released; the model stays as it is."""
     warning: str | None = None
-    """What the sum gives reason to change."""
+    """Advice on a change, from the sum."""
     loss: float | None = None
-    """Of the clients' training, before each step of the first epoch."""
+    """Loss of the clients' training, before each step of the first epoch."""
     is_real: bool = False
     is_compressed: bool = True
     """False in a first round that has no scales yet."""
     client_bytes_up: float = 0.0
-    """Of one client that uploads, in real messages of all rounds of the protocol."""
+    """Bytes of one client that uploads, in real messages of all rounds of the protocol."""
     payload_bytes: int = 0
-    """Of its encoded update alone, as it is serialised."""
+    """Bytes of its encoded update alone, as it is serialised."""
     paper_bytes: float = 0.0
     """The same by the paper's accounting."""
     client_bytes_down: float = 0.0
@@ -186,9 +186,9 @@ class RoundRecord:
     """As the paper's simulator counts."""
     seconds: dict[str, float] = field(default_factory=dict[str, float])
     stages: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
-    """What each stage of the protocol took: its name, bytes and seconds."""
+    """Stages of the protocol: the name, bytes and seconds of each."""
     epsilon: float | None = None
-    """With noise: what all rounds so far cost the client that was in most of them."""
+    """Privacy cost, with noise, of all rounds so far to the client that was in most of them."""
     test: Accuracy | None = None
 
     def to_json(self) -> str:
@@ -238,7 +238,7 @@ def read_records(folder: Path) -> list[RoundRecord]:
     """Read the records of a run; none if it has none.
 
     Raises:
-        InvalidParameters: a line is no record.
+        InvalidParameters: a line is not a record.
     """
     file = folder / METRICS_NAME
     if not file.exists():
@@ -251,7 +251,7 @@ def read_records(folder: Path) -> list[RoundRecord]:
             # The last line of a run that was killed may be cut off; nothing else may.
             if number == len(file.read_text(encoding="utf-8").splitlines()):
                 break
-            raise InvalidParameters(f"line {number} of {file} is no record; the file is damaged") from None
+            raise InvalidParameters(f"line {number} of {file} is not a record; the file is damaged") from None
     return records
 
 

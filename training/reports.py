@@ -26,7 +26,7 @@ class FinishedRun:
 
     @property
     def summary(self) -> dict[str, Any]:
-        """What it comes to."""
+        """The run's result."""
         return summarise(self.records, parameters=self.parameters)
 
 
@@ -39,7 +39,7 @@ class Cell:
 
     @property
     def configuration(self) -> Configuration:
-        """That of the first seed."""
+        """The configuration of the first seed."""
         return self.runs[0].configuration
 
     def over_seeds(self, value: Callable[[dict[str, Any]], float | None]) -> tuple[float, float] | None:
@@ -56,7 +56,7 @@ class Cell:
 
     @property
     def kilobytes(self) -> float | None:
-        """What a client sends by the paper's accounting, in units of 1,024 bytes."""
+        """Upload of a client by the paper's accounting, in units of 1,024 bytes."""
         found = self.over_seeds(lambda summary: summary["paper bytes"])
         return None if found is None else found[0] / 1024
 
@@ -98,7 +98,7 @@ def cells_of(runs: Sequence[FinishedRun]) -> list[Cell]:
 def _read(folder: Path) -> FinishedRun:
     configuration, records = read(folder / CONFIGURATION_NAME), tuple(read_records(folder))
     first = next((record for record in records if record.paper_bytes), None)
-    # The model is what every client receives in each round, before anything else.
+    # Every client receives the model in each round, before anything else.
     parameters = 0 if first is None else first.parameters
     return FinishedRun(folder, configuration, records, parameters)
 
@@ -124,7 +124,7 @@ _MOST_CURVES: Final = 10
 _LEAST_PERIODS: Final = 2
 _NEAR: Final = 1.5  # Kilobytes that differ by less than this factor have labels that would touch.
 _LEAST_SPAN: Final = 6.0
-"""Points of accuracy that an axis shows at least: noise is no finding."""
+"""Points of accuracy that an axis shows at least: noise is not a finding."""
 _LEAST_POINTS: Final = 2
 
 Drawn = Any

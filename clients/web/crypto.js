@@ -56,6 +56,16 @@ function littleEndian(bytes) {
   return bytes.reduceRight((value, byte) => (value << 8n) | BigInt(byte), 0n);
 }
 
+/** The u-coordinates of points of low order. */
+const LOW_ORDER = new Set([
+  0n, 1n, FIELD - 1n,
+  325606250916557431795983626356110631294008115727848805560023387167927233504n,
+  39382357235489614581723060781553021112529911719440698176882885853963445705823n,
+]);
+
+/** Whether an X25519 key is a point whose shared secrets are known to all. @param {Uint8Array} key */
+export const isLowOrder = (key) => LOW_ORDER.has(littleEndian(key));
+
 /** Whether an X25519 key is in its one canonical encoding. @param {Uint8Array} key */
 export const isCanonical = (key) => littleEndian(key) < FIELD;
 
@@ -66,16 +76,6 @@ export const isCanonical = (key) => littleEndian(key) < FIELD;
 export async function agree(own, peer) {
   const key = await subtle.importKey("raw", peer, "X25519", true, []);
   return new Uint8Array(await subtle.deriveBits({ name: "X25519", public: key }, own, 256));
-}
-
-/**
- * Whether something can be sealed to a key: it is canonical, and not of low order.
- * @param {Uint8Array} key
- */
-export async function isAgreeable(key) {
-  if (key.length !== 32 || !isCanonical(key)) return false;
-  const { own } = await keyPair(random(32));
-  return agree(own, key).then((shared) => shared.some(Boolean), () => false);
 }
 
 /** @typedef {{own: CryptoKey, public: Uint8Array}} KeyPair */

@@ -5,7 +5,7 @@
  */
 import { random } from "./crypto.js";
 import { arrayOf } from "./ring.js";
-import { Refused, concat, hash, header, integer, must, utf8 } from "./wire.js";
+import { concat, hash, header, integer, json, must, utf8 } from "./wire.js";
 
 /**
  * What a server sums, as its card says.
@@ -13,42 +13,27 @@ import { Refused, concat, hash, header, integer, must, utf8 } from "./wire.js";
  * @property {number} clients @property {number} all_clients @property {number} group
  * @property {number} groups @property {number} values @property {number} clip @property {number} bits
  */
-const NAMES = "all_clients,bits,clients,clip,group,groups,values";
-const LIMITS = { values: 2 ** 28, clients: 10 ** 6, bits: 24 };
+const LIMITS = { values: 2 ** 28, clients: 10 ** 6, bits: 16 };
 const BLOCK = 1 << 14;
 const LAYOUT = 1;
 
-/** An object that a server sent. @param {string} text @returns {any} */
-export function objectOf(text) {
-  try {
-    return Object(JSON.parse(text));
-  } catch {
-    throw new Refused("malformed", "this is no JSON");
-  }
-}
-
 /** Read terms, and refuse what no sum has. @param {string} text @returns {Terms} */
 export function readTerms(text) {
-  const terms = objectOf(text);
-  must(Object.keys(terms).sort().join() === NAMES, "malformed", `terms of a sum are ${NAMES}`);
+  const terms = json(text, "parameter_out_of_range");
   const isInteger = (/** @type {unknown} */ value, /** @type {number} */ most) =>
     Number.isSafeInteger(value) && Number(value) >= 1 && Number(value) <= most;
   const { clients, all_clients, group, groups, values, clip, bits } = terms;
   must(
     isInteger(values, LIMITS.values) && isInteger(clients, LIMITS.clients) &&
       isInteger(all_clients, LIMITS.clients) && clients <= all_clients &&
-      isInteger(groups, LIMITS.clients) && isInteger(group, groups),
-    "out_of_range", "the terms of this sum have numbers out of range",
+      isInteger(groups, LIMITS.clients) && isInteger(group, groups) && Object.keys(terms).length === 7,
+    "parameter_out_of_range", "the terms of this sum have numbers out of range",
   );
   must(
-    isInteger(bits, LIMITS.bits) && bits >= 2 && typeof clip === "number",
-    "out_of_range", "the terms of this sum have no codes of 2 to 24 bits within a clip",
+    isInteger(bits, LIMITS.bits) && bits >= 2 && Number.isFinite(clip) && clip >= 2 ** -100 && clip <= 2 ** 100,
+    "parameter_out_of_range", "the terms of this sum have no codes of 2 to 16 bits within a clip",
   );
-  const { ringBits, scale } = planOf(terms);
-  must(
-    ringBits <= 32 && Number.isFinite(scale) && scale > 0,
-    "out_of_range", "the terms of this sum have codes of more than 32 bits, or no step",
-  );
+  must(planOf(terms).ringBits <= 32, "below_floor", "the terms of this sum have codes of more than 32 bits");
   return terms;
 }
 
@@ -72,18 +57,21 @@ function float32(value) {
   return out;
 }
 
-/** The layout, with a digest of the scheme's public parameters as its version. @param {Terms} terms */
-export async function layoutOf(terms) {
+/** A digest of the scheme's public parameters. @param {Terms} terms */
+export async function layoutVersion(terms) {
   const { ringBits, scale } = planOf(terms);
   const parameters = concat(
     integer(1, 4), integer(terms.values, 8), // one dimension, of so many values
     integer(terms.bits, 4), integer(ringBits, 4), [2], integer(0, 8), // 2: rounded at random
     integer(1, 4), float32(scale), integer(0, 4), // one scale, and its zero point
   );
-  const version = await hash("public-parameters", utf8("scalar_quantization"), parameters);
-  return concat(
-    header(LAYOUT), integer(1, 4), [1], integer(ringBits, 4), integer(terms.values, 8), version,
-  );
+  return hash("public-parameters", utf8("scalar_quantization"), parameters);
+}
+
+/** The layout of the codes, as an offer has it. @param {Terms} terms */
+export async function layoutOf(terms) {
+  const segment = concat([1], integer(planOf(terms).ringBits, 4), integer(terms.values, 8));
+  return concat(header(LAYOUT), integer(1, 4), segment, await layoutVersion(terms));
 }
 
 /** What an offer binds of the terms. @param {string} text of the card @param {Terms} terms */
@@ -101,14 +89,15 @@ export function requireFit(values, terms) {
 }
 
 /**
- * Values as codes, rounded at random in steps of the scale. What is out of range counts as the
- * bound, and NaN as zero: whether a client answers tells nothing of its values.
+ * Values as codes, rounded at random in steps of the scale. What is beyond the clip counts as the
+ * clip, and NaN as zero: whether a client answers tells nothing of its values.
  * @param {ArrayLike<number>} values @param {Terms} terms
  * @returns {{codes: import("./ring.js").Words, clamped: number}}
  */
 export function encode(values, terms) {
   const { ringBits, scale } = planOf(terms);
-  const greatest = 2 ** (terms.bits - 1) - 1;
+  const { bits, clip } = terms;
+  const greatest = 2 ** (bits - 1) - 1;
   const mask = ringBits === 32 ? -1 : 2 ** ringBits - 1;
   const codes = new (arrayOf(ringBits))(values.length);
   let clamped = 0;
@@ -116,11 +105,10 @@ export function encode(values, terms) {
     const coins = new Uint32Array(random(4 * BLOCK).buffer);
     const end = Math.min(values.length, start + BLOCK);
     for (let i = start; i < end; i++) {
-      const value = Number.isNaN(values[i]) ? 0 : values[i];
+      const value = Number.isNaN(values[i]) ? 0 : Math.min(clip, Math.max(-clip, values[i]));
+      if (value !== values[i]) clamped++;
       const code = Math.floor(value / scale + (coins[i - start] >>> 8) / 2 ** 24);
-      const kept = Math.min(greatest, Math.max(-greatest - 1, code));
-      if (kept !== code || value !== values[i]) clamped++;
-      codes[i] = kept & mask;
+      codes[i] = Math.min(greatest, Math.max(-greatest - 1, code)) & mask;
     }
   }
   return { codes, clamped };

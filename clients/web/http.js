@@ -5,13 +5,13 @@
  */
 import { SigningKey, isStrong, random, sha256, verify } from "./crypto.js";
 import {
-  applicationDigest, encode, layoutOf, objectOf, planOf, readTerms, requireFit,
+  applicationDigest, encode, layoutOf, layoutVersion, planOf, readTerms, requireFit,
 } from "./encoding.js";
 import { RoundLedger } from "./ledger.js";
 import { HOLDER_FLOORS, readOffer, requireHolderFloors, upload } from "./one_message.js";
 import { PairwiseClient } from "./pairwise.js";
 import { floorsOf } from "./thresholds.js";
-import { Refused, equal, hash, hex, integer, must, unhex, utf8 } from "./wire.js";
+import { Refused, as, equal, hash, hex, integer, json, must, requireSubject, unhex, utf8 } from "./wire.js";
 
 /** @typedef {import("./pairwise.js").Identity} Identity */
 /**
@@ -92,7 +92,7 @@ export async function contribute(url, values, options = {}) {
     return codes;
   };
   const client = card.protocol === "pairwise"
-    ? pairwiseClient(card, id, options, make)
+    ? await pairwiseClient(card, id, options, make)
     : oneMessageClient(card, id, options, make);
   try {
     const { isReleased, sentence, result } = await exchange(server, client, options);
@@ -113,21 +113,18 @@ const bytesOf = (values) => new Uint8Array(Float64Array.from(values).buffer);
 /** @typedef {{answer: (message: Uint8Array) => Promise<Uint8Array>, abort: () => void}} Client */
 /** @typedef {(epoch?: bigint) => Promise<import("./ring.js").Words>} Make */
 
-/** @param {Card} card @param {bigint} id @param {Options} options @param {Make} make @returns {Client} */
-function pairwiseClient(card, id, { identity, floors }, make) {
-  const { capacity } = planOf(card.terms);
+/** @param {Card} card @param {bigint} id @param {Options} options @param {Make} make @returns {Promise<Client>} */
+async function pairwiseClient(card, id, { identity, floors }, make) {
+  const { ringBits, capacity } = planOf(card.terms);
   return new PairwiseClient({
     id,
     identity,
     floors: { ...floors, modes: identity ? ["active"] : ["semi_honest"] },
-    input: async () => [await make()],
-    check: async (offer) => {
-      await requireSubject(card, offer);
-      must(
-        offer.population * offer.weight <= capacity,
-        "below_floor", "more clients than the codes have room for",
-      );
+    about: {
+      ...(await subjectOf(card)), capacity, layout: [[ringBits, card.terms.values]],
+      layoutVersion: await layoutVersion(card.terms),
     },
+    input: async () => [await make()],
   });
 }
 
@@ -137,18 +134,20 @@ function oneMessageClient(card, id, { identity, floors }, make) {
   return {
     abort: () => {},
     answer: async (message) => {
-      const offer = await readOffer(message, identity ? identity.authority : new Uint8Array(32));
+      const offer = await readOffer(message);
       must(
         offer.isActive === Boolean(identity),
         "below_floor", "one message in active mode takes a key, and in semi_honest mode none",
       );
-      requireHolderFloors(offer, floorsOf(HOLDER_FLOORS, floors), Date.now() / 1000);
-      await requireSubject(card, offer);
+      const authority = identity ? identity.authority : new Uint8Array(32);
+      requireHolderFloors(offer, floorsOf(HOLDER_FLOORS, floors), Date.now() / 1000, authority);
+      requireSubject(await subjectOf(card), offer);
       const [segment, ...others] = offer.segments;
       must(
-        others.length === 1 && segment.ringBits === ringBits &&
-          segment.length === card.terms.values && offer.capacityWeight <= capacity,
-        "layout_mismatch", "the offer has another layout than the card's terms",
+        equal(offer.layout, await layoutOf(card.terms)) && others.length === 1 &&
+          segment.ringBits === ringBits && segment.length === card.terms.values &&
+          offer.capacityWeight <= capacity,
+        "below_floor", "the offer has another layout than the card's terms",
       );
       const codes = await make(offer.epoch);
       const shift = 32 - ringBits;
@@ -158,33 +157,16 @@ function oneMessageClient(card, id, { identity, floors }, make) {
   };
 }
 
-/**
- * Refuse an offer about something else than the card.
- * @param {Card} card
- * @param {Record<"task" | "model" | "layout" | "application", Uint8Array> & {round: bigint}} offer
- */
-async function requireSubject(card, offer) {
-  must(
-    equal(offer.task, utf8(card.task)) && offer.round === card.round,
-    "wrong_session", "the offer is for another task or round than the card",
-  );
-  must(
-    equal(offer.model, await sha256(new Uint8Array(0))),
-    "wrong_session", "the offer is about a model, and these values come from none",
-  );
-  must(
-    equal(offer.layout, await layoutOf(card.terms)),
-    "layout_mismatch", "the offer has another layout than the card's terms",
-  );
-  must(
-    equal(offer.application, await applicationDigest(card.text, card.terms)),
-    "wrong_session", "the offer binds other terms than the card's",
-  );
-}
+/** What an offer has to be about. These values come from no model. @param {Card} card */
+const subjectOf = async ({ task, round, text, terms }) => ({
+  task: utf8(task), round, model: await sha256(new Uint8Array(0)),
+  application: await applicationDigest(text, terms),
+});
 
 /** Answer every stage; a stage that is asked for again gets the same bytes. @param {Server} server @param {Client} client @param {Options} options */
 async function exchange(server, client, { onStage = () => {}, signal }) {
   let stage = -1;
+  let answered = new Uint8Array(0);
   let kept = new Uint8Array(0);
   for (;;) {
     signal?.throwIfAborted();
@@ -194,7 +176,10 @@ async function exchange(server, client, { onStage = () => {}, signal }) {
       continue;
     }
     if (message.stage === null) return endOf(message);
+    must(message.stage >= stage, "wrong_kind", "a stage is asked for after a later one");
     if (message.stage !== stage) {
+      must(!equal(message.bytes, answered), "wrong_kind", "a stage has the message of the one before");
+      answered = message.bytes;
       const began = performance.now();
       kept = await client.answer(message.bytes);
       stage = message.stage;
@@ -213,7 +198,7 @@ async function exchange(server, client, { onStage = () => {}, signal }) {
 function endOf({ status, bytes, isJson }) {
   const isReleased = status === 200;
   if (!isJson) return { isReleased, sentence: sentenceOf(bytes), result: null };
-  const { sentence, mean, count } = objectOf(new TextDecoder().decode(bytes));
+  const { sentence, mean, count } = json(new TextDecoder().decode(bytes), "not_canonical");
   const isMean = Array.isArray(mean) && mean.every(Number.isFinite);
   const result = isMean && Number.isSafeInteger(count) ? { mean, count } : null;
   return { isReleased, sentence: sentenceOf(utf8(String(sentence))), result };
@@ -225,9 +210,33 @@ function sentenceOf(bytes) {
   return text.replace(/[\p{C}\p{Zl}\p{Zp}]/gu, " ").trim();
 }
 
+// --- Cards -----------------------------------------------------------------------------------
+
+/** Read a card, and refuse what is none. @param {string} text @returns {Card} */
+export function readCard(text) {
+  const { session, protocol, mode, task, round_number, answer_bytes, terms } = json(text, "not_canonical");
+  const isText = (/** @type {unknown} */ value) => typeof value === "string" && !/\p{C}/u.test(value);
+  must(
+    [session, protocol, mode, task, round_number, terms].every(isText) && /^[0-9a-f]{32}$/.test(session),
+    "not_canonical", "the card is no card of a session",
+  );
+  must(
+    /^(0|[1-9][0-9]{0,18})$/.test(round_number) && BigInt(round_number) < 1n << 63n &&
+      Number.isInteger(answer_bytes) && answer_bytes > 0,
+    "not_canonical", "the card has no round, or no longest answer",
+  );
+  json(terms, "not_canonical");
+  return { session, protocol, mode, task, round: BigInt(round_number), text: terms, terms: readTerms(terms) };
+}
+
 // --- Requests --------------------------------------------------------------------------------
 
 /** @typedef {{status: number, bytes: Uint8Array, stage: number | null, isJson: boolean}} Reply */
+
+/** The Authorization of a client that has a key. @param {string} session @param {Pick<Identity, "id" | "key">} identity */
+export async function authorizationOf(session, { id, key }) {
+  return `Secagg ${id}:${hex(await key.sign("http-proof", unhex(session), integer(id, 8)))}`;
+}
 
 /** A server, as one client of one session asks it. */
 class Server {
@@ -260,15 +269,7 @@ class Server {
         await this.pause(PAUSE.first);
         continue;
       }
-      const given = objectOf(new TextDecoder().decode(reply.bytes));
-      const texts = ["session", "protocol", "mode", "task", "round_number", "terms"];
-      must(texts.every((key) => typeof given[key] === "string"), "malformed", "this is no card");
-      must(/^[0-9a-f]{32}$/.test(given.session), "malformed", "the card names no session");
-      must(/^[0-9]{1,19}$/.test(given.round_number), "malformed", "the card has no round");
-      return {
-        session: given.session, protocol: given.protocol, mode: given.mode, task: given.task,
-        round: BigInt(given.round_number), text: given.terms, terms: readTerms(given.terms),
-      };
+      return readCard(new TextDecoder().decode(reply.bytes));
     }
   }
 
@@ -276,8 +277,7 @@ class Server {
   async join(card, { identity, seat }) {
     this.path = `/v1/sessions/${card.session}`;
     if (identity) {
-      const proof = await identity.key.sign("http-proof", unhex(card.session), integer(identity.id, 8));
-      this.authorization = `Secagg ${identity.id}:${hex(proof)}`;
+      this.authorization = await authorizationOf(card.session, identity);
       return identity.id;
     }
     const proof = hex(random(64));
@@ -285,7 +285,7 @@ class Server {
       const reply = await this.ask("POST", "/seats", utf8(proof));
       const text = sentenceOf(reply.bytes);
       if (reply.status !== 201) throw new Left(text);
-      must(/^[0-9]{1,20}$/.test(text), "malformed", "no seat was given");
+      must(/^[0-9]{1,20}$/.test(text), "not_canonical", "no seat was given");
       seat = BigInt(text);
     }
     this.authorization = `Secagg ${seat}:${proof}`;
@@ -311,7 +311,7 @@ class Server {
         if (!AGAIN.includes(status)) {
           const isWrong = status >= 300 && status !== LATE && status !== OVER;
           if (isWrong) throw new Left(`${status}: ${sentenceOf(bytes)}`);
-          must(!stage || /^[0-9]{1,3}$/.test(stage), "malformed", "the message names no stage");
+          must(!stage || /^[0-9]{1,3}$/.test(stage), "not_canonical", "the message names no stage");
           const isJson = response.headers.get("content-type")?.startsWith("application/json") ?? false;
           return { status, bytes, isJson, stage: stage ? Number(stage) : null };
         }
@@ -391,21 +391,27 @@ async function bodyOf(response, most) {
 
 /**
  * The identity in a client's key file, or in a link of invitation that holds one.
- * @param {string} json @returns {Promise<Identity>}
+ * @param {string} text @returns {Promise<Identity>}
  */
-export async function identityOf(json) {
-  const file = objectOf(json);
+export async function identityOf(text) {
+  const file = json(text, "parameter_out_of_range");
+  const digits = /"id":\s*([0-9]{1,20})\s*[,}]/.exec(text);
   must(
-    /^secagg\/[a-z]+\/1$/.test(file.format) && file.kind === "client",
-    "malformed", "this is not a client's key file",
+    /^secagg\/[a-z]+\/1$/.test(file.format) && file.kind === "client" && digits &&
+      HEX.every(([name, size]) => typeof file[name] === "string" && file[name].length === size),
+    "parameter_out_of_range", "this is not a client's key file",
   );
-  const digits = /"id":\s*"?([0-9]+)/.exec(json);
-  must(digits, "malformed", "the key file has no id");
   const id = BigInt(digits[1]);
-  const [seed, certificate, authority] = [file.seed, file.certificate, file.authority].map(unhex);
-  const key = await SigningKey.of(seed);
-  seed.fill(0);
-  must(isStrong(key.public), "authentication_failed", "the key is weak");
-  await verify(authority, certificate, "certificate", authority, integer(id, 8), key.public);
-  return { id, key, certificate, authority };
+  must(id < 1n << 64n, "parameter_out_of_range", "the key file has no id");
+  return as("parameter_out_of_range", async () => {
+    const [seed, certificate, authority] = HEX.map(([name]) => unhex(file[name]));
+    const key = await SigningKey.of(seed);
+    seed.fill(0);
+    must(isStrong(key.public), "authentication_failed", "the key is weak");
+    await verify(authority, certificate, "certificate", authority, integer(id, 8), key.public);
+    return { id, key, certificate, authority };
+  });
 }
+
+/** Fields of a key file, and how many digits each has. */
+const HEX = /** @type {const} */ ([["seed", 64], ["certificate", 128], ["authority", 64]]);

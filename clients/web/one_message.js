@@ -3,7 +3,7 @@
  * Implements protocols/one_message/README.md.
  * @module
  */
-import { counterMode, expand, isAgreeable, random, sealTo, sha256, verify } from "./crypto.js";
+import { counterMode, expand, isCanonical, isLowOrder, random, sealTo, sha256, verify } from "./crypto.js";
 import { addMask, gaussian, pieces, placed, shapeOf } from "./lattice.js";
 import { arrayOf, pack, reduce } from "./ring.js";
 import { CHECKS, PRIME, elements, evaluation, interpolation, multiply } from "./sharing.js";
@@ -23,7 +23,7 @@ import {
  * @property {number} maximumWeight
  * @property {Uint8Array} sum @property {bigint} round @property {Uint8Array} model
  * @property {Uint8Array} application @property {Uint8Array} terms as they stand in the offer
- * @property {boolean} isActive @property {bigint} epoch @property {number} expiry in seconds
+ * @property {boolean} isActive @property {Uint8Array} authority @property {bigint} epoch @property {number} expiry in seconds
  * @property {{id: Uint8Array, key: Uint8Array, sealingKey: Uint8Array}[]} holders
  * @property {Uint8Array} publicSeed @property {Uint8Array} t0
  */
@@ -32,20 +32,21 @@ import {
  * @typedef {object} HolderFloors
  * @property {number} minimumCohort @property {number} assumedCorrupted clients
  * @property {number} minimumHolders @property {number} assumedCorruptedHolders
- * @property {number} maximumPopulation @property {number} maximumLength
+ * @property {number} maximumCapacity @property {number} maximumLength
  */
 /** @type {Readonly<HolderFloors>} */
 export const HOLDER_FLOORS = Object.freeze({
   minimumCohort: 3, assumedCorrupted: 1, minimumHolders: 4, assumedCorruptedHolders: 1,
-  maximumPopulation: 10000, maximumLength: 2 ** 28,
+  maximumCapacity: 2 ** 14, maximumLength: 2 ** 34,
 });
 
 const KIND = Object.freeze({
   payload: 2, record: 100, keys: 101, offer: 102, upload: 103, configuration: 110,
 });
 const DIGEST = 32;
+const KEY = 32;
 const OFFSET = 1n << 63n;
-/** The widest modulus of each degree that is estimated at 128 bits, with secrets of width 4.5. */
+/** The widest modulus of each degree that is estimated at 128 bits, and of 64 bits, which a word here holds. */
 const GREATEST_MODULUS = new Map([[1024, 28], [2048, 54], [4096, 64]]);
 const WIDTH = 4.5;
 /** Standard deviations that guard bits have room for. */
@@ -57,12 +58,11 @@ const MOST = Object.freeze({ holders: 256, droppedBits: 4, capacityWeight: 2 ** 
 /**
  * Read an offer, and believe it as far as its signatures go.
  * @param {Uint8Array} message
- * @param {Uint8Array} authority this client's own; zeros in semi_honest mode
  * @returns {Promise<Offer>}
  */
-export async function readOffer(message, authority) {
+export async function readOffer(message) {
   const reader = new Reader(message, KIND.offer);
-  const record = await readRecord(reader.variable(), authority);
+  const encoded = reader.variable();
   const keys = reader.list(reader.number(4), () => reader.variable());
   const start = reader.at;
   const task = reader.variable();
@@ -73,8 +73,7 @@ export async function readOffer(message, authority) {
   const [holders, corrupted, threshold, packing, rule, quorum] = [2, 2, 2, 2, 1, 2].map((size) =>
     reader.number(size),
   );
-  const minimumCohort = reader.number(4);
-  const [corruptedClients, maximumWeight] = [reader.number(4), reader.number(4)];
+  const [minimumCohort, corruptedClients, maximumWeight] = [4, 4, 4].map((size) => reader.number(size));
   const configuration = message.slice(start, reader.at);
   const termsStart = reader.at;
   const sum = reader.take(16);
@@ -82,23 +81,35 @@ export async function readOffer(message, authority) {
   const [model, application] = reader.list(2, () => reader.take(DIGEST));
   const terms = message.slice(termsStart, reader.at);
   reader.end();
-  const stated = [corrupted, threshold, packing, quorum, rule].join();
-  must(stated === record.stated, "inconsistent_data", "the record says otherwise than the offer");
+  must(rule <= 1, "not_canonical", "an unknown rule");
+  requireExact({
+    task, segments, degree, modulusBits, guardBits, droppedBits, capacity, capacityWeight,
+    minimumCohort, corruptedClients, maximumWeight,
+  });
+  const record = await readRecord(encoded);
   must(
-    holders === record.holders.length && keys.length === holders,
-    "inconsistent_data", "the holders are not those of the record",
+    keys.length === record.holders.length,
+    "roster_invalid", "the keys are not those of all holders of the record",
   );
-  const sealingKeys = await Promise.all(keys.map((key, at) => readKeys(key, at, record)));
+  /** @type {Uint8Array[]} */
+  const sealingKeys = [];
+  for (const [at, key] of keys.entries()) sealingKeys.push(await readKeys(key, at, record));
   must(
-    new Set(sealingKeys.map(hex)).size === holders,
+    new Set(sealingKeys.map(hex)).size === sealingKeys.length,
     "public_key_reused", "two holders published one key",
+  );
+  const stated = [holders, corrupted, threshold, packing, quorum, rule].join();
+  must(stated === record.stated, "parameter_out_of_range", "the record says otherwise than the offer");
+  must(
+    sum.some(Boolean) === (rule === 0),
+    "parameter_out_of_range", "an upload names its sum under the rule one_answer, and else none",
   );
   const epoch = await hash("one-message-epoch", ...keys);
   return {
     task, layout, segments, degree, modulusBits, guardBits, droppedBits, capacity, capacityWeight,
     threshold, packing, corrupted, isCertified: rule === 1, quorum, minimumCohort, corruptedClients,
     maximumWeight, sum, round, model, application, terms,
-    isActive: record.isActive, epoch: record.number, expiry: record.expiry,
+    isActive: record.isActive, epoch: record.number, expiry: record.expiry, authority: record.authority,
     holders: record.holders.map((holder, at) => ({ ...holder, sealingKey: sealingKeys[at] })),
     publicSeed: await hash("one-message-public-seed", epoch),
     t0: await hash(
@@ -118,22 +129,62 @@ function readSegment(reader) {
   must(
     isBounded <= 1 && length >= 1 && ringBits >= 1 && ringBits <= 64 &&
       (!bounds || (bounds[0] >= -half && bounds[0] < bounds[1] && bounds[1] < half)),
-    "out_of_range", "a segment has no values, or bounds that are not of its ring and in order",
+    "not_canonical", "a segment has no values, or bounds that are not of its ring and in order",
   );
   must(reader.number(1) === 0, "below_floor", "this client sums without fine bits");
   return { length, ringBits, bounds };
 }
 
-/** The authority's record of an epoch. @param {Uint8Array} record @param {Uint8Array} authority */
-async function readRecord(record, authority) {
+/** @typedef {"degree" | "modulusBits" | "guardBits" | "droppedBits" | "capacity" | "capacityWeight"} Lattice */
+/** @typedef {"task" | "segments" | "minimumCohort" | "corruptedClients" | "maximumWeight"} Numbers */
+
+/**
+ * Refuse numbers with which a sum would not be exact, or another sum of secrets than the right one could pass.
+ * @param {Pick<Offer, Lattice | Numbers>} offer
+ */
+export function requireExact(offer) {
+  const { segments, degree, modulusBits, guardBits, droppedBits, capacity, capacityWeight } = offer;
+  const isInRange =
+    offer.task.length >= 1 && GREATEST_MODULUS.has(degree) &&
+    droppedBits <= MOST.droppedBits && capacity >= 1 && offer.maximumWeight >= 1 &&
+    capacityWeight >= capacity * offer.maximumWeight && capacityWeight <= MOST.capacityWeight &&
+    offer.minimumCohort >= offer.corruptedClients + 2 && offer.minimumCohort <= capacity &&
+    segments.length >= 2;
+  const variance = WIDTH ** 2 + (4 ** droppedBits - 1) / 12;
+  const due = Math.ceil(Math.log2(2 * DEVIATIONS * Math.sqrt(capacity * variance) + 1));
+  must(
+    isInRange && guardBits >= due && guardBits < modulusBits,
+    "not_canonical", "the numbers of the offer do not go together",
+  );
+  const shapes = segments.map((segment) => shapeOf(offer, segment));
+  must(
+    shapes.every(({ bits }, i) => bits <= Math.min(modulusBits - guardBits, segments[i].ringBits)),
+    "not_canonical", "a segment has no room in a coefficient",
+  );
+  const noise = bitsOf(Math.sqrt(2.1 * capacity * variance));
+  let missing = 64 + degree * bitsOf(WIDTH * Math.sqrt(1.5 * capacity));
+  for (const { lowest, count } of shapes.slice(0, -1)) missing -= count * (lowest - noise);
+  const last = segments[segments.length - 1];
+  must(
+    last.length === 1 + Math.max(0, Math.ceil(missing / (modulusBits - noise))) && !last.bounds &&
+      last.ringBits === BigInt(capacityWeight).toString(2).length,
+    "not_canonical", "the weight, or the zeros behind it, are not those of the numbers",
+  );
+}
+
+/** Bits of an entry of a vector whose entries' root mean square is below a radius. @param {number} radius */
+const bitsOf = (radius) => Math.log2(Math.sqrt(2 * Math.PI * Math.E) * (radius + 0.5));
+
+/** The authority's record of an epoch. @param {Uint8Array} record */
+async function readRecord(record) {
   const reader = new Reader(record, KIND.record);
   const number = reader.bigint();
   const [mode, suite, rule] = [reader.number(1), reader.number(1), reader.number(1)];
   must(suite === 0, "below_floor", "this client speaks the classic suite alone");
-  must(mode <= 1 && rule <= 1, "out_of_range", "an unknown mode or rule");
+  must(mode <= 1 && rule <= 1, "not_canonical", "an unknown mode or rule");
   const numbers = [reader.number(2), reader.number(2), reader.number(2), reader.number(2)];
   const expiry = reader.number(8);
-  must(equal(reader.take(32), authority), "below_floor", "another authority");
+  const authority = reader.take(32);
   const holders = reader.list(reader.number(4), () => ({ id: reader.take(8), key: reader.take(32) }));
   const statement = concat(record.slice(0, reader.at), integer(0, 4));
   const signature = reader.variable();
@@ -142,12 +193,13 @@ async function readRecord(record, authority) {
   must(
     new Set(holders.map(({ id }) => hex(id))).size === holders.length &&
       (mode === 1 ? new Set(keys).size === holders.length : !keys.some((key) => /[^0]/.test(key))),
-    "inconsistent_data", "a holder, or its key, stands at two positions",
+    "parameter_out_of_range", "a holder, or its key, stands at two positions",
   );
   if (mode === 1) await verify(authority, signature, "one-message-record", statement);
-  else must(!signature.length, "malformed", "a signature in semi_honest mode");
+  else must(!signature.length, "trailing_bytes", "a signature in semi_honest mode");
   return {
-    number, expiry, holders, isActive: mode === 1, stated: [...numbers, rule].join(),
+    number, expiry, holders, authority, isActive: mode === 1,
+    stated: [holders.length, ...numbers, rule].join(),
     digest: await hash("one-message-record", statement),
   };
 }
@@ -158,27 +210,31 @@ async function readRecord(record, authority) {
  */
 async function readKeys(message, position, record) {
   const reader = new Reader(message, KIND.keys);
-  must(
-    equal(reader.take(DIGEST), record.digest) && reader.number(2) === position,
-    "inconsistent_data", "keys of another record, or of another holder",
-  );
+  const digest = reader.take(DIGEST);
+  must(reader.number(2) === position, "roster_invalid", "the keys of holders stand in another order");
+  must(equal(digest, record.digest), "wrong_session", "keys of another record");
   const sealingKey = reader.variable();
   const nonce = reader.take(32);
   const signature = reader.variable();
   reader.end();
-  must(await isAgreeable(sealingKey), "public_key_not_canonical", "a holder's key is of no use");
   if (record.isActive) {
     const parts = [record.digest, integer(position, 2), sealingKey, nonce];
     await verify(record.holders[position].key, signature, "one-message-holder-keys", ...parts);
-  }
+  } else must(!signature.length, "trailing_bytes", "a signature in semi_honest mode");
+  must(sealingKey.length >= KEY, "truncated", "a sealing key is too short");
+  must(sealingKey.length === KEY, "trailing_bytes", "a sealing key is too long");
+  must(isCanonical(sealingKey), "public_key_not_canonical", "a sealing key is not in canonical form");
+  must(!isLowOrder(sealingKey), "public_key_low_order", "a sealing key is a point of low order");
   return sealingKey;
 }
 
 /**
  * Refuse an offer below a floor; nothing was drawn or charged.
  * @param {Offer} offer @param {HolderFloors} floors @param {number} now in seconds
+ * @param {Uint8Array} authority this client's own; zeros in semi_honest mode
  */
-export function requireHolderFloors(offer, floors, now) {
+export function requireHolderFloors(offer, floors, now, authority) {
+  must(equal(offer.authority, authority), "below_floor", "another authority");
   const count = offer.holders.length;
   const { corrupted, threshold, packing, degree, minimumCohort, corruptedClients } = offer;
   must(
@@ -187,9 +243,13 @@ export function requireHolderFloors(offer, floors, now) {
     "below_floor", `${count} holders, of whom ${corrupted} may be corrupted, are below a floor`,
   );
   must(
-    minimumCohort >= Math.max(floors.minimumCohort, corruptedClients + 2) &&
-      corruptedClients >= floors.assumedCorrupted,
+    minimumCohort >= floors.minimumCohort && corruptedClients >= floors.assumedCorrupted,
     "below_floor", `${minimumCohort} clients, ${corruptedClients} corrupted, are below a floor`,
+  );
+  const length = offer.segments.reduce((total, segment) => total + segment.length, 0);
+  must(
+    offer.capacity <= floors.maximumCapacity && length <= floors.maximumLength,
+    "below_floor", `${offer.capacity} clients, or ${length} values, are above a floor`,
   );
   const least = offer.isCertified
     ? corrupted + packing
@@ -204,67 +264,10 @@ export function requireHolderFloors(offer, floors, now) {
     "below_floor", `${offer.quorum} holders sign a list, and ${quorum} are the least`,
   );
   must(
-    offer.sum.every((byte) => byte === 0) === offer.isCertified,
-    "wrong_session", "an upload names its one sum under one_answer, and none under certified",
-  );
-  must(
     offer.modulusBits <= (GREATEST_MODULUS.get(degree) ?? 0),
     "below_floor", "the lattice is below 128 bits, or of a degree that this client does not know",
   );
-  requireExact(offer, floors);
-  must(now < offer.expiry, "expired", "the epoch of the holders is over");
-}
-
-/**
- * Refuse a lattice that does not hold the sum, or that leaves out the zeros behind the weight.
- * @param {Offer} offer @param {HolderFloors} floors
- */
-function requireExact(offer, floors) {
-  const { segments, capacity, capacityWeight, modulusBits, guardBits, droppedBits } = offer;
-  const deviation = Math.sqrt(capacity * (WIDTH ** 2 + (4 ** droppedBits - 1) / 12));
-  must(
-    droppedBits <= MOST.droppedBits && guardBits < modulusBits &&
-      guardBits >= Math.ceil(Math.log2(2 * DEVIATIONS * deviation + 1)),
-    "out_of_range", "the lattice has too few guard bits, or drops too many",
-  );
-  must(
-    capacity >= offer.minimumCohort && capacity <= floors.maximumPopulation &&
-      offer.maximumWeight >= 1 && capacityWeight >= capacity * offer.maximumWeight &&
-      capacityWeight <= MOST.capacityWeight,
-    "below_floor", "a sum of too many clients, or of weights that it has no room for",
-  );
-  const length = segments.reduce((total, segment) => total + segment.length, 0);
-  must(length <= floors.maximumLength, "below_floor", `${length} values are above a floor`);
-  must(
-    segments.every((segment) => {
-      const { bits } = shapeOf(offer, segment);
-      return bits <= segment.ringBits && bits <= modulusBits - guardBits;
-    }),
-    "out_of_range", "the lattice is too narrow for the sum of a segment",
-  );
-  const last = segments[segments.length - 1];
-  must(
-    segments.length > 1 && !last.bounds && last.length === 1 + zerosOf(offer) &&
-      last.ringBits === capacityWeight.toString(2).length,
-    "inconsistent_data", "the last segment is not the weight with all the zeros behind it",
-  );
-}
-
-/**
- * How many zeros stand behind the weight, so that no wrong sum of secrets passes.
- * @param {Offer} offer
- */
-function zerosOf(offer) {
-  const { capacity, degree, modulusBits, droppedBits } = offer;
-  const bitsOf = (/** @type {number} */ radius) =>
-    Math.log2(Math.sqrt(2 * Math.PI * Math.E) * (radius + 0.5));
-  const noise = bitsOf(Math.sqrt(2.1 * capacity * (WIDTH ** 2 + (4 ** droppedBits - 1) / 12)));
-  let missing = 64 + degree * bitsOf(WIDTH * Math.sqrt(1.5 * capacity));
-  for (const segment of offer.segments.slice(0, -1)) {
-    const { lowest, count } = shapeOf(offer, segment);
-    missing -= count * (lowest - noise);
-  }
-  return Math.max(0, Math.ceil(missing / (modulusBits - noise)));
+  must(now < offer.expiry, "below_floor", "the epoch of the holders is over");
 }
 
 // --- The upload ------------------------------------------------------------------------------
@@ -342,7 +345,7 @@ function within(values, { bounds, length }) {
 }
 
 /** The digest of an update in its canonical encoding; it and the coins decide what is drawn. @param {Offer} offer @param {ArrayLike<number>[]} vectors */
-async function payloadDigest(offer, vectors) {
+export async function payloadDigest(offer, vectors) {
   const packed = vectors.map((values, i) => {
     const { ringBits } = offer.segments[i];
     const convert = ringBits > 32 ? BigInt : Number;

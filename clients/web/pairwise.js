@@ -4,15 +4,15 @@
  * @module
  */
 import {
-  SEGMENT, agree, derive, drawUpTo, expand, isCanonical, keyPair, open, random, seal, sha256,
-  shakeWords, streamKey, verify,
+  SEGMENT, agree, derive, drawUpTo, expand, isCanonical, isLowOrder, keyPair, open, random, seal,
+  sha256, shakeWords, streamKey, verify,
 } from "./crypto.js";
 import { addMasks, arrayOf, checkWords, pack, scale, wordBytes } from "./ring.js";
 import { PRIME, deal, fieldElement } from "./shamir.js";
 import { floorsOf, requireParameters } from "./thresholds.js";
 import {
-  Reader, Refused, allOf, bind, bitSet, commit, concat, equal, hash, header, hex, idsOf, integer,
-  isLess, kindOf, must, rootFrom, toBigInt, treeRoot, utf8,
+  Reader, Refused, allOf, as, bind, bitSet, commit, concat, equal, hash, header, hex, idsOf, integer,
+  isLess, kindOf, must, requireSubject, rootFrom, toBigInt, treeRoot, utf8,
 } from "./wire.js";
 
 /** @typedef {import("./ring.js").Words} Words */
@@ -47,6 +47,14 @@ export const FLOORS = Object.freeze({
   minimumModulusBits: 4,
   maximumLength: 2 ** 28,
 });
+/**
+ * What a session is about; what is left out is not compared.
+ * @typedef {object} OwnValues
+ * @property {number[][]} [layout] bits and length of each segment @property {Uint8Array} [layoutVersion]
+ * @property {number} [capacity] the largest total weight that the codes have room for
+ */
+/** @typedef {import("./wire.js").Subject & OwnValues} About */
+
 /** Bits of safety that each mode takes at least. */
 const PRIVACY_BITS = { semi_honest: 40, active: 100 };
 
@@ -65,6 +73,10 @@ const SEALED = 80;
 const NONE = new Uint8Array(0);
 /** Segments of the stream of one key. */
 const MOST_PARTS = 2 ** 16;
+/** No message is due. */
+const OVER = -1;
+/** An offer that is refused for one of these changes nothing, and another one may come. */
+const OFFER_IS_REFUSED = ["below_floor", "parameter_out_of_range"];
 
 // --- The offer -------------------------------------------------------------------------------
 
@@ -74,7 +86,7 @@ const MOST_PARTS = 2 ** 16;
  * @property {boolean} isActive @property {boolean} isSparse @property {number} degree
  * @property {number} threshold @property {number} committee @property {number} quorum
  * @property {number} minimumCohort @property {number} population @property {number} weight
- * @property {{bits: number, length: number}[]} segments @property {Uint8Array} layout
+ * @property {{bits: number, length: number}[]} segments @property {Uint8Array} layoutVersion
  * @property {number} checkWords @property {Uint8Array} application @property {Uint8Array} authority
  * @property {Uint8Array} commitment
  */
@@ -82,14 +94,16 @@ const MOST_PARTS = 2 ** 16;
 /** Read an offer to the byte. @param {Uint8Array} message @returns {Offer} */
 export function readOffer(message) {
   const reader = new Reader(message, KIND.offer);
-  must(reader.number(1) === FORMAT, "unsupported_version", "the offer has another format");
+  must(reader.number(1) === FORMAT, "wrong_version", "the offer has another format");
   const task = reader.variable();
   const model = reader.take(DIGEST);
   const round = reader.bigint();
   reader.number(4); // the attempt, which only the digest of the offer needs
   const [mode, suite, topology] = [reader.number(1), reader.number(1), reader.number(1)];
-  must(mode <= 1 && topology <= 1, "out_of_range", "the offer has an unknown mode or topology");
-  must(suite === 0, "below_floor", "this client speaks the classic suite alone");
+  must(
+    mode <= 1 && suite <= 1 && topology <= 1,
+    "not_canonical", "the offer has an unknown mode, suite or topology",
+  );
   const [degree, threshold, committee, quorum] = reader.list(4, () => reader.number(4));
   const [minimumCohort, population, weight] = reader.list(3, () => reader.number(4));
   const layout = reader.variable();
@@ -97,64 +111,71 @@ export function readOffer(message) {
   const [application, authority, commitment] = reader.list(3, () => reader.take(DIGEST));
   reader.take(DIGEST); // the server's nonce
   reader.end();
+  const { segments, version } = readLayout(layout);
   const offer = {
     task, model, round, isActive: mode === 1, isSparse: topology === 1, degree, threshold,
-    committee, quorum, minimumCohort, population, weight, segments: readLayout(layout), layout,
+    committee, quorum, minimumCohort, population, weight, segments, layoutVersion: version,
     checkWords, application, authority, commitment,
   };
   requireConsistent(offer);
+  must(suite === 0, "below_floor", "this client speaks the classic suite alone");
   return offer;
 }
 
 /** Refuse numbers that no session has, whatever a client's floors are. @param {Offer} offer */
 function requireConsistent(offer) {
-  const { isActive, isSparse, degree, committee, quorum, population, checkWords } = offer;
+  const { task, isActive, isSparse, degree, threshold, committee, quorum, population, weight } = offer;
+  const most = isSparse ? degree : population - 1;
   must(
-    isSparse ? degree >= 2 && degree % 2 === 0 && degree < population : degree === 0,
-    "out_of_range", "a sparse graph has an even degree, and a full one none",
+    task.length >= 1 && task.length <= 256 && population >= 2 && population <= 2 ** 20 &&
+      offer.minimumCohort >= 2 && offer.minimumCohort <= population &&
+      weight >= 1 && population * weight <= 2 ** 47 && offer.checkWords >= 8 && offer.checkWords <= 64 &&
+      (isSparse || population <= 65535) &&
+      (isSparse ? degree >= 2 && degree % 2 === 0 && degree <= Math.min(population - 1, 65535) : !degree) &&
+      threshold >= 2 && threshold <= most,
+    "not_canonical", "the offer is no configuration: a number is out of its range",
   );
-  must(
-    offer.weight >= 1 && checkWords >= 8 && checkWords <= 64,
-    "out_of_range", "a weight is at least 1, and check words are 8 to 64",
-  );
+  const hasAuthority = offer.authority.some(Boolean);
   must(
     isActive
-      ? committee <= population && quorum >= 1 && quorum <= (committee || population)
-      : !committee && !quorum && offer.authority.every((byte) => byte === 0),
-    "out_of_range", "active mode has a quorum, and semi_honest mode neither that nor an authority",
+      ? committee <= population && quorum >= 1 && quorum <= (committee || population) && hasAuthority
+      : !committee && !quorum && !hasAuthority,
+    "not_canonical", "committee, quorum and authority are not those of the mode",
   );
   let parts = 1;
   for (const { bits, length } of offer.segments) {
-    const words = length + Math.max(checkWords, Math.ceil(64 / bits));
+    const words = length + Math.max(offer.checkWords, Math.ceil(64 / bits));
     parts += Math.ceil((words * wordBytes(bits)) / SEGMENT);
   }
-  must(
-    offer.segments.length && offer.segments.every(({ bits, length }) => bits && length) &&
-      parts <= MOST_PARTS,
-    "out_of_range", "a layout has values, and no more than the stream of one key masks",
-  );
+  must(parts <= MOST_PARTS, "not_canonical", "a layout has more values than the stream of one key masks");
 }
 
 /** @param {Uint8Array} layout */
 function readLayout(layout) {
   const reader = new Reader(layout, 1);
-  const segments = reader.list(reader.number(4), () => {
-    must(reader.number(1) === 1, "below_floor", "this client sums rings alone, without fine bits");
-    return { bits: reader.number(4), length: reader.number(8) };
+  const count = reader.number(4);
+  must(count >= 1 && count < 2 ** 16, "not_canonical", "a layout of no segments, or of too many");
+  const segments = reader.list(count, () => {
+    const kind = reader.number(1);
+    must(kind >= 1 && kind <= 3, "not_canonical", "a segment of an unknown kind");
+    must(kind === 1, "below_floor", "this client sums rings alone, without fine bits");
+    const [bits, length] = [reader.number(4), reader.number(8)];
+    must(bits >= 1 && bits <= 64 && length >= 1, "not_canonical", "a segment that no ring has");
+    return { bits, length };
   });
-  reader.take(DIGEST); // the version, which only the layout's bytes are compared for
+  const version = reader.take(DIGEST);
   reader.end();
-  return segments;
+  return { segments, version };
 }
 
 // --- The graph -------------------------------------------------------------------------------
 
 /**
  * Who neighbours whom: everybody, or on a ring in a random order.
- * @param {Offer} offer @param {Uint8Array} seed @param {number} clients
+ * @param {Pick<Offer, "isSparse" | "degree">} offer @param {Uint8Array} seed @param {number} clients
  * @returns {(at: number) => number[]}
  */
-function graphOf(offer, seed, clients) {
+export function graphOf(offer, seed, clients) {
   const everybody = [...Array(clients).keys()];
   if (!offer.isSparse) return (at) => everybody.filter((position) => position !== at);
   const words = shakeWords(bind("graph-permutation", seed));
@@ -175,8 +196,8 @@ function graphOf(offer, seed, clients) {
   };
 }
 
-/** The committee's positions. @param {Offer} offer @param {Uint8Array} seed @param {number} clients */
-function committeeOf(offer, seed, clients) {
+/** The committee's positions. @param {Pick<Offer, "committee">} offer @param {Uint8Array} seed @param {number} clients */
+export function committeeOf(offer, seed, clients) {
   const size = offer.committee || clients;
   if (size === clients) return new Set(Array(clients).keys());
   const words = shakeWords(bind("committee", seed));
@@ -250,9 +271,9 @@ export class PairwiseClient {
    * @param {Partial<Floors>} [own.floors]
    * @param {number} [own.weight]
    * @param {import("./crypto.js").Coins} [own.coins]
-   * @param {(offer: Offer) => void | Promise<void>} [own.check] refuses an offer about something else
+   * @param {About} [own.about] what the session is about, as this client knows it
    */
-  constructor({ id, input, identity, floors, weight = 1, coins = random, check = () => {} }) {
+  constructor({ id, input, identity, floors, weight = 1, coins = random, about = {} }) {
     this.id = id;
     this.me = integer(id, 8);
     this.input = input;
@@ -260,25 +281,48 @@ export class PairwiseClient {
     this.floors = floorsOf(FLOORS, floors);
     this.weight = weight;
     this.coins = coins;
-    this.check = check;
-    /** @type {number[]} */
-    this.due = [KIND.offer];
+    this.about = about;
+    /** @type {number} */
+    this.due = KIND.offer;
+    this.hasLeft = false;
+    /** By kind, the message that was answered and the answer. @type {Map<number, {message: string, answer: Uint8Array}>} */
+    this.answered = new Map();
   }
 
-  /** The answer to a message. @param {Uint8Array} message @returns {Promise<Uint8Array>} */
+  /**
+   * The answer to a message: the same bytes again get the same answer, and others of its kind end the session.
+   * @param {Uint8Array} message @returns {Promise<Uint8Array>}
+   */
   async answer(message) {
     const kind = kindOf(message);
-    if (!this.due.includes(kind)) throw new Refused("wrong_kind", `kind ${kind} is not due`);
-    this.due = [];
+    const digest = hex(await sha256(message));
+    const before = this.answered.get(kind);
+    if (before && before.message === digest) return before.answer;
+    if (before) {
+      this.#end();
+      throw new Refused("already_answered", `a second message of kind ${kind} differs from the first`);
+    }
+    must(kind === this.due, "wrong_kind", `kind ${kind} is not due`);
+    this.due = OVER;
     try {
       const answer = await this.#step(kind, message);
+      must(!this.hasLeft, "wrong_kind", "this client left the session");
       this.due = this.#following(kind);
+      this.answered.set(kind, { message: digest, answer });
       return answer;
     } catch (error) {
-      this.#clear();
-      if (kind === KIND.offer) this.due = [KIND.offer];
+      this.#end();
+      const isBelow = error instanceof Refused && OFFER_IS_REFUSED.includes(error.reason);
+      if (kind === KIND.offer && isBelow && !this.hasLeft) this.due = KIND.offer;
       throw error;
     }
+  }
+
+  /** Answer nothing any more. */
+  #end() {
+    this.#clear();
+    this.answered.clear();
+    this.due = OVER;
   }
 
   /** @param {number} kind @param {Uint8Array} message */
@@ -295,19 +339,24 @@ export class PairwiseClient {
   /** The transitions of the specification. @param {number} kind */
   #following(kind) {
     switch (kind) {
-      case KIND.offer: return [KIND.advertisedKeys];
-      case KIND.advertisedKeys: return [KIND.deliveredShares];
-      case KIND.deliveredShares:
-        return this.offer.isActive ? [KIND.survivors, KIND.request] : [KIND.request];
-      case KIND.survivors: return [KIND.request];
-      default: return [];
+      case KIND.offer: return KIND.advertisedKeys;
+      case KIND.advertisedKeys: return KIND.deliveredShares;
+      case KIND.deliveredShares: return this.#isMember() ? KIND.survivors : KIND.request;
+      case KIND.survivors: return KIND.request;
+      default: return OVER;
     }
   }
 
-  /** Leave the session; nothing is answered any more. */
+  /** Leave the session, also while an answer is under way; nothing is answered any more. */
   abort() {
-    this.due = [];
-    this.#clear();
+    this.hasLeft = true;
+    this.#end();
+  }
+
+  /** Whether this client certifies the survivors. */
+  #isMember() {
+    const { offer, seed, clients, position } = this;
+    return offer.isActive && committeeOf(offer, seed, clients).has(position);
   }
 
   /** Overwrite what can be overwritten, and forget the rest. */
@@ -337,8 +386,8 @@ export class PairwiseClient {
   /** @param {Uint8Array} message */
   async #advertise(message) {
     const offer = readOffer(message);
+    this.#requireAbout(offer);
     this.#requireFloors(offer);
-    await this.check(offer);
     this.offer = offer;
     this.attempt = await hash("configuration", message);
     this.channelRoot = this.coins(KEY);
@@ -364,25 +413,40 @@ export class PairwiseClient {
     return concat(start, certified);
   }
 
+  /** Refuse a session about something else. @param {Offer} offer */
+  #requireAbout(offer) {
+    const { layout, layoutVersion, capacity } = this.about;
+    const shape = JSON.stringify(offer.segments.map(({ bits, length }) => [bits, length]));
+    must(
+      (!layout || shape === JSON.stringify(layout)) &&
+        (!layoutVersion || equal(offer.layoutVersion, layoutVersion)),
+      "parameter_out_of_range", "the offer has another layout than this client's values",
+    );
+    requireSubject(this.about, offer);
+    must(
+      capacity === undefined || offer.population * offer.weight <= capacity,
+      "below_floor", "more clients than the codes have room for",
+    );
+  }
+
   /** @param {Offer} offer */
   #requireFloors(offer) {
     const { floors, identity } = this;
     const mode = offer.isActive ? "active" : "semi_honest";
     must(floors.modes.includes(mode), "below_floor", `${mode} mode is below a floor`);
     must(
-      offer.minimumCohort >= floors.minimumCohort && offer.minimumCohort <= offer.population,
+      offer.minimumCohort >= floors.minimumCohort,
       "below_floor", `a cohort of ${offer.minimumCohort} is below a floor`,
     );
     must(
-      offer.population <= floors.maximumPopulation && offer.threshold >= 2,
-      "below_floor", "the population is above a floor, or the threshold is one",
+      offer.population <= floors.maximumPopulation, "below_floor", "the population is above a floor",
     );
     const degree = offer.isSparse ? offer.degree : offer.population - 1;
     must(degree <= floors.maximumDegree, "below_floor", `a degree of ${degree} is above a floor`);
     const bits = offer.segments.map((segment) => segment.bits);
     must(
-      bits.every((width) => width >= floors.minimumModulusBits && width <= 64),
-      "below_floor", "a ring is narrower than a floor, or wider than 64 bits",
+      bits.every((width) => width >= floors.minimumModulusBits),
+      "below_floor", "a ring is narrower than a floor",
     );
     const length = offer.segments.reduce((total, segment) => total + segment.length, 0);
     must(length <= floors.maximumLength, "below_floor", `${length} values are above a floor`);
@@ -392,7 +456,7 @@ export class PairwiseClient {
     );
     must(
       !offer.isActive || (identity && equal(offer.authority, identity.authority)),
-      "below_floor", "active mode takes a key, certified by the authority of the offer",
+      "parameter_out_of_range", "active mode takes a key, certified by the authority of the offer",
     );
   }
 
@@ -436,8 +500,6 @@ export class PairwiseClient {
     const reader = new Reader(message, KIND.advertisedKeys);
     must(equal(reader.take(TAG), attempt.slice(0, TAG)), "wrong_session", "another attempt");
     const list = reader.variable();
-    this.ids = idsOf(list, offer.population);
-    this.clients = this.ids.length;
     const root = reader.take(DIGEST);
     const opening = reader.take(DIGEST);
     const size = 2 * KEY + (offer.isActive ? DIGEST + KEY + 2 * SIGNATURE : 0);
@@ -446,38 +508,48 @@ export class PairwiseClient {
     reader.end();
     must(
       equal(await hash("graph-opening", opening), offer.commitment),
-      "commitment_mismatch", "the graph's seed is not the one that was committed to",
+      "roster_invalid", "the graph's seed is not the one that was committed to",
+    );
+    this.ids = as("roster_invalid", () => idsOf(list, offer.population));
+    this.clients = this.ids.length;
+    must(
+      this.clients >= offer.minimumCohort,
+      "threshold_not_met", `${this.clients} advertisers are below the minimum cohort`,
     );
     const bits = PRIVACY_BITS[offer.isActive ? "active" : "semi_honest"];
     requireParameters(
       offer, this.clients, this.floors.assumedCorrupted, Math.max(this.floors.privacyBits, bits),
     );
     this.position = this.ids.indexOf(this.id);
-    must(this.position >= 0, "not_eligible", "this client is not on the list");
+    must(this.position >= 0, "roster_invalid", "this client is not on the list");
     const clients = integer(this.clients, 4);
     const roster = await hash("roster-root", clients, await hash("client-list", list), root);
     this.seed = await hash("graph-seed", attempt, roster, opening);
     this.context = await hash("session-context", attempt, roster, this.seed);
     this.graph = graphOf(offer, this.seed, this.clients);
     this.near = this.graph(this.position);
-    must(entries.length === this.near.length, "inconsistent_data", "other neighbours than the graph's");
+    must(entries.length === this.near.length, "roster_invalid", "other neighbours than the graph's");
     const leaves = new Map([[this.position, await hash("roster-entry", this.me, this.entry)]]);
-    const own = [this.channel.public, this.mask.public];
-    if (this.identity) own.push(this.identity.key.public);
-    const seen = new Set(own.map(hex));
+    await Promise.all(this.near.map(async (position, i) => {
+      leaves.set(position, await hash("roster-entry", integer(this.ids[position], 8), entries[i]));
+    }));
+    const proven = await as("roster_invalid", () => rootFrom(this.clients, leaves, nodes));
+    must(equal(proven, root), "roster_invalid", "the entries are not those of the roster");
     await allOf(this.near.map(async (position, i) => {
       const id = integer(this.ids[position], 8);
-      leaves.set(position, await hash("roster-entry", id, entries[i]));
-      this.neighbours.set(position, await this.#readEntry(id, entries[i], seen));
+      this.neighbours.set(position, await this.#readEntry(id, entries[i]));
     }));
-    must(
-      equal(await rootFrom(this.clients, leaves, nodes), root),
-      "inconsistent_data", "the entries are not those of the roster",
+    const own = [this.channel.public, this.mask.public];
+    const others = [...this.neighbours.values()].flatMap(({ channel, mask, identity }) =>
+      offer.isActive ? [channel, mask, identity] : [channel, mask],
     );
+    if (offer.isActive) own.push(/** @type {Identity} */ (this.identity).key.public);
+    const keys = [...own, ...others].map(hex);
+    must(new Set(keys).size === keys.length, "public_key_reused", "one key stands twice");
   }
 
-  /** @param {Uint8Array} id @param {Uint8Array} entry @param {Set<string>} seen @returns {Promise<Neighbour>} */
-  async #readEntry(id, entry, seen) {
+  /** @param {Uint8Array} id @param {Uint8Array} entry @returns {Promise<Neighbour>} */
+  async #readEntry(id, entry) {
     const channel = entry.slice(0, KEY);
     const mask = entry.slice(KEY, 2 * KEY);
     const commitment = entry.slice(64, 96);
@@ -486,10 +558,10 @@ export class PairwiseClient {
       isCanonical(channel) && isCanonical(mask),
       "public_key_not_canonical", "a key of a neighbour is not in canonical form",
     );
-    for (const key of this.offer.isActive ? [channel, mask, identity] : [channel, mask]) {
-      must(!seen.has(hex(key)), "public_key_reused", "one key stands twice");
-      seen.add(hex(key));
-    }
+    must(
+      !isLowOrder(channel) && !isLowOrder(mask),
+      "public_key_low_order", "a key of a neighbour is a point of low order",
+    );
     if (this.offer.isActive) {
       await this.#requireCertified(id, identity, entry.slice(128, 192));
       await verify(
@@ -581,9 +653,12 @@ export class PairwiseClient {
     });
     reader.end();
     must(
-      sharers.includes(this.position) && sharers.length >= offer.minimumCohort &&
-        peers.length >= offer.threshold,
-      "threshold_not_met", "too few clients shared their keys, or this one is not among them",
+      sharers.includes(this.position),
+      "survivors_invalid", "the server says that this client shared nothing",
+    );
+    must(
+      sharers.length >= offer.minimumCohort && peers.length >= offer.threshold,
+      "threshold_not_met", "too few clients shared their keys",
     );
     this.sharers = sharers;
     this.peers = peers;
@@ -603,7 +678,8 @@ export class PairwiseClient {
     const bytes = commitment ? concat(sealed, commitment) : sealed;
     const leaf = await hash("shares-entry", me, bytes);
     if (commitment && signature && path) {
-      const root = await rootFrom(dealt.length, new Map([[place - 1, leaf]]), path);
+      const leaves = new Map([[place - 1, leaf]]);
+      const root = await as("authentication_failed", () => rootFrom(dealt.length, leaves, path));
       const count = integer(dealt.length, 4);
       await verify(neighbour.identity, signature, "signed-shares", context, neighbour.id, count, root);
     }
@@ -698,8 +774,8 @@ export class PairwiseClient {
     const sharers = reader.set(this.clients);
     const contributors = reader.set(this.clients);
     reader.end();
-    must(sharers.join() === this.sharers.join(), "inconsistent_data", "other sharers than before");
     this.#requireContributors(contributors);
+    must(sharers.join() === this.sharers.join(), "survivors_invalid", "other sharers than before");
     this.signed = contributors;
     const statement = await this.#survivorStatement(this.me, contributors);
     const signature = await this.#sign("signed-survivors", ...statement);
@@ -711,7 +787,7 @@ export class PairwiseClient {
     must(
       contributors.every((position) => this.sharers.includes(position)) &&
         contributors.includes(this.position),
-      "not_eligible", "contributors that did not share, or without this client",
+      "survivors_invalid", "contributors that did not share, or without this client",
     );
     must(
       contributors.length >= this.offer.minimumCohort,
@@ -781,7 +857,7 @@ export class PairwiseClient {
     this.#requireContributors(contributors);
     must(
       !this.signed || this.signed.join() === contributors.join(),
-      "inconsistent_data", "another set than the one that was signed",
+      "survivors_invalid", "another set than the one that was signed",
     );
     const present = this.near.filter((position) => contributors.includes(position));
     must(present.length >= offer.threshold, "threshold_not_met", "too few neighbours contributed");
@@ -789,7 +865,7 @@ export class PairwiseClient {
       await this.#requireQuorum(endorsements, contributors);
       await this.#requireViews(views, present);
     } else {
-      must(!endorsements.length && !views.length, "malformed", "signatures in semi_honest mode");
+      must(!endorsements.length && !views.length, "trailing_bytes", "signatures in semi_honest mode");
     }
     return contributors;
   }
@@ -806,13 +882,13 @@ export class PairwiseClient {
     );
     must(
       isOrdered && endorsements.length >= this.offer.quorum,
-      "threshold_not_met", "the committee does not certify these contributors",
+      "quorum_not_met", "the committee does not certify these contributors",
     );
     await Promise.all(endorsements.map(async ({ position, key, certificate, signature }) => {
       const id = integer(this.ids[position], 8);
       const known = this.neighbours.get(position);
-      must(!known || equal(known.identity, key), "inconsistent_data", "another identity than before");
       await this.#requireCertified(id, key, certificate);
+      must(!known || equal(known.identity, key), "quorum_not_met", "another identity than before");
       const statement = await this.#survivorStatement(id, contributors);
       await verify(key, signature, "signed-survivors", ...statement);
     }));
@@ -820,7 +896,7 @@ export class PairwiseClient {
 
   /** @param {{upload: Uint8Array, signature: Uint8Array}[]} views @param {number[]} present */
   async #requireViews(views, present) {
-    must(views.length === present.length, "inconsistent_data", "a neighbour's view is missing");
+    must(views.length === present.length, "quorum_not_met", "a neighbour's view is missing");
     const sharers = await this.#setDigest(this.sharers);
     await Promise.all(views.map(({ upload, signature }, i) => {
       const { identity, id } = this.#neighbour(present[i]);

@@ -14,9 +14,9 @@ export function floorsOf(usual, own) {
   const floors = { ...usual, ...own };
   for (const [name, value] of Object.entries(floors)) {
     const isFloor = Array.isArray(value) || (Number.isSafeInteger(value) && value >= 0);
-    must(isFloor, "out_of_range", `${name} is no floor: ${value}`);
+    must(isFloor, "parameter_out_of_range", `${name} is no floor: ${value}`);
   }
-  must(floors.minimumCohort >= 2, "out_of_range", "a sum of one is that client's input");
+  must(floors.minimumCohort >= 2, "parameter_out_of_range", "a sum of one is that client's input");
   return floors;
 }
 

@@ -37,6 +37,57 @@ export async function allOf(under) {
   return Promise.all(under);
 }
 
+/**
+ * Refuse with another reason what a function refuses.
+ * @template T @param {string} reason @param {() => T} made @returns {T}
+ */
+export function as(reason, made) {
+  const renamed = (/** @type {unknown} */ error) => {
+    throw error instanceof Refused ? new Refused(reason, error.message) : error;
+  };
+  try {
+    const value = made();
+    return value instanceof Promise ? /** @type {any} */ (value.catch(renamed)) : value;
+  } catch (error) {
+    return renamed(error);
+  }
+}
+
+/**
+ * What an offer is about; what is left out is not compared.
+ * @typedef {object} Subject
+ * @property {Uint8Array} [task] @property {bigint} [round] @property {Uint8Array} [model]
+ * @property {Uint8Array} [application]
+ */
+
+/**
+ * Refuse an offer about something else than this client has in mind.
+ * @param {Subject} subject
+ * @param {{task: Uint8Array, round: bigint, model: Uint8Array, application: Uint8Array}} offer
+ */
+export function requireSubject({ task, round, model, application }, offer) {
+  must(
+    (!task || equal(offer.task, task)) && (round === undefined || offer.round === round) &&
+      (!model || equal(offer.model, model)),
+    "below_floor", "the offer is about another task, round or model than this client's",
+  );
+  must(
+    !application || equal(offer.application, application),
+    "below_floor", "the offer binds other terms than this client's",
+  );
+}
+
+/** An object that a text in JSON stands for. @param {string} text @param {string} reason if it is none */
+export function json(text, reason) {
+  try {
+    const value = JSON.parse(text);
+    if (value && typeof value === "object" && !Array.isArray(value)) return value;
+  } catch {
+    // It is refused below, like JSON of anything else.
+  }
+  throw new Refused(reason, "this is no object in JSON");
+}
+
 // --- Bytes -----------------------------------------------------------------------------------
 
 /** @param {...(Uint8Array | number[])} parts @returns {Uint8Array} */
@@ -66,7 +117,7 @@ export const hex = (bytes) => Array.from(bytes, (x) => x.toString(16).padStart(2
 
 /** @param {string} digits @returns {Uint8Array} */
 export function unhex(digits) {
-  must(/^([0-9a-f]{2})*$/.test(digits), "malformed", "hexadecimal digits are due, in pairs");
+  must(/^([0-9a-f]{2})*$/.test(digits), "not_canonical", "bytes are pairs of hexadecimal digits");
   return Uint8Array.from(digits.match(/../g) ?? [], (pair) => parseInt(pair, 16));
 }
 
@@ -108,8 +159,22 @@ export const commit = (label, parts, secret) => sha256(concat(bind(label, ...par
 /** The first seven bytes of a message. @param {number} kind */
 export const header = (kind) => concat(utf8(MAGIC), [FORMAT], integer(kind, 2));
 
-/** The kind of a message. @param {Uint8Array} message */
-export const kindOf = (message) => (message[5] << 8) | message[6];
+/** First and last kinds of messages; no number between or beyond is one. */
+const KINDS = [
+  [1, 4], [16, 29], [32, 51], [64, 75], [78, 78], [80, 80], [84, 84], [86, 93], [100, 115], [120, 127],
+  [130, 131], [144, 144], [146, 146],
+];
+
+/** The kind that a message's header names. @param {Uint8Array} message */
+export function kindOf(message) {
+  const kind = (message[5] << 8) | message[6];
+  new Reader(message, kind);
+  must(
+    KINDS.some(([first, last]) => first <= kind && kind <= last),
+    "not_canonical", `${kind} is no kind of message`,
+  );
+  return kind;
+}
 
 /** Bytes with their length before them. @param {Uint8Array} bytes */
 export const variable = (bytes) => concat(integer(bytes.length, 4), bytes);
@@ -120,8 +185,8 @@ export class Reader {
   constructor(message, kind) {
     this.message = message;
     this.at = 0;
-    must(equal(this.take(4), utf8(MAGIC)), "bad_magic", "this is not a message of this protocol");
-    must(this.number(1) === FORMAT, "unsupported_version", "this message has another version");
+    must(equal(this.take(4), utf8(MAGIC)), "not_canonical", "this is not a message of this protocol");
+    must(this.number(1) === FORMAT, "wrong_version", "this message has another version");
     must(this.number(2) === kind, "wrong_kind", `a message of kind ${kind} is due`);
   }
 
@@ -135,7 +200,7 @@ export class Reader {
   /** An integer below 2^53. @param {number} size */
   number(size) {
     const value = toBigInt(this.take(size));
-    must(value <= Number.MAX_SAFE_INTEGER, "out_of_range", "an integer is too large");
+    must(value <= Number.MAX_SAFE_INTEGER, "not_canonical", "an integer is too large");
     return Number(value);
   }
 
@@ -163,7 +228,7 @@ export class Reader {
     const out = [];
     for (let i = 0; i < bits.length * 8; i++) {
       if (!((bits[i >> 3] >> (i & 7)) & 1)) continue;
-      must(i < size, "fill_bits_set", "bits beyond the end of a set are not zero");
+      must(i < size, "not_canonical", "bits beyond the end of a set are not zero");
       out.push(i);
     }
     return out;
@@ -195,12 +260,13 @@ export function idsOf(bytes, limit) {
     gap |= BigInt(byte & 127) << shift;
     if (byte & 128) {
       shift += 7n;
-      must(shift < 70n, "malformed", "an id is too long");
+      must(shift < 70n, "not_canonical", "an id is too long");
       continue;
     }
     must(byte || !shift, "not_canonical", "a gap has a shorter encoding");
     last += gap + 1n;
-    must(last < 1n << 64n && ids.length < limit, "out_of_range", "too many ids, or too large ones");
+    must(last < 1n << 64n, "not_canonical", "an id is too large");
+    must(ids.length < limit, "length_over_limit", "a list has too many ids");
     ids.push(last);
     gap = shift = 0n;
   }

@@ -51,7 +51,7 @@ MAXIMUM_EPOCH: Final = (1 << 64) - 1
 
 
 class CalibrationSource(IntEnum):
-    """What scales and codebooks were taken from; part of the version, so that nobody can be told another one later."""
+    """Origin of scales and codebooks; part of the version, so that nobody can be told another one later."""
 
     NONE = 0
     """They were chosen, or there are none."""
@@ -73,11 +73,11 @@ class ModelUpdate:
 
     tensors: tuple[TensorScheme, ...]
     epoch: int = 0
-    """How often the parameters were refreshed, or any other count that grows when they are."""
+    """Number of refreshes of the parameters, or any other count that grows when they are refreshed."""
     source: CalibrationSource = CalibrationSource.NONE
     layout: Layout = field(init=False)
     _parts: tuple[tuple[Part, ...], ...] = field(init=False, repr=False)
-    """For each tensor, where the segments of its scheme lie: in which segment of the layout, and where there."""
+    """Places of the segments of each tensor's scheme: in which segment of the layout, and where there."""
     _joined: tuple[Joined, ...] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -116,7 +116,7 @@ class ModelUpdate:
 
     @property
     def tables(self) -> Tables:
-        """For each index segment, the codebooks of its tensors and their stages, in the order of their blocks.
+        """Codebooks of each index segment's tensors and their stages, in the order of their blocks.
 
         Raises:
             InvalidParameters: the scheme of a tensor sends indices and decodes nothing but histograms.
@@ -127,7 +127,7 @@ class ModelUpdate:
         """Encode every tensor by its scheme; coins are drawn in the order of the tensors.
 
         Raises:
-            Misuse: a tensor is missing, is none of the model's, or is not of the type and shape that are due.
+            Misuse: a tensor is missing, is none of the model's, or is not of the required type and shape.
         """
         require_names(update, self.names, "an update")
         given = dict[str, Tensor]()

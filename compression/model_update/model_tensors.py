@@ -1,9 +1,9 @@
-"""A model's arrays as what is aggregated: the difference to the model that the server sent, tensor by tensor.
+"""A model's arrays in the form that is aggregated: the difference to the server's model, tensor by tensor.
 
 Floating-point tensors change by a float difference. Integer tensors, such as the counters of a normalisation layer,
 change by an integer difference, whose weighted mean is rounded to the nearest integer; it is exact up to its bound,
 and cut off there. Both keep their dtype. Tensors without elements, tensors that no pattern names, and
-booleans, of which a sum means nothing, stay as they were sent; training must not change a boolean. Other dtypes are
+booleans, whose sum means nothing, stay as they were sent; training must not change a boolean. Other dtypes are
 refused by name.
 """
 

@@ -1,4 +1,4 @@
-"""How the scheme of a tensor is made: what was chosen by hand, apart from what a sample and a public seed add.
+"""Recipes for the schemes of tensors: the choices made by hand, to which a sample and a public seed are added.
 
 A recipe is given a place: the stream of a tensor, with its name, its shape and the epoch. Recipes nest as the schemes
 do that they make: ``Pruned`` hands its inner recipe the kept coordinates of the sample, ``Rotated`` the rotated sample.
@@ -47,7 +47,7 @@ _Kind = TypeVar("_Kind", DitheredQuantization, ScalarQuantization, ProductQuanti
 
 
 class Recipe(Protocol):
-    """What a plan needs of a recipe; any object with these two methods is one."""
+    """Methods that a plan needs of a recipe; any object with both is one."""
 
     def fits(self, shape: Shape) -> bool:
         """Whether a tensor of this shape can be encoded so; a plan sends it plain if not."""
@@ -147,7 +147,7 @@ class Codebooks:
     keep_zero: bool = True
 
     def fits(self, shape: Shape) -> bool:
-        """Fit what is large enough for a codebook."""
+        """Fit tensors that are large enough for a codebook."""
         return is_quantizable(shape, self.block_size)
 
     def make(self, place: PublicStream, sample: Sample | None, previous: Scheme | None) -> ProductQuantization:
@@ -253,7 +253,7 @@ class Calibration:
     """An update to take scales and codebooks from, and where it comes from.
 
     Security: scales and codebooks are broadcast, and tell much of the sample. That of a public batch is public, and a
-        previous aggregate is known to whoever decoded it. A mock client's update is protected by nothing: its source is
+        previous aggregate is known to anyone who decoded it. Nothing protects a mock client's update: its source is
         called a leak, and is part of the version of everything that is encoded under it.
     """
 

@@ -1,4 +1,4 @@
-"""What the server broadcasts when parameters are refreshed: canonical bytes, and how many a round costs.
+"""Public parameters that the server broadcasts when they are refreshed: canonical bytes, and the bytes of a round.
 
 After the header of every message stand the epoch (8 bytes), the source (1), the number of tensors (4), and the tensors:
 name (length in 4 bytes, then UTF-8), number of dimensions (1), dimensions (8 each), scheme. Shapes, names and epochs of
@@ -56,12 +56,12 @@ from .tensors import MAXIMUM_NAME_BYTES, TensorScheme, named
 
 MAXIMUM_ELEMENTS: Final = 1 << 30
 MAXIMUM_DEPTH: Final = 8
-"""How many schemes may stand one inside the other."""
+"""Greatest depth of schemes inside one another."""
 MAXIMUM_CODEBOOK_BYTES: Final = (1 << 32) - 1
 MOST_FILLED: Final = 1 << 16
-"""How many values more than it is given a scheme may hand to the one inside it; a rotation fills up fewer."""
+"""Greatest number of values that a scheme may add for the one inside it; a rotation fills up fewer."""
 MOST_SIGNS: Final = 2 * MOST_SUMMED_PLACES**2
-"""How many entries the tables of all peak codes may have together: one of the largest that is summed."""
+"""Greatest number of entries of the tables of all peak codes together: one of the largest that is summed."""
 SCALE_BYTES: Final = 4
 ZERO_POINT_BYTES: Final = 2
 
@@ -88,7 +88,7 @@ class _Tag(IntEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundBytes:
-    """What one client sends and receives for its update in one round, apart from the model and the protocol."""
+    """Bytes that one client sends and receives for its update in one round, apart from the model and the protocol."""
 
     uplink: Fraction
     downlink: Fraction
@@ -264,7 +264,7 @@ class _Parameters:
         try:
             source = CalibrationSource(number)
         except ValueError:
-            raise InvalidParameters(f"{number} is no source of a calibration") from None
+            raise InvalidParameters(f"{number} is not a source of a calibration") from None
         return ModelUpdate(tensors=tuple(self._tensor(epoch) for _ in range(count)), epoch=epoch, source=source)
 
     def _tensor(self, epoch: int) -> TensorScheme:
@@ -356,7 +356,7 @@ class _Parameters:
         try:
             known = Rounding(rounding)
         except ValueError:
-            raise InvalidParameters(f"{rounding} is no way of rounding") from None
+            raise InvalidParameters(f"{rounding} is not a way of rounding") from None
         return ScalarQuantization(
             shape=place.shape,
             bits=bits,

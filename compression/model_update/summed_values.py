@@ -56,7 +56,7 @@ Floats = npt.NDArray[np.float32]
 STATISTICS: Final = "secagg/statistics"
 """The name of the tensor that the clients' statistics are sent as."""
 LEAST_LENGTH: Final = 2.0**-40
-"""What a tensor that did not move is calibrated for; zero would make no scale."""
+"""Length for which a tensor that did not move is calibrated; zero would make no scale."""
 _BLOCKS_PER_CODEWORD: Final = 512
 _MOST_BLOCKS: Final = 1 << 15
 _ITERATIONS: Final = 30
@@ -70,7 +70,7 @@ def reach(values: npt.NDArray[Any]) -> float:
 
 
 def length(values: npt.NDArray[Any]) -> float:
-    """Return the root of the mean square of what is not zero: most rows of an embedding are never touched."""
+    """Return the root mean square of the values that are not zero: most rows of an embedding are never touched."""
     moved = np.count_nonzero(values)
     return math.sqrt(float(np.square(values, dtype=np.float64).sum()) / moved) if moved else 0.0
 
@@ -182,7 +182,7 @@ class ScaledCodebooks:
     """Whether a tensor has no more codewords than could be learned from it, as the paper's has; these are not."""
 
     def fits(self, shape: Shape) -> bool:
-        """Fit what is large enough for a codebook."""
+        """Fit tensors that are large enough for a codebook."""
         return is_quantizable(shape, self.block_size)
 
     def make(self, place: PublicStream, sample: Sample | None, previous: Scheme | None) -> ProductQuantization:  # noqa: ARG002
@@ -195,7 +195,7 @@ class ScaledCodebooks:
 
 
 def encode_scales(epoch: int, scales: Sequence[float]) -> bytes:
-    """Return what is broadcast: the epoch in 8 bytes, and a float32 for each compressed tensor, in their order."""
+    """Return the broadcast: the epoch in 8 bytes, and a float32 for each compressed tensor, in their order."""
     return _EPOCH.pack(epoch) + np.asarray(scales, dtype=">f4").tobytes()
 
 
@@ -217,8 +217,8 @@ UPDATE: Final = "secagg/update"
 LENGTHS: Final = "secagg/lengths"
 """The name of the clients' votes: for the length of the whole update, and for that of each tensor."""
 TOLD: Final[Mapping[str, Callable[[npt.NDArray[Any]], float]]] = {"secagg/reach": reach, "secagg/length": length}
-"""What clients tell of every tensor of floats of more than one dimension, by the name of the vector that it stands in;
-the means over the clients are the scales of the next round."""
+"""Values that clients report of every tensor of floats of more than one dimension, by the name of the vector that
+holds them; the means over the clients are the scales of the next round."""
 _KEY_BYTES: Final = 32
 _COINS: Final = Ring(32)
 Values = dict[str, npt.NDArray[Any]]
@@ -249,7 +249,7 @@ def known_lengths(sent: Arrays, joined: Sequence[str], lengths: Sequence[float])
     """Return what a round's lengths say of the joined tensors.
 
     Raises:
-        MalformedMessage: there is not one for the update and one for each tensor, or one is no length.
+        MalformedMessage: there is not one for the update and one for each tensor, or one is not a length.
     """
     if lengths and (len(lengths) != 1 + len(joined) or not all(isfinite(one) and one >= 0 for one in lengths)):
         raise MalformedMessage(
@@ -276,7 +276,7 @@ def from_outside(name: str, factory: Factory, cohort: int) -> Made:
 
 
 def told_names(shapes: Mapping[str, Shape], sent: Arrays) -> tuple[str, ...]:
-    """Return the names of the tensors of which clients tell something, in their order."""
+    """Return the names of the tensors about which clients report something, in their order."""
     floats = {TENSOR + name for name, array in sent.items() if not is_integer(array)}
     return tuple(name for name, shape in shapes.items() if name in floats and len(shape) > 1)
 
@@ -355,7 +355,7 @@ def rounded_at_random(
 ) -> dict[str, npt.NDArray[Any]]:
     """Return the values with those of fixed point moved to a step above or below, so that the mean is the value.
 
-    The bias is at most 2^-32 of a step. Rounding to the nearest step would lose what is small in every round.
+    The bias is at most 2^-32 of a step. Rounding to the nearest step would lose values that are small in every round.
     """
     rounded = dict(values)
     for tensor in update.tensors:

@@ -1,4 +1,4 @@
-"""One tensor of a model with its scheme, and what is refused about a tensor, by its name."""
+"""One tensor of a model with its scheme, and the checks of a tensor, by its name."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def require_name(name: str) -> None:
 
 
 def require_names(given: Mapping[Any, Any], due: Sequence[str], what: str) -> None:
-    """Refuse what is no mapping, tensors that are missing, and tensors that the model does not have.
+    """Refuse a value that is not a mapping, missing tensors, and tensors that the model does not have.
 
     Raises:
         Misuse: any of these; the message lists the names.
@@ -97,11 +97,11 @@ def require_names(given: Mapping[Any, Any], due: Sequence[str], what: str) -> No
     if missing:
         raise Misuse(f"{what} lacks {listed(missing)}; give every tensor of the model, zeros where nothing changed")
     if unknown:
-        raise Misuse(f"{what} has {listed(unknown)}, which the model has not; leave out what is not aggregated")
+        raise Misuse(f"{what} has {listed(unknown)}, which the model does not have; leave out what is not aggregated")
 
 
 def plain_tensor(value: Tensor | np.generic, shape: Shape) -> Tensor:
-    """Return an array of the shape that is due; a numpy scalar is what arithmetic makes of arrays without dimensions.
+    """Return an array of the required shape; a numpy scalar comes from arithmetic on arrays without dimensions.
 
     Raises:
         Misuse: it is another type, such as an array that hides some of its values, or another shape.
@@ -110,7 +110,9 @@ def plain_tensor(value: Tensor | np.generic, shape: Shape) -> Tensor:
     if type(tensor) not in _PLAIN_ARRAYS:
         raise Misuse(f"a tensor is a plain numpy array; got {type(tensor).__name__}; convert it")
     if tensor.shape != shape:
-        raise Misuse(f"an array of shape {shape} is due; got {tensor.shape}; reshape it, or make a plan for this model")
+        raise Misuse(
+            f"expected an array of shape {shape}; got {tensor.shape}; reshape it, or make a plan for this model"
+        )
     return tensor
 
 
@@ -156,7 +158,7 @@ def _inside(due: PublicStream, shape: Shape) -> PublicStream:
 
 def _require_shape(shape: Shape, due: PublicStream) -> None:
     if shape != due.shape:
-        raise InvalidParameters(f"its scheme is made for shape {shape} and is due for {due.shape}; make it for that")
+        raise InvalidParameters(f"its scheme is made for shape {shape} and used for {due.shape}; make it for that")
 
 
 def listed(names: Sequence[Any]) -> str:
@@ -172,7 +174,7 @@ def _is_mapping(value: object) -> bool:
 # --- Joined tensors ---------------------------------------------------------------------------------------------------
 
 _MOST_VALUES: Final = 1 << 15
-"""Of one tensor; copying a larger one beside others costs more than its calls."""
+"""Values of one tensor at most; copying a larger one with others costs more than its calls."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,12 +183,12 @@ class Joined:
 
     tensors: tuple[TensorScheme, ...]
     parts: tuple[tuple[Part, ...], ...]
-    """Where the segments of each tensor's scheme lie."""
+    """Places of the segments of each tensor's scheme."""
     scheme: FixedPoint | None
 
     @property
     def place(self) -> Part:
-        """Where the values of all tensors lie, one after another."""
+        """Place of the values of all tensors, one after another."""
         (segment, first), (_, last) = self.parts[0][0], self.parts[-1][0]
         return segment, slice(first.start, last.stop)
 
@@ -240,9 +242,9 @@ def _scheme_of(tensors: Sequence[TensorScheme]) -> FixedPoint | None:
 # --- Merged segments --------------------------------------------------------------------------------------------------
 
 Part = tuple[int, slice]
-"""In which segment of the whole something lies, and where there."""
+"""Place in the whole: in which segment, and where there."""
 Parts = tuple[tuple[Part, ...], ...]
-"""For each tensor, the parts of its own segments, in order."""
+"""Parts of each tensor's own segments, in order."""
 _Kind = tuple[type[Segment], int, int]
 
 

@@ -1,4 +1,4 @@
-"""How a tensor is cut into blocks, and how many codewords it may have: integer functions of its shape.
+"""Blocks of a tensor, and the number of codewords that it may have: integer functions of its shape.
 
 A tensor is read as rows: the first dimension counts them, and the others are flattened in order. A row is an output
 neuron of a linear layer or an output channel of a convolution. Rows are cut into consecutive blocks of one size, which
@@ -36,7 +36,7 @@ LEAST_BLOCKS: Final = LEAST_CODEWORDS * BLOCKS_PER_CODEWORD
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockGeometry:
-    """What is left of a request for a block size and a number of codewords once a tensor's shape has capped both."""
+    """Block size and number of codewords as requested, capped by a tensor's shape."""
 
     block_size: int
     blocks: int
@@ -58,7 +58,7 @@ def block_size(shape: Sequence[int], requested: int) -> int:
     """Return the largest size up to ``requested`` that divides a row of the tensor.
 
     Raises:
-        InvalidParameters: a shape of fewer than two dimensions, or a number that is no positive integer.
+        InvalidParameters: a shape of fewer than two dimensions, or a number that is not a positive integer.
     """
     if len(shape) <= 1 or any(type(size) is not int or size < 1 for size in shape):
         raise InvalidParameters(f"blocks are cut from two or more dimensions of at least 1; got {tuple(shape)}")
@@ -123,7 +123,7 @@ class Codebook:
         with np.errstate(over="ignore"):
             narrow = given.astype(np.float32)
         if not np.isfinite(narrow).all():
-            raise InvalidParameters("a codebook holds NaN, infinity or what a float32 cannot hold; learn it anew")
+            raise InvalidParameters("a codebook holds NaN, infinity or values beyond a float32; learn it again")
         # The array is this object's own, so that its version cannot be changed under it.
         values = _rounded_to_grid(narrow)
         values.flags.writeable = False
@@ -131,17 +131,17 @@ class Codebook:
 
     @property
     def codewords(self) -> int:
-        """How many codewords there are."""
+        """Number of codewords."""
         return len(self.values)
 
     @property
     def block_size(self) -> int:
-        """How many values a codeword has."""
+        """Number of values of a codeword."""
         return int(self.values.shape[1])
 
     @property
     def downlink_bytes(self) -> int:
-        """How many bytes the values have in a broadcast: four for each."""
+        """Bytes of the values in a broadcast: four for each."""
         return self.values.size * FLOAT_BYTES
 
     @property
@@ -211,12 +211,12 @@ Floats = npt.NDArray[np.floating[Any]]
 FloatMatrix = npt.NDArray[np.float32]
 CHUNK_BLOCKS: Final = 5184
 """Enough for one row of gains to fill more than half of numpy's buffer of 8192 elements; otherwise two rows go through
-the buffer together, and are copied for that. A row is no multiple of a page: the rows of a tile would share a few sets
-of the first-level cache, and encoding took a half more on one kind of processor."""
+the buffer together, and are copied for that. A row is not a multiple of a page: else the rows of a tile would share a
+few sets of the first-level cache, and encoding took a half more on one kind of processor."""
 TILE_CODEWORDS: Final = 1 << 6
 """Codewords compared at once; more would take more bits from the gains, and more memory for them."""
 SQUARES_LIMIT: Final = 2.0**120
-"""What the squares of a chunk add up to, at most; the products with weights below 2^60 are then float32 numbers."""
+"""Greatest sum of the squares of a chunk; the products with weights below 2^60 are then float32 numbers."""
 _WEIGHT_EXPONENTS: Final = (-60, 60)
 
 
@@ -242,7 +242,7 @@ def search(blocks: Floats, searches: Sequence[Search]) -> list[RingVector]:
         chunk = blocks[start : start + CHUNK_BLOCKS]
         filled = columns[:, : len(chunk)]
         values = filled[:size]
-        # What overflows, here or in the squares, is clamped in the next line.
+        # An overflow, here or in the squares, is clamped in the next line.
         with np.errstate(over="ignore", invalid="ignore"):
             np.copyto(values, chunk.T, casting="same_kind")
             squares = float(np.vdot(values, values))
@@ -270,7 +270,7 @@ class Search:
 
     @property
     def rows(self) -> int:
-        """How many rows of memory the gains take."""
+        """Rows of memory that the gains take."""
         return len(self._tiles[0])
 
     def nearest(self, columns: FloatMatrix, memory: FloatMatrix) -> npt.NDArray[np.int32]:
@@ -314,7 +314,7 @@ def _tiles(codewords: npt.NDArray[np.float64]) -> list[FloatMatrix]:
 
 ITERATIONS: Final = 10
 SAMPLE_BLOCKS: Final = 256
-"""How many blocks of a sample suffice for one codeword."""
+"""Number of blocks of a sample that suffice for one codeword."""
 SEED_BYTES: Final = 32
 _FARTHEST_START: Final = 4.0
 """Blocks are scaled to values of at most 1, so that none is near a codeword out there."""

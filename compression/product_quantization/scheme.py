@@ -20,9 +20,9 @@ from secagg.errors import InvalidParameters, Misuse
 from secagg.parameters import require_integer
 
 from .nearest_codeword import (
-    BLOCKS_PER_CODEWORD,
     EXACT_WEIGHT,
     ITERATIONS,
+    SAMPLE_BLOCKS,
     Codebook,
     Search,
     block_geometry,
@@ -45,7 +45,7 @@ class ProductQuantization:
     their codewords. The layout has one index segment for each codebook.
 
     Implements: [PGC+22], product quantization with secure indexing.
-    Security: a histogram says more than a sum does: it shows how often each codeword was chosen for each block. Give it
+    Security: a histogram reveals more than a sum: it shows how often each codeword was chosen for each block. Give it
         to nobody before it holds enough clients.
     """
 
@@ -73,12 +73,12 @@ class ProductQuantization:
 
     @property
     def block_size(self) -> int:
-        """How many values a block has."""
+        """Number of values of a block."""
         return self.codebooks[0].block_size
 
     @property
     def blocks(self) -> int:
-        """How many blocks the tensor has."""
+        """Number of blocks of the tensor."""
         return prod(self.shape) // self.block_size
 
     def _layout(self) -> Layout:
@@ -110,7 +110,7 @@ class ProductQuantization:
 
     @property
     def downlink_bytes(self) -> int:
-        """How many bytes the values of the codebooks have in a broadcast."""
+        """Bytes of the values of the codebooks in a broadcast."""
         return sum(codebook.downlink_bytes for codebook in self.codebooks)
 
     def encode(self, update: Tensor, coins: Coins) -> Payload:  # noqa: ARG002 -- the contract's
@@ -183,7 +183,7 @@ def calibrate(  # noqa: PLR0913 -- the parameters of what it makes
     if previous is not None and (previous.shape != sample.shape or len(previous.codebooks) != stages):
         raise InvalidParameters("the previous scheme is for another shape or number of stages; start without it")
     blocks = _blocks(sample, geometry.block_size)
-    wanted = geometry.codewords * BLOCKS_PER_CODEWORD
+    wanted = geometry.codewords * SAMPLE_BLOCKS
     points = sample_blocks(blocks, wanted, seed=seed, without_zeros=keep_zero).astype(np.float64)
     codebooks = list[Codebook]()
     for stage in range(stages):

@@ -137,7 +137,7 @@ ROOMS: Final = (
     ),
     Room(
         "two servers: release, rules",
-        _in("protocols/two_servers", "release.py", "round_rules.py"),
+        _in("protocols/two_servers", "release.py", "offers.py"),
         (
             *_in(
                 "tests/protocols/two_servers",
@@ -208,7 +208,6 @@ ROOMS: Final = (
         _in(
             "secagg/session",
             "ledger.py",
-            "chained_file.py",
             "privacy_ledger.py",
             "latch.py",
             "certificates.py",

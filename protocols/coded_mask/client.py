@@ -38,7 +38,7 @@ _ROOT_BYTES = 32
 
 
 class State(StrEnum):
-    """What a client awaits."""
+    """The message that a client waits for."""
 
     ROSTER = "a roster"
     DELIVERY = "a delivery"
@@ -47,7 +47,7 @@ class State(StrEnum):
 
 
 class Held(Confined):
-    """What a client holds between two messages of a sum."""
+    """State of a client between two messages of a sum."""
 
     def __init__(self, configuration: Configuration, coins: Coins) -> None:
         """Draw a key pair and a mask."""
@@ -59,7 +59,7 @@ class Held(Confined):
         self.pieces = dict[ClientId, Vector]()
 
     def wipe(self) -> None:
-        """Overwrite what is secret."""
+        """Overwrite the secrets."""
         self.state = State.DONE
         for vector in (self.mask, *self.pieces.values()):
             vector[:] = 0
@@ -85,12 +85,12 @@ class Client(Confined):
         keep: Callable[[Held], Secret],
         held: Held | None = None,
     ) -> None:
-        """Begin, or go on with what was held.
+        """Begin, or resume a suspended state.
 
         Args:
-            admit: refuses what is below the client's floors.
+            admit: refuses an offer below the client's floors.
             charge: spends the round and the model for good before the update is made; raises to refuse.
-            keep: keeps what is suspended, and returns what it is asked for by.
+            keep: keeps the suspended state, and returns the key by which it is fetched.
         """
         self.client, self._subject, self._update, self._held = client, subject, update, held
         self._coins, self._admit, self._charge, self._keep = coins, admit, charge, keep
@@ -208,9 +208,9 @@ class Client(Confined):
 
 
 def elements_of(configuration: Configuration, payload: Payload, weight: int) -> Vector:
-    """Return the weighted values off zero, each as limbs of which the lowest stand first, and the weight.
+    """Return the weighted values off zero, each as limbs, lowest first, and the weight.
 
-    The server sees sums of limbs. Without the offset they would say how many values of a place are below zero.
+    The server sees sums of limbs. Without the offset they would reveal how many values of a place are below zero.
     """
     parts, bits = list[Vector](), configuration.limb_bits
     for (segment, count), values in zip(configuration.limbs, payload.values, strict=True):

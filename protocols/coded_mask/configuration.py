@@ -1,4 +1,4 @@
-"""What the parties of one sum agree on, and how values become elements of the field."""
+"""Configuration of one sum, shared by its parties, and the encoding of values as elements of the field."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _MAXIMUM_LAYOUT_BYTES: Final = 1 << 21
 
 @dataclass(frozen=True, kw_only=True)
 class Configuration(Message):
-    """One sum: what is summed, by how many, and how many may drop out or talk to each other; the server's offer."""
+    """One sum: its subject, its clients, and how many may drop out or collude; the server's offer."""
 
     kind: ClassVar = MessageKind.CODED_MASK_OFFER
     task: Annotated[bytes, variable(_MAXIMUM_TASK_BYTES)]
@@ -78,7 +78,7 @@ class Configuration(Message):
 
     @property
     def limb_bits(self) -> int:
-        """How many bits of a value one element holds, so that the sum of the clients' stays in the field."""
+        """Bits of a value that one element holds, so that the sum of the clients' stays in the field."""
         return (FIELD // self.population).bit_length() - 1
 
     @property
@@ -88,18 +88,18 @@ class Configuration(Message):
         return tuple((segment, -(-segment.modulus_bits // self.limb_bits)) for segment in rings)
 
     def offset(self, segment: RingSegment, limbs: int) -> int:
-        """Return what is added to each value: half of every limb, so that small ones of either sign carry nowhere."""
+        """Return the offset of each value: half of every limb, so that small values of either sign carry nowhere."""
         middles = sum(1 << (self.limb_bits * limb - 1) for limb in range(1, limbs))
         return middles + (1 << (segment.modulus_bits - 1))
 
     @property
     def length(self) -> int:
-        """How many elements one client masks: those of its values, and its weight."""
+        """Number of elements that one client masks: those of its values, and its weight."""
         return sum(segment.length * count for segment, count in self.limbs) + 1
 
     @property
     def piece_length(self) -> int:
-        """How many elements a piece has."""
+        """Number of elements of a piece."""
         return -(-self.length // (self.target - self.privacy))
 
     def require_subject(self, subject: Subject) -> None:

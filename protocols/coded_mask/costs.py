@@ -1,4 +1,4 @@
-"""What a client of coded masks sends, receives and computes, from the configuration alone."""
+"""Bytes that a client of coded masks sends and receives, and its work, from the configuration alone."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from .field import ELEMENT_BYTES
 from .session import CodedMaskSettings
 
 _HEADER, _COUNT, _ENTRY = 7 + 32, 4, 8 + 4
-"""Of a message: its kind and T0, a count or a length, and of an entry the client with a length."""
+"""Bytes of a message: its kind and T0, a count or a length, and of an entry the client with a length."""
 _PASSES: Final = 8
-"""How often an element is read beside its code: drawn, added, taken modulo, written, sent and read."""
+"""Passes over an element besides its code: drawn, added, taken modulo, written, sent and read."""
 
 
 def costs(layout: Layout, clients: int, suite: Suite) -> Iterator[Costs]:

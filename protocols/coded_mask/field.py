@@ -49,7 +49,7 @@ def decode_vector(data: bytes | bytearray | memoryview, count: int) -> Vector:
     """Read elements from their one encoding.
 
     Raises:
-        MalformedMessage: the length differs, or a word is no element.
+        MalformedMessage: the length differs, or a word is not an element.
     """
     require_length(f"a vector of {count} elements", len(data), ELEMENT_BYTES * count)
     vector: Vector = np.frombuffer(data, _WORD).astype(np.int64)
@@ -59,7 +59,7 @@ def decode_vector(data: bytes | bytearray | memoryview, count: int) -> Vector:
 
 
 def pieces_of(parts: Vector, clients: int) -> Vector:
-    """Return a piece for each client, of U rows of which the last T are uniform."""
+    """Return a piece for each client, of U rows; the last T rows are uniform."""
     return _combined(_lagrange(_slots(parts.shape[0]), tuple(range(1, clients + 1))), parts)
 
 

@@ -1,4 +1,4 @@
-"""What a client insists on, whatever a server offers."""
+"""Floors of a client, which hold whatever a server offers."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from .configuration import MAXIMUM_CLIENTS, Configuration
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Floors:
-    """What a client insists on, whatever a server offers."""
+    """Floors of a client, which hold whatever a server offers."""
 
     modes: frozenset[SecurityMode]
     """A client that accepts ``active`` alone takes no part: nothing here holds against a server that lies."""
     suites: frozenset[Suite]
     minimum_cohort: int
     assumed_corrupted: int
-    """How many clients are assumed to work with the server, counted absolutely."""
+    """Number of clients assumed to work with the server, counted absolutely."""
     minimum_modulus_bits: int
     maximum_length: int
     maximum_population: int
@@ -47,10 +47,10 @@ class Floors:
         )
 
     def admit(self, configuration: Configuration) -> None:
-        """Refuse what is weaker than these floors.
+        """Refuse a configuration that is weaker than these floors.
 
         Raises:
-            InvalidParameters: with reason ``below_floor``, naming what is too weak.
+            InvalidParameters: with reason ``below_floor``, naming the weak value.
         """
         for is_weak, sentence in self._weaknesses(configuration):
             if is_weak:

@@ -1,4 +1,4 @@
-"""The whole protocol on one page, in memory, with dropouts where you want them; read it beside [SHY+22] Algorithm 1."""
+"""The whole protocol on one page, in memory, with dropouts at any point; read it next to [SHY+22] Algorithm 1."""
 
 from __future__ import annotations
 

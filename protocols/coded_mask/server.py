@@ -23,11 +23,11 @@ from .field import ELEMENT_BYTES, FIELD, Vector, decode_vector, mask_from
 from .messages import decode_body, decode_entries, encode_entries
 
 Content = bytes | dict[ClientId, bytes] | Vector
-"""What an answer holds: a key, sealed pieces, or a masked input or the sum of pieces."""
+"""Content of an answer: a key, sealed pieces, or a masked input or the sum of pieces."""
 
 
 class State(StrEnum):
-    """What a server awaits."""
+    """The messages that a server waits for."""
 
     KEYS = "keys"
     PIECES = "pieces"
@@ -43,7 +43,7 @@ TRANSITIONS: Final[Mapping[State, tuple[MessageKind | None, State]]] = {
     State.ANSWERS: (MessageKind.CODED_MASK_ANSWER, State.DONE),
     State.DONE: (None, State.DONE),
 }
-"""For each state the message that it takes, and the state that follows."""
+"""The message that each state takes, and the state that follows."""
 STAGES: Final[dict[State, Stage]] = {
     state: Stage(name=state.value, takes_update=state is State.INPUTS) for state in State if state is not State.DONE
 }

@@ -1,4 +1,4 @@
-"""What a sum with coded masks is planned for, how its server begins it, and who joins it."""
+"""Plan of a sum with coded masks, and the sessions of its server and its clients."""
 
 from __future__ import annotations
 
@@ -25,19 +25,20 @@ _HANDLE_BYTES: Final = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CodedMaskSettings:
-    """What a sum is planned for."""
+    """Plan of a sum."""
 
     mode: SecurityMode = SecurityMode.SEMI_HONEST
-    """There is no other one."""
+    """The only mode."""
     suite: Suite = Suite.CLASSIC
     population: int | None = None
-    """How many clients are invited, where the platform does not say whom."""
+    """Number of invited clients, where the platform does not say whom."""
     corrupted: int = 1
     """So many clients and the server learn nothing but the sum; no fewer than one, or a piece would be a part of a
     mask."""
     dropped: int = 0
     late: int = 0
-    """How many of the invited never come; with those that drop out later, they are who a sum can do without."""
+    """Number of invited clients that never come; with those that drop out later, they are the ones that a sum can lack.
+    """
     minimum_cohort: int = LEAST_COHORT
     maximum_weight: int = 1
 
@@ -91,7 +92,7 @@ class CodedMaskSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CodedMaskHelpers:
-    """What a server works with; it has no helper that it would have to ask."""
+    """Resources of a server; it has no helper."""
 
     coins: Coins
 
@@ -125,7 +126,7 @@ class CodedMaskMember(Confined):
         self._suspended = dict[bytes, Held]()
 
     def join(self, subject: Subject, update: LateUpdate | None = None, suspended: Secret | None = None) -> Client:
-        """Begin, or go on with what was suspended.
+        """Begin, or resume a suspended session.
 
         Raises:
             Misuse: it was resumed before, or by another process: a client that restarts has dropped out.
@@ -136,7 +137,7 @@ class CodedMaskMember(Confined):
         suspended.wipe()
         if (held := self._suspended.pop(handle, None)) is None:
             raise Misuse(
-                "what was suspended was resumed before, or its process has ended; take part in the next sum",
+                "the suspended state was resumed before, or its process has ended; take part in the next sum",
                 reason=Reason.ALREADY_SPENT,
             )
         try:
@@ -164,6 +165,6 @@ class CodedMaskMember(Confined):
         return handle
 
     def forget(self) -> None:
-        """Wipe what was suspended and never resumed."""
+        """Wipe suspended states that were never resumed."""
         while self._suspended:
             self._suspended.popitem()[1].wipe()

@@ -21,7 +21,7 @@ from .session import CodedMaskHelpers, CodedMaskMember, CodedMaskSettings, open_
 
 
 def describe(session: Server) -> tuple[str, ...]:
-    """Return what was planned, a line each."""
+    """Return the plan, a line each."""
     configuration = session.configuration
     return (
         (

@@ -53,7 +53,8 @@ class Invitation(Message):
 
     kind: ClassVar = MessageKind.ENCLAVE_INVITATION
     configuration: Annotated[bytes, variable(_MOST_BYTES)]
-    """Without tables, which a client of the same codec has, and which can be a thousand times as long as its upload."""
+    """Configuration without tables, which a client of the same codec has, and which can be a thousand times as long as
+    its upload."""
     attested: Annotated[bytes, variable(_MOST_BYTES)]
     version: Annotated[int, unsigned(_VERSION_BYTES)]
     model_digest: Annotated[bytes, fixed(DIGEST_BYTES)]
@@ -70,13 +71,13 @@ def stamp_of(subject: Subject, model_digest: bytes | None) -> ModelStamp:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Upload:
-    """What a client sends for one update: a sealed part for the enclave, and masked vectors for the host."""
+    """A client's message for one update: a sealed part for the enclave, and masked vectors for the host."""
 
     sealed: SealedUpload = field(repr=False)
     segments: tuple[RingSegment, ...]
     masked: tuple[RingVector, ...] = field(repr=False)
     nonce: bytes = field(repr=False)
-    """Of the commitment to the masked vectors; it goes with them to the host."""
+    """Nonce of the commitment to the masked vectors; it goes with them to the host."""
 
     @property
     def packed(self) -> list[bytes | memoryview]:
@@ -124,7 +125,7 @@ class Client(OneStageClientSession):
         update: LateUpdate | None = None,
         suspended: Secret | None = None,
     ) -> None:
-        """Begin; there is nothing to go on with.
+        """Begin; a session cannot be resumed.
 
         Raises:
             InvalidParameters: the certificate is for another key; the client asks for privacy without a limit.
@@ -150,7 +151,7 @@ class Client(OneStageClientSession):
 
     @property
     def ledger(self) -> SealLedger:
-        """What this client has sealed for the task."""
+        """Ledger of this client's seals for the task."""
         return self._ledger
 
     def _upload(self, message: bytes, update: LateUpdate) -> bytes:
@@ -195,7 +196,7 @@ class Client(OneStageClientSession):
         Raises:
             InvalidParameters: the enclave's configuration goes below this client's floors, or the update does not fit.
             PeerMisbehaved: the enclave's verification has run out, or the ledger refuses another upload.
-        Security: what is charged is durable where the ledger has a file. With noise, values beyond the bound that the
+        Security: a charge is durable where the ledger has a file. With noise, values beyond the bound that the
             noise was chosen for are scaled down to it, in the same time and without a word: a refusal would tell the
             host the norm, one bound after the other, and no epsilon counts that.
         """

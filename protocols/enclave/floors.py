@@ -1,4 +1,4 @@
-"""What a client insists on before it seals anything, whatever an enclave and its host are configured for."""
+"""Floors that a client checks before it seals anything, whatever an enclave and its host are configured for."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ MAXIMUM_LIFETIME_SECONDS: Final = 24 * 3600
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EnclaveFloors:
-    """What a client insists on.
+    """Floors of a client.
 
     The server chooses the configuration and the codebooks. Without floors of its own a client would follow it to a
     cohort of one, to an authority that the server controls, or to codewords that spell out the histogram in their sum.
@@ -34,23 +34,27 @@ class EnclaveFloors:
     minimum_cohort: int
     maximum_length: int
     authority: bytes | None
-    """Who certifies clients; None where there is nobody whom the host does not control, which needs ``privacy``."""
+    """Authority that certifies clients; None without one that the host does not control, which needs ``privacy``."""
     maximum_weight: int = 1
-    """How much a client may weigh. Of a sum in which all others weigh a multiple of some number, and whoever knows the
-    weights, the remainder tells the one that does not."""
+    """Greatest weight of a client. If all other weights are multiples of some number, the remainder of the sum
+    reveals the update of the one client whose weight is not, to anyone who knows the weights.
+    """
     histograms_accepted: bool = False
     direct_accepted: bool = False
-    """Whether indices may be counted in a form whose memory accesses tell them in part to whoever watches."""
+    """Whether indices may be counted in a form whose memory accesses reveal them in part to an observer of the memory.
+    """
     maximum_codeword_bits: int = 25
-    """How many bits an entry of a codebook may have, with its sign; a wide entry can carry more than a value."""
+    """Bits of an entry of a codebook at most, with its sign; a wide entry can carry more than a value."""
     maximum_released_bits: int = 64
-    """How many bits an element of what is released may have."""
+    """Bits of a released element at most."""
     minimum_root_mean_square: int = 1
-    """How large the values of a ring segment may be at least, in steps and as the root of their mean square: with noise
-    a client scales its values down to a bound, and a host that chooses a smaller one gets nothing but zeros."""
+    """Least root mean square that the host may set for the values of a ring segment, in steps: with noise a client
+    scales its values down to a bound, and a host that chooses a smaller one gets nothing but zeros.
+    """
     minimum_codeword_bound: int = 0
-    """How tight a bound of what clients choose may be, in the steps of the tables; 0 accepts none. Others that are over
-    it count as the least codewords, so that a host with a bound that one client keeps would have that one's update."""
+    """Least bound on the norm of a client's codewords, in the steps of the tables; 0 accepts none. Clients over it
+    count as the least codewords, so with a bound that only one client keeps, the host would have that client's update.
+    """
     privacy: PrivacyFloor | None = None
 
     @classmethod
@@ -98,7 +102,7 @@ class EnclaveFloors:
             tables: the codebooks of the client's own codec, for each index segment.
             maximum_seals: how many uploads the client makes for the task at most.
         Raises:
-            InvalidParameters: with reason ``below_floor``, naming what is too weak.
+            InvalidParameters: with reason ``below_floor``, naming the weak value.
         """
         for is_weak, sentence in self._weaknesses(configuration, layout, tables, maximum_seals, now):
             if is_weak:
@@ -142,7 +146,7 @@ class EnclaveFloors:
         widest = max(segment.ring.modulus_bits for segment in configuration.released.segments)
         yield (
             widest > self.maximum_released_bits,
-            f"an element of what is released has more than {self.maximum_released_bits} bits",
+            f"a released element has more than {self.maximum_released_bits} bits",
         )
         is_tight = 0 < configuration.codeword_bound < (self.minimum_codeword_bound or 1 << 40)
         yield is_tight, f"choices over a norm of {configuration.codeword_bound} count as the least codewords"

@@ -1,7 +1,8 @@
-"""What a client has sealed, across epochs: an enclave that starts again has forgotten it, and its host gains by that.
+"""Ledger of a client's seals across epochs, because an enclave that starts again has forgotten them.
 
 An update that is sealed to a second epoch can be summed twice, with and without another client, and the difference is
-that client's. A privacy budget that lives in the enclave alone is full again after every restart. So the client counts.
+that client's. A privacy budget that lives in the enclave alone is full again after every restart, and its host gains
+by that. So the client counts.
 """
 
 from __future__ import annotations
@@ -16,9 +17,9 @@ _MAXIMUM_TASK_BYTES: Final = 256
 
 
 class SealLedger(Confined):
-    """How often a client has sealed for one task, and the last model for which it did.
+    """Number of seals of a client for one task, and the last model among them.
 
-    Security: a ledger without ``SpentUpdates`` of a file forgets what was spent when its process ends.
+    Security: a ledger without ``SpentUpdates`` of a file forgets its uploads when its process ends.
     """
 
     def __init__(
@@ -48,7 +49,7 @@ class SealLedger(Confined):
 
     @property
     def seals(self) -> int:
-        """How many uploads there were."""
+        """Number of uploads."""
         return self._durable.count(self.task)
 
     @property

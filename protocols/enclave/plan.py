@@ -1,4 +1,4 @@
-"""From a platform's settings to a configuration, with noise in proportion to what it protects; and what a sum costs."""
+"""Plan of an epoch from a platform's settings, with noise in proportion to what it protects; and the cost of a sum."""
 
 from __future__ import annotations
 
@@ -43,17 +43,17 @@ DEFAULT_LIFETIME: Final = timedelta(hours=12)
 _MOST_UPLOADS: Final = 1 << 20
 _DIGEST_BYTES, _HEADER_BYTES = 32, 7
 _PASSES: Final = 8
-"""How often a masked vector is read beside its mask: packed, hashed by both sides, sent, read and added."""
+"""Passes over a masked vector besides its mask: packed, hashed by both sides, sent, read and added."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EnclaveSettings:
-    """What an epoch is configured for; ``EnclaveConfiguration`` says more of most values."""
+    """Plan of an epoch; ``EnclaveConfiguration`` explains most values."""
 
     suite: Suite = Suite.HYBRID
     minimum_cohort: int = LEAST_COHORT
     maximum_cohort: int | None = None
-    """By default as many as the codec's capacity allows."""
+    """Largest cohort; by default as many as the codec's capacity allows."""
     maximum_weight: int = 1
     staleness_weights: tuple[int, ...] = (1,)
     form: ReleaseForm = ReleaseForm.DECODED_SUM
@@ -64,11 +64,11 @@ class EnclaveSettings:
     segments, because their losses add up."""
     noise_kind: NoiseKind = NoiseKind.DISCRETE_GAUSSIAN
     l2_bounds: tuple[int, ...] = ()
-    """With noise, for each ring segment the largest norm of a client's own values in integer steps."""
+    """Largest norm of a client's own values in integer steps, for each ring segment; needed with noise."""
     releases_per_client: int = 1
-    """With noise, in how many releases of the epoch one client may be."""
+    """Number of releases of the epoch that one client may be in, with noise."""
     adjacency: Adjacency = Adjacency.REPLACE
-    """What the neighbour of a set of clients is: one client's values replaced, or by zeros."""
+    """Neighbours of a set of clients: one client's values replaced, or by zeros."""
     codeword_bound: int = 0
     """The largest norm of the codewords that one client chooses; longer ones count as the least."""
     lifetime: timedelta = DEFAULT_LIFETIME
@@ -154,7 +154,7 @@ def require_held(  # noqa: PLR0913 -- what noise is judged by
     total_weight: int,
     capacity: int,
 ) -> None:
-    """Refuse noise that rings of this width do not hold beside the largest sum; those of codewords are made for it.
+    """Refuse noise that rings of this width cannot hold with the largest sum; those of codewords are made for it.
 
     Args:
         segments: how many are released.
@@ -205,7 +205,7 @@ def costs(layout: Layout, clients: int, suite: Suite) -> Iterator[Costs]:
     calls = mask_cipher_calls(layout.segments) + -(-index_bytes // AES_BLOCK_BYTES)
     counters = sum(segment.blocks * segment.codewords for segment in indices)
     yield Costs(
-        plan="between is what enters the enclave; its evidence, some kilobytes, more or less by vendor, comes on top",
+        plan="between counts bytes that enter the enclave, without its evidence: some kilobytes, by vendor",
         payload_bytes=layout.payload_bytes,
         up_bytes=short + layout.payload_bytes - index_bytes,
         down_bytes=len(_invitation(layout, clients, suite, offer)),
@@ -233,7 +233,7 @@ def _invitation(layout: Layout, clients: int, suite: Suite, offer: EnclaveOffer)
 
 
 def _empty_upload(sealed: int) -> SealedUpload:
-    """Return the enclave's part of an upload without indices beside the seal, of which only the length counts."""
+    """Return the enclave's part of an upload without indices outside the seal; only its length counts."""
     return SealedUpload(
         header=UploadHeader(
             epoch=bytes(EPOCH_BYTES),

@@ -43,7 +43,7 @@ class EnclaveLost(ConnectionError):
     def __init__(self, path: Path, cause: str) -> None:
         super().__init__(
             f"the enclave at {path} is lost ({cause}), and its epoch and buffer with it: nobody opens what was sealed "
-            "to it. Connect anew, as the only host, and start another epoch; clients verify that one, and seal to it "
+            "to it. Connect again, as the only host, and start another epoch; clients verify that one, and seal to it "
             "updates of newer models only"
         )
 
@@ -51,7 +51,7 @@ class EnclaveLost(ConnectionError):
 class RemoteEnclave:
     """A connection to one trusted process, with the methods that a ``Host`` calls.
 
-    Nothing is sent twice. Once an answer is missing or makes no sense, nobody knows what was done, so the connection is
+    Nothing is sent twice. Once an answer is missing or makes no sense, nobody knows its effect, so the connection is
     closed, by which the process ends the epoch.
     """
 
@@ -59,7 +59,7 @@ class RemoteEnclave:
         """Connect; no epoch runs yet.
 
         Args:
-            timeout: how many seconds the process may take to go on with an answer, a release included; None for any.
+            timeout: how many seconds the process may take to continue an answer, a release included; None for any.
         Raises:
             OSError: nothing listens at the path; ``secagg enclave serve --socket PATH`` does.
         """
@@ -155,7 +155,7 @@ class RemoteEnclave:
         return self._ask(message, read)
 
     def release(self) -> bytes:
-        """Release the open buffer, or return again what was released.
+        """Release the open buffer, or return the release again.
 
         Raises:
             ThresholdNotMet, PeerMisbehaved, Misuse: as for ``Enclave.release``.
@@ -236,7 +236,7 @@ def _read_release(answer: bytes) -> bytes:
 
 
 def _largest_release(configuration: EnclaveConfiguration) -> int:
-    """Return a bound on the bytes of what is released."""
+    """Return a bound on the bytes of a release."""
     lengths = (
         segment.blocks * segment.codewords if isinstance(segment, IndexSegment) else segment.length
         for segment in configuration.released.segments

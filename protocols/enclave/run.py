@@ -1,6 +1,6 @@
 """The whole protocol on one page: an executable specification, with no network.
 
-Read it top to bottom beside [PGC+22] Algorithm 1. Every message is bytes that a transport could carry.
+Read it top to bottom next to [PGC+22] Algorithm 1. Every message is bytes that a transport could carry.
 """
 
 from __future__ import annotations

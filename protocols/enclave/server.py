@@ -66,7 +66,7 @@ class EnclaveConnection(Protocol):
         ...
 
     def release(self) -> bytes:
-        """Release the open buffer, or return again what was released."""
+        """Release the open buffer, or return the release again."""
         ...
 
     def give_up_buffer(self) -> None:
@@ -84,7 +84,7 @@ class ReadUpload:
 
     @property
     def digest(self) -> bytes:
-        """What the upload is known by."""
+        """Identifier of the upload."""
         return hashlib.sha256(self.sealed).digest()
 
 
@@ -114,13 +114,13 @@ class Server(StagedServerSession[ReadUpload]):
         invitation = Invitation(configuration.encode(), attested, model.version, model.digest, bool(certificates))
         super().__init__(STAGE, invitation.encode(), invited, configuration.minimum_cohort)
         self.configuration = configuration
-        """That of the epoch."""
+        """Configuration of the epoch."""
         self.is_simulated = False
         """Whether the evidence is nobody's; clients see it themselves."""
         self._enclave, self._model, self._attested = enclave, model, attested
         self._epoch, self._certificates = epoch, certificates
         self._roundings = 0
-        """How often a client's rounding counts in the sum: as often as the age of its upload says."""
+        """Multiplicity of a client's rounding in the sum, which follows from the age of its upload."""
         enclave.open_buffer(model.version, model.digest)
         self._sums: list[RingVector] | None = [
             segment.ring.zeros(segment.length) for segment in configuration.ring_segments
@@ -128,7 +128,7 @@ class Server(StagedServerSession[ReadUpload]):
 
     @property
     def deviations(self) -> tuple[float, ...]:
-        """Of the noise that the enclave adds to each released segment, in steps; nothing where it adds none."""
+        """Deviations of the enclave's noise in each released segment, in steps; empty without noise."""
         noise = self.configuration.noise
         return () if noise is None else tuple(math.sqrt(variance) for variance in noise.variances)
 
@@ -140,7 +140,7 @@ class Server(StagedServerSession[ReadUpload]):
         """
         model = stamp_of(subject, subject.model_digest)
         self._enclave.announce_model(model.version, model.digest)
-        # The model may not be that of the buffer, which is what the host would put back.
+        # The model may not be that of the buffer, which the host would put back.
         return Invitation(self.configuration.encode(), self._attested, model.version, model.digest, False).encode()  # noqa: FBT003 -- is_short
 
     # --- The session --------------------------------------------------------------------------------------------------
@@ -282,7 +282,7 @@ class Server(StagedServerSession[ReadUpload]):
             configuration, masked = self.configuration, iter(self._open_sums() if sums is None else sums)
             release = BufferRelease.decode(self._enclave.release())
             if hashlib.sha256(release.aggregate).digest() != release.receipt.released_digest:
-                raise MalformedMessage("what was released is not what its receipt is for", reason=Reason.NOT_CANONICAL)
+                raise MalformedMessage("the release is not the one of its receipt", reason=Reason.NOT_CANONICAL)
             released = Aggregate.decode(release.aggregate, configuration.released)
             values, parts = list(released.values), _parts_of(configuration)
             for segment, position in zip(configuration.layout.segments, parts, strict=True):
@@ -302,11 +302,11 @@ class Server(StagedServerSession[ReadUpload]):
 
 
 def split_upload(message: bytes, configuration: EnclaveConfiguration) -> tuple[bytes, ClientId, memoryview]:
-    """Take an upload apart into what is the enclave's, whose it says that it is, and the host's packed vectors.
+    """Take an upload apart into the enclave's part, its claimed sender, and the host's packed vectors.
 
     Raises:
         MalformedMessage: it is not of the configuration's lengths.
-        UnexpectedMessage: the enclave's part is no sealed upload.
+        UnexpectedMessage: the enclave's part is not a sealed upload.
         AuthenticationFailed: the vectors are not those of the commitment in the enclave's part, which the enclave
             checks; they may have been altered on the way.
     """

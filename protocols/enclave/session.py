@@ -1,4 +1,4 @@
-"""How a host opens the buffers of an epoch, and who joins them: a client's keys, its floors, and whom it believes."""
+"""Sessions of an epoch: opening its buffers as a host, and joining them as a client with keys, floors and a policy."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ class EnclaveHelpers:
     """An enclave whose epoch runs; it outlives the sessions, each of which is one of its buffers."""
 
     configuration: EnclaveConfiguration
-    """That of the epoch, from ``EnclaveSettings.plan``."""
+    """Configuration of the epoch, from ``EnclaveSettings.plan``."""
     connection: EnclaveConnection
     offer: EnclaveOffer
     evidence: Evidence | SimulatedEvidence
     certificates: Mapping[ClientId, Certificate] = field(default_factory=dict[ClientId, Certificate])
-    """Of all who may take part, where the host has them; uploads leave out then what it knows."""
+    """Certificates of all that may take part, where the host has them; uploads then leave out what it knows."""
 
 
 def open_session(
@@ -106,10 +106,10 @@ class EnclaveMember(Confined):
     coins: Coins
     """``SystemCoins()`` in production."""
     threads: int = 1
-    """How many expand masks."""
+    """Number of threads that expand masks."""
 
     def join(self, subject: Subject, update: LateUpdate | None = None, suspended: Secret | None = None) -> Client:
-        """Begin; there is nothing to go on with."""
+        """Begin; a session cannot be resumed."""
         return Client(self, subject, update, suspended)
 
     def verified(self, attested: bytes, configuration: EnclaveConfiguration) -> VerifiedEnclave:

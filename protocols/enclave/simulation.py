@@ -98,7 +98,7 @@ class EnclaveSimulation(Confined):
 
     @property
     def bytes_between(self) -> int:
-        """How many bytes went into and out of the enclave."""
+        """Bytes that went into and out of the enclave."""
         return 0 if self._enclave is None else self._enclave.bytes_between
 
     def close(self) -> None:

@@ -20,7 +20,7 @@ from .verified_enclave import Judgement
 
 @dataclass(frozen=True, slots=True)
 class SimulatedEvidence:
-    """What a simulated enclave offers as evidence; nobody vouches for it."""
+    """Evidence of a simulated enclave; nobody vouches for it."""
 
     binding: bytes
 

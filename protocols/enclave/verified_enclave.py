@@ -73,7 +73,7 @@ class VerifiedEnclave(Confined):
                 culprits={ServerId()},
             )
         if len(offer.epoch) != EPOCH_BYTES or len(offer.receipt_key) != IDENTITY_KEY_BYTES:
-            raise Misuse("an offer is what EnclaveOffer.decode returns")
+            raise Misuse("an offer is a value that EnclaveOffer.decode returned")
         judgement = judge.judge(evidence, offer.binding_for(nonce), now)
         self.offer = offer
         self.configuration = configuration
@@ -85,7 +85,7 @@ class VerifiedEnclave(Confined):
         self.require_current(now)
 
     def require_current(self, now: datetime) -> None:
-        """Refuse to go on with an enclave whose evidence or configuration has run out.
+        """Refuse an enclave whose evidence or configuration has expired.
 
         Raises:
             PeerMisbehaved: with reason ``attestation_refused``.

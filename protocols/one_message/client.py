@@ -55,22 +55,22 @@ if TYPE_CHECKING:
 _SEED_BYTES: Final = 32
 
 REMEMBERED: Final = 256
-"""How many uploads are remembered by their models."""
+"""Number of uploads that are remembered by their models."""
 NO_MODEL: Final = bytes(DIGEST_BYTES)
-"""In the place of a model that nobody names."""
+"""Digest in the place of a model that nobody names."""
 _MAXIMUM_TASK_BYTES: Final = 256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientRecord(Message):
-    """What a client stores."""
+    """State that a client stores."""
 
     kind: ClassVar = MessageKind.ONE_MESSAGE_CLIENT_RECORD
     task: Annotated[bytes, variable(_MAXIMUM_TASK_BYTES)]
     newest_epoch: Annotated[int, unsigned(8)] = 0
     next_round: Annotated[int, unsigned(9)] = 0
     models: Annotated[tuple[bytes, ...], repeated(fixed(DIGEST_BYTES), REMEMBERED)] = ()
-    """Of the last uploads, each as often as it was uploaded for."""
+    """Models of the last uploads, each as often as it was uploaded for."""
     offer: Annotated[bytes, fixed(DIGEST_BYTES)] = bytes(DIGEST_BYTES)
     """The digest of the offer that the last upload answers."""
     upload: Annotated[bytes, variable((1 << 32) - 1)] = b""
@@ -87,7 +87,7 @@ class Ledger(Confined):
         *,
         attempts: int | None = ATTEMPTS,
     ) -> None:
-        """Begin, or go on from the newest record that was stored.
+        """Begin, or resume from the newest record that was stored.
 
         Args:
             store: writes a record in the place of the last one; a crash after it returns does not lose the record.
@@ -100,7 +100,7 @@ class Ledger(Confined):
         self._store, self._lock = store, Lock()
 
     def sent_for(self, offer: bytes) -> bytes | None:
-        """Return the upload that answered this very offer, which is what is sent again."""
+        """Return the upload that answered this very offer, to be sent again."""
         is_same = self._record.upload and self._record.offer == hashlib.sha256(offer).digest()
         return self._record.upload if is_same else None
 
@@ -213,7 +213,7 @@ class OneMessageMember(Confined):
         return b"" if certificate is None else certificate.public_key + certificate.signature
 
     def join(self, subject: Subject, update: LateUpdate | None = None, suspended: Secret | None = None) -> Client:
-        """Begin, or go on with what was suspended."""
+        """Begin, or resume a suspended session."""
         record = None if suspended is None else EpochRecord.decode(bytes(suspended.expose()))
         return Client(self, subject, update, record)
 
@@ -222,7 +222,7 @@ class OneMessageMember(Confined):
 
 
 class Client(Confined):
-    """A client's side of one sum: one message; on the committee also what is asked of its holder."""
+    """A client's side of one sum: one message; on the committee also the messages of its holder."""
 
     def __init__(
         self,
@@ -236,7 +236,7 @@ class Client(Confined):
 
     @property
     def client(self) -> ClientId:
-        """Who this is."""
+        """The client's identifier."""
         return self._member.client
 
     @property
@@ -289,7 +289,7 @@ class Client(Confined):
         return replace(said, signature=signature).encode()
 
     def suspend(self) -> Secret | None:
-        """Return the epoch's record; what a holder goes on with is its own memory, and leaves that never."""
+        """Return the epoch's record; a holder resumes from its own memory, which never leaves it."""
         record = None if self._is_over else self._record
         self._is_over = True
         return None if record is None else Secret("one-message record", record.encode())

@@ -1,7 +1,7 @@
-"""What the parties of a sum agree on: the epoch and the configuration, whose digest (T0) everything is bound to.
+"""Agreement of a sum's parties: the epoch and the configuration, whose digest (T0) is bound to everything.
 
-A client computes T0 from what it has checked itself, and so does each holder: whoever was told something else
-understands nothing of what the others say.
+A client computes T0 from the values that it has checked itself, and so does each holder: a party that was told
+something else cannot use anything that the others say.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class SumTerms:
 
     @property
     def digest(self) -> bytes:
-        """What an upload signs of them."""
+        """Digest of the terms, which an upload signs."""
         number = self.round_number.to_bytes(8, "big")
         return hashlib.sha256(
             bind(Label.ONE_MESSAGE_TERMS, self.sum_id, number, self.model_digest, self.application_digest)
@@ -76,15 +76,15 @@ def noise_of(configuration: Configuration, noise: NoiseSettings | None) -> Clien
 
 @dataclass(frozen=True, kw_only=True)
 class Configuration:
-    """What is summed, how it is masked, and who is counted; with the epoch it is everything that parties agree on."""
+    """Layout, masks and counting rules of a sum; with the epoch it is everything that parties agree on."""
 
     task: Annotated[bytes, variable(_MAXIMUM_TASK_BYTES)]
     layout: Annotated[Layout, encoded(Layout, _MAXIMUM_BYTES)]
     parameters: Annotated[Parameters, nested(Parameters)]
-    """Of the layout's segments, of one more, the weight and zeros, and of the check words of fine bits."""
+    """Parameters of the layout's segments, of one more, the weight and zeros, and of the check words of fine bits."""
     minimum_cohort: Annotated[int, unsigned(4)]
     corrupted_clients: Annotated[int, unsigned(4)]
-    """How many clients are assumed to be corrupted, counted absolutely."""
+    """Number of clients assumed to be corrupted, counted absolutely."""
     maximum_weight: Annotated[int, unsigned(4)]
 
     def __post_init__(self) -> None:
@@ -118,7 +118,7 @@ def weight_bits(capacity_weight: int) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Offer(Message):
-    """What the server sends to clients and holders alike, and the only message that a client reads."""
+    """Offer that the server sends to clients and holders alike, and the only message that a client reads."""
 
     kind: ClassVar = MessageKind.ONE_MESSAGE_OFFER
     record: Annotated[bytes, variable(_MAXIMUM_BYTES)]
@@ -153,7 +153,7 @@ class Agreement:
 
     @property
     def record(self) -> EpochRecord:
-        """What the authority signed."""
+        """The bytes that the authority signed."""
         return self.epoch.record
 
     @property

@@ -37,13 +37,13 @@ if TYPE_CHECKING:
 DIGEST_BYTES: Final = 32
 NONCE_BYTES: Final = 32
 NO_KEY: Final = bytes(IDENTITY_KEY_BYTES)
-"""In the place of the authority and of identities in ``semi_honest`` mode, where nobody certifies and nobody signs."""
+"""Key in the place of the authority and of identities in ``semi_honest`` mode, where nobody certifies and signs."""
 _MAXIMUM_KEY_BYTES: Final = 1 << 11
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HolderIdentity:
-    """Who stands at one position."""
+    """Identity of the holder at one position."""
 
     number: Annotated[int, unsigned(8)]
     """The holder's number; of a client that holds, its id."""
@@ -52,7 +52,7 @@ class HolderIdentity:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpochRecord(Message):
-    """What the authority signs: the holders in their order, and how many of them are needed for what."""
+    """Epoch as the authority signs it: the holders in their order, and the numbers of them that each step needs."""
 
     kind: ClassVar = MessageKind.ONE_MESSAGE_RECORD
     number: Annotated[int, unsigned(8)]
@@ -109,7 +109,7 @@ class EpochRecord(Message):
         """Return the record with the authority's signature.
 
         Security: an authority signs one record for a number, and lists holders of different operators: ``corrupted``
-            bounds how many of them work together, whoever they are.
+            bounds how many of them work together, whichever they are.
         """
         return replace(self, signature=authority.sign(Label.ONE_MESSAGE_RECORD, self.statement))
 
@@ -127,7 +127,7 @@ class EpochRecord(Message):
         """Check what ``sign`` made.
 
         Raises:
-            AuthenticationFailed: it is no signature of this key on these parts.
+            AuthenticationFailed: it is not a signature of this key on these parts.
             MalformedMessage: a signature in ``semi_honest`` mode.
         """
         if self.mode is SecurityMode.ACTIVE:
@@ -140,7 +140,7 @@ class EpochRecord(Message):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HolderKeys(Message):
-    """What a holder publishes for an epoch; its identity signs it."""
+    """Keys and nonce that a holder publishes for an epoch; its identity signs them."""
 
     kind: ClassVar = MessageKind.ONE_MESSAGE_HOLDER_KEYS
     record: Annotated[bytes, fixed(DIGEST_BYTES)]
@@ -152,7 +152,7 @@ class HolderKeys(Message):
 
     @property
     def parts(self) -> tuple[bytes, ...]:
-        """What is signed."""
+        """The bytes that are signed."""
         return self.record, self.position.to_bytes(2, "big"), self.sealing_key, self.nonce
 
 
@@ -179,16 +179,16 @@ class VerifiedEpoch:
     sealing_keys: tuple[ClassicSealingKey | HybridPublicKey, ...] = field(repr=False)
     digest: bytes
     seed: bytes
-    """Of the public polynomials."""
+    """Seed of the public polynomials."""
 
     @property
     def count(self) -> int:
-        """How many holders there are."""
+        """Number of holders."""
         return len(self.keys)
 
 
 def verify_epoch(record: bytes, keys: Sequence[bytes]) -> VerifiedEpoch:
-    """Check an epoch; what was verified is remembered, because clients meet the same epoch in every sum.
+    """Check an epoch; verified ones are remembered, because clients meet the same epoch in every sum.
 
     Raises:
         MalformedMessage, AuthenticationFailed, PeerMisbehaved: naming the holder whose keys are wrong.

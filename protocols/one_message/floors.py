@@ -1,4 +1,4 @@
-"""What a client insists on, and a holder in its place after the client has left."""
+"""Floors of a client, which a holder enforces in its place after the client has left."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ _USUAL_CAPACITY = 1 << 14
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Floors:
-    """What a client insists on, whatever a server offers."""
+    """Floors of a client, which hold whatever a server offers."""
 
     authority: bytes
-    """Who certifies clients and signs epochs; zeros in ``semi_honest`` mode."""
+    """Authority that certifies clients and signs epochs; zeros in ``semi_honest`` mode."""
     suites: frozenset[Suite]
     modes: frozenset[SecurityMode]
     least_holders: int
     assumed_corrupted: int
-    """How many holders are assumed to work with the server; an epoch allows for as many or more."""
+    """Number of holders assumed to work with the server; an epoch allows for as many or more."""
     assumed_corrupted_clients: int
     minimum_cohort: int
     minimum_modulus_bits: int
@@ -52,7 +52,7 @@ class Floors:
 
     @classmethod
     def usual(cls, authority: bytes = NO_KEY) -> Floors:
-        """Return the floors of most clients: certified identities, four holders of which one may be corrupted."""
+        """Return the floors of most clients: certified identities, and four holders, one of them possibly corrupted."""
         is_active = authority != NO_KEY
         return cls(
             authority=authority,
@@ -68,10 +68,10 @@ class Floors:
         )
 
     def admit(self, agreement: Agreement, now: datetime) -> None:
-        """Refuse what is weaker than these floors.
+        """Refuse an offer that is weaker than these floors.
 
         Raises:
-            InvalidParameters: with reason ``below_floor``, naming what is too weak.
+            InvalidParameters: with reason ``below_floor``, naming the weak value.
         """
         for is_weak, sentence in self._weaknesses(agreement, now):
             if is_weak:

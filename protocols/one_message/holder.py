@@ -1,6 +1,6 @@
 """A holder: it keeps shares of one epoch, puts an upload on one list ever, and answers for all of a list or nothing.
 
-The client has left when the list is made, so the holder enforces what the client insisted on. What was promised is
+The client has left when the list is made, so the holder enforces the client's floors. A promise is
 written down before it is sent, and a request that was answered gets the stored bytes again.
 """
 
@@ -38,7 +38,7 @@ from secagg.errors import (
 )
 from secagg.identifiers import ClientId, ServerId
 from secagg.session.certificates import SigningKey
-from secagg.session.sockets import encode_refusal
+from secagg.session.frames import encode_refusal
 from secagg.wire import MessageKind, message_kind
 
 from .configuration import NO_SUM, Agreement, Offer, SumTerms
@@ -63,7 +63,7 @@ from .requests import (
 from .sharing import WORD, Elements, challenge_weights, decode_words, expand_share, holder_point, multiply, power_matrix
 
 MOST_UPLOADS: Final = 1 << 20
-"""Of an epoch: all of them rest on one choice of the public polynomials."""
+"""Limit on uploads of an epoch: all of them rest on one choice of the public polynomials."""
 _SERVER = frozenset({ServerId()})
 
 
@@ -76,14 +76,14 @@ class _Accepted:
 
 @dataclass(slots=True)
 class _Work:
-    """What a holder has of one T0."""
+    """State of a holder for one T0."""
 
     agreement: Agreement
     accepted: dict[bytes, _Accepted] = field(default_factory=dict[bytes, _Accepted])
     signed: dict[bytes, bytes] = field(default_factory=dict[bytes, bytes])
-    """By the digest of a list: the stored signature."""
+    """Stored signatures, by the digest of a list."""
     answered: dict[bytes, bytes] = field(default_factory=dict[bytes, bytes])
-    """By the digest of a list: the stored answer."""
+    """Stored answers, by the digest of a list."""
 
 
 class Holder(Confined):
@@ -105,13 +105,13 @@ class Holder(Confined):
         signing_key: SigningKey | None = None,
         forgets: bool = False,
     ) -> None:
-        """Begin an epoch, or go on with it from its journal.
+        """Begin an epoch, or resume it from its journal.
 
         Args:
             root: what the epoch's key is derived from; of a ``FileJournal``, or drawn and kept in memory alone.
             nonce: this holder's part of the seed of the public polynomials, from the same place.
-            floors: what this holder's clients insist on.
-            forgets: whether the journal holds one round alone: rounds go up then, and what is over is never answered.
+            floors: the floors of this holder's clients.
+            forgets: whether the journal holds one round alone: rounds go up then, and an earlier one is never answered.
         Raises:
             AuthenticationFailed: the record is not signed by its authority.
             InvalidParameters: another authority than the floors', or another key at this position.
@@ -169,7 +169,7 @@ class Holder(Confined):
         self._journal.erase()
 
     def close(self) -> None:
-        """Overwrite what is in memory; the journal stays, and another process goes on with it."""
+        """Overwrite the memory; the journal stays, and another process resumes from it."""
         with self._lock:
             self._is_over = True
             self._pair.wipe()
@@ -219,7 +219,7 @@ class Holder(Confined):
             raise _wrong(f"this holder is in round {self._round}, and in no other", Reason.ALREADY_SPENT)
 
     def _begin_round(self, number: int) -> None:
-        """Forget what was promised in the rounds before, of which nothing is answered any more, but how much it was."""
+        """Forget the promises of earlier rounds, for which nothing is answered any more; keep their number."""
         uploads = self._uploads
         self._journal.restart(Event.BEGUN, number.to_bytes(8, "big"), uploads.to_bytes(8, "big"))
         self._forget()
@@ -227,7 +227,7 @@ class Holder(Confined):
 
     @property
     def _uploads(self) -> int:
-        """How many were accepted in this epoch."""
+        """Number of uploads that were accepted in this epoch."""
         return self._forgotten + sum(len(one.accepted) for one in self._work.values())
 
     def _require_own(self, agreement: Agreement) -> None:
@@ -315,7 +315,7 @@ class Holder(Confined):
         return reply
 
     def _require_whole(self, work: _Work, upload_list: UploadList) -> None:
-        """Refuse a list of which this holder did not accept every entry, or that its clients would not have joined."""
+        """Refuse a list with an entry that this holder did not accept, or that its clients would not have joined."""
         configuration, terms = work.agreement.configuration, upload_list.terms
         clients = [listed.client for listed in upload_list.listed]
         if clients != sorted(set(clients)):
@@ -454,7 +454,7 @@ def open_share(parameters: Parameters, position: int, share: Secret, context: by
     """Read a share as the dealer sealed it for the holder at a position.
 
     Raises:
-        MalformedMessage: it has another length, or a word is no field element.
+        MalformedMessage: it has another length, or a word is not a field element.
     """
     due = parameters.share_bytes(position)
     if len(share) != due:
@@ -467,7 +467,7 @@ def open_share(parameters: Parameters, position: int, share: Secret, context: by
 
 
 class ShareSum(Confined):
-    """What a holder answers: the sum of its shares over one list."""
+    """Answer of a holder: the sum of its shares over one list."""
 
     def __init__(self, parameters: Parameters, position: int) -> None:
         self._parameters = parameters
@@ -504,7 +504,7 @@ class ShareSum(Confined):
 
 
 _NAME: Final = re.compile(r"([0-9]{1,20})-[0-9a-f]{64}", re.ASCII)
-"""Of the folder of one holder: when its epoch ends, and which task's of which epoch it is."""
+"""Name of a holder's folder: when its epoch ends, and which task and epoch it belongs to."""
 
 
 _LOG: Final = logging.getLogger(__name__)
@@ -561,7 +561,7 @@ class Holdings(Confined):
             return None
 
     def _destroy_expired(self) -> None:
-        """Destroy the keys of epochs that are over, of which nobody asks any more."""
+        """Destroy the keys of epochs that are over, about which nobody asks any more."""
         for folder in self._folder.glob("*-*"):
             named = _NAME.fullmatch(folder.name)
             is_over = named is not None and int(named[1]) <= self._clock().timestamp()

@@ -1,13 +1,14 @@
-"""What a standing holder writes down before it acts: after a crash it continues, and does nothing twice.
+"""Journal of a standing holder, written before it acts: after a crash it continues, and does nothing twice.
 
 A folder holds four files for one epoch: the records; the secret, with the boot id of the machine that drew it; the
-head, which says how many bytes of the records count and the digest of their chain; and the head's mark, an empty file.
-The head says when the file system made its mark, a time that nobody can set who puts a file back.
+head, which holds the number of bytes of valid records and the digest of their chain; and the head's mark, an empty
+file.
+The head names the time at which the file system made its mark, which a person who puts a file back cannot set.
 
-A record is written behind the others, a new mark is made, the head is replaced by one that names it, and the mark of
-the head before it is removed; only then is anything sent. So at each moment one head can be believed, or two if nothing
-was sent since the older of them. A crash leaves a head with its mark, and whatever stands behind the records that count
-was never answered. A copy that is put back has no mark of its time, whatever was copied and whenever.
+A record is appended, a new mark is made, the head is replaced by one that names it, and the mark of the head before it
+is removed; only then is anything sent. So at each moment one head can be believed, or two if nothing was sent since the
+older of them. A crash leaves a head with its mark, and nothing after the valid records was ever answered. A copy that
+is put back has no mark of its time, whatever was copied and whenever.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ _MAXIMUM_BYTES: Final = (1 << 32) - 1
 
 
 class Event(IntEnum):
-    """What a record says happened."""
+    """Kind of event that a record describes."""
 
     OFFERED = 0
     """An offer that was admitted."""
@@ -67,7 +68,7 @@ class Entry(Message):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HolderSecret(Message):
-    """What never leaves the machine on which it was drawn."""
+    """Secret that never leaves the machine on which it was drawn."""
 
     kind: ClassVar = MessageKind.ONE_MESSAGE_HOLDER_SECRET
     record: Annotated[bytes, fixed(DIGEST_BYTES)]
@@ -89,7 +90,7 @@ class Journal(Protocol):
         """Write a record down in the place of all others."""
 
     def records(self) -> Iterator[Entry]:
-        """Return what was written down before, once."""
+        """Return the earlier records, once."""
         ...
 
     def erase(self) -> None:
@@ -97,7 +98,7 @@ class Journal(Protocol):
 
 
 class NoJournal:
-    """For a client that holds: its keys are in memory alone, so a restart is an absence and nothing is repeated."""
+    """Journal of a client that holds: its keys are in memory alone, so a restart is an absence; nothing is repeated."""
 
     def append(self, event: Event, *parts: bytes) -> None:
         """Forget a record."""
@@ -214,7 +215,7 @@ class FileJournal(Confined):
         self._require_open()
         record = Entry(event=event, parts=parts).encode()
         framed, head = len(record).to_bytes(_LENGTH_BYTES, "big") + record, self._head
-        # What a crash or a full disk left.
+        # Remove the leftovers of a crash or a full disk.
         os.ftruncate(self._records, head.length)
         os.lseek(self._records, head.length, os.SEEK_SET)
         durable.append_whole(self._records, framed)
@@ -240,7 +241,7 @@ class FileJournal(Confined):
         return iter(entries)
 
     def close(self) -> None:
-        """Close the folder, which stays; what was read of its secret is overwritten."""
+        """Close the folder, which stays; the secret read from it is overwritten."""
         self.root.wipe()
         self._close()
 
@@ -256,7 +257,7 @@ class FileJournal(Confined):
     # --- What a folder holds ------------------------------------------------------------------------------------------
 
     def _kept(self, record: bytes, boot_id: bytes) -> HolderSecret | None:
-        """Read the folder; return nothing if nobody has heard of what is in it.
+        """Read the folder; return nothing if nobody has heard of its contents.
 
         Raises:
             InvalidParameters: its state is refused.
@@ -295,7 +296,7 @@ class FileJournal(Confined):
         return path.read_bytes() if path.exists() else None
 
     def _remove_leftovers(self, number: int | None) -> None:
-        """Remove what a crash left beside the head that counts."""
+        """Remove the leftovers of a crash other than the valid head."""
         for pattern in ("*.new", "mark.*"):
             for path in self._folder.glob(pattern):
                 if number is None or path != self._mark(number):
@@ -365,7 +366,7 @@ def _records_in(head: JournalHead, written: bytes) -> Iterator[bytes]:
 
 
 def is_journal(folder: Path) -> bool:
-    """Say whether a folder holds the files of a journal and no others; an empty one is what is left of one."""
+    """Say whether a folder holds the files of a journal and no others; an empty one is the rest of one."""
     names = {path.name for path in folder.iterdir()}
     if any(_FILES.fullmatch(name) is None for name in names):
         return False

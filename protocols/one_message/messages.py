@@ -1,6 +1,6 @@
-"""What a client sends, and what it signs.
+"""Messages of a client, and the digest that it signs.
 
-A client signs the digest of its upload, in which everything meets: T0, who it is, which sum, the masked vector, the
+A client signs the digest of its upload, which covers everything: T0, its identity, the sum, the masked vector, the
 polynomial of the dealer check and the tree over the sealed shares.
 """
 
@@ -31,7 +31,7 @@ MAXIMUM_SHARE_BYTES: Final = 1 << 18
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UploadHeader:
-    """Who uploads for which sum."""
+    """Sender and sum of an upload."""
 
     client: Annotated[ClientId, CLIENT]
     identity: Annotated[bytes, variable(IDENTITY_BYTES)]
@@ -58,7 +58,7 @@ class Upload(Message):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NoHolder(Message):
-    """What a client that holds nothing answers to a record; it stands in nobody else's way, because it is signed."""
+    """Answer to a record of a client that holds nothing; it is signed, so nobody can send it in another's name."""
 
     kind: ClassVar = MessageKind.ONE_MESSAGE_NO_HOLDER
     record: Annotated[bytes, fixed(DIGEST_BYTES)]
@@ -68,7 +68,7 @@ class NoHolder(Message):
 
     @property
     def parts(self) -> tuple[bytes, ...]:
-        """What is signed."""
+        """The bytes that are signed."""
         return self.record, self.client.encode()
 
 

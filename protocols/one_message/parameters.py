@@ -1,4 +1,4 @@
-"""What all parties of an epoch agree on: the lattice, the packing of values, and the thresholds of the holders.
+"""Parameters of an epoch that all parties share: the lattice, the packing of values, and the thresholds of the holders.
 
 Everything that follows from the fields is computed and never sent, so two parties with equal bytes have equal masks,
 lengths and rules.
@@ -29,12 +29,12 @@ MAXIMUM_DROPPED_BITS: Final = 4
 MAXIMUM_HOLDERS: Final = 256
 MAXIMUM_SEGMENTS: Final = 1 << 16
 DEVIATIONS: Final = 10
-"""How many standard deviations of the noise the guard bits, and the largest entry of a sum of secrets, allow."""
+"""Standard deviations of the noise that the guard bits, and the largest entry of a sum of secrets, allow."""
 LEAST_SECURITY: Final = 128
 UNNOTICED_BITS: Final = 64
 """No wrong sum of secrets passes for the right one, but with a chance of 2^-64 over the public polynomials."""
 _MOST_NOISE_ENERGY: Final = 2.1
-"""How many times its mean the noise's energy may reach, in as many coefficients as there are with those zeros."""
+"""Largest energy of the noise as a multiple of its mean, in as many coefficients as there are with those zeros."""
 SEED_BYTES: Final = 32
 WORD_BYTES: Final = 2
 CHECK_WORDS: Final = 8
@@ -109,12 +109,12 @@ class Parameters:
 
     @property
     def coefficients(self) -> int:
-        """How many coefficients travel; those that would fill the last polynomial do not."""
+        """Number of coefficients that are sent; those that would fill the last polynomial are not."""
         return self.starts[-1]
 
     @cached_property
     def whole_runs(self) -> tuple[Run, ...]:
-        """Runs of coefficients of which the same bits travel, over neighbouring segments."""
+        """Runs of coefficients with the same number of sent bits, over neighbouring segments."""
         runs = list[Run]()
         for segment, first, end in zip(self.segments, self.starts, self.starts[1:], strict=False):
             dropped = segment.fine_bits or self.dropped_bits
@@ -144,10 +144,10 @@ class Parameters:
 
     @cached_property
     def witnesses(self) -> int:
-        """How many zeros stand behind the weight, so that no sum of secrets but the right one passes, whoever chose it.
+        """Number of zeros behind the weight with which only the right sum of secrets passes, even if a liar chose it.
 
-        A liar among just enough holders adds what it likes to the sum of secrets. So many bits are its choice as a
-        secret that is not too long has; so many as are below the values, or known, have to come out as honest noise.
+        A liar among just enough holders adds any value to the sum of secrets. Its choice has as many bits as a secret
+        that is not too long; all bits below the values, or known, have to come out as honest noise.
         """
         weight, spread = self.inputs - 1, math.sqrt(self.capacity)
         noise_bits = _bits_of_entry(spread * math.sqrt(_MOST_NOISE_ENERGY * self.noise_variance))
@@ -166,7 +166,7 @@ class Parameters:
 
     @property
     def inputs(self) -> int:
-        """How many segments a client has values for: all but check words."""
+        """Number of segments with values of a client: all but check words."""
         return len(self.segments) - len(self.checked)
 
     @property
@@ -176,7 +176,7 @@ class Parameters:
 
     @property
     def sent_bits(self) -> int:
-        """How many bits of a coefficient travel where values are exact."""
+        """Number of bits of a coefficient that are sent where values are exact."""
         return self.modulus_bits - self.dropped_bits
 
     @property
@@ -196,13 +196,13 @@ class Parameters:
 
     @property
     def seeds(self) -> int:
-        """How many holders get a seed for their share: the first ones."""
+        """Number of holders that get a seed for their share: the first ones."""
         return self.threshold - self.packing
 
     def share_bytes(self, position: int) -> int:
         """Return the length of the share of the holder at a position."""
         if not 0 <= position < self.holders:
-            raise InvalidParameters(f"{position} is no position among {self.holders} holders; positions start at 0")
+            raise InvalidParameters(f"{position} is not a position among {self.holders} holders; positions start at 0")
         return SEED_BYTES if position < self.seeds else (self.secret_columns + CHECK_WORDS) * WORD_BYTES
 
     @property
@@ -217,7 +217,7 @@ class Parameters:
 
     @property
     def dealt_bytes(self) -> int:
-        """What a client sends beside its upload, without sealing: all shares and the polynomial."""
+        """Bytes of all shares and the polynomial, which a client sends in addition to its upload, without sealing."""
         return sum(map(self.share_bytes, range(self.holders))) + self.polynomial_bytes
 
     @property

@@ -1,4 +1,4 @@
-"""From what an operator knows to the cheapest parameters, an epoch's record, an offer, and what a sum costs."""
+"""Plan from an operator's facts: the cheapest parameters, an epoch's record, an offer, and the cost of a sum."""
 
 from __future__ import annotations
 
@@ -121,12 +121,12 @@ def _cheapest(  # noqa: PLR0913, PLR0917 -- a platform asks for the same in ever
 def choose_committee(holders: int, corrupted: int, absent: int = 0, rule: ThresholdRule | None = None) -> Committee:
     """Return thresholds that these holders can keep, with the corrupted ones silent and the absent ones away.
 
-    The threshold is the largest that leaves as many answers as it needs: whatever is above the bound protects against
-    more corrupted holders than were assumed. Half of what certified lists leave goes to packing.
+    The threshold is the largest that leaves as many answers as it needs: each holder above the bound protects against
+    one more corrupted holder than was assumed. Half of what certified lists leave goes to packing.
 
     Args:
         corrupted: how many may work with the server, or lie.
-        absent: how many more may be away when answers are due.
+        absent: how many more may be away when answers are needed.
         rule: one answer where the holders suffice for it, otherwise certified lists, if nothing is said.
 
     Raises:
@@ -188,7 +188,7 @@ def _too_wide(
 
 Bounds = tuple[int, int] | None
 _WORDS_OF_A_PRODUCT: Final = 64
-"""What a client computes for a coefficient: a product of polynomials, noise, packing, and the digest."""
+"""A client's work for a coefficient: a product of polynomials, noise, packing, and the digest."""
 _WORDS_OF_AN_ADDITION: Final = 4
 
 
@@ -203,7 +203,7 @@ def plan_epoch(  # noqa: PLR0913 -- all but four have defaults
     authority: bytes = NO_KEY,
     rule: ThresholdRule | None = None,
 ) -> EpochRecord:
-    """Choose thresholds for these holders; the authority signs what is returned.
+    """Choose thresholds for these holders; the authority signs the returned record.
 
     Args:
         authority: its public key; none means ``semi_honest`` mode.
@@ -240,7 +240,7 @@ def plan_offer(  # noqa: PLR0913 -- all but four have defaults
     bounds: Sequence[Bounds] | None = None,
     noise: NoiseSettings = NO_NOISE,
 ) -> Offer:
-    """Put an offer together from an epoch's record, its holders' keys, and what is summed.
+    """Put an offer together from an epoch's record, its holders' keys, and the subject of the sum.
 
     Raises:
         InvalidParameters: nothing fits; the message names the next parameters that do.
@@ -273,18 +273,18 @@ def plan_offer(  # noqa: PLR0913 -- all but four have defaults
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OneMessageSettings(BudgetedNoise):
-    """What an epoch and its sums are planned for."""
+    """Plan of an epoch and its sums."""
 
     suite: Suite = Suite.CLASSIC
     rule: ThresholdRule | None = None
     """The rule ``one_answer`` where the holders suffice for it, if nothing is said."""
     corrupted_holders: int = 1
-    """How many holders are assumed to work with the server."""
+    """Number of holders assumed to work with the server."""
     absent_holders: int = 0
-    """How many other holders may be away."""
+    """Number of other holders that may be away."""
     minimum_cohort: int = 3
     corrupted: int = 1
-    """How many clients are assumed to be corrupted, counted absolutely."""
+    """Number of clients assumed to be corrupted, counted absolutely."""
     capacity: int | None = None
     """The most clients of a sum; by default all who are invited."""
     maximum_weight: int = 1
@@ -292,14 +292,14 @@ class OneMessageSettings(BudgetedNoise):
     """Of asynchronous buffers: what an upload for a model that is so many versions old counts; older ones are refused.
     Each age is a list of its own, of the minimum cohort at least, under the rule ``certified``."""
     bounds: tuple[Bounds, ...] | None = None
-    """For each segment of the layout what one value lies between: several then share a coefficient."""
+    """Bounds of one value of each segment of the layout: several then share a coefficient."""
     delivered_at_once: int = 64
-    """So many uploads wait until standing holders are sent their shares."""
+    """Number of uploads that wait until standing holders are sent their shares."""
     mode: SecurityMode = SecurityMode.ACTIVE
     holders: int = 5
-    """How many holders a simulation has; the epoch's record says how many there are elsewhere."""
+    """Number of holders of a simulation; elsewhere the epoch's record says it."""
     lifetime: timedelta = timedelta(hours=24)
-    """Of an epoch."""
+    """Lifetime of an epoch."""
 
     def __post_init__(self) -> None:
         """Refuse weights by age that no sum can have, or under a rule by which an upload names its one sum."""
@@ -376,7 +376,7 @@ def costs(layout: Layout, clients: int, suite: Suite) -> Iterator[Costs]:
 
 
 def _key(number: int) -> bytes:
-    """Return a key that nobody has, of which only the length counts."""
+    """Return a key that nobody has; only its length counts."""
     return bytes([number + 1]) * IDENTITY_KEY_BYTES
 
 

@@ -38,9 +38,9 @@ from .sharing import (
 )
 
 MOST_SUBSETS: Final = 1 << 20
-"""So many sets of answers are looked at where they contradict each other."""
+"""Number of sets of answers that are looked at where answers contradict each other."""
 MOST_OPENED: Final = 256
-"""So many of them are opened, the shortest first: to open one is the work of a whole sum."""
+"""Number of them that are opened, the shortest first: to open one is the work of a whole sum."""
 _SUBSETS_AT_ONCE: Final = 1 << 14
 _COLUMNS_AT_ONCE: Final = 16
 _Columns = npt.NDArray[np.int64]
@@ -78,7 +78,7 @@ def recovered(
         coins: drawn from after the answers are fixed, if they contradict each other.
     Raises:
         ThresholdNotMet: fewer answers than the threshold.
-        MalformedMessage: an answer is no sequence of field elements; check each with ``require_answer`` first.
+        MalformedMessage: an answer is not a sequence of field elements; check each with ``require_answer`` first.
     """
     threshold = parameters.threshold
     if len(answers) < threshold:

@@ -1,6 +1,6 @@
-"""What the server and holders send each other about one sum: shares, receipts, one list, its certificate, answers.
+"""Messages between the server and holders about one sum: shares, receipts, one list, its certificate, answers.
 
-The server shows a holder all that a client signed but the vector and the other holders' shares, so that a holder
+The server shows a holder all signed parts of an upload but the vector and the other holders' shares, so that a holder
 verifies the signature by itself.
 """
 
@@ -46,11 +46,11 @@ _MAXIMUM_PROOF: Final = 10
 
 
 class Verdict(IntEnum):
-    """What a holder says of an upload that it was sent a share of."""
+    """Verdict of a holder on an upload after it was sent its share."""
 
     ACCEPTED = 0
     NOT_AUTHENTIC = 1
-    """The signature or the path is wrong: whoever delivered it is to blame, and not the client."""
+    """The signature or the path is wrong: the party that delivered it is to blame, not the client."""
     DOES_NOT_OPEN = 2
     """The client signed it, and it does not open."""
     OFF_POLYNOMIAL = 3
@@ -59,7 +59,7 @@ class Verdict(IntEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeliveredShare:
-    """What one holder is shown of an upload."""
+    """Part of an upload that one holder is shown."""
 
     header: Annotated[UploadHeader, nested(UploadHeader)]
     vector_digest: Annotated[bytes, fixed(DIGEST_BYTES)]
@@ -88,7 +88,7 @@ class Judged:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Receipt(Message):
-    """What a holder says of the uploads of a delivery, in its order; of none, to an offer."""
+    """Verdicts of a holder on the uploads of a delivery, in its order; an offer has none."""
 
     kind: ClassVar = MessageKind.ONE_MESSAGE_RECEIPT
     t0: Annotated[bytes, fixed(DIGEST_BYTES)]
@@ -98,7 +98,7 @@ class Receipt(Message):
 
     @property
     def parts(self) -> tuple[bytes, ...]:
-        """What is signed."""
+        """The bytes that are signed."""
         listed = b"".join(judged.upload + bytes([judged.verdict]) for judged in self.judged)
         return self.holder.to_bytes(2, "big"), listed
 
@@ -122,7 +122,7 @@ class UploadList(Message):
 
     @property
     def digest(self) -> bytes:
-        """What is signed and answered."""
+        """The bytes that are signed and answered."""
         return hashlib.sha256(bind(Label.ONE_MESSAGE_LIST, self.encode())).digest()
 
 
@@ -138,7 +138,7 @@ class ListSignature(Message):
 
     @property
     def parts(self) -> tuple[bytes, ...]:
-        """What is signed."""
+        """The bytes that are signed."""
         return self.holder.to_bytes(2, "big"), self.upload_list
 
 
@@ -172,7 +172,7 @@ class Answer(Message):
 
     @property
     def parts(self) -> tuple[bytes, ...]:
-        """What is signed."""
+        """The bytes that are signed."""
         return self.holder.to_bytes(2, "big"), self.upload_list, self.sums
 
 

@@ -33,8 +33,9 @@ from secagg.errors import (
 from secagg.identifiers import ClientId, HolderId
 from secagg.parameters import SecurityMode
 from secagg.privacy.client_noise import ClientNoise
+from secagg.session.frames import decode_refusal
 from secagg.session.roles import Released, Stage, Subject, Turnout
-from secagg.session.sockets import AskAll, decode_refusal
+from secagg.session.sockets import AskAll
 from secagg.session.stages import Checked, StagedServerSession
 from secagg.wire import MessageKind, message_kind
 
@@ -54,13 +55,13 @@ DELIVER: Final = Stage(name="deliver", takes_update=False)
 CERTIFY: Final = Stage(name="certify", takes_update=False)
 OPEN: Final = Stage(name="open", takes_update=False)
 Said = HolderKeys | NoHolder | Receipt | ListSignature | Answer
-"""What a client of a committee says in the stages that take no update."""
+"""Messages of a client of a committee in the stages that take no update."""
 Publish = Callable[[tuple[bytes, ...]], None]
 
 
 @dataclass(slots=True)
 class Answered:
-    """Who uploaded for which model, over all buffers of an epoch: a holder puts an upload on one list ever."""
+    """Clients that uploaded, by model, over all buffers of an epoch: a holder puts an upload on one list ever."""
 
     _by_version: dict[int, set[ClientId]] = field(default_factory=dict[int, set[ClientId]])
 
@@ -93,12 +94,12 @@ class OneMessageHelpers:
 
     record: EpochRecord
     keys: tuple[bytes, ...]
-    """What every holder published for the epoch, in their order."""
+    """Keys that the holders published for the epoch, in their order."""
     coins: Coins
     ask_all: AskAll | None = None
     """Reaches standing holders by position; without it the holders are clients, whose ids are the holders' numbers."""
     answered: Answered = field(default_factory=Answered)
-    """Who uploaded for which model; the same for all buffers of an epoch."""
+    """Clients that uploaded, by model; the same for all buffers of an epoch."""
 
 
 def open_session(
@@ -149,7 +150,7 @@ def _capacity(
 
 
 def _tally(subject: Subject, settings: OneMessageSettings, capacity: int, helpers: OneMessageHelpers) -> Tally:
-    """Return the machine of one sum, of which holders have not heard yet."""
+    """Return the machine of one sum, before holders have heard of it."""
     sum_id = bytes(draw_exactly(SUM_ID_BYTES, helpers.coins))
     offer = plan_offer(
         helpers.record,
@@ -205,12 +206,12 @@ class Server(StagedServerSession[CheckedUpload | Said]):
 
     @property
     def agreement(self) -> Agreement:
-        """What the parties agree on, once the keys of all holders are there."""
+        """Agreement of the parties, once the keys of all holders are there."""
         return self.tally.agreement
 
     @property
     def noise(self) -> ClientNoise | None:
-        """What the clients add, once the keys of the holders are there."""
+        """Noise that the clients add, once the keys of the holders are there."""
         return None if self._begun is None else noise_of(self.agreement.configuration, self._settings)
 
     @property
@@ -226,10 +227,10 @@ class Server(StagedServerSession[CheckedUpload | Said]):
         return Turnout.TOO_FEW if lacks and turnout is Turnout.ENOUGH else turnout
 
     def add_through(self, adding: Callable[[OneMessageCut], Adder]) -> None:
-        """Have others add the uploads, before there are any; go on with what they kept of an earlier process.
+        """Have others add the uploads, before there are any; resume what they kept of an earlier process.
 
         Raises:
-            InvalidParameters: clients hold, and nobody asks them again for what they said.
+            InvalidParameters: clients hold, and are not asked a second time for their messages.
         """
         with self._lock:
             if self._ask_all is None:
@@ -347,7 +348,7 @@ class Server(StagedServerSession[CheckedUpload | Said]):
         self._begun = _tally(self._subject, self._settings, self._capacity, replace(self._helpers, keys=keys))
         self._published(keys)
         self._invitation, self._minimum = self._begun.offer, self._settings.minimum_cohort
-        # Who was not named is known by now.
+        # Clients that were not named are known by now.
         return UPLOAD, dict.fromkeys(self._invited or self._said, self._invitation)
 
     def _ask(self, stage: Stage, requests: Mapping[int, bytes]) -> tuple[Stage, Mapping[ClientId, bytes]]:
@@ -451,13 +452,13 @@ class BufferSession(StagedServerSession[CheckedUpload]):
         self._ask_all, self._capacity = helpers.ask_all, capacity
         self._tallies = dict[int, Tally]()
         self._sums, self._failed = dict[int, Opened](), dict[int, SecAggError]()
-        """By the number of the model: what was opened, and why nothing ever will be."""
+        """Opened sums by the number of the model, and reasons why others never will be."""
         super().__init__(UPLOAD, self._tally_for(subject).offer, invited, settings.minimum_cohort)
         helpers.answered.forget(subject.round_number - len(settings.staleness_weights) + 1)
 
     @property
     def agreement(self) -> Agreement:
-        """What the parties agree on, whatever the model."""
+        """Agreement of the parties, whatever the model."""
         return self._tallies[self._subject.round_number].agreement
 
     def invitation_for(self, subject: Subject) -> bytes:

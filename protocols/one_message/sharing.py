@@ -72,7 +72,7 @@ def decode_words(data: bytes | bytearray | memoryview, count: int) -> Elements:
     """
     if len(data) != count * WORD.itemsize:
         reason = Reason.TRUNCATED if len(data) < count * WORD.itemsize else Reason.TRAILING_BYTES
-        raise MalformedMessage(f"{count * WORD.itemsize} bytes of words are due; got {len(data)}", reason=reason)
+        raise MalformedMessage(f"expected {count * WORD.itemsize} bytes of words; got {len(data)}", reason=reason)
     words = np.frombuffer(data, WORD).copy()
     if int(words.max(initial=0)) >= FIELD:
         raise MalformedMessage("a word is not below 65521; encode reduced elements", reason=Reason.SHARE_OUT_OF_RANGE)

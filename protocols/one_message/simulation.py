@@ -37,7 +37,7 @@ _MOST_CLIENTS: Final = 1 << 20
 
 
 def describe(session: Server | BufferSession) -> tuple[str, ...]:
-    """Return what was planned, a line each."""
+    """Return the plan, a line each."""
     agreement = session.agreement
     record, parameters = agreement.record, agreement.parameters
     certified = f"; {record.quorum} sign a list first" if record.quorum else ""
@@ -176,7 +176,7 @@ class OneMessageSimulation(Confined):
 
     @property
     def bytes_between(self) -> int:
-        """How many bytes went to and from the holders."""
+        """Bytes that went to and from the holders."""
         return self._bytes
 
     def close(self) -> None:

@@ -1,7 +1,7 @@
 """One sum as its server holds it: a state machine between clients, who speak once, and holders, who answer requests.
 
-It adds an upload only after the holders' receipts for it, and keeps none after that: its memory is that of one sum and
-of the uploads whose receipts are due.
+It adds an upload only after the holders' receipts for it, and does not keep it after that: its memory is that of one
+sum and of the uploads without receipts.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ from .requests import (
 
 
 class State(StrEnum):
-    """What a server awaits."""
+    """The messages that a server waits for."""
 
     COLLECTING = "collecting"
     CERTIFYING = "certifying"
@@ -83,7 +83,7 @@ TRANSITIONS: Final[Mapping[State, tuple[frozenset[MessageKind], frozenset[State]
     State.OPENING: (frozenset({MessageKind.ONE_MESSAGE_ANSWER}), frozenset({State.ENDED})),
     State.ENDED: (frozenset(), frozenset()),
 }
-"""For each state the messages that it takes, and the states that follow it."""
+"""The messages that each state takes, and the states that follow it."""
 
 
 HolderSaid = Receipt | ListSignature | Answer
@@ -99,15 +99,15 @@ REFUSAL_SHARE: Final = 8
 
 
 Verdicts = Mapping[int, Verdict]
-"""What the holders that are present say of one upload, by their positions."""
+"""Verdicts of the present holders on one upload, by their positions."""
 
 
 @dataclass(slots=True)
 class Pending:
-    """An upload whose receipts are due."""
+    """An upload without its receipts."""
 
     kept: bytes
-    """What the adder is given: the vector, where it lies nowhere else."""
+    """Input of the adder: the vector, if it is stored nowhere else."""
     digest: bytes
     shares: tuple[DeliveredShare, ...]
     verdicts: dict[int, Verdict] = field(default_factory=dict[int, Verdict])
@@ -115,7 +115,7 @@ class Pending:
 
 @dataclass(slots=True)
 class Receipts:
-    """What follows from the holders' receipts: whose upload counts, who is to blame, which holder refuses too much.
+    """Consequences of the holders' receipts: the uploads that count, the culprits, the holders that refuse too much.
 
     A refusal is a holder's word. It can frame a client or empty a cohort, so more than ``corrupted`` of them make a
     client bad, fewer leave it out and name nobody alone, and a holder that refuses more than a share counts as absent.
@@ -217,7 +217,7 @@ class CheckedUpload:
 
 
 class Tally(Confined):
-    """One sum. Who carries its messages is a session's business: holders stand, or are clients themselves."""
+    """One sum. The session carries its messages: holders are standing services, or clients themselves."""
 
     def __init__(self, offer: Offer, sum_id: bytes, coins: Coins) -> None:
         """Begin.
@@ -241,14 +241,14 @@ class Tally(Confined):
         self._list: UploadList | None = None
         self.left_out, self.faults, self.refusals = dict[ClientId, PeerError](), list[PeerError](), dict[int, str]()
         self.lost = dict[ClientId, SecAggError]()
-        """Whose uploads were lost by nobody's fault."""
+        """Clients whose uploads were lost by nobody's fault."""
         self.receipts = dict[int, list[bytes]]()
-        """By position, for whoever is shown that a holder lied: with its answer and those of T + c that agree."""
+        """Receipts by position, evidence that a holder lied: with its answer and those of T + c that agree."""
 
     def add_through(self, adding: Callable[[OneMessageCut], Adder]) -> None:
-        """Have others add the uploads, before there are any; go on with what they kept of an earlier process.
+        """Have others add the uploads, before there are any; resume what they kept of an earlier process.
 
-        Holders are asked again for their receipts, or, where a list was fixed, for what they said to that list.
+        Holders are asked again for their receipts, or, where a list was fixed, for their answers to that list.
         """
         if self._taken:
             raise Misuse("who adds is said before the first upload")
@@ -269,12 +269,12 @@ class Tally(Confined):
 
     @property
     def listed(self) -> frozenset[ClientId]:
-        """Whose uploads every present holder has accepted so far."""
+        """Clients whose uploads every present holder has accepted so far."""
         return frozenset(self._listed)
 
     @property
     def waiting(self) -> int:
-        """How many uploads wait for a delivery."""
+        """Number of uploads that wait for a delivery."""
         return len(self._pending)
 
     @property
@@ -330,7 +330,7 @@ class Tally(Confined):
         return dict.fromkeys(sorted(self.present), self.offer)
 
     def require_holders(self) -> None:
-        """Refuse to go on with so few holders that no sum could be opened, naming who is missing."""
+        """Refuse so few holders that no sum could be opened, naming those that are missing."""
         self._require_enough(self.present)
 
     def deliver(self) -> dict[int, bytes]:
@@ -406,7 +406,7 @@ class Tally(Confined):
         return said
 
     def take(self, said: HolderSaid) -> None:
-        """Take what was verified.
+        """Take a verified upload.
 
         Raises:
             PeerMisbehaved: the holder said something else before.
@@ -491,7 +491,7 @@ class Tally(Confined):
 
     @property
     def heard(self) -> frozenset[int]:
-        """Which holders have said what is due in this state."""
+        """Holders that have sent the message of this state."""
         return frozenset(position for state, position in self._said if state is self.state)
 
     @property
@@ -501,7 +501,7 @@ class Tally(Confined):
 
     @property
     def needed(self) -> int:
-        """How many holders are needed in this state."""
+        """Number of holders that this state needs."""
         record = self.agreement.record
         if self.state is State.COLLECTING:
             return max(record.threshold, record.quorum)
@@ -512,7 +512,7 @@ class Tally(Confined):
         return self._lacking(self.heard)
 
     def certify(self) -> None:
-        """Go on to the answers.
+        """Proceed to the answers.
 
         Raises:
             ThresholdNotMet: too few signatures, naming who is missing; ask the same holders for the same list again.
@@ -586,7 +586,7 @@ class Tally(Confined):
         self._liars |= liars
 
     def end(self) -> None:
-        """Give the sum up, and overwrite what was collected."""
+        """Give the sum up, and overwrite the collected uploads."""
         if self.state is not State.ENDED:
             self._go_to(State.ENDED)
             self._adder.end()
@@ -612,7 +612,7 @@ class Tally(Confined):
 
     def _go_to(self, state: State) -> None:
         if state not in TRANSITIONS[self.state][1]:
-            raise Misuse(f"a server that is {self.state} does not go on to {state}")
+            raise Misuse(f"a server that is {self.state} cannot become {state}")
         self.state = state
 
     def __repr__(self) -> str:

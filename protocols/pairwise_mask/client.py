@@ -1,7 +1,7 @@
-"""One client in one attempt: which message is due, what is answered, and what happens when something is wrong.
+"""One client in one attempt: the message that it expects, its answers, and its reaction to anything wrong.
 
 The mathematics is in the round files. This class holds the latches: each kind of message is answered once, the same
-bytes again get the same answer again, and after anything wrong the secrets are overwritten and nothing is answered.
+bytes again get the same answer again, and after any fault the secrets are overwritten and nothing is answered.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ from .transitions import CLIENT_TRANSITIONS, ClientState, advance
 
 Step = Advertised | Shared | Masked | Confirmed
 Answers = dict[MessageKind, tuple[bytes, list[bytes]]]
-"""By kind, the digest of what was answered, and the answer."""
+"""Digest of each answered message, and the answer, by kind."""
 BEFORE_UPLOAD: Final = frozenset({ClientState.AWAITING_ADVERTISED_KEYS, ClientState.AWAITING_DELIVERED_SHARES})
 
 
 class Recording(Protocol):
-    """What remembers a session, so that it can be suspended; without one a client holds nothing but its step."""
+    """Recorder of a session, so that it can be suspended; without one a client holds nothing but its step."""
 
     @property
     def coins(self) -> Coins:
@@ -75,8 +75,8 @@ class Recording(Protocol):
 class Client(Confined):
     """A client of a session, without input or output of its own: bytes in, bytes out.
 
-    Security: a client lives in one process and in one memory. It cannot be pickled, and it refuses to go on in a forked
-        process; a machine that is resumed from a snapshot must not go on with it either, which it cannot notice. With
+    Security: a client lives in one process and in one memory. It cannot be pickled, and it refuses to work in a
+        forked process; a machine that is resumed from a snapshot must not use it either, which it cannot notice. With
         a latch it can be suspended, and resumed in another process, once.
     Claim PM-6: the model checker drives this class; it decides from its messages alone.
     """
@@ -133,33 +133,33 @@ class Client(Confined):
         self._lock = RLock()
         """Whether a kind was answered and the answer are one step, from whichever thread messages come."""
         self.complaints = list[PeerError]()
-        """What neighbours sent that could not be used; of seeds of edges the server is told, of shares nobody."""
+        """Unusable messages of neighbours; the server is told of seeds of edges, nobody of shares."""
 
     @property
     def client(self) -> ClientId:
-        """Who this is."""
+        """The client's identifier."""
         return self._member.client
 
     @property
     def configuration(self) -> SessionConfiguration | None:
-        """What the session agrees on, once an offer was accepted."""
+        """Configuration of the session, once an offer was accepted."""
         return self._configuration
 
     @property
     def state(self) -> ClientState:
-        """What is awaited."""
+        """The message that the client waits for."""
         return self._state
 
     def receive(self, message: bytes) -> list[bytes]:
         """Take a message from the server, and return what to send back.
 
         Raises:
-            UnexpectedMessage: it is not due now; nothing has changed.
+            UnexpectedMessage: it is not expected now; nothing has changed.
             MalformedMessage: its header does not read; nothing has changed. If the rest does not read, as below.
             InvalidParameters: an offer goes below this client's floors; nothing was drawn, and nothing has changed.
             PeerError, ThresholdNotMet: the session is over for this client, and its secrets are overwritten.
         Security: deliver the same bytes as often as you like. Different bytes of a kind that was answered are an attack
-            and end the session. What is returned for ``DELIVERED_SHARES`` is the upload: from the moment that it is
+            and end the session. The answer to ``DELIVERED_SHARES`` is the upload: from the moment that it is
             returned the input counts as released. If the seed of an edge is unusable it is a complaint instead, and
             the client has left: its state is ``ABORTED``, its input unspent, and ``complaints`` says why.
         """
@@ -217,7 +217,7 @@ class Client(Confined):
             self._abort()
 
     def _answer(self, kind: MessageKind, message: bytes) -> tuple[list[bytes], ClientState | None]:
-        """Return what is sent back, and which state follows where the table allows several."""
+        """Return the answer, and which state follows where the table allows several."""
         step, member = self._step, self._member
         match kind, step:
             case MessageKind.SESSION_OFFER, None:
@@ -284,7 +284,7 @@ class Client(Confined):
             if self._recording is None:
                 raise Misuse("a client is suspended with a latch alone, which lets each record be resumed once")
             if self._step is None:
-                raise Misuse(f"a client that is {self._state} holds nothing that it could go on with")
+                raise Misuse(f"a client that is {self._state} holds nothing that could be resumed")
             record = self._recording.suspended(self.client, self._state, self._step, self._answered)
             # The session continues, so its number stays in the latch.
             self._recording = None
@@ -297,7 +297,7 @@ class Client(Confined):
         Returns:
             What the session agrees on.
         Raises:
-            MalformedMessage: it is no record.
+            MalformedMessage: it is not a record.
             Misuse: it was resumed before, is not the newest, is another client's, or its session is over; or this
                 client has no latch, or has begun a session itself.
             InvalidParameters: the session goes below floors that were raised meanwhile, or is about something else.
@@ -305,9 +305,7 @@ class Client(Confined):
         with self._lock:
             recording = self._recording
             if recording is None or self._state is not ClientState.AWAITING_OFFER:
-                raise Misuse(
-                    "what was suspended is resumed by a client with the latch that numbered it, and no session"
-                )
+                raise Misuse("a suspended state is resumed by a client with the latch that numbered it, and no session")
             recording.claim(suspended)
             try:
                 self._configuration, state, self._step, self._answered = recording.resumed(self._member, self._admit)
@@ -334,7 +332,7 @@ class Client(Confined):
 
 
 def _state_after_upload(masked: Masked | None) -> ClientState:
-    """Return what is awaited next; who complained in place of uploading is out."""
+    """Return the messages awaited next; clients that complained in place of uploading are out."""
     if masked is None:
         return ClientState.ABORTED
     roster = masked.key_set.roster

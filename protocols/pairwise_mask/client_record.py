@@ -1,8 +1,8 @@
-"""What a client keeps between two messages, and its encoding, from which the client goes on in another process.
+"""State of a client between two messages, and its encoding, from which another process resumes the client.
 
-Of what is public a record holds the offer and the roster that was shown, which are read and checked again by the
+Of the public data a record holds the offer and the roster that was shown, which are read and checked again by the
 functions of the rounds. Of the secrets it holds no more than the client itself still has: before it shares keys the
-coins from which its keys follow, after the upload its neighbours' shares alone. Its input is in none of them.
+coins from which its keys follow, after the upload its neighbours' shares alone. It never holds the input.
 
 Security: a record is a copy, which a ``Client`` never makes of itself otherwise. Each is numbered, and resumed once:
     ``Recorder.claim`` claims the number in a ``Latch`` before anything else of it is read. Seal records as well, so
@@ -53,7 +53,7 @@ _ROOT_BYTES: Final = 32
 
 
 class RecordedCoins(Confined):
-    """Coins that are remembered until told otherwise, and drawn again in the same order from what was remembered.
+    """Coins that are remembered until told otherwise, and drawn again in the same order from memory.
 
     So keys follow from them a second time, by the very function that drew them, and need not be kept themselves.
     """
@@ -61,7 +61,7 @@ class RecordedCoins(Confined):
     def __init__(self, coins: Coins) -> None:
         self._coins = coins
         self.drawn = list[Secret]()
-        """What was drawn so far."""
+        """Secrets that were drawn so far."""
         self._replayed, self._remembers = 0, True
 
     def replay(self, drawn: list[Secret]) -> None:
@@ -83,11 +83,11 @@ class RecordedCoins(Confined):
         return fresh
 
     def stop(self) -> None:
-        """Remember nothing from here on; what is drawn for sharing is never needed again."""
+        """Remember nothing from here on; coins drawn for sharing are never needed again."""
         self._remembers = False
 
     def wipe(self) -> None:
-        """Overwrite what was drawn."""
+        """Overwrite the drawn coins."""
         for secret in self.drawn:
             secret.wipe()
         self.drawn.clear()
@@ -98,7 +98,7 @@ class RecordedCoins(Confined):
 
 
 class Recorder(Confined):
-    """What a client that can be suspended remembers besides its step, and where its records are numbered."""
+    """State of a client that can be suspended, in addition to its step, and the latch that numbers its records."""
 
     def __init__(self, latch: Latch, coins: Coins) -> None:
         """Remember nothing yet."""
@@ -188,7 +188,7 @@ class ClientRecord:
     """The memory of one client in one session."""
 
     name: bytes
-    """Of the session in the latch."""
+    """Name of the session in the latch."""
     number: int
     state: ClientState
     client: ClientId
@@ -197,17 +197,17 @@ class ClientRecord:
     answered: dict[MessageKind, tuple[bytes, list[bytes]]] = field(repr=False)
     coins: list[Secret] = field(default_factory=list[Secret], repr=False)
     edges: dict[int, bytes] = field(default_factory=dict[int, bytes], repr=False)
-    """What the client sent for each edge that it is the one to send, until the upload."""
+    """The client's messages for the edges whose seeds it sends, until the upload."""
     sharers: bytes = b""
     delivered: bytes = bytes(_ROOT_BYTES)
     """The root over the entries that the client was delivered."""
     contributors: bytes = b""
-    """Whom the client signed for; empty if it signed for nobody."""
+    """Clients for which the client signed; empty if it signed for nobody."""
     shares: dict[int, Secret] = field(default_factory=dict[int, Secret], repr=False)
     edge_seeds: dict[int, Secret] = field(default_factory=dict[int, Secret], repr=False)
 
     def encode(self) -> Secret:
-        """Return the encoding: what is public behind its length, and then the secrets in the order of their mention."""
+        """Return the encoding: the public part behind its length, and the secrets in the order of their mention."""
         public = Writer(MessageKind.CLIENT_SNAPSHOT).fixed(self.name, NAME_BYTES).integer(self.number, 4)
         public.integer(_STATES.index(self.state), 1).fixed(self.client.encode(), 8)
         public.variable(self.offer, _MOST_BYTES).variable(self.advertised_keys, _MOST_BYTES)
@@ -231,7 +231,7 @@ class ClientRecord:
         """Read a record back; its secrets are copies.
 
         Raises:
-            MalformedMessage: it is no record.
+            MalformedMessage: it is not a record.
         """
         view = record.expose()
         end = _LENGTH_BYTES + int.from_bytes(view[:_LENGTH_BYTES], "big")
@@ -337,7 +337,7 @@ def _malformed() -> MalformedMessage:
 
 def _require_own(record: ClientRecord, member: Member) -> None:
     if record.client != member.client:
-        raise Misuse(f"what was suspended is that of {record.client} and not of {member.client}")
+        raise Misuse(f"the suspended state is that of {record.client} and not of {member.client}")
 
 
 def _step_of(record: ClientRecord, member: Member, configuration: SessionConfiguration) -> Step:

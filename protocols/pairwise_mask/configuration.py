@@ -1,4 +1,4 @@
-"""What one attempt at one sum agrees on before anybody advertises a key.
+"""Agreement on one attempt at one sum, before anybody advertises a key.
 
 The digest of a configuration (T0) is in every key, ciphertext and signature of the attempt, so two clients that were
 offered different sessions cannot agree on anything. A retry is another attempt, with another configuration.
@@ -33,7 +33,7 @@ WORST_CASE_CHECK_WORDS: Final = 40
 _CHECK_BITS = 64
 """The check words of a segment have at least this many bits together, so that a wrong seed does not pass by luck."""
 FORMAT_VERSION: Final = 2
-"""Of the messages of this protocol: 2 since uploads and answers are signed and clients complain."""
+"""Format of the messages of this protocol: 2 since uploads and answers are signed and clients complain."""
 _MAXIMUM_TASK_BYTES = 256
 _MAXIMUM_LAYOUT_BYTES = 1 << 21
 NO_DIGEST: Final = bytes(DIGEST_BYTES)
@@ -47,7 +47,7 @@ class SessionConfiguration(Message):
     kind: ClassVar = MessageKind.SESSION_OFFER
     form: ClassVar = FORMAT_VERSION
     task: Annotated[bytes, variable(_MAXIMUM_TASK_BYTES)]
-    """What is being trained, as the platform names it."""
+    """Training task, as the platform names it."""
     model_digest: Annotated[bytes, fixed(DIGEST_BYTES)]
     """The digest of the model that every client trains from; different models for different clients do not add up."""
     round_number: Annotated[int, unsigned(8)]
@@ -56,12 +56,12 @@ class SessionConfiguration(Message):
     suite: Annotated[Suite, choice(tuple(Suite))]
     topology: Annotated[Topology, choice(tuple(Topology))]
     degree: Annotated[int, unsigned(4)]
-    """How many neighbours a client has in a sparse graph; 0 in a full one, where everybody is one."""
+    """Number of neighbours of a client in a sparse graph; 0 in a full one, where everybody is one."""
     threshold: Annotated[int, unsigned(4)]
     committee_size: Annotated[int, unsigned(4)]
-    """How many clients certify the survivors in ``active`` mode, 0 for everyone; 0 in ``semi_honest`` mode."""
+    """Number of clients that certify the survivors in ``active`` mode, 0 for everyone; 0 in ``semi_honest`` mode."""
     quorum: Annotated[int, unsigned(4)]
-    """How many of them must sign; 0 in ``semi_honest`` mode."""
+    """Number of them that must sign; 0 in ``semi_honest`` mode."""
     minimum_cohort: Annotated[int, unsigned(4)]
     maximum_population: Annotated[int, unsigned(4)]
     maximum_weight: Annotated[int, unsigned(4)]
@@ -162,7 +162,7 @@ class SessionConfiguration(Message):
 
     @property
     def segments(self) -> tuple[RingSegment, ...]:
-        """What is masked: the segments of the layout, and the weight."""
+        """The masked segments: those of the layout, and the weight."""
         return (*self.layout.require_rings(), RingSegment(self.weight_ring.modulus_bits, 1))
 
     def check_words_of(self, segment: RingSegment) -> int:
@@ -171,7 +171,7 @@ class SessionConfiguration(Message):
 
     @property
     def masked_bytes(self) -> int:
-        """How many bytes the masked vector of one client has on the wire."""
+        """Bytes of one client's masked vector on the wire."""
         return sum(map(self.sent_bytes, self.segments))
 
     def sent_bytes(self, segment: RingSegment) -> int:
@@ -193,8 +193,8 @@ class SessionConfiguration(Message):
         """Refuse a number of advertisers for which these parameters are not safe.
 
         Args:
-            corrupted: how many clients whoever asks assumes to be corrupted, counted absolutely.
-            privacy_bits: the logarithm of the chance of a bad graph that whoever asks accepts.
+            corrupted: how many clients the caller assumes to be corrupted, counted absolutely.
+            privacy_bits: the logarithm of the chance of a bad graph that the caller accepts.
             dropped: how many may drop out; it matters to a sparse ``semi_honest`` session, which they could cut apart.
         Raises:
             InvalidParameters: too few or too many clients, a threshold or a quorum that does not protect them.
@@ -251,6 +251,6 @@ def commit_to_opening(opening: bytes) -> bytes:
 
 
 def require_range(name: str, value: object, least: int, greatest: int) -> None:
-    """Refuse what is no integer in a range."""
+    """Require an integer in a range."""
     if type(value) is not int or not least <= value <= greatest:
         raise InvalidParameters(f"{name} is an integer in {least}..{greatest}; got {value!r}")

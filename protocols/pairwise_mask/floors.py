@@ -1,4 +1,4 @@
-"""What a client insists on, whatever a server offers."""
+"""Floors of a client, which hold whatever a server offers."""
 
 from __future__ import annotations
 
@@ -15,12 +15,14 @@ from .thresholds import CURIOUS_PRIVACY_BITS, least_privacy_bits
 
 USUAL_LENGTH: Final = 1 << 28
 USUAL_DEGREE: Final = 1024
-"""As many neighbours as plans of 10^4 clients take with room to spare; sharing among them takes a tenth of a second."""
+"""Number of neighbours that plans of 10^4 clients take with room to spare; sharing among them takes a tenth of a
+second.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientFloors:
-    """What a client insists on, whatever a server offers.
+    """Floors of a client, which hold whatever a server offers.
 
     A server chooses the parameters of a session; without floors of its own a client would follow it to a cohort of
     one, a threshold of one or a ring that wraps.
@@ -34,8 +36,8 @@ class ClientFloors:
     maximum_length: int
     maximum_population: int
     assumed_corrupted: int
-    """How many clients, counted absolutely, the adversary is assumed to hold among all that could ever be invited; a
-    fraction of the invited would let a server raise it by leaving honest clients out."""
+    """Number of clients that the adversary is assumed to hold among all that could ever be invited, counted absolutely:
+    a fraction of the invited would let a server raise it by leaving honest clients out."""
     privacy_bits: int
     """The chance that one random graph betrays a client is at most 2^-privacy_bits. In ``active`` mode it is at most
     2^-100 whatever stands here, because the server may try many (``thresholds``)."""

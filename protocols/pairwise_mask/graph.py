@@ -1,7 +1,7 @@
-"""Who is whose neighbour, and who sits on the committee: drawn from a public seed, recomputed by every client.
+"""Neighbours and committee of each client: drawn from a public seed, recomputed by every client.
 
 Everything here is public. A position is a client's index in the strictly increasing list of advertisers. A graph
-therefore says nothing about identities, and nobody has to be told who its neighbours are.
+therefore says nothing about identities, and nobody has to be told its neighbours.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Topology(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Graph:
-    """Who is whose neighbour, over positions 0..population-1 in the sorted list of clients.
+    """Neighbours of each client, over positions 0..population-1 in the sorted list of clients.
 
     A sparse graph joins each client to the ``degree`` / 2 clients before it and after it on a ring. The order of the
     clients on the ring is a Fisher-Yates shuffle: begin with 0, 1, ..., population-1; for i from population-1 down to 1
@@ -51,8 +51,9 @@ class Graph:
     The stream is SHAKE-256 of ``bind(Label.GRAPH_PERMUTATION, seed)``, cut into words of 4 bytes, big-endian.
 
     Implements: [BIK+17] (full); [BBG+20] (sparse), with a Harary graph in a random order.
-    Security: the seed must not be known before the advertisers are fixed; otherwise it can be chosen who is surrounded
-        by corrupted neighbours. A seed that somebody can grind needs a larger privacy parameter in ``thresholds``.
+    Security: the seed must not be known before the advertisers are fixed; otherwise somebody can choose a victim and
+        surround it with corrupted neighbours. A seed that can be ground needs a larger privacy parameter in
+        ``thresholds``.
     """
 
     topology: Topology
@@ -159,7 +160,7 @@ def _on_ring(seed: bytes, population: int, degree: int, position: int) -> tuple[
     reach = degree // 2
     first = (places[position] - reach) % population
     around = order[first : first + degree + 1]
-    # Where the list ends the ring goes on at its beginning.
+    # At the end of the list the ring continues at its beginning.
     around += order[: degree + 1 - len(around)]
     del around[reach]
     return tuple(sorted(around))

@@ -6,8 +6,8 @@ words; the last segment holds the weight alone. Each segment has a part of every
 Check words (``secagg.crypto.check_words``) are functions of what the sum reveals anyway. A wrong seed or a lost upload
 makes them disagree. They do not stop a malicious client, which can compute the words of whatever it sends.
 
-Values with fine bits are masked on their fine grid and then rounded. What counts of them is what is sent less the
-mask, so their check words are those of that, and are themselves exact.
+Values with fine bits are masked on their fine grid and then rounded. They count as the sent values less the mask,
+so their check words are those of that difference, and are themselves exact.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ class MaskedVector:
             accumulate(vector, segment.ring, add=add, subtract=subtract, first_segment=first, threads=threads)
 
     def round(self, context: SessionContext) -> None:
-        """Round what was masked on a fine grid; its check words become those of what is sent less the masks.
+        """Round values masked on a fine grid; their check words become those of the sent values less the masks.
 
         They are linear: what rounding adds to the values, its words add to the check words under their masks.
         """
@@ -124,7 +124,7 @@ class MaskedVector:
             )
 
     def pack(self) -> tuple[bytes | memoryview, ...]:
-        """Return each vector at exactly its bits for each element; together they are what travels.
+        """Return each vector at exactly its bits for each element; together they are the upload.
 
         Where elements fill their words this is a view of the vector and not a copy.
         """

@@ -1,4 +1,4 @@
-"""What a client brings into a session: who it is, what it insists on, its coins, and its input."""
+"""A client's part in a session: its identity, its floors, its coins, and its input."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .floors import ClientFloors
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Member:
-    """What a client brings into a session: who it is, what it insists on, and its coins."""
+    """A client's part in a session: its identity, its floors, and its coins."""
 
     client: ClientId
     floors: ClientFloors
@@ -43,7 +43,7 @@ class Member:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionTerms:
-    """What a client knows a session to be about; it is bound to what a server says, and compares it with this."""
+    """A session's subject as the client knows it; the client compares a server's offer with it."""
 
     task: bytes
     model_digest: bytes | None
@@ -123,7 +123,7 @@ class ClientInput(Confined):
 
 
 class LateInput(ClientInput):
-    """An input that is made when the upload is due and not before, such as one that is trained meanwhile."""
+    """An input that is made only when the upload needs it, such as one that is trained meanwhile."""
 
     def __init__(self, make: Callable[[SessionConfiguration], tuple[Payload, int]]) -> None:
         """Take what makes an encoded update and its weight, called once; what it raises ends the session."""
@@ -131,7 +131,7 @@ class LateInput(ClientInput):
         self._configuration: SessionConfiguration | None = None
 
     def require_fits(self, configuration: SessionConfiguration) -> None:
-        """Note the session, which what is made is held to.
+        """Note the session, to which the input is held.
 
         Raises:
             Misuse: the input is spent.
@@ -145,7 +145,7 @@ class LateInput(ClientInput):
 
         Raises:
             Misuse: it was handed over before.
-            InvalidParameters: what is made does not fit the session.
+            InvalidParameters: the input does not fit the session.
         """
         if self.is_spent or self._configuration is None:
             raise _spent()
@@ -169,6 +169,6 @@ def _require_fits(configuration: SessionConfiguration, payload: Payload, weight:
 def _spent() -> Misuse:
     return Misuse(
         "this input was uploaded before; train another update, or account for a second release of this one and wrap it "
-        "anew",
+        "again",
         reason=Reason.ALREADY_SPENT,
     )

@@ -1,4 +1,4 @@
-"""What a session is planned for, and how its parameters are chosen so that it is safe and survives its dropouts."""
+"""Plan of a session: the choice of parameters with which it is safe and survives its dropouts."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ LARGEST_WHOLE_COMMITTEE: Final = 128
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Assumptions:
-    """What a session is planned to withstand.
+    """Faults that a session is planned to withstand.
 
     Over the choice of one graph, privacy fails with probability 2^-privacy_bits at most. With no more than ``dropped``
     dropouts, none of them on purpose, somebody lacks surviving neighbours with probability 2^-correctness_bits at most,
@@ -107,14 +107,14 @@ class Neighbourhood:
     degree: int
     threshold: int
     corrupted: int
-    """How many corrupted neighbours no client has more of."""
+    """Bound on the corrupted neighbours of every client."""
     window: int
-    """How many corrupted clients no two disjoint half-windows both have more of."""
+    """Bound on the corrupted clients that two disjoint half-windows can both have."""
 
 
 @dataclass(frozen=True, slots=True)
 class Committee:
-    """How many clients are asked to certify the survivors, how many must, and how many may be corrupted."""
+    """Numbers of clients that are asked to certify the survivors, that must, and that may be corrupted."""
 
     size: int
     quorum: int
@@ -179,7 +179,7 @@ def find_committee(assumptions: Assumptions) -> Committee:
 
 def _exact_fraction(name: str, value: Fraction | str | float) -> Fraction:
     try:
-        # The shortest decimal that gives this float is what its author wrote; its binary value lies beside it.
+        # The shortest decimal that gives this float is what its author wrote; its binary value differs slightly.
         fraction = Fraction(repr(value)) if isinstance(value, float) else Fraction(value)
     except (ValueError, TypeError, ZeroDivisionError):
         raise InvalidParameters(f"{name} is a fraction such as 0.05 or '1/20'; got {value!r}") from None
@@ -312,11 +312,12 @@ def graph_parameters(
 ) -> tuple[int, int, int, int]:
     """Return degree, threshold, committee size and quorum, of a graph that stands the dropouts in every round.
 
-    Who leaves before the graph is drawn makes it smaller, and who leaves later makes holes in it. Of some five clients
-    no graph stands both; it then stands those that leave later, unless the others are asked for with ``is_early``.
+    Clients that leave before the graph is drawn make it smaller, and those that leave later make holes in it. With some
+    five clients no graph withstands both; it then withstands the later ones, unless the others are asked for with
+    ``is_early``.
 
     Raises:
-        InvalidParameters: no graph withstands what is assumed.
+        InvalidParameters: no graph withstands these assumptions.
     """
     choose = _sparse if topology is Topology.SPARSE else _full
     chosen, fewest = choose(mode, assumptions, invited), assumptions.population - assumptions.dropped
@@ -393,13 +394,13 @@ def _full(mode: SecurityMode, assumptions: Assumptions, invited: int) -> tuple[i
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PairwiseSettings(BudgetedNoise):
-    """What a session is planned for; ``plan_session`` says what each number means."""
+    """Plan of a session; ``plan_session`` explains each number."""
 
     mode: SecurityMode = SecurityMode.ACTIVE
     suite: Suite = Suite.CLASSIC
     topology: Topology = Topology.SPARSE
     population: int | None = None
-    """How many clients are invited, where the platform does not say whom."""
+    """Number of invited clients, where the platform does not say whom."""
     corrupted: int = 0
     dropped: int = 0
     late: int = 0

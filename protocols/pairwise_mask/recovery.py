@@ -7,10 +7,10 @@ with the public key that it gives. Only if they differ are the shares examined. 
 to: one that does not fit names its holder and is left out, and what is wrong among the rest was dealt wrongly. In both
 modes wrong shares are then located by their code, as long as they are few enough.
 
-Who was found to be wrong once is asked last from then on, so that a liar costs one search and not one for each client
-whose shares it holds. In semi-honest mode a wrong share says that its dealer or its holder lies, and not which: a
-holder is named alone when it was wrong for more dealers than are assumed to lie, a dealer when it was wrong at so many
-holders.
+A holder that was found to be wrong once is asked last afterwards, so that a liar costs one search and not one for each
+client whose shares it holds. In semi-honest mode a wrong share says that its dealer or its holder lies, and not which:
+a holder is named alone when it was wrong for more dealers than are assumed to lie, a dealer when it was wrong at so
+many holders.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ from .suites import MaskKeys, SharedSecret, commit_to_self_mask, key_suite
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Transcript:
-    """What was uploaded under which masks, and which of these masks an observer can compute.
+    """Uploads with their masks, and the masks that an observer can compute.
 
-    Take from every honest upload the masks that the observer knows. What is left of client i is its input, its self
+    Take from every honest upload the masks that the observer knows. Then client i's upload holds its input, its self
     mask if that is unknown, and the unknown pairwise masks that i added; the one of i and j stands in both uploads with
     opposite signs if both of them added it, and in one upload otherwise. Join two clients if an unknown mask stands in
     both of their uploads. Over a connected component these masks cancel, and over no part of it; the component is open
@@ -53,7 +53,7 @@ class Transcript:
     uniform and independent; that expanded seeds look like such masks is the assumption on the cipher. The sum over a
     set of honest clients is therefore revealed exactly if the set is a union of open components.
 
-    Whoever reconstructed a secret knows it, and so does whoever could have: a secret counts as known as soon as
+    A party that reconstructed a secret knows it, and so does one that could have: a secret counts as known as soon as
     ``threshold`` of its shares were seen, those of corrupted holders included.
     """
 
@@ -168,7 +168,7 @@ class Recovery:
         """Prepare to recover.
 
         Args:
-            complaints: of which neighbours each client that left said that it cannot use their seeds.
+            complaints: for each client that left, the neighbours whose seeds it could not use, as it says.
             corrupted: how many clients the session assumes to lie.
         """
         self._settled, self._roster = settled, settled.roster
@@ -176,21 +176,21 @@ class Recovery:
         self._suite = key_suite(settled.configuration.suite)
         self._enough = max(corrupted, 1) + 1
         self._wrong = dict[int, set[int]]()
-        """For each holder that showed a wrong share, whose share it was."""
+        """Dealers whose shares were wrong, for each holder that showed one."""
         self._examined = Counter[int]()
         self._bad_edges = dict[int, set[int]]()
-        """For each client whose edges are wrong, their other ends."""
+        """Other ends of wrong edges, for each client."""
         self._false_complaints = set[int]()
         self._faults = list[PeerError]()
 
     @property
     def faults(self) -> list[PeerError]:
-        """What single clients did wrong without preventing the sum, as far as it is known."""
+        """Faults of single clients that did not prevent the sum, as far as they are known."""
         return [*self._faults, *self._judge_shares(), *self._judge_edges()]
 
     @property
     def mask_count(self) -> int:
-        """How many masks are left in the sum of the uploads."""
+        """Number of masks that are left in the sum of the uploads."""
         edges = (len(self._masked_with(dropped)) for dropped in self._dropped())
         return len(self._settled.contributors) + sum(edges)
 
@@ -326,7 +326,7 @@ class Recovery:
         threshold = self._settled.configuration.threshold
         liars, culprits, dealt = set[int](), set[Party](), frozenset[Party]()
         if self._settled.is_active:
-            # Of the shares that are left each is as it was dealt, so what is wrong with them is their dealer's doing.
+            # The remaining shares are as they were dealt, so their faults are their dealer's.
             dealt = self._settled.said_by(dealer)
             liars = {item.holder for item in shown if not self._fits(dealer, secret, item)}
             culprits |= {self._roster.clients[holder] for holder in liars}
@@ -468,7 +468,7 @@ def count_revealed_sets(settled: Settled) -> frozenset[frozenset[ClientId]]:
 
 
 def transcript_of(settled: Settled) -> Transcript:
-    """Return what a finished session shows of its contributors: who masked with whom, and what was recovered."""
+    """Return a finished session's facts about contributors: who masked with whom, and the recovered secrets."""
     clients, neighbours_of = settled.roster.clients, settled.roster.graph.neighbours
     sharers, contributors = settled.sharers, settled.contributors
     masked_with = {

@@ -1,6 +1,6 @@
-"""What the server does in each of the five rounds, beside the client's steps in the files of the rounds.
+"""The server's part of each of the five rounds; the files of the rounds hold the client's steps.
 
-It checks what clients send, relays it, and knows what each closed round has settled.
+It checks the clients' messages, relays them, and keeps the results of each closed round.
 """
 
 from __future__ import annotations
@@ -58,32 +58,32 @@ from .round4_unmasking import (
 
 @dataclass(frozen=True, slots=True)
 class Settled:
-    """What the server's later rounds start from; a round that is not closed has settled nothing."""
+    """Results of the closed rounds, from which later rounds start."""
 
     published: PublishedRoster = field(repr=False)
     advertisers: tuple[VerifiedAdvertiser, ...] = field(repr=False)
-    """In the order of the roster."""
+    """Advertisers in the order of the roster."""
     known_sharers: ClientSet | None = None
     known_contributors: ClientSet | None = None
 
     @property
     def roster(self) -> Roster:
-        """Who advertised."""
+        """The advertisers."""
         return self.published.roster
 
     @property
     def configuration(self) -> SessionConfiguration:
-        """What the session agrees on."""
+        """Configuration of the session."""
         return self.published.roster.configuration
 
     @property
     def sharers(self) -> ClientSet:
-        """Who shared keys."""
+        """The clients that shared keys."""
         return certain(self.known_sharers)
 
     @property
     def contributors(self) -> ClientSet:
-        """Who of the sharers uploaded."""
+        """The sharers that uploaded."""
         return certain(self.known_contributors)
 
     @property
@@ -113,11 +113,11 @@ class Settled:
         return self.roster.set_of(self.position_of(client) for client in clients)
 
     def with_sharers(self, clients: Iterable[ClientId]) -> Settled:
-        """Return what is settled when the second round is closed."""
+        """Return the results of the second round, which is closed."""
         return replace(self, known_sharers=self.set_of(clients))
 
     def with_contributors(self, clients: Iterable[ClientId]) -> Settled:
-        """Return what is settled when the third round is closed."""
+        """Return the results of the third round, which is closed."""
         return replace(self, known_contributors=self.set_of(clients))
 
     def said_by(self, position: int) -> frozenset[Party]:
@@ -434,7 +434,7 @@ class RevealedShares:
             identity.verify(self._message.signature, Label.SIGNED_UNMASKING, *parts, culprits=unverified(client))
 
     def require_in_range(self, culprits: Iterable[Party]) -> None:
-        """Refuse shares that are no field elements."""
+        """Refuse shares that are not field elements."""
         for start in range(0, len(self._message.shares), shown_bytes(self._roster)):
             check_value(1, memoryview(self._message.shares)[start : start + ELEMENT_BYTES], culprits=culprits)
 

@@ -1,4 +1,4 @@
-"""Who takes part: the list of advertisers, what each advertised, and the context that binds everything that follows.
+"""Roster of a session: the advertisers, their advertisements, and the context that binds everything that follows.
 
 rho = H(population, H(list of clients), root of the tree of advertisements in the order of the list)
 seed of the graph = H(T0, rho, opening of the server's commitment)
@@ -37,7 +37,7 @@ class ClientSet:
     _flags: bytes = field(init=False, repr=False, compare=False)
     """The bits in bytes: to look up one of them takes as long in a large set as in a small one."""
     _digests: dict[SessionContext, bytes] = field(init=False, repr=False, compare=False)
-    """What stands for this set, by the session: every signature on it holds the same."""
+    """Digests of this set, by session: every signature on it holds the same."""
 
     def __post_init__(self) -> None:
         if self.bits < 0 or self.bits >> self.population:
@@ -129,7 +129,7 @@ class Roster:
 
     @property
     def population(self) -> int:
-        """How many advertised."""
+        """Number of advertisers."""
         return len(self.clients)
 
     @property
@@ -148,7 +148,7 @@ class Roster:
 
 
 class Seat(NamedTuple):
-    """Where a client sits on a roster."""
+    """Place of a client on a roster."""
 
     roster: Roster
     position: int

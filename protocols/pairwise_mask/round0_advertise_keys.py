@@ -45,7 +45,7 @@ from .suites import COMMITMENT_BYTES, MaskKeys, OwnKeys, PublishedKeys, commit_t
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Credential:
-    """What makes an advertisement a certified client's own: its identity key, the authority's word, its signature."""
+    """Proof that an advertisement is a certified client's own: its identity key, its certificate, its signature."""
 
     identity_key: Annotated[bytes, fixed(IDENTITY_KEY_BYTES)]
     certificate: Annotated[bytes, fixed(SIGNATURE_BYTES)]
@@ -81,7 +81,7 @@ class KeyAdvertisement(Placed):
 
     @property
     def entry(self) -> bytes:
-        """What the roster holds of it; the commitment serves the server alone unless it is signed."""
+        """The advertisement's entry in the roster; the commitment serves the server alone unless it is signed."""
         keys = self.channel_key + self.mask_key
         return keys if self.credential is None else keys + self.self_mask_commitment + self.credential.encode()
 
@@ -107,7 +107,7 @@ class VerifiedAdvertiser:
 
 
 def sign_advertisement(unsigned: KeyAdvertisement, member: Member, attempt: AttemptContext) -> KeyAdvertisement:
-    """Sign an advertisement with the member's identity key, and put the certificate beside it."""
+    """Sign an advertisement with the member's identity key, and attach the certificate."""
     if member.certificate is None:
         raise InvalidParameters("active mode needs a certificate")
     credential = Credential(
@@ -212,7 +212,7 @@ def _signed_parts(advertisement: KeyAdvertisement, attempt: AttemptContext) -> t
 ROUND: Final = "advertise_keys"
 _MAXIMUM_LIST_BYTES = 10 << 20
 _MAXIMUM_ID_BYTES = 10
-"""Of an id below 2^64, in groups of 7 bits."""
+"""Bytes of an id below 2^64, in groups of 7 bits."""
 _ROOT_BYTES = 32
 _ENTRY = sized(lambda at: entry_bytes(at.place), "both keys; in active mode commitment and credential")
 
@@ -225,7 +225,7 @@ Known = TypeVar("Known")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdvertisedKeys(Placed):
-    """What one client gets to see of the roster: everybody's id, its neighbours' entries, and their proof."""
+    """One client's view of the roster: everybody's id, its neighbours' entries, and their proof."""
 
     kind: ClassVar = MessageKind.ADVERTISED_KEYS
     attempt: Annotated[bytes, fixed(CONTEXT_TAG_BYTES)]
@@ -381,7 +381,7 @@ def _checked_roster(member: Member, configuration: SessionConfiguration, message
     try:
         roster = roster_of(configuration, message.clients, message.root, message.opening)
     except (MalformedMessage, InvalidParameters) as error:
-        raise _invalid_roster(f"the list of advertisers is no roster: {error}") from None
+        raise _invalid_roster(f"the list of advertisers is not a roster: {error}") from None
     needed = configuration.minimum_cohort
     if roster.population < needed:
         raise ThresholdNotMet(needed=needed, present=roster.population, what="advertisers", round_name=ROUND)
@@ -393,7 +393,7 @@ def _checked_roster(member: Member, configuration: SessionConfiguration, message
         )
     except InvalidParameters as error:
         raise PeerMisbehaved(
-            f"the session goes on with parameters that do not protect this client: {error}",
+            f"the session uses parameters that do not protect this client: {error}",
             reason=Reason.BELOW_FLOOR,
             culprits={ServerId()},
             round_name=ROUND,

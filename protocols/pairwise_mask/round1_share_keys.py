@@ -2,9 +2,9 @@
 
 [BIK+17] Fig. 4, Round 1. Client to server: ``EncryptedShares``. Server to each client that shared: ``DeliveredShares``.
 
-What is shared is the root of the mask key pair, which is recovered if the client drops out, and the seed of its self
-mask, which is recovered if it does not. A neighbour's share stands at its position in the sorted list of neighbours,
-counted from 1, which both ends derive.
+The shared secrets are the root of the mask key pair, which is recovered if the client drops out, and the seed of its
+self mask, which is recovered if it does not. A neighbour's share stands at its position in the sorted list of
+neighbours, counted from 1, which both ends derive.
 
 In active mode the client commits to every pair of shares and signs the tree of all entries, one leaf for each
 neighbour. Each neighbour gets its leaf with its path; a share that does not fit its commitment then names a liar.
@@ -45,12 +45,12 @@ _MAXIMUM_PATH = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SharesEntry:
-    """What one client sends to one neighbour: two sealed shares, the seed of the edge if it is the one to send it."""
+    """One client's message to one neighbour: two sealed shares, and the seed of the edge if this client sends it."""
 
     sealed: bytes
     edge: bytes
     commitment: bytes
-    """To both shares; empty in semi-honest mode."""
+    """Commitment to both shares; empty in semi-honest mode."""
 
     def encode(self) -> bytes:
         """Return the parts, whose lengths both ends know."""
@@ -65,7 +65,7 @@ class SharesEntry:
 
 @dataclass(frozen=True, slots=True)
 class EntryForm:
-    """How long the parts of one entry are."""
+    """Lengths of the parts of one entry."""
 
     sealed_bytes: int
     edge_bytes: int
@@ -150,7 +150,7 @@ def _read_entries(reader: Reader, at: At) -> tuple[DeliveredEntry, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeliveredShares(Placed):
-    """Who shared keys, and what one's neighbours among them sent."""
+    """The clients that shared keys, and the entries of one's neighbours among them."""
 
     kind: ClassVar = MessageKind.DELIVERED_SHARES
     context: Annotated[bytes, fixed(CONTEXT_TAG_BYTES)]
@@ -257,8 +257,8 @@ def verify_delivered_entry(
 def delivered_root(receiver: ClientId, entries: Iterable[bytes]) -> bytes:
     """Return the root over all entries that a client was delivered, which it signs with whatever it says of them.
 
-    A dealer may sign two trees, and the network deliver the one that the server does not have. What the client says of
-    its entries then does not verify at the server, instead of being compared with others.
+    A dealer may sign two trees, and the network deliver the one that the server does not have. The client's statement
+    about its entries then does not verify at the server, instead of being compared with others.
     """
     return MerkleTree([entry_leaf(receiver, entry) for entry in entries]).root
 

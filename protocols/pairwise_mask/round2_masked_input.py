@@ -86,10 +86,10 @@ class MaskedInput(Placed):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Complaint(Placed):
-    """What a client sends in place of its upload when the seed of an edge that came to it is unusable (hybrid suite).
+    """Message of a client in place of its upload when the seed of an edge that came to it is unusable (hybrid suite).
 
-    A client that lacks a mask cannot upload, so it leaves. Without a word it would look as if it had dropped out, and
-    the neighbour that drove it out would stand beside the others. A complaint alone convicts nobody and excludes only
+    A client that lacks a mask cannot upload, so it leaves. Without a complaint it would look as if it had dropped out,
+    and the neighbour that drove it out would look honest. A complaint alone convicts nobody and excludes only
     its sender: the client has dropped out, so its mask root is recovered, and with it the server opens the very seed
     and sees which of the two is right.
     """
@@ -99,7 +99,7 @@ class Complaint(Placed):
     signature: Annotated[bytes, SIGNATURE]
     """Empty in semi-honest mode."""
     accused: Annotated[ClientSet, client_set(lambda at: len(at.place.roster.graph.neighbours(at.place.position)))]
-    """By their places among the neighbours of the client that complains."""
+    """Places of the accused among the neighbours of the client that complains."""
 
     @classmethod
     def decode(cls, message: bytes, roster: Roster, sender: int, sharers: ClientSet) -> Complaint:
@@ -140,7 +140,7 @@ class Masked(Confined):
         self.delivered = delivered
         """The root over the entries from which the shares are."""
         self.shares = shares
-        """For each neighbour, its share of the mask root and of the self-mask seed, one after the other."""
+        """Each neighbour's share of the mask root and of the self-mask seed, one after the other."""
         self.edge_seeds = edge_seeds
         """The seeds of this client's edges (hybrid suite); one is shown if the other end drops out."""
 
@@ -160,8 +160,8 @@ def mask_input(
 
     Implements: [BIK+17] Fig. 4, Round 2, client.
     Returns:
-        The next state, the upload, and what was wrong with single shares without ending the session. If the seed of an
-        edge is unusable: no state, a complaint in place of the upload, and what was wrong; the input is not spent.
+        The next state, the upload, and the faults of single shares that do not end the session. If the seed of an
+        edge is unusable: no state, a complaint in place of the upload, and the faults; the input is not spent.
     Raises:
         ThresholdNotMet: fewer shared keys than are needed, among all or among the neighbours.
         PeerMisbehaved: the set of sharers does not hold this client.
@@ -214,7 +214,7 @@ def complain(
 
 
 def upload_digest(packed: Iterable[bytes | memoryview]) -> bytes:
-    """Return the digest of a masked vector, of which a signature is made; its length is the session's."""
+    """Return the digest of a masked vector, which a signature covers; its length is the session's."""
     hashed = hashlib.sha256(bind(Label.UPLOAD_DIGEST))
     for run in packed:
         hashed.update(run)
@@ -256,7 +256,7 @@ def _check_sharers(message: DeliveredShares, key_set: VerifiedKeySet) -> None:
 
 
 def _collect_seeds(state: Shared, entries: Mapping[int, SharesEntry], seeds: dict[int, Secret]) -> dict[int, PeerError]:
-    """Fill in the seed of every edge, and return what is wrong with those that are unusable."""
+    """Fill in the seed of every edge, and return the faults of those that are unusable."""
     context, suite = state.key_set.roster.context, key_suite(state.key_set.roster.configuration.suite)
     unusable = dict[int, PeerError]()
     for neighbour, entry in entries.items():

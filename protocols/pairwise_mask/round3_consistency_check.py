@@ -32,7 +32,7 @@ ROUND: Final = "consistency_check"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SurvivorSet(Placed):
-    """Who shared keys, and who of them contributed, as the server says."""
+    """The clients that shared keys, and the contributors among them, as the server says."""
 
     kind: ClassVar = MessageKind.SURVIVOR_SET
     context: Annotated[bytes, fixed(CONTEXT_TAG_BYTES)]

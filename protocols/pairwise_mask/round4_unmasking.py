@@ -44,7 +44,7 @@ ROUND: Final = "unmasking"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Endorsement:
-    """One committee member's signature on the survivors, with what is needed to verify it."""
+    """One committee member's signature on the survivors, with the values needed to verify it."""
 
     position: Annotated[int, unsigned(4)]
     identity_key: Annotated[bytes, fixed(IDENTITY_KEY_BYTES)]
@@ -62,7 +62,7 @@ class SignedView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnmaskingRequest(Placed):
-    """Who contributed; in active mode with the committee's certificate and the neighbours' signed views."""
+    """The contributors; in active mode with the committee's certificate and the neighbours' signed views."""
 
     kind: ClassVar = MessageKind.UNMASKING_REQUEST
     context: Annotated[bytes, fixed(CONTEXT_TAG_BYTES)]
@@ -88,7 +88,7 @@ class _Asked(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnmaskingShares(Placed):
-    """For each neighbour that shared keys, one share; in the hybrid suite also the edge seeds of those that dropped."""
+    """One share for each neighbour that shared keys; in the hybrid suite also the edge seeds of those that dropped."""
 
     kind: ClassVar = MessageKind.UNMASKING_SHARES
     context: Annotated[bytes, fixed(CONTEXT_TAG_BYTES)]
@@ -115,7 +115,7 @@ class UnmaskingShares(Placed):
 
 @dataclass(frozen=True, slots=True)
 class AnsweredFor:
-    """About which neighbours one contributor answers, and the seeds of which edges it shows (hybrid suite)."""
+    """The neighbours for which one contributor answers, and the edges whose seeds it shows (hybrid suite)."""
 
     neighbours: array[int]
     edges: array[int]

@@ -1,6 +1,6 @@
-"""The whole protocol on one page: an executable specification, with no network, and dropouts where you want them.
+"""The whole protocol on one page: an executable specification, with no network, and dropouts at any point.
 
-Read it top to bottom beside [BIK+17] Fig. 4. Every message is bytes that a transport could carry; ``sent`` is told of
+Read it top to bottom next to [BIK+17] Fig. 4. Every message is bytes that a transport could carry; ``sent`` is told of
 each, so that a caller can count, record or drop.
 """
 
@@ -20,7 +20,7 @@ from .transitions import ServerState
 
 _LOG = logging.getLogger(__name__)
 Dropouts = Mapping[ServerState, frozenset[ClientId]]
-"""Who is gone before sending what the server awaits in a state, and for good."""
+"""Clients that are gone for good before they send the message of a state."""
 Observer = Callable[[ServerState, ClientId, bytes, bytes], None]
 """Told of each answer: the round, the client, what it was sent, and what it answers."""
 

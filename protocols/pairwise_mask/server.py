@@ -1,6 +1,6 @@
 """The server of one attempt, as a session: it relays, it adds, and it removes what masks are left; it holds no input.
 
-What a client says is checked before anything changes, and taken once (``secagg.session.stages``). Uploads are added as
+A client's message is checked before anything changes, and taken once (``secagg.session.stages``). Uploads are added as
 they arrive, so memory is a few vectors however many clients there are.
 """
 
@@ -96,7 +96,7 @@ class Server(StagedServerSession[Take]):
         self.revealed = frozenset[frozenset[ClientId]]()
         """The sets of clients whose sums the finished session reveals; one set, if all went well."""
         self.noise = noise
-        """What its clients add; unknown after a restart, which only they need to know."""
+        """Noise of its clients; unknown after a restart, which only they need to know."""
         self._begin(ServerRecord(plan), invited, threads)
 
     def _begin(self, kept: ServerRecord, invited: frozenset[ClientId] | None, threads: int) -> None:
@@ -121,17 +121,17 @@ class Server(StagedServerSession[Take]):
 
     @property
     def configuration(self) -> SessionConfiguration:
-        """What the session agrees on."""
+        """Configuration of the session."""
         return self._kept.plan.configuration
 
     @property
     def state(self) -> ServerState:
-        """What is awaited."""
+        """The messages that the server waits for."""
         return self._kept.state
 
     @property
     def settled(self) -> Settled:
-        """What the closed rounds have settled.
+        """Results of the closed rounds.
 
         Raises:
             Misuse: no round is closed.
@@ -142,12 +142,12 @@ class Server(StagedServerSession[Take]):
 
     @property
     def roster(self) -> Roster:
-        """Who advertised, once that round is closed."""
+        """The advertisers, once that round is closed."""
         return self.settled.roster
 
     @property
     def contributors(self) -> frozenset[ClientId]:
-        """Whose uploads were taken so far."""
+        """The clients whose uploads were taken so far."""
         return frozenset(self._kept.views)
 
     def evidence_of(self, client: ClientId) -> bytes:
@@ -310,7 +310,7 @@ class Server(StagedServerSession[Take]):
             case ServerState.AWAITING_SURVIVOR_SIGNATURES:
                 what, needed = "signatures of the committee", self.configuration.quorum
             case _:
-                # How many shares are needed of which secret, the recovery says.
+                # The recovery decides how many shares each secret needs.
                 return
         if (present := len(self._kept.answered)) < needed:
             raise ThresholdNotMet(needed=needed, present=present, what=what, round_name=str(self.state))
@@ -388,7 +388,7 @@ class Server(StagedServerSession[Take]):
                     settled.sharers,
                     needed,
                     lambda position: deliver_shares(settled, relayed, position).encode(),
-                    # Who uploads is who can show shares later, of everybody who shared.
+                    # The uploaders are those, among all that shared, that can show shares later.
                     due=tuple(settled.sharers),
                 )
             case ServerState.AWAITING_SURVIVOR_SIGNATURES:
@@ -469,7 +469,7 @@ class Server(StagedServerSession[Take]):
         """Continue from a snapshot, in any process.
 
         Raises:
-            MalformedMessage: it is no snapshot.
+            MalformedMessage: it is not a snapshot.
         """
         kept = ServerRecord.decode(bytes(snapshot.expose()))
         server = cls(kept.plan, invited, threads=threads)
@@ -501,7 +501,7 @@ class OpenRound(Confined, Mapping[ClientId, bytes]):
         """Open a round that nobody has answered.
 
         Args:
-            members: who takes part, with their positions.
+            members: the clients that take part, with their positions.
             message: makes the message for a position, always the same bytes.
             needed: how many answers closing takes.
             due: the positions around which ``threshold`` neighbours have to answer; None for all who answer.
@@ -513,10 +513,10 @@ class OpenRound(Confined, Mapping[ClientId, bytes]):
         is_sparse = graph.topology is Topology.SPARSE
         self._needed = needed if is_sparse or due == () else max(needed, threshold + 1)
         self._around = dict.fromkeys(range(graph.population), 0) if is_sparse and due != () else dict[int, int]()
-        """In a sparse graph: how many neighbours of each position have answered."""
+        """Number of neighbours of each position that have answered, in a sparse graph."""
         self._due = set[int](due or ())
         self._short = len(self._due) if self._around else 0
-        """Around how many positions that are due too few have answered."""
+        """Number of positions in ``due`` around which too few have answered."""
 
     def __getitem__(self, client: ClientId) -> bytes:
         return self._message(self._members[client])
@@ -557,7 +557,7 @@ class ServerRecord:
     with the answers of the last round in it, it determines what the server would compute. Reading it back checks its
     form and not its signatures, which were checked before: keep it where only the server writes.
 
-    Claim PM-11: the model checker ends a server's process at any time, and goes on from the record that was stored.
+    Claim PM-11: the model checker ends a server's process at any time, and resumes from the stored record.
     """
 
     plan: SessionPlan
@@ -567,7 +567,7 @@ class ServerRecord:
     views: dict[ClientId, bytes] = field(default_factory=dict[ClientId, bytes], repr=False)
     """The contributors so far; in active mode with the digest of what each sent and its signature, as evidence."""
     complaints: dict[ClientId, bytes] = field(default_factory=dict[ClientId, bytes], repr=False)
-    """What clients sent that left because the seed of an edge was unusable."""
+    """Complaints of the clients that left because the seed of an edge was unusable."""
     signatures: dict[ClientId, bytes] = field(default_factory=dict[ClientId, bytes], repr=False)
     answers: dict[ClientId, bytes] = field(default_factory=dict[ClientId, bytes], repr=False)
     said: dict[ClientId, bytes] = field(default_factory=dict[ClientId, bytes], repr=False)
@@ -575,12 +575,12 @@ class ServerRecord:
     heard: dict[ClientId, set[bytes]] = field(default_factory=dict[ClientId, set[bytes]], repr=False)
     """The digests of all answers that were taken, by which one that is sent again is recognised."""
     out: set[ClientId] = field(default_factory=set[ClientId])
-    """Who left, or was put out; they count as dropped from then on."""
+    """Clients that left, or were put out; they count as dropped from then on."""
     total: MaskedVector | None = field(default=None, repr=False)
 
     @property
     def answered(self) -> Mapping[ClientId, bytes]:
-        """Who has sent the message that is due."""
+        """Clients that have sent the message of this state, with the messages."""
         match self.state:
             case ServerState.AWAITING_KEY_ADVERTISEMENTS:
                 return self.advertisements
@@ -595,7 +595,7 @@ class ServerRecord:
 
     @property
     def _tables(self) -> tuple[dict[ClientId, bytes], ...]:
-        """What stands under each client, in the order of the encoding."""
+        """The tables by client, in the order of the encoding."""
         sent = self.advertisements, self.shares, self.views, self.complaints, self.signatures, self.answers
         return *sent, self.said
 
@@ -628,7 +628,7 @@ class ServerRecord:
         reader = Reader(snapshot, MessageKind.SERVER_SNAPSHOT)
         state = reader.integer(1)
         if state >= len(_STATES) or _STATES[state] in _FINAL_STATES:
-            raise MalformedMessage(f"{state} is no state that a server continues from", reason=Reason.NOT_CANONICAL)
+            raise MalformedMessage(f"{state} is not a state that a server continues from", reason=Reason.NOT_CANONICAL)
         configuration = SessionConfiguration.decode(reader.variable(_MAXIMUM_OFFER_BYTES))
         opening = reader.fixed(OPENING_BYTES)
         plan = SessionPlan(configuration, opening, reader.integer(8), reader.integer(8), reader.integer(2))

@@ -1,4 +1,4 @@
-"""Pairwise masks as a session: four or five stages, of which the third holds the updates."""
+"""Pairwise masks as a session: four or five stages, the third of which takes the updates."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from .transitions import ClientState
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PairwiseHelpers:
-    """What a server works with; it has no helper that it would have to ask."""
+    """Resources of a server; it has no helper."""
 
     coins: Coins
     authority: bytes = NO_AUTHORITY
@@ -96,7 +96,7 @@ class PairwiseMember(Confined):
     def join(
         self, subject: Subject, update: LateUpdate | None = None, suspended: Secret | None = None
     ) -> PairwiseClientSession:
-        """Begin, or go on with what was suspended."""
+        """Begin, or resume a suspended session."""
         session = PairwiseClientSession(self, subject, update)
         session.begin(self._client(session, subject, suspended))
         return session
@@ -117,7 +117,7 @@ class PairwiseMember(Confined):
             self._privacy.charge(self._noise_of(configuration))
 
     def noised(self, payload: Payload, configuration: SessionConfiguration) -> Payload:
-        """Return what is masked: with noise, the clipped values and this client's share of it, drawn once.
+        """Return the values to mask: with noise, the clipped values and this client's share of it, drawn once.
 
         Claim PM-7: noise is part of the input, so that it is in the one sum and in nothing else.
         """
@@ -170,12 +170,12 @@ class PairwiseClientSession(Confined):
 
     @property
     def client(self) -> ClientId:
-        """Who this is."""
+        """The client's identifier."""
         return self._member.client
 
     @property
     def faults(self) -> tuple[PeerError, ...]:
-        """What other clients sent that was of no use."""
+        """Unusable messages of other clients."""
         return tuple(self._machine.complaints)
 
     def answer(self, message: bytes) -> bytes:
@@ -206,7 +206,7 @@ class PairwiseClientSession(Confined):
         return self._member.noised(update.payload, configuration), update.weight
 
     def suspend(self) -> Secret | None:
-        """Return the record that ``join`` goes on from, and answer no more."""
+        """Return the record that ``join`` resumes, and answer no more."""
         client = self._machine
         if client.state in (ClientState.AWAITING_OFFER, ClientState.COMPLETED, ClientState.ABORTED):
             client.abort()

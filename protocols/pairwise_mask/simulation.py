@@ -32,7 +32,7 @@ from .thresholds import least_privacy_bits
 
 
 def describe(session: Server) -> tuple[str, ...]:
-    """Return what was planned, a line each."""
+    """Return the plan, a line each."""
     configuration = session.configuration
     widths = sorted({segment.modulus_bits for segment in configuration.layout.require_rings()})
     most = configuration.maximum_population
@@ -120,17 +120,17 @@ class PairwiseSimulation(Confined):
 
 
 _HEADER, _DIGEST, _ELEMENT, _SIGNATURE, _COUNT, _ID = 7 + CONTEXT_TAG_BYTES, 32, 32, 64, 4, 8
-"""What every message begins with, and its fields."""
+"""Bytes of every message's header, and of its fields."""
 _CREDENTIAL = _DIGEST + 2 * _SIGNATURE
 """An identity key, the authority's signature on it, and a signature made with it."""
 _AUTHORITY = b"\x01" * _DIGEST
-"""Stands for the key of an authority, of which only the length counts here."""
+"""Placeholder for the key of an authority; only its length counts here."""
 _OWN_STEPS: Final = 8
-"""What a client does for itself, in units of what it does for a neighbour."""
+"""Work of a client for itself, in units of its work for a neighbour."""
 _SIGNATURES_OF_A_STEP: Final = 5
-"""As many of the committee's signatures are verified in the time that a neighbour takes."""
+"""Number of the committee's signatures that are verified in the time that a neighbour takes."""
 _PASSES: Final = 8
-"""How often an upload is read beside its masks: packed, hashed, checked, sent, read and added."""
+"""Passes over an upload besides its masks: packed, hashed, checked, sent, read and added."""
 
 
 def costs(layout: Layout, clients: int, suite: Suite) -> Iterator[Costs]:

@@ -52,7 +52,7 @@ _SHARE_DIGESTS: Final = {secret: bind(Label.SHARE_DIGEST, secret.value) for secr
 
 @dataclass(frozen=True, slots=True)
 class SharePlace:
-    """Where a pair of shares belongs: whose secrets, held by whom, at which point, in which session."""
+    """Place of a pair of shares: whose secrets, held by whom, at which point, in which session."""
 
     context: SessionContext
     dealer: ClientId
@@ -85,7 +85,7 @@ class SharePlace:
         return hashlib.sha256(statement).digest()
 
     def fits(self, share: Secret, secret: SharedSecret, other_digest: bytes, commitment: bytes) -> bool:
-        """Whether one share and the digest of the other are what the dealer committed to."""
+        """Whether one share and the digest of the other match the dealer's commitment."""
         own = self.digest_of(share, secret)
         digests = (own, other_digest) if secret is SharedSecret.MASK_ROOT else (other_digest, own)
         return compare_digest(self.commit_to(*digests), commitment)
@@ -116,7 +116,7 @@ COMMITMENT_BYTES: Final = 32
 
 PublicKey = Any
 KeyPair = Any
-"""Of whichever suite; a session has one suite, which makes and takes both."""
+"""Key pair of either suite; a session has one suite, which makes and takes both."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +159,7 @@ class OwnKeys(Confined):
 
     @property
     def published(self) -> PublishedKeys:
-        """What everybody may know of them."""
+        """The public keys."""
         return PublishedKeys(self.client, self.channel.public_key, self.mask.pair.public_key)
 
     def wipe(self) -> None:
@@ -172,7 +172,7 @@ class OwnKeys(Confined):
 
 
 class KeySuite(Protocol):
-    """What the rounds need of a suite."""
+    """Operations that the rounds need of a suite."""
 
     public_key_bytes: int
     sealed_bytes: int
@@ -201,11 +201,11 @@ class KeySuite(Protocol):
         ...
 
     def seed_of_sent_edge(self, own: MaskKeys, peer: PublishedKeys, context: SessionContext, edge: bytes) -> Secret:
-        """Return the pairwise seed at the sending end; ``edge`` is what it sent."""
+        """Return the pairwise seed at the sending end; ``edge`` is the sent message."""
         ...
 
     def seed_of_received_edge(self, own: MaskKeys, peer: PublishedKeys, context: SessionContext, edge: bytes) -> Secret:
-        """Return the pairwise seed at the receiving end; ``edge`` is what came."""
+        """Return the pairwise seed at the receiving end; ``edge`` is the received message."""
         ...
 
     def check_revealed_seed(

@@ -1,8 +1,8 @@
-"""How many neighbours, how many shares, how large a committee: for an assumed number of corrupted and dropped clients.
+"""Neighbours, shares and committee that an assumed number of corrupted and dropped clients requires.
 
 The assumptions are counts, not fractions, and corruption is static: a server that drops honest clients raises the
-fraction of corrupted ones, and a client that assumes a fraction would follow it. Who is corrupted is fixed before the
-graph seed is known; who drops out is the server's choice wherever the rule is split-proof.
+fraction of corrupted ones, and a client that assumes a fraction would follow it. The corrupted clients are fixed before
+the graph seed is known; the server chooses the dropouts wherever the rule is split-proof.
 
 Every probability here is that of one drawn graph. A server without a public beacon can try as many graphs as it can
 make rosters, by leaving clients out and by having a corrupted client sign other keys, at some 30 us each. The tries
@@ -36,14 +36,14 @@ CURIOUS_PRIVACY_BITS: Final = 40
 MAXIMUM_BITS: Final = 256
 
 LN2: Final = log(2)
-"""What turns bits into the unit of the tails."""
+"""Factor from bits to the unit of the tails."""
 _ROUNDING: Final = 1e-6
-"""What a computed logarithm is raised by. Each of the nine log-gammas behind it is below 1.4e7 and accurate to a few
+"""Margin added to a computed logarithm. Each of the nine log-gammas behind it is below 1.4e7 and accurate to a few
 units in the last place (1.9e-9), and the terms left out of a sum are less than 1e-9 of it."""
 
 
 class ThresholdRule(StrEnum):
-    """What a threshold protects from, in a sparse graph."""
+    """Attack that a threshold prevents, in a sparse graph."""
 
     SEMI_HONEST = "semi_honest"
     """t = c + 1: corrupted neighbours alone cannot reconstruct. For a server that follows the protocol."""
@@ -137,7 +137,7 @@ def least_threshold(  # noqa: PLR0913 -- the offer, and the client's own assumpt
 
 
 def require_committee(population: int, corrupted: int, size: int, quorum: int, bits: int = PRIVACY_BITS) -> None:
-    """Refuse a committee of which two quorums may have only corrupted members in common.
+    """Refuse a committee where two quorums could have only corrupted members in common.
 
     Raises:
         InvalidParameters: naming the least quorum that would do.
@@ -247,7 +247,7 @@ def _log_choose(a: int, b: int) -> float:
 
 
 def require_number(name: str, value: object, least: int, greatest: int | None = None) -> None:
-    """Refuse what is no integer in a range."""
+    """Require an integer in a range."""
     if type(value) is not int or value < least or (greatest is not None and value > greatest):
         within = f"is at least {least}" if greatest is None else f"is in {least}..{greatest}"
         raise InvalidParameters(f"{name} {within}; got {value!r}")

@@ -1,4 +1,4 @@
-"""Which message is due in which state and where it leads, for both roles, as data that moves both roles.
+"""Table of states, for both roles: the message that each state accepts and the states that follow.
 
 ``advance`` is the only way from one state to the next. A role that has a choice, because a client may be on the
 committee or not, names the state that it wants, and gets it only if the table holds it.
@@ -15,7 +15,7 @@ from secagg.wire import MessageKind
 
 
 class ClientState(StrEnum):
-    """What a client awaits."""
+    """The message that a client waits for."""
 
     AWAITING_OFFER = "awaiting_offer"
     AWAITING_ADVERTISED_KEYS = "awaiting_advertised_keys"
@@ -28,7 +28,7 @@ class ClientState(StrEnum):
 
 
 class ServerState(StrEnum):
-    """What a server awaits, from as many clients as will send it before the round is closed."""
+    """The message that a server waits for, from as many clients as will send it before the round is closed."""
 
     AWAITING_KEY_ADVERTISEMENTS = "awaiting_key_advertisements"
     AWAITING_ENCRYPTED_SHARES = "awaiting_encrypted_shares"
@@ -92,7 +92,7 @@ SERVER_TRANSITIONS: Final[Mapping[ServerState, tuple[MessageKind, frozenset[Serv
 """The one message that each state accepts from each client, and where closing the round leads."""
 
 SENT_INSTEAD: Final[Mapping[ServerState, MessageKind]] = {ServerState.AWAITING_MASKED_INPUTS: MessageKind.COMPLAINT}
-"""What a client that leaves may send in place of the message that is due."""
+"""Message that a client that leaves may send in place of the expected one."""
 
 _TABLES: Final = dict[type, Mapping[Any, tuple[MessageKind, frozenset[Any]]]](
     {ClientState: CLIENT_TRANSITIONS, ServerState: SERVER_TRANSITIONS}

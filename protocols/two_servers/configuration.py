@@ -1,13 +1,13 @@
-"""What the clients and the two servers of a task agree on: one value, whose digest (T0) everything is bound to.
+"""Configuration of a task, shared by the clients and both servers: its digest (T0) is bound to everything.
 
 A client computes the digest from a configuration that it has checked itself, and so does each server. Parties with
-different block counts, codebooks, lanes, depths, cohorts or weights have different digests, and understand nothing of
-one another.
+different block counts, codebooks, lanes, depths, cohorts or weights have different digests, and cannot use one
+another's messages.
 
 Noise that each server adds to its own share of the sum is enough alone against the other one. Each adds the variance V,
-and what is released has 2 V; epsilon is that of V, because the other server subtracts its own or never added any, which
-nobody can see. What is released of a histogram is no histogram any more: counts with noise, of which the session makes
-sums of codewords, as everybody could.
+and the released sum has 2 V; epsilon is that of V, because the other server subtracts its own or never added any, which
+nobody can see. A released histogram consists of counts with noise, and the session makes sums of codewords of them, as
+everybody could.
 """
 
 from __future__ import annotations
@@ -44,31 +44,33 @@ MAXIMUM_SEGMENTS: Final = 1 << 10
 _MAXIMUM_LAYOUT_BYTES: Final = 1 << 14
 _MAXIMUM_WEIGHTS: Final = 64
 _LAST_SECOND: Final = 253402300799
-"""Of the year 9999, the last that a datetime has."""
+"""Last second of the year 9999, the last that a datetime has."""
 _CHEAPEST: Final = 0xFF
 _DEVIATIONS: Final = 6
-"""Of the sum of both servers' noise, beside the largest count: 10^7 lanes leave that once in 50 rounds, at one lane."""
+"""Deviations of both servers' summed noise above the largest count: 10^7 lanes exceed it once in 50 rounds, at one
+lane.
+"""
 _VARIANCE_BYTES: Final = 12
 
 
 class SharingMode(IntEnum):
-    """How a client's indices are shared between the servers; nothing of one mode is understood in another."""
+    """Sharing of a client's indices between the servers; messages of one mode have no meaning in another."""
 
     CHECKED_POINT_FUNCTIONS = 1
-    """Point functions, and a check that rejects whoever votes otherwise than once in every block."""
+    """Point functions, and a check that rejects a client unless it votes exactly once in every block."""
     UNCHECKED_POINT_FUNCTIONS = 2
     """Point functions alone: a client can set any histogram to anything. Private against one malicious server."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerNoise:
-    """What each server adds to every segment, as both servers and all clients agree on it."""
+    """Noise that each server adds to every segment, as both servers and all clients agree on it."""
 
     kind: NoiseKind
     variances: tuple[int, ...]
-    """Of one server's noise, for each segment of the layout."""
+    """Variances of one server's noise, for each segment of the layout."""
     l2_bounds: tuple[int, ...]
-    """For each ring segment the largest norm of a client's values, which it clips to."""
+    """Largest norm of a client's values, to which it clips, for each ring segment."""
     is_rotated: bool = False
     """Whether ring segments hold coordinates of rotated updates that were rounded at random."""
 
@@ -88,7 +90,7 @@ class ServerNoise:
         for place, (variance, most) in enumerate(zip(self.variances, self.most(layout, total_weight), strict=True)):
             if variance > most:
                 raise CapacityExceeded(
-                    f"segment {place} has room for a variance of {most} of each server's noise beside a sum of "
+                    f"segment {place} has room for a variance of {most} of each server's noise with a sum of "
                     f"{total_weight} clients, and {variance} are asked for: take less noise, or a wider ring"
                 )
 
@@ -174,7 +176,7 @@ class IndexingConfiguration(Message):
 
     kind: ClassVar = MessageKind.INDEXING_CONFIGURATION
     task: Annotated[bytes, variable(_MAXIMUM_TASK_BYTES)]
-    """What is being trained, as the platform names it."""
+    """Training task, as the platform names it."""
     suite: Annotated[Suite, choice(tuple(Suite))]
     authority: Annotated[bytes, fixed(IDENTITY_KEY_BYTES)]
     """The public key of the authority that certifies clients; neither server holds its private key."""
@@ -188,13 +190,13 @@ class IndexingConfiguration(Message):
     """Nothing is released of fewer, nor of fewer of any one weight."""
     maximum_cohort: Annotated[int, unsigned(4)]
     maximum_rejections: Annotated[int, unsigned(4)]
-    """How many uploads may fail the check before the servers give the round up."""
+    """Number of uploads that may fail the check before the servers give the round up."""
     weights: Annotated[tuple[int, ...], repeated(unsigned(4), _MAXIMUM_WEIGHTS, size=1)] = (1,)
-    """What a client may weigh; weights are public."""
+    """Weights that a client may have; they are public."""
     expiry: Annotated[int, unsigned(8)]
     """When clients stop uploading, in seconds since 1970."""
     noise: Annotated[ServerNoise | None, _NOISE] = None
-    """What each server adds to its share of the sum."""
+    """Noise that each server adds to its share of the sum."""
     context: AttemptContext = field(init=False, repr=False, compare=False)
     """The digest of this configuration (T0)."""
 
@@ -270,13 +272,13 @@ class IndexingConfiguration(Message):
 
     @property
     def lane_weight(self) -> int:
-        """How many values a lane has to tell apart, less one: counts, and with noise twice as far as they reach."""
+        """Largest value that a lane must hold: counts, and with noise twice as far as they reach."""
         noise, most = self.noise, self.maximum_total_weight
         return most if noise is None else noise.lane_weight(self.layout, most)
 
     @cached_property
     def group(self) -> LaneGroup:
-        """What lanes are: of a field where clients are checked, and else of the smallest ring that holds all counts.
+        """Group of the lanes: a field where clients are checked, and else the smallest ring that holds all counts.
 
         Where nothing is counted no field has to hold the total, and lanes are those of a ring.
         """

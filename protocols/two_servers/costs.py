@@ -1,4 +1,4 @@
-"""What one client of two servers sends and receives, and what the servers compute, from configurations alone."""
+"""Bytes that one client of two servers sends and receives, and the servers' work, from configurations alone."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .point_functions.shares import CorrectionWords, ExplicitShare
 from .server_messages import BATCH, batch_bytes, half_bytes, offers_bytes
 
 _FRAME_BYTES: Final = 7 + 2 * 4
-"""Of the message in which both halves travel to server 0."""
+"""Frame of the message in which both halves travel to server 0."""
 
 
 def costs(layout: Layout, clients: int, suite: Suite) -> Iterator[Costs]:
@@ -66,7 +66,7 @@ def _depths(configuration: IndexingConfiguration) -> set[int]:
 
 
 def _costs(configuration: IndexingConfiguration, clients: int) -> Costs:
-    """Add what is sent plain, which one server expands and the other one is sent; envelopes, proofs and signatures."""
+    """Add the plain parts, which one server expands and the other is sent; envelopes, proofs and signatures."""
     shapes = [(configuration.shape(segment), segment.blocks) for _, segment in configuration.index_segments]
     payload = sum(
         CorrectionWords.encoded_bytes(shape, blocks) if shape.depth else ExplicitShare.encoded_bytes(shape, blocks)

@@ -1,4 +1,4 @@
-"""What a client insists on before it shares anything, whatever the servers are configured for."""
+"""Floors that a client checks before it shares anything, whatever the servers are configured for."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from .configuration import SERVERS, IndexingConfiguration, SharingMode
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IndexingFloors:
-    """What a client insists on.
+    """Floors of a client.
 
-    That the two servers are in two hands is what everything rests on. A client cannot see it; so it names the two whom
-    it believes in, and the authority, and follows no configuration that names others.
+    Everything rests on two servers in two hands. A client cannot see that; so it names the two servers that it
+    trusts, and the authority, and follows no configuration that names others.
     """
 
     suites: frozenset[Suite]
@@ -62,7 +62,7 @@ class IndexingFloors:
         """Refuse a configuration that is weaker than these floors, or made for another codec than the client's.
 
         Raises:
-            InvalidParameters: with reason ``below_floor``, naming what is too weak.
+            InvalidParameters: with reason ``below_floor``, naming the weak value.
         """
         if type(now) is not datetime or now.utcoffset() is None:
             raise Misuse("the time is a datetime with a time zone")

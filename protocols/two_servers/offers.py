@@ -1,4 +1,4 @@
-"""Who is in a round's sum, and when it may leave: a pure state machine, with no cryptography in it.
+"""Rules of a round: whose uploads are summed, and when the sum may leave; a pure state machine without cryptography.
 
 Each server has one for each round. Uploads are received, asked about once, and taken or rejected. Then the round is
 closed: the server signs one list, and never another. It lets its share go only after the other server has signed the
@@ -41,7 +41,7 @@ from secagg.wire import MessageKind, Reader, Writer
 
 
 class RoundState(Enum):
-    """How far a round is."""
+    """State of a round."""
 
     COLLECTING = "collecting"
     SIGNED = "signed"
@@ -50,7 +50,7 @@ class RoundState(Enum):
 
 
 class Standing(Enum):
-    """How far one upload is."""
+    """State of one upload."""
 
     RECEIVED = "received"
     ASKED = "asked"
@@ -80,7 +80,7 @@ class RoundRules:
         self.weights = frozenset(weights)
         self.state = RoundState.COLLECTING
         self.counted: tuple[Entry, ...] = ()
-        """Whose uploads are released, once the round was closed."""
+        """The uploads that are released, once the round was closed."""
         self._entries = dict[bytes, Entry]()
         self._standing = dict[bytes, Standing]()
         self._clients = dict[ClientId, bytes]()
@@ -177,7 +177,7 @@ class RoundRules:
         rejected = self.number_of(Standing.REJECTED)
         if rejected > self.maximum_rejections:
             raise PeerMisbehaved(
-                f"{rejected} uploads were rejected, and {self.maximum_rejections} are put up with; somebody is "
+                f"{rejected} uploads were rejected, and {self.maximum_rejections} are tolerated; somebody is "
                 "attacking the round, or the other server is",
                 reason=Reason.ONE_HOT_REFUTED,
                 culprits=NOBODY,
@@ -206,7 +206,7 @@ class RoundRules:
         self.state = RoundState.FAILED
 
     def require(self, *states: RoundState) -> None:
-        """Refuse to go on in another state.
+        """Require one of these states.
 
         Raises:
             Misuse: the round is in another state.
@@ -240,7 +240,7 @@ _MOST_BYTES: Final = (1 << 32) - 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundStamp:
-    """Which round of which task a message is of, and from which server."""
+    """Task, round and server of a message."""
 
     context: Annotated[AttemptContext, CONTEXT]
     round_number: Annotated[int, unsigned(ROUND_BYTES)]
@@ -257,18 +257,18 @@ class RoundStamp:
         return writer
 
     def read(self, message: bytes, kind: MessageKind) -> Reader:
-        """Begin to read a message that is due from this server in this round.
+        """Begin to read a message that is expected from this server in this round.
 
         Raises:
             PeerMisbehaved: it is of another task or round, or from another server.
-            MalformedMessage, UnexpectedMessage: it is no such message.
+            MalformedMessage, UnexpectedMessage: it is not such a message.
         """
         reader = Reader(message, kind)
         self.require(reader)
         return reader
 
     def require(self, reader: Reader) -> RoundStamp:
-        """Read the stamp of a message that is due with this one."""
+        """Read the stamp of a message, which must be this one."""
         if (reader.fixed(CONTEXT_BYTES), reader.fixed(ROUND_BYTES), reader.fixed(1)) != self.parts():
             raise PeerMisbehaved(
                 "a message belongs to another configuration, round or server",
@@ -279,7 +279,7 @@ class RoundStamp:
 
 
 class Due(NamedTuple):
-    """Which stamp a message is due with, under which configuration."""
+    """Expected stamp of a message, and the configuration under which it is read."""
 
     stamp: RoundStamp
     configuration: IndexingConfiguration
@@ -346,7 +346,7 @@ class Invitation(Message):
 def simulated_servers(invitation: bytes) -> tuple[bytes, bytes] | None:
     """Return the keys in an invitation that says itself that the second server is simulated; nothing of others.
 
-    Only for a member that ``accepts_simulated``: whoever made the invitation holds both keys.
+    Only for a member that ``accepts_simulated``: the author of the invitation holds both keys.
     """
     invited = Invitation.decode(invitation)
     return invited.configuration.server_keys if invited.shown.is_simulated else None

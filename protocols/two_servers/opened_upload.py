@@ -5,7 +5,7 @@
 Each step may find that the upload must not be taken, and raises then. Server 1 takes the upload when it concludes, and
 server 0 when it settles; only then is anything added. Each step called again with the same bytes gives the same bytes.
 
-A weight multiplies a sum, not an upload. So what is released can leave out the weights that too few clients have: in
+A weight multiplies a sum, not an upload. So a release can leave out the weights that too few clients have: in
 the sum of one client of weight 1 and many of weight 64 the remainders modulo 64 would be that one client's input.
 """
 
@@ -59,7 +59,7 @@ _ROUND = "upload"
 
 @dataclass(slots=True, eq=False)
 class _Half:
-    """What one server was sent of one segment."""
+    """One server's part of one segment."""
 
     number: int
     segment: IndexSegment
@@ -120,7 +120,7 @@ class PointFunctionExchange(Confined):
             binding = self._binding(number, place)
             if not shape.depth:
                 if place.correction_digest != NO_CORRECTION:
-                    raise MalformedMessage("no correction words are due", reason=Reason.NOT_CANONICAL)
+                    raise MalformedMessage("expected no correction words", reason=Reason.NOT_CANONICAL)
                 if seed is not None:
                     share = SeedShare(shape, segment.blocks, binding, seed)
                 else:
@@ -324,9 +324,9 @@ class OpenedUpload:
     entry: Entry
     exchange: PointFunctionExchange
     mask_key: Secret | None = field(repr=False)
-    """What server 0 expands into its share of the ring segments."""
+    """Seed that server 0 expands into its share of the ring segments."""
     vectors: list[RingVector] = field(repr=False)
-    """What server 1 was sent of them."""
+    """Server 1's share of the ring segments."""
     asked: bytes | None = field(default=None, repr=False)
     """The digest of what the other server said when it was asked about first."""
 
@@ -375,7 +375,7 @@ class HalfOpener(Confined):
             sender: who the transport says has sent it; None if another server relays it.
         Raises:
             AuthenticationFailed: the authority does not vouch for the client, or the client did not sign.
-            MalformedMessage, UnexpectedMessage, PeerMisbehaved: it is no half for this server and round.
+            MalformedMessage, UnexpectedMessage, PeerMisbehaved: it is not a half for this server and round.
         Security: until the signature is verified the header is anybody's, so that it names no culprit.
         """
         configuration, is_one = self._configuration, self._server.index == 1

@@ -95,7 +95,7 @@ class ReleasedNoise:
 
     @property
     def deviations(self) -> tuple[float, ...]:
-        """Of each released segment, where both servers add theirs; a table's is that of its widest coordinate."""
+        """Deviations of each released segment, with both servers' noise; a table's is that of its widest coordinate."""
         found, remaining = list[float](), iter(self.tables)
         for segment, variance in zip(self.layout.segments, self.noise.variances, strict=True):
             if isinstance(segment, RingSegment):
@@ -169,7 +169,7 @@ def counts_layout(layout: Layout) -> Layout:
 
 
 def centred(lanes: Lanes, order: int) -> RingVector:
-    """Return counts with noise as elements of a ring, from lanes of which half stand for negative ones."""
+    """Return counts with noise as elements of a ring, from lanes half of which stand for negative ones."""
     signed = lanes.astype(np.int64)
     signed[signed > order // 2] -= order
     return RingSegment(_COUNT_BITS, 1).ring.from_integers(signed)
@@ -206,7 +206,7 @@ NOISE_SEED_BYTES: Final = 16
 
 @dataclass(frozen=True, slots=True)
 class RoundResult:
-    """What a round gave."""
+    """Result of a round."""
 
     aggregate: Aggregate
     counted: tuple[ClientId, ...]
@@ -216,7 +216,7 @@ class RoundResult:
 
 
 class Release(Confined):
-    """What one server has signed and heard at the end of a round; which steps are allowed is for ``RoundRules``."""
+    """A server's signatures and the other's at the end of a round; ``RoundRules`` decides which steps are allowed."""
 
     def __init__(
         self,
@@ -243,7 +243,7 @@ class Release(Confined):
 
         Raises:
             AuthenticationFailed: the other server did not sign it.
-            MalformedMessage, UnexpectedMessage: it is no list.
+            MalformedMessage, UnexpectedMessage: it is not a list.
             PeerMisbehaved: with reason ``servers_disagree``.
         """
         theirs = AcceptedList.decode(peer_list, self._configuration, self._peer_stamp)
@@ -288,7 +288,7 @@ class Release(Confined):
 
         Raises:
             PeerMisbehaved: the other server committed to something else before.
-            MalformedMessage, UnexpectedMessage: it is no commitment.
+            MalformedMessage, UnexpectedMessage: it is not a commitment.
         """
         theirs = OutputCommitment.decode(message, self._configuration, self._peer_stamp)
         if self.peer_commitment not in (None, theirs):

@@ -1,6 +1,6 @@
 """The whole protocol on one page: an executable specification, with no network.
 
-Read it top to bottom beside the README. Every message is bytes that a transport could carry.
+Read it top to bottom next to the README. Every message is bytes that a transport could carry.
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ def run(
                 _LOG.warning("%s does not take the upload of %s: %s", server.server, client.client, error)
         if held % BATCH == 0:
             check(zero, one, one.waiting()[-BATCH:])
-    # What one server had not received before, it may have by now.
+    # One server may by now have received what it had not received before.
     check(zero, one, one.waiting())
-    # Close: each signs the list of whom it took, and goes on only if the other one signed the same list.
+    # Close: each signs the list of the clients that it took, and continues only if the other one signed the same list.
     lists = zero.close(), one.close()
     commitments = zero.agree(lists[1]), one.agree(lists[0])
     # Release: both have committed to their shares before either lets its share go.

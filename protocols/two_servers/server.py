@@ -138,7 +138,7 @@ class IndexingServer(Confined):
             sender: who the transport says has sent it; None if another server relays it.
         Raises:
             AuthenticationFailed: the authority does not vouch for the client, or somebody altered the half.
-            MalformedMessage, PeerMisbehaved: it is no half of an upload for this round; nothing has changed.
+            MalformedMessage, PeerMisbehaved: it is not a half of an upload for this round; nothing has changed.
             UnexpectedMessage: the round is closed.
         """
         message = owned_bytes(message)
@@ -169,7 +169,7 @@ class IndexingServer(Confined):
 
     @property
     def rejected(self) -> dict[ClientId, str]:
-        """Whose uploads were rejected, and why."""
+        """Clients whose uploads were rejected, and the reasons."""
         return dict(self._rejected)
 
     def propose(self, uploads: Sequence[bytes]) -> bytes:
@@ -186,7 +186,7 @@ class IndexingServer(Confined):
             return encode_batch(MessageKind.INDEXING_PROPOSAL, self._stamp, items)
 
     def answer(self, proposal: bytes) -> bytes:
-        """Answer for the uploads of which this server holds the other half, as server 0."""
+        """Answer for the uploads whose other half this server holds, as server 0."""
         self._require_server(0)
         items = decode_batch(proposal, MessageKind.INDEXING_PROPOSAL, self._peer_stamp)
         with self._held():
@@ -252,7 +252,7 @@ class IndexingServer(Confined):
         """Sign the list of uploads whose sum this server would release; it signs no other list in this round.
 
         Raises:
-            ThresholdNotMet: too few uploads of any one weight were taken; the round goes on.
+            ThresholdNotMet: too few uploads of any one weight were taken; the round continues.
             PeerMisbehaved: too many uploads were rejected; the round is given up.
         """
         with self._held():
@@ -367,7 +367,7 @@ class IndexingServer(Confined):
     def _say(self, upload_id: bytes, heard: bytes, say: Callable[[], bytes]) -> bytes | None:
         """Return what this server says first of an upload; None if it rejects the upload.
 
-        Security: what is said again is said at the same point of the check, and about the same words, because the
+        Security: a repeated message is made at the same point of the check, and about the same words, because the
         point follows from the upload and from a key that the servers keep.
         """
         pending, question = self._pending[upload_id], hashlib.sha256(heard).digest()
@@ -451,7 +451,7 @@ def _settle(exchange: PointFunctionExchange, conclusion: bytes) -> bytes:
 class Server(StagedServerSession[bytes]):
     """Server 0's side of a round as a session: it hands server 1 its halves, and takes every step of the round with it.
 
-    It relays what it cannot read: a half of server 1 is sealed to server 1. What it could do, it could do anyway:
+    It relays halves that it cannot read: they are sealed to server 1. Its only powers are those that it has anyway:
     refuse a client, or give the round up. Clients hold the configuration, and the offer that server 1 signed for it, to
     floors of their own; so a configuration that only one of them was shown gives no round.
     """
@@ -491,12 +491,12 @@ class Server(StagedServerSession[bytes]):
 
     @property
     def configuration(self) -> IndexingConfiguration:
-        """What both servers agreed on."""
+        """Configuration that both servers share."""
         return self._zero.configuration
 
     @property
     def noise(self) -> ReleasedNoise | None:
-        """What the servers add."""
+        """Noise that the servers add."""
         noise, subject = self.configuration.noise, self._subject
         return None if noise is None else ReleasedNoise(noise, self._settings, subject.layout, subject.tables)
 
@@ -528,7 +528,7 @@ class Server(StagedServerSession[bytes]):
             try:
                 self._decide()
             except SecAggError as error:
-                # It is not the fault of whoever uploaded last; the round ends with it.
+                # It is not the fault of the last sender; the round ends with it.
                 self._failure = error
 
     def _next(self) -> None:
@@ -537,7 +537,7 @@ class Server(StagedServerSession[bytes]):
         self._decide()
 
     def _decide(self) -> None:
-        """Decide with server 1 about what was received since the last batch."""
+        """Decide with server 1 about the uploads received since the last batch."""
         while batch := self._unasked[:BATCH]:
             proposal = self._tell(BatchRequest(tuple(batch)).encode())
             self._zero.settle(self._tell(self._zero.answer(proposal)))

@@ -1,8 +1,9 @@
 """The keys of one server's operator, the public half that he gives the other one, and the key that both derive.
 
-Each operator draws his own keys, and nobody else ever holds them. What they exchange is public and signed; with the
-other's half and his own secret each computes the same pair key. Whoever knows a pair key can pass a server off as the
-other's peer and can foresee at which points uploads are checked; it opens no upload and signs nothing.
+Each operator draws his own keys, and nobody else ever holds them. The halves that they exchange are public and signed;
+with the other's half and his own secret each computes the same pair key. A person who knows a pair key can pass a
+server off as the other's peer and can foresee at which points uploads are checked; it opens no upload and signs
+nothing.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ EXCHANGE_KEY_BYTES = 32
 
 @dataclass(frozen=True, slots=True)
 class OperatorKeys(Message):
-    """What is public of a server's keys; the signature says that one party has both."""
+    """Public half of a server's keys; the signature says that one party has both."""
 
     kind: ClassVar = MessageKind.OPERATOR_KEYS
     server: Annotated[ServerId, SERVER]
@@ -44,7 +45,7 @@ class OperatorKeys(Message):
         """Read what an operator has given away, and check its signature.
 
         Raises:
-            MalformedMessage, UnexpectedMessage: it is no such message.
+            MalformedMessage, UnexpectedMessage: it is not such a message.
             AuthenticationFailed: it is not signed with the key that it names.
         """
         keys = cls.read_in(None, message)
@@ -82,7 +83,7 @@ class ServerKeys(Confined):
 
     @property
     def public(self) -> OperatorKeys:
-        """What the other operator, clients and server 0's platform are given."""
+        """Keys for the other operator, clients and server 0's platform."""
         signing_key = self.signing_key()
         exchange_key = self._exchange_key().public_key().public_bytes(Encoding.Raw, PublicFormat.Raw)
         signature = signing_key.sign(Label.INDEXING_OPERATOR, bytes([self.server.index]), exchange_key)
@@ -146,7 +147,7 @@ class ServerKeys(Confined):
 
 
 def trial_server_keys(coins: Coins) -> tuple[ServerKeys, ServerKeys]:
-    """Draw the keys of both servers, for a trial: whoever draws them is both servers."""
+    """Draw the keys of both servers, for a trial: their owner is both servers."""
     zero, one = (ServerKeys.random(ServerId(index), coins) for index in range(SERVERS))
     return zero, one
 

@@ -1,4 +1,4 @@
-"""What the servers say to each other: what they begin, ask, hold and release; and how long it is.
+"""Messages between the servers, which begin a round, ask about uploads, hold and release; and their lengths.
 
 Lengths follow from the configuration alone, for limits that are checked before anything is read, and for planning.
 """
@@ -48,7 +48,7 @@ MAXIMUM_BEGINNING_BYTES: Final = 1 << 16
 """No request to begin a round is longer; see ``configuration.MAXIMUM_SEGMENTS``."""
 _REFUSAL_BYTES: Final = 1 << 16
 BATCH: Final = 16
-"""How many uploads the servers speak of at a time; each holds the shares of so many."""
+"""Number of uploads in one message between the servers; each server holds the shares of as many."""
 MAXIMUM_BATCH: Final = 1 << 16
 NONCE_BYTES: Final = 32
 
@@ -156,7 +156,7 @@ class AcceptedList(Placed):
 
         Raises:
             AuthenticationFailed: the other server did not sign it.
-            MalformedMessage, UnexpectedMessage, PeerMisbehaved: it is no list of this round and server.
+            MalformedMessage, UnexpectedMessage, PeerMisbehaved: it is not a list of this round and server.
         """
         with blaming(stamp.server):
             decoded = cls.read_in(Due(stamp, configuration), message)
@@ -176,7 +176,7 @@ def entries_digest(entries: Sequence[Entry]) -> bytes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutputCommitment(Placed):
-    """What a server sends before it has seen any of the other server's share of the sum."""
+    """A server's commitment, sent before it has seen any of the other server's share of the sum."""
 
     kind: ClassVar = MessageKind.OUTPUT_COMMITMENT
     stamp: Annotated[RoundStamp, STAMP]
@@ -194,7 +194,7 @@ class OutputCommitment(Placed):
         """Read the other server's commitment back.
 
         Raises:
-            MalformedMessage, UnexpectedMessage, PeerMisbehaved: it is no commitment of this round and server.
+            MalformedMessage, UnexpectedMessage, PeerMisbehaved: it is not a commitment of this round and server.
         """
         with blaming(stamp.server):
             return cls.read_in(Due(stamp, configuration), message)
@@ -223,8 +223,8 @@ class OutputShare:
         """Read the other server's share back.
 
         Raises:
-            MalformedMessage, UnexpectedMessage, PeerMisbehaved: it is no share of this round and server, or a lane is
-                not below the order of its group.
+            MalformedMessage, UnexpectedMessage, PeerMisbehaved: it is not a share of this round and server, or a lane
+                is not below the order of its group.
         """
         reader = stamp.read(message, MessageKind.OUTPUT_SHARE)
         nonce, values = reader.fixed(NONCE_BYTES), list[Lanes | RingVector]()
@@ -265,7 +265,7 @@ def offers_bytes(configuration: IndexingConfiguration) -> int:
 
 @dataclass(frozen=True, slots=True)
 class BatchBytes:
-    """How many bytes the servers send each other to decide about uploads."""
+    """Bytes that the servers send each other to decide about uploads."""
 
     proposal: int
     answer: int
@@ -278,7 +278,7 @@ class BatchBytes:
 
 
 def batch_bytes(configuration: IndexingConfiguration, uploads: int) -> BatchBytes:
-    """Return how many bytes the servers send each other about so many uploads at once, all of which are taken."""
+    """Return the bytes that the servers send each other about so many uploads at once, all of them taken."""
     stamp, kind = _stamp(configuration), MessageKind.INDEXING_PROPOSAL
     head = len(encode_batch(kind, stamp, []))
     item = len(encode_batch(kind, stamp, [(bytes(DIGEST_BYTES), b"")])) - head

@@ -1,4 +1,4 @@
-"""What a round of two servers is configured for, how server 0 begins it, and who joins it."""
+"""Sessions of two servers: the plan of a round, its beginning at server 0, and its clients."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _MOST_UPLOADS: Final = 1 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TwoServersSettings(NoiseSettings):
-    """What a round is configured for; ``IndexingConfiguration`` says what each value means."""
+    """Plan of a round; ``IndexingConfiguration`` explains each value."""
 
     suite: Suite = Suite.CLASSIC
     is_checked: bool = True
@@ -44,14 +44,15 @@ class TwoServersSettings(NoiseSettings):
     depth: int | None = None
     minimum_cohort: int = LEAST_COHORT
     maximum_cohort: int | None = None
-    """By default all who are invited, or as many as the codec's capacity allows where anybody may come."""
+    """Largest cohort; by default all who are invited, or as many as the codec's capacity allows where anybody may come.
+    """
     maximum_rejections: int = 0
     weights: tuple[int, ...] = (1,)
     lifetime: timedelta = timedelta(hours=12)
 
     @property
     def mode(self) -> SharingMode:
-        """How indices are shared."""
+        """Sharing mode of the indices."""
         return SharingMode.CHECKED_POINT_FUNCTIONS if self.is_checked else SharingMode.UNCHECKED_POINT_FUNCTIONS
 
 
@@ -60,9 +61,9 @@ class TwoServersHelpers:
     """Server 0's keys, and how it reaches server 1."""
 
     keys: ServerKeys
-    """Server 0's own; whoever loaded them wipes them, after the last session."""
+    """Server 0's own; their loader wipes them, after the last session."""
     server_one: OperatorKeys
-    """What the operator of server 1 has given away of its keys."""
+    """Public keys of the operator of server 1."""
     authority: bytes
     """The public key of who certifies clients."""
     ask: Ask
@@ -186,7 +187,7 @@ class TwoServersMember(Confined):
         )
 
     def join(self, subject: Subject, update: LateUpdate | None = None, suspended: Secret | None = None) -> Client:
-        """Begin; there is nothing to go on with."""
+        """Begin; a session cannot be resumed."""
         return self._brought(
             subject,
             update,

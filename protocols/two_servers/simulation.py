@@ -77,7 +77,7 @@ def _with_more_votes(shares: tuple[ServerShare, ServerShare], blocks: int) -> tu
                 TreeShare(1, one.binding, one.seed, changed),
             )
         case _:
-            raise TypeError("these are no two halves of point functions")
+            raise TypeError("these are not two halves of point functions")
 
 
 def _raise(group: LaneGroup, lanes: Lanes) -> None:
@@ -182,7 +182,7 @@ class TwoServersSimulation(Confined):
 
     @property
     def bytes_between(self) -> int:
-        """How many bytes the servers sent each other."""
+        """Bytes that the servers sent each other."""
         return self._count
 
     def close(self) -> None:
@@ -210,6 +210,6 @@ ENTRY: Final = ProtocolEntry(
     simulate=TwoServersSimulation,
     reveals_weights=True,
     costs=costs,
-    trust="two servers that do not collude, of which one may be active; a client that is not checked can vote as often "
+    trust="two servers that do not collude, one of which may be active; a client that is not checked can vote as often "
     "as it likes",
 )

@@ -1,8 +1,7 @@
 """Server 1 for many rounds, one after the other: it answers a server 0 that begins them, relays uploads, and asks.
 
-Server 0 offers a configuration for each round, and it is another party's: what is not within the floors of server 1's
-operator is refused before a key is drawn, and no round is begun twice. Of a round its number is written down, and
-nothing else.
+Server 0 offers a configuration for each round, as another party: a configuration beyond the floors of server 1's
+operator is refused before a key is drawn, and no round is begun twice. Only the number of a round is written down.
 
     BEGIN_ROUND         a configuration and a number, within the operator's floors      -> this server's offer
     INDEXING_UPLOAD     this server's half of an upload, relayed                        -> its id
@@ -38,7 +37,7 @@ from secagg.identifiers import ServerId
 from secagg.parameters import LEAST_COHORT, Suite, require_integer
 from secagg.session.certificates import IDENTITY_KEY_BYTES
 from secagg.session.durable import ChainedFile, claim
-from secagg.session.sockets import decode_refusal, encode_refusal
+from secagg.session.frames import decode_refusal, encode_refusal
 from secagg.wire import MessageKind, Writer, message_kind
 
 from .configuration import SERVERS, IndexingConfiguration, SharingMode
@@ -48,7 +47,7 @@ from .server_messages import MAXIMUM_BEGINNING_BYTES, BatchRequest, Beginning, e
 from .upload import DIGEST_BYTES, ROUND_BYTES
 
 MAXIMUM_STEP: Final = 1 << 32
-"""How far the number of a round may lie above the last one: no server 0 ends a task by offering the last number."""
+"""Largest step from one round's number to the next: server 0 must not end a task by offering the last number."""
 MAXIMUM_TASKS: Final = 1 << 16
 """Limit on remembered tasks. Server 0 names them and must not exhaust memory."""
 _HEADER: Final = Writer(MessageKind.INDEXING_RECORD).finish()
@@ -57,12 +56,12 @@ _OWNER_ONLY: Final = 0o600
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StandingFloors:
-    """What the operator of server 1 insists on, whatever server 0 offers."""
+    """Floors of the operator of server 1, which hold whatever server 0 offers."""
 
     task_prefix: bytes
-    """What every task begins with; empty for any."""
+    """Prefix of every task; empty for any."""
     authority: bytes
-    """Who certifies clients; a server that could certify its own would be all of them but one."""
+    """Authority that certifies clients; a server that could certify its own would be all of them but one."""
     server_keys: tuple[bytes, bytes]
     """The other server's key and this one's."""
     suites: frozenset[Suite] = frozenset(Suite)
@@ -73,7 +72,7 @@ class StandingFloors:
     """The most counters and ring elements of a layout, which this server holds a few times over for each client."""
     maximum_weight: int = 1
     maximum_lifetime: timedelta
-    """How far ahead the expiry of a round may lie."""
+    """Limit on the time from now to the expiry of a round."""
 
     def __post_init__(self) -> None:
         if len(self.server_keys) != SERVERS:
@@ -92,7 +91,7 @@ class StandingFloors:
         """Refuse a configuration that its operator would not have written.
 
         Raises:
-            InvalidParameters: with reason ``below_floor``, naming what is to be changed.
+            InvalidParameters: with reason ``below_floor``, naming the value to be changed.
         """
         for is_wrong, sentence in self._objections(configuration, now):
             if is_wrong:
@@ -141,7 +140,7 @@ class StandingRounds(Confined):
         """Begin with what the file holds, which no other process uses meanwhile; without a file with nothing.
 
         Raises:
-            InvalidParameters: the file cannot be opened, is another process's, or is no such file.
+            InvalidParameters: the file cannot be opened, is another process's, or is not such a file.
         """
         self._last = dict[bytes, int]()
         self.count = 0
@@ -239,7 +238,7 @@ def system_clock() -> datetime:
 
 
 class StandingServer(Confined):
-    """What server 1 answers to each request of server 0; it knows nothing of sockets."""
+    """Answers of server 1 to each request of server 0; it knows nothing of sockets."""
 
     def __init__(  # noqa: PLR0913 -- what a standing server brings
         self,
@@ -294,7 +293,7 @@ class StandingServer(Confined):
                 _LOG.warning("server 1 refuses: %s", error)
                 return encode_refusal(error)
         except Exception as error:  # noqa: BLE001 -- logged, and the round ends
-            # Nobody has thought of this error, so nobody can say that what is left of the round is in order.
+            # Nobody has thought of this error, so nobody can say that the rest of the round is in order.
             _LOG.exception("server 1 ends its round")
             self.end_round()
             return encode_refusal(InternalError(f"server 1 met a {type(error).__name__} and has ended its round"))

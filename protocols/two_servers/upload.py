@@ -1,6 +1,6 @@
-"""What a client sends: one signed header that both servers hold, and for each server an envelope that it alone opens.
+"""Upload of a client: one signed header that both servers hold, and an envelope for each server that it alone opens.
 
-The header is all that is in the clear. Its digest is what every ciphertext, key and proof of the upload is bound to,
+Only the header is in the clear. Every ciphertext, key and proof of the upload is bound to its digest,
 and the client signs it together with both envelopes' keys. Two servers that hold the same upload id therefore hold
 two halves of one upload; a client that sends them halves of two uploads is counted by neither.
 
@@ -69,16 +69,16 @@ CERTIFICATE: Final = Field(
 
 @dataclass(frozen=True, slots=True)
 class SegmentHeader:
-    """What is public of one index segment's point functions."""
+    """Public part of one index segment's point functions."""
 
     nonce: Annotated[bytes, fixed(NONCE_BYTES)]
     correction_digest: Annotated[bytes, fixed(DIGEST_BYTES)]
-    """Of the correction words; 32 zeros where there are none."""
+    """Digest of the correction words; 32 zeros where there are none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UploadHeader:
-    """What an upload is, for which round and from whom."""
+    """Header of an upload: its round, its sender and its public values."""
 
     round_number: Annotated[int, unsigned(ROUND_BYTES)]
     certificate: Annotated[Certificate, CERTIFICATE]
@@ -120,7 +120,7 @@ def _read_own(reader: Reader, at: At) -> ServerId:
 
 
 class _Due(NamedTuple):
-    """Under which configuration a half is due, and how long its ends are."""
+    """Configuration under which a half is read, and the lengths of its ends."""
 
     configuration: IndexingConfiguration
     server: ServerId
@@ -143,12 +143,12 @@ class Upload(Placed):
             "for each server: 80 classic, 1168 hybrid",
         ),
     ]
-    """For server 0 and for server 1; both servers hold both, because the signature is on both."""
+    """Seeds for server 0 and for server 1; both servers hold both, because the signature is on both."""
     signature: Annotated[bytes, fixed(SIGNATURE_BYTES)] = bytes(SIGNATURE_BYTES)
     body: Annotated[
         bytes | memoryview, borrowed(lambda at: at.place.body_bytes + TAG_BYTES, f"the body, sealed; tag {TAG_BYTES}")
     ] = field(repr=False)
-    """What this server is sent, under AES-256-GCM."""
+    """This server's body, under AES-256-GCM."""
     public_part: Annotated[
         bytes | memoryview, borrowed(lambda at: at.place.public_bytes, "server 1: the correction words")
     ] = field(default=b"", repr=False)
@@ -240,7 +240,7 @@ def cut(blob: bytes | bytearray | memoryview, sizes: Iterable[int]) -> Iterator[
         edges.append(edges[-1] + size)
     if len(blob) != edges[-1]:
         raise MalformedMessage(
-            f"{edges[-1]} bytes are due and {len(blob)} came",
+            f"expected {edges[-1]} bytes; got {len(blob)}",
             reason=Reason.TRUNCATED if len(blob) < edges[-1] else Reason.TRAILING_BYTES,
         )
     view = memoryview(blob)
@@ -365,7 +365,7 @@ class SharedIndices(Confined):
 
     @property
     def headers(self) -> tuple[SegmentHeader, ...]:
-        """What is public of each."""
+        """Public part of each segment."""
         return tuple(
             SegmentHeader(zero.binding.nonce, _correction_digest(zero)) for _, _, _, (zero, _) in self.segments
         )

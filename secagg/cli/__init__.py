@@ -73,7 +73,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     demo.set_defaults(run=when_run("demo"))
     add_round_options(commands)
-    sizes = commands.add_parser("sizes", help="the size cells of the paper's tables, computed, beside the printed ones")
+    sizes = commands.add_parser("sizes", help="computed size cells of the paper's tables, next to the printed ones")
     sizes.add_argument("--table", choices=_TABLES, help="one table only (default: all)")
     sizes.add_argument("--json", action="store_true", help="a list with an object for each cell")
     sizes.set_defaults(run=when_run("sizes"))
@@ -122,7 +122,7 @@ def _add_plan_options(command: argparse.ArgumentParser) -> None:
         "--latency", type=float, default=0.1, help="seconds of an exchange, there and back (default: %(default)s)"
     )
     command.add_argument("--noise", metavar="Z", help="a multiple of what one client changes: say what that costs")
-    command.add_argument("--releases", type=int, help="beside --noise: sums with one client in them (default: 1)")
-    command.add_argument("--delta", type=float, help="beside --noise: of epsilon (default: 1e-06)")
+    command.add_argument("--releases", type=int, help="with --noise: sums with one client in them (default: 1)")
+    command.add_argument("--delta", type=float, help="with --noise: of epsilon (default: 1e-06)")
     command.add_argument("--json", type=Path, metavar="FILE", help="write all figures there as well")
     command.set_defaults(run=when_run("plan"))

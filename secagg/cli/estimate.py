@@ -126,5 +126,5 @@ def _training(options: argparse.Namespace) -> int:
         f"accounting, {against_float32(found.factor, 1)})"
     )
     print(f"{in_bytes(found.bytes_up_in_all)} up and {in_bytes(found.bytes_down_in_all)} down, of all clients together")
-    print(f"some {in_bytes(found.memory_bytes)} of memory beside the data")
+    print(f"some {in_bytes(found.memory_bytes)} of memory in addition to the data")
     return 0

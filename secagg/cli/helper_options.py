@@ -44,7 +44,7 @@ def _add_holder(commands: Any) -> None:  # noqa: ANN401 -- argparse names the ty
     listed.add_argument(
         "--client", action="append", type=int, metavar="ID", help="a client that holds; once for each, with --roster"
     )
-    record.add_argument("--roster", type=Path, metavar="FILE", help="of `secagg keys`, beside --client")
+    record.add_argument("--roster", type=Path, metavar="FILE", help="of `secagg keys`, with --client")
     record.add_argument("--number", type=int, required=True, metavar="N", help="of the epoch; above every earlier one")
     record.add_argument("--corrupted", type=int, default=1, help="how many may work with the server (default: 1)")
     record.add_argument("--absent", type=int, default=0, help="how many others may be away (default: 0)")

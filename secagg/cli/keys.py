@@ -30,6 +30,6 @@ def make_all_keys(options: argparse.Namespace) -> int:
     if options.trial_servers:
         is_new = make_trial_pair(out, SystemCoins())
         print(f"{out / server_file(0)}, {out / server_file(1)}: {'new' if is_new else 'there already'}; for a trial,")
-        print("  because whoever has held both files is both servers; two operators use `secagg two-servers keys`")
+        print("  because one who holds both files is both servers; two operators use `secagg two-servers keys`")
         print(f"{out / SERVERS_FILE}: public; every client's secagg-servers, and the server's, name it")
     return 0

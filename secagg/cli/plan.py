@@ -105,7 +105,7 @@ def _shapes_in(file: Path) -> Shapes:
     try:
         read: Any = json.loads(content)
     except (ValueError, RecursionError):
-        raise InvalidParameters(f'{file} is no JSON; write {{"layer.weight": [64, 32], "layer.bias": [64]}}') from None
+        raise InvalidParameters(f'{file} is not JSON; write {{"layer.weight": [64, 32], "layer.bias": [64]}}') from None
     tensors = cast("dict[str, Any]", read) if isinstance(read, dict) else {}
     shapes = {name: tuple(cast("list[int]", shape)) for name, shape in tensors.items() if isinstance(shape, list)}
     if not shapes or len(shapes) < len(tensors):
@@ -209,7 +209,7 @@ def _text(request: PlanRequest, comparison: Comparison, rows: list[dict[str, Any
 
 
 def _notes(network: Network, measuring: float) -> Iterator[str]:
-    """Say what is counted and what is not."""
+    """Say which figures are counted and which are not."""
     yield (
         "Bytes are those of one client, without the model itself. Cheapest means the shortest upload: what a scheme "
         f"loses is in {files('secagg.compression') / 'README.md'}."

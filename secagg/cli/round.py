@@ -75,7 +75,7 @@ def add_options(commands: Any) -> None:  # noqa: ANN401 -- argparse names the ty
     command.add_argument(
         "--compression",
         choices=(_PLAIN, "sq", "dither", "pruning", "pq", "peak"),
-        help="what is done with a model of that dimension (default: none for rings alone, else pq)",
+        help="compression of a model of that dimension (default: none for rings alone, else pq)",
     )
     command.add_argument("--bits", type=int, help="of one value without compression (default: 16)")
     command.add_argument("--codewords", type=int, help="of each codebook of pq (default: 64)")
@@ -98,7 +98,7 @@ def add_options(commands: Any) -> None:  # noqa: ANN401 -- argparse names the ty
     of_some.add_argument(
         "--noise", help="its deviation over what one client can change; added by clients, or by two servers"
     )
-    of_some.add_argument("--epsilon", help="beside --noise: the budget of each client, which refuses what passes it")
+    of_some.add_argument("--epsilon", help="with --noise: the budget of each client, which refuses a sum beyond it")
     of_some.add_argument("--corrupted", help="how many clients the plan withstands (default: one in ten)")
     of_some.add_argument("--release", choices=("decoded-sum", "histogram"), help="what leaves the enclave")
     of_some.add_argument("--accumulation", choices=("oblivious", "direct"), help="how the enclave counts")

@@ -1,4 +1,4 @@
-"""What every command that serves until it is told to end does before it begins."""
+"""Preparations of every command that serves until it is told to end."""
 
 from __future__ import annotations
 

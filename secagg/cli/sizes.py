@@ -1,4 +1,4 @@
-"""The sizes: every size and factor cell of the paper's tables, computed, beside the printed one."""
+"""The sizes: every size and factor cell of the paper's tables, computed, next to the printed one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sums of many machines, and of groups with a session each: their options, and what is said of them."""
+"""Sums of many machines, and of groups with a session each: their options and their messages."""
 
 from __future__ import annotations
 
@@ -53,14 +53,14 @@ def add_options(command: Any) -> None:  # noqa: ANN401 -- argparse names the typ
 
 @dataclass(slots=True)
 class Spreading:
-    """Who adds, and where it tells how far it is."""
+    """The adder of a sum, and the figures that report its progress."""
 
     add_through: Callable[..., None] | None = None
     """``add_through(session, state=None, is_kept=...)``: have the workers add; None where the server does."""
     metrics: Metrics = field(default_factory=Metrics)
 
     def opened(self, session: ServerSession) -> None:
-        """Have the workers, if there are any, add the uploads of a session that nobody goes on with."""
+        """Have the workers, if there are any, add the uploads of a session that is not resumed after a crash."""
         if self.add_through is not None:
             self.add_through(session)
 
@@ -86,7 +86,7 @@ def workers_for(
         show(figures)
         figures.tell(found.metrics)
         if options.metrics is not None:
-            # Who collects figures from files must not see a half of one.
+            # A collector of figures from files must not see a half of one.
             written = options.metrics.with_name(options.metrics.name + ".new")
             written.write_text(found.metrics.text())
             written.replace(options.metrics)
@@ -117,7 +117,7 @@ def workers_for(
 
 @dataclass(frozen=True, slots=True)
 class SpreadInState:
-    """A sum in a folder, which the next process goes on with."""
+    """A sum in a folder, from which the next process resumes."""
 
     folder: Path
     workers: Spreading
@@ -239,7 +239,7 @@ def total_of(rehearsals: Sequence[Rehearsal], results: Sequence[Rehearsed]) -> R
 
 
 def summary_of(rehearsal: Rehearsal, total: Rehearsed, groups: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Collect what is printed and written."""
+    """Collect the output."""
     same = ("protocol", "dimension", "compression", "segments", "largest norms")
     return {
         **{name: groups[0][name] for name in same},

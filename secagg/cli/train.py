@@ -18,7 +18,7 @@ CHANGES: Final[dict[str, Any]] = {
     "metavar": "KEY=VALUE",
     "help": "change a value, such as compression.bits=4",
 }
-"""Of ``--set``."""
+"""Types of the values of ``--set``."""
 
 
 def add_options(commands: Any) -> None:  # noqa: ANN401 -- argparse names the type of its subparsers privately
@@ -37,7 +37,7 @@ def add_options(commands: Any) -> None:  # noqa: ANN401 -- argparse names the ty
     which.add_argument("--config", type=Path, metavar="FILE", help="a TOML file, such as the one in a run's folder")
     trained.add_argument("--set", **CHANGES)
     trained.add_argument("--out", type=Path, metavar="DIR", help="the run's folder (default: build/runs/NAME-seedN)")
-    trained.add_argument("--resume", action="store_true", help="go on from the checkpoint in that folder")
+    trained.add_argument("--resume", action="store_true", help="resume from the checkpoint in that folder")
     trained.add_argument("--show", action="store_true", help="print the whole configuration, and train nothing")
     trained.set_defaults(run=run_training)
     swept = commands.add_parser("sweep", help="every cell of a grid with every seed; finished ones are skipped")
@@ -49,7 +49,7 @@ def add_options(commands: Any) -> None:  # noqa: ANN401 -- argparse names the ty
     plotted.add_argument("folders", type=Path, nargs="+", metavar="DIR", help="of a run, or of a sweep")
     plotted.add_argument("--out", type=Path, metavar="DIR", help="(default: figures in the first folder)")
     plotted.set_defaults(run=run_plot)
-    data = commands.add_parser("data", help="prepare training data, or say what is there")
+    data = commands.add_parser("data", help="prepare training data, or list it")
     steps = data.add_subparsers(required=True, metavar="COMMAND")
     for name, meant in (
         ("prepare", "read a data set once and keep it in a form that loads fast"),
@@ -79,7 +79,7 @@ def run_training(options: argparse.Namespace) -> int:
     try:
         summary = train(configuration, out, resume=options.resume, observers=observers)
     except KeyboardInterrupt:
-        print(f"\nstopped; go on with: secagg train --config {out / 'configuration.toml'} --out {out} --resume")
+        print(f"\nstopped; resume with: secagg train --config {out / 'configuration.toml'} --out {out} --resume")
         return 130
     print("\n".join(_told(summary)))
     print(f"written to {out}; figures: secagg plot {out}")
@@ -114,7 +114,7 @@ def run_plot(options: argparse.Namespace) -> int:
 
 
 def run_data(options: argparse.Namespace) -> int:
-    """Prepare data once, or say what is there."""
+    """Prepare data once, or list it."""
     require_torch()
     from secagg.training.datasets import federated_data
 
@@ -145,7 +145,7 @@ def _prepare(name: str, root: Path | None) -> int:
 
 
 def require_torch() -> None:
-    """Refuse to go on without torch."""
+    """Raise an error unless torch is installed."""
     if find_spec("torch") is None:
         raise InvalidParameters("training needs torch: pip install 'secagg[train]'")
 

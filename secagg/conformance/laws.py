@@ -14,7 +14,7 @@ from . import payloads, sums
 from .candidate import Candidate, Trial
 
 LEAST_CAPACITY: Final = 4
-"""With fewer clients there is hardly a sum to look at."""
+"""Least capacity of a sum that tests something."""
 EXAMPLES: Final = 50
 """The most of one law; a profile may ask for fewer."""
 
@@ -155,7 +155,7 @@ LAWS: Final = (
     ),
     Law(
         "refusal",
-        "updates that are not of the right type and shape are refused by the error that is due",
+        "updates of a wrong type or shape are refused by the right error",
         "raise Misuse for a type, structure or shape, before anything else happens",
         payloads.refusal,
     ),

@@ -39,7 +39,7 @@ from secagg.errors import ContractViolation, InvalidParameters, MalformedMessage
 from secagg.wire import MessageKind, Writer
 
 HEADER_BYTES: Final = len(Writer(MessageKind.PAYLOAD).finish()) + DIGEST_BYTES
-"""What a payload has on the wire beside its values: the header of every message and the layout's digest."""
+"""Bytes of a payload on the wire in addition to its values: the header of every message and the layout's digest."""
 
 
 def determinism(trial: Trial) -> None:
@@ -205,7 +205,7 @@ def totality(trial: Trial) -> None:
 
 
 def no_mutation(trial: Trial) -> None:
-    """Encode what must not be written to, overwrite it afterwards, and do the same with what was decoded."""
+    """Encode an update that must not change, overwrite it afterwards, and do the same with a decoded sum."""
 
     def holds(data: st.DataObject) -> None:
         decoder, original, seed = trial.candidate.make(), trial.update(data), draw_seed(data)

@@ -98,7 +98,7 @@ def capacity(trial: Trial) -> None:
 
 
 def round_trip(trial: Trial) -> None:
-    """Compare one decoded update with what is expected of it; extremes may be clipped and are no examples of it."""
+    """Compare one decoded update with its expectation; extremes may be clipped and are not examples of it."""
     candidate = trial.candidate
 
     def holds(data: st.DataObject) -> None:
@@ -321,7 +321,7 @@ def norm(update: Update) -> float:
 
 
 def with_any_indices(payload: Payload, seed: bytes) -> Payload:
-    """Return the payload with indices drawn anew, because few updates choose every codeword for every block."""
+    """Return the payload with newly drawn indices, because few updates choose every codeword for every block."""
     values = list(payload.values)
     for position, segment in enumerate(payload.layout.segments):
         if isinstance(segment, IndexSegment):
@@ -354,9 +354,10 @@ def _longest_codewords(decoder: Any) -> Payload | None:  # noqa: ANN401 -- a dec
 # --- Rounding ---------------------------------------------------------------------------------------------------------
 
 PAIRS: Final = 256
-"""Of roundings of one update; together two of them have no bias, and one has half a fine step."""
+"""Pairs of roundings of one update; together the two have no bias, and one alone has half a fine step."""
 DEVIATIONS: Final = 6
-"""How far a mean or an energy may lie from what is due. The coins repeat, so a scheme passes or fails for good."""
+"""Tolerated distance of a mean or an energy from its expectation. The coins repeat: a scheme passes or fails for good.
+"""
 _NEARLY: Final = 1e-2
 _Flat = npt.NDArray[np.float64]
 

@@ -46,7 +46,7 @@ def leaves(update: Update, path: str = "update") -> dict[str, Leaf]:
 
 
 def with_leaves(update: Update, change: Callable[[str, Leaf], Any], path: str = "update") -> Update:
-    """Return a tree of the same form whose arrays are what ``change`` makes of their places and of them."""
+    """Return a tree of the same form whose arrays ``change`` makes from their places and values."""
     parts = children(update)
     if parts is None:
         return change(path, np.asarray(update))

@@ -26,7 +26,7 @@ _ENTRY_BYTES: Final = 4
 _EXACT_FLOAT: Final = 1 << 53
 _GREATEST_SUM: Final = Ring(MAXIMUM_MODULUS_BITS).greatest
 _COUNTS_AT_A_TIME: Final = 1 << 16
-"""So many counts, as floats, stay in the second-level cache."""
+"""Number of counts that, as floats, stay in the second-level cache."""
 _HEADER = struct.Struct(">QII")
 
 
@@ -64,12 +64,12 @@ class CodewordTable:
 
     @property
     def codewords(self) -> int:
-        """How many codewords there are."""
+        """Number of codewords."""
         return len(self.entries)
 
     @property
     def width(self) -> int:
-        """How many entries a codeword has."""
+        """Number of entries of a codeword."""
         return int(self.entries.shape[1])
 
     @property
@@ -104,7 +104,7 @@ class CodewordTable:
 
 
 Tables = tuple[tuple[CodewordTable, ...], ...]
-"""For each index segment of a layout, in order, the tables of its blocks, in order."""
+"""Tables of a layout: for each index segment, in order, those of its blocks, in order."""
 
 
 def require_tables(layout: Layout, tables: Tables) -> None:
@@ -132,13 +132,13 @@ def tables_digest(tables: Tables) -> bytes:
 
 
 def summed_layout(layout: Layout, tables: Tables, maximum_total_weight: int) -> Layout:
-    """Return the layout of what is released: for each table a ring, just wide enough for the heaviest sum.
+    """Return the layout of released sums: for each table a ring, just wide enough for the heaviest sum.
 
     Ring segments stay as they are. The version covers the layout and the tables; the weight shows in the rings alone,
     so that a decoder which was not told the weight can still check where an aggregate comes from.
 
     Raises:
-        InvalidParameters: the tables do not fit the layout, or the weight is no positive integer.
+        InvalidParameters: the tables do not fit the layout, or the weight is not a positive integer.
         CapacityExceeded: a sum could leave 64 bits.
     """
     require_tables(layout, tables)
@@ -152,7 +152,7 @@ def summed_layout(layout: Layout, tables: Tables, maximum_total_weight: int) -> 
 
 
 def require_summed(summed: Layout, layout: Layout, tables: Tables, total_weight: int) -> None:
-    """Refuse what is not the summed layout of these tables, for this total weight at least.
+    """Require the summed layout of these tables, for this total weight at least.
 
     Raises:
         Misuse: it belongs to another layout or to other tables.

@@ -50,7 +50,7 @@ class Aggregate:
         """Check the shapes, and that every histogram counts every contributor's weight once.
 
         Raises:
-            Misuse: wrong number, type or shape of sums, or counts that are no integers.
+            Misuse: wrong number, type or shape of sums, or counts that are not integers.
             InvalidParameters: counts that no aggregate has.
             CapacityExceeded: an element is not below its modulus, or a histogram does not add up.
         """
@@ -109,7 +109,7 @@ class Aggregate:
 
 
 class LinearDecoder(Protocol[Update]):
-    """What a compression scheme signs: decoding the sum of payloads gives the sum of the decoded payloads.
+    """Contract of a compression scheme: decoding the sum of payloads gives the sum of the decoded payloads.
 
     The law holds exactly in the integers, before the one multiplication by a float. One object stands for one scheme
     with one set of public parameters (scales, codebook, mask seed); refreshing them makes another object with another

@@ -25,7 +25,7 @@ MAXIMUM_WEIGHT: Final = 1 << 47
 """Small enough that a histogram of MAXIMUM_CODEWORDS counters adds up without wrapping."""
 DIGEST_BYTES: Final = 32
 LARGEST_MASK_NOISE: Final = 64
-"""What a mask that is not quite uniform adds to a value at most, in fine steps; lattice masks do."""
+"""Largest error, in fine steps, that a mask that is not quite uniform adds to a value; lattice masks do."""
 
 
 class _Tag(IntEnum):
@@ -55,7 +55,7 @@ class RingSegment:
         sent, fine = Ring(self.modulus_bits), self.fine_bits
         if type(fine) is not int or not 0 <= fine <= MAXIMUM_MODULUS_BITS - self.modulus_bits:
             raise InvalidParameters(
-                f"fine_bits is an integer in 0..{MAXIMUM_MODULUS_BITS - self.modulus_bits} beside {self.modulus_bits} "
+                f"fine_bits is an integer in 0..{MAXIMUM_MODULUS_BITS - self.modulus_bits} with {self.modulus_bits} "
                 f"modulus bits; got {fine!r}"
             )
         object.__setattr__(self, "sent_ring", sent)
@@ -64,12 +64,12 @@ class RingSegment:
 
     @property
     def payload_bytes(self) -> int:
-        """How many bytes one client's values have in an upload."""
+        """Bytes of one client's values in an upload."""
         return self.sent_ring.packed_bytes(self.length)
 
     @property
     def head_room(self) -> int:
-        """How far rounding one masked value moves it at most, in fine steps: half a step, and what masks add.
+        """Largest error of rounding one masked value, in fine steps: half a step, and the error of the mask.
 
         A sum of total weight W stays in the ring where W (bound + head_room) does.
         """
@@ -128,12 +128,12 @@ class IndexSegment:
 
     @property
     def length(self) -> int:
-        """How many indices one client has."""
+        """Number of indices of one client."""
         return self.blocks
 
     @property
     def payload_bytes(self) -> int:
-        """How many bytes one client's indices have on the wire."""
+        """Bytes of one client's indices on the wire."""
         return self.ring.packed_bytes(self.blocks)
 
 
@@ -162,7 +162,7 @@ class Layout:
 
     @property
     def payload_bytes(self) -> int:
-        """How many bytes the values of one client have on the wire, without headers."""
+        """Bytes of one client's values on the wire, without headers."""
         return sum(segment.payload_bytes for segment in self.segments)
 
     @property
@@ -208,7 +208,7 @@ class Layout:
 
     @property
     def ring_positions(self) -> tuple[int, ...]:
-        """Where segments hold ring elements, which are whatever a client sends."""
+        """Segments of ring elements, whose values are not verified."""
         return tuple(place for place, segment in enumerate(self.segments) if isinstance(segment, RingSegment))
 
     def require_rings(self) -> tuple[RingSegment, ...]:

@@ -1,4 +1,4 @@
-"""What masked rounding does to a sum, in the clear: the reference that protocols and schemes are compared with."""
+"""Masked rounding in the clear: the reference with which protocols and schemes are compared."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ _KIND_LIMIT = 1 << 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AeadHeader:
-    """What a sealed message is, in which session, from whom to whom; authenticated, not sent."""
+    """Associated data of a sealed message: its kind, session, sender and recipient; authenticated, not sent."""
 
     message_kind: int
     context: SessionContext

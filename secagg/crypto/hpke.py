@@ -39,7 +39,7 @@ class ClassicSealingKey:
 
     encoded: bytes
     culprits: InitVar[Iterable[Party]] = UNDECIDED
-    """Who to name if the key is refused."""
+    """Parties to name if the key is refused."""
 
     def __post_init__(self, culprits: Iterable[Party]) -> None:
         """Refuse what ``X25519PublicKey`` refuses."""
@@ -52,7 +52,7 @@ class ClassicSealingKey:
         the hybrid suite.
 
         Implements: [RFC 9180] §6.1, base mode, single shot.
-        Security: base mode does not authenticate the sender; whoever seals signs what is sealed.
+        Security: base mode does not authenticate the sender; the sender signs what it seals.
         """
         require_secret(plaintext)
         if type(info) is not bytes:
@@ -61,7 +61,7 @@ class ClassicSealingKey:
 
 
 class ClassicSealingPair(Confined):
-    """An X25519 key pair that opens what was sealed to it."""
+    """An X25519 key pair that opens messages sealed to it."""
 
     def __init__(self, root: Secret, attempt: AttemptContext) -> None:
         """Derive the pair from 32 uniform bytes; the caller keeps them and wipes them."""
@@ -74,7 +74,7 @@ class ClassicSealingPair(Confined):
     def open(
         self, kind: str, sealed: bytes, length: int, info: bytes, *, culprits: Iterable[Party] = UNDECIDED
     ) -> Secret:
-        """Decrypt what was sealed to this pair; ``culprits`` are who sent and who relayed it.
+        """Decrypt a message sealed to this pair; ``culprits`` are its sender and its relay.
 
         Raises:
             MalformedMessage: the ciphertext is not that of a plaintext of ``length`` bytes.

@@ -49,7 +49,7 @@ _LABELS = {
 
 
 def require_mlkem() -> None:
-    """Refuse to go on where the backend cannot make an ML-KEM key.
+    """Refuse a backend that cannot make an ML-KEM key.
 
     Raises:
         InvalidParameters: with reason ``backend_missing``.
@@ -74,10 +74,10 @@ class HybridPublicKey:
 
     encoded: bytes
     culprits: InitVar[Iterable[Party]] = UNDECIDED
-    """Who to name if the key is refused: its sender, and whoever relayed it unsigned."""
+    """Parties to name if the key is refused: its sender, and the relay if it is unsigned."""
 
     def __post_init__(self, culprits: Iterable[Party]) -> None:
-        """Refuse what is of another length, not canonical, or of low order.
+        """Refuse a key of another length, not canonical, or of low order.
 
         Implements: [FIPS 203] §7.2, the modulus check, through the backend; [RFC 7748] §6.1.
         """
@@ -100,7 +100,7 @@ class HybridPublicKey:
 
         Implements: [RFC 9180] §6.1, base mode, single shot.
         Claim PM-10: either half keeps the plaintext secret, and ``info`` keeps contexts apart.
-        Security: base mode does not authenticate the sender: whoever knows the public key can seal. A protocol signs
+        Security: base mode does not authenticate the sender: anyone who knows the public key can seal. A protocol signs
             what is sealed, or commits to it.
         """
         require_secret(plaintext)
@@ -135,7 +135,7 @@ class HybridKeyPair(Confined):
     def open(
         self, kind: str, sealed: bytes, length: int, info: bytes, *, culprits: Iterable[Party] = UNDECIDED
     ) -> Secret:
-        """Decrypt what was sealed to this pair; ``culprits`` are who sent and who relayed it.
+        """Decrypt a message sealed to this pair; ``culprits`` are its sender and its relay.
 
         Raises:
             MalformedMessage: the ciphertext is not that of a plaintext of ``length`` bytes.

@@ -41,14 +41,14 @@ _LOW_ORDER = frozenset(
 
 
 class KeyRole(Enum):
-    """What a key pair is for; a client has one of each, from independent roots."""
+    """Purpose of a key pair; a client has one pair for each, from independent roots."""
 
     CHANNEL = "channel"
     """Carries shares from client to client."""
     MASK = "mask"
-    """Agrees on pairwise masks; its root is what the shares recover after a dropout."""
+    """Agrees on pairwise masks; the shares recover its root after a dropout."""
     SEALING = "sealing"
-    """Receives what is sealed to its holder alone: an enclave, or one of two servers."""
+    """Receives messages sealed to its holder alone: an enclave, or one of two servers."""
 
 
 _X25519_LABELS = {
@@ -64,10 +64,10 @@ class X25519PublicKey:
 
     encoded: bytes
     culprits: InitVar[Iterable[Party]] = UNDECIDED
-    """Who to name if the key is refused: its sender, and whoever relayed it unsigned."""
+    """Parties to name if the key is refused: its sender, and the relay if it is unsigned."""
 
     def __post_init__(self, culprits: Iterable[Party]) -> None:
-        """Refuse what is not 32 bytes, not canonical, or of low order.
+        """Refuse a key that is not 32 bytes, not canonical, or of low order.
 
         Implements: [RFC 7748] §5 and §6.1.
         Raises:
@@ -135,7 +135,7 @@ class X25519KeyPair(Confined):
 
         Raises:
             Misuse: it was asked for before; a second message under it would break both.
-        Security: a pair that is derived again from its root has no memory of it. Store what was sealed before sending.
+        Security: a pair that is derived again from its root has no memory of it. Store a sealed message before sending.
         """
         if (peer, context) in self._sealed_for:
             raise Misuse(
@@ -162,7 +162,7 @@ class X25519KeyPair(Confined):
             return _derived("channel_key", shared_secret, context, Label.CHANNEL_KEY, peer, own)
 
     def wipe(self) -> None:
-        """Give up the private key, which the backend frees, and overwrite what was derived with it."""
+        """Give up the private key, which the backend frees, and overwrite the secrets derived with it."""
         self._private = None
         for key in self._incoming.values():
             key.wipe()

@@ -59,7 +59,7 @@ class Generator(Enum):
 
     @property
     def chunk_bytes(self) -> int:
-        """How much stream is made at a time: GCM makes whole segments, CTR what a second-level cache holds."""
+        """Bytes of stream made at a time: whole segments for GCM, the size of a second-level cache for CTR."""
         match self:
             case Generator.CTR:
                 return SEGMENT_BYTES // 4
@@ -141,7 +141,7 @@ def accumulate(  # noqa: PLR0913 -- all but four have defaults
 
 @dataclass(frozen=True, slots=True)
 class _Job:
-    """What every thread does to its own part of the accumulator."""
+    """Work of one thread on its own part of the accumulator."""
 
     ring: Ring
     signed_keys: Sequence[tuple[_Combine, Secret]]

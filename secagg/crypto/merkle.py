@@ -1,7 +1,7 @@
 """Hash trees, with one proof for any number of leaves.
 
-A node is the hash of its two children; a node without a sibling moves up unchanged. Leaves are hashes under labels of
-their own, and whoever signs or binds a root binds the number of leaves too, so a tree has one reading.
+A node is the hash of its two children; a node without a sibling moves up unchanged. Leaves are hashed under labels of
+their own, and a signature or binding of a root covers the number of leaves too, so a tree has one reading.
 """
 
 from __future__ import annotations

@@ -5,8 +5,8 @@ It is the largest prime below 2^256, so almost every 32-byte string is an elemen
 easy to get wrong: the one encoding of an element, uniform sampling, and inversion.
 
 Not constant time: CPython's integers take longer for larger values and skip leading zeros, so an observer who times
-this process closely learns something about the sizes of the values. Nor can an ``int`` be overwritten: the values that
-a computation passed through stay in memory until the interpreter reuses it.
+this process closely learns something about the sizes of the values. An ``int`` cannot be overwritten either: values
+that a computation passed through stay in memory until the interpreter reuses it.
 """
 
 from __future__ import annotations

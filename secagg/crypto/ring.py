@@ -1,6 +1,6 @@
 """Vectors over the ring of integers modulo 2^p, for p from 1 to 64.
 
-Two halves. ``Ring`` is what the library calls: it knows the word that holds an element and checks what it is given.
+Two halves. ``Ring`` is the library's interface: it knows the word that holds an element and checks its arguments.
 The kernels below it are plain operators: they name no dtype and neither branch nor index on data, so that the same
 source runs on machine words and on solver terms.
 
@@ -104,7 +104,7 @@ class Ring:
         return elements
 
     def require_form(self, vector: Any, length: int | None = None) -> None:  # noqa: ANN401 -- checked here
-        """Refuse what is not one dimension of this ring's words, of this length where one is given.
+        """Refuse anything but one dimension of this ring's words, of this length where one is given.
 
         Raises:
             Misuse: the dtype, the number of dimensions or the length differ.
@@ -112,7 +112,7 @@ class Ring:
         if type(vector) not in _PLAIN_ARRAYS or vector.dtype != self.word or vector.ndim != 1:
             raise Misuse(f"a vector over {self.modulus_bits} bits is one dimension of {self.word}; got {_form(vector)}")
         if length is not None and vector.size != length:
-            raise Misuse(f"a vector of {length} elements is due; got {vector.size}")
+            raise Misuse(f"expected a vector of {length} elements; got {vector.size}")
 
     def require_vector(self, vector: RingVector, length: int | None = None) -> RingVector:
         """Return the vector if it is one over this ring, of this length where one is given.

@@ -112,7 +112,7 @@ class Secret(Confined):
 
 @contextmanager
 def abandoned_on_error(*secrets: Secret) -> Generator[None]:
-    """Overwrite secrets if what is done with them fails; they are whoever's they were if it does not."""
+    """Overwrite secrets if an operation on them fails; otherwise leave them to their owner."""
     try:
         yield
     except BaseException:
@@ -136,13 +136,13 @@ class _Buffer(bytearray):
 
 
 def require_secret(value: object) -> None:
-    """Refuse anything but a ``Secret`` where one is due; keys in plain bytes would be copied and printed.
+    """Refuse anything but a ``Secret`` where one is required; keys in plain bytes would be copied and printed.
 
     Raises:
         Misuse: it is something else.
     """
     if not isinstance(value, Secret):
-        raise Misuse(f"a Secret is due here; got {type(value).__name__}")
+        raise Misuse(f"expected a Secret; got {type(value).__name__}")
 
 
 def draw_exactly(count: int, coins: Coins) -> bytearray:

@@ -4,8 +4,8 @@ Holder ``x`` keeps the value at ``x`` of a polynomial over the field of ``prime_
 whose value at zero is the secret. Points run from 1 to the number of holders. They are never transmitted: both ends
 derive a holder's point from its position in a sorted list, so nobody can claim another holder's point.
 
-What a reconstruction can notice is a fact of coding theory [MS81] and not a choice made here. Of ``m`` shares, any
-``m - threshold`` wrong ones are noticed, any ``(m - threshold) // 2`` are corrected and named, and from exactly
+Coding theory [MS81] decides which errors a reconstruction can notice; it is not a choice made here. Of ``m`` shares,
+any ``m - threshold`` wrong ones are noticed, any ``(m - threshold) // 2`` are corrected and named, and from exactly
 ``threshold`` shares *some* secret always results. A caller who must not accept a wrong one compares the secret with
 something that was fixed beforehand, such as the public key it belongs to.
 
@@ -49,7 +49,7 @@ _STEPS_PER_REDUCTION = 128
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """What one holder keeps of one secret: the value of the polynomial at the holder's point."""
+    """A holder's share of one secret: the value of the polynomial at the holder's point."""
 
     point: int
     value: Secret
@@ -58,7 +58,7 @@ class Share:
         """Refuse a share that no dealer can have made, so that its sender is named while the sender is known.
 
         Args:
-            culprits: whoever handed the share over; named in the error.
+            culprits: the party that handed the share over; named in the error.
         Raises:
             PeerMisbehaved: the point is not in [1, 65535], or the value is not a field element.
             Misuse: the value was wiped.
@@ -147,7 +147,7 @@ def reconstruct(shares: Sequence[Share], *, threshold: int, kind: str = "reconst
 
 
 def correct(shares: Sequence[Share], *, threshold: int, kind: str = "reconstructed secret") -> Corrected:
-    """Reconstruct a secret from shares of which some are wrong, and name the wrong ones.
+    """Reconstruct a secret from shares, some of them wrong, and name the wrong ones.
 
     Implements: [MS81], with the wrong shares located by [Mas69].
     Args:
@@ -185,7 +185,7 @@ def correct(shares: Sequence[Share], *, threshold: int, kind: str = "reconstruct
 
 @dataclass(frozen=True, slots=True)
 class LagrangeWeights:
-    """What reconstruction needs to know about a set of points, computed once for any number of secrets.
+    """Factors of a set of points for reconstruction, computed once for any number of secrets.
 
     With the factors f_i = 1 / (x_i * prod_{j != i} (x_i - x_j)) of the points x_i, the shares y_i become the terms
     f_i * y_i. Their sum, times ``scale``, is the value at zero of the polynomial through all m shares. Its degree is

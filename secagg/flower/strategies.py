@@ -18,7 +18,7 @@ ACCEPTED: Final = (
     "FedProx",
     "DifferentialPrivacyClientSideFixedClipping",
 )
-"""They use the weighted mean of the updates alone; so do their subclasses that do not aggregate otherwise."""
+"""Strategies that use the weighted mean of the updates alone, as do their subclasses that aggregate in the same way."""
 
 REFUSED: Final = {
     "Krum": "it scores each client's update by its distance to the others",
@@ -38,7 +38,7 @@ REFUSED: Final = {
     "DPFedAvgFixed": "it clips and adds noise client by client",
     "DPFedAvgAdaptive": "it clips and adds noise client by client",
 }
-"""They need the update of each client, which nobody learns; with the reason that a user is told."""
+"""Strategies that need the update of each client, which nobody learns, with the reason that a user is told."""
 
 _MOST_FRAMES: Final = 12
 _DEPTH: Final = 4
@@ -66,7 +66,7 @@ def calling_strategy() -> object | None:
     """Return the strategy that is calling, if there is one.
 
     A strategy hands itself to nobody: ``Strategy.start`` calls the grid with messages and nothing else. So the callers
-    are asked. Safe because: what is found decides on a refusal and on a metric's name, and on nothing secret.
+    are asked. Safe because: the result decides on a refusal and on a metric's name, and on nothing secret.
     """
     frame = inspect.currentframe()
     for _ in range(_MOST_FRAMES):

@@ -50,11 +50,11 @@ class _Open:
     begun: NodeRound
     session: ClientSession | None = None
     training: Training | None = None
-    """There once a model was sent."""
+    """The training, once a model was sent."""
     message: bytes = b""
-    """What is answered when training has returned."""
+    """The message to answer when training has returned."""
     result: Shareable | None = None
-    """What training returned."""
+    """Result of training."""
 
     @property
     def due(self) -> Training:
@@ -67,7 +67,7 @@ class _Open:
         """Read what training returned."""
         found, self.result = self.result, None
         if found is None:
-            raise Misuse("an update is due before training has returned")
+            raise Misuse("an update is needed before training has returned")
         if (code := found.get_return_code()) != ReturnCode.OK:
             raise Misuse(f"training failed: {code}")
         return _trained_in(found)
@@ -115,7 +115,7 @@ class SecAggClient(FLComponent):
             self.leave()
 
     def leave(self) -> None:
-        """Leave the session, of which nothing is left."""
+        """Leave the session and erase it."""
         found, self._open = self._open, None
         if found is not None and found.session is not None:
             found.session.abort()
@@ -173,7 +173,7 @@ class SecAggClient(FLComponent):
         if terms is None:
             if self._open is None:
                 raise Misuse(
-                    "there is no session to go on with: this client did not begin it, or has left it; a simulation "
+                    "there is no session to resume: this client did not begin it, or has left it; a simulation "
                     "needs as many threads as clients",
                     reason=Reason.ALREADY_SPENT,
                 )
@@ -278,9 +278,9 @@ def _model_in(shareable: Shareable) -> tuple[Arrays, DXO]:
     try:
         dxo = from_shareable(shareable)
     except ValueError as error:
-        raise InvalidParameters(f"there is no model in what was sent or returned: {error}") from None
+        raise InvalidParameters(f"there is no model in the task or the result: {error}") from None
     if dxo.data_kind not in {DataKind.WEIGHTS, DataKind.WEIGHT_DIFF} or not isinstance(dxo.data, dict):
-        raise InvalidParameters(f"a model is due, and there is {dxo.data_kind}")
+        raise InvalidParameters(f"expected a model; got {dxo.data_kind}")
     return arrays_in(cast("dict[str, Any]", dxo.data)), dxo
 
 

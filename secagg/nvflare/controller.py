@@ -54,7 +54,7 @@ class SecureFedAvg(FedAvg):
         self.secagg, self.training_timeout = dict(secagg or {}), training_timeout
         self.training_patience = training_patience
         self.stages = list[tuple[str, StageCount]]()
-        """What each stage of the last round carried."""
+        """Messages and departures of the last round, by stage."""
         self._settings = SecAggSettings(**self.secagg)
         self._rounds: Rounds | None = None
         self._nonce, self._number = "", 0
@@ -131,7 +131,7 @@ class SecureFedAvg(FedAvg):
         )
 
     def update_model(self, model: FLModel, aggr_result: FLModel) -> FLModel:
-        """Update the model; NVFlare makes floats of whole numbers on the way, which are what they were again."""
+        """Update the model; NVFlare makes floats of whole numbers on the way, which become integers again."""
         before, after = arrays_in(model.params), arrays_in(aggr_result.params)
         kept = {name: restored(array, before[name].dtype) for name, array in after.items() if name in before}
         aggr_result.params = {**aggr_result.params, **like(model.params, kept)}

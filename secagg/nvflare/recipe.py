@@ -91,7 +91,7 @@ def secure(  # noqa: PLR0913 -- keywords alone, all with defaults
     recipe.add_server_config({"server": {"task_request_interval": poll}})
     # Sites run the library that they have installed, and none that a job brings.
     job.set_app_packages([*job.job.app_packages, _PACKAGE])
-    LOG.warning("what scripts log as analytics still travels in the clear; name in `metrics` what is to be a mean")
+    LOG.warning("analytics that scripts log still travel in the clear; name in `metrics` those to be averaged")
 
 
 def _only_workflow(workflows: list[Any], metrics: tuple[str, ...]) -> Any:  # noqa: ANN401 -- NVFlare's own record

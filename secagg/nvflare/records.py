@@ -1,4 +1,4 @@
-"""What travels between the controller and a client: one record in a ``Shareable``, and a model as NumPy has it."""
+"""Records between the controller and a client: one in a ``Shareable``, and a model as NumPy has it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def client_of(site: str) -> ClientId:
 
 
 def carrying(record: Record, content: Shareable | None = None) -> Shareable:
-    """Return a record in what NVFlare sends, beside a model where there is one."""
+    """Return a record in a form that NVFlare sends, with a model where there is one."""
     shareable = Shareable() if content is None else content
     shareable[RECORD] = dict(record)
     return shareable
@@ -48,7 +48,7 @@ def failure_in(reply: Shareable) -> Left | None:
     if code == ReturnCode.OK:
         return None
     said = reply.get_header(_LEFT)
-    # A site may say anything, such as what has no hash.
+    # A site may say anything, such as values without a hash.
     return code_said(said) if said else (Left.TERMS if code == ReturnCode.TASK_DATA_FILTER_ERROR else Left.LEFT)
 
 
@@ -56,7 +56,7 @@ def arrays_in(model: Mapping[str, Any]) -> dict[str, npt.NDArray[Any]]:
     """Return a model's tensors as NumPy has them; those of PyTorch are looked at, and copied from bfloat16 alone.
 
     Raises:
-        InvalidParameters: something in it is no tensor.
+        InvalidParameters: something in it is not a tensor.
     """
     found = dict[str, npt.NDArray[Any]]()
     for name, value in model.items():

@@ -51,7 +51,7 @@ class SiteRound(ServerRound[str]):
 
     def send(self, records: Mapping[str, Record], *, takes_update: bool) -> list[str]:
         """Give each site its task, whose results come in threads of NVFlare's."""
-        # What is late for the stage before goes into the queue of that one.
+        # Late results of the stage before go into the queue of that one.
         heard = self._heard = Heard()
         for site, record in records.items():
             self._tasks[site] = self._sent(site, record, heard, takes_update=takes_update)

@@ -1,4 +1,4 @@
-"""What noise costs a cohort: epsilon, wider rings, and how many clients the model needs to survive it."""
+"""Cost of noise to a cohort: epsilon, wider rings, and the number of clients with which the model survives it."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _BLOCK: Final = 1024
 _LEAST_MULTIPLIER: Final = Fraction(1, 10**4)
 _MOST_MULTIPLIER: Final = 10**6
 _REPLACED: Final = 2
-"""How many clients' bounds stand between neighbours of which one client's update was replaced."""
+"""Distance between neighbours where one client's update was replaced, in bounds of a client."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +76,7 @@ class PlannedNoise:
             ("Clients' noise, an update replaced by zeros", 1, clients / honest),
             ("Two servers' noise, an update replaced by another", _REPLACED, 2.0),
         ):
-            # The counts of two servers have a length of their own; this is for what is decoded exactly.
+            # The counts of two servers have a length of their own; this is for exactly decoded values.
             energy = float(self.multiplier * spread) ** 2 * padded * shares / clients**2
             yield f"{name}: nu = {energy:.3g} of the energy of the longest update, in a mean over {clients:,}."
             if energy > MOST_NOISE:
@@ -127,7 +127,7 @@ def break_even_block(codewords: int, clients: int, bits: int) -> int:
 
 
 def advice(request: PlanRequest, comparison: Comparison) -> Iterator[str]:
-    """Say what is cheaper than a point function, where that ends, which form a histogram takes, and what to use."""
+    """Say what beats a point function and how far, which form a histogram takes, and what to use."""
     yield from _against(request, comparison)
     if request.codewords <= MAXIMUM_CODEWORDS:
         yield _break_even(request)
@@ -214,7 +214,7 @@ def _form(request: PlanRequest) -> str:
 
 
 def _choice(request: PlanRequest, comparison: Comparison) -> Iterator[str]:
-    # Nobody uses an unchecked round unless told to, so it is no choice of today's.
+    # Nobody uses an unchecked round unless told to, so it is not an option today.
     usable = [
         option
         for option in comparison.giving(request.learn)

@@ -1,4 +1,4 @@
-"""What every combination of a scheme and a protocol costs, from layouts and from the protocols' own formulas.
+"""Costs of every combination of a scheme and a protocol, from layouts and from the protocols' own formulas.
 
 Bytes are those of one client. Down counts the messages of the protocol, and the scales and codebooks of the scheme; the
 model itself comes to every client in any case.
@@ -24,11 +24,11 @@ class Status(StrEnum):
 
     AVAILABLE = "available"
     PROTOCOL_ONLY = "protocol only"
-    """There is no scheme that encodes so; a platform that brings one can use the protocol."""
+    """No scheme of the library encodes so; a platform that brings one can use the protocol."""
 
 
 SCHEMES_TO_BRING: Final = frozenset({Scheme.DECODED_CODEWORDS, Scheme.ONE_HOT})
-"""What nothing in ``secagg.compression`` encodes; where indices can be sent, nobody needs it."""
+"""Schemes that nothing in ``secagg.compression`` encodes; where indices can be sent, nobody needs them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +43,7 @@ class Option:
     learned: Learned
     weights: int
     public_bytes: int
-    """What clients are told for the scheme."""
+    """Bytes of the scheme's public parameters."""
     costs: Costs
 
     @property
@@ -58,7 +58,7 @@ class Option:
 
     @property
     def down_bytes(self) -> int:
-        """What a client receives."""
+        """Bytes that a client receives."""
         return self.costs.down_bytes + self.public_bytes
 
     @property

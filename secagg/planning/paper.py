@@ -1,7 +1,7 @@
 """The models of the paper's experiments as the shapes of their tensors: what sizes are computed from.
 
 The names are those of the usual implementations: a bias is a tensor whose own name begins with ``bias``. The paper
-prints no architectures. CelebA's is public; the other two are what its size tables pin down. FEMNIST's tables count two
+prints no architectures. CelebA's is public; its size tables pin down the other two. FEMNIST's tables count two
 models: one input channel where updates are quantized or pruned, three where codebooks are used.
 """
 
@@ -133,7 +133,7 @@ class Table(StrEnum):
 
 
 class Quantity(StrEnum):
-    """What a cell holds."""
+    """Quantity of a cell."""
 
     UPLINK_KB = "uplink_kb"
     FACTOR = "factor"
@@ -178,7 +178,7 @@ class Cell:
     exact: Fraction
     """The computed number before it is rounded."""
     wire_bytes: int | None
-    """What the upload really is by the accounting "wire"; a broadcast of codebooks is no upload."""
+    """Real bytes of the upload by the accounting "wire"; None for a broadcast of codebooks, which is not an upload."""
 
     @property
     def computed(self) -> str:

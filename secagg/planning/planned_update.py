@@ -48,7 +48,7 @@ _MOST_CLIENTS: Final = 1 << 20
 
 
 class Learned(StrEnum):
-    """What a server learns of a block."""
+    """Information about a block that a server learns."""
 
     SUM = "sum"
     HISTOGRAM = "histogram"
@@ -56,7 +56,7 @@ class Learned(StrEnum):
 
 
 class Scheme(StrEnum):
-    """What a client sends, however it is protected."""
+    """Content of an upload, before any protection."""
 
     FIXED_POINT = "fixed point"
     SCALAR = "scalar quantization"
@@ -126,7 +126,7 @@ class PlanRequest:
 
     @property
     def weights(self) -> int:
-        """How many values the model has."""
+        """Number of values of the model."""
         return parameter_count(self.shapes)
 
     @property
@@ -146,7 +146,7 @@ class PlanRequest:
 
     @property
     def kept(self) -> int:
-        """How many values a sketch sends."""
+        """Number of values that a sketch sends."""
         return kept_for(self.weights, self.clients, self.cohort_bits)
 
     def noise(self, scheme: Scheme) -> float:
@@ -157,12 +157,12 @@ class PlanRequest:
 
     @property
     def tensors(self) -> list[BlockGeometry]:
-        """How the tensors with codebooks are cut, each with as many codewords as it has."""
+        """Geometry of the tensors with codebooks, each with its number of codewords."""
         return [geometry for _, geometry in self._parts() if geometry is not None]
 
     @property
     def plain(self) -> Layout | None:
-        """What is sent in fixed point beside the codewords: biases, norms, small tensors; nothing if there is none."""
+        """Layout of the biases, norms and small tensors, in fixed point next to the codewords; None without any."""
         segments = tuple(RingSegment(PLAIN_BITS, prod(shape)) for shape, geometry in self._parts() if geometry is None)
         return Layout(segments) if segments else None
 

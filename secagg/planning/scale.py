@@ -1,7 +1,7 @@
-"""How long sessions of thousands and millions of clients take, from four small ones that run on the machine at hand.
+"""Time of sessions of thousands and millions of clients, extrapolated from four small ones on the machine at hand.
 
-A protocol counts its work in steps and words. Of each party the small sessions give the seconds of either, and of the
-server what a session takes whatever its size. Seconds are the processor's, so that a busy machine gives the same.
+A protocol counts its work in steps and words. The small sessions give each party's seconds for either, and the
+server's seconds for a session of any size. Seconds are the processor's, so that a busy machine gives the same.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ SPREAD: Final = "one-message"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Constants:
-    """What the machine at hand takes for a protocol."""
+    """Seconds of a protocol on the machine at hand."""
 
     session: float
     """Seconds of the server for a session of any size."""
@@ -97,12 +97,12 @@ class Farm:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Line:
-    """One figure of an estimate, and what has to hold for it."""
+    """One figure of an estimate, and the condition on it."""
 
     name: str
     value: float
     unit: str
-    """``s``, ``B``, or what is counted."""
+    """Unit: ``s``, ``B``, or the counted things."""
     assumes: str
 
 

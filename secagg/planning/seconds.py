@@ -1,7 +1,7 @@
-"""How long a session takes on the machine at hand: small sessions are run, and their seconds scaled by counted work.
+"""Time of a session on the machine at hand: small sessions are run, and their seconds scaled by counted work.
 
-Of each protocol and kind of layout two sessions run, a short one and a longer one. The difference gives the seconds of
-a word, and what is left of the short one those of a step.
+For each protocol and kind of layout two sessions run, a short one and a longer one. The difference gives the seconds
+of a word, and the rest of the short one those of a step.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Rates:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
-    """What one session took of the processor: all clients together, and the server with its helpers."""
+    """Processor time of one session: all clients together, and the server with its helpers."""
 
     costs: Costs
     clients: int
@@ -66,7 +66,7 @@ class Sample:
 
     @property
     def seconds(self) -> float:
-        """Of everybody, as in one process."""
+        """Seconds of all parties, as in one process."""
         return self.client_seconds + self.server_seconds
 
 
@@ -78,7 +78,7 @@ class Seconds:
     server: float
     """The server's for all clients, with what its helpers do, one after another."""
     round: float
-    """From the first message to the sum: clients work beside each other, and wait for the network and the server."""
+    """Time from the first message to the sum: clients work in parallel, and wait for the network and the server."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +137,7 @@ def run_session(  # noqa: PLR0913 -- what a session is of
     is_checked: bool = True,
     shares_checks: bool = False,
 ) -> Sample:
-    """Run a session in this process, of which one client in twenty drops out where that costs most: unheard."""
+    """Run a session in this process; one client in twenty drops out unheard where that costs most."""
     rare = clients // ONE_IN
     facts = {
         "suite": suite,

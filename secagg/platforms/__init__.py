@@ -1,4 +1,4 @@
-"""What plug-ins for federated-learning platforms share: settings, floors, schemes, keys, charges, and one round."""
+"""Common parts of plug-ins for federated-learning platforms: settings, floors, schemes, keys, charges, rounds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a node has uploaded: one ledger for every protocol, on disk where a key says who the client is.
+"""Ledger of a node's uploads: one for every protocol, on disk where a key says who the client is.
 
 Two sums that differ in one client give that client away. So a round of a task is uploaded for once, and numbers go up
 within a task. A client with a key also uploads for one model a few times at most, whatever the server calls task and

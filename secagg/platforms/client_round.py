@@ -45,7 +45,7 @@ from .leaving import LOG
 
 @dataclass(frozen=True, slots=True)
 class Trained:
-    """What an app's function returned, as its platform has it."""
+    """Return value of an app's function, as its platform has it."""
 
     models: Sequence[Arrays]
     """The models in it: one, where a model was asked for."""
@@ -152,7 +152,7 @@ class Training:
         weight = round(min(max(1.0, units), terms.maximum_weight))
         if examples < 1 or units > terms.maximum_weight:
             LOG.warning(
-                "%g examples are no weight of 1 to %d; the update weighs %d", examples, terms.maximum_weight, weight
+                "%g examples are not a weight of 1 to %d; the update weighs %d", examples, terms.maximum_weight, weight
             )
         return weight
 
@@ -171,7 +171,7 @@ def begun_app(floors: Mapping[str, Any], scheme: str | None) -> tuple[NodeSettin
     """
     known = [item.name for item in fields(NodeSettings)]
     if unknown := [name for name in floors if name not in known]:
-        raise InvalidParameters(f"{unknown[0]} is no floor of a client; there are {', '.join(known)}")
+        raise InvalidParameters(f"{unknown[0]} is not a floor of a client; there are {', '.join(known)}")
     given: dict[str, Any] = {
         name: tuple(cast("Iterable[object]", value)) if isinstance(value, list) else value
         for name, value in floors.items()
@@ -189,9 +189,9 @@ class Node:
     config: Mapping[str, Any]
     """The operator's own keys."""
     client: ClientId
-    """Who it is where clients have no keys."""
+    """Identifier of the client where clients have no keys."""
     run: str
-    """What the platform calls its run; a server may say more, such as the number of its own process."""
+    """The platform's name of its run; a server may say more, such as the number of its own process."""
     states: StateDirectory
     outside: Mapping[str, Factory]
     """Schemes from outside that the app itself brings, by name."""
@@ -237,7 +237,7 @@ class NodeRound:
         self.charges.require_open(Spent(self.terms.task.encode(), self.terms.round_number))
 
     def member(self, invitation: bytes) -> Member:
-        """Return the client; the invitation is empty where a session goes on."""
+        """Return the client; the invitation is empty where a session is resumed."""
         node = self.node
         side = NodeSide(
             settings=node.settings,

@@ -1,4 +1,4 @@
-"""What a client insists on: set in its code, raised by its node's operator, lowered by nobody.
+"""Floors of a client: set in its code, raised by its node's operator, lowered by nobody.
 
 An operator gives a SuperNode ``--node-config 'secagg-minimum-cohort=10 secagg-identity="/etc/secagg/client-3.key"'``.
 """
@@ -79,9 +79,9 @@ class NodeSettings:
     """This client's key file, or a folder of them for simulations, where the partition's number names the client; for
     active mode, the enclave, two servers and one message."""
     protocols: tuple[str, ...] = PROTOCOLS
-    """Those that this client takes part in; one that was registered besides has to be named."""
+    """Protocols that this client takes part in; a protocol that the library does not bring has to be named."""
     maximum_weight: int = 1
-    """How much an update may count in an enclave; with two servers every client counts once, and masks have no limit.
+    """Greatest weight of an update in an enclave; with two servers every client counts once, and masks have no limit.
     """
     allow_simulated_enclave: bool = False
     """Whether to seal to a program that nobody vouches for; for simulations and tests."""
@@ -92,11 +92,11 @@ class NodeSettings:
     servers: str | None = None
     """A file with the keys of the two servers that this client believes to be in two hands."""
     minimum_holders: int = 4
-    """How many holders a sum of one message has at least."""
+    """Least number of holders of a sum of one message."""
     assumed_corrupted_holders: int = 1
-    """How many holders may work together with the server; 4 stand one that does, of 3 none may."""
+    """Number of holders that may work together with the server; 4 holders withstand one that does, 3 holders none."""
     attempts: int = ATTEMPTS
-    """How many updates of one model this client uploads at most, in all runs; for rounds that failed."""
+    """Greatest number of updates of one model that this client uploads, in all runs; for rounds that failed."""
     allow_repeats: bool = False
     """Whether updates of one model may be uploaded in any number of runs; for simulations run again."""
     noise: float = 0.0
@@ -105,7 +105,7 @@ class NodeSettings:
     client's change, to which it is clipped; a session with other noise, or with none, is refused."""
     epsilon: float = 0.0
     delta: float = USUAL_DELTA
-    """What all sums together may cost this client that it is ever in; 0 for any number of sums."""
+    """Privacy cost of all sums together that this client is ever in, at most; 0 for any number of sums."""
 
     def __post_init__(self) -> None:
         require_types(self)
@@ -141,7 +141,7 @@ class NodeSettings:
                 names = (*_RAISED, *_LOWERED, *_NARROWED, *_ALLOWED, *_NAMED, *_NOISE)
                 known = ", ".join(PREFIX + part.replace("_", "-") for part in names)
                 raise InvalidParameters(
-                    f"the node's {key} is no floor, or {value!r} is of another type than it has; there are {known}"
+                    f"the node's {key} is not a floor, or {value!r} is of another type than it has; there are {known}"
                 )
         return replace(self, **changed)
 
@@ -220,7 +220,7 @@ class NodeSettings:
             return None
         budget = PrivacyBudget(epsilon=self.epsilon, delta=self.delta)
         if not self.noise:
-            raise InvalidParameters(f"{PREFIX}epsilon stands beside {PREFIX}noise = 0: {NOT_NOISED}")
+            raise InvalidParameters(f"{PREFIX}epsilon is set, with {PREFIX}noise = 0: {NOT_NOISED}")
         if public_key is None:
             raise InvalidParameters(
                 f"{PREFIX}epsilon is for all runs that a client is ever in, and this one has no key that it is known "

@@ -27,7 +27,7 @@ ADVICE: Final[Mapping[Left, str]] = {
     Left.TERMS: "the offer is below their floors, or not what they were told; compare it with their arguments",
     Left.LEFT: "their own logs say why",
 }
-"""What a code means, as a server's log says it."""
+"""Meaning of each code, as a server's log says it."""
 
 
 def code_of(error: Exception) -> Left:
@@ -59,7 +59,7 @@ def stages_said(stages: Iterable[tuple[str, StageCount]]) -> dict[str, str]:
 
 @dataclass(slots=True)
 class StageCount:
-    """What one stage carried."""
+    """Messages and departures of one stage."""
 
     sent: int = 0
     received: int = 0
@@ -75,12 +75,12 @@ class StageCount:
 
     @property
     def failed(self) -> int:
-        """How many left, or raised an error."""
+        """Number of clients that left, or raised an error."""
         return self.left.total()
 
     @property
     def late(self) -> int:
-        """How many did not answer at all."""
+        """Number of clients that did not answer at all."""
         return self.sent - self.received - self.refused - self.failed
 
     @property

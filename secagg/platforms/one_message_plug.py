@@ -1,7 +1,7 @@
 """One message a client in Flower: holders behind sockets, or a committee of the run's own clients.
 
-Who holds stands in a record that the clients' authority signed, so a server can neither choose holders nor invent
-them. Standing holders are asked besides Flower; clients that hold are asked in stages after the upload.
+The clients' authority signs the record of the holders, so a server can neither choose holders nor invent
+them. Standing holders are asked outside of Flower; clients that hold are asked in stages after the upload.
 """
 
 from __future__ import annotations
@@ -28,9 +28,10 @@ from secagg.protocols.one_message import (
     verify_epoch,
 )
 from secagg.session.durable import replace
+from secagg.session.frames import decode_refusal
 from secagg.session.numbered_helpers import NumberedHelpers
 from secagg.session.roles import ServerSession
-from secagg.session.sockets import HelperLost, decode_refusal
+from secagg.session.sockets import HelperLost
 from secagg.wire import MessageKind, message_kind
 
 from .charges import NewestEpoch
@@ -42,7 +43,7 @@ from .settings import PREFIX, SUITES
 
 _PAUSE: Final = 1.0
 _PUBLISHED: Final = dict[tuple[bytes, bytes], tuple[bytes, ...]]()
-"""By task and epoch: what a committee published in the first round of this process's run."""
+"""Keys that a committee published in the first round of this process's run, by task and epoch."""
 
 
 def opened(side: ServerSide) -> ServerSession:
@@ -60,8 +61,8 @@ def opened(side: ServerSide) -> ServerSession:
         return open_session(side.subject, chosen, side.invited, helpers)
     if side.roster is None or {ClientId(holder.number) for holder in record.holders} - side.roster.clients:
         raise InvalidParameters(
-            f"the holders of {settings.epoch} are no clients of {PREFIX}roster; name their sockets in {PREFIX}holders, "
-            "or have a committee signed with `secagg holder record --client`"
+            f"the holders of {settings.epoch} are not clients of {PREFIX}roster; name their sockets in "
+            f"{PREFIX}holders, or have a committee signed with `secagg holder record --client`"
         )
     named = side.subject.task, record.context.digest
     helpers = OneMessageHelpers(record=record, keys=_PUBLISHED.get(named, ()), coins=side.coins)
@@ -72,14 +73,14 @@ def _record(side: ServerSide) -> EpochRecord:
     """Read who holds.
 
     Raises:
-        InvalidParameters: the file is no record, or its clients would refuse it.
+        InvalidParameters: the file is not a record, or its clients would refuse it.
     """
     path = side.settings.epoch
     try:
         record = EpochRecord.decode(Path(path).read_bytes())
     except (OSError, PeerError) as error:
         raise InvalidParameters(
-            f"{PREFIX}epoch is {path}, which is no record of an epoch ({error}); make one with `secagg holder record`"
+            f"{PREFIX}epoch is {path}, not the record of an epoch ({error}); make one with `secagg holder record`"
         ) from None
     for is_wrong, sentence in (
         (record.authority != side.authority, f"is signed by another authority than certified {PREFIX}roster"),
@@ -188,7 +189,7 @@ def member(side: NodeSide) -> OneMessageMember:
     newest = NewestEpoch(identity.signing_key.public_key)
 
     def store(record: bytes) -> None:
-        # What was uploaded is charged where the update is made.
+        # Uploads are charged where the update is made.
         newest.reach(ClientRecord.decode(record).newest_epoch)
 
     return OneMessageMember(

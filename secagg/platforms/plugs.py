@@ -1,4 +1,4 @@
-"""How settings of a run become a session, and those of a node a member: one plug for each protocol.
+"""Plugs, one for each protocol: they turn settings of a run into a session, and those of a node into a member.
 
 A plug is the one place in which this room knows a protocol by name. A protocol that is registered and has no plug is
 run as its own simulation has it, which protects nobody; a client takes part only if its code names it.
@@ -30,23 +30,23 @@ from .settings import ENCLAVE, ONE_MESSAGE, PAIRWISE, PREFIX, TWO_SERVERS, SecAg
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerSide:
-    """What a server has for one session."""
+    """Parts of one session at a server."""
 
     settings: SecAggSettings
     subject: Subject
     population: int
-    """How many nodes are invited."""
+    """Number of invited nodes."""
     invited: frozenset[ClientId] | None
-    """Who they are, where clients are nodes; None where a certificate says it."""
+    """Their identifiers, where clients are nodes; None where a certificate says them."""
     roster: Roster | None
     bounds: tuple[tuple[int, int] | None, ...]
-    """For each segment of the layout what one value lies between, where that is known."""
+    """Bounds of one value of each segment of the layout, where they are known."""
     noise: NoiseSettings
-    """What clients are to add."""
+    """Noise that clients add."""
     coins: Coins
     clock: Clock
     resources: ExitStack
-    """Ends after the session what was opened for it."""
+    """Resources opened for the session; closed after it."""
 
     @property
     def chosen(self) -> Any:  # noqa: ANN401 -- the protocol's own class
@@ -62,7 +62,7 @@ class ServerSide:
 
     @property
     def certificates(self) -> Mapping[ClientId, Certificate]:
-        """Of all who may take part; none where clients are nodes."""
+        """Certificates of all that may take part; none where clients are nodes."""
         return {} if self.roster is None else self.roster.certificates
 
     @property
@@ -79,7 +79,7 @@ class ServerSide:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeSide:
-    """What a node has for one session."""
+    """Parts of one session at a node."""
 
     settings: NodeSettings
     client: ClientId
@@ -88,15 +88,15 @@ class NodeSide:
     invitation: bytes
     """The first message of the session; empty for those that follow."""
     judge: object | None
-    """Who judges an enclave's evidence for this client, where its code says so."""
+    """Judge of an enclave's evidence for this client, where its code names one."""
     latches: Path
     """The folder in which suspended sessions are numbered."""
     holdings: Path
     """The folder for what a node that holds must not forget."""
     noise: NoiseSettings
-    """What this client adds to every update, and insists on."""
+    """Noise that this client adds to every update, and insists on."""
     privacy: PrivacyLedger | None
-    """What it has spent of its budget, where it has one."""
+    """Ledger of this client's privacy budget, where it has one."""
     coins: Coins
     clock: Clock
 
@@ -127,7 +127,7 @@ _MODULES: Final = {
     ONE_MESSAGE: "secagg.platforms.one_message_plug",
 }
 _WITHOUT: Final = {
-    "coded-mask": "its clients go on from memory, and the process of a node may end between two messages",
+    "coded-mask": "its clients resume from memory, and the process of a node may end between two messages",
 }
 """Protocols of this library that no plug can be made for as they are, and why."""
 

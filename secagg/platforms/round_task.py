@@ -1,4 +1,4 @@
-"""What a session is about, besides what the protocol's own invitation holds, as both ends of a platform have it."""
+"""Task of a round, in addition to the protocol's own invitation, as both ends of a platform have it."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ from secagg.session.roles import ServerSession, Subject
 # --- Terms ------------------------------------------------------------------------------------------------------------
 
 RECORD: Final = "secagg"
-"""The name under which both ends of a platform keep what is the protocol's."""
+"""The name under which both ends of a platform keep the protocol's own record."""
 Record = dict[str, str | bytes]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Terms:
-    """What a session is about; the digest is bound to the protocol's invitation."""
+    """Terms of a session; the digest is bound to the protocol's invitation."""
 
     protocol: str
     is_certified: bool
@@ -54,7 +54,7 @@ class Terms:
     joined: tuple[str, ...]
     """The tensors that travel as one vector, in their order."""
     lengths: tuple[float, ...]
-    """What is known of the joined tensors' lengths from the round before, which clients tell theirs relative to."""
+    """Lengths of the joined tensors, known from the round before; clients report theirs relative to these."""
     round_number: int
     task: str
     parameters: bytes = field(repr=False)
@@ -79,7 +79,7 @@ class Terms:
 
     @property
     def record(self) -> Record:
-        """What ``parsed`` reads."""
+        """The record that ``parsed`` reads."""
         return {"terms": self.small, "parameters": self.parameters}
 
     @property
@@ -178,7 +178,7 @@ def _field(record: object, name: str) -> object:
 
 
 def malformed(name: str) -> MalformedMessage:
-    """Return what is wrong with a record that lacks something."""
+    """Describe the fault of a record that lacks something."""
     return MalformedMessage(
         f"the {RECORD} record lacks {name!r}, or it is of another type; use one version of secagg at both ends",
         reason=Reason.NOT_CANONICAL,
@@ -192,13 +192,13 @@ _SEED_BYTES: Final = 32
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Means:
-    """What a round gives: means alone."""
+    """Result of a round: means alone."""
 
     tensors: Mapping[str, npt.NDArray[Any]]
     told: Mapping[str, float]
-    """What clients told of their tensors, as scales of the next round."""
+    """Values that clients reported of their tensors, as scales of the next round."""
     lengths: tuple[float, ...]
-    """Of the update and of each tensor, where clients vote for them."""
+    """Lengths of the update and of each tensor, where clients vote for them."""
     metrics: dict[str, float]
     contributors: int
     total_weight: int
@@ -206,12 +206,12 @@ class Means:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundTask:
-    """What a round is about."""
+    """Task of a round."""
 
     settings: SecAggSettings
     roster: Roster | None
     terms: Terms
-    """What clients are told."""
+    """The terms that clients are told."""
     sent: Arrays
     update: ModelUpdate
 
@@ -223,7 +223,7 @@ class RoundTask:
         Args:
             population: how many nodes are invited.
             invited: who they are, where clients are nodes; a roster says it otherwise.
-            resources: ends after the session what was opened for it.
+            resources: opened for the session, and closed after it.
         Raises:
             SecAggError: the session cannot be planned.
         """
@@ -294,7 +294,7 @@ Shapes = tuple[tuple[str, tuple[int, ...]], ...]
 
 @dataclass(slots=True)
 class Known:
-    """What a server knows of one model from the rounds before."""
+    """A server's knowledge of one model from the rounds before."""
 
     told: Mapping[str, float] | None = None
     """Scales that clients told."""
@@ -304,7 +304,7 @@ class Known:
 
 
 class Rounds:
-    """A server's rounds, one after another: scales, dtypes, and what was said once."""
+    """A server's rounds, one after another: scales, dtypes, and warnings that are given once."""
 
     def __init__(self, settings: SecAggSettings) -> None:
         """Read what the settings name.
@@ -324,7 +324,7 @@ class Rounds:
         self._seed = bytes(SystemCoins().draw(_SEED_BYTES))
         self._factory = outside_factory(settings.outside) if settings.outside else None
         self._known = dict[Shapes, Known]()
-        """Of each model that is trained here: there may be several, and tensors of one name in them."""
+        """Knowledge of each model that is trained here: there may be several, with tensors of the same name."""
 
     def begun(  # noqa: PLR0913 -- what a round is about
         self, sent: Arrays, *, clients: int, task: str, number: int, weighted_by: str, is_evaluation: bool = False

@@ -4,8 +4,8 @@ Scales are means over the clients: how far their values reach for scalar codes, 
 data, as ``stat`` and ``prior`` have it in training. Peak code and schemes from outside have all floats as one vector.
 
 Noise has the same settings at both ends, from what each end says for itself: clients insist on their own multiplier and
-norm, and refuse a session that is about others; nothing that a server says lowers them. What is noised is one vector of
-floats in fixed point, because its norm bounds what a client can change.
+norm, and refuse a session that is about others; nothing that a server says lowers them. The noised update is one vector
+of floats in fixed point, because its norm bounds what a client can change.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ from secagg.privacy.rounding import WORST_DEVIATIONS
 from .settings import PREFIX, SecAggSettings
 
 HEADROOM: Final = 1.5
-"""How far scalar codes reach beyond the mean of what clients told: some clients reach further than the mean."""
+"""Reach of scalar codes over the mean of the reported lengths: some clients reach further than the mean."""
 FINER: Final = "raise secagg-fraction-bits"
-"""What is to be done about changes of a few steps, at both ends."""
+"""Advice, at both ends, about changes of a few steps."""
 COARSE: Final = 4.0
 """Changes whose root mean square is fewer steps than this are mostly rounding; both ends are warned."""
 _WIDE_RING: Final = 64
@@ -53,20 +53,20 @@ _LEAST_METRIC_BITS: Final = 8
 _INTEGER_BOUND: Final = 1 << 31
 _LEAST_RING: Final = 8
 _REPLACED: Final = 2
-"""How many bounds stand between neighbours of which one client's update was replaced."""
+"""Distance between neighbours where one client's update was replaced, in bounds of a client."""
 _ROOM: Final = 1.01
 
 
 @dataclass(frozen=True, slots=True)
 class SchemeChoice:
-    """How a model is encoded in a session whose total weight is at most ``total_weight``."""
+    """Encoding of a model in a session whose total weight is at most ``total_weight``."""
 
     settings: SecAggSettings
     total_weight: int
     factory: Factory | None = None
-    """Of the scheme from outside, where the settings name one."""
+    """Factory of the scheme from outside, where the settings name one."""
     clients: int = 1
-    """How many are invited, from which the rate of a peak code follows."""
+    """Number of invited clients, from which the rate of a peak code follows."""
 
     def parameters(
         self,
@@ -104,7 +104,7 @@ class SchemeChoice:
         if scaled:
             kind = "secagg/length" if settings.codebook else "secagg/reach"
             shapes[kind], chosen[kind] = (len(scaled),), self._fine(settings.clip)
-            # What did not move has no scale; it may move in this round, and fixed point carries it.
+            # A tensor that did not move has no scale; it may move in this round, and fixed point carries it.
             moved = {name: scale for name in scaled if told is not None and (scale := told.get(name, 0.0)) > 0}
             recipes = {name: self._scaled(scale) for name, scale in moved.items()}
             chosen |= {name: recipe for name, recipe in recipes.items() if recipe.fits(shapes[name])}
@@ -124,7 +124,7 @@ class SchemeChoice:
         shapes[METRICS] = (1,)
         if integers := [name for name in sent if TENSOR + name in shapes and is_integer(sent[name])]:
             raise InvalidParameters(
-                f"{integers[0]} holds integers, of which no norm is bounded; leave it out of {PREFIX}tensors"
+                f"{integers[0]} holds integers, whose norm is not bounded; leave it out of {PREFIX}tensors"
             )
         bound = bound_in_steps(settings.norm, settings.fraction_bits, sum(map(math.prod, shapes.values())))
         needed = bits_with_noise(settings.noise, bound, self.total_weight)

@@ -31,11 +31,11 @@ FOR_EVER: Final = float("inf")
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a node answered."""
+    """Answer of a node."""
 
     message: bytes
     client: ClientId
-    """Who it says that it is of."""
+    """The client that it claims to be from."""
     signature: bytes
     """The client's, over the terms and the message."""
     size: int
@@ -77,11 +77,11 @@ class ServerRound(ABC, Generic[Node]):
         self._nodes = dict[ClientId, Node]()
         self._own = dict[Node, ClientId]()
         self.stages = list[tuple[str, StageCount]]()
-        """What each stage carried, so far."""
+        """Messages and departures of each stage so far."""
 
     @abstractmethod
     def send(self, records: Mapping[Node, Record], *, takes_update: bool) -> Iterable[Node]:
-        """Send each node its record, beside the model where updates are due; return whom something was sent to."""
+        """Send each node its record, with the model where updates are wanted; return the nodes that got one."""
 
     @abstractmethod
     def heard(self, seconds: float) -> Iterable[tuple[Node, Reply]]:

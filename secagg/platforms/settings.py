@@ -1,4 +1,4 @@
-"""What an app configures: kebab-case keys of ``[tool.flwr.app.config]``, checked by name before anything is sent."""
+"""Settings of an app: kebab-case keys of ``[tool.flwr.app.config]``, checked by name before anything is sent."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ TWO_SERVERS: Final = "two-servers"
 ONE_MESSAGE: Final = "one-message"
 CODED_MASK: Final = "coded-mask"
 PROTOCOLS: Final = (PAIRWISE, ENCLAVE, TWO_SERVERS, ONE_MESSAGE)
-"""Those that clients accept by default; a run may also name one that is registered."""
+"""Protocols that clients accept by default; a run may also name one that is registered."""
 MODES: Final = {str(mode): mode for mode in SecurityMode}
 TOPOLOGIES: Final = ("full", "sparse")
 SUITES: Final = {"classic": Suite.CLASSIC, "hybrid": Suite.HYBRID}
@@ -32,7 +32,7 @@ WEIGHTINGS: Final = ("examples", "uniform")
 FIXED_POINT: Final = "fixed-point"
 SCALAR_BITS: Final = range(2, 17)
 CODEWORDS, BLOCK_SIZE = 64, 8
-"""Of ``pq`` without numbers: 6 bits for 8 values."""
+"""Defaults of ``pq`` without numbers: 6 bits for 8 values."""
 _COMPRESSION: Final = re.compile(
     r"fixed-point|scalar-(?P<bits>[0-9]{1,2})|pruning-(?P<sparsity>0\.[0-9]{1,4})|pq(-(?P<codewords>[0-9]{1,5})x(?P<block>[0-9]{1,3}))?"
     r"|peak(-(?P<places>[0-9]{1,4}))?"
@@ -45,7 +45,7 @@ NOISED: Final = (PAIRWISE, ONE_MESSAGE)
 """Protocols whose clients add noise here."""
 _MOST_FRACTION_BITS: Final = 40
 LEAST_CLIENTS: Final = 3
-"""Of a sum of two, each knows the other's update."""
+"""In a sum of two, each client knows the other's update."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,8 +61,9 @@ class SecAggSettings:
     minimum_cohort: int = 0
     """The least number of clients whose sum is released; 0 means what the threshold leaves."""
     corrupted: int | None = None
-    """How many clients may work together with the server, in pairwise masks and one message; by default one in ten, and
-    with noise 1, as clients count who have to count alike."""
+    """Clients that may work together with the server, in pairwise masks and one message; by default one in ten, and
+    with noise 1, because all clients have to use the same number.
+    """
     privacy_bits: int = 0
     """The chance that a sparse graph betrays a client is 2^-privacy_bits; 0 means the least of the mode."""
     compression: str = FIXED_POINT
@@ -70,7 +71,7 @@ class SecAggSettings:
     is left of every matrix; where indices are counted ``peak`` (or ``peak-128``, in blocks of 128), and ``pq`` (or
     ``pq-64x8``, 64 codewords of 8); ``module:Name`` or ``path/to/file.py:Name`` for a scheme from outside."""
     cohort_bits: float = COHORT_BITS
-    """Of ``peak``: bits for a value, of all clients of a round together."""
+    """Bits for a value with ``peak``, of all clients of a round together."""
     fraction_bits: int = 16
     """Fixed-point values have steps of 2^-fraction_bits, whatever the cohort and the weights are."""
     modulus_bits: int = 0
@@ -83,7 +84,7 @@ class SecAggSettings:
     maximum_weight: int = 1 << 16
     """The most that one update may count; every bit of it makes values a bit wider."""
     weight_unit: int = 1
-    """How many examples count as a weight of 1."""
+    """Number of examples that count as a weight of 1."""
     metrics: str | tuple[str, ...] = ""
     """The metrics of training that are summed, separated by commas; no others leave a client."""
     evaluation_metrics: str | tuple[str, ...] = ""
@@ -96,21 +97,21 @@ class SecAggSettings:
     noise: float = 0.0
     """The deviation of the noise that clients add together, over what one of them can change; 0 for none."""
     norm: float = 0.0
-    """With noise: the largest norm of one client's change of all tensors, to which it clips."""
+    """Largest norm of one client's change of all tensors, to which it clips; needed with noise."""
     roster: str = ""
     """The file that ``secagg keys`` wrote; for every protocol but pairwise masks, and for active mode."""
     enclave_socket: str = ""
-    """Where ``secagg enclave serve`` listens; without it the enclave is simulated in the server's own process."""
+    """Address of ``secagg enclave serve``; without it the enclave is simulated in the server's own process."""
     second_server: str = ""
-    """Where ``secagg two-servers serve`` listens; without it server 1 is simulated in the server's own process."""
+    """Address of ``secagg two-servers serve``; without it server 1 is simulated in the server's own process."""
     servers: str = ""
-    """The file with both servers' public keys, beside a second server."""
+    """The file with both servers' public keys, needed with a second server."""
     server_keys: str = ""
-    """The key file of server 0, which is this one, beside a second server."""
+    """The key file of server 0, which is this one, needed with a second server."""
     epoch: str = ""
     """The record that ``secagg holder record`` wrote: who holds for one-message sums, and until when."""
     holders: str | tuple[str, ...] = ""
-    """Where ``secagg holder serve`` listens, in the record's order, separated by commas; without them clients hold."""
+    """Addresses of ``secagg holder serve``, in the record's order, separated by commas; without them clients hold."""
     metric_names: tuple[str, ...] = field(init=False)
     evaluated_names: tuple[str, ...] = field(init=False)
     tensor_patterns: tuple[str, ...] = field(init=False)
@@ -155,7 +156,7 @@ class SecAggSettings:
         )
         for name in ("servers", "server_keys"):
             is_alone = is_two and bool(getattr(self, name)) != bool(self.second_server)
-            yield name, is_alone, f"names a file beside {PREFIX}second-server, and is left out where that is simulated"
+            yield name, is_alone, f"names a file with {PREFIX}second-server, and is left out where that is simulated"
         yield (
             "norm",
             bool(self.noise) != bool(self.norm),
@@ -215,7 +216,7 @@ class SecAggSettings:
 
     @property
     def codebook(self) -> tuple[int, int] | None:
-        """How many codewords of how many values; nothing for other schemes."""
+        """Number and length of codewords; None for other schemes."""
         if not self.compression.startswith("pq"):
             return None
         return int(self._chosen("codewords") or CODEWORDS), int(self._chosen("block") or BLOCK_SIZE)
@@ -252,7 +253,7 @@ class SecAggSettings:
             if key not in known:
                 near = get_close_matches(key.removeprefix(PREFIX), [name.removeprefix(PREFIX) for name in known], n=1)
                 advice = f"did you mean {PREFIX}{near[0]}?" if near else f"there are {', '.join(known)}"
-                raise InvalidParameters(f"{key} is no setting of secure aggregation; {advice}")
+                raise InvalidParameters(f"{key} is not a setting of secure aggregation; {advice}")
         return cls(**{known[key]: value for key, value in given.items()})
 
     def tolerated_dropouts(self, invited: int) -> int:
@@ -401,7 +402,7 @@ _READ_BESIDE: Final = (
     ("weight_unit", 1, "weighting", "examples"),
     ("cohort_bits", COHORT_BITS, "compression", "peak"),
 )
-"""What acts beside one value of another setting alone, and what it is where it is left out."""
+"""Settings that matter with one value of another setting alone, and their values where they are left out."""
 _BELONGING: Final = (
     ("mode", str(SecurityMode.SEMI_HONEST), PAIRWISE),
     ("topology", "full", PAIRWISE),
@@ -414,7 +415,7 @@ _BELONGING: Final = (
     ("epoch", "", ONE_MESSAGE),
     ("holders", "", ONE_MESSAGE),
 )
-"""What some protocols alone have, its value where it is left out, and which ones."""
+"""Settings of some protocols alone, their values where they are left out, and those protocols."""
 _RULES: Final[tuple[tuple[str, Callable[[Any], bool], str], ...]] = (
     ("threshold", lambda value: 0.0 <= value <= 1.0, "is a part of the clients, in 0.0..1.0"),
     ("minimum_cohort", *_zero_or(LEAST_COHORT)),

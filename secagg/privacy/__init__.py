@@ -1,1 +1,1 @@
-"""Noise that protocols share: sensitivities, samplers, what clients add, and the epsilon of what is released."""
+"""Noise that protocols share: sensitivities, samplers, clients' noise, and the epsilon of releases."""

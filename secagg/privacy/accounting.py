@@ -1,4 +1,4 @@
-"""What a number of noised releases costs: the epsilon of all of them together, for a given delta.
+"""Cost of a number of noised releases: their joint epsilon for a given delta.
 
 A release has parts, such as segments, each with its own sensitivity and noise; their losses add up, and so do those of
 the releases. No amplification by sampling is counted: it needs cohorts that are random and secret, and a server that
@@ -6,7 +6,7 @@ picks its clients knows them.
 
 The bounds are of Rényi divergences, and `dp-accounting` (the extra ``dp``) converts them. Its privacy loss
 distributions would be tighter and are not used: those of the Gaussian are of continuous noise, and those of the
-discrete one are of a single number, where a release is a vector whose worst shift they do not know.
+discrete one are of a single number, whereas a release is a vector whose worst shift they do not know.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ from secagg.privacy.kinds import NoiseKind, require_delta, require_variance
 from .sensitivity import rho_of_release
 
 _REAL_ORDERS: Final = tuple(1 + 2 ** (step / 16) for step in range(-96, 20 * 16 + 1))
-"""From 1.016, below which the conversion is unstable, to 2^20; the smaller the loss, the larger the best order."""
+"""Orders from 1.016, below which the conversion is unstable, to 2^20; the smaller the loss, the larger the best order.
+"""
 _WHOLE_ORDERS: Final = tuple(sorted({*range(2, 65), *(round(order) for order in _REAL_ORDERS if order > 64)}))  # noqa: PLR2004
 
 _TERMS: Final = 1 << 10
@@ -46,7 +47,7 @@ class ReleasePart:
     """With discrete Gaussians of several clients: how far a coordinate of their sum is from one discrete Gaussian, as
     ``gap_of_sum`` has it."""
     length: int = 1
-    """How many coordinates there are; it matters to the gap alone."""
+    """Number of coordinates; it matters to the gap alone."""
 
     def __post_init__(self) -> None:
         if type(self.l2_squared) is not int or self.l2_squared < 0:
@@ -94,7 +95,7 @@ class Loss:
 
     @property
     def numbers(self) -> tuple[float, float, float, float]:
-        """What it consists of."""
+        """Parts of the release."""
         return self.slope, self.more, self.offset, self.most
 
     def at(self, order: float) -> float:

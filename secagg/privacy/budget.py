@@ -1,4 +1,4 @@
-"""What one client may spend over all noised sums that it is ever in, and when the next one is too much."""
+"""Budget of one client for all the noised sums that it is ever in, and the test whether the next one fits."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class PrivacyBudget:
             raise InvalidParameters(f"the epsilon of a budget is a number above 0; got {self.epsilon!r}")
         require_delta(self.delta)
         if type(self.adjacency) is not Adjacency:
-            raise Misuse(f"an Adjacency is due; got {type(self.adjacency).__name__}")
+            raise Misuse(f"expected an Adjacency; got {type(self.adjacency).__name__}")
 
     def spent(self, loss: Loss) -> float:
         """Return the epsilon of a loss, at this budget's delta."""
@@ -51,7 +51,7 @@ class PrivacyBudget:
         return self.spent(loss) <= self.epsilon
 
     def releases(self, cost: Loss) -> int:
-        """Return how many releases of a cost it pays for, of which none was made yet; a million at most."""
+        """Return how many releases of a cost it pays for, if none was made yet; a million at most."""
         return _most(lambda count: self.holds(cost.times(count)), _MOST_RELEASES)
 
     def require_room(self, spent: Loss, uploads: int, cost: Loss, multiplier: Fraction) -> None:
@@ -83,7 +83,7 @@ class PrivacyBudget:
 
     @property
     def said(self) -> str:
-        """What counts as a neighbour, for a sentence."""
+        """Definition of a neighbour, for a sentence."""
         return f"its update {'replaced by another' if self.adjacency is Adjacency.REPLACE else 'replaced by zeros'}"
 
     def sentence(self, cost: Loss) -> str:

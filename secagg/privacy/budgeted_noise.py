@@ -1,4 +1,4 @@
-"""Settings of noise that clients add, beside the budget that each of them keeps to."""
+"""Settings of noise that clients add, with the budget that each of them keeps to."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ class NoiseSettings:
     """The standard deviation of the sum's noise over what one client can change at most; none for no noise."""
     noise_kind: NoiseKind = NoiseKind.DISCRETE_GAUSSIAN
     l2_bounds: tuple[int, ...] = ()
-    """For each segment of the layout the largest norm of a client's values, in integer steps."""
+    """Largest norm of a client's values, in integer steps, for each segment of the layout."""
     adjacency: Adjacency = Adjacency.REPLACE
     is_rotated: bool = False
     """Whether values are coordinates of rotated updates that were rounded at random: their sums need narrower rings."""
@@ -102,7 +102,7 @@ class NoiseSettings:
 
     @property
     def budget(self) -> PrivacyBudget | None:
-        """What a client may spend, where these settings say that."""
+        """Budget of a client, where these settings state one."""
         return None
 
 
@@ -159,12 +159,12 @@ class ClientNoise:
 
     @property
     def honest(self) -> int:
-        """How many honest contributors any sum has."""
+        """Least number of honest contributors of any sum."""
         return self.minimum_cohort - self.corrupted
 
     @property
     def segments(self) -> tuple[RingSegment, ...]:
-        """What is noised: all segments."""
+        """Segments that are noised: all."""
         return self.layout.require_rings()
 
     @property
@@ -211,13 +211,13 @@ class ClientNoise:
 
     @property
     def parts(self) -> tuple[ReleasePart, ...]:
-        """What an accountant is told, with the neighbours that the noise is made for."""
+        """Release as an accountant needs it, with the neighbours that the noise is made for."""
         return self.parts_for(self.settings.adjacency)
 
     def parts_for(self, adjacency: Adjacency) -> tuple[ReleasePart, ...]:
         """Return what an accountant is told: the variance at the least number of contributors, the gap at the greatest.
 
-        The noise is what it is; an adjacency says how far a client moves the sum under it.
+        The noise does not depend on it; an adjacency says how far a client moves the sum under the noise.
         """
         is_summed = self.settings.noise_kind is NoiseKind.DISCRETE_GAUSSIAN
         return tuple(
@@ -250,7 +250,7 @@ class ClientNoise:
 
     @property
     def deviations(self) -> tuple[float, ...]:
-        """Of each segment of the largest sum, in steps; a smaller sum has less."""
+        """Deviations of each segment of the largest sum, in steps; a smaller sum has less."""
         return tuple(sqrt(variance * self.capacity / self.honest) for variance in self.variances)
 
     def sentences(self, delta: float = USUAL_DELTA, releases: int = 1) -> list[str]:
@@ -288,7 +288,7 @@ class ClientNoise:
 
     @property
     def _most_squared(self) -> Fraction:
-        """The square of the greatest multiplier whose noise the rings hold, beside the sum, and clients can draw."""
+        """Square of the greatest multiplier whose noise clients can draw and the rings hold in addition to the sum."""
         bounds = zip(self.segments, self.settings.l2_bounds, self._squared, strict=True)
         room = partial(room_for_noise, clients=self.capacity, is_rotated=self.settings.is_rotated)
         return min(
@@ -305,11 +305,11 @@ def clients_for(clients: int, energy: float) -> int:
 
 @runtime_checkable
 class SumNoise(Protocol):
-    """The noise of one session, whoever adds it, as a platform needs to know it."""
+    """Noise of one session as a platform needs to know it, independent of the party that adds it."""
 
     @property
     def deviations(self) -> tuple[float, ...]:
-        """Of each released segment at most, in steps."""
+        """Largest deviation of each released segment, in steps."""
         ...
 
     def epsilon(self, delta: float, releases: int = 1) -> float:

@@ -36,7 +36,7 @@ def require_variance(variance: Fraction, kind: NoiseKind) -> None:
     if not LEAST_VARIANCE <= variance <= GREATEST_VARIANCE[kind]:
         raise InvalidParameters(
             f"the variance of {kind.name} noise is in {LEAST_VARIANCE}..{GREATEST_VARIANCE[kind]}, in integer steps "
-            "squared; change the noise multiplier or the scale, or take DISCRETE_GAUSSIAN where more is due"
+            "squared; change the noise multiplier or the scale, or take DISCRETE_GAUSSIAN where more is needed"
         )
     if max(variance.numerator, variance.denominator) >> _TERM_BITS:
         raise InvalidParameters(

@@ -1,7 +1,7 @@
 """Integer noise for what the enclave releases: discrete Gaussian and Skellam, from uniform coins by integer arithmetic.
 
-No floating point takes part. A vector is drawn in pieces, so that memory beside the result does not grow with it: a few
-megabytes, and for Skellam its table, of up to 8 MB and twelve times that while it is made.
+No floating point takes part. A vector is drawn in pieces, so that the memory in addition to the result does not grow
+with it: a few megabytes, and for Skellam its table, of up to 8 MB and twelve times that while it is made.
 
 The discrete Gaussian is exact. Its decisions compare a uniform real with a rational; 32 bits of the one and a lower and
 an upper bound of the other decide nearly all of them, and the few that these leave open are settled by rational
@@ -12,9 +12,9 @@ Deviation: Skellam noise is drawn from a table of its distribution function and 
 value is within 2^-100 of Skellam in total variation. A release of 2^40 values is then within 2^-60 of an exact one,
 which adds at most (1 + e^epsilon) 2^-60 to its delta.
 
-Not constant time: how long a piece takes depends on its rejected candidates, and a table is searched along a path that
-depends on the value. Who times a release or watches its memory learns something of the noise, though over thousands of
-values at a time.
+Not constant time: the time of a piece depends on its rejected candidates, and a table is searched along a path that
+depends on the value. An observer who times a release or watches its memory learns something of the noise, though over
+thousands of values at a time.
 """
 
 from __future__ import annotations

@@ -4,13 +4,13 @@ A vector of length x, rounded at random in d coordinates, has a length of at mos
 
     sqrt(x^2 + d/4 + sqrt(2 ln(1/beta)) (x + sqrt(d)/2))
 
-but with probability beta, which is exp(-1/2) here ([KLS21] Theorem 1). A client rounds again until it is, so this
-is a bound, at the price of 2.5 tries at most. d is what is rounded: the padded length, behind a rotation.
+except with probability beta, which is exp(-1/2) here ([KLS21] Theorem 1). A client rounds again until it is, so this
+is a bound, at the price of 2.5 tries at most. d counts the rounded coordinates: the padded length, after a rotation.
 
-A rotation spreads a vector over its coordinates. Behind one the sum of n updates of length x has coordinates of a
+A rotation spreads a vector over its coordinates. After it, the sum of n updates of length x has coordinates with a
 deviation of at most n x / sqrt(d), reached where all are alike; rounding adds n/4 to its square and noise its variance.
 A ring of 4 deviations wraps 63 coordinates in a million, each by 8: 0.41 % of the energy, which costs accuracy and no
-privacy. That holds behind a rotation alone; elsewhere the worst sum fits, and 9.1 deviations of the noise beside it,
+privacy. That holds after a rotation alone; elsewhere the ring holds the worst sum and 9.1 deviations of the noise,
 which 10^7 coordinates leave with probability 2^-40.
 """
 
@@ -94,7 +94,7 @@ def summed_deviation(norm: float, length: int, clients: int, noise_variance: flo
 
 
 def room_for_noise(segment: RingSegment, l2_bound: int, clients: int, *, is_rotated: bool) -> Fraction:
-    """Return the variance that a ring holds beside the largest sum, as this module's docstring says; 0 for none.
+    """Return the variance that a ring holds in addition to the largest sum, as in this module's docstring; 0 for none.
 
     Raises:
         InvalidParameters: behind a rotation, a bound that no rounding is held to.

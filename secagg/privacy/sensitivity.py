@@ -1,7 +1,7 @@
-"""How far one client can move what is released: squared L2 sensitivities, as exact integers.
+"""Squared L2 sensitivities of a release to one client, as exact integers.
 
-Each depends on what counts as a neighbour of a set of clients. In both cases a client counts with one weight, which its
-data does not change: where the weight is a client's own choice, its sum is a release of its own.
+Each depends on the definition of neighbouring sets of clients. In both cases a client counts with one weight, which its
+data does not change: a weight that a client chooses itself is released as a sum of its own.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _PAIRS_AT_A_TIME: Final = 1 << 20
 
 
 class Adjacency(Enum):
-    """What a neighbour of a set of clients is: one client's values are zeros, or are any others that are allowed."""
+    """Neighbours of a set of clients: one client's values are zeros, or are any others that are allowed."""
 
     ZERO_OUT = 1
     REPLACE = 2
@@ -86,7 +86,7 @@ def _spread(adjacency: Adjacency) -> int:
         case Adjacency.REPLACE:
             return 2
         case _:
-            raise Misuse(f"an Adjacency is due; got {type(adjacency).__name__}")
+            raise Misuse(f"expected an Adjacency; got {type(adjacency).__name__}")
 
 
 def _largest_norm(entries: npt.NDArray[np.int64]) -> int:

@@ -45,11 +45,11 @@ def attempt(task: Task) -> None:
 
 
 class Engine(ABC):
-    """Runs tasks, each of which it retries."""
+    """Runs tasks, and retries each of them."""
 
     def __init__(self, count: int = 1) -> None:
         self.count, self._running = count, dict[Future[None], Task]()
-        """How many tasks run at once, and those that were begun."""
+        """Numbers of tasks that run at once, and of those that were begun."""
 
     @abstractmethod
     def _start(self, task: Task) -> Future[None]: ...
@@ -124,7 +124,7 @@ class Processes(Engine):
             return lost
 
     def wait(self, seconds: float) -> list[Result]:
-        """Return what is done; after a loss, run the rest again."""
+        """Return the finished tasks; after a loss, run the rest again."""
         results = super().wait(seconds)
         lost = [task for task, error in results if isinstance(error, BrokenProcessPool)]
         if len(lost) < len(results):
@@ -201,7 +201,7 @@ class OnRay(Engine):
         return started
 
     def wait(self, seconds: float) -> list[Result]:
-        """Return what is done, with the errors that Ray wraps."""
+        """Return the finished tasks, with the errors that Ray wraps."""
         return [(task, getattr(error, "cause", error)) for task, error in super().wait(seconds)]
 
     def _give_up(self) -> None:
@@ -229,8 +229,8 @@ def connect(count: int, address: str = "") -> Any:  # noqa: ANN401 -- an optiona
         ) from None
     if not _has_tokens():
         raise InvalidParameters(
-            "whoever reaches a Ray cluster without tokens runs code on it: set RAY_AUTH_MODE=token on all of its nodes "
-            "and here, with one token (`ray get-auth-token --generate`)"
+            "anyone who reaches a Ray cluster without tokens can run code on it: set RAY_AUTH_MODE=token on all of its "
+            "nodes and here, with one token (`ray get-auth-token --generate`)"
         )
     options: dict[str, Any] = {"log_to_driver": False, "configure_logging": False}
     if address or os.environ.get("RAY_ADDRESS"):

@@ -1,6 +1,6 @@
 """A sum whose uploads others add: the coordinator judges and keeps each upload, and tasks add them piece by piece.
 
-What a storage loses or alters after a piece was judged is the storage's fault: it is read again; then its client is
+A loss or change after a piece was judged is the storage's fault: the piece is read again; then its client is
 left out if no list was fixed yet, and nobody is named. The sums of all pieces are read once, before the list is fixed;
 what was read then is opened later.
 """
@@ -33,7 +33,7 @@ _LOG = logging.getLogger(__name__)
 _MERGED_AT_ONCE: Final = 16
 _NO_TASK: Final = "no task"
 _BACKLOG: Final = 4
-"""So many tasks wait for each worker before uploads have to wait."""
+"""Number of tasks that wait for each worker before uploads have to wait."""
 _MAXIMUM_BYTES: Final = (1 << 32) - 1
 _MAXIMUM_PIECES: Final = 1 << 16
 _DIGEST_BYTES: Final = 32
@@ -41,7 +41,7 @@ _DIGEST_BYTES: Final = 32
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpreadSettings:
-    """How a sum is divided; none of it changes the sum."""
+    """Division of a sum into tasks; none of it changes the sum."""
 
     storage: str
     """A folder or fsspec address that coordinator and workers see."""
@@ -57,7 +57,7 @@ class SpreadSettings:
 
 @dataclass(slots=True)
 class Figures:
-    """How far a sum is."""
+    """Progress of a sum."""
 
     tasks_done: int = 0
     tasks_left: int = 0
@@ -66,7 +66,7 @@ class Figures:
 
     @property
     def tasks(self) -> tuple[int, int]:
-        """How many are done, of how many."""
+        """Number of tasks that are done, and of all."""
         return self.tasks_done, self.tasks_done + self.tasks_left
 
     def tell(self, metrics: Metrics) -> None:
@@ -95,7 +95,7 @@ class FixedList(Message):
 
 
 class SpreadSum:
-    """An ``Adder`` whose work an engine does, and which the next process goes on with."""
+    """An ``Adder`` whose work an engine does, and which the next process can resume."""
 
     def __init__(  # noqa: PLR0913 -- what it is made of
         self,
@@ -107,10 +107,10 @@ class SpreadSum:
         is_kept: Callable[[], bool] = lambda: False,
         progress: Callable[[Figures], None] = lambda _: None,
     ) -> None:
-        """Begin, or go on with what the state has.
+        """Begin, or resume from the state.
 
         Args:
-            is_kept: whether somebody goes on with the sum if this process ends it without a release.
+            is_kept: whether somebody resumes the sum if this process ends it without a release.
         """
         self._cut, self._engine, self._settings, self._state = cut, engine, settings, state
         self._is_kept, self._progress, self._is_over = is_kept, progress, False
@@ -122,7 +122,7 @@ class SpreadSum:
         self._batches: list[list[ClientId]] = [[]]
         self._left, self._done, self._tries = dict[str, Task](), set[str](), dict[str, int]()
         self._changes = 0
-        """How often something was lost that was to be added."""
+        """Number of times that something to be added was lost."""
         self._gone, self._sums = dict[ClientId, SecAggError](), list[Sums]()
         self.figures = Figures()
         if state.left_by is not None:
@@ -154,7 +154,7 @@ class SpreadSum:
                 self._objects.put(name, piece, lasts=self._state.lasts)
             self._state.put(f"{UPLOADS}/{number}", replace(upload, vector=b"").encode())
         except Exception as error:
-            # What counts in one process and not in the next would make another list of the same uploads.
+            # An upload that counts in one process and not in the next would make another list of the same uploads.
             raise ConnectionError(f"an upload cannot be kept: {error}") from error
         self._pieces[upload.header.client] = names
         self.figures.bytes_kept += len(upload.vector)
@@ -186,7 +186,7 @@ class SpreadSum:
             self._engine.submit(task)
 
     def _take(self, seconds: float) -> None:
-        """Take what was done, and wait at most so long for the first; then have everything begun again.
+        """Take finished tasks, and wait at most so long for the first; then have everything begun again.
 
         Raises:
             ConnectionError: the sum cannot be finished.
@@ -299,7 +299,7 @@ class SpreadSum:
             raise
 
     def fix(self, upload_list: bytes) -> None:
-        """Write the list down with the digests of what was read; nobody has seen it."""
+        """Write the list down with the digests of the objects read; nobody has seen it."""
         record = FixedList(upload_list=upload_list, sums=tuple(map(_digest_of, self._sums))).encode()
         try:
             self._state.put(LIST, record)
@@ -339,7 +339,7 @@ class SpreadSum:
         self._is_over = True
 
     def end(self) -> None:
-        """Remove everything, unless the next process goes on with it."""
+        """Remove everything, unless the next process resumes the sum."""
         self._left.clear()
         for total in self._sums:
             total.clear()
@@ -352,7 +352,7 @@ class SpreadSum:
         try:
             objects.remove()
         except Exception as error:  # noqa: BLE001 -- an opened sum is not lost to what lies about
-            _LOG.warning("remove what is left of a sum from %s yourself: %s", self._nothing.storage, error)
+            _LOG.warning("remove the rest of a sum from %s yourself: %s", self._nothing.storage, error)
 
 
 @contextmanager
@@ -364,7 +364,7 @@ def _failing_storage() -> Generator[None]:
 
 
 def _names(upload: Upload) -> tuple[str, ...]:
-    """Return the names of an upload's pieces, which follow from what is in them."""
+    """Return the names of an upload's pieces, which follow from their contents."""
     client = upload.header.client.value
     return tuple(f"pieces/{client}/{number}-{each.hex()}" for number, each in enumerate(upload.pieces))
 

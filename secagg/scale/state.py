@@ -1,8 +1,8 @@
-"""What a coordinator keeps in a folder of its own, so that it can be started again: each file is made once, and tagged.
+"""State of a coordinator in a folder of its own, from which it is restarted: each file is made once, and tagged.
 
 The offer is written before anybody is invited, an upload without its vector before it is acknowledged, the list before
-a holder sees it, and that the sum is over before it is released. A file is whole or not there: it is written under
-another name, flushed, and linked. So a file that does not verify was damaged or put there, and nothing goes on from it.
+a holder sees it, and that the sum is over before it is released. A file is whole or absent: it is written under
+another name, flushed, and linked. So a file that does not verify was damaged or put there, and nothing resumes from it.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class State:
 
         Args:
             coins: draw the key of a sum that begins.
-            lasts: whether files are flushed; not where nobody goes on with a sum.
+            lasts: whether files are flushed; not where nobody resumes a sum.
             begins: whether another sum begins, even if the one of before is not over.
 
         Raises:
@@ -69,7 +69,7 @@ class State:
         """Return a file; None if it was never written.
 
         Raises:
-            InvalidParameters: it is not what was written.
+            InvalidParameters: it differs from what was written.
         """
         path = self._folder / name
         if not path.exists():
@@ -122,12 +122,12 @@ class State:
     def _require(self, is_whole: bool, name: str) -> None:  # noqa: FBT001 -- what is required
         if not is_whole:
             raise InvalidParameters(
-                f"{self._folder / name} is damaged, or of another sum; nothing goes on from it: begin another sum in "
+                f"{self._folder / name} is damaged, or of another sum; it cannot be resumed: begin another sum in "
                 "an empty folder"
             )
 
     def clear(self) -> None:
-        """Remove everything: nobody goes on with the sum. Without the offer nobody can; what says so goes last."""
+        """Remove everything: nobody resumes the sum. Nothing can without the offer; the mark of the end goes last."""
         (self._folder / OFFER).unlink(missing_ok=True)
         sync_folder(self._folder)
         for path in (self._folder / UPLOADS).iterdir():
@@ -148,7 +148,7 @@ def goes_on(folder: Path) -> bool:
 
 
 class RecordedCoins:
-    """Coins that an earlier process drew for its offer, which is no secret, and behind them fresh ones.
+    """Coins that an earlier process drew for its offer, which is not a secret, and behind them fresh ones.
 
     So a session that is opened with them has the offer that its clients signed for.
     """

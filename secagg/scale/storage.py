@@ -1,4 +1,4 @@
-"""Where pieces and partial sums lie, a folder that all machines see or an fsspec address, and the task that adds them.
+"""Storage of pieces and partial sums, a folder that all machines see or an fsspec address, and the task that adds them.
 
 A tag authenticates the name with the contents (GMAC under a key that follows from the sum's key and the name). A name
 follows from what the object is made of, so no key ever tags two contents, and no nonce can come twice. A task keeps
@@ -34,12 +34,12 @@ from secagg.session.durable import sync_folder, write_whole
 
 TAG_BYTES: Final = 16
 _NONCE: Final = bytes(12)
-"""Of the one message that each key tags."""
+"""Nonce of the one message that each key tags."""
 _NOT_THERE: Final = frozenset({ENOENT, EACCES, ELOOP, ENXIO, EAGAIN, EISDIR, ENOTDIR, EPERM})
 
 
 class Lost(Exception):
-    """An object that is not there, or is not what was written under its name."""
+    """An object that is missing, or differs from the one written under its name."""
 
     def __init__(self, name: str) -> None:
         super().__init__(name)
@@ -68,7 +68,7 @@ class Objects:
         """Return the contents of an object: the buffer that was checked, until the next one is read.
 
         Raises:
-            Lost: it is not there, or not what was written.
+            Lost: it is missing, or differs from the one that was written.
             OSError: the storage fails.
         """
         stored = self._store.read(f"{self._folder}/{name}", size + TAG_BYTES)
@@ -114,7 +114,7 @@ class Task:
 
     @property
     def output(self) -> str:
-        """The name of the sum, which follows from what is added."""
+        """The name of the sum, which follows from its inputs."""
         parts = (str(self.piece), str(self.is_merge), *self.inputs)
         return f"sums/{sha256(' '.join(parts).encode()).hexdigest()}"
 
@@ -123,7 +123,7 @@ def add(task: Task) -> None:
     """Add, unless it was done before.
 
     Raises:
-        Lost: an input is not there, or not what was written; nothing was stored.
+        Lost: an input is missing, or differs from the one that was written; nothing was stored.
         OSError: the storage fails.
     """
     objects, total = Objects(task.storage, task.key), task.cut.zeros(task.piece)
@@ -147,7 +147,7 @@ def read_sum(objects: Objects, name: str, like: Sums) -> Sums:
     """Return the words of a partial sum, which has the form of another one, until the next object is read.
 
     Raises:
-        Lost: it is not there, or not what was written.
+        Lost: it is missing, or differs from the one that was written.
         OSError: the storage fails.
     """
     data, sums, at = objects.read(name, sum(words.nbytes for words in like)), Sums(), 0
@@ -279,4 +279,4 @@ def require_usable(url: str) -> None:
     except InvalidParameters:
         raise
     except Exception as error:  # noqa: BLE001 -- each storage has errors of its own
-        raise InvalidParameters(f"{url} is no storage that can be written ({error}); name another --storage") from None
+        raise InvalidParameters(f"{url} cannot be written ({error}); name another --storage") from None

@@ -1,6 +1,7 @@
 """A sum over more clients than one session holds: of groups with a session each, whose released sums are added.
 
-Whoever adds them knows every one of them, so each session keeps to its own minimum cohort and adds its own noise.
+The party that adds them knows every one of them, so each session keeps to its own minimum cohort and adds its own
+noise.
 """
 
 from __future__ import annotations

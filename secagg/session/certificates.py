@@ -1,4 +1,4 @@
-"""Long-term identities: keys that an authority outside the server vouches for, and what is signed with them.
+"""Long-term identities: keys that an authority outside the server vouches for, and their signatures.
 
 An active server can invent clients, or put itself in the place of one, unless somebody else says which key belongs to
 which client. That somebody is the authority. Its public key is part of a session's configuration and of every client's
@@ -131,7 +131,7 @@ class VerifiedIdentity:
 
 @dataclass(frozen=True, slots=True)
 class Authority:
-    """Who says which identity key belongs to which client; every client knows its public key beforehand."""
+    """Authority that certifies the identity keys of clients; every client knows its public key beforehand."""
 
     public_key: bytes
 
@@ -158,8 +158,8 @@ class Authority:
 def issue_certificate(authority: SigningKey, client: ClientId, public_key: bytes) -> Certificate:
     """Vouch for a client's identity key, as the authority.
 
-    Security: an authority checks first that the key is the client's, and gives one client one key. Whoever holds two
-    certified identities counts as two clients.
+    Security: an authority checks first that the key is the client's, and gives one client one key. A client that
+        holds two certified identities counts as two.
     """
     if type(authority) is not SigningKey:
         raise Misuse(f"an authority issues with its SigningKey; got {type(authority).__name__}")
@@ -193,7 +193,7 @@ def verify_signature(
 
     Implements: [RFC 8032] §5.1.7.
     Raises:
-        AuthenticationFailed: it is no signature of this key on these parts under this label.
+        AuthenticationFailed: it is not a signature of this key on these parts under this label.
     """
     _verify(public_key, signature, bind(label, *parts), culprits)
 

@@ -1,4 +1,4 @@
-"""What a session costs by a protocol's own formulas: all that a planner knows of it beside its registration."""
+"""Cost of a session by a protocol's own formulas: all that a planner needs in addition to the registration."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ _WORDS_OF_A_CALL: Final = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Work:
-    """What one party computes in a session, counted."""
+    """Counted computation of one party in a session."""
 
     cipher_calls: int = 0
     """Blocks of 16 bytes that AES expands masks, shares or indices into."""
     word_operations: int = 0
     """Additions of words; also multiplications with additions where clients are checked."""
     steps: int = 1
-    """What does not grow with the layout, in units of the protocol's own: clients, or edges of its graph."""
+    """Work independent of the layout, in units of the protocol's own: clients, or edges of its graph."""
 
     @property
     def words(self) -> int:
-        """What grows with the layout, in one number: a cipher call takes about as long as two words."""
+        """Work that grows with the layout, in one number: a cipher call takes about as long as two words."""
         return _WORDS_OF_A_CALL * self.cipher_calls + self.word_operations
 
 
@@ -36,22 +36,22 @@ class Costs:
     """One form of a protocol, for one layout and cohort; bytes are those of one client."""
 
     plan: str
-    """The parameters, in a sentence, and what is not counted."""
+    """The parameters and the omissions, in a sentence."""
     payload_bytes: int
     """The values alone, packed."""
     up_bytes: int
     down_bytes: int
     between_bytes: int = 0
-    """Between the server and its helpers, for one client."""
+    """Bytes between the server and its helpers, for one client."""
     client: Work
     server: Work
-    """Of the server for all clients together, with what its helpers do."""
+    """Work of the server for all clients together, with that of its helpers."""
     variant: str = ""
     """Which of several forms of the protocol."""
     is_checked: bool = True
     """Whether a client cannot vote more than once, where it votes at all."""
     reveals_counts: bool = False
-    """Whether the server learns how often each index was chosen, whoever asks for the sum alone."""
+    """Whether the server learns how often each index was chosen, even where only the sum is asked for."""
 
 
 def mask_cipher_calls(segments: Iterable[Segment]) -> int:

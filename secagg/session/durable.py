@@ -65,7 +65,7 @@ def replace(path: Path, data: bytes, mode: int = _PRIVATE) -> None:
 def replacing(path: Path, mode: int = _PRIVATE) -> Generator[WholeFile]:
     """Yield a file to write, which takes the place of another one once all of it is on disk.
 
-    A crash or an error leaves the one or the other and never a part. Of several writers of one path, one may write at
+    A crash or an error leaves the one or the other and never a part. Only one of several writers of a path may write at
     a time.
 
     Raises:
@@ -141,7 +141,7 @@ def create_later(path: Path, after: int) -> int:
             return changed
         sleep(_TICK)
         os.utime(path)
-    raise InvalidParameters(f"the clock of this machine stands before what was written next to {path}; set it right")
+    raise InvalidParameters(f"the clock of this machine is behind the time of files next to {path}; set it right")
 
 
 def claim(descriptor: int, refusal: str) -> None:
@@ -192,7 +192,7 @@ def _overwrite(path: Path) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Let what was made, renamed or removed in a folder survive a power failure."""
+    """Let new, renamed or removed files of a folder survive a power failure."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -236,7 +236,7 @@ class ChainedFile:
         self._link = hashlib.sha256(bind(Label.SPENT_LINK, header)).digest()
 
     def bodies(self) -> list[bytes]:
-        """Return what was appended so far, and stand at the end; to be called once, before ``append``.
+        """Return all records so far, and position at the end; to be called once, before ``append``.
 
         Raises:
             MalformedMessage: the file begins with another header, or was changed.
@@ -249,7 +249,7 @@ class ChainedFile:
             sync_folder(self._path.parent)
             return found
         if not stored.startswith(self._header):
-            raise MalformedMessage(f"{self._path} is no ledger of uploads; name another file", reason=_CHANGED)
+            raise MalformedMessage(f"{self._path} is not a ledger of uploads; name another file", reason=_CHANGED)
         whole = len(stored) - (len(stored) - len(self._header)) % size
         for number, start in enumerate(range(len(self._header), whole, size)):
             body, link = stored[start : start + self._body_bytes], stored[start + self._body_bytes : start + size]

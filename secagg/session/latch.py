@@ -1,6 +1,6 @@
 """The guard against two restores: how often a client's session was suspended and resumed, in a store that only goes up.
 
-What a client suspends can be copied. Of two clients that are resumed from one record, one shows a neighbour's first
+A suspended state can be copied. If two clients are resumed from one record, one shows a neighbour's first
 share and the other its second one, which no client ever does. So a record is numbered, and resuming claims its number
 in the platform's store before anything is read or answered.
 """
@@ -22,7 +22,7 @@ NAME_BYTES: Final = 16
 
 
 class Latch(Protocol):
-    """Where a platform counts, for each suspended session. What a call did is durable when it returns.
+    """Store in which a platform counts, for each suspended session. A call's effect is durable when it returns.
 
     Security: a machine that is restored from a snapshot takes this store back with it, which nothing in it can notice.
     """
@@ -42,7 +42,7 @@ class Latch(Protocol):
         """
 
     def end(self, name: bytes) -> None:
-        """Forget a session, of which nothing can be claimed any more; does nothing if it is not known."""
+        """Forget a session, so that nothing can be claimed for it any more; does nothing if it is not known."""
 
 
 class MemoryLatch(Confined):
@@ -118,7 +118,7 @@ class FileLatch:
         sync_folder(self._folder)
 
     def sweep(self, before: float) -> None:
-        """Forget sessions that were last resumed before a time, in seconds since 1970; nobody goes on with them."""
+        """Forget sessions that were last resumed before a time, in seconds since 1970; nobody will resume them."""
         for path in self._folder.iterdir():
             if path.stat().st_mtime < before:
                 path.unlink(missing_ok=True)
@@ -138,6 +138,6 @@ def _begun() -> Misuse:
 
 def _claimed() -> Misuse:
     return Misuse(
-        "what was suspended was resumed before, is not the newest, or its session is over; take part in the next one",
+        "the suspended state was resumed before, is not the newest, or its session is over; take part in the next one",
         reason=Reason.ALREADY_SPENT,
     )

@@ -1,4 +1,4 @@
-"""What a client has uploaded for, across tasks and restarts: rounds, and digests of models, each counted.
+"""Ledger of a client's uploads across tasks and restarts: rounds, and digests of models, each counted.
 
 Two sums that differ in one client give that client away. So a round of a task has one upload, and the updates of one
 model go into a few sums at most, whatever a server calls its rounds, tasks and layouts. Values are never remembered:
@@ -25,9 +25,9 @@ from .durable import ChainedFile, claim
 
 DIGEST_BYTES: Final = 32
 NO_MODEL: Final = bytes(DIGEST_BYTES)
-"""In the place of a model that nobody names."""
+"""Digest in the place of a model that nobody names."""
 NO_UPDATE: Final = bytes(DIGEST_BYTES)
-"""In the place of an update that is made for its session."""
+"""Digest in the place of an update that is made for its session."""
 _NUMBER_BYTES: Final = 8
 _BODY_BYTES: Final = DIGEST_BYTES + _NUMBER_BYTES + DIGEST_BYTES + DIGEST_BYTES
 _HEADER: Final = Writer(MessageKind.SPENT_UPDATES).finish()
@@ -39,7 +39,7 @@ class Spent:
 
     task: bytes
     number: int
-    """Of the round, or of the model's version; it goes up within a task."""
+    """Number of the round, or of the model's version; it goes up within a task."""
     model: bytes = NO_MODEL
     """The digest of the model that the update is trained from."""
     update: bytes = NO_UPDATE
@@ -57,20 +57,20 @@ class SpentUpdates(Confined):
     """
 
     def __init__(self, path: Path | None = None, *, attempts: int | None = ATTEMPTS) -> None:
-        """Go on from a file, which no other process uses meanwhile; or begin in memory.
+        """Read a file, which no other process may use meanwhile; or begin in memory.
 
         Args:
             attempts: uploads for one model at most, under any task and number; None only in simulations.
         Raises:
             InvalidParameters: another process uses the file, or there are no attempts.
-            MalformedMessage: it is no ledger, or was changed.
+            MalformedMessage: it is not a ledger, or was changed.
         """
         if attempts is not None and (type(attempts) is not int or attempts < 1):
             raise InvalidParameters(f"attempts are the uploads for one model, 1 or more; got {attempts!r}")
         self._attempts, self._lock = attempts, RLock()
         self._last = dict[bytes, int]()
         self._count, self._uploads = Counter[bytes](), Counter[bytes]()
-        """By the digest of a task, and by that of a model or an update."""
+        """Counts by the digest of a task, and by that of a model or an update."""
         self._process = os.getpid()
         """A fork has the lock of the file too, and knows nothing of what this process writes."""
         self._file = None if path is None else self._opened(path)
@@ -124,7 +124,7 @@ class SpentUpdates(Confined):
     def charge(self, spent: Spent, *, is_repeat_allowed: bool = False, maximum: int | None = None) -> None:
         """Remember an upload before its update is made, or refuse it; nothing is given back if the upload fails later.
 
-        Sessions side by side may each have looked before; what is decided here is decided for all of them.
+        Sessions side by side may each have looked before; this decision holds for all of them.
 
         Args:
             is_repeat_allowed: whether an update or a model may be uploaded again, where noise protects each release.

@@ -17,7 +17,7 @@ _ESCAPED: Final = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
 
 
 class Metrics:
-    """What is counted, for any thread."""
+    """Counters for any thread."""
 
     def __init__(self) -> None:
         """Count nothing yet."""

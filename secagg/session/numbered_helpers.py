@@ -10,7 +10,8 @@ from typing import Final
 
 from secagg.errors import SecAggError
 
-from .sockets import SocketAsk, encode_refusal
+from .frames import encode_refusal
+from .sockets import SocketAsk
 
 _LOG: Final = logging.getLogger(__name__)
 

@@ -26,7 +26,7 @@ class OneStageClientSession(Confined, ABC):
             Misuse: something was suspended, which this protocol never does.
         """
         if suspended is not None:
-            raise Misuse("a session of one message has nothing to go on with; join without what was suspended")
+            raise Misuse("a session of one message cannot be resumed; join without a suspended state")
         self.client, self._subject, self._update, self._is_done = client, subject, update, False
 
     @abstractmethod

@@ -1,4 +1,4 @@
-"""What a client has spent of its privacy budget, over all tasks and restarts: what each noised sum costs, added up.
+"""Ledger of a client's privacy budget: the cost of each noised sum, added up over all tasks and restarts.
 
 Nobody else can know it: a server sees one task, and a client may be in many.
 """
@@ -34,17 +34,17 @@ _OWNER_BYTES: Final = 32
 _EMPTY_PATH: Final = 0x1000
 _BIRTH: Final = 0x800
 _STATX: Final = Struct("=I 76x qI 164x")
-"""Of the kernel's struct statx: which fields it has, and the seconds and nanoseconds of the birth."""
+"""Layout of the kernel's struct statx: which fields it has, and the seconds and nanoseconds of the birth."""
 _SECOND: Final = 10**9
 _COPIED: Final = (
-    "is a copy, which does not know what was spent since; go on with the file that it was copied from, or give this "
+    "is a copy, which does not know later spending; use the file that it was copied from, or give this "
     "client a new identity"
 )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LedgerHeader(Message):
-    """What a ledger's file begins with."""
+    """Header of a ledger's file."""
 
     kind: ClassVar = MessageKind.PRIVACY_LEDGER
     owner: Annotated[bytes, fixed(_OWNER_BYTES)]
@@ -57,8 +57,8 @@ class LedgerHeader(Message):
 class PrivacyLedger(Confined):
     """The losses of one client's uploads, in memory or in a file; what ``charge`` did is durable when it returns.
 
-    The file is open only while it is asked, so that all processes of a client share it. Of what it holds nothing is
-    given back: an upload that was lost after ``charge`` is one that a server may have.
+    The file is open only while it is asked, so that all processes of a client share it. Nothing is ever given
+    back: an upload that was lost after ``charge`` is one that a server may have.
 
     Security: a ledger of somebody else is refused, and so is a copy, in the same folder or on another volume: it has
         another inode, or another time of birth. Three things are not noticed: the whole volume put back as it was, or
@@ -67,7 +67,7 @@ class PrivacyLedger(Confined):
     """
 
     def __init__(self, budget: PrivacyBudget, *, owner: bytes, path: Path | None = None) -> None:
-        """Keep to a budget; what was spent before counts, whatever the budget was then.
+        """Keep to a budget; earlier spending counts, whatever the budget was then.
 
         Args:
             owner: what this client is known by in all its tasks, such as its public key.
@@ -85,7 +85,7 @@ class PrivacyLedger(Confined):
 
     @property
     def uploads(self) -> int:
-        """How many there were."""
+        """Number of entries."""
         with self._opened() as (losses, _):
             return len(losses)
 
@@ -102,7 +102,7 @@ class PrivacyLedger(Confined):
     def charge(self, noise: ClientNoise | None) -> None:
         """Remember one upload for good, or refuse it; to be called before its noise is drawn.
 
-        Sessions side by side may each have found room; what is decided here is decided for all of them.
+        Sessions side by side may each have found room; this decision holds for all of them.
 
         Raises:
             InvalidParameters, MalformedMessage: as for ``require_room``; nothing may be sent.
@@ -163,7 +163,7 @@ class PrivacyLedger(Confined):
         loss = Loss(*_BODY.unpack(body))
         # A bound of a divergence is positive at every order; the offset alone may be below 0.
         if not all(map(isfinite, loss.numbers)) or min(loss.slope, loss.more, loss.most) < 0:
-            raise MalformedMessage(f"{self._path} holds a loss that is no number", reason=Reason.NOT_CANONICAL)
+            raise MalformedMessage(f"{self._path} holds a loss that is not a number", reason=Reason.NOT_CANONICAL)
         return loss
 
     def __repr__(self) -> str:

@@ -53,12 +53,12 @@ class Simulation(Protocol):
         ...
 
     def member(self, client: ClientId) -> Member:
-        """Return a client, always with the same keys and ledger; its floors are what the settings just meet."""
+        """Return a client, always with the same keys and ledger; the settings just meet its floors."""
         ...
 
     @property
     def bytes_between(self) -> int:
-        """How many bytes went between the server and its helpers so far; for ``Measured``."""
+        """Bytes exchanged between the server and its helpers so far; for ``Measured``."""
         ...
 
     def close(self) -> None:
@@ -91,13 +91,14 @@ class ProtocolEntry:
     open_session: Callable[..., ServerSession]
     """``open_session(subject, settings, invited, helpers)``."""
     helpers: type[Any]
-    """What the server works with: coins, keys, connections."""
+    """Resources of the server: coins, keys, connections."""
     simulate: Simulate
     restore: Callable[..., ServerSession] | None = None
-    """``restore(snapshot, invited)`` goes on with a session, where the protocol has that; its clients can be suspended
-    then too. Where others add the uploads a journal goes on instead."""
+    """``restore(snapshot, invited)`` resumes a session, where the protocol supports that; its clients can be suspended
+    then too. Where others add the uploads a journal takes its place.
+    """
     describe: Callable[[Any], tuple[str, ...]] = _nothing_to_say
-    """What a person should know of a session that is open, a line each."""
+    """Notes for the operator of an open session, a line each."""
     takes: Callable[[Any, int], bool] = _anything
     """Whether so many clients can have a session with these settings, as far as numbers of clients go."""
     simulate_cheater: Callable[[Any, ClientId], Member] | None = None
@@ -105,7 +106,7 @@ class ProtocolEntry:
     costs: Callable[[Layout, int, Suite], Iterable[Costs]] | None = None
     """``costs(layout, clients, suite)``: its forms for a layout and a cohort; a planner leaves out who has none."""
     trust: str = ""
-    """Whom a client has to believe, for a table of choices."""
+    """Parties that a client has to trust, for a table of choices."""
     reveals_weights: bool = False
     """Whether the server sees what each client weighs."""
 
@@ -132,7 +133,7 @@ _REGISTERED: Final[dict[str, str | ProtocolEntry]] = {
     "one-message": "secagg.protocols.one_message.simulation",
     "coded-mask": "secagg.protocols.coded_mask.simulation",
 }
-"""By name, an entry, or the module whose ``ENTRY`` it is."""
+"""Entries by name, each an entry or the module whose ``ENTRY`` it is."""
 
 
 def names() -> tuple[str, ...]:
@@ -155,7 +156,7 @@ def find(name: str | ProtocolEntry) -> ProtocolEntry:
         return found
     entry = import_module(found).ENTRY
     if not isinstance(entry, ProtocolEntry) or entry.name != name:
-        raise Misuse(f"{found}.ENTRY is no ProtocolEntry of the name {name!r}")
+        raise Misuse(f"{found}.ENTRY is not a ProtocolEntry of the name {name!r}")
     _REGISTERED[name] = entry
     return entry
 

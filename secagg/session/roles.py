@@ -35,7 +35,7 @@ _LOG: Final = logging.getLogger("secagg.session")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Subject:
-    """What is summed. Each side makes its own, and a client refuses a session about another."""
+    """Subject of a sum. Each side makes its own, and a client refuses a session about another."""
 
     task: bytes
     round_number: int  # goes up within a task; a client uploads once for each
@@ -47,13 +47,13 @@ class Subject:
 
     @property
     def terms_digest(self) -> bytes:
-        """What an offer says about what it has no field for: the capacity, and what else clients are told alike."""
+        """Digest of the terms without a field in an offer: the capacity, and all else that clients are told alike."""
         return hashlib.sha256(bind(Label.SESSION_TERMS, self.capacity.to_bytes(8, "big"), self.terms)).digest()
 
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """What one client contributes."""
+    """Contribution of one client."""
 
     payload: Payload = field(repr=False)  # not multiplied by the weight yet
     model_digest: bytes  # of the model that it was trained from, as the client computed it
@@ -61,7 +61,7 @@ class Update:
 
 
 class LateUpdate(Confined):
-    """One update, made when the upload is due and not before."""
+    """One update, made only when the upload needs it."""
 
     def __init__(
         self,
@@ -135,7 +135,7 @@ class Stage:
 
 
 class Turnout(IntEnum):
-    """How the open stage stands: wait, wait if you like, or wait no longer."""
+    """State of the open stage: waiting is necessary, optional or useless."""
 
     TOO_FEW, ENOUGH = 0, 1
     COMPLETE = 2  # nobody else is awaited, though there may still be too few
@@ -163,7 +163,7 @@ class ServerSession(Protocol):
 
     @property
     def stage(self) -> Stage | None:
-        """The open stage; None when ``release`` is due, and after the end."""
+        """The open stage; None when ``release`` is the next call, and after the end."""
 
     @property
     def turnout(self) -> Turnout:
@@ -172,11 +172,11 @@ class ServerSession(Protocol):
 
     @property
     def awaited(self) -> frozenset[ClientId] | None:
-        """Who may still answer; None while a first stage is open to anybody."""
+        """Clients that may still answer; None while a first stage is open to anybody."""
 
     @property
     def faults(self) -> tuple[PeerError, ...]:
-        """What clients and helpers did wrong so far, each with its culprits."""
+        """Faults of clients and helpers so far, each with its culprits."""
         ...
 
     def message_to(self, client: ClientId) -> bytes | None:
@@ -187,7 +187,7 @@ class ServerSession(Protocol):
 
         Raises:
             UnexpectedMessage: it is late or early; nothing has changed, and nobody is to blame.
-            PeerError: it is wrong and was not taken; the session goes on without its sender.
+            PeerError: it is wrong and was not taken; the session continues without its sender.
             ConnectionError: a helper is lost; the session has ended.
         """
 
@@ -209,7 +209,7 @@ class ServerSession(Protocol):
         """End the session and wipe it; after the end this does nothing, so call it in a ``finally``."""
 
     def snapshot(self) -> Secret | None:
-        """Return what ``restore_session`` goes on from; None if the session must finish in this process."""
+        """Return a snapshot for ``restore_session``; None if the session must finish in this process."""
 
 
 class ClientSession(Protocol):
@@ -217,26 +217,26 @@ class ClientSession(Protocol):
 
     @property
     def client(self) -> ClientId:
-        """Who this is."""
+        """The client's identifier."""
         ...
 
     @property
     def faults(self) -> tuple[PeerError, ...]:
-        """What other clients sent that was of no use; for this client's own log."""
+        """Faults of other clients' messages; for this client's own log."""
         ...
 
     def answer(self, message: bytes) -> bytes:
         """Return the one answer to a message. An upload is made in this order: checks, ledger, update, time, upload.
 
         Raises:
-            UnexpectedMessage: it is not due; nothing has changed.
+            UnexpectedMessage: it is not expected now; nothing has changed.
             InvalidParameters: an invitation below a floor or about something else; nothing was drawn or charged.
             SecAggError: the client has left and is wiped; tell the server that it left, and never why.
         """
         ...
 
     def suspend(self) -> Secret | None:
-        """Return what ``join`` goes on from, and answer no more; None if nothing is left to do.
+        """Return the state that ``join`` resumes, and answer no more; None if nothing is left to do.
 
         Security: seal it so that only the newest opens, and only once, as ``session.sealed_state`` does.
         """
@@ -251,5 +251,5 @@ class Member(Protocol):
     def join(
         self, subject: Subject, update: LateUpdate | None = None, suspended: Secret | None = None
     ) -> ClientSession:
-        """Begin, or go on with what was suspended; the update is for the message that an upload answers."""
+        """Begin, or resume a suspended session; the update is for the message that an upload answers."""
         ...

@@ -17,30 +17,30 @@ from secagg.session.roles import ClientSession, Released, ServerSession, Stage, 
 # --- Figures of a session ---------------------------------------------------------------------------------------------
 
 LEFT: Final = "left"
-"""Why a client is gone of which nothing else is known."""
+"""Reason for a client's absence where nothing else is known."""
 
 
 @dataclass(slots=True)
 class StageFigures:
-    """What a stage took; a driver in memory adds its clients' seconds."""
+    """Figures of a stage; a driver in memory adds its clients' seconds."""
 
     name: str
     takes_update: bool = False
     sent: int = 0
-    """How many messages went out."""
+    """Number of messages sent."""
     answered: set[ClientId] = field(default_factory=set[ClientId], repr=False)
     failed: dict[ClientId, str] = field(default_factory=dict[ClientId, str])
-    """Who was refused or left, and why."""
+    """Clients that were refused or left, and the reasons."""
     bytes_down: int = 0
     bytes_up: int = 0
     bytes_between: int = 0
-    """Between the server and its helpers."""
+    """Bytes between the server and its helpers."""
     largest_up: int = 0
     seconds: float = 0.0
-    """From opening the stage to closing it."""
+    """Seconds from opening the stage to closing it."""
     server_seconds: float = 0.0
     client_seconds: float = 0.0
-    """Of all clients together, without making their updates."""
+    """Seconds of all clients together, without making their updates."""
     slowest_client_seconds: float = 0.0
 
     def add_client(self, seconds: float) -> None:
@@ -63,7 +63,7 @@ class Measured:
         """Begin; ``between`` says how many bytes went to and from helpers so far, as their connections count them."""
         self.session, self._lock, self._between, self._told = session, Lock(), between, between()
         self.figures = list[StageFigures]()
-        """Of each stage so far, in order."""
+        """Figures of each stage so far, in order."""
         self._opened = 0.0
         self._begin()
 
@@ -82,7 +82,7 @@ class Measured:
 
     @contextmanager
     def _timed(self) -> Generator[StageFigures]:
-        """Charge what is done to the stage in which it began."""
+        """Charge work to the stage in which it began."""
         figures, started = self.now, perf_counter()
         try:
             yield figures
@@ -106,7 +106,7 @@ class Measured:
 
     @property
     def awaited(self) -> frozenset[ClientId] | None:
-        """Who may still answer."""
+        """Clients that may still answer."""
         return self.session.awaited
 
     @property
@@ -116,7 +116,7 @@ class Measured:
 
     @property
     def faults(self) -> tuple[PeerError, ...]:
-        """What went wrong so far."""
+        """Faults so far."""
         return self.session.faults
 
     def message_to(self, client: ClientId) -> bytes | None:
@@ -174,7 +174,7 @@ class Measured:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """How long a loop waits, in seconds of the clock that it uses."""
+    """Waiting times of a loop, in seconds of the clock that it uses."""
 
     exchange: float
     """At most, for a stage without updates."""
@@ -186,7 +186,7 @@ class Limits:
     None waits for everybody until the limit.
     """
     training_patience: float | None = None
-    """The same for the stage of the updates, of which each that is waited for is one more in the sum."""
+    """The same for the stage of the updates, where each client waited for adds one update to the sum."""
     least: float = 0.0
     """Wait at least so long after there are enough, however fast they were."""
 
@@ -246,11 +246,11 @@ def run(
     progress: Progress = _ignore,
     making: Callable[[], float] = _no_seconds,
 ) -> Released:
-    """Carry a session through, one client after another; a client is pulled when its first message is due.
+    """Carry a session through, one client after another; a client is pulled when its first message is needed.
 
     Args:
-        dropouts: by the name of a stage, who is gone for good before answering.
-        making: the seconds spent on updates so far, which are no client's in the figures.
+        dropouts: by the name of a stage, the clients that are gone for good before answering.
+        making: the seconds spent on updates so far, which the figures count for no client.
     Raises:
         SecAggError, ConnectionError: nothing is released; notes of the first say why clients left.
     """

@@ -1,19 +1,19 @@
-"""What a client keeps between two messages: sealed bytes anywhere, and the one key to them in a file of its node.
+"""A client's state between two messages: sealed bytes anywhere, and the one key to them in a file of its node.
 
 Flower runs a client app once for each message, often in another process, and carries ``Context.state`` from one run to
 the next. Copies of that state are made on the way, and a run that ends badly hands back the state from before it. So
 the state alone must neither give a secret away nor bring one back:
 
-- The secrets are sealed under a key that is drawn anew each time. The key stands in a file of the node, which is
-  overwritten with the next key when the state advances, and overwritten and removed when the session ends. Whatever
-  copy of an older state is left, nothing opens it any more.
+- The secrets are sealed under a fresh key each time. The key is in a file of the node, which is overwritten with the
+  next key when the state advances, and overwritten and removed when the session ends. So nothing opens a copy of an
+  older state.
 - The file's name holds how often the state advanced. Opening a state renames the file first, which the operating system
-  lets one process do once. So no state is gone on from twice, be it by a second process, after a crash, or with a copy.
+  lets one process do once. So no state is resumed twice: not by a second process, after a crash, or with a copy.
 
 A state whose file is gone belongs to a client that has dropped out.
 
-Beside the keys there is a place for what may be lost with the memory of the machine, such as the ledgers of clients in
-simulations.
+Next to the keys there is a place for files that may be lost with the memory of the machine, such as the ledgers of
+clients in simulations.
 """
 
 from __future__ import annotations
@@ -89,9 +89,9 @@ class StateDirectory:
         return state, Secret("client state", opened)
 
     def beside(self, name: str) -> Path:
-        """Return a folder beside the keys, in which files that nobody has written to for two days are removed.
+        """Return a folder next to the keys, in which files that nobody has written to for two days are removed.
 
-        Keys of sessions that nobody goes on with are destroyed on the way, once an hour.
+        Keys of abandoned sessions are destroyed on the way, once an hour.
         """
         self._sweep()
         folder = self.folder / name
@@ -111,7 +111,7 @@ class StateDirectory:
         state.destroy()
 
     def _sweep(self) -> None:
-        """Destroy the keys of sessions that nobody will go on with, such as those of processes that were killed."""
+        """Destroy the keys of sessions that nobody will resume, such as those of processes that were killed."""
         for path in self.folder.iterdir() if self._is_due(self.folder) else ():
             try:
                 if path.is_file() and _is_abandoned(path):
@@ -139,7 +139,7 @@ def _is_abandoned(path: Path) -> bool:
 
 
 class OpenState:
-    """A state that this process alone may go on from: it is sealed again, or destroyed."""
+    """A state that only this process may resume: it is sealed again, or destroyed."""
 
     def __init__(self, folder: Path, name: bytes, generation: int, coins: Coins) -> None:
         self.generation, self._coins = generation, coins

@@ -1,4 +1,4 @@
-"""A protocol's settings as text: the settings class says which there are, and of which type."""
+"""A protocol's settings as text: the settings class defines their names and types."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def parsed(option: str, hint: Any, text: str) -> Any:  # noqa: ANN401 -- one ret
     """Read a value of a type.
 
     Raises:
-        InvalidParameters: the text is no such value.
+        InvalidParameters: the text is not such a value.
     """
     if isinstance(hint, types.UnionType):
         inner = next(each for each in typing.get_args(hint) if each is not type(None))

@@ -25,7 +25,7 @@ class SimulatedKeys(Confined):
 
     @property
     def authority(self) -> Authority:
-        """Who certifies clients."""
+        """Authority that certifies clients."""
         return Authority(self._root.public_key)
 
     def of(self, client: ClientId) -> tuple[SigningKey, Certificate]:

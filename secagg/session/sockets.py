@@ -1,213 +1,19 @@
-"""Messages between processes of one machine: each behind its length, over Unix sockets that one user may connect to.
-
-A request that is refused is answered with the error that refused it. It arrives as the same class with the same reason
-and culprits, and tells nothing else: no traceback, and no cause.
-"""
+"""The two ends of a Unix socket between processes of one machine: one that asks, and one that serves."""
 
 from __future__ import annotations
 
 import socket
 import time
-from collections.abc import Callable, Generator, Iterable, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from threading import BoundedSemaphore, Lock, Thread, Timer
 from typing import Final, Protocol, Self
 
-from secagg.errors import (
-    AuthenticationFailed,
-    CapacityExceeded,
-    ContractViolation,
-    InternalError,
-    InvalidParameters,
-    MalformedMessage,
-    Misuse,
-    PeerError,
-    PeerMisbehaved,
-    Reason,
-    SecAggError,
-    ThresholdNotMet,
-    UnexpectedMessage,
-    named,
-)
-from secagg.identifiers import CLIENT_ID_BYTES, ClientId, HolderId, Party, ServerId
-from secagg.wire import MessageKind, Reader, Writer, message_kind
+from secagg.errors import InternalError, MalformedMessage, PeerError
+from secagg.wire import MessageKind, message_kind
 
-# --- Frames -----------------------------------------------------------------------------------------------------------
-
-PARTY_BYTES: Final = 1 + CLIENT_ID_BYTES
-MAXIMUM_TEXT_CHARACTERS: Final = 1 << 10
-MAXIMUM_TEXT_BYTES: Final = 4 * MAXIMUM_TEXT_CHARACTERS
-REFUSALS: Final = (
-    InvalidParameters,
-    Misuse,
-    MalformedMessage,
-    UnexpectedMessage,
-    AuthenticationFailed,
-    PeerMisbehaved,
-    ThresholdNotMet,
-    CapacityExceeded,
-    ContractViolation,
-    InternalError,
-)
-"""The errors that another process is told, each by its place here."""
-_LENGTH_BYTES: Final = 8
-_PIECE_BYTES: Final = 1 << 20
-_OWNER_ONLY: Final = 0o600
-_REASONS: Final[dict[type[SecAggError], Reason]] = {
-    AuthenticationFailed: Reason.AUTHENTICATION_FAILED,
-    ThresholdNotMet: Reason.THRESHOLD_NOT_MET,
-    InternalError: Reason.INTERNAL_ERROR,
-}
-"""The errors that are raised for one reason only."""
-
-
-# --- The socket -------------------------------------------------------------------------------------------------------
-
-
-def send_frame(connection: socket.socket, message: bytes) -> None:
-    """Send a message behind its length."""
-    connection.sendall(len(message).to_bytes(_LENGTH_BYTES, "big"))
-    connection.sendall(message)
-
-
-class Source(Protocol):
-    """Where bytes come from: a socket, or one that loses patience."""
-
-    def recv(self, size: int, /) -> bytes:
-        """Return at most so many bytes; none once the other end has closed."""
-        ...
-
-
-def receive_frame(connection: Source, limit: int) -> bytes:
-    """Receive a message of at most ``limit`` bytes; no more is allocated than has come, and a piece.
-
-    Raises:
-        MalformedMessage: a longer one is announced; nothing of it was read.
-        ConnectionResetError: the other end closed the connection.
-    """
-    length = int.from_bytes(_receive(connection, _LENGTH_BYTES), "big")
-    if length > limit:
-        sentence = f"a frame declares {length} bytes and {limit} is the limit"
-        raise MalformedMessage(sentence, reason=Reason.LENGTH_OVER_LIMIT)
-    return _receive(connection, length)
-
-
-def _receive(connection: Source, size: int) -> bytes:
-    pieces = list[bytes]()
-    while size:
-        piece = connection.recv(min(size, _PIECE_BYTES))
-        if not piece:
-            raise ConnectionResetError("the other end closed the connection")
-        pieces.append(piece)
-        size -= len(piece)
-    return b"".join(pieces)
-
-
-@contextmanager
-def listening(path: Path, *, replaces_dead: bool = False) -> Generator[socket.socket]:
-    """Listen at a path that nothing is at yet, for nobody but this user; remove it at the end.
-
-    Args:
-        replaces_dead: whether a socket may be at the path at which nobody listens any more: a killed process leaves
-            one. The caller sees to it that no other process is about to listen there.
-    Raises:
-        InvalidParameters: something else is at the path, or no socket can be made there.
-    """
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
-        try:
-            if replaces_dead and _is_dead(path):
-                path.unlink(missing_ok=True)
-            listener.bind(str(path))
-        except OSError as error:
-            raise InvalidParameters(
-                f"no socket can be made at {path} ({error}); remove what is left of another, or name another path"
-            ) from None
-        try:
-            # Nobody can connect before ``listen``, so nobody connects under the mode that ``bind`` has left.
-            path.chmod(_OWNER_ONLY)
-            listener.listen()
-            yield listener
-        finally:
-            path.unlink(missing_ok=True)
-
-
-def _is_dead(path: Path) -> bool:
-    if not path.is_socket():
-        return False
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-        try:
-            probe.connect(str(path))
-        except ConnectionRefusedError:
-            return True
-        return False
-
-
-# --- Refusals ---------------------------------------------------------------------------------------------------------
-
-
-def encode_refusal(error: SecAggError) -> bytes:
-    """Return an error as a message: its class, reason, sentence and culprits, and what two classes have besides."""
-    needed, present, expected, received = 0, 0, "", ""
-    if isinstance(error, ThresholdNotMet):
-        needed, present = error.needed, error.present
-    if isinstance(error, UnexpectedMessage):
-        expected, received = error.expected, error.received
-    culprits = error.culprits if isinstance(error, PeerError) else frozenset[Party]()
-    writer = Writer(MessageKind.REFUSAL).integer(REFUSALS.index(type(error)), 1)
-    for text in (error.reason.value, str(error), expected, received):
-        writer.variable(text[:MAXIMUM_TEXT_CHARACTERS].encode(errors="replace"), MAXIMUM_TEXT_BYTES)
-    writer.integer(needed, 8).integer(present, 8).integer(len(culprits), 1)
-    for party in sorted(map(_encode_party, culprits)):
-        writer.fixed(party, PARTY_BYTES)
-    return writer.finish()
-
-
-def _encode_party(party: Party) -> bytes:
-    match party:
-        case ClientId(number):
-            return b"\0" + number.to_bytes(PARTY_BYTES - 1, "big")
-        case ServerId(number):
-            return b"\1" + number.to_bytes(PARTY_BYTES - 1, "big")
-        case HolderId(number):
-            return b"\2" + number.to_bytes(PARTY_BYTES - 1, "big")
-        case _:
-            raise InternalError(f"a refusal names {party}, which has no encoding")
-
-
-def decode_refusal(message: bytes) -> SecAggError:
-    """Read back the error that another process refused with.
-
-    Raises:
-        MalformedMessage: anything that ``encode_refusal`` would not have written.
-    """
-    reader = Reader(message, MessageKind.REFUSAL)
-    try:
-        kind = REFUSALS[reader.integer(1)]
-        reason, sentence, expected, received = (reader.variable(MAXIMUM_TEXT_BYTES).decode() for _ in range(4))
-        needed, present = reader.integer(8), reader.integer(8)
-        culprits = frozenset(_read_party(reader) for _ in range(reader.integer(1)))
-        # As when an error is unpickled: the constructors would compose the sentence anew.
-        error = kind.__new__(kind, sentence)
-        error.reason = Reason(reason)
-    except (IndexError, ValueError):
-        raise MalformedMessage("this is no refusal", reason=Reason.NOT_CANONICAL) from None
-    reader.finish()
-    if isinstance(error, PeerError):
-        error.culprits, error.round_name = named(culprits), None
-    if isinstance(error, UnexpectedMessage):
-        error.expected, error.received = expected, received
-    if isinstance(error, ThresholdNotMet):
-        error.needed, error.present, error.round_name = needed, present, None
-    if encode_refusal(error) != message or _REASONS.get(kind, error.reason) is not error.reason:
-        raise MalformedMessage("the refusal says what its class does not", reason=Reason.NOT_CANONICAL)
-    return error
-
-
-def _read_party(reader: Reader) -> Party:
-    tag, number = reader.integer(1), reader.integer(CLIENT_ID_BYTES)
-    return (ClientId, ServerId, HolderId)[tag](number)
-
+from .frames import decode_refusal, encode_refusal, listening, receive_frame, send_frame
 
 # --- One end that asks ------------------------------------------------------------------------------------------------
 
@@ -220,7 +26,7 @@ AskAll = Callable[[Mapping[int, bytes]], Iterable[tuple[int, bytes]]]
 
 
 class Helper(Protocol):
-    """What ``service`` serves: one method, and nothing of sockets."""
+    """Object that ``service`` serves: one method, without sockets."""
 
     def answer(self, request: bytes) -> bytes:
         """Return the answer, or an encoded refusal; never raise for what the server sent."""
@@ -242,8 +48,8 @@ class HelperLost(ConnectionError):
 class SocketAsk:
     """An ``Ask`` over a Unix socket; call it with a request.
 
-    Nothing is sent twice. Once an answer is missing or makes no sense, nobody knows what was done, so the connection is
-    closed, by which the helper ends what lived on it.
+    Nothing is sent twice. Once an answer is missing or makes no sense, nobody knows whether the request was carried
+    out, so the connection is closed, by which the helper ends what lived on it.
     """
 
     def __init__(
@@ -257,9 +63,9 @@ class SocketAsk:
         """Connect to nothing yet; the first request does.
 
         Args:
-            limit: how many bytes an answer has at most; it may be set anew between two requests.
-            timeout: how many seconds the helper may take to connect, or to go on with an answer; None for any.
-            greet: what both ends say to one another before the first request.
+            limit: the largest length of an answer, in bytes; it may be changed between two requests.
+            timeout: how many seconds the helper may take to connect, or to continue an answer; None for any.
+            greet: the greeting between both ends before the first request.
         """
         self._path, self.limit, self._timeout, self._greet = path, limit, timeout, greet
         self._connection: socket.socket | None = None
@@ -269,15 +75,15 @@ class SocketAsk:
 
     @property
     def bytes_between(self) -> int:
-        """How many bytes were sent and received; for ``Measured``."""
+        """Bytes sent and received; for ``Measured``."""
         return self._bytes
 
     def __call__(self, request: bytes) -> bytes:
         """Send a request and return its answer.
 
         Raises:
-            HelperLost: the helper cannot be reached, went away, was too slow, or answered with what is no message. What
-                was asked was done or not, and this connection asks nothing more.
+            HelperLost: the helper cannot be reached, went away, was too slow, or sent something else than a message.
+                The request was carried out or not, and this connection asks nothing more.
             SecAggError: what the helper refused with.
         """
         with self._lock:
@@ -372,10 +178,10 @@ class SocketAsk:
 # --- One end that serves ----------------------------------------------------------------------------------------------
 
 DEFAULT_PATIENCE: Final = 60.0
-"""How many seconds a peer may take to go on with a frame that it has begun."""
+"""Seconds that a peer may take to continue a frame that it has begun."""
 DEFAULT_LIMIT: Final = 1 << 30
 GREETING_PATIENCE: Final = 10.0
-"""How many seconds a greeting may take in all, so that silent strangers keep nobody out for long."""
+"""Seconds that a whole greeting may take, so that silent strangers keep nobody out for long."""
 PEERS_AT_ONCE: Final = 64
 Greet = Callable[[socket.socket], None]
 """Finds out over a new connection who is there; raises ``PeerError`` for somebody who is not served."""
@@ -429,7 +235,7 @@ class Service:
                 self.accept(listener)
             finally:
                 self._take_place_of(None)
-                # What is being answered is answered first; then the caller may close the helper.
+                # A request in progress is answered first; then the caller may close the helper.
                 with self._turn:
                     self._ended()
 
@@ -455,7 +261,7 @@ class Service:
             _hang_up(before)
 
     def _answer_one(self, connection: socket.socket) -> None:
-        """Answer until the peer goes away, is too slow, sends what is no frame, or another one has connected."""
+        """Answer until the peer goes away, is too slow or sends no frame, or until another one has connected."""
         try:
             with connection:
                 if self._greet is not None:

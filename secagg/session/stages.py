@@ -1,9 +1,9 @@
 """The rule of conduct of all server sessions, of one stage or many.
 
-What fails before it is verified (framing, decoding, signature, context) changes nothing and leaves its sender awaited.
-A client is put out for verified content that is wrong, for a check that may not be tried twice, and when it says so
-itself. An answer is known by the digest of its signed content: the same one changes nothing, and of two the first
-counts. A late answer is not read. Who was not invited leaves no trace.
+A message that fails before it is verified (framing, decoding, signature, context) changes nothing and leaves its sender
+awaited. A client is put out for verified content that is wrong, for a check that may not be tried twice, and when it
+says so itself. An answer is known by the digest of its signed content: the same one changes nothing, and the first of
+two counts. A late answer is not read. A client that was not invited leaves no trace.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Checked(Generic[Content]):
 
     content: Content
     digest: bytes
-    """Of what its sender signed, or of the whole answer where nobody signs."""
+    """Digest of the signed content, or of the whole answer where nobody signs."""
 
 
 class StagedServerSession(Confined, ABC, Generic[Content]):
@@ -62,7 +62,7 @@ class StagedServerSession(Confined, ABC, Generic[Content]):
         self._invitation, self._invited, self._minimum, self._lock = invitation, invited, minimum, RLock()
         self._stage: Stage | None = stage
         self._messages: Mapping[ClientId, bytes] | None = None
-        """Of the open stage; None for the invitation, which is everybody's."""
+        """Messages of the open stage; None for the invitation, which is everybody's."""
         self._waiting = None if invited is None else set(invited)
         self._said = dict[ClientId, bytes]()
         """The digest of each answer that was taken in the open stage."""
@@ -126,7 +126,7 @@ class StagedServerSession(Confined, ABC, Generic[Content]):
 
     @abstractmethod
     def _wipe(self) -> None:
-        """Overwrite what is left; called once, at the end, and must not fail."""
+        """Overwrite the remaining secrets; called once, at the end, and must not fail."""
 
     # --- The session --------------------------------------------------------------------------------------------------
 
@@ -142,13 +142,13 @@ class StagedServerSession(Confined, ABC, Generic[Content]):
 
     @property
     def faults(self) -> tuple[PeerError, ...]:
-        """What clients and helpers did wrong so far, once for each name, stage and reason."""
+        """Faults of clients and helpers so far, once for each name, stage and reason."""
         with self._lock:
             return tuple(self._faults.values())
 
     @property
     def awaited(self) -> frozenset[ClientId] | None:
-        """Who may still answer."""
+        """Clients that may still answer."""
         with self._lock:
             if self._stage is None:
                 return frozenset()

@@ -37,7 +37,7 @@ def histogram(
     """Return how many clients have each value.
 
     Args:
-        values: one for each client; what is in no bin is counted in none, because a refusal would tell of it.
+        values: one for each client; a value in no bin is counted in none, because a refusal would reveal it.
         bins: the values that are counted.
         drop: how many clients leave before they upload, or which ones.
         protocol: by its name, or the entry of one of your own.
@@ -87,7 +87,7 @@ def heavy_hitters(
     if type(longest) is not int or longest < 1:
         raise InvalidParameters(f"longest is a number of bytes, 1 or more; got {longest!r}")
     named = by_name(values)
-    # What a client has stands in no error: it is what nobody is to see.
+    # No error quotes a client's value, because nobody is to see it.
     if not all(isinstance(value, str) for value in cast("Iterable[object]", named.values())):
         raise InvalidParameters("a client has something else than a string; turn it into one, or take a histogram")
     texts = {name: _ended(value, longest) for name, value in named.items()}
@@ -144,7 +144,7 @@ def _counted(
 
 
 def _place(places: Mapping[Value, int], value: Value) -> int:
-    """Return the bin of a value, or the last place, which is that of what is in none, as what has no hash is."""
+    """Return the bin of a value, or the last place, which is for values in no bin and for values without a hash."""
     try:
         return places.get(value, len(places))
     except TypeError:
@@ -152,7 +152,7 @@ def _place(places: Mapping[Value, int], value: Value) -> int:
 
 
 def _ended(value: str, longest: int) -> bytes:
-    """Return a string's bytes with their end; none at all, which is no string's, where it does not count."""
+    """Return a string's bytes with their end; none at all, which is not a string's, where it does not count."""
     try:
         text = value.encode()
     except UnicodeEncodeError:

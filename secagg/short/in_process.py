@@ -51,7 +51,7 @@ class PrivateSum(Generic[Form]):
     """Names of the other clients, with the reasons."""
     total_weight: int
     clipped: int
-    """How many values of all updates were NaN, which counts as 0, or beyond the clip."""
+    """Number of values in all updates that were NaN, which counts as 0, or beyond the clip."""
     step: float
     """Largest rounding error of one value, clipping aside."""
     bytes_sent: int
@@ -149,7 +149,7 @@ def leaving(drop: int | Collection[Hashable], named: Mapping[Any, object], setti
         raise InvalidParameters("say who leaves with drop=; dropped= is for Session.for_model")
     if isinstance(drop, Collection):
         if strangers := [name for name in drop if name not in named]:
-            raise InvalidParameters(f"drop names {strangers[0]!r}, which is no client")
+            raise InvalidParameters(f"drop names {strangers[0]!r}, which is not a client")
         return len(set(drop))
     if isinstance(cast("object", drop), bool) or not hasattr(drop, "__index__"):
         raise InvalidParameters(f"drop is how many clients leave, as an integer, or their names; got {drop!r}")

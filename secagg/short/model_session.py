@@ -95,7 +95,7 @@ class CohortSettings(Settings, total=False):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Session(Generic[Form]):
-    """How the updates of one model are summed; make it with ``for_model``."""
+    """Settings under which the updates of one model are summed; make it with ``for_model``."""
 
     entry: ProtocolEntry
     settings: Any
@@ -199,7 +199,7 @@ class Session(Generic[Form]):
         return self.entry.simulate(self.settings, coins=coins, clock=clock, threads=threads)
 
     def update(self, tree: Tree, *, subject: Subject, coins: Coins, weight: int = 1, name: object = None) -> LateUpdate:
-        """Return a client's update for ``member.join``; it is encoded when the upload is due.
+        """Return a client's update for ``member.join``; it is encoded only when the upload needs it.
 
         Args:
             name: the client's, for its log.
@@ -301,6 +301,6 @@ def planned(  # noqa: PLR0913 -- what a cohort is
         if entry.takes(made, clients) and (getattr(made, "minimum_cohort", None) or 0) <= clients:
             return made
     raise InvalidParameters(
-        f"{entry.name} has no session of {clients} clients of which {corrupted} may work with the server and "
-        f"{plans[-1] + late} may leave; invite more, plan for fewer of them, or ask for less"
+        f"{entry.name} has no session of {clients} clients, {corrupted} of which may work with the server and "
+        f"{plans[-1] + late} of which may leave; invite more, plan for fewer of them, or ask for less"
     )

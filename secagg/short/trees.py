@@ -62,12 +62,12 @@ class Shapes:
 
     @property
     def length(self) -> int:
-        """How many values the vector has."""
+        """Number of values of the vector."""
         return sum(math.prod(shape) for shape in self.shapes)
 
     @property
     def digest(self) -> bytes:
-        """What two parties compare to know that they sum the same tensors of a model."""
+        """Fingerprint that two parties compare to know that they sum the same tensors of a model."""
         named = (f"{path}\0{shape}".encode() for path, shape in zip(self.paths, self.shapes, strict=True))
         return hashlib.sha256(bind(Label.SUMMED_TENSORS, *named)).digest()
 
@@ -91,7 +91,7 @@ class Shapes:
         return np.concatenate(pieces, dtype=np.float64, casting="unsafe")
 
     def holding(self, marked: npt.NDArray[np.bool_]) -> str:
-        """Say how many values of which tensors are marked."""
+        """Describe how many values of which tensors are marked."""
         ends = np.cumsum([math.prod(shape) for shape in self.shapes])[:-1]
         counts = [int(np.count_nonzero(some)) for some in np.split(marked, ends)]
         found = [
@@ -134,7 +134,7 @@ def leaves(tree: Tree) -> Iterator[tuple[str, npt.NDArray[Any]]]:
     Two parties may hold one model in dictionaries of different order.
 
     Raises:
-        InvalidParameters: a leaf is no array of numbers.
+        InvalidParameters: a leaf is not an array of numbers.
     """
     found = list[tuple[str, npt.NDArray[Any]]]()
 
@@ -199,7 +199,7 @@ def _array_of(path: str, leaf: Any) -> npt.NDArray[Any]:  # noqa: ANN401 -- any 
     if array.dtype.kind not in "fiub":
         kind = array.dtype if isinstance(leaf, np.ndarray) else type(leaf).__name__
         raise InvalidParameters(
-            f"{_what(path)} is no array of numbers, but of type {kind}; turn it into floats, or leave it out"
+            f"{_what(path)} is not an array of numbers, but of type {kind}; turn it into floats, or leave it out"
         )
     if isinstance(leaf, np.ma.MaskedArray):
         raise InvalidParameters(f"{_what(path)} hides some of its values; fill them in")

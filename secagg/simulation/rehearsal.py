@@ -74,7 +74,7 @@ class Inputs(Protocol):
 
     @property
     def values(self) -> int:
-        """How many numbers an update has."""
+        """Number of values of an update."""
         ...
 
     @property
@@ -84,7 +84,7 @@ class Inputs(Protocol):
 
     @property
     def bounds(self) -> Mapping[str, float | None]:
-        """How long the part of one client in a decoded sum can be, by name; None where nothing bounds it."""
+        """Greatest length of one client's part in a decoded sum, by name; None where nothing bounds it."""
         ...
 
     def payload_of(self, number: int) -> Payload:
@@ -100,21 +100,21 @@ class Inputs(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Rehearsed:
-    """What a session gave and took."""
+    """Result and figures of a session."""
 
     released: Released
     session: Measured
-    """That has ended; its figures are of each stage, and last of the release."""
+    """The session, which has ended; its figures are of each stage, and last of the release."""
     contributors: frozenset[ClientId]
-    """Whose update was taken and not left out by name, whatever the server says of the sum."""
+    """The clients whose updates were taken and not left out by name, whatever the server says of the sum."""
     description: tuple[str, ...]
     is_exact: bool
     """Whether the sum is that of the contributors in the clear, up to its noise where it has any."""
     seconds: float
     processor_seconds: float
-    """Of the whole process: what other programs take of the machine is not in it."""
+    """Processor time of the whole process, without that of other programs."""
     deviations: tuple[float, ...] = ()
-    """Of the noise of each segment, in steps."""
+    """Deviations of the noise of each segment, in steps."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

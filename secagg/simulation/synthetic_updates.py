@@ -56,7 +56,7 @@ _PLAIN: Final = Plain(clip=8.0, fraction_bits=16)
 
 
 class Compression(StrEnum):
-    """What is done with the matrix of the model."""
+    """Compression of the model's matrix."""
 
     SCALAR = "sq"
     """Scalar quantization to 8 bits."""
@@ -67,12 +67,12 @@ class Compression(StrEnum):
     PEAK = "peak"
     """Places and signs of peaks of the whole rotated update, and its length in public levels."""
     DITHER = "dither"
-    """Dithered quantization to 8 bits: the protocol rounds what is masked."""
+    """Dithered quantization to 8 bits: the protocol rounds masked values."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpdateSetting:
-    """What updates are like, and how they are compressed."""
+    """Shape, distribution and compression of updates."""
 
     clients: int
     dimension: int
@@ -86,7 +86,7 @@ class SyntheticUpdates:
     """The codec of a model, and every client's update, encoded when it is asked for."""
 
     def __init__(self, setting: UpdateSetting) -> None:
-        """Draw the stream, and calibrate the codec on a window that is no client's."""
+        """Draw the stream, and calibrate the codec on a window that is not a client's."""
         if setting.dimension < 2 * _COLUMNS:
             raise InvalidParameters(f"a model of {setting.dimension} values is too small; take {2 * _COLUMNS} or more")
         self.setting = setting
@@ -133,7 +133,7 @@ class SyntheticUpdates:
 
     @property
     def values(self) -> int:
-        """How many values the model has."""
+        """Number of values of the model."""
         return self._shape[0] * _COLUMNS + _BIASES
 
     def update_of(self, number: int) -> dict[str, npt.NDArray[np.float32]]:
@@ -145,7 +145,7 @@ class SyntheticUpdates:
 
     @property
     def bounds(self) -> dict[str, float | None]:
-        """How long the part of one client in a decoded sum can be, by tensor; None for what is sent in rings."""
+        """Greatest length of one client's part in a decoded sum, by tensor; None for tensors that are sent in rings."""
         return {
             tensor.name: None if tensor.scheme.layout.ring_positions else getattr(tensor.scheme, "largest_norm", None)
             for tensor in self.codec.tensors
@@ -201,12 +201,12 @@ class SyntheticUpdates:
 
     @property
     def l2_bounds(self) -> tuple[int, ...]:
-        """What no client's values are longer than, for each ring segment."""
+        """Bound on the length of any client's values, for each ring segment."""
         rings = [segment for segment in self.layout.segments if isinstance(segment, RingSegment)]
         return tuple(ceil(_PLAIN.clip * (1 << _PLAIN.fraction_bits) * sqrt(segment.length)) for segment in rings)
 
     def _released(self, plain: Aggregate, layout: Layout) -> Aggregate:
-        """Return a plain aggregate as sums of codewords, where that is what was released."""
+        """Return a plain aggregate as sums of codewords, where those were released."""
         values, segments, tables = list[RingVector](), iter(layout.require_rings()), iter(self.tables)
         for segment, total in zip(self.layout.segments, plain.values, strict=True):
             if isinstance(segment, RingSegment):

@@ -1,4 +1,4 @@
-"""What a server says of the session that it holds, before a client takes part: its name, and what is summed."""
+"""A server's description of its session, shown before a client takes part: its name, and the subject of its sum."""
 
 from __future__ import annotations
 
@@ -20,27 +20,28 @@ STAGE_HEADER: Final = "secagg-stage"
 BACK_SECONDS: Final = 10.0
 """Within which a client comes back that lost its server; so long a server waits for it, and tells how a sum ended."""
 LONGEST_PAUSE: Final = BACK_SECONDS / 2
-"""Of a client between two tries. Each client's pauses are half to one and a half times as long as another's."""
+"""Pause of a client between two tries. Each client's pauses are half to one and a half times as long as another's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WireLimits:
-    """What a server holds clients to; times are seconds."""
+    """Limits that a server holds clients to; times are seconds."""
 
     stages: Limits = field(default_factory=lambda: Limits(exchange=60.0, training=600.0, least=BACK_SECONDS))
-    """How long each stage is open."""
+    """Times for which each stage is open."""
     answer_bytes: int = 1 << 28
     """No answer is longer."""
     bodies_at_once: int = 16
-    """So many answers of full length fit into memory, and more shorter ones; others wait in their connections."""
+    """Number of answers of full length that fit into memory, and more shorter ones; others wait in their connections.
+    """
     grace: float = 10.0
-    """For an answer, besides its length at ``slowest``; and for the head of a request."""
+    """Seconds for an answer, in addition to its length at ``slowest``; and for the head of a request."""
     slowest: float = 1 << 14
     """Bytes each second of an answer, at least."""
     poll: float = 25.0
-    """How long a request for a message waits for one."""
+    """Seconds that a request for a message waits for one."""
     connections: int = 2000
-    """How many there are; beyond it the one goes that has been idle longest."""
+    """Greatest number of connections; beyond it the one that has been idle longest is closed."""
 
     def __post_init__(self) -> None:
         numbers = (self.answer_bytes, self.bodies_at_once, self.grace, self.slowest, self.poll, self.connections)
@@ -66,7 +67,7 @@ class Card:
     mode: str = "semi_honest"
     """Whether clients trust the server to follow the protocol, or, in ``active`` mode, keys that others certified."""
     terms: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    """What the application says besides, as JSON; bind their ``terms_digest`` to the subject."""
+    """Further terms of the application, as JSON; bind their ``terms_digest`` to the subject."""
 
     def __post_init__(self) -> None:
         texts, numbers = ("session", "protocol", "task", "mode"), ("round_number", "answer_bytes")
@@ -95,9 +96,9 @@ class Card:
             given = cast("dict[str, Any]", json.loads(encoded))
             card = cls(**given | {"round_number": int(given["round_number"]), "terms": json.loads(given["terms"])})
         except (ValueError, TypeError, KeyError, RecursionError) as error:
-            raise MalformedMessage(f"this is no card of a session ({error})", reason=Reason.NOT_CANONICAL) from None
+            raise MalformedMessage(f"this is not a card of a session ({error})", reason=Reason.NOT_CANONICAL) from None
         if (given["round_number"], given["terms"]) != (str(card.round_number), _text(card.terms)):
-            raise MalformedMessage("this is no card of a session (another form)", reason=Reason.NOT_CANONICAL)
+            raise MalformedMessage("this is not a card of a session (another form)", reason=Reason.NOT_CANONICAL)
         return card
 
 

@@ -47,12 +47,12 @@ class Refused(ConnectionError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Patience:
-    """How long a client tries; times are seconds."""
+    """Limits on a client's attempts; times are seconds."""
 
     lost: float = 120.0
-    """Without a word from the server."""
+    """Seconds without a word from the server."""
     poll: float = 60.0
-    """For the answer to one request, which a server holds back for less."""
+    """Seconds for the answer to one request, which a server holds back for less."""
     message_bytes: int = 1 << 30
     """No message of a server is longer."""
     slowest: float = 1 << 14
@@ -66,7 +66,7 @@ class Patience:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """What the server answered."""
+    """Answer of the server."""
 
     status: int
     body: bytes = field(repr=False)
@@ -111,7 +111,7 @@ class Requests:
         """Make a request until it gets an answer of the server's.
 
         Raises:
-            MalformedMessage: the answer is no answer.
+            MalformedMessage: the answer is not an answer.
             ConnectionError: the server refused, or nobody answered for long.
         """
         began, pause = time.monotonic(), _FIRST_PAUSE
@@ -159,9 +159,9 @@ class Requests:
                     timeout=timeout,
                 ) as response,
             ):
-                # What is compressed may be a bomb.
+                # A compressed body may be a bomb.
                 if response.headers.get("content-encoding", "identity") != "identity":
-                    raise MalformedMessage("the server sends what was compressed", reason=Reason.NOT_CANONICAL)
+                    raise MalformedMessage("the server sends a compressed body", reason=Reason.NOT_CANONICAL)
                 is_message = path == MESSAGE and response.status_code == Answer.MESSAGE.status
                 most = self._patience.message_bytes if is_message else CARD_BYTES
                 parts, size, began = list[bytes](), 0, loop.time()
@@ -205,15 +205,15 @@ _SCHEMES: Final = {"http", "https"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """How a session ended for a client that stayed."""
+    """End of a session for a client that stayed."""
 
     card: Card
     stages: int
-    """How many this process answered."""
+    """Number of stages that this process answered."""
     is_released: bool
     """Whether there is a sum, as the server says."""
     sentence: str
-    """What the server says of the end."""
+    """The server's sentence about the end."""
 
 
 async def contribute(  # noqa: PLR0913 -- all but three have defaults
@@ -232,7 +232,7 @@ async def contribute(  # noqa: PLR0913 -- all but three have defaults
     Args:
         after: the name of a session that this client was in; the next one is waited for.
         tls: of a server that the system's issuers do not vouch for, or that asks for this client's certificate.
-        states: where progress is sealed, so that a process that is killed may go on.
+        states: where progress is sealed, so that a process that is killed can be resumed.
         http: a client that is made already, and stays open.
     Raises:
         SecAggError: this client left; the server was told that it did, and not why.
@@ -241,7 +241,7 @@ async def contribute(  # noqa: PLR0913 -- all but three have defaults
     try:
         place = httpx.URL(url)
     except (httpx.InvalidURL, ValueError):
-        raise InvalidParameters("this is no address of a server; name https://HOST:PORT") from None
+        raise InvalidParameters("this is not an address of a server; name https://HOST:PORT") from None
     if tls is not None and place.scheme == "http":
         raise InvalidParameters(f"{url} has no TLS, so certificates are of no use there; name an https:// address")
     if place.scheme != "https" and not is_loopback(place.host) and http is None:
@@ -277,7 +277,7 @@ class _Part:
         progress = None if self.store is None else self.store.take()
         card = await self._card("" if progress else after)
         if progress is None or progress.session.hex() != card.session:
-            # What was put aside for a session that is over is of no use any more.
+            # A suspended state of a session that is over is of no use any more.
             progress = ClientProgress(
                 bytes.fromhex(card.session), self.prover.proof(card.session), 0, b"", is_last=False, suspended=b""
             )

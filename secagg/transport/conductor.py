@@ -136,16 +136,16 @@ Result = TypeVar("Result")
 Keep = Callable[[Released], Awaitable[bytes]]
 """Puts a sum where it is wanted, for good, and returns what clients are shown of it, or nothing.
 
-What it raises is raised by ``run``, and no client is told of a sum.
+``run`` raises its errors, and no client is told of a sum.
 """
 _ROOM_BYTES: Final = 1 << 30
-"""For answers that are read at once, where each client of the cohort can have a place within that."""
+"""Memory for answers that are read at once, where each client of the cohort can have a place within that."""
 _AGAIN_SECONDS: Final = 1.0
 _FEW_BYTES: Final = 1 << 14
-"""Of an answer to a stage of keys or signatures, of any suite."""
+"""Bytes of an answer to a stage of keys or signatures, of any suite."""
 RESTARTED: Final = Verdict(
     Answer.OVER,
-    "the server knows no such session: it has ended, or its process was ended and the protocol cannot go on from that; "
+    "the server knows no such session: it has ended, or its process was ended and it cannot be resumed; "
     "take part in the next one",
 )
 STOPPING: Final = Verdict(Answer.STOPPING, "the server is being stopped; ask again when it is back")
@@ -202,7 +202,7 @@ class Conductor:
         Raises:
             SecAggError, OSError: nothing is released, and the session has ended; or ``keep`` raised it.
         Security: where the task is cancelled, or ``keep`` raises, the session stays in the store, for another process
-            to go on with.
+            to resume.
         """
         outcome = "failed"
         try:
@@ -351,7 +351,7 @@ class Conductor:
         return stage, self._session.turnout, len(self._session.awaited or ()), snapshot
 
     async def _written(self, write: Callable[[], None]) -> None:
-        """Write to the store; as long as its disk takes nothing, nobody is told of what is to be written."""
+        """Write to the store; as long as its disk refuses, nobody is told of the result."""
         while self.is_running:
             try:
                 await self._do(write)
@@ -388,7 +388,7 @@ class Conductor:
                 raise self._lost
 
     def _close(self) -> None:
-        """Await nobody else; what is being read takes no place from the next stage."""
+        """Await nobody else; an answer that is being read takes no place from the next stage."""
         self.exchange.close()
         self._places.clear()
 

@@ -1,10 +1,11 @@
-"""What each request of one session gets: a state machine without sockets, threads or a clock of its own.
+"""Answers to the requests of one session: a state machine without sockets, threads or a clock of its own.
 
-Its driver does what a verdict says, and tells it what came of that. Client by client, in one stage:
+Its driver does what a verdict says, and reports the outcome to it. Client by client, in one stage:
 
     (asked) -> MESSAGE -> (offered) -> READ -> (read) -> HAND -> (settled) -> TAKEN, LATE or REFUSED
 
-The session itself judges messages; here stands only who may send one now, and what repeated and late requests get.
+The session itself judges messages; this module decides which client may send one now, and how repeated and late
+requests are answered.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from secagg.session.run import Limits, Patience
 
 
 class Answer(Enum):
-    """What a request gets, with its HTTP status; the README says what a client does then."""
+    """Answer to a request, with its HTTP status; the README says what a client does then."""
 
     MESSAGE = "message", 200
     DONE = "done", 200
@@ -44,13 +45,13 @@ class Answer(Enum):
 
     @property
     def status(self) -> int:
-        """The status of the response; 100 for what is not answered yet."""
+        """The status of the response; 100 for a request that is not answered yet."""
         return self.value[1]
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What a request gets, and a sentence for the client's log."""
+    """Answer to a request, and a sentence for the client's log."""
 
     answer: Answer
     sentence: str = ""
@@ -90,27 +91,27 @@ class Exchange:
 
     @property
     def number(self) -> int:
-        """Of the stage that is open, or was last; -1 before the first."""
+        """Number of the stage that is open, or was last; -1 before the first."""
         return self._number
 
     @property
     def over(self) -> Verdict | None:
-        """What everybody is told since the session has ended; None while it has not."""
+        """The verdict for every request after the session's end; None before it."""
         return self._over
 
     @property
     def untold(self) -> int:
-        """How many clients are still to ask how it ended, or for the next message."""
+        """Number of clients that still have to ask for the session's end, or for the next message."""
         return len(self._untold - self._out.keys())
 
     @property
     def counts(self) -> dict[str, int]:
-        """How many clients have answered the open stage, are sending to it, and are out."""
+        """Numbers of clients that have answered the open stage, are sending to it, and are out."""
         return {"taken": len(self._taken), "sending": len(self._sending), "out": len(self._out)}
 
     @property
     def longest(self) -> int:
-        """How many bytes an answer to the open stage has at most."""
+        """Greatest length of an answer to the open stage, in bytes."""
         return self._longest
 
     def open(self, stage: Stage, turnout: Turnout, longest: int | None = None) -> None:
@@ -122,7 +123,7 @@ class Exchange:
         self._untold.clear()
 
     def close(self) -> None:
-        """Await nobody else; what is being read comes too late."""
+        """Await nobody else; an answer that is being read comes too late."""
         self._patience = None
 
     def end(
@@ -156,7 +157,7 @@ class Exchange:
     # --- A client offers its answer -----------------------------------------------------------------------------------
 
     def offered(self, client: ClientId, number: int, length: int | None) -> Verdict:
-        """Decide about an answer before a byte of it is read; ``length`` is what it declares."""
+        """Decide about an answer before a byte of it is read; ``length`` is its declared length."""
         self._heard.add(client)
         if (no := self._no(client) or self._untimely(number)) is not None:
             return no

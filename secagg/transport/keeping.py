@@ -1,4 +1,4 @@
-"""What survives a crash: at the server its session as of the last stage, at a client what it answered last."""
+"""State that survives a crash: a server's session as of its last stage, and a client's last answer."""
 
 from __future__ import annotations
 
@@ -53,11 +53,11 @@ class ServerStore:
         self._path, self._claims = folder / "session.record", folder / "session.claims"
 
     def put(self, record: ServerRecord) -> None:
-        """Take the place of what was there; on disk when this returns."""
+        """Replace the record; on disk when this returns."""
         replace(self._path, record.encode())
 
     def get(self) -> ServerRecord | None:
-        """Return what was put last; None if that session ended and its clients were told.
+        """Return the last record; None if that session ended and its clients were told.
 
         Raises:
             InvalidParameters: the file is none of ours.
@@ -68,7 +68,7 @@ class ServerStore:
             record = ServerRecord.decode(self._path.read_bytes())
             Card.decode(record.card)
         except PeerError as error:
-            raise InvalidParameters(f"{self._path} is no record of a session ({error}); remove it") from None
+            raise InvalidParameters(f"{self._path} is not a record of a session ({error}); remove it") from None
         return record
 
     def claim(self, session: str, client: ClientId, digest: bytes) -> None:
@@ -76,7 +76,7 @@ class ServerStore:
         descriptor = os.open(self._claims, os.O_WRONLY | os.O_CREAT, 0o600)
         try:
             size = os.fstat(descriptor).st_size
-            # What a crash left of a last one is written over.
+            # An incomplete last one, left by a crash, is overwritten.
             os.lseek(descriptor, size - size % _CLAIM_BYTES, os.SEEK_SET)
             append_whole(descriptor, bytes.fromhex(session) + client.encode() + digest)
         finally:
@@ -118,7 +118,7 @@ class ClientStore:
     """The progress of one client with one server, sealed; the newest opens, and only once."""
 
     def __init__(self, states: StateDirectory, url: str, client: ClientId) -> None:
-        """Use a folder of keys; what is sealed stands beside them."""
+        """Use a folder of keys; the sealed state is next to them."""
         self._states = states
         self._path = states.beside("wire") / hashlib.sha256(url.encode() + client.encode()).hexdigest()
         self._state: OpenState | None = None
@@ -138,7 +138,7 @@ class ClientStore:
             os.close(descriptor)
 
     def put(self, progress: ClientProgress) -> None:
-        """Take the place of what was there; on disk when this returns."""
+        """Replace the record; on disk when this returns."""
         state = self._states.begin()
         try:
             with Secret("client progress", progress.encode()) as secret:
@@ -151,7 +151,7 @@ class ClientStore:
         self._state = state
 
     def take(self) -> ClientProgress | None:
-        """Return what was put last, for this process alone; None if there is nothing to go on from."""
+        """Return the last record, for this process alone; None if there is nothing to resume."""
         if not self._path.exists():
             return None
         try:

@@ -1,4 +1,4 @@
-"""Where an application listens: uvicorn, with limits on connections that say nothing, or nothing whole."""
+"""Listening for requests: uvicorn, with limits on connections that send nothing, or nothing whole."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class _Crowd:
     def __init__(self, limits: WireLimits) -> None:
         self.limits, self._here = limits, set[asyncio.WriteTransport]()
         self._waiting = dict[asyncio.WriteTransport, asyncio.TimerHandle]()
-        """In the order in which they began to wait."""
+        """Waiting connections, in the order in which they began to wait."""
 
     def came(self, connection: asyncio.WriteTransport) -> None:
         self._here.add(connection)
@@ -199,7 +199,7 @@ async def listening(  # noqa: PLR0913 -- all but three have defaults
         port: 0 for any that is free.
         is_behind_proxy: whether something else brings TLS to this host.
     Raises:
-        InvalidParameters: the address cannot be listened at, or others would hear what is said there.
+        InvalidParameters: the address cannot be listened at, or others would hear the traffic.
     """
     if tls is None and not is_loopback(host) and not is_behind_proxy:
         raise InvalidParameters(

@@ -11,6 +11,8 @@ from typing import Any, Final
 
 from secagg.errors import InvalidParameters
 
+from .card import STAGE_HEADER
+
 Scope = Mapping[str, Any]
 Receive = Callable[[], Awaitable[Mapping[str, Any]]]
 Send = Callable[[Mapping[str, Any]], Awaitable[None]]
@@ -94,7 +96,7 @@ class CrossOrigin:
         """Allow origins by their exact names, such as ``https://example.org``.
 
         Raises:
-            InvalidParameters: a name is no origin.
+            InvalidParameters: a name is not an origin.
         """
         for origin in origins:
             scheme, separator, host = origin.partition("://")
@@ -120,7 +122,7 @@ class CrossOrigin:
             return
         own: Headers = [
             (b"access-control-allow-origin", origin),
-            (b"access-control-expose-headers", b"secagg-stage"),
+            (b"access-control-expose-headers", STAGE_HEADER.encode()),
             (b"vary", b"origin"),
         ]
         if scope["method"] == "OPTIONS":

@@ -1,4 +1,4 @@
-"""Who a request is from: a client proves its name to a session once and for all, and a server checks every request.
+"""Authentication of requests: a client proves its name to a session once and for all; a server checks every request.
 
     Authorization: Secagg <client>:<128 hexadecimal digits>
 
@@ -114,10 +114,10 @@ class FirstCome:
     def __init__(
         self, invited: Collection[ClientId] | None = None, session: str = "", known: Mapping[ClientId, bytes] = _NONE
     ) -> None:
-        """Begin, or go on with what another process knew of a session.
+        """Begin, or take over another process's knowledge of a session.
 
         Args:
-            invited: nobody else is admitted; without it so many names as a session may have clients at most.
+            invited: nobody else is admitted; without it as many names as a session may have clients at most.
         """
         self._invited, self._session, self._digests = invited, session, dict(known)
         self._owners = {digest: client for client, digest in known.items()}

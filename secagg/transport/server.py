@@ -48,7 +48,7 @@ _STRANGER: Final = Verdict(
     Answer.STRANGER, "this request does not prove who it is from: another's name, or a key not on this group's roster"
 )
 _STARTING: Final = Verdict(Answer.STOPPING, "the server listens and holds no session yet; ask again")
-_WRONG: Final = Verdict(Answer.WRONG, "this is no request that the server knows; both ends need one version of secagg")
+_WRONG: Final = Verdict(Answer.WRONG, "the server does not know this request; both ends need one version of secagg")
 _NO_SEAT: Final = Verdict(
     Answer.OUT, "every seat of this sum is taken, or its clients have keys; wait for the next one"
 )
@@ -72,7 +72,7 @@ class SumServer:
 
         Args:
             admission: who may answer under which name; by default the first request under each name.
-            store: where a session is kept that another process may go on with.
+            store: where a session is kept that another process may resume.
         """
         self.limits, self.metrics = limits or WireLimits(), counters()
         self._admission, self._store, self._coins = admission or FirstCome(), store, coins or SystemCoins()
@@ -80,7 +80,7 @@ class SumServer:
         self._news = asyncio.Event()
         self._is_closing = False
         self._asking = dict[asyncio.Timeout, None]()
-        """Who waits for a session, of whom nobody has proved a name; in the order in which they came."""
+        """The clients that wait for a session, in the order in which they came; none has proved a name."""
         self._strange = ""
         self._past = dict[str, Verdict]()
         self._members = dict[str, set[bytes]]()

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from secagg.errors import InvalidParameters
-from secagg.session.sockets import listening
+from secagg.session.frames import listening
 from secagg.transport.logs import say
 
 
@@ -38,10 +38,10 @@ class ServerTls:
         """
         self._own, self._clients = own, clients
         self.context = self._read()
-        """Of the connections that come now; those that are there keep theirs."""
+        """Context of new connections; existing ones keep theirs."""
 
     def renew(self) -> None:
-        """Read the files again; where they cannot be used, say so and keep what was read before."""
+        """Read the files again; if they cannot be used, say so and keep the previous ones."""
         try:
             self.context = self._read()
         except InvalidParameters as error:
@@ -101,7 +101,7 @@ def certificate_in(path: Path) -> bytes:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether what is said to a host stays on this machine."""
+    """Whether traffic to a host stays on this machine."""
     try:
         return ipaddress.ip_address(host.strip("[]")).is_loopback
     except ValueError:
@@ -116,7 +116,7 @@ def _context(own: Credentials | None, *, is_server: bool) -> ssl.SSLContext:
             context.load_cert_chain(own.certificate, own.key)
         except (OSError, ssl.SSLError) as error:
             raise InvalidParameters(
-                f"{own.certificate} and {own.key} are no certificate with its private key ({error})"
+                f"{own.certificate} and {own.key} are not a certificate with its private key ({error})"
             ) from None
     return context
 
@@ -143,7 +143,7 @@ _Touch = Callable[[], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ends:
-    """Who talks through a tunnel."""
+    """Ends of a tunnel."""
 
     tls: PinnedTls
     socket: Path
@@ -157,13 +157,13 @@ async def serve_tunnel(ends: Ends, ready: Callable[[], None]) -> None:
 
     async def joined(near: _Streams, touch: _Touch) -> None:
         _require(near[1], ends.tls.pin)
-        # Who is near here is the helper, and the other operator is far.
+        # The near end is the helper, and the far end the other operator.
         await _pump(await asyncio.open_unix_connection(ends.socket), near, touch)
 
     def renewed(link: ssl.SSLObject | ssl.SSLSocket, *_: object) -> None:
         link.context = ends.tls.context
 
-    # What listens keeps this context; handshakes that begin later take the newest one.
+    # Listeners keep this context; handshakes that begin later take the newest one.
     ends.tls.context.sni_callback = renewed
     try:
         server = await asyncio.start_server(

@@ -29,8 +29,8 @@ from secagg.protocols.one_message.journal import FileJournal
 from secagg.protocols.one_message.parameters import ThresholdRule
 from secagg.protocols.one_message.plan import OneMessageSettings
 from secagg.protocols.one_message.session import OneMessageHelpers, Server, open_session
+from secagg.session.frames import decode_refusal
 from secagg.session.roles import Released
-from secagg.session.sockets import decode_refusal
 from secagg.wire import MessageKind, message_kind
 from tests.harness.one_message_sums import InsecureSum, SumSetup
 

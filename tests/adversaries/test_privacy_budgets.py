@@ -448,7 +448,7 @@ def test_a_record_that_is_no_loss_is_refused(
     file.bodies()
     file.append(struct.pack(">4d", number, 0, 0, 0))
     file.close()
-    with pytest.raises(MalformedMessage, match="no number"):
+    with pytest.raises(MalformedMessage, match="not a number"):
         ledger().charge(own_noise())
 
 

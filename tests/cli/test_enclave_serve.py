@@ -112,7 +112,7 @@ def test_a_path_that_exists_is_refused_in_one_sentence_and_left_alone(
     assert line == ""
     assert second.wait(PATIENCE) == 2
     assert second.stderr is not None
-    assert "remove what is left of another, or name another path" in second.stderr.read()
+    assert "remove an old socket, or name another path" in second.stderr.read()
     with RemoteEnclave(path, timeout=PATIENCE) as remote:
         remote.start(CONFIGURATION)
     assert capsys.readouterr().err == ""

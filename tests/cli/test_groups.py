@@ -106,7 +106,7 @@ def test_a_damaged_file_is_refused_wherever_the_damage_is(tmp_path: Path) -> Non
     wrong = [whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :] for place in range(len(whole))]
     for data in (*wrong, whole[:-1], whole + b"\0", b"", whole[:40]):
         path.write_bytes(data)
-        with pytest.raises(InvalidParameters, match=r"a\.sum is no sum of a group, or damaged"):
+        with pytest.raises(InvalidParameters, match=r"a\.sum is not a sum of a group, or damaged"):
             read_sum(path)
 
 
@@ -116,10 +116,10 @@ def test_a_file_of_another_kind_is_refused(tmp_path: Path) -> None:
     np.save(tmp_path / "a.npy", np.zeros(3))
     for data in (record, (tmp_path / "a.npy").read_bytes()):
         path.write_bytes(data)
-        with pytest.raises(InvalidParameters, match="is no sum of a group, or damaged"):
+        with pytest.raises(InvalidParameters, match="is not a sum of a group, or damaged"):
             read_sum(path)
         path.write_bytes(data + hashlib.sha256(bind(Label.GROUP_SUM, data)).digest())
-        with pytest.raises(InvalidParameters, match=r"is no sum of a group \("):
+        with pytest.raises(InvalidParameters, match=r"is not a sum of a group \("):
             read_sum(path)
 
 

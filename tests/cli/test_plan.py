@@ -207,9 +207,9 @@ def test_shapes_of_a_file_are_the_model(tmp_path: Path, plan_of: Plan) -> None:
 @pytest.mark.parametrize(
     ("content", "sentence"),
     [
-        ("{", "is no JSON; write"),
-        ("[" * 100_000, "is no JSON; write"),
-        ('"\udcff"', "is no JSON; write"),
+        ("{", "is not JSON; write"),
+        ("[" * 100_000, "is not JSON; write"),
+        ('"\udcff"', "is not JSON; write"),
         ("[[64, 32]]", "gives no list of sizes for each tensor; write"),
         ("{}", "gives no list of sizes for each tensor; write"),
         ('{"matrix": 5}', "gives no list of sizes for each tensor; write"),

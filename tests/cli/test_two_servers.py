@@ -140,7 +140,7 @@ def command(arguments: dict[str, str], **changes: str) -> list[str]:
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"keys": "server-0.keys"}, "holds the keys of server/0, and those of server/1 are due here"),
+        ({"keys": "server-0.keys"}, "holds the keys of server/0; expected those of server/1"),
         ({"servers": "roster.json"}, "names no two servers"),
         ({"suites": "classic,rsa"}, "--suites are classic, hybrid; got 'rsa'"),
         ({"threads": "0"}, "at least one thread evaluates"),

@@ -286,7 +286,7 @@ def test_a_tensor_of_the_wrong_kind_is_refused_by_name(name: str, spoil: Callabl
 
 
 def test_tensors_of_one_size_and_another_shape_are_not_reshaped() -> None:
-    with pytest.raises(Misuse, match=r"tensor 'fc.weight': an array of shape \(3, 4\) is due; got \(4, 3\)"):
+    with pytest.raises(Misuse, match=r"tensor 'fc.weight': expected an array of shape \(3, 4\); got \(4, 3\)"):
         model().encode({**update_of(), "fc.weight": np.zeros((4, 3))}, COINS)
 
 
@@ -295,7 +295,7 @@ def test_missing_and_unknown_tensors_are_listed() -> None:
     del update["fc.weight"], update["temperature"]
     with pytest.raises(Misuse, match=r"lacks 'fc\.weight', 'temperature'"):
         model().encode(update, COINS)
-    with pytest.raises(Misuse, match="has 'extra', 'more', which the model has not"):
+    with pytest.raises(Misuse, match="has 'extra', 'more', which the model does not have"):
         model().encode({**update_of(), "extra": np.zeros(1), "more": np.zeros(1)}, COINS)
     with pytest.raises(Misuse, match="'a1', 'a2', 'a3', 'a4' and 96 more"):
         model().encode({**update_of(), **{f"a{number}": np.zeros(1) for number in range(1, 101)}}, COINS)

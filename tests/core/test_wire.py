@@ -250,7 +250,7 @@ def test_the_kind_of_a_message_is_known_before_it_is_read(kind: MessageKind, bod
 
 @given(kind=st.integers(0, 0xFFFF).filter(lambda kind: kind not in set(MessageKind)), body=st.binary(max_size=8))
 def test_a_kind_that_there_is_not_is_refused(kind: int, body: bytes) -> None:
-    with pytest.raises(MalformedMessage, match=f"{kind} is no kind") as caught:
+    with pytest.raises(MalformedMessage, match=f"{kind} is not a kind") as caught:
         message_kind(write([], kind) + body)
     assert caught.value.reason is Reason.NOT_CANONICAL
 

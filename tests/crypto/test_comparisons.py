@@ -24,6 +24,7 @@ OPENED_BY_WHO_COMMITTED = {
     "OneHotCommitment.to(self.peer, self.context.statement, opening) != commitment",
     "OutputCommitment.to(self._peer_stamp, digest, peer_share) != self.peer_commitment",
     "self._release.commitment(share) != commitment",
+    "before.parts != said.parts",
 }
 """One party sent both sides, or wrote both itself, so the time tells it nothing."""
 

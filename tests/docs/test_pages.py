@@ -18,6 +18,7 @@ ONE_LINE = "tutorials/nvflare.md"
 """Its files are those of the example, which `make nvflare` runs."""
 WRITTEN = {page.relative_to(FOLDER).as_posix(): page.read_text(encoding="utf-8") for page in FOLDER.rglob("*.md")}
 LONGEST = 100
+LONGEST_CODE = 80
 
 
 def has_code(text: str) -> bool:
@@ -70,8 +71,29 @@ def test_lines_are_short_enough() -> None:
     assert not long, f"more than {LONGEST} columns: {', '.join(long)}"
 
 
+def test_lines_of_code_are_short_enough() -> None:
+    long = [
+        f"{name}:{block.line + number}"
+        for name, text in WRITTEN.items()
+        for block in blocks_of(text)
+        for number, line in enumerate(block.body.splitlines(), 1)
+        if len(line) > LONGEST_CODE
+    ]
+    assert not long, f"code of more than {LONGEST_CODE} columns: {', '.join(long)}"
+
+
+def test_each_tutorial_shows_its_output() -> None:
+    silent = [
+        name
+        for name, text in WRITTEN.items()
+        if name.startswith("tutorials/") and not name.endswith("index.md") and name != ONE_LINE
+        if not any(block.language == "text" for block in blocks_of(text))
+    ]
+    assert not silent, f"show what the code prints, in a block of `text`: {', '.join(silent)}"
+
+
 def test_every_document_at_the_root_and_of_a_room_has_a_page(repository: Path) -> None:
-    rooms = ("compression", "protocols", "training", "proofs", "benchmarks", "examples", "secagg", "tests")
+    rooms = ("compression", "kit", "protocols", "training", "proofs", "benchmarks", "examples", "secagg", "tests")
     found = {*repository.glob("*.md"), *(file for room in rooms for file in (repository / room).rglob("*.md"))}
     paths = {file.relative_to(repository).as_posix() for file in found if "build" not in file.parts}
     linked = {

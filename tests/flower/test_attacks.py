@@ -31,7 +31,7 @@ def test_2_a_second_request_for_shares_is_answered_by_nobody(eight: dict[str, An
     outcome = eight[f"{mode}second_request"]
     assert outcome["left"] == 8
     assert outcome["answers"] == 8 * len(outcome["stages"])
-    assert "there is no session to go on with" in outcome["log"]
+    assert "there is no session to resume" in outcome["log"]
 
 
 def test_2_two_stories_about_who_dropped_out_get_no_quorum_in_active_mode(eight: dict[str, Any]) -> None:
@@ -163,8 +163,8 @@ def test_a_roster_of_the_servers_own_authority_is_refused(eight: dict[str, Any])
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("pushed", "Misuse: push what is summed with send_and_receive"),
-        ("pushed_otherwise", "Misuse: push what is summed with send_and_receive"),
+        ("pushed", "Misuse: push summed values with send_and_receive"),
+        ("pushed_otherwise", "Misuse: push summed values with send_and_receive"),
         ("mixed", "Misuse: messages of several types at once"),
         ("different_models", "InvalidParameters: the strategy sends different models"),
         ("two_records", "InvalidParameters: a training message holds one array record"),

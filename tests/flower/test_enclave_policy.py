@@ -57,9 +57,9 @@ def test_a_judge_of_hardware_takes_no_simulated_evidence(tmp_path: Path) -> None
         ({"format": "sev-snp", "accepted": [PINS]}, "needs collateral"),
         ({"format": "nitro", "accepted": []}, "at least one"),
         ({"format": "nitro", "accepted": [{"PCR0": "ab" * 48}]}, "must pin PCR1, PCR2"),
-        ({"format": "nitro", "accepted": [{**PINS, "PCR0": "no"}]}, "no readable enclave policy"),
-        ({"format": "nitro"}, "no readable enclave policy"),
-        ([], "no readable enclave policy"),
+        ({"format": "nitro", "accepted": [{**PINS, "PCR0": "no"}]}, "not a readable enclave policy"),
+        ({"format": "nitro"}, "not a readable enclave policy"),
+        ([], "not a readable enclave policy"),
     ],
 )
 def test_a_file_that_pins_nothing_is_refused(tmp_path: Path, content: Any, said: str) -> None:

@@ -119,7 +119,7 @@ def test_what_noise_does_not_go_with_is_refused_by_the_name_of_its_key(changes: 
 
 def test_tensors_of_integers_have_no_norm() -> None:
     settings = SecAggSettings(weighting="uniform", **NOISE)
-    with pytest.raises(InvalidParameters, match="of which no norm is bounded"):
+    with pytest.raises(InvalidParameters, match="whose norm is not bounded"):
         SchemeChoice(settings, CLIENTS).parameters({**MODEL, "steps": np.array(7)}, seed=bytes(32), epoch=1)
 
 

@@ -271,7 +271,7 @@ def test_a_node_that_lost_what_it_held_is_named_and_another_stands_in(folders: P
 @pytest.mark.parametrize(
     ("changed", "said"),
     [
-        ({"epoch": "/absent"}, "no record of an epoch"),
+        ({"epoch": "/absent"}, "not the record of an epoch"),
         ({"suite": "hybrid"}, "has another suite than secagg-suite, hybrid; change one"),
         ({"holders": "a.socket,b.socket"}, "names 4 holders, and secagg-holders 2 sockets"),
     ],

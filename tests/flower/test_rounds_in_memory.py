@@ -411,7 +411,7 @@ def test_a_weight_beyond_the_greatest_counts_as_that(folders: Path, log: Any) ->
     inner = MemoryGrid(lenient(folders), lambda model, _: {**model, "metrics": {"num-examples": 2_000}})
     grid = plugin.SecAggGrid(inner, settings=SecAggSettings(maximum_weight=1_000))  # type: ignore[arg-type]
     assert inner.round(grid, MODEL)[1]["num-examples"] == CLIENTS * 1_000
-    assert "2000 examples are no weight of 1 to 1000; the update weighs 1000" in log.text
+    assert "2000 examples are not a weight of 1 to 1000; the update weighs 1000" in log.text
 
 
 def test_ordinary_apps_are_not_too_heavy(folders: Path) -> None:

@@ -29,7 +29,7 @@ def test_the_command_makes_keys_that_belong_together(tmp_path: Path, capsys: pyt
         with load_server_keys(tmp_path / f"server-{index}.keys", index) as keys:
             assert keys.signing_key().public_key == pair.server_keys[index]
     assert pair.authority == load_roster(tmp_path / "roster.json").authority
-    assert "whoever has held both files is both servers" in capsys.readouterr().out
+    assert "one who holds both files is both servers" in capsys.readouterr().out
 
 
 def test_both_servers_share_the_key_that_no_client_has(folder: Path) -> None:
@@ -59,7 +59,7 @@ def test_private_keys_are_for_their_owner_alone(folder: Path) -> None:
 
 
 def test_the_keys_of_the_other_server_are_refused(folder: Path) -> None:
-    with pytest.raises(InvalidParameters, match="holds the keys of server/1, and those of server/0 are due"):
+    with pytest.raises(InvalidParameters, match="holds the keys of server/1; expected those of server/0"):
         load_server_keys(folder / "server-1.keys", 0)
 
 

@@ -33,7 +33,7 @@ NODE = NodeSettings(
 
 def test_a_protocol_that_nodes_cannot_run_is_refused_by_servers_and_by_clients_with_the_reason() -> None:
     """Both come here before anything is sent or answered; its own simulation would lose each client it suspends."""
-    with pytest.raises(InvalidParameters, match=r"no plug for Flower: its clients go on from memory.*take 'pairwise'"):
+    with pytest.raises(InvalidParameters, match=r"no plug for Flower: its clients resume from memory.*take 'pairwise'"):
         plug_of("coded-mask")
     assert "coded-mask" not in NODE.protocols
 
@@ -87,8 +87,8 @@ def test_the_example_lists_the_defaults(repository: Path) -> None:
         ("secagg-mode", "active", "secagg-roster names the roster file"),
         ("secagg-treshold", 0.5, "did you mean secagg-threshold"),
         ("secagg-0123456789", 0.5, "there are secagg-protocol"),
-        ("secagg-foo", 0.5, "secagg-foo is no setting of secure aggregation; there are secagg-protocol"),
-        ("secagg-banana", 0.5, "secagg-banana is no setting of secure aggregation; there are secagg-protocol"),
+        ("secagg-foo", 0.5, "secagg-foo is not a setting of secure aggregation; there are secagg-protocol"),
+        ("secagg-banana", 0.5, "secagg-banana is not a setting of secure aggregation; there are secagg-protocol"),
     ],
 )
 def test_a_wrong_setting_is_refused_by_the_name_of_its_key(key: str, value: object, said: str) -> None:
@@ -119,9 +119,9 @@ TWO = {"secagg-protocol": "two-servers", "secagg-roster": "roster.json", "secagg
         ({"secagg-weighting": "examples"}, "secagg-weighting is 'uniform' with two servers"),
         ({"secagg-mode": "active"}, "secagg-mode belongs to secagg-protocol = 'pairwise'"),
         ({"secagg-enclave-socket": "s"}, "secagg-enclave-socket belongs to secagg-protocol = 'enclave'"),
-        ({"secagg-second-server": "s"}, "secagg-servers names a file beside secagg-second-server"),
-        ({"secagg-second-server": "s", "secagg-servers": "f"}, "secagg-server-keys names a file beside"),
-        ({"secagg-server-keys": "f"}, "secagg-server-keys names a file beside secagg-second-server, and is left out"),
+        ({"secagg-second-server": "s"}, "secagg-servers names a file with secagg-second-server"),
+        ({"secagg-second-server": "s", "secagg-servers": "f"}, "secagg-server-keys names a file with"),
+        ({"secagg-server-keys": "f"}, "secagg-server-keys names a file with secagg-second-server, and is left out"),
     ],
 )
 def test_a_wrong_setting_of_two_servers_is_refused_by_the_name_of_its_key(changed: dict[str, Any], said: str) -> None:
@@ -236,5 +236,5 @@ def test_an_operator_names_the_protocols() -> None:
 
 @pytest.mark.parametrize("config", [{"secagg-minimum-cohort": "10"}, {"secagg-cohort": 3}, {"secagg-identity": 3}])
 def test_a_node_key_that_is_none_is_refused(config: dict[str, Any]) -> None:
-    with pytest.raises(InvalidParameters, match="is no floor"):
+    with pytest.raises(InvalidParameters, match="is not a floor"):
         NODE.raised_by({"partition-id": 1, **config})

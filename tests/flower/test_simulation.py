@@ -150,7 +150,7 @@ def test_a_client_that_restarted_leaves_the_round_and_takes_part_in_the_next(eig
     agrees(eight["restarted"])
     assert counts(eight["restarted"]) == [(8, 8), (8, 7), (7, 6), (6, 6)]
     assert eight["restarted"]["errors"] == [f"{LEFT}left"]
-    assert "there is no session to go on with" in eight["restarted"]["log"]
+    assert "there is no session to resume" in eight["restarted"]["log"]
     agrees(eight["restarted"]["again"])
 
 

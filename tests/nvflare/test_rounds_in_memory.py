@@ -202,7 +202,7 @@ def test_floors_of_an_operator_that_cannot_be_read_are_not_passed_over(
     (made.sites["site-5"].local / SITE_FILE).write_text(written)
     _, means = made.run(MODEL)
     assert means.contributors == SITES - 1
-    assert "holds floors by keys such as" in caplog.text or "is no floor" in caplog.text
+    assert "holds floors by keys such as" in caplog.text or "is not a floor" in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -98,7 +98,7 @@ def test_a_delta_without_an_epsilon_is_refused() -> None:
         ("minimum_cohort", True, "is an integer"),
         ("noise", "1", "is a number"),
         ("servers", 3, "is a string"),
-        ("minimum_cohorts", 3, "is no floor of a client; there are minimum_cohort"),
+        ("minimum_cohorts", 3, "is not a floor of a client; there are minimum_cohort"),
     ],
 )
 def test_a_floor_of_another_type_or_name_is_refused(name: str, value: object, said: str) -> None:

@@ -163,12 +163,12 @@ def test_a_server_whose_uploads_others_add_goes_on(town: Town, tmp_path: Path, e
     else:
         assert server.terminate() == 130
     assert uploads_in(tmp_path) == 3
-    assert "go on with --engine" in refused(town, *arguments)
+    assert "resume with --engine" in refused(town, *arguments)
     server = town.serve(*options)
     clients += [town.contribute(number, *ONE_MESSAGE) for number in (3, 4)]
     assert [client.ended() for client in clients] == [0] * 5
     assert server.ended() == 0
-    assert "cannot go on" not in server.text
+    assert "cannot be resumed" not in server.text
     assert "workers: " in server.text
     assert abs(town.mean() - 0.02) < 1e-3
     left = {path.name for path in (tmp_path / "server").rglob("*")}

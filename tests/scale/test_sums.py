@@ -596,7 +596,7 @@ def test_a_file_of_the_coordinator_that_was_harmed_is_refused(
             shutil.copy(other.state / name, path)
         case _:
             path.write_bytes(data[:-1])
-    with pytest.raises(InvalidParameters, match="nothing goes on from it"):
+    with pytest.raises(InvalidParameters, match="it cannot be resumed"):
         Life(place).finish()
 
 
@@ -604,7 +604,7 @@ def test_a_list_that_was_made_by_nobody_is_shown_to_nobody(place: Place) -> None
     """An empty file, as a crash leaves it that makes a file under its last name, is refused and not written over."""
     uploaded(place).end()
     (place.state / "list").touch()
-    with pytest.raises(InvalidParameters, match="nothing goes on from it"):
+    with pytest.raises(InvalidParameters, match="it cannot be resumed"):
         Life(place)
 
 

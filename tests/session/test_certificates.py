@@ -217,7 +217,7 @@ def test_a_key_is_made_from_a_seed_of_32_bytes(size: int) -> None:
 
 def test_a_seed_in_plain_bytes_is_refused() -> None:
     seed: Any = b"s" * 32
-    with pytest.raises(Misuse, match="Secret is due"):
+    with pytest.raises(Misuse, match="expected a Secret"):
         SigningKey(seed)
 
 

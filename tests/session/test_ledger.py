@@ -300,7 +300,7 @@ def test_a_file_that_a_crash_kept_from_its_header_is_begun(length: int, tmp_path
     assert reopened(ledger, path).count(FIRST.task) == 1
     for other in (header[:3] + b"?", b"?", header[:6] + b"?"):
         (tmp_path / "other").write_bytes(other)
-        with pytest.raises(MalformedMessage, match="no ledger of uploads"):
+        with pytest.raises(MalformedMessage, match="not a ledger of uploads"):
             SpentUpdates(tmp_path / "other")
         assert (tmp_path / "other").read_bytes() == other
 

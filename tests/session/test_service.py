@@ -17,15 +17,8 @@ from typing import Any
 import pytest
 
 from secagg.errors import InternalError, InvalidParameters, MalformedMessage, Misuse
-from secagg.session.sockets import (
-    HelperLost,
-    Service,
-    SocketAsk,
-    decode_refusal,
-    encode_refusal,
-    receive_frame,
-    send_frame,
-)
+from secagg.session.frames import decode_refusal, encode_refusal, receive_frame, send_frame
+from secagg.session.sockets import HelperLost, Service, SocketAsk
 from secagg.wire import MessageKind, Writer
 
 REQUEST = Writer(MessageKind.RELEASE_BUFFER).integer(7, 4).finish()

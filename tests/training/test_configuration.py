@@ -112,7 +112,7 @@ def test_an_unknown_preset_is_refused_with_the_nearest() -> None:
 def test_a_file_that_is_no_toml_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "run.toml"
     file.write_text("rounds = [")
-    with pytest.raises(InvalidParameters, match="no configuration"):
+    with pytest.raises(InvalidParameters, match="not a configuration"):
         read(file)
 
 

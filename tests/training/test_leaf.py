@@ -135,7 +135,7 @@ def test_a_picture_outside_of_the_folder_is_refused(tmp_path: Path, item: object
     pictures(tmp_path)
     write(tmp_path, "train", leaf_json({"2880": ([item], [0.0])}))
     write(tmp_path, "test", leaf_json({"2881": (["000002.jpg"], [0.0])}))
-    with pytest.raises(InvalidParameters, match="is no file name"):
+    with pytest.raises(InvalidParameters, match="is not a file name"):
         federated_data("celeba", root=tmp_path)
 
 

@@ -118,7 +118,7 @@ def test_smaller_neighbourhoods_need_half_of_the_noise(toy_run: Make) -> None:
             "decoded",
         ),
         (("compression.scheme=sq",), "'pq', 'pruning' or 'none'"),
-        (("compression.scheme=peak",), "lengths beside a whole update would drown"),
+        (("compression.scheme=peak",), "lengths next to a whole update would drown"),
         (("compression.scheme=pq",), "calibration = 'public'"),
         (("privacy.epsilon=1",), "would spend epsilon"),
     ],

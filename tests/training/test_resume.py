@@ -227,7 +227,7 @@ def test_a_damaged_checkpoint_is_refused(
 ) -> None:
     file = Checkpoint(next_round=1, configuration={}, counters={"engine": "threads"}).write(tmp_path)
     file.write_bytes(damage(file.read_bytes()))
-    with pytest.raises(InvalidParameters, match="no checkpoint"):
+    with pytest.raises(InvalidParameters, match="not a checkpoint"):
         train(toy_run(), tmp_path, resume=True, pieces=toy_pieces(toy_run()))
 
 

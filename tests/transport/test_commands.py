@@ -59,7 +59,7 @@ def refusal(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
         (("--clients", "5", "--listen", "localhost:99999"), "--listen is HOST:PORT"),
         (("--clients", "5", "--listen", "0.0.0.0:0"), "in the clear"),
         (("--clients", "5", "--set", "roster"), "NAME=VALUE"),
-        (("--clients", "5", "--set", "colour=red"), "no setting of secure aggregation"),
+        (("--clients", "5", "--set", "colour=red"), "not a setting of secure aggregation"),
         (("--clients", "5", "--set", "protocol=enclave"), "--set cannot change secagg-protocol"),
         (("--clients", "5", "--set", "weighting=examples"), "--set cannot change secagg-weighting"),
         (("--clients", "5", "--values", "0"), "1 to 268,435,456 values; got 0"),
@@ -91,11 +91,11 @@ def test_noise_is_refused(capsys: pytest.CaptureFixture[str], update: str, tmp_p
     noise = ("--set", "noise=1.0", "--set", "norm=1.0")
     assert "plans no noise" in refusal(capsys, *SERVE, "--clients", "5", *noise)
     client = ("contribute", URL, "--update", update, "--client", "0", "--state", str(tmp_path / "state"))
-    assert "noise is no floor" in refusal(capsys, *client, "--set", "noise=1.0")
+    assert "noise is not a floor" in refusal(capsys, *client, "--set", "noise=1.0")
     assert "another type than 'many'" in refusal(capsys, *client, "--set", "minimum_cohort=many")
     assert "another type than 0" in refusal(capsys, *client, "--set", "allow_simulated_enclave=0")
     assert "is lost" in refusal(capsys, *client, "--set", "allow_simulated_enclave=true", "--patience", "0")
-    assert "epsilon is no floor" in refusal(capsys, *client, "--set", "epsilon=1.0")
+    assert "epsilon is not a floor" in refusal(capsys, *client, "--set", "epsilon=1.0")
 
 
 def test_a_client_refuses(capsys: pytest.CaptureFixture[str], update: str, tmp_path: Path) -> None:
@@ -116,7 +116,7 @@ def test_a_client_refuses(capsys: pytest.CaptureFixture[str], update: str, tmp_p
     for option in (("--server-cert", str(own.certificate)), ("--cert", str(own.certificate), "--key", str(own.key))):
         assert "has no TLS" in refusal(capsys, "contribute", URL, *client[2:], *option)
     for place in ("http://[::1", "http://\udcff", "http://127.0.0.1:x"):
-        assert "no address of a server" in refusal(capsys, "contribute", place, *client[2:])
+        assert "not an address of a server" in refusal(capsys, "contribute", place, *client[2:])
     assert "positive" in refusal(capsys, "contribute", URL, *client[2:], "--patience", "nan")
     assert "in the clear" in refusal(capsys, *client)
     for place in ("http://127.0.0.1:99999", "ftp://127.0.0.1:8750", "http://127.0.0.1:8750?x=1"):
@@ -184,7 +184,7 @@ async def told_nobody(_: SumServer) -> None:
 
 def test_a_tunnel_refuses(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     files = ("--cert", "a.pem", "--key", "a.key", "--peer", "b.pem", "--socket", str(tmp_path / "socket"))
-    assert "no certificate with its private key" in refusal(capsys, "tunnel", "--listen", "127.0.0.1:0", *files)
+    assert "not a certificate with its private key" in refusal(capsys, "tunnel", "--listen", "127.0.0.1:0", *files)
     assert "--connect is HOST:PORT" in refusal(capsys, "tunnel", "--connect", "nowhere", *files)
 
 
@@ -207,7 +207,7 @@ def test_a_server_goes_on_with_its_own_session_alone(capsys: pytest.CaptureFixtu
         said = refusal(capsys, *SERVE, "--bits", "8", "--clients", "5", "--state", str(folder), "--round", "0")
         assert f"about 'sum', round {round_number}, of other arguments" in said
     (folder / "session.record").write_bytes(b"something else")
-    assert "no record of a session" in refusal(capsys, *SERVE, "--clients", "5", "--state", str(folder))
+    assert "not a record of a session" in refusal(capsys, *SERVE, "--clients", "5", "--state", str(folder))
     os.chmod(folder, 0o755)  # noqa: PTH101, S103 -- which is refused
     assert "this user's alone" in refusal(capsys, *SERVE, "--clients", "5", "--state", str(folder))
 

@@ -17,7 +17,8 @@ import pytest
 from secagg.crypto.entropy import SystemCoins
 from secagg.errors import InvalidParameters, Misuse
 from secagg.identifiers import ClientId
-from secagg.session.sockets import HelperLost, Service, SocketAsk, encode_refusal
+from secagg.session.frames import encode_refusal
+from secagg.session.sockets import HelperLost, Service, SocketAsk
 from secagg.transport.card import WireLimits
 from secagg.transport.client import Outcome, Patience, contribute
 from secagg.transport.listener import allow_connections, listening

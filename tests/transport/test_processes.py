@@ -212,7 +212,7 @@ def test_a_server_that_cannot_go_on_says_so(town: Town) -> None:
         client.go_on()
     server.kill()
     server = town.serve(*options, "--round", "2")
-    assert "cannot go on" in server.text
+    assert "cannot be resumed" in server.text
     held.go_on()
     held.wait_for("stored 0")
     held.go_on()
@@ -322,7 +322,7 @@ def test_a_renewed_certificate_is_taken_within_a_session(town: Town, tmp_path: P
     for half in ((new[0], old[1]), (old[0], new[1]), (new[0][:99], new[1]), (new[0], new[1][:99]), (b"", new[1])):
         write(*half)
         server.hang_up()
-        assert "are no certificate with its private key" in server.wait_for("certificate not renewed")
+        assert "are not a certificate with its private key" in server.wait_for("certificate not renewed")
         assert shown() == certificate_in(before.certificate)
     write(*new)
     server.hang_up()

@@ -504,7 +504,7 @@ def test_a_client_is_not_led_on(
     [b"", b"[]", b"{}", b"null", b"[" * 100_000, b'{"session": 3}', b"\xff", b'{"session": "..", "protocol": "x"}'],
 )
 def test_a_card_that_is_none_is_refused(encoded: bytes) -> None:
-    with pytest.raises(MalformedMessage, match="no card"):
+    with pytest.raises(MalformedMessage, match="not a card"):
         Card.decode(encoded)
 
 

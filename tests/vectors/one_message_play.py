@@ -23,7 +23,7 @@ from secagg.protocols.one_message.parameters import ThresholdRule
 from secagg.protocols.one_message.plan import plan_epoch, plan_offer
 from secagg.protocols.one_message.tally import Tally
 from secagg.session.certificates import SigningKey, issue_certificate
-from secagg.session.roles import LateUpdate, Subject, Update
+from secagg.session.roles import ClientSession, LateUpdate, Subject, Update
 from secagg.simulation.insecure_coins import InsecureRecordedCoins, InsecureSeededCoins
 
 Vector = dict[str, Any]
@@ -128,8 +128,8 @@ class Play:
             certificate=issue_certificate(self.keys["authority"], client, key.public_key) if key else None,
         )
 
-    def upload(self, client: ClientId, offer: bytes) -> bytes:
-        """Have a client answer an offer; what HPKE draws, and what is signed with it, is taken over."""
+    def session(self, client: ClientId) -> ClientSession:
+        """Return a client's session, which has answered nothing."""
         role = f"client/{client.value}"
         rows = self.vector["inputs"][role]
         values = [
@@ -137,7 +137,11 @@ class Play:
             for segment, row in zip(self.layout.require_rings(), rows, strict=True)
         ]
         update = Update(Payload(self.layout, tuple(values)), MODEL, self.vector["weights"][role])
-        made = self.client(client).join(self.subject, LateUpdate(lambda: update)).answer(offer)
+        return self.client(client).join(self.subject, LateUpdate(lambda: update))
+
+    def upload(self, client: ClientId, offer: bytes) -> bytes:
+        """Have a client answer an offer; what HPKE draws, and what is signed with it, is taken over."""
+        made = self.session(client).answer(offer)
         before = bytes.fromhex(self.recorded.get(f"upload/{client.value}", ""))
         return before if before and _repeatable(before) == _repeatable(made) else made
 

@@ -14,7 +14,7 @@ from .vader import vader
 
 NAMES: Final = ("fashion", "fashion-full", "vader", *LEAF_SETS)
 _CLIENTS: Final = 200
-"""To whom examples without owners are dealt out by default."""
+"""Clients to whom examples without owners are dealt out by default."""
 
 __all__ = ["LEAF_SETS", "NAMES", "PreparedData", "Split", "federated_data", "prepare_leaf"]
 

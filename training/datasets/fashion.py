@@ -1,7 +1,7 @@
 """Fashion-MNIST: 28x28 images of clothes in ten classes; a subset comes with the package, the full set from Debian.
 
 The subset is 12,000 training and 2,000 test images at 4 bits per pixel, which trains as well as 8 bits do. Both are
-under the MIT licence of Zalando SE, which lies beside the subset.
+under the MIT licence of Zalando SE, which is next to the subset.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Bytes = npt.NDArray[np.uint8]
 
 SUBSET: Final = "fashion_subset.npz"
 INSTALLED: Final = Path("/usr/share/datasets/fashion-mnist")
-"""Where Debian's package dataset-fashion-mnist puts the full set."""
+"""Folder in which Debian's package dataset-fashion-mnist puts the full set."""
 
 _MEAN: Final = 0.2860
 _DEVIATION: Final = 0.3530

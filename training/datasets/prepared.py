@@ -25,16 +25,16 @@ from secagg.training.settings.parts import Examples, Progress, Stream, generator
 Indices = npt.NDArray[np.int64]
 
 LEAST_EXAMPLES: Final = 4
-"""Of a client; with fewer its training is noise."""
+"""Least examples of a client; with fewer its training is noise."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dealing:
-    """How examples without owners are dealt out to clients."""
+    """Distribution of examples without owners to clients."""
 
     clients: int = 200
     alpha: float = 1.0
-    """How alike the clients' labels are; 0.1 gives most clients one or two labels, 100 gives everybody all."""
+    """Similarity of the clients' labels; 0.1 gives most clients one or two labels, 100 gives everybody all."""
     spread: float = 0.35
     """The standard deviation of the logarithm of the sizes; 0 makes them equal."""
     seed: int = 0
@@ -43,8 +43,8 @@ class Dealing:
 def dirichlet_partition(labels: npt.NDArray[np.int64], dealing: Dealing) -> list[Indices]:
     """Deal out examples so that clients differ in size, and in how often they see each label.
 
-    A client's size follows a log-normal distribution, and the labels it wants a Dirichlet distribution. Where a label
-    has run out, it takes the one of which most are left. No example is dealt twice.
+    A client's size follows a log-normal distribution, and the labels it wants a Dirichlet distribution. If a label
+    has run out, the client takes the one with the most examples left. No example is dealt twice.
 
     Raises:
         InvalidParameters: there are too few examples for so many clients, or a parameter is out of its range.
@@ -84,7 +84,7 @@ def _sizes(examples: int, clients: int, spread: float, coins: np.random.Generato
 
 
 def natural_partition(owners: Sequence[object], *, least: int = LEAST_EXAMPLES) -> list[Indices]:
-    """Group examples by whose they are, in the order of the owners' first examples; leave out whoever has few.
+    """Group examples by owner, in the order of the owners' first examples; leave out owners of few examples.
 
     Raises:
         InvalidParameters: nobody has enough.
@@ -119,17 +119,17 @@ class PreparedData:
     name: str
     classes: int
     shape: tuple[int, ...]
-    """Of one input."""
+    """Shape of one input."""
     train: Split
     parts: Sequence[Indices]
     """Which rows are whose, by the client's number."""
     held_out: Split
     transform: Transform
     vocabulary: int | None = None
-    """How many tokens an embedding has to know, where inputs are tokens."""
+    """Number of tokens that an embedding has to know, where inputs are tokens."""
 
     sizes: npt.NDArray[np.int64] = field(init=False)
-    """How many training examples each client has."""
+    """Number of training examples of each client."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "sizes", np.array([len(part) for part in self.parts], dtype=np.int64))
@@ -259,7 +259,7 @@ def _read_half(folder: Path, half: str) -> tuple[Split, _Facts]:
 
 
 LENGTH: Final = 25
-"""How many words of a text are read."""
+"""Number of words of a text that are read."""
 _WORD: Final = re.compile(r"[\w']+|[.,!?;]")
 
 
@@ -278,7 +278,7 @@ class Vocabulary:
 
     @property
     def size(self) -> int:
-        """How many numbers an embedding has to know."""
+        """Number of numbers that an embedding has to know."""
         return max(self.unknown, self.padding) + 1
 
     def row(self, text: str) -> npt.NDArray[np.int32]:
@@ -301,7 +301,7 @@ def listed(words: Sequence[str]) -> Vocabulary:
 
 @dataclass(frozen=True, slots=True)
 class LeafUser:
-    """What one file holds of one user."""
+    """One user's part of one file."""
 
     name: str
     items: list[object]
@@ -329,12 +329,12 @@ def leaf_users(path: Path) -> Iterator[LeafUser]:
     """Yield the users of one file, in the order of its list.
 
     Raises:
-        InvalidParameters: the file is no JSON, or not of LEAF's form; the message says where.
+        InvalidParameters: the file is not JSON, or not of LEAF's form; the message says where.
     """
     try:
         loaded: object = json.loads(path.read_bytes())
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise InvalidParameters(f"{path} is no JSON ({error}); make it again with LEAF's preprocess.sh") from error
+        raise InvalidParameters(f"{path} is not JSON ({error}); make it again with LEAF's preprocess.sh") from error
     whole = _table(loaded, path, "the file")
     users, data = whole.get("users"), _table(whole.get("user_data"), path, "`user_data`")
     if not isinstance(users, list):
@@ -392,7 +392,7 @@ def picture_reader(root: Path) -> Callable[[object], Picture]:
 
     def read(name: object) -> Picture:
         if not isinstance(name, str) or Path(name).name != name:
-            raise ValueError(f"{name!r} is no file name")
+            raise ValueError(f"{name!r} is not a file name")
         try:
             with image.open(folder / name) as opened:
                 return small(opened, image)
@@ -422,10 +422,11 @@ _TEXT: Final = 4
 """The place of the text in a row of Sent140."""
 _EMBEDDINGS: Final = "embs.json"
 _WORDS: Final = 9929
-"""Of the vocabulary where there is no embs.json: with all else and padding, the paper's embedding of 9,931 rows."""
+"""Words of the vocabulary where there is no embs.json: with all else and padding, the paper's embedding of 9,931 rows.
+"""
 
 Reader = Callable[[object], Rows]
-"""Makes a stored row of an item; a ValueError says what is wrong with it."""
+"""Makes a stored row of an item; a ValueError says its fault."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -433,7 +434,7 @@ class _LeafSet:
     classes: int
     shape: tuple[int, ...]
     recipe: str
-    """What LEAF's preprocess.sh is called with."""
+    """Arguments of LEAF's preprocess.sh."""
     transform: Transform
 
 
@@ -486,7 +487,7 @@ def prepare_leaf(name: str, root: Path | None, *, cache: Path | None = None, pro
         f"`secagg data prepare {name} --root LEAF/data/{name}`"
     )
     if root is None or not root.is_dir():
-        where = "needs the folder of its files" if root is None else f"is to be read from {root}, which is no folder"
+        where = "needs the folder of its files" if root is None else f"is to be read from {root}, which is not a folder"
         raise InvalidParameters(f"the data set {name} {where}; {recipe}")
     halves = [leaf_paths(root, half, recipe) for half in ("train", "test")]
     places = (root / _EMBEDDINGS, root / "data" / _EMBEDDINGS) if name == "sent140" else ()
@@ -558,11 +559,11 @@ def _text(item: object) -> str:
 
 
 def _words(path: Path) -> Vocabulary:
-    """Read the list of words that stands beside LEAF's word vectors."""
+    """Read the list of words next to LEAF's word vectors."""
     try:
         words = cast("object", json.loads(path.read_bytes())["vocab"])
     except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError) as error:
-        raise InvalidParameters(f"{path} is no JSON object with a list `vocab` ({error})") from error
+        raise InvalidParameters(f"{path} is not a JSON object with a list `vocab` ({error})") from error
     if not isinstance(words, list) or not all(isinstance(word, str) for word in cast("list[object]", words)):
         raise InvalidParameters(f"{path}: `vocab` must be a list of words")
     return listed(cast("list[str]", words))

@@ -22,7 +22,7 @@ from .prepared import LENGTH, PreparedData, Split, Vocabulary, as_tokens, common
 _INNER: Final = "hutto_ICWSM_2014.tar.gz"
 _SOURCES: Final = ("tweets", "movieReviewSnippets", "amazonReviewSnippets")
 _CLEAR: Final = 0.5
-"""How far from neutral the mean rating of a text is that has a label."""
+"""Least distance from neutral of the mean rating of a text that gets a label."""
 _WORDS: Final = 5000
 _HELD_OUT: Final = 10
 """One text in so many is a test text, whatever the run's seed."""
@@ -85,7 +85,7 @@ def rated_texts(archive: Path | None) -> tuple[list[str], np.ndarray[tuple[int],
         try:
             rating = float(fields[1])
         except ValueError as error:
-            raise InvalidParameters(f"{archive}: {fields[1]!r} is no rating; the archive is damaged") from error
+            raise InvalidParameters(f"{archive}: {fields[1]!r} is not a rating; the archive is damaged") from error
         if abs(rating) >= _CLEAR:
             texts.append(fields[2].lower())
             labels.append(int(rating > 0))
@@ -104,5 +104,5 @@ def _lines(raw: bytes) -> list[str]:
 def _content(archive: tarfile.TarFile, name: str) -> bytes:
     file = archive.extractfile(name)
     if file is None:
-        raise KeyError(f"{name} is no file")
+        raise KeyError(f"{name} is not a file")
     return file.read()

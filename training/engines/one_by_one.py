@@ -1,7 +1,8 @@
-"""How a client is trained, and on which device: one after the other by the model itself, or several in threads.
+"""Training of clients on a device: one after the other by the model itself, or several in threads.
 
 Torch leaves Python's lock while it computes, so threads use all cores without copies between processes. Models are
-evaluated in the same way. Here are also the models that an engine can train, and what all engines share.
+evaluated in the same way. The module also holds the models that an engine can train, and the code that all engines
+share.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ def cross_entropy(scores: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Computing:
-    """Where and how an engine computes."""
+    """Device and loss of an engine."""
 
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     loss: Loss = cross_entropy
@@ -67,7 +68,7 @@ def device_named(name: str) -> torch.device:
     try:
         device = torch.device(name)
     except RuntimeError as error:
-        raise InvalidParameters(f"{name!r} is no device; take `cpu`, `cuda`, `cuda:1`, or `auto`") from error
+        raise InvalidParameters(f"{name!r} is not a device; take `cpu`, `cuda`, `cuda:1`, or `auto`") from error
     if device.type not in {"cpu", "cuda"}:
         raise InvalidParameters(f"training runs on the CPU and on CUDA; the device is {name!r}")
     if device.type == "cuda" and not (device.index or 0) < torch.cuda.device_count():
@@ -97,13 +98,13 @@ class Schedule:
     batches: tuple[Indices, ...]
     """Which of the client's examples each step takes."""
     keys: npt.NDArray[np.int64]
-    """Of each step, a key for each layer of dropout."""
+    """Keys of each step, one for each layer of dropout."""
     first_epoch: int
-    """How many steps the first epoch has."""
+    """Number of steps of the first epoch."""
 
 
 def schedule_of(assignment: Assignment, settings: LocalTraining, dropouts: int) -> Schedule:
-    """Shuffle a client's examples anew for each epoch, and cut them into batches; the last one may be smaller.
+    """Shuffle a client's examples for each epoch, and cut them into batches; the last one may be smaller.
 
     Raises:
         InvalidParameters: there is nothing to train with, or the settings make no step.
@@ -138,7 +139,7 @@ class Descent:
     def __init__(
         self, parameters: Sequence[torch.Tensor], start: Sequence[torch.Tensor], settings: LocalTraining
     ) -> None:
-        """Take what is moved, and where it starts."""
+        """Take the parameters that move, and their start."""
         self._parameters, self._start, self._settings = parameters, start, settings
         self._momenta = [torch.zeros_like(tensor) for tensor in parameters] if settings.momentum else []
 
@@ -148,7 +149,7 @@ class Descent:
 
         Args:
             active: of a stack, 1 for each client that has this step and 0 for each that is done; a client that is done
-                never goes on, so its momentum is of no interest.
+                never continues, so its momentum is of no interest.
         """
         settings = self._settings
         for place, (parameter, gradient) in enumerate(zip(self._parameters, gradients, strict=True)):
@@ -252,7 +253,7 @@ def trainable(factory: ModelFactory) -> nn.Module:
     for name, layer in layers_of(model):
         if isinstance(layer, (*_BATCH_NORMS, *_INSTANCE_NORMS)) and layer.track_running_stats:
             raise InvalidParameters(
-                f"the layer {_shown(name, layer)} keeps running statistics, which are no parameters and would never "
+                f"the layer {_shown(name, layer)} keeps running statistics, which are not parameters and would never "
                 "reach the server; use GroupNorm, or pass track_running_stats=False"
             )
         if isinstance(layer, _UNKEYED) or (isinstance(layer, nn.RNNBase) and layer.dropout > 0):
@@ -319,7 +320,7 @@ def _shown(name: str, layer: nn.Module) -> str:
 
 
 _AHEAD: Final = 2
-"""How many trained clients for each thread may wait to be taken."""
+"""Number of trained clients for each thread that may wait to be taken."""
 
 
 class PlainModel:
@@ -332,7 +333,7 @@ class PlainModel:
         self._parameters = list(self._model.parameters())
         self._keys = key_buffers(self._model)
         self.dropouts = len(self._keys)
-        """How many layers of dropout it has."""
+        """Number of layers of dropout."""
 
     def train(
         self, start: Tensors, assignment: Assignment, schedule: Schedule, settings: LocalTraining
@@ -427,7 +428,7 @@ class ThreadsEngine:
 
 
 def _in_order(work: Callable[[int], Done], places: Sequence[int], threads: int) -> Generator[Done]:
-    """Work ahead of what is taken by a few clients, and yield in order, so that sums of floats repeat."""
+    """Work a few clients ahead of the taker, and yield in order, so that sums of floats repeat."""
     # Each thread has its own setting of how many threads an operation may use.
     pool = ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,))
     waiting = deque[Future[Done]]()
@@ -453,7 +454,7 @@ _BATCH: Final = 500
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluation:
-    """What was found; accuracies are shares from 0 to 1."""
+    """Result of an evaluation; accuracies are shares from 0 to 1."""
 
     accuracy: float
     loss: float

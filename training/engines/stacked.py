@@ -34,7 +34,7 @@ from .one_by_one import (
 
 Named = Mapping[str, torch.Tensor]
 _UNMAPPED: Final = re.compile(r"\bvmap\b|[Bb]atching rule")
-"""What torch says of a model that cannot be mapped."""
+"""Torch's message about a model that cannot be mapped."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class Batches:
     mask: torch.Tensor
     """1 for an example and 0 for what fills up."""
     keys: torch.Tensor
-    """Of each client, a key for each layer of dropout."""
+    """Keys of each client, one for each layer of dropout."""
 
 
 _Gradient = Callable[
@@ -74,7 +74,7 @@ class Mapped:
         try:
             found, (_, totals) = function(parameters, batches.keys, batches.inputs, batches.targets, batches.mask)
         except RuntimeError as error:
-            # A device that fails raises this too, and is no reason to take another engine.
+            # A device that fails raises this too, and is not a reason to take another engine.
             if not _UNMAPPED.search(str(error)):
                 raise
             raise InvalidParameters(

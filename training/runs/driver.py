@@ -1,8 +1,8 @@
 """Training runs from configuration to folder, with progress and an estimate beforehand; and sweeps over many of them.
 
 A grid is TOML: ``preset`` (or ``config``, a file), ``seeds``, ``set`` (changes for every cell), and cells: each entry
-of ``[[cell]]`` has a ``name`` and its own ``set``; each key of ``[axes]`` has a list of values, of which every
-combination is a cell. With both, every cell is combined with every combination.
+of ``[[cell]]`` has a ``name`` and its own ``set``; each key of ``[axes]`` has a list of values, every combination of
+which is a cell. With both, every cell is combined with every combination.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ class Progress:
 
     @property
     def seconds_a_round(self) -> float:
-        """How long the last rounds took, each."""
+        """Mean seconds of the last rounds."""
         return (self._times[-1] - self._times[0]) / max(1, len(self._times) - 1)
 
     def _bar(self, record: RoundRecord) -> str:
@@ -201,8 +201,8 @@ def train(
 
     Args:
         out: the folder of the run, with its configuration, metrics, checkpoint and models; nothing is written without.
-        resume: go on from the checkpoint in that folder, if there is one.
-        pieces: what the run is put together from; by default the library's own.
+        resume: continue from the checkpoint in that folder, if there is one.
+        pieces: the parts of the run; by default the library's own.
 
     Raises:
         InvalidParameters: anything that cannot work, before anything is trained; or a checkpoint of another run.
@@ -232,7 +232,7 @@ def train(
             for observer in told:
                 observer.round_done(record)
     finally:
-        # Also after an interruption, and then what is kept is the state after the last whole round.
+        # Also after an interruption, and then the state after the last whole round is kept.
         for observer in told:
             observer.close()
     summary = summarise(records, parameters=run.values)
@@ -355,7 +355,7 @@ def _engine(configuration: Configuration, factory: ModelFactory, data: Federated
             )
         )
     except InvalidParameters as error:
-        # Another engine says what is wrong with any other of the model's faults.
+        # Another engine reports the model's other faults.
         warnings.warn(f"one client after the other is trained, not many at once: {error}", stacklevel=2)
         return made("sequential")
     return engine
@@ -368,7 +368,7 @@ _COPIES_OF_A_MODEL: Final = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimate:
-    """What a run will take, roughly."""
+    """Rough estimate of a run."""
 
     clients_per_second: float
     round_seconds: float
@@ -438,7 +438,7 @@ class Cell:
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """What a sweep runs."""
+    """Runs of a sweep."""
 
     base: Configuration
     cells: tuple[Cell, ...]
@@ -461,7 +461,7 @@ def read_grid(file: Path) -> Grid:
     try:
         tree = tomllib.loads(file.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise InvalidParameters(f"{file} is no grid: {error}") from None
+        raise InvalidParameters(f"{file} is not a grid: {error}") from None
     if unknown := sorted(tree.keys() - _KEYS):
         raise InvalidParameters(f"a grid has {', '.join(sorted(_KEYS))}; {file} has {', '.join(unknown)} besides")
     if ("preset" in tree) == ("config" in tree):
@@ -495,7 +495,7 @@ def sweep(
     jobs: int = 1,
     told: Callable[[str], None] | None = None,
 ) -> list[dict[str, Any]]:
-    """Train what is not finished, and return the summary of every run; a run that fails says why in its own.
+    """Train the unfinished runs, and return the summary of every run; a run that fails says why in its own.
 
     Args:
         jobs: how many processes; each trains one client at a time if there is more than one.

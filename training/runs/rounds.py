@@ -62,7 +62,7 @@ Parameters = dict[str, npt.NDArray[np.float32]]
 
 
 class ServerStep(Protocol):
-    """What a run needs of an optimiser; a platform's own has these methods, and is copied shallowly each round."""
+    """Methods that a run needs of an optimiser; a platform's own has them, and is copied shallowly each round."""
 
     def step(self, parameters: Arrays, mean: Arrays) -> Parameters:
         """Return the parameters after one step."""
@@ -119,7 +119,7 @@ _FACTORS: Final[Mapping[AttackKind, float]] = {
     AttackKind.SCALE_TENFOLD: 10.0,
 }
 _SPREADS: Final = 1.5
-"""Standard deviations that an update inside the spread lies beside the mean, [BBG19]'s z."""
+"""Standard deviations from the mean to an update inside the spread, [BBG19]'s z."""
 
 Train = Callable[[Sequence[Assignment]], Iterable[TrainedClient]]
 
@@ -130,10 +130,10 @@ class Attack:
 
     kind: AttackKind
     work: list[Assignment]
-    """Of everybody, with the labels that attackers give to their examples."""
+    """Work of everybody, with the labels that attackers give to their examples."""
     attackers: frozenset[int]
     _agreed: Update | None = field(default=None, init=False)
-    """What all of them send."""
+    """The update that all of them send."""
 
     @classmethod
     def of(cls, settings: AttackSettings, work: Sequence[Assignment], data: FederatedData) -> Attack:
@@ -190,12 +190,12 @@ class Timer:
         self.seconds = dict[str, float]()
 
     def add(self, name: str, seconds: float) -> None:
-        """Count what was measured elsewhere."""
+        """Count seconds that were measured elsewhere."""
         self.seconds[name] = self.seconds.get(name, 0.0) + seconds
 
     @contextmanager
     def part(self, name: str) -> Generator[None]:
-        """Count what is done inside."""
+        """Count the seconds inside."""
         started = perf_counter()
         try:
             yield
@@ -211,7 +211,7 @@ class Pulled:
     """The uploads of a round."""
 
     def __init__(self, due: SumRound, compression: CompressionSettings, timer: Timer) -> None:
-        """Prepare to count what is sent."""
+        """Prepare to count sent bytes."""
         self.due, self._timer = due, timer
         self.sent = 0
         self._losses = list[tuple[int, float, int]]()
@@ -256,7 +256,7 @@ class Encoded:
     loss: float
     examples: int
     seconds: float
-    """What encoding took."""
+    """Figures of encoding."""
 
 
 def timed(trained: TrainedClient, encode: Encode, number: int) -> Encoded:
@@ -350,7 +350,7 @@ _NOBODY: Final = 2**32 - 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pieces:
-    """What a run is put together from; a platform gives its own for any of them."""
+    """Parts of a run; a platform gives its own for any of them."""
 
     data: FederatedData
     factory: ModelFactory
@@ -373,7 +373,7 @@ class Run:
     operators: Operators | WholeUpdates = field(init=False)
     optimizer: ServerStep = field(init=False)
     average: Parameters | None = field(default=None, init=False)
-    """Of the models of the last rounds, where that is asked for."""
+    """Mean of the models of the last rounds, where it is asked for."""
     next_round: int = field(default=0, init=False)
     cohorts: Cohorts = field(init=False)
     about: dict[str, str] = field(init=False)
@@ -397,7 +397,7 @@ class Run:
 
     @property
     def values(self) -> int:
-        """How many parameters the model has."""
+        """Number of parameters of the model."""
         return sum(value.size for value in self.parameters.values())
 
     def sample(self, number: int) -> tuple[int, ...]:
@@ -478,7 +478,7 @@ class Run:
         )
 
     def restore(self, checkpoint: Checkpoint) -> None:
-        """Go on from a checkpoint.
+        """Continue from a checkpoint.
 
         Raises:
             InvalidParameters: it is of another configuration, of other data or of another model.
@@ -490,7 +490,7 @@ class Run:
         self.operators.restore(checkpoint.arrays.get("operators", {}))
         self.average = dict(checkpoint.arrays["average"]) if "average" in checkpoint.arrays else None
         self.next_round = checkpoint.next_round
-        # Who was in the rounds so far follows from the seed, and matters to noise alone.
+        # The clients of the rounds so far follow from the seed, and matter to noise alone.
         counted = self.next_round if self.configuration.privacy.is_on else 0
         self._releases = ReleaseCount(self.cohorts, len(self.pieces.data.sizes), counted)
 

@@ -1,7 +1,7 @@
-"""What a run does, as one value: read from TOML, changed by ``--set``, refused where it makes no sense, written back.
+"""A run's configuration as one value: read from TOML, changed by ``--set``, refused where it is inconsistent.
 
 Everything has a default, and a file names what differs. A key that does not exist is refused with the nearest one that
-does. What a run really did stands in its folder as ``configuration.toml``, complete, with the versions of what it ran
+does. The complete configuration of a run is in its folder as ``configuration.toml``, with the versions of what it ran
 on.
 """
 
@@ -37,7 +37,7 @@ class Range(NamedTuple):
 
 
 class Scheme(StrEnum):
-    """What is done with the tensors of two or more dimensions; biases and norms are always sent in fixed point."""
+    """Compression of the tensors of two or more dimensions; biases and norms are always sent in fixed point."""
 
     NONE = "none"
     SCALAR = "sq"
@@ -56,11 +56,11 @@ class Scheme(StrEnum):
 WHOLE_UPDATES: Final = (Scheme.PEAK, Scheme.SKETCH, Scheme.ROTATED, Scheme.OUTSIDE)
 """Schemes for the whole update as one vector; the others have one for every tensor."""
 NOISY_SCHEMES: Final = (Scheme.PEAK, Scheme.SKETCH)
-"""Those that add noise, without bias, as large as the mean itself."""
+"""Schemes that add noise, without bias, as large as the mean itself."""
 
 
 class Lengths(StrEnum):
-    """How long decoded updates of peak code and sketch are taken to be."""
+    """Length that decoded updates of peak code and sketch are taken to have."""
 
     OWN = "own"
     """The mean of what the clients of the round told."""
@@ -71,7 +71,7 @@ class Lengths(StrEnum):
 
 
 class Source(StrEnum):
-    """Where scales and codebooks come from."""
+    """Source of scales and codebooks."""
 
     STAT = "stat"
     """Scales from the mean of what the clients' updates reach to, which they add to the secure sum."""
@@ -86,7 +86,7 @@ class Source(StrEnum):
 
 
 SECURE_SOURCES: Final = (Source.STAT, Source.PRIOR)
-"""Those that know the clients by secure sums alone."""
+"""Sources that know the clients by secure sums alone."""
 
 
 class SumMode(StrEnum):
@@ -97,14 +97,14 @@ class SumMode(StrEnum):
 
 
 class Optimizer(StrEnum):
-    """What the server does with the mean."""
+    """Use of the mean by the server."""
 
     FEDAVG = "fedavg"
     FEDAVGM = "fedavgm"
 
 
 class AttackKind(StrEnum):
-    """What dishonest clients send in place of their updates."""
+    """Updates that dishonest clients send in place of their own."""
 
     NONE = "none"
     SIGN_FLIP = "sign-flip"
@@ -117,7 +117,7 @@ class AttackKind(StrEnum):
 
 
 class Weighting(StrEnum):
-    """How often a client's update counts."""
+    """Weight of a client's update."""
 
     EQUAL = "equal"
     EXAMPLES = "examples"
@@ -134,12 +134,12 @@ class DataSettings:
     clients: Annotated[int, Range(0, 10**7)] = 200
     """Among how many the examples are dealt out; of data with natural users the first so many, and 0 for all."""
     alpha: Annotated[float, Range(1e-6, 1e6)] = 1.0
-    """Of the Dirichlet distribution of labels over clients; data with natural users have no use for it."""
+    """Parameter of the Dirichlet distribution of labels over clients; data with natural users have no use for it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalTraining:
-    """How a client trains."""
+    """Training of a client."""
 
     epochs: Annotated[int, Range(1, 10**4)] = 1
     batch: Annotated[int, Range(1, 10**6)] = 32
@@ -154,7 +154,7 @@ class LocalTraining:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerSettings:
-    """How the model moves by the decoded mean."""
+    """Step of the model by the decoded mean."""
 
     optimizer: Optimizer = Optimizer.FEDAVG
     rate: Annotated[float, Range(1e-12, 1e6)] = 1.0
@@ -163,20 +163,20 @@ class ServerSettings:
     averaged: Annotated[int, Range(0, 10**6)] = 0
     """Over how many rounds, about, the model is averaged that is tested and kept; 0 for the last one."""
     momentum: Annotated[float, Range(0, 1)] = 0.9
-    """Of FedAvgM."""
+    """Momentum of FedAvgM."""
     weighting: Weighting = Weighting.EQUAL
     maximum_weight: Annotated[int, Range(1, 1 << 16)] = 8
-    """With weights by examples: the weight of the largest client."""
+    """Weight of the largest client, with weights by examples."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompressionSettings:
-    """How an update is sent."""
+    """Encoding of an update."""
 
     scheme: Scheme = Scheme.NONE
     """Its name, or "module:Name" or "path/to/file.py:Name" for one from outside."""
     outside: str = ""
-    """What ``scheme`` was set to, where that names a scheme from outside."""
+    """The value of ``scheme``, where it names a scheme from outside."""
     cohort_bits: Annotated[float, Range(1e-6, 1e6)] = 1.6
     """Bits for a value of peak code or sketch, of all clients of a round together: their blocks or values follow."""
     places: Annotated[int, Range(0, MAXIMUM_PLACES)] = 0
@@ -186,7 +186,7 @@ class CompressionSettings:
     lengths: Lengths | None = None
     """By default ``median`` under the peak code, which few clients cannot move, and ``own`` under a sketch."""
     length: Annotated[float, Range(2.0**-40, 2.0**40)] = 1.0
-    """With ``lengths = "fixed"``: how long every decoded update is taken to be."""
+    """Length that every decoded update is taken to have, with ``lengths = "fixed"``."""
     bits: int = 6
     modulus_bits: int = 8
     wrap: bool = False
@@ -200,7 +200,7 @@ class CompressionSettings:
     codewords: int = 64
     block_size: int = 4
     stages: Annotated[int, Range(1, 8)] = 1
-    """How many codebooks, each for what those before it left over."""
+    """Number of codebooks, each for the remainder that those before it left."""
     rotation: Annotated[int, Range(0, 1 << 20)] = 0
     """Values of a block that is rotated before scalar quantization, a power of two; 0 for none."""
     calibration: Source | None = None
@@ -208,19 +208,19 @@ class CompressionSettings:
     refresh: Annotated[int, Range(1, 10**7)] = 1
     """Rounds from one set of scales, codebooks or masks to the next."""
     fraction_bits: Annotated[int, Range(1, 30)] = 20
-    """Of what is sent in fixed point, in a ring of 32 bits; the range is what a cohort leaves."""
+    """Fraction bits of values that are sent in fixed point, in a ring of 32 bits; the range follows from the cohort."""
     layers: tuple[str, ...] = ()
     """Other codebooks for some tensors: "name=codewords/block_size", or "name=plain". Under ``prior`` there may be more
     codewords than a tensor of that size could teach."""
     is_lengthened: bool = False
-    """Under ``prior``: whether decoded values are multiplied by what makes up for the energy that codewords lose."""
+    """Whether decoded values are multiplied to make up for the energy that codewords lose, under ``prior``."""
     vector_bits: Annotated[int, Range(0, 16)] = 0
     """Bits of biases and norms under ``stat`` and ``prior``, quantized in a ring that no cohort leaves; 0 sends them in
     fixed point of 32 bits, which may be half of a well compressed update."""
 
     @property
     def told(self) -> Lengths:
-        """How lengths are told, once the default is filled in."""
+        """Way in which lengths are reported, once the default is filled in."""
         return self.lengths or (Lengths.MEDIAN if self.scheme is Scheme.PEAK else Lengths.OWN)
 
     @property
@@ -230,7 +230,7 @@ class CompressionSettings:
 
     @property
     def source(self) -> Source | None:
-        """Where scales and codebooks come from, once the default is filled in; None where there are none."""
+        """Source of scales and codebooks, once the default is filled in; None where there are none."""
         if self.has_codes:
             return self.calibration or Source.STAT
         return self.calibration or Source.PRIOR if self.scheme is Scheme.PRODUCT else None
@@ -238,13 +238,13 @@ class CompressionSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SumSettings:
-    """Who adds up, and whether it is done for real."""
+    """Protocol of the sums, and whether it really runs."""
 
     protocol: str = "pairwise"
     """One that is registered."""
     mode: SumMode = SumMode.IDEAL
     every: Annotated[int, Range(1, 10**7)] = 1
-    """In real mode: every how many rounds the protocol runs; the sums between are computed in the clear."""
+    """Rounds from one run of the protocol to the next, in real mode; the sums between are computed in the clear."""
     hybrid: bool = False
     """Whether keys are agreed upon in the hybrid suite."""
     settings: tuple[str, ...] = ()
@@ -254,11 +254,11 @@ class SumSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DropoutSettings:
-    """How many of the sampled clients are lost, and where."""
+    """Dropouts among the sampled clients: how many, and in which stages."""
 
     rate: Annotated[float, Range(0, 0.95)] = 0.0
     stages: tuple[str, ...] = ()
-    """Of the protocol, by name; by default the one that takes the updates and the last one."""
+    """Stages of the protocol, by name; by default the one that takes the updates and the last one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -278,7 +278,7 @@ class PrivacySettings:
     """The standard deviation of the noise, over what one client can change at most."""
     delta: Annotated[float, Range(1e-30, 0.5)] = 1e-6
     epsilon: Annotated[float, Range(0, 1e9)] = 0.0
-    """What a run may cost the client that is in most of its rounds; 0 for no limit."""
+    """Limit on the epsilon of the client that is in most of a run's rounds; 0 for no limit."""
     zero_out: bool = False
     """Whether a neighbour has zeros in place of a client's update, and not any other update."""
 
@@ -291,18 +291,19 @@ class PrivacySettings:
     def noise_share(self) -> float:
         """The most variance that a ring has room for, over the square of a client's bound.
 
-        Clients that are more than the fewest of a round, or honest where some are not, add up to twice what is due.
+        Clients beyond a round's minimum, or honest ones in the place of corrupted ones, add up to twice the planned
+        variance.
         """
         return _MOST_OVER * (self.noise_multiplier * (1 if self.zero_out else 2)) ** 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttackSettings:
-    """What some clients of every round do instead; off unless ``kind`` says otherwise."""
+    """Attack by some clients of every round; off unless ``kind`` says otherwise."""
 
     kind: AttackKind = AttackKind.NONE
     share: Annotated[float, Range(0, 1)] = 0.2
-    """Of the clients that upload in a round, rounded to whole ones; who they are follows from the seed."""
+    """Share of the clients that upload in a round, rounded to whole ones; the seed decides which."""
 
     @property
     def is_on(self) -> bool:
@@ -331,12 +332,12 @@ _BELONGING: Final[tuple[tuple[str, tuple[Scheme, ...]], ...]] = (
     ("fraction_bits", (Scheme.NONE, *_BY_TENSOR, Scheme.ROTATED)),
     ("layers", _BY_TENSOR),
 )
-"""What some schemes alone read; others have a check of their own."""
+"""Settings that only some schemes read; others have a check of their own."""
 _USUAL: Final = CompressionSettings()
 
 
 def require_belonging(compression: CompressionSettings) -> None:
-    """Refuse what was set and would be read by nobody; a complete file has the usual values of other schemes.
+    """Refuse settings that nothing would read; a complete file has the usual values of other schemes.
 
     Raises:
         InvalidParameters: saying which schemes it is for.
@@ -360,7 +361,7 @@ def require_belonging(compression: CompressionSettings) -> None:
 
 
 def require_codes(compression: CompressionSettings, protocol: ProtocolEntry) -> None:
-    """Refuse codes beside what they do not go together with.
+    """Refuse codes with settings that they do not go together with.
 
     Raises:
         InvalidParameters: saying what to take instead.
@@ -450,12 +451,12 @@ def read(file: Path, changes: Iterable[str] = ()) -> Configuration:
     """Read a configuration from TOML, and apply changes of the form ``key=value`` to it.
 
     Raises:
-        InvalidParameters: the file is no TOML, or a key or value is not one that there is.
+        InvalidParameters: the file is not TOML, or a key or value is not one that there is.
     """
     try:
         tree = tomllib.loads(file.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise InvalidParameters(f"{file} is no configuration: {error}") from None
+        raise InvalidParameters(f"{file} is not a configuration: {error}") from None
     tree.pop("versions", None)
     return changed(from_tree(tree), changes)
 
@@ -492,7 +493,7 @@ def from_tree(tree: Mapping[str, Any]) -> Configuration:
 
 
 def to_tree(value: object) -> dict[str, Any]:
-    """Return nested dictionaries of what TOML can hold; what is None is left out."""
+    """Return nested dictionaries of values that TOML can hold; None is left out."""
     tree = dict[str, Any]()
     for item in fields(cast("Any", value)):
         current = getattr(value, item.name)
@@ -613,7 +614,7 @@ def _require_within(section: Any, path: str = "") -> None:  # noqa: ANN401 -- a 
 def _require_sense(run: Configuration) -> None:
     compression = run.compression
     exact_sparsity(compression.sparsity)
-    run.model_sizes  # noqa: B018 -- refuses what is no number
+    run.model_sizes  # noqa: B018 -- refuses what is not a number
     if compression.rotation and compression.rotation & (compression.rotation - 1):
         raise InvalidParameters(f"compression.rotation is a power of two, or 0; got {compression.rotation}")
     source, scheme = compression.calibration, compression.scheme

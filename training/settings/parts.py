@@ -36,7 +36,7 @@ _PARTS: Final = 4
 
 
 class Stream(IntEnum):
-    """What randomness is for; two purposes never share a stream. Numbers that are missing stood for what is gone."""
+    """Purpose of randomness; two purposes never share a stream. Missing numbers stood for purposes that are gone."""
 
     MODEL = 0
     """Initial parameters."""
@@ -114,7 +114,7 @@ Done = TypeVar("Done")
 Tensors = Mapping[str, torch.Tensor]
 """Parameters by name, on one device."""
 Update = dict[str, npt.NDArray[np.float32]]
-"""What a client changed, by the name of the parameter: after minus before."""
+"""A client's change, by the name of the parameter: after minus before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,12 +134,12 @@ class FederatedData(Protocol):
 
     @property
     def name(self) -> str:
-        """What the data are called in configurations and reports."""
+        """Name of the data in configurations and reports."""
         ...
 
     @property
     def sizes(self) -> npt.NDArray[np.int64]:
-        """How many training examples each client has."""
+        """Number of training examples of each client."""
         ...
 
     def client(self, number: int) -> Examples:
@@ -158,12 +158,12 @@ class Assignment:
     client: int
     examples: Examples
     seed: tuple[int, ...]
-    """Of the order of its batches and of dropout: (run's seed, stream, round, client)."""
+    """Seed of the order of its batches and of dropout: (run's seed, stream, round, client)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainedClient:
-    """What one client's training gave."""
+    """Result of one client's training."""
 
     client: int
     update: Update
@@ -177,7 +177,7 @@ class Engine(Protocol):
 
     @property
     def name(self) -> str:
-        """What configurations call it."""
+        """Name of the engine in configurations."""
         ...
 
     def train(
@@ -211,7 +211,7 @@ Progress = Callable[[int, int], None]
 
 
 Lost = Mapping[str, frozenset[int]]
-"""By the name of a stage, who is gone before answering in it."""
+"""Clients that are gone before they answer in a stage, by its name."""
 _DEVIATIONS: Final = 2
 """Standard deviations by which a session is planned for more dropouts than are expected; a round that loses more still
 releases nothing."""
@@ -223,7 +223,7 @@ class Cohorts:
 
     seed: int
     size: int
-    """How many clients a round invites."""
+    """Number of clients that a round invites."""
     dropouts: DropoutSettings
     stages: tuple[Stage, ...]
     """All of the protocol."""
@@ -251,7 +251,7 @@ class Cohorts:
 
     @cached_property
     def before_upload(self) -> frozenset[str]:
-        """Return the stages of which a client has to answer each to be in the sum."""
+        """Return the stages that a client has to answer to be in the sum."""
         names = [stage.name for stage in self.stages]
         last = next(place for place, stage in enumerate(self.stages) if stage.takes_update)
         return frozenset(names[: last + 1])
@@ -274,7 +274,7 @@ class Cohorts:
 
     @property
     def planned_losses(self) -> tuple[int, int]:
-        """How many clients a round is planned to lose in the first of several stages, and after it."""
+        """Planned losses of a round: clients in the first of several stages, and after it."""
         first = self.stages[0]
         early = 0 if first.takes_update else sum(place == first.name for place in self.places)
         rates = [self.dropouts.rate * count / len(self.places) for count in (early, len(self.places) - early)]
@@ -286,7 +286,7 @@ class Cohorts:
 
     @property
     def minimum(self) -> int:
-        """How many clients a released sum has at least."""
+        """Least number of clients of a released sum."""
         return max(LEAST_COHORT, self.size - sum(self.planned_losses))
 
 

@@ -130,7 +130,7 @@ for _name, _places in (("none", 0), ("peak", 256)):
         server=replace(_run.server, falling=1 / 3),
     )
 PRESETS["fashion-pq30"] = replace(PRESETS["fashion-pq"], name="fashion-pq30", compression=_PQ_THIRTY)
-# What the paper's own code does: one more client's update in the clear calibrates everybody.
+# As the paper's own code does: one more client's update in the clear calibrates everybody.
 for _name in ("celeba-sq", "celeba-pq"):
     _run = PRESETS[_name]
     PRESETS[f"{_name}-mock"] = replace(

@@ -68,16 +68,16 @@ class Noised:
     """The noise of one session."""
 
     deviations: tuple[float, ...]
-    """Of each released segment, in integer steps."""
+    """Deviations of each released segment, in integer steps."""
     epsilon: float
-    """What all rounds so far cost the client that is in most of them."""
+    """Privacy cost of all rounds so far to the client that is in most of them."""
 
 
 class RunNoise:
     """The noise of a run's sessions."""
 
     def __init__(self, settings: PrivacySettings, *, clip: float, fraction_bits: int, rounds: int) -> None:
-        """Take over what is configured; ``require_private`` has judged it."""
+        """Take over the configuration; ``require_private`` has judged it."""
         self.settings, self._clip, self._fraction_bits, self._rounds = settings, clip, fraction_bits, rounds
 
     @property
@@ -168,7 +168,7 @@ def _conflicts(configuration: Configuration) -> Iterator[tuple[bool, str]]:
     )
     yield (
         configuration.compression.scheme in set(WHOLE_UPDATES) - {Scheme.ROTATED},
-        "lengths beside a whole update would drown in it: take compression.scheme = 'rotated', 'pruning' or 'none'",
+        "lengths next to a whole update would drown in noise: take compression.scheme = 'rotated', 'pruning' or 'none'",
     )
     yield (
         source not in {None, Source.PUBLIC},
@@ -177,7 +177,7 @@ def _conflicts(configuration: Configuration) -> Iterator[tuple[bool, str]]:
 
 
 class ReleaseCount:
-    """In how many rounds each client was."""
+    """Number of rounds of each client."""
 
     def __init__(self, cohorts: Cohorts, available: int, rounds: int = 0) -> None:
         """Count the rounds that are over; it follows from the seed who was in them."""
@@ -197,7 +197,7 @@ class ReleaseCount:
 
     @property
     def most(self) -> int:
-        """How many rounds the client was in that was in most."""
+        """Number of rounds of the client that was in most."""
         return max(self._counts.values(), default=0)
 
 
@@ -323,7 +323,7 @@ class RealSum:
         try:
             released = self._run(session, world, pulled)
         except (ThresholdNotMet, PeerError):
-            # What a client raises ends its part in a session and not the session: here it would end every round.
+            # A client's error ends its part in a session and not the session: here it would end every round.
             pulled.require_whole()
             left = {client: why for client, why in session.now.failed.items() if client not in pulled.lost}
             if left and not session.now.answered:
@@ -381,7 +381,7 @@ class _PulledUploads:
         self._error: Exception | None = None
         self.lost = {client_id(client) for some in due.lost.values() for client in some}
         self.seconds = 0.0
-        """What making updates took inside of clients' answers."""
+        """Seconds of making updates, inside of clients' answers."""
 
     def clients(self) -> Iterator[int]:
         """Yield those who will be lost, and then everybody whose update is there."""
@@ -395,7 +395,7 @@ class _PulledUploads:
         try:
             upload = next(self._uploads, None)
         except Exception as error:
-            # A session takes what is raised in it for a client's leaving.
+            # A session takes an error raised in it for a client's leaving.
             self._error = error
             raise
         if upload is None:

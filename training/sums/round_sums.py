@@ -30,19 +30,19 @@ Upload = tuple[int, Payload, int]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SumRound:
-    """What a round's sum is about."""
+    """A round as its sum sees it."""
 
     number: int
     codec: ModelUpdate
     clients: tuple[int, ...]
     """Everybody who is invited, those who will be lost included."""
     uploaders: tuple[int, ...]
-    """Those who stay for long enough to upload."""
+    """Clients that stay for long enough to upload."""
     lost: Mapping[str, frozenset[int]] = field(default_factory=dict[str, frozenset[int]])
-    """By the name of a stage of the protocol, who is gone before answering in it."""
+    """Clients that are gone before they answer in a stage of the protocol, by its name."""
     model_digest: bytes = bytes(32)
     releases: int = 1
-    """In how many rounds, this one included, the client is that is in most of them; noise is accounted by it."""
+    """Number of rounds, including this one, of the client that is in most; noise is accounted by it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,23 +53,23 @@ class SumOutcome:
     is_real: bool
     stages: tuple[StageFigures, ...]
     deviations: tuple[float, ...] = ()
-    """Of the noise of each released segment, in its integer steps; none where there is no noise."""
+    """Deviations of the noise of each released segment, in its integer steps; none without noise."""
     epsilon: float | None = None
-    """What all rounds so far cost the client that is in most of them."""
+    """Privacy cost of all rounds so far to the client that is in most of them."""
 
     @property
     def bytes_up(self) -> int:
-        """What clients sent together."""
+        """Bytes that all clients sent together."""
         return sum(stage.bytes_up for stage in self.stages)
 
     @property
     def bytes_down(self) -> int:
-        """What clients received together."""
+        """Bytes that all clients received together."""
         return sum(stage.bytes_down for stage in self.stages)
 
     @property
     def seconds(self) -> float:
-        """What all parties took together, one after another."""
+        """Seconds of all parties together, one after another."""
         return sum(stage.client_seconds + stage.server_seconds for stage in self.stages)
 
 
@@ -98,7 +98,7 @@ class ProtocolSum(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class IdealSum:
-    """What every protocol computes, without one."""
+    """The result of every protocol, computed without one."""
 
     maximum_total_weight: int
     minimum_cohort: int = LEAST_COHORT
@@ -143,7 +143,7 @@ class CheckedSum:
     every: int = 1
 
     def run(self, due: SumRound, uploads: Iterable[Upload]) -> SumOutcome:
-        """Run the protocol if it is due, and hold it to the sum in the clear.
+        """Run the protocol if this round calls for it, and compare it with the sum in the clear.
 
         Raises:
             InternalError: the two differ.
@@ -237,7 +237,7 @@ class ClearSum:
 
     @property
     def contributors(self) -> int:
-        """How many payloads were added."""
+        """Number of payloads that were added."""
         return self._contributors
 
     def add(self, payload: Payload, weight: int = 1) -> None:
@@ -284,7 +284,7 @@ class ClearSum:
 
 
 class OverflowMeter:
-    """How many coordinates of a round's true sums leave the ring of the codes; simulations alone can know it.
+    """Share of the coordinates of a round's true sums that leave the ring of the codes; only simulations can know it.
 
     ``share`` counts final sums, of both signs: a partial sum that leaves a ring comes back. ``flsim_share`` counts as
     the simulator behind the paper does: after every addition, positive sums alone, reduced modulo half the ring, and

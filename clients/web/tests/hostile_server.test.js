@@ -10,7 +10,7 @@ import { FLOORS, PairwiseClient, readOffer } from "../pairwise.js";
 import { readTerms } from "../encoding.js";
 import { Left, contribute, identityOf } from "../http.js";
 import { RoundLedger, inMemory } from "../ledger.js";
-import { Refused, integer, unhex } from "../wire.js";
+import { Refused, concat, hash, idsOf, integer, treeRoot, unhex } from "../wire.js";
 
 const TERMS = { all_clients: 3, bits: 16, clip: 1, clients: 3, group: 1, groups: 1, values: 2 };
 const CARD = {
@@ -53,7 +53,7 @@ function take({ card = CARD, message = DONE, values = [0, 0] }, options = {}) {
 
 for (const [name, card] of Object.entries({
   "another number of values": { ...CARD, terms: JSON.stringify({ ...TERMS, values: 3 }) },
-  "codes of 44 bits": { ...CARD, terms: JSON.stringify({ ...TERMS, all_clients: 10 ** 6, bits: 24 }) },
+  "codes of 36 bits": { ...CARD, terms: JSON.stringify({ ...TERMS, all_clients: 10 ** 6 }) },
   "terms that nobody knows": { ...CARD, terms: JSON.stringify({ ...TERMS, noise: 1 }) },
   "a clip that is no number": { ...CARD, terms: JSON.stringify({ ...TERMS, clip: "1" }) },
   "a step of zero": { ...CARD, terms: JSON.stringify({ ...TERMS, clip: 1e-300 }) },
@@ -196,7 +196,31 @@ async function activeClient() {
   });
   const messages = vector.operations.filter((step) => step.role === role)
     .map((step) => unhex(vector.messages[step.message]));
-  return { client, key, messages, drawn };
+  return { client, key, messages, drawn, authority };
+}
+
+/** Bytes of an advertised entry in active mode. */
+const ENTRY = 256;
+
+/**
+ * The advertised keys with another entry of the first neighbour, and the root that then is right.
+ * @param {PairwiseClient} client @param {Uint8Array} message
+ * @param {(entry: Uint8Array, id: Uint8Array) => Promise<void>} change
+ */
+async function rosterWith(client, message, change) {
+  const out = message.slice();
+  // Behind the header and the tag: the list, the root, the opening, a count and the entries.
+  const root = 19 + new DataView(out.buffer).getUint32(15);
+  const ids = idsOf(out.slice(19, root), 2 ** 16);
+  const others = ids.filter((id) => id !== client.id);
+  const entry = (/** @type {bigint} */ id) => {
+    const start = root + 68 + ENTRY * others.indexOf(id);
+    return id === client.id ? client.entry : out.subarray(start, start + ENTRY);
+  };
+  await change(entry(others[0]), integer(others[0], 8));
+  const leaves = ids.map((id) => hash("roster-entry", integer(id, 8), entry(id)));
+  out.set(await treeRoot(await Promise.all(leaves)), root);
+  return out;
 }
 
 test("a client that leaves overwrites what it drew, and answers nothing", async () => {
@@ -208,6 +232,16 @@ test("a client that leaves overwrites what it drew, and answers nothing", async 
   await assert.rejects(client.answer(messages[1]), { reason: "wrong_kind" });
 });
 
+test("a client that leaves while it answers sends nothing, and keeps no secret", async () => {
+  const { client, messages, drawn } = await activeClient();
+  await client.answer(messages[0]);
+  const under = client.answer(messages[1]);
+  client.abort();
+  await assert.rejects(under, { reason: "wrong_kind" });
+  assert.equal(client.neighbours.size + client.held.size, 0);
+  assert.ok(drawn.slice(0, 3).every((secret) => secret.every((byte) => byte === 0)));
+});
+
 test("coefficients of shares are overwritten once they are used", async () => {
   const { client, messages, drawn } = await activeClient();
   await client.answer(messages[0]);
@@ -217,21 +251,22 @@ test("coefficients of shares are overwritten once they are used", async () => {
 });
 
 test("a client's own identity key stands for no neighbour", async () => {
-  const { client, key, messages } = await activeClient();
+  const { client, key, messages, authority } = await activeClient();
   await client.answer(messages[0]);
-  const changed = messages[1].slice();
-  // Behind the tag, the list, the root, the opening and a count: entries of 288, an identity key at 96.
-  const list = new DataView(changed.buffer).getUint32(15);
-  changed.set(key.public, 19 + list + 64 + 4 + 96);
+  const changed = await rosterWith(client, messages[1], async (entry, id) => {
+    const certificate = await authority.sign("certificate", authority.public, id, key.public);
+    const statement = [client.attempt, id, entry.slice(0, 32), entry.slice(32, 64), entry.slice(64, 96)];
+    entry.set(concat(key.public, certificate, await key.sign("signed-advertisement", ...statement)), 96);
+  });
   await assert.rejects(client.answer(changed), { reason: "public_key_reused" });
 });
 
 test("what was under way when a message was refused leaves no secret behind", async () => {
   const { client, messages } = await activeClient();
   await client.answer(messages[0]);
-  const changed = messages[1].slice();
-  const list = new DataView(changed.buffer).getUint32(15);
-  changed[19 + list + 64 + 4 + 287] ^= 1;
+  const changed = await rosterWith(client, messages[1], async (entry) => {
+    entry[ENTRY - 1] ^= 1;
+  });
   await assert.rejects(client.answer(changed), { reason: "authentication_failed" });
   await new Promise((resolve) => setTimeout(resolve, 100));
   assert.equal(client.neighbours.size + client.held.size, 0);

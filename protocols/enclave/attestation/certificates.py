@@ -372,7 +372,7 @@ def has_begun(start: datetime, now: datetime) -> bool:
 
 
 def _check_extensions(certificate: Certificate, below: int) -> None:
-    """Hold the leaf to be no authority, and an authority to sign certificates with at most so many below it."""
+    """Require that the leaf is not an authority, and that an authority may have so many certificates below it."""
     name = certificate.name
     constraints: x509.BasicConstraints | None = None
     usage: x509.KeyUsage | None = None

@@ -23,7 +23,7 @@ class Flags:
     tolerated: int
     """Set or not, without a pin: they change nothing that a client relies on, or make the launch stricter."""
     known: int
-    """Those that mean something; the others are reserved."""
+    """Bits that have a meaning; the others are reserved."""
 
     def admit(self, value: bytes) -> bool:
         """Tell whether a field that is not pinned keeps to the default."""

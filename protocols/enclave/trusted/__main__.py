@@ -70,7 +70,7 @@ def serve_simulated(path: Path, *, threads: int, memory_bytes: int = DEFAULT_MEM
         quote = _simulated
         serve(path, coins=SystemCoins(), quote=quote, threads=threads, memory_bytes=memory_bytes, ready=say_ready)
     except InvalidParameters:
-        # Nothing was served, and whoever called goes on.
+        # Nothing was served, and the caller continues.
         for each, handler in earlier.items():
             signal.signal(each, handler)
         raise

@@ -1,4 +1,4 @@
-"""Who may be in which sum, and when it may be released: the enclave's decisions, without any cryptography.
+"""Rules of a sum: who may be in it, and when it may be released. The enclave's decisions, without any cryptography.
 
 Every rule that keeps a host from learning more than one sum of many clients is here, on public values alone, so that a
 model checker can run this very class. Nothing changes unless everything holds.
@@ -22,7 +22,7 @@ from .configuration import EnclaveConfiguration
 
 
 class BufferState(StrEnum):
-    """What an enclave may do next."""
+    """State of an enclave: the calls that it accepts next."""
 
     CLOSED = "closed"
     """Nothing is being collected: at the start, after a release, and after a buffer was given up."""
@@ -51,18 +51,18 @@ class Buffer:
     upload_ids: list[bytes] = field(default_factory=list[bytes])
     clients: set[ClientId] = field(default_factory=set[ClientId])
     weights: Counter[int] = field(default_factory=Counter[int])
-    """How many uploads there are of each whole weight."""
+    """Number of uploads of each whole weight."""
     ages: Counter[int] = field(default_factory=Counter[int])
-    """How many uploads there are of each weight of age."""
+    """Number of uploads of each weight of age."""
 
     @property
     def contributors(self) -> int:
-        """How many uploads are in it."""
+        """Number of uploads."""
         return len(self.upload_ids)
 
     @property
     def total_weight(self) -> int:
-        """What the uploads weigh together."""
+        """Total weight of the uploads."""
         return sum(weight * count for weight, count in self.weights.items())
 
 
@@ -274,7 +274,7 @@ class ReleaseRules:
         self.state = BufferState.CLOSED
 
     def give_up(self) -> None:
-        """Close a buffer of which nothing was released; its model may be tried again under another number.
+        """Close a buffer that was not released; its model may be tried again under another number.
 
         Raises:
             Misuse: none is open.

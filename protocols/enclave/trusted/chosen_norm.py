@@ -1,9 +1,9 @@
-"""How long the codewords are that a client chose, and the least ones in the place of those that are too long.
+"""Norms of the codewords that a client chose, and the least codewords in the place of those that are too long.
 
 Nobody is told. An upload that was left out, or refused, would tell the host on which side of a bound its client is, and
-one bound after the other tells a norm. So an upload over the bound counts as any other does: with the least codeword of
-every block, which moves the sum as little as can be. The same work is done for every upload, and no address depends on
-an index.
+a sequence of bounds tells a norm. So an upload over the bound counts like any other: with the least codeword of
+every block, which moves the sum as little as possible. The same work is done for every upload, and no address depends
+on an index.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def bounded_choices(
 ) -> list[bytearray]:
     """Return the packed indices of each segment: those that were chosen, or the least ones where their norm is larger.
 
-    Security: the result is as secret as what was chosen, and the caller's to overwrite.
+    Security: the result is as secret as the choices, and the caller's to overwrite.
     """
     chosen = [segment.ring.unpack(part, segment.blocks) for part, segment in zip(parts, segments, strict=True)]
     squared = sum(_chosen_squared(indices, some) for indices, some in zip(chosen, tables, strict=True))

@@ -1,8 +1,8 @@
-"""What an enclave and its clients agree on: one value, whose digest (T0) is in every key, ciphertext and receipt.
+"""Configuration that an enclave and its clients share: its digest (T0) is in every key, ciphertext and receipt.
 
-It is loaded once, when an enclave starts, and stands for the whole life of its keys. Whatever could be used to learn
-more than one sum of many clients is fixed here: cohorts, weights, codebooks, noise, the authority. A client computes
-the digest from a configuration that it has checked itself.
+It is loaded once, when an enclave starts, and holds for the whole life of its keys. Every value that could be used to
+learn more than one sum of many clients is fixed here: cohorts, weights, codebooks, noise, the authority. A client
+computes the digest from a configuration that it has checked itself.
 """
 
 from __future__ import annotations
@@ -35,17 +35,18 @@ _DIGEST_BYTES: Final = 32
 _ENTRY_BYTES: Final = 4
 _MAXIMUM_STALENESS: Final = 1 << 10
 _MAXIMUM_TABLES: Final = 1 << 16
-"""In all segments together, and of variances and bounds: what a message may have made before it is understood."""
+"""Limit on tables in all segments together, and on variances and bounds: what a message may allocate before it is
+understood."""
 MAXIMUM_CONFIGURATION_BYTES: Final = 1 << 26
-"""With its tables."""
+"""Largest configuration, with its tables."""
 MAXIMUM_START_BYTES: Final = MAXIMUM_CONFIGURATION_BYTES + (1 << 21)
 """Room for as many counts, lengths and dimensions as there may be tables."""
 _BYTES_FOR_AN_ELEMENT: Final = 32
-"""Of what is released, at its release: masks of one age, their sum, noise, and the encoding, of 8 bytes each."""
+"""Memory for a released element: masks of one age, their sum, noise, and the encoding, of 8 bytes each."""
 _TAIL_DEVIATIONS: Final = 10
 """Noised histograms have room for this many standard deviations beyond the counts."""
 _LAST_SECOND: Final = 253402300799
-"""Of the year 9999, the last that a datetime has."""
+"""Last second of the year 9999, the last that a datetime has."""
 _SUITES: Final = tuple(Suite)
 
 
@@ -57,12 +58,12 @@ class Accumulation(Enum):
 
 
 class ReleaseForm(IntEnum):
-    """What is released of index segments."""
+    """Form in which index segments are released."""
 
     DECODED_SUM = 1
     """The sum of the codewords that were chosen, block by block: what a model needs, and no more."""
     HISTOGRAM = 2
-    """How often each codeword was chosen for each block; it is never less informative than the decoded sum."""
+    """Number of choices of each codeword for each block; it is never less informative than the decoded sum."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,7 +92,7 @@ class EnclaveConfiguration:
     """Everything that an enclave does for its clients, and nothing that it does not."""
 
     task: bytes
-    """What is being trained, as the platform names it."""
+    """Training task, as the platform names it."""
     suite: Suite
     authority: bytes
     """The public key of the authority that certifies clients; zeros where there is none, which needs noise."""
@@ -106,7 +107,7 @@ class EnclaveConfiguration:
     maximum_weight: int = 1
     """The largest weight that a client may give itself; it is sealed with its values."""
     staleness_weights: tuple[int, ...] = (1,)
-    """What an upload for a model that is so many versions old counts; older ones are refused."""
+    """Weight of an upload for a model that is so many versions old; older ones are refused."""
     noise: Noise | None = None
     codeword_bound: int = 0
     """The largest norm of the codewords that one client chooses, in the steps of the tables; 0 for that of the longest.
@@ -229,7 +230,7 @@ class EnclaveConfiguration:
 
     @property
     def memory_bytes(self) -> int:
-        """How much memory one buffer needs, from its opening to its release; uploads add some hundred bytes each."""
+        """Memory of one buffer, from its opening to its release; each upload adds some hundred bytes."""
         counter = Ring(self.maximum_total_weight.bit_length()).word.itemsize
         counters = counter * sum(segment.blocks * segment.codewords for segment in self.index_segments)
         released = sum(
@@ -308,7 +309,7 @@ class EnclaveConfiguration:
             reader.finish()
             is_canonical = configuration.encode() == bytes(message)
         except (InvalidParameters, CapacityExceeded, UnexpectedMessage, IndexError, ValueError) as error:
-            raise MalformedMessage(f"this is no configuration: {error}", reason=Reason.NOT_CANONICAL) from None
+            raise MalformedMessage(f"this is not a configuration: {error}", reason=Reason.NOT_CANONICAL) from None
         if not is_canonical:
             raise MalformedMessage("the configuration has another encoding", reason=Reason.NOT_CANONICAL)
         return configuration
@@ -386,6 +387,6 @@ def _read_noise(reader: Reader) -> Noise | None:
 
 
 def require_range(name: str, value: object, least: int, greatest: int) -> None:
-    """Refuse what is no integer in a range."""
+    """Require an integer in a range."""
     if type(value) is not int or not least <= value <= greatest:
         raise InvalidParameters(f"{name} is an integer in {least}..{greatest}; got {value!r}")

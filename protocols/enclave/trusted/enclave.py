@@ -1,6 +1,6 @@
 """The trusted part: keys that live in memory alone, uploads in, and one sum of many clients out for each buffer.
 
-This module and what it imports are what a measurement stands for. It has no network, no file, no clock and no
+A measurement stands for this module and its imports. It has no network, no file, no clock and no
 configuration but the one it started with. A restart is another epoch with other keys, so what was sealed to the last
 one is opened by nobody.
 """
@@ -58,8 +58,8 @@ Quote = Callable[[bytes], Any]
 class Enclave(Confined):
     """One epoch of the trusted part: one configuration, one set of keys, one open buffer at a time.
 
-    Security: whoever runs it chooses when it is called and with what, and sees every answer. Errors name what is wrong
-        with an upload that its client has sealed; they say nothing about the values of one that is in order.
+    Security: its operator chooses when it is called and with what, and sees every answer. Errors name the fault
+        of an upload that its client has sealed; they say nothing about the values of one that is in order.
     """
 
     def __init__(
@@ -114,14 +114,14 @@ class Enclave(Confined):
             self._receipt_key.wipe()
             raise
         self._mask_keys = defaultdict[int, list[Secret]](list)
-        """For each staleness weight, the keys of the masks in the open buffer."""
+        """Keys of the masks in the open buffer, for each staleness weight."""
         self._histograms = list[HistogramAccumulator]()
         self._releases = 0
         self._last_release = b""
 
     @property
     def state(self) -> BufferState:
-        """What may be done next."""
+        """The calls that are allowed next."""
         return self._rules.state
 
     def attest_again(self, nonce: bytes) -> Any:  # noqa: ANN401 -- what the driver makes
@@ -136,7 +136,7 @@ class Enclave(Confined):
             return self._quote(self.offer.binding_for(nonce))
 
     def open_buffer(self, version: int, model_digest: bytes) -> None:
-        """Begin to collect updates for a model; what was released before can no longer be fetched again.
+        """Begin to collect updates for a model; the previous release can no longer be fetched again.
 
         Raises:
             Misuse, PeerMisbehaved: as for ``ReleaseRules.open``.
@@ -241,7 +241,7 @@ class Enclave(Confined):
             self._forget()
 
     def destroy(self) -> None:
-        """End the epoch: give up the keys, and overwrite what is in the buffer."""
+        """End the epoch: give up the keys, and overwrite the buffer."""
         with self._lock:
             self._rules.destroy()
             self._forget()
@@ -278,7 +278,7 @@ class Enclave(Confined):
                 self._count(memoryview(body.expose()), weight)
         elif self.configuration.index_segments:
             client = header.certificate.client
-            # The seal does not cover the indices beside it, which a host can alter; their tag does.
+            # The seal does not cover the separate indices, which a host can alter; their tag does.
             opened = open_indices(
                 seed,
                 header.digest(context),
@@ -318,7 +318,7 @@ class Enclave(Confined):
     # --- One release --------------------------------------------------------------------------------------------------
 
     def _vectors(self) -> Iterator[RingVector | Histogram]:
-        """Make what is released, segment by segment, with its noise."""
+        """Make the release, segment by segment, with its noise."""
         noise = self.configuration.noise
         released = enumerate(self.configuration.released.segments)
         for (position, segment), (combine, vector) in zip(released, self._exact_vectors(), strict=True):
@@ -332,13 +332,13 @@ class Enclave(Confined):
             yield vector
 
     def _exact_vectors(self) -> Iterator[tuple[Combine, RingVector | Histogram]]:
-        """Make what is released without noise, each vector with how noise gets into it."""
+        """Make the release without noise, each vector with the function that adds noise to it."""
         configuration, first_segment = self.configuration, 0
         histograms, tables = iter(self._histograms), iter(configuration.tables)
         released = iter(configuration.released.segments)
         for segment in configuration.layout.segments:
             if isinstance(segment, RingSegment):
-                # The host takes masks from its own sum, and what is taken from the masks stays in it.
+                # The host takes masks from its own sum, and values taken from the masks stay in it.
                 yield subtract_into, self._mask_sum(segment, first_segment)
                 first_segment += segment_count(segment.ring, segment.length)
                 next(released)

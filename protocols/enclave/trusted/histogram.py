@@ -1,14 +1,14 @@
-"""How often each codeword was chosen for each block, over many clients, from indices that only the enclave sees.
+"""Counts of each codeword for each block, over many clients, from indices that only the enclave sees.
 
-Two forms with the same sums. They differ in what the addresses that they touch tell somebody who watches the enclave's
-memory, which its owner can, by cache line or by page.
+Two forms with the same sums. They differ in what the addresses that they touch reveal to an observer of the enclave's
+memory, who may be its owner, by cache line or by page.
 
 - Direct: one counter of each block is read and written. The counters of a block lie together, so an address tells a
   part of the index that is as fine as the observer's: nothing while a block's row lies in one cache line or page, and
   with wider rows the line or page of the counter.
 - Oblivious: every counter of every block is read and written, in one order, whatever the indices are.
 
-Neither form branches on an index. That an index is out of range is told, and not where or which.
+Neither form branches on an index. An error says that an index is out of range, but not where or which.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Counters = npt.NDArray[np.unsignedinteger[Any]]
 _CHUNK_BLOCKS: Final = 1 << 16
 """Blocks at a time: a whole number of bytes at every width, and indices that stay in the second-level cache."""
 _SCRATCH_COUNTERS: Final = 1 << 18
-"""Counters that one step of the oblivious form covers; numpy's calls cost little beside that many."""
+"""Counters that one step of the oblivious form covers; at this size numpy's calls cost little."""
 
 
 class HistogramAccumulator(Confined):
@@ -71,7 +71,7 @@ class HistogramAccumulator(Confined):
         due = self._segment.payload_bytes
         if packed.nbytes != due:
             reason = Reason.TRUNCATED if packed.nbytes < due else Reason.TRAILING_BYTES
-            raise MalformedMessage(f"the indices of a client are {due} bytes; got {packed.nbytes}", reason=reason)
+            raise MalformedMessage(f"the indices of a client have {due} bytes; got {packed.nbytes}", reason=reason)
         greatest = self._segment.ring.zeros(1)
         for chunk in self._chunks(0, self._segment.blocks):
             with self._unpacked(packed, chunk) as indices:

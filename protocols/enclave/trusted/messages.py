@@ -1,4 +1,4 @@
-"""What crosses the enclave's boundary, as bytes with one encoding, and the strings that everything is bound to.
+"""Messages across the enclave's boundary, as bytes with one encoding, and the strings that everything is bound to.
 
 The host carries all of it and is trusted with none of it: an upload is sealed by its client, in a way that only that
 client and the enclave can, an offer is vouched for by hardware, a receipt is signed by the enclave.
@@ -33,7 +33,7 @@ MOST_SEALED_INDICES: Final = 1 << 12
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EnclaveOffer:
-    """What an enclave says of itself, for its evidence to vouch for."""
+    """An enclave's description of itself, for its evidence to vouch for."""
 
     context: AttemptContext
     """The digest of its configuration (T0)."""
@@ -98,7 +98,7 @@ class ModelStamp:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UploadHeader:
-    """What an upload is, for whom and from whom: all that is in the clear, and bound to all that is not."""
+    """Header of an upload, with its sender and purpose: the part in the clear, which is bound to the sealed part."""
 
     epoch: bytes
     certificate: Certificate
@@ -127,13 +127,13 @@ class SealedUpload:
 
     header: UploadHeader
     sealed_seed: bytes
-    """What the client seals with HPKE: its proof; a seed, or the packed indices themselves; and its weight."""
+    """The part that the client seals with HPKE: its proof; a seed, or the packed indices themselves; and its weight."""
     sealed_indices: memoryview | bytes = field(repr=False)
     """The packed indices under AES-256-GCM; nothing where the layout has none, or they are sealed with HPKE."""
 
     @property
     def upload_id(self) -> bytes:
-        """What the upload is known by: no two seals are alike."""
+        """Identifier of the upload: no two seals are alike."""
         return hashlib.sha256(self.sealed_seed).digest()
 
     def pieces(self) -> tuple[bytes, bytes | memoryview]:
@@ -201,7 +201,7 @@ def sealed_secret_bytes(configuration: EnclaveConfiguration) -> int:
 
 
 def sealed_indices_bytes(configuration: EnclaveConfiguration) -> int:
-    """Return how many bytes the indices of one client have beside that, under a key of the seed."""
+    """Return the bytes of one client's indices outside that seal, under a key of the seed."""
     packed = _packed_bytes(configuration)
     return packed + TAG_BYTES if packed and not has_one_seal(configuration) else 0
 
@@ -212,18 +212,19 @@ def _packed_bytes(configuration: EnclaveConfiguration) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Receipt:
-    """What an enclave released, signed by it: once for each buffer."""
+    """Receipt of a release, signed by the enclave: one for each buffer."""
 
     context: AttemptContext
     epoch: bytes
     buffer: int
     """The number of the model that the buffer made updates for."""
     uploads_digest: bytes
-    """Of the sorted ids of the uploads; a client can see whether its own is among those that a host publishes."""
+    """Digest of the sorted ids of the uploads; a client can see whether its own is among those that a host publishes.
+    """
     contributors: int
     total_weight: int
     releases: int
-    """How many releases the epoch has made, with this one."""
+    """Number of releases of the epoch, including this one."""
     released_digest: bytes
     signature: bytes = b""
 
@@ -274,10 +275,10 @@ def uploads_digest(upload_ids: list[bytes]) -> bytes:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class BufferRelease:
-    """What leaves the enclave for one buffer.
+    """Output of the enclave for one buffer.
 
     A ring segment of the aggregate is the weighted sum of the masks, less the noise, for the host to take from its sum
-    of masked vectors. The others are what the enclave decoded or counted, with their noise.
+    of masked vectors. The others are the enclave's decoded sums or counts, with their noise.
     """
 
     receipt: Receipt

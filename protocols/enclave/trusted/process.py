@@ -39,7 +39,7 @@ from secagg.protocols.enclave.trusted.messages import (
     ModelStamp,
     sealed_upload_bytes,
 )
-from secagg.session.sockets import encode_refusal, listening, receive_frame, send_frame
+from secagg.session.frames import encode_refusal, listening, receive_frame, send_frame
 from secagg.wire import MessageKind, Reader, Writer, message_kind
 
 # --- Requests ---------------------------------------------------------------------------------------------------------
@@ -65,7 +65,7 @@ Quote = Callable[[bytes], tuple[str, bytes]]
 
 
 class EnclaveService(Confined):
-    """At most one epoch of an enclave, and what it answers to each request; it knows nothing of sockets."""
+    """One epoch of an enclave at most, and its answers to requests; it knows nothing of sockets."""
 
     def __init__(
         self, *, coins: Coins, quote: Quote, threads: int = 1, memory_bytes: int = DEFAULT_MEMORY_BYTES
@@ -79,7 +79,7 @@ class EnclaveService(Confined):
 
     @property
     def maximum_request_bytes(self) -> int:
-        """How long the next request may be: a configuration, or an upload of the epoch that runs."""
+        """Greatest length of the next request: a configuration, or an upload of the epoch that runs."""
         return request_limit(None if self._enclave is None else self._enclave.configuration)
 
     def answer(self, request: bytes) -> bytes:
@@ -94,7 +94,7 @@ class EnclaveService(Confined):
             sentence = "the machine has less memory than the enclave may use, which has ended its epoch; lower --memory"
             return encode_refusal(CapacityExceeded(sentence, reason=Reason.CAPACITY_EXCEEDED))
         except Exception as error:  # noqa: BLE001 -- nothing that a host sends ends the process
-            # Nobody has thought of this error, so nobody can say that what is left of the epoch is in order.
+            # Nobody has thought of this error, so nobody can say that the rest of the epoch is in order.
             self.destroy()
             return encode_refusal(InternalError(f"the enclave met a {type(error).__name__} and has ended its epoch"))
 
@@ -159,7 +159,7 @@ def encode_attested_offer(offer: EnclaveOffer, evidence_format: str, document: b
 
 
 def _done(weight: int = 0) -> bytes:
-    """Return the answer to what was done; only an upload that was taken has a weight."""
+    """Return the answer to a request; only an upload that was taken has a weight."""
     return Writer(MessageKind.ENCLAVE_DONE).integer(weight, WEIGHT_BYTES).finish()
 
 
@@ -186,15 +186,15 @@ def _read_bare(request: bytes, kind: MessageKind) -> ModelStamp | bytes | None:
 # --- The process ------------------------------------------------------------------------------------------------------
 
 FRAME_SECONDS: Final = 60.0
-"""How long one message may take, from its first byte to its last, in either direction."""
+"""Seconds that one message may take, from its first byte to its last, in either direction."""
 SILENCE_SECONDS: Final = 600.0
-"""How long a host may be silent before another takes its place."""
+"""Seconds that a host may be silent before another takes its place."""
 _FIRST_WORD_SECONDS: Final = 1.0
-"""How long one that comes beside a silent host has for its first byte: a mere probe ends no epoch."""
+"""Seconds a second connection may stay silent before it is closed; a port scan must not end the epoch."""
 
 
 class _Patient:
-    """A connection whose bytes are all due before one time."""
+    """A connection with one deadline for all bytes."""
 
     def __init__(self, connection: socket.socket, seconds: float) -> None:
         self._connection = connection
@@ -254,7 +254,7 @@ def _serve_host(
     try:
         while True:
             select.select([connection, listener], [], [])
-            # Looked at again, later than the listener: a host that went away before it came back is not beside itself.
+            # Polled again, after the listener: a host that left and came back must not count as a second one.
             if select.select([connection], [], [], 0)[0]:
                 request = receive_frame(_Patient(connection, frame_seconds), service.maximum_request_bytes)
                 answer = service.answer(request)
@@ -291,7 +291,7 @@ _ALLOW: Final = 0x7FFF_0000
 _LOAD, _EQUAL, _AT_LEAST, _HAS_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
 """Instructions of a filter; a comparison skips as many of the following as it says, if it holds and if it does not."""
 _THREAD: Final = 0x0001_0000
-"""Of the flags of clone: a thread of this process, and no process."""
+"""Flag of clone: a thread of this process, not a process."""
 
 _ARCHITECTURES: Final[dict[str, tuple[int, int, int, int, tuple[int, ...]]]] = {
     # The kernel's name; seccomp, clone, clone3; and then: socket, connect, socketpair, fork, vfork, execve, ptrace,
@@ -302,7 +302,7 @@ _ARCHITECTURES: Final[dict[str, tuple[int, int, int, int, tuple[int, ...]]]] = {
 
 
 def give_up_privileges(memory_bytes: int) -> list[str]:
-    """Take each step, and return what this process goes on without, in words.
+    """Take each step, and return the protections that this process lacks, in words.
 
     Call it once everything is open: afterwards no socket is made, no program started and no process forked.
     """

@@ -1,4 +1,4 @@
-"""What follows from the one seed that a client seals: the mask of its vector, and the key of its indices.
+"""Keys from the one seed that a client seals: the mask of its vector, and the key of its indices.
 
 A seed belongs to one upload. Everything that is derived from it is bound to the configuration, to the epoch, to the
 client and to the model, so that a seed that is sealed twice still gives no stream twice.

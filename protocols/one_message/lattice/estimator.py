@@ -1,4 +1,4 @@
-"""How much work the lattice attack on one mask takes, by two models of its cost that are computed by hand.
+"""Work of the lattice attack on one mask, by two cost models that are computed by hand.
 
 Implements: the primal attack as a unique shortest vector problem [ADPS16] §6.3, [AGVW17] §3, with the root Hermite
 factor of [Che13]. Its cost is the less of two: sieving in 2^(0.292 beta + 16.4) [BDGL16] for each of 8 d calls, as the

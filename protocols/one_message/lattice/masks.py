@@ -36,7 +36,7 @@ MOST_KEPT_BYTES: Final = 1 << 26
 _BLOCK_BYTES = 16
 _HALF_WORD_BYTES = 4
 VALUES_AT_ONCE: Final = 1 << 15
-"""Few enough that what is made of them stays in a second-level cache."""
+"""Few enough that their intermediate values stay in a second-level cache."""
 Word = npt.NDArray[np.uint64]
 BYTE_BITS: Final = 8
 Plane = npt.NDArray[np.unsignedinteger[Any]]
@@ -46,7 +46,7 @@ Plane = npt.NDArray[np.unsignedinteger[Any]]
 # A coefficient is an integer modulo 2^w in one word of 64 bits, or in two, lowest first. From the lowest bit it holds
 # g guard bits and then k fields, each wide enough for the sum of its values over a full list, so that no field
 # reaches the next. A value that wraps stands in the highest bits alone, and its carry leaves the coefficient. A value
-# with fine bits stands in the lowest, and what is above it is dropped.
+# with fine bits stands in the lowest, and the bits above it are dropped.
 
 
 def word_count(modulus_bits: int) -> int:
@@ -115,7 +115,7 @@ def _from_zero(segment: Values, vector: RingVector) -> Word:
 # A coefficient of 52 bits is sent as a plane of its lowest 32, one of the next 16 and one of the last 4, which a
 # server adds without cutting bits. A plane of fewer than 8 bits has several coefficients in a byte: of 4 bits, byte j
 # holds coefficient j below and coefficient j + half above. Bits that fill a plane's last bytes are zero. Runs of
-# coefficients of which other bits travel have planes of their own, one run after another.
+# coefficients with another number of sent bits have planes of their own, one run after another.
 
 
 class UploadPlanes:
@@ -136,7 +136,7 @@ class UploadPlanes:
                     self._narrow.append((place, plane, bits))
 
     def write(self, run: int, words: Sequence[Word], start: int, plane_bits: Sequence[int]) -> None:
-        """Write rounded coefficients of a run, of which the first is number ``start`` of it, into its planes."""
+        """Write rounded coefficients of a run, beginning with its number ``start``, into its planes."""
         offset = 0
         for bits, plane in zip(plane_bits, self._planes[run], strict=True):
             end = start + words[0].size
@@ -167,10 +167,10 @@ def parts_of(values: Any, size: int, bits: int) -> list[tuple[Any, int]]:  # noq
 
 
 # --- Values that are rounded under the mask ---------------------------------------------------------------------------
-# An upload holds y = round((a s + e + x) / 2^f) modulo 2^p. What counts of it is 2^f y - a s modulo 2^(p + f): the
-# value, the noise e, and an error that is uniform because the mask is. There is no room in it to see a wrong secret,
-# which would leave uniform garbage, so its check words travel in exact coefficients of their own. Modulo 2^(p + f) a
-# sample is a function of the one modulo 2^w, so the lattice is the same.
+# An upload holds y = round((a s + e + x) / 2^f) modulo 2^p. The part of it that counts is 2^f y - a s modulo 2^(p + f):
+# the value, the noise e, and an error that is uniform because the mask is. There is no room in it to see a wrong
+# secret, which would leave uniform garbage, so its check words travel in exact coefficients of their own. Modulo
+# 2^(p + f) a sample is a function of the one modulo 2^w, so the lattice is the same.
 
 
 class Rounding:
@@ -187,7 +187,7 @@ class Rounding:
 
     @contextmanager
     def masking(self, words: Word, start: int, end: int) -> Generator[None]:
-        """Keep what is added to some coefficients meanwhile: their masks."""
+        """Keep the masks that are added to some coefficients meanwhile."""
         parts = [
             (masks[low - place.start : high - place.start], words[low:high])
             for place, masks in zip(self._places, self._masks, strict=True)
@@ -291,7 +291,7 @@ class EpochRing:
         Raises:
             Misuse: the vectors are not of the layout, or the weight is not a positive integer.
             CapacityExceeded: a value leaves its segment's bounds, or the weight the capacity.
-        Security: a seed masks one upload; what was made from it is sent once or identically again.
+        Security: a seed masks one upload; the upload made from it is sent once or identically again.
         """
         if len(coins_seed) != SEED_BYTES:
             raise InvalidParameters(f"the seed of an upload is {SEED_BYTES} bytes; got {len(coins_seed)}")

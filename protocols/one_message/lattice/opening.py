@@ -53,7 +53,7 @@ LEAST_ENERGY: Final = 1.5
 _FAILURE_BITS: Final = 40
 _WIDE_PLANE: Final = 32
 _SUM_OF_NARROW_PLANES: Final = 1 << 16
-"""So many values of 16 bits add up in 32."""
+"""Number of values of 16 bits that add up in 32."""
 
 SumOfSecrets = npt.NDArray[np.int32]
 
@@ -62,11 +62,11 @@ class Accumulator:
     """The sum of masked uploads, or of one piece of them, plane by plane; carries are added up when it is opened."""
 
     def __init__(self, parameters: Parameters, piece: int | None = None, sums: list[Plane] | None = None) -> None:
-        """Begin with nothing, or go on with sums of these parameters."""
+        """Begin with nothing, or continue sums of these parameters."""
         self.parameters = parameters
         self.count = 0
         self.runs = tuple(run for run in parameters.runs if piece in (None, run.piece))
-        """Of which coefficients it is the sum."""
+        """The runs of coefficients that it sums."""
         self._due = sum(run.sent_bytes for run in self.runs)
         self._planes = [(run, bits) for run in self.runs for bits in run.plane_bits]
         self.sums = [np.zeros(run.size, self._word(bits)) for run, bits in self._planes] if sums is None else sums
@@ -98,7 +98,7 @@ class Accumulator:
         self._read(memoryview(upload))
 
     def coefficients(self) -> list[Word]:
-        """Return the sum of what was rounded, shifted back to where it was, modulo 2^(64 words)."""
+        """Return the sum of rounded values, shifted back to where they were, modulo 2^(64 words)."""
         first = self.runs[0].first
         size = self.runs[-1].end - first
         words = [np.zeros(size, np.uint64) for _ in range(word_count(self.parameters.modulus_bits))]
@@ -154,7 +154,7 @@ def unpack(parameters: Parameters, words: Sequence[Word], index: int, total_weig
 
 
 def agrees(parameters: Parameters, seed: bytes, words: Sequence[Word]) -> bool:
-    """Whether sums of rounded values are what their check words say, which were centred before."""
+    """Whether sums of rounded values agree with their check words, which were centred before."""
     return all(
         (
             check_words_of(parameters, seed, fine, _coefficients(parameters, words, fine))
@@ -193,7 +193,7 @@ def largest_entry(count: int) -> float:
 
 
 class Opening:
-    """What a server does with an epoch's public polynomials once it has a sum of secrets."""
+    """A server's computation of an epoch's public polynomials with a sum of secrets."""
 
     def __init__(self, ring: EpochRing) -> None:
         self._ring, self._parameters = ring, ring.parameters
@@ -305,7 +305,7 @@ def _center(parameters: Parameters, words: list[Word], count: int) -> None:
 
 
 Sums = list[RingVector]
-"""The sums of one piece, as words that wrap: adding two of them word by word adds what is in them."""
+"""The sums of one piece, as words that wrap: adding two of them word by word adds their sums."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -348,14 +348,14 @@ class OneMessageCut:
         Accumulator(self.parameters, number, total).add(piece)
 
     def open(self, total: Sums, number: int, secret: SumOfSecrets) -> Sums:
-        """Return the coefficients of a piece, less a S; what is checked of a whole vector is not checked yet."""
+        """Return the coefficients of a piece, less a S; the checks of a whole vector are still to be made."""
         summed = Accumulator(self.parameters, number, total)
         ring = epoch_ring(self.parameters, self.seed)
         return [*Opening(ring).unmasked(summed, secret.astype(np.int32))]
 
 
 class Adder(Protocol):
-    """Where a server's uploads are added, and what an earlier process has left of the sum."""
+    """Adder of a server's uploads, and the part of the sum that an earlier process has left."""
 
     def uploads(self) -> Collection[Upload]:
         """Return the uploads that were kept by an earlier process, without their vectors, as they came."""
@@ -374,7 +374,7 @@ class Adder(Protocol):
         ...
 
     def add(self, client: ClientId, kept: bytes) -> None:
-        """Add what was kept, now or later."""
+        """Add kept uploads, now or later."""
 
     def settle(self) -> Mapping[ClientId, SecAggError]:
         """Finish the sum, and return whose pieces were lost, and how; nobody is to blame."""
@@ -395,7 +395,7 @@ class Adder(Protocol):
         """Write down that the sum is about to be released; no later process releases it again."""
 
     def end(self) -> None:
-        """Give up what was added."""
+        """Give up the added sums."""
 
 
 class LocalSum:

@@ -105,7 +105,7 @@ def products(public: Spectrum, short: Spectrum) -> Integers:
     scaled = np.fft.ifft(public * short, axis=-1)
     scaled *= unscaling(short.size)
     parts = scaled.view(np.float64)
-    # Beside 2^52 a double has no fraction, so this addition rounds, and its lowest bits are the integer.
+    # Near 2^52 a double has no fraction, so this addition rounds, and its lowest bits are the integer.
     parts += _ROUNDER
     integers = parts.view(np.int64)
     integers -= _ROUNDER_BITS

@@ -1,4 +1,4 @@
-"""Runs of values as an upload holds them: what is exact, what is rounded, and which bits of coefficients travel."""
+"""Runs of values as an upload holds them: exact or rounded, with the bits of coefficients that are sent."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Values:
 
     length: Annotated[int, unsigned(8)]
     ring_bits: Annotated[int, unsigned(1)]
-    """Of an element, fine bits included."""
+    """Bits of an element, fine bits included."""
     bounds: Annotated[tuple[int, int] | None, _BOUNDS] = None
     fine_bits: Annotated[int, unsigned(1)] = 0
 
@@ -82,33 +82,33 @@ class Values:
 
     @property
     def sent_bits(self) -> int:
-        """How many bits of a rounded value travel."""
+        """Number of bits of a rounded value that are sent."""
         return self.ring_bits - self.fine_bits
 
     @property
     def check_words(self) -> Values:
-        """What is due behind values that are rounded: check words over their ring, which are exact."""
+        """Exact check words appended to rounded values, over their ring."""
         return Values(length=-(-_CHECK_BITS // self.sent_bits), ring_bits=self.ring_bits)
 
 
 class Run(NamedTuple):
-    """Coefficients, one after another, of which the same bits travel, in planes."""
+    """Consecutive coefficients with the same number of sent bits, in planes."""
 
     first: int
     end: int
     dropped: int
-    """So many lowest bits are rounded away."""
+    """Number of lowest bits that are rounded away."""
     sent: int
-    """So many bits above them travel; those above are of no use modulo 2^(dropped + sent)."""
+    """Number of sent bits above them; those above are of no use modulo 2^(dropped + sent)."""
 
     @property
     def size(self) -> int:
-        """How many coefficients there are."""
+        """Number of coefficients."""
         return self.end - self.first
 
     @property
     def plane_bits(self) -> tuple[int, ...]:
-        """How the bits of a coefficient divide into planes, lowest first: 52 = 32 + 16 + 4."""
+        """Division of a coefficient's bits into planes, lowest first: 52 = 32 + 16 + 4."""
         return (32,) * (self.sent // 32) + tuple(bits for bits in _PLANES if self.sent & bits)
 
     @property
@@ -118,7 +118,7 @@ class Run(NamedTuple):
 
     @property
     def piece(self) -> int:
-        """In which piece of an upload it stands."""
+        """Number of its piece of an upload."""
         return self.first // PIECE_COEFFICIENTS
 
     @property

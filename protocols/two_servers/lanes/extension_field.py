@@ -17,8 +17,8 @@ F = F_q[x] / (x^s - c). The three that are used:
 
     q = 127, s = 18, c = 3 (2^125.8 elements)    q = 8191, s = 10, c = 17 (2^130)    q = 131071, s = 9, c = 3 (2^153)
 
-c is primitive, so its order is q - 1; every prime factor of s divides q - 1, and s is no multiple of 4. Then x^s - c is
-irreducible [LN97] Theorem 3.75.
+c is primitive, so its order is q - 1; every prime factor of s divides q - 1, and s is not a multiple of 4. Then x^s - c
+is irreducible [LN97] Theorem 3.75.
 
 An element is s lanes, the coefficient of x^0 first, along the last axis of an array of int64 in canonical form. Sums
 over many products go through floating-point matrix products, which ``exact_product`` keeps exact.
@@ -101,7 +101,7 @@ class ExtensionField:
         if not _prime_factors(degree) <= _prime_factors(q - 1) or degree % 4 == 0:
             raise InvalidParameters(
                 f"x^{degree} - {self.constant} is reducible modulo {q}; take a degree whose prime factors divide "
-                f"{q - 1} and which is no multiple of 4"
+                f"{q - 1} and which is not a multiple of 4"
             )
         if q**degree < 1 << LEAST_FIELD_BITS:
             raise InvalidParameters(
@@ -116,7 +116,7 @@ class ExtensionField:
 
     @property
     def size(self) -> int:
-        """How many elements there are."""
+        """Number of elements."""
         return int(self.base.modulus**self.degree)
 
     def packed_bytes(self, count: int) -> int:
@@ -203,7 +203,7 @@ class ExtensionField:
         return self.contract(exact_product(columns, right.astype(np.float64), (self.base.modulus - 1) ** 2))
 
     def contract(self, outer: Integers) -> Elements:
-        """Return the elements of which these are sums of outer products: entry (i, j) belongs to x^(i + j)."""
+        """Return the elements from sums of outer products, where entry (i, j) belongs to x^(i + j)."""
         q, degree = self.base.modulus, self.degree
         entries = self._reduced_signed(outer, 1 << 61)
         wide = np.zeros((*outer.shape[:-2], 2 * degree), dtype=np.int64)

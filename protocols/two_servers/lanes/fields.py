@@ -5,7 +5,7 @@ What 32 bytes expand into, a key and an IV: blocks of AES-CTR [SP 800-38A] §6.5
 Vectors over the fields of 127, 8191 and 131071 elements: the lanes of a histogram whose clients are checked.
 
 The three moduli are Mersenne primes q = 2^p - 1. A lane has p bits on the wire and the smallest word that holds them in
-memory, as in ``secagg.crypto.ring``; unlike there the word of p ones, which would be a second zero, is no lane.
+memory, as in ``secagg.crypto.ring``; unlike there the word of p ones, which would be a second zero, is not a lane.
 
 Lane n of a key's stream is the first that is below q among word n of the streams of the attempts 0, 1, 2, ...: any
 range of lanes can be made alone, in chunks of any size, on any thread. The stream of attempt a is AES-CTR from the
@@ -45,7 +45,7 @@ Bytes = npt.NDArray[np.uint8]
 
 
 class CounterStream:
-    """The blocks, of which any range can be made."""
+    """Blocks of a stream; any range can be made."""
 
     def __init__(self, key: Secret) -> None:
         """Take the bytes; both halves are derived together, so guessing for many streams at once gains nothing."""
@@ -132,12 +132,12 @@ class LaneField:
 
     @property
     def order(self) -> int:
-        """How many elements there are."""
+        """Number of elements."""
         return self.modulus
 
     @property
     def bits(self) -> int:
-        """How many bits a lane has on the wire."""
+        """Bits of a lane on the wire."""
         return self.modulus.bit_length()
 
     @property
@@ -158,8 +158,8 @@ class LaneField:
         """Return an array of any shape if it holds lanes.
 
         Raises:
-            Misuse: it is no array of this field's words.
-            CapacityExceeded: a word is no lane.
+            Misuse: it is not an array of this field's words.
+            CapacityExceeded: a word is not a lane.
         """
         if type(lanes) is not np.ndarray or lanes.dtype != self.word:
             raise Misuse(f"lanes modulo {self.modulus} are an array of {self.word}; got another {type(lanes).__name__}")
@@ -169,7 +169,7 @@ class LaneField:
         return checked
 
     def add_into(self, total: LaneVector, lanes: LaneVector) -> None:
-        """Add in place; the total holds lanes, and what is added holds lanes or q, as complements of lanes do."""
+        """Add in place; the total holds lanes, and the addend holds lanes or q, as complements of lanes do."""
         total += lanes
         total += wraps(total, self.bits)
         total &= self.word.type(self.modulus)
@@ -204,14 +204,14 @@ class LaneField:
         return LaneStream(self, key)
 
     def settle(self, words: LaneVector, retry: Retry, into: LaneVector | None = None) -> None:
-        """Keep the lowest p bits of each word, and make anew those that are all ones, which are no lane.
+        """Keep the lowest p bits of each word, and replace those that are all ones, which are not lanes.
 
         Args:
             into: where the lanes are written; by default over the words.
         Raises:
-            MalformedMessage: a lane is missing after ``ATTEMPTS`` attempts; whoever chose the key is refused. That
-                happens to a uniform word with probability 2^-224 at most.
-        Security: Not constant time: how many attempts were made shows in time. They depend on pseudo-random words
+            MalformedMessage: a lane is missing after ``ATTEMPTS`` attempts; the party that chose the key is refused.
+                That happens to a uniform word with probability 2^-224 at most.
+        Security: Not constant time: the number of attempts shows in time. It depends on pseudo-random words
             alone, whose distribution is the same for every input.
         """
         modulus = self.word.type(self.modulus)
@@ -250,18 +250,18 @@ class LaneField:
 
 
 class LaneStream(Confined):
-    """The uniform lanes that a key expands into, of which any range can be made.
+    """Uniform lanes that a key expands into; any range can be made.
 
-    Security: a key is used for one purpose, once; derive it from whatever the lanes belong to. How many attempts a lane
-    took shows in time. Not constant time: that depends on the stream alone, and never on what its lanes hide.
+    Security: a key is used for one purpose, once; derive it from the owner of the lanes. The number of attempts for a
+    lane shows in time. Not constant time: that depends on the stream alone, and never on what its lanes hide.
     """
 
     def __init__(self, field: LaneField, key: Secret) -> None:
-        """Take 32 bytes, of which half are an AES key and half an IV; the caller keeps them and wipes them.
+        """Take 32 bytes, half an AES key and half an IV; the caller keeps them and wipes them.
 
         With the IV drawn from the same source as the key, guessing keys for many streams at once gains nothing.
         """
-        WordStream(field.word, key)  # It refuses what is no such key.
+        WordStream(field.word, key)  # It refuses what is not such a key.
         self.field = field
         self._key = key
 
@@ -269,7 +269,7 @@ class LaneStream(Confined):
         """Return lanes [start, start + count).
 
         Raises:
-            MalformedMessage: a lane has no word below q in any attempt; whoever chose the key is refused.
+            MalformedMessage: a lane has no word below q in any attempt; the party that chose the key is refused.
         """
         if type(start) is not int or type(count) is not int or min(start, count) < 0 or start + count > _LIMIT_LANES:
             raise InvalidParameters(f"a range of lanes lies in 0..2^60; got {start!r} and {count!r} lanes from there")
@@ -358,7 +358,7 @@ Lanes = npt.NDArray[np.unsignedinteger[Any]]
 
 
 class LaneSource(Protocol):
-    """Uniform lanes of which any range can be made."""
+    """Uniform lanes; any range can be made."""
 
     def lanes(self, start: int, count: int) -> Lanes:
         """Return lanes [start, start + count)."""
@@ -376,12 +376,12 @@ class RingLanes:
 
     @property
     def order(self) -> int:
-        """How many elements there are."""
+        """Number of elements."""
         return 1 << self.modulus_bits
 
     @property
     def bits(self) -> int:
-        """How many bits a lane has on the wire."""
+        """Bits of a lane on the wire."""
         return self.modulus_bits
 
     @property
@@ -432,7 +432,7 @@ class RingLanes:
 
 
 LaneGroup = RingLanes | LaneField
-"""What the values of point functions lie in."""
+"""Group of the values of point functions."""
 
 
 # --- Kernels: no dtype, no branch and no index that depends on data ---------------------------------------------------

@@ -16,9 +16,9 @@ An upload is accepted if v = 0 and p(tau) = sum_i rho_i f_i(tau)^2. With two hon
 not all unit vectors passes with probability at most 4 Q / |F| + 2 G / (|F| - q) if it computes Q hashes. A client and a
 server that work together pass always; such a server could add any error to the result in any case.
 
-What is opened for an honest client is uniform subject to the two equations, which hold for every input, so it says
+The values opened for an honest client are uniform subject to the two equations, which hold for every input, so it says
 nothing about the input. That is so *once*: a second query point would open f_i at a second place under one mask, and
-with it the row. ``RoundChallenges`` therefore fixes the point by what was uploaded, and refuses a second upload.
+with it the row. ``RoundChallenges`` therefore fixes the point by the upload, and refuses a second upload.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ from .statement import (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OneHotCommitment(Message):
-    """What a server sends before it has seen any of the other server's values."""
+    """A server's commitment, sent before it has seen any of the other server's values."""
 
     kind: ClassVar = MessageKind.ONE_HOT_COMMITMENT
     server: Annotated[ServerId, SERVER]
@@ -152,7 +152,7 @@ def sketch(  # noqa: PLR0913 -- each is named where it is passed
     point: Elements,
     threads: int = 1,
 ) -> OneHotSketch:
-    """Return one server's share of what is opened.
+    """Return one server's share of the opened values.
 
     Args:
         masks: this server's shares of f_i(0).
@@ -160,7 +160,7 @@ def sketch(  # noqa: PLR0913 -- each is named where it is passed
         point: the query point tau.
     Raises:
         InvalidParameters: the point lies in the base field; fewer than one thread.
-        CapacityExceeded, Misuse: the share is no matrix of lanes of this shape.
+        CapacityExceeded, Misuse: the share is not a matrix of lanes of this shape.
     """
     base = shape.field
     weights = shape.row_points.weights_at(point)
@@ -214,7 +214,7 @@ class _Sums:
         )
 
     def _over(self, part: slice, per_row: Integers) -> Integers:
-        """Go through some of the rows; write what belongs to each and return what is summed over them."""
+        """Go through some of the rows; write the values of each and return the sums over them."""
         width = self.shape.columns * self.shape.codewords
         step = max(1, _CHUNK_LANES // width)
         buffer = np.empty((min(step, part.stop - part.start), width), dtype=self.float)
@@ -239,7 +239,7 @@ class _Sums:
 
 
 class _Windows:
-    """The share in windows that begin at multiples of a power of two, of which the last one is kept."""
+    """The share in windows that begin at multiples of a power of two; the last one is kept."""
 
     def __init__(self, shape: CheckShape, share: OneHotShare) -> None:
         self.shape, self.share = shape, share
@@ -299,11 +299,11 @@ class RoundChallenges(Confined):
             raise Misuse("an upload of another round is never queried with the key of this one")
         upload = hashlib.sha256(bind(Label.ONE_HOT_UPLOAD, context.statement, joint, polynomial)).digest()
         place = (context.client, context.layout_digest, context.segment)
-        # One step, so that of two threads with two uploads of one client only one goes on.
+        # One step, so that only one of two threads with two uploads of one client passes.
         known = self._answered.setdefault(place, upload)
         if known is not upload:
             if known == upload:
-                raise Misuse("an upload is queried once; go on with its verifier", reason=Reason.ALREADY_SPENT)
+                raise Misuse("an upload is queried once; use its verifier", reason=Reason.ALREADY_SPENT)
             raise PeerMisbehaved(
                 f"{context.client} uploaded twice for one round and segment",
                 reason=Reason.ALREADY_ANSWERED,
@@ -349,7 +349,7 @@ class OneHotVerifier(Confined):
             PeerMisbehaved: the client uploaded something else before.
             MalformedMessage: a seed of the client's gives no lanes; ``culprits`` names the client.
             Misuse: this upload has a verifier already; the proof or the share has another shape.
-            CapacityExceeded: the share holds what is no lane.
+            CapacityExceeded: the share holds a value that is not a lane.
         """
         shape, self.context = context.shape, context
         self.server, self.peer = proof.server, ServerId(1 - proof.server.index)
@@ -393,7 +393,7 @@ class OneHotVerifier(Confined):
         """Return this server's opening, given the other server's commitment.
 
         Raises:
-            MalformedMessage, UnexpectedMessage, PeerMisbehaved: it is no commitment of the other server's to this
+            MalformedMessage, UnexpectedMessage, PeerMisbehaved: it is not a commitment of the other server's to this
                 upload.
             Misuse: another commitment was taken before.
         """
@@ -409,9 +409,9 @@ class OneHotVerifier(Confined):
         """Accept the upload, given the other server's opening.
 
         Raises:
-            PeerMisbehaved: the opening is not what was committed to (the other server's doing), or the openings
+            PeerMisbehaved: the opening differs from the commitment (the other server's doing), or the openings
                 contradict each other (the client's doing or the other server's).
-            MalformedMessage, UnexpectedMessage: it is no opening.
+            MalformedMessage, UnexpectedMessage: it is not an opening.
             Misuse: no commitment was taken yet, or another opening was.
         """
         opening = owned_bytes(opening)
@@ -422,7 +422,7 @@ class OneHotVerifier(Confined):
         if self._decided is None:
             self._decided = (opening, self._fault_in(opening, self._peer_commitment))
         if (fault := self._decided[1]) is not None:
-            # A copy, so that what is kept refers to no frame of a caller.
+            # A copy, so that kept values refer to no frame of a caller.
             raise copy(fault)
         return VerifiedUpload(self.context)
 
@@ -435,7 +435,7 @@ class OneHotVerifier(Confined):
 
     def _check(self, opening: bytes, commitment: OneHotCommitment) -> None:
         if OneHotCommitment.to(self.peer, self.context.statement, opening) != commitment:
-            raise self._fault("an opening is not what was committed to", Reason.COMMITMENT_MISMATCH, self.peer)
+            raise self._fault("an opening differs from its commitment", Reason.COMMITMENT_MISMATCH, self.peer)
         with blaming(self.peer):
             received = OneHotOpening.decode(opening, self.context.shape)
         self._require_from_peer(received)

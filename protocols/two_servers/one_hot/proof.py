@@ -38,7 +38,7 @@ def prove(
         assignments: one index for each block; the blocks that fill the last row are not the client's.
         share_digests: of server 0's and of server 1's share.
     Raises:
-        Misuse: the assignments are no vector of one integer for each block.
+        Misuse: the assignments are not a vector of one integer for each block.
         CapacityExceeded: an assignment is not below the number of codewords.
     Security: one proof for each client, round and segment. Each message is sealed to its own server; both together give
         the input away.
@@ -94,7 +94,7 @@ def _placed(shape: CheckShape, assignments: Assignments) -> Assignments:
     if type(assignments) is not np.ndarray or assignments.dtype.kind not in "iu" or assignments.ndim != 1:
         raise Misuse("assignments are a vector of integers, one for each block")
     if assignments.size != shape.blocks:
-        raise Misuse(f"{shape.blocks} assignments are due; got {assignments.size}")
+        raise Misuse(f"expected {shape.blocks} assignments; got {assignments.size}")
     if int(assignments.min()) < 0 or int(assignments.max()) >= shape.codewords:
         raise CapacityExceeded("an assignment is not below the number of codewords", reason=Reason.INPUT_OUT_OF_RANGE)
     placed = np.zeros(shape.rows * shape.columns, dtype=np.intp)

@@ -1,11 +1,11 @@
-"""What a client proves to the two servers, what that is bound to, and the challenges that follow from it.
+"""Statement that a client proves to the two servers, the values that it binds, and the challenges that follow from it.
 
 The statement: the two servers' shares of this upload add up, in every block, to a vector that is 1 at one place and 0
-elsewhere. It is about the unit vector always; the weight by which the servers multiply it afterwards is public, and is
-part of what is bound. So are the attempt, the round, the client, the layout, the shape, the correction words and the
-upload's nonce: a proof that was made for any other of these is a proof of nothing here.
+elsewhere. It is about the unit vector always; the weight by which the servers multiply it afterwards is public and
+bound. So are the attempt, the round, the client, the layout, the shape, the correction words and the
+upload's nonce: a proof that was made for any other of these proves nothing here.
 
-The blocks stand in M rows of G columns, row by row. Where B is no multiple of G, the blocks that fill the last row are
+The blocks stand in M rows of G columns, row by row. If B is not a multiple of G, the blocks that fill the last row are
 public: the servers put the first unit vector there, server 0 as its share and server 1 nothing.
 
     part_b = H(statement, b, digest of the share of server b; seed_b)      blinded by the seed
@@ -43,7 +43,7 @@ MAXIMUM_BLOCKS: Final = 1 << 26
 """Rows and sums over them stay within the bounds of exact products, also with one column."""
 MAXIMUM_COLUMNS: Final = 512
 POLYNOMIAL_BYTES: Final = 1600
-"""What a planned shape spends on the polynomial; the messages around it take about 200 bytes more."""
+"""Bytes that a planned shape spends on the polynomial; the messages around it take about 200 bytes more."""
 
 
 class OneHotShare(Protocol):
@@ -100,22 +100,22 @@ class CheckShape:
 
     @property
     def rows(self) -> int:
-        """How many rows the blocks fill."""
+        """Number of rows that the blocks fill."""
         return -(-self.blocks // self.columns)
 
     @property
     def proof_points(self) -> int:
-        """How many values the client's polynomial of degree 2G has."""
+        """Number of values of the client's polynomial of degree 2G."""
         return 2 * self.columns + 1
 
     @property
     def row_points(self) -> EvaluationPoints:
-        """Where the polynomial of a row has its mask (0) and its blocks (1 to G)."""
+        """Points of a row's polynomial: its mask (0) and its blocks (1 to G)."""
         return _points(self.field, self.columns + 1)
 
     @property
     def polynomial_points(self) -> EvaluationPoints:
-        """Where the client's polynomial is given."""
+        """Points at which the client's polynomial is given."""
         return _points(self.field, self.proof_points)
 
     def encode(self) -> tuple[bytes, ...]:
@@ -142,7 +142,7 @@ class UploadContext:
     """Which segment of the layout, for two may have one shape."""
     shape: CheckShape
     weight: int
-    """By which the servers multiply the accepted vector; public, and 0 for a client that only takes part."""
+    """Factor by which the servers multiply the accepted vector; public, and 0 for a client that only takes part."""
     correction_digest: bytes
     """The digest of the correction words that both servers hold; of no bytes where there are none."""
     nonce: bytes
@@ -210,11 +210,11 @@ class UploadContext:
     def _expanded(  # noqa: PLR0913, PLR0917 -- the parts of one derivation
         self, kind: str, label: Label, server: ServerId, seed: Secret, joint: bytes, count: int
     ) -> Elements:
-        """Expand a seed under the joint value, and so under everything.
+        """Expand a seed under the joint value, and therefore under everything.
 
         A server that was led to compute anything else, for a client that the other server invents or with a part that
-        the other server changed, masks it with other random values: what it opens then belongs to no input. Server 1
-        has a mask for the polynomial beside what it is sent for this reason alone.
+        the other server changed, masks it with other random values: it then opens values that belong to no input. For
+        this reason alone server 1 has a mask for the polynomial in addition to what it is sent.
         """
         with _stream_key(kind, seed, label, bytes([server.index]), joint) as stream_key:
             return self.shape.field.sample(LaneStream(self.shape.base, stream_key), 0, count)
@@ -277,18 +277,18 @@ def _points(field: ExtensionField, count: int) -> EvaluationPoints:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class OneHotProof:
-    """What a client gives one server beside its share: a part of an upload that is sealed to that server.
+    """Message of a client to one server in addition to its share: a part of an upload that is sealed to that server.
 
-    Security: ``encode`` returns the seed in the clear. Whoever has both servers' messages and shares has the input.
+    Security: ``encode`` returns the seed in the clear. A party with both servers' messages and shares has the input.
     """
 
     server: ServerId
     seed: Secret
-    """From which the server's shares of the masks and of the polynomial follow."""
+    """Seed of the server's shares of the masks and of the polynomial."""
     other_part: bytes
-    """What fixes the other server's share and seed."""
+    """Commitment to the other server's share and seed."""
     polynomial: Elements = field(repr=False)
-    """What server 1 adds to its share: the polynomial less what both seeds give. No values for server 0."""
+    """Summand of server 1's share: the polynomial less the expansions of both seeds. No values for server 0."""
 
     def __post_init__(self) -> None:
         require_seed(self.seed)

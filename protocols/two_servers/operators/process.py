@@ -26,7 +26,8 @@ from secagg.crypto.secret import Secret
 from secagg.errors import AuthenticationFailed, InvalidParameters, PeerError
 from secagg.identifiers import ServerId
 from secagg.protocols.two_servers.standing_server import StandingServer
-from secagg.session.sockets import GREETING_PATIENCE, Service, SocketAsk, receive_frame, send_frame
+from secagg.session.frames import receive_frame, send_frame
+from secagg.session.sockets import GREETING_PATIENCE, Service, SocketAsk
 from secagg.wire import MessageKind, Reader, Writer
 
 NONCE_BYTES = 32
@@ -48,8 +49,8 @@ class Challenge:
         """Return the message that welcomes server 0.
 
         Raises:
-            AuthenticationFailed: whoever proves does not know the pair key.
-            MalformedMessage, UnexpectedMessage: it is no proof.
+            AuthenticationFailed: the other end does not know the pair key.
+            MalformedMessage, UnexpectedMessage: it is not a proof.
         """
         reader = Reader(proof, MessageKind.PEER_PROOF)
         nonce, tag = reader.fixed(NONCE_BYTES), reader.fixed(TAG_BYTES)
@@ -80,7 +81,7 @@ class Proof:
 
         Raises:
             AuthenticationFailed: it does not.
-            MalformedMessage, UnexpectedMessage: it is no welcome.
+            MalformedMessage, UnexpectedMessage: it is not a welcome.
         """
         reader = Reader(welcome, MessageKind.PEER_WELCOME)
         tag = reader.fixed(TAG_BYTES)
@@ -99,7 +100,7 @@ def _require_tag(pair_key: Secret, server: int, challenge: bytes, nonce: bytes, 
 
 
 PEER_PATIENCE: Final = 600.0
-"""How many seconds server 0 waits for an answer, and server 1 until an answer is read."""
+"""Seconds that server 0 waits for an answer, and server 1 until an answer is read."""
 _RETRY: Final = 0.1
 _REFUSAL_BYTES: Final = 1 << 16
 
@@ -141,7 +142,7 @@ def serve_standing(
 
 
 class PeerLink:
-    """Server 0's connection to server 1, made when it is needed, and anew after it was lost."""
+    """Server 0's connection to server 1, made when it is needed, and again after it was lost."""
 
     def __init__(
         self, path: Path, pair_key: Secret, coins: Coins, *, answer_bytes: int, patience: float = GREETING_PATIENCE
@@ -161,7 +162,7 @@ class PeerLink:
         """Send a message and return its answer.
 
         Raises:
-            OSError: the other server cannot be reached, went away, or answered with what is no message; what was asked
+            OSError: the other server cannot be reached, went away, or did not answer with a message; what was asked
                 was done or not.
             InvalidParameters: what answers does not know the pair key.
             SecAggError: what the other server refused with.

@@ -113,7 +113,7 @@ def generate_shares(  # noqa: PLR0913 -- all but four have defaults
         coins: 32 bytes are drawn at depth 0, a nonce and a seed, and 48 with a tree, a nonce and two seeds.
 
     Raises:
-        Misuse: alpha or beta is no array of integers of the right form.
+        Misuse: alpha or beta is not an array of integers of the right form.
         CapacityExceeded: a value is out of its range; which one is not said.
         InvalidParameters: beta is not 1 although the last lane is derived.
     Security: seeds are fresh in every call, so no two vectors are shared under one. The caller sends each server its
@@ -142,7 +142,7 @@ def generate_shares(  # noqa: PLR0913 -- all but four have defaults
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class _Place:
-    """Where the values are and what they are, in words of one kind each."""
+    """Positions and values of the leaves, in words of one kind each."""
 
     shape: PointFunctionShape
     alpha: npt.NDArray[np.uint64]
@@ -167,7 +167,7 @@ class _Place:
 
     @property
     def blocks(self) -> int:
-        """How many blocks there are."""
+        """Number of blocks."""
         return int(self.alpha.size)
 
     def one_hot(self, lane: npt.NDArray[np.uint64], lanes: range, blocks: slice) -> Lanes:

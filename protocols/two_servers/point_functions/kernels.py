@@ -3,14 +3,14 @@
 Implements: [BGI16] Fig. 1, with early termination: a leaf has many lanes.
 
 A tree's node is 128 bits in two words, and the lowest bit of each word is a control bit. Off the path to alpha the
-servers hold the same node. On the path they hold independent seeds, and control bits of which exactly one is set, in
+servers hold the same node. On the path they hold independent seeds, and control bits, exactly one of them set in
 each word. Let H_0, H_1 be the hashes of the two children, and t the control bits:
 
     child_c = H_c(s) xor (t times CW_c)        in each word
 
 CW_c holds the difference of the children that leave the path, so that these become equal, and such control bits that
-on the path exactly one stays set. At a leaf the same control bits decide, for the lanes of each word, who adds the
-leaf's correction word:
+on the path exactly one stays set. At a leaf the same control bits decide, for the lanes of each word, which server adds
+the leaf's correction word:
 
     lanes of server b = (-1)^b (C(s) + t times CW),    CW = (-1)^(t_1) (beta e_lane - C(s_0) + C(s_1))
 

@@ -1,4 +1,4 @@
-"""The shape of a point function: how many codewords, in which group, how deep its tree, and what that costs.
+"""The shape of a point function: the number of codewords, the group, the depth of the tree, and the costs.
 
 At depth 0 there is no tree: server 0 expands a seed into its share, and server 1 is sent its own share. At depth t the
 codewords are divided among 2^t leaves of ceil(k / 2^t) lanes, and every level costs one correction word of 130 bits:
@@ -16,16 +16,16 @@ The two children of a node and each piece of a leaf's lanes have a role of their
 both servers with the correction words. Only pseudo-randomness on fresh, independent seeds is asked of H; nothing is
 asked of related inputs, as a tree of correlated nodes would.
 
-Multi-target attacks are why keys change. Whoever computes AES_K once compares the result with every unknown node that
+Keys change because of multi-target attacks. One computation of AES_K can be compared with every unknown node that
 is hashed under K, so with T such nodes, of 126 bits each, the work is about 2^126 / T. A key serves one client and
-16,384 blocks, and of a block the nodes on one path: T is 2^14 times the depth, whatever the number of clients and
+16,384 blocks, and in each block the nodes on one path: T is 2^14 times the depth, whatever the number of clients and
 blocks, which leaves 110 bits at depth 4 and 108 at depth 12. The nonce is fresh, so that nothing can be computed before
 the keys are known.
 
-What the seeds of a client's keys expand into, each bound to everything that the key is for.
+Streams that the seeds of a client's keys expand into, each bound to everything that the key is for.
 
 A stream's key and its IV are derived together from the seed, the context, the client, the nonce, the shape and the
-server. Whoever guesses seeds must therefore guess for one client and round at a time; a bare key at IV 0 would be
+server. So an attacker must guess seeds for one client and round at a time; a bare key at IV 0 would be
 compared with the streams of all of them at once.
 """
 
@@ -52,7 +52,7 @@ LEAST_CODEWORDS: Final = 2
 MAXIMUM_CODEWORDS: Final = 1 << 12
 MAXIMUM_BLOCKS: Final = 1 << 26
 SEED_BITS: Final = 126
-"""A node is 128 bits, of which two are control bits."""
+"""A node is 128 bits, two of them control bits."""
 CORRECTION_BITS: Final = SEED_BITS + 4
 RUN_BLOCKS: Final = 1 << 14
 """Lanes are laid out in runs of so many blocks, the last of which may be shorter; part of the explicit share's bytes.
@@ -97,17 +97,17 @@ class PointFunctionShape:
 
     @property
     def leaves(self) -> int:
-        """How many leaves the tree has."""
+        """Number of leaves of the tree."""
         return 1 << self.depth
 
     @property
     def leaf_lanes(self) -> int:
-        """How many lanes a leaf has; the last leaves may have lanes beyond the codewords."""
+        """Number of lanes of a leaf; the last leaves may have lanes beyond the codewords."""
         return -(-self.codewords // self.leaves)
 
     @property
     def sent_lanes(self) -> int:
-        """How many lanes a block has on the wire."""
+        """Number of lanes of a block on the wire."""
         return self.leaf_lanes - self.derives_last_lane
 
     @property
@@ -117,19 +117,19 @@ class PointFunctionShape:
 
     @property
     def lanes_per_piece(self) -> int:
-        """How many lanes one cipher call gives a leaf."""
+        """Number of lanes that one cipher call gives a leaf."""
         return AES_BLOCK_BYTES // self.group.word.itemsize
 
     @property
     def pieces(self) -> int:
-        """How many cipher calls fill the lanes of a leaf."""
+        """Number of cipher calls that fill the lanes of a leaf."""
         return -(-self.leaf_lanes // self.lanes_per_piece)
 
     @property
     def cipher_calls(self) -> float:
-        """How many cipher calls a block costs server 0: its roots, its nodes and its lanes; without repeated attempts.
+        """Number of cipher calls of server 0 for a block: its roots, nodes and lanes; without repeated attempts.
 
-        At depth 0 the stream runs on from block to block, so this need not be whole.
+        At depth 0 the stream continues from block to block, so this need not be whole.
         """
         if not self.depth:
             return self.sent_lanes * self.group.word.itemsize / AES_BLOCK_BYTES
@@ -164,7 +164,7 @@ def least_cipher_calls(codewords: int, lane_bits: int, depth: int) -> int:
 
 NONCE_BYTES: Final = 16
 GROUP_BLOCKS: Final = 1 << 14
-"""How many blocks of one client share the keys of the hash; part of the definition of every key."""
+"""Number of one client's blocks that share the keys of the hash; part of the definition of every key."""
 SLACK_BYTES: Final = AES_BLOCK_BYTES - 1
 """Room that the backend insists on beyond what it writes."""
 
@@ -174,7 +174,7 @@ NodeWords = npt.NDArray[np.uint64]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeyBinding:
-    """Everything public that one client's point functions are bound to, beside their shape."""
+    """Public values that one client's point functions are bound to, in addition to their shape."""
 
     context: bytes
     """The digest of the attempt, the round, the layout and the segment: of all that the three parties agree on."""
@@ -197,7 +197,7 @@ class KeyBinding:
 
 @dataclass(frozen=True, slots=True)
 class Role:
-    """What a hash is for: the left child (0), the right child (1), or lanes (2)."""
+    """Purpose of a hash: the left child (0), the right child (1), or lanes (2)."""
 
     use: int
     piece: int = 0

@@ -191,9 +191,9 @@ class CorrectionWords:
     leaf: Lanes
     """(piece, block, lane), with zeros in lanes that a leaf does not have."""
     encoded: bytes = b""
-    """Kept where they were made, for whoever sends them; see ``freeze``."""
+    """Kept where they were made, for the party that sends them; see ``freeze``."""
     digest: bytes = b""
-    """What is compared where another party relayed the bytes, and what a proof is bound to."""
+    """Digest that is compared where another party relayed the bytes, and to which a proof is bound."""
 
     def __post_init__(self) -> None:
         require_tree(self.shape)
@@ -216,7 +216,7 @@ class CorrectionWords:
 
     @property
     def blocks(self) -> int:
-        """How many blocks there are."""
+        """Number of blocks."""
         return int(self.leaf.shape[1])
 
     def freeze(self) -> CorrectionWords:
@@ -289,7 +289,7 @@ def _parts(shape: PointFunctionShape, blocks: int) -> tuple[int, int, int]:
 
 
 class _WithoutTree(Confined):
-    """What both shares have in common: lanes in runs, and what a server adds of them."""
+    """Common part of both shares: lanes in runs, and the addition of a server's lanes."""
 
     server_index: int
 
@@ -418,7 +418,7 @@ _LEAST_CHUNK: Final = 16
 
 
 class TreeShare(Confined):
-    """What one server holds of a client's keys: its seed and the public correction words."""
+    """One server's part of a client's keys: its seed and the public correction words."""
 
     def __init__(  # noqa: PLR0913 -- all but four are keywords with defaults
         self,
@@ -459,7 +459,7 @@ class TreeShare(Confined):
 
     @property
     def blocks(self) -> int:
-        """How many blocks there are."""
+        """Number of blocks."""
         return self.correction.blocks
 
     @property
@@ -555,10 +555,10 @@ class TreeShare(Confined):
 
 
 class _Scratch:
-    """Two buffers for nodes, which take turns as parents and children, and two for what is computed on the way.
+    """Two buffers for nodes, which alternate as parents and children, and two for intermediate values.
 
-    Memory that is kept: fresh memory of this size may be mapped anew by the system for every operation, which was
-    measured to take as long as the operation.
+    Memory that is kept: the system may map fresh memory of this size again for every operation, which was measured to
+    take as long as the operation.
     """
 
     def __init__(self, nodes: int) -> None:
@@ -588,7 +588,7 @@ _kept = threading.local()
 
 
 def _scratch(nodes: int) -> _Scratch:
-    """Return this thread's scratch memory, of at least so many nodes; whoever uses it wipes it."""
+    """Return this thread's scratch memory, of at least so many nodes; the caller wipes it."""
     scratch: _Scratch | None = getattr(_kept, "scratch", None)
     if scratch is None or scratch.nodes < nodes:
         scratch = _kept.scratch = _Scratch(nodes)

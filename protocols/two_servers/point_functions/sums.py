@@ -1,4 +1,4 @@
-"""What a server does with the shares of many clients: adds them up, block by block and codeword by codeword."""
+"""A server's sums of the shares of many clients, block by block and codeword by codeword."""
 
 from __future__ import annotations
 

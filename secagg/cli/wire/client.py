@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from secagg.transport.client import Outcome
 
 _UNPLANNED: Final = {"noise", "norm", "epsilon", "delta", "identity"}
-"""What this command has no encoding for, and what has an option of its own."""
+"""Settings that this command cannot encode, and those that have an option of their own."""
 
 
 def run_contribute(options: argparse.Namespace) -> int:
@@ -108,7 +108,7 @@ async def _contribute(options: argparse.Namespace) -> Outcome:
         subject, update = joined(card)
 
         def begin(message: bytes) -> ClientSession:
-            # A plug looks at the first message; the member that it makes then may keep what is suspended.
+            # A plug looks at the first message; the member that it makes may then keep a suspended state.
             if not members:
                 first = message if suspended is None else b""
                 members.append(plug_for(card.protocol).member(replace(side, invitation=first)))
@@ -171,7 +171,7 @@ def _floors(usual: NodeSettings, assignments: Iterable[str]) -> dict[str, Any]:
     given = dict[str, Any]()
     for name, value in assigned(assignments).items():
         if name not in known:
-            raise InvalidParameters(f"--set {name} is no floor of a client; there are {', '.join(sorted(known))}")
+            raise InvalidParameters(f"--set {name} is not a floor of a client; there are {', '.join(sorted(known))}")
         default: Any = getattr(usual, name)
         kept: Any = value
         if isinstance(default, tuple):

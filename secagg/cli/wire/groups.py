@@ -33,7 +33,7 @@ _MOST: Final = (1 << 32) - 1
 _MOST_AT_ONCE: Final = 1 << 20
 _MOST_IN_ALL: Final = 1 << 32
 _NAMED: Final = 20
-"""So many groups that are missing are named."""
+"""Number of missing groups that an error names."""
 _CLIENTS: Final = repeated(CLIENT, MOST_IN_A_GROUP)
 _OWN: Final = ("clients", "group")
 """Terms in which groups differ."""
@@ -41,7 +41,7 @@ _OWN: Final = ("clients", "group")
 
 @dataclass(frozen=True, slots=True)
 class GroupSum(Message):
-    """What the session of one group released; its operator knows all of it."""
+    """Release of one group's session; its operator knows all of it."""
 
     kind = MessageKind.GROUP_SUM
     card: Annotated[bytes, variable(CARD_BYTES)]
@@ -127,13 +127,13 @@ def read_sum(path: Path) -> tuple[Card, GroupSum]:
     sums, digest = data[:-DIGEST_BYTES], data[-DIGEST_BYTES:]
     if digest != _digest(sums):
         raise InvalidParameters(
-            f"{path} is no sum of a group, or damaged; copy what `secagg serve --group` wrote again"
+            f"{path} is not a sum of a group, or damaged; copy what `secagg serve --group` wrote again"
         )
     try:
         found = GroupSum.decode(sums)
         return Card.decode(found.card), found
     except PeerError as error:
-        raise InvalidParameters(f"{path} is no sum of a group ({error}); all servers need one version") from None
+        raise InvalidParameters(f"{path} is not a sum of a group ({error}); all servers need one version") from None
 
 
 def run_add(options: argparse.Namespace) -> int:
@@ -192,7 +192,7 @@ def _released(path: Path, found: GroupSum, layout: Layout) -> Released:
     try:
         return found.released(layout)
     except PeerError as error:
-        raise InvalidParameters(f"{path} is no sum of its group ({error}); copy it again") from None
+        raise InvalidParameters(f"{path} is not a sum of its group ({error}); copy it again") from None
 
 
 def _require_same(path: Path, card: Card, first: Path, expected: Card) -> None:

@@ -58,7 +58,7 @@ _USED: Final = (
 )
 """The settings of a server that are not about updates."""
 _DRAWING, _SEATS = 28 * 28, 3
-"""Of a page: values of a drawing, and how many visitors a sum has where nobody says."""
+"""For a page: values of a drawing, and the default number of visitors of a sum."""
 _LEAST_ANSWER, _SHARES, _PER_CLIENT = 1 << 20, 16, 1 << 12
 """No answer is longer than these bytes, times the packed update, and for each client."""
 
@@ -103,7 +103,7 @@ def _shown(held: _Held, released: Released) -> bytes:
 
 
 def _write(options: argparse.Namespace, held: _Held, released: Released) -> str:
-    """Write the mean, or the sum of a group, and return what was written; it is on disk when this returns."""
+    """Write the mean, or the sum of a group, and return its description; it is on disk when this returns."""
     if options.group is None:
         write_mean(options.out, held.plan.mean(released))
         return f"the mean of {len(released.counted)} clients' updates"
@@ -201,7 +201,7 @@ def _settings(options: argparse.Namespace) -> SecAggSettings:
 
     given = {PREFIX + name.replace("_", "-"): value for name, value in assigned(options.set).items()}
     if options.protocol == "pairwise" and f"{PREFIX}roster" in given:
-        # Who certified the clients meant them to believe certificates and not the server.
+        # A roster means that clients believe certificates and not the server.
         given.setdefault(f"{PREFIX}mode", "active")
     alike = {f"{PREFIX}protocol": options.protocol, f"{PREFIX}weighting": "uniform"}
     if twice := sorted(alike.keys() & given.keys()):
@@ -252,7 +252,7 @@ class _Telling:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Held:
-    """What a server holds: a session that was opened now, or one that a process before this one has left."""
+    """Session of a server: opened now, or left by an earlier process."""
 
     session: ServerSession | None
     """None where its sum is written, and clients are only to be told."""
@@ -260,7 +260,7 @@ class _Held:
     plan: Session[Any]
     admission: Admission
     number: int = 0
-    """Of the stage that is open."""
+    """Number of the stage that is open."""
     ending: str = ""
 
 
@@ -278,7 +278,7 @@ class _Sum:
     terms: dict[str, int | float]
 
     def held(self, least: int = 0) -> _Held:
-        """Go on with the session of the store, or open another one.
+        """Resume the session of the store, or open another one.
 
         Args:
             least: the least number that its round may have, where none is given.
@@ -295,14 +295,14 @@ class _Sum:
             return replace(self._restored(card, None), ending=kept.ending.decode())
         if not kept.ending and self._can_go_on(kept):
             return self._gone_on(card, kept)
-        _LOG.warning("the session of before is over, or cannot go on; this is another one")
+        _LOG.warning("the earlier session is over, or cannot be resumed; this is a new one")
         return self._begun()
 
     def _can_go_on(self, kept: ServerRecord) -> bool:
         """Whether the session outlived its process; it is refused to a server that adds its uploads in another way."""
         is_spread, by_workers = self._spread.goes_on, self.options.engine is not None
         if (is_spread and not by_workers) or (kept.snapshot and by_workers):
-            who, how = ("workers add", "go on with") if is_spread else ("its server adds", "leave out")
+            who, how = ("workers add", "resume with") if is_spread else ("its server adds", "leave out")
             raise InvalidParameters(
                 f"{self.options.state} keeps a session whose uploads {who}; {how} --engine, or name another --state"
             )

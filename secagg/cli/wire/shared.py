@@ -1,4 +1,4 @@
-"""What both ends of a wire make alike: how updates are encoded, plugs of protocols, logs, and values of options."""
+"""Common parts of both ends of a wire: encoding of updates, plugs of protocols, logs, and values of options."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Result = TypeVar("Result")
 Value = int | float | bool | str
 ACTIVE: Final = "active"
 TRUST: Final = ("clients trust the server to follow the protocol", "clients trust certified keys, and not the server")
-"""By whether the mode is active."""
+"""Sentences for semi-honest and for active mode."""
 _PORTS: Final = 1 << 16
 _WORDS: Final = {"yes": True, "no": False, "true": True, "false": False}
 _TERMS: Final = dict.fromkeys(("clients", "all_clients", "group", "groups", "values", "bits"), int) | {"clip": float}
@@ -38,7 +38,7 @@ def plan_of(protocol: str, terms: Mapping[str, Any]) -> Session[Any]:
     """Return how updates are encoded; from what a server says it is the server's word, and no floor.
 
     Raises:
-        InvalidParameters: these are no terms.
+        InvalidParameters: these are not terms.
     """
     import numpy as np
 
@@ -106,7 +106,7 @@ def running(work: Callable[[], Coroutine[Any, Any, Result]]) -> Result:
     handler.setFormatter(JsonLines())
     logging.basicConfig(level=logging.INFO, handlers=[handler])
     logging.getLogger("httpx").setLevel(logging.WARNING)
-    # What it warns of is what anybody may send.
+    # Anybody may send the messages that it warns of.
     logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
     with serving():
         return asyncio.run(_until_told(work))

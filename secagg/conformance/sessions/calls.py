@@ -29,7 +29,7 @@ def wrong_order(candidate: SessionCandidate) -> None:
 
 
 def after_the_end(candidate: SessionCandidate) -> None:
-    """Go on after the release; the session says nothing, takes nothing, and releases nothing again."""
+    """Continue after the release; the session says nothing, takes nothing, and releases nothing again."""
     rehearsal = Rehearsal.begin(candidate)
     rehearsal.require_exact(rehearsal.finish(), candidate.clients)
     _require_over(rehearsal.server, candidate)
@@ -133,7 +133,7 @@ def dropped(candidate: SessionCandidate) -> None:
             require_refused("an answer of a client that was dropped", rehearsal.server.receive, gone, answer)
         rehearsal.deliver(rehearsal.all_answers([c for c in candidate.clients if c != gone]))
         if rehearsal.server.turnout is not Turnout.COMPLETE:
-            raise ContractViolation("a client that was dropped is what a stage is not complete for")
+            raise ContractViolation("a stage waits for a client that was dropped")
         due = [client for client in candidate.clients if client != gone or uploaded]
         rehearsal.require_exact(rehearsal.finish(frozenset({gone})), due)
 
@@ -250,7 +250,7 @@ def suspended(candidate: SessionCandidate) -> None:
         rehearsal.world.member(client).join(rehearsal.subject, rehearsal.update_of(client)),
     )
     if session.suspend() is not None:
-        raise ContractViolation("a client that has answered nothing has something to go on with")
+        raise ContractViolation("a client that has answered nothing has a state to resume")
     require_refused("a message after suspending", session.answer, rehearsal.server.invitation, by=(SecAggError,))
     while rehearsal.server.stage is not None:
         rehearsal.deliver(rehearsal.all_answers())

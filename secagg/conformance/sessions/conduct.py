@@ -53,7 +53,7 @@ def _is_refused(rehearsal: Rehearsal, client: ClientId, wrong: bytes) -> bool:
         rehearsal.server.receive(client, wrong)
     except PeerError as error:
         if (rehearsal.server.turnout, rehearsal.server.awaited) != before:
-            raise ContractViolation(f"what was not verified changes whom a stage awaits: {error}") from error
+            raise ContractViolation(f"an unverified message changes whom a stage awaits: {error}") from error
         return True
     return False
 
@@ -80,7 +80,7 @@ def second_answer_is_a_fault(candidate: SessionCandidate) -> None:
             rehearsal.server.receive(client, altered(answers[client], 0.999))
         except PeerError as error:
             if client not in error.culprits or error.reason not in {each.reason for each in rehearsal.server.faults}:
-                raise ContractViolation("a second answer that was refused is no fault of anybody's") from error
+                raise ContractViolation("a refused second answer must be a recorded fault") from error
         rehearsal.require_exact(rehearsal.finish(), candidate.clients)
 
 
@@ -102,7 +102,7 @@ def strangers(candidate: SessionCandidate) -> None:
 
 ROUNDS: Final = 3
 Seen = list[tuple[object, ...]]
-"""What a server sees of a client: its stages, the lengths of its answers, and whether they count."""
+"""A server's view of a client: its stages, the lengths of its answers, and whether they count."""
 
 
 def silence(candidate: SessionCandidate) -> None:
@@ -151,7 +151,7 @@ HOSTILE: Final[Mapping[str, Spoil]] = {
     "values from another model": lambda payload, _, number: _varied(payload, bytes([9]) * 32, number),
     **{f"a weight of {weight}": partial(_weighing, weight) for weight in (0, -1, 2, 1 << 40)},
 }
-"""What a client may have, by name; each returns what training returns for one round."""
+"""Updates of a hostile or faulty client, by name; each returns the result of training for one round."""
 
 
 def _seen(candidate: SessionCandidate, spoil: Spoil) -> Seen:

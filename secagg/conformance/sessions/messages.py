@@ -19,7 +19,7 @@ _STAGES: Final = 16
 """No session has more."""
 _THREADS: Final = 8
 _FLIPS: Final = (0.0, 0.3, 0.7, 0.999)
-"""Where bytes are altered, as parts of a message."""
+"""Places where bytes are altered, as parts of a message."""
 
 
 def rehearsals(candidate: SessionCandidate) -> Iterator[tuple[int, Rehearsal]]:
@@ -45,7 +45,7 @@ def sum_of_all(candidate: SessionCandidate) -> None:
     released = rehearsal.server.release()
     rehearsal.require_exact(released, candidate.clients)
     if released.revealed != frozenset({released.counted}) or released.left_out:
-        raise ContractViolation("all went well, and other sums than the one that is due are revealed")
+        raise ContractViolation("all went well, and sums other than the expected one are revealed")
     if set(rehearsal.made.values()) != {1}:
         raise ContractViolation("an update is made more than once")
 
@@ -178,7 +178,7 @@ def altered_message(candidate: SessionCandidate) -> None:
 
 
 def _going_on(rehearsal: Rehearsal, answers: dict[ClientId, bytes]) -> Released:
-    """Deliver answers of which some may be refused, and go on with those who are left."""
+    """Deliver answers, some of which may be refused, and continue with the clients that are left."""
     left = set[ClientId](rehearsal.candidate.clients) - answers.keys()
     in_stage = {client for client in left if rehearsal.server.message_to(client) is not None}
     gone = set[ClientId](in_stage)

@@ -28,10 +28,10 @@ class SessionCandidate:
     entry: ProtocolEntry
     settings: Any
     subject: Subject
-    """With a layout of rings, and ``MODEL`` as its model."""
+    """Subject with a layout of rings, and ``MODEL`` as its model."""
     clients: tuple[ClientId, ...]
     payload: Callable[[ClientId], Payload]
-    """What a client uploads; values other than zero, or an altered sum might go unnoticed."""
+    """A client's upload; values other than zero, or an altered sum might go unnoticed."""
     coins: Coins
     clock: Clock
     proves_senders: bool = True
@@ -60,7 +60,7 @@ class Rehearsal:
     server: ServerSession
     sessions: dict[ClientId, ClientSession]
     answers: dict[str, dict[ClientId, bytes]] = field(default_factory=dict[str, dict[ClientId, bytes]])
-    """By stage."""
+    """Answers by stage."""
     made: dict[ClientId, int] = field(default_factory=dict[ClientId, int])
     """How often each client's update was made."""
 
@@ -126,7 +126,7 @@ class Rehearsal:
         self.server.close_stage()
 
     def reach(self, number: int, without: frozenset[ClientId] = frozenset()) -> bool:
-        """Go on until a stage is open, counted from 0; return whether there is such a stage."""
+        """Continue until a stage is open, counted from 0; return whether there is such a stage."""
         for _ in range(number):
             if self.server.stage is None:
                 return False
@@ -134,7 +134,7 @@ class Rehearsal:
         return self.server.stage is not None
 
     def finish(self, without: frozenset[ClientId] = frozenset()) -> Released:
-        """Go on to the end."""
+        """Continue to the end."""
         while self.server.stage is not None:
             self.step(without)
         return self.server.release()
@@ -147,7 +147,7 @@ class Rehearsal:
         """
         due = frozenset(counted)
         if released.counted != due:
-            raise ContractViolation(f"{sorted(released.counted)} are counted and {sorted(due)} are due")
+            raise ContractViolation(f"{sorted(released.counted)} are counted; expected {sorted(due)}")
         ideal = ideal_aggregate(self.subject.layout, [self.candidate.payload(client) for client in sorted(due)])
         sums = released.aggregate
         is_same = len(sums.values) == len(ideal.values) and all(
@@ -159,7 +159,7 @@ class Rehearsal:
             raise ContractViolation("clients that are counted are in none of the sets that are revealed")
         segments = range(len(self.subject.layout.segments))
         if list(released.unbounded) != sorted(set(released.unbounded) & set(segments)):
-            raise ContractViolation(f"{released.unbounded} are no segments of the subject's layout, in order")
+            raise ContractViolation(f"{released.unbounded} are not segments of the subject's layout, in order")
         if missing := set(self.subject.layout.ring_positions) - set(released.unbounded):
             raise ContractViolation(f"segments {sorted(missing)} hold ring elements, and are not named as unbounded")
 
@@ -174,7 +174,7 @@ class Rehearsal:
 
 
 def two_copies(suspended: Secret) -> tuple[Secret, Secret]:
-    """Return what was suspended twice, as whoever copies a store has it."""
+    """Return the suspended state twice, as the owner of a copied store has it."""
     data = bytes(suspended.expose())
     suspended.wipe()
     return Secret("client record", data), Secret("client record", data)

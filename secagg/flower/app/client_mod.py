@@ -1,7 +1,7 @@
 """The client's side: a Flower mod that turns what training returned into messages of the protocol.
 
-The user's function trains as ever. What it returns never leaves the client: the difference to the model that was sent
-is encoded, weighted, and masked or sealed, and what is sent are messages of the protocol alone.
+The user's function trains as ever, and its result never leaves the client: the difference to the model that was sent
+is encoded, weighted, and masked or sealed, and only messages of the protocol are sent.
 
 A mod raises nothing of its own: Flower would then forget the state that it has just changed, and bring back one that
 was gone on from. It answers with an error that says that the client left, and one of a few codes.
@@ -33,7 +33,7 @@ class SecAggMod:
     List it before other mods, so that what they change (such as clipping) happens before masking.
 
     The floors are this client's. A node's operator can raise them, and cannot lower them, by ``--node-config`` with the
-    keys of ``secagg.platforms.floors``. What the server configures never lowers any.
+    keys of ``secagg.platforms.floors``. The server's settings never lower any.
     """
 
     def __init__(

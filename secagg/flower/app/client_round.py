@@ -48,10 +48,10 @@ class ClientRound:
         self._settings, self._judge, self._states = settings, judge, states
 
     def answer(self, message: Message, context: Context, call_next: ClientAppCallable) -> Message:
-        """Begin a session, or go on with the one that was put aside.
+        """Begin a session, or resume the suspended one.
 
         Raises:
-            SecAggError: this client leaves the session; ``forget`` what is left of it.
+            SecAggError: this client leaves the session; ``forget`` the rest of it.
         """
         if RECORD not in message.content.config_records:
             raise InvalidParameters(
@@ -129,12 +129,12 @@ def forget(context: Context, states: StateDirectory) -> None:
 
 
 def _take(context: Context) -> tuple[bytes, Terms]:
-    """Take the sealed client out of the state, with the terms; what is gone on from must not stay there."""
+    """Take the sealed client out of the state, with the terms; a resumed state must not stay there."""
     record = context.state.config_records.get(STATE_RECORD, ConfigRecord())
     sealed, terms = record.get("sealed"), Terms.parsed(record)
     if not isinstance(sealed, bytes) or terms is None:
         raise Misuse(
-            "there is no session to go on with: this client did not begin it, or has left it",
+            "there is no session to resume: this client did not begin it, or has left it",
             reason=Reason.ALREADY_SPENT,
         )
     context.state[STATE_RECORD] = ConfigRecord()

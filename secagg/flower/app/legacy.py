@@ -1,4 +1,4 @@
-"""For apps of the legacy API: a fit workflow in the place of ``SecAggPlusWorkflow``.
+"""Fit workflow for apps of the legacy API, in the place of ``SecAggPlusWorkflow``.
 
 ``DefaultWorkflow(fit_workflow=SecAggFitWorkflow())(grid, legacy_context)``; the client's side is the same mod.
 """
@@ -21,7 +21,7 @@ class SecAggFitWorkflow:
     """One fit round of the legacy API, whose results reach the strategy as one: the mean."""
 
     def __init__(self, **settings: Any) -> None:  # noqa: ANN401 -- of the settings' own types
-        """Take the settings as keywords, with underscores; what is not given comes from the run's ``secagg-`` keys."""
+        """Take the settings as keywords, with underscores; the run's ``secagg-`` keys give the others."""
         self._given = settings
         self._grid: SecAggGrid | None = None
 
@@ -34,7 +34,7 @@ class SecAggFitWorkflow:
         """
         strategy: object = getattr(context, "strategy", None)
         if strategy is None:
-            raise Misuse(f"a LegacyContext is due here, which has a strategy; got {type(context).__name__}")
+            raise Misuse(f"expected a LegacyContext, which has a strategy; got {type(context).__name__}")
         if self._grid is None:
             settings = SecAggSettings(**self._given) if self._given else None
             self._grid = SecAggGrid(grid, context, settings=settings, strategy=strategy)

@@ -1,4 +1,4 @@
-"""What travels between the grid and the mod: one config record, beside it one array record where a message is large."""
+"""Records between the grid and the mod: one config record, with an array record where a message is large."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from secagg.platforms.round_task import RECORD, Record
 
 LARGE_RECORD: Final = "secagg.large"
 LEFT_RECORD: Final = "secagg.left"
-"""In the reply to the strategy: what each stage of the round carried, and why clients left."""
+"""Record of the reply to the strategy: messages of each stage of the round, and why clients left."""
 LEGACY_ARRAYS: Final = "fitins.parameters"
 MOD_FAILED: Final = 6
 """Flower's code for a mod that refuses a message."""
@@ -43,7 +43,7 @@ def with_record(record: Record) -> RecordDict:
 
 
 def record_in(content: RecordDict) -> dict[str, object]:
-    """Return the record of the protocol; what is not there is missing in it."""
+    """Return the record of the protocol; absent fields are missing in it."""
     found: dict[str, object] = {**content.config_records.get(RECORD, {})}
     large = content.array_records.get(LARGE_RECORD)
     if large is not None and "message" in large:

@@ -1,9 +1,9 @@
 """The server's side: a grid that turns a strategy's training messages into one session, and answers with its mean.
 
-``strategy.start(grid=SecAggGrid(grid, context), ...)``. The strategy is given one reply: the model that results, the
-metrics' means, and the sum of the examples. There is nothing else to give, so averaging over the replies is exact.
-Beside it the config record ``secagg.left`` says what each stage carried, and why clients left. Evaluation is summed in
-the same way where ``secagg-evaluation-metrics`` names metrics of it; everything else passes to the grid inside.
+``strategy.start(grid=SecAggGrid(grid, context), ...)``. The strategy gets one reply: the resulting model, the means of
+the metrics, and the sum of the examples. Averaging over the replies is therefore exact. The config record
+``secagg.left`` in that reply counts the messages of each stage and says why clients left. Evaluation is summed in the
+same way where ``secagg-evaluation-metrics`` names metrics of it; everything else passes to the grid inside.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from .records import LEFT_RECORD, LEGACY_ARRAYS, metric_record
 from .server_round import GridRound
 
 _ROUNDS, _COUNTING = dict[int, int](), Lock()
-"""How many rounds each run of this process had; a client refuses a number twice, so a run's grids count together."""
+"""Rounds of each run in this process; a client refuses a number twice, so a run's grids count together."""
 
 
 class SecAggGrid(Grid):
@@ -47,14 +47,14 @@ class SecAggGrid(Grid):
         Args:
             context: the server app's; its ``secagg-`` keys are the settings.
             settings: instead of the context's.
-            strategy: whom the replies are for; by default whoever calls.
+            strategy: the strategy that gets the replies; by default the caller.
         Raises:
             InvalidParameters: a setting is wrong (the message names its key), or the strategy needs single updates.
         """
         write_where_flower_does()
         self.settings = settings or SecAggSettings.from_run_config(context.run_config if context else {})
         self.stages = list[tuple[str, StageCount]]()
-        """What each stage of the last round carried."""
+        """Messages and departures of the last round, by stage."""
         self._inner = grid
         self._strategy = strategy
         self._rounds = Rounds(self.settings)
@@ -151,7 +151,7 @@ class SecAggGrid(Grid):
     def __getattr__(self, name: str) -> Any:  # noqa: ANN401 -- whatever the inner grid has
         return getattr(self._inner, name)
 
-    def set_run(self, run: Any) -> None:  # noqa: ANN401 -- Flower's run, of which nothing is read
+    def set_run(self, run: Any) -> None:  # noqa: ANN401 -- Flower's run; nothing of it is read
         self._inner.set_run(run)
 
     @property
@@ -168,15 +168,15 @@ class SecAggGrid(Grid):
         return self._inner.get_nodes()
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        """Pass to the inner grid, unless it is what is summed, which would be asked for in the clear.
+        """Pass to the inner grid; refuse messages whose answers are summed, because these would come in the clear.
 
         Raises:
-            Misuse: it is.
+            Misuse: one of them is such a message.
         """
         listed = list(messages)
         summed = {MessageType.TRAIN, *([MessageType.EVALUATE] if self.settings.evaluated_names else [])}
         if any(message.metadata.message_type.partition(".")[0] in summed for message in listed):
-            raise Misuse("push what is summed with send_and_receive; message by message it would be in the clear")
+            raise Misuse("push summed values with send_and_receive; message by message it would be in the clear")
         return self._inner.push_messages(listed)
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:

@@ -31,7 +31,7 @@ _PAUSE_SHARE: Final = 1 / 32
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundResult:
-    """What a round gives, and what carries it to the strategy."""
+    """Result of a round, and the message that carries it to the strategy."""
 
     means: Means
     carrier: Message
@@ -55,7 +55,7 @@ class GridRound(ServerRound[int]):
         self._kind = invited[0].metadata.message_type, invited[0].metadata.group_id
         self._models = {message.metadata.dst_node_id: message.content for message in invited}
         self._asked = dict[str, int]()
-        """Whose answer a message waits for, by its identifier."""
+        """The node whose answer a message waits for, by the message's identifier."""
         self._began, self._has_looked = 0.0, False
         self._failures = list[Message]()
         self._carrier: Message | None = None

@@ -20,7 +20,7 @@ def load_judge(path: Path) -> HardwareJudge:
     """Read a policy, and return the judge that keeps to it.
 
     Raises:
-        InvalidParameters: there is no such file, or it is no policy for Nitro documents.
+        InvalidParameters: there is no such file, or it is not a policy for Nitro documents.
     """
     try:
         fields: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
@@ -36,5 +36,5 @@ def load_judge(path: Path) -> HardwareJudge:
         return HardwareJudge(policy=Policy(accepted=accepted), verifier=Verifier())
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise InvalidParameters(
-            f"{path} is no readable enclave policy ({error}); it names a format and the measurements it accepts"
+            f"{path} is not a readable enclave policy ({error}); it names a format and the measurements it accepts"
         ) from None

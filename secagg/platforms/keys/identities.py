@@ -1,7 +1,7 @@
 """Identities for active mode: an authority's key, one key file for each client, and a roster that is public.
 
 Flower's SuperNode keys authenticate a node to the SuperLink, which is the very party that active mode does not trust.
-So clients need keys that somebody else vouches for. Whoever that is runs ``secagg keys``, keeps
+So clients need keys that somebody else vouches for. That authority runs ``secagg keys``, keeps
 ``authority.key`` away from the server, hands each client its ``client-<id>.key``, and the server ``roster.json``.
 
 The client's file holds the authority's public key as well: a client believes no other, whatever a server says.
@@ -42,14 +42,14 @@ class ClientIdentity:
 
 @dataclass(frozen=True, slots=True)
 class Roster:
-    """Who may take part: the authority, and the identity keys that it certified."""
+    """Clients that may take part: the authority, and the identity keys that it certified."""
 
     authority: bytes
     certificates: Mapping[ClientId, Certificate]
 
     @property
     def clients(self) -> frozenset[ClientId]:
-        """Who they are."""
+        """Identifiers of the clients."""
         return frozenset(self.certificates)
 
 
@@ -136,7 +136,7 @@ def load_roster(path: Path) -> Roster:
     """Read a roster, and check every certificate in it.
 
     Raises:
-        InvalidParameters: it is missing, is no roster, or holds a client that its authority did not certify.
+        InvalidParameters: it is missing, is not a roster, or holds a client that its authority did not certify.
     """
     fields = _read(path, _ROSTER)
     try:
@@ -198,4 +198,4 @@ def _write_key(path: Path, fields: dict[str, Any]) -> None:
 
 
 def _unreadable(path: Path, kind: str) -> InvalidParameters:
-    return InvalidParameters(f"{path} is no readable {kind} file with a valid certificate; make one with `secagg keys`")
+    return InvalidParameters(f"{path} is not a {kind} file with a valid certificate; make one with `secagg keys`")

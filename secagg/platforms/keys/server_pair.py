@@ -1,8 +1,8 @@
 """The keys of two servers in files: a private and a public one of each operator, and one that names both servers.
 
 Each operator writes his own (``secagg two-servers keys --role``), gives the public file to the other one, and writes
-``servers.json`` from both public files; the two come out alike, and both compare its fingerprint. Whoever writes both
-private files is both servers: ``make_trial_pair`` is for a trial.
+``servers.json`` from both public files; the two come out alike, and both compare its fingerprint. A person who writes
+both private files is both servers: ``make_trial_pair`` is for a trial.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class ServerPair:
 
     @property
     def fingerprint(self) -> str:
-        """What both operators compare, by telephone for instance."""
+        """Fingerprint that both operators compare, by telephone for instance."""
         parts = (self.authority, *(keys.encode() for keys in self.operators))
         return hashlib.sha256(bind(Label.INDEXING_FINGERPRINT, *parts)).hexdigest()[:_FINGERPRINT_DIGITS]
 
@@ -62,7 +62,7 @@ def public_file(index: int) -> str:
 
 
 def make_server_keys(folder: Path, index: int, coins: Coins) -> OperatorKeys:
-    """Write one operator's private and public file, and return what is public.
+    """Write one operator's private and public file, and return the public keys.
 
     Raises:
         InvalidParameters: one of them is there already.
@@ -101,7 +101,7 @@ def write_server_pair(folder: Path, roster: Path, operators: Iterable[OperatorKe
 def make_trial_pair(folder: Path, coins: Coins) -> bool:
     """Write the keys of both servers into a folder with a roster, unless they are there; return whether they are new.
 
-    Security: for a trial. Who has this folder is both servers.
+    Security: for a trial. The owner of this folder is both servers.
     """
     there = [file for file in (server_file(0), server_file(1), SERVERS_FILE) if (folder / file).exists()]
     if there:
@@ -164,7 +164,7 @@ def load_server_keys(path: Path, index: int) -> ServerKeys:
         raise InvalidParameters(f"{path} holds no keys of a server ({error}); {_ADVICE}") from None
     if keys.server.index != index:
         keys.wipe()
-        raise InvalidParameters(f"{path} holds the keys of {keys.server}, and those of server/{index} are due here")
+        raise InvalidParameters(f"{path} holds the keys of {keys.server}; expected those of server/{index}")
     return keys
 
 

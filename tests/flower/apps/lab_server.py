@@ -40,7 +40,7 @@ from secagg.identifiers import ClientId
 from secagg.platforms.keys.identities import make_identities
 from secagg.platforms.round_task import RECORD, message_in, record_of
 from secagg.protocols.pairwise_mask import SessionConfiguration, plan_session
-from secagg.protocols.pairwise_mask import settings as pairwise_settings
+from secagg.protocols.pairwise_mask import plan as pairwise_plan
 from secagg.protocols.pairwise_mask.roster import ClientSet
 from secagg.session.sealed_state import DIRECTORY_VARIABLE
 
@@ -350,7 +350,7 @@ def _offering(**changes: Any) -> Callable[[Lab], dict[str, Any]]:
         return replace(plan, configuration=replace(plan.configuration, **changes))
 
     def scenario(lab: Lab) -> dict[str, Any]:
-        replaced = vars(pairwise_settings)
+        replaced = vars(pairwise_plan)
         replaced["plan_session"] = weaker
         check = SessionConfiguration.require_population
         SessionConfiguration.require_population = lambda *_, **__: None  # type: ignore[method-assign]

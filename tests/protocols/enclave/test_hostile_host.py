@@ -50,7 +50,7 @@ from secagg.protocols.enclave.trusted.messages import NONCE_BYTES
 from secagg.protocols.enclave.trusted.process import SIMULATED, EnclaveService, serve
 from secagg.protocols.enclave.unattested import SimulatedEvidence, SimulatedJudge
 from secagg.protocols.enclave.verified_enclave import VerifiedEnclave
-from secagg.session.sockets import decode_refusal, receive_frame, send_frame
+from secagg.session.frames import decode_refusal, receive_frame, send_frame
 from secagg.simulation.insecure_coins import InsecureSeededCoins
 from secagg.wire import MessageKind, Writer, message_kind
 from tests.harness.enclave_buffers import MIXED_LAYOUT, EnclaveSetup, InsecureEnclaveSession, model_digest

@@ -52,8 +52,8 @@ from secagg.protocols.enclave.trusted.process import SIMULATED, EnclaveService, 
 from secagg.protocols.enclave.unattested import SimulatedEnclave, SimulatedEvidence, SimulatedJudge
 from secagg.protocols.enclave.verified_enclave import VerifiedEnclave
 from secagg.session.certificates import SigningKey, issue_certificate
+from secagg.session.frames import decode_refusal, encode_refusal, receive_frame, send_frame
 from secagg.session.roles import Subject
-from secagg.session.sockets import decode_refusal, encode_refusal, receive_frame, send_frame
 from secagg.simulation.insecure_coins import InsecureSeededCoins
 from secagg.wire import MessageKind, Reader, Writer, message_kind
 from tests.harness.enclave_buffers import Host

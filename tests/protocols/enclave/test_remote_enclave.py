@@ -33,7 +33,7 @@ from secagg.protocols.enclave.remote_enclave import EnclaveLost, RemoteEnclave, 
 from secagg.protocols.enclave.trusted.configuration import EnclaveConfiguration, encode_start
 from secagg.protocols.enclave.trusted.process import SIMULATED, EnclaveService, encode_attested_offer
 from secagg.protocols.enclave.unattested import SimulatedEvidence
-from secagg.session.sockets import REFUSALS, decode_refusal, encode_refusal, receive_frame
+from secagg.session.frames import REFUSALS, decode_refusal, encode_refusal, receive_frame
 from secagg.simulation.insecure_coins import InsecureSeededCoins
 from secagg.wire import MessageKind, Writer
 

@@ -24,7 +24,7 @@ ADMITTED = {
     "secagg.privacy.kinds",
     "secagg.privacy.noise",
     "secagg.session.certificates",
-    "secagg.session.sockets",
+    "secagg.session.frames",
 }
 """What the trusted part takes of other rooms: noise, whose key signs an upload, and where a host's message ends."""
 PACKAGES = {
@@ -59,12 +59,12 @@ OUTSIDE = {
     "typing",
 }
 """No socket, no file, no clock, no process, no logging; ``os`` for randomness alone."""
-FRAMES = "secagg.session.sockets"
+FRAMES = "secagg.session.frames"
 OUTSIDE_OF_THE_PROCESS = {
     *("argparse", "ctypes", "pathlib", "platform", "resource", "select", "signal", "socket", "sys", "time", "types")
 }
-MOST_OWN_LINES = 1_300
-MOST_LINES_AROUND = 250
+MOST_OWN_LINES = 1_190
+MOST_LINES_AROUND = 320
 MOST_CORE_LINES = 2480
 
 

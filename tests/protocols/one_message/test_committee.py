@@ -253,7 +253,7 @@ def test_keys_of_another_holder_are_not_taken(committee: Committee) -> None:
     signature = record.sign(committee.world.holder_keys[0], Label.ONE_MESSAGE_HOLDER_KEYS, *again.parts)
     with pytest.raises(PeerMisbehaved, match="sent a second answer"):
         session.receive(first, replace(again, signature=signature).encode())
-    assert len(session.faults) == 7, "one for each name and reason"
+    assert len(session.faults) == 6, "one for each name and reason"
 
 
 def test_nobody_says_in_another_clients_name_that_it_holds_nothing(committee: Committee) -> None:

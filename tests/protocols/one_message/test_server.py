@@ -140,7 +140,7 @@ def test_every_call_and_message_is_for_its_state() -> None:
     world.ask(server, server.requests())
     assert server.open().counted == frozenset(world.setup.clients)
     refuses_all_but(State.ENDED)
-    with pytest.raises(Misuse, match="does not go on to collecting"):
+    with pytest.raises(Misuse, match="cannot become collecting"):
         server._go_to(State.COLLECTING)  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]
 
 

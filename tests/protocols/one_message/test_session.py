@@ -20,8 +20,8 @@ from secagg.protocols.one_message.session import (
     Server,
     open_session,
 )
+from secagg.session.frames import decode_refusal, encode_refusal
 from secagg.session.roles import ClientSession, Turnout
-from secagg.session.sockets import decode_refusal, encode_refusal
 from secagg.wire import MessageKind, message_kind
 from tests.harness.one_message_sums import InsecureSum, SumSetup
 

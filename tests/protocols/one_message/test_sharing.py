@@ -103,7 +103,7 @@ def test_shares_have_the_planned_lengths() -> None:
     assert lengths == [TWENTY_FOUR.share_bytes(position) for position in range(24)]
     assert lengths[: TWENTY_FOUR.seeds] == [32] * TWENTY_FOUR.seeds
     assert sum(lengths) + len(dealing.polynomial(CHALLENGE)) == TWENTY_FOUR.dealt_bytes
-    with pytest.raises(InvalidParameters, match="no position"):
+    with pytest.raises(InvalidParameters, match="not a position"):
         TWENTY_FOUR.share_bytes(24)
 
 
@@ -307,7 +307,7 @@ def test_a_share_of_another_length_is_refused_for_seeds_and_explicit_shares(posi
 
 def test_words_of_another_length_are_refused_by_their_bytes() -> None:
     for data, reason in ((bytes(8), Reason.TRUNCATED), (bytes(12), Reason.TRAILING_BYTES)):
-        with pytest.raises(MalformedMessage, match="10 bytes of words are due") as refused:
+        with pytest.raises(MalformedMessage, match="expected 10 bytes of words") as refused:
             decode_words(data, 5)
         assert refused.value.reason is reason
 

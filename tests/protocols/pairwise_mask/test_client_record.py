@@ -273,7 +273,7 @@ def test_a_client_without_a_session_has_nothing_to_put_aside() -> None:
     session = InsecurePairwiseSession(SessionSetup(mode=SecurityMode.SEMI_HONEST))
     fresh = PutAside(session, session.client_ids[0]).live
     assert fresh is not None
-    with pytest.raises(Misuse, match="nothing that it could go on with"):
+    with pytest.raises(Misuse, match="nothing that could be resumed"):
         fresh.suspend()
 
 

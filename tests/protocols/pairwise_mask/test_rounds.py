@@ -478,9 +478,9 @@ def own_entry(form: Form) -> bytes:
 BAD_ROSTERS: list[tuple[Edit, Reason, str]] = [
     (lambda m, _, __: replace(m, attempt=OTHER[:CONTEXT_TAG_BYTES]), Reason.WRONG_SESSION, "another attempt"),
     (lambda m, _, __: replace(m, opening=OTHER), Reason.ROSTER_INVALID, "commits to"),
-    (lambda m, _, __: replace(m, clients=b"\x80\x00"), Reason.ROSTER_INVALID, "no roster"),
-    (lambda m, r, p: with_clients(m, [r.clients[p]]), Reason.ROSTER_INVALID, "no roster"),
-    (lambda m, r, _: with_clients(m, [*r.clients, ClientId(1)]), Reason.ROSTER_INVALID, "no roster"),
+    (lambda m, _, __: replace(m, clients=b"\x80\x00"), Reason.ROSTER_INVALID, "not a roster"),
+    (lambda m, r, p: with_clients(m, [r.clients[p]]), Reason.ROSTER_INVALID, "not a roster"),
+    (lambda m, r, _: with_clients(m, [*r.clients, ClientId(1)]), Reason.ROSTER_INVALID, "not a roster"),
     (lambda m, r, p: with_clients(m, [r.clients[p], *r.clients[4:]]), Reason.BELOW_FLOOR, "do not protect"),
     (
         lambda m, r, p: with_clients(m, [ClientId(1), *r.clients[:p], *r.clients[p + 1 :]]),

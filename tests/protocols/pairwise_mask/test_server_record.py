@@ -188,7 +188,7 @@ def test_a_snapshot_that_ends_early_or_goes_on_is_refused(index: int) -> None:
 @pytest.mark.parametrize("state", [7, 255])
 def test_a_state_that_there_is_not_is_refused(state: int) -> None:
     snapshot = some_snapshots()[0]
-    with pytest.raises(MalformedMessage, match=f"{state} is no state") as caught:
+    with pytest.raises(MalformedMessage, match=f"{state} is not a state") as caught:
         restored(snapshot[:HEADER_BYTES] + bytes([state]) + snapshot[HEADER_BYTES + 1 :])
     assert caught.value.reason is Reason.NOT_CANONICAL
 

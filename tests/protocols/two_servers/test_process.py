@@ -22,7 +22,8 @@ from secagg.errors import AuthenticationFailed, InvalidParameters, MalformedMess
 from secagg.protocols.two_servers.operators import process as process_module
 from secagg.protocols.two_servers.operators.process import Challenge, PeerLink, Proof, serve_standing
 from secagg.protocols.two_servers.server_messages import exchange_bytes
-from secagg.session.sockets import PEERS_AT_ONCE, HelperLost, decode_refusal, receive_frame, send_frame
+from secagg.session.frames import decode_refusal, receive_frame, send_frame
+from secagg.session.sockets import PEERS_AT_ONCE, HelperLost
 from secagg.wire import MessageKind, Writer, message_kind
 from tests.harness.indexing_rounds import IndexingSetup
 from tests.protocols.two_servers.test_standing_server import Pair, keys_of

@@ -37,8 +37,9 @@ from secagg.protocols.two_servers.standing_server import (
     asking,
     lanes_of,
 )
+from secagg.session.frames import decode_refusal
 from secagg.session.roles import Released, Subject
-from secagg.session.sockets import HelperLost, decode_refusal
+from secagg.session.sockets import HelperLost
 from secagg.wire import MessageKind, Writer, message_kind
 from tests.harness.indexing_rounds import NOW, IndexingSetup, InsecureIndexingRound
 from tests.harness.planted import always

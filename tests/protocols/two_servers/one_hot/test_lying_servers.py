@@ -151,7 +151,7 @@ def test_a_server_that_speaks_second_could_have_anything_accepted_so_it_commits_
         field = SHAPE.field
         honest_row = field.subtract(field.add(seen.rows[liar.row], liar.opening.rows[liar.row]), liar.moved)
         adapted = liar.with_guess(honest_row)
-        with pytest.raises(PeerMisbehaved, match="committed") as caught:
+        with pytest.raises(PeerMisbehaved, match="differs from its commitment") as caught:
             zero.decide(adapted.encode(SHAPE))
         assert caught.value.reason is Reason.COMMITMENT_MISMATCH
         assert caught.value.culprits == {ONE}
@@ -221,7 +221,7 @@ def test_a_rejection_stays_one(plain: ModuleType) -> None:
     right = one.open(zero.commit())
     wrong = right[:-1] + bytes([right[-1] ^ 1])
     for _ in range(2):
-        with pytest.raises(PeerMisbehaved, match="committed"):
+        with pytest.raises(PeerMisbehaved, match="differs from its commitment"):
             zero.decide(wrong)
     with pytest.raises(Misuse, match="decides once"):
         zero.decide(right)

@@ -1,0 +1,207 @@
+"""Messages between processes of one machine: each behind its length, over Unix sockets that one user may connect to.
+
+A request that is refused is answered with the error that refused it. It arrives as the same class with the same reason
+and culprits, and tells nothing else: no traceback, and no cause.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final, Protocol
+
+from secagg.errors import (
+    AuthenticationFailed,
+    CapacityExceeded,
+    ContractViolation,
+    InternalError,
+    InvalidParameters,
+    MalformedMessage,
+    Misuse,
+    PeerError,
+    PeerMisbehaved,
+    Reason,
+    SecAggError,
+    ThresholdNotMet,
+    UnexpectedMessage,
+    named,
+)
+from secagg.identifiers import CLIENT_ID_BYTES, ClientId, HolderId, Party, ServerId
+from secagg.wire import MessageKind, Reader, Writer
+
+# --- Frames -----------------------------------------------------------------------------------------------------------
+
+PARTY_BYTES: Final = 1 + CLIENT_ID_BYTES
+MAXIMUM_TEXT_CHARACTERS: Final = 1 << 10
+MAXIMUM_TEXT_BYTES: Final = 4 * MAXIMUM_TEXT_CHARACTERS
+REFUSALS: Final = (
+    InvalidParameters,
+    Misuse,
+    MalformedMessage,
+    UnexpectedMessage,
+    AuthenticationFailed,
+    PeerMisbehaved,
+    ThresholdNotMet,
+    CapacityExceeded,
+    ContractViolation,
+    InternalError,
+)
+"""The errors that another process is told, each by its place here."""
+_LENGTH_BYTES: Final = 8
+_PIECE_BYTES: Final = 1 << 20
+_OWNER_ONLY: Final = 0o600
+_REASONS: Final[dict[type[SecAggError], Reason]] = {
+    AuthenticationFailed: Reason.AUTHENTICATION_FAILED,
+    ThresholdNotMet: Reason.THRESHOLD_NOT_MET,
+    InternalError: Reason.INTERNAL_ERROR,
+}
+"""The errors that are raised for one reason only."""
+
+
+# --- The socket -------------------------------------------------------------------------------------------------------
+
+
+def send_frame(connection: socket.socket, message: bytes) -> None:
+    """Send a message behind its length."""
+    connection.sendall(len(message).to_bytes(_LENGTH_BYTES, "big"))
+    connection.sendall(message)
+
+
+class Source(Protocol):
+    """Source of bytes: a socket, or one that loses patience."""
+
+    def recv(self, size: int, /) -> bytes:
+        """Return at most so many bytes; none once the other end has closed."""
+        ...
+
+
+def receive_frame(connection: Source, limit: int) -> bytes:
+    """Receive a message of at most ``limit`` bytes; no more is allocated than has come, and a piece.
+
+    Raises:
+        MalformedMessage: a longer one is announced; nothing of it was read.
+        ConnectionResetError: the other end closed the connection.
+    """
+    length = int.from_bytes(_receive(connection, _LENGTH_BYTES), "big")
+    if length > limit:
+        sentence = f"a frame declares {length} bytes and {limit} is the limit"
+        raise MalformedMessage(sentence, reason=Reason.LENGTH_OVER_LIMIT)
+    return _receive(connection, length)
+
+
+def _receive(connection: Source, size: int) -> bytes:
+    pieces = list[bytes]()
+    while size:
+        piece = connection.recv(min(size, _PIECE_BYTES))
+        if not piece:
+            raise ConnectionResetError("the other end closed the connection")
+        pieces.append(piece)
+        size -= len(piece)
+    return b"".join(pieces)
+
+
+@contextmanager
+def listening(path: Path, *, replaces_dead: bool = False) -> Generator[socket.socket]:
+    """Listen at a path that nothing is at yet, for nobody but this user; remove it at the end.
+
+    Args:
+        replaces_dead: whether a socket may be at the path at which nobody listens any more: a killed process leaves
+            one. The caller sees to it that no other process is about to listen there.
+    Raises:
+        InvalidParameters: something else is at the path, or no socket can be made there.
+    """
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+        try:
+            if replaces_dead and _is_dead(path):
+                path.unlink(missing_ok=True)
+            listener.bind(str(path))
+        except OSError as error:
+            raise InvalidParameters(
+                f"no socket can be made at {path} ({error}); remove an old socket, or name another path"
+            ) from None
+        try:
+            # Nobody can connect before ``listen``, so nobody connects under the mode that ``bind`` has left.
+            path.chmod(_OWNER_ONLY)
+            listener.listen()
+            yield listener
+        finally:
+            path.unlink(missing_ok=True)
+
+
+def _is_dead(path: Path) -> bool:
+    if not path.is_socket():
+        return False
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        try:
+            probe.connect(str(path))
+        except ConnectionRefusedError:
+            return True
+        return False
+
+
+# --- Refusals ---------------------------------------------------------------------------------------------------------
+
+
+def encode_refusal(error: SecAggError) -> bytes:
+    """Return an error as a message: its class, reason, sentence and culprits, and what two classes have besides."""
+    needed, present, expected, received = 0, 0, "", ""
+    if isinstance(error, ThresholdNotMet):
+        needed, present = error.needed, error.present
+    if isinstance(error, UnexpectedMessage):
+        expected, received = error.expected, error.received
+    culprits = error.culprits if isinstance(error, PeerError) else frozenset[Party]()
+    writer = Writer(MessageKind.REFUSAL).integer(REFUSALS.index(type(error)), 1)
+    for text in (error.reason.value, str(error), expected, received):
+        writer.variable(text[:MAXIMUM_TEXT_CHARACTERS].encode(errors="replace"), MAXIMUM_TEXT_BYTES)
+    writer.integer(needed, 8).integer(present, 8).integer(len(culprits), 1)
+    for party in sorted(map(_encode_party, culprits)):
+        writer.fixed(party, PARTY_BYTES)
+    return writer.finish()
+
+
+def _encode_party(party: Party) -> bytes:
+    match party:
+        case ClientId(number):
+            return b"\0" + number.to_bytes(PARTY_BYTES - 1, "big")
+        case ServerId(number):
+            return b"\1" + number.to_bytes(PARTY_BYTES - 1, "big")
+        case HolderId(number):
+            return b"\2" + number.to_bytes(PARTY_BYTES - 1, "big")
+        case _:
+            raise InternalError(f"a refusal names {party}, which has no encoding")
+
+
+def decode_refusal(message: bytes) -> SecAggError:
+    """Read back the error that another process refused with.
+
+    Raises:
+        MalformedMessage: anything that ``encode_refusal`` would not have written.
+    """
+    reader = Reader(message, MessageKind.REFUSAL)
+    try:
+        kind = REFUSALS[reader.integer(1)]
+        reason, sentence, expected, received = (reader.variable(MAXIMUM_TEXT_BYTES).decode() for _ in range(4))
+        needed, present = reader.integer(8), reader.integer(8)
+        culprits = frozenset(_read_party(reader) for _ in range(reader.integer(1)))
+        # As when an error is unpickled: the constructors would compose the sentence again.
+        error = kind.__new__(kind, sentence)
+        error.reason = Reason(reason)
+    except (IndexError, ValueError):
+        raise MalformedMessage("this is not a refusal", reason=Reason.NOT_CANONICAL) from None
+    reader.finish()
+    if isinstance(error, PeerError):
+        error.culprits, error.round_name = named(culprits), None
+    if isinstance(error, UnexpectedMessage):
+        error.expected, error.received = expected, received
+    if isinstance(error, ThresholdNotMet):
+        error.needed, error.present, error.round_name = needed, present, None
+    if encode_refusal(error) != message or _REASONS.get(kind, error.reason) is not error.reason:
+        raise MalformedMessage("the refusal says what its class does not", reason=Reason.NOT_CANONICAL)
+    return error
+
+
+def _read_party(reader: Reader) -> Party:
+    tag, number = reader.integer(1), reader.integer(CLIENT_ID_BYTES)
+    return (ClientId, ServerId, HolderId)[tag](number)
