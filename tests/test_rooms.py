@@ -17,6 +17,32 @@ from tests.harness.house import Check, Fault, Module, copy_of, plant, report, sh
 MODULES_IN_A_FOLDER = 16
 LINES_OF_A_MODULE = 800
 CROWDED = {"protocols/pairwise_mask": 23, "secagg/session": 18}
+"""Folders that still hold more, and how many modules; merging takes a row away, and nothing adds one."""
+
+BUDGETS = {
+    "secagg/*.py": 1_200,
+    "secagg/crypto": 2_490,
+    "secagg/contract": 900,
+    "secagg/privacy": 1_510,
+    "secagg/session": 3_180,
+    "secagg/conformance": 2_320,
+    "compression": 5_010,
+    "protocols/pairwise_mask": 6_980,
+    "protocols/enclave": 6_550,
+    "protocols/two_servers": 7_650,
+    "protocols/one_message": 6_510,
+    "protocols/coded_mask": 1_190,
+    "secagg/planning": 1_320,
+    "secagg/simulation": 580,
+    "secagg/short": 930,
+    "secagg/scale": 1_220,
+    "training": 6_510,
+    "secagg/platforms": 3_220,
+    "secagg/flower": 820,
+    "secagg/transport": 2_540,
+    "secagg/nvflare": 780,
+    "secagg/cli": 3_660,
+}
 """The most lines of each room, near what it holds now: they follow the code down. Raising one needs a decision."""
 
 ROLES = ("configuration", "floors", "client", "session", "simulation", "run")

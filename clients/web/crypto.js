@@ -106,9 +106,10 @@ export class SigningKey {
   /** @param {Uint8Array} seed of 32 bytes */
   static async of(seed) {
     const encoded = concat(PKCS8(ED25519), seed);
-    const own = await subtle.importKey("pkcs8", encoded, "Ed25519", true, ["sign"]);
+    const shown = await subtle.importKey("pkcs8", encoded, "Ed25519", true, ["sign"]);
+    const own = await subtle.importKey("pkcs8", encoded, "Ed25519", false, ["sign"]);
     encoded.fill(0);
-    const { x } = await subtle.exportKey("jwk", own);
+    const { x } = await subtle.exportKey("jwk", shown);
     const base64 = /** @type {string} */ (x).replace(/-/g, "+").replace(/_/g, "/");
     return new SigningKey(own, Uint8Array.from(atob(base64), (letter) => letter.charCodeAt(0)));
   }
@@ -197,7 +198,8 @@ const labeled = (suite, label) =>
  */
 export async function sealTo(receiver, info, text) {
   const none = new Uint8Array(0);
-  const ephemeral = await keyPair(random(32));
+  const scalar = random(32);
+  const ephemeral = await keyPair(scalar);
   const exchanged = await agree(ephemeral.own, receiver);
   const extracted = await labeledExtract(KEM, none, "eae_prk", exchanged);
   const both = concat(ephemeral.public, receiver);
@@ -210,7 +212,9 @@ export async function sealTo(receiver, info, text) {
   const secret = await labeledExtract(SUITE, shared, "secret", none);
   const key = await labeledExpand(SUITE, secret, "key", context, 16);
   const nonce = await labeledExpand(SUITE, secret, "base_nonce", context, 12);
-  return concat(ephemeral.public, await seal(key, nonce, text, none));
+  const sealed = await seal(key, nonce, text, none);
+  for (const each of [scalar, exchanged, extracted, shared, secret, key]) each.fill(0);
+  return concat(ephemeral.public, sealed);
 }
 
 // --- SHAKE-256 -------------------------------------------------------------------------------

@@ -5,7 +5,7 @@
  */
 import { random } from "./crypto.js";
 import { arrayOf } from "./ring.js";
-import { concat, hash, integer, json, must, utf8 } from "./wire.js";
+import { concat, hash, header, integer, json, must, utf8 } from "./wire.js";
 
 /**
  * What a server sums, as its card says.
@@ -15,6 +15,7 @@ import { concat, hash, integer, json, must, utf8 } from "./wire.js";
  */
 const LIMITS = { values: 2 ** 28, clients: 10 ** 6, bits: 16 };
 const BLOCK = 1 << 14;
+const LAYOUT = 1;
 
 /** Read terms, and refuse what no sum has. @param {string} text @returns {Terms} */
 export function readTerms(text) {
@@ -32,6 +33,7 @@ export function readTerms(text) {
     isInteger(bits, LIMITS.bits) && bits >= 2 && Number.isFinite(clip) && clip >= 2 ** -100 && clip <= 2 ** 100,
     "parameter_out_of_range", "the terms of this sum have no codes of 2 to 16 bits within a clip",
   );
+  must(planOf(terms).ringBits <= 32, "below_floor", "the terms of this sum have codes of more than 32 bits");
   return terms;
 }
 
@@ -55,8 +57,8 @@ function float32(value) {
   return out;
 }
 
-/** The version of the layout: a digest of the scheme's public parameters. @param {Terms} terms */
-export function layoutVersion(terms) {
+/** A digest of the scheme's public parameters. @param {Terms} terms */
+export async function layoutVersion(terms) {
   const { ringBits, scale } = planOf(terms);
   const parameters = concat(
     integer(1, 4), integer(terms.values, 8), // one dimension, of so many values
@@ -66,10 +68,24 @@ export function layoutVersion(terms) {
   return hash("public-parameters", utf8("scalar_quantization"), parameters);
 }
 
+/** The layout of the codes, as an offer has it. @param {Terms} terms */
+export async function layoutOf(terms) {
+  const segment = concat([1], integer(planOf(terms).ringBits, 4), integer(terms.values, 8));
+  return concat(header(LAYOUT), integer(1, 4), segment, await layoutVersion(terms));
+}
+
 /** What an offer binds of the terms. @param {string} text of the card @param {Terms} terms */
 export async function applicationDigest(text, terms) {
   const digest = await hash("http-terms", utf8(text));
   return hash("session-terms", integer(planOf(terms).capacity, 8), digest);
+}
+
+/** Refuse a sum of another number of values. @param {ArrayLike<number>} values @param {Terms} terms */
+export function requireFit(values, terms) {
+  must(
+    values.length === terms.values,
+    "layout_mismatch", `this sum is of ${terms.values} values, and ${values.length} are here`,
+  );
 }
 
 /**
@@ -80,11 +96,6 @@ export async function applicationDigest(text, terms) {
  */
 export function encode(values, terms) {
   const { ringBits, scale } = planOf(terms);
-  must(
-    values.length === terms.values,
-    "layout_mismatch", `this sum is of ${terms.values} values, and ${values.length} are here`,
-  );
-  must(ringBits <= 32, "below_floor", "codes of more than 32 bits");
   const { bits, clip } = terms;
   const greatest = 2 ** (bits - 1) - 1;
   const mask = ringBits === 32 ? -1 : 2 ** ringBits - 1;

@@ -3,12 +3,15 @@
  * Implements secagg/transport/README.md.
  * @module
  */
-import { SigningKey, isStrong, random, verify } from "./crypto.js";
-import { applicationDigest, encode, layoutVersion, planOf, readTerms } from "./encoding.js";
+import { SigningKey, isStrong, random, sha256, verify } from "./crypto.js";
+import {
+  applicationDigest, encode, layoutOf, layoutVersion, planOf, readTerms, requireFit,
+} from "./encoding.js";
 import { RoundLedger } from "./ledger.js";
 import { HOLDER_FLOORS, readOffer, requireHolderFloors, upload } from "./one_message.js";
-import { FLOORS, PairwiseClient } from "./pairwise.js";
-import { as, equal, hex, integer, json, must, requireSubject, unhex, utf8 } from "./wire.js";
+import { PairwiseClient } from "./pairwise.js";
+import { floorsOf } from "./thresholds.js";
+import { Refused, as, equal, hash, hex, integer, json, must, requireSubject, unhex, utf8 } from "./wire.js";
 
 /** @typedef {import("./pairwise.js").Identity} Identity */
 /**
@@ -24,6 +27,7 @@ import { as, equal, hex, integer, json, must, requireSubject, unhex, utf8 } from
  * @property {bigint} [seat] the name of a client without a key; by default the server gives one
  * @property {string} [task]
  * @property {Partial<import("./pairwise.js").Floors & import("./one_message.js").HolderFloors>} [floors]
+ * @property {readonly string[]} [protocols] by default all that there are here
  * @property {string} [after] the name of a session that was before
  * @property {RoundLedger} [ledger]
  * @property {AbortSignal} [signal]
@@ -42,11 +46,16 @@ import { as, equal, hex, integer, json, must, requireSubject, unhex, utf8 } from
 /** The session ended for this client; the sentence says why. */
 export class Left extends Error {}
 
-const PROTOCOLS = ["pairwise", "one-message"];
+const PROTOCOLS = Object.freeze(["pairwise", "one-message"]);
 /** Ask again after these: the server is busy, stopping, or behind a proxy that lost it. */
 const AGAIN = [408, 429, 500, 502, 503, 504];
 const [NOTHING_YET, LATE, OVER] = [204, 409, 410];
 const PAUSE = { first: 50, longest: 5000 };
+/** Bytes at most: of a message, of any other answer, and of a sentence that is shown. */
+const MOST = { message: 2 ** 26, other: 2 ** 20, sentence: 400 };
+/** Milliseconds that a request takes at most, and bytes of its body each millisecond, at least. */
+const [PATIENCE, SLOWEST] = [60_000, 16];
+const NEAR = ["localhost", "127.0.0.1", "[::1]"];
 
 /**
  * Take part in a server's sum once: wait for a session, answer its stages, and wait for its end.
@@ -54,19 +63,30 @@ const PAUSE = { first: 50, longest: 5000 };
  * @returns {Promise<Outcome>}
  */
 export async function contribute(url, values, options = {}) {
-  const { task = "sum", ledger = new RoundLedger(), onCard = () => {} } = options;
+  const {
+    task = "sum", ledger = new RoundLedger(), protocols = PROTOCOLS, identity, onCard = () => {},
+  } = options;
   const server = new Server(url, options);
   const card = await server.card(options.after ?? "");
   must(
-    PROTOCOLS.includes(card.protocol) && card.task === task,
+    PROTOCOLS.includes(card.protocol) && protocols.includes(card.protocol) && card.task === task,
     "below_floor", "the server sums something else, or by another protocol",
   );
+  must(
+    card.mode === (identity ? "active" : "semi_honest"),
+    "below_floor", "clients with a key take part in active mode, and others in semi_honest mode",
+  );
+  requireFit(values, card.terms);
+  // Without a key a client is this browser; one with a key never sends one update twice.
+  const name = `${identity ? hex(identity.key.public) : ""}:${task}`;
+  const update = identity ? hex(await hash("spent-values", bytesOf(values))) : "";
+  await ledger.requireOpen(name, { round: card.round, update });
   onCard(card);
   const id = await server.join(card, options);
   /** @type {{clamped: number}} */
   const counted = { clamped: 0 };
-  const make = async (/** @type {Uint8Array} */ model) => {
-    await ledger.charge(task, card.round, model);
+  const make = async (epoch = 0n) => {
+    await ledger.charge(name, { round: card.round, update, epoch });
     const { codes, clamped } = encode(values, card.terms);
     counted.clamped = clamped;
     return codes;
@@ -80,35 +100,39 @@ export async function contribute(url, values, options = {}) {
   } catch (error) {
     server.leave();
     throw error;
+  } finally {
+    client.abort();
   }
 }
 
+/** Values in one form, for a digest. @param {ArrayLike<number>} values */
+const bytesOf = (values) => new Uint8Array(Float64Array.from(values).buffer);
+
 // --- The client of each protocol -------------------------------------------------------------
 
-/** @typedef {{answer: (message: Uint8Array) => Promise<Uint8Array>}} Client */
-/** @typedef {(model: Uint8Array) => Promise<import("./ring.js").Words>} Make */
+/** @typedef {{answer: (message: Uint8Array) => Promise<Uint8Array>, abort: () => void}} Client */
+/** @typedef {(epoch?: bigint) => Promise<import("./ring.js").Words>} Make */
 
 /** @param {Card} card @param {bigint} id @param {Options} options @param {Make} make @returns {Promise<Client>} */
 async function pairwiseClient(card, id, { identity, floors }, make) {
   const { ringBits, capacity } = planOf(card.terms);
-  /** @type {PairwiseClient} */
-  const client = new PairwiseClient({
+  return new PairwiseClient({
     id,
     identity,
-    floors: { ...FLOORS, ...floors, modes: identity ? ["active"] : ["semi_honest"] },
+    floors: { ...floors, modes: identity ? ["active"] : ["semi_honest"] },
     about: {
       ...(await subjectOf(card)), capacity, layout: [[ringBits, card.terms.values]],
       layoutVersion: await layoutVersion(card.terms),
     },
-    input: async () => [await make(client.offer.model)],
+    input: async () => [await make()],
   });
-  return client;
 }
 
 /** @param {Card} card @param {bigint} id @param {Options} options @param {Make} make @returns {Client} */
 function oneMessageClient(card, id, { identity, floors }, make) {
   const { ringBits, capacity } = planOf(card.terms);
   return {
+    abort: () => {},
     answer: async (message) => {
       const offer = await readOffer(message);
       must(
@@ -116,15 +140,16 @@ function oneMessageClient(card, id, { identity, floors }, make) {
         "below_floor", "one message in active mode takes a key, and in semi_honest mode none",
       );
       const authority = identity ? identity.authority : new Uint8Array(32);
-      requireHolderFloors(offer, { ...HOLDER_FLOORS, ...floors }, Date.now() / 1000, authority);
+      requireHolderFloors(offer, floorsOf(HOLDER_FLOORS, floors), Date.now() / 1000, authority);
       requireSubject(await subjectOf(card), offer);
       const [segment, ...others] = offer.segments;
       must(
-        others.length === 1 && segment.ringBits === ringBits &&
-          segment.length === card.terms.values && offer.capacityWeight <= capacity,
+        equal(offer.layout, await layoutOf(card.terms)) && others.length === 1 &&
+          segment.ringBits === ringBits && segment.length === card.terms.values &&
+          offer.capacityWeight <= capacity,
         "below_floor", "the offer has another layout than the card's terms",
       );
-      const codes = await make(offer.model);
+      const codes = await make(offer.epoch);
       const shift = 32 - ringBits;
       const signed = Int32Array.from(/** @type {Uint32Array} */ (codes), (code) => (code << shift) >> shift);
       return upload(offer, { id, vectors: [signed], identity });
@@ -132,9 +157,11 @@ function oneMessageClient(card, id, { identity, floors }, make) {
   };
 }
 
-/** What an offer has to be about. @param {Card} card */
-const subjectOf = async ({ task, round, text, terms }) =>
-  ({ task: utf8(task), round, application: await applicationDigest(text, terms) });
+/** What an offer has to be about. These values come from no model. @param {Card} card */
+const subjectOf = async ({ task, round, text, terms }) => ({
+  task: utf8(task), round, model: await sha256(new Uint8Array(0)),
+  application: await applicationDigest(text, terms),
+});
 
 /** Answer every stage; a stage that is asked for again gets the same bytes. @param {Server} server @param {Client} client @param {Options} options */
 async function exchange(server, client, { onStage = () => {}, signal }) {
@@ -149,6 +176,7 @@ async function exchange(server, client, { onStage = () => {}, signal }) {
       continue;
     }
     if (message.stage === null) return endOf(message);
+    must(message.stage >= stage, "wrong_kind", "a stage is asked for after a later one");
     if (message.stage !== stage) {
       must(!equal(message.bytes, answered), "wrong_kind", "a stage has the message of the one before");
       answered = message.bytes;
@@ -168,11 +196,18 @@ async function exchange(server, client, { onStage = () => {}, signal }) {
 
 /** How a session ended, as its server says. @param {Reply} reply */
 function endOf({ status, bytes, isJson }) {
-  const text = new TextDecoder().decode(bytes).trim();
-  if (!isJson) return { isReleased: status === 200, sentence: text, result: null };
-  const { sentence, mean, count } = JSON.parse(text);
-  const isResult = Array.isArray(mean) && Number.isSafeInteger(count);
-  return { isReleased: status === 200, sentence: String(sentence), result: isResult ? { mean, count } : null };
+  const isReleased = status === 200;
+  if (!isJson) return { isReleased, sentence: sentenceOf(bytes), result: null };
+  const { sentence, mean, count } = json(new TextDecoder().decode(bytes), "not_canonical");
+  const isMean = Array.isArray(mean) && mean.every(Number.isFinite);
+  const result = isMean && Number.isSafeInteger(count) ? { mean, count } : null;
+  return { isReleased, sentence: sentenceOf(utf8(String(sentence))), result };
+}
+
+/** What a server says, as one short line. @param {Uint8Array} bytes */
+function sentenceOf(bytes) {
+  const text = new TextDecoder().decode(bytes.slice(0, MOST.sentence));
+  return text.replace(/[\p{C}\p{Zl}\p{Zp}]/gu, " ").trim();
 }
 
 // --- Cards -----------------------------------------------------------------------------------
@@ -207,6 +242,11 @@ export async function authorizationOf(session, { id, key }) {
 class Server {
   /** @param {string} url @param {Options} options */
   constructor(url, { patience = 120, signal }) {
+    const { protocol, hostname } = new URL(url);
+    must(
+      protocol === "https:" || (protocol === "http:" && NEAR.includes(hostname)),
+      "below_floor", "answers would travel in the clear; name an https:// address",
+    );
     this.url = url.replace(/\/$/, "");
     this.patience = patience;
     this.signal = signal;
@@ -225,7 +265,10 @@ class Server {
     const query = after ? `?after=${encodeURIComponent(after)}` : "";
     for (;;) {
       const reply = await this.ask("GET", `/v1/session${query}`);
-      if (reply.status === NOTHING_YET) continue;
+      if (reply.status === NOTHING_YET) {
+        await this.pause(PAUSE.first);
+        continue;
+      }
       return readCard(new TextDecoder().decode(reply.bytes));
     }
   }
@@ -240,8 +283,9 @@ class Server {
     const proof = hex(random(64));
     if (seat === undefined) {
       const reply = await this.ask("POST", "/seats", utf8(proof));
-      const text = new TextDecoder().decode(reply.bytes);
-      must(reply.status === 201 && /^[0-9]{1,20}$/.test(text), "not_canonical", "no seat was given");
+      const text = sentenceOf(reply.bytes);
+      if (reply.status !== 201) throw new Left(text);
+      must(/^[0-9]{1,20}$/.test(text), "not_canonical", "no seat was given");
       seat = BigInt(text);
     }
     this.authorization = `Secagg ${seat}:${proof}`;
@@ -262,17 +306,19 @@ class Server {
         const response = await this.#fetched(method, path, body);
         const { status } = response;
         const stage = response.headers.get("secagg-stage");
-        const bytes = new Uint8Array(await response.arrayBuffer());
+        const isMessage = method === "GET" && path === "/message";
+        const bytes = await bodyOf(response, isMessage ? MOST.message : MOST.other);
         if (!AGAIN.includes(status)) {
           const isWrong = status >= 300 && status !== LATE && status !== OVER;
-          if (isWrong) throw new Left(`${status}: ${new TextDecoder().decode(bytes.slice(0, 400))}`);
+          if (isWrong) throw new Left(`${status}: ${sentenceOf(bytes)}`);
+          must(!stage || /^[0-9]{1,3}$/.test(stage), "not_canonical", "the message names no stage");
           const isJson = response.headers.get("content-type")?.startsWith("application/json") ?? false;
-          return { status, bytes, isJson, stage: stage === null ? null : Number(stage) };
+          return { status, bytes, isJson, stage: stage ? Number(stage) : null };
         }
         why = `status ${status}`;
         if (status === 429) began = Date.now();
       } catch (error) {
-        if (error instanceof Left) throw error;
+        if (error instanceof Left || error instanceof Refused) throw error;
         this.signal?.throwIfAborted();
         why = String(error);
       }
@@ -284,27 +330,61 @@ class Server {
 
   /** @param {string} method @param {string} path @param {Uint8Array} [body] */
   #fetched(method, path, body) {
-    const timeout = AbortSignal.timeout(60_000);
-    /** @type {RequestInit} */
-    const init = {
+    const timeout = AbortSignal.timeout(PATIENCE + Math.ceil((body ?? "").length / SLOWEST));
+    const signal = this.signal ? AbortSignal.any([timeout, this.signal]) : timeout;
+    const sent = /** @type {BodyInit | undefined} */ (body);
+    return fetch(this.#place(path), { ...this.#request(method), body: sent, signal });
+  }
+
+  /** @param {string} path */
+  #place(path) {
+    return this.url + (path.startsWith("/v1/") ? path : this.path + path);
+  }
+
+  /**
+   * Nothing but what stands here is sent, and to nowhere else.
+   * @param {string} method @returns {RequestInit}
+   */
+  #request(method) {
+    return {
       method,
-      body: /** @type {BodyInit | undefined} */ (body),
       headers: this.authorization ? { authorization: this.authorization } : {},
       cache: "no-store",
       credentials: "omit",
       redirect: "error",
       referrerPolicy: "no-referrer",
-      signal: this.signal ? AbortSignal.any([timeout, this.signal]) : timeout,
     };
-    const place = path.startsWith("/v1/") ? path : this.path + path;
-    return fetch(this.url + place, init);
   }
 
   /** Say that this client is gone; whether that arrives makes no difference to it. */
   leave() {
-    const headers = { authorization: this.authorization };
-    fetch(`${this.url}${this.path}/client`, { method: "DELETE", headers, keepalive: true }).catch(() => {});
+    fetch(this.#place("/client"), { ...this.#request("DELETE"), keepalive: true }).catch(() => {});
   }
+}
+
+/**
+ * The body of a response, if it is no longer than so many bytes.
+ * @param {Response} response @param {number} most
+ */
+async function bodyOf(response, most) {
+  const reader = response.body?.getReader();
+  let [bytes, size] = [new Uint8Array(1 << 16), 0];
+  while (reader) {
+    const { done, value } = await reader.read();
+    if (done) break;
+    if (size + value.length > most) {
+      await reader.cancel();
+      throw new Left(`an answer of the server is longer than ${most} bytes`);
+    }
+    if (size + value.length > bytes.length) {
+      const more = new Uint8Array(2 * (size + value.length));
+      more.set(bytes);
+      bytes = more;
+    }
+    bytes.set(value, size);
+    size += value.length;
+  }
+  return bytes.slice(0, size);
 }
 
 // --- Keys ------------------------------------------------------------------------------------

@@ -19,8 +19,8 @@ const START = new Uint8Array(16);
 
 // --- Values ----------------------------------------------------------------------------------
 
-/** How the values of a segment stand in coefficients. @param {Offer} offer @param {import("./one_message.js").Segment} segment */
-function shapeOf(offer, { length, ringBits, bounds }) {
+/** How the values of a segment stand in coefficients. @param {Pick<Offer, "modulusBits" | "guardBits" | "capacityWeight">} offer @param {import("./one_message.js").Segment} segment */
+export function shapeOf(offer, { length, ringBits, bounds }) {
   if (!bounds) {
     return { bits: ringBits, lowest: offer.modulusBits - ringBits, count: length, least: 0n };
   }

@@ -1,50 +1,60 @@
 /**
  * What a client has answered, kept where a closed tab does not lose it: a round of a task has one
- * answer, and a model a few.
+ * answer, an update goes into one sum, and no epoch of holders is older than one that was seen.
  * @module
  */
-import { Refused, hex } from "./wire.js";
+import { must } from "./wire.js";
 
 const DATABASE = "secagg";
 const STORE = "rounds";
-const ATTEMPTS = 3;
+const BLANK = Object.freeze({ next: "0", epoch: "0", updates: [] });
 
-/** @typedef {{next: string, models: string[]}} Spent */
-/** @typedef {(task: string, change: (spent: Spent) => Spent) => Promise<void>} Store */
+/** @typedef {{next: string, epoch: string, updates: readonly string[]}} Spent */
+/** @typedef {{round: bigint, update?: string}} Wanted with the digest of the update, if any */
+/** @typedef {(name: string, change: (spent: Spent) => Spent) => Promise<void>} Store */
 
-/** Rounds and models of a task, spent before an update is made. */
+/** What one client has spent, before its update is made. */
 export class RoundLedger {
-  /** @param {Store} [store] @param {number} [attempts] for one model */
-  constructor(store = inIndexedDb, attempts = ATTEMPTS) {
+  /** @param {Store} [store] */
+  constructor(store = inIndexedDb) {
     this.store = store;
-    this.attempts = attempts;
+  }
+
+  /** Refuse what `charge` would refuse; nothing changes. @param {string} name @param {Wanted} wanted */
+  async requireOpen(name, wanted) {
+    await this.store(name, (spent) => {
+      requireUnspent(spent, wanted);
+      return spent;
+    });
   }
 
   /**
-   * Spend a round, durably; refuse one that was answered, or a model that had its attempts.
-   * @param {string} task @param {bigint} round @param {Uint8Array} model
+   * Spend a round, durably; refuse one that was answered, an update that was sent, or an old epoch.
+   * @param {string} name of a client and its task @param {Wanted & {epoch?: bigint}} wanted
    */
-  async charge(task, round, model) {
-    const digest = hex(model);
-    await this.store(task, ({ next, models }) => {
-      if (round < BigInt(next)) {
-        throw new Refused("already_answered", `this browser has answered round ${round}`);
-      }
-      const uses = models.filter((each) => each === digest).length;
-      if (uses >= this.attempts) {
-        throw new Refused("already_answered", `${this.attempts} rounds had this very model`);
-      }
-      return { next: String(round + 1n), models: [...models, digest].slice(-256) };
+  async charge(name, { round, update = "", epoch = 0n }) {
+    await this.store(name, (spent) => {
+      requireUnspent(spent, { round, update });
+      const { epoch: newest, updates } = spent;
+      must(epoch >= BigInt(newest), "wrong_session", `epoch ${epoch} of the holders is an old one`);
+      const sent = update ? [...updates, update] : updates;
+      return { next: String(round + 1n), epoch: String(epoch), updates: sent };
     });
   }
 }
 
-/** A store in memory, for tests and for programs that outlive no round. @returns {Store} */
+/** @param {Spent} spent @param {Wanted} wanted */
+function requireUnspent({ next, updates }, { round, update = "" }) {
+  must(round >= BigInt(next), "already_answered", `round ${round} was answered here`);
+  must(!updates.includes(update), "already_spent", "this very update was sent before");
+}
+
+/** A store in memory, for what outlives no page and no test. @returns {Store} */
 export function inMemory() {
   /** @type {Map<string, Spent>} */
   const kept = new Map();
-  return async (task, change) => {
-    kept.set(task, change(kept.get(task) ?? { next: "0", models: [] }));
+  return async (name, change) => {
+    kept.set(name, change(kept.get(name) ?? BLANK));
   };
 }
 
@@ -52,18 +62,18 @@ export function inMemory() {
  * A change in one transaction, which all tabs of an origin take in turns.
  * @type {Store}
  */
-async function inIndexedDb(task, change) {
+async function inIndexedDb(name, change) {
   const database = await opened();
   try {
     await new Promise((resolve, reject) => {
       const transaction = database.transaction(STORE, "readwrite", { durability: "strict" });
       const store = transaction.objectStore(STORE);
-      const read = store.get(task);
+      const read = store.get(name);
       /** @type {unknown} */
       let refusal = null;
       read.onsuccess = () => {
         try {
-          store.put(change(read.result ?? { next: "0", models: [] }), task);
+          store.put(change({ ...BLANK, ...read.result }), name);
         } catch (error) {
           refusal = error;
           transaction.abort();

@@ -4,7 +4,7 @@
  * @module
  */
 import { counterMode, expand, isCanonical, isLowOrder, random, sealTo, sha256, verify } from "./crypto.js";
-import { addMask, gaussian, pieces, placed } from "./lattice.js";
+import { addMask, gaussian, pieces, placed, shapeOf } from "./lattice.js";
 import { arrayOf, pack, reduce } from "./ring.js";
 import { CHECKS, PRIME, elements, evaluation, interpolation, multiply } from "./sharing.js";
 import {
@@ -18,8 +18,9 @@ import {
  * @property {number} degree @property {number} modulusBits @property {number} guardBits
  * @property {number} droppedBits @property {number} capacity @property {number} capacityWeight
  * @property {number} threshold @property {number} packing @property {number} corrupted
- * @property {boolean} isCertified @property {number} corruptedClients
- * @property {number} minimumCohort @property {number} maximumWeight
+ * @property {boolean} isCertified @property {number} quorum
+ * @property {number} minimumCohort @property {number} corruptedClients
+ * @property {number} maximumWeight
  * @property {Uint8Array} sum @property {bigint} round @property {Uint8Array} model
  * @property {Uint8Array} application @property {Uint8Array} terms as they stand in the offer
  * @property {boolean} isActive @property {Uint8Array} authority @property {bigint} epoch @property {number} expiry in seconds
@@ -29,14 +30,14 @@ import {
 /**
  * The least that a client accepts, whatever a server offers.
  * @typedef {object} HolderFloors
- * @property {number} minimumCohort @property {number} minimumHolders
- * @property {number} assumedCorrupted of the holders @property {number} assumedCorruptedClients
- * @property {number} maximumCapacity
+ * @property {number} minimumCohort @property {number} assumedCorrupted clients
+ * @property {number} minimumHolders @property {number} assumedCorruptedHolders
+ * @property {number} maximumCapacity @property {number} maximumLength
  */
 /** @type {Readonly<HolderFloors>} */
 export const HOLDER_FLOORS = Object.freeze({
-  minimumCohort: 3, minimumHolders: 4, assumedCorrupted: 1, assumedCorruptedClients: 1,
-  maximumCapacity: 2 ** 14,
+  minimumCohort: 3, assumedCorrupted: 1, minimumHolders: 4, assumedCorruptedHolders: 1,
+  maximumCapacity: 2 ** 14, maximumLength: 2 ** 34,
 });
 
 const KIND = Object.freeze({
@@ -47,6 +48,10 @@ const KEY = 32;
 const OFFSET = 1n << 63n;
 /** The widest modulus of each degree that is estimated at 128 bits, and of 64 bits, which a word here holds. */
 const GREATEST_MODULUS = new Map([[1024, 28], [2048, 54], [4096, 64]]);
+const WIDTH = 4.5;
+/** Standard deviations that guard bits have room for. */
+const DEVIATIONS = 10;
+const MOST = Object.freeze({ holders: 256, droppedBits: 4, capacityWeight: 2 ** 40 });
 
 // --- The offer -------------------------------------------------------------------------------
 
@@ -78,7 +83,7 @@ export async function readOffer(message) {
   reader.end();
   must(rule <= 1, "not_canonical", "an unknown rule");
   requireExact({
-    task, segments, degree, modulusBits, guardBits, droppedBits, capacity, capacityWeight, holders,
+    task, segments, degree, modulusBits, guardBits, droppedBits, capacity, capacityWeight,
     minimumCohort, corruptedClients, maximumWeight,
   });
   const record = await readRecord(encoded);
@@ -102,8 +107,8 @@ export async function readOffer(message) {
   const epoch = await hash("one-message-epoch", ...keys);
   return {
     task, layout, segments, degree, modulusBits, guardBits, droppedBits, capacity, capacityWeight,
-    threshold, packing, corrupted, isCertified: rule === 1, minimumCohort, corruptedClients, maximumWeight,
-    sum, round, model, application, terms,
+    threshold, packing, corrupted, isCertified: rule === 1, quorum, minimumCohort, corruptedClients,
+    maximumWeight, sum, round, model, application, terms,
     isActive: record.isActive, epoch: record.number, expiry: record.expiry, authority: record.authority,
     holders: record.holders.map((holder, at) => ({ ...holder, sealingKey: sealingKeys[at] })),
     publicSeed: await hash("one-message-public-seed", epoch),
@@ -120,48 +125,45 @@ function readSegment(reader) {
   const isBounded = reader.number(1);
   /** @type {[bigint, bigint] | null} */
   const bounds = isBounded ? [reader.bigint() - OFFSET, reader.bigint() - OFFSET] : null;
+  const half = 1n << BigInt(Math.max(0, ringBits - 1));
   must(
-    isBounded <= 1 && (!bounds || bounds[0] < bounds[1]), "not_canonical", "bounds in the wrong order",
+    isBounded <= 1 && length >= 1 && ringBits >= 1 && ringBits <= 64 &&
+      (!bounds || (bounds[0] >= -half && bounds[0] < bounds[1] && bounds[1] < half)),
+    "not_canonical", "a segment has no values, or bounds that are not of its ring and in order",
   );
   must(reader.number(1) === 0, "below_floor", "this client sums without fine bits");
   return { length, ringBits, bounds };
 }
 
-/** Deviations of noise that guard bits hold. */
-const DEVIATIONS = 10;
-const SIGMA = 4.5;
-/** Bits of an entry of a vector whose entries' root mean square is below a radius. @param {number} radius */
-const bitsOf = (radius) => Math.log2(Math.sqrt(2 * Math.PI * Math.E) * (radius + 0.5));
+/** @typedef {"degree" | "modulusBits" | "guardBits" | "droppedBits" | "capacity" | "capacityWeight"} Lattice */
+/** @typedef {"task" | "segments" | "minimumCohort" | "corruptedClients" | "maximumWeight"} Numbers */
 
 /**
  * Refuse numbers with which a sum would not be exact, or another sum of secrets than the right one could pass.
- * @param {{
- *   task: Uint8Array, segments: Segment[], degree: number, modulusBits: number, guardBits: number,
- *   droppedBits: number, capacity: number, capacityWeight: number, holders: number,
- *   minimumCohort: number, corruptedClients: number, maximumWeight: number,
- * }} offer
+ * @param {Pick<Offer, Lattice | Numbers>} offer
  */
-function requireExact(offer) {
+export function requireExact(offer) {
   const { segments, degree, modulusBits, guardBits, droppedBits, capacity, capacityWeight } = offer;
   const isInRange =
-    offer.task.length >= 1 && [1024, 2048, 4096].includes(degree) && droppedBits <= 4 && capacity >= 1 &&
-    capacityWeight >= capacity * offer.maximumWeight && offer.maximumWeight >= 1 && segments.length >= 2 &&
-    offer.minimumCohort >= offer.corruptedClients + 2 && offer.minimumCohort <= capacity;
-  const variance = SIGMA ** 2 + (4 ** droppedBits - 1) / 12;
+    offer.task.length >= 1 && GREATEST_MODULUS.has(degree) &&
+    droppedBits <= MOST.droppedBits && capacity >= 1 && offer.maximumWeight >= 1 &&
+    capacityWeight >= capacity * offer.maximumWeight && capacityWeight <= MOST.capacityWeight &&
+    offer.minimumCohort >= offer.corruptedClients + 2 && offer.minimumCohort <= capacity &&
+    segments.length >= 2;
+  const variance = WIDTH ** 2 + (4 ** droppedBits - 1) / 12;
   const due = Math.ceil(Math.log2(2 * DEVIATIONS * Math.sqrt(capacity * variance) + 1));
   must(
     isInRange && guardBits >= due && guardBits < modulusBits,
     "not_canonical", "the numbers of the offer do not go together",
   );
+  const shapes = segments.map((segment) => shapeOf(offer, segment));
+  must(
+    shapes.every(({ bits }, i) => bits <= Math.min(modulusBits - guardBits, segments[i].ringBits)),
+    "not_canonical", "a segment has no room in a coefficient",
+  );
   const noise = bitsOf(Math.sqrt(2.1 * capacity * variance));
-  let missing = 64 + degree * bitsOf(Math.sqrt(capacity) * Math.sqrt(1.5) * SIGMA);
-  segments.slice(0, -1).forEach(({ length, ringBits, bounds }) => {
-    const room = modulusBits - guardBits;
-    const bits = bounds ? (BigInt(capacityWeight) * (bounds[1] - bounds[0])).toString(2).length : ringBits;
-    must(bits <= Math.min(room, ringBits), "not_canonical", "a segment has no room in a coefficient");
-    const each = bounds ? Math.floor(room / bits) : 1;
-    missing -= Math.ceil(length / each) * ((bounds ? guardBits : modulusBits - ringBits) - noise);
-  });
+  let missing = 64 + degree * bitsOf(WIDTH * Math.sqrt(1.5 * capacity));
+  for (const { lowest, count } of shapes.slice(0, -1)) missing -= count * (lowest - noise);
   const last = segments[segments.length - 1];
   must(
     last.length === 1 + Math.max(0, Math.ceil(missing / (modulusBits - noise))) && !last.bounds &&
@@ -169,6 +171,9 @@ function requireExact(offer) {
     "not_canonical", "the weight, or the zeros behind it, are not those of the numbers",
   );
 }
+
+/** Bits of an entry of a vector whose entries' root mean square is below a radius. @param {number} radius */
+const bitsOf = (radius) => Math.log2(Math.sqrt(2 * Math.PI * Math.E) * (radius + 0.5));
 
 /** The authority's record of an epoch. @param {Uint8Array} record */
 async function readRecord(record) {
@@ -184,6 +189,12 @@ async function readRecord(record) {
   const statement = concat(record.slice(0, reader.at), integer(0, 4));
   const signature = reader.variable();
   reader.end();
+  const keys = holders.map(({ key }) => hex(key));
+  must(
+    new Set(holders.map(({ id }) => hex(id))).size === holders.length &&
+      (mode === 1 ? new Set(keys).size === holders.length : !keys.some((key) => /[^0]/.test(key))),
+    "parameter_out_of_range", "a holder, or its key, stands at two positions",
+  );
   if (mode === 1) await verify(authority, signature, "one-message-record", statement);
   else must(!signature.length, "trailing_bytes", "a signature in semi_honest mode");
   return {
@@ -225,25 +236,35 @@ async function readKeys(message, position, record) {
 export function requireHolderFloors(offer, floors, now, authority) {
   must(equal(offer.authority, authority), "below_floor", "another authority");
   const count = offer.holders.length;
-  const { corrupted, threshold, packing } = offer;
+  const { corrupted, threshold, packing, degree, minimumCohort, corruptedClients } = offer;
   must(
-    count >= floors.minimumHolders && corrupted >= floors.assumedCorrupted,
+    count >= floors.minimumHolders && count <= MOST.holders &&
+      corrupted >= floors.assumedCorruptedHolders && corrupted < count,
     "below_floor", `${count} holders, of whom ${corrupted} may be corrupted, are below a floor`,
   );
   must(
-    offer.minimumCohort >= floors.minimumCohort &&
-      offer.corruptedClients >= floors.assumedCorruptedClients && offer.capacity <= floors.maximumCapacity,
-    "below_floor", `a cohort of ${offer.minimumCohort} of ${offer.capacity} is below a floor`,
+    minimumCohort >= floors.minimumCohort && corruptedClients >= floors.assumedCorrupted,
+    "below_floor", `${minimumCohort} clients, ${corruptedClients} corrupted, are below a floor`,
+  );
+  const length = offer.segments.reduce((total, segment) => total + segment.length, 0);
+  must(
+    offer.capacity <= floors.maximumCapacity && length <= floors.maximumLength,
+    "below_floor", `${offer.capacity} clients, or ${length} values, are above a floor`,
   );
   const least = offer.isCertified
     ? corrupted + packing
     : Math.floor((2 * count + corrupted) / 3) + packing;
   must(
-    threshold >= least && threshold <= count,
+    packing >= 1 && degree % packing === 0 && threshold >= least && threshold <= count,
     "below_floor", `the threshold is ${threshold} of ${count}, and ${least} is the least`,
   );
+  const quorum = offer.isCertified ? ((count + corrupted) >> 1) + 1 : 0;
   must(
-    offer.modulusBits <= (GREATEST_MODULUS.get(offer.degree) ?? 0),
+    offer.quorum >= quorum && offer.quorum <= (quorum && count),
+    "below_floor", `${offer.quorum} holders sign a list, and ${quorum} are the least`,
+  );
+  must(
+    offer.modulusBits <= (GREATEST_MODULUS.get(degree) ?? 0),
     "below_floor", "the lattice is below 128 bits, or of a degree that this client does not know",
   );
   must(now < offer.expiry, "below_floor", "the epoch of the holders is over");
@@ -279,6 +300,8 @@ export async function upload(offer, { id, vectors, weight = 1, identity, coins =
   const secret = await gaussian(await expand(seed, bind("one-message-secret"), 32), offer.degree);
   const noise = await gaussian(await expand(seed, bind("one-message-noise"), 32), words.length);
   await addMask(offer, words, secret, noise);
+  seed.fill(0);
+  noise.fill(0);
   const vector = pieces(offer, words);
   const { shares, rows, toPolynomial } = await dealt(offer, secret, draw, (j) =>
     boundTo("one-message-dealt", offer, me, j, terms, nonce),
@@ -297,6 +320,7 @@ export async function upload(offer, { id, vectors, weight = 1, identity, coins =
   const whole = await hash("one-message-vector", ...digests);
   const challenge = await hash("one-message-statement", t0, me, terms, nonce, whole, root);
   const polynomial = await proof(rows, toPolynomial, challenge);
+  for (const dealtOut of [...rows, ...shares]) dealtOut.fill(0);
   const statement = await hash("one-message-signed-upload", challenge, polynomial);
   const signature = await signed(key, "one-message-signed-upload", t0, statement);
   const who = key && identity ? concat(key.public, identity.certificate) : new Uint8Array(0);

@@ -4,15 +4,15 @@
  * @module
  */
 import {
-  agree, derive, drawUpTo, expand, isCanonical, isLowOrder, keyPair, open, random, seal, sha256, shakeWords,
-  streamKey, verify,
+  SEGMENT, agree, derive, drawUpTo, expand, isCanonical, isLowOrder, keyPair, open, random, seal,
+  sha256, shakeWords, streamKey, verify,
 } from "./crypto.js";
-import { addMasks, arrayOf, checkWords, pack, scale } from "./ring.js";
+import { addMasks, arrayOf, checkWords, pack, scale, wordBytes } from "./ring.js";
 import { PRIME, deal, fieldElement } from "./shamir.js";
-import { requireParameters } from "./thresholds.js";
+import { floorsOf, requireParameters } from "./thresholds.js";
 import {
-  Reader, Refused, as, bind, bitSet, commit, concat, equal, hash, header, hex, idsOf, integer, isLess,
-  kindOf, must, requireSubject, rootFrom, toBigInt, treeRoot, utf8,
+  Reader, Refused, allOf, as, bind, bitSet, commit, concat, equal, hash, header, hex, idsOf, integer,
+  isLess, kindOf, must, requireSubject, rootFrom, toBigInt, treeRoot, utf8,
 } from "./wire.js";
 
 /** @typedef {import("./ring.js").Words} Words */
@@ -71,6 +71,8 @@ const SIGNATURE = 64;
 /** Two shares, sealed. */
 const SEALED = 80;
 const NONE = new Uint8Array(0);
+/** Segments of the stream of one key. */
+const MOST_PARTS = 2 ** 16;
 /** No message is due. */
 const OVER = -1;
 /** An offer that is refused for one of these changes nothing, and another one may come. */
@@ -104,33 +106,48 @@ export function readOffer(message) {
   );
   const [degree, threshold, committee, quorum] = reader.list(4, () => reader.number(4));
   const [minimumCohort, population, weight] = reader.list(3, () => reader.number(4));
-  const { segments, version } = readLayout(reader.variable());
+  const layout = reader.variable();
   const checkWords = reader.number(1);
   const [application, authority, commitment] = reader.list(3, () => reader.take(DIGEST));
   reader.take(DIGEST); // the server's nonce
   reader.end();
-  const isSparse = topology === 1;
+  const { segments, version } = readLayout(layout);
+  const offer = {
+    task, model, round, isActive: mode === 1, isSparse: topology === 1, degree, threshold,
+    committee, quorum, minimumCohort, population, weight, segments, layoutVersion: version,
+    checkWords, application, authority, commitment,
+  };
+  requireConsistent(offer);
+  must(suite === 0, "below_floor", "this client speaks the classic suite alone");
+  return offer;
+}
+
+/** Refuse numbers that no session has, whatever a client's floors are. @param {Offer} offer */
+function requireConsistent(offer) {
+  const { task, isActive, isSparse, degree, threshold, committee, quorum, population, weight } = offer;
   const most = isSparse ? degree : population - 1;
   must(
     task.length >= 1 && task.length <= 256 && population >= 2 && population <= 2 ** 20 &&
-      minimumCohort >= 2 && minimumCohort <= population && weight >= 1 && population * weight <= 2 ** 47 &&
-      checkWords >= 8 && checkWords <= 64 && (isSparse || population <= 65535) &&
+      offer.minimumCohort >= 2 && offer.minimumCohort <= population &&
+      weight >= 1 && population * weight <= 2 ** 47 && offer.checkWords >= 8 && offer.checkWords <= 64 &&
+      (isSparse || population <= 65535) &&
       (isSparse ? degree >= 2 && degree % 2 === 0 && degree <= Math.min(population - 1, 65535) : !degree) &&
       threshold >= 2 && threshold <= most,
     "not_canonical", "the offer is no configuration: a number is out of its range",
   );
+  const hasAuthority = offer.authority.some(Boolean);
   must(
-    mode === 1
-      ? committee <= population && quorum >= 1 && quorum <= (committee || population) && authority.some(Boolean)
-      : !committee && !quorum && !authority.some(Boolean),
+    isActive
+      ? committee <= population && quorum >= 1 && quorum <= (committee || population) && hasAuthority
+      : !committee && !quorum && !hasAuthority,
     "not_canonical", "committee, quorum and authority are not those of the mode",
   );
-  must(suite === 0, "below_floor", "this client speaks the classic suite alone");
-  return {
-    task, model, round, isActive: mode === 1, isSparse, degree, threshold,
-    committee, quorum, minimumCohort, population, weight, segments, layoutVersion: version,
-    checkWords, application, authority, commitment,
-  };
+  let parts = 1;
+  for (const { bits, length } of offer.segments) {
+    const words = length + Math.max(offer.checkWords, Math.ceil(64 / bits));
+    parts += Math.ceil((words * wordBytes(bits)) / SEGMENT);
+  }
+  must(parts <= MOST_PARTS, "not_canonical", "a layout has more values than the stream of one key masks");
 }
 
 /** @param {Uint8Array} layout */
@@ -261,12 +278,13 @@ export class PairwiseClient {
     this.me = integer(id, 8);
     this.input = input;
     this.identity = identity;
-    this.floors = { ...FLOORS, ...floors };
+    this.floors = floorsOf(FLOORS, floors);
     this.weight = weight;
     this.coins = coins;
     this.about = about;
     /** @type {number} */
     this.due = KIND.offer;
+    this.hasLeft = false;
     /** By kind, the message that was answered and the answer. @type {Map<number, {message: string, answer: Uint8Array}>} */
     this.answered = new Map();
   }
@@ -288,13 +306,14 @@ export class PairwiseClient {
     this.due = OVER;
     try {
       const answer = await this.#step(kind, message);
+      must(!this.hasLeft, "wrong_kind", "this client left the session");
       this.due = this.#following(kind);
       this.answered.set(kind, { message: digest, answer });
       return answer;
     } catch (error) {
       this.#end();
       const isBelow = error instanceof Refused && OFFER_IS_REFUSED.includes(error.reason);
-      if (kind === KIND.offer && isBelow) this.due = KIND.offer;
+      if (kind === KIND.offer && isBelow && !this.hasLeft) this.due = KIND.offer;
       throw error;
     }
   }
@@ -326,6 +345,12 @@ export class PairwiseClient {
       case KIND.survivors: return KIND.request;
       default: return OVER;
     }
+  }
+
+  /** Leave the session, also while an answer is under way; nothing is answered any more. */
+  abort() {
+    this.hasLeft = true;
+    this.#end();
   }
 
   /** Whether this client certifies the survivors. */
@@ -426,6 +451,10 @@ export class PairwiseClient {
     const length = offer.segments.reduce((total, segment) => total + segment.length, 0);
     must(length <= floors.maximumLength, "below_floor", `${length} values are above a floor`);
     must(
+      Number.isSafeInteger(this.weight) && this.weight >= 1 && this.weight <= offer.weight,
+      "layout_mismatch", `a weight of ${this.weight} is not in 1..${offer.weight}`,
+    );
+    must(
       !offer.isActive || (identity && equal(offer.authority, identity.authority)),
       "parameter_out_of_range", "active mode takes a key, certified by the authority of the offer",
     );
@@ -453,7 +482,7 @@ export class PairwiseClient {
       const key = await derive(neighbour.channelSecret, context, info);
       const pair = concat(roots[i], seeds[i]);
       const sealed = await seal(key, integer(KIND.shares, 12), pair, this.#aeadHeader(me, neighbour.id));
-      pair.fill(0);
+      for (const secret of [key, pair]) secret.fill(0);
       if (!offer.isActive) return sealed;
       return concat(sealed, await this.#commitment(me, neighbour.id, i + 1, roots[i], seeds[i]));
     }));
@@ -506,7 +535,7 @@ export class PairwiseClient {
     }));
     const proven = await as("roster_invalid", () => rootFrom(this.clients, leaves, nodes));
     must(equal(proven, root), "roster_invalid", "the entries are not those of the roster");
-    await Promise.all(this.near.map(async (position, i) => {
+    await allOf(this.near.map(async (position, i) => {
       const id = integer(this.ids[position], 8);
       this.neighbours.set(position, await this.#readEntry(id, entries[i]));
     }));
@@ -633,7 +662,7 @@ export class PairwiseClient {
     );
     this.sharers = sharers;
     this.peers = peers;
-    const leaves = await Promise.all(delivered.map((entry) => this.#readDelivery(entry)));
+    const leaves = await allOf(delivered.map((entry) => this.#readDelivery(entry)));
     this.entries = offer.isActive ? await treeRoot(leaves) : NONE;
   }
 
@@ -675,6 +704,8 @@ export class PairwiseClient {
       return await open(key, integer(KIND.shares, 12), sealed, this.#aeadHeader(neighbour.id, this.me));
     } catch {
       return null;
+    } finally {
+      key.fill(0);
     }
   }
 
@@ -693,9 +724,16 @@ export class PairwiseClient {
       const seed = await derive(neighbour.maskSecret, context, info);
       const key = await expand(seed, bind("pairwise-mask-key", context, ...ids), 16);
       seed.fill(0);
-      return /** @type {Mask} */ ({ sign: isLower ? -1 : 1, key: await streamKey(key) });
+      return this.#mask(isLower ? -1 : 1, key);
     });
-    return [{ sign: 1, key: await streamKey(own) }, ...(await Promise.all(edges))];
+    return Promise.all([this.#mask(1, own), ...edges]);
+  }
+
+  /** @param {1 | -1} sign @param {Uint8Array} key which is overwritten @returns {Promise<Mask>} */
+  async #mask(sign, key) {
+    const imported = await streamKey(key);
+    key.fill(0);
+    return { sign, key: imported };
   }
 
   /** The input times the weight, and the weight, each with its check words. */
@@ -703,8 +741,7 @@ export class PairwiseClient {
     const { offer, weight } = this;
     const input = await this.input();
     must(
-      input.length === offer.segments.length && weight >= 1 && weight <= offer.weight,
-      "layout_mismatch", "the input has another layout, or the weight is too large",
+      input.length === offer.segments.length, "layout_mismatch", "the input has another layout",
     );
     const weightBits = BigInt(offer.population * offer.weight).toString(2).length;
     const segments = offer.segments.map(({ bits, length }, i) => {

@@ -23,7 +23,11 @@ export function fieldElement(coins) {
  */
 export function deal(secret, threshold, holders, coins) {
   const differences = [toBigInt(secret)];
-  for (let k = 1; k < threshold; k++) differences.push(toBigInt(fieldElement(coins)));
+  for (let k = 1; k < threshold; k++) {
+    const coefficient = fieldElement(coins);
+    differences.push(toBigInt(coefficient));
+    coefficient.fill(0);
+  }
   const shares = [];
   for (let point = 1; point <= holders; point++) {
     for (let k = 0; k + 1 < threshold; k++) {

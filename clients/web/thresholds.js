@@ -5,6 +5,21 @@
  */
 import { must } from "./wire.js";
 
+/**
+ * A client's own floors in the place of the usual ones; one that is no number would refuse nothing.
+ * @template {{minimumCohort: number}} T
+ * @param {Readonly<T>} usual @param {Partial<T>} [own] @returns {T}
+ */
+export function floorsOf(usual, own) {
+  const floors = { ...usual, ...own };
+  for (const [name, value] of Object.entries(floors)) {
+    const isFloor = Array.isArray(value) || (Number.isSafeInteger(value) && value >= 0);
+    must(isFloor, "parameter_out_of_range", `${name} is no floor: ${value}`);
+  }
+  must(floors.minimumCohort >= 2, "parameter_out_of_range", "a sum of one is that client's input");
+  return floors;
+}
+
 const logarithms = [0];
 
 /** ln n! @param {number} n */

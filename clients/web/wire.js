@@ -29,6 +29,15 @@ export function must(condition, reason, sentence) {
 }
 
 /**
+ * What all give, once none is under way any more; or what the first that failed threw.
+ * @template T @param {Promise<T>[]} under @returns {Promise<T[]>}
+ */
+export async function allOf(under) {
+  await Promise.allSettled(under);
+  return Promise.all(under);
+}
+
+/**
  * Refuse with another reason what a function refuses.
  * @template T @param {string} reason @param {() => T} made @returns {T}
  */

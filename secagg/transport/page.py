@@ -105,9 +105,13 @@ class CrossOrigin:
                 or not separator
                 or not host
                 or not host.isascii()
-                or set(host) & set("/*?# ")
+                or not host.isprintable()
+                or host != host.lower()
+                or set(host) & set("/*?#@ ")
             ):
-                raise InvalidParameters(f"an origin is https://HOST, without a path or a star; got {origin!r}")
+                raise InvalidParameters(
+                    f"an origin is https://HOST in lower case, without a path or a star; got {origin!r}"
+                )
         self._app, self._origins = app, frozenset(origin.encode() for origin in origins)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

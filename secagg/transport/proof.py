@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from hmac import compare_digest
 from types import MappingProxyType
 from typing import Final, Protocol
@@ -120,6 +120,8 @@ class FirstCome:
             invited: nobody else is admitted; without it as many names as a session may have clients at most.
         """
         self._invited, self._session, self._digests = invited, session, dict(known)
+        self._owners = {digest: client for client, digest in known.items()}
+        self._free = self._names()
 
     def admits(self, session: str, client: ClientId, proof: bytes) -> bool:
         """See ``Admission``."""
@@ -128,7 +130,9 @@ class FirstCome:
         if not is_known and (len(self._digests) >= _NAMES if self._invited is None else client not in self._invited):
             return False
         digest = hashlib.sha256(proof).digest()
-        return compare_digest(self._digests.setdefault(client, digest), digest)
+        if not is_known:
+            self._claim(client, digest)
+        return compare_digest(self._digests[client], digest)
 
     def claim_of(self, client: ClientId) -> bytes | None:
         """See ``Admission``."""
@@ -138,15 +142,23 @@ class FirstCome:
         """See ``Admission``: the least free name of those invited."""
         self._begin(session)
         digest = hashlib.sha256(proof).digest()
-        taken = {held: client for client, held in self._digests.items()}
-        if (own := taken.get(digest)) is not None or self._invited is None:
+        if (own := self._owners.get(digest)) is not None:
             return own
-        free = min(set(self._invited) - self._digests.keys(), default=None)
+        free = next((client for client in self._free if client not in self._digests), None)
         if free is not None:
-            self._digests[free] = digest
+            self._claim(free, digest)
         return free
+
+    def _claim(self, client: ClientId, digest: bytes) -> None:
+        self._digests[client] = digest
+        self._owners.setdefault(digest, client)
+
+    def _names(self) -> Iterator[ClientId]:
+        """Go through the names once: a crowd that asks for seats costs no more than that."""
+        yield from sorted(self._invited or ())
 
     def _begin(self, session: str) -> None:
         if session != self._session:
-            self._session = session
+            self._session, self._free = session, self._names()
             self._digests.clear()
+            self._owners.clear()

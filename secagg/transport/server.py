@@ -8,10 +8,12 @@ async with listening(server.app, "127.0.0.1", 8750):
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import logging
 import re
 from collections.abc import AsyncIterator, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any, Final
 
 from secagg.crypto.entropy import Coins, SystemCoins
@@ -81,6 +83,8 @@ class SumServer:
         """The clients that wait for a session, in the order in which they came; none has proved a name."""
         self._strange = ""
         self._past = dict[str, Verdict]()
+        self._members = dict[str, set[bytes]]()
+        """By session, digests of the proofs that it admitted while it ran: who is shown its result."""
         self.app = Starlette(
             routes=[
                 Route("/v1/session", self._card, methods=["GET"]),
@@ -137,7 +141,8 @@ class SumServer:
         finally:
             self._past[card.session] = conductor.exchange.over or RESTARTED
             while len(self._past) > _REMEMBERED:
-                del self._past[next(iter(self._past))]
+                del self._past[oldest := next(iter(self._past))]
+                self._members.pop(oldest, None)
 
     def recall(self, card: Card, sentence: str) -> None:
         """Tell the clients of a session whose sum another process has released and kept."""
@@ -197,11 +202,11 @@ class SumServer:
     async def _message(self, request: Request) -> Response:
         found = self._admitted(request)
         if isinstance(found, Verdict):
-            return _response(found)
+            return self._told_of(request, found)
         conductor, client = found
         verdict, message = await conductor.message(client)
         if verdict.answer is not Answer.MESSAGE:
-            return _response(verdict)
+            return self._told_of(request, verdict)
         headers = {**_HEADERS, STAGE_HEADER: verdict.sentence}
         return Response(message, media_type="application/octet-stream", headers=headers)
 
@@ -209,7 +214,7 @@ class SumServer:
         stage, headers = request.path_params["stage"], request.headers
         found = self._admitted(request)
         if isinstance(found, Verdict):
-            return _response(found)
+            return self._told_of(request, found)
         conductor, client = found
         length = headers.get("content-length")
         if not _STAGE.fullmatch(stage) or (length is not None and not _LENGTH.fullmatch(length)):
@@ -218,31 +223,36 @@ class SumServer:
             return _response(Verdict(Answer.ENCODED, "answers are sent as they are, without a content encoding"))
         try:
             declared = None if length is None else int(length)
-            return _response(await conductor.answer(client, int(stage), declared, _body(request)))
+            return self._told_of(request, await conductor.answer(client, int(stage), declared, _body(request)))
         except ClientDisconnect:
             return _response(Verdict(Answer.SLOW, "the answer did not arrive whole"))
 
     async def _leave(self, request: Request) -> Response:
         found = self._admitted(request)
         if isinstance(found, Verdict):
-            return _response(found)
+            return self._told_of(request, found)
         conductor, client = found
         await conductor.leave(client)
         return _response(Verdict(Answer.AGAIN))
 
     async def _seat(self, request: Request) -> Response:
         """Give a free name to a visitor, whose proof is the body; the same proof gets the same name."""
-        conductor, name = self._current, request.path_params["name"]
-        if conductor is None or name != conductor.card.session:
-            return _response(self._past.get(name, _STARTING if conductor is None else RESTARTED))
-        proof = b""
-        async for chunk in request.stream():
-            proof += chunk
-            if len(proof) > _PROOF_DIGITS:
-                return _response(_WRONG)
+        name, proof = request.path_params["name"], b""
+        try:
+            async with asyncio.timeout(self.limits.grace):
+                async for chunk in request.stream():
+                    proof += chunk
+                    if len(proof) > _PROOF_DIGITS:
+                        return _response(_WRONG)
+        except (TimeoutError, ClientDisconnect):
+            return _response(Verdict(Answer.SLOW, "the request did not arrive whole"))
         if not _PROOF.fullmatch(proof):
             return _response(_WRONG)
-        seat = self._admission.seat(name, bytes.fromhex(proof.decode()))
+        if (conductor := self._current) is None:
+            return _response(_STARTING)
+        # Who comes after the first stage has no part in the sum, and is not to wait for its end.
+        is_open = conductor.is_running and conductor.exchange.number <= 0 and name == conductor.card.session
+        seat = self._admission.seat(name, bytes.fromhex(proof.decode())) if is_open else None
         return _response(_NO_SEAT) if seat is None else Response(str(seat.value), 201, _HEADERS, _PLAIN)
 
     def _admitted(self, request: Request) -> tuple[Conductor, ClientId] | Verdict:
@@ -260,7 +270,14 @@ class SumServer:
                 self._strange = name
                 say("stranger", logging.WARNING, session=name, client=-1 if sender is None else sender[0].value)
             return _STRANGER
+        if conductor.is_running:
+            self._members.setdefault(name, set()).add(_digest_of(request))
         return conductor, sender[0]
+
+    def _told_of(self, request: Request, verdict: Verdict) -> Response:
+        """Return a verdict as a response; the result is for those who had a part in the session while it ran."""
+        members = self._members.get(request.path_params["name"], ())
+        return _response(verdict if _digest_of(request) in members else replace(verdict, result=b""))
 
     async def _health(self, request: Request) -> Response:
         del request
@@ -275,12 +292,16 @@ class SumServer:
         return Response(self.metrics.text(), media_type=CONTENT_TYPE, headers=_HEADERS)
 
 
+def _digest_of(request: Request) -> bytes:
+    return hashlib.sha256(request.headers.get("authorization", "").encode()).digest()
+
+
 async def _body(request: Request) -> AsyncIterator[bytes]:
     async for chunk in request.stream():
         yield chunk
 
 
-_HEADERS: Final = {"cache-control": "no-store"}
+_HEADERS: Final = {"cache-control": "no-store", "x-content-type-options": "nosniff"}
 _WITH_BODY_READ: Final = {Answer.TAKEN, Answer.AGAIN, Answer.REFUSED}
 
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import chain, repeat
 from typing import Any, ClassVar
+from urllib.parse import quote
 
 import httpx
 import pytest
@@ -45,6 +46,40 @@ def test_three_visitors_see_their_sum(town: Any, browser: Any) -> None:
         assert "3 drawings" in tab.inner_text("#mean-note")
         assert "random" in tab.inner_text("#seen-note")
         assert tab.locator("body").get_attribute("data-error") is None
+
+
+def test_tabs_of_one_browser_are_visitors_of_their_own_and_rounds_follow_each_other(town: Any, browser: Any) -> None:
+    url = town.serve("--page")
+    context = browser.new_context()
+    tabs = [context.new_page() for _ in range(3)]
+    for tab in tabs:
+        tab.goto(url)
+        draw(tab)
+    for _ in range(5):
+        for tab in tabs:
+            tab.evaluate("document.getElementById('send').click()")
+        for tab in tabs:
+            tab.wait_for_selector("body[data-ended=yes]", timeout=LONG)
+            assert tab.inner_text("#say") == "the sum of 3 clients was released"
+            assert "3 drawings" in tab.inner_text("#mean-note")
+
+
+def test_an_invitation_takes_part_once_with_one_drawing(town: Any, browser: Any) -> None:
+    keys = town.keys(6)
+    url = town.serve("--page", "--set", f"roster={keys / 'roster.json'}")
+    context = browser.new_context()
+    tabs = [context.new_page() for _ in range(6)]
+    for number, tab in enumerate(tabs):
+        tab.goto(f"{url}/page/#{quote((keys / f'client-{number}.key').read_text())}")
+        draw(tab)
+        tab.evaluate("document.getElementById('send').click()")
+    for tab in tabs:
+        tab.wait_for_selector("body[data-ended=yes]", timeout=LONG)
+        assert tab.inner_text("#say") == "the sum of 6 clients was released"
+        assert "certified key, so" in tab.inner_text("#mode")
+    tabs[0].evaluate("document.getElementById('send').click()")
+    tabs[0].wait_for_selector("body[data-ended=yes]", timeout=LONG)
+    assert "sent before" in tabs[0].inner_text("#say")
 
 
 def test_a_tab_that_is_closed_has_dropped_out_and_the_next_sum_begins(town: Any, browser: Any) -> None:
@@ -168,7 +203,11 @@ def altered(terms: str, **changes: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    "attack", ["more clients", "another clip", "another round", "another task", "a cohort of two", "garbage", "a flood"]
+    "attack",
+    [
+        *("more clients", "another clip", "another round", "another task", "a cohort of two", "garbage", "a flood"),
+        *("another model", "a mode that it says", "markup"),
+    ],
 )
 def test_a_hostile_server_gets_no_drawing(hostile: str, browser: Any, attack: str) -> None:
     terms, message = Hostile.card["terms"], bytearray(Hostile.message)
@@ -187,6 +226,13 @@ def test_a_hostile_server_gets_no_drawing(hostile: str, browser: Any, attack: st
             assert int.from_bytes(message[at : at + 4], "big") >= 3
             message[at : at + 4] = (2).to_bytes(4, "big")
             Hostile.message = bytes(message)
+        case "another model":
+            message[7 + 1 + 4 + len(Hostile.card["task"])] ^= 1
+            Hostile.message = bytes(message)
+        case "a mode that it says":
+            Hostile.card = {**Hostile.card, "mode": "active"}
+        case "markup":
+            Hostile.card = {**Hostile.card, "task": "<img src=x onerror=document.body.dataset.error=1>"}
         case "garbage":
             Hostile.message = b"SAGG\x01\x00\x10" + bytes(100)
         case _:
@@ -196,6 +242,8 @@ def test_a_hostile_server_gets_no_drawing(hostile: str, browser: Any, attack: st
     tab.click("#send")
     tab.wait_for_selector("body[data-ended=yes]", timeout=LONG)
     assert tab.inner_text("#say").startswith("Nothing more was sent")
+    assert tab.locator("body").get_attribute("data-error") is None
+    assert "certified key, so" not in tab.inner_text("#mode")
     assert not [path for path, _ in Hostile.heard if "/answers/" in path]
     assert "Nothing yet" in tab.inner_text("#seen-note")
 

@@ -4,6 +4,7 @@
  */
 import { planOf } from "../encoding.js";
 import { Left, contribute, identityOf } from "../http.js";
+import { RoundLedger, inMemory } from "../ledger.js";
 import { Refused } from "../wire.js";
 import { Drawing, SIDE, show } from "./drawing.js";
 
@@ -22,6 +23,8 @@ const HEAD = { semi_honest: 15, active: 15 + 64 };
 const UPLOAD_STAGE = 2;
 /** The session that this tab took part in last. */
 let last = "";
+/** Without a key each tab is a visitor with a drawing of its own, and neither outlives the tab. */
+const ofTab = new RoundLedger(inMemory());
 
 /** @param {string} sentence */
 const say = (sentence) => (element("say").textContent = sentence);
@@ -100,8 +103,11 @@ async function takePart() {
   /** @type {import("../http.js").Card} */
   let card;
   try {
+    const identity = await invitation();
     const outcome = await contribute(location.origin, drawing.ink, {
-      identity: await invitation(),
+      identity,
+      ledger: identity ? new RoundLedger() : ofTab,
+      protocols: ["pairwise"],
       after: last,
       onCard: (given) => {
         card = given;

@@ -291,7 +291,7 @@ for (const refusal of read("refusals/one_message_client").cases) {
     const identity = await identityIn(session, refusal.taker);
     const good = await readOffer(session.messages.get("offer"));
     const { corrupted, capacity, holders } = session.setting;
-    const floors = { ...HOLDER_FLOORS, minimumHolders: holders, assumedCorrupted: corrupted, maximumCapacity: capacity };
+    const floors = { ...HOLDER_FLOORS, minimumHolders: holders, assumedCorruptedHolders: corrupted, maximumCapacity: capacity };
     const accept = async (message) => {
       const offer = await readOffer(message);
       requireHolderFloors(offer, floors, NOW, identity ? identity.authority : new Uint8Array(32));

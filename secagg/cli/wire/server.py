@@ -84,9 +84,13 @@ def _complete(options: argparse.Namespace) -> None:
         if missing := [name for name in ("values", "clip", "out") if getattr(options, name) is None]:
             raise InvalidParameters(f"give --{', --'.join(missing)} as well, or --page for a page that decides them")
         return
-    if options.state or options.group or options.engine or options.values is not None:
-        raise InvalidParameters("--page decides --values, and goes with none of --state, --group and --engine")
-    options.values, options.clip = _DRAWING, options.clip or 1.0
+    if options.state or options.group or options.engine or options.values is not None or options.round is not None:
+        raise InvalidParameters(
+            "--page decides --values and --round, and goes with none of --state, --group and --engine"
+        )
+    if options.protocol != "pairwise":
+        raise InvalidParameters("the page takes part by pairwise masks; leave --protocol out")
+    options.values, options.clip = _DRAWING, 1.0 if options.clip is None else options.clip
     if options.clients is None and not any(each.startswith("roster=") for each in options.set):
         options.clients = _SEATS
 
@@ -177,7 +181,7 @@ async def _follow(options: argparse.Namespace, server: SumServer, sums: _Sum, he
             await server.run(held.session, held.card, keep=partial(_keep, options, held))
         except (SecAggError, ConnectionError) as error:
             _LOG.warning("a session ended without a sum: %s", error)
-        held = sums.held()
+        held = sums.held(held.card.round_number + 1)
 
 
 def _with_page(app: Any, options: argparse.Namespace) -> Any:  # noqa: ANN401 -- ASGI applications
@@ -273,16 +277,18 @@ class _Sum:
     roster: Roster | None
     terms: dict[str, int | float]
 
-    def held(self) -> _Held:
+    def held(self, least: int = 0) -> _Held:
         """Resume the session of the store, or open another one.
 
+        Args:
+            least: the least number that its round may have, where none is given.
         Raises:
             InvalidParameters: the store keeps a session of other arguments.
         """
         from secagg.transport.card import Card
 
         if self.store is None or (kept := self.store.get()) is None:
-            return self._begun()
+            return self._begun(least)
         card = Card.decode(kept.card)
         if kept.ending and self._is_about(card):
             # The sum is written, and its clients may not have been told.
@@ -321,13 +327,13 @@ class _Sum:
         plan = plan_of(card.protocol, card.terms)
         return _Held(session=session, card=card, plan=plan, admission=self._admission(card, claims))
 
-    def _begun(self) -> _Held:
+    def _begun(self, least: int = 0) -> _Held:
         from secagg.crypto.entropy import SystemCoins
         from secagg.transport.card import Card, new_name
 
         options = self.options
         plan = plan_of(options.protocol, self.terms)
-        number = int(time.time()) if options.round is None else options.round
+        number = max(least, int(time.time())) if options.round is None else options.round
         subject = subject_of(plan, options.task, number, self.terms)
         card = Card(
             session=new_name(SystemCoins()),

@@ -1,0 +1,91 @@
+/** Offers of one message that Python refuses: none of them reaches an update. */
+import assert from "node:assert/strict";
+import { readFileSync } from "node:fs";
+import { test } from "node:test";
+import { fileURLToPath } from "node:url";
+
+import { HOLDER_FLOORS, readOffer, requireExact, requireHolderFloors } from "../one_message.js";
+import { Refused, unhex } from "../wire.js";
+
+const folder = fileURLToPath(new URL("../../../tests/vectors/one_message/", import.meta.url));
+
+/** A recorded offer. @param {string} name */
+const recorded = (name) => unhex(JSON.parse(readFileSync(`${folder}${name}.json`, "utf8")).messages.offer);
+
+/** @param {import("../one_message.js").Offer} offer @param {object} changes @param {object} floors */
+function admit(offer, changes = {}, floors = {}) {
+  const changed = { ...offer, ...changes };
+  requireExact(changed);
+  requireHolderFloors(changed, { ...HOLDER_FLOORS, ...floors }, 0, offer.authority);
+}
+
+/** @param {() => unknown} act */
+const refused = (act) => assert.throws(act, Refused);
+
+for (const name of ["certified", "one_answer"]) {
+  test(`${name}: the recorded offer is admitted, and changed ones are not`, async () => {
+    const offer = await readOffer(recorded(name));
+    admit(offer);
+    const last = offer.segments[offer.segments.length - 1];
+    const others = offer.segments.slice(0, -1);
+    for (const changes of [
+      { quorum: offer.isCertified ? offer.quorum - 2 : 3 },
+      { quorum: 255 },
+      { corruptedClients: 0 },
+      { corruptedClients: offer.minimumCohort - 1 },
+      { packing: 0 },
+      { packing: 3, threshold: offer.holders.length },
+      { modulusBits: 0 },
+      { droppedBits: 200 },
+      { guardBits: 0 },
+      { guardBits: offer.modulusBits },
+      { capacity: 10 ** 6 },
+      { capacity: offer.minimumCohort - 1 },
+      { capacityWeight: offer.capacity - 1 },
+      { maximumWeight: 0 },
+      { corrupted: 0 },
+      { minimumCohort: 2 },
+      { segments: [last] },
+      { segments: [...others, { ...last, length: last.length - 1 }] },
+      { segments: [...others, { ...last, length: 2 ** 52 }] },
+      { segments: [...others, { ...last, ringBits: last.ringBits + 1 }] },
+      { segments: [{ ...others[0], ringBits: 64, bounds: null }, ...others.slice(1), last] },
+    ]) {
+      const shown = JSON.stringify(changes, (_, value) => typeof value === "bigint" ? `${value}` : value);
+      assert.throws(() => admit(offer, changes), Refused, shown);
+    }
+    refused(() => admit(offer, {}, { assumedCorrupted: offer.corruptedClients + 1 }));
+    refused(() => admit(offer, {}, { assumedCorruptedHolders: offer.corrupted + 1 }));
+    refused(() => admit(offer, { expiry: 0 }));
+  });
+}
+
+test("a holder, or its key, stands at one position alone", async () => {
+  const bytes = recorded("semi_honest");
+  // In the record: 7 of header behind 4 of length and 7 of the offer's, then 59, and 40 for each holder.
+  const holders = 7 + 4 + 7 + 8 + 3 + 8 + 8 + 32 + 4;
+  const twice = bytes.slice();
+  twice.copyWithin(holders + 40, holders, holders + 8);
+  await assert.rejects(readOffer(twice), { message: /two positions/ });
+  const keyed = bytes.slice();
+  keyed[holders + 8] = 1;
+  await assert.rejects(readOffer(keyed), { message: /two positions/ });
+});
+
+test("holders' keys are distinct, canonical and not of low order", async () => {
+  const bytes = recorded("semi_honest");
+  const offer = await readOffer(bytes);
+  const at = (/** @type {number} */ holder) => {
+    const { sealingKey } = offer.holders[holder];
+    return bytes.findIndex((_, i) => sealingKey.every((byte, k) => bytes[i + k] === byte));
+  };
+  for (const [key, reason] of [
+    [offer.holders[1].sealingKey, "public_key_reused"],
+    [new Uint8Array(32), "public_key_low_order"],
+    [new Uint8Array(32).fill(255), "public_key_not_canonical"],
+  ]) {
+    const changed = bytes.slice();
+    changed.set(/** @type {Uint8Array} */ (key), at(0));
+    await assert.rejects(readOffer(changed), { reason });
+  }
+});

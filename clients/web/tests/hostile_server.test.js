@@ -1,0 +1,273 @@
+/** A server that says what it likes: the client refuses before it has a seat, a charge or an update. */
+import assert from "node:assert/strict";
+import { createServer } from "node:http";
+import { after, before, test } from "node:test";
+import { readFileSync } from "node:fs";
+import { fileURLToPath } from "node:url";
+
+import { SigningKey } from "../crypto.js";
+import { FLOORS, PairwiseClient, readOffer } from "../pairwise.js";
+import { readTerms } from "../encoding.js";
+import { Left, contribute, identityOf } from "../http.js";
+import { RoundLedger, inMemory } from "../ledger.js";
+import { Refused, concat, hash, idsOf, integer, treeRoot, unhex } from "../wire.js";
+
+const TERMS = { all_clients: 3, bits: 16, clip: 1, clients: 3, group: 1, groups: 1, values: 2 };
+const CARD = {
+  session: "0".repeat(32), protocol: "pairwise", mode: "semi_honest", task: "sum", round_number: "7",
+  answer_bytes: 1, terms: JSON.stringify(TERMS),
+};
+const SEAT = { status: 201, body: "0" };
+const DONE = { status: 200, body: "the sum of 3 clients was released" };
+/** @type {{card: any, message: any}} */
+const says = { card: CARD, message: DONE };
+/** @type {string[]} */
+let heard = [];
+const server = createServer((request, response) => {
+  heard.push(`${request.method} ${request.url}`);
+  request.resume();
+  const path = request.url ?? "";
+  const given = path.startsWith("/v1/session?") || path === "/v1/session"
+    ? { status: 200, body: typeof says.card === "string" ? says.card : JSON.stringify(says.card) }
+    : path.endsWith("/seats") ? SEAT : says.message;
+  const { status, body, ...headers } = given;
+  response.writeHead(status, headers);
+  response.end(body);
+});
+let url = "";
+before(async () => {
+  await new Promise((resolve) => server.listen(0, "127.0.0.1", () => resolve(null)));
+  url = `http://127.0.0.1:${/** @type {any} */ (server.address()).port}`;
+});
+after(() => {
+  server.closeAllConnections();
+  server.close();
+});
+
+/** @param {object} changes @param {object} [options] */
+function take({ card = CARD, message = DONE, values = [0, 0] }, options = {}) {
+  Object.assign(says, { card, message });
+  heard = [];
+  return contribute(url, values, { ledger: new RoundLedger(inMemory()), patience: 1, ...options });
+}
+
+for (const [name, card] of Object.entries({
+  "another number of values": { ...CARD, terms: JSON.stringify({ ...TERMS, values: 3 }) },
+  "codes of 36 bits": { ...CARD, terms: JSON.stringify({ ...TERMS, all_clients: 10 ** 6 }) },
+  "terms that nobody knows": { ...CARD, terms: JSON.stringify({ ...TERMS, noise: 1 }) },
+  "a clip that is no number": { ...CARD, terms: JSON.stringify({ ...TERMS, clip: "1" }) },
+  "a step of zero": { ...CARD, terms: JSON.stringify({ ...TERMS, clip: 1e-300 }) },
+  "a mode that it says": { ...CARD, mode: "active" },
+  "another protocol": { ...CARD, protocol: "one-message" },
+  "a list for a name": { ...CARD, session: [CARD.session] },
+  "no object": "null",
+  "no JSON": "{",
+  "terms that are none": { ...CARD, terms: "null" },
+})) {
+  test(`a card with ${name} gets no seat`, async () => {
+    await assert.rejects(take({ card }, { protocols: ["pairwise"] }), Refused);
+    assert.deepEqual(heard, ["GET /v1/session"]);
+  });
+}
+
+test("a card longer than any is not read to its end", async () => {
+  await assert.rejects(take({ card: "x".repeat(2 ** 21) }), Left);
+});
+
+for (const stage of ["-1", "1e3", "x", "0x1"]) {
+  test(`stage ${stage} is none`, async () => {
+    const message = { status: 200, body: "x", "secagg-stage": stage };
+    await assert.rejects(take({ message }), Refused);
+    assert.ok(!heard.some((each) => each.includes("/answers/")));
+  });
+}
+
+test("what a server says at the end is one short line, and a result has numbers", async () => {
+  const said = `${"\u202e<b>\n"}${"x".repeat(5000)}`;
+  const json = { status: 200, "content-type": "application/json" };
+  const body = JSON.stringify({ sentence: said, mean: ["<b>", 0], count: 3 });
+  const { sentence, result } = await take({ message: { ...json, body } });
+  assert.ok(sentence.startsWith("<b>") && sentence.length <= 400 && !/[\n\u202e]/.test(sentence));
+  assert.equal(result, null);
+  await assert.rejects(take({ message: { ...json, body: "[" } }), Refused);
+});
+
+test("an address without TLS is none, but on this machine", async () => {
+  for (const far of ["http://a.example", "ftp://127.0.0.1", "http://127.0.0.1.a.example"]) {
+    await assert.rejects(contribute(far, [0]), Refused);
+  }
+});
+
+test("a link that holds no key is refused", async () => {
+  for (const text of ["{", "null", "{}"]) await assert.rejects(identityOf(text), Refused);
+});
+
+// --- What is spent ---------------------------------------------------------------------------
+
+test("rounds follow each other, each once, and no update goes into two sums", async () => {
+  const ledger = new RoundLedger(inMemory());
+  for (let round = 1n; round < 9n; round++) await ledger.charge("a", { round });
+  await assert.rejects(ledger.charge("a", { round: 8n }), { reason: "already_answered" });
+  await ledger.charge("b", { round: 1n, update: "u", epoch: 5n });
+  await assert.rejects(ledger.charge("b", { round: 2n, update: "u", epoch: 5n }), { reason: "already_spent" });
+  await assert.rejects(ledger.charge("b", { round: 2n, update: "v", epoch: 4n }), { reason: "wrong_session" });
+});
+
+test("a round that was answered gets no second seat", async () => {
+  const ledger = new RoundLedger(inMemory());
+  await ledger.charge(":sum", { round: 7n });
+  await assert.rejects(take({}, { ledger }), { reason: "already_answered" });
+  assert.ok(!heard.some((each) => each.includes("/seats")));
+});
+
+// --- Offers of pairwise masks ----------------------------------------------------------------
+
+const folder = fileURLToPath(new URL("../../../tests/vectors/pairwise_mask/", import.meta.url));
+/** @param {string} name */
+const vectorOf = (name) => JSON.parse(readFileSync(`${folder}${name}.json`, "utf8"));
+const full = vectorOf("semi_honest_full");
+/** Where fields of an offer stand, behind its task. */
+const at = (/** @type {number} */ place) => 7 + 1 + 4 + full.parameters.task.length / 2 + 32 + 8 + 4 + place;
+
+/** @param {number} place @param {number[]} bytes */
+function offerWith(place, bytes) {
+  const message = unhex(full.messages.offer);
+  message.set(bytes, at(place));
+  return message;
+}
+
+test("offers that no session has are refused", () => {
+  readOffer(unhex(full.messages.offer));
+  const layout = at(3 + 28);
+  for (const message of [
+    offerWith(3, [0, 0, 0, 2]), // a degree in a full graph
+    offerWith(2, [1, 0, 0, 0, 3]), // an odd degree
+    offerWith(2, [1, 0, 0, 0, 0]),
+    offerWith(2, [1, 255, 0, 0, 0]),
+    offerWith(11, [0, 0, 0, 1]), // a committee
+    offerWith(15, [0, 0, 0, 1]), // a quorum
+    offerWith(27, [0, 0, 0, 0]), // no weight
+  ]) {
+    assert.throws(() => readOffer(message), Refused);
+  }
+  const message = unhex(full.messages.offer);
+  const words = layout + 4 + new DataView(message.buffer).getUint32(layout);
+  for (const [place, byte] of [[words, 7], [words, 65], [words + 33, 1]]) {
+    const changed = message.slice();
+    changed[place] = byte;
+    assert.throws(() => readOffer(changed), Refused);
+  }
+});
+
+test("a weight that does not fit is refused before anything is drawn", async () => {
+  const floors = { ...FLOORS, minimumCohort: 2, minimumModulusBits: 1 };
+  for (const weight of [0, 1.5, 2 ** 20, NaN]) {
+    const client = new PairwiseClient({
+      id: 1n, floors, weight, input: () => assert.fail("made"), coins: () => assert.fail("drawn"),
+    });
+    await assert.rejects(client.answer(unhex(full.messages.offer)), { reason: "layout_mismatch" });
+  }
+});
+
+test("a floor that is no number is none", () => {
+  for (const floors of [{ privacyBits: undefined }, { assumedCorrupted: NaN }, { minimumCohort: 1 }]) {
+    assert.throws(() => new PairwiseClient({ id: 1n, input: () => [], floors }), Refused);
+  }
+});
+
+/** The clients of a recorded session in active mode, and what each is sent in its rounds. */
+async function activeClient() {
+  const vector = vectorOf("active_full");
+  const [role, coins] = Object.entries(vector.coins).find(([name]) => name !== "server") ?? [];
+  const authority = await SigningKey.of(unhex(vector.identities.authority));
+  const key = await SigningKey.of(unhex(vector.identities[role]));
+  const id = BigInt(role.split("/")[1]);
+  const certificate = await authority.sign("certificate", authority.public, integer(id, 8), key.public);
+  const bytes = unhex(coins);
+  let used = 0;
+  const drawn = [];
+  const client = new PairwiseClient({
+    id, identity: { id, key, certificate, authority: authority.public }, input: () => [],
+    floors: { minimumModulusBits: 1 },
+    coins: (count) => {
+      drawn.push(bytes.slice(used, (used += count)));
+      return drawn[drawn.length - 1];
+    },
+  });
+  const messages = vector.operations.filter((step) => step.role === role)
+    .map((step) => unhex(vector.messages[step.message]));
+  return { client, key, messages, drawn, authority };
+}
+
+/** Bytes of an advertised entry in active mode. */
+const ENTRY = 256;
+
+/**
+ * The advertised keys with another entry of the first neighbour, and the root that then is right.
+ * @param {PairwiseClient} client @param {Uint8Array} message
+ * @param {(entry: Uint8Array, id: Uint8Array) => Promise<void>} change
+ */
+async function rosterWith(client, message, change) {
+  const out = message.slice();
+  // Behind the header and the tag: the list, the root, the opening, a count and the entries.
+  const root = 19 + new DataView(out.buffer).getUint32(15);
+  const ids = idsOf(out.slice(19, root), 2 ** 16);
+  const others = ids.filter((id) => id !== client.id);
+  const entry = (/** @type {bigint} */ id) => {
+    const start = root + 68 + ENTRY * others.indexOf(id);
+    return id === client.id ? client.entry : out.subarray(start, start + ENTRY);
+  };
+  await change(entry(others[0]), integer(others[0], 8));
+  const leaves = ids.map((id) => hash("roster-entry", integer(id, 8), entry(id)));
+  out.set(await treeRoot(await Promise.all(leaves)), root);
+  return out;
+}
+
+test("a client that leaves overwrites what it drew, and answers nothing", async () => {
+  const { client, messages, drawn } = await activeClient();
+  await client.answer(messages[0]);
+  assert.equal(drawn.length, 3);
+  client.abort();
+  assert.ok(drawn.every((secret) => secret.every((byte) => byte === 0)));
+  await assert.rejects(client.answer(messages[1]), { reason: "wrong_kind" });
+});
+
+test("a client that leaves while it answers sends nothing, and keeps no secret", async () => {
+  const { client, messages, drawn } = await activeClient();
+  await client.answer(messages[0]);
+  const under = client.answer(messages[1]);
+  client.abort();
+  await assert.rejects(under, { reason: "wrong_kind" });
+  assert.equal(client.neighbours.size + client.held.size, 0);
+  assert.ok(drawn.slice(0, 3).every((secret) => secret.every((byte) => byte === 0)));
+});
+
+test("coefficients of shares are overwritten once they are used", async () => {
+  const { client, messages, drawn } = await activeClient();
+  await client.answer(messages[0]);
+  await client.answer(messages[1]);
+  assert.ok(drawn.length > 3);
+  assert.ok(drawn.slice(3).every((secret) => secret.every((byte) => byte === 0)));
+});
+
+test("a client's own identity key stands for no neighbour", async () => {
+  const { client, key, messages, authority } = await activeClient();
+  await client.answer(messages[0]);
+  const changed = await rosterWith(client, messages[1], async (entry, id) => {
+    const certificate = await authority.sign("certificate", authority.public, id, key.public);
+    const statement = [client.attempt, id, entry.slice(0, 32), entry.slice(32, 64), entry.slice(64, 96)];
+    entry.set(concat(key.public, certificate, await key.sign("signed-advertisement", ...statement)), 96);
+  });
+  await assert.rejects(client.answer(changed), { reason: "public_key_reused" });
+});
+
+test("what was under way when a message was refused leaves no secret behind", async () => {
+  const { client, messages } = await activeClient();
+  await client.answer(messages[0]);
+  const changed = await rosterWith(client, messages[1], async (entry) => {
+    entry[ENTRY - 1] ^= 1;
+  });
+  await assert.rejects(client.answer(changed), { reason: "authentication_failed" });
+  await new Promise((resolve) => setTimeout(resolve, 100));
+  assert.equal(client.neighbours.size + client.held.size, 0);
+});
