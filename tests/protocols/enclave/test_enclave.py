@@ -389,7 +389,7 @@ def test_a_host_does_not_take_a_release_that_its_receipt_is_not_for() -> None:
         host.receive(session.seal(number).encode())
     length = len(BufferRelease.decode(session.enclave.release()).aggregate)
     for connection.flipped in range(8 * length):
-        with pytest.raises(MalformedMessage, match="not what its receipt is for"):
+        with pytest.raises(MalformedMessage, match="not the one of its receipt"):
             host.release()
     # Nothing is lost: the enclave releases the same bytes again, and they may come as they are.
     connection.flipped = None
