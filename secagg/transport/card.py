@@ -94,7 +94,8 @@ class Card:
         """
         try:
             given = cast("dict[str, Any]", json.loads(encoded))
-            card = cls(**given | {"round_number": int(given["round_number"]), "terms": json.loads(given["terms"])})
+            read: dict[str, Any] = {"round_number": int(given["round_number"]), "terms": json.loads(given["terms"])}
+            card = cls(**(given | read))
         except (ValueError, TypeError, KeyError, RecursionError) as error:
             raise MalformedMessage(f"this is not a card of a session ({error})", reason=Reason.NOT_CANONICAL) from None
         if (given["round_number"], given["terms"]) != (str(card.round_number), _text(card.terms)):

@@ -119,7 +119,8 @@ class FirstCome:
         Args:
             invited: nobody else is admitted; without it as many names as a session may have clients at most.
         """
-        self._invited, self._session, self._digests = invited, session, dict(known)
+        self._invited, self._digests = invited, dict(known)
+        self._session: str = session
         self._owners = {digest: client for client, digest in known.items()}
         self._free = self._names()
 
@@ -159,6 +160,7 @@ class FirstCome:
 
     def _begin(self, session: str) -> None:
         if session != self._session:
-            self._session, self._free = session, self._names()
+            self._session = session
+            self._free = self._names()
             self._digests.clear()
             self._owners.clear()

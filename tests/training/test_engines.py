@@ -351,9 +351,17 @@ class Failing(nn.Module):
 @pytest.fixture
 def chosen(monkeypatch: pytest.MonkeyPatch) -> Callable[[ModelFactory], Engine]:
     """Choose an engine for a model as on a GPU, and make it here."""
-    monkeypatch.setattr(driver, "make_engine", lambda name, factory, **_: make_engine(name, factory))
-    data: Any = SimpleNamespace(client=lambda _: work((1, 5, 5), 3)[0].examples)
-    return lambda model: driver._engine(Configuration(device="cuda"), model, data, None)  # noqa: SLF001
+
+    def made(name: str, factory: ModelFactory, **_: object) -> Engine:
+        return make_engine(name, factory)
+
+    def client(_: object) -> Examples:
+        return work((1, 5, 5), 3)[0].examples
+
+    monkeypatch.setattr(driver, "make_engine", made)
+    data: Any = SimpleNamespace(client=client)
+    engine = driver._engine  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
+    return lambda model: engine(Configuration(device="cuda"), model, data, None)
 
 
 def test_a_device_that_fails_is_not_taken_for_a_model_that_cannot_be_mapped(chosen: Callable[..., Engine]) -> None:

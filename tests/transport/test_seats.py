@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from secagg.cli.wire.server import _complete
+from secagg.cli.wire.server import _complete  # pyright: ignore[reportPrivateUsage]
 from secagg.errors import InvalidParameters
 from secagg.identifiers import ClientId
 from secagg.session.roles import Released
@@ -148,7 +148,13 @@ def test_a_request_for_a_seat_that_does_not_come_loses_its_connection() -> None:
             async def send(message: Any) -> None:
                 said.append(message)
 
-            scope = {"type": "http", "method": "POST", "path": f"{held.base}/seats", "query_string": b"", "headers": []}
+            scope: dict[str, Any] = {
+                "type": "http",
+                "method": "POST",
+                "path": f"{held.base}/seats",
+                "query_string": b"",
+                "headers": [],
+            }
             async with asyncio.timeout(2):
                 await held.server.app(scope, receive, send)
             assert said[0]["status"] == 408

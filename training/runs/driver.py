@@ -303,7 +303,7 @@ class _Tested:
             )
             if len(some)
             else None
-            for some, part in zip(self._examples, self._parts, strict=True)
+            for some in self._examples
         ]
         self._public = max(1, round(float(data.sizes.mean())))
 
@@ -488,6 +488,10 @@ def read_grid(file: Path) -> Grid:
     return Grid(base, cells, tuple(tree.get("seeds", [base.seed])))
 
 
+def _ignore(_: str) -> None:
+    """Report nothing."""
+
+
 def sweep(
     grid: Grid,
     out: Path,
@@ -508,7 +512,7 @@ def sweep(
         runs = [replace(run, workers=1) for run in runs]
     out.mkdir(parents=True, exist_ok=True)
     due = [(run, folder) for run, folder in zip(runs, folders, strict=True) if not _is_finished(run, folder)]
-    say = told or (lambda _: None)
+    say = told or _ignore
     say(f"{len(runs)} runs, {len(runs) - len(due)} of them finished")
     done = 0
     if jobs == 1:

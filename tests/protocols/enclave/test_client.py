@@ -76,8 +76,13 @@ def client_of(session: InsecureEnclaveSession, **changes: Any) -> Client:
     about: dict[str, Any] = {"capacity": 1 << 20}
     about |= {name: changes.pop(name) for name in ("layout", "tables", "capacity") if name in changes}
     chosen |= changes
-    kept = chosen["ledger"]
-    member = EnclaveMember(**(chosen | {"ledger": lambda _: kept}))
+    kept: SealLedger = chosen["ledger"]
+
+    def ledger_of(_: bytes) -> SealLedger:
+        return kept
+
+    chosen["ledger"] = ledger_of
+    member = EnclaveMember(**chosen)
     return member.join(replace(session.subject, **about))
 
 

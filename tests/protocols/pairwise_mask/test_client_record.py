@@ -249,7 +249,7 @@ def test_a_snapshot_is_overwritten_when_a_client_is_made_of_it_and_a_client_is_n
     held = session.clients[session.client_ids[0]]
     snapshot = Secret("snapshot", held.stored)  # type: ignore[attr-defined]
     client = held.fresh()  # type: ignore[attr-defined]
-    client.resume(snapshot)
+    client.resume(snapshot)  # pyright: ignore[reportUnknownMemberType]
     assert snapshot.is_wiped
     with pytest.raises(Misuse) as caught:
         pickle.dumps(client)
