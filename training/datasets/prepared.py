@@ -16,11 +16,17 @@ from typing import Any, Final, TypedDict, cast
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from secagg.errors import InvalidParameters, Reason
 from secagg.session.durable import PUBLIC, replace, replacing
 from secagg.training.settings.parts import Examples, Progress, Stream, generator, seed_of
+
+try:
+    import torch
+except ModuleNotFoundError as missing:
+    raise ImportError(
+        "secagg.training needs torch; install it with: pip install 'secagg[train]'", name=missing.name
+    ) from missing
 
 Indices = npt.NDArray[np.int64]
 
