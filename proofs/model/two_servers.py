@@ -194,7 +194,7 @@ class Stored(SpentUpdates):
     def charge(self, spent: Spent, *, is_repeat_allowed: bool = False, maximum: int | None = None) -> None:
         """Store the upload as well."""
         super().charge(spent, is_repeat_allowed=is_repeat_allowed, maximum=maximum)
-        self.stored = (*self.stored, spent)
+        self.stored = tuple(dict.fromkeys((*self.stored, spent)))
 
 
 class World(NamedTuple):
