@@ -17,18 +17,19 @@ PYTHONS := 3.11 3.12 3.13 3.14
 SCOREBOARD := build/scoreboard
 SITE := build/site/.venv
 WEB := build/web/.venv
+DCAP := build/dcap/.venv
 DEMO_ROUNDS ?= 80
 # A module is compiled once, when it is first imported; pip would compile all that an environment has.
 PIP_OPTIONS := --disable-pip-version-check --no-compile
 unexport PYTHONDONTWRITEBYTECODE
 # Tests that need nothing but the development environment.
-HERE := not gpu and not site and not wire and not scale and not web and not flower and not flower_torch and not nvflare and not nvflare_torch
+HERE := not gpu and not site and not wire and not scale and not web and not dcap and not flower and not flower_torch and not nvflare and not nvflare_torch
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help demo study demo-round test lint types proofs proofs-second-opinion mutants timing bench bench-peers \
   bench-flower dist-check flower nvflare dist sbom extras pythons oldest newest flower-torch nvflare-torch scoreboard \
-  test-long suites web wire site scale vectors clean
+  test-long suites dcap web wire site scale vectors clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*##/\1:/p' $(MAKEFILE_LIST) | awk -F': *' '{ line = sprintf("  make %-24s", $$1); text = $$0; \
@@ -102,8 +103,12 @@ flower-torch: $(FLOWER_TORCH)/.installed  ## run the Flower app with PyTorch and
 nvflare-torch: $(NVFLARE_TORCH)/.installed  ## run an NVFlare job with PyTorch, in an environment of its own
 	$(NVFLARE_TORCH)/bin/python -m pytest -p no:randomly -m nvflare_torch tests/nvflare
 
-suites: $(INSTALLED)  ## run the suites of others: Wycheproof, CCTV, HPKE; SECAGG_VECTORS names their folder
-	$(BIN)/python -m pytest -p no:randomly tests/suites
+suites: $(INSTALLED)  ## run the suites and evidence of others; SECAGG_VECTORS names their folder
+	$(BIN)/python -m pytest -p no:randomly tests/suites tests/protocols/enclave/attestation/test_samples.py \
+	  tests/protocols/two_servers/point_functions/test_against_the_slow_reference.py
+
+dcap: $(DCAP)/.installed  ## judge 12,000 altered quotes here and in dcap-qvl, in an environment of its own
+	$(DCAP)/bin/python -m pytest -p no:randomly -s tests/protocols/enclave/attestation/test_against_dcap_qvl.py
 
 wire: $(INSTALLED)  ## run servers and clients over HTTP, each a process, and kill them
 	$(BIN)/python -m pytest -n 2 -m wire tests/transport
@@ -235,6 +240,12 @@ $(WEB)/.installed: pyproject.toml constraints.txt .ci/web_tools
 	npm install --silent --no-save --prefix build/web typescript@5.6.3
 	$(PYTHON) -m venv --clear $(WEB)
 	$(WEB)/bin/python -m pip install $(PIP_OPTIONS) -c constraints.txt -e '.[http]' hypothesis pytest pytest-randomly playwright==1.65.2
+	touch $@
+
+$(DCAP)/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv --clear $(DCAP)
+	$(DCAP)/bin/python -m pip install $(PIP_OPTIONS) dcap-qvl==0.7.0 -c constraints.txt -e . \
+	  cbor2 hypothesis pytest pytest-randomly
 	touch $@
 
 $(SITE)/.installed: pyproject.toml constraints.txt

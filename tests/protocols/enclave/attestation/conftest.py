@@ -1,7 +1,6 @@
 """Evidence of our own in each format, a verifier that trusts its roots, and the vendors' samples where they are."""
 
 import hashlib
-import os
 import sys
 from collections.abc import Callable, Iterator
 from importlib import import_module
@@ -23,9 +22,9 @@ from secagg.protocols.enclave.attestation import (
     SnpCollateral,
     Verifier,
 )
+from tests.harness.suites import VARIABLE, folder
 
 PACKAGE = "secagg_self_made_evidence"
-VARIABLE = "SECAGG_ATTESTATION_SAMPLES"
 
 
 @pytest.fixture(scope="session")
@@ -104,7 +103,7 @@ def refusal() -> Callable[..., Reason]:
 @pytest.fixture(scope="session")
 def samples() -> Path:
     """Find the vendors' samples, which are not ours to publish; where the variable is set they must be there."""
-    folder = os.environ.get(VARIABLE)
-    if folder is None:
+    place = folder()
+    if place is None:
         pytest.skip(f"{VARIABLE} does not name the folder of the vendors' samples")
-    return Path(folder)
+    return place / "attestation"

@@ -1,4 +1,4 @@
-"""The vendors' own evidence, from the folder that SECAGG_ATTESTATION_SAMPLES names; it is not ours to publish.
+"""The vendors' own evidence, from the folder that SECAGG_VECTORS names; it is not ours to publish.
 
 Where the variable is not set these tests are skipped and say so; where it is set, each file must be there and be the
 one that was looked at. The other files of this folder make evidence of their own and miss nothing without the samples.
@@ -50,6 +50,7 @@ from secagg.protocols.enclave.attestation.claims import PINNED_ROOTS
 from secagg.protocols.enclave.attestation.intel import TdReport, judge, verify_quote
 from secagg.protocols.enclave.attestation.nitro import read_payload
 from secagg.protocols.enclave.attestation.snp import verify_snp
+from tests.harness.suites import TALLIES
 
 Refusal = Callable[..., Reason]
 NITRO, SNP, TDX, SGX = EvidenceFormat.NITRO, EvidenceFormat.SNP, EvidenceFormat.TDX, EvidenceFormat.SGX
@@ -259,6 +260,7 @@ def test_a_report_from_a_cloud_is_accepted_once_its_shared_cores_are(
     check = partial(strict.check, claims, claims.report_data, sample.now)
     assert refusal(check, "sibling_threads_accepted=True") is Reason.ATTESTATION_REFUSED
     assert usual.check(claims, claims.report_data, sample.now) == claims.not_after
+    TALLIES[f"Evidence, SNP {name}"] = "verifies, and is accepted where shared cores are"
 
 
 @pytest.mark.parametrize("name", ["tdx", "tdx with MRCONFIGID"])
@@ -276,6 +278,7 @@ def test_a_quote_from_a_platform_in_date_is_accepted_by_default(
     if configured:
         check = partial(policy_for(claims).check, claims, claims.report_data, sample.now)
         assert refusal(check, "differs in MRCONFIGID") is Reason.ATTESTATION_REFUSED
+    TALLIES[f"Evidence, {name} up to date"] = "accepted by default"
 
 
 def test_a_quote_from_a_platform_below_every_level_is_refused(clouds: dict[str, Sample], refusal: Refusal) -> None:
@@ -283,6 +286,7 @@ def test_a_quote_from_a_platform_below_every_level_is_refused(clouds: dict[str, 
     assert refusal(sample.verify, "below every TCB level") is Reason.ATTESTATION_INVALID
     without = Sample(TDX, sample.document, None, sample.now).verify()
     assert without.tcb is None
+    TALLIES["Evidence, tdx below every level"] = "refused"
 
 
 @pytest.mark.parametrize("name", ["tdx padded", "tdx 4 padded"])
@@ -294,6 +298,7 @@ def test_the_padding_of_a_quote_is_cut(clouds: dict[str, Sample], refusal: Refus
         sample.verify(sample.document[: V4_QUOTE_BYTES - 1])
     check = partial(policy_for(claims).check, claims, claims.report_data, sample.now)
     assert refusal(check, "without collateral") is Reason.ATTESTATION_REFUSED
+    TALLIES[f"Evidence, {name}"] = "verifies, and is refused without collateral"
 
 
 def test_a_debug_build_of_a_library_os_is_refused(clouds: dict[str, Sample], refusal: Refusal) -> None:
@@ -301,6 +306,7 @@ def test_a_debug_build_of_a_library_os_is_refused(clouds: dict[str, Sample], ref
     claims = sample.verify()
     check = partial(policy_for(claims).check, claims, claims.report_data, sample.now)
     assert refusal(check, "debug build") is Reason.ATTESTATION_REFUSED
+    TALLIES["Evidence, sgx debug"] = "verifies, and is refused as a debug build"
 
 
 @pytest.mark.parametrize("name", ["az-snp-vtpm_evidence-v2", "az-snp-vtpm_evidence-genoa", "az-tdx-vtpm_evidence-v1"])
@@ -309,6 +315,7 @@ def test_evidence_of_azures_paravisor_is_refused_and_the_error_says_why(
 ) -> None:
     why = "pins would cover the paravisor and not the program"
     assert refusal(azure[name].whole.verify, why) is Reason.ATTESTATION_REFUSED
+    TALLIES[f"Evidence, {name}"] = "refused: it covers the paravisor alone"
     sample = azure[name].hardware
     claims = sample.verify()
     up = TcbStatus.UP_TO_DATE

@@ -1,9 +1,6 @@
 """The batched point functions against one that is written block by block, from the definition alone."""
 
-import json
-import os
 from collections.abc import Callable
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -21,6 +18,7 @@ from secagg.protocols.two_servers.point_functions.shape import (
     greatest_depth,
 )
 from secagg.protocols.two_servers.point_functions.shares import CorrectionWords, ExplicitShare, SeedShare, TreeShare
+from tests.harness.suites import VARIABLE, folder, read
 
 Share = Callable[..., tuple[ServerShare, ServerShare]]
 Modules = Callable[[str], ModuleType]
@@ -123,10 +121,9 @@ def xof(slow_reference: Modules) -> ModuleType:
 
 
 def vector(name: str) -> Any:
-    folder = os.environ.get("SECAGG_VDAF_VECTORS")
-    if not folder:
-        pytest.skip("set SECAGG_VDAF_VECTORS to the folder test_vec/ of draft-irtf-cfrg-vdaf; its files are not ours")
-    return json.loads((Path(folder) / f"{name}.json").read_text(encoding="utf-8"))
+    if folder() is None:
+        pytest.skip(f"set {VARIABLE} to a folder with the vectors of draft-irtf-cfrg-vdaf; its files are not ours")
+    return read(f"vdaf/{name}.json")
 
 
 @pytest.mark.parametrize(
