@@ -79,7 +79,7 @@ timing: $(INSTALLED)  ## time kernels that see secrets, a fixed one against rand
 	PYTHONPATH=. $(BIN)/python benchmarks/timing.py --json build/timing.json
 
 bench: $(INSTALLED)  ## run the benchmarks and write their figures to build/bench.json
-	PYTHONPATH=. $(BIN)/python benchmarks/run.py --json build/bench.json
+	PYTHONPATH=. $(BIN)/python benchmarks/run.py --json build/bench.json $(BENCH_OPTIONS)
 
 bench-peers: $(PEERS)/.installed  ## compare with Flower and faiss, in an environment of their own
 	PYTHONPATH=. $(PEERS)/bin/python benchmarks/peer_flower.py --json build/bench-peers.json

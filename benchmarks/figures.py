@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
+from typing import ClassVar
 
 import cryptography
 import numpy as np
@@ -41,6 +42,12 @@ class Figure:
         return f"<= {self.at_most:g}" if self.at_most is not None else ""
 
 
+class Rounds:
+    """The most rounds of a timing: one where only the code is to be run."""
+
+    most: ClassVar = 1 << 20
+
+
 def best_seconds(
     contenders: Mapping[str, Callable[[], object]], rounds: int, clock: Callable[[], float] = perf_counter
 ) -> dict[str, float]:
@@ -49,7 +56,7 @@ def best_seconds(
     Contenders of one thread may be timed by ``process_time``: on a busy machine the longer one is interrupted more.
     """
     best = dict.fromkeys(contenders, float("inf"))
-    for _ in range(rounds):
+    for _ in range(min(rounds, Rounds.most)):
         for name, contender in contenders.items():
             started = clock()
             contender()

@@ -25,7 +25,7 @@ import scalar_quantization
 import shamir
 import two_servers
 import whole_updates
-from figures import Figure, machine
+from figures import Figure, Rounds, machine
 
 SUITES: dict[str, Callable[[], Iterable[Figure]]] = {
     "mask expansion": mask_expansion.measure,
@@ -52,9 +52,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("suites", nargs="*", metavar="SUITE", help=f"any of: {', '.join(SUITES)} (default: all)")
     parser.add_argument("--json", type=Path, help="where the figures go")
+    parser.add_argument("--once", action="store_true", help="time everything once: that the code runs")
     options = parser.parse_args()
     if unknown := set(options.suites) - set(SUITES):
         parser.error(f"{', '.join(sorted(unknown))}: no such suite; choose from {', '.join(SUITES)}")
+    if options.once:
+        Rounds.most = 1
     host = machine()
     print(", ".join(f"{name}: {value}" for name, value in host.items()))
     print(f"{'figure':<62} {'value':>9} {'unit':<6} {'target':<8} verdict")
