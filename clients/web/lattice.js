@@ -165,7 +165,7 @@ export async function addMask(offer, words, secret, noise) {
   const bits = Math.ceil(modulusBits / limbs);
   const ring = new NegacyclicRing(n);
   const transformed = ring.forward(secret);
-  const product = new Float64Array(n);
+  const [block, product] = [new Float64Array(n), new Float64Array(n)];
   const blocks = Math.ceil(words.length / n);
   /** The stream of a batch of public polynomials. @param {number} batch */
   const streamOf = (batch) => {
@@ -179,7 +179,8 @@ export async function addMask(offer, words, secret, noise) {
     ahead = streamOf(batch + BATCH);
     for (let i = 0; i < stream.length; i++) stream[i] >>= 32 - bits;
     for (let part = 0; part * n < stream.length; part++) {
-      ring.product(ring.forward(stream.subarray(part * n, (part + 1) * n)), transformed, product);
+      ring.forward(stream.subarray(part * n, (part + 1) * n), block);
+      ring.product(block, transformed, product);
       const first = (batch + Math.floor(part / limbs)) * n;
       const count = Math.min(n, words.length - first);
       for (let i = 0; i < count; i++) words.add(first + i, product[i], (part % limbs) * bits);
