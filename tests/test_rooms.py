@@ -39,9 +39,9 @@ BUDGETS = {
     "training": 6_520,
     "secagg/platforms": 3_220,
     "secagg/flower": 820,
-    "secagg/transport": 2_540,
+    "secagg/transport": 2_670,
     "secagg/nvflare": 780,
-    "secagg/cli": 3_660,
+    "secagg/cli": 3_670,
 }
 """The most lines of each room, near what it holds now: they follow the code down. Raising one needs a decision."""
 

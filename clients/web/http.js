@@ -33,7 +33,7 @@ import { Refused, as, equal, hash, hex, integer, json, must, requireSubject, unh
  * @property {AbortSignal} [signal]
  * @property {number} [patience] seconds to wait for a server that is lost
  * @property {(stage: Stage) => void} [onStage]
- * @property {(card: Card) => void} [onCard]
+ * @property {(card: Card, isFull: boolean) => void} [onCard] full: another session is waited for
  */
 /** @typedef {{number: number, answer: Uint8Array, received: number, milliseconds: number}} Stage */
 /**
@@ -49,40 +49,37 @@ export class Left extends Error {}
 const PROTOCOLS = Object.freeze(["pairwise", "one-message"]);
 /** Ask again after these: the server is busy, stopping, or behind a proxy that lost it. */
 const AGAIN = [408, 429, 500, 502, 503, 504];
-const [NOTHING_YET, LATE, OVER] = [204, 409, 410];
+const [NOTHING_YET, FULL, LATE, OVER] = [204, 403, 409, 410];
 const PAUSE = { first: 50, longest: 5000 };
 /** Bytes at most: of a message, of any other answer, and of a sentence that is shown. */
 const MOST = { message: 2 ** 26, other: 2 ** 20, sentence: 400 };
 /** Milliseconds that a request takes at most, and bytes of its body each millisecond, at least. */
 const [PATIENCE, SLOWEST] = [60_000, 16];
-const NEAR = ["localhost", "127.0.0.1", "[::1]"];
+export const NEAR = ["localhost", "127.0.0.1", "[::1]"];
 
 /**
- * Take part in a server's sum once: wait for a session, answer its stages, and wait for its end.
+ * Take part in a server's sum once: wait for a session with a free seat, answer its stages, and wait for its end.
  * @param {string} url @param {ArrayLike<number>} values @param {Options} [options]
  * @returns {Promise<Outcome>}
  */
 export async function contribute(url, values, options = {}) {
-  const {
-    task = "sum", ledger = new RoundLedger(), protocols = PROTOCOLS, identity, onCard = () => {},
-  } = options;
+  const { task = "sum", ledger = new RoundLedger(), identity, onCard = () => {} } = options;
   const server = new Server(url, options);
-  const card = await server.card(options.after ?? "");
-  must(
-    PROTOCOLS.includes(card.protocol) && protocols.includes(card.protocol) && card.task === task,
-    "below_floor", "the server sums something else, or by another protocol",
-  );
-  must(
-    card.mode === (identity ? "active" : "semi_honest"),
-    "below_floor", "clients with a key take part in active mode, and others in semi_honest mode",
-  );
-  requireFit(values, card.terms);
   // Without a key a client is this browser; one with a key never sends one update twice.
   const name = `${identity ? hex(identity.key.public) : ""}:${task}`;
   const update = identity ? hex(await hash("spent-values", bytesOf(values))) : "";
-  await ledger.requireOpen(name, { round: card.round, update });
-  onCard(card);
-  const id = await server.join(card, options);
+  let card = await server.card(options.after ?? "");
+  /** @type {bigint | null} */
+  let id = null;
+  for (;;) {
+    requireWanted(card, values, options);
+    await ledger.requireOpen(name, { round: card.round, update });
+    id = await server.join(card, options);
+    onCard(card, id === null);
+    if (id !== null) break;
+    await server.pause(PAUSE.first);
+    card = await server.card(card.session);
+  }
   /** @type {{clamped: number}} */
   const counted = { clamped: 0 };
   const make = async (epoch = 0n) => {
@@ -103,6 +100,19 @@ export async function contribute(url, values, options = {}) {
   } finally {
     client.abort();
   }
+}
+
+/** Refuse a session of another kind than this client's. @param {Card} card @param {ArrayLike<number>} values @param {Options} options */
+function requireWanted(card, values, { task = "sum", protocols = PROTOCOLS, identity }) {
+  must(
+    PROTOCOLS.includes(card.protocol) && protocols.includes(card.protocol) && card.task === task,
+    "below_floor", "the server sums something else, or by another protocol",
+  );
+  must(
+    card.mode === (identity ? "active" : "semi_honest"),
+    "below_floor", "clients with a key take part in active mode, and others in semi_honest mode",
+  );
+  requireFit(values, card.terms);
 }
 
 /** Values in one form, for a digest. @param {ArrayLike<number>} values */
@@ -151,7 +161,8 @@ function oneMessageClient(card, id, { identity, floors }, make) {
       );
       const codes = await make(offer.epoch);
       const shift = 32 - ringBits;
-      const signed = Int32Array.from(/** @type {Uint32Array} */ (codes), (code) => (code << shift) >> shift);
+      const signed = new Int32Array(/** @type {Uint32Array} */ (codes));
+      for (let i = 0; i < signed.length; i++) signed[i] = (signed[i] << shift) >> shift;
       return upload(offer, { id, vectors: [signed], identity });
     },
   };
@@ -273,7 +284,7 @@ class Server {
     }
   }
 
-  /** Prove who this is, or take a seat. @param {Card} card @param {Options} options */
+  /** The id to take part under: of a key, or of a seat; null if no seat is free. @param {Card} card @param {Options} options */
   async join(card, { identity, seat }) {
     this.path = `/v1/sessions/${card.session}`;
     if (identity) {
@@ -282,10 +293,10 @@ class Server {
     }
     const proof = hex(random(64));
     if (seat === undefined) {
-      const reply = await this.ask("POST", "/seats", utf8(proof));
-      const text = sentenceOf(reply.bytes);
-      if (reply.status !== 201) throw new Left(text);
-      must(/^[0-9]{1,20}$/.test(text), "not_canonical", "no seat was given");
+      const { status, bytes } = await this.ask("POST", "/seats", utf8(proof));
+      if (status === FULL) return null;
+      const text = sentenceOf(bytes);
+      must(status === 201 && /^[0-9]{1,20}$/.test(text), "not_canonical", "no seat was given");
       seat = BigInt(text);
     }
     this.authorization = `Secagg ${seat}:${proof}`;
@@ -309,7 +320,8 @@ class Server {
         const isMessage = method === "GET" && path === "/message";
         const bytes = await bodyOf(response, isMessage ? MOST.message : MOST.other);
         if (!AGAIN.includes(status)) {
-          const isWrong = status >= 300 && status !== LATE && status !== OVER;
+          const isKnown = status < 300 || status === LATE || status === OVER;
+          const isWrong = !isKnown && !(status === FULL && path === "/seats");
           if (isWrong) throw new Left(`${status}: ${sentenceOf(bytes)}`);
           must(!stage || /^[0-9]{1,3}$/.test(stage), "not_canonical", "the message names no stage");
           const isJson = response.headers.get("content-type")?.startsWith("application/json") ?? false;

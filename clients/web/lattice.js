@@ -1,7 +1,6 @@
 /**
  * Masks from ring learning with errors: values into coefficients, Gaussian draws, products with the
- * public polynomials, bit planes. Coefficients of 28 bits and fewer stand in 32-bit words, others in
- * 64.
+ * public polynomials, bit planes.
  * Implements protocols/one_message/README.md, "Masks and shares".
  * @module
  */
@@ -10,7 +9,6 @@ import { NegacyclicRing } from "./negacyclic.js";
 import { concat, integer } from "./wire.js";
 
 /** @typedef {import("./one_message.js").Offer} Offer */
-/** @typedef {Uint32Array | BigUint64Array} Coefficients */
 const LIMB_BITS = 28;
 const PIECE = 1 << 16;
 /** Blocks whose public polynomials are expanded at once. */
@@ -30,29 +28,64 @@ export function shapeOf(offer, { length, ringBits, bounds }) {
   return { bits, lowest: offer.guardBits, count: Math.ceil(length / fields), least };
 }
 
+/** Integers modulo 2^64, each in two words of 32 bits. */
+export class Coefficients {
+  /** @param {number} count */
+  constructor(count) {
+    this.low = new Uint32Array(count);
+    this.high = new Uint32Array(count);
+    this.length = count;
+  }
+
+  /** Add an integer, times a power of two. @param {number} at @param {number} value below 2^53 @param {number} shift */
+  add(at, value, shift) {
+    let low = value | 0;
+    let high = Math.floor(value / 2 ** 32) | 0;
+    if (shift >= 32) {
+      high = low << (shift - 32);
+      low = 0;
+    } else if (shift) {
+      high = (high << shift) | (low >>> (32 - shift));
+      low <<= shift;
+    }
+    const sum = this.low[at] + (low >>> 0);
+    this.low[at] = sum;
+    this.high[at] += high + (sum >= 2 ** 32 ? 1 : 0);
+  }
+
+  /** Add an integer of any size. @param {number} at @param {bigint} value */
+  addExact(at, value) {
+    this.add(at, Number(BigInt.asUintN(32, value)), 0);
+    this.add(at, Number(BigInt.asUintN(32, value >> 32n)), 32);
+  }
+
+  /** 32 bits of a coefficient, from a lowest one on. @param {number} at @param {number} lowest */
+  bits(at, lowest) {
+    if (lowest >= 32) return this.high[at] >>> (lowest - 32);
+    return lowest ? (this.low[at] >>> lowest) | (this.high[at] << (32 - lowest)) : this.low[at];
+  }
+}
+
 /**
  * Values, times a weight, in coefficients. They are within their bounds: the caller has clamped them.
  * @param {Offer} offer @param {ArrayLike<number>[]} vectors @param {number} weight
- * @returns {Coefficients}
  */
 export function placed(offer, vectors, weight) {
   const shapes = offer.segments.map((segment) => shapeOf(offer, segment));
-  const total = shapes.reduce((sum, shape) => sum + shape.count, 0);
-  const isNarrow = offer.modulusBits <= LIMB_BITS;
-  const out = isNarrow ? new Uint32Array(total) : new BigUint64Array(total);
+  const out = new Coefficients(shapes.reduce((sum, shape) => sum + shape.count, 0));
   let first = 0;
   shapes.forEach(({ bits, lowest, count, least }, i) => {
     const values = vectors[i];
+    const smallest = Number(least);
+    const isSmall = Number.isSafeInteger(smallest);
     for (let at = 0, j = 0, shift = lowest; at < values.length; at++, j++) {
       if (j === count) {
         j = 0;
         shift += bits;
       }
-      if (out instanceof Uint32Array) {
-        out[first + j] += Math.imul(values[at] - Number(least), weight) << shift;
-      } else {
-        out[first + j] += ((BigInt(values[at]) - least) * BigInt(weight)) << BigInt(shift);
-      }
+      const value = (values[at] - smallest) * weight;
+      if (isSmall && Number.isSafeInteger(value)) out.add(first + j, value, shift);
+      else out.addExact(first + j, ((BigInt(values[at]) - least) * BigInt(weight)) << BigInt(shift));
     }
     first += count;
   });
@@ -132,50 +165,48 @@ export async function addMask(offer, words, secret, noise) {
   const bits = Math.ceil(modulusBits / limbs);
   const ring = new NegacyclicRing(n);
   const transformed = ring.forward(secret);
-  const product = new Float64Array(n);
+  const [block, product] = [new Float64Array(n), new Float64Array(n)];
   const blocks = Math.ceil(words.length / n);
-  for (let batch = 0; batch < blocks; batch += BATCH) {
+  /** The stream of a batch of public polynomials. @param {number} batch */
+  const streamOf = (batch) => {
     const count = Math.min(BATCH, blocks - batch);
     const counter = integer((batch * limbs * n) / 4, 16);
-    const bytes = await counterMode(offer.publicSeed, counter, 4 * limbs * n * count);
-    const stream = new Int32Array(bytes.buffer);
+    return counterMode(offer.publicSeed, counter, Math.max(0, 4 * limbs * n * count));
+  };
+  let ahead = streamOf(0);
+  for (let batch = 0; batch < blocks; batch += BATCH) {
+    const stream = new Int32Array((await ahead).buffer);
+    ahead = streamOf(batch + BATCH);
     for (let i = 0; i < stream.length; i++) stream[i] >>= 32 - bits;
-    for (let part = 0; part < count * limbs; part++) {
-      ring.product(ring.forward(stream.subarray(part * n, (part + 1) * n)), transformed, product);
+    for (let part = 0; part * n < stream.length; part++) {
+      ring.forward(stream.subarray(part * n, (part + 1) * n), block);
+      ring.product(block, transformed, product);
       const first = (batch + Math.floor(part / limbs)) * n;
-      addProduct(words, product, first, (part % limbs) * bits);
+      const count = Math.min(n, words.length - first);
+      for (let i = 0; i < count; i++) words.add(first + i, product[i], (part % limbs) * bits);
     }
   }
-  if (words instanceof Uint32Array) for (let i = 0; i < words.length; i++) words[i] += noise[i];
-  else for (let i = 0; i < words.length; i++) words[i] += BigInt(noise[i]);
-}
-
-/** @param {Coefficients} words @param {Float64Array} product @param {number} first @param {number} shift */
-function addProduct(words, product, first, shift) {
-  const count = Math.min(product.length, words.length - first);
-  if (words instanceof Uint32Array) {
-    for (let i = 0; i < count; i++) words[first + i] += product[i] % 2 ** 32;
-  } else {
-    for (let i = 0; i < count; i++) words[first + i] += BigInt(product[i]) << BigInt(shift);
-  }
+  await ahead;
+  for (let i = 0; i < words.length; i++) words.add(i, noise[i], 0);
 }
 
 // --- Bit planes ------------------------------------------------------------------------------
 
 /** Round dropped bits away; return the rest as planes, in pieces. @param {Offer} offer @param {Coefficients} words */
 export function pieces(offer, words) {
-  const sent = offer.modulusBits - offer.droppedBits;
-  roundAway(words, offer.droppedBits, sent);
+  const { droppedBits } = offer;
+  const sent = offer.modulusBits - droppedBits;
+  if (droppedBits) for (let i = 0; i < words.length; i++) words.add(i, 2 ** (droppedBits - 1), 0);
   const widths = [
     ...Array(Math.floor(sent / 32)).fill(32),
     ...[16, 8, 4, 2, 1].filter((width) => sent & width),
   ];
   const out = [];
   for (let start = 0; start < words.length; start += PIECE) {
-    const piece = words.subarray(start, start + PIECE);
-    let lowest = 0;
+    const end = Math.min(words.length, start + PIECE);
+    let lowest = droppedBits;
     const planes = widths.map((width) => {
-      const plane = planeOf(piece, lowest, width);
+      const plane = planeOf(words, start, end, lowest, width);
       lowest += width;
       return plane;
     });
@@ -184,39 +215,21 @@ export function pieces(offer, words) {
   return out;
 }
 
-/** @param {Coefficients} words @param {number} dropped @param {number} sent */
-function roundAway(words, dropped, sent) {
-  if (words instanceof Uint32Array) {
-    const half = dropped ? 1 << (dropped - 1) : 0;
-    const mask = 2 ** sent - 1;
-    for (let i = 0; i < words.length; i++) words[i] = ((words[i] + half) >>> dropped) & mask;
-  } else {
-    const half = dropped ? 1n << BigInt(dropped - 1) : 0n;
-    for (let i = 0; i < words.length; i++) {
-      words[i] = BigInt.asUintN(sent, (words[i] + half) >> BigInt(dropped));
-    }
-  }
-}
-
-/** So many bits of each word, from the lowest on. @param {Coefficients} words @param {number} lowest @param {number} width */
-function planeOf(words, lowest, width) {
-  const low = new Uint32Array(words.length);
-  if (words instanceof Uint32Array) {
-    for (let i = 0; i < low.length; i++) low[i] = words[i] >>> lowest;
-  } else {
-    for (let i = 0; i < low.length; i++) low[i] = Number((words[i] >> BigInt(lowest)) & 0xffffffffn);
-  }
-  if (width === 32) return new Uint8Array(low.buffer);
-  if (width === 16) return new Uint8Array(Uint16Array.from(low).buffer);
-  if (width === 8) return Uint8Array.from(low);
-  const plane = new Uint8Array(Math.ceil((low.length * width) / 8));
+/** So many bits of some coefficients, from a lowest one on. @param {Coefficients} words @param {number} start @param {number} end @param {number} lowest @param {number} width */
+function planeOf(words, start, end, lowest, width) {
+  const bits = new Uint32Array(end - start);
+  for (let i = 0; i < bits.length; i++) bits[i] = words.bits(start + i, lowest);
+  if (width === 32) return new Uint8Array(bits.buffer);
+  if (width === 16) return new Uint8Array(new Uint16Array(bits).buffer);
+  if (width === 8) return new Uint8Array(bits);
+  const plane = new Uint8Array(Math.ceil((bits.length * width) / 8));
   const mask = 2 ** width - 1;
-  for (let i = 0, j = 0, shift = 0; i < low.length; i++, j++) {
+  for (let i = 0, j = 0, shift = 0; i < bits.length; i++, j++) {
     if (j === plane.length) {
       j = 0;
       shift += width;
     }
-    plane[j] |= (low[i] & mask) << shift;
+    plane[j] |= (bits[i] & mask) << shift;
   }
   return plane;
 }

@@ -18,11 +18,10 @@ export class NegacyclicRing {
     this.scratch = new Float64Array(n);
   }
 
-  /** The transform of a polynomial. @param {ArrayLike<number>} polynomial */
-  forward(polynomial) {
+  /** The transform of a polynomial. @param {ArrayLike<number>} polynomial @param {Float64Array} [out] */
+  forward(polynomial, out = new Float64Array(this.n)) {
     const { n, twist, reversed } = this;
     const half = n / 2;
-    const out = new Float64Array(n);
     for (let i = 0; i < half; i++) {
       const at = 2 * reversed[i];
       const [low, high] = [polynomial[i], polynomial[i + half]];

@@ -348,8 +348,8 @@ function within(values, { bounds, length }) {
 export async function payloadDigest(offer, vectors) {
   const packed = vectors.map((values, i) => {
     const { ringBits } = offer.segments[i];
-    const convert = ringBits > 32 ? BigInt : Number;
-    return pack(reduce(arrayOf(ringBits).from(values, convert), ringBits), ringBits);
+    const Words = arrayOf(ringBits);
+    return pack(reduce(ringBits > 32 ? Words.from(values, BigInt) : new Words(values), ringBits), ringBits);
   });
   return sha256(concat(header(KIND.payload), await hash("layout", offer.layout), ...packed));
 }

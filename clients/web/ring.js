@@ -97,21 +97,23 @@ export async function addMasks(total, p, masks, first) {
 export async function checkWords(vector, p, count, key) {
   const shifted = new (arrayOf(p))(vector.length + count - 1);
   await addMasks(shifted, p, [{ sign: 1, key: await streamKey(key) }], 0);
-  const words = [];
-  for (let shift = 0; shift < count; shift++) {
-    if (vector instanceof BigUint64Array) {
+  const shifts = [...Array(count).keys()];
+  if (vector instanceof BigUint64Array) {
+    return shifts.map((shift) => {
       let sum = 0n;
       for (let i = 0; i < vector.length; i++) sum += vector[i] * shifted[shift + i];
-      words.push(BigInt.asUintN(p, sum));
-    } else {
-      let sum = 0;
-      for (let i = 0; i < vector.length; i++) {
-        sum = (sum + Math.imul(vector[i], shifted[shift + i])) | 0;
-      }
-      words.push((sum & lowBits(p)) >>> 0);
-    }
+      return BigInt.asUintN(p, sum);
+    });
   }
-  return words;
+  const [left, right] = [new Uint32Array(vector), new Uint32Array(shifted)];
+  return shifts.map((shift) => (innerProduct(left, right, shift) & lowBits(p)) >>> 0);
+}
+
+/** Modulo 2^32. @param {Uint32Array} left @param {Uint32Array} right @param {number} shift */
+function innerProduct(left, right, shift) {
+  let sum = 0;
+  for (let i = 0; i < left.length; i++) sum = (sum + Math.imul(left[i], right[shift + i])) | 0;
+  return sum;
 }
 
 /** Elements at exactly p bits each, lowest first. @param {Words} vector @param {number} p */

@@ -10,6 +10,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, nullcontext, suppress
 from dataclasses import dataclass
+from math import isfinite
 from typing import Final, TypeVar
 
 from secagg.crypto.secret import Secret
@@ -195,6 +196,10 @@ class Conductor:
         self._leaving = set[ClientId]()
         self._lost: Exception | None = None
         self._is_stopping = False
+        self._received_bytes = self._sent_bytes = 0
+        # How the session stood when it last did something: its operator waits for none of its work.
+        self._awaited: frozenset[ClientId] | None = frozenset()
+        self._stage, self._faults = "", tuple[PeerError, ...]()
 
     async def run(self, keep: Keep | None = None) -> Released:
         """Open and close stages until the sum is released and kept; clients are told only then.
@@ -244,6 +249,7 @@ class Conductor:
                         message = await self._asked(lambda: self._session.message_to(client))
                         # While the thread was busy the stage may have been closed; then the next one is waited for.
                         if message is not None and self.exchange.asked(client) == verdict:
+                            self._sent_bytes += len(message)
                             return Verdict(Answer.MESSAGE, str(number)), message
                     elif verdict.answer is not Answer.AGAIN:
                         self._heard.set()
@@ -306,6 +312,42 @@ class Conductor:
         for state, count in self.exchange.counts.items():
             self._metrics.set("secagg_clients", count, state=state)
 
+    def status(self, *, has_names: bool) -> dict[str, object]:
+        """Return how the session stands, for its operator, as JSON has it.
+
+        Args:
+            has_names: whether clients are named, and not only counted. Culprits of faults are.
+        """
+        exchange, card, left = self.exchange, self.card, self.exchange.left()
+
+        def shown(clients: frozenset[ClientId] | None) -> object:
+            if clients is None:  # Anybody may come.
+                return None
+            return sorted(client.value for client in clients) if has_names else len(clients)
+
+        return {
+            "session": card.session,
+            "protocol": card.protocol,
+            "mode": card.mode,
+            "task": card.task,
+            "round": card.round_number,
+            "stage": {"number": exchange.number, "name": self._stage} if self.is_running else None,
+            "seconds_left": round(left, 1) if isfinite(left) else None,
+            "clients": {state: shown(who) for state, who in {**exchange.clients, "awaited": self._awaited}.items()},
+            "faults": [
+                {"reason": fault.reason, "sentence": str(fault), "culprits": sorted(map(str, fault.culprits))}
+                for fault in self._faults
+            ],
+            "bytes": {"received": self._received_bytes, "sent": self._sent_bytes},
+            "ended": "" if exchange.over is None else exchange.over.sentence,
+        }
+
+    def _look(self) -> None:
+        """Remember how the session stands; in its thread."""
+        stage = self._session.stage
+        self._stage = "" if stage is None else stage.name
+        self._awaited, self._faults = self._session.awaited, self._session.faults
+
     # --- Stages -------------------------------------------------------------------------------------------------------
 
     async def _released(self) -> Released:
@@ -321,6 +363,8 @@ class Conductor:
                 await self._do(self._session.close_stage)
             return await self._do(self._session.release)
         except Exception as found:  # noqa: BLE001 -- the one that ended the session is raised
+            with suppress(Exception):
+                await self._do(self._look)
             # An answer that lost a helper as its stage was closed has ended the session; what follows says less.
             error = self._lost or found
             why = str(error) if isinstance(error, SecAggError) else "the server failed, or lost a helper"
@@ -346,6 +390,7 @@ class Conductor:
         return stage
 
     def _prepared(self) -> tuple[Stage | None, Turnout, int, Secret | None]:
+        self._look()
         stage, is_kept = self._session.stage, self._store is not None
         snapshot = self._session.snapshot() if stage is not None and is_kept else None
         return stage, self._session.turnout, len(self._session.awaited or ()), snapshot
@@ -410,6 +455,7 @@ class Conductor:
         if isinstance(message, Verdict):
             return message
         self._metrics.add("secagg_answer_bytes_total", len(message))
+        self._received_bytes += len(message)
         settled = await self._asked(lambda: self._received(client, message))
         if settled is None:
             return STOPPING
@@ -450,7 +496,8 @@ class Conductor:
             self._session.receive(client, message)
         except PeerError as found:
             error = found
-        return error, self._session.turnout, client in (self._session.awaited or ())
+        self._look()
+        return error, self._session.turnout, client in (self._awaited or ())
 
     def _longest(self, stage: Stage) -> int:
         """Return how long an answer to a stage is at most."""
@@ -460,6 +507,7 @@ class Conductor:
 
     def _dropped(self, client: ClientId) -> Turnout:
         self._session.drop(client)
+        self._look()
         return self._session.turnout
 
     async def _asked(self, call: Callable[[], Result]) -> Result | None:

@@ -105,8 +105,13 @@ class Exchange:
         return len(self._untold - self._out.keys())
 
     @property
+    def clients(self) -> dict[str, frozenset[ClientId]]:
+        """Clients that have answered the open stage, are sending to it, and are out."""
+        return {"taken": frozenset(self._taken), "sending": frozenset(self._sending), "out": frozenset(self._out)}
+
+    @property
     def counts(self) -> dict[str, int]:
-        """Numbers of clients that have answered the open stage, are sending to it, and are out."""
+        """Numbers of these clients."""
         return {"taken": len(self._taken), "sending": len(self._sending), "out": len(self._out)}
 
     @property

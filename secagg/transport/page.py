@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import re
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass
 from importlib.resources import files
@@ -33,6 +34,11 @@ _SECURE: Final[Headers] = [
     (b"cross-origin-opener-policy", b"same-origin"),
     (b"cache-control", b"no-cache"),
 ]
+_NEAR: Final = re.compile(rb"(localhost|127(\.[0-9]{1,3}){3}|\[::1\])(:[0-9]{1,5})?", re.IGNORECASE)
+_MISDIRECTED: Final = (
+    b"this server listens at loopback, and answers to localhost, 127.0.0.1 and [::1]; behind a proxy it takes "
+    b"--behind-proxy\n"
+)
 _ALLOWED: Final[Headers] = [
     (b"access-control-allow-methods", b"GET, POST, DELETE"),
     (b"access-control-allow-headers", b"authorization"),
@@ -87,6 +93,26 @@ class Paged:
             await _respond(send, 200, headers, b"" if scope["method"] == "HEAD" else body)
         else:
             await self._app(scope, receive, send)
+
+
+class OwnHost:
+    """An application that answers under the names of this machine alone.
+
+    Security: without it any page that a browser here shows could give its own name this machine's address, and then
+    ask as if it were of this origin (DNS rebinding).
+    """
+
+    def __init__(self, app: Application) -> None:
+        """Put the check before an application that listens at loopback."""
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request, or refuse its ``Host``."""
+        hosts = [value for name, value in scope.get("headers", ()) if name == b"host"]
+        if scope["type"] != "http" or (len(hosts) == 1 and _NEAR.fullmatch(hosts[0])):
+            await self._app(scope, receive, send)
+        else:
+            await _respond(send, 421, [(b"content-type", b"text/plain; charset=utf-8")], _MISDIRECTED)
 
 
 class CrossOrigin:

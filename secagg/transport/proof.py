@@ -19,12 +19,15 @@ from typing import Final, Protocol
 from secagg.crypto.entropy import Coins
 from secagg.crypto.labels import Label
 from secagg.crypto.secret import Confined
-from secagg.errors import AuthenticationFailed
+from secagg.errors import AuthenticationFailed, InvalidParameters
 from secagg.identifiers import ClientId
 from secagg.session.certificates import SIGNATURE_BYTES, Authority, Certificate, SigningKey, VerifiedIdentity
 
+from .tls import is_loopback
+
 SCHEME: Final = "Secagg"
 _HEADER: Final = re.compile(rf"{SCHEME} (0|[1-9][0-9]{{0,19}}):([0-9a-f]{{{2 * SIGNATURE_BYTES}}})", re.ASCII)
+_TOKEN: Final = re.compile(r"[A-Za-z0-9._~+/-]{16,256}", re.ASCII)
 _IDS: Final = 1 << 64
 _NAMES: Final = 1 << 16
 _NONE: Final[Mapping[ClientId, bytes]] = MappingProxyType({})
@@ -74,6 +77,26 @@ class Admission(Protocol):
     def seat(self, session: str, proof: bytes) -> ClientId | None:
         """Return a name that nobody has said, or the one of this proof; None if there is none to give."""
         ...
+
+
+class Operators:
+    """Admits those who may see how a session stands: this machine, or the holder of a token."""
+
+    def __init__(self, token: str | None = None, *, is_behind_proxy: bool = False) -> None:
+        """Take a token, if there is one; behind a proxy every request comes from this machine, and none without it.
+
+        Raises:
+            InvalidParameters: a token can be guessed, or does not fit into a header.
+        """
+        if token is not None and not _TOKEN.fullmatch(token):
+            raise InvalidParameters("a token has 16 letters, digits or -._~+/ or more; draw one: openssl rand -hex 32")
+        self.has_token = token is not None
+        self._token, self._is_near_enough = f"Bearer {token}".encode(), not (self.has_token or is_behind_proxy)
+
+    def admits(self, host: str, authorization: str) -> bool:
+        """Whether a request comes from an operator."""
+        is_told = self.has_token and compare_digest(self._token, authorization.encode())
+        return is_told or (self._is_near_enough and is_loopback(host))
 
 
 class Certified:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import json
 import logging
 import re
 from collections.abc import AsyncIterator, Mapping
@@ -28,7 +29,7 @@ from .conductor import RESTARTED, STOPPING, Conductor, Keep, counters, cut_short
 from .exchange import Answer, Verdict
 from .keeping import ServerStore
 from .logs import say
-from .proof import Admission, FirstCome, read_header
+from .proof import Admission, FirstCome, Operators, read_header
 
 try:
     from starlette.applications import Starlette
@@ -52,6 +53,10 @@ _WRONG: Final = Verdict(Answer.WRONG, "the server does not know this request; bo
 _NO_SEAT: Final = Verdict(
     Answer.OUT, "every seat of this sum is taken, or its clients have keys; wait for the next one"
 )
+_NO_OPERATOR: Final = Verdict(
+    Answer.STRANGER,
+    "this is for the server's machine, or for the token of --metrics-token: Authorization: Bearer TOKEN",
+)
 _PROOF_DIGITS: Final = 2 * SIGNATURE_BYTES
 _PROOF: Final = re.compile(rb"[0-9a-f]{%d}" % _PROOF_DIGITS)
 _PLAIN: Final = "text/plain; charset=utf-8"
@@ -67,15 +72,18 @@ class SumServer:
         admission: Admission | None = None,
         store: ServerStore | None = None,
         coins: Coins | None = None,
+        operators: Operators | None = None,
     ) -> None:
         """Hold no session yet.
 
         Args:
             admission: who may answer under which name; by default the first request under each name.
             store: where a session is kept that another process may resume.
+            operators: who is shown how a session stands; by default this machine.
         """
         self.limits, self.metrics = limits or WireLimits(), counters()
         self._admission, self._store, self._coins = admission or FirstCome(), store, coins or SystemCoins()
+        self._operators = operators or Operators()
         self._current: Conductor | None = None
         self._news = asyncio.Event()
         self._is_closing = False
@@ -94,6 +102,7 @@ class SumServer:
                 Route("/v1/sessions/{name}/seats", self._seat, methods=["POST"]),
                 Route("/health", self._health, methods=["GET"]),
                 Route("/metrics", self._metrics, methods=["GET"]),
+                Route("/status", self._status, methods=["GET"]),
             ],
         )
         self.app.router.redirect_slashes = False
@@ -286,10 +295,23 @@ class SumServer:
         return Response(f"{state}\n", media_type=_PLAIN, headers=_HEADERS)
 
     async def _metrics(self, request: Request) -> Response:
-        del request
+        if self._operators.has_token and not self._is_operators(request):
+            return _response(_NO_OPERATOR)
         if self._current is not None:
             self._current.tell()
         return Response(self.metrics.text(), media_type=CONTENT_TYPE, headers=_HEADERS)
+
+    async def _status(self, request: Request) -> Response:
+        """Show how the session stands; ``?names`` has its clients named."""
+        if not self._is_operators(request):
+            return _response(_NO_OPERATOR)
+        current = self._current
+        found = None if current is None else current.status(has_names="names" in request.query_params)
+        return Response(json.dumps(found, indent=2) + "\n", media_type="application/json", headers=_HEADERS)
+
+    def _is_operators(self, request: Request) -> bool:
+        host = "" if request.client is None else request.client.host
+        return self._operators.admits(host, request.headers.get("authorization", ""))
 
 
 def _digest_of(request: Request) -> bytes:

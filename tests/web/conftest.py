@@ -8,7 +8,10 @@ import re
 import shutil
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +80,40 @@ class Town:
             process.communicate()
 
 
+class Files:
+    """A server of the repository's files, of lists of folders as JSON, and of pages that a test gives."""
+
+    def __init__(self, repository: Path) -> None:
+        self.pages, self.altered = dict[str, str](), ""
+        outer = self
+
+        class Handler(SimpleHTTPRequestHandler):
+            def do_GET(self) -> None:
+                place = Path(self.translate_path(self.path))
+                if (page := outer.pages.get(self.path)) is not None:
+                    self._answer(page.encode(), "text/html")
+                elif place.is_dir():
+                    self._answer(json.dumps([each.name for each in place.iterdir()]).encode(), "application/json")
+                elif self.path == outer.altered:
+                    self._answer(re.sub(rb'(": ?")([0-9a-f])', rb"\1f\2", place.read_bytes()), "application/json")
+                else:
+                    super().do_GET()
+
+            def _answer(self, body: bytes, kind: str) -> None:
+                self.send_response(200)
+                self.send_header("content-type", kind)
+                self.send_header("content-length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+
+            def log_message(self, *arguments: Any) -> None:
+                """Say nothing."""
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Handler, directory=str(repository)))
+        self.url = f"http://127.0.0.1:{self.server.server_port}"
+        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+
+
 def said_by(process: subprocess.Popen[str]) -> str:
     """Wait for a process, and return what it wrote."""
     return process.communicate(timeout=SECONDS)[0]
@@ -93,6 +130,14 @@ def town(repository: Path, tmp_path: Path) -> Iterator[Town]:
     made = Town(repository, tmp_path)
     yield made
     made.close()
+
+
+@pytest.fixture
+def files(repository: Path) -> Iterator[Files]:
+    made = Files(repository)
+    yield made
+    made.server.shutdown()
+    made.server.server_close()
 
 
 @pytest.fixture

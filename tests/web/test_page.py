@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 from urllib.parse import quote
 
 import httpx
+import numpy as np
 import pytest
 
 from secagg.transport.page import Paged
@@ -71,6 +72,8 @@ def test_an_invitation_takes_part_once_with_one_drawing(town: Any, browser: Any)
     tabs = [context.new_page() for _ in range(6)]
     for number, tab in enumerate(tabs):
         tab.goto(f"{url}/page/#{quote((keys / f'client-{number}.key').read_text())}")
+        # A shared screen, a bookmark or the history would hand the key on.
+        assert tab.evaluate("location.href") == f"{url}/page/"
         draw(tab)
         tab.evaluate("document.getElementById('send').click()")
     for tab in tabs:
@@ -112,6 +115,61 @@ def test_the_page_is_drawn_by_keyboard_and_asks_nowhere_else(town: Any, browser:
     tab.wait_for_selector("#stages li.now", timeout=LONG)
     assert all(each.startswith(url) for each in asked)
     assert tab.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
+
+
+def test_a_visitor_without_a_seat_waits_for_the_next_sum(town: Any, browser: Any) -> None:
+    url = town.serve("--page")
+    tabs = [tab_of(browser, url) for _ in range(4)]
+    for tab in tabs:
+        draw(tab)
+    for tab in tabs[:3]:
+        tab.click("#send")
+        tab.wait_for_selector("#stages li.now", timeout=LONG)
+    tabs[3].click("#send")
+    for tab in tabs[:3]:
+        tab.wait_for_selector("body[data-ended=yes]", timeout=LONG)
+    for tab in tabs[:2]:
+        tab.click("#send")
+    for tab in (*tabs[:2], tabs[3]):
+        tab.wait_for_function("document.getElementById('mean-note').textContent.includes('3 drawings')", timeout=LONG)
+        tab.wait_for_selector("body[data-ended=yes]", timeout=LONG)
+        assert tab.inner_text("#say") == "the sum of 3 clients was released"
+
+
+def test_the_code_on_the_page_leads_to_it(town: Any, browser: Any) -> None:
+    """An independent decoder reads it, and every length that the page can encode; a longer text has no code."""
+    import zxingcpp  # noqa: PLC0415 -- only `make web` has it
+
+    url = town.serve("--page")
+    tab = tab_of(browser, url)
+
+    def read(rows: list[list[bool]]) -> tuple[str, str]:
+        modules = np.pad(np.array(rows, np.uint8), 4)
+        [found] = zxingcpp.read_barcodes(255 - 255 * np.kron(modules, np.ones((3, 3), np.uint8)))
+        return found.text, str(found.ec_level)
+
+    shown = tab.evaluate(
+        """() => {
+          const canvas = document.getElementById("code");
+          const { data } = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height);
+          return Array.from({ length: canvas.height }, (_, y) =>
+            Array.from({ length: canvas.width }, (_, x) => data[4 * (y * canvas.width + x)] === 0));
+        }"""
+    )
+    assert read(shown) == (f"{url}/page/", "L")
+    texts = [(url + "/page/?" + "0Az~%" * 20)[:length] for length in range(1, 108)]
+    codes = tab.evaluate(
+        "async (texts) => { const { codeOf } = await import('/page/qr.js'); return texts.map(codeOf); }", texts
+    )
+    assert codes.pop() is None
+    assert [read(rows) for rows in codes] == [(text, "L") for text in texts[:-1]]
+    for rows in codes:
+        # Level L and mask 0 in the table of the standard, in both places: a decoder needs one of them.
+        size = len(rows)
+        near = [*((8, x) for x in (0, 1, 2, 3, 4, 5, 7, 8)), *((y, 8) for y in (7, 5, 4, 3, 2, 1, 0))]
+        far = [*((size - 1 - i, 8) for i in range(7)), *((8, size - 8 + i) for i in range(8))]
+        for copy in (near, far):
+            assert "".join(str(int(rows[y][x])) for y, x in copy) == "111011111000100"
 
 
 def test_the_page_has_a_policy_and_one_form(town: Any) -> None:
@@ -260,3 +318,13 @@ def test_a_second_message_that_differs_gets_no_second_answer(hostile: str, brows
     assert {path.rpartition("/")[2] for path in answers} == {"0"}
     assert len({body for path, body in Hostile.heard if "/answers/" in path}) == 1
     assert tab.inner_text("#say").startswith("Nothing more was sent")
+
+
+def test_a_stage_before_the_last_one_gets_no_answer(hostile: str, browser: Any) -> None:
+    Hostile.stages = chain([1, 1], repeat(0))
+    tab = tab_of(browser, hostile)
+    draw(tab)
+    tab.click("#send")
+    tab.wait_for_selector("body[data-ended=yes]", timeout=LONG)
+    assert tab.inner_text("#say") == "Nothing more was sent: a stage is asked for after a later one."
+    assert {path.rpartition("/")[2] for path, _ in Hostile.heard if "/answers/" in path} == {"1"}

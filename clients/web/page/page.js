@@ -3,10 +3,11 @@
  * @module
  */
 import { planOf } from "../encoding.js";
-import { Left, contribute, identityOf } from "../http.js";
+import { Left, NEAR, contribute, identityOf } from "../http.js";
 import { RoundLedger, inMemory } from "../ledger.js";
 import { Refused } from "../wire.js";
 import { Drawing, SIDE, show } from "./drawing.js";
+import { showCode } from "./qr.js";
 
 /** @template {HTMLElement} T @param {string} id @returns {T} */
 const element = (id) => /** @type {T} */ (document.getElementById(id));
@@ -29,11 +30,15 @@ const ofTab = new RoundLedger(inMemory());
 /** @param {string} sentence */
 const say = (sentence) => (element("say").textContent = sentence);
 
-/** An invitation is a key file behind the link's number sign; it is never sent to the server. */
-async function invitation() {
-  const text = decodeURIComponent(location.hash.slice(1));
-  return text ? identityOf(text) : undefined;
-}
+/** An invitation is a key file behind the link's number sign; it is never sent, and leaves the address bar at once. */
+const invitation = (() => {
+  const text = location.hash.slice(1);
+  if (!text) return Promise.resolve(undefined);
+  history.replaceState(null, "", location.pathname);
+  const identity = (async () => identityOf(decodeURIComponent(text)))();
+  identity.catch(() => {}); // It is awaited, and the error shown, when the visitor takes part.
+  return identity;
+})();
 
 /** Show which stages are done. @param {number} done */
 function showStages(done) {
@@ -59,10 +64,12 @@ function maskedLevels(upload, bits, head) {
   });
 }
 
-/** @param {import("../http.js").Card} card */
-function showCard(card) {
+/** @param {import("../http.js").Card} card @param {boolean} isFull */
+function showCard(card, isFull) {
   const { clients } = card.terms;
-  say(`A sum of up to ${clients} drawings is open. It waits for the others.`);
+  say(isFull
+    ? "This sum has begun, or is full. You take part in the next one: stay here."
+    : `A sum of up to ${clients} drawings is open. It waits for the others.`);
   element("mode").textContent = card.mode === "active"
     ? "Each visitor has a certified key, so nobody can take part twice or in another's name."
     : "Seats are anonymous here: the server is trusted not to fill them all itself. With " +
@@ -103,15 +110,15 @@ async function takePart() {
   /** @type {import("../http.js").Card} */
   let card;
   try {
-    const identity = await invitation();
+    const identity = await invitation;
     const outcome = await contribute(location.origin, drawing.ink, {
       identity,
       ledger: identity ? new RoundLedger() : ofTab,
       protocols: ["pairwise"],
       after: last,
-      onCard: (given) => {
+      onCard: (given, isFull) => {
         card = given;
-        showCard(given);
+        showCard(given, isFull);
       },
       onStage: (stage) => showStage(stage, card),
     });
@@ -131,4 +138,6 @@ send.addEventListener("click", () => void takePart());
 clear.addEventListener("click", () => drawing.clear());
 const link = /** @type {HTMLAnchorElement} */ (element("link"));
 link.href = link.textContent = location.origin + location.pathname;
+element("reach").hidden = !NEAR.includes(location.hostname);
+showCode(/** @type {HTMLCanvasElement} */ (element("code")), link.href);
 for (const canvas of [seen, mean]) show(canvas, BLANK);

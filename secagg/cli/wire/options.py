@@ -34,6 +34,12 @@ def add_options(commands: Any) -> None:  # noqa: ANN401 -- argparse names the ty
     serve.add_argument("--round", type=int, help="goes up within a task (default: the time in seconds)")
     serve.add_argument("--listen", default="127.0.0.1:8750", metavar="HOST:PORT", help="(default: %(default)s)")
     serve.add_argument("--behind-proxy", action="store_true", help="TLS ends at a proxy before this server")
+    serve.add_argument(
+        "--metrics-token",
+        type=Path,
+        metavar="FILE",
+        help="token that /status and /metrics ask for; without it /status is for this machine alone",
+    )
     serve.add_argument("--client-certs", type=Path, metavar="FILE", help="mutual TLS: whose certificates are let in")
     serve.add_argument("--state", type=Path, metavar="DIR", help="folder of the session, to resume it after a crash")
     serve.add_argument("--exchange-seconds", type=float, default=60.0, help="for a stage (default: %(default)s)")

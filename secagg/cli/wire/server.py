@@ -130,6 +130,7 @@ async def _keep(options: argparse.Namespace, held: _Held, released: Released) ->
 async def _serve(options: argparse.Namespace) -> None:
     from secagg.session.durable import require_own_folder
     from secagg.transport.listener import allow_connections, listening
+    from secagg.transport.proof import Operators
     from secagg.transport.server import SumServer
     from secagg.transport.tls import ServerTls
 
@@ -144,6 +145,8 @@ async def _serve(options: argparse.Namespace) -> None:
     if tls is not None:
         asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, tls.renew)
     host, port = address("--listen", options.listen)
+    token = options.metrics_token and options.metrics_token.read_text(errors="replace").strip()
+    operators = Operators(token, is_behind_proxy=options.behind_proxy)
     with ExitStack() as resources:
         workers = resources.enter_context(workers_for(find(options.protocol), options, _Telling()))
         sums = _sum_of(options, settings, resources, workers)
@@ -152,11 +155,10 @@ async def _serve(options: argparse.Namespace) -> None:
         allow_connections(limits)
         if options.out is not None:
             writable(options.out)
-        server = SumServer(limits=limits, admission=held.admission, store=sums.store)
+        server = SumServer(limits=limits, admission=held.admission, store=sums.store, operators=operators)
         workers.metrics = server.metrics
-        async with listening(
-            _with_page(server.app, options), host, port, tls=tls, limits=limits, is_behind_proxy=options.behind_proxy
-        ) as listened:
+        app = _with_page(server.app, options)
+        async with listening(app, host, port, tls=tls, limits=limits, is_behind_proxy=options.behind_proxy) as listened:
             print(f"listening at {host}:{listened}, session {held.card.session}, {held.card.mode}", flush=True)
             if held.card.mode != ACTIVE:
                 _LOG.warning("%s; --set roster=FILE has them trust certified keys", TRUST[False])
@@ -185,10 +187,11 @@ async def _follow(options: argparse.Namespace, server: SumServer, sums: _Sum, he
 
 
 def _with_page(app: Any, options: argparse.Namespace) -> Any:  # noqa: ANN401 -- ASGI applications
-    from secagg.transport.page import CrossOrigin, Paged
+    from secagg.transport.page import CrossOrigin, OwnHost, Paged
 
     app = Paged(app) if options.page else app
-    return CrossOrigin(app, options.allow_origin) if options.allow_origin else app
+    app = CrossOrigin(app, options.allow_origin) if options.allow_origin else app
+    return app if options.cert or options.behind_proxy else OwnHost(app)
 
 
 def _settings(options: argparse.Namespace) -> SecAggSettings:
@@ -212,6 +215,10 @@ def _settings(options: argparse.Namespace) -> SecAggSettings:
     if settings.noise:
         raise InvalidParameters(
             "`secagg serve` plans no noise: its rings have no room for any; leave noise out of --set"
+        )
+    if options.page and settings.suite != "classic":
+        raise InvalidParameters(
+            "browsers cannot take part in suite hybrid: their WebCrypto has no ML-KEM; leave --set suite out, or --page"
         )
     if unused := sorted(given.keys() - {PREFIX + name for name in _USED}):
         raise InvalidParameters(

@@ -1,0 +1,146 @@
+"""How a session stands, for who operates its server, and under which names a server at loopback answers."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from secagg.cli import main
+from secagg.errors import InvalidParameters
+from secagg.transport.page import OwnHost
+from secagg.transport.proof import Operators
+from secagg.transport.server import SumServer
+from tests.harness.wire_sums import CLIENTS, answer_of, headers_of, holding, in_memory, quick_limits
+
+TOKEN = "0123456789abcdef"  # noqa: S105 -- a test's
+FAR = "203.0.113.5"
+
+
+async def ask(server: SumServer, path: str, host: str = "127.0.0.1", **headers: str) -> httpx.Response:
+    """Ask a server from a machine."""
+    transport = httpx.ASGITransport(app=server.app, client=(host, 1))
+    async with httpx.AsyncClient(transport=transport, base_url="http://sums") as http:
+        return await http.get(path, headers=headers)
+
+
+def test_an_operator_sees_how_a_session_stands() -> None:
+    async def scene() -> None:
+        async with holding() as (held, task):
+            first = (await held.http.get("/status")).json()
+            assert first["stage"] == {"number": 0, "name": held.session.stage.name}  # type: ignore[union-attr]
+            assert 0 < first["seconds_left"] <= 20
+            assert first["clients"] == {"taken": 0, "sending": 0, "out": 0, "awaited": 5}
+            one, other, *rest = CLIENTS
+            answer = answer_of(one, held.session)
+            assert await held.post(one, answer) == 202
+            assert await held.post(other, b"wrong") == 422
+            await held.http.request("DELETE", f"{held.base}/client", headers=headers_of(rest[0]))
+            received = len(answer) + len(b"wrong")
+            then = (await held.http.get("/status")).json()
+            assert then["bytes"] == {"received": received, "sent": 0}
+            await held.ask(rest[1])
+            then = (await held.http.get("/status")).json()
+            assert then["bytes"] == {"received": received, "sent": len(held.session.invitation)}
+            assert then["clients"]["taken"] == 1
+            assert then["clients"]["out"] >= 1
+            [fault] = then["faults"]
+            assert f"client/{other.value}" in fault["culprits"]
+            assert fault["sentence"]
+            named = (await held.http.get("/status?names")).json()["clients"]
+            assert named["taken"] == [one.value]
+            assert {one.value, rest[0].value}.isdisjoint(named["awaited"])
+            for client in rest[1:]:
+                await held.post(client)
+            await held.post(other)
+            await task
+            last = (await held.http.get("/status")).json()
+            assert last["stage"] is None
+            assert last["ended"] == "the sum of 4 clients was released"
+
+    asyncio.run(scene())
+
+
+def test_a_server_without_a_session_has_no_status() -> None:
+    async def scene() -> None:
+        async with in_memory(SumServer(limits=quick_limits())) as http:
+            assert (await http.get("/status")).json() is None
+
+    asyncio.run(scene())
+
+
+def test_the_status_is_for_this_machine_or_for_the_token() -> None:
+    async def scene() -> None:
+        bearer = {"authorization": f"Bearer {TOKEN}"}
+        near, behind = SumServer(), SumServer(operators=Operators(is_behind_proxy=True))
+        asked = SumServer(operators=Operators(TOKEN, is_behind_proxy=True))
+        assert (await ask(near, "/status")).status_code == 200
+        assert (await ask(near, "/status", "::1")).status_code == 200
+        assert (await ask(near, "/status", FAR)).status_code == 401
+        assert (await ask(near, "/status", FAR, authorization="Bearer ")).status_code == 401
+        assert (await ask(near, "/metrics", FAR)).status_code == 200
+        assert (await ask(behind, "/status")).status_code == 401
+        for path in ("/status", "/metrics"):
+            for host in ("127.0.0.1", FAR):
+                assert (await ask(asked, path, host)).status_code == 401
+                assert (await ask(asked, path, host, authorization=f"Bearer {TOKEN}x")).status_code == 401
+                assert (await ask(asked, path, host, **bearer)).status_code == 200
+
+    asyncio.run(scene())
+
+
+@pytest.mark.parametrize("token", ["short", "with a blank in it", "ä" * 20, "0123456789abcdef\n"])
+def test_a_token_that_can_be_guessed_or_does_not_travel_is_refused(token: str) -> None:
+    with pytest.raises(InvalidParameters, match="openssl rand"):
+        Operators(token)
+
+
+@pytest.mark.parametrize(
+    ("hosts", "status"),
+    [
+        *((name, 200) for name in ("127.0.0.1:8750", "localhost", "LOCALHOST:1", "[::1]:8750", "127.0.1.1")),
+        *((name, 421) for name in ("evil.example", "127.0.0.1.evil.example", "localhost.evil.example:8750", "")),
+        *((name, 421) for name in ("localhost:8750@evil.example", "127.0.0.1:8750\nevil", "0.0.0.0")),  # noqa: S104
+    ],
+)
+def test_a_server_at_loopback_answers_to_its_own_names(hosts: str, status: int) -> None:
+    """A page elsewhere may give its name this machine's address; the browser then says that name."""
+    said = list[Any]()
+
+    async def inner(scope: Any, receive: Any, send: Any) -> None:
+        del scope, receive
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+
+    async def send(message: Any) -> None:
+        said.append(message)
+
+    scope = {"type": "http", "method": "GET", "path": "/", "headers": [(b"host", hosts.encode())]}
+    asyncio.run(OwnHost(inner)(scope, None, send))  # type: ignore[arg-type]
+    assert said[0]["status"] == status
+    said.clear()
+    twice = {**scope, "headers": [(b"host", b"localhost"), (b"host", hosts.encode())]}
+    asyncio.run(OwnHost(inner)(twice, None, send))  # type: ignore[arg-type]
+    assert said[0]["status"] == 421
+
+
+SERVE = ("serve", "--page", "--listen", "127.0.0.1:0")
+
+
+def refusal(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    assert main(arguments) == 2
+    return capsys.readouterr().err
+
+
+def test_a_page_refuses_the_hybrid_suite_at_the_start(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "WebCrypto has no ML-KEM" in refusal(capsys, *SERVE, "--set", "suite=hybrid")
+
+
+def test_a_token_comes_from_a_file_that_has_one(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    file = tmp_path / "token"
+    assert "No such file" in refusal(capsys, *SERVE, "--metrics-token", str(file))
+    for text in ("", "guess\n", "\xff" * 20):
+        file.write_text(text, encoding="latin-1")
+        assert "openssl rand" in refusal(capsys, *SERVE, "--metrics-token", str(file))

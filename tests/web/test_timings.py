@@ -1,0 +1,53 @@
+"""Times of a client of a million values in Chromium, next to the floor that WebCrypto's AES sets in the same run."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from secagg.protocols.one_message.lattice.values import Values
+from secagg.protocols.one_message.plan import choose_committee, plan
+
+pytestmark = pytest.mark.web
+VALUES, CLIENTS = 10**6, 100
+MOST_FLOORS = 20
+"""Far above what is measured, so that a busy machine passes, and a loop that BigInt runs does not."""
+
+
+def test_a_client_of_a_million_values(
+    repository: Path, browser: Any, files: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    parameters = plan([Values(VALUES, 23)], CLIENTS, choose_committee(4, 1))
+    planned = {
+        "degree": parameters.degree,
+        "modulusBits": parameters.modulus_bits,
+        "guardBits": parameters.guard_bits,
+        "droppedBits": parameters.dropped_bits,
+        "capacity": CLIENTS,
+        "capacityWeight": CLIENTS,
+        "ringBits": 23,
+    }
+    vector = json.loads((repository / "tests/vectors/one_message/semi_honest.json").read_text())
+    files.pages["/timings"] = (
+        '<!doctype html><script type="module">'
+        'import { times } from "/clients/web/tests/timings.js"; window.times = times;</script>'
+    )
+    tab = browser.new_page()
+    tab.goto(f"{files.url}/timings")
+    tab.wait_for_function("() => Boolean(window.times)")
+    found: dict[str, float] = tab.evaluate(
+        "([offer, planned]) => window.times(offer, planned)", [vector["messages"]["offer"], planned]
+    )
+    figures = {"chromium": browser.version, **{name: round(value, 1) for name, value in found.items()}}
+    figures["pairwise / floor"] = round(found["pairwise"] / found["floor"], 2)
+    figures["one message / floor"] = round(found["oneMessage"] / found["floor"], 2)
+    (repository / "build").mkdir(exist_ok=True)
+    (repository / "build" / "web.json").write_text(json.dumps(figures, indent=1) + "\n")
+    with capsys.disabled():
+        sys.stdout.write(f"\n{json.dumps(figures)}")
+    assert found["pairwise"] < MOST_FLOORS * found["floor"]
+    assert found["oneMessage"] < MOST_FLOORS * found["floor"]
