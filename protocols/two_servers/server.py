@@ -141,9 +141,10 @@ class IndexingServer(Confined):
             MalformedMessage, PeerMisbehaved: it is not a half of an upload for this round; nothing has changed.
             UnexpectedMessage: the round is closed.
         """
+        owned = owned_bytes(message)
         with self._held():
             self._require_collecting()
-            return self.take(self.read(message, sender))
+            return self.take(self.read(owned, sender))
 
     def read(self, message: bytes, sender: ClientId | None = None) -> Upload:
         """Return this server's half of an upload, which its client signed; nothing is opened or taken.
