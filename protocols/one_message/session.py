@@ -282,7 +282,7 @@ class Server(StagedServerSession[CheckedUpload | Said]):
         match content:
             case CheckedUpload():
                 self.tally.take_upload(sender, content)
-                if self._ask_all is not None and self.tally.waiting >= self._settings.delivered_at_once:
+                if self._ask_all is not None and self.tally.is_due(self._settings.delivered_at_once):
                     self._deliver(self._ask_all)
             case HolderKeys():
                 self._keys[content.position] = content.encode()
@@ -519,7 +519,7 @@ class BufferSession(StagedServerSession[CheckedUpload]):
         self._helpers.answered.require_new(version, sender)
         tally.take_upload(sender, content)
         self._helpers.answered.add(version, sender)
-        if tally.waiting >= self._settings.delivered_at_once:
+        if tally.is_due(self._settings.delivered_at_once):
             self._deliver(tally)
 
     def _deliver(self, tally: Tally) -> None:

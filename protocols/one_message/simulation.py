@@ -55,6 +55,13 @@ def describe(session: Server | BufferSession) -> tuple[str, ...]:
     )
 
 
+class _Ledger(Ledger):
+    """A ledger of a client that never has to send its upload again: a process of thousands holds none of them."""
+
+    def keep(self, offer: bytes, upload: bytes) -> None:
+        """Forget the upload."""
+
+
 class OneMessageSimulation(Confined):
     """Holders, a server and its clients; see ``Simulation``. An epoch that is over is followed by another."""
 
@@ -165,7 +172,7 @@ class OneMessageSimulation(Confined):
         return OneMessageMember(
             client,
             floors=self._floors(),
-            ledger=lambda task: self._ledgers.setdefault((client, task), Ledger(task, lambda _: None)),
+            ledger=lambda task: self._ledgers.setdefault((client, task), _Ledger(task, lambda _: None)),
             coins=self._coins,
             clock=self._clock,
             signing_key=key,

@@ -61,6 +61,8 @@ from .requests import (
     verify_upload,
 )
 
+_WAITING_BYTES: Final = 1 << 24
+
 
 class State(StrEnum):
     """The messages that a server waits for."""
@@ -272,10 +274,10 @@ class Tally(Confined):
         """Clients whose uploads every present holder has accepted so far."""
         return frozenset(self._listed)
 
-    @property
-    def waiting(self) -> int:
-        """Number of uploads that wait for a delivery."""
-        return len(self._pending)
+    def is_due(self, most: int) -> bool:
+        """Return whether to deliver: so many uploads wait, or 16 MiB of them."""
+        waiting = self._pending.values()
+        return len(waiting) >= most or sum(len(pending.kept) for pending in waiting) >= _WAITING_BYTES
 
     @property
     def present(self) -> frozenset[int]:

@@ -67,7 +67,7 @@ from .one_hot.check import RoundChallenges
 from .opened_upload import ClassTotals, HalfOpener, OpenedUpload, PointFunctionExchange
 from .release import Release, ReleasedNoise, RoundResult, sums_of_counts
 from .server_messages import BATCH, BatchItem, BatchRequest, Beginning, decode_batch, encode_batch, read_done
-from .upload import ROUND_BYTES
+from .upload import ROUND_BYTES, Upload
 
 _LOG = logging.getLogger(__name__)
 STAGE: Final = Stage(name="shared upload", takes_update=True)
@@ -141,11 +141,28 @@ class IndexingServer(Confined):
             MalformedMessage, PeerMisbehaved: it is not a half of an upload for this round; nothing has changed.
             UnexpectedMessage: the round is closed.
         """
-        message = owned_bytes(message)
+        owned = owned_bytes(message)
         with self._held():
-            if self._rules.state is not RoundState.COLLECTING:
-                raise UnexpectedMessage(expected="no upload: the round is closed", received="an upload")
-            upload = self._opener.read(message, sender)
+            self._require_collecting()
+            return self.take(self.read(owned, sender))
+
+    def read(self, message: bytes, sender: ClientId | None = None) -> Upload:
+        """Return this server's half of an upload, which its client signed; nothing is opened or taken.
+
+        Raises:
+            AuthenticationFailed, MalformedMessage, PeerMisbehaved: as for ``receive``.
+        """
+        with self._held():
+            return self._opener.read(owned_bytes(message), sender)
+
+    def take(self, upload: Upload) -> bytes:
+        """Take a half that ``read`` has returned, and return the upload's id.
+
+        Raises:
+            AuthenticationFailed, MalformedMessage, PeerMisbehaved, UnexpectedMessage: as for ``receive``.
+        """
+        with self._held():
+            self._require_collecting()
             upload_id = upload.upload_id(self.configuration)
             if self._rules.require_new(Entry(upload.header.client, upload_id, upload.header.weight)):
                 opened = self._opener.open(upload)
@@ -153,14 +170,9 @@ class IndexingServer(Confined):
                 self._pending[upload_id] = opened
             return upload_id
 
-    def verify(self, message: bytes, sender: ClientId) -> bytes:
-        """Return the id of an upload whose client signed this server's half; nothing is opened or taken.
-
-        Raises:
-            AuthenticationFailed, MalformedMessage, PeerMisbehaved, UnexpectedMessage: as for ``receive``.
-        """
-        with self._held():
-            return self._opener.read(owned_bytes(message), sender).upload_id(self.configuration)
+    def _require_collecting(self) -> None:
+        if self._rules.state is not RoundState.COLLECTING:
+            raise UnexpectedMessage(expected="no upload: the round is closed", received="an upload")
 
     def waiting(self) -> tuple[bytes, ...]:
         """Return the uploads that are neither taken nor rejected, in the order in which they came."""
@@ -448,7 +460,7 @@ def _settle(exchange: PointFunctionExchange, conclusion: bytes) -> bytes:
 # --- Server 0, which clients reach ------------------------------------------------------------------------------------
 
 
-class Server(StagedServerSession[bytes]):
+class Server(StagedServerSession[tuple[Upload, bytes]]):
     """Server 0's side of a round as a session: it hands server 1 its halves, and takes every step of the round with it.
 
     It relays halves that it cannot read: they are sealed to server 1. Its only powers are those that it has anyway:
@@ -505,12 +517,14 @@ class Server(StagedServerSession[bytes]):
         """True."""
         return True
 
-    def _check(self, sender: ClientId, message: bytes) -> Checked[bytes]:
-        return Checked(message, self._zero.verify(decode_halves(message)[0], sender))
+    def _check(self, sender: ClientId, message: bytes) -> Checked[tuple[Upload, bytes]]:
+        first, second = decode_halves(message)
+        upload = self._zero.read(first, sender)
+        return Checked((upload, second), upload.upload_id(self.configuration))
 
-    def _take(self, sender: ClientId, content: bytes) -> None:
-        first, second = decode_halves(content)
-        upload_id = self._zero.receive(first, sender)
+    def _take(self, sender: ClientId, content: tuple[Upload, bytes]) -> None:
+        upload, second = content
+        upload_id = self._zero.take(upload)
         try:
             if read_done(self._tell(second)) != upload_id:
                 raise PeerMisbehaved(

@@ -514,11 +514,11 @@ def test_an_enclave_that_fails_in_the_middle_of_an_upload_gives_the_buffer_up(
         session.upload(number)
     message, add, calls = session.seal(4).sealed.encode(), HistogramAccumulator.add, list[int]()
 
-    def failing(self: HistogramAccumulator, packed: memoryview, weight: int) -> None:
+    def failing(self: HistogramAccumulator, packed: memoryview, weight: int, *, is_checked: bool) -> None:
         calls.append(weight)
         if len(calls) == 2:
             raise fault
-        add(self, packed, weight)
+        add(self, packed, weight, is_checked=is_checked)
 
     monkeypatch.setattr(HistogramAccumulator, "add", failing)
     with pytest.raises(fault):

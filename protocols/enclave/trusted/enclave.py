@@ -304,7 +304,7 @@ class Enclave(Confined):
         configuration = self.configuration
         if not configuration.codeword_bound:
             for histogram, part in zip(self._histograms, parts, strict=True):
-                histogram.add(part, weight)
+                histogram.add(part, weight, is_checked=True)
             return
         bounded = bounded_choices(
             parts, configuration.index_segments, configuration.tables, configuration.codeword_bound

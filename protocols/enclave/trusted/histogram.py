@@ -84,9 +84,11 @@ class HistogramAccumulator(Confined):
                 reason=Reason.INPUT_OUT_OF_RANGE,
             )
 
-    def add(self, packed: memoryview, weight: int) -> None:
+    def add(self, packed: memoryview, weight: int, *, is_checked: bool = False) -> None:
         """Count one client's indices, each as often as the weight says; nothing is counted unless all is in order.
 
+        Args:
+            is_checked: whether ``check`` has passed these very bytes.
         Raises:
             MalformedMessage: as for ``check``.
             CapacityExceeded: the total weight would exceed its maximum.
@@ -102,7 +104,8 @@ class HistogramAccumulator(Confined):
                 f"a weight of {weight} on top of {self._total_weight} exceeds {self._maximum_total_weight}; release "
                 "this histogram first, or configure a greater maximum_total_weight"
             )
-        self.check(packed)
+        if not is_checked:
+            self.check(packed)
         count = _count_direct if self._accumulation is Accumulation.DIRECT else _count_oblivious
         try:
             for chunk in self._chunks(0, self._segment.blocks):

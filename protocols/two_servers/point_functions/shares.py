@@ -413,7 +413,7 @@ class _Fixed:
         return self._lanes[start : start + count]
 
 
-_WIDEST_NODES: Final = 1 << 16
+_WIDEST_NODES: Final = 1 << 14
 _LEAST_CHUNK: Final = 16
 
 
@@ -488,32 +488,27 @@ class TreeShare(Confined):
         try:
             with self._roots_key() as key:
                 roots = CounterStream(key)
-                for start, stop, node_hash in self._chunks(grid.first, grid.stop):
-                    nodes, control = self._leaves(roots, node_hash, start, stop, scratch)
-                    self._add_lanes(grid.part(start, stop), nodes, control, node_hash, scratch, weight)
+                # A run of blocks has one hash.
+                for first, end, lanes in grid.located():
+                    node_hash = self._hash_family(self.binding, first // GROUP_BLOCKS)
+                    for start in range(first, end, self._chunk_blocks):
+                        blocks = slice(start, min(end, start + self._chunk_blocks))
+                        nodes, control = self._leaves(roots, node_hash, blocks, scratch)
+                        part = lanes[:, start - first : blocks.stop - first]
+                        self._add_lanes(part, blocks, nodes, control, node_hash, scratch, weight)
         finally:
             scratch.wipe(nodes_at_once)
 
     def _roots_key(self) -> Secret:
         return roots_key(self.shape, self.blocks, self.binding, self.server_index, self.seed)
 
-    def _chunks(self, first: int, stop: int) -> Iterator[tuple[int, int, NodeHash]]:
-        """Cut a range into chunks that lie within one group of blocks, whose hash comes with each."""
-        while first < stop:
-            group = first // GROUP_BLOCKS
-            node_hash = self._hash_family(self.binding, group)
-            end = min(stop, (group + 1) * GROUP_BLOCKS)
-            while first < end:
-                yield first, min(end, first + self._chunk_blocks), node_hash
-                first = min(end, first + self._chunk_blocks)
-
     def _leaves(
-        self, roots: CounterStream, node_hash: NodeHash, start: int, stop: int, scratch: _Scratch
+        self, roots: CounterStream, node_hash: NodeHash, blocks: slice, scratch: _Scratch
     ) -> tuple[NodeWords, NodeWords]:
         """Grow the trees of a chunk and return their leaves, with the control bits of these."""
-        count = stop - start
+        count = blocks.stop - blocks.start
         node = scratch.words(count)
-        roots.fill(scratch.memory, start, node.nbytes)
+        roots.fill(scratch.memory, blocks.start, node.nbytes)
         root_into(node, self.server_index)
         for level in range(self.shape.depth):
             half = (count << level) * NODE_BYTES
@@ -524,34 +519,33 @@ class TreeShare(Confined):
             parents = node.reshape(1 << level, -1)
             children = scratch.words(count << (level + 1)).reshape(2, 1 << level, -1)
             control = control_bits_in(scratch.control, parents)
-            shared = masked_in(scratch.shared, control, self.correction.left[level, start:stop].reshape(-1))
-            difference = self.correction.difference[level, start:stop].reshape(-1).astype(node.dtype)
+            shared = masked_in(scratch.shared, control, self.correction.left[level, blocks].reshape(-1))
+            difference = self.correction.difference[level, blocks].reshape(-1)
             grow_into(parents, (children[0], children[1]), control, shared, difference)
             node = children.reshape(-1)
         return node, control_bits_in(scratch.control, node.reshape(self.shape.leaves, -1))
 
     def _add_lanes(  # noqa: PLR0913, PLR0917 -- the pieces of one step
         self,
-        part: LaneGrid,
+        part: Lanes,
+        blocks: slice,
         nodes: NodeWords,
         control: NodeWords,
         node_hash: NodeHash,
         scratch: _Scratch,
         weight: int,
     ) -> None:
-        """Turn the leaves into lanes and add these to the grid's part, piece by piece."""
+        """Turn the leaves into lanes and add these to a part of the grid, piece by piece."""
         group, leaves = self.shape.group, self.shape.leaves
         combine = group.subtract_into if self.server_index else group.add_into
         scratch.swap()
         for piece in range(self.shape.pieces):
             lanes = leaf_lanes(node_hash, group, piece, nodes, scratch.memory)
-            correction: Any = self.correction.leaf[piece, part.first : part.stop].reshape(-1).view(nodes.dtype)
+            correction: Any = self.correction.leaf[piece, blocks].reshape(-1).view(nodes.dtype)
             group.add_into(lanes, masked_in(scratch.shared, control, correction).view(group.word).reshape(-1))
             if weight != 1:
                 group.scale_into(lanes, weight)
-            made = lanes.reshape(leaves, part.blocks, -1)
-            for start, stop, array in part.located():
-                combine(array[piece * leaves : (piece + 1) * leaves], made[:, start - part.first : stop - part.first])
+            combine(part[piece * leaves : (piece + 1) * leaves], lanes.reshape(leaves, part.shape[1], -1))
 
 
 class _Scratch:

@@ -380,3 +380,14 @@ class NumpyWith:
 
     def __getattr__(self, name: str) -> Any:
         return self._replaced.get(name) or getattr(np, name)
+
+
+def test_what_was_checked_is_unpacked_once_more_and_not_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    segment = IndexSegment(6, 20)
+    accumulator = HistogramAccumulator(segment, 9, Accumulation.DIRECT)
+    lent = lent_arrays(monkeypatch)
+    data = packed(segment, patterned(segment, 3))
+    accumulator.add(data, 1)
+    twice = len(lent)
+    accumulator.add(data, 1, is_checked=True)
+    assert len(lent) < 2 * twice

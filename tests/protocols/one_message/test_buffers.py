@@ -367,8 +367,16 @@ def test_uploads_are_delivered_as_many_at_once_as_settings_say() -> None:
     session = world.open()
     for client, waiting in ((1, 1), (2, 0), (3, 1)):
         world.fill(session, [(client, NEWEST)])
-        assert server_of(session).waiting == waiting
+        assert server_of(session).is_due(1) is bool(waiting)
     assert server_of(session).listed == {ClientId(1), ClientId(2)}
+
+
+def test_long_uploads_do_not_wait_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("secagg.protocols.one_message.tally._WAITING_BYTES", 1)
+    world = World(replace(SETTINGS, delivered_at_once=2))
+    session = world.open()
+    world.fill(session, [(1, NEWEST)])
+    assert server_of(session).listed == {ClientId(1)}
 
 
 def test_a_fault_of_a_model_is_told_once_and_progress_as_it_is_made() -> None:

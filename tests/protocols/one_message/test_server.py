@@ -42,13 +42,14 @@ def test_an_upload_that_comes_again_is_delivered_once() -> None:
     world.ask(server, server.introduce())
     server.receive_upload(client, upload)
     server.receive_upload(client, upload)
-    assert server.waiting == 1
+    assert server.is_due(1)
+    assert not server.is_due(2)
     world.ask(server, server.deliver())
     with pytest.raises(Misuse, match="settle the last delivery first"):
         server.deliver()
     server.settle()
     server.receive_upload(client, upload)
-    assert (server.waiting, server.listed) == (0, frozenset({client}))
+    assert (server.is_due(1), server.listed) == (False, frozenset({client}))
 
 
 def test_nothing_is_collected_once_the_list_is_fixed() -> None:
