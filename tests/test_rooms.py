@@ -40,8 +40,8 @@ BUDGETS = {
     "secagg/platforms": 3_220,
     "secagg/flower": 820,
     "secagg/transport": 2_670,
-    "secagg/nvflare": 780,
-    "secagg/cli": 3_670,
+    "secagg/nvflare": 1_130,
+    "secagg/cli": 3_680,
 }
 """The most lines of each room, near what it holds now: they follow the code down. Raising one needs a decision."""
 
@@ -56,7 +56,12 @@ LISTENING = {
 """What still has sockets of its own inside of a protocol."""
 PRIVATE = re.compile(r"\bimport (\([^)]*|[^(\n]*)\b_[A-Za-z]")
 OUTSIDE = re.compile(r"\b(socket|Thread|sleep)\b")
-ENTRY_POINTS = {"secagg.cli.__main__", "secagg.protocols.enclave.trusted.__main__"}
+ENTRY_POINTS = {
+    "secagg.cli.__main__",
+    "secagg.protocols.enclave.trusted.__main__",
+    "secagg.nvflare.forced_site",
+}
+"""Started as a process, or loaded by NVFlare under the name that a site's files have."""
 
 
 # --- The rules on this repository -------------------------------------------------------------------------------------

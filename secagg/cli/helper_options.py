@@ -18,6 +18,23 @@ def add_options(commands: Any) -> None:  # noqa: ANN401 -- argparse names the ty
         commands.add_parser("two-servers", help="of two servers: an operator's keys, and the standing server 1")
     )
     _add_holder(commands)
+    _add_site(commands.add_parser("nvflare", help="a site of NVFlare").add_subparsers(required=True, metavar="COMMAND"))
+
+
+def _add_site(kinds: Any) -> None:  # noqa: ANN401 -- argparse names the type of its subparsers privately
+    site = kinds.add_parser("site", help="make a site answer secure sums alone, whatever a job wants; show it first")
+    site.add_argument("kit", type=Path, help="the folder of the site, with local and startup")
+    site.add_argument(
+        "--floors", nargs="+", default=[], metavar="KEY=VALUE", help="for every job, such as minimum-cohort=10"
+    )
+    site.add_argument("--analytics", action="store_true", help="let events that scripts log leave the site")
+    site.add_argument("--closed", action="store_true", help="run no code of a job, which stops hostile jobs too")
+    site.add_argument(
+        "--script", type=Path, action="append", default=[], metavar="FILE", help="with --closed: jobs may run it"
+    )
+    site.add_argument("--allow", action="append", default=[], metavar="CLASS", help="with --closed: jobs may use it")
+    site.add_argument("--write", action="store_true", help="change the files; without it they are only shown")
+    site.set_defaults(run=when_run("nvflare site"))
 
 
 def _add_holder(commands: Any) -> None:  # noqa: ANN401 -- argparse names the type of its subparsers privately

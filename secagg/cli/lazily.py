@@ -11,6 +11,7 @@ Command = Callable[[argparse.Namespace], int]
 Name = Literal[
     "demo", "sizes", "plan", "enclave serve", "keys", "serve", "add", "contribute", "tunnel",
     "holder keys", "holder record", "holder serve", "two-servers serve", "two-servers keys", "two-servers show",
+    "nvflare site",
 ]  # fmt: skip
 
 
@@ -51,6 +52,8 @@ def _run(name: Name, options: argparse.Namespace) -> int:  # noqa: C901, PLR0912
             from .two_servers import make_keys as command
         case "two-servers show":
             from .two_servers import show as command
+        case "nvflare site":
+            from secagg.nvflare.site_files import write_site as command
         case _:
             assert_never(name)
     return command(options)

@@ -39,6 +39,8 @@ from .records import arrays_in, carrying, client_of, refusal
 
 COMPONENT: Final = "secagg"
 """The id of the component that filters and executor share."""
+SITE: Final = "secagg-site"
+"""The id of the operator's own component in ``privacy.json``; where it is, those of a job step back."""
 SITE_FILE: Final = "secagg.json"
 """The operator's own floors, in the ``local`` folder of the site: the keys of ``secagg.platforms.floors``."""
 
@@ -207,17 +209,9 @@ class SecAggFilter(Filter):
         Raises:
             SecAggError: this client does not train for that.
         """
-        client = _client(fl_ctx)
-        if fl_ctx.get_prop(FLContextKey.FILTER_DIRECTION) == FilterKey.IN:
-            try:
-                return client.kept(shareable, fl_ctx)
-            except Exception:
-                client.leave()
-                raise
-        try:
-            return client.summed(shareable)
-        except Exception as error:  # noqa: BLE001 -- whatever is wrong, the result stays here
-            return _left(client, error)
+        if fl_ctx.get_engine().get_component(SITE) is not None:
+            return shareable
+        return filtered(_client(fl_ctx), shareable, fl_ctx)
 
 
 class SecAggExecutor(Executor):
@@ -226,11 +220,35 @@ class SecAggExecutor(Executor):
     def execute(self, task_name: str, shareable: Shareable, fl_ctx: FLContext, abort_signal: Signal) -> Shareable:
         """Answer one message."""
         del task_name, abort_signal
-        client = _client(fl_ctx)
+        if fl_ctx.get_engine().get_component(SITE) is not None:
+            return Shareable()
+        return stage_answered(_client(fl_ctx), shareable, fl_ctx)
+
+
+def filtered(client: SecAggClient, shareable: Shareable, fl_ctx: FLContext) -> Shareable:
+    """Return a task without the protocol's message, or the protocol's answer in the place of its result.
+
+    Raises:
+        SecAggError: this client does not train for that.
+    """
+    if fl_ctx.get_prop(FLContextKey.FILTER_DIRECTION) == FilterKey.IN:
         try:
-            return client.answered(shareable, fl_ctx)
-        except Exception as error:  # noqa: BLE001 -- a message of the server's can be wrong in any way
-            return _left(client, error)
+            return client.kept(shareable, fl_ctx)
+        except Exception:
+            client.leave()
+            raise
+    try:
+        return client.summed(shareable)
+    except Exception as error:  # noqa: BLE001 -- whatever is wrong, the result stays here
+        return left(client, error)
+
+
+def stage_answered(client: SecAggClient, shareable: Shareable, fl_ctx: FLContext) -> Shareable:
+    """Return the answer to a message of a stage in which nothing is trained."""
+    try:
+        return client.answered(shareable, fl_ctx)
+    except Exception as error:  # noqa: BLE001 -- a message of the server's can be wrong in any way
+        return left(client, error)
 
 
 def task_of(fl_ctx: FLContext) -> str:
@@ -238,7 +256,7 @@ def task_of(fl_ctx: FLContext) -> str:
     return f"nvflare job {fl_ctx.get_job_id()}"
 
 
-def _left(client: SecAggClient, error: Exception) -> Shareable:
+def left(client: SecAggClient, error: Exception) -> Shareable:
     """Tell the server that this client left, with a code."""
     client.leave()
     log_leaving(error)

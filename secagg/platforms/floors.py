@@ -60,6 +60,7 @@ _LACKING: Final[Mapping[str, tuple[str, ...]]] = {
     CODED_MASK: ("minimum_threshold", "privacy_bits", "minimum_holders", "assumed_corrupted_holders"),
 }
 """Floors that nothing in a protocol could be held to; one that was registered besides is held to none."""
+REQUIRED: Final = "required"
 _ALLOWED: Final = ("allow_simulated_enclave", "allow_simulated_second_server", "allow_repeats")
 
 
@@ -99,6 +100,8 @@ class NodeSettings:
     """Greatest number of updates of one model that this client uploads, in all runs; for rounds that failed."""
     allow_repeats: bool = False
     """Whether updates of one model may be uploaded in any number of runs; for simulations run again."""
+    required: bool = False
+    """Whether a node of Flower refuses every message that is not the protocol's, evaluation in the clear as well."""
     noise: float = 0.0
     norm: float = 0.0
     """The deviation of the noise that all clients add together, over what one can change, and the largest norm of this
@@ -137,8 +140,10 @@ class NodeSettings:
                 changed[name] = max(value, own) if name == "noise" else least
             elif name in _ALLOWED and type(value) is bool:
                 changed[name] = value and getattr(self, name)
+            elif name == REQUIRED and type(value) is bool:
+                changed[name] = value or self.required
             else:
-                names = (*_RAISED, *_LOWERED, *_NARROWED, *_ALLOWED, *_NAMED, *_NOISE)
+                names = (*_RAISED, *_LOWERED, *_NARROWED, *_ALLOWED, *_NAMED, *_NOISE, REQUIRED)
                 known = ", ".join(PREFIX + part.replace("_", "-") for part in names)
                 raise InvalidParameters(
                     f"the node's {key} is not a floor, or {value!r} is of another type than it has; there are {known}"

@@ -74,7 +74,7 @@ def test_6_a_graph_that_the_server_chose_afterwards_is_refused(eight: dict[str, 
 def test_7_an_update_in_the_clear_is_given_to_nobody(eight: dict[str, Any]) -> None:
     assert eight["unwrapped"]["replies"] == 8
     assert eight["unwrapped"]["content"] == 0
-    assert "the server asks for an update in the clear" in eight["unwrapped"]["log"]
+    assert "asks for 'train' in the clear" in eight["unwrapped"]["log"]
 
 
 def test_7_names_of_records_are_all_that_a_server_sees_beside_the_protocol(eight: dict[str, Any]) -> None:

@@ -653,6 +653,33 @@ def test_an_evaluation_that_is_summed_is_not_pushed_in_the_clear(folders: Path) 
             grid.push_messages(inner.messages(MODEL, kind))
 
 
+@pytest.mark.parametrize(("kind", "required"), [("train", None), ("evaluate", True), ("query", True), ("query", "yes")])
+def test_a_node_that_requires_it_answers_nothing_in_the_clear_and_names_the_run(
+    folders: Path, log: Any, kind: str, required: object
+) -> None:
+    inner = MemoryGrid(lenient(folders), adding(0.125))
+    if required is not None:
+        (message,) = inner.messages(MODEL, kind)[:1]
+        # Without the operator's key an app's other functions are its own.
+        assert kind == "train" or inner.mod(message, inner.contexts[0], inner.call).has_content()
+        inner.contexts[0].node_config["secagg-required"] = required
+    (message,) = inner.messages(MODEL, kind)[:1]
+    called = list[object]()
+    reply = inner.mod(message, inner.contexts[0], lambda *given: called.append(given))  # type: ignore[arg-type]
+    assert reply.has_error()
+    assert not called
+    said = "is not a floor" if required == "yes" else f"run {RUN} asks for {kind!r} in the clear"
+    assert said in log.text
+
+
+def test_a_node_that_requires_it_takes_part_in_what_is_summed(folders: Path) -> None:
+    inner = MemoryGrid(lenient(folders, required=True), adding(0.125))
+    grid = plugin.SecAggGrid(inner, settings=settings_of(folders, "pairwise", evaluation_metrics="num-examples"))  # type: ignore[arg-type]
+    inner.round(grid, MODEL)
+    _, metrics = inner.round(grid, MODEL, "evaluate")
+    assert metrics["num-examples"] == 10
+
+
 def test_terms_of_another_run_are_refused(folders: Path, log: Any) -> None:
     inner = MemoryGrid(lenient(folders), adding(0.125))
     inner.run = SimpleNamespace(run_id=RUN * 10 + RUN)

@@ -202,6 +202,7 @@ def test_metrics_are_named_by_a_string_or_by_a_tuple() -> None:
         ("secagg-assumed-corrupted-holders", 2, "assumed_corrupted_holders", 0, 2),
         ("secagg-maximum-population", 50, "maximum_population", 1000, 50),
         ("secagg-maximum-weight", 1, "maximum_weight", 1000, 1),
+        ("secagg-required", True, "required", False, True),
         ("secagg-allow-simulated-enclave", False, "allow_simulated_enclave", True, False),
         ("secagg-allow-simulated-second-server", False, "allow_simulated_second_server", True, False),
     ],

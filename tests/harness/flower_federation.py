@@ -85,15 +85,15 @@ class Federation:
         )
         return public
 
-    def add(self, number: int, **changes: str) -> None:
-        """Start a SuperNode whose key is registered, with these keys of its config besides."""
+    def add(self, number: int, *options: str, port: int = 0, **changes: str | bool) -> None:
+        """Start a SuperNode whose key is registered, with these options and keys of its config besides."""
         private = self.folder / f"node-{number}.key"
         config = {
             "secagg-identity": str(self.place.folder / "keys" / f"client-{number}.key"),
             "pid-file": str(self.folder / f"node-{number}.pid"),
             **changes,
         }
-        given = " ".join(f'{key}="{value}"' for key, value in config.items())
+        given = " ".join(f"{key}={json.dumps(value)}" for key, value in config.items())
         process = self.place.start(
             f"{self.name}/node-{number}.log",
             *(sys.executable, "-c", PATIENT, "flower-supernode"),
@@ -104,7 +104,8 @@ class Federation:
                 "--host",
                 "127.0.0.1",
                 "--port",
-                str(self.place.free_port()),
+                str(port or self.place.free_port()),
+                *options,
             ),
             *("--node-config", f"partition-id={number} num-partitions=24 {given}"),
         )

@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from nvflare.apis.dxo import DXO, DataKind, MetaKey, from_shareable
+from nvflare.apis.executor import Executor
+from nvflare.apis.filter import Filter
 from nvflare.apis.fl_constant import FilterKey, FLContextKey, ReservedKey, ReturnCode
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.shareable import Shareable, make_reply
@@ -21,7 +23,8 @@ from nvflare.app_common.decomposers.numpy_decomposers import NumpyArrayDecompose
 from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 from nvflare.fuel.utils import fobs
 
-from secagg.nvflare.client import SecAggClient, SecAggExecutor, SecAggFilter, task_of
+from secagg.nvflare.client import COMPONENT, SITE, SecAggClient, SecAggExecutor, SecAggFilter, task_of
+from secagg.nvflare.forced_site import SiteClient, SiteFilter
 from secagg.nvflare.records import STAGE_TASK
 from secagg.nvflare.server_round import SiteRound
 from secagg.platforms.round_task import Means, Rounds
@@ -57,36 +60,53 @@ class Site:
         (root / name / "local").mkdir(parents=True, exist_ok=True)
         (root / name / JOB).mkdir(exist_ok=True)
         self.local = root / name / "local"
-        self.client, self.filter, self.executor = SecAggClient(floors), SecAggFilter(), SecAggExecutor()
+        self.client, self.filter = SecAggClient(floors), SecAggFilter()
+        self.executor: Executor = SecAggExecutor()
+        self.scope = list[Filter]()
+        """The filters of the operator's privacy scope."""
+        self.components: dict[str, Any] = {COMPONENT: self.client}
         workspace = SimpleNamespace(
             get_run_dir=lambda job: str(root / name / job), get_site_config_dir=lambda: str(self.local)
         )
-        engine = SimpleNamespace(get_component=lambda _: self.client, get_workspace=lambda: workspace)
+        self.engine = SimpleNamespace(get_component=self.components.get, get_workspace=lambda: workspace)
         self.context = FLContext()
         for key, value in (
-            (ReservedKey.ENGINE, engine),
+            (ReservedKey.ENGINE, self.engine),
             (ReservedKey.IDENTITY_NAME, name),
             (ReservedKey.RUN_NUM, JOB),
         ):
             self.context.put(key=key, value=value, private=True, sticky=False)
 
+    def force(self, **arguments: Any) -> SiteClient:
+        """Do what the operator's privacy.json does."""
+        client = self.components[SITE] = SiteClient(self.client.floors, **arguments)
+        self.scope.append(SiteFilter())
+        return client
+
     def do(self, task: str, data: Shareable) -> Shareable:
         """Do what NVFlare's client runner does with a task."""
-        if task == STAGE_TASK:
-            return self.executor.execute(task, data, self.context, Signal())
+        for key, value in ((FLContextKey.TASK_NAME, task), (FLContextKey.TASK_ID, f"{self.name} {task}")):
+            self.context.set_prop(key, value, private=True, sticky=False)
         try:
-            data = self._filtered(data, FilterKey.IN)
+            data = self.filtered(data, FilterKey.IN)
         except Exception:  # noqa: BLE001 -- as the client runner
             return make_reply(ReturnCode.TASK_DATA_FILTER_ERROR)
-        try:
-            result = FLModelUtils.to_shareable(self.train(self, FLModelUtils.from_shareable(data)))
-        except RuntimeError:
-            result = make_reply(ReturnCode.EXECUTION_EXCEPTION)
-        return self._filtered(result, FilterKey.OUT)
+        if task == STAGE_TASK:
+            result = self.executor.execute(task, data, self.context, Signal())
+        else:
+            try:
+                result = FLModelUtils.to_shareable(self.train(self, FLModelUtils.from_shareable(data)))
+            except RuntimeError:
+                result = make_reply(ReturnCode.EXECUTION_EXCEPTION)
+        return self.filtered(result, FilterKey.OUT)
 
-    def _filtered(self, shareable: Shareable, direction: str) -> Shareable:
+    def filtered(self, shareable: Shareable, direction: str) -> Shareable:
+        """Put something through the filters of the site's scope, and those of the job."""
         self.context.set_prop(FLContextKey.FILTER_DIRECTION, direction, private=True, sticky=False)
-        return self.filter.process(shareable, self.context)
+        is_stage = self.context.get_prop(FLContextKey.TASK_NAME) == STAGE_TASK
+        for one in [*self.scope, *([] if is_stage else [self.filter])]:
+            shareable = one.process(shareable, self.context)
+        return shareable
 
 
 @dataclass

@@ -29,6 +29,13 @@ SECONDS = 400
 
 def run(folder: Path, kind: str) -> tuple[Path, str]:
     """Run a job, and return where its results are, and all that it wrote."""
+    home = folder / "home"
+    output = lab(folder, "lab_job.py", kind)
+    return Path(json.loads((home / "result.json").read_text())), output
+
+
+def lab(folder: Path, script: str, kind: str) -> str:
+    """Run a script of the lab, and return all that it wrote."""
     apps, home = folder / "apps", folder / "home"
     shutil.copytree(APPS, apps)
     shutil.copytree(EXAMPLE, apps, dirs_exist_ok=True)
@@ -36,13 +43,15 @@ def run(folder: Path, kind: str) -> tuple[Path, str]:
     environment = {
         **os.environ,
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+        # NVFlare's own processes find the operator's spy and scripts there.
+        "PYTHONPATH": os.pathsep.join([str(apps), *filter(None, [os.environ.get("PYTHONPATH")])]),
         "HOME": str(home),
         "NVFLARE_POC_WORKSPACE": str(home),
         "LAB_REACHED": str(folder / "reached"),
     }
     try:
         done = subprocess.run(  # noqa: S603 -- our own job
-            [sys.executable, "lab_job.py", kind, str(home)],
+            [sys.executable, script, kind, str(home)],
             cwd=apps,
             env=environment,
             stdout=subprocess.PIPE,
@@ -54,7 +63,7 @@ def run(folder: Path, kind: str) -> tuple[Path, str]:
     finally:
         end(folder)
     assert done.returncode == 0, done.stdout[-4000:]
-    return Path(json.loads((home / "result.json").read_text())), done.stdout
+    return done.stdout
 
 
 def end(folder: Path) -> None:

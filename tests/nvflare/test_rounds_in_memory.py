@@ -14,7 +14,7 @@ import pytest
 pytest.importorskip("nvflare")
 
 from nvflare.apis.dxo import MetaKey
-from nvflare.apis.fl_constant import ReturnCode
+from nvflare.apis.fl_constant import FLContextKey, ReturnCode
 from nvflare.apis.shareable import Shareable
 from nvflare.app_common.abstract.fl_model import FLModel, ParamsType
 
@@ -237,8 +237,9 @@ def test_a_result_that_no_session_waits_for_stays_at_the_site(folder: Path) -> N
     made = federation(folder, "pairwise", {}, {})
     site = made.sites["site-1"]
     made.run(MODEL)
+    site.context.set_prop(FLContextKey.TASK_NAME, "train", private=True, sticky=False)
     for _ in range(2):
-        reply = site._filtered(made.shareable_of(FLModel(params=dict(MODEL))), "out")  # noqa: SLF001 -- our own harness
+        reply = site.filtered(made.shareable_of(FLModel(params=dict(MODEL))), "out")
         assert failure_in(reply) is Left.LEFT
         assert reply.get_return_code() == ReturnCode.TASK_RESULT_FILTER_ERROR
 

@@ -19,8 +19,10 @@ from secagg.crypto.entropy import SystemCoins
 from secagg.errors import InvalidParameters
 from secagg.flower.strategies import write_where_flower_does
 from secagg.platforms.client_round import begun_app
+from secagg.platforms.floors import REQUIRED
 from secagg.platforms.leaving import log_leaving
 from secagg.platforms.round_task import RECORD
+from secagg.platforms.settings import PREFIX
 from secagg.session.sealed_state import StateDirectory
 
 from .client_round import ClientRound, forget
@@ -63,8 +65,10 @@ class SecAggMod:
         self._folder = None if state_directory is None else Path(state_directory)
 
     def __call__(self, message: Message, context: Context, call_next: ClientAppCallable) -> Message:
-        """Answer a message of the protocol, and train where it brings a model; everything else passes."""
-        if not _is_ours(message):
+        """Answer a message of the protocol, and train where it brings a model; where it is required, nothing else."""
+        # A value that is of another type is refused with the other floors.
+        is_required = self._settings.required or context.node_config.get(PREFIX + REQUIRED, False) is not False
+        if not is_required and not _is_ours(message):
             return call_next(message, context)
         write_where_flower_does()
         states: StateDirectory | None = None

@@ -55,7 +55,8 @@ class ClientRound:
         """
         if RECORD not in message.content.config_records:
             raise InvalidParameters(
-                "the server asks for an update in the clear; wrap its grid in SecAggGrid, or remove SecAggMod",
+                f"the server of run {context.run_id} asks for {message.metadata.message_type!r} in the clear; wrap its "
+                "grid in SecAggGrid, or remove SecAggMod",
                 reason=Reason.BELOW_FLOOR,
             )
         told = record_in(message.content)

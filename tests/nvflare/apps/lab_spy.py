@@ -23,8 +23,9 @@ class Spy(Widget):  # type: ignore[misc] # NVFlare has no types
 
         def looked(cell: CoreCell, endpoint: Any, connection: Any, message: Any) -> None:
             payload = message.payload
-            if isinstance(payload, bytes | bytearray | memoryview):
-                with _LOCK, open(os.environ[VARIABLE], "ab") as file:  # noqa: PTH123 -- appended to
+            with _LOCK, open(os.environ[VARIABLE], "ab") as file:  # noqa: PTH123 -- appended to
+                file.write(repr(message.headers).encode())
+                if isinstance(payload, bytes | bytearray | memoryview):
                     file.write(payload)
             receive(cell, endpoint, connection, message)
 

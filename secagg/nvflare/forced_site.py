@@ -1,0 +1,166 @@
+"""A site that forces secure sums: filters of its privacy scope, which no job removes, and a gate for what jobs bring.
+
+``secagg nvflare site`` writes the files that name these classes. NVFlare puts every task of every job through the
+filters of a site's privacy scope, before those of the job itself. The scope alone stops jobs that forgot to be secure.
+Code of a job runs in the site's own process, so a hostile job is stopped only where none of its code runs: by the gate.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from nvflare.apis.event_type import EventType
+from nvflare.apis.filter import Filter
+from nvflare.apis.fl_constant import FilterKey, FLContextKey
+from nvflare.apis.fl_context import FLContext
+from nvflare.apis.fl_exception import UnsafeComponentError
+from nvflare.apis.shareable import Shareable
+from nvflare.fuel.f3.cellnet.utils import make_reply
+from nvflare.widgets.widget import Widget, WidgetID
+
+from secagg.errors import InvalidParameters, Misuse, Reason
+from secagg.platforms.round_task import RECORD
+
+from .client import SITE, SecAggClient, SecAggFilter, filtered, left, stage_answered
+from .records import STAGE_TASK
+
+_AUX: Final = "aux_communication"
+_EVENTS: Final = "fed.event"
+_PATHS: Final = ("path", "class_path", "name")
+_SCRIPT: Final = "task_script_path"
+_MODE: Final = "execution_mode"
+_IN_PROCESS: Final = "in_process"
+_REFUSED: Final = ("command", "launcher_id", "attach_id", "class_attributes", "scheme")
+"""Arguments that start another program, replace those that the gate has looked at, or import a module."""
+
+
+class SiteClient(SecAggClient):
+    """The client of a site in every job, with the operator's floors."""
+
+    def __init__(
+        self, floors: dict[str, Any] | None = None, scheme: str | None = None, *, analytics: bool = False
+    ) -> None:
+        """Set the floors; ``local/secagg.json`` raises them.
+
+        Args:
+            floors: by the names of ``NodeSettings``.
+            scheme: a scheme from outside, as the server's compression names it.
+            analytics: whether events that a job sends to its server, such as what scripts log, leave the site.
+        """
+        super().__init__(floors, scheme)
+        self.analytics, self.refused = analytics, ""
+        self.answers = dict[str, Shareable]()
+        """Answers to stages, by task, until the job's executor has returned."""
+
+    def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
+        """Look at the job before its first task; forget the session at its end."""
+        if event_type == EventType.ABOUT_TO_START_RUN:
+            self._look_at(fl_ctx.get_prop(FLContextKey.RUNNER))
+            if not self.analytics:
+                _stop_events(fl_ctx.get_engine())
+        super().handle_event(event_type, fl_ctx)
+
+    def _look_at(self, runner: Any) -> None:  # noqa: ANN401 -- NVFlare's client runner
+        """Note why this site does nothing for a job."""
+        chains: Mapping[str, list[Filter]] = runner.task_result_filters
+        # They would come after the protocol, where a filter for differential privacy does nothing, silently.
+        if others := sorted({type(one).__name__ for chain in chains.values() for one in chain} - {_OURS}):
+            self.refused = f"the job's result filters {', '.join(others)} would come after the protocol; take them out"
+
+
+_OURS: Final = SecAggFilter.__name__
+
+
+class SiteFilter(Filter):
+    """Stands in front of every task and behind it; the last filter of the site's privacy scope."""
+
+    def process(self, shareable: Shareable, fl_ctx: FLContext) -> Shareable:
+        """Let a task in only with the protocol's message, and nothing out but the protocol's answer.
+
+        Raises:
+            SecAggError: this site does nothing for the task.
+        """
+        client = fl_ctx.get_engine().get_component(SITE)
+        if type(client) is not SiteClient:
+            raise Misuse(f"privacy.json has no SiteClient with the id {SITE!r}; write it with `secagg nvflare site`")
+        is_stage = fl_ctx.get_prop(FLContextKey.TASK_NAME) == STAGE_TASK
+        task = str(fl_ctx.get_prop(FLContextKey.TASK_ID))
+        if fl_ctx.get_prop(FLContextKey.FILTER_DIRECTION) == FilterKey.IN:
+            if client.refused:
+                raise InvalidParameters(client.refused, reason=Reason.BELOW_FLOOR)
+            if RECORD not in shareable:
+                raise InvalidParameters(
+                    "this site answers secure sums alone; make the job secure with secagg.nvflare.secure",
+                    reason=Reason.BELOW_FLOOR,
+                )
+            if not is_stage:
+                return filtered(client, shareable, fl_ctx)
+            client.answers[task] = stage_answered(client, shareable, fl_ctx)
+            # The rest stays: NVFlare copies a cookie from it into the reply, by which the server knows its task.
+            del shareable[RECORD]
+            return shareable
+        if not is_stage:
+            return filtered(client, shareable, fl_ctx)
+        answer = client.answers.pop(task, None)
+        return answer or left(client, Misuse("no stage waits for an answer", reason=Reason.ALREADY_SPENT))
+
+
+class SiteGate(Widget):
+    """Looks at each component of a job before it is built: classes by name, scripts by their contents."""
+
+    def __init__(self, classes: list[str], scripts: dict[str, str]) -> None:
+        """Say what jobs may use.
+
+        Args:
+            classes: by their whole names.
+            scripts: SHA-256 by absolute path.
+        """
+        super().__init__()
+        self.classes, self.scripts = list(classes), dict(scripts)
+
+    def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
+        """Refuse a component.
+
+        Raises:
+            UnsafeComponentError: the operator does not allow it; of all errors NVFlare heeds this one alone.
+        """
+        if event_type != EventType.BEFORE_BUILD_COMPONENT:
+            return
+        try:
+            fault = next(self._faults(fl_ctx.get_prop(FLContextKey.COMPONENT_CONFIG)), None)
+        except Exception as error:  # noqa: BLE001 -- a component may be described in any way
+            raise UnsafeComponentError(f"a component could not be looked at: {error}") from None
+        if fault is not None:
+            raise UnsafeComponentError(f"{fault}; ask the site's operator")
+
+    def _faults(self, found: Mapping[str, Any]) -> Iterator[str]:
+        named = [found[key] for key in _PATHS if key in found]
+        if len(named) != 1 or named[0] not in self.classes:
+            yield f"{', '.join(map(str, named)) or 'a component without a path'} is not a class that this site allows"
+        arguments: Mapping[str, Any] = found.get("args") or {}
+        for name in _REFUSED:
+            if arguments.get(name):
+                yield f"{name} of {named[0]} is not allowed at this site"
+        if arguments.get(_MODE, _IN_PROCESS) != _IN_PROCESS:
+            yield f"{_MODE} {arguments[_MODE]!r} is not allowed at this site, {_IN_PROCESS!r} alone"
+        script = arguments.get(_SCRIPT)
+        # NVFlare looks for a path that is not absolute in the job's own folder first.
+        if script is not None and not (Path(script).is_absolute() and self._is_allowed(script)):
+            yield f"{script} is not a script that this site allows, or it was changed"
+
+    def _is_allowed(self, script: str) -> bool:
+        return script in self.scripts and hashlib.sha256(Path(script).read_bytes()).hexdigest() == self.scripts[script]
+
+
+def _stop_events(engine: Any) -> None:  # noqa: ANN401 -- NVFlare's client engine
+    """Keep events here that a job would send to its server; NVFlare has no setting for that."""
+    engine.get_widget(WidgetID.FED_EVENT_RUNNER).fire_and_forget_request = lambda *_, **__: None
+    engine.get_cell().core_cell.add_outgoing_request_filter(_AUX, _EVENTS, _blocked)
+
+
+def _blocked(message: object) -> Any:  # noqa: ANN401 -- NVFlare's own message
+    del message
+    return make_reply("blocked", "the site's operator lets no events out")

@@ -1,0 +1,215 @@
+"""A deployment of three sites under files of their operators, and jobs: ``lab_sites.py open|scope|closed <workspace>``.
+
+It prints a line of JSON for each job: how it ended, which of the bytes that were looked for reached the server, and
+what the logs say.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import sys
+import time
+from collections.abc import Callable
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from nvflare.app_common.np.recipes.fedavg import NumpyFedAvgRecipe
+from nvflare.fuel.flare_api.flare_api import new_secure_session
+from nvflare.tool.poc.poc_commands import (
+    _start_poc,
+    _stop_poc,
+    get_prod_dir,
+    prepare_poc_provision,
+    setup_service_config,
+)
+
+from secagg.nvflare import secure
+
+SITES = 3
+ADMIN = "admin@nvidia.com"
+APPS = Path(__file__).resolve().parent
+MARKER = "a-marker-in-the-clear"
+FIRST = np.array([[1, 2], [3, 4]], np.float32)
+Config = dict[str, Any]
+Change = Callable[[Path, Config, Config], None]
+
+
+def with_the_sites_script(app: Path, client: Config, meta: Config) -> None:
+    """Bring no code, and run the script that is installed at the site."""
+    del meta
+    shutil.rmtree(app / "custom")
+    arguments = client["executors"][0]["executor"]["args"]
+    arguments["task_script_path"] = str(APPS / "lab_script.py")
+
+
+def with_another_script(app: Path, client: Config, meta: Config) -> None:
+    """Bring no code, and run another file of the site's."""
+    with_the_sites_script(app, client, meta)
+    client["executors"][0]["executor"]["args"]["task_script_path"] = str(APPS / "lab_job.py")
+
+
+def with_a_command(app: Path, client: Config, meta: Config) -> None:
+    """Bring no code, and start a program of the site's."""
+    with_the_sites_script(app, client, meta)
+    mark = Path(os.environ["HOME"], "leak-of-command")
+    client["executors"][0]["executor"]["args"] = {"execution_mode": "external_process", "command": f"touch {mark}"}
+
+
+def with_a_hidden_command(app: Path, client: Config, meta: Config) -> None:
+    """Bring no code, and start a program by arguments in the place of those that are looked at."""
+    with_a_command(app, client, meta)
+    defined = client["executors"][0]["executor"]
+    defined["args"] = {"execution_mode": "in_process", "class_attributes": defined["args"]}
+
+
+def hostile(app: Path, client: Config, meta: Config) -> None:
+    """Bring code that says everything to everybody."""
+    del meta
+    shutil.copy(APPS / "lab_hostile.py", app / "custom")
+    client["executors"] = [{"tasks": ["*"], "executor": {"path": "lab_hostile.Hostile", "args": {}}}]
+
+
+def with_its_own_filter(app: Path, client: Config, meta: Config) -> None:
+    """Bring a filter that would come after the site's."""
+    del app, meta
+    weak = {"path": "nvflare.app_common.filters.percentile_privacy.PercentilePrivacy", "args": {}}
+    client["task_result_filters"][0]["filters"].append(weak)
+
+
+def with_our_id(app: Path, client: Config, meta: Config) -> None:
+    """Bring a component under the id of the operator's."""
+    del app, meta
+    client["components"].append({"id": "secagg-site", "path": "secagg.nvflare.client.SecAggClient", "args": {}})
+
+
+def in_another_scope(app: Path, client: Config, meta: Config) -> None:
+    """Ask for a privacy scope that the operator does not have."""
+    del app, client
+    meta["scope"] = "other"
+
+
+def unchanged(app: Path, client: Config, meta: Config) -> None:
+    """Leave the job as the recipe made it."""
+    del app, client, meta
+
+
+JOBS: dict[str, list[tuple[str, bool, Change]]] = {
+    "open": [("plain", False, unchanged)],
+    "scope": [
+        ("secure", True, unchanged),
+        ("plain", False, unchanged),
+        ("own filter", True, with_its_own_filter),
+        ("our id", True, with_our_id),
+        ("other scope", True, in_another_scope),
+        ("hostile", True, hostile),
+    ],
+    "closed": [
+        ("secure", True, with_the_sites_script),
+        ("hostile", True, hostile),
+        ("other script", True, with_another_script),
+        ("command", True, with_a_command),
+        ("hidden command", True, with_a_hidden_command),
+    ],
+}
+"""For each kit of the operator's: jobs by name, whether they are secure, and what is changed of them."""
+
+
+def job(folder: Path, name: str, change: Change, *, is_secure: bool) -> str:
+    """Write a job, and return where it is."""
+    recipe = NumpyFedAvgRecipe(
+        name="lab", model=FIRST.tolist(), min_clients=SITES, num_rounds=1, train_script="lab_script.py", train_args="99"
+    )
+    if is_secure:
+        secure(recipe, metrics="accuracy", training_timeout=30.0)
+    to = folder / name.replace(" ", "-")
+    recipe.export(str(to))
+    app, meta_file = to / "lab" / "app", to / "lab" / "meta.json"
+    config = app / "config" / "config_fed_client.json"
+    client, meta = json.loads(config.read_text()), json.loads(meta_file.read_text())
+    change(app, client, meta)
+    config.write_text(json.dumps(client))
+    meta_file.write_text(json.dumps(meta | {"name": name}))
+    return str(to / "lab")
+
+
+def prepared(kit: str, workspace: Path) -> Path:
+    """Provision a project, write its operators' files, and return where its kits are."""
+    prepare_poc_provision(
+        clients=[],
+        number_of_clients=SITES,
+        workspace=str(workspace),
+        docker_image=None,
+        use_he=False,
+        project_conf_path="",
+        examples_dir=None,
+    )
+    project, _ = setup_service_config(str(workspace))
+    kits = Path(get_prod_dir(str(workspace), project.get("name")))
+    closed = ["--closed", "--script", str(APPS / "lab_script.py")] if kit == "closed" else []
+    for number in range(1, SITES + 1):
+        if kit != "open":
+            asked = ["nvflare", "site", str(kits / f"site-{number}"), "--floors", "minimum-cohort=3", *closed]
+            assert import_module("secagg.cli").main([*asked, "--write"]) == 0
+    # The server's operator looks at what arrives, and has nothing against classes.
+    resources = kits / "server" / "local" / "resources.json"
+    found = json.loads(resources.read_text())
+    found["class_allow_list"] = ["*"]
+    found["components"].append({"id": "spy", "path": "lab_spy.Spy", "args": {}})
+    resources.write_text(json.dumps(found))
+    return kits
+
+
+def run(kits: Path, job_folder: str) -> str:
+    """Run a job, and say how it ended."""
+    session = new_secure_session(username=ADMIN, startup_kit_location=str(kits / ADMIN), timeout=60)
+    try:
+        job_id = session.submit_job(job_folder)
+        session.monitor_job(job_id, timeout=120, poll_interval=1.0)
+        meta = session.get_job_meta(job_id)
+        if not str(status := meta.get("status")).startswith("FINISHED"):
+            session.abort_job(job_id)
+            time.sleep(3)
+        return f"{status} {meta.get('job_deploy_detail')} {job_id}"
+    finally:
+        session.close()
+
+
+def main(kit: str, home: Path) -> None:
+    """Run every job of a kit."""
+    workspace, reached = home / "poc", Path(os.environ["LAB_REACHED"])
+    kits = prepared(kit, workspace)
+    jobs = [(name, job(home / "jobs", name, change, is_secure=secured)) for name, secured, change in JOBS[kit]]
+    reached.touch()
+    _start_poc(poc_workspace=str(workspace), gpu_ids=[], excluded=[ADMIN], services_list=[])
+    try:
+        for name, folder in jobs:
+            mark, began = reached.stat().st_size, time.monotonic()
+            ended = run(kits, folder)
+            time.sleep(1)
+            data = reached.read_bytes()[mark:]
+            updates = [(FIRST + np.float32(number / 16)).tobytes() in data for number in range(1, SITES + 1)]
+            logs = [path.read_text(errors="replace") for path in kits.glob(f"site-1/{ended.split()[-1]}/log.txt")]
+            said = [line for text in logs for line in text.splitlines() if re.search("ERROR|left the round", line)]
+            found = {
+                "job": name,
+                "ended": ended,
+                "seconds": round(time.monotonic() - began, 1),
+                "updates": sum(updates),
+                "array": np.full((2, 2), 7.25, np.float32).tobytes() in data,
+                "analytics": MARKER.encode() in data,
+                "marks": sorted({m.decode() for m in re.findall(rb"leak-of-([a-z]+)-site", data)}),
+                "files": sorted(path.name for path in home.rglob("leak-of-*")),
+                "said": [line.partition(" - ")[2] for line in said[:3]],
+            }
+            print("RESULT", json.dumps(found), flush=True)  # noqa: T201 -- the test reads it
+    finally:
+        _stop_poc(poc_workspace=str(workspace), excluded=[ADMIN], services_list=[])
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], Path(sys.argv[2]))

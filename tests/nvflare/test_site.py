@@ -1,0 +1,262 @@
+"""A site that forces secure sums: what its filters let in and out, and which components its gate refuses."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("nvflare")
+
+from nvflare.apis.dxo import DXO, DataKind
+from nvflare.apis.event_type import EventType
+from nvflare.apis.executor import Executor
+from nvflare.apis.fl_constant import FLContextKey, ReturnCode
+from nvflare.apis.fl_context import FLContext
+from nvflare.apis.fl_exception import UnsafeComponentError
+from nvflare.apis.shareable import Shareable
+from nvflare.app_common.abstract.fl_model import FLModel
+from nvflare.app_common.filters.percentile_privacy import PercentilePrivacy
+from nvflare.fuel.f3.cellnet.defs import MessageHeaderKey
+from nvflare.widgets.widget import WidgetID
+
+from secagg.errors import ThresholdNotMet
+from secagg.nvflare.client import SITE, SITE_FILE, SecAggClient, SecAggFilter
+from secagg.nvflare.forced_site import SiteGate
+from secagg.nvflare.records import STAGE_TASK
+from secagg.nvflare.site_files import CLASSES
+from secagg.platforms.round_task import RECORD
+from secagg.platforms.settings import SecAggSettings
+from tests.nvflare.sites import MODEL, SITES, Federation, Site, adding, plain_mean
+
+pytestmark = pytest.mark.nvflare
+STEP = 2.0**-16
+MARK = "a-mark-of-a-hostile-job"
+RUN = "path.of.Runner"
+
+
+def forced(folder: Path, **more: Any) -> Federation:
+    """Return five sites whose operators force secure sums."""
+    made = Federation(folder, SecAggSettings(), **more)
+    for site in made.sites.values():
+        site.force()
+    return made
+
+
+def plain_updates() -> list[bytes]:
+    numbers = range(1, SITES + 1)
+    return [(values + np.float32(number / 16)).tobytes() for number in numbers for values in MODEL.values()]
+
+
+def reached_in_the_clear(made: Federation) -> bool:
+    return any(plain in reached for plain in plain_updates() for reached in made.reached)
+
+
+def begin(site: Site, filters: dict[str, list[Any]]) -> Any:
+    """Begin a job with result filters of its own, as NVFlare does; return what it asks its engine for."""
+    sent = SimpleNamespace(fire_and_forget_request=lambda *_, **__: MARK)
+    blocked = list[tuple[str, str, Any]]()
+    core = SimpleNamespace(add_outgoing_request_filter=lambda *given: blocked.append(given))
+    site.engine.get_widget = {WidgetID.FED_EVENT_RUNNER: sent}.get
+    site.engine.get_cell = lambda: SimpleNamespace(core_cell=core)
+    runner = SimpleNamespace(task_result_filters=filters)
+    site.context.set_prop(FLContextKey.RUNNER, runner, private=True, sticky=False)
+    site.components[SITE].handle_event(EventType.ABOUT_TO_START_RUN, site.context)
+    return sent, blocked
+
+
+# --- Filters of the scope ---------------------------------------------------------------------------------------------
+
+
+def test_a_secure_job_gets_its_mean_and_its_own_filters_step_back(folder: Path) -> None:
+    made = forced(folder)
+    model, means = made.run(MODEL)
+    assert means.contributors == SITES
+    for name, values in plain_mean(MODEL).items():
+        assert np.abs(model[name] - values).max() < STEP
+    assert not reached_in_the_clear(made)
+    assert all(site.client._open is None for site in made.sites.values())  # noqa: SLF001 -- the job's own did nothing
+
+
+def test_a_plain_job_is_refused_before_training_and_the_search_finds_what_an_open_site_sends(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trained = list[str]()
+
+    def train(site: Site, model: FLModel) -> FLModel:
+        trained.append(site.name)
+        return adding(site, model)
+
+    def plain(_site: str, task: str, data: Shareable) -> Shareable:
+        if task == "train":
+            del data[RECORD]
+        return data
+
+    made = forced(folder, train=train, meddling=plain)
+    opened = made.sites["site-1"]
+    opened.scope.clear()
+    monkeypatch.setattr(opened.filter, "process", lambda shareable, _: shareable)
+    with pytest.raises(ThresholdNotMet):
+        made.run(MODEL)
+    assert trained == ["site-1"]
+    assert (MODEL["w"] + np.float32(1 / 16)).tobytes() in b"".join(made.reached)
+    assert (MODEL["w"] + np.float32(2 / 16)).tobytes() not in b"".join(made.reached)
+
+
+def test_a_task_of_any_name_is_refused_without_the_protocol(folder: Path) -> None:
+    site = forced(folder).sites["site-1"]
+    for task in ("validate", "submit_model", "get_properties", STAGE_TASK):
+        reply = site.do(task, Federation.shareable_of(SimpleNamespace(), FLModel(params=dict(MODEL))))  # type: ignore[arg-type]
+        assert reply.get_return_code() == ReturnCode.TASK_DATA_FILTER_ERROR, task
+
+
+class Hostile(Executor):
+    """An executor of a job, which answers stages with what it likes."""
+
+    def execute(self, *_: Any, **__: Any) -> Shareable:
+        shareable: Shareable = DXO(DataKind.WEIGHTS, data={"w": np.full(3, 7.25, np.float32)}).to_shareable()
+        shareable[MARK] = MARK
+        shareable.set_return_code(MARK)
+        return shareable
+
+
+def test_nothing_that_an_executor_answers_to_a_stage_leaves_the_site(folder: Path) -> None:
+    made = forced(folder)
+    for site in made.sites.values():
+        site.executor = Hostile()
+    _, means = made.run(MODEL)
+    assert means.contributors == SITES
+    assert not any(found in reached for found in (MARK.encode(), np.full(3, 7.25, np.float32).tobytes())
+                   for reached in made.reached)  # fmt: skip
+
+
+def test_nothing_that_training_says_but_the_update_leaves_the_site(folder: Path) -> None:
+    def train(site: Site, model: FLModel) -> FLModel:
+        found = adding(site, model)
+        found.meta[MARK] = MARK
+        found.metrics[MARK] = 1.0
+        if site.number == 1:
+            raise RuntimeError(MARK)
+        return found
+
+    made = forced(folder, train=train)
+    _, means = made.run(MODEL)
+    assert means.contributors == SITES
+    assert not any(MARK.encode() in reached for reached in made.reached)
+
+
+def test_a_job_with_a_result_filter_of_its_own_gets_nothing_and_a_reason(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    made = forced(folder)
+    site = made.sites["site-5"]
+    begin(site, {"train/out": [SecAggFilter(), PercentilePrivacy()]})
+    for other in list(made.sites.values())[:4]:
+        begin(other, {"train/out": [SecAggFilter()]})
+    caplog.set_level(logging.DEBUG)
+    _, means = made.run(MODEL)
+    assert means.contributors == SITES - 1
+    assert "PercentilePrivacy would come after the protocol" in site.components[SITE].refused
+
+
+def test_a_component_under_our_id_is_not_ours(folder: Path) -> None:
+    made = forced(folder)
+    made.sites["site-5"].components[SITE] = SecAggClient({})
+    _, means = made.run(MODEL)
+    assert means.contributors == SITES - 1
+
+
+def test_the_operators_floors_hold_for_every_job(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    made = forced(folder)
+    (made.sites["site-5"].local / SITE_FILE).write_text(json.dumps({"secagg-minimum-cohort": 9}))
+    caplog.set_level(logging.DEBUG, "secagg.platforms")
+    _, means = made.run(MODEL)
+    assert means.contributors == SITES - 1
+    assert "this client left the round" in caplog.text
+
+
+def test_events_of_a_job_stay_here_unless_the_operator_lets_analytics_out(folder: Path) -> None:
+    closed, open_ = list(forced(folder).sites.values())[:2]
+    sent, blocked = begin(closed, {})
+    assert sent.fire_and_forget_request(request=Shareable()) is None
+    ((channel, topic, reply),) = blocked
+    assert (channel, topic) == ("aux_communication", "fed.event")
+    assert reply(None).headers[MessageHeaderKey.RETURN_CODE] == "blocked"
+    open_.force(analytics=True)
+    sent, blocked = begin(open_, {})
+    assert sent.fire_and_forget_request() == MARK
+    assert not blocked
+
+
+# --- The gate ---------------------------------------------------------------------------------------------------------
+
+
+def looked_at(gate: SiteGate, component: Any) -> None:
+    context = FLContext()
+    context.set_prop(FLContextKey.COMPONENT_CONFIG, component, private=True, sticky=False)
+    gate.handle_event(EventType.BEFORE_BUILD_COMPONENT, context)
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Path:
+    path = tmp_path / "train.py"
+    path.write_text("print('training')\n")
+    return path
+
+
+@pytest.fixture
+def gate(script: Path) -> SiteGate:
+    return SiteGate([*CLASSES, RUN], {str(script): hashlib.sha256(script.read_bytes()).hexdigest()})
+
+
+def test_the_gate_lets_a_secure_job_with_the_operators_script_in(gate: SiteGate, script: Path) -> None:
+    for name in CLASSES:
+        looked_at(gate, {"path": name, "args": {}})
+    looked_at(gate, {"path": CLASSES[0], "args": {"execution_mode": "in_process", "task_script_path": str(script)}})
+    looked_at(gate, {"class_path": RUN})
+    gate.handle_event(EventType.START_RUN, FLContext())
+
+
+@pytest.mark.parametrize(
+    "component",
+    [
+        {"path": "attacker.Attacker", "args": {}},
+        {"path": "secagg.nvflare.client.SecAggClient.other"},
+        {"name": "SecAggClient"},
+        {"path": RUN, "class_path": "attacker.Attacker"},
+        {"args": {}},
+        {"path": RUN, "args": {"command": "touch leak"}},
+        {"path": RUN, "args": {"launcher_id": "launcher"}},
+        {"path": RUN, "args": {"attach_id": "one"}},
+        {"path": RUN, "args": {"scheme": "os:system"}},
+        {"path": RUN, "args": {"class_attributes": {"command": "touch leak"}}},
+        {"path": RUN, "args": {"execution_mode": "external_process"}},
+        {"path": RUN, "args": {"task_script_path": "/etc/passwd"}},
+        {"path": RUN, "args": {"task_script_path": "train.py"}},
+        # What cannot be looked at is refused as well: NVFlare passes over every other error.
+        {"path": RUN, "args": [1]},
+        {"path": [RUN], "args": {}},
+        "text",
+        None,
+    ],
+)
+def test_the_gate_refuses_a_component(gate: SiteGate, component: Any) -> None:
+    with pytest.raises(UnsafeComponentError):
+        looked_at(gate, component)
+
+
+def test_the_gate_refuses_a_script_that_was_changed_or_is_gone(gate: SiteGate, script: Path) -> None:
+    component = {"path": RUN, "args": {"task_script_path": str(script)}}
+    looked_at(gate, component)
+    script.write_text("print('other')\n")
+    with pytest.raises(UnsafeComponentError, match="or it was changed"):
+        looked_at(gate, component)
+    script.unlink()
+    with pytest.raises(UnsafeComponentError, match="could not be looked at"):
+        looked_at(gate, component)
