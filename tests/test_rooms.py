@@ -35,6 +35,7 @@ BUDGETS = {
     "secagg/planning": 1_320,
     "secagg/simulation": 580,
     "secagg/short": 930,
+    "secagg/site_statistics": 1_060,
     "secagg/scale": 1_220,
     "training": 6_520,
     "secagg/platforms": 3_220,
