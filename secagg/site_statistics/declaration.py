@@ -101,7 +101,7 @@ class Declaration:
     name: str
     variables: Mapping[str, Variable] = field(default_factory=dict[str, Variable])
     statistics: Mapping[str, Statistic]
-    least_clients: int = LEAST_COHORT
+    least_clients: int = 3
     """Floor on the sites of a sum: a session that releases the sum of fewer is refused by each of them."""
     least_count: int = 5
     """Floor on each cell: a smaller count is shown as "fewer than 5". The server's process has it."""

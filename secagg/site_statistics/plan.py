@@ -141,14 +141,15 @@ class Plan:
         declared = self.declaration
         return ClientNoise(settings, layout, declared.least_clients, declared.corrupted, declared.most_clients)
 
-    def subject(self, *, task: bytes, round_number: int, terms: bytes | None = None) -> Subject:
-        """Return what one session is about, as either side makes it."""
+    def subject(self, *, task: bytes, round_number: int, model: object = ()) -> Subject:
+        """Return what one session is about, as either side makes it; the declaration is in the place of a model."""
+        del model
         return Subject(
             task=task,
             round_number=round_number,
             layout=self.update.layout,
             capacity=self.update.capacity,
-            terms=self.declaration.digest if terms is None else terms,
+            terms=self.declaration.digest,
             model_digest=self.model_digest,
         )
 

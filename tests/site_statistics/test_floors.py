@@ -183,7 +183,7 @@ AGE = {"low": 0, "high": 100, "step": 1}
         ({"least_count": -1}, "least_count is an integer"),
         ({"most_people": 1.5}, "most_people is an integer"),
         ({"least_people": True}, "least_people is an integer"),
-        ({"corrupted": 3}, "corrupted is an integer in 0..1"),
+        ({"corrupted": 3}, "corrupted is an integer in 0..2"),
         ({"epsilon": 0}, "epsilon is above 0"),
         ({"epsilon": math.nan}, "epsilon is above 0"),
         ({"epsilon": 1, "delta": 0}, "epsilon is above 0"),
