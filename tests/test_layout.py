@@ -62,6 +62,7 @@ TOP_ROOMS = (
     "planning",
     "simulation",
     "short",
+    "site_statistics",
     "training",
     "scale",
     "platforms",

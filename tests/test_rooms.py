@@ -35,13 +35,14 @@ BUDGETS = {
     "secagg/planning": 1_320,
     "secagg/simulation": 580,
     "secagg/short": 930,
+    "secagg/site_statistics": 1_090,
     "secagg/scale": 1_220,
     "training": 6_520,
-    "secagg/platforms": 3_220,
+    "secagg/platforms": 3_250,
     "secagg/flower": 820,
     "secagg/transport": 2_670,
     "secagg/nvflare": 1_130,
-    "secagg/cli": 3_680,
+    "secagg/cli": 3_770,
 }
 """The most lines of each room, near what it holds now: they follow the code down. Raising one needs a decision."""
 

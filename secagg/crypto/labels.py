@@ -166,6 +166,8 @@ class Label(bytes, Enum):
     HTTP_PROOF = b"secagg/1/http-proof"
     HTTP_TERMS = b"secagg/1/http-terms"
     PLATFORM_ANSWER = b"secagg/1/platform-answer"
+    STATISTICS = b"secagg/1/statistics"
+    STATISTICS_SPENT = b"secagg/1/spent-statistics"
 
 
 _SHORT: Final = 1 << 11

@@ -359,6 +359,41 @@ class Rounds:
                 "no metric of training reaches this server: name those that are to be means in secagg-metrics, such as "
                 "secagg-metrics = 'train_loss'"
             )
+        return self._task(
+            update,
+            sent,
+            number=number,
+            task=task,
+            weighted_by=weighted_by,
+            metrics=metrics,
+            joined=joined,
+            lengths=lengths,
+        )
+
+    def asked(self, update: ModelUpdate, sent: Arrays, *, clients: int, task: str, number: int) -> RoundTask:
+        """Return the task of a round that sums something else than training, such as statistics.
+
+        Args:
+            sent: in the place of a model; its digest is the session's.
+        Raises:
+            InvalidParameters: too few clients.
+        """
+        self.settings.tolerated_dropouts(clients)
+        return self._task(update, sent, number=number, task=task)
+
+    def _task(  # noqa: PLR0913 -- what a round is about
+        self,
+        update: ModelUpdate,
+        sent: Arrays,
+        *,
+        number: int,
+        task: str,
+        weighted_by: str = "",
+        metrics: tuple[str, ...] = (),
+        joined: tuple[str, ...] = (),
+        lengths: tuple[float, ...] = (),
+    ) -> RoundTask:
+        settings = self.settings
         terms = Terms(
             protocol=settings.protocol,
             is_certified=settings.is_certified,

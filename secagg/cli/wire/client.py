@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import hashlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
@@ -12,7 +12,19 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 from secagg.errors import InvalidParameters
 
-from .shared import ACTIVE, TRUST, assigned, now, own_credentials, plan_of, plug_for, running, stopped, subject_of
+from .shared import (
+    ACTIVE,
+    TRUST,
+    assigned,
+    now,
+    own_credentials,
+    plan_for,
+    plan_of,
+    plug_for,
+    running,
+    stopped,
+    subject_of,
+)
 
 if TYPE_CHECKING:
     import numpy as np
@@ -21,10 +33,13 @@ if TYPE_CHECKING:
     from secagg.crypto.secret import Secret
     from secagg.errors import PeerError
     from secagg.identifiers import ClientId
+    from secagg.platforms.charges import Charges
     from secagg.platforms.floors import NodeSettings
     from secagg.session.roles import ClientSession, LateUpdate, Member, Subject
     from secagg.transport.card import Card
     from secagg.transport.client import Outcome
+
+    _UpdateFor = Callable[[Card, Charges, Secret | None], tuple[Subject, LateUpdate]]
 
 _UNPLANNED: Final = {"noise", "norm", "epsilon", "delta", "identity"}
 """Settings that this command cannot encode, and those that have an option of their own."""
@@ -42,27 +57,19 @@ def run_contribute(options: argparse.Namespace) -> int:
 
 async def _contribute(options: argparse.Namespace) -> Outcome:
     from secagg.crypto.entropy import SystemCoins
-    from secagg.crypto.labels import Label, bind
     from secagg.identifiers import ClientId
     from secagg.platforms.charges import Charges
-    from secagg.platforms.floors import NodeSettings
     from secagg.platforms.keys.identities import load_identity
     from secagg.platforms.plugs import NodeSide
     from secagg.privacy.client_noise import NO_NOISE
-    from secagg.session.ledger import NO_MODEL, Spent
-    from secagg.session.roles import LateUpdate, Update
     from secagg.session.sealed_state import StateDirectory
     from secagg.transport.client import Patience, contribute
     from secagg.transport.proof import Prover
     from secagg.transport.tls import client_context
 
-    values = _values(options.update)
-    coins, states = SystemCoins(), StateDirectory(options.state, coins=SystemCoins())
-    # A client with a key has somebody to believe but the server.
-    mode = "semi_honest" if options.identity is None else "active"
-    usual = NodeSettings(protocols=(options.protocol,), modes=(mode,))
-    floors = replace(usual, **_floors(usual, options.set))
     identity = None if options.identity is None else load_identity(options.identity)
+    floors, update_for = _offered(options, None if identity is None else identity.signing_key.public_key)
+    coins, states = SystemCoins(), StateDirectory(options.state, coins=SystemCoins())
     client = ClientId(options.client) if identity is None else identity.client
     if identity is None:
         charges = Charges.of_node(states, client.value)
@@ -83,29 +90,17 @@ async def _contribute(options: argparse.Namespace) -> Outcome:
         clock=now,
     )
 
-    def joined(card: Card) -> tuple[Subject, LateUpdate]:
+    def joined(card: Card, suspended: Secret | None) -> tuple[Subject, LateUpdate]:
         floors.require_protocol(card.protocol)
         if card.mode not in floors.modes:
             raise InvalidParameters(
                 f"the server holds a session that is {card.mode}, and this client accepts {', '.join(floors.modes)}"
             )
         print(f"session {card.session}: {card.protocol}, {card.mode}, {TRUST[card.mode == ACTIVE]}", flush=True)
-        plan = plan_of(card.protocol, card.terms)
-        if card.task != options.task or values.shape != (card.terms["values"],):
-            raise InvalidParameters(
-                f"the server sums {card.terms['values']} values of {card.task!r}; this client has an array of "
-                f"shape {values.shape} for {options.task!r}"
-            )
-        subject = subject_of(plan, card.task, card.round_number, card.terms)
-
-        # The file was there before any server was asked, so it may be known by its values.
-        digest = hashlib.sha256(bind(Label.SPENT_VALUES, values.tobytes())).digest()
-        spent, model = Spent(subject.task, subject.round_number, update=digest), subject.model_digest or NO_MODEL
-        charge = partial(charges.charge, spent)
-        return subject, LateUpdate(lambda: Update(plan.encode(values, coins), model), model, charge=charge)
+        return update_for(card, charges, suspended)
 
     def join(card: Card, suspended: Secret | None) -> ClientSession:
-        subject, update = joined(card)
+        subject, update = joined(card, suspended)
 
         def begin(message: bytes) -> ClientSession:
             # A plug looks at the first message; the member that it makes may then keep a suspended state.
@@ -126,6 +121,62 @@ async def _contribute(options: argparse.Namespace) -> Outcome:
         states=states,
         patience=Patience(lost=options.patience),
     )
+
+
+def _offered(options: argparse.Namespace, key: bytes | None) -> tuple[NodeSettings, _UpdateFor]:
+    """Return this client's floors, and what makes its update for a card: from values, or from people."""
+    from secagg.platforms.floors import NodeSettings
+
+    # A client with a key has somebody to believe but the server.
+    mode = "semi_honest" if options.identity is None else "active"
+    usual = NodeSettings(protocols=(options.protocol,), modes=(mode,))
+    if options.statistics is not None:
+        return _statistics(options, usual, key)
+    values = _values(options.update)
+    return replace(usual, **_floors(usual, options.set, _UNPLANNED)), partial(_update_of, values, options.task)
+
+
+def _update_of(
+    values: NDArray[np.float64], task: str, card: Card, charges: Charges, _: Secret | None
+) -> tuple[Subject, LateUpdate]:
+    from secagg.crypto.entropy import SystemCoins
+    from secagg.crypto.labels import Label, bind
+    from secagg.session.ledger import NO_MODEL, Spent
+    from secagg.session.roles import LateUpdate, Update
+
+    plan, coins = plan_of(card.protocol, card.terms), SystemCoins()
+    if card.task != task or values.shape != (card.terms["values"],):
+        raise InvalidParameters(
+            f"the server sums {card.terms['values']} values of {card.task!r}; this client has an array of "
+            f"shape {values.shape} for {task!r}"
+        )
+    subject = subject_of(plan, card.task, card.round_number, card.terms)
+
+    # The file was there before any server was asked, so it may be known by its values.
+    digest = hashlib.sha256(bind(Label.SPENT_VALUES, values.tobytes())).digest()
+    spent, model = Spent(subject.task, subject.round_number, update=digest), subject.model_digest or NO_MODEL
+    charge = partial(charges.charge, spent)
+    return subject, LateUpdate(lambda: Update(plan.encode(values, coins), model), model, charge=charge)
+
+
+def _statistics(options: argparse.Namespace, usual: NodeSettings, key: bytes | None) -> tuple[NodeSettings, _UpdateFor]:
+    from secagg.site_statistics import Declaration, read_site
+    from secagg.site_statistics.on_platforms import ONCE, Answering
+
+    if options.data is None:
+        raise InvalidParameters("--statistics counts people: name their file with --data")
+    site = read_site(Declaration.read(options.statistics), options.data, options.data_version)
+    usual = replace(usual, attempts=ONCE.attempts)
+    answering = Answering(site, replace(usual, **_floors(usual, options.set, {"norm", "identity"})))
+
+    def update_for(card: Card, charges: Charges, suspended: Secret | None) -> tuple[Subject, LateUpdate]:
+        plan = plan_for(site.declaration, card.protocol, card.terms)
+        if card.task != options.task:
+            raise InvalidParameters(f"the server asks for {card.task!r}, and this site answers {options.task!r}")
+        subject = subject_of(plan, card.task, card.round_number, card.terms)
+        return subject, answering.late(charges, card.task, card.round_number, key, is_new=suspended is None)
+
+    return answering.floors, update_for
 
 
 def _values(path: Path) -> NDArray[np.float64]:
@@ -165,9 +216,9 @@ class _PluggedSession:
             self._session.abort()
 
 
-def _floors(usual: NodeSettings, assignments: Iterable[str]) -> dict[str, Any]:
-    """Read a client's floors, each of the type that the usual one has."""
-    known = {field.name for field in fields(usual)} - _UNPLANNED
+def _floors(usual: NodeSettings, assignments: Iterable[str], others: Collection[str]) -> dict[str, Any]:
+    """Read a client's floors, each of the type that the usual one has; others are not to be set here."""
+    known = {field.name for field in fields(usual)} - {*others}
     given = dict[str, Any]()
     for name, value in assigned(assignments).items():
         if name not in known:

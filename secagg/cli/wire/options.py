@@ -24,6 +24,9 @@ def add_options(commands: Any) -> None:  # noqa: ANN401 -- argparse names the ty
     serve.add_argument("--values", type=int, help="how many an update has")
     serve.add_argument("--clip", type=float, help="values beyond it are clipped")
     serve.add_argument("--bits", type=int, default=16, help="of one value (default: %(default)s)")
+    serve.add_argument(
+        "--statistics", type=Path, metavar="FILE", help="sum what this declaration asks for; no --values"
+    )
     serve.add_argument("--clients", type=int, help="how many are invited, 0 and up; with a roster, all of it")
     serve.add_argument(
         "--group",
@@ -50,7 +53,9 @@ def add_options(commands: Any) -> None:  # noqa: ANN401 -- argparse names the ty
         metavar="SHARE",
         help="with enough answers, wait so much of the time until then (default: for all)",
     )
-    serve.add_argument("--out", type=Path, metavar="FILE", help="where the mean goes, as .npy")
+    serve.add_argument(
+        "--out", type=Path, metavar="FILE", help="where the mean goes, as .npy; or the statistics, as JSON"
+    )
     serve.add_argument(
         "--page",
         action="store_true",
@@ -75,19 +80,7 @@ def add_options(commands: Any) -> None:  # noqa: ANN401 -- argparse names the ty
     add.add_argument("sums", type=Path, nargs="+", metavar="FILE", help="the sum of one group")
     add.add_argument("--out", type=Path, required=True, metavar="FILE", help="where the mean goes, as .npy")
     add.set_defaults(run=when_run("add"))
-    contribute = commands.add_parser("contribute", help="add one update to the sum that a server holds")
-    contribute.add_argument("url", metavar="URL", help="of the server")
-    contribute.add_argument("--update", type=Path, required=True, metavar="FILE", help="values, as .npy")
-    contribute.add_argument("--protocol", choices=names(), default="pairwise", help="no other (default: %(default)s)")
-    who = contribute.add_mutually_exclusive_group(required=True)
-    who.add_argument("--identity", type=Path, metavar="FILE", help="this client's key file, of `secagg keys`")
-    who.add_argument("--client", type=int, metavar="N", help="this client's number, where clients have no keys")
-    contribute.add_argument("--task", default="sum", help="no other is answered (default: %(default)s)")
-    contribute.add_argument("--server-cert", type=Path, metavar="FILE", help="the server's, or of its issuer")
-    contribute.add_argument("--state", type=Path, metavar="DIR", help="where progress is sealed (default: in memory)")
-    contribute.add_argument("--patience", type=float, default=120.0, help="seconds without a server (default: 120)")
-    _add_common(contribute, "a floor of this client: minimum_cohort=10, servers=servers.json")
-    contribute.set_defaults(run=when_run("contribute"))
+    _add_contribute(commands.add_parser("contribute", help="add one update to the sum that a server holds"))
     tunnel = commands.add_parser(
         "tunnel",
         help="mutual TLS between operators: a Unix socket here stands for one there",
@@ -100,6 +93,25 @@ def add_options(commands: Any) -> None:  # noqa: ANN401 -- argparse names the ty
     tunnel.add_argument("--peer", type=Path, required=True, metavar="FILE", help="the other operator's certificate")
     _add_credentials(tunnel, is_required=True)
     tunnel.set_defaults(run=when_run("tunnel"))
+
+
+def _add_contribute(contribute: argparse.ArgumentParser) -> None:
+    contribute.add_argument("url", metavar="URL", help="of the server")
+    what = contribute.add_mutually_exclusive_group(required=True)
+    what.add_argument("--update", type=Path, metavar="FILE", help="values, as .npy")
+    what.add_argument("--statistics", type=Path, metavar="FILE", help="the declaration that this site answers")
+    contribute.add_argument("--data", metavar="FILE", help="of --statistics: a .csv, or site.py:FUNCTIONS")
+    contribute.add_argument("--data-version", default="1", help="its owner's name for the data (default: %(default)s)")
+    contribute.add_argument("--protocol", choices=names(), default="pairwise", help="no other (default: %(default)s)")
+    who = contribute.add_mutually_exclusive_group(required=True)
+    who.add_argument("--identity", type=Path, metavar="FILE", help="this client's key file, of `secagg keys`")
+    who.add_argument("--client", type=int, metavar="N", help="this client's number, where clients have no keys")
+    contribute.add_argument("--task", default="sum", help="no other is answered (default: %(default)s)")
+    contribute.add_argument("--server-cert", type=Path, metavar="FILE", help="the server's, or of its issuer")
+    contribute.add_argument("--state", type=Path, metavar="DIR", help="where progress is sealed (default: in memory)")
+    contribute.add_argument("--patience", type=float, default=120.0, help="seconds without a server (default: 120)")
+    _add_common(contribute, "a floor of this client: minimum_cohort=10, servers=servers.json")
+    contribute.set_defaults(run=when_run("contribute"))
 
 
 def _add_common(command: argparse.ArgumentParser, what: str) -> None:

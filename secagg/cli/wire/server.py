@@ -14,9 +14,9 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
-from secagg.cli.figures import writable
+from secagg.cli.figures import writable, write_json
 from secagg.cli.spreading import Spreading, SpreadInState, workers_for
 from secagg.errors import InternalError, InvalidParameters, SecAggError
 from secagg.session.registry import find
@@ -29,7 +29,7 @@ from .shared import (
     assigned,
     now,
     own_credentials,
-    plan_of,
+    plan_for,
     plug_for,
     running,
     stopped,
@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from secagg.scale.spread import Figures
     from secagg.session.roles import Released, ServerSession, Subject
     from secagg.short.model_session import Session
+    from secagg.site_statistics import Plan
     from secagg.transport.card import Card, WireLimits
     from secagg.transport.keeping import ServerRecord, ServerStore
     from secagg.transport.proof import Admission
@@ -57,6 +58,8 @@ _USED: Final = (
     *("second-server", "server-keys", "servers", "stage-timeout", "suite", "threshold", "topology"),
 )
 """The settings of a server that are not about updates."""
+_OF_UPDATES: Final = ("values", "clip", "bits")
+"""Terms of a sum of updates alone."""
 _DRAWING, _SEATS = 28 * 28, 3
 """For a page: values of a drawing, and the default number of visitors of a sum."""
 _LEAST_ANSWER, _SHARES, _PER_CLIENT = 1 << 20, 16, 1 << 12
@@ -80,6 +83,16 @@ def _complete(options: argparse.Namespace) -> None:
     Raises:
         InvalidParameters: an option is missing, or one does not go with a page.
     """
+    options.declared = None
+    if options.statistics is not None:
+        from secagg.site_statistics import Declaration
+
+        options.declared = Declaration.read(options.statistics)
+        if options.page or options.group or options.values is not None or options.clip is not None:
+            raise InvalidParameters(
+                "--statistics decides --values and --clip, and goes with neither --page nor --group; leave them out"
+            )
+        options.values, options.clip = 0, 0.0
     if not options.page:
         if missing := [name for name in ("values", "clip", "out") if getattr(options, name) is None]:
             raise InvalidParameters(f"give --{', --'.join(missing)} as well, or --page for a page that decides them")
@@ -95,15 +108,21 @@ def _complete(options: argparse.Namespace) -> None:
         options.clients = _SEATS
 
 
-def _shown(held: _Held, released: Released) -> bytes:
+def _shown(plan: Session[Any], released: Released) -> bytes:
     """Return what clients with a page are shown of a sum."""
-    mean, count = held.plan.mean(released), len(released.counted)
+    mean, count = plan.mean(released), len(released.counted)
     sentence = f"the sum of {count} clients was released"
     return json.dumps({"sentence": sentence, "count": count, "mean": [round(float(x), 6) for x in mean]}).encode()
 
 
 def _write(options: argparse.Namespace, held: _Held, released: Released) -> str:
-    """Write the mean, or the sum of a group, and return its description; it is on disk when this returns."""
+    """Write the mean, the statistics or a group's sum, and return its description; it is on disk when this returns."""
+    from secagg.site_statistics import Plan
+
+    if isinstance(held.plan, Plan):
+        results = held.plan.results(released.aggregate)
+        write_json(options.out, results.record)
+        return f"statistics of {results.sites} sites"
     if options.group is None:
         write_mean(options.out, held.plan.mean(released))
         return f"the mean of {len(released.counted)} clients' updates"
@@ -113,7 +132,7 @@ def _write(options: argparse.Namespace, held: _Held, released: Released) -> str:
 
 async def _keep(options: argparse.Namespace, held: _Held, released: Released) -> bytes:
     """Write the sum; as long as there is no room for it, it is in this process alone, which tries again."""
-    shown, said = _shown(held, released) if options.page else b"", ""
+    shown, said = _shown(cast("Session[Any]", held.plan), released) if options.page else b"", ""
     while options.out is not None:
         try:
             written = await asyncio.to_thread(_write, options, held, released)
@@ -212,6 +231,10 @@ def _settings(options: argparse.Namespace) -> SecAggSettings:
             f"--set cannot change {twice[0]}: --protocol chooses the protocol, and all updates weigh the same"
         )
     settings = SecAggSettings.from_run_config({**given, **alike})
+    if options.declared is not None:
+        from secagg.site_statistics.on_platforms import settings_of
+
+        settings = settings_of(settings, options.declared)
     if settings.noise:
         raise InvalidParameters(
             "`secagg serve` plans no noise: its rings have no room for any; leave noise out of --set"
@@ -264,7 +287,7 @@ class _Held:
     session: ServerSession | None
     """None where its sum is written, and clients are only to be told."""
     card: Card
-    plan: Session[Any]
+    plan: Session[Any] | Plan
     admission: Admission
     number: int = 0
     """Number of the stage that is open."""
@@ -282,7 +305,7 @@ class _Sum:
     store: ServerStore | None
     invited: frozenset[ClientId]
     roster: Roster | None
-    terms: dict[str, int | float]
+    terms: dict[str, Any]
 
     def held(self, least: int = 0) -> _Held:
         """Resume the session of the store, or open another one.
@@ -323,7 +346,7 @@ class _Sum:
             )
         if kept.snapshot:
             return replace(self._restored(card, self._session_of(kept.snapshot)), number=kept.stage)
-        plan = plan_of(card.protocol, card.terms)
+        plan = plan_for(self.options.declared, card.protocol, card.terms)
         subject = subject_of(plan, card.task, card.round_number, card.terms)
         session = self._spread.opened(partial(self._opened, subject))
         return replace(self._restored(card, session), number=int(session.stage is None))
@@ -331,7 +354,7 @@ class _Sum:
     def _restored(self, card: Card, session: ServerSession | None) -> _Held:
         """Return what a card of before says; names that were claimed stay with who claimed them."""
         claims = {} if self.store is None else self.store.claims(card.session)
-        plan = plan_of(card.protocol, card.terms)
+        plan = plan_for(self.options.declared, card.protocol, card.terms)
         return _Held(session=session, card=card, plan=plan, admission=self._admission(card, claims))
 
     def _begun(self, least: int = 0) -> _Held:
@@ -339,7 +362,7 @@ class _Sum:
         from secagg.transport.card import Card, new_name
 
         options = self.options
-        plan = plan_of(options.protocol, self.terms)
+        plan = plan_for(options.declared, options.protocol, self.terms)
         number = max(least, int(time.time())) if options.round is None else options.round
         subject = subject_of(plan, options.task, number, self.terms)
         card = Card(
@@ -420,7 +443,11 @@ class _Sum:
 def _sum_of(options: argparse.Namespace, settings: SecAggSettings, resources: ExitStack, workers: Spreading) -> _Sum:
     from secagg.platforms.keys.identities import load_roster
 
-    invited, roster, terms = group_of(options, load_roster(Path(settings.roster)) if settings.roster else None)
+    invited, roster, planned = group_of(options, load_roster(Path(settings.roster)) if settings.roster else None)
+    terms: dict[str, Any] = {**planned}
+    if options.declared is not None:
+        terms = {name: terms[name] for name in terms if name not in _OF_UPDATES}
+        terms["statistics"] = options.declared.digest.hex()
     return _Sum(
         options=options,
         settings=settings,

@@ -15,12 +15,13 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from secagg.cli.serving import serving
-from secagg.errors import InvalidParameters
+from secagg.errors import InvalidParameters, Reason
 
 if TYPE_CHECKING:
     from secagg.platforms.plugs import Plug
     from secagg.session.roles import Subject
     from secagg.short.model_session import Session
+    from secagg.site_statistics import Declaration, Plan
     from secagg.transport.tls import Credentials
 
 Result = TypeVar("Result")
@@ -60,7 +61,25 @@ def plan_of(protocol: str, terms: Mapping[str, Any]) -> Session[Any]:
     )
 
 
-def subject_of(plan: Session[Any], task: str, number: int, terms: Mapping[str, Any]) -> Subject:
+def plan_for(declared: Declaration | None, protocol: str, terms: Mapping[str, Any]) -> Session[Any] | Plan:
+    """Return how updates are encoded, or how the statistics that this side itself declares travel.
+
+    Raises:
+        InvalidParameters: these are not terms, or they are of another declaration.
+    """
+    from secagg.site_statistics import Plan
+
+    if declared is None:
+        return plan_of(protocol, terms)
+    if terms.get("statistics") != declared.digest.hex():
+        raise InvalidParameters(
+            f"the sum is not of the statistics that {declared.name!r} declares here; compare the files of both sides",
+            reason=Reason.BELOW_FLOOR,
+        )
+    return Plan(declared)
+
+
+def subject_of(plan: Session[Any] | Plan, task: str, number: int, terms: Mapping[str, Any]) -> Subject:
     """Return what a sum is about, with the digest of its terms."""
     from secagg.transport.card import terms_digest
 

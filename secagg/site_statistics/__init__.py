@@ -1,0 +1,27 @@
+"""Statistics over the people of several sites: counts, means, tables, survival; a server learns sums over all sites."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from secagg.faces import lazy
+
+if TYPE_CHECKING:
+    from .data import Site as Site
+    from .data import read_site as read_site
+    from .declaration import Declaration as Declaration
+    from .declaration import Statistic as Statistic
+    from .declaration import Variable as Variable
+    from .in_process import summed as summed
+    from .plan import Plan as Plan
+    from .plan import Results as Results
+else:
+    __getattr__, __dir__, __all__ = lazy(
+        __name__,
+        {
+            "declaration": "Declaration Statistic Variable",
+            "in_process": "summed",
+            "plan": "Plan Results",
+            "data": "Site read_site",
+        },
+    )

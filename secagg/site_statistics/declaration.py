@@ -1,0 +1,231 @@
+"""Declaration of statistics: what is asked, of which variables, and from how many on an answer is given.
+
+Server and sites each hold the file. A site answers its own copy and no other: ranges, steps, bins and classes are
+never a server's word. The digest of a declaration is in the terms of every session about it.
+
+    name = "outcomes"
+    least_count = 5
+    variables.age = {low = 0, high = 120, step = 0.5}
+    variables.sex = {classes = ["f", "m"]}
+    statistics.ages = {kind = "histogram", of = ["age"], edges = [0, 20, 40, 60, 80]}
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field, fields
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Final, TypeVar, cast
+
+from secagg.crypto.labels import Label, bind
+from secagg.errors import InvalidParameters
+from secagg.parameters import LEAST_COHORT, require_integer
+from secagg.privacy.client_noise import USUAL_DELTA
+from secagg.privacy.kinds import LEAST_DELTA
+
+_MOST_STEPS: Final = 1 << 24
+_MOST_CELLS: Final = 1 << 16
+_MOST_SITES: Final = 1 << 20
+_MOST_PEOPLE: Final = 1 << 32
+_EVENTS: Final = 2
+Made = TypeVar("Made")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Variable:
+    """Something that is known of each person: a number in a range, or one of some classes."""
+
+    low: float = 0.0
+    high: float = 0.0
+    step: float = 0.0
+    """Numbers are rounded to steps from the middle of the range."""
+    classes: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.classes:
+            if len(set(self.classes)) < len(self.classes) or (self.low, self.high, self.step) != (0.0, 0.0, 0.0):
+                raise InvalidParameters("a variable has classes, each named once, or low, high and step")
+            return
+        if not (_are_finite(self.low, self.high, self.step) and self.low < self.high and self.step > 0):
+            raise InvalidParameters("a variable has low below high, and a step above 0; or it has classes")
+        if self.reach > _MOST_STEPS:
+            raise InvalidParameters(f"a range has at most {2 * _MOST_STEPS:,} steps; take a coarser step")
+
+    @property
+    def middle(self) -> float:
+        """The number of which 0 steps are sent."""
+        return (self.low + self.high) / 2
+
+    @property
+    def reach(self) -> int:
+        """Steps from the middle of the range to its ends."""
+        return max(1, math.ceil((self.high - self.low) / 2 / self.step))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Statistic:
+    """One statistic."""
+
+    kind: str
+    """``count``, ``sum``, ``mean``, ``variance``, ``histogram``, ``table``, ``survival`` or ``correlation``."""
+    of: tuple[str, ...] = ()
+    """Its variables; those of ``survival`` are a time, and classes of which the last is the event."""
+    edges: tuple[float, ...] = ()
+    """Of the bins of a histogram, or the ends of a survival curve's intervals, with its beginning."""
+    quantiles: tuple[float, ...] = ()
+    """Of a histogram, each above 0 and below 1."""
+
+
+_VARIABLES: Final[Mapping[str, range]] = {
+    "count": range(2),
+    "sum": range(1, 2),
+    "mean": range(1, 2),
+    "variance": range(1, 2),
+    "histogram": range(1, 2),
+    "table": range(1, 3),
+    "survival": range(2, 3),
+    "correlation": range(2, 65),
+}
+"""How many variables each kind has."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Declaration:
+    """Statistics that are asked together."""
+
+    name: str
+    variables: Mapping[str, Variable] = field(default_factory=dict[str, Variable])
+    statistics: Mapping[str, Statistic]
+    least_clients: int = 3
+    """Floor on the sites of a sum: a session that releases the sum of fewer is refused by each of them."""
+    least_count: int = 5
+    """Floor on each cell: a smaller count is shown as "fewer than 5". The server's process has it."""
+    least_people: int = 0
+    """A site with fewer people counts as one that has none."""
+    most_people: int = 100_000
+    """Of one site; those behind them are not counted."""
+    most_clients: int = 100
+    """Of one sum; rings are as wide as that many sites need."""
+    epsilon: float | None = None
+    """Of one sum, for one person; sites add noise for it, and None adds none."""
+    delta: float = USUAL_DELTA
+    corrupted: int = 1
+    """Sites whose noise is not counted on, because they may tell it to the server."""
+
+    def __post_init__(self) -> None:
+        if not self.name or not self.statistics:
+            raise InvalidParameters("a declaration has a name, and at least one statistic")
+        require_integer("least_clients", self.least_clients, LEAST_COHORT, _MOST_SITES)
+        require_integer("most_clients", self.most_clients, self.least_clients, _MOST_SITES)
+        require_integer("most_people", self.most_people, 1, _MOST_PEOPLE)
+        require_integer("least_people", self.least_people, 0, self.most_people)
+        require_integer("least_count", self.least_count, 0, _MOST_PEOPLE)
+        require_integer("corrupted", self.corrupted, 0, self.least_clients - 1)
+        # Written so that NaN is refused too.
+        if self.epsilon is not None and not (0 < self.epsilon < math.inf and LEAST_DELTA <= self.delta < 1):
+            raise InvalidParameters("epsilon is above 0, and delta from 2^-50 and below 1; leave both out for no noise")
+        for name, statistic in self.statistics.items():
+            if (fault := next(self._faults(statistic), None)) is not None:
+                raise InvalidParameters(f"statistic {name!r} {fault}")
+
+    def _faults(self, statistic: Statistic) -> Iterator[str]:
+        """Yield what is wrong with a statistic; each fault relies on there being none before it."""
+        kind, of, edges = statistic.kind, statistic.of, statistic.edges
+        if (counts := _VARIABLES.get(kind)) is None:
+            yield f"is of kind {kind!r}; there are {', '.join(_VARIABLES)}"
+        elif len(of) not in counts or len(set(of)) < len(of):
+            yield f"has {counts.start} to {counts.stop - 1} variables, each once; got {', '.join(of) or 'none'}"
+        if unknown := [name for name in of if name not in self.variables]:
+            yield f"names {unknown[0]!r}, which variables do not have"
+        numbers = {"table": 0, "survival": 1}.get(kind, len(of))
+        is_number = [not self.variables[name].classes for name in of]
+        if kind != "count" and is_number != [place < numbers for place in range(len(of))]:
+            yield f"takes {numbers} numbers and then classes; change the variables {', '.join(of)}"
+        if kind == "survival" and len(self.variables[of[1]].classes) != _EVENTS:
+            yield 'needs two classes, of which the second is the event, such as ["alive", "dead"]'
+        has_edges = kind in {"histogram", "survival"}
+        if edges and not has_edges:
+            yield "has no edges; leave them out"
+        if has_edges and not (len(edges) > 1 and _are_finite(*edges) and all(a < b for a, b in pairwise(edges))):
+            yield "has two edges or more, each above the one before"
+        if statistic.quantiles and not (kind == "histogram" and all(0 < part < 1 for part in statistic.quantiles)):
+            yield "has quantiles above 0 and below 1, and is a histogram; leave them out"
+        cells = max(len(edges), math.prod(1 + len(self.variables[name].classes) for name in of))
+        if cells > _MOST_CELLS:
+            yield f"has {cells:,} cells, and {_MOST_CELLS:,} may be"
+
+    @property
+    def digest(self) -> bytes:
+        """Digest of all of it, which server and sites have alike."""
+        text = json.dumps(asdict(self), sort_keys=True)
+        return hashlib.sha256(bind(Label.STATISTICS, text.encode())).digest()
+
+    @classmethod
+    def of(cls, given: Mapping[str, Any]) -> Declaration:
+        """Return the declaration that a file has as a table.
+
+        Raises:
+            InvalidParameters: a name is none, or a value is of another type.
+        """
+        try:
+            parts = {
+                name: {key: made(kind, each) for key, each in dict(given.get(name, {})).items()}
+                for name, kind in (("variables", Variable), ("statistics", Statistic))
+            }
+            return made(cls, {**given, **parts})
+        except (TypeError, ValueError, AttributeError) as error:
+            raise InvalidParameters(f"this is no declaration of statistics: {error}") from None
+
+    @classmethod
+    def read(cls, path: Path) -> Declaration:
+        """Read a file of TOML.
+
+        Raises:
+            InvalidParameters: it is none, or declares what cannot be.
+        """
+        try:
+            return cls.of(tomllib.loads(path.read_text(encoding="utf-8")))
+        except (OSError, ValueError) as error:
+            raise InvalidParameters(f"{path} is not readable as TOML ({error})") from None
+
+
+def made(kind: type[Made], given: Any) -> Made:  # noqa: ANN401 -- a table of a file
+    """Return a dataclass of a table, each value of its field's type.
+
+    Raises:
+        TypeError, ValueError: it has another name or type.
+    """
+    kinds = {each.name: str(each.type) for each in fields(cast("Any", kind))}
+    read = dict[str, Any]()
+    for name, value in dict(given).items():
+        match kinds.get(name, ""):
+            case "":
+                raise TypeError(f"{name} is not a part of a {kind.__name__}; there are {', '.join(kinds)}")
+            case "float" | "float | None":
+                read[name] = _number(name, value)
+            case "tuple[float, ...]":
+                read[name] = tuple(_number(name, each) for each in value)
+            case "tuple[str, ...]":
+                read[name] = tuple(value) if not isinstance(value, str) else (value,)
+                if any(type(each) is not str for each in read[name]):
+                    raise TypeError(f"{name} are texts; got {value!r}")
+            case "str" if type(value) is not str:
+                raise TypeError(f"{name} is a text; got {value!r}")
+            case _:
+                read[name] = value
+    return kind(**read)
+
+
+def _number(name: str, value: object) -> float:
+    if type(value) not in {int, float}:
+        raise TypeError(f"{name} is a number; got {value!r}")
+    return float(cast("float", value))
+
+
+def _are_finite(*numbers: float) -> bool:
+    return all(map(math.isfinite, numbers))

@@ -1,0 +1,326 @@
+"""Each kind of statistic: the cells that a site sends for it, and what their sums say.
+
+Cells are integers: counts of people, and sums of steps, of their squares and products. So a sum over all sites is
+exact, and is that over all people together. A site without people sends zeros; people whose value is missing, not a
+number or out of range are clamped or counted apart, and never a reason to refuse.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from itertools import combinations_with_replacement, pairwise
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from .declaration import Declaration, Statistic, Variable
+
+Integers = npt.NDArray[np.int64]
+Columns = Mapping[str, npt.NDArray[Any]]
+"""Of each variable, the value of each person: floats, NaN where there is none, or numbers of classes, else -1."""
+Result = dict[str, Any]
+MISSING: Final = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Cells of one scale."""
+
+    length: int
+    largest: int
+    """Greatest magnitude of one person in one of them."""
+    norm: int
+    """Greatest norm of one person over all of them, which noise has to hide."""
+
+
+class Kind(ABC):
+    """One statistic of a declaration."""
+
+    def __init__(self, statistic: Statistic, declaration: Declaration) -> None:
+        self.statistic, self.least = statistic, declaration.least_count
+        self.variables: list[Variable] = [declaration.variables[name] for name in statistic.of]
+
+    @property
+    @abstractmethod
+    def groups(self) -> list[Group]:
+        """The cells."""
+
+    @abstractmethod
+    def measure(self, columns: Columns, people: int) -> list[Integers]:
+        """Return the cells of one site."""
+
+    @abstractmethod
+    def result(self, sums: Sequence[Integers]) -> Result:
+        """Return what sums over all sites say; None stands for a cell below the floor."""
+
+    def own(self, columns: Columns) -> list[npt.NDArray[Any]]:
+        """Return the columns of its variables."""
+        return [columns[name] for name in self.statistic.of]
+
+    def shown(self, count: int) -> int | None:
+        """Return a count, or None below the floor."""
+        return int(count) if count >= self.least else None
+
+
+class Count(Kind):
+    """People, or those whose variable has a value."""
+
+    @property
+    def groups(self) -> list[Group]:
+        return [Group(1, 1, 1)]
+
+    def measure(self, columns: Columns, people: int) -> list[Integers]:
+        found = people if not self.statistic.of else int(np.count_nonzero(has_value(self.own(columns)[0])))
+        return [np.array([found])]
+
+    def result(self, sums: Sequence[Integers]) -> Result:
+        return {"count": self.shown(sums[0][0])}
+
+
+class Moments(Kind):
+    """Sum, mean and variance of one variable, or the correlations of several, over people who have a value of each."""
+
+    @property
+    def is_correlated(self) -> bool:
+        """Whether products are summed too."""
+        return self.statistic.kind in {"variance", "correlation"}
+
+    @property
+    def pairs(self) -> list[tuple[int, int]]:
+        """Places of the variables of each product."""
+        return list(combinations_with_replacement(range(len(self.variables)), 2)) if self.is_correlated else []
+
+    @property
+    def groups(self) -> list[Group]:
+        reach = [variable.reach for variable in self.variables]
+        groups = [Group(2, 1, 2), Group(len(reach), max(reach), _norm(reach))]
+        products = [reach[one] * reach[other] for one, other in self.pairs]
+        return [*groups, Group(len(products), max(products), _norm(products))] if products else groups
+
+    def measure(self, columns: Columns, people: int) -> list[Integers]:  # noqa: ARG002 -- of those with values
+        own = self.own(columns)
+        complete = np.logical_and.reduce([has_value(column) for column in own])
+        values = [column[complete] for column in own]
+        pairs = list(zip(values, self.variables, strict=True))
+        steps = [steps_of(column, variable) for column, variable in pairs]
+        outside = np.zeros(int(complete.sum()), dtype=np.bool_)
+        for column, variable in pairs:
+            outside |= (column < variable.low) | (column > variable.high)
+        cells = [np.array([outside.size, np.count_nonzero(outside)]), np.array([each.sum() for each in steps])]
+        products = [steps[one] @ steps[other] for one, other in self.pairs]
+        return [*cells, np.array(products)] if products else cells
+
+    def result(self, sums: Sequence[Integers]) -> Result:
+        count, clamped = (int(each) for each in sums[0])
+        found: Result = {"count": self.shown(count), "clamped": self.shown(clamped)}
+        if found["count"] is None or count < 1:
+            return found | {self.statistic.kind: None}
+        totals = [int(each) for each in sums[1]]
+        if self.statistic.kind == "correlation":
+            return found | {"of": list(self.statistic.of), "correlation": self._matrix(count, totals, sums[2])}
+        (variable,) = self.variables
+        middle, step = Fraction(variable.middle), Fraction(variable.step)
+        mean = middle + step * Fraction(totals[0], count)
+        found["sum"] = float(mean * count)
+        if self.statistic.kind != "sum":
+            found["mean"] = float(mean)
+        if self.statistic.kind == "variance":
+            spread = Fraction(int(sums[2][0])) - Fraction(totals[0] ** 2, count)
+            found["variance"] = float(max(Fraction(0), step**2 * spread / (count - 1))) if count > 1 else None
+        return found
+
+    def _matrix(self, count: int, totals: list[int], products: Integers) -> list[list[float | None]]:
+        """Return the correlations, from integers alone; None with a variable that does not vary."""
+        spread = {
+            (one, other): count * int(product) - totals[one] * totals[other]
+            for (one, other), product in zip(self.pairs, products, strict=True)
+        }
+        places = range(len(totals))
+
+        def of(one: int, other: int) -> float | None:
+            square = spread[one, one] * spread[other, other]
+            # A sum with noise may have spreads that no people have.
+            if spread[one, one] <= 0 or spread[other, other] <= 0:
+                return None
+            return max(-1.0, min(1.0, spread[min(one, other), max(one, other)] / math.sqrt(square)))
+
+        return [[of(one, other) for other in places] for one in places]
+
+
+class Histogram(Kind):
+    """People in each bin, below and above all bins, and without a value; the last bin has its upper edge."""
+
+    @property
+    def groups(self) -> list[Group]:
+        return [Group(len(self.statistic.edges) + 2, 1, 1)]
+
+    def measure(self, columns: Columns, people: int) -> list[Integers]:  # noqa: ARG002 -- the column has as many
+        (column,), edges = self.own(columns), np.array(self.statistic.edges)
+        places = np.searchsorted(edges, column, side="right")
+        places[column == edges[-1]] -= 1
+        places[~has_value(column)] = edges.size + 1
+        return [np.bincount(places, minlength=edges.size + 2)]
+
+    def result(self, sums: Sequence[Integers]) -> Result:
+        (cells,) = sums
+        shown = suppressed(cells, [range(cells.size)], self.least)
+        below, *bins, above, missing = shown
+        found: Result = {"edges": list(self.statistic.edges), "counts": bins}
+        found |= {"below": below, "above": above, "missing": missing}
+        if self.statistic.quantiles:
+            found["quantiles"] = {str(part): self._quantile(part, shown[:-1]) for part in self.statistic.quantiles}
+        return found
+
+    def _quantile(self, part: float, shown: Sequence[int | None]) -> float | None:
+        """Return a quantile, as if values were spread evenly in each bin; of the cells that are shown alone."""
+        counts, edges = [max(0, each or 0) for each in shown], self.statistic.edges
+        wanted, passed = part * sum(counts), counts[0]
+        if not sum(counts):
+            return None
+        if wanted <= passed:
+            return edges[0]
+        for (low, high), count in zip(pairwise(edges), counts[1:], strict=False):
+            if count and wanted <= passed + count:
+                return low + (high - low) * (wanted - passed) / count
+            passed += count
+        return edges[-1]
+
+
+class Table(Kind):
+    """People of each class, or of each pair of classes of two variables."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Number of classes of each variable."""
+        return tuple(len(variable.classes) for variable in self.variables)
+
+    @property
+    def groups(self) -> list[Group]:
+        return [Group(math.prod(self.shape) + 1, 1, 1)]
+
+    def measure(self, columns: Columns, people: int) -> list[Integers]:  # noqa: ARG002 -- columns have as many
+        own, cells = self.own(columns), math.prod(self.shape)
+        places = np.zeros(own[0].size, dtype=np.int64)
+        for column, size in zip(own, self.shape, strict=True):
+            places = places * size + column
+        places[np.logical_or.reduce([column == MISSING for column in own])] = cells
+        return [np.bincount(places, minlength=cells + 1)]
+
+    def result(self, sums: Sequence[Integers]) -> Result:
+        (cells,), places = sums, np.arange(math.prod(self.shape)).reshape(self.shape)
+        # The sum of a row, a column or all of them may be known from another statistic.
+        lines = [list(line) for each in (places, places.T) for line in each] if len(self.shape) > 1 else []
+        *shown, missing = suppressed(cells, [*lines, range(cells.size)], self.least)
+        counts: Any = shown
+        if len(self.shape) > 1:
+            counts = [[shown[place] for place in row] for row in places]
+        return {"classes": [list(each.classes) for each in self.variables], "counts": counts, "missing": missing}
+
+
+class Survival(Kind):
+    """Events and people who left, by intervals of time: the table of a Kaplan-Meier curve.
+
+    An interval has its end and not its beginning. Times count as the end of their interval, and at one time events come
+    before people who left. Times before the first edge count in the first interval, and people beyond the last one were
+    there through all of them.
+    """
+
+    @property
+    def intervals(self) -> int:
+        """Number of intervals."""
+        return len(self.statistic.edges) - 1
+
+    @property
+    def groups(self) -> list[Group]:
+        return [Group(2 * self.intervals + 2, 1, 1)]
+
+    def measure(self, columns: Columns, people: int) -> list[Integers]:  # noqa: ARG002 -- columns have as many
+        (times, events), count = self.own(columns), self.intervals
+        places = np.clip(np.searchsorted(np.array(self.statistic.edges), times) - 1, 0, count)
+        cells = np.where(places == count, 2 * count, places + count * (events == 0))
+        cells[~has_value(times) | (events == MISSING)] = 2 * count + 1
+        return [np.bincount(cells, minlength=2 * count + 2)]
+
+    def result(self, sums: Sequence[Integers]) -> Result:
+        cells = [max(0, int(each)) for each in sums[0]]
+        *_, beyond, missing = cells
+        steps = list(zip(self.statistic.edges[1:], cells, cells[self.intervals :], strict=False))
+        found: Result = {"missing": self.shown(missing), "start": self.statistic.edges[0]}
+        return found | {"curve": list(self._curve(steps, beyond))}
+
+    def _curve(self, steps: list[tuple[float, int, int]], beyond: int) -> Iterator[Result]:
+        """Yield the rows, each of as many intervals as the floor needs; the curve ends where too few are left.
+
+        A row's events are not below the floor, and its people who left are none or not below it.
+        """
+        rows, events, left = list[tuple[float, int, int]](), 0, 0
+        for end, died, went in steps:
+            events, left = events + died, left + went
+            if events >= self.least and (not left or left >= self.least):
+                rows.append((end, events, left))
+                events = left = 0
+        remaining = events + left + beyond
+        while rows and 0 < remaining < self.least:
+            _, died, went = rows.pop()
+            remaining += died + went
+        at_risk, survival, spread = remaining + sum(died + went for _, died, went in rows), 1.0, 0.0
+        for end, died, went in rows:
+            if at_risk > 0:
+                survival *= 1 - died / at_risk
+            spread = spread + died / (at_risk * (at_risk - died)) if at_risk > died else math.inf
+            error = survival * math.sqrt(spread) if survival else 0.0
+            counts = {"end": end, "at_risk": at_risk, "events": died, "left": went}
+            yield counts | {"survival": survival, "standard_error": error}
+            at_risk -= died + went
+
+
+KINDS: Final[Mapping[str, type[Kind]]] = {
+    "count": Count,
+    "sum": Moments,
+    "mean": Moments,
+    "variance": Moments,
+    "histogram": Histogram,
+    "table": Table,
+    "survival": Survival,
+    "correlation": Moments,
+}
+
+
+def has_value(column: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
+    """Return who has a value."""
+    found: npt.NDArray[np.bool_] = column != MISSING if column.dtype.kind == "i" else ~np.isnan(column)
+    return found
+
+
+def steps_of(column: npt.NDArray[np.float64], variable: Variable) -> Integers:
+    """Return the steps from the middle of the range to each value, which is clamped to it."""
+    within = np.clip(column, variable.low, variable.high)
+    return np.rint((within - variable.middle) / variable.step).astype(np.int64)
+
+
+def suppressed(counts: Integers, lines: Sequence[Sequence[int]], least: int) -> list[int | None]:
+    """Return counts without those below a floor, and without those from which a line's sum would tell them.
+
+    Args:
+        lines: places of counts whose sum a reader may know. In each that has hidden ones there are two or more of them,
+            and together they are not below the floor.
+    """
+    hidden = counts < least
+    while True:
+        before = int(hidden.sum())
+        for line in (np.asarray(each) for each in lines):
+            own, shown = line[hidden[line]], line[~hidden[line]]
+            if own.size and shown.size and (own.size == 1 or counts[own].sum() < least):
+                hidden[shown[np.argmin(counts[shown])]] = True
+        if hidden.sum() == before:
+            return [None if is_hidden else int(count) for count, is_hidden in zip(counts, hidden, strict=True)]
+
+
+def _norm(values: Sequence[int]) -> int:
+    """Return the length of a vector, rounded up."""
+    return math.isqrt(sum(value**2 for value in values) - 1) + 1

@@ -1,0 +1,113 @@
+"""Both ends of statistics where parties are apart: a site's floors and ledgers, and a round on a platform."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+from secagg.compression.model_update import encode_parameters
+from secagg.crypto.entropy import SystemCoins
+from secagg.errors import InvalidParameters, Reason
+from secagg.platforms.charges import Charges
+from secagg.platforms.client_round import Node, NodeRound
+from secagg.platforms.floors import NodeSettings
+from secagg.platforms.round_task import Rounds, RoundTask, Terms
+from secagg.platforms.settings import SecAggSettings
+from secagg.privacy.client_noise import USUAL_DELTA
+from secagg.session.ledger import Spent
+from secagg.session.roles import LateUpdate
+
+from .data import Site
+from .declaration import Declaration
+from .plan import Plan
+
+ONCE = NodeSettings(attempts=1)
+"""Usual floors of a site: the same people are counted again only where their data have another version."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answering:
+    """A site that answers its declaration, under its floors."""
+
+    site: Site
+    settings: NodeSettings = ONCE
+    plan: Plan = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "plan", Plan(self.site.declaration))
+        if (self.plan.multiplier or 0) < self.settings.noise:
+            raise InvalidParameters(
+                f"this site insists on noise of {self.settings.noise:g}, and the declaration has {self.said}; lower "
+                "its epsilon",
+                reason=Reason.BELOW_FLOOR,
+            )
+
+    @property
+    def said(self) -> str:
+        """The noise of the declaration."""
+        return f"noise of {float(self.plan.multiplier):g}" if self.plan.multiplier else "none"
+
+    @property
+    def floors(self) -> NodeSettings:
+        """Floors for the session itself, in which the site's own noise and budget have no part."""
+        least = max(self.settings.minimum_cohort, self.site.declaration.least_clients)
+        return replace(self.settings, minimum_cohort=least, noise=0.0, norm=0.0, epsilon=0.0, delta=USUAL_DELTA)
+
+    def late(self, charges: Charges, task: str, number: int, key: bytes | None, *, is_new: bool) -> LateUpdate:
+        """Return the update, which is charged as it is taken, before data are read.
+
+        Args:
+            key: the site's public key, where it has one.
+            is_new: whether the session begins, so that what the ledgers would refuse is refused at once.
+        Raises:
+            InvalidParameters: the budget does not pay for this sum, or the declaration has no noise.
+            PeerMisbehaved: the round, or the declaration with this version of the data, was answered before.
+        """
+        noise, multiplier = self.plan.noise, float(self.plan.multiplier or 0)
+        budgeted = replace(self.settings, noise=multiplier, norm=1.0 if multiplier else 0.0)
+        ledger, spent = budgeted.privacy_ledger(key), Spent(task.encode(), number, self.site.spent)
+        if is_new:
+            charges.require_open(spent)
+        if is_new and ledger is not None:
+            ledger.require_room(noise)
+
+        def charge() -> None:
+            charges.charge(spent)
+            if ledger is not None:
+                ledger.charge(noise)
+
+        return self.plan.late(self.site, SystemCoins(), charge)
+
+    def begun(self, node: Node, terms: Terms) -> NodeRound:
+        """Look at the terms of a platform's session.
+
+        Raises:
+            InvalidParameters: they are of another declaration, below a floor, or of another run.
+        """
+        if terms.parameters != encode_parameters(self.plan.update):
+            raise InvalidParameters(
+                "the server asks for other statistics than this site declares; compare the two files",
+                reason=Reason.BELOW_FLOOR,
+            )
+        return replace(node, settings=self.floors).begun(terms)
+
+    def late_in(self, begun: NodeRound, *, is_new: bool) -> LateUpdate:
+        """Return the update for a platform's session, as ``late``."""
+        terms, key = begun.terms, None if begun.identity is None else begun.identity.signing_key.public_key
+        return self.late(begun.charges, terms.task, terms.round_number, key, is_new=is_new)
+
+
+def settings_of(settings: SecAggSettings, declaration: Declaration) -> SecAggSettings:
+    """Return a server's settings for a declaration: every site weighs the same, and so many are in a sum."""
+    least = max(settings.minimum_cohort, declaration.least_clients)
+    return replace(settings, weighting="uniform", minimum_cohort=least)
+
+
+def round_of(rounds: Rounds, plan: Plan, *, clients: int, task: str, number: int) -> RoundTask:
+    """Return the task of a platform's round about a declaration.
+
+    Raises:
+        InvalidParameters: there are too few sites, or too many.
+    """
+    if clients > plan.declaration.most_clients:
+        raise InvalidParameters(f"{clients} sites are more than the most_clients, {plan.declaration.most_clients}")
+    return rounds.asked(plan.update, plan.asked, clients=clients, task=task, number=number)

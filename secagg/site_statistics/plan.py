@@ -1,0 +1,194 @@
+"""How a declaration travels: rings that hold its sums, noise for its epsilon, and results from a sum.
+
+All of it follows from the declaration alone, so that server and sites plan alike and a site follows nobody's word.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from fractions import Fraction
+from functools import cached_property
+from typing import Any, Final
+
+import numpy as np
+
+from secagg.compression.identity import Identity
+from secagg.compression.model_update import ModelUpdate
+from secagg.compression.model_update.model_tensors import model_digest
+from secagg.compression.model_update.tensors import TensorScheme
+from secagg.contract import Aggregate, Layout, RingSegment
+from secagg.crypto.entropy import Coins
+from secagg.crypto.ring import MAXIMUM_MODULUS_BITS, Ring
+from secagg.errors import InvalidParameters
+from secagg.privacy.client_noise import LEAST_SHARE, ClientNoise, NoiseSettings
+from secagg.privacy.kinds import NoiseKind
+from secagg.privacy.noise_table import add_noise_into
+from secagg.privacy.rounding import WORST_DEVIATIONS
+from secagg.privacy.sensitivity import Adjacency, of_vector
+from secagg.session.roles import LateUpdate, Subject, Update
+
+from .data import Site
+from .declaration import Declaration
+from .kinds import KINDS, Group, Integers, Kind
+
+_DECIMALS: Final = 1000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Results:
+    """Statistics of all sites of a sum."""
+
+    name: str
+    sites: int
+    """How many sites are in the sum."""
+    least_count: int
+    """Counts below it are None, which says "fewer than" that."""
+    epsilon: float | None
+    statistics: Mapping[str, dict[str, Any]] = field(repr=False)
+
+    @property
+    def record(self) -> dict[str, Any]:
+        """All of it, for JSON."""
+        return {
+            "name": self.name,
+            "sites": self.sites,
+            "hidden": f"null stands for fewer than {self.least_count}, or a count that would tell such a one",
+            "epsilon": self.epsilon,
+            "statistics": dict(self.statistics),
+        }
+
+
+class Plan:
+    """A declaration as a secure sum."""
+
+    def __init__(self, declaration: Declaration) -> None:
+        """Plan the cells.
+
+        Raises:
+            InvalidParameters: no ring holds the sums; the message says what to change.
+        """
+        self.declaration = declaration
+        self.kinds: dict[str, Kind] = {
+            name: KINDS[statistic.kind](statistic, declaration) for name, statistic in declaration.statistics.items()
+        }
+        self._groups: dict[str, Group] = {
+            f"{name}/{number}": group for name, kind in self.kinds.items() for number, group in enumerate(kind.groups)
+        }
+        self.asked = {"statistics": np.frombuffer(declaration.digest, dtype=np.uint8)}
+        """The declaration in the place of a model."""
+        self.model_digest = model_digest(self.asked)
+        tails = {name: WORST_DEVIATIONS * math.sqrt(share) for name, share in self._shares.items()}
+        bounds = {
+            name: group.largest * declaration.most_people + math.ceil(tails.get(name, 0.0))
+            for name, group in self._groups.items()
+        }
+        widest = max(bounds, key=bounds.__getitem__)
+        bits = (declaration.most_clients * bounds[widest]).bit_length() + 1
+        if bits > MAXIMUM_MODULUS_BITS:
+            raise InvalidParameters(
+                f"sums of {widest.rpartition('/')[0]!r} take {bits} bits, and {MAXIMUM_MODULUS_BITS} is the most: "
+                "take a coarser step, or lower most_people or most_clients"
+            )
+        self.bits = bits
+        self.update = ModelUpdate(
+            tensors=tuple(
+                TensorScheme(
+                    name=name,
+                    shape=(group.length,),
+                    scheme=Identity(length=group.length, bound=bounds[name], modulus_bits=bits),
+                )
+                for name, group in self._groups.items()
+            )
+        )
+
+    @property
+    def multiplier(self) -> Fraction | None:
+        """Noise over what one person can change, for the declared epsilon; None for no noise.
+
+        Gaussian noise of z has a loss of rho = 1 / (2 z^2), and epsilon is at most rho + 2 sqrt(rho ln(1 / delta)).
+        """
+        declared = self.declaration
+        if declared.epsilon is None:
+            return None
+        log = math.log(1 / declared.delta)
+        root = math.sqrt(log + declared.epsilon) - math.sqrt(log)
+        # A site's own share of the noise has a least variance.
+        least = math.sqrt(LEAST_SHARE * self._honest / len(self._groups)) / 2
+        return Fraction(math.ceil(_DECIMALS * max(least, 1 / (math.sqrt(2) * root))), _DECIMALS)
+
+    @property
+    def _honest(self) -> int:
+        return self.declaration.least_clients - self.declaration.corrupted
+
+    @property
+    def _shares(self) -> dict[str, Fraction]:
+        """Variance of one site's noise on each group of cells, none without noise."""
+        if (multiplier := self.multiplier) is None:
+            return {}
+        scale = multiplier**2 * len(self._groups) / self._honest
+        return {name: scale * of_vector(group.norm, 1, Adjacency.REPLACE) for name, group in self._groups.items()}
+
+    @cached_property
+    def noise(self) -> ClientNoise | None:
+        """The noise of a sum as a ledger counts it; a neighbour is another person in the place of one."""
+        if (multiplier := self.multiplier) is None:
+            return None
+        groups = self._groups.values()
+        settings = NoiseSettings(noise_multiplier=multiplier, l2_bounds=tuple(group.norm for group in groups))
+        layout = Layout(tuple(RingSegment(self.bits, group.length) for group in groups))
+        declared = self.declaration
+        return ClientNoise(settings, layout, declared.least_clients, declared.corrupted, declared.most_clients)
+
+    def subject(self, *, task: bytes, round_number: int, model: object = ()) -> Subject:
+        """Return what one session is about, as either side makes it; the declaration is in the place of a model."""
+        del model
+        return Subject(
+            task=task,
+            round_number=round_number,
+            layout=self.update.layout,
+            capacity=self.update.capacity,
+            terms=self.declaration.digest,
+            model_digest=self.model_digest,
+        )
+
+    def late(self, site: Site, coins: Coins, charge: Callable[[], None] = lambda: None) -> LateUpdate:
+        """Return a site's update; its data are read when the session takes it, and not before ``charge``."""
+        return LateUpdate(lambda: self._made(site, coins), self.model_digest, charge=charge)
+
+    def results(self, aggregate: Aggregate) -> Results:
+        """Return the statistics that a sum says."""
+        sums: Mapping[str, Any] = self.update.decode(aggregate)
+        return Results(
+            name=self.declaration.name,
+            sites=aggregate.contributors,
+            least_count=self.declaration.least_count,
+            epsilon=self.declaration.epsilon,
+            statistics={
+                name: {"kind": self.declaration.statistics[name].kind} | kind.result(list(_of(name, sums)))
+                for name, kind in self.kinds.items()
+            },
+        )
+
+    def _made(self, site: Site, coins: Coins) -> Update:
+        columns, people = site.columns()
+        cells: dict[str, Integers] = {
+            f"{name}/{number}": each
+            for name, kind in self.kinds.items()
+            for number, each in enumerate(kind.measure(columns, people))
+        }
+        for name, share in self._shares.items():
+            ring = Ring(self.bits)
+            vector = ring.from_integers(cells[name])
+            add_noise_into(vector, ring, NoiseKind.DISCRETE_GAUSSIAN, share, coins)
+            cells[name] = ring.lift(vector).astype(np.int64)
+        return Update(self.update.encode(cells, coins), self.model_digest)
+
+
+def _of(name: str, sums: Mapping[str, Any]) -> Iterator[Integers]:
+    """Yield the sums of one statistic, group by group."""
+    number = 0
+    while (key := f"{name}/{number}") in sums:
+        yield sums[key]
+        number += 1

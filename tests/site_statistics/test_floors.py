@@ -1,0 +1,251 @@
+"""Floors and noise: what a reader of results is not shown, and which declarations and sessions there are."""
+
+from __future__ import annotations
+
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from secagg.crypto.entropy import SystemCoins
+from secagg.errors import InvalidParameters
+from secagg.privacy.budget import PrivacyBudget
+from secagg.privacy.sensitivity import Adjacency
+from secagg.session.privacy_ledger import PrivacyLedger
+from secagg.site_statistics import Declaration, Plan, Site, summed
+from secagg.site_statistics.kinds import KINDS, suppressed
+from tests.harness.town_of_sites import TABLE, declared, functions, people
+
+FLOOR = 5
+
+
+def of_one(kind: str, cells: list[list[int]], least: int = FLOOR) -> dict[str, Any]:
+    """Return what sums of cells say of one statistic of the declaration."""
+    declaration = declared(least_count=least)
+    name = next(name for name, each in declaration.statistics.items() if each.kind == kind and name != "sexes")
+    statistic = declaration.statistics[name]
+    return KINDS[kind](statistic, declaration).result([np.array(each) for each in cells])
+
+
+# --- The floor on cells -----------------------------------------------------------------------------------------------
+
+
+def test_a_count_below_the_floor_is_not_shown() -> None:
+    assert of_one("count", [[4]]) == {"count": None}
+    assert of_one("count", [[5]]) == {"count": 5}
+
+
+@pytest.mark.parametrize("kind", ["sum", "mean", "variance", "correlation"])
+def test_a_mean_of_fewer_people_than_the_floor_is_not_shown(kind: str) -> None:
+    cells = [[4, 0], [1, 2, 3][: 3 if kind == "correlation" else 1], [9] * (6 if kind == "correlation" else 1)]
+    assert of_one(kind, cells) == {"count": None, "clamped": None, kind: None}
+    found = of_one(kind, [[5, 4], *cells[1:]])
+    assert (found["count"], found["clamped"]) == (5, None)
+    assert found[kind] is not None
+
+
+def test_a_bin_below_the_floor_is_not_shown_nor_what_would_tell_it() -> None:
+    """The number of people is known from another statistic: one hidden bin would be the rest of it."""
+    found = of_one("histogram", [[9, 4, 8, 20, 7, 30, 40]])
+    assert (found["counts"], found["below"], found["above"]) == ([None, 8, 20, None], 9, 30)
+    assert of_one("histogram", [[9, 6, 8, 20, 7, 30, 40]])["counts"] == [6, 8, 20, 7]
+    assert of_one("histogram", [[9, 2, 3, 20, 7, 30, 40]])["counts"] == [None, None, 20, 7]
+    # Zero people are fewer than five, too.
+    assert of_one("histogram", [[0, 6, 8, 20, 7, 30, 0]])["counts"] == [None, 8, 20, 7]
+
+
+def test_a_quantile_is_of_the_bins_that_are_shown() -> None:
+    cells = [[0, 4, 10, 20, 4, 0, 0]]
+    assert of_one("histogram", cells)["quantiles"]["0.5"] == 20 + 20 + 20 * 5 / 20
+    assert of_one("histogram", cells, 0)["quantiles"]["0.5"] == 40 + 20 * 5 / 20
+
+
+def test_no_line_of_a_table_tells_a_hidden_cell() -> None:
+    found = of_one("table", [[20, 3, 30, 40, 50, 60, 70]])
+    # Were 40 shown, the sum of its column would tell 20, and that of the row 3.
+    assert found["counts"] == [[None, None, 30], [None, None, 60]]
+
+
+@given(st.integers(0, 1 << 32))
+def test_hidden_cells_of_a_line_are_never_below_the_floor_together(seed: int) -> None:
+    draw = np.random.default_rng(seed)
+    rows, columns = (int(each) for each in draw.integers(2, 6, 2))
+    counts = draw.integers(0, 12, rows * columns + 1)
+    places = np.arange(rows * columns).reshape(rows, columns)
+    lines = [*map(list, places), *map(list, places.T), list(range(counts.size))]
+    shown = suppressed(counts, lines, FLOOR)
+    for line in lines:
+        hidden = [int(counts[place]) for place in line if shown[place] is None]
+        assert not hidden or (len(hidden) > 1 and sum(hidden) >= FLOOR) or len(hidden) == len(line)
+    assert all(each is None or each == int(count) >= FLOOR for each, count in zip(shown, counts, strict=True))
+
+
+@given(st.integers(0, 1 << 32))
+def test_a_curve_tells_no_count_below_the_floor(seed: int) -> None:
+    """People at risk in one row and the next tell who left between them, and the last row who stayed."""
+    draw = np.random.default_rng(seed)
+    cells = draw.poisson(draw.uniform(0.5, 8, 10)).tolist()
+    rows, least = of_one("survival", [cells])["curve"], FLOOR
+    at_risk = sum(cells[:9])
+    for row in rows:
+        assert row["at_risk"] == at_risk
+        assert row["events"] >= least
+        assert row["left"] == 0 or row["left"] >= least
+        at_risk -= row["events"] + row["left"]
+    assert not rows or at_risk == 0 or at_risk >= least
+    plain = of_one("survival", [cells], 0)["curve"]
+    assert len(plain) == 4
+    if rows and [row["end"] for row in rows] == [row["end"] for row in plain]:
+        assert [row["survival"] for row in rows] == [row["survival"] for row in plain]
+
+
+# --- The floor on sites -----------------------------------------------------------------------------------------------
+
+
+def test_fewer_sites_than_the_floor_have_no_sum() -> None:
+    sites = [functions(people(place, 20)) for place in range(5)]
+    with pytest.raises(InvalidParameters, match="is for 4 to 100 sites, and there are 3"):
+        summed(declared(least_clients=4), sites, drop=2)
+    assert summed(declared(least_clients=4), sites, drop=1).sites == 4
+    with pytest.raises(InvalidParameters, match="is for 3 to 4 sites, and there are 5"):
+        summed(declared(least_clients=3, most_clients=4), sites)
+
+
+# --- Noise ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("epsilon", [0.1, 1.0, 8.0])
+@pytest.mark.parametrize("delta", [1e-9, 1e-5])
+def test_noise_costs_no_more_than_the_declared_epsilon(epsilon: float, delta: float) -> None:
+    plan = Plan(declared(epsilon=epsilon, delta=delta, most_people=10_000))
+    assert plan.noise is not None
+    assert epsilon / 4 < plan.noise.epsilon(delta) <= epsilon
+    assert Plan(declared()).noise is None
+
+
+def test_each_site_adds_its_share_and_the_honest_of_the_least_sum_have_all_of_it() -> None:
+    counts = {name: {"kind": "count"} for name in ("people", "again")}
+    plan = Plan(declared(epsilon=1.0, least_clients=4, corrupted=1, statistics=counts))
+    nobody = Site(declaration=plan.declaration, functions=functions(people(0, 0)))
+    sent = [plan.late(nobody, SystemCoins()).take(plan.update.layout, (1,)).payload.values[0] for _ in range(1000)]
+    ring = plan.update.layout.require_rings()[0].ring
+    first = np.array([int(ring.lift(each)[0]) for each in sent], dtype=np.float64)
+    assert plan.multiplier is not None
+    # Two groups of cells, in which one person counts one and another in its place one less; three honest sites.
+    due = float(plan.multiplier) ** 2 * 2 * 2**2 / 3
+    assert abs(first.mean()) < 5 * math.sqrt(due / 1000)
+    assert 0.8 < first.var() / due < 1.2
+
+
+def test_results_with_noise_are_near_those_without() -> None:
+    sites = [functions(people(place, 3_000)) for place in range(4)]
+    plain, noised = (summed(declared(**noise), sites).statistics for noise in ({}, {"epsilon": 4}))
+    assert plain["people"]["count"] == 12_000
+    assert plain["people"] != noised["people"]
+    assert abs(noised["people"]["count"] - 12_000) < 500
+    assert np.allclose(noised["ages"]["counts"], plain["ages"]["counts"], atol=500)
+    assert abs(noised["age"]["mean"] - plain["age"]["mean"]) < 5
+
+
+def test_a_budget_pays_for_so_many_sums_and_no_more() -> None:
+    plan = Plan(declared(epsilon=1.0))
+    ledger = PrivacyLedger(PrivacyBudget(epsilon=2.0, delta=1e-6), owner=b"a site")
+    assert plan.noise is not None
+    for _ in range(3):
+        ledger.charge(plan.noise)
+    assert 1.0 < ledger.spent <= 2.0
+    while plan.noise.loss(Adjacency.REPLACE).times(ledger.uploads + 1).epsilon(1e-6) <= 2.0:
+        ledger.charge(plan.noise)
+    with pytest.raises(InvalidParameters, match="its budget is 2"):
+        ledger.charge(plan.noise)
+    with pytest.raises(InvalidParameters, match="uploads nothing without noise"):
+        ledger.charge(Plan(declared()).noise)
+
+
+# --- Declarations -----------------------------------------------------------------------------------------------------
+
+AGE = {"low": 0, "high": 100, "step": 1}
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"name": ""}, "has a name"),
+        ({"statistics": {}}, "at least one statistic"),
+        ({"colour": "red"}, "colour is not a part of a Declaration"),
+        ({"least_clients": 1}, "least_clients is an integer"),
+        ({"least_clients": 200}, "most_clients is an integer"),
+        ({"least_count": -1}, "least_count is an integer"),
+        ({"most_people": 1.5}, "most_people is an integer"),
+        ({"least_people": True}, "least_people is an integer"),
+        ({"corrupted": 3}, "corrupted is an integer in 0..2"),
+        ({"epsilon": 0}, "epsilon is above 0"),
+        ({"epsilon": math.nan}, "epsilon is above 0"),
+        ({"epsilon": 1, "delta": 0}, "epsilon is above 0"),
+        ({"epsilon": "1"}, "epsilon is a number"),
+        ({"variables": {"age": {"low": 1, "high": 1, "step": 1}}}, "low below high"),
+        ({"variables": {"age": {"low": 0, "high": math.inf, "step": 1}}}, "low below high"),
+        ({"variables": {"age": {"low": 0, "high": 1, "step": 1e-9}}}, "take a coarser step"),
+        ({"variables": {"age": {**AGE, "classes": ["a", "b"]}}}, "has classes, each named once, or low"),
+        ({"variables": {"age": {"classes": ["a", "a"]}}}, "each named once"),
+        ({"variables": {"age": {"classes": [1, 2]}}}, "classes are texts"),
+        ({"variables": {"age": 3}}, "no declaration of statistics"),
+        ({"statistics": {"x": {"kind": "median"}}}, "there are count, sum"),
+        ({"statistics": {"x": {"kind": 3}}}, "kind is a text"),
+        ({"statistics": {"x": {"kind": "mean"}}}, "has 1 to 1 variables"),
+        ({"statistics": {"x": {"kind": "correlation", "of": ["age", "age"]}}}, "each once"),
+        ({"statistics": {"x": {"kind": "mean", "of": ["height"]}}}, "names 'height'"),
+        ({"statistics": {"x": {"kind": "mean", "of": ["sex"]}}}, "takes 1 numbers and then classes"),
+        ({"statistics": {"x": {"kind": "table", "of": ["age"]}}}, "takes 0 numbers and then classes"),
+        ({"statistics": {"x": {"kind": "survival", "of": ["months", "stage"], "edges": [0, 1]}}}, "two classes"),
+        ({"statistics": {"x": {"kind": "histogram", "of": ["age"]}}}, "two edges or more"),
+        ({"statistics": {"x": {"kind": "histogram", "of": ["age"], "edges": [1, 1]}}}, "two edges or more"),
+        ({"statistics": {"x": {"kind": "mean", "of": ["age"], "edges": [1, 2]}}}, "has no edges"),
+        ({"statistics": {"x": {"kind": "mean", "of": ["age"], "quantiles": [0.5]}}}, "is a histogram"),
+        ({"statistics": {"x": {"kind": "histogram", "of": ["age"], "edges": [1, 2], "quantiles": [1]}}}, "below 1"),
+        ({"statistics": {"x": {"kind": "histogram", "of": ["age"], "edges": [*range(70_000)]}}}, "65,536 may be"),
+    ],
+)
+def test_a_declaration_that_cannot_be_is_refused(changed: dict[str, Any], said: str) -> None:
+    with pytest.raises(InvalidParameters, match=re.escape(said)):
+        Declaration.of({**TABLE, **changed})
+
+
+def test_sums_that_no_ring_holds_are_refused() -> None:
+    fine = {"age": {"low": 0, "high": 1, "step": 1e-6}}
+    spread = {"x": {"kind": "variance", "of": ["age"]}}
+    with pytest.raises(InvalidParameters, match="sums of 'x' take 79 bits, and 64 is the most: take a coarser step"):
+        Plan(declared(variables=fine, statistics=spread, most_people=1 << 30, most_clients=1 << 10))
+
+
+def test_a_function_that_is_missing_is_refused_before_any_server_is_asked() -> None:
+    with pytest.raises(InvalidParameters, match="no function gives 'age'"):
+        Site(declaration=declared(), functions={})
+
+
+def test_a_declaration_is_the_same_however_its_file_is_ordered(tmp_path: Path) -> None:
+    first, second = tmp_path / "a.toml", tmp_path / "b.toml"
+    age, mean = "variables.age = {low = 0, high = 9.0, step = 1}\n", 'statistics.m = {kind = "mean", of = "age"}\n'
+    first.write_text('name = "x"\n' + age + mean)
+    second.write_text('statistics.m = {of = ["age"], kind = "mean"}\n' + age.replace("9.0", "9") + 'name = "x"\n')
+    assert Declaration.read(first).digest == Declaration.read(second).digest
+    assert Declaration.read(first).digest != declared().digest
+    first.write_text("name = ")
+    with pytest.raises(InvalidParameters, match="is not readable as TOML"):
+        Declaration.read(first)
+
+
+@pytest.mark.parametrize("part", ["name", "least_clients", "least_count", "least_people", "most_people", "corrupted"])
+def test_each_part_of_a_declaration_changes_its_digest(part: str) -> None:
+    changed: Any = {"name": "others", "least_clients": 4, "corrupted": 0}.get(part, 7)
+    assert declared(**{part: changed}).digest != declared().digest
+
+
+def test_sites_that_hold_another_declaration_send_nothing_that_fits() -> None:
+    assert Plan(declared()).update.layout.segments == Plan(declared(name="others")).update.layout.segments
+    assert Plan(declared()).model_digest != Plan(declared(name="others")).model_digest

@@ -1,0 +1,131 @@
+"""Statistics over HTTP: a server and three sites, each a process, and what each of them refuses."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from secagg.cli import main
+from secagg.site_statistics import summed
+from tests.harness.town_of_sites import TABLE, People, declared, functions, people
+from tests.harness.wire_town import Process, Town
+
+SITES = 3
+URL = "http://127.0.0.1:1"
+
+
+def written(folder: Path, name: str = "outcomes", **changed: Any) -> str:
+    """Write a declaration as TOML, which JSON's texts, numbers and lists are as well."""
+    table = {**TABLE, **changed, "name": name}
+    lines = [f"{key} = {json.dumps(value)}" for key, value in table.items() if not isinstance(value, dict)]
+    for part in ("variables", "statistics"):
+        for key, each in table[part].items():
+            inner = ", ".join(f"{one} = {json.dumps(value)}" for one, value in each.items())
+            lines.append(f"{part}.{key} = {{{inner}}}")
+    path = folder / f"{name}.toml"
+    path.write_text("\n".join(lines), encoding="utf-8")
+    return str(path)
+
+
+def visits(folder: Path, number: int) -> tuple[str, People]:
+    """Write the people of a site."""
+    found = people(number, 30 * number)
+    path = folder / f"visits-{number}.csv"
+    rows = [",".join(found), *(",".join(map(str, row)) for row in zip(*found.values(), strict=True))]
+    path.write_text("\n".join(rows), encoding="utf-8")
+    return str(path), found
+
+
+def serve(town: Town, *arguments: str) -> Process:
+    server = town.command("serve", "--listen", "127.0.0.1:0", "--out", str(town.folder / "out.json"), *arguments)
+    found = re.search(r":(\d+),", server.wait_for("listening at "))
+    assert found is not None
+    town.port = int(found[1])
+    return server
+
+
+def answer(town: Town, number: int, declaration: str, *arguments: str) -> Process:
+    state = ("--state", str(town.folder / f"state-{number}"))
+    key = town.folder / "keys" / f"client-{number}.key"
+    who = ("--identity", str(key)) if key.exists() else ("--client", str(number))
+    data, _ = visits(town.folder, number)
+    return town.command(
+        "contribute", f"{town.url}:{town.port}", "--statistics", declaration, "--data", data, *who, *state, *arguments
+    )
+
+
+@pytest.mark.wire
+@pytest.mark.parametrize("protocol", ["pairwise", "coded-mask", "enclave"])
+def test_three_sites_have_the_statistics_of_all_their_people(town: Town, protocol: str) -> None:
+    declaration = written(town.folder)
+    chosen, own = ("--protocol", protocol), list[str]()
+    who = ["--clients", "3", *(["--set", "threshold=1.0"] if protocol == "coded-mask" else [])]
+    if protocol == "enclave":
+        assert town.command("keys", "--clients", "3", "--out", str(town.folder / "keys")).ended() == 0
+        who, own = ["--set", f"roster={town.folder / 'keys' / 'roster.json'}"], ["--set", "allow_simulated_enclave=yes"]
+    server = serve(town, "--statistics", declaration, *who, *chosen)
+    sites = [answer(town, number, declaration, *chosen, *own) for number in range(SITES)]
+    assert [site.ended() for site in sites] == [0] * SITES, sites[0].text
+    assert server.ended() == 0
+    assert "statistics of 3 sites" in server.text
+    found = json.loads((town.folder / "out.json").read_text())
+    here = summed(declared(), [functions(visits(town.folder, number)[1]) for number in range(SITES)])
+    assert found["statistics"] == json.loads(json.dumps(here.statistics))
+    assert found["statistics"]["people"]["count"] == 90
+
+
+@pytest.mark.wire
+def test_a_site_answers_its_own_declaration_once_for_each_version_of_its_data(town: Town) -> None:
+    assert town.command("keys", "--clients", "3", "--out", str(town.folder / "keys")).ended() == 0
+    roster = ("--set", f"roster={town.folder / 'keys' / 'roster.json'}", "--set", "corrupted=0")
+    declaration, other = written(town.folder), written(town.folder, "others")
+    server = serve(town, "--statistics", declaration, *roster)
+    curious = answer(town, 0, other)
+    assert curious.ended() == 2
+    assert "not of the statistics that 'others' declares here" in curious.text
+    server.terminate()
+    server = serve(town, "--statistics", declaration, *roster)
+    # Three sites have no room for one that works with the server, and each has to say that it assumes none.
+    none = ("--set", "assumed_corrupted=0")
+    sites = [answer(town, number, declaration, *none) for number in range(SITES)]
+    assert [site.ended() for site in sites] == [0] * SITES, "".join(site.text for site in sites)
+    assert server.ended() == 0
+    again = serve(town, "--statistics", declaration, *roster)
+    refused = answer(town, 0, declaration, *none)
+    assert refused.ended() != 0
+    assert "has uploaded 1 times for the model" in refused.text
+    again.terminate()
+    again = serve(town, "--statistics", declaration, *roster)
+    sites = [answer(town, number, declaration, "--data-version", "2", *none) for number in range(SITES)]
+    assert [site.ended() for site in sites] == [0] * SITES, "".join(site.text for site in sites)
+    assert again.ended() == 0
+
+
+def refusal(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    assert main(arguments) == 2
+    return capsys.readouterr().err
+
+
+def test_what_cannot_be_asked_is_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    declaration, site = written(tmp_path), ("contribute", URL, "--client", "0", "--state", str(tmp_path / "state"))
+    data, _ = visits(tmp_path, 1)
+    asked = ("serve", "--statistics", declaration, "--clients", "3")
+    out = ("--out", str(tmp_path / "out.json"))
+    assert "give --out as well" in refusal(capsys, *asked)
+    assert "decides --values and --clip" in refusal(capsys, *asked, *out, "--values", "4")
+    assert "goes with neither --page nor --group" in refusal(capsys, *asked, *out, "--page")
+    assert "is not readable as TOML" in refusal(capsys, "serve", "--statistics", data, *out, "--clients", "3")
+    few = written(tmp_path, "few", least_clients=4)
+    assert "minimum_cohort is 4, and of 3 clients" in refusal(capsys, "serve", "--statistics", few, *asked[3:], *out)
+    mine = (*site, "--statistics", declaration)
+    assert "name their file with --data" in refusal(capsys, *mine)
+    assert "cannot be read as CSV" in refusal(capsys, *mine, "--data", str(tmp_path / "none.csv"))
+    (tmp_path / "other.csv").write_text("age\n1\n")
+    assert "no function gives 'weight'" in refusal(capsys, *mine, "--data", str(tmp_path / "other.csv"))
+    assert "is lost" in refusal(capsys, *mine, "--data", data, "--patience", "0")
+    assert "this site insists on noise of 3" in refusal(capsys, *mine, "--data", data, "--set", "noise=3.0")
+    assert "norm is not a floor" in refusal(capsys, *mine, "--data", data, "--set", "norm=3.0")
