@@ -60,7 +60,7 @@ def _client_step(mode: SecurityMode) -> Iterator[Figure]:
         at_most=2.0,
     )
     uploaded = list[bytes]()
-    peak = _peak_of(lambda: uploaded.extend(next(steps)()))
+    peak = _peak_of(lambda: uploaded.append(next(steps)()))
     vector_bytes = LENGTH * ring.word_bytes
     yield Figure(
         name=f"client step, peak beyond payload and upload, {mode.value}",
@@ -70,13 +70,11 @@ def _client_step(mode: SecurityMode) -> Iterator[Figure]:
     )
 
 
-def uploads_of(
-    neighbours: int, length: int, mode: SecurityMode, threads: int = 1
-) -> Iterator[Callable[[], list[bytes]]]:
+def uploads_of(neighbours: int, length: int, mode: SecurityMode, threads: int = 1) -> Iterator[Callable[[], bytes]]:
     """Bring a full graph of clients to the point where each has its neighbours' shares, and return their steps."""
     setting = Setting(mode=mode, topology=Topology.FULL, threads=threads)
     server, clients = shared(cohort_of(neighbours + 1, length, setting))
-    return (partial(clients[outgoing.receiver.value - 1].receive, outgoing.message) for outgoing in close_round(server))
+    return (partial(clients[outgoing.receiver.value - 1].answer, outgoing.message) for outgoing in close_round(server))
 
 
 def cohort_of(clients: int, length: int, setting: Setting, dropped: int = 0) -> Cohort:
@@ -93,9 +91,9 @@ def shared(cohort: Cohort) -> tuple[Server, tuple[MeasuredClient, ...]]:
     """Have everybody advertise and share keys."""
     server, clients = Server(cohort.plan), cohort.clients
     for client in clients:
-        server.receive(client.client, client.receive(server.invitation)[0])
+        server.receive(client.client, client.answer(server.invitation))
     for outgoing in close_round(server):
-        server.receive(outgoing.receiver, clients[outgoing.receiver.value - 1].receive(outgoing.message)[0])
+        server.receive(outgoing.receiver, clients[outgoing.receiver.value - 1].answer(outgoing.message))
     return server, clients
 
 
@@ -108,7 +106,7 @@ def answered(clients: int, dropped: int, neighbours: int, length: int) -> Server
     while server.state is not ServerState.AWAITING_UNMASKING_SHARES:
         for outgoing in close_round(server):
             if outgoing.receiver not in gone:
-                (answer,) = members[outgoing.receiver.value - 1].receive(outgoing.message)
+                answer = members[outgoing.receiver.value - 1].answer(outgoing.message)
                 server.receive(outgoing.receiver, answer)
     return server
 

@@ -70,7 +70,7 @@ def _client(flower: Flower, update: Update, neighbours: int, mode: SecurityMode,
         yield Figure(name=f"Flower {flower.version}: {size}", value=1000 * seconds["flower"], unit="ms")
         sent = sum(map(len, theirs()))
         yield Figure(
-            name=f"Flower's masked upload / ours, k={neighbours}", value=sent / len(next(steps)()[0]), unit="times"
+            name=f"Flower's masked upload / ours, k={neighbours}", value=sent / len(next(steps)()), unit="times"
         )
         yield Figure(name="ours, quantising: FixedPoint.encode", value=1000 * seconds["quantising"], unit="ms")
     yield Figure(name=f"ours, {mode.value}, quantised input given: {size}", value=1000 * seconds["ours"], unit="ms")

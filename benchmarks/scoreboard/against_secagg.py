@@ -65,7 +65,7 @@ def show(session: InsecurePairwiseSession, victim: ClientId, listed: dict[Client
     published = PublishedRoster(session.server.configuration, session.server.roster.opening, listed)
     position = published.roster.position_of(victim)
     assert position is not None
-    return session.clients[victim].receive(published.message_to(position).encode())
+    return session.clients[victim].answer(published.message_to(position).encode())
 
 
 # --- The attacks ------------------------------------------------------------------------------------------------------
@@ -77,8 +77,8 @@ def inconsistent_dropouts(mode: SecurityMode) -> Outcome:
     victim = session.client_ids[0]
     first = next(outgoing.message for outgoing in session.pending if outgoing.receiver == victim)
     second = altered_request(session, victim, range(7))
-    assert session.clients[victim].receive(first)
-    return stopped(lambda: session.clients[victim].receive(second))
+    assert session.clients[victim].answer(first)
+    return stopped(lambda: session.clients[victim].answer(second))
 
 
 def cohort_of_one(mode: SecurityMode) -> Outcome:
@@ -93,7 +93,7 @@ def sum_below_a_floor(mode: SecurityMode) -> Outcome:
     session.reach(ServerState.AWAITING_UNMASKING_SHARES)
     victim = session.client_ids[0]
     message = altered_request(session, victim, range(2))
-    return stopped(lambda: session.clients[victim].receive(message))
+    return stopped(lambda: session.clients[victim].answer(message))
 
 
 def the_round_again(mode: SecurityMode) -> Outcome:
@@ -114,10 +114,10 @@ def replayed_messages(mode: SecurityMode) -> Outcome:
     session.finish()
     victim = session.client_ids[0]
     request = UnmaskingRequest.decode(session.sent_to(victim, MessageKind.UNMASKING_REQUEST), session.server.roster)
-    again = session.clients[victim].receive(request.encode())
-    assert again == [session.sent_by(victim, MessageKind.UNMASKING_SHARES)], "the same bytes, and nothing new"
+    again = session.clients[victim].answer(request.encode())
+    assert again == session.sent_by(victim, MessageKind.UNMASKING_SHARES), "the same bytes, and nothing new"
     other = replace(request, contributors=session.server.roster.set_of(range(7))).encode()
-    return stopped(lambda: session.clients[victim].receive(other))
+    return stopped(lambda: session.clients[victim].answer(other))
 
 
 def key_in_the_middle(mode: SecurityMode) -> Outcome:
@@ -156,7 +156,7 @@ def silent_overflow(mode: SecurityMode) -> Outcome:
     client = session.enrol(session.client_ids[0], capacity=capacity(6, 8))
     codec = ScalarQuantization(shape=(4,), bits=8, modulus_bits=16, scales=(8.0 / 127,))
     assert codec.capacity < 1100, "and the codec says how many clients fit"
-    return stopped(lambda: client.receive(session.server.invitation))
+    return stopped(lambda: client.answer(session.server.invitation))
 
 
 def predictable_masks(_: SecurityMode) -> Outcome:

@@ -16,7 +16,6 @@ from unittest import mock
 
 from secagg.protocols.pairwise_mask import (
     client,
-    member,
     round2_masked_input,
     round3_consistency_check,
     round4_unmasking,
@@ -25,6 +24,7 @@ from secagg.protocols.pairwise_mask.configuration import SessionConfiguration
 from secagg.protocols.pairwise_mask.transitions import ClientState
 from secagg.session.certificates import Authority, Certificate, VerifiedIdentity
 from secagg.session.latch import MemoryLatch
+from secagg.session.roles import LateUpdate
 from secagg.wire import MessageKind, message_kind
 
 Replacement = tuple[object, str, object]
@@ -83,21 +83,21 @@ _AWAITING = {
 ANSWERED_AGAIN = frozenset(_AWAITING)
 
 
-def _receive_again(original: Callable[..., list[bytes]]) -> Callable[..., list[bytes]]:
-    def receive(self: Any, message: bytes) -> list[bytes]:  # noqa: ANN401 -- a client, with its latches
+def _answer_again(original: Callable[..., bytes]) -> Callable[..., bytes]:
+    def answer(self: Any, message: bytes) -> bytes:  # noqa: ANN401 -- a client, with its latches
         kind = message_kind(message)
         if kind not in ANSWERED_AGAIN:
             return original(self, message)
         # It remembers neither what it has signed nor that it has answered.
         masked = self._step.masked if isinstance(self._step, round3_consistency_check.Confirmed) else self._step
         self._step, self._state = masked, _AWAITING[kind]
-        replies = original(self, message)
+        reply = original(self, message)
         del self._answered[kind]
         if self._step is None:
             self._step = masked
-        return replies
+        return reply
 
-    return receive
+    return answer
 
 
 def _unbound_survivors(context: Any, signer: Any, sharers: Any, contributors: Any) -> tuple[bytes, ...]:  # noqa: ANN401, ARG001
@@ -110,10 +110,6 @@ def _survivors_without_context(_: Any, signer: Any, sharers: Any, contributors: 
 
 def _any_certificate(_: Authority, certificate: Certificate, **__: object) -> VerifiedIdentity:
     return VerifiedIdentity(certificate.client, certificate.public_key)
-
-
-def _spend_nothing(self: Any) -> Any:  # noqa: ANN401 -- an input
-    return self._unspent[-1]
 
 
 def _mask_half(vector: Any, state: Any, seeds: Any, threads: int) -> None:  # noqa: ANN401
@@ -142,7 +138,7 @@ def _checks(old: str, new: str = "False") -> tuple[Replacement, ...]:
 
 DEFECTS: dict[str, tuple[Replacement, ...]] = {
     "no latch": (
-        (client.Client, "_receive", _receive_again(client.Client._receive)),  # noqa: SLF001
+        (client.Client, "_answer", _answer_again(client.Client._answer)),  # noqa: SLF001
         (round2_masked_input.Masked, "wipe", nothing),
     ),
     "no consistency check": ((round4_unmasking, _CERTIFICATE, nothing),),
@@ -171,7 +167,7 @@ DEFECTS: dict[str, tuple[Replacement, ...]] = {
     "view of the sharers not signed": ((round4_unmasking, "_verify_views", nothing),),
     "signs other sharers": (altered(client, "confirm_survivors", ("message.sharers != state.sharers", "False")),),
     "advertised keys not certified": ((Authority, "verify", _any_certificate),),
-    "input not spent": ((member.ClientInput, "spend", _spend_nothing),),
+    "input not spent": (altered(LateUpdate, "take", ("self._make = self._make, None", "_ = self._make, None")),),
     "masks left out": ((round2_masked_input, "_apply_masks", _mask_half),),
     "self mask left out": (
         altered(

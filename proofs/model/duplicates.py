@@ -7,14 +7,12 @@ messages is copied, field by field, rather than made anew and led through the sa
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from threading import RLock
 from typing import Any
 
 import ideal
 from secagg.crypto.secret import Confined, Secret
 from secagg.protocols.pairwise_mask.client import Client
-from secagg.protocols.pairwise_mask.member import Member
 from secagg.simulation.insecure_coins import InsecureSeededCoins
 
 _LOCK = type(RLock())
@@ -37,8 +35,6 @@ def _copied(value: Any, made: dict[int, Any]) -> Any:  # noqa: ANN401 -- anythin
             copied = [_copied(item, made) for item in value]
         case set():
             copied = set(value)
-        case Member():
-            copied = replace(value, coins=_copied(value.coins, made))
         case Secret():
             copied = Secret(value.kind, b"")
             copied._buffer[:] = value._buffer  # noqa: SLF001

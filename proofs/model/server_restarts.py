@@ -12,23 +12,20 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-import numpy as np
-
 import ideal
 from defects import Replacement, altered, planted
 from report import Report, steps_to
-from secagg.contract import Payload
 from secagg.crypto.secret import Secret
 from secagg.errors import InternalError, SecAggError
 from secagg.protocols.pairwise_mask.client import Client
-from secagg.protocols.pairwise_mask.member import ClientInput
 from secagg.protocols.pairwise_mask.plan import SessionPlan
 from secagg.protocols.pairwise_mask.server import Server, ServerRecord
 from secagg.protocols.pairwise_mask.transitions import ServerState
 from secagg.session.latch import MemoryLatch
+from secagg.session.roles import LateUpdate
 from secagg.wire import message_kind
-from sessions import Clients, client_id
-from setups import GENUINE, LAYOUT, Party, Setup
+from sessions import Clients, client_id, new_update
+from setups import GENUINE, Party, Setup
 
 
 class World(NamedTuple):
@@ -43,11 +40,15 @@ class Adding(Clients):
     """Clients with inputs of which no two sets have one sum."""
 
     def client(
-        self, party: Party, attempt: int, client_input: ClientInput | None = None, latch: MemoryLatch | None = None
+        self,
+        party: Party,
+        attempt: int,
+        update: LateUpdate | None = None,
+        latch: MemoryLatch | None = None,
+        restarts: int = 0,
     ) -> Client:
         """Return a client with its own input."""
-        mine = ClientInput(Payload(LAYOUT, (np.full(1, 1 << party[0], np.uint8),)))
-        return super().client(party, attempt, client_input or mine, latch)
+        return super().client(party, attempt, update or new_update(1 << party[0]), latch, restarts)
 
 
 @dataclass

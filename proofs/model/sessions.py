@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
-from typing import Any
 
 import numpy as np
 
@@ -22,7 +21,7 @@ from secagg.errors import SecAggError
 from secagg.identifiers import ClientId
 from secagg.parameters import SecurityMode
 from secagg.protocols.pairwise_mask import masking
-from secagg.protocols.pairwise_mask.client import Client
+from secagg.protocols.pairwise_mask.client import Client, PairwiseMember
 from secagg.protocols.pairwise_mask.client_record import Recorder
 from secagg.protocols.pairwise_mask.configuration import (
     NO_AUTHORITY,
@@ -33,12 +32,12 @@ from secagg.protocols.pairwise_mask.configuration import (
 )
 from secagg.protocols.pairwise_mask.floors import ClientFloors
 from secagg.protocols.pairwise_mask.graph import Topology
-from secagg.protocols.pairwise_mask.member import ClientInput, SessionTerms
 from secagg.protocols.pairwise_mask.round0_advertise_keys import Advertised
 from secagg.protocols.pairwise_mask.round1_share_keys import Shared
 from secagg.protocols.pairwise_mask.suites import key_suite
 from secagg.session.certificates import Authority, SigningKey, issue_certificate
 from secagg.session.latch import MemoryLatch
+from secagg.session.roles import LateUpdate, Subject, Update
 from secagg.simulation.insecure_coins import InsecureSeededCoins
 from setups import GENUINE, LAYOUT, Party, Setup
 
@@ -111,7 +110,7 @@ class Clients:
                 return replace(before, client=_before_the_last(before.client))
             client = self._awake(party, attempt, before.client, latch)
             with ideal.masks_expanded() as expanded:
-                replies = (*before.replies, *client.receive(message))
+                replies = (*before.replies, client.answer(message))
         except SecAggError:
             return Answers(before.replies, None, before.masks)
         self._name_masks((*party, attempt), client)
@@ -127,10 +126,7 @@ class Clients:
             case Suspended():
                 latch._numbers.update(before.numbers)  # noqa: SLF001
                 record = Secret("client record", before.records[-1])
-                brought = self._brought(party, attempt, len(before.records))
-                client = Client(
-                    client_id(party[0]), new_input(), recording=Recorder(latch, brought["coins"]), **brought
-                )
+                client = self.client(party, attempt, latch=latch, restarts=len(before.records))
                 client.resume(record)
                 return client
 
@@ -138,33 +134,38 @@ class Clients:
         if not self.setup.restarts:
             return client
         records = before.records if isinstance(before, Suspended) else ()
+        record = client.suspend()
         # A client that is done leaves nothing to go on from.
-        record = bytes(client.suspend().expose()) if client._step is not None else AGAIN  # noqa: SLF001
-        return Suspended((*records, record), tuple(latch._numbers.items()))  # noqa: SLF001
+        kept = AGAIN if record is None else bytes(record.expose())
+        return Suspended((*records, kept), tuple(latch._numbers.items()))  # noqa: SLF001
 
     def client(
-        self, party: Party, attempt: int, client_input: ClientInput | None = None, latch: MemoryLatch | None = None
+        self,
+        party: Party,
+        attempt: int,
+        update: LateUpdate | None = None,
+        latch: MemoryLatch | None = None,
+        restarts: int = 0,
     ) -> Client:
         """Return a client at the beginning of an attempt, with coins that are its own in this attempt."""
-        brought = self._brought(party, attempt)
-        recording = None if latch is None else Recorder(latch, brought["coins"])
-        return Client(client_id(party[0]), client_input or new_input(), recording=recording, **brought)
+        member = self._member(party, attempt, restarts)
+        recording = None if latch is None else Recorder(latch, member.coins)
+        return Client(member, self.subjects[attempt], update or new_update(), recording)
 
-    def _brought(self, party: Party, attempt: int, restarts: int = 0) -> dict[str, Any]:
+    def _member(self, party: Party, attempt: int, restarts: int) -> PairwiseMember:
         """Return what a client brings into a session, and again when it is resumed."""
         number, kind = party
         active = self.setup.mode is SecurityMode.ACTIVE
         signing_key = self.keys[number] if kind == GENUINE else self.impostor_keys[number]
         issuer = self.authority if kind == GENUINE else self.rogue
-        return {
-            "floors": self.floors,
-            "capacity": 1 << 30,
-            "coins": InsecureSeededCoins(hashlib.sha256(repr((party, attempt, restarts)).encode()).digest()),
-            "authority": Authority(self.authority.public_key) if active else None,
-            "signing_key": signing_key if active else None,
-            "certificate": issue_certificate(issuer, client_id(number), signing_key.public_key) if active else None,
-            "terms": SessionTerms.of(self.configurations[attempt]),
-        }
+        return PairwiseMember(
+            client_id(number),
+            floors=self.floors,
+            coins=InsecureSeededCoins(hashlib.sha256(repr((party, attempt, restarts)).encode()).digest()),
+            authority=Authority(self.authority.public_key) if active else None,
+            signing_key=signing_key if active else None,
+            certificate=issue_certificate(issuer, client_id(number), signing_key.public_key) if active else None,
+        )
 
     def _name_masks(self, owner: KeyOwner, client: Client) -> None:
         """Compute the keys of all masks that a client can be asked for, by the library's functions one by one."""
@@ -206,15 +207,29 @@ class Clients:
         )
 
     @cached_property
+    def subjects(self) -> tuple[Subject, ...]:
+        """What each attempt is about."""
+        return tuple(
+            Subject(
+                task=b"model",
+                round_number=attempt if self.setup.rounds else 0,
+                layout=LAYOUT,
+                capacity=1 << 30,
+                model_digest=NO_DIGEST,
+            )
+            for attempt in range(self.setup.attempts)
+        )
+
+    @cached_property
     def configurations(self) -> tuple[SessionConfiguration, ...]:
         """What each attempt agrees on."""
         setup, made = self.setup, list[SessionConfiguration]()
         for attempt in range(setup.attempts):
             made.append(
                 SessionConfiguration(
-                    task=b"model",
+                    task=self.subjects[attempt].task,
                     model_digest=NO_DIGEST,
-                    round_number=attempt if setup.rounds else 0,
+                    round_number=self.subjects[attempt].round_number,
                     attempt=0 if setup.rounds else attempt,
                     mode=setup.mode,
                     suite=setup.suite,
@@ -228,7 +243,7 @@ class Clients:
                     maximum_weight=1,
                     layout=LAYOUT,
                     check_words=8,
-                    application_digest=NO_DIGEST,
+                    application_digest=self.subjects[attempt].terms_digest,
                     authority=self.authority.public_key if setup.quorum else NO_AUTHORITY,
                     graph_commitment=commit_to_opening(self.opening(attempt)),
                     server_nonce=bytes(32),
@@ -258,9 +273,9 @@ def client_id(number: int) -> ClientId:
     return ClientId(number + 1)
 
 
-def new_input() -> ClientInput:
-    """Return an input that was never uploaded."""
-    return ClientInput(Payload(LAYOUT, (np.zeros(1, np.uint8),)))
+def new_update(value: int = 0) -> LateUpdate:
+    """Return an update that was never uploaded."""
+    return LateUpdate(lambda: Update(Payload(LAYOUT, (np.full(1, value, np.uint8),)), NO_DIGEST))
 
 
 def _before_the_last(kept: Client | Suspended) -> Suspended | None:

@@ -23,7 +23,7 @@ from secagg.protocols.pairwise_mask.round1_share_keys import (
 )
 from secagg.protocols.pairwise_mask.round4_unmasking import Endorsement
 from secagg.session.certificates import SIGNATURE_BYTES, SigningKey, issue_certificate
-from sessions import Clients, client_id, new_input
+from sessions import Clients, client_id, new_update
 from setups import GENUINE, IMPOSTOR, Party, Set, Setup, Shown, shown_as
 
 NO_SIGNATURE = bytes(SIGNATURE_BYTES)
@@ -47,13 +47,13 @@ class World(Clients):
 
     def keeps_its_input(self, client: int) -> bool:
         """Whether an input that was uploaded in the first attempt can be uploaded again in the second."""
-        kept, shown = new_input(), self.whole_roster(0)
-        first = self.client((client, GENUINE), 0, kept)
-        messages = (self.roster_message(shown, client), self.shares_message(shown, client, self.setup.everyone))
-        for message in (self.offers[0], *messages):
-            first.receive(message)
+        kept = new_update()
         try:
-            self.client((client, GENUINE), 1, kept).receive(self.offers[1])
+            for attempt in (0, 1):
+                shown, uploading = self.whole_roster(attempt), self.client((client, GENUINE), attempt, kept)
+                messages = (self.roster_message(shown, client), self.shares_message(shown, client, self.setup.everyone))
+                for message in (self.offers[attempt], *messages):
+                    uploading.answer(message)
         except SecAggError:
             return False
         return True

@@ -297,7 +297,6 @@ ROOMS: Final = (
         _in(
             "protocols/pairwise_mask",
             "client.py",
-            "member.py",
             "session.py",
             "masking.py",
             "client_record.py",

@@ -8,12 +8,11 @@ from secagg.faces import lazy
 
 if TYPE_CHECKING:
     from .client import Client as Client
+    from .client import PairwiseMember as PairwiseMember
+    from .client_record import Recorder as Recorder
     from .configuration import SessionConfiguration as SessionConfiguration
     from .floors import ClientFloors as ClientFloors
     from .graph import Topology as Topology
-    from .member import ClientInput as ClientInput
-    from .member import LateInput as LateInput
-    from .member import SessionTerms as SessionTerms
     from .plan import PairwiseSettings as PairwiseSettings
     from .plan import SessionPlan as SessionPlan
     from .plan import plan_session as plan_session
@@ -21,7 +20,6 @@ if TYPE_CHECKING:
     from .recovery import revealed_sets as revealed_sets
     from .server import Server as Server
     from .session import PairwiseHelpers as PairwiseHelpers
-    from .session import PairwiseMember as PairwiseMember
     from .session import open_session as open_session
     from .thresholds import CURIOUS_PRIVACY_BITS as CURIOUS_PRIVACY_BITS
     from .transitions import ClientState as ClientState
@@ -30,15 +28,15 @@ else:
     __getattr__, __dir__, __all__ = lazy(
         __name__,
         {
-            "client": "Client",
+            "client": "Client PairwiseMember",
+            "client_record": "Recorder",
             "configuration": "SessionConfiguration",
             "floors": "ClientFloors",
             "graph": "Topology",
-            "member": "ClientInput LateInput SessionTerms",
             "plan": "PairwiseSettings SessionPlan plan_session",
             "recovery": "Transcript revealed_sets",
             "server": "Server",
-            "session": "PairwiseHelpers PairwiseMember open_session",
+            "session": "PairwiseHelpers open_session",
             "thresholds": "CURIOUS_PRIVACY_BITS",
             "transitions": "ClientState ServerState",
         },

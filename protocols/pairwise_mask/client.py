@@ -1,6 +1,6 @@
-"""One client in one attempt: the message that it expects, its answers, and its reaction to anything wrong.
+"""A client and its session: the message that it expects, its answers, and its reaction to anything wrong.
 
-The mathematics is in the round files. This class holds the latches: each kind of message is answered once, the same
+The mathematics is in the round files. ``Client`` holds the latches: each kind of message is answered once, the same
 bytes again get the same answer again, and after any fault the secrets are overwritten and nothing is answered.
 """
 
@@ -11,9 +11,11 @@ import os
 from collections.abc import Callable
 from hmac import compare_digest
 from threading import RLock
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
+from secagg.contract.layout import Payload
 from secagg.crypto.entropy import Coins
+from secagg.crypto.labels import Label
 from secagg.crypto.secret import Confined, Secret
 from secagg.errors import (
     InvalidParameters,
@@ -28,9 +30,8 @@ from secagg.identifiers import ClientId, ServerId
 from secagg.session.certificates import Authority, Certificate, SigningKey
 from secagg.wire import MessageKind, message_kind, owned_bytes
 
-from .configuration import SessionConfiguration
+from .configuration import SessionConfiguration, noise_of
 from .floors import ClientFloors
-from .member import ClientInput, Member, SessionTerms
 from .round0_advertise_keys import Advertised, AdvertisedKeys, accept_advertised_keys, advertise_keys
 from .round1_share_keys import DeliveredShares, Shared, share_keys
 from .round2_masked_input import Masked, mask_input
@@ -38,9 +39,14 @@ from .round3_consistency_check import Confirmed, SurvivorSet, confirm_survivors
 from .round4_unmasking import UnmaskingRequest, reveal_shares
 from .transitions import CLIENT_TRANSITIONS, ClientState, advance
 
+if TYPE_CHECKING:
+    from secagg.privacy.client_noise import ClientNoise, NoiseSettings
+    from secagg.session.privacy_ledger import PrivacyLedger
+    from secagg.session.roles import LateUpdate, Subject
+
 Step = Advertised | Shared | Masked | Confirmed
-Answers = dict[MessageKind, tuple[bytes, list[bytes]]]
-"""Digest of each answered message, and the answer, by kind."""
+Answers = dict[MessageKind, tuple[bytes, bytes]]
+"""Digest of each answered message, and the answer, by kind; the upload, which is as large as the model, is not kept."""
 BEFORE_UPLOAD: Final = frozenset({ClientState.AWAITING_ADVERTISED_KEYS, ClientState.AWAITING_DELIVERED_SHARES})
 
 
@@ -63,7 +69,7 @@ class Recording(Protocol):
         """Claim the number of a record, once and for all, and overwrite the record."""
 
     def resumed(
-        self, member: Member, admit: Callable[[SessionConfiguration, ClientState], None]
+        self, member: PairwiseMember, admit: Callable[[SessionConfiguration], None]
     ) -> tuple[SessionConfiguration, ClientState, Step, Answers]:
         """Return where the record that was claimed stands, if ``admit`` does not refuse its session."""
         ...
@@ -72,8 +78,70 @@ class Recording(Protocol):
         """Wipe, and let no record of this session be resumed any more."""
 
 
+def _nothing_to_charge(task: bytes, round_number: int, model: bytes) -> None:
+    """Charge nobody: the platform's own loop sees to it that a client uploads once for each round."""
+
+
+class PairwiseMember(Confined):
+    """A client from one session to the next: its identity, its floors, its coins and its ledgers."""
+
+    def __init__(  # noqa: PLR0913 -- what a client brings
+        self,
+        client: ClientId,
+        *,
+        floors: ClientFloors,
+        coins: Coins,
+        authority: Authority | None = None,
+        signing_key: SigningKey | None = None,
+        certificate: Certificate | None = None,
+        charge: Callable[[bytes, int, bytes], None] = _nothing_to_charge,
+        recording: Callable[[Coins], Recording] | None = None,
+        threads: int = 1,
+        noise: NoiseSettings | None = None,
+        privacy: PrivacyLedger | None = None,
+    ) -> None:
+        """Prepare to join sessions.
+
+        Args:
+            floors: what the client insists on, whatever the server offers.
+            coins: ``SystemCoins()`` in production.
+            authority: who certifies identities; for active mode, with the client's own key and certificate.
+            charge: spends task, round and model for good before the update is made; raises to refuse.
+            recording: makes what remembers a session that can be suspended: ``partial(Recorder, latch)``.
+            threads: how many threads expand masks and verify signatures.
+            noise: what this client adds to every update; an offer that says otherwise is refused.
+            privacy: what it has spent in all its tasks; an upload that its budget does not pay for is refused.
+        """
+        if certificate is not None and certificate.client != client:
+            raise InvalidParameters(f"the certificate is that of {certificate.client} and not of {client}")
+        if certificate is not None and signing_key is not None and certificate.public_key != signing_key.public_key:
+            raise InvalidParameters("the certificate is for another key than the signing key")
+        self.client, self.floors, self.coins, self.threads = client, floors, coins, threads
+        self.authority, self.signing_key, self.certificate = authority, signing_key, certificate
+        self.charge, self.recording, self.noise, self.privacy = charge, recording, noise, privacy
+
+    def require_signing(self) -> None:
+        """Refuse an identity key that was wiped, where there is one."""
+        if self.signing_key is not None:
+            self.signing_key.require_usable()
+
+    def sign(self, label: Label, *parts: bytes) -> bytes:
+        """Sign with the identity key; nothing in semi-honest mode, where there is none."""
+        return self.signing_key.sign(label, *parts) if self.signing_key is not None else b""
+
+    def join(self, subject: Subject, update: LateUpdate | None = None, suspended: Secret | None = None) -> Client:
+        """Begin, or resume a suspended session."""
+        client = Client(self, subject, update, None if self.recording is None else self.recording(self.coins))
+        if suspended is not None:
+            client.resume(suspended)
+        return client
+
+    def __repr__(self) -> str:
+        return f"<PairwiseMember {self.client}>"
+
+
 class Client(Confined):
-    """A client of a session, without input or output of its own: bytes in, bytes out.
+    """A client's session, without input or output of its own: bytes in, bytes out.
 
     Security: a client lives in one process and in one memory. It cannot be pickled, and it refuses to work in a
         forked process; a machine that is resumed from a snapshot must not use it either, which it cannot notice. With
@@ -81,59 +149,30 @@ class Client(Confined):
     Claim PM-6: the model checker drives this class; it decides from its messages alone.
     """
 
-    def __init__(  # noqa: PLR0913 -- what a client brings into a session
+    def __init__(
         self,
-        client: ClientId,
-        client_input: ClientInput,
-        *,
-        floors: ClientFloors,
-        capacity: int,
-        coins: Coins,
-        authority: Authority | None = None,
-        signing_key: SigningKey | None = None,
-        certificate: Certificate | None = None,
-        terms: SessionTerms | None = None,
-        threads: int = 1,
+        member: PairwiseMember,
+        subject: Subject,
+        update: LateUpdate | None = None,
         recording: Recording | None = None,
     ) -> None:
         """Prepare to take part.
 
         Args:
-            client_input: the encoded update and its weight; uploaded once.
-            floors: what the client insists on, whatever the server offers.
-            capacity: of the client's own decoder; more weight than that is refused.
-            coins: ``SystemCoins()`` in production.
-            authority: who certifies identities; for active mode, with the client's own key and certificate.
-            terms: what the session has to be about; an offer about something else is refused. Active mode needs them.
-            threads: how many threads expand masks and verify signatures.
-            recording: what remembers a session that can be suspended, such as ``client_record.Recorder``.
+            subject: what the session has to be about; an offer about something else is refused.
+            update: uploaded once; needed by the message that the upload answers.
+            recording: what remembers the session, if it can be suspended.
         """
-        if certificate is not None and certificate.client != client:
-            raise InvalidParameters(f"the certificate is that of {certificate.client} and not of {client}")
-        if certificate is not None and signing_key is not None and certificate.public_key != signing_key.public_key:
-            raise InvalidParameters("the certificate is for another key than the signing key")
-        self._recording = recording
-        self._member: Member = Member(
-            client=client,
-            floors=floors,
-            capacity=capacity,
-            coins=coins if recording is None else recording.coins,
-            authority=authority,
-            signing_key=signing_key,
-            certificate=certificate,
-            threads=threads,
-        )
-        self._input = client_input
-        self._terms = terms
+        self._member, self._subject, self._update, self._recording = member, subject, update, recording
+        self._coins = member.coins if recording is None else recording.coins
         self._state = ClientState.AWAITING_OFFER
         self._step: Step | None = None
         self._configuration: SessionConfiguration | None = None
         self._answered: Answers = {}
+        self._faults = list[PeerError]()
         self._process = os.getpid()
         self._lock = RLock()
         """Whether a kind was answered and the answer are one step, from whichever thread messages come."""
-        self.complaints = list[PeerError]()
-        """Unusable messages of neighbours; the server is told of seeds of edges, nobody of shares."""
 
     @property
     def client(self) -> ClientId:
@@ -150,43 +189,42 @@ class Client(Confined):
         """The message that the client waits for."""
         return self._state
 
-    def receive(self, message: bytes) -> list[bytes]:
-        """Take a message from the server, and return what to send back.
+    @property
+    def faults(self) -> tuple[PeerError, ...]:
+        """Unusable messages of neighbours; the server is told of seeds of edges, nobody of shares."""
+        return tuple(self._faults)
+
+    def answer(self, message: bytes) -> bytes:
+        """Return the answer to a message of the server.
 
         Raises:
             UnexpectedMessage: it is not expected now; nothing has changed.
             MalformedMessage: its header does not read; nothing has changed. If the rest does not read, as below.
-            InvalidParameters: an offer goes below this client's floors; nothing was drawn, and nothing has changed.
+            InvalidParameters: an offer goes below this client's floors, or is about something else; nothing was drawn,
+                and nothing has changed.
+            Misuse: the message was answered with the upload, which is handed out once; nothing has changed.
             PeerError, ThresholdNotMet: the session is over for this client, and its secrets are overwritten.
         Security: deliver the same bytes as often as you like. Different bytes of a kind that was answered are an attack
             and end the session. The answer to ``DELIVERED_SHARES`` is the upload: from the moment that it is
             returned the input counts as released. If the seed of an edge is unusable it is a complaint instead, and
-            the client has left: its state is ``ABORTED``, its input unspent, and ``complaints`` says why.
+            the client has left: its state is ``ABORTED``, its input unspent, and ``faults`` says why.
         """
         with self._lock, blaming(ServerId()):
-            return self._receive(owned_bytes(message))
+            return self._answer(owned_bytes(message))
 
-    def _receive(self, message: bytes) -> list[bytes]:
+    def _answer(self, message: bytes) -> bytes:
         kind = message_kind(message)
         if self._process != os.getpid():
             self._abort()
             raise Misuse("this client was forked into another process; start a session of its own there")
         digest = hashlib.sha256(message).digest()
         if kind in self._answered:
-            before, reply = self._answered[kind]
-            if compare_digest(before, digest):
-                return list(reply)
-            self._abort()
-            raise PeerMisbehaved(
-                f"a second {kind.name} differs from the one that was answered",
-                reason=Reason.ALREADY_ANSWERED,
-                culprits={ServerId()},
-            )
+            return self._answer_again(kind, digest)
         due = CLIENT_TRANSITIONS.get(self._state)
         if due is None or kind is not due[0]:
             raise self._unexpected(kind)
         try:
-            reply, chosen = self._answer(kind, message)
+            reply, chosen = self._step_on(kind, message)
             state = advance(self._state, kind, chosen)
         except BaseException as error:
             # An offer that is refused has drawn no secret, so another one may come.
@@ -198,70 +236,117 @@ class Client(Confined):
             self._abort()
             return reply
         self._state = state
-        self._answered[kind] = (digest, reply)
+        self._answered[kind] = (digest, b"" if kind is MessageKind.DELIVERED_SHARES else reply)
         if self._recording is not None:
             self._recording.note(kind, message)
             if state is ClientState.COMPLETED:
                 self._recording.end()
-        return list(reply)
+        return reply
 
-    def forget_upload(self) -> None:
-        """Keep the upload no more, which is as large as the model; asked for again, nothing is answered."""
-        with self._lock:
-            if before := self._answered.get(MessageKind.DELIVERED_SHARES):
-                self._answered[MessageKind.DELIVERED_SHARES] = (before[0], [])
+    def _answer_again(self, kind: MessageKind, digest: bytes) -> bytes:
+        before, reply = self._answered[kind]
+        if not compare_digest(before, digest):
+            self._abort()
+            raise PeerMisbehaved(
+                f"a second {kind.name} differs from the one that was answered",
+                reason=Reason.ALREADY_ANSWERED,
+                culprits={ServerId()},
+            )
+        if not reply:
+            raise Misuse("the upload was handed over before, and nothing keeps it", reason=Reason.ALREADY_SPENT)
+        return reply
 
     def abort(self) -> None:
         """Leave the session and overwrite every secret; the input stays spent if it was uploaded."""
         with self._lock:
             self._abort()
 
-    def _answer(self, kind: MessageKind, message: bytes) -> tuple[list[bytes], ClientState | None]:
+    def _step_on(self, kind: MessageKind, message: bytes) -> tuple[bytes, ClientState | None]:
         """Return the answer, and which state follows where the table allows several."""
         step, member = self._step, self._member
         match kind, step:
             case MessageKind.SESSION_OFFER, None:
                 configuration = SessionConfiguration.decode(message)
-                self._input.require_fits(configuration)
-                self._require_terms(configuration)
-                advertised, advertisement = advertise_keys(member, configuration)
+                self._require_subject(configuration)
+                if member.privacy is not None:
+                    member.privacy.require_room(self._noise_of(configuration))
+                advertised, advertisement = advertise_keys(member, configuration, self._coins)
                 self._step, self._configuration = advertised, configuration
-                return [advertisement.encode()], None
+                return advertisement.encode(), None
             case MessageKind.ADVERTISED_KEYS, Advertised():
                 key_set = accept_advertised_keys(member, step, AdvertisedKeys.decode(message, step.configuration))
-                shared, encrypted = share_keys(member, step, key_set)
+                shared, encrypted = share_keys(member, step, key_set, self._coins)
                 self._step = shared
-                return [encrypted.encode()], None
+                return encrypted.encode(), None
             case MessageKind.DELIVERED_SHARES, Shared():
                 roster, position = step.key_set.roster, step.key_set.position
                 delivered = DeliveredShares.decode(message, roster, position)
-                masked, upload, complaints = mask_input(member, step, delivered, self._input)
-                self.complaints += complaints
+                masked, upload, faults = mask_input(member, step, delivered, lambda: self._taken(roster.configuration))
+                self._faults += faults
                 self._step = masked or step
-                return [upload.encode()], _state_after_upload(masked)
+                return upload.encode(), _state_after_upload(masked)
             case MessageKind.SURVIVOR_SET, Masked():
                 survivors = SurvivorSet.decode(message, step.key_set.roster)
                 confirmed, signature = confirm_survivors(member, step, survivors)
                 self._step = confirmed
-                return [signature.encode()], None
+                return signature.encode(), None
             case MessageKind.UNMASKING_REQUEST, Masked() | Confirmed():
                 roster = (step.masked if isinstance(step, Confirmed) else step).key_set.roster
                 reply = reveal_shares(member, step, UnmaskingRequest.decode(message, roster)).encode()
                 step.wipe()
                 self._step = None
-                return [reply], None
+                return reply, None
             case _:
                 raise self._unexpected(kind)
 
-    def _require_terms(self, configuration: SessionConfiguration) -> None:
-        """Refuse a session about something else; a server that deviates may choose what it is about."""
-        if self._terms is not None:
-            self._terms.require(configuration)
-        elif configuration.is_active:
+    def _require_subject(self, configuration: SessionConfiguration) -> None:
+        """Refuse a session about something else; a server that deviates may choose what it is about.
+
+        A model that the client is sent later is compared with its update.
+        """
+        subject, noise, terms = self._subject, self._member.noise, self._subject.terms_digest
+        if noise is not None:
+            terms = noise.bound_to(terms, self._member.floors.assumed_corrupted)
+        for name, mine, offered in (
+            ("task", subject.task, configuration.task),
+            ("round_number", subject.round_number, configuration.round_number),
+            ("model_digest", subject.model_digest or configuration.model_digest, configuration.model_digest),
+            ("layout", subject.layout, configuration.layout),
+            ("application_digest (capacity, noise, terms)", terms, configuration.application_digest),
+        ):
+            if mine != offered:
+                raise InvalidParameters(
+                    f"the offer has another {name} than this client; offer what the client trained for",
+                    reason=Reason.BELOW_FLOOR,
+                )
+        if configuration.maximum_total_weight > subject.capacity:
             raise InvalidParameters(
-                "in active mode the server is not believed what a session is about; give the client its SessionTerms",
+                f"{configuration.maximum_population} clients of weight up to {configuration.maximum_weight} exceed the "
+                f"capacity {subject.capacity} of the decoder; offer fewer clients, smaller weights or a wider ring",
                 reason=Reason.BELOW_FLOOR,
             )
+
+    def _taken(self, configuration: SessionConfiguration) -> tuple[Payload, int]:
+        """Charge the ledgers and make the update; nothing is refused after that.
+
+        Claim PM-7: noise is part of the input, so that it is in the one sum and in nothing else.
+        """
+        member, noise = self._member, self._noise_of(configuration)
+        if self._update is None:
+            raise InvalidParameters("the message that an upload answers brings the model, and this one did not")
+        model = self._update.model_for(self._subject)
+        if model != configuration.model_digest:
+            raise InvalidParameters(
+                "the session is about another model than the update was trained from", reason=Reason.BELOW_FLOOR
+            )
+        member.charge(configuration.task, configuration.round_number, model)
+        if member.privacy is not None:
+            member.privacy.charge(noise)
+        update = self._update.take(configuration.layout, range(1, configuration.maximum_weight + 1))
+        return update.payload if noise is None else noise.add_to(update.payload, member.coins), update.weight
+
+    def _noise_of(self, configuration: SessionConfiguration) -> ClientNoise | None:
+        return noise_of(configuration, self._member.noise, self._member.floors.assumed_corrupted)
 
     def _abort(self) -> None:
         self._state = ClientState.ABORTED
@@ -274,28 +359,26 @@ class Client(Confined):
 
     # --- Between two messages -----------------------------------------------------------------------------------------
 
-    def suspend(self) -> Secret:
-        """Return the record that ``resume`` continues from; this object answers no more.
+    def suspend(self) -> Secret | None:
+        """Return the record that ``PairwiseMember.join`` resumes, and answer no more; None if nothing is left to do.
 
         Raises:
-            Misuse: the client has no latch, has not advertised its keys yet, or has nothing left to do.
+            Misuse: the client has no latch.
         """
         with self._lock:
-            if self._recording is None:
-                raise Misuse("a client is suspended with a latch alone, which lets each record be resumed once")
-            if self._step is None:
-                raise Misuse(f"a client that is {self._state} holds nothing that could be resumed")
-            record = self._recording.suspended(self.client, self._state, self._step, self._answered)
-            # The session continues, so its number stays in the latch.
-            self._recording = None
+            record = None
+            if self._step is not None:
+                if self._recording is None:
+                    raise Misuse("a client is suspended with a latch alone, which lets each record be resumed once")
+                record = self._recording.suspended(self.client, self._state, self._step, self._answered)
+                # The session continues, so its number stays in the latch.
+                self._recording = None
             self._abort()
             return record
 
-    def resume(self, suspended: Secret) -> SessionConfiguration:
+    def resume(self, suspended: Secret) -> None:
         """Continue from a record, in any process, as the client that it is of, and overwrite the record.
 
-        Returns:
-            What the session agrees on.
         Raises:
             MalformedMessage: it is not a record.
             Misuse: it was resumed before, is not the newest, is another client's, or its session is over; or this
@@ -313,14 +396,11 @@ class Client(Confined):
                 self._abort()
                 raise
             self._state = state
-            return self._configuration
 
-    def _admit(self, configuration: SessionConfiguration, state: ClientState) -> None:
+    def _admit(self, configuration: SessionConfiguration) -> None:
         """Compare a session that is resumed with what this client insists on now."""
         configuration.require_floors(self._member.floors)
-        self._require_terms(configuration)
-        if state in BEFORE_UPLOAD:
-            self._input.require_fits(configuration)
+        self._require_subject(configuration)
 
     def _unexpected(self, kind: MessageKind) -> UnexpectedMessage:
         due = CLIENT_TRANSITIONS.get(self._state)

@@ -23,9 +23,8 @@ from secagg.identifiers import ClientId
 from secagg.session.latch import NAME_BYTES, Latch
 from secagg.wire import MessageKind, Reader, Writer
 
-from .client import BEFORE_UPLOAD, Answers, Step
+from .client import BEFORE_UPLOAD, Answers, PairwiseMember, Step
 from .configuration import SessionConfiguration
-from .member import Member
 from .roster import ClientSet, roster_of, set_bytes
 from .round0_advertise_keys import (
     Advertised,
@@ -159,7 +158,7 @@ class Recorder(Confined):
         self.coins.replay(record.coins)
 
     def resumed(
-        self, member: Member, admit: Callable[[SessionConfiguration, ClientState], None]
+        self, member: PairwiseMember, admit: Callable[[SessionConfiguration], None]
     ) -> tuple[SessionConfiguration, ClientState, Step, Answers]:
         """Return where the record that was claimed stands, if ``admit`` does not refuse its session."""
         record, self._claimed = self._claimed, None
@@ -168,8 +167,8 @@ class Recorder(Confined):
         try:
             _require_own(record, member)
             configuration = SessionConfiguration.decode(record.offer)
-            admit(configuration, record.state)
-            step = _step_of(record, member, configuration)
+            admit(configuration)
+            step = _step_of(record, member, configuration, self.coins)
         except BaseException:
             record.wipe()
             raise
@@ -194,7 +193,7 @@ class ClientRecord:
     client: ClientId
     offer: bytes = field(repr=False)
     advertised_keys: bytes = field(repr=False)
-    answered: dict[MessageKind, tuple[bytes, list[bytes]]] = field(repr=False)
+    answered: Answers = field(repr=False)
     coins: list[Secret] = field(default_factory=list[Secret], repr=False)
     edges: dict[int, bytes] = field(default_factory=dict[int, bytes], repr=False)
     """The client's messages for the edges whose seeds it sends, until the upload."""
@@ -297,23 +296,18 @@ class _Cut:
 
 def _write_answers(answered: Answers, public: Writer) -> None:
     public.integer(len(answered), 1)
-    for kind, (digest, replies) in answered.items():
-        # The upload is not kept to be given again; it is as large as the model.
-        kept = [] if kind is MessageKind.DELIVERED_SHARES else replies
-        public.integer(kind, 2).fixed(digest, 32).integer(len(kept), 1)
-        for reply in kept:
-            public.variable(reply, _MOST_BYTES)
+    for kind, (digest, reply) in answered.items():
+        public.integer(kind, 2).fixed(digest, 32).variable(reply, _MOST_BYTES)
 
 
-def _read_answers(reader: Reader) -> dict[MessageKind, tuple[bytes, list[bytes]]]:
-    answered = dict[MessageKind, tuple[bytes, list[bytes]]]()
+def _read_answers(reader: Reader) -> Answers:
+    answered: Answers = {}
     for _ in range(reader.integer(1)):
         try:
             kind = MessageKind(reader.integer(2))
         except ValueError:
             raise _malformed() from None
-        digest = reader.fixed(32)
-        answered[kind] = (digest, [reader.variable(_MOST_BYTES) for _ in range(reader.integer(1))])
+        answered[kind] = (reader.fixed(32), reader.variable(_MOST_BYTES))
     return answered
 
 
@@ -335,13 +329,13 @@ def _malformed() -> MalformedMessage:
 # --- The step of a client that is resumed -----------------------------------------------------------------------------
 
 
-def _require_own(record: ClientRecord, member: Member) -> None:
+def _require_own(record: ClientRecord, member: PairwiseMember) -> None:
     if record.client != member.client:
         raise Misuse(f"the suspended state is that of {record.client} and not of {member.client}")
 
 
-def _step_of(record: ClientRecord, member: Member, configuration: SessionConfiguration) -> Step:
-    """Return the step; the member's coins are those of the record, as far as any are left.
+def _step_of(record: ClientRecord, member: PairwiseMember, configuration: SessionConfiguration, coins: Coins) -> Step:
+    """Return the step; the coins are those of the record, as far as any are left.
 
     Raises:
         MalformedMessage: the record contradicts itself.
@@ -355,14 +349,14 @@ def _step_of(record: ClientRecord, member: Member, configuration: SessionConfigu
         )
         return Confirmed(masked, _set_of(record.contributors, population)) if record.contributors else masked
     # The keys follow from the recorded coins.
-    advertised, _ = advertise_keys(member, configuration)
+    advertised, _ = advertise_keys(member, configuration, coins)
     if record.state is ClientState.AWAITING_ADVERTISED_KEYS:
         return advertised
     key_set = accept_advertised_keys(member, advertised, AdvertisedKeys.decode(record.advertised_keys, configuration))
     return Shared(key_set, advertised.keys, advertised.self_mask_seed, record.edges)
 
 
-def _verified_keys(record: ClientRecord, member: Member, configuration: SessionConfiguration) -> VerifiedKeySet:
+def _verified_keys(record: ClientRecord, member: PairwiseMember, configuration: SessionConfiguration) -> VerifiedKeySet:
     """Read the roster again, whose proof was checked when it came; of the client's own keys nothing is left."""
     message = AdvertisedKeys.decode(record.advertised_keys, configuration)
     roster = roster_of(configuration, message.clients, message.root, message.opening)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass, field
-from typing import Annotated, ClassVar, Final
+from typing import TYPE_CHECKING, Annotated, ClassVar, Final
 
 from secagg.contract.layout import MAXIMUM_WEIGHT, Layout, RingSegment
 from secagg.crypto.labels import Label, bind
@@ -25,6 +25,9 @@ from secagg.wire import MessageKind
 from .floors import ClientFloors
 from .graph import LEAST_DEGREE, MAXIMUM_POPULATION, Topology
 from .thresholds import least_threshold, require_committee
+
+if TYPE_CHECKING:
+    from secagg.privacy.client_noise import ClientNoise, NoiseSettings
 
 DIGEST_BYTES: Final = 32
 OPENING_BYTES: Final = 32
@@ -243,6 +246,23 @@ class SessionConfiguration(Message):
             topology=self.topology,
             degree=self.degree_among(self.maximum_population),
         )
+
+
+def noise_of(configuration: SessionConfiguration, noise: NoiseSettings | None, corrupted: int) -> ClientNoise | None:
+    """Return the noise of a session's clients, if it has any; clients refuse to unmask fewer than its minimum.
+
+    Raises:
+        InvalidParameters, CapacityExceeded: numbers that do not go together.
+    """
+    if noise is None:
+        return None
+    return noise.noise_for(
+        configuration.layout,
+        minimum_cohort=configuration.minimum_cohort,
+        capacity=configuration.maximum_population,
+        corrupted=corrupted,
+        maximum_weight=configuration.maximum_weight,
+    )
 
 
 def commit_to_opening(opening: bytes) -> bytes:

@@ -12,10 +12,9 @@ from typing import Final
 from secagg.contract import Layout
 from secagg.crypto.entropy import Coins
 from secagg.crypto.secret import draw_exactly
-from secagg.errors import InvalidParameters, Reason
+from secagg.errors import InvalidParameters
 from secagg.parameters import LEAST_COHORT, LEAST_THRESHOLD, SecurityMode, Suite
 from secagg.privacy.budgeted_noise import BudgetedNoise
-from secagg.privacy.client_noise import ClientNoise, NoiseSettings
 from secagg.session.roles import Subject
 
 from .configuration import (
@@ -26,10 +25,10 @@ from .configuration import (
     OPENING_BYTES,
     SessionConfiguration,
     commit_to_opening,
+    noise_of,
     require_range,
 )
 from .graph import LEAST_DEGREE, LEAST_POPULATION, MAXIMUM_POPULATION, Topology
-from .member import SessionTerms
 from .thresholds import (
     LN2,
     MAXIMUM_BITS,
@@ -477,43 +476,4 @@ class PairwiseSettings(BudgetedNoise):
             attempt=self.attempt,
             application_digest=self.bound_to(subject.terms_digest, self.corrupted),
             capacity=subject.capacity,
-        )
-
-
-def noise_of(configuration: SessionConfiguration, noise: NoiseSettings, corrupted: int) -> ClientNoise | None:
-    """Return the noise of a session's clients, if it has any; clients refuse to unmask fewer than its minimum.
-
-    Raises:
-        InvalidParameters, CapacityExceeded: numbers that do not go together.
-    """
-    return noise.noise_for(
-        configuration.layout,
-        minimum_cohort=configuration.minimum_cohort,
-        capacity=configuration.maximum_population,
-        corrupted=corrupted,
-        maximum_weight=configuration.maximum_weight,
-    )
-
-
-def terms_of(subject: Subject, noise: NoiseSettings, corrupted: int) -> SessionTerms:
-    """Return what the client knows a session to be about, whose noise withstands so many corrupted clients."""
-    return SessionTerms(
-        task=subject.task,
-        model_digest=subject.model_digest,
-        round_number=subject.round_number,
-        application_digest=noise.bound_to(subject.terms_digest, corrupted),
-    )
-
-
-def require_subject(subject: Subject, terms: SessionTerms, configuration: SessionConfiguration) -> None:
-    """Refuse an offer about something else; a model that the client is sent later is compared with its update.
-
-    Raises:
-        InvalidParameters: naming what differs.
-    """
-    terms.require(configuration)
-    if configuration.layout != subject.layout:
-        raise InvalidParameters(
-            "the offer has another layout than this client's codec; offer what the client trained for",
-            reason=Reason.BELOW_FLOOR,
         )

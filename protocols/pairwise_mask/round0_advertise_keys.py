@@ -13,9 +13,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from hmac import compare_digest
-from typing import Annotated, ClassVar, Final, TypeVar
+from typing import TYPE_CHECKING, Annotated, ClassVar, Final, TypeVar
 
 from secagg.blame import said_by, unverified
+from secagg.crypto.entropy import Coins
 from secagg.crypto.key_agreement import KeyRole
 from secagg.crypto.labels import Label
 from secagg.crypto.merkle import NODE_BYTES, recover_root
@@ -38,9 +39,11 @@ from secagg.wire import MessageKind
 
 from .configuration import OPENING_BYTES, SessionConfiguration, commit_to_opening
 from .graph import MAXIMUM_POPULATION
-from .member import Member
 from .roster import Roster, entry_digest, require_context, roster_of
 from .suites import COMMITMENT_BYTES, MaskKeys, OwnKeys, PublishedKeys, commit_to_self_mask, key_suite
+
+if TYPE_CHECKING:
+    from .client import PairwiseMember
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,7 +109,7 @@ class VerifiedAdvertiser:
         return keys if self.identity is None else (*keys, self.identity.public_key)
 
 
-def sign_advertisement(unsigned: KeyAdvertisement, member: Member, attempt: AttemptContext) -> KeyAdvertisement:
+def sign_advertisement(unsigned: KeyAdvertisement, member: PairwiseMember, attempt: AttemptContext) -> KeyAdvertisement:
     """Sign an advertisement with the member's identity key, and attach the certificate."""
     if member.certificate is None:
         raise InvalidParameters("active mode needs a certificate")
@@ -277,7 +280,9 @@ class Advertised(Confined):
         return f"<Advertised {self.keys.client}>"
 
 
-def advertise_keys(member: Member, configuration: SessionConfiguration) -> tuple[Advertised, KeyAdvertisement]:
+def advertise_keys(
+    member: PairwiseMember, configuration: SessionConfiguration, coins: Coins
+) -> tuple[Advertised, KeyAdvertisement]:
     """Accept an offer and draw everything secret afresh.
 
     Implements: [BIK+17] Fig. 4, Round 0, client.
@@ -286,12 +291,6 @@ def advertise_keys(member: Member, configuration: SessionConfiguration) -> tuple
         Misuse: the coins repeat.
     """
     configuration.require_floors(member.floors)
-    if configuration.maximum_total_weight > member.capacity:
-        raise InvalidParameters(
-            f"{configuration.maximum_population} clients of weight up to {configuration.maximum_weight} exceed the "
-            f"capacity {member.capacity} of the decoder; offer fewer clients, smaller weights or a wider ring",
-            reason=Reason.BELOW_FLOOR,
-        )
     if configuration.mode is SecurityMode.ACTIVE:
         if member.authority is None or member.signing_key is None or member.certificate is None:
             raise InvalidParameters("active mode needs an authority, a signing key and a certificate; configure them")
@@ -299,9 +298,9 @@ def advertise_keys(member: Member, configuration: SessionConfiguration) -> tuple
             raise InvalidParameters("the session names another authority than this client trusts")
     suite, attempt = key_suite(configuration.suite), configuration.context
     # Independent draws: recovering one of them says nothing about the others.
-    with Secret.random("channel_root", _ROOT_BYTES, member.coins) as channel_root:
-        mask_root = random_root("mask_root", member.coins)
-        self_mask_seed = random_root("self_mask_seed", member.coins)
+    with Secret.random("channel_root", _ROOT_BYTES, coins) as channel_root:
+        mask_root = random_root("mask_root", coins)
+        self_mask_seed = random_root("self_mask_seed", coins)
         with abandoned_on_error(mask_root, self_mask_seed):
             _require_fresh(channel_root, mask_root, self_mask_seed)
         channel = suite.key_pair(channel_root, KeyRole.CHANNEL, attempt)
@@ -330,7 +329,7 @@ class VerifiedKeySet:
     advertisers: Mapping[int, VerifiedAdvertiser] = field(repr=False)
 
 
-def accept_advertised_keys(member: Member, state: Advertised, message: AdvertisedKeys) -> VerifiedKeySet:
+def accept_advertised_keys(member: PairwiseMember, state: Advertised, message: AdvertisedKeys) -> VerifiedKeySet:
     """Check the roster, find one's own neighbours, and derive the session context.
 
     Implements: [BIK+17] Fig. 4, Round 1, client, steps 1 and 2.
@@ -373,7 +372,7 @@ def accept_advertised_keys(member: Member, state: Advertised, message: Advertise
 # --- Private ----------------------------------------------------------------------------------------------------------
 
 
-def _checked_roster(member: Member, configuration: SessionConfiguration, message: AdvertisedKeys) -> Roster:
+def _checked_roster(member: PairwiseMember, configuration: SessionConfiguration, message: AdvertisedKeys) -> Roster:
     """Derive the roster, and refuse it where its size or its parameters do not protect this client."""
     require_context(message.attempt, configuration.context, "the roster is of another attempt", {ServerId()}, ROUND)
     if not compare_digest(commit_to_opening(message.opening), configuration.graph_commitment):

@@ -16,9 +16,10 @@ import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Annotated, ClassVar, Final
+from typing import TYPE_CHECKING, Annotated, ClassVar, Final
 
 from secagg.blame import unverified
+from secagg.crypto.entropy import Coins
 from secagg.crypto.labels import Label, bind
 from secagg.crypto.merkle import NODE_BYTES, MerkleTree, recover_root
 from secagg.crypto.prime_field import ELEMENT_BYTES
@@ -31,10 +32,12 @@ from secagg.parameters import SecurityMode, Suite
 from secagg.session.certificates import SIGNATURE_BYTES, VerifiedIdentity
 from secagg.wire import MessageKind, Reader, Writer
 
-from .member import Member
 from .roster import ClientSet, Roster, Seat, certain, client_set
 from .round0_advertise_keys import Advertised, VerifiedKeySet
 from .suites import COMMITMENT_BYTES, SHARES_BYTES, OwnKeys, SharedSecret, SharePlace, key_suite
+
+if TYPE_CHECKING:
+    from .client import PairwiseMember
 
 ROUND: Final = "share_keys"
 _MAXIMUM_PATH = 64
@@ -189,7 +192,9 @@ class Shared(Confined):
         return f"<Shared {self.keys.client}>"
 
 
-def share_keys(member: Member, state: Advertised, key_set: VerifiedKeySet) -> tuple[Shared, EncryptedShares]:
+def share_keys(
+    member: PairwiseMember, state: Advertised, key_set: VerifiedKeySet, coins: Coins
+) -> tuple[Shared, EncryptedShares]:
     """Share the two secrets among the neighbours, and seal each neighbour's pair of shares.
 
     Implements: [BIK+17] Fig. 4, Round 1, client, steps 3 to 6; [BBG+20] for the neighbours.
@@ -201,7 +206,7 @@ def share_keys(member: Member, state: Advertised, key_set: VerifiedKeySet) -> tu
         [keys.mask.root, state.self_mask_seed],
         threshold=state.configuration.threshold,
         holders=len(key_set.neighbours),
-        coins=member.coins,
+        coins=coins,
     )
     entries, edges = list[bytes](), dict[int, bytes]()
     for neighbour, root_share, seed_share in zip(key_set.neighbours, *dealt, strict=True):

@@ -18,12 +18,13 @@ another; and nobody on the way can add to its vector, which check words alone do
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from hmac import compare_digest
-from typing import Annotated, ClassVar, Final
+from typing import TYPE_CHECKING, Annotated, ClassVar, Final
 
 from secagg.blame import unverified
+from secagg.contract.layout import Payload
 from secagg.crypto.labels import Label, bind
 from secagg.crypto.prime_field import ELEMENT_BYTES
 from secagg.crypto.secret import Confined, Secret, abandoned_on_error
@@ -34,7 +35,6 @@ from secagg.identifiers import CONTEXT_TAG_BYTES, ClientId, ServerId, SessionCon
 from secagg.wire import MessageKind, Reader, Writer
 
 from .masking import MaskedVector, adds_pairwise_mask, pairwise_mask_key, self_mask_key
-from .member import ClientInput, Member
 from .roster import ClientSet, Roster, Seat, client_set, require_context
 from .round0_advertise_keys import VerifiedKeySet
 from .round1_share_keys import (
@@ -49,6 +49,9 @@ from .round1_share_keys import (
     verify_delivered_entry,
 )
 from .suites import SharedSecret, SharePlace, key_suite
+
+if TYPE_CHECKING:
+    from .client import PairwiseMember
 
 ROUND: Final = "masked_input"
 
@@ -154,7 +157,7 @@ class Masked(Confined):
 
 
 def mask_input(
-    member: Member, state: Shared, message: DeliveredShares, client_input: ClientInput
+    member: PairwiseMember, state: Shared, message: DeliveredShares, take: Callable[[], tuple[Payload, int]]
 ) -> tuple[Masked | None, MaskedInput | Complaint, list[PeerError]]:
     """Derive every mask, and upload the input under all of them.
 
@@ -179,9 +182,9 @@ def mask_input(
         if unusable:
             wipe_all((*seeds.values(), *shares.values()))
             return None, complain(member, key_set, message.sharers, root, unusable), list(unusable.values())
-        # Asked before the input is spent, so that a key that cannot sign costs nothing but the session.
+        # Asked before the input is taken, so that a key that cannot sign costs nothing but the session.
         member.require_signing()
-        vector = MaskedVector.of_input(roster.configuration, roster.context, *client_input.spend())
+        vector = MaskedVector.of_input(roster.configuration, roster.context, *take())
         _apply_masks(vector, state, seeds, member.threads)
         vector.round(roster.context)
         packed, signature = vector.pack(), b""
@@ -201,7 +204,7 @@ def mask_input(
 
 
 def complain(
-    member: Member, key_set: VerifiedKeySet, sharers: ClientSet, delivered: bytes, accused: Iterable[int]
+    member: PairwiseMember, key_set: VerifiedKeySet, sharers: ClientSet, delivered: bytes, accused: Iterable[int]
 ) -> Complaint:
     """Say whose seeds are unusable, of the entries under this root."""
     roster, neighbours = key_set.roster, key_set.neighbours

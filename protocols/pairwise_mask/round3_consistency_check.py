@@ -10,7 +10,7 @@ many signatures that any two certificates have an honest signer in common. So al
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, Final
+from typing import TYPE_CHECKING, Annotated, ClassVar, Final
 
 from secagg.crypto.labels import Label
 from secagg.crypto.secret import Confined
@@ -20,9 +20,11 @@ from secagg.identifiers import CONTEXT_TAG_BYTES, ClientId, ServerId, SessionCon
 from secagg.session.certificates import SIGNATURE_BYTES
 from secagg.wire import MessageKind
 
-from .member import Member
 from .roster import ClientSet, Roster, client_set, require_context
 from .round2_masked_input import Masked
+
+if TYPE_CHECKING:
+    from .client import PairwiseMember
 
 ROUND: Final = "consistency_check"
 
@@ -74,7 +76,9 @@ class Confirmed(Confined):
         return f"<Confirmed {len(self.contributors)} contributors>"
 
 
-def confirm_survivors(member: Member, state: Masked, message: SurvivorSet) -> tuple[Confirmed, SurvivorSignature]:
+def confirm_survivors(
+    member: PairwiseMember, state: Masked, message: SurvivorSet
+) -> tuple[Confirmed, SurvivorSignature]:
     """Sign the set of survivors, once, if it fits what this client has seen.
 
     Implements: [BIK+17] Fig. 4, Round 3, client; with a committee for sparse graphs.

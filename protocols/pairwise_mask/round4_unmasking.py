@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from array import array
 from dataclasses import dataclass, field, replace
-from typing import Annotated, ClassVar, Final, NamedTuple
+from typing import TYPE_CHECKING, Annotated, ClassVar, Final, NamedTuple
 
 from secagg.blame import unverified
 from secagg.crypto.key_agreement import KEY_BYTES
@@ -28,13 +28,15 @@ from secagg.wire import MessageKind
 
 from .configuration import DIGEST_BYTES
 from .graph import MAXIMUM_POPULATION
-from .member import Member
 from .roster import ClientSet, Roster, certain, client_set
 from .round0_advertise_keys import in_parallel
 from .round1_share_keys import SIGNATURE
 from .round2_masked_input import Masked, share_place, signed_view
 from .round3_consistency_check import Confirmed, check_survivors, invalid_survivors, signed_survivors
 from .suites import COMMITMENT_BYTES, SharedSecret, key_suite
+
+if TYPE_CHECKING:
+    from .client import PairwiseMember
 
 ROUND: Final = "unmasking"
 
@@ -131,7 +133,7 @@ class AnsweredFor:
 # --- Client -----------------------------------------------------------------------------------------------------------
 
 
-def reveal_shares(member: Member, state: Masked | Confirmed, message: UnmaskingRequest) -> UnmaskingShares:
+def reveal_shares(member: PairwiseMember, state: Masked | Confirmed, message: UnmaskingRequest) -> UnmaskingShares:
     """Show one share of each neighbour; the caller wipes the state before the answer leaves.
 
     Implements: [BIK+17] Fig. 4, Round 4, client.
@@ -218,7 +220,7 @@ def _show(masked: Masked, dealer: int, both: Secret, secret: SharedSecret) -> by
     return bytes(share) + place.digest_of_view(hidden, other)
 
 
-def _verify_certificate(member: Member, masked: Masked, message: UnmaskingRequest) -> None:
+def _verify_certificate(member: PairwiseMember, masked: Masked, message: UnmaskingRequest) -> None:
     roster = masked.key_set.roster
     positions = [item.position for item in message.endorsements]
     if positions != sorted(set(positions)) or not set(positions) <= set(roster.committee):
@@ -239,7 +241,7 @@ def _verify_certificate(member: Member, masked: Masked, message: UnmaskingReques
     in_parallel(check, message.endorsements, member.threads)
 
 
-def _verify_views(member: Member, masked: Masked, message: UnmaskingRequest, present: list[int]) -> None:
+def _verify_views(member: PairwiseMember, masked: Masked, message: UnmaskingRequest, present: list[int]) -> None:
     roster = masked.key_set.roster
     if len(message.views) != len(present):
         raise _uncertified(f"{len(present)} contributing neighbours have {len(message.views)} signed views")

@@ -54,16 +54,15 @@ def run(  # noqa: PLR0913 -- all but two have defaults
                 del present[name]
                 continue
             try:
-                answers = client.receive(message)
+                answer = client.answer(message)
             except (PeerError, ThresholdNotMet) as error:
                 # It has overwritten its secrets and left; to the server it has dropped out.
                 _LOG.warning("%s leaves the session: %s", name, error)
                 del present[name]
                 continue
-            for answer in answers:
-                if sent is not None:
-                    sent(server.state, name, message, answer)
-                server.receive(name, answer)
+            if sent is not None:
+                sent(server.state, name, message, answer)
+            server.receive(name, answer)
         server.close_stage()
 
     # Round 0, advertise keys: everybody gets the offer and publishes two public keys.

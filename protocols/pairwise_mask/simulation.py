@@ -6,6 +6,7 @@ Costs are counted by lengths and degrees alone.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Final
 
 from secagg.contract import Layout, RingSegment
@@ -22,12 +23,14 @@ from secagg.session.registry import Clock, ProtocolEntry
 from secagg.session.roles import Subject
 from secagg.session.simulated_keys import SimulatedKeys
 
+from .client import PairwiseMember
+from .client_record import Recorder
 from .configuration import NO_AUTHORITY, SessionConfiguration
 from .floors import ClientFloors
 from .graph import MAXIMUM_POPULATION, Topology
 from .plan import PairwiseSettings, plan_session
 from .server import STAGES, Server
-from .session import PairwiseHelpers, PairwiseMember, open_session
+from .session import PairwiseHelpers, open_session
 from .thresholds import least_privacy_bits
 
 
@@ -101,7 +104,7 @@ class PairwiseSimulation(Confined):
             authority=None if self._keys is None else self._keys.authority,
             signing_key=key,
             certificate=certificate,
-            latch=self._latch,
+            recording=partial(Recorder, self._latch),
             threads=self._threads,
             noise=settings,
             privacy=self._privacy.of(client),

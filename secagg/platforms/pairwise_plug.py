@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 from secagg.protocols.pairwise_mask import (
     ClientFloors,
     PairwiseHelpers,
     PairwiseMember,
+    Recorder,
     Server,
     open_session,
 )
@@ -54,7 +56,7 @@ def member(side: NodeSide) -> PairwiseMember:
         authority=identity.authority if identity else None,
         signing_key=identity.signing_key if identity else None,
         certificate=identity.certificate if identity else None,
-        latch=FileLatch(side.latches),
+        recording=partial(Recorder, FileLatch(side.latches)),
         noise=side.noise,
         privacy=side.privacy,
     )

@@ -54,16 +54,16 @@ def ledger(monkeypatch: pytest.MonkeyPatch) -> Ledger:
 
     for cls in (Secret, X25519KeyPair, HybridKeyPair):
         recorded(cls)
-    receive = Client.receive
+    answer = Client.answer
 
-    def receive_at_work(self: Client, message: bytes) -> list[bytes]:
+    def answer_at_work(self: Client, message: bytes) -> bytes:
         book.at_work.append(self)
         try:
-            return receive(self, message)
+            return answer(self, message)
         finally:
             book.at_work.pop()
 
-    monkeypatch.setattr(Client, "receive", receive_at_work)
+    monkeypatch.setattr(Client, "answer", answer_at_work)
     return book
 
 
@@ -100,7 +100,7 @@ def ended(ledger: Ledger) -> Callable[[InsecurePairwiseSession, ClientId], None]
         assert to_victim, "something was sent to it"
         for message in to_victim:
             with pytest.raises(UnexpectedMessage):
-                client.receive(message)
+                client.answer(message)
 
     return check
 
@@ -118,7 +118,7 @@ def refused(ended: Callable[[InsecurePairwiseSession, ClientId], None]) -> Calla
         culprits: Iterable[Party] = UNDECIDED,
     ) -> SecAggError:
         with pytest.raises(SecAggError) as caught:
-            session.clients[victim].receive(message)
+            session.clients[victim].answer(message)
         assert (type(caught.value), caught.value.reason) == (kind, reason), str(caught.value)
         if isinstance(caught.value, PeerError):
             assert caught.value.culprits == frozenset(culprits)

@@ -209,7 +209,7 @@ DEALER = 6
 def crooked_dealing(session: InsecurePairwiseSession, to: Sequence[int]) -> Generator[None]:
     """Let one corrupted client's program deal shares off the polynomial to these places among its neighbours."""
     attacker = session.clients[session.client_ids[DEALER]]
-    receive = attacker.receive
+    answer = attacker.answer
     crooked = False
 
     def deal(secrets: Sequence[Secret], *, threshold: int, holders: int, coins: Coins) -> list[list[Share]]:
@@ -220,17 +220,17 @@ def crooked_dealing(session: InsecurePairwiseSession, to: Sequence[int]) -> Gene
                 shares[place] = Share(shares[place].point, Secret("share", encode((value + 1) % PRIME)))
         return dealt
 
-    def receive_crookedly(message: bytes) -> list[bytes]:
+    def answer_crookedly(message: bytes) -> bytes:
         nonlocal crooked
         crooked = True
         try:
-            return receive(message)
+            return answer(message)
         finally:
             crooked = False
 
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(round1_share_keys, "split_many", deal)
-        patched.setattr(attacker, "receive", receive_crookedly)
+        patched.setattr(attacker, "answer", answer_crookedly)
         yield
 
 
@@ -375,18 +375,18 @@ def test_a_self_mask_of_another_seed_than_announced_gives_no_sum(
     session = InsecurePairwiseSession(SessionSetup(mode=mode))
     attacker = session.clients[session.client_ids[2]]
     session.reach(ServerState.AWAITING_MASKED_INPUTS)
-    receive, apply = attacker.receive, MaskedVector.apply
+    answer, apply = attacker.answer, MaskedVector.apply
 
-    def with_a_mask_too_many(message: bytes) -> list[bytes]:
+    def with_a_mask_too_many(message: bytes) -> bytes:
         def apply_more(self: MaskedVector, add: Sequence[Secret], subtract: Sequence[Secret], **rest: Any) -> None:
             apply(self, [*add, Secret("another key", bytes(16))], subtract, **rest)
 
         with pytest.MonkeyPatch.context() as patched:
             patched.setattr(MaskedVector, "apply", apply_more)
-            return receive(message)
+            return answer(message)
 
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(attacker, "receive", with_a_mask_too_many)
+        patched.setattr(attacker, "answer", with_a_mask_too_many)
         session.step()
     nothing_is_released(session, PeerMisbehaved, Reason.CHECK_WORDS_MISMATCH, set())
 
@@ -396,18 +396,18 @@ def test_a_weight_that_no_client_can_have_gives_no_sum(weight: int, nothing_is_r
     session = InsecurePairwiseSession(SessionSetup(maximum_weight=2))
     attacker = session.clients[session.client_ids[2]]
     session.reach(ServerState.AWAITING_MASKED_INPUTS)
-    receive, of_input = attacker.receive, MaskedVector.of_input
+    answer, of_input = attacker.answer, MaskedVector.of_input
 
-    def overweight(message: bytes) -> list[bytes]:
+    def overweight(message: bytes) -> bytes:
         def heavy(configuration: Any, context: SessionContext, payload: Payload, _: int) -> MaskedVector:
             return of_input(configuration, context, payload, weight % 32)
 
         with pytest.MonkeyPatch.context() as patched:
             patched.setattr(MaskedVector, "of_input", heavy)
-            return receive(message)
+            return answer(message)
 
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(attacker, "receive", overweight)
+        patched.setattr(attacker, "answer", overweight)
         session.step()
     nothing_is_released(session, PeerMisbehaved, Reason.INPUT_OUT_OF_RANGE, set())
 

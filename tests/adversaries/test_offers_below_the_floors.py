@@ -22,12 +22,11 @@ from typing import Any
 import pytest
 
 from secagg.contract import Layout, RingSegment
-from secagg.errors import InvalidParameters, Misuse, PeerMisbehaved, Reason, SecAggError, ThresholdNotMet
+from secagg.errors import InvalidParameters, PeerMisbehaved, Reason, SecAggError, ThresholdNotMet
 from secagg.identifiers import ServerId
 from secagg.parameters import SecurityMode, Suite
 from secagg.protocols.pairwise_mask import (
     Client,
-    ClientInput,
     ClientState,
     Server,
     ServerState,
@@ -39,7 +38,12 @@ from secagg.protocols.pairwise_mask.floors import ClientFloors
 from secagg.protocols.pairwise_mask.relay import PublishedRoster
 from secagg.protocols.pairwise_mask.round0_advertise_keys import KeyAdvertisement
 from secagg.wire import MessageKind
-from tests.harness.pairwise_sessions import InsecurePairwiseSession, SessionSetup, close_round, insecure_payload
+from tests.harness.pairwise_sessions import (
+    InsecurePairwiseSession,
+    SessionSetup,
+    close_round,
+    is_spent,
+)
 
 Refused = Callable[..., SecAggError]
 GoesOn = Callable[..., None]
@@ -70,9 +74,9 @@ class CountedCoins:
 def refuse_offer(session: InsecurePairwiseSession, client: Client, offer: bytes) -> SecAggError:
     """Check that an offer is refused and nothing has happened: no message, no state."""
     with pytest.raises(SecAggError) as caught:
-        client.receive(offer)
+        client.answer(offer)
     assert client.state is ClientState.AWAITING_OFFER
-    assert client.receive(session.server.invitation), "a better offer may come"
+    assert client.answer(session.server.invitation), "a better offer may come"
     return caught.value
 
 
@@ -96,7 +100,7 @@ def test_an_offer_below_the_floors_is_refused_before_anything_is_drawn(
     client = session.clients[victim] = session.enrol(victim, floors=floors, coins=coins)
     weak = replace(session.server.configuration, **weakness).encode()
     with pytest.raises(InvalidParameters) as caught:
-        client.receive(weak)
+        client.answer(weak)
     assert (caught.value.reason, coins.draws) == (Reason.BELOW_FLOOR, 0)
     assert client.state is ClientState.AWAITING_OFFER
     goes_on(session)
@@ -115,7 +119,7 @@ def test_an_offer_of_a_narrower_ring_or_a_longer_vector_than_the_client_accepts_
     floors: ClientFloors = replace(session.floors, **changed)
     client = session.enrol(session.client_ids[0], floors=floors)
     with pytest.raises(InvalidParameters) as caught:
-        client.receive(session.server.invitation)
+        client.answer(session.server.invitation)
     assert caught.value.reason is Reason.BELOW_FLOOR
     assert client.state is ClientState.AWAITING_OFFER
 
@@ -134,39 +138,9 @@ def test_an_offer_of_more_weight_than_the_decoder_can_add_up_is_refused() -> Non
     assert most == 8 * 5
     too_small = session.enrol(session.client_ids[0], capacity=most - 1)
     with pytest.raises(InvalidParameters) as caught:
-        too_small.receive(session.server.invitation)
+        too_small.answer(session.server.invitation)
     assert caught.value.reason is Reason.BELOW_FLOOR
-    assert session.enrol(session.client_ids[0], capacity=most).receive(session.server.invitation), (
-        "the edge itself fits"
-    )
-
-
-def test_an_offer_with_a_smaller_maximum_weight_than_the_clients_is_refused() -> None:
-    session = InsecurePairwiseSession(SessionSetup(maximum_weight=5))
-    victim = session.client_ids[0]
-    heavy = session.enrol(victim, client_input=ClientInput(session.payloads[victim], 6))
-    with pytest.raises(InvalidParameters):
-        heavy.receive(session.server.invitation)
-
-
-def test_a_client_that_says_not_what_a_session_is_about_takes_no_active_offer() -> None:
-    """Otherwise the server would choose it, and one input would do for whatever it asks."""
-    session = InsecurePairwiseSession()
-    victim, coins = session.client_ids[2], CountedCoins(session)
-    member = session.member(victim)
-    client = Client(
-        victim,
-        ClientInput(session.payloads[victim]),
-        floors=member.floors,
-        capacity=1 << 40,
-        coins=coins,
-        authority=member.authority,
-        signing_key=member.signing_key,
-        certificate=member.certificate,
-    )
-    with pytest.raises(InvalidParameters, match="give the client its SessionTerms") as caught:
-        client.receive(session.server.invitation)
-    assert (caught.value.reason, coins.draws) == (Reason.BELOW_FLOOR, 0)
+    assert session.enrol(session.client_ids[0], capacity=most).answer(session.server.invitation), "the edge itself fits"
 
 
 def test_an_offer_that_names_the_servers_own_authority_is_refused() -> None:
@@ -174,18 +148,6 @@ def test_an_offer_that_names_the_servers_own_authority_is_refused() -> None:
     offer = replace(session.server.configuration, authority=session.signing_keys[session.client_ids[0]].public_key)
     error = refuse_offer(session, session.clients[session.client_ids[1]], offer.encode())
     assert isinstance(error, InvalidParameters)
-
-
-def test_an_input_that_was_uploaded_is_not_offered_twice() -> None:
-    session = InsecurePairwiseSession()
-    victim, coins = session.client_ids[0], CountedCoins(session)
-    spent = ClientInput(session.payloads[victim])
-    spent.spend()
-    client = session.enrol(victim, client_input=spent, coins=coins)
-    with pytest.raises(Misuse) as caught:
-        client.receive(session.server.invitation)
-    assert (caught.value.reason, coins.draws) == (Reason.ALREADY_SPENT, 0)
-    assert client.state is ClientState.AWAITING_OFFER
 
 
 # --- Parameters that only show when it is known how many advertised ---------------------------------------------------
@@ -264,7 +226,7 @@ def test_the_same_parameters_are_accepted_while_the_planned_population_advertise
     session = InsecurePairwiseSession(CROWD)
     session.step()
     victim = session.client_ids[0]
-    assert session.clients[victim].receive(session.take(victim))
+    assert session.clients[victim].answer(session.take(victim))
 
 
 @pytest.mark.parametrize("mode", SecurityMode)
@@ -291,7 +253,7 @@ def test_a_roster_smaller_than_the_minimum_cohort_is_not_published_by_the_server
 def test_the_payload_of_an_offer_that_was_refused_is_still_unspent() -> None:
     session = InsecurePairwiseSession()
     victim = session.client_ids[0]
-    own = ClientInput(insecure_payload(session.setup.layout, b"own"))
-    client = session.enrol(victim, client_input=own)
+    own = session.update_of(victim)
+    client = session.enrol(victim, update=own)
     refuse_offer(session, client, replace(session.server.configuration, minimum_cohort=2).encode())
-    assert not own.is_spent
+    assert not is_spent(own)

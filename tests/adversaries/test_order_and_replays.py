@@ -33,7 +33,6 @@ from secagg.errors import (
 from secagg.identifiers import ClientId, ServerId
 from secagg.parameters import SecurityMode
 from secagg.protocols.pairwise_mask import (
-    ClientInput,
     ClientState,
     ServerState,
     Topology,
@@ -49,6 +48,7 @@ from tests.harness.pairwise_sessions import (
     Outgoing,
     SessionSetup,
     close_round,
+    is_spent,
     restored,
     same_sum,
     stored,
@@ -107,7 +107,7 @@ def test_a_second_message_of_a_kind_that_differs_ends_the_session(kind: MessageK
     victim = session.client_ids[3]
     session.reach(ROUNDS[kind])
     message = session.take(victim)
-    assert session.clients[victim].receive(message)
+    assert session.clients[victim].answer(message)
     second = message[:-1] + bytes([message[-1] ^ 1])
     session.pending.append(Outgoing(victim, message))
     refused(session, victim, second, PeerMisbehaved, Reason.ALREADY_ANSWERED, {ServerId()})
@@ -194,7 +194,7 @@ def test_a_message_that_skips_or_reverses_rounds_changes_nothing(state: ServerSt
     for kind in list(ROUNDS)[list(ROUNDS).index(due) + 1 :]:
         before = victim.state
         with pytest.raises(UnexpectedMessage):
-            victim.receive(recorded.sent_to(victim.client, kind))
+            victim.answer(recorded.sent_to(victim.client, kind))
         assert victim.state is before
     goes_on(session)
 
@@ -228,7 +228,7 @@ def test_a_client_that_wakes_up_in_another_process_leaves(
     with monkeypatch.context() as patched:
         patched.setattr(os, "getpid", lambda: -1)
         with pytest.raises(Misuse):
-            session.clients[victim].receive(session.take(victim))
+            session.clients[victim].answer(session.take(victim))
     ended(session, victim)
 
 
@@ -239,7 +239,7 @@ def test_a_client_that_wakes_up_in_another_process_leaves(
 def test_keys_are_not_advertised_in_the_name_of_another_client(mode: SecurityMode, goes_on: GoesOn) -> None:
     session = InsecurePairwiseSession(SessionSetup(mode=mode))
     attacker, target = session.client_ids[2], session.client_ids[3]
-    (genuine,) = session.clients[target].receive(session.server.invitation)
+    genuine = session.clients[target].answer(session.server.invitation)
     with pytest.raises(PeerMisbehaved) as caught:
         session.server.receive(attacker, genuine)
     assert (caught.value.reason, caught.value.culprits) == (Reason.NOT_ELIGIBLE, unverified(attacker))
@@ -310,7 +310,7 @@ def test_a_client_that_was_dropped_is_not_heard_again(goes_on: GoesOn) -> None:
     session = InsecurePairwiseSession()
     gone = session.client_ids[2]
     session.reach(ServerState.AWAITING_ENCRYPTED_SHARES)
-    (genuine,) = session.clients[gone].receive(session.take(gone))
+    genuine = session.clients[gone].answer(session.take(gone))
     session.server.drop(gone)
     with pytest.raises(PeerMisbehaved) as caught:
         session.server.receive(gone, genuine)
@@ -361,7 +361,7 @@ def with_a_late_upload(mode: SecurityMode) -> tuple[InsecurePairwiseSession, Cli
     late = session.client_ids[5]
     message = session.take(late)
     session.step()
-    (upload,) = session.clients[late].receive(message)
+    upload = session.clients[late].answer(message)
     return session, late, upload
 
 
@@ -401,7 +401,7 @@ def test_nobody_shows_the_self_mask_seed_of_a_client_declared_dropped_after_the_
     session.reach(ServerState.AWAITING_UNMASKING_SHARES)
     victim = session.client_ids[0]
     message = session.take(victim)
-    assert session.clients[victim].receive(message)
+    assert session.clients[victim].answer(message)
     genuine = UnmaskingRequest.decode(message, session.server.roster)
     everybody = session.server.roster.set_of(range(8))
     second = replace(genuine, contributors=everybody).encode()
@@ -455,7 +455,7 @@ def test_a_client_that_was_dropped_stays_out_of_a_restored_server() -> None:
     session = InsecurePairwiseSession()
     gone = session.client_ids[2]
     session.reach(ServerState.AWAITING_ENCRYPTED_SHARES)
-    (genuine,) = session.clients[gone].receive(session.take(gone))
+    genuine = session.clients[gone].answer(session.take(gone))
     session.server.drop(gone)
     again = restored(stored(session.server))
     with pytest.raises(PeerMisbehaved) as caught:
@@ -527,9 +527,9 @@ def test_a_sum_of_fewer_than_the_minimum_cohort_is_not_released_where_dropouts_c
 )
 def test_the_server_ends_a_session_of_fewer_than_the_minimum_cohort(mode: SecurityMode, state: ServerState) -> None:
     session = InsecurePairwiseSession(SessionSetup(mode=mode, minimum_cohort=7))
-    own = [ClientInput(session.payloads[client]) for client in session.client_ids]
+    own = [session.update_of(client) for client in session.client_ids]
     for client, unspent in zip(session.client_ids, own, strict=True):
-        session.clients[client] = session.enrol(client, client_input=unspent)
+        session.clients[client] = session.enrol(client, update=unspent)
     session.reach(state)
     session.drop(*session.client_ids[:2])
     with pytest.raises(ThresholdNotMet) as caught:
@@ -537,4 +537,4 @@ def test_the_server_ends_a_session_of_fewer_than_the_minimum_cohort(mode: Securi
     assert (caught.value.needed, caught.value.present) == (7, 6)
     assert session.server.state is ServerState.ABORTED
     uploaded = 6 if state is ServerState.AWAITING_MASKED_INPUTS else 0
-    assert sum(unspent.is_spent for unspent in own) == uploaded
+    assert sum(map(is_spent, own)) == uploaded

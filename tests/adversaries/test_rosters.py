@@ -37,6 +37,7 @@ from secagg.errors import (
 from secagg.identifiers import CONTEXT_TAG_BYTES, AttemptContext, ClientId, Party, ServerId
 from secagg.parameters import SecurityMode, Suite
 from secagg.protocols.pairwise_mask import ClientState, ServerState, Topology
+from secagg.protocols.pairwise_mask.client import Client
 from secagg.protocols.pairwise_mask.relay import PublishedRoster, RelayedShares, deliver_shares
 from secagg.protocols.pairwise_mask.roster import encode_clients, entry_digest, roster_of
 from secagg.protocols.pairwise_mask.round0_advertise_keys import AdvertisedKeys, KeyAdvertisement, sign_advertisement
@@ -44,7 +45,13 @@ from secagg.protocols.pairwise_mask.round1_share_keys import EncryptedShares
 from secagg.protocols.pairwise_mask.thresholds import corrupted_in_window
 from secagg.session.certificates import Certificate, issue_certificate
 from secagg.wire import MessageKind
-from tests.harness.pairwise_sessions import Delivery, InsecurePairwiseSession, SessionSetup, insecure_signing_key
+from tests.harness.pairwise_sessions import (
+    Delivery,
+    InsecurePairwiseSession,
+    SessionSetup,
+    insecure_signing_key,
+    update_of,
+)
 
 Refused = Callable[..., SecAggError]
 GoesOn = Callable[..., None]
@@ -231,7 +238,9 @@ def test_a_key_of_the_attackers_does_not_pass_for_another_clients_in_active_mode
     elif credential == "self-made":
         own = insecure_signing_key("the attacker", b"")
         fake = issue_certificate(own, target, own.public_key)
-        forged = sign_advertisement(forged, replace(member, signing_key=own, certificate=fake), attempt_of(session))
+        forged = sign_advertisement(
+            forged, session.member(target, signing_key=own, certificate=fake), attempt_of(session)
+        )
     session.take(victim)
     message = shown(session, victim, entries | {target: forged})
     refused(session, victim, message, AuthenticationFailed, Reason.AUTHENTICATION_FAILED, {target, ServerId()})
@@ -246,7 +255,7 @@ def test_semi_honest_mode_trusts_the_server_for_the_keys_as_its_name_says() -> N
         entries[target], channel_key=entries[corrupted].mask_key, mask_key=entries[corrupted].channel_key
     )
     del entries[corrupted]
-    assert session.clients[victim].receive(shown(session, victim, entries))
+    assert session.clients[victim].answer(shown(session, victim, entries))
     assert session.clients[victim].state is ClientState.AWAITING_DELIVERED_SHARES
 
 
@@ -259,7 +268,7 @@ def test_keys_that_one_client_alone_is_shown_fit_nobody_elses_in_semi_honest_mod
         other: replace(entries[other], channel_key=entries[one].channel_key, mask_key=entries[one].mask_key),
     }
     session.take(victim)
-    (answer,) = session.clients[victim].receive(shown(session, victim, entries | swapped))
+    answer = session.clients[victim].answer(shown(session, victim, entries | swapped))
     with pytest.raises(PeerMisbehaved) as caught:
         session.server.receive(victim, answer)
     assert (caught.value.reason, caught.value.culprits) == (Reason.WRONG_SESSION, unverified(victim))
@@ -352,7 +361,7 @@ def under_one_identity(
     """Return an advertisement in a client's name that is certified and signed with another's identity key."""
     shared = session.signing_keys[other]
     certificate = issue_certificate(session.authority_key, client, shared.public_key)
-    member = replace(session.member(client), signing_key=shared, certificate=certificate)
+    member = session.member(client, signing_key=shared, certificate=certificate)
     return sign_advertisement(keys, member, attempt_of(session))
 
 
@@ -379,7 +388,7 @@ def test_one_identity_under_two_names_is_stopped_by_the_server() -> None:
     *_, other, attacker = session.client_ids
     session.take(attacker)
     session.deliver(session.pending)
-    (message,) = session.clients[attacker].receive(session.server.invitation)
+    message = session.clients[attacker].answer(session.server.invitation)
     keys = KeyAdvertisement.decode(message, session.server.configuration)
     with pytest.raises(PeerMisbehaved) as caught:
         session.server.receive(attacker, under_one_identity(session, attacker, other, keys).encode())
@@ -431,9 +440,7 @@ def invented(session: InsecurePairwiseSession, count: int) -> dict[ClientId, Key
         client = ClientId(2000 + index)
         identity = insecure_signing_key(str(client), b"")
         certificate = issue_certificate(own, client, identity.public_key)
-        member = replace(
-            session.member(session.client_ids[0]), client=client, signing_key=identity, certificate=certificate
-        )
+        member = session.member(client, signing_key=identity, certificate=certificate)
         unsigned = replace(keys, client=client, attempt=session.server.configuration.context.tag)
         made[client] = sign_advertisement(unsigned, member, attempt_of(session))
     return made
@@ -530,7 +537,7 @@ def test_a_signed_advertisement_of_another_attempt_is_refused_even_if_it_is_rela
 def test_an_advertisement_for_an_attempt_whose_tag_is_the_same_does_not_count(goes_on: GoesOn) -> None:
     session = InsecurePairwiseSession(SessionSetup())
     target, attempt = session.client_ids[4], attempt_of(session)
-    (answer,) = session.clients[target].receive(session.take(target))
+    answer = session.clients[target].answer(session.take(target))
     own = KeyAdvertisement.decode(answer, session.server.configuration)
     # Tags are short enough to be met by trying; what is signed is bound to the whole digest.
     alike = AttemptContext(attempt.tag + bytes(24))
@@ -570,7 +577,7 @@ def split_lists(mode: SecurityMode) -> tuple[InsecurePairwiseSession, ClientId, 
         proof=tuple(tree.prove((3, *neighbours))),
     )
     session.take(victim)
-    (answer,) = session.clients[victim].receive(message.encode())
+    answer = session.clients[victim].answer(message.encode())
     return session, victim, answer
 
 
@@ -613,8 +620,11 @@ def test_shares_made_under_another_list_do_not_pass_a_neighbours_check_in_active
     goes_on(session, without=[victim, target])
 
 
+@pytest.mark.parametrize("believes", [False, True])
 @pytest.mark.parametrize("mode", SecurityMode)
-def test_clients_that_were_offered_different_models_agree_on_nothing(mode: SecurityMode, goes_on: GoesOn) -> None:
+def test_clients_that_were_offered_different_models_agree_on_nothing(
+    mode: SecurityMode, goes_on: GoesOn, *, believes: bool
+) -> None:
     session = InsecurePairwiseSession(SessionSetup(mode=mode))
     victim = session.client_ids[5]
     own_model = replace(session.server.configuration, model_digest=b"\7" * 32).encode()
@@ -622,16 +632,19 @@ def test_clients_that_were_offered_different_models_agree_on_nothing(mode: Secur
         replace(outgoing, message=own_model) if outgoing.receiver == victim else outgoing
         for outgoing in session.pending
     ]
+    if believes:
+        own = replace(session.setup.subject, model_digest=b"\7" * 32)
+        session.clients[victim] = Client(session.member(victim), own, session.update_of(victim))
     session.reach(ServerState.AWAITING_ENCRYPTED_SHARES)
-    if mode is SecurityMode.ACTIVE:
-        # A client that knows its own model does not even draw keys.
-        (own,) = session.errors[victim]
-        assert own.reason is Reason.BELOW_FLOOR
-        assert session.refusals == []
-    else:
+    if believes:
         ((sender, error),) = session.refusals
         assert isinstance(error, PeerMisbehaved)
         assert (sender, error.reason, error.culprits) == (victim, Reason.WRONG_SESSION, unverified(victim))
+    else:
+        # A client that knows its own model does not even draw keys.
+        (refusal,) = session.errors[victim]
+        assert refusal.reason is Reason.BELOW_FLOOR
+        assert session.refusals == []
     goes_on(session, without=[victim])
 
 
@@ -642,6 +655,9 @@ def test_a_server_that_relabels_what_a_client_with_another_model_sends_gets_no_s
     session = InsecurePairwiseSession(SessionSetup(mode=SecurityMode.SEMI_HONEST))
     victim = session.client_ids[5]
     own_offer = replace(session.server.configuration, model_digest=b"\7" * 32)
+    own = replace(session.setup.subject, model_digest=own_offer.model_digest)
+    made = update_of(session.payloads[victim], model_digest=own_offer.model_digest)
+    session.clients[victim] = Client(session.member(victim), own, made)
     contexts = dict[str, bytes]()
 
     def relay(delivery: Delivery) -> tuple[Delivery, ...]:
@@ -659,5 +675,5 @@ def test_a_server_that_relabels_what_a_client_with_another_model_sends_gets_no_s
     session.reach(ServerState.AWAITING_UNMASKING_SHARES)
     client = session.clients[victim]
     assert client.state is ClientState.AWAITING_UNMASKING_REQUEST, "it noticed nothing"
-    assert [complaint.reason for complaint in client.complaints] == [Reason.AUTHENTICATION_FAILED] * 7
+    assert [complaint.reason for complaint in client.faults] == [Reason.AUTHENTICATION_FAILED] * 7
     nothing_is_released(session, ThresholdNotMet, Reason.THRESHOLD_NOT_MET)

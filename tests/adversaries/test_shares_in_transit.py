@@ -28,7 +28,7 @@ from secagg.crypto.secret import Secret
 from secagg.errors import AuthenticationFailed, Misuse, PeerMisbehaved, Reason, SecAggError, ThresholdNotMet
 from secagg.identifiers import CONTEXT_TAG_BYTES, ClientId, Party, ServerId, SessionContext
 from secagg.parameters import SecurityMode, Suite
-from secagg.protocols.pairwise_mask import ClientInput, ClientState, ServerState, Topology
+from secagg.protocols.pairwise_mask import ClientState, ServerState, Topology
 from secagg.protocols.pairwise_mask.relay import RelayedShares, deliver_shares
 from secagg.protocols.pairwise_mask.round0_advertise_keys import AdvertisedKeys, accept_advertised_keys, advertise_keys
 from secagg.protocols.pairwise_mask.round1_share_keys import (
@@ -42,7 +42,7 @@ from secagg.protocols.pairwise_mask.round2_masked_input import complain
 from secagg.protocols.pairwise_mask.round4_unmasking import AnsweredFor, UnmaskingShares
 from secagg.protocols.pairwise_mask.suites import ClassicSuite, HybridSuite, OwnKeys, PublishedKeys
 from secagg.wire import MessageKind
-from tests.harness.pairwise_sessions import Delivery, InsecurePairwiseSession, SessionSetup
+from tests.harness.pairwise_sessions import Delivery, InsecurePairwiseSession, SessionSetup, is_spent
 
 Refused = Callable[..., SecAggError]
 GoesOn = Callable[..., None]
@@ -127,9 +127,9 @@ def test_in_semi_honest_mode_an_altered_share_is_recorded_as_missing_and_evicts_
     entry = message.entries[0]
     sealed_end = ClassicSuite.sealed_bytes if suite is Suite.CLASSIC else HybridSuite().sealed_bytes
     forged = with_entry(message, 0, replace(entry, entry=flipped(entry.entry, sealed_end - 1)))
-    (upload,) = session.clients[victim].receive(forged)
+    upload = session.clients[victim].answer(forged)
     session.server.receive(victim, upload)
-    (complaint,) = session.clients[victim].complaints
+    (complaint,) = session.clients[victim].faults
     assert isinstance(complaint, AuthenticationFailed)
     assert complaint.culprits == {sender, ServerId()}, "the sender or the relay; nothing tells which"
     goes_on(session)
@@ -145,7 +145,7 @@ def test_a_sender_of_shares_that_do_not_open_is_complained_about_and_stays_in(
     with corrupted_sealing(suite, attacker, victim, shares=True):
         session.reach(ServerState.AWAITING_MASKED_INPUTS)
     goes_on(session)
-    (complaint,) = session.clients[victim].complaints
+    (complaint,) = session.clients[victim].faults
     assert isinstance(complaint, AuthenticationFailed)
     signed = mode is SecurityMode.ACTIVE
     blamed: set[Party] = {attacker} if signed else {attacker, ServerId()}
@@ -174,7 +174,7 @@ def test_a_sender_of_other_shares_than_it_committed_to_is_found_out_at_once_in_a
         patched.setattr(cls, "seal_shares", other_shares)
         session.reach(ServerState.AWAITING_MASKED_INPUTS)
     goes_on(session)
-    (complaint,) = session.clients[victim].complaints
+    (complaint,) = session.clients[victim].faults
     assert isinstance(complaint, PeerMisbehaved)
     assert (complaint.reason, complaint.culprits) == (Reason.COMMITMENT_MISMATCH, frozenset({attacker}))
     assert held_by(session, 3) == [1, 2, 4, 5, 6, 7]
@@ -201,7 +201,7 @@ def test_a_dealer_cannot_have_a_holder_blamed_for_a_share_that_is_no_field_eleme
         patched.setattr(cls, "seal_shares", out_of_the_field)
         session.reach(ServerState.AWAITING_MASKED_INPUTS)
     goes_on(session)
-    (complaint,) = session.clients[victim].complaints
+    (complaint,) = session.clients[victim].faults
     assert isinstance(complaint, PeerMisbehaved)
     signed = mode is SecurityMode.ACTIVE
     blamed: set[Party] = {attacker} if signed else {attacker, ServerId()}
@@ -270,9 +270,9 @@ def test_shares_that_were_meant_for_another_client_are_of_no_use(
         blamed = {sender, ServerId()}
         refused(session, victim, forged, AuthenticationFailed, Reason.AUTHENTICATION_FAILED, blamed)
         return
-    (upload,) = session.clients[victim].receive(forged)
+    upload = session.clients[victim].answer(forged)
     session.server.receive(victim, upload)
-    (complaint,) = session.clients[victim].complaints
+    (complaint,) = session.clients[victim].faults
     assert (complaint.reason, complaint.culprits) == (Reason.AUTHENTICATION_FAILED, frozenset({sender, ServerId()}))
     goes_on(session, without=[session.client_ids[4]])
     assert 0 not in held_by(session, 3)
@@ -313,9 +313,9 @@ def test_shares_of_another_attempt_do_not_open_under_a_new_label(
         refused(session, victim, forged, AuthenticationFailed, Reason.AUTHENTICATION_FAILED, blamed)
         goes_on(session, without=[victim])
         return
-    (upload,) = session.clients[victim].receive(forged)
+    upload = session.clients[victim].answer(forged)
     session.server.receive(victim, upload)
-    (complaint,) = session.clients[victim].complaints
+    (complaint,) = session.clients[victim].faults
     assert (complaint.reason, complaint.culprits) == (Reason.AUTHENTICATION_FAILED, frozenset({sender, ServerId()}))
     goes_on(session)
 
@@ -339,9 +339,9 @@ def test_a_client_whose_edge_seed_the_relay_made_unusable_leaves_and_the_others_
     place = session.server.roster.graph.neighbours(3).index(sender)
     entry = message.entries[place]
     forged = with_entry(message, place, replace(entry, entry=flipped(entry.entry, -1)))
-    (complaint,) = session.clients[victim].receive(forged)
+    complaint = session.clients[victim].answer(forged)
     ended(session, victim)
-    (own,) = session.clients[victim].complaints
+    (own,) = session.clients[victim].faults
     assert (type(own), own.culprits) == (AuthenticationFailed, frozenset({culprit, ServerId()}))
     session.server.receive(victim, complaint)
     goes_on(session, without=[victim])
@@ -363,7 +363,7 @@ def test_a_neighbour_that_signs_an_unusable_edge_seed_drives_one_out_and_is_name
     # The attacker masked with a seed that its victim does not know; it shows it, or its neighbours do without its sum.
     goes_on(session, of=set(session.client_ids) - {victim})
     assert [fault.culprits for fault in session.server.faults] == [{attacker, victim}, {attacker}]
-    (error,) = session.clients[victim].complaints
+    (error,) = session.clients[victim].faults
     assert isinstance(error, AuthenticationFailed)
     assert error.culprits == {attacker}
     ended(session, victim)
@@ -396,7 +396,7 @@ def test_a_neighbour_that_commits_to_another_edge_seed_than_it_seals_drives_one_
     goes_on(session, of=set(session.client_ids) - {victim})
     assert attacker in session.server.faults[-1].culprits
     assert victim not in session.server.faults[-1].culprits
-    (error,) = session.clients[victim].complaints
+    (error,) = session.clients[victim].faults
     assert isinstance(error, PeerMisbehaved)
     signed = mode is SecurityMode.ACTIVE
     blamed: set[Party] = {attacker} if signed else {attacker, ServerId()}
@@ -419,7 +419,7 @@ def test_who_has_uploaded_complains_of_nobody_and_who_complained_uploads_nothing
     member = client._member  # noqa: SLF001 -- a client that lies  # pyright: ignore[reportPrivateUsage]
     root = session.relayed_root(attacker)
     complaint = complain(member, step.key_set, sharers, root, [accused]).encode()
-    (upload,) = client.receive(delivered_to(session, 3).encode())
+    upload = client.answer(delivered_to(session, 3).encode())
     first, second = (complaint, upload) if complains_first else (upload, complaint)
     session.server.receive(attacker, first)
     faults = list(session.server.faults)
@@ -472,15 +472,15 @@ def test_a_client_that_is_told_that_it_shared_nothing_leaves(
 def test_nothing_is_uploaded_when_fewer_shared_than_the_minimum_cohort(mode: SecurityMode, refused: Refused) -> None:
     session = InsecurePairwiseSession(SessionSetup(mode=mode, minimum_cohort=7))
     victim = session.client_ids[3]
-    own = ClientInput(session.payloads[victim])
-    session.clients[victim] = session.enrol(victim, client_input=own)
+    own = session.update_of(victim)
+    session.clients[victim] = session.enrol(victim, update=own)
     session.reach(ServerState.AWAITING_MASKED_INPUTS)
     session.take(victim)
     message = delivered_for(session, 3, {0, 1, 2, 3, 4, 5})
     error = refused(session, victim, message, ThresholdNotMet, Reason.THRESHOLD_NOT_MET)
     assert isinstance(error, ThresholdNotMet)
     assert (error.needed, error.present) == (7, 6)
-    assert not own.is_spent, "nothing of it left"
+    assert not is_spent(own), "nothing of it left"
 
 
 @pytest.mark.parametrize("mode", SecurityMode)
@@ -491,8 +491,8 @@ def test_nothing_is_uploaded_when_fewer_neighbours_shared_than_the_threshold(
         SessionSetup(mode=mode, population=20, topology=Topology.SPARSE, minimum_cohort=3)
     )
     victim = session.client_ids[3]
-    own = ClientInput(session.payloads[victim])
-    session.clients[victim] = session.enrol(victim, client_input=own)
+    own = session.update_of(victim)
+    session.clients[victim] = session.enrol(victim, update=own)
     session.reach(ServerState.AWAITING_MASKED_INPUTS)
     session.take(victim)
     neighbours = session.server.roster.graph.neighbours(3)
@@ -502,19 +502,19 @@ def test_nothing_is_uploaded_when_fewer_neighbours_shared_than_the_threshold(
     error = refused(session, victim, message, ThresholdNotMet, Reason.THRESHOLD_NOT_MET)
     assert isinstance(error, ThresholdNotMet)
     assert (error.needed, error.present) == (threshold, threshold - 1)
-    assert not own.is_spent
+    assert not is_spent(own)
 
 
 def test_an_input_is_spent_as_soon_as_its_upload_is_handed_over() -> None:
     session = InsecurePairwiseSession()
     victim = session.client_ids[3]
-    own = ClientInput(session.payloads[victim])
-    session.clients[victim] = session.enrol(victim, client_input=own)
+    own = session.update_of(victim)
+    session.clients[victim] = session.enrol(victim, update=own)
     session.reach(ServerState.AWAITING_MASKED_INPUTS)
     message = session.take(victim)
-    assert not own.is_spent
-    assert session.clients[victim].receive(message)
-    assert own.is_spent
+    assert not is_spent(own)
+    assert session.clients[victim].answer(message)
+    assert is_spent(own)
 
 
 # --- Two trees of one dealer ------------------------------------------------------------------------------------------
@@ -523,10 +523,12 @@ def test_an_input_is_spent_as_soon_as_its_upload_is_handed_over() -> None:
 def second_tree(session: InsecurePairwiseSession, dealer: ClientId, offered: bytes) -> RelayedShares:
     """Let a corrupted client sign a second tree: under the same keys, with other shares."""
     member, configuration = session.member(dealer), session.server.configuration
-    advertised, _ = advertise_keys(member, configuration)
+    advertised, _ = advertise_keys(member, configuration, member.coins)
     key_set = accept_advertised_keys(member, advertised, AdvertisedKeys.decode(offered, configuration))
     member.coins.draw(32)
-    return RelayedShares(key_set.roster, key_set.position, share_keys(member, advertised, key_set)[1], None)
+    return RelayedShares(
+        key_set.roster, key_set.position, share_keys(member, advertised, key_set, member.coins)[1], None
+    )
 
 
 def with_entries_exchanged(session: InsecurePairwiseSession, other: RelayedShares, *holders: int) -> None:
@@ -584,11 +586,11 @@ def test_secrets_are_not_shared_a_second_time_under_the_same_keys() -> None:
     session.reach(ServerState.AWAITING_ENCRYPTED_SHARES)
     client = session.client_ids[0]
     member, configuration = session.member(client), session.server.configuration
-    advertised, _ = advertise_keys(member, configuration)
+    advertised, _ = advertise_keys(member, configuration, member.coins)
     key_set = accept_advertised_keys(member, advertised, AdvertisedKeys.decode(session.take(client), configuration))
-    share_keys(member, advertised, key_set)
+    share_keys(member, advertised, key_set, member.coins)
     with pytest.raises(Misuse) as caught:
-        share_keys(member, advertised, key_set)
+        share_keys(member, advertised, key_set, member.coins)
     assert caught.value.reason is Reason.ALREADY_SPENT
 
 
@@ -597,8 +599,8 @@ def test_a_roster_that_is_delivered_again_gets_the_same_shares_byte_for_byte() -
     session.reach(ServerState.AWAITING_ENCRYPTED_SHARES)
     client = session.clients[session.client_ids[0]]
     message = session.take(client.client)
-    first = client.receive(message)
-    assert client.receive(message) == first
+    first = client.answer(message)
+    assert client.answer(message) == first
     assert client.state is ClientState.AWAITING_DELIVERED_SHARES
 
 

@@ -69,7 +69,7 @@ def signature_on(session: InsecurePairwiseSession, signer: int, contributors: It
 def ask(session: InsecurePairwiseSession, member: int, contributors: Iterable[int]) -> bytes:
     """Show a set to a member of the committee, and return its signature."""
     client = session.clients[session.client_ids[member]]
-    (answer,) = client.receive(survivor_set(session, contributors, range(session.server.roster.population)))
+    answer = client.answer(survivor_set(session, contributors, range(session.server.roster.population)))
     return SurvivorSignature.decode(answer).signature
 
 
@@ -120,7 +120,7 @@ def certified(session: InsecurePairwiseSession, contributors: Iterable[int]) -> 
 def test_a_second_request_with_another_set_gets_nothing(mode: SecurityMode, refused: Refused) -> None:
     session = at(ServerState.AWAITING_UNMASKING_SHARES, mode)
     victim = session.client_ids[0]
-    assert session.clients[victim].receive(session.take(victim))
+    assert session.clients[victim].answer(session.take(victim))
     without_one = [0, 1, 2, 3, 4, 5, 6]
     signatures = certified(session, without_one) if mode is SecurityMode.ACTIVE else {}
     second = request(session, 0, without_one, signatures)
@@ -132,7 +132,7 @@ def test_a_second_request_for_the_same_set_gets_the_same_bytes(mode: SecurityMod
     session = at(ServerState.AWAITING_UNMASKING_SHARES, mode)
     client = session.clients[session.client_ids[0]]
     message = next(o.message for o in session.pending if o.receiver == client.client)
-    assert client.receive(message) == client.receive(message)
+    assert client.answer(message) == client.answer(message)
     goes_on(session)
 
 
@@ -153,10 +153,10 @@ def test_of_each_neighbour_a_client_shows_a_share_of_one_secret_and_none_of_the_
 
     session = at(ServerState.AWAITING_MASKED_INPUTS, mode, suite=suite)
     dropped = session.client_ids[5]
-    receive = session.clients[dropped].receive
+    upload = session.clients[dropped].answer
     with monkeypatch.context() as patched:
         patched.setattr(cls, "open_shares", watch)
-        assert receive(session.take(dropped)), "it uploads, and the upload is lost"
+        assert upload(session.take(dropped)), "it uploads, and the upload is lost"
         session.step()
     goes_on(session, without=[dropped])
     contributors = set(session.client_ids) - {dropped}
@@ -317,11 +317,11 @@ def test_two_sets_do_not_both_get_a_certificate_even_if_a_corrupted_member_signs
             client = session.clients[session.client_ids[member]]
             message = request(session, member, chosen, signatures[name])
             if len(signatures[name]) >= quorum:
-                assert client.receive(message)
+                assert client.answer(message)
                 answered.add(name)
                 continue
             with pytest.raises(PeerMisbehaved) as caught:
-                client.receive(message)
+                client.answer(message)
             assert (caught.value.reason, caught.value.culprits) == (Reason.QUORUM_NOT_MET, frozenset({ServerId()}))
             ended(session, client.client)
     assert len(answered) == 1
@@ -340,7 +340,7 @@ def test_signatures_on_two_sets_do_not_add_up_to_a_certificate(refused: Refused)
 def test_a_member_signs_one_set_only(refused: Refused) -> None:
     session = at(ServerState.AWAITING_SURVIVOR_SIGNATURES)
     victim = session.client_ids[1]
-    session.clients[victim].receive(session.take(victim))
+    session.clients[victim].answer(session.take(victim))
     second = survivor_set(session, ONE_SET, EVERYBODY)
     refused(session, victim, second, PeerMisbehaved, Reason.ALREADY_ANSWERED, {ServerId()})
 
@@ -453,7 +453,7 @@ def test_the_certificate_that_the_forgeries_start_from_is_accepted_from_a_quorum
         endorsement(session, member, signature_on(session, member, EVERYBODY)) for member in committee[:signers]
     ]
     again = replace(genuine, endorsements=tuple(endorsements)).encode()
-    (answer,) = session.clients[victim].receive(again)
+    answer = session.clients[victim].answer(again)
     session.server.receive(victim, answer)
     goes_on(session)
 
@@ -471,7 +471,7 @@ def test_a_certificate_of_another_attempt_unmasks_nothing(refused: Refused) -> N
 def test_a_signature_of_the_committee_counts_once_and_for_its_signer(goes_on: GoesOn) -> None:
     session = at(ServerState.AWAITING_SURVIVOR_SIGNATURES)
     one, other = session.client_ids[:2]
-    (answer,) = session.clients[one].receive(session.take(one))
+    answer = session.clients[one].answer(session.take(one))
     session.drop(other)
     with pytest.raises(AuthenticationFailed) as caught:
         session.server.receive(other, answer)

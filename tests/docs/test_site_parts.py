@@ -147,9 +147,7 @@ def test_every_command_is_in_its_page() -> None:
 
 
 def test_every_name_of_a_face_is_in_the_reference() -> None:
-    assert "::: secagg.protocols.pairwise_mask.session.PairwiseMember" in generated.api(
-        "secagg.protocols.pairwise_mask"
-    )
+    assert "::: secagg.protocols.pairwise_mask.client.PairwiseMember" in generated.api("secagg.protocols.pairwise_mask")
     assert "EnclaveHelpers" in generated.api("secagg.protocols.enclave")
 
 

@@ -17,10 +17,9 @@ from secagg.errors import InvalidParameters
 from secagg.identifiers import ClientId
 from secagg.parameters import LEAST_THRESHOLD, SecurityMode, Suite
 from secagg.protocols.pairwise_mask import (
-    ClientInput,
+    PairwiseMember,
     ServerState,
     SessionPlan,
-    SessionTerms,
     Topology,
     plan_session,
 )
@@ -29,6 +28,7 @@ from secagg.protocols.pairwise_mask.floors import ClientFloors
 from secagg.protocols.pairwise_mask.run import Observer
 from secagg.session.certificates import IDENTITY_KEY_BYTES, Authority, SigningKey, issue_certificate
 from tests.harness.pairwise_measurement import MeasuredClient, MeasuredRun, Progress, measured_run
+from tests.harness.pairwise_sessions import OfferedSubject, update_of
 
 PLACES: Final = (
     ServerState.AWAITING_MASKED_INPUTS,
@@ -116,20 +116,19 @@ def gather(
 
     def new_client(client: ClientId) -> MeasuredClient:
         signing_key = None if authority is None else _new_signing_key()
-        return MeasuredClient(
+        member = PairwiseMember(
             client,
-            ClientInput(payloads[client]),
             floors=floors,
-            capacity=capacity,
             coins=coins,
             authority=None if authority is None else Authority(authority.public_key),
             signing_key=signing_key,
             certificate=None
             if authority is None or signing_key is None
             else issue_certificate(authority, client, signing_key.public_key),
-            terms=SessionTerms.of(plan.configuration),
             threads=setting.threads,
         )
+        subject = OfferedSubject.of(plan.configuration, capacity)
+        return MeasuredClient(member, subject, update_of(payloads[client]))
 
     return Cohort(plan, tuple(map(new_client, everybody)), dropouts, setting.threads)
 

@@ -70,20 +70,20 @@ class MeasuredClient(Client):
 
     meter: Meter | None = None
 
-    def receive(self, message: bytes) -> list[bytes]:
-        """Take a message from the server, and return what to send back, as every client does."""
+    def answer(self, message: bytes) -> bytes:
+        """Return the answer to a message, as every client does."""
         if self.meter is None:
-            return super().receive(message)
+            return super().answer(message)
         figures = self.meter.begin(message)
         answers, reason = list[bytes](), ""
         try:
-            answers = super().receive(message)
+            answers.append(super().answer(message))
         except (PeerError, ThresholdNotMet) as error:
             reason = str(error)
             raise
         finally:
             self.meter.end(figures, self.client, answers, reason)
-        return answers
+        return answers[0]
 
 
 class Meter:

@@ -25,21 +25,58 @@ from secagg.crypto.secret import Secret
 from secagg.errors import SecAggError
 from secagg.identifiers import ClientId, Party, ServerId
 from secagg.parameters import SecurityMode, Suite
-from secagg.protocols.pairwise_mask.client import Client
-from secagg.protocols.pairwise_mask.configuration import LEAST_CHECK_WORDS, NO_AUTHORITY, NO_DIGEST
+from secagg.protocols.pairwise_mask.client import Client, PairwiseMember, Recording
+from secagg.protocols.pairwise_mask.configuration import (
+    LEAST_CHECK_WORDS,
+    NO_AUTHORITY,
+    NO_DIGEST,
+    SessionConfiguration,
+)
 from secagg.protocols.pairwise_mask.floors import ClientFloors
 from secagg.protocols.pairwise_mask.graph import Topology
-from secagg.protocols.pairwise_mask.member import ClientInput, Member, SessionTerms
 from secagg.protocols.pairwise_mask.plan import SessionPlan, plan_session
 from secagg.protocols.pairwise_mask.relay import Settled
 from secagg.protocols.pairwise_mask.round4_unmasking import AnsweredFor, UnmaskingShares, signed_unmasking
 from secagg.protocols.pairwise_mask.server import Server
-from secagg.protocols.pairwise_mask.transitions import ServerState
+from secagg.protocols.pairwise_mask.transitions import ClientState, ServerState
 from secagg.session.certificates import Authority, Certificate, SigningKey, issue_certificate
+from secagg.session.roles import LateUpdate, Subject, Update
 from secagg.simulation.insecure_coins import InsecureSeededCoins
 from secagg.wire import MessageKind, message_kind
 
 SMALL_LAYOUT: Final = Layout((RingSegment(20, 6), RingSegment(7, 3)))
+MUCH: Final = 1 << 40
+"""Capacity of a decoder that takes every sum."""
+
+
+class OfferedSubject(Subject):
+    """A subject whose terms are the digest in an offer, so that it can be that of any offer."""
+
+    @property
+    def terms_digest(self) -> bytes:
+        return self.terms
+
+    @classmethod
+    def of(cls, configuration: SessionConfiguration, capacity: int = MUCH) -> OfferedSubject:
+        """Return the subject of an offer, which refuses nothing in it."""
+        return cls(
+            task=configuration.task,
+            round_number=configuration.round_number,
+            layout=configuration.layout,
+            capacity=capacity,
+            terms=configuration.application_digest,
+            model_digest=configuration.model_digest,
+        )
+
+
+def is_spent(update: LateUpdate) -> bool:
+    """Return whether an update was made."""
+    return vars(update)["_make"] is None
+
+
+def update_of(payload: Payload, weight: int = 1, model_digest: bytes = NO_DIGEST) -> LateUpdate:
+    """Return an update that is there already."""
+    return LateUpdate(lambda: Update(payload, model_digest, weight))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,9 +122,16 @@ class SessionSetup:
         )
 
     @property
-    def terms(self) -> SessionTerms:
+    def subject(self) -> OfferedSubject:
         """Return what the session is about, as every client knows it."""
-        return SessionTerms(task=b"federated training", model_digest=self.model_digest, round_number=self.round_number)
+        return OfferedSubject(
+            task=b"federated training",
+            round_number=self.round_number,
+            layout=self.layout,
+            capacity=MUCH,
+            terms=NO_DIGEST,
+            model_digest=self.model_digest,
+        )
 
     def next_attempt(self) -> SessionSetup:
         """Return the setup of a retry: the same clients, inputs and coins in another attempt."""
@@ -223,6 +267,7 @@ class InsecurePairwiseSession:
         """What the server sends next, and the network has not delivered yet."""
         self.log = list[Delivery]()
         """Everything that was delivered, in order."""
+        self._uploads = dict[tuple[ClientId, bytes], bytes]()
         self.errors = dict[ClientId, list[SecAggError]]()
         self.refusals = list[tuple[ClientId, SecAggError]]()
 
@@ -238,29 +283,18 @@ class InsecurePairwiseSession:
         client: ClientId,
         *,
         floors: ClientFloors | None = None,
-        client_input: ClientInput | None = None,
-        capacity: int = 1 << 40,
+        update: LateUpdate | None = None,
+        capacity: int = MUCH,
         coins: Coins | None = None,
         certificate: Certificate | None = None,
     ) -> Client:
         """Make a client as the session makes them, but for what is given; it is not online until somebody says so."""
-        own_input = client_input or ClientInput(self.payloads[client], self.weights[client])
-        own_coins = coins or self.setup.coins_of(str(client))
-        own_floors = floors or self.floors
-        if self.setup.mode is SecurityMode.SEMI_HONEST:
-            return Client(client, own_input, floors=own_floors, capacity=capacity, coins=own_coins)
-        key = self.signing_keys[client]
-        return Client(
-            client,
-            own_input,
-            floors=own_floors,
-            capacity=capacity,
-            coins=own_coins,
-            authority=self.authority,
-            signing_key=key,
-            terms=self.setup.terms,
-            certificate=certificate or issue_certificate(self.authority_key, client, key.public_key),
-        )
+        member = self.member(client, floors=floors, coins=coins, certificate=certificate)
+        return Client(member, replace(self.setup.subject, capacity=capacity), update or self.update_of(client))
+
+    def update_of(self, client: ClientId) -> LateUpdate:
+        """Return what a client uploads."""
+        return update_of(self.payloads[client], self.weights[client], self.setup.model_digest)
 
     def drop(self, *clients: ClientId) -> None:
         """Take clients offline, for good."""
@@ -302,12 +336,15 @@ class InsecurePairwiseSession:
             return
         self.log.append(delivery)
         try:
-            answers = client.receive(delivery.message)
+            # A platform keeps what it sends until it has arrived; the client itself hands its upload out once.
+            kept = self._uploads.get((client.client, delivery.message))
+            answer = kept if kept and client.state is not ClientState.ABORTED else client.answer(delivery.message)
         except SecAggError as error:
             self.errors.setdefault(client.client, []).append(error)
             return
-        for answer in answers:
-            self.route(Delivery(state=self.server.state, sender=client.client, receiver=ServerId(), message=answer))
+        if delivery.kind is MessageKind.DELIVERED_SHARES:
+            self._uploads[client.client, delivery.message] = answer
+        self.route(Delivery(state=self.server.state, sender=client.client, receiver=ServerId(), message=answer))
 
     # --- The rounds ---------------------------------------------------------------------------------------------------
 
@@ -348,17 +385,27 @@ class InsecurePairwiseSession:
         """Return the last message of a kind that was delivered to a client."""
         return [d.message for d in self.log if d.receiver == client and d.kind is kind][-1]
 
-    def member(self, client: ClientId) -> Member:
+    def member(  # noqa: PLR0913 -- all but the first have defaults
+        self,
+        client: ClientId,
+        *,
+        floors: ClientFloors | None = None,
+        coins: Coins | None = None,
+        signing_key: SigningKey | None = None,
+        certificate: Certificate | None = None,
+        recording: Callable[[Coins], Recording] | None = None,
+    ) -> PairwiseMember:
         """Return what a client brings along, with its identity key, for an adversary that corrupts it."""
-        key, active = self.signing_keys[client], self.setup.mode is SecurityMode.ACTIVE
-        return Member(
-            client=client,
-            floors=self.floors,
-            capacity=1 << 40,
-            coins=self.setup.coins_of(str(client)),
+        key, active = signing_key or self.signing_keys[client], self.setup.mode is SecurityMode.ACTIVE
+        certified = certificate or issue_certificate(self.authority_key, client, key.public_key)
+        return PairwiseMember(
+            client,
+            floors=floors or self.floors,
+            coins=coins or self.setup.coins_of(str(client)),
             authority=self.authority if active else None,
             signing_key=key if active else None,
-            certificate=issue_certificate(self.authority_key, client, key.public_key) if active else None,
+            certificate=certified if active else None,
+            recording=recording,
         )
 
     def settled(self, sharers: Iterable[int] | None = None) -> Settled:

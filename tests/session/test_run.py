@@ -17,12 +17,11 @@ from secagg.identifiers import ClientId
 from secagg.parameters import SecurityMode
 from secagg.protocols.pairwise_mask import (
     Client,
-    ClientInput,
     ServerState,
-    SessionTerms,
     Topology,
     plan_session,
 )
+from secagg.protocols.pairwise_mask.configuration import NO_DIGEST
 from secagg.protocols.pairwise_mask.plan import PairwiseSettings
 from secagg.protocols.pairwise_mask.run import run as run_pairwise
 from secagg.protocols.pairwise_mask.server import STAGES
@@ -30,6 +29,7 @@ from secagg.protocols.pairwise_mask.simulation import PairwiseSimulation
 from secagg.session.registry import Simulation
 from secagg.session.roles import ClientSession, LateUpdate, Subject, Update
 from secagg.session.run import Measured, run
+from tests.harness.pairwise_sessions import update_of
 from tests.harness.session_worlds import LAYOUT, NOW, SETTINGS, candidate_of, client_ids, payload_of
 
 NOBODY = frozenset[ClientId]()
@@ -118,24 +118,12 @@ def _own_run(  # noqa: PLR0913, PLR0917 -- what both runs share
     world: PairwiseSimulation,
 ) -> tuple[Aggregate, Any]:
     member = world.member(clients[0])
-    authority = vars(member)["_authority"]
+    authority = member.authority
     plan = settings.plan(subject, len(clients), bytes(32) if authority is None else authority.public_key, SystemCoins())
     machines = list[Client]()
     for client in clients:
-        brings = vars(world.member(client))
-        machines.append(
-            Client(
-                client,
-                ClientInput(payload_of(client), weights[client]),
-                floors=brings["_floors"],
-                capacity=subject.capacity,
-                coins=SystemCoins(),
-                authority=brings["_authority"],
-                signing_key=brings["_signing_key"],
-                certificate=brings["_certificate"],
-                terms=SessionTerms.of(plan.configuration),
-            )
-        )
+        update = update_of(payload_of(client), weights[client], subject.model_digest or NO_DIGEST)
+        machines.append(Client(world.member(client), subject, update))
     return run_pairwise(plan, machines, dropouts=lost)
 
 

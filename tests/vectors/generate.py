@@ -24,11 +24,10 @@ from secagg.identifiers import ClientId
 from secagg.parameters import SecurityMode, Suite
 from secagg.protocols.pairwise_mask import (
     Client,
-    ClientInput,
+    PairwiseMember,
     Server,
     SessionConfiguration,
     SessionPlan,
-    SessionTerms,
     Topology,
     plan_session,
 )
@@ -37,7 +36,7 @@ from secagg.protocols.pairwise_mask.transitions import SERVER_TRANSITIONS
 from secagg.session.certificates import Authority, SigningKey, issue_certificate
 from secagg.simulation.insecure_coins import InsecureRecordedCoins
 from secagg.wire import MessageKind, message_kind
-from tests.harness.pairwise_sessions import close_round, unmask
+from tests.harness.pairwise_sessions import OfferedSubject, close_round, unmask, update_of
 
 from .negative_cases import NEGATIVES, negative
 
@@ -320,19 +319,16 @@ class Play:
             authority, own = _signing_key(identities["authority"]), _signing_key(identities[role])
             signed["authority"], signed["signing_key"] = Authority(authority.public_key), own
             signed["certificate"] = issue_certificate(authority, client, own.public_key)
-            signed["terms"] = SessionTerms.of(self._server.configuration)
-        return Client(
-            client,
-            ClientInput(_payload(layout, self._vector["inputs"][role]), int(self._vector["weights"][role])),
-            floors=ClientFloors(suites=frozenset(Suite), modes=frozenset(SecurityMode), **floors),
-            capacity=capacity,
-            coins=self._coins[role],
-            **signed,
-        )
+        accepted = ClientFloors(suites=frozenset(Suite), modes=frozenset(SecurityMode), **floors)
+        member = PairwiseMember(client, floors=accepted, coins=self._coins[role], **signed)
+        payload, weight = _payload(layout, self._vector["inputs"][role]), int(self._vector["weights"][role])
+        configuration = self._server.configuration
+        subject = OfferedSubject.of(configuration, capacity)
+        return Client(member, subject, update_of(payload, weight, configuration.model_digest))
 
     def _exchange(self, stage: int, role: str, name: str, answer: str) -> None:
         """Hand a client its message and the server the client's answer."""
-        [sent] = self._clients[role].receive(bytes.fromhex(self.messages[name]))
+        sent = self._clients[role].answer(bytes.fromhex(self.messages[name]))
         self._note(stage, role, "receive", message=name, sends=[answer])
         if answer.endswith("encrypted_shares") and (ranges := self._fresh_ranges(role)):
             self.fresh[answer] = ranges

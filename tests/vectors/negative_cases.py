@@ -288,7 +288,7 @@ NEGATIVES: tuple[Negative, ...] = (
             "minimum_cohort_below_the_floor": (put_number(93, 2), "below_floor"),
             "weights_above_the_capacity": (put_number(101, 2), "below_floor"),
             "population_above_the_floor": (put_number(97, 5), "below_floor"),
-            "layout_of_another_input": (put_number(127, 8), "parameter_out_of_range"),
+            "layout_of_another_input": (put_number(127, 8), "below_floor"),
         },
         blamed=(),
     ),

@@ -94,7 +94,7 @@ def blamed(session: InsecurePairwiseSession) -> list[PeerError]:
     """Return every error by which anybody blames anybody."""
     told = [*session.server.faults, *(error for _, error in session.refusals)]
     told += [error for errors in session.errors.values() for error in errors]
-    told += [error for client in session.clients.values() for error in client.complaints]
+    told += [error for client in session.clients.values() for error in client.faults]
     return [error for error in told if isinstance(error, PeerError)]
 
 

@@ -6,12 +6,12 @@ import pickle
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from secagg.contract import Payload
 from secagg.crypto.secret import Secret
 from secagg.errors import (
     InternalError,
@@ -27,14 +27,13 @@ from secagg.parameters import SecurityMode, Suite
 from secagg.protocols.pairwise_mask import (
     Client,
     ClientState,
-    LateInput,
     ServerState,
-    SessionConfiguration,
     Topology,
     client_record,
 )
 from secagg.protocols.pairwise_mask.client_record import ClientRecord, RecordedCoins, Recorder
 from secagg.session.latch import FileLatch, Latch, MemoryLatch
+from secagg.session.roles import LateUpdate, Update
 from secagg.simulation.insecure_coins import InsecureSeededCoins
 from secagg.wire import MessageKind, message_kind
 from tests.harness.pairwise_sessions import InsecurePairwiseSession, SessionSetup, same_sum
@@ -48,16 +47,10 @@ class PutAside:
     def __init__(
         self, session: InsecurePairwiseSession, client: ClientId, weight: int = 1, latch: Latch | None = None
     ) -> None:
-        member = session.member(client)
         self.client = client
         self.brings: dict[str, Any] = {
-            "floors": member.floors,
-            "authority": member.authority,
-            "signing_key": member.signing_key,
-            "certificate": member.certificate,
-            "terms": session.setup.terms,
-            "capacity": 1 << 40,
-            "coins": session.setup.coins_of(f"client {client.value}, in parts"),
+            "floors": session.floors,
+            "subject": session.setup.subject,
             "latch": latch or MemoryLatch(),
         }
         self.session = session
@@ -66,29 +59,36 @@ class PutAside:
         self.live: Client | None = self.fresh()
         self.stored = b""
 
-    def make(self, _: SessionConfiguration) -> tuple[Payload, int]:
+    def make(self) -> Update:
         self.made += 1
-        return self.session.payloads[self.client], self.weight
+        return Update(self.session.payloads[self.client], self.session.setup.model_digest, self.weight)
 
     def fresh(self, client: ClientId | None = None, **changes: Any) -> Client:
         brought = {**self.brings, **changes}
-        latch = brought.pop("latch")
-        recording = None if latch is None else Recorder(latch, brought["coins"])
-        return Client(client or self.client, LateInput(self.make), recording=recording, **brought)
+        latch, coins = brought["latch"], self.session.setup.coins_of(f"client {self.client.value}, in parts")
+        recording = None if latch is None else partial(Recorder, latch)
+        member = self.session.member(client or self.client, floors=brought["floors"], coins=coins, recording=recording)
+        return member.join(brought["subject"], LateUpdate(self.make))
 
     def resumed(self, **changes: Any) -> Client:
         client = self.fresh(**changes)
         client.resume(Secret("record", self.stored))
         return client
 
-    def receive(self, message: bytes) -> list[bytes]:
+    def answer(self, message: bytes) -> bytes:
         client = self.live or self.resumed()
-        answers = client.receive(message)
+        answer = client.answer(message)
         self.live = None
         if client.state is not ClientState.COMPLETED:
-            with client.suspend() as record:
-                self.stored = bytes(record.expose())
-        return answers
+            self.stored = put_aside(client)
+        return answer
+
+
+def put_aside(client: Client) -> bytes:
+    record = client.suspend()
+    assert record is not None
+    with record:
+        return bytes(record.expose())
 
 
 def recording_of(client: Client) -> Recorder:
@@ -134,18 +134,6 @@ def test_an_input_is_made_once_when_it_is_uploaded_and_is_in_no_snapshot(mode: S
     assert held.made == 1
 
 
-def test_an_input_for_another_session_is_refused_and_ends_the_clients_part() -> None:
-    session = session_of(SessionSetup(mode=SecurityMode.SEMI_HONEST))
-    held: Any = session.clients[session.client_ids[0]]
-    held.weight = 0
-    session.reach(ServerState.AWAITING_MASKED_INPUTS)
-    delivered = next(outgoing.message for outgoing in session.pending if outgoing.receiver == session.client_ids[0])
-    client = held.resumed()
-    with pytest.raises(InvalidParameters, match="a weight is an integer in 1"):
-        client.receive(delivered)
-    assert client.state is ClientState.ABORTED
-
-
 @BOTH_MODES
 def test_the_same_bytes_again_get_the_stored_answer_and_other_bytes_end_the_session(mode: SecurityMode) -> None:
     session = session_of(SessionSetup(mode=mode))
@@ -155,10 +143,10 @@ def test_the_same_bytes_again_get_the_stored_answer_and_other_bytes_end_the_sess
     session.step()
     client = session.clients[asked]
     before = session.sent_by(asked, MessageKind.ENCRYPTED_SHARES)
-    assert client.receive(shown) == [before]
+    assert client.answer(shown) == before
     altered = shown[:-1] + bytes([shown[-1] ^ 1])
     with pytest.raises(PeerMisbehaved) as caught:
-        client.receive(altered)
+        client.answer(altered)
     assert caught.value.reason is Reason.ALREADY_ANSWERED
 
 
@@ -169,7 +157,8 @@ def test_an_upload_is_not_kept_to_be_given_again(mode: SecurityMode) -> None:
     asked = session.client_ids[0]
     delivered = next(outgoing.message for outgoing in session.pending if outgoing.receiver == asked)
     session.step()
-    assert session.clients[asked].receive(delivered) == []
+    with pytest.raises(Misuse, match="handed over before"):
+        session.clients[asked].answer(delivered)
 
 
 def test_of_its_own_secrets_a_client_that_has_uploaded_keeps_none() -> None:
@@ -216,30 +205,29 @@ def test_what_a_client_drew_is_overwritten_when_it_is_put_aside() -> None:
     session = InsecurePairwiseSession(SessionSetup(mode=SecurityMode.SEMI_HONEST))
     client = PutAside(session, session.client_ids[0]).live
     assert client is not None
-    client.receive(session.server.invitation)
+    client.answer(session.server.invitation)
     drawn = list(recording_of(client).coins.drawn)
-    with client.suspend():
-        assert drawn
-        assert all(secret.is_wiped for secret in drawn)
+    assert put_aside(client)
+    assert drawn
+    assert all(secret.is_wiped for secret in drawn)
     assert client.state is ClientState.ABORTED, "two would go on"
     with pytest.raises(UnexpectedMessage, match="the session is aborted"):
-        client.receive(session.server.invitation)
+        client.answer(session.server.invitation)
 
 
 @BOTH_MODES
-def test_an_upload_that_was_forgotten_is_not_given_again_and_not_made_anew(mode: SecurityMode) -> None:
+def test_an_upload_is_handed_out_once(mode: SecurityMode) -> None:
     session = InsecurePairwiseSession(SessionSetup(mode=mode))
     asked = session.client_ids[0]
     session.reach(ServerState.AWAITING_MASKED_INPUTS)
     delivered = next(outgoing.message for outgoing in session.pending if outgoing.receiver == asked)
     client = session.clients[asked]
-    client.forget_upload()
-    upload = client.receive(delivered)
-    assert client.receive(delivered) == upload
-    client.forget_upload()
-    assert client.receive(delivered) == []
+    assert client.answer(delivered)
+    with pytest.raises(Misuse) as again:
+        client.answer(delivered)
+    assert again.value.reason is Reason.ALREADY_SPENT
     with pytest.raises(PeerMisbehaved) as caught:
-        client.receive(delivered[:-1] + bytes([delivered[-1] ^ 1]))
+        client.answer(delivered[:-1] + bytes([delivered[-1] ^ 1]))
     assert caught.value.reason is Reason.ALREADY_ANSWERED
 
 
@@ -266,15 +254,14 @@ def test_a_message_that_is_not_due_is_refused_by_a_client_that_was_put_aside(mod
     fresh = session_of(SessionSetup(mode=mode))
     fresh.step()
     with pytest.raises(UnexpectedMessage):
-        fresh.clients[fresh.client_ids[0]].receive(delivered)
+        fresh.clients[fresh.client_ids[0]].answer(delivered)
 
 
 def test_a_client_without_a_session_has_nothing_to_put_aside() -> None:
     session = InsecurePairwiseSession(SessionSetup(mode=SecurityMode.SEMI_HONEST))
     fresh = PutAside(session, session.client_ids[0]).live
     assert fresh is not None
-    with pytest.raises(Misuse, match="nothing that could be resumed"):
-        fresh.suspend()
+    assert fresh.suspend() is None
 
 
 @pytest.mark.parametrize("state", [ServerState.AWAITING_ENCRYPTED_SHARES, ServerState.AWAITING_UNMASKING_SHARES])
@@ -292,9 +279,9 @@ def test_a_session_about_something_else_than_the_client_knows_by_now_is_not_gone
     session = session_of(SessionSetup(mode=SecurityMode.ACTIVE))
     session.step()
     held = session.clients[session.client_ids[0]]
-    known = replace(held.brings["terms"], round_number=99)  # type: ignore[attr-defined]
+    known = replace(held.brings["subject"], round_number=99)  # type: ignore[attr-defined]
     with pytest.raises(InvalidParameters, match="another round_number than this client"):
-        held.resumed(terms=known)  # type: ignore[attr-defined]
+        held.resumed(subject=known)  # type: ignore[attr-defined]
 
 
 def test_what_was_read_from_a_record_is_overwritten_when_it_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -342,8 +329,7 @@ def test_of_two_restores_of_one_record_the_second_is_refused_before_it_answers(
         with pytest.raises(Misuse) as caught:
             held.resumed()
         assert caught.value.reason is Reason.ALREADY_SPENT
-        with first.suspend() as record:
-            held.stored = bytes(record.expose())
+        held.stored = put_aside(first)
         with pytest.raises(Misuse, match="not the newest"):
             held.fresh().resume(Secret("record", stored))
     assert same_sum(session.finish(), session.sum_of(session.client_ids))
@@ -353,7 +339,7 @@ def test_of_two_restores_of_one_record_the_second_is_refused_before_it_answers(
 def test_when_a_client_left_no_record_of_its_session_is_resumed(which: int, tmp_path: Path) -> None:
     session = InsecurePairwiseSession(SessionSetup(mode=SecurityMode.SEMI_HONEST))
     held = PutAside(session, session.client_ids[0], latch=latches(tmp_path)[which])
-    held.receive(session.server.invitation)
+    held.answer(session.server.invitation)
     held.resumed().abort()
     with pytest.raises(Misuse, match="session is over"):
         held.resumed()
@@ -372,7 +358,7 @@ def test_of_a_session_that_is_over_the_store_knows_nothing(tmp_path: Path) -> No
 def test_of_a_session_that_is_not_gone_on_with_the_store_knows_nothing(tmp_path: Path) -> None:
     session = InsecurePairwiseSession(SessionSetup(mode=SecurityMode.SEMI_HONEST))
     held = PutAside(session, session.client_ids[0], latch=FileLatch(tmp_path / "latch"))
-    held.receive(session.server.invitation)
+    held.answer(session.server.invitation)
     with pytest.raises(InvalidParameters, match="below 8"):
         held.resumed(floors=replace(held.brings["floors"], minimum_cohort=8))
     assert not list((tmp_path / "latch").iterdir())
@@ -381,7 +367,7 @@ def test_of_a_session_that_is_not_gone_on_with_the_store_knows_nothing(tmp_path:
 def test_a_record_is_resumed_by_the_client_that_it_is_of_and_by_no_other() -> None:
     session = InsecurePairwiseSession(SessionSetup(mode=SecurityMode.SEMI_HONEST))
     held = PutAside(session, session.client_ids[0])
-    held.receive(session.server.invitation)
+    held.answer(session.server.invitation)
     stranger = held.fresh(session.client_ids[1])
     with pytest.raises(Misuse, match="is that of"):
         stranger.resume(Secret("record", held.stored))
@@ -394,10 +380,10 @@ def test_a_record_is_resumed_by_the_client_that_it_is_of_and_by_no_other() -> No
 def test_a_client_resumes_nothing_without_a_latch_or_amid_a_session(latch: MemoryLatch | None) -> None:
     session = InsecurePairwiseSession(SessionSetup(mode=SecurityMode.SEMI_HONEST))
     held = PutAside(session, session.client_ids[0])
-    held.receive(session.server.invitation)
+    held.answer(session.server.invitation)
     client = held.fresh(latch=latch)
     if latch is not None:
-        client.receive(session.server.invitation)
+        client.answer(session.server.invitation)
     with pytest.raises(Misuse, match="with the latch that numbered it"):
         client.resume(Secret("record", held.stored))
     assert held.resumed().state is ClientState.AWAITING_ADVERTISED_KEYS
@@ -487,7 +473,7 @@ def test_where_a_record_is_put_together_nothing_of_it_is_left(monkeypatch: pytes
     session = InsecurePairwiseSession(SessionSetup(mode=SecurityMode.SEMI_HONEST))
     client = PutAside(session, session.client_ids[0]).live
     assert client is not None
-    client.receive(session.server.invitation)
+    client.answer(session.server.invitation)
     drawn = [bytes(secret.expose()) for secret in recording_of(client).coins.drawn]
     joined = list[bytearray]()
 
@@ -496,10 +482,10 @@ def test_where_a_record_is_put_together_nothing_of_it_is_left(monkeypatch: pytes
         return Secret(kind, data)
 
     monkeypatch.setattr(client_record, "Secret", noted)
-    with client.suspend() as record:
-        assert all(secret in bytes(record.expose()) for secret in drawn)
-        (buffer,) = joined
-        assert not any(buffer)
+    record = put_aside(client)
+    assert all(secret in record for secret in drawn)
+    (buffer,) = joined
+    assert not any(buffer)
 
 
 def test_a_client_that_would_draw_other_coins_than_it_drew_does_not_go_on() -> None:

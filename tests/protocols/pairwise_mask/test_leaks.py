@@ -27,12 +27,11 @@ from secagg.parameters import SecurityMode, Suite
 from secagg.protocols.pairwise_mask.client import Client
 from secagg.protocols.pairwise_mask.graph import Topology
 from secagg.protocols.pairwise_mask.masking import MaskedVector, adds_pairwise_mask, pairwise_mask_key, self_mask_key
-from secagg.protocols.pairwise_mask.member import ClientInput
 from secagg.protocols.pairwise_mask.round2_masked_input import MaskedInput
 from secagg.protocols.pairwise_mask.transitions import ServerState
 from secagg.simulation.insecure_coins import InsecureSeededCoins
 from secagg.wire import MessageKind
-from tests.harness.pairwise_sessions import Delivery, InsecurePairwiseSession, SessionSetup, same_sum, stored
+from tests.harness.pairwise_sessions import Delivery, InsecurePairwiseSession, SessionSetup, same_sum, stored, update_of
 
 # --- Uniform uploads --------------------------------------------------------------------------------------------------
 
@@ -327,7 +326,7 @@ def test_no_object_of_a_client_shows_a_secret(mode: SecurityMode, suite: Suite, 
         if session.server.state is ServerState.AWAITING_UNMASKING_SHARES:
             break
         session.step()
-    assert {"Client", "Member", "ClientInput", "Advertised", "Shared", "Masked", "OwnKeys", "MaskKeys"} <= names
+    assert {"Client", "PairwiseMember", "LateUpdate", "Advertised", "Shared", "Masked", "OwnKeys", "MaskKeys"} <= names
     assert ("Confirmed" in names) == ("SigningKey" in names) == (mode is SecurityMode.ACTIVE)
 
 
@@ -357,20 +356,15 @@ def test_what_holds_a_secret_is_neither_pickled_nor_copied(mode: SecurityMode) -
         if session.server.state is ServerState.AWAITING_UNMASKING_SHARES:
             break
         session.step()
-    assert {"Client", "ClientInput", "Advertised", "Shared", "Masked", "OwnKeys", "MaskKeys", "Secret"} <= checked
+    assert {"Client", "LateUpdate", "Advertised", "Shared", "Masked", "OwnKeys", "MaskKeys", "Secret"} <= checked
 
 
 def test_an_input_shows_nothing_of_itself() -> None:
     layout = Layout((RingSegment(64, 3),))
     payload = Payload(layout, (np.array([123456789, 987654321, 192837465], dtype=np.uint64),))
-    own = ClientInput(payload, 424242)
+    own = update_of(payload, 424242)
     for text in (repr(own), str(own), repr(payload), "".join(traceback.format_exception(SecAggErrorWith(own)))):
         assert not any(number in text for number in ("123456789", "987654321", "192837465", "424242"))
-    assert own.spend() == (payload, 424242)
-    assert repr(own) == "<ClientInput, spent>"
-    with pytest.raises(Misuse) as caught:
-        own.spend()
-    assert caught.value.reason is Reason.ALREADY_SPENT
 
 
 @pytest.mark.parametrize("suite", Suite)
@@ -426,7 +420,7 @@ def _fails(*_: Any, **__: Any) -> Any:
 
 def _report(client: Client, message: bytes) -> str:
     try:
-        client.receive(message)
+        client.answer(message)
     except Exception as error:  # noqa: BLE001 -- whatever it is, it is printed
         return "".join(traceback.TracebackException.from_exception(error, capture_locals=True).format())
     return ""
@@ -447,7 +441,7 @@ client = session.clients[first.receiver]
 child = os.fork()
 if not child:
     try:
-        client.receive(first.message)
+        client.answer(first.message)
     except Misuse as error:
         os._exit(7 if "forked" in str(error) and client.state is ClientState.ABORTED else 1)
     os._exit(2)

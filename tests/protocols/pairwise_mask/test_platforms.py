@@ -6,14 +6,15 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from threading import Barrier
 from time import sleep
+from typing import Any
 
 import pytest
 
+from secagg.contract import Layout
 from secagg.crypto.labels import Label
-from secagg.errors import InvalidParameters, PeerMisbehaved, SecAggError
+from secagg.errors import InvalidParameters, PeerMisbehaved, Reason, SecAggError
 from secagg.parameters import SecurityMode
 from secagg.protocols.pairwise_mask.client import Client
-from secagg.protocols.pairwise_mask.member import ClientInput, SessionTerms
 from secagg.protocols.pairwise_mask.round3_consistency_check import SurvivorSet
 from secagg.protocols.pairwise_mask.transitions import ClientState, ServerState
 from secagg.session.certificates import SigningKey
@@ -39,7 +40,7 @@ def test_two_survivor_sets_at_once_get_one_signature(monkeypatch: pytest.MonkeyP
     def deliver(client: Client, message: bytes) -> object:
         together.wait()
         try:
-            return client.receive(message)
+            return client.answer(message)
         except SecAggError as error:
             return error
 
@@ -47,7 +48,7 @@ def test_two_survivor_sets_at_once_get_one_signature(monkeypatch: pytest.MonkeyP
     client = session.clients[member]
     with ThreadPoolExecutor(2) as pool:
         answers = list(pool.map(deliver, (client, client), (first, second)))
-    assert sum(isinstance(answer, list) for answer in answers) == 1
+    assert sum(isinstance(answer, bytes) for answer in answers) == 1
     assert sum(isinstance(answer, PeerMisbehaved) for answer in answers) == 1
     assert client.state is ClientState.ABORTED
 
@@ -64,7 +65,7 @@ def test_what_a_neighbour_sent_wrong_does_not_keep_the_input_alive() -> None:
 
     session.adversary = alter
     session.finish()
-    (complaint,) = session.clients[receiver].complaints
+    (complaint,) = session.clients[receiver].faults
     # A traceback would lead to the frames in which the input was masked.
     assert complaint.__traceback__ is None
     assert complaint.__context__ is None
@@ -73,37 +74,22 @@ def test_what_a_neighbour_sent_wrong_does_not_keep_the_input_alive() -> None:
 def test_a_session_about_something_else_is_refused_before_anything_is_drawn() -> None:
     session = InsecurePairwiseSession()
     configuration, client_id = session.server.configuration, session.client_ids[0]
-    terms = SessionTerms(
-        task=configuration.task, model_digest=configuration.model_digest, round_number=configuration.round_number
-    )
-    for wrong in (
-        {"task": b"other"},
-        {"model_digest": b"m" * 32},
-        {"round_number": 9},
-        {"application_digest": b"a" * 32},
-    ):
-        terms_of_another = replace(terms, **wrong)
-        with pytest.raises(InvalidParameters, match=next(iter(wrong))):
-            terms_of_another.require(configuration)
-    client = Client(
-        client_id,
-        ClientInput(session.payloads[client_id]),
-        floors=session.floors,
-        capacity=1 << 40,
-        coins=InsecureRecordedCoins(b""),
-        authority=session.authority,
-        terms=replace(terms, round_number=9),
-    )
-    with pytest.raises(InvalidParameters, match="round_number"):
-        client.receive(session.server.invitation)
-    assert client.state is ClientState.AWAITING_OFFER
-    terms.require(configuration)
+    member, changes = session.member(client_id, coins=InsecureRecordedCoins(b"")), dict[str, dict[str, Any]]()
+    changes["task"], changes["model_digest"] = {"task": b"other"}, {"model_digest": b"m" * 32}
+    changes["round_number"], changes["application_digest"] = {"round_number": 9}, {"terms": b"a" * 32}
+    changes["layout"] = {"layout": Layout(configuration.layout.segments[:1])}
+    for name, change in changes.items():
+        client = Client(member, replace(session.setup.subject, **change), session.update_of(client_id))
+        with pytest.raises(InvalidParameters, match=f"another {name}") as caught:
+            client.answer(session.server.invitation)
+        assert caught.value.reason is Reason.BELOW_FLOOR
+        assert client.state is ClientState.AWAITING_OFFER
 
 
 def test_a_buffer_that_the_transport_reuses_is_not_kept() -> None:
     session = InsecurePairwiseSession()
     for client_id, client in session.clients.items():
-        buffer = bytearray(client.receive(session.server.invitation)[0])
+        buffer = bytearray(client.answer(session.server.invitation))
         session.server.receive(client_id, memoryview(buffer))  # type: ignore[arg-type]
         buffer[:] = bytes(len(buffer))
     assert len(close_round(session.server)) == len(session.clients)

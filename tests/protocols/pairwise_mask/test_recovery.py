@@ -134,7 +134,7 @@ def dealing(who: ClientId, session: InsecurePairwiseSession, patch: Callable[[py
     session.deliver(session.pending)
     with pytest.MonkeyPatch.context() as patched:
         patch(patched)
-        (shares,) = session.clients[who].receive(own)
+        shares = session.clients[who].answer(own)
     session.server.receive(who, shares)
     session.pending = close_round(session.server)
 
@@ -351,7 +351,7 @@ def test_a_share_that_is_not_the_committed_one_is_missing_and_evicts_nobody(spoi
     session.deliver(session.pending)
     assert not session.errors
     for client in others:
-        complaints = session.clients[client].complaints
+        complaints = session.clients[client].faults
         assert len(complaints) == (client in others[:spoilt])
         for complaint in complaints:
             assert complaint.reason is Reason.COMMITMENT_MISMATCH
@@ -383,7 +383,7 @@ def test_a_share_that_is_dealt_out_of_range_is_missing_and_evicts_nobody(mode: S
     dealer, holder = session.client_ids[3], session.client_ids[0]
     dealing(dealer, session, deals_out_of_range)
     assert same_sum(session.finish(), session.sum_of(session.client_ids))
-    (complaint,) = session.clients[holder].complaints
+    (complaint,) = session.clients[holder].faults
     assert complaint.reason is Reason.SHARE_OUT_OF_RANGE
     blamed: set[Party] = {dealer} if mode is SecurityMode.ACTIVE else {dealer, ServerId()}
     assert complaint.culprits == blamed
@@ -403,7 +403,7 @@ def test_a_share_that_is_not_the_committed_one_is_wiped(monkeypatch: pytest.Monk
         made.append(self)
 
     monkeypatch.setattr(Secret, "__init__", collect)
-    session.clients[victim].receive(own)
+    session.clients[victim].answer(own)
     session.clients[victim].abort()
     assert made
     assert [secret.kind for secret in made if not secret.is_wiped] == []
@@ -425,7 +425,7 @@ def test_a_share_that_does_not_open_is_missing_and_evicts_nobody(suite: Suite) -
     sender, victim = setup.client_ids[0], setup.client_ids[4]
     session = InsecurePairwiseSession(setup, adversary=spoil)
     assert same_sum(session.finish(), session.sum_of(setup.client_ids))
-    (complaint,) = session.clients[victim].complaints
+    (complaint,) = session.clients[victim].faults
     assert isinstance(complaint, AuthenticationFailed)
     assert complaint.culprits == frozenset[Party]({sender, ServerId()})
     assert not session.errors
@@ -613,7 +613,7 @@ def test_garbage_in_place_of_a_seed_evicts_its_receiver_and_convicts_its_sender(
     gone = {victim} if stays else {victim, cheat}
     assert same_sum(total, session.sum_of(client for client in session.client_ids if client not in gone))
     assert session.clients[victim].state is ClientState.ABORTED
-    (own,) = session.clients[victim].complaints
+    (own,) = session.clients[victim].faults
     assert isinstance(own, AuthenticationFailed)
     assert own.culprits == blamed(mode, cheat)
     accusation, *verdict = session.server.faults
@@ -636,7 +636,7 @@ def test_a_client_that_complains_of_a_good_seed_is_found_out() -> None:
 
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(HybridSuite, "seed_of_received_edge", fail)
-        (complaint,) = session.clients[liar].receive(own)
+        complaint = session.clients[liar].answer(own)
     session.server.receive(liar, complaint)
     # Its word alone excludes nobody.
     awaited = session.server.awaited or frozenset()
@@ -717,7 +717,7 @@ def test_a_complaint_that_is_not_its_senders_is_refused(spoil: str) -> None:
     session = InsecurePairwiseSession(nine(SecurityMode.ACTIVE, Suite.HYBRID))
     cheat, victim = session.client_ids[2], session.client_ids[3]
     dealing(cheat, session, garbage_for(victim))
-    (message,) = session.clients[victim].receive(session.take(victim))
+    message = session.clients[victim].answer(session.take(victim))
     position = session.client_ids.index(victim)
     settled = session.server.settled
     complaint = Complaint.decode(message, settled.roster, position, settled.sharers)
@@ -855,7 +855,7 @@ def test_a_weight_that_no_weights_add_up_to_is_refused() -> None:
 
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(MaskedVector, "of_input", classmethod(heavy))
-        (upload,) = session.clients[who].receive(own)
+        upload = session.clients[who].answer(own)
     session.server.receive(who, upload)
     with pytest.raises(PeerMisbehaved, match="total weight of 10") as caught:
         session.finish()

@@ -29,10 +29,9 @@ from secagg.errors import (
 )
 from secagg.identifiers import CONTEXT_TAG_BYTES, ClientId, Party, ServerId
 from secagg.parameters import SecurityMode, Suite
-from secagg.protocols.pairwise_mask.client import Client
+from secagg.protocols.pairwise_mask.client import Client, PairwiseMember
 from secagg.protocols.pairwise_mask.configuration import SessionConfiguration
 from secagg.protocols.pairwise_mask.graph import Topology
-from secagg.protocols.pairwise_mask.member import ClientInput
 from secagg.protocols.pairwise_mask.roster import ClientSet, Roster, encode_clients, entry_digest, set_bytes
 from secagg.protocols.pairwise_mask.round0_advertise_keys import (
     AdvertisedKeys,
@@ -224,11 +223,11 @@ def test_mutated_bytes_give_a_client_only_the_taxonomys_errors(form: Form, data:
     assert isinstance(sender, ClientId)
     client = session.enrol(sender)
     for state in path[:due]:
-        client.receive(messages[CLIENT_TRANSITIONS[state][0]].message)
+        client.answer(messages[CLIENT_TRANSITIONS[state][0]].message)
     message = messages[CLIENT_TRANSITIONS[path[due]][0]].message
     mutated = data.draw(mutations(message))
     try:
-        client.receive(mutated)
+        client.answer(mutated)
     except (PeerError, ThresholdNotMet):
         assert client.state is ClientState.ABORTED
         return
@@ -290,7 +289,7 @@ def snapshots(form: Form) -> list[tuple[bytes, MessageKind]]:
 def test_bytes_without_a_known_header_give_both_roles_the_taxonomys_errors(message: bytes) -> None:
     session = recorded(FORMS[0])[0]
     with pytest.raises(SecAggError):
-        session.enrol(session.client_ids[0]).receive(message)
+        session.enrol(session.client_ids[0]).answer(message)
     with pytest.raises(SecAggError):
         Server(session.setup.plan(session.authority.public_key)).receive(session.client_ids[0], message)
 
@@ -356,9 +355,9 @@ def test_a_semi_honest_request_with_signatures_is_refused() -> None:
     request = messages[MessageKind.UNMASKING_REQUEST].message
     client = session.enrol(_owner(form))
     for kind in (MessageKind.SESSION_OFFER, MessageKind.ADVERTISED_KEYS, MessageKind.DELIVERED_SHARES):
-        client.receive(messages[kind].message)
+        client.answer(messages[kind].message)
     with pytest.raises(MalformedMessage, match="semi_honest"):
-        client.receive(request[:-4] + b"\x00\x00\x00\x01" + bytes(96))
+        client.answer(request[:-4] + b"\x00\x00\x00\x01" + bytes(96))
     assert client.state is ClientState.ABORTED
 
 
@@ -366,14 +365,13 @@ def test_a_semi_honest_request_with_signatures_is_refused() -> None:
 def test_a_client_with_an_identity_signs_nothing_where_nobody_does(suite: Suite) -> None:
     session = InsecurePairwiseSession(SessionSetup(mode=SecurityMode.SEMI_HONEST, suite=suite))
     client = session.client_ids[0]
-    session.clients[client] = Client(
+    member = PairwiseMember(
         client,
-        ClientInput(session.payloads[client], session.weights[client]),
         floors=session.floors,
-        capacity=1 << 40,
         coins=session.setup.coins_of(str(client)),
         signing_key=session.signing_keys[client],
     )
+    session.clients[client] = Client(member, session.setup.subject, session.update_of(client))
     assert same_sum(session.finish(), session.sum_of(session.client_ids))
     assert not session.refusals
 
@@ -440,7 +438,7 @@ def told(form: Form, kind: MessageKind, edit: Edit) -> tuple[Client, SecAggError
         if due is kind:
             break
         if due in messages:
-            client.receive(messages[due].message)
+            client.answer(messages[due].message)
     original = messages[kind].message
     decoders: dict[MessageKind, Callable[[], Any]] = {
         MessageKind.ADVERTISED_KEYS: lambda: AdvertisedKeys.decode(original, configuration),
@@ -450,10 +448,10 @@ def told(form: Form, kind: MessageKind, edit: Edit) -> tuple[Client, SecAggError
     }
     decoded = decoders[kind]()
     with pytest.raises(SecAggError) as caught:
-        client.receive(edit(decoded, roster, position).encode())
+        client.answer(edit(decoded, roster, position).encode())
     assert client.state is ClientState.ABORTED
     with pytest.raises(UnexpectedMessage):
-        client.receive(original)
+        client.answer(original)
     return client, caught.value
 
 
@@ -642,7 +640,7 @@ def test_a_contributor_that_never_shared_is_refused() -> None:
     roster, receiver = session.server.roster, session.client_ids[3]
     survivors = SurvivorSet.decode(session.take(receiver), roster)
     with pytest.raises(PeerMisbehaved, match="without having shared") as caught:
-        session.clients[receiver].receive(replace(survivors, contributors=everybody_but(roster)).encode())
+        session.clients[receiver].answer(replace(survivors, contributors=everybody_but(roster)).encode())
     assert caught.value.reason is Reason.SURVIVORS_INVALID
 
 
@@ -731,7 +729,7 @@ def test_somebody_elses_key_and_one_advertiser_too_many_are_refused() -> None:
     configuration, (first, *_, last) = session.server.configuration, session.client_ids
     own_offer = session.take(last)
     session.deliver(session.pending)
-    (message,) = session.clients[last].receive(own_offer)
+    message = session.clients[last].answer(own_offer)
     own = KeyAdvertisement.decode(message, configuration)
     firsts = next(d.message for d in session.log if d.sender == first)
     theirs = KeyAdvertisement.decode(firsts, configuration)

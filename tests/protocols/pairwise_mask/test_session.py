@@ -27,9 +27,8 @@ from secagg.errors import (
 )
 from secagg.identifiers import ClientId
 from secagg.parameters import SecurityMode, Suite
-from secagg.protocols.pairwise_mask.client import Client
+from secagg.protocols.pairwise_mask.client import Client, PairwiseMember
 from secagg.protocols.pairwise_mask.graph import Topology
-from secagg.protocols.pairwise_mask.member import ClientInput
 from secagg.protocols.pairwise_mask.roster import Roster
 from secagg.protocols.pairwise_mask.round1_share_keys import DeliveredShares
 from secagg.protocols.pairwise_mask.round4_unmasking import AnsweredFor, UnmaskingRequest, UnmaskingShares
@@ -150,7 +149,7 @@ def test_everybodys_inputs_add_up_exactly(setup: SessionSetup, data: st.DataObje
     assert not session.refusals
     assert not session.server.faults
     assert {client.state for client in session.clients.values()} == {ClientState.COMPLETED}
-    assert not any(client.complaints for client in session.clients.values())
+    assert not any(client.faults for client in session.clients.values())
 
 
 @given(setups(), st.data())
@@ -237,12 +236,9 @@ def test_the_number_of_threads_changes_nothing(threads: int) -> None:
     session = InsecurePairwiseSession(setup)
     clients = [
         Client(
-            client,
-            ClientInput(session.payloads[client]),
-            floors=setup.floors,
-            capacity=5,
-            coins=setup.coins_of(str(client)),
-            threads=threads,
+            PairwiseMember(client, floors=setup.floors, coins=setup.coins_of(str(client)), threads=threads),
+            setup.subject,
+            session.update_of(client),
         )
         for client in setup.client_ids
     ]
@@ -289,14 +285,14 @@ def test_a_client_that_fails_has_dropped_out_for_the_others() -> None:
     setup = SessionSetup(population=6, dropped=1, mode=SecurityMode.SEMI_HONEST)
     session = InsecurePairwiseSession(setup)
     broken = session.clients[setup.client_ids[2]]
-    receive = broken.receive
+    answer = broken.answer
 
-    def abort_in_the_middle(message: bytes) -> list[bytes]:
+    def abort_in_the_middle(message: bytes) -> bytes:
         if message_kind(message) is MessageKind.DELIVERED_SHARES:
             message = message[:-1]
-        return receive(message)
+        return answer(message)
 
-    broken.receive = abort_in_the_middle  # type: ignore[method-assign]
+    broken.answer = abort_in_the_middle  # type: ignore[method-assign]
     total, server = run(setup.plan(), session.clients.values())
     others = frozenset(setup.client_ids) - {broken.client}
     assert broken.state is ClientState.ABORTED
@@ -337,7 +333,7 @@ def test_uploads_are_added_and_not_kept() -> None:
     session.reach(ServerState.AWAITING_MASKED_INPUTS)
     kept, highest = 0, 0
     for outgoing in session.pending:
-        (upload,) = session.clients[outgoing.receiver].receive(outgoing.message)
+        upload = session.clients[outgoing.receiver].answer(outgoing.message)
         assert len(upload) > vector
         tracemalloc.start()
         # A copy that is made here is seen if somebody keeps it.
@@ -503,7 +499,7 @@ class SessionMachine(RuleBasedStateMachine):
         for client, who in self.session.clients.items():
             if who.state is ClientState.ABORTED and client in self.requests:
                 with pytest.raises(UnexpectedMessage):
-                    who.receive(self.requests[client])
+                    who.answer(self.requests[client])
 
     def teardown(self) -> None:
         """Play every session to its end, so that each shows what became of it."""
@@ -528,9 +524,13 @@ class SessionMachine(RuleBasedStateMachine):
             return
         kind = message_kind(outgoing.message)
         try:
-            answers = client.receive(outgoing.message)
+            answer = client.answer(outgoing.message)
         except UnexpectedMessage:
             assert client.state is ClientState.ABORTED or outgoing not in self.answered
+            return
+        except Misuse:
+            assert kind is MessageKind.DELIVERED_SHARES
+            assert outgoing in self.answered
             return
         except ThresholdNotMet:
             assert client.state is ClientState.ABORTED
@@ -539,7 +539,6 @@ class SessionMachine(RuleBasedStateMachine):
             assert self.set_back
             assert client.state is ClientState.ABORTED
             return
-        (answer,) = answers
         self.answered.add(outgoing)
         before = self.answers.setdefault((client.client, message_kind(answer)), answer)
         assert before == answer

@@ -13,7 +13,7 @@ import pytest
 
 from docs.diagrams import diagram_of
 from secagg.blame import unverified
-from secagg.contract import Aggregate, Layout, RingSegment
+from secagg.contract import Aggregate, Layout, Payload, RingSegment
 from secagg.crypto.secret import Secret
 from secagg.errors import (
     NOBODY,
@@ -30,9 +30,8 @@ from secagg.errors import (
 )
 from secagg.identifiers import ClientId, Party, ServerId
 from secagg.parameters import SecurityMode, Suite
-from secagg.protocols.pairwise_mask.client import Client
+from secagg.protocols.pairwise_mask.client import Client, PairwiseMember
 from secagg.protocols.pairwise_mask.graph import Topology
-from secagg.protocols.pairwise_mask.member import ClientInput
 from secagg.protocols.pairwise_mask.server import Server
 from secagg.protocols.pairwise_mask.transitions import (
     CLIENT_TRANSITIONS,
@@ -53,6 +52,7 @@ from tests.harness.pairwise_sessions import (
     same_sum,
     stored,
     unmask,
+    update_of,
 )
 
 MODES = list(SecurityMode)
@@ -184,7 +184,7 @@ def client_in(mode: SecurityMode, state: ClientState | str) -> tuple[Client, lis
     if state == "aborted":
         client.abort()
     for down, up in steps:
-        assert client.receive(down) == [up]
+        assert client.answer(down) == up
     assert client.state == state
     return client, steps
 
@@ -203,7 +203,7 @@ def go_on(client: Client, mode: SecurityMode) -> None:
     """See that a client goes on exactly as if nothing had happened."""
     steps = recording(mode).sent_to(client.client)
     for down, up in steps[CLIENT_PATHS[mode].index(client.state) :]:
-        assert client.receive(down) == [up]
+        assert client.answer(down) == up
     assert client.state is ClientState.COMPLETED
 
 
@@ -217,11 +217,14 @@ def test_a_client_answers_what_is_due_and_nothing_else(mode: SecurityMode, state
     for kind in MessageKind:
         message = of_kind(kind, known)
         answered = [up for down, up in steps if message_kind(down) is kind]
-        if answered:
-            assert client.receive(message) == answered
+        if answered and kind is MessageKind.DELIVERED_SHARES:
+            with pytest.raises(Misuse, match="handed over before"):
+                client.answer(message)
+        elif answered:
+            assert [client.answer(message)] == answered
         elif due is None or kind is not due[0]:
             with pytest.raises(UnexpectedMessage) as caught:
-                client.receive(message)
+                client.answer(message)
             assert due is None or caught.value.received == kind.name
             assert due is None or caught.value.expected == due[0].name
         assert client.state is before
@@ -229,7 +232,7 @@ def test_a_client_answers_what_is_due_and_nothing_else(mode: SecurityMode, state
         go_on(client, mode)
     if due is not None:
         other, _ = client_in(mode, state)
-        other.receive(of_kind(due[0], known))
+        other.answer(of_kind(due[0], known))
         assert other.state in due[1]
 
 
@@ -238,13 +241,13 @@ def test_a_second_different_message_ends_the_session_for_a_client(mode: Security
     for index in range(len(client_in(mode, state)[1])):
         client, steps = client_in(mode, state)
         with pytest.raises(PeerMisbehaved) as caught:
-            client.receive(altered(steps[index][0]))
+            client.answer(altered(steps[index][0]))
         assert caught.value.reason is Reason.ALREADY_ANSWERED
         assert caught.value.culprits == {ServerId()}
         assert client.state is ClientState.ABORTED
         for down, _ in steps:
             with pytest.raises(UnexpectedMessage):
-                client.receive(down)
+                client.answer(down)
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -303,18 +306,18 @@ def test_after_a_peer_error_a_client_has_aborted_and_holds_no_secret(
             secrets_made.clear()
             held = _held_by(client)
             try:
-                client.receive(spoiled)
+                client.answer(spoiled)
             except (PeerError, ThresholdNotMet):
                 failed += 1
                 assert client.state is ClientState.ABORTED
                 assert left_over(secrets_made) == []
                 assert left_over(held) == []
                 with pytest.raises(UnexpectedMessage):
-                    client.receive(message)
+                    client.answer(message)
             else:
                 # The last byte of some messages is one that this client need not understand.
                 failed += 1
-                assert client.complaints or client.state is not ClientState.ABORTED
+                assert client.faults or client.state is not ClientState.ABORTED
     assert failed >= 5
 
 
@@ -362,7 +365,7 @@ def test_a_client_that_completed_has_wiped_every_secret(
         for outgoing in session.pending:
             client = session.clients[outgoing.receiver]
             secrets_made.clear()
-            (answer,) = client.receive(outgoing.message)
+            answer = client.answer(outgoing.message)
             made += secrets_made
             session.server.receive(client.client, answer)
         if session.server.state is ServerState.AWAITING_UNMASKING_SHARES:
@@ -394,7 +397,7 @@ def test_a_client_that_leaves_holds_no_secret(state: ClientState) -> None:
     assert client.state is ClientState.ABORTED
     for down, _ in steps:
         with pytest.raises(UnexpectedMessage, match="aborted"):
-            client.receive(down)
+            client.answer(down)
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -406,34 +409,23 @@ def test_an_offer_that_is_refused_leaves_a_client_as_it_was(mode: SecurityMode, 
     secrets_made.clear()
     for _ in range(2):
         with pytest.raises(InvalidParameters) as caught:
-            narrow.receive(offer)
+            narrow.answer(offer)
         assert caught.value.reason is Reason.BELOW_FLOOR
         assert narrow.state is ClientState.AWAITING_OFFER
     assert secrets_made == []
-    spent = ClientInput(recorded.session.payloads[who])
-    client = recorded.session.enrol(who, client_input=spent)
-    spent.spend()
-    with pytest.raises(Misuse) as misuse:
-        client.receive(offer)
-    assert misuse.value.reason is Reason.ALREADY_SPENT
-    assert client.state is ClientState.AWAITING_OFFER
 
 
-def test_an_input_that_does_not_fit_the_offer_is_refused() -> None:
-    session = recording(SecurityMode.ACTIVE).session
-    own = session.client_ids[2]
-    other = insecure_payload(Layout((RingSegment(20, 6),)), b"other")
-    for client_input, sentence in (
-        (ClientInput(other), "another layout"),
-        (ClientInput(session.payloads[own], 2), "integer in 1..1"),
-        (ClientInput(session.payloads[own], 0), "integer in 1..1"),
-        (ClientInput(session.payloads[own], True), "integer in 1..1"),  # noqa: FBT003 -- no weight
-    ):
-        client = session.enrol(own, client_input=client_input)
-        with pytest.raises(InvalidParameters, match=sentence):
-            client.receive(session.server.invitation)
-        assert client.state is ClientState.AWAITING_OFFER
-        assert not client_input.is_spent
+@pytest.mark.parametrize("weight", [0, 2])
+def test_an_update_that_does_not_fit_the_session_is_fitted_and_never_refused(weight: int) -> None:
+    """A refusal would tell the server of the client's data."""
+    setup = setup_of(SecurityMode.SEMI_HONEST)
+    session = InsecurePairwiseSession(setup, weight_of=lambda _: weight)
+    stranger = session.client_ids[2]
+    other = update_of(insecure_payload(Layout((RingSegment(20, 6),)), b"other"))
+    session.clients[stranger] = session.enrol(stranger, update=other)
+    zeros = Payload(setup.layout, tuple(one.ring.zeros(one.length) for one in setup.layout.require_rings()))
+    session.payloads[stranger], session.weights = zeros, dict.fromkeys(session.client_ids, 1)
+    assert same_sum(session.finish(), session.sum_of(session.client_ids))
 
 
 def test_after_a_refused_offer_another_one_may_come() -> None:
@@ -442,7 +434,7 @@ def test_after_a_refused_offer_another_one_may_come() -> None:
     weak = InsecurePairwiseSession(SessionSetup(population=8, dropped=1)).server.invitation
     client = session.enrol(session.client_ids[2], floors=floors)
     with pytest.raises(InvalidParameters, match="population of 8"):
-        client.receive(weak)
+        client.answer(weak)
     go_on(client, SecurityMode.ACTIVE)
 
 
@@ -452,19 +444,17 @@ def test_an_active_offer_needs_a_certified_client(missing: str) -> None:
     complete = session.enrol(session.client_ids[2])
     other = InsecurePairwiseSession(SessionSetup(seed=b"elsewhere")).authority
     member = complete._member  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]
-    client = Client(
+    lacking = PairwiseMember(
         session.client_ids[2],
-        ClientInput(session.payloads[session.client_ids[2]]),
         floors=session.floors,
-        capacity=100,
         coins=session.setup.coins_of("a client"),
         authority=other if missing == "another authority" else None if missing == "authority" else member.authority,
         signing_key=None if missing == "signing_key" else member.signing_key,
         certificate=None if missing == "certificate" else member.certificate,
-        terms=session.setup.terms,
     )
+    client = Client(lacking, session.setup.subject, session.update_of(session.client_ids[2]))
     with pytest.raises(InvalidParameters, match="authority"):
-        client.receive(session.server.invitation)
+        client.answer(session.server.invitation)
     assert client.state is ClientState.AWAITING_OFFER
 
 
@@ -489,7 +479,7 @@ def test_a_forked_client_refuses_and_holds_nothing(monkeypatch: pytest.MonkeyPat
         with monkeypatch.context() as forked:
             forked.setattr(os, "getpid", lambda: -1)
             with pytest.raises(Misuse, match="forked"):
-                client.receive(down)
+                client.answer(down)
         assert client.state is ClientState.ABORTED
         assert left_over(held) == []
 
@@ -645,12 +635,11 @@ def _finish(server: Server, mode: SecurityMode, clients: frozenset[ClientId]) ->
     path = SERVER_PATHS[mode]
     for client, twin in twins.items():
         for down, _ in recording(mode).sent_to(client)[: path.index(server.state) + 1]:
-            twin.receive(down)
+            twin.answer(down)
     while server.state is not ServerState.AWAITING_UNMASKING_SHARES:
         for outgoing in close_round(server):
             if outgoing.receiver in clients:
-                for answer in twins[outgoing.receiver].receive(outgoing.message):
-                    server.receive(outgoing.receiver, answer)
+                server.receive(outgoing.receiver, twins[outgoing.receiver].answer(outgoing.message))
     return unmask(server)
 
 
@@ -738,7 +727,7 @@ def test_garbage_is_refused_and_changes_nothing() -> None:
         assert caught.value.culprits == unverified(session.client_ids[0])
         client, _ = client_in(SecurityMode.ACTIVE, ClientState.AWAITING_DELIVERED_SHARES)
         with pytest.raises(MalformedMessage) as refused:
-            client.receive(garbage)
+            client.answer(garbage)
         assert refused.value.culprits == frozenset[Party]({ServerId()})
         go_on(client, SecurityMode.ACTIVE)
     assert stored(server) == before
@@ -760,9 +749,9 @@ def test_a_large_active_session_has_a_committee_of_some() -> None:
         )
     outsider = next(client for client in session.client_ids if client not in members)
     with pytest.raises(UnexpectedMessage):
-        session.clients[outsider].receive(session.pending[0].message)
+        session.clients[outsider].answer(session.pending[0].message)
     before = stored(session.server)
-    signature = session.clients[session.pending[0].receiver].receive(session.pending[0].message)[0]
+    signature = session.clients[session.pending[0].receiver].answer(session.pending[0].message)
     with pytest.raises(PeerMisbehaved) as caught:
         session.server.receive(outsider, signature)
     assert caught.value.reason is Reason.NOT_ELIGIBLE
@@ -776,14 +765,8 @@ def test_a_sender_that_is_no_client_id_is_misuse_and_excludes_nobody() -> None:
     session = InsecurePairwiseSession(SessionSetup())
     wrong: Any = 1000
     with pytest.raises(Misuse, match="a sender is a ClientId"):
-        session.server.receive(wrong, session.clients[session.client_ids[0]].receive(session.server.invitation)[0])
+        session.server.receive(wrong, session.clients[session.client_ids[0]].answer(session.server.invitation))
     assert stored(restored(stored(session.server))) == stored(session.server)
-
-
-def test_an_input_that_is_no_payload_is_misuse() -> None:
-    numbers: Any = [1, 2, 3]
-    with pytest.raises(Misuse, match="an input is a Payload"):
-        ClientInput(numbers)
 
 
 # --- What a client brings ---------------------------------------------------------------------------------------------
@@ -805,28 +788,7 @@ def test_coins_that_repeat_are_refused_before_anything_is_sent(mode: SecurityMod
     session = InsecurePairwiseSession(setup_of(mode))
     client = session.enrol(session.client_ids[0], coins=RepeatingCoins(period))
     with pytest.raises(Misuse, match="coins repeat"):
-        client.receive(session.server.invitation)
-    assert client.state is ClientState.AWAITING_OFFER
-
-
-def test_an_active_client_takes_no_offer_without_terms_of_its_own() -> None:
-    """A server that deviates would choose the task, and give each client a model of its own to train from."""
-    session = InsecurePairwiseSession(setup_of(SecurityMode.ACTIVE))
-    who = session.client_ids[0]
-    member = session.member(who)
-    client = Client(
-        who,
-        ClientInput(session.payloads[who]),
-        floors=member.floors,
-        capacity=1 << 40,
-        coins=member.coins,
-        authority=member.authority,
-        signing_key=member.signing_key,
-        certificate=member.certificate,
-    )
-    with pytest.raises(InvalidParameters, match="SessionTerms") as caught:
-        client.receive(session.server.invitation)
-    assert caught.value.reason is Reason.BELOW_FLOOR
+        client.answer(session.server.invitation)
     assert client.state is ClientState.AWAITING_OFFER
 
 

@@ -23,13 +23,12 @@ from secagg.identifiers import ClientId
 from secagg.parameters import SecurityMode, Suite
 from secagg.protocols.pairwise_mask import (
     Client,
-    ClientInput,
     ClientState,
+    PairwiseMember,
     Server,
     ServerState,
     SessionConfiguration,
     SessionPlan,
-    SessionTerms,
     Topology,
 )
 from secagg.protocols.pairwise_mask.floors import ClientFloors
@@ -37,7 +36,7 @@ from secagg.protocols.pairwise_mask.transitions import CLIENT_TRANSITIONS, SERVE
 from secagg.session.certificates import Authority, SigningKey, issue_certificate
 from secagg.simulation.insecure_coins import InsecureRecordedCoins
 from secagg.wire import message_kind
-from tests.harness.pairwise_sessions import close_round, unmask
+from tests.harness.pairwise_sessions import OfferedSubject, close_round, unmask, update_of
 
 Vector = dict[str, Any]
 
@@ -91,7 +90,7 @@ class Replay:
                     "total_weight": str(aggregate.total_weight),
                 }
             case role, "receive":
-                sent = self.clients[role].receive(self._message(operation["message"]))
+                sent = [self.clients[role].answer(self._message(operation["message"]))]
             case _:
                 raise AssertionError(f"the replayer knows no {operation}")
         if "sends" in operation:
@@ -125,19 +124,15 @@ class Replay:
             )
             certified["authority"], certified["signing_key"] = Authority(authority.public_key), own
             certified["certificate"] = issue_certificate(authority, client, own.public_key)
-            certified["terms"] = SessionTerms.of(self.configuration)
         values = [
             np.array([int(value) for value in written], dtype=segment.ring.word)
             for segment, written in zip(layout.require_rings(), self.vector["inputs"][role], strict=True)
         ]
-        return Client(
-            client,
-            ClientInput(Payload(layout, tuple(values)), int(self.vector["weights"][role])),
-            floors=ClientFloors(suites=frozenset(Suite), modes=frozenset(SecurityMode), **floors),
-            capacity=capacity,
-            coins=self.coins[role],
-            **certified,
-        )
+        accepted = ClientFloors(suites=frozenset(Suite), modes=frozenset(SecurityMode), **floors)
+        member = PairwiseMember(client, floors=accepted, coins=self.coins[role], **certified)
+        weight, model = int(self.vector["weights"][role]), self.configuration.model_digest
+        subject = OfferedSubject.of(self.configuration, capacity)
+        return Client(member, subject, update_of(Payload(layout, tuple(values)), weight, model))
 
 
 def operations_of(vector: Vector) -> Iterator[Vector]:
@@ -168,7 +163,7 @@ def test_the_library_reproduces_every_byte_and_the_sum(name: str) -> None:
     assert replay.server.state is ServerState.COMPLETED
     assert not replay.server.faults
     assert all(coins.is_exhausted for coins in replay.coins.values()), "no coin is left over"
-    assert not any(client.complaints for client in replay.clients.values())
+    assert not any(client.faults for client in replay.clients.values())
 
 
 @pytest.mark.parametrize("name", POSITIVE)
@@ -272,7 +267,7 @@ def test_one_change_is_overcome_and_named(name: str) -> None:
     replay, last = replayed_but_for_the_last(name)
     replay.perform(last)
     party = replay.party(last)
-    errors = party.faults if isinstance(party, Server) else party.complaints
+    errors = party.faults
     found = [{"reason": str(error.reason), "culprits": sorted(named(error.culprits))} for error in errors]
     assert found == last.get("faults", []) + last.get("complaints", [])
     assert found
