@@ -22,7 +22,7 @@ from secagg.identifiers import ClientId, ServerId
 from secagg.parameters import Suite
 from secagg.privacy.kinds import NoiseKind
 from secagg.protocols.enclave.trusted.buffer import BufferState, Entry, ReleaseRules, single_somebody_out
-from secagg.protocols.enclave.trusted.configuration import NO_AUTHORITY, EnclaveConfiguration, Noise
+from secagg.protocols.enclave.trusted.configuration import EnclaveConfiguration, Noise
 from tests.harness.enclave_buffers import model_digest
 
 CLOSED, OPEN, DESTROYED = BufferState
@@ -139,14 +139,6 @@ def test_every_call_in_every_state(state: BufferState, call: str) -> None:
         is_refused(kept, lambda: CALLS[call](kept), Misuse, Reason.API_MISUSE)
 
 
-def test_an_epoch_that_has_ended_stays_ended() -> None:
-    kept = rules()
-    kept.destroy()
-    is_refused(kept, lambda: kept.open(6, model_digest(6)), Misuse)
-    kept.destroy()
-    assert kept.state is DESTROYED
-
-
 # --- Each rule --------------------------------------------------------------------------------------------------------
 
 
@@ -159,16 +151,6 @@ def test_a_buffer_opens_for_any_version(version: int) -> None:
 def test_a_version_is_an_integer_of_64_bits(version: Any) -> None:
     kept = rules(version=None)
     is_refused(kept, lambda: kept.open(version, bytes(32)), Misuse)
-
-
-@pytest.mark.parametrize("version", [4, 5])
-def test_versions_grow(version: int) -> None:
-    kept = rules()
-    kept.close()
-    error = is_refused(kept, lambda: kept.open(version, model_digest(version)), PeerMisbehaved, Reason.WRONG_SESSION)
-    assert isinstance(error, PeerMisbehaved)
-    assert error.culprits == {HOST}
-    kept.open(6, model_digest(6))
 
 
 @pytest.mark.parametrize(("version", "weight"), [(5, 3), (4, 2)])
@@ -222,22 +204,6 @@ def test_the_host_fixes_the_model_and_no_client_does() -> None:
         take(kept, entry(client, digest=b"h" * 32))
 
 
-def test_a_client_shuts_nobody_out_of_a_model_that_the_host_has_not_announced_yet() -> None:
-    kept = rules(version=None, made=configuration(staleness_weights=(1, 1, 1)))
-    kept.open(5, model_digest(5))
-    for first in (
-        entry(9, version=4, digest=b"m" * 32),
-        entry(9, version=3, digest=model_digest(4)),
-        entry(9, version=4),
-    ):
-        error = is_refused(kept, partial(kept.staleness_weight, first), PeerMisbehaved, Reason.MODEL_MISMATCH)
-        assert isinstance(error, PeerMisbehaved)
-        assert error.culprits == {ClientId(9), HOST}
-    for older in (3, 4):
-        kept.announce(older, model_digest(older))
-        take(kept, entry(older, version=older))
-
-
 @pytest.mark.parametrize(
     ("version", "digest", "reason"),
     [
@@ -278,22 +244,6 @@ def test_a_model_that_was_announced_is_remembered_when_it_is_old() -> None:
     take(kept, entry(2, version=6, digest=b"i" * 32))
 
 
-def test_one_model_under_two_numbers_is_two_sums_of_the_same_updates() -> None:
-    """The difference of a sum of clients 1 to 4 and one of clients 1 to 3 is client 4's update."""
-    kept = rules(made=configuration(staleness_weights=(1,)))
-    for client in range(1, 5):
-        take(kept, entry(client))
-    kept.require_releasable()
-    kept.close()
-    for later in (6, 7, 1 << 63):
-        error = is_refused(kept, partial(kept.open, later, model_digest(5)), PeerMisbehaved, Reason.MODEL_MISMATCH)
-        assert isinstance(error, PeerMisbehaved)
-        assert error.culprits == {HOST}
-    kept.open(6, model_digest(6))
-    relabelled = entry(1, upload=77, version=6, digest=model_digest(5))
-    is_refused(kept, lambda: kept.staleness_weight(relabelled), PeerMisbehaved, Reason.MODEL_MISMATCH)
-
-
 def test_a_model_whose_buffer_was_given_up_is_tried_again() -> None:
     kept = rules()
     take(kept, entry(1))
@@ -324,147 +274,12 @@ def test_an_update_of_a_model_that_was_given_up_and_summed_later_keeps_its_numbe
     is_refused(kept, lambda: kept.open(7, model_digest(5)), PeerMisbehaved, Reason.MODEL_MISMATCH)
 
 
-def test_without_an_authority_whatever_is_signed_can_be_the_hosts_doing() -> None:
-    """It signs in any client's name, so that no client is blamed alone."""
-    kept = rules(made=noised(9, authority=NO_AUTHORITY))
-    assert kept.signer(CLIENT) == {CLIENT, HOST}
-    assert rules().signer(CLIENT) == {CLIENT}
-    take(kept, entry(1))
-    calls: tuple[Callable[[], object], ...] = (
-        lambda: kept.staleness_weight(entry(1, upload=99)),
-        lambda: kept.require_weight(2, ClientId(1)),
-    )
-    for call in calls:
-        error = is_refused(kept, call, PeerMisbehaved)
-        assert isinstance(error, PeerMisbehaved)
-        assert error.culprits == {ClientId(1), HOST}
-
-
-def test_a_full_buffer_takes_nobody() -> None:
-    kept = rules()
-    for client in range(4):
-        take(kept, entry(client))
-    error = is_refused(kept, lambda: kept.staleness_weight(entry(4)), PeerMisbehaved, Reason.BUFFER_FULL)
-    assert isinstance(error, PeerMisbehaved)
-    assert error.culprits == {HOST}
-
-
-@pytest.mark.parametrize("ended", ["released", "given up"])
-def test_what_was_seen_is_remembered_over_buffers(ended: str) -> None:
-    kept = rules()
-    take(kept, entry(1))
-    take(kept, entry(2))
-    if ended == "released":
-        kept.require_releasable()
-    kept.close()
-    kept.open(6, model_digest(6))
-    is_refused(kept, lambda: kept.staleness_weight(entry(1, upload=1, version=6)), PeerMisbehaved, Reason.REPLAYED)
-    second = entry(1, upload=50)
-    is_refused(kept, lambda: kept.staleness_weight(second), PeerMisbehaved, Reason.ALREADY_ANSWERED)
-    other = entry(3, digest=b"m" * 32)
-    is_refused(kept, lambda: kept.staleness_weight(other), PeerMisbehaved, Reason.MODEL_MISMATCH)
-    take(kept, entry(1, upload=51, version=6))
-    take(kept, entry(3))
-
-
-@pytest.mark.parametrize("releases", [1, 3])
-def test_a_client_is_in_as_many_releases_as_its_budget(releases: int) -> None:
-    kept = rules(version=None, made=noised(releases))
-    for version in range(releases):
-        kept.open(version, model_digest(version))
-        take(kept, entry(7, upload=version, version=version))
-        kept.close()
-    kept.open(releases, model_digest(releases))
-    last = entry(7, upload=99, version=releases)
-    error = is_refused(kept, lambda: kept.staleness_weight(last), PeerMisbehaved, Reason.BUDGET_SPENT)
-    assert isinstance(error, PeerMisbehaved)
-    assert error.culprits == {CLIENT, HOST}
-    take(kept, entry(8, version=releases))
-
-
 def test_without_noise_there_is_no_budget() -> None:
     kept = rules(version=None)
     for version in range(20):
         kept.open(version, model_digest(version))
         take(kept, entry(7, upload=version, version=version))
         kept.close()
-
-
-@pytest.mark.parametrize("weight", [0, 6, -1])
-def test_a_weight_lies_in_its_range(weight: int) -> None:
-    kept = rules()
-    error = is_refused(kept, lambda: kept.require_weight(weight, CLIENT), PeerMisbehaved, Reason.INPUT_OUT_OF_RANGE)
-    assert isinstance(error, PeerMisbehaved)
-    assert error.culprits == {CLIENT}
-    assert str(weight) not in str(error).replace("1..5", "")
-    for allowed in (1, 5):
-        kept.require_weight(allowed, CLIENT)
-
-
-@pytest.mark.parametrize(
-    ("weights", "is_even"), [([1, 1], True), ([2, 1], False), ([2, 1, 1], True), ([3, 1, 1], False), ([5, 5], True)]
-)
-def test_the_weight_rule_is_tight(weights: list[int], is_even: bool) -> None:  # noqa: FBT001 -- what is expected
-    kept = rules(made=configuration(staleness_weights=(1,)))
-    for client, weight in enumerate(weights):
-        take(kept, entry(client), weight)
-    buffer = kept.require_open()
-    assert (buffer.total_weight, sorted(buffer.weights.elements())) == (sum(weights), sorted(weights))
-    if is_even:
-        kept.require_releasable()
-        assert kept.state is OPEN, "the enclave closes it when it has the sum"
-        return
-    with pytest.raises(PeerMisbehaved) as caught:
-        kept.require_releasable()
-    assert caught.value.reason is Reason.WEIGHTS_UNEVEN
-    assert caught.value.culprits == frozenset()
-    assert kept.state is CLOSED
-
-
-@pytest.mark.parametrize(
-    ("versions", "table", "fewest"),
-    [
-        ([5, 5, 4, 4], (3, 2), None),
-        ([5, 5], (3, 2), None),
-        ([4, 4], (3, 2), None),
-        ([5, 5, 4], (3, 2), 1),
-        ([4, 5, 4, 4], (3, 2), 1),
-        ([5, 4], (3, 2), 1),
-        ([5, 4, 3, 3], (3, 3, 2), None),
-        ([5, 4, 3], (3, 3, 2), 1),
-        ([5, 3], (3, 2, 3), None),
-    ],
-)
-def test_without_noise_there_are_enough_of_each_weight_of_age(
-    versions: list[int], table: tuple[int, ...], fewest: int | None
-) -> None:
-    kept = rules(made=configuration(staleness_weights=table))
-    for client, version in enumerate(versions):
-        take(kept, entry(client, version=version))
-    if fewest is None:
-        kept.require_releasable()
-        return
-    error = is_refused(kept, kept.require_releasable, ThresholdNotMet)
-    assert isinstance(error, ThresholdNotMet)
-    assert (error.needed, error.present) == (2, fewest)
-    assert "uploads of each weight of age" in str(error)
-
-
-def test_a_buffer_that_lacks_uploads_of_one_age_waits_for_them() -> None:
-    kept = rules()
-    for client, version in ((1, 5), (2, 5), (3, 4)):
-        take(kept, entry(client, version=version))
-    for _ in range(3):
-        is_refused(kept, kept.require_releasable, ThresholdNotMet)
-    take(kept, entry(4, version=4))
-    kept.require_releasable()
-
-
-def test_with_noise_one_upload_of_an_age_is_hidden_by_it() -> None:
-    kept = rules(made=noised(1))
-    for client, version in ((1, 5), (2, 5), (3, 4)):
-        take(kept, entry(client, version=version))
-    kept.require_releasable()
 
 
 # --- The arithmetic of weights ----------------------------------------------------------------------------------------

@@ -21,7 +21,6 @@ from secagg.contract import Aggregate, IndexSegment, Layout, Payload, RingSegmen
 from secagg.crypto.ring import RingVector, add_into, low_bits
 from secagg.errors import MalformedMessage, Misuse, PeerError, ThresholdNotMet, UnexpectedMessage
 from secagg.identifiers import ClientId
-from secagg.parameters import Suite
 from secagg.privacy.kinds import NoiseKind
 from secagg.protocols.enclave import server as server_module
 from secagg.protocols.enclave.client import Client
@@ -31,7 +30,7 @@ from secagg.protocols.enclave.server import Server
 from secagg.protocols.enclave.session import EnclaveHelpers, open_session
 from secagg.protocols.enclave.trusted import enclave as enclave_module
 from secagg.protocols.enclave.trusted.buffer import BufferState, ReleaseRules, single_somebody_out
-from secagg.protocols.enclave.trusted.configuration import Accumulation, ReleaseForm
+from secagg.protocols.enclave.trusted.configuration import ReleaseForm
 from secagg.protocols.enclave.trusted.histogram import HistogramAccumulator
 from secagg.protocols.enclave.trusted.messages import BufferRelease, Receipt, SealedUpload, uploads_digest
 from secagg.protocols.enclave.unattested import SimulatedEnclave
@@ -118,21 +117,6 @@ def summed(setup: EnclaveSetup, uploads: Iterable[tuple[int, int, int]], version
     assert (aggregate.contributors, aggregate.total_weight) == (len(weights), sum(weights))
     assert (receipt.contributors, receipt.total_weight) == (len(weights), sum(weights))
     assert aggregate.layout == session.configuration.released
-
-
-@pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS.keys())
-@pytest.mark.parametrize("form", ReleaseForm)
-@pytest.mark.parametrize("accumulation", Accumulation)
-def test_a_release_is_the_ideal_sum(layout: Layout, form: ReleaseForm, accumulation: Accumulation) -> None:
-    setup = EnclaveSetup(layout=layout, form=form, accumulation=accumulation)
-    summed(setup, [(1, 1, 0), (2, 1, 0), (3, 1, 0), (5, 1, 0)])
-
-
-@pytest.mark.parametrize("suite", Suite)
-@pytest.mark.parametrize("form", ReleaseForm)
-def test_every_upload_counts_as_often_as_its_weight_and_its_age_say(suite: Suite, form: ReleaseForm) -> None:
-    setup = EnclaveSetup(suite=suite, form=form, maximum_weight=4, staleness_weights=(5, 3, 3), minimum_cohort=2)
-    summed(setup, [(1, 4, 7), (2, 3, 6), (3, 4, 5), (4, 1, 7), (5, 2, 6), (6, 4, 5)], version=7)
 
 
 @pytest.mark.parametrize("bits", [1, 8, 20, 32, 64])
@@ -510,14 +494,6 @@ def test_a_host_without_an_open_buffer_does_nothing(call: str) -> None:
     with pytest.raises(Misuse):
         calls[call]()
     assert session.enclave.state is BufferState.CLOSED
-
-
-def test_an_enclave_without_an_open_buffer_blames_no_client() -> None:
-    session = InsecureEnclaveSession(EnclaveSetup())
-    sealed = session.seal(1).sealed
-    altered = replace(sealed, sealed_seed=bytes(len(sealed.sealed_seed))).encode()
-    with pytest.raises(Misuse):
-        session.enclave.receive(altered)
 
 
 # --- The page ---------------------------------------------------------------------------------------------------------

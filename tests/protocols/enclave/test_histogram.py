@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-import pickle
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from typing import Any
@@ -16,8 +14,7 @@ from hypothesis import strategies as st
 
 from secagg.contract import IndexSegment, Layout, Payload, ideal_aggregate
 from secagg.crypto.ring import Ring
-from secagg.errors import CapacityExceeded, InvalidParameters, MalformedMessage, Misuse, Reason, blaming
-from secagg.identifiers import ClientId
+from secagg.errors import CapacityExceeded, InvalidParameters, MalformedMessage, Misuse, Reason
 from secagg.protocols.enclave.trusted import histogram as module
 from secagg.protocols.enclave.trusted.configuration import Accumulation
 from secagg.protocols.enclave.trusted.histogram import HistogramAccumulator
@@ -225,14 +222,6 @@ def test_an_index_of_no_codeword_changes_nothing(form: Accumulation, use: str, c
         accumulator.add(packed(segment, patterned(segment, 3)), 1)
 
 
-def test_the_caller_names_whose_indices_were_wrong() -> None:
-    client = ClientId(7)
-    accumulator = HistogramAccumulator(IndexSegment(3, 4), 1, Accumulation.OBLIVIOUS)
-    with pytest.raises(MalformedMessage) as refused, blaming(client):
-        accumulator.check(memoryview(b"\xff"))
-    assert refused.value.culprits == {client}
-
-
 @FORMS
 def test_a_check_counts_nothing(form: Accumulation) -> None:
     segment = IndexSegment(8, 17)
@@ -297,13 +286,6 @@ def test_a_wiped_histogram_is_zeros_and_refuses_every_use(form: Accumulation) ->
             use()
         assert refused.value.reason is Reason.ALREADY_SPENT
     accumulator.wipe()
-
-
-@pytest.mark.parametrize("take", [copy.copy, copy.deepcopy, pickle.dumps])
-def test_a_histogram_is_not_copied_out_of_the_enclave(take: Callable[[object], object]) -> None:
-    with pytest.raises(Misuse) as refused:
-        take(accumulated(IndexSegment(4, 3), [([1, 2, 3], 9)], Accumulation.DIRECT))
-    assert refused.value.reason is Reason.SECRET_EXPOSURE
 
 
 @FORMS

@@ -159,12 +159,6 @@ def test_more_parts_than_a_configuration_has_are_refused_before_one_is_read(coun
         assert caught.value.reason is Reason.LENGTH_OVER_LIMIT
 
 
-def test_a_configuration_of_many_bytes_is_refused_unread() -> None:
-    with pytest.raises(MalformedMessage) as caught:
-        EnclaveConfiguration.decode(bytes((1 << 26) + 1))
-    assert caught.value.reason is Reason.LENGTH_OVER_LIMIT
-
-
 # --- Mutated messages -------------------------------------------------------------------------------------------------
 
 SETUPS = [

@@ -12,13 +12,13 @@ import pytest
 from secagg.contract import Aggregate
 from secagg.contract.codewords import sum_of_codewords
 from secagg.contract.layout import IndexSegment, Layout, RingSegment
-from secagg.errors import InvalidParameters, PeerMisbehaved, Reason
+from secagg.errors import InvalidParameters, Reason
 from secagg.privacy.kinds import NoiseKind
 from secagg.privacy.noise import sample
 from secagg.privacy.sensitivity import Adjacency, rho_of_release
 from secagg.protocols.enclave.budget import PrivacyFloor, epsilon_of, squared_sensitivities
 from secagg.protocols.enclave.trusted.configuration import ReleaseForm
-from tests.harness.enclave_buffers import EnclaveSetup, InsecureEnclaveSession, model_digest
+from tests.harness.enclave_buffers import EnclaveSetup, InsecureEnclaveSession
 
 LAYOUT = Layout((RingSegment(32, 400), IndexSegment(8, 40), RingSegment(24, 30)))
 NUMBERS = (1, 2, 3, 4)
@@ -91,16 +91,6 @@ def test_noise_is_drawn_once_and_a_release_that_is_asked_for_again_is_the_same()
     assert session.enclave.release() == session.enclave.release()
 
 
-def test_two_releases_have_noise_of_their_own() -> None:
-    session = InsecureEnclaveSession(noised(releases_per_client=2))
-    first = integers(released(session))
-    session.host.open_buffer(1, model_digest(1))
-    for number in NUMBERS:
-        session.upload(number, version=1)
-    second = integers(session.host.release()[0])
-    assert all((one != other).any() for one, other in zip(first, second, strict=True))
-
-
 @pytest.mark.parametrize("form", ReleaseForm)
 @pytest.mark.parametrize("adjacency", Adjacency)
 def test_a_planned_release_costs_what_one_gaussian_of_the_multiplier_does(
@@ -154,33 +144,6 @@ def test_a_client_refuses_noise_that_is_too_small_for_it() -> None:
     session = InsecureEnclaveSession(EnclaveSetup(layout=LAYOUT, privacy=asked))
     with pytest.raises(InvalidParameters, match="adds no noise"):
         session.seal(1)
-
-
-@pytest.mark.parametrize(
-    ("epsilon", "delta"), [(0.0, 1e-6), (float("nan"), 1e-6), (1.0, 0.0), (1.0, 1.0), (1.0, 1e-60)]
-)
-def test_a_privacy_floor_of_no_meaning_is_refused(epsilon: float, delta: float) -> None:
-    with pytest.raises(InvalidParameters):
-        PrivacyFloor(epsilon=epsilon, delta=delta)
-
-
-def test_the_enclave_stops_at_the_budget_of_a_client() -> None:
-    session = InsecureEnclaveSession(noised(releases_per_client=2, maximum_cohort=4))
-    for version in range(2):
-        session.host.open_buffer(version, model_digest(version))
-        for number in NUMBERS:
-            session.upload(number, version=version)
-        session.host.release()
-    session.host.open_buffer(2, model_digest(2))
-    with pytest.raises(PeerMisbehaved) as caught:
-        session.upload(1, version=2)
-    assert caught.value.reason is Reason.BUDGET_SPENT
-
-
-def test_without_an_authority_clients_certify_themselves_and_noise_is_due() -> None:
-    released(InsecureEnclaveSession(noised(has_authority=False, privacy=PrivacyFloor(epsilon=6.0, delta=1e-6))))
-    with pytest.raises(InvalidParameters, match="only noise protects"):
-        InsecureEnclaveSession(EnclaveSetup(has_authority=False, privacy=PrivacyFloor(epsilon=6.0, delta=1e-6)))
 
 
 def test_noise_does_not_leave_the_rings_of_a_decoded_sum() -> None:

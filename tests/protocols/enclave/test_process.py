@@ -20,7 +20,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from secagg.contract import Aggregate, Payload, ideal_aggregate
+from secagg.contract import Payload
 from secagg.contract.codewords import CodewordTable
 from secagg.contract.layout import IndexSegment, Layout, RingSegment
 from secagg.crypto.secret import Secret
@@ -262,32 +262,6 @@ def told(error: SecAggError) -> tuple[object, ...]:
 
 
 # --- A round ----------------------------------------------------------------------------------------------------------
-
-
-def one_buffer(enclave: RemoteEnclave | SimulatedEnclave, offer: EnclaveOffer, evidence: object) -> Aggregate:
-    trusted = verified(offer, evidence)
-    relay = Host(CONFIGURATION, enclave)
-    relay.open_buffer(2, model(2).digest)
-    relay.announce_model(1, model(1).digest)
-    for number, version, weight in ((1, 2, 1), (2, 1, 2), (3, 2, 1), (4, 2, 1), (5, 1, 2), (6, 1, 2)):
-        upload = client(number).seal(update_of(number), enclave=trusted, model=model(version), now=NOW, weight=weight)
-        relay.receive(upload.encode())
-    aggregate, receipt = relay.release()
-    trusted.verify_receipt(receipt)
-    return aggregate
-
-
-def test_a_round_through_the_process_gives_what_an_enclave_in_process_gives(child: Child) -> None:
-    with RemoteEnclave(child.path, timeout=ANSWERED_IN) as remote:
-        offer, evidence = remote.start(CONFIGURATION)
-        through_the_process = one_buffer(remote, offer, evidence)
-    simulated = SimulatedEnclave(CONFIGURATION, coins=InsecureSeededCoins(b"another"))
-    in_process = one_buffer(simulated, simulated.offer, simulated.evidence)
-    assert offer.epoch != simulated.offer.epoch
-    assert through_the_process.encode() == in_process.encode()
-    ideal = ideal_aggregate(LAYOUT, [update_of(number) for number in range(1, 7)], [2] * 6)
-    assert np.array_equal(through_the_process.values[0], ideal.values[0])
-    assert (through_the_process.contributors, through_the_process.total_weight) == (6, 12)
 
 
 def test_what_was_released_is_released_again_and_only_until_the_next_buffer(child: Child) -> None:
@@ -845,15 +819,6 @@ def test_a_model_number_out_of_range_is_not_sent(child: Child) -> None:
         remote.open_buffer((1 << 64) - 1, model((1 << 64) - 1).digest)
         assert "lost" not in repr(remote)
     assert "lost" in repr(remote)
-
-
-def test_evidence_for_other_keys_does_not_make_a_verified_enclave(host: RawHost) -> None:
-    offer, evidence = decode_attested_offer(host.ask(START))
-    other, _ = decode_attested_offer(host.ask(START))
-    verified(offer, evidence)
-    with pytest.raises(PeerMisbehaved) as caught:
-        verified(other, evidence)
-    assert caught.value.reason is Reason.ATTESTATION_REFUSED
 
 
 # --- What is trusted --------------------------------------------------------------------------------------------------

@@ -9,77 +9,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from secagg.errors import InvalidParameters, MalformedMessage, PeerError, Reason
+from secagg.errors import InvalidParameters
 from secagg.fields import CLIENT, At, Field, Message, fixed, repeated, table_of, unsigned, variable
 from secagg.identifiers import ClientId
 from secagg.protocols.one_message.client import ClientRecord
 from secagg.protocols.one_message.configuration import Offer
 from secagg.protocols.one_message.epoch import EpochRecord, HolderKeys
-from secagg.protocols.one_message.journal import Entry, Event, HolderSecret, JournalHead
-from secagg.protocols.one_message.messages import NoHolder, Upload
-from secagg.protocols.one_message.parameters import ThresholdRule
+from secagg.protocols.one_message.journal import Entry, HolderSecret, JournalHead
+from secagg.protocols.one_message.messages import NoHolder
 from secagg.protocols.one_message.requests import MESSAGES
-from secagg.protocols.one_message.tally import Tally
-from secagg.wire import Reader, Writer, message_kind
-from tests.harness.one_message_sums import COINS, InsecureSum, SumSetup
+from secagg.wire import Reader, Writer
 
 STORED = (Entry, HolderSecret, JournalHead, ClientRecord)
 
 
-@pytest.fixture(scope="module")
-def sent() -> dict[type[Message], bytes]:
-    """One message of every kind, out of a real sum."""
-    world = InsecureSum(SumSetup(rule=ThresholdRule.CERTIFIED))
-    server = world.collected()
-    client = world.setup.clients[0]
-    found: dict[type[Message], bytes] = {Upload: world.stored_upload(client), ClientRecord: world.stored[client]}
-    server.fix_list()
-    signing = server.requests()
-    world.ask(server, signing)
-    server.certify()
-    certified = server.requests()
-    kinds: tuple[type[Message], ...] = (*MESSAGES, Offer, EpochRecord, HolderKeys)
-    by_kind = {declared.kind: declared for declared in kinds}
-    more = [*signing.values(), *certified.values(), world.holders[0].respond(signing[0]), server.offer]
-    more += [world.holders[0].respond(certified[0]), world.record.encode(), world.holders[0].keys, *server.receipts[0]]
-    late = Tally(world.offer(), world.setup.sum_id, COINS)
-    late.receive_upload(client, world.stored_upload(client))
-    for message in (*more, late.deliver()[0]):
-        found[by_kind[message_kind(message)]] = message
-    found[NoHolder] = world.member(client).join(world.setup.subject).answer(world.record.encode())
-    found[Entry] = Entry(event=Event.LISTED, parts=(b"a list", b"a reply")).encode()
-    found[HolderSecret] = HolderSecret(record=b"r" * 32, boot_id=b"boot", root=b"s" * 32, nonce=b"n" * 32).encode()
-    found[JournalHead] = JournalHead(number=2, made=1 << 60, length=9, chain=b"c" * 32, first=b"a record").encode()
-    return found
-
-
 KINDS = (*MESSAGES, NoHolder, Offer, EpochRecord, HolderKeys, *STORED)
-
-
-@pytest.mark.parametrize("declared", KINDS)
-def test_every_message_has_one_encoding(declared: type[Message], sent: dict[type[Message], bytes]) -> None:
-    message = sent[declared]
-    assert declared.decode(message).encode() == message
-    for cut in {0, 3, 7, 8, len(message) // 2, len(message) - 1}:
-        with pytest.raises(MalformedMessage):
-            declared.decode(message[:cut])
-    with pytest.raises(MalformedMessage) as refused:
-        declared.decode(message + b"\0")
-    assert refused.value.reason is Reason.TRAILING_BYTES
-
-
-@pytest.mark.parametrize("declared", KINDS)
-def test_altered_bytes_decode_canonically_or_not_at_all(
-    declared: type[Message], sent: dict[type[Message], bytes]
-) -> None:
-    message = sent[declared]
-    for start in [*range(min(len(message), 300)), len(message) - 1]:
-        altered = message[:start] + bytes([message[start] ^ 0x81]) + message[start + 1 :]
-        try:
-            decoded = declared.decode(altered)
-        except PeerError:
-            continue
-        assert decoded.encode() == altered
 
 
 @pytest.mark.parametrize("declared", KINDS)
@@ -97,8 +41,8 @@ def test_the_readme_names_attacks_that_are_run(repository: Path) -> None:
     assert not {name for name in named if f"def {name}(" not in written}
 
 
-def test_secrets_are_not_shown(sent: dict[type[Message], bytes]) -> None:
-    assert repr(HolderSecret.decode(sent[HolderSecret])) == "<HolderSecret>"
+def test_secrets_are_not_shown() -> None:
+    assert repr(HolderSecret(record=b"r" * 32, boot_id=b"boot", root=b"s" * 32, nonce=b"n" * 32)) == "<HolderSecret>"
 
 
 @pytest.mark.parametrize(

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-import pickle
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,13 +13,11 @@ from hypothesis import strategies as st
 from secagg.contract import IndexSegment, Layout, RingSegment
 from secagg.crypto.ring import RingVector
 from secagg.crypto.secret import Secret
-from secagg.errors import Misuse
 from secagg.identifiers import ClientId, ServerId
 from secagg.parameters import Suite
 from secagg.protocols.two_servers.configuration import IndexingConfiguration, SharingMode
 from secagg.protocols.two_servers.opened_upload import ClassTotals
 from secagg.protocols.two_servers.point_functions.generation import ServerShare, generate_shares
-from secagg.protocols.two_servers.point_functions.shares import LaneGrid
 from secagg.simulation.insecure_coins import InsecureSeededCoins
 
 ZERO, ONE = ServerId(0), ServerId(1)
@@ -137,11 +133,6 @@ def test_a_sum_is_over_the_classes_that_are_named_each_as_often_as_it_weighs(
     assert summed(chosen, totals, WEIGHTS) == expected(chosen, made, WEIGHTS), "asking changes nothing"
 
 
-def test_threads_change_nothing() -> None:
-    made = [(1, 1), (2, 3), (3, 3)]
-    assert summed(CHECKED, added(CHECKED, made, threads=2), WEIGHTS) == expected(CHECKED, made, WEIGHTS)
-
-
 def test_what_is_left_out_is_nowhere_in_the_sum() -> None:
     """One client of another weight than all others would be in the remainders."""
     many = [(seed, 64) for seed in range(1, 5)]
@@ -151,13 +142,6 @@ def test_what_is_left_out_is_nowhere_in_the_sum() -> None:
         for value, other in zip(with_one[index].weighted([64]), without[index].weighted([64]), strict=True):
             np.testing.assert_array_equal(value, other)
     assert summed(CHECKED, with_one, [1, 64]) != summed(CHECKED, without, [64])
-
-
-def test_a_weight_that_nobody_has_adds_nothing() -> None:
-    totals = added(CHECKED, [(1, 3)])
-    assert summed(CHECKED, totals, [1, 3]) == summed(CHECKED, totals, [3])
-    for value in ClassTotals(CHECKED, ZERO).weighted([1]):
-        assert not value.any()
 
 
 def test_what_is_released_is_nobodys_memory() -> None:
@@ -172,31 +156,3 @@ def test_vectors_are_as_many_as_ring_segments() -> None:
     for wrong in (vectors(1)[:1], [*vectors(1), *vectors(1)]):
         with pytest.raises(ValueError, match="zip"):
             totals.add_vectors(1, wrong)
-
-
-def test_wiping_overwrites_every_sum() -> None:
-    totals = added(CHECKED, [(1, 1), (2, 3)])[1]
-    classes: dict[int, Any] = vars(totals)["_totals"]
-    held = [vector for total in classes.values() for vector in total.vectors]
-    lanes: list[LaneGrid] = [
-        vars(histogram)["_total"] for total in classes.values() for histogram in total.histograms.values()
-    ]
-    grids = [array for grid in lanes for _, _, array in grid.located()]
-    assert all(vector.any() for vector in held)
-    assert grids
-    assert any(array.any() for array in grids)
-    totals.wipe()
-    assert not any(array.any() for array in (*held, *grids))
-    for value in totals.weighted(WEIGHTS):
-        assert not value.any()
-
-
-def test_sums_are_neither_copied_nor_pickled_nor_shown() -> None:
-    totals = added(CHECKED, [(1, 1)])[1]
-    for call in (lambda: copy.copy(totals), lambda: copy.deepcopy(totals), lambda: pickle.dumps(totals)):
-        with pytest.raises(Misuse):
-            call()
-    held: Any = vars(totals)["_totals"][1]
-    for shown in (repr(totals), repr(held), str(held)):
-        assert "array" not in shown
-    assert repr(totals) == "<ClassTotals of server/1, weights [1]>"

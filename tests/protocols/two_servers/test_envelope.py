@@ -75,13 +75,6 @@ def test_a_body_is_opened_with_its_own_seed_server_and_header() -> None:
     is_refused(sealed(), secret=seed(), header=OTHER_HEADER)
 
 
-def test_a_body_that_was_cut_or_goes_on_is_refused() -> None:
-    message = sealed()
-    for length in range(TAG_BYTES, len(message)):
-        is_refused(message[:length], secret=seed())
-    is_refused(message + b"\0", secret=seed())
-
-
 def test_what_did_not_authenticate_is_overwritten(monkeypatch: pytest.MonkeyPatch) -> None:
     buffers = list[bytearray]()
 
@@ -92,23 +85,6 @@ def test_what_did_not_authenticate_is_overwritten(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(upload_module, "overwrite", recorded)
     is_refused(sealed()[:-1] + b"\0", secret=seed())
     assert [bytes(buffer) for buffer in buffers] == [bytes(len(BODY))]
-
-
-def test_keys_of_bodies_are_wiped_and_the_seed_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    made = list[Secret]()
-
-    def recorded(kind: str, length: int, secret: Secret, label: Label, *parts: bytes) -> Secret:
-        made.append(expand(kind, length, secret, label, *parts))
-        return made[-1]
-
-    monkeypatch.setattr(upload_module, "expand", recorded)
-    own = seed()
-    message = bytes(seal_body(own, ONE, HEADER, BODY))
-    open_body(own, ONE, HEADER, message)
-    with pytest.raises(AuthenticationFailed):
-        open_body(own, ONE, OTHER_HEADER, message)
-    assert [key.is_wiped for key in made] == [True] * 3
-    assert not own.is_wiped
 
 
 def test_a_wiped_seed_opens_nothing() -> None:

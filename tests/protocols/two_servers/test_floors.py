@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta, timezone
 from typing import Any
 
@@ -61,28 +60,6 @@ def test_what_just_meets_the_floors_is_admitted() -> None:
     admit(floors(), configuration(maximum_cohort=20, maximum_rejections=0, depth=1, task=b"another"))
 
 
-WEAK: dict[str, tuple[dict[str, Any], str]] = {
-    "suite": ({"suite": Suite.CLASSIC}, "suite"),
-    "unchecked": ({"mode": UNCHECKED}, "mode unchecked_point_functions"),
-    "authority": ({"authority": OTHER}, "another authority"),
-    "server 0": ({"server_keys": (OTHER, ONE)}, "not the two"),
-    "server 1": ({"server_keys": (ZERO, OTHER)}, "not the two"),
-    "servers the other way round": ({"server_keys": (ONE, ZERO)}, "not the two"),
-    "cohort": ({"minimum_cohort": 4}, "cohort of 4 is below 5"),
-    "weight": ({"weights": (1, 4)}, "may weigh 4, above 3"),
-    "version": ({"layout": replace(LAYOUT, version=b"v" * 32)}, "layout or codebooks"),
-    "codebook": ({"layout": Layout((RingSegment(20, 6), IndexSegment(9, 5)))}, "layout or codebooks"),
-    "expiry": ({"expiry": EXPIRY - 60}, "expired"),
-}
-
-
-@pytest.mark.parametrize(("changes", "saying"), WEAK.values(), ids=WEAK.keys())
-def test_each_weakness_is_refused_by_itself(changes: dict[str, Any], saying: str) -> None:
-    with pytest.raises(InvalidParameters, match=saying) as caught:
-        admit(floors(), configuration(**changes))
-    assert caught.value.reason is Reason.BELOW_FLOOR
-
-
 def test_vectors_are_no_longer_than_a_client_puts_up_with() -> None:
     with pytest.raises(InvalidParameters, match="longer than 10") as caught:
         admit(floors(maximum_length=10), configuration())
@@ -99,12 +76,6 @@ def test_a_configuration_expires_at_its_second() -> None:
         with pytest.raises(InvalidParameters, match="expired") as caught:
             admit(floors(), configuration(), now=now)
         assert caught.value.reason is Reason.BELOW_FLOOR
-
-
-@pytest.mark.parametrize("now", [datetime(2026, 1, 1), 1_700_000_000, None])  # noqa: DTZ001 -- without a zone
-def test_the_time_has_a_zone(now: Any) -> None:
-    with pytest.raises(Misuse, match="time zone"):
-        admit(floors(), configuration(), now=now)
 
 
 @pytest.mark.parametrize("mode", SharingMode)

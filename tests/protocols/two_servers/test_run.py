@@ -19,7 +19,7 @@ from secagg.protocols.two_servers.client import Client
 from secagg.protocols.two_servers.configuration import SharingMode
 from secagg.protocols.two_servers.point_functions.shape import greatest_depth
 from secagg.protocols.two_servers.release import RoundResult
-from secagg.protocols.two_servers.run import check, run
+from secagg.protocols.two_servers.run import run
 from secagg.protocols.two_servers.server import IndexingServer
 from secagg.protocols.two_servers.server_messages import BATCH
 from tests.harness.indexing_rounds import IndexingSetup, InsecureIndexingRound
@@ -156,17 +156,6 @@ def test_servers_speak_of_so_many_uploads_at_a_time(population: int, monkeypatch
     assert max(asked) == max(held) == BATCH, "and hold no more before they do"
 
 
-def test_everything_that_is_asked_about_is_decided() -> None:
-    made = InsecureIndexingRound(
-        replace(SETUP, layout=Layout((IndexSegment(2, 1),)), mode=UNCHECKED, population=BATCH + 2)
-    )
-    for number in range(1, BATCH + 3):
-        made.upload(number)
-    first, *others = made.one.waiting()
-    check(made.zero, made.one, others)
-    assert made.one.waiting() == made.zero.waiting() == (first,)
-
-
 def test_whoever_listens_is_told_of_each_half() -> None:
     told = list[tuple[ClientId, ServerId, int]]()
     made = InsecureIndexingRound(replace(SETUP, population=2))
@@ -178,12 +167,6 @@ def test_whoever_listens_is_told_of_each_half() -> None:
     assert [(client.value, server.index) for client, server, _ in told] == [(1, 0), (1, 1), (2, 0), (2, 1)]
     lengths = {server.index: {length for _, at, length in told if at == server} for _, server, _ in told}
     assert all(len(found) == 1 for found in lengths.values())
-
-
-def test_too_few_clients_are_not_released() -> None:
-    made = InsecureIndexingRound(replace(SETUP, minimum_cohort=3))
-    with pytest.raises(ThresholdNotMet):
-        run(made.zero, made.one, joined(made, [1] * 5)[:2])
 
 
 def crooked(monkeypatch: pytest.MonkeyPatch, numbers: set[int]) -> None:
@@ -211,24 +194,6 @@ def test_a_half_that_one_server_does_not_take_costs_its_client_only(
         assert result.aggregate.encode() == made.ideal([1, 3, 4]).encode()
     assert sum("does not take" in record.message for record in caplog.records) == 2
     assert made.zero.waiting()
-
-
-def test_two_servers_with_other_lists_release_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    made = InsecureIndexingRound(SETUP)
-    # What server 1 concludes of the first two is lost on the way.
-    monkeypatch.setattr(IndexingServer, "settle", max)
-    for number in (1, 2):
-        made.upload(number)
-    check(made.zero, made.one, made.one.waiting())
-    with pytest.raises(ThresholdNotMet):
-        made.zero.close()
-    monkeypatch.undo()
-    for number in (3, 4):
-        made.upload(number)
-    check(made.zero, made.one, made.one.waiting())
-    with pytest.raises(PeerMisbehaved) as caught:
-        made.finish()
-    assert caught.value.reason is Reason.SERVERS_DISAGREE
 
 
 def test_rounds_follow_one_another_with_the_same_clients() -> None:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import copy
 import os
-import pickle
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -16,27 +14,21 @@ import pytest
 from secagg.contract import IndexSegment, Layout, RingSegment
 from secagg.crypto.secret import Secret
 from secagg.errors import (
-    AuthenticationFailed,
     InvalidParameters,
-    MalformedMessage,
     Misuse,
-    PeerError,
-    PeerMisbehaved,
     Reason,
     SecAggError,
-    ThresholdNotMet,
     UnexpectedMessage,
 )
 from secagg.identifiers import ClientId, ServerId
-from secagg.protocols.two_servers import client as client_module
 from secagg.protocols.two_servers.configuration import SharingMode
 from secagg.protocols.two_servers.offers import RoundStamp
 from secagg.protocols.two_servers.release import RoundResult
 from secagg.protocols.two_servers.server import IndexingServer
 from secagg.protocols.two_servers.server_messages import decode_batch, encode_batch
-from secagg.protocols.two_servers.upload import Upload, seal_body
+from secagg.protocols.two_servers.upload import Upload
 from secagg.wire import MessageKind
-from tests.harness.indexing_rounds import NOW, IndexingSetup, InsecureIndexingRound
+from tests.harness.indexing_rounds import IndexingSetup, InsecureIndexingRound
 
 ZERO, ONE = ServerId(0), ServerId(1)
 LAYOUT = Layout((RingSegment(20, 3), IndexSegment(5, 3)))
@@ -225,49 +217,6 @@ def is_ideal(made: Round, numbers: Sequence[int], results: tuple[RoundResult, Ro
         assert result.counted == tuple(ClientId(number) for number in numbers)
 
 
-def test_only_what_was_taken_is_in_the_sum() -> None:
-    made = collected()
-    is_ideal(made, [1, 2], made.finish())
-
-
-def test_a_weight_that_too_few_have_is_left_out() -> None:
-    made = Round()
-    made.send(1, 2, weight=3)
-    made.send(3)
-    made.check()
-    results = made.finish()
-    for result in results:
-        assert result.left_out == {ClientId(3): 1}
-        assert result.aggregate.encode() == made.ideal([1, 2], [3, 3]).encode()
-
-
-def test_too_few_are_not_released_and_the_round_goes_on() -> None:
-    made = Round()
-    made.send(1)
-    made.send(2, weight=3)
-    made.check()
-    for server in made.servers:
-        error = is_refused(made, server.close, ThresholdNotMet)
-        assert isinstance(error, ThresholdNotMet)
-        assert (error.needed, error.present) == (2, 1)
-    made.send(3)
-    made.check()
-    assert made.finish()[0].counted == (ClientId(1), ClientId(3))
-
-
-def test_an_upload_that_only_one_server_holds_is_in_no_sum() -> None:
-    made = collected(replace(SETUP, population=2))
-    lonely = Round(replace(SETUP, population=4))
-    for index in (0, 1):
-        lonely.servers[index] = made.servers[index]
-    zero, one = lonely.share(3), lonely.share(4)
-    made.zero.receive(zero[0].encode())
-    made.one.receive(one[1].encode())
-    made.check()
-    is_ideal(made, [1, 2], made.finish())
-    assert made.one.waiting() == (one[1].upload_id(made.configuration),)
-
-
 # --- Uploads ----------------------------------------------------------------------------------------------------------
 
 
@@ -281,45 +230,6 @@ def test_the_same_half_again_changes_nothing() -> None:
     is_ideal(made, [1, 2], made.finish())
 
 
-@pytest.mark.parametrize("index", [0, 1])
-def test_a_second_upload_of_a_client_is_refused(index: int) -> None:
-    made = Round()
-    made.send(1)
-    other = made.new_client(1).share(
-        made.setup.payload_of(2),
-        configuration=made.configuration,
-        round_number=7,
-        offers=(made.zero.offer, made.one.offer),
-        now=NOW,
-    )
-    error = is_refused(
-        made, lambda: made.servers[index].receive(other[index].encode()), PeerMisbehaved, Reason.ALREADY_ANSWERED
-    )
-    assert isinstance(error, PeerError)
-    assert error.culprits == {ClientId(1)}
-
-
-def test_no_more_uploads_are_taken_than_a_round_holds() -> None:
-    made = Round(replace(SETUP, maximum_cohort=2))
-    made.send(1, 2)
-    half = made.share(3)[0]
-    is_refused(made, lambda: made.zero.receive(half.encode()), PeerMisbehaved, Reason.BUFFER_FULL)
-
-
-@pytest.mark.parametrize("index", [0, 1])
-def test_a_half_that_is_wrong_changes_nothing(index: int) -> None:
-    made = Round()
-    half = made.share(1)[index]
-    message = half.encode()
-    for position in range(0, len(message), 11):
-        altered = message[:position] + bytes([message[position] ^ 1]) + message[position + 1 :]
-        with pytest.raises(PeerError):
-            made.servers[index].receive(altered)
-    is_refused(made, lambda: made.servers[index].receive(message[:-1]), MalformedMessage, Reason.TRUNCATED)
-    assert made.servers[index].waiting() == ()
-    assert made.servers[index].receive(message) == half.upload_id(made.configuration)
-
-
 def test_text_is_no_message() -> None:
     made = at("opened")
     text: Any = "a message"
@@ -328,52 +238,6 @@ def test_text_is_no_message() -> None:
 
 
 # --- Rejections -------------------------------------------------------------------------------------------------------
-
-
-def crooked(made: Round, number: int) -> tuple[Upload, Upload]:
-    """Let a client share something else with server 1 than with server 0, and sign both as if nothing were wrong."""
-
-    def changed(seed: Secret, server: ServerId, digest: bytes, body: bytearray) -> memoryview:
-        if server == ONE:
-            body[0] ^= 1
-        return seal_body(seed, server, digest, body)
-
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(client_module, "seal_body", changed)
-        made.halves[number] = made.share(number)
-        made.deliver(made.halves[number])
-    return made.halves[number]
-
-
-@pytest.mark.parametrize("setup", [SETUP, replace(SETUP, depth=1)])
-def test_an_upload_that_is_refuted_is_rejected_by_both_and_in_no_sum(
-    setup: IndexingSetup, caplog: pytest.LogCaptureFixture
-) -> None:
-    made = Round(setup)
-    made.send(1, 2)
-    crooked(made, 3)
-    made.check()
-    for server in made.servers:
-        assert set(server.rejected) == {ClientId(3)}
-        assert server.waiting() == ()
-    assert "contradict" in made.one.rejected[ClientId(3)]
-    assert "rejects an upload of client/3: " in caplog.text
-    results = made.finish()
-    is_ideal(made, [1, 2], results)
-    assert [set(result.rejected) for result in results] == [{ClientId(3)}] * 2
-
-
-def test_more_rejections_than_are_put_up_with_end_the_round_for_good() -> None:
-    made = Round()
-    made.send(1, 2)
-    for number in (3, 4):
-        crooked(made, number)
-    made.check()
-    for server in made.servers:
-        with pytest.raises(PeerMisbehaved) as caught:
-            server.close()
-        assert caught.value.reason is Reason.ONE_HOT_REFUTED
-        is_refused(made, server.close, Misuse)
 
 
 def test_what_one_server_refuses_is_refused_by_the_other() -> None:
@@ -403,18 +267,6 @@ def test_what_one_server_refuses_is_refused_by_the_other() -> None:
     assert set(made.one.rejected) == {ClientId(1), ClientId(2)}
 
 
-def test_another_question_about_an_upload_is_refused() -> None:
-    """A second point under one mask would open a row of the input."""
-    made = Round(TREES)
-    made.send(1)
-    proposal = made.one.propose(made.one.waiting())
-    made.zero.answer(proposal)
-    other = proposal[:-1] + bytes([proposal[-1] ^ 1])
-    error = is_refused(made, lambda: made.zero.answer(other), PeerMisbehaved, Reason.ALREADY_ANSWERED)
-    assert isinstance(error, PeerError)
-    assert error.culprits == {ONE}
-
-
 def test_an_answer_for_what_was_not_asked_is_passed_over() -> None:
     made = Round()
     uploads = made.send(1, 2)
@@ -425,87 +277,6 @@ def test_an_answer_for_what_was_not_asked_is_passed_over() -> None:
     made.zero.settle(conclusion)
     made.check()
     is_ideal(made, [1, 2], made.finish())
-
-
-# --- Lists and shares -------------------------------------------------------------------------------------------------
-
-
-def test_another_list_ends_the_round_for_good() -> None:
-    made = Round()
-    made.send(1, 2)
-    proposal, answer = made.asked()
-    conclusion = made.one.conclude(answer)
-    made.zero.settle(conclusion)
-    made.send(3)
-    _, answer = made.asked()
-    made.one.conclude(answer)
-    lists = made.lists()
-    for index, server in enumerate(made.servers):
-        with pytest.raises(PeerMisbehaved) as caught:
-            server.agree(lists[1 - index])
-        assert caught.value.reason is Reason.SERVERS_DISAGREE
-        is_refused(made, lambda server=server, index=index: server.agree(lists[1 - index]), UnexpectedMessage)  # type: ignore[misc]
-        is_refused(made, lambda server=server: server.open(b"a commitment"), UnexpectedMessage)  # type: ignore[misc]
-    assert proposal
-
-
-def test_a_list_that_the_other_server_did_not_sign_ends_nothing() -> None:
-    made = collected()
-    lists = made.lists()
-    forged = lists[1][:-1] + bytes([lists[1][-1] ^ 1])
-    is_refused(made, lambda: made.zero.agree(forged), AuthenticationFailed)
-    is_refused(made, lambda: made.zero.agree(lists[0]), PeerMisbehaved, Reason.WRONG_SESSION)
-    is_refused(made, lambda: made.zero.agree(lists[1][:-1]), MalformedMessage)
-    is_ideal(made, [1, 2], made.finish())
-
-
-def test_nothing_is_taken_after_the_list_was_signed() -> None:
-    made = collected()
-    proposal = made.one.propose(made.one.waiting())
-    answer = made.zero.answer(proposal)
-    conclusion = made.one.conclude(answer)
-    made.zero.close()
-    is_refused(made, lambda: made.zero.answer(proposal), UnexpectedMessage)
-    error = is_refused(made, lambda: made.zero.settle(conclusion), UnexpectedMessage)
-    assert isinstance(error, PeerError)
-    assert error.culprits == {ONE}
-
-
-def test_one_list_is_signed() -> None:
-    made = collected()
-    signed = made.zero.close()
-    assert made.zero.close() == signed
-    made.one.close()
-    made.zero.agree(made.one.close())
-    assert made.zero.close() == signed
-
-
-def test_a_server_opens_against_one_commitment() -> None:
-    made = at("opened")
-    commitment = made.one.agree(made.zero.close())
-    share = made.zero.open(commitment)
-    other = commitment[:-1] + bytes([commitment[-1] ^ 1])
-    is_refused(made, lambda: made.zero.open(other), PeerMisbehaved, Reason.ALREADY_ANSWERED)
-    assert made.zero.open(commitment) == share
-
-
-def test_a_share_is_not_told_again_when_the_round_was_given_up() -> None:
-    made = at("opened")
-    assert made.zero.opened_share()
-    made.zero.give_up("tired")
-    error = is_refused(made, made.zero.opened_share, UnexpectedMessage, Reason.WRONG_KIND)
-    assert isinstance(error, PeerError)
-    assert error.culprits == {ONE}
-
-
-def test_another_share_than_was_committed_to_is_refused() -> None:
-    made = at("opened")
-    share = made.one.open(made.zero.agree(made.one.close()))
-    wrong = share[:-1] + bytes([share[-1] ^ 1])
-    error = is_refused(made, lambda: made.zero.combine(wrong), PeerMisbehaved, Reason.COMMITMENT_MISMATCH)
-    assert isinstance(error, PeerError)
-    assert error.culprits == {ONE}
-    assert made.zero.combine(share).aggregate.encode() == made.ideal([1, 2]).encode()
 
 
 # --- Every step again -------------------------------------------------------------------------------------------------
@@ -602,62 +373,6 @@ def test_a_servers_key_is_of_one_round() -> None:
 
 
 # --- The end ----------------------------------------------------------------------------------------------------------
-
-
-def test_nothing_is_done_after_the_wipe_and_no_share_is_given() -> None:
-    made = at("agreed")
-    commitment = made.one.agree(made.zero.close())
-    made.zero.wipe()
-    is_refused(made, lambda: made.zero.open(commitment), UnexpectedMessage)
-    is_refused(made, made.zero.close, Misuse)
-    half = made.share(4) if 4 not in made.halves else made.halves[4]
-    is_refused(made, lambda: made.zero.receive(half[0].encode()), UnexpectedMessage)
-
-
-@pytest.mark.parametrize("ends", ["wipe", "give_up"])
-def test_sums_and_seeds_are_overwritten_at_the_end(ends: str) -> None:
-    made = collected()
-    state = inside(made.zero)
-    classes: dict[int, Any] = inside(state["_totals"])["_totals"]
-    vectors = [vector for total in classes.values() for vector in total.vectors]
-    pending: list[Any] = list(state["_pending"].values())
-    assert any(vector.any() for vector in vectors)
-    assert pending
-    half = state["_opener"].read(made.halves[4][0].encode())
-    end(made.zero, ends)
-    assert not any(vector.any() for vector in vectors)
-    assert all(upload.mask_key.is_wiped for upload in pending)
-    assert not state["_pending"]
-    with pytest.raises(Misuse):
-        state["_opener"].open(half)
-
-
-@pytest.mark.parametrize("index", [0, 1])
-def test_the_seeds_of_an_upload_are_overwritten_once_it_is_taken_or_rejected(index: int) -> None:
-    made = Round()
-    made.send(1, 2)
-    crooked(made, 3)
-    held: list[Any] = list(inside(made.servers[index])["_pending"].values())
-    halves: list[Any] = [half for one in held for half in inside(one.exchange)["_halves"]]
-    seeds: list[Secret] = [half.proof.seed for half in halves]
-    seeds += [half.seed for half in halves if half.seed is not None]
-    seeds += [one.mask_key for one in held if one.mask_key is not None]
-    assert len(seeds) == (9 if index == 0 else 3)
-    assert not any(seed.is_wiped for seed in seeds)
-    made.check()
-    assert all(seed.is_wiped for seed in seeds)
-
-
-def test_a_server_is_neither_copied_nor_pickled_nor_shown() -> None:
-    made = at("opened")
-    for server in made.servers:
-        for call in (copy.copy, copy.deepcopy, pickle.dumps):
-            with pytest.raises(Misuse):
-                call(server)
-        assert repr(server).startswith(f"<IndexingServer {server.server}, round 7, <RoundRules agreed")
-    totals: Any = inside(inside(made.zero)["_totals"])["_totals"]
-    for shown in (repr(list(inside(made.zero)["_pending"].values())), str(totals)):
-        assert "array" not in shown
 
 
 def test_a_round_that_was_given_up_stays_so_and_the_log_says_why(caplog: pytest.LogCaptureFixture) -> None:

@@ -195,17 +195,6 @@ def test_what_a_crash_cut_off_is_dropped_and_anything_else_is_refused(path: Path
             StandingRounds(path)
 
 
-def test_a_copy_that_is_put_back_knows_the_rounds_of_then(path: Path) -> None:
-    """No file can tell; what it gives an attacker is tested with the adversaries of a crash."""
-    begun(path, 3)
-    copy = path.read_bytes()
-    begun(path, 4)
-    path.write_bytes(copy)
-    with closing(StandingRounds(path)) as rounds:
-        is_refused(rounds, 3)
-        rounds.begin(TASK, 4)
-
-
 def test_one_process_has_the_file(path: Path) -> None:
     rounds = StandingRounds(path)
     other = "import sys, pathlib; from secagg.protocols.two_servers import StandingRounds\n"

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import logging
-import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
-from pathlib import Path
 
 import pytest
 
@@ -22,7 +20,6 @@ from secagg.errors import (
     Misuse,
     PeerMisbehaved,
     SecAggError,
-    ThresholdNotMet,
     UnexpectedMessage,
 )
 from secagg.identifiers import ClientId, ServerId
@@ -175,34 +172,6 @@ def test_what_is_relayed_is_sealed_to_server_1() -> None:
     pair.rig.zero.receive(first)
 
 
-def test_a_half_that_the_relay_altered_is_taken_by_nobody() -> None:
-    pair = Pair()
-    pair.begin()
-    pair.receive(1)
-    pair.receive(2)
-
-    def last_byte(message: bytes) -> bytes:
-        is_upload = message_kind(message) is MessageKind.INDEXING_UPLOAD
-        return message[:-1] + bytes([message[-1] ^ 1]) if is_upload else message
-
-    pair.alter = last_byte
-    with pytest.raises((AuthenticationFailed, PeerMisbehaved)):
-        pair.receive(3)
-    pair.alter = None
-    assert pair.finish().counted == {ClientId(1), ClientId(2)}
-
-
-def test_halves_of_two_uploads_are_counted_by_nobody() -> None:
-    pair = Pair()
-    pair.begin()
-    (first, _), (_, second) = decode_halves(pair.halves(1)), decode_halves(pair.halves(2))
-    crossed = Writer(MessageKind.UPLOAD_HALVES).integer(len(first), 8).borrowed(first).borrowed(second).finish()
-    with pytest.raises(PeerMisbehaved, match="the two halves are of two uploads"):
-        pair.zero.receive(ClientId(1), crossed)
-    with pytest.raises(ThresholdNotMet):
-        pair.finish()
-
-
 def test_an_id_that_server_1_continues_is_refused() -> None:
     pair = Pair()
     pair.begin()
@@ -213,15 +182,6 @@ def test_an_id_that_server_1_continues_is_refused() -> None:
     pair.zero._ask = continued  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
     with pytest.raises(MalformedMessage):
         pair.receive(1)
-
-
-def test_nothing_is_released_below_the_cohort() -> None:
-    pair = Pair()
-    pair.begin()
-    pair.receive(1)
-    with pytest.raises(ThresholdNotMet):
-        pair.finish()
-    assert MessageKind.OUTPUT_SHARE not in map(message_kind, pair.heard)
 
 
 def test_a_round_that_server_1_does_not_accept_is_not_begun() -> None:
@@ -262,28 +222,6 @@ def test_steps_come_in_order_and_a_round_ends_once() -> None:
     pair.finish()
     for message in pair.heard[:-1]:
         assert isinstance(refused(pair.standing.answer(message)), (Misuse, InvalidParameters))
-
-
-def test_an_upload_that_nobody_holds_is_not_proposed() -> None:
-    pair = Pair()
-    pair.begin()
-    assert isinstance(refused(pair.standing.answer(BatchRequest((bytes(32),)).encode())), Misuse)
-
-
-def test_a_list_that_server_0_did_not_sign_ends_nothing() -> None:
-    pair = Pair()
-    pair.begin()
-    for number in (1, 2):
-        pair.receive(number)
-
-    def unsigned(message: bytes) -> bytes:
-        is_list = message_kind(message) is MessageKind.ACCEPTED_LIST
-        return message[:-1] + bytes([message[-1] ^ 1]) if is_list else message
-
-    pair.alter = unsigned
-    with pytest.raises(AuthenticationFailed):
-        pair.finish()
-    assert "2 taken" in repr(pair.running()), "server 0 has given up, and at server 1 the round goes on"
 
 
 def test_the_keys_of_server_0_do_not_stand_as_server_1() -> None:
@@ -357,30 +295,6 @@ def test_a_round_that_ends_is_overwritten(*, is_released: bool) -> None:
 
 
 # --- Messages ---------------------------------------------------------------------------------------------------------
-
-
-def test_messages_decode_to_what_they_were_made_of() -> None:
-    configuration = SETUP.configuration
-    for message in (Beginning(configuration, 7), BatchRequest((b"a" * 32, b"b" * 32))):
-        assert type(message).decode(message.encode()) == message
-    for is_simulated in (False, True):
-        offers = RoundOffers(is_simulated=is_simulated, offers=(b"zero", b"one"))
-        assert RoundOffers.decode(offers.encode()) == offers
-        assert RoundOffers.decode(offers.encode()).encode() == offers.encode()
-
-
-@pytest.mark.parametrize(
-    ("decode", "message"),
-    [
-        (BatchRequest.decode, BatchRequest((b"a" * 32,)).encode()),
-        (Beginning.decode, Beginning(SETUP.configuration, 7).encode()),
-        (RoundOffers.decode, RoundOffers(is_simulated=False, offers=(b"zero", b"one")).encode()),
-    ],
-)
-def test_messages_that_are_cut_or_continued_are_refused(decode: Callable[[bytes], object], message: bytes) -> None:
-    for damaged in (message[:-1], message + b"\0", message[:7]):
-        with pytest.raises(MalformedMessage):
-            decode(damaged)
 
 
 def test_what_declares_much_or_says_neither_is_refused() -> None:
@@ -489,25 +403,6 @@ def test_what_is_lost_at_any_message(step: int, *, arrived: bool, restarts: bool
     assert whole().aggregate.encode() == pair.rig.ideal((1, 2, 3)).encode()
     assert len(asked) == LAST + 2
     assert asked[step] == asked[step + 1]
-
-
-def test_a_round_that_cannot_be_written_down_is_not_offered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And the one that runs goes on."""
-
-    def full(_: int) -> None:
-        raise OSError(28, "No space left on device")
-
-    pair = Pair()
-    pair.rounds = StandingRounds(tmp_path / "rounds")
-    pair.start()
-    pair.begin()
-    later = Beginning(pair.rig.configuration, 8).encode()
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "fsync", full)
-        assert "cannot write down that round 8 begins" in str(refused(pair.standing.answer(later)))
-    assert pair.begin() == pair.offers
-    assert message_kind(pair.standing.answer(later)) is MessageKind.INDEXING_OFFER
-    pair.rounds.close()
 
 
 # --- What a request may cost ------------------------------------------------------------------------------------------

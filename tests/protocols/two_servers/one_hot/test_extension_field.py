@@ -23,7 +23,6 @@ from secagg.protocols.two_servers.lanes.extension_field import (
     settle,
 )
 from secagg.protocols.two_servers.lanes.fields import LaneField, LaneStream
-from secagg.protocols.two_servers.one_hot.statement import CheckShape
 
 SHIPPED = [ExtensionField.over(LaneField(modulus)) for modulus in DEGREES_AND_CONSTANTS]
 FIELDS = pytest.mark.parametrize("field", SHIPPED, ids=lambda field: field.base.modulus)
@@ -131,13 +130,6 @@ def test_a_field_that_is_too_small_or_no_field_is_refused(modulus: int, degree: 
         ExtensionField(LaneField(modulus), degree, constant)
 
 
-def test_a_shape_over_a_field_that_is_too_small_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    CheckShape(127, 4, 10, 2)
-    monkeypatch.setitem(DEGREES_AND_CONSTANTS, 127, (14, 3))
-    with pytest.raises(InvalidParameters, match="2\\^120"):
-        CheckShape(127, 4, 10, 2)
-
-
 # --- Arithmetic -------------------------------------------------------------------------------------------------------
 
 
@@ -231,13 +223,6 @@ def test_values_give_the_polynomial_elsewhere(field: ExtensionField, count: int)
     expected = field.inner_product(coefficients, field.powers(point, count))
     assert np.array_equal(field.inner_product(points.weights_at(point), known), expected)
     assert np.array_equal(points.extrapolation(count) @ known % field.base.modulus, np.array(values[count:]))
-
-
-@FIELDS
-@pytest.mark.parametrize("at", [0, 1, 5, 8, 100])
-def test_a_point_of_the_base_field_is_refused(field: ExtensionField, at: int) -> None:
-    with pytest.raises(InvalidParameters, match="outside the base field"):
-        EvaluationPoints(field, 9).weights_at(field.scalar(at))
 
 
 @FIELDS

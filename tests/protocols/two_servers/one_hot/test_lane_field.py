@@ -188,14 +188,6 @@ def test_packed_lanes_have_one_length_and_no_other_bits(field: LaneField) -> Non
         field.unpack(packed, 1 << 50)
 
 
-@FIELDS
-def test_lanes_of_another_word_are_refused(field: LaneField) -> None:
-    wrong: list[Any] = [[1, 2], np.zeros(3, dtype=np.int64), np.ma.zeros(3, dtype=field.word)]
-    for lanes in wrong:
-        with pytest.raises(Misuse, match="lanes modulo"):
-            field.require_lanes(lanes)
-
-
 # --- Streams ----------------------------------------------------------------------------------------------------------
 
 
@@ -270,13 +262,6 @@ def test_every_lane_is_equally_likely() -> None:
     assert seen[127] == 0
     statistic = float(((seen[:127] - count / 127) ** 2).sum() / (count / 127))
     assert 80 < statistic < 180, "chi-square with 126 degrees of freedom"
-
-
-def test_a_key_without_lanes_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lane_field, "ATTEMPTS", 1)
-    with pytest.raises(MalformedMessage, match="in 1 attempts") as caught:
-        stream(LaneField(127)).lanes(0, 10_000)
-    assert caught.value.reason is Reason.NOT_CANONICAL
 
 
 @pytest.mark.parametrize("size", [0, 16, 31, 33])

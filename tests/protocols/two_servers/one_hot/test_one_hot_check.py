@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-import pickle
 from collections.abc import Callable
 from dataclasses import replace
 from types import ModuleType
@@ -83,11 +81,6 @@ def test_the_polynomial_is_what_its_definition_says(plain: ModuleType, shape: Ch
     placed[: shape.blocks] = matrix.argmax(axis=1)
     made = row_square_sum(shape, challenges, masks, placed.reshape(shape.rows, shape.columns))
     assert made.tolist() == plain.row_square_sum(shape, challenges, masks.tolist(), matrix)
-
-
-@SHAPES
-def test_the_same_matrix_claimed_by_the_plain_client_is_accepted(plain: ModuleType, shape: CheckShape) -> None:
-    assert plain.is_accepted(plain.upload(plain.a_context(shape), plain.unit_matrix(shape)))
 
 
 @given(st.data())
@@ -422,14 +415,6 @@ def test_the_key_of_a_round_follows_from_attempt_and_round(plain: ModuleType) ->
 # --- Once -------------------------------------------------------------------------------------------------------------
 
 
-def test_a_verifier_gives_the_same_bytes_however_often_it_is_asked(plain: ModuleType) -> None:
-    zero, one = plain.verifiers(honest(plain, SMALL))
-    assert zero.commit() == zero.commit()
-    assert zero.open(one.commit()) == zero.open(one.commit())
-    opening = one.open(zero.commit())
-    assert zero.decide(opening) == zero.decide(opening)
-
-
 def test_a_second_verifier_for_an_upload_is_refused(plain: ModuleType) -> None:
     upload = honest(plain, SMALL)
     challenges = plain.round_challenges(upload.context)
@@ -437,24 +422,6 @@ def test_a_second_verifier_for_an_upload_is_refused(plain: ModuleType) -> None:
     with pytest.raises(Misuse, match="queried once") as caught:
         plain.OneHotVerifier(upload.context, upload.shares[0], upload.proofs[0], challenges)
     assert caught.value.reason is Reason.ALREADY_SPENT
-
-
-SECOND_UPLOADS: dict[str, dict[str, Any]] = {
-    "another nonce": {"nonce": b"\2" * 16},
-    "another weight": {"weight": 3},
-    "other correction words": {"correction_digest": bytes(32)},
-}
-
-
-@pytest.mark.parametrize("name", SECOND_UPLOADS)
-def test_a_second_upload_of_a_client_is_a_second_vote_and_refused(plain: ModuleType, name: str) -> None:
-    first, second = honest(plain, SMALL), honest(plain, SMALL, **SECOND_UPLOADS[name])
-    challenges = plain.round_challenges(first.context)
-    plain.OneHotVerifier(first.context, first.shares[0], first.proofs[0], challenges)
-    with pytest.raises(PeerMisbehaved, match="twice") as caught:
-        plain.OneHotVerifier(second.context, second.shares[0], second.proofs[0], challenges)
-    assert caught.value.reason is Reason.ALREADY_ANSWERED
-    assert caught.value.culprits == {first.context.client}
 
 
 def test_the_same_upload_with_another_polynomial_is_a_second_upload(plain: ModuleType) -> None:
@@ -480,18 +447,6 @@ def test_a_round_does_not_answer_for_another(plain: ModuleType, changes: dict[st
     challenges = plain.round_challenges(plain.a_context(SMALL, **changes))
     with pytest.raises(Misuse, match="another round"):
         plain.OneHotVerifier(upload.context, upload.shares[0], upload.proofs[0], challenges)
-
-
-def test_verifiers_and_round_keys_are_neither_copied_nor_pickled(plain: ModuleType) -> None:
-    upload = honest(plain, SMALL)
-    challenges = plain.round_challenges(upload.context)
-    for confined in (challenges, one_verifier(plain, upload, ZERO)):
-        for operation in (pickle.dumps, copy.copy, copy.deepcopy):
-            with pytest.raises(Misuse):
-                operation(confined)
-    challenges.wipe()
-    with pytest.raises(Misuse, match="wiped"):
-        challenges.point(upload.context, bytes(32), b"")
 
 
 # --- Messages ---------------------------------------------------------------------------------------------------------

@@ -47,14 +47,6 @@ def upload_of(plain: ModuleType, modulus: int, depth: int, *, derives_last_lane:
 
 
 @SHARES
-def test_real_shares_are_accepted(
-    plain: ModuleType, modulus: int, depth: int, blocks: int, *, derives_last_lane: bool
-) -> None:
-    upload = upload_of(plain, modulus, depth, derives_last_lane=derives_last_lane, blocks=blocks)
-    assert len(plain.judge(*plain.verifiers(upload))) == 2
-
-
-@SHARES
 def test_a_share_that_fits_another_client_is_rejected(
     plain: ModuleType, modulus: int, depth: int, blocks: int, *, derives_last_lane: bool
 ) -> None:

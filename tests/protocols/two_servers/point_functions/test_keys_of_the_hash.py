@@ -27,7 +27,7 @@ from secagg.protocols.two_servers.point_functions.shape import (
     node_key,
     roots_key,
 )
-from secagg.protocols.two_servers.point_functions.shares import CorrectionWords, TreeShare
+from secagg.protocols.two_servers.point_functions.shares import TreeShare
 
 Share = Callable[..., tuple[ServerShare, ServerShare]]
 
@@ -186,9 +186,3 @@ def test_lanes_of_leaves_are_uniform_over_the_field(modulus: int, share: Share) 
     statistic = float(((counts - expected) ** 2 / expected).sum())
     # The coins are fixed; a statistic beyond six standard deviations would be a bias.
     assert abs(statistic - (modulus - 1)) < 6 * (2 * (modulus - 1)) ** 0.5
-
-
-def test_correction_words_with_a_field_survive_reading(share: Share) -> None:
-    mine = share(FIELD_TREE, np.arange(16))[0]
-    assert isinstance(mine, TreeShare)
-    assert CorrectionWords.decode(mine.correction.encode(), FIELD_TREE, 16).leaf.max() < 127

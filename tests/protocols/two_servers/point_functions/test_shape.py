@@ -84,11 +84,3 @@ def test_a_shape_that_is_none_is_refused(wrong: dict[str, Any], error: type[Exce
     right: dict[str, Any] = {"codewords": 8, "group": RingLanes(7), "depth": 0}
     with pytest.raises(error):
         PointFunctionShape(**(right | wrong))
-
-
-@pytest.mark.parametrize("modulus_bits", [0, 65, 7.0])
-def test_a_ring_that_is_none_is_refused(modulus_bits: Any) -> None:
-    with pytest.raises(InvalidParameters):
-        RingLanes(modulus_bits)
-    with pytest.raises(InvalidParameters):
-        LaneField(modulus_bits)

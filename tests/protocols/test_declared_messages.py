@@ -1,0 +1,248 @@
+"""Every message of every protocol: one encoding, whatever byte is flipped and whatever length is changed.
+
+Messages come out of whole sessions of each protocol, in the place in which they were read; what no session sends has an
+example here. A kind of message that is declared and neither sent nor an example is a fault.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from importlib import import_module
+from pkgutil import walk_packages
+from typing import Any, Final
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import secagg.protocols
+from secagg.conformance.sessions import check_law
+from secagg.contract import Aggregate, Layout, Payload
+from secagg.errors import MalformedMessage, PeerError, Reason, UnexpectedMessage
+from secagg.fields import Placed
+from secagg.identifiers import ClientId, ServerId
+from secagg.protocols.coded_mask import client as coded_client
+from secagg.protocols.coded_mask import messages as coded_messages
+from secagg.protocols.coded_mask import server as coded_server
+from secagg.protocols.enclave.trusted.configuration import EnclaveConfiguration
+from secagg.protocols.enclave.trusted.messages import EnclaveOffer, SealedUpload
+from secagg.protocols.enclave.trusted.messages import Receipt as EnclaveReceipt
+from secagg.protocols.one_message.client import ClientRecord
+from secagg.protocols.one_message.journal import Entry, Event, HolderSecret, JournalHead
+from secagg.protocols.one_message.messages import NoHolder
+from secagg.protocols.two_servers import server as two_servers
+from secagg.protocols.two_servers.one_hot.check import OneHotCommitment
+from secagg.protocols.two_servers.server_keys import OperatorKeys
+from secagg.protocols.two_servers.server_messages import OutputShare, decode_batch, encode_batch
+from secagg.session.privacy_ledger import LedgerHeader
+from secagg.wire import MessageKind
+from tests.harness.session_worlds import SETTINGS, candidate_of
+
+HEADER: Final = 7
+"""Bytes before the fields: magic, version and kind."""
+FLIPS: Final = 600
+"""The most bytes of one message that are flipped; of a longer one every second, third, ..."""
+EXAMPLES: Final[tuple[Placed, ...]] = (
+    ClientRecord(task=b"a task", newest_epoch=3, next_round=9, models=(b"m" * 32,) * 2, upload=b"an upload"),
+    Entry(event=Event.LISTED, parts=(b"a list", b"a reply")),
+    HolderSecret(record=b"r" * 32, boot_id=b"boot", root=b"s" * 32, nonce=b"n" * 32),
+    JournalHead(number=2, made=1 << 60, length=9, chain=b"c" * 32, first=b"a record"),
+    LedgerHeader(owner=b"o" * 32, adjacency=1, inode=7, birth=1 << 60),
+    NoHolder(record=b"r" * 32, client=ClientId(7), identity=b"an identity", signature=b"s" * 64),
+    OneHotCommitment(server=ServerId(1), statement=b"s" * 32, digest=b"d" * 32),
+    OperatorKeys(server=ServerId(1), signing_key=b"s" * 32, exchange_key=b"e" * 32, signature=b"g" * 64),
+)
+"""Messages that are kept or given away, and never sent in a session."""
+ENCODED: Final[tuple[Any, ...]] = (
+    Aggregate,
+    EnclaveConfiguration,
+    EnclaveOffer,
+    EnclaveReceipt,
+    Layout,
+    OutputShare,
+    Payload,
+    SealedUpload,
+)
+"""What has a decoder of its own; a share is encoded in the configuration that it was read in."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """A message as it was sent, and how its receiver reads it."""
+
+    encoded: bytes
+    decode: Callable[[bytes], Any]
+    encode: Callable[[Any], bytes]
+
+    def altered(self) -> Iterator[bytes]:
+        """Yield it with one byte flipped, at each place and in turn by each bit."""
+        for place in range(0, len(self.encoded), 1 + len(self.encoded) // FLIPS):
+            altered = bytearray(self.encoded)
+            altered[place] ^= 1 << place % 8
+            yield bytes(altered)
+
+
+def declared() -> dict[str, type[Placed]]:
+    """Return every kind of message that the library declares."""
+    for module in walk_packages(secagg.protocols.__path__, "secagg.protocols."):
+        if not module.name.endswith("__main__"):
+            import_module(module.name)
+    left, found = [Placed], dict[str, type[Placed]]()
+    while left:
+        left += (kind := left.pop()).__subclasses__()
+        if hasattr(kind, "kind"):
+            found[name_of(kind)] = kind
+    return found
+
+
+def name_of(kind: type[Placed]) -> str:
+    """Return where a kind of message is declared; a class with slots is made twice, under one name."""
+    return f"{kind.__module__.removeprefix('secagg.').removeprefix('protocols.')}: {kind.__name__}"
+
+
+DECLARED: Final = declared()
+ELSEWHERE: Final = frozenset({"pairwise_mask.round2_masked_input: Complaint"})
+"""What needs a lying dealer; the tests of the rounds have it."""
+BATCHES: Final = ("INDEXING_PROPOSAL", "INDEXING_ANSWER", "INDEXING_CONCLUSION")
+ENTRIES: Final = ("CODED_MASK_ROSTER", "CODED_MASK_PIECES", "CODED_MASK_DELIVERY", "CODED_MASK_SURVIVORS")
+FIELDS: Final = ("CODED_MASK_KEY", "CODED_MASK_INPUT", "CODED_MASK_ANSWER")
+NAMES: Final = (
+    *sorted(DECLARED.keys() - ELSEWHERE),
+    *(f"own decoder: {one.__name__}" for one in ENCODED),
+    *BATCHES,
+    *ENTRIES,
+    *FIELDS,
+)
+
+
+class Heard:
+    """Messages by name, as whole sessions read them; two of each, of different lengths where there are such."""
+
+    def __init__(self) -> None:
+        self.cases = defaultdict[str, dict[int, Case]](dict)
+
+    def add(self, name: str, case: Case) -> None:
+        kept = self.cases[name]
+        if len(kept) < 2:
+            kept.setdefault(len(case.encoded), case)
+
+    def of(self, name: str) -> list[Case]:
+        return list(self.cases[name].values())
+
+    def listen(self, patch: pytest.MonkeyPatch) -> None:
+        """Note down whatever is decoded from now on."""
+        read_in: Any = Placed.__dict__["read_in"]
+
+        def placed(kind: type[Placed], place: object, message: bytes) -> Placed:
+            read = read_in.__func__
+            found: Placed = read(kind, place, message)
+            self.add(
+                name_of(kind), Case(bytes(message), lambda data: read(kind, place, data), lambda one: one.encode())
+            )
+            return found
+
+        patch.setattr(Placed, "read_in", classmethod(placed))
+        for owner in ENCODED:
+            patch.setattr(owner, "decode", classmethod(self.with_its_own(owner)))
+        patch.setattr(two_servers, "decode_batch", self.batch(decode_batch))
+        for side in (coded_client, coded_server):
+            for decoder in ("decode_body", "decode_entries"):
+                if hasattr(side, decoder):
+                    patch.setattr(side, decoder, self.coded(getattr(side, decoder)))
+
+    def with_its_own(self, owner: Any) -> Callable[..., Any]:
+        read = owner.__dict__["decode"].__func__
+
+        def decode(kind: Any, message: bytes, *place: Any) -> Any:
+            found = read(kind, message, *place)
+            beside = place[:1] if owner is OutputShare else ()
+            case = Case(bytes(message), lambda data: read(kind, data, *place), lambda one: one.encode(*beside))
+            self.add(f"own decoder: {owner.__name__}", case)
+            return found
+
+        return decode
+
+    def batch(self, read: Callable[..., Any]) -> Callable[..., Any]:
+        def decode(message: bytes, kind: MessageKind, stamp: Any) -> Any:
+            found = read(message, kind, stamp)
+            self.add(
+                kind.name,
+                Case(message, lambda data: read(data, kind, stamp), lambda items: encode_batch(kind, stamp, items)),
+            )
+            return found
+
+        return decode
+
+    def coded(self, read: Callable[..., Any]) -> Callable[..., Any]:
+        write = getattr(coded_messages, read.__name__.replace("decode", "encode"))
+
+        def decode(kind: MessageKind, place: Any, message: bytes) -> Any:
+            found = read(kind, place, message)
+            self.add(
+                kind.name, Case(message, lambda data: read(kind, place, data), lambda one: write(kind, place, one))
+            )
+            return found
+
+        return decode
+
+
+@pytest.fixture(scope="module")
+def heard() -> Heard:
+    found = Heard()
+    with pytest.MonkeyPatch.context() as patch:
+        found.listen(patch)
+        for one in EXAMPLES:
+            type(one).read_in(None, one.encode())
+        for name in SETTINGS:
+            check_law("sum_of_all", candidate_of(name))
+    return found
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_message_has_one_encoding(name: str, heard: Heard) -> None:
+    """And a flipped byte makes it another message, or none."""
+    assert heard.of(name), "neither a session nor EXAMPLES has it"
+    for case in heard.of(name):
+        assert case.encode(case.decode(case.encoded)) == case.encoded
+        for altered in case.altered():
+            try:
+                other = case.decode(altered)
+            except PeerError:
+                continue
+            assert case.encode(other) == altered
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_message_has_one_length(name: str, heard: Heard) -> None:
+    for case in heard.of(name):
+        for length in range(0, len(case.encoded), 1 + len(case.encoded) // FLIPS):
+            with pytest.raises(MalformedMessage):
+                case.decode(case.encoded[:length])
+        for more in (b"\0", b"SAGG" * 9):
+            with pytest.raises(MalformedMessage) as caught:
+                case.decode(case.encoded + more)
+            assert caught.value.reason is Reason.TRAILING_BYTES
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_message_has_one_kind(name: str, heard: Heard) -> None:
+    for case in heard.of(name)[:1]:
+        for kind in MessageKind:
+            other = case.encoded[:5] + kind.to_bytes(2, "big") + case.encoded[HEADER:]
+            if other != case.encoded:
+                with pytest.raises(UnexpectedMessage):
+                    case.decode(other)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@given(data=st.binary(max_size=200))
+def test_arbitrary_bytes_are_refused_and_nothing_else_happens(name: str, heard: Heard, data: bytes) -> None:
+    case = heard.of(name)[0]
+    for message in (data, case.encoded[:HEADER] + data, case.encoded[: len(case.encoded) // 2] + data):
+        try:
+            decoded = case.decode(message)
+        except PeerError:
+            continue
+        assert case.encode(decoded) == message
