@@ -39,7 +39,7 @@ BUDGETS = {
     "secagg/scale": 1_220,
     "training": 6_520,
     "secagg/platforms": 3_250,
-    "secagg/flower": 820,
+    "secagg/flower": 990,
     "secagg/transport": 2_540,
     "secagg/nvflare": 780,
     "secagg/cli": 3_770,
