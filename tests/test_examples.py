@@ -16,7 +16,7 @@ import pytest
 PATIENCE_SECONDS = 600
 
 
-@pytest.mark.parametrize("script", ["analytics.py", "lora_adapter.py"])
+@pytest.mark.parametrize("script", ["analytics.py", "lora_adapter.py", "statistics/three_sites.py"])
 def test_a_script_runs(repository: Path, tmp_path: Path, script: str) -> None:
     environment = {**os.environ, "PYTHONPATH": str(repository)}
     command = [sys.executable, "-W", "error", str(repository / "examples" / script)]

@@ -39,7 +39,7 @@ BUDGETS = {
     "secagg/scale": 1_220,
     "training": 6_520,
     "secagg/platforms": 3_250,
-    "secagg/flower": 820,
+    "secagg/flower": 960,
     "secagg/transport": 2_670,
     "secagg/nvflare": 1_130,
     "secagg/cli": 3_770,

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from .app.client_mod import SecAggMod as SecAggMod
     from .app.legacy import SecAggFitWorkflow as SecAggFitWorkflow
     from .app.server_grid import SecAggGrid as SecAggGrid
+    from .app.site_statistics import SiteStatistics as SiteStatistics
+    from .app.site_statistics import ask as ask
 else:
     __getattr__, __dir__, __all__ = needing(
         "flwr",
@@ -22,6 +24,7 @@ else:
             "app.client_mod": "SecAggMod",
             "app.legacy": "SecAggFitWorkflow",
             "app.server_grid": "SecAggGrid",
+            "app.site_statistics": "SiteStatistics ask",
         },
     )
     __all__ += ["SecAggSettings"]

@@ -8,5 +8,8 @@ from secagg.platforms import needing
 
 if TYPE_CHECKING:
     from .recipe import secure as secure
+    from .site_statistics import statistics_job as statistics_job
 else:
-    __getattr__, __dir__, __all__ = needing("nvflare", __name__, {"recipe": "secure"})
+    __getattr__, __dir__, __all__ = needing(
+        "nvflare", __name__, {"recipe": "secure", "site_statistics": "statistics_job"}
+    )

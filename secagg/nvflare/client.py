@@ -164,9 +164,9 @@ class SecAggClient(FLComponent):
 
     def _answer(self, found: _Open, message: bytes) -> Shareable:
         if found.session is None:
-            digest = found.training.model_digest if found.training else None
+            digest, update = self._update(found)
             subject = found.begun.terms.subject(found.begun.update, digest)
-            found.session = found.begun.member(message).join(subject, _LateTraining(found))
+            found.session = found.begun.member(message).join(subject, update)
         return carrying(found.begun.answer(found.session, message))
 
     def _found(self, shareable: Shareable, fl_ctx: FLContext) -> _Open:
@@ -182,10 +182,18 @@ class SecAggClient(FLComponent):
             return self._open
         # A session that was never finished ends as another one begins.
         self.leave()
-        begun = self._node(fl_ctx).begun(terms)
+        begun = self._begun(terms, fl_ctx)
         begun.require_open()
         self._open = _Open(begun)
         return self._open
+
+    def _begun(self, terms: Terms, fl_ctx: FLContext) -> NodeRound:
+        """Look at the terms of a session."""
+        return self._node(fl_ctx).begun(terms)
+
+    def _update(self, found: _Open) -> tuple[bytes | None, LateUpdate]:
+        """Return the update, with the digest of the model that it is made from, once that was sent."""
+        return found.training.model_digest if found.training else None, _LateTraining(found)
 
     def _node(self, fl_ctx: FLContext) -> Node:
         workspace, config = fl_ctx.get_engine().get_workspace(), _site_config(fl_ctx)

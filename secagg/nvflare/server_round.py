@@ -30,8 +30,8 @@ class SiteRound(ServerRound[str]):
     def __init__(
         self,
         task: RoundTask,
-        controller: Any,  # noqa: ANN401 -- FedAvg's subclass, which imports this
-        model: FLModel,
+        controller: Any,  # noqa: ANN401 -- a controller of ours, which imports this
+        model: FLModel | None,
         *,
         training_timeout: float,
         training_patience: float | None,

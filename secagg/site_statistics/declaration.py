@@ -206,6 +206,8 @@ def made(kind: type[Made], given: Any) -> Made:  # noqa: ANN401 -- a table of a 
         match kinds.get(name, ""):
             case "":
                 raise TypeError(f"{name} is not a part of a {kind.__name__}; there are {', '.join(kinds)}")
+            case "float | None" if value is None:
+                read[name] = None
             case "float" | "float | None":
                 read[name] = _number(name, value)
             case "tuple[float, ...]":

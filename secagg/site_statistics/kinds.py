@@ -168,7 +168,7 @@ class Histogram(Kind):
 
     def result(self, sums: Sequence[Integers]) -> Result:
         (cells,) = sums
-        shown = suppressed(cells, [range(cells.size)], self.least)
+        shown = suppressed(cells, [range(cells.size - 1)], self.least)
         below, *bins, above, missing = shown
         found: Result = {"edges": list(self.statistic.edges), "counts": bins}
         found |= {"below": below, "above": above, "missing": missing}
@@ -215,7 +215,7 @@ class Table(Kind):
         (cells,), places = sums, np.arange(math.prod(self.shape)).reshape(self.shape)
         # The sum of a row, a column or all of them may be known from another statistic.
         lines = [list(line) for each in (places, places.T) for line in each] if len(self.shape) > 1 else []
-        *shown, missing = suppressed(cells, [*lines, range(cells.size)], self.least)
+        *shown, missing = suppressed(cells, [*lines, range(cells.size - 1)], self.least)
         counts: Any = shown
         if len(self.shape) > 1:
             counts = [[shown[place] for place in row] for row in places]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable
 from functools import partial
+from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
@@ -69,3 +71,22 @@ def together(sites: Iterable[People]) -> People:
     """Return the people of all sites."""
     listed = list(sites)
     return {name: [value for site in listed for value in site[name]] for name in TABLE["variables"]}
+
+
+def write_declaration(path: Path, **changed: Any) -> str:
+    """Write the declaration as TOML, which JSON's texts, numbers and lists are as well."""
+    table = {**TABLE, **changed}
+    lines = [f"{key} = {json.dumps(value)}" for key, value in table.items() if not isinstance(value, dict)]
+    for part in ("variables", "statistics"):
+        for key, each in table[part].items():
+            inner = ", ".join(f"{one} = {json.dumps(value)}" for one, value in each.items())
+            lines.append(f"{part}.{key} = {{{inner}}}")
+    path.write_text("\n".join(lines), encoding="utf-8")
+    return str(path)
+
+
+def write_people(path: Path, found: People) -> str:
+    """Write people as CSV."""
+    rows = [",".join(found), *(",".join(map(str, row)) for row in zip(*found.values(), strict=True))]
+    path.write_text("\n".join(rows), encoding="utf-8")
+    return str(path)

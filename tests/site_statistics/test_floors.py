@@ -57,6 +57,7 @@ def test_a_bin_below_the_floor_is_not_shown_nor_what_would_tell_it() -> None:
     assert of_one("histogram", [[9, 2, 3, 20, 7, 30, 40]])["counts"] == [None, None, 20, 7]
     # Zero people are fewer than five, too.
     assert of_one("histogram", [[0, 6, 8, 20, 7, 30, 0]])["counts"] == [None, 8, 20, 7]
+    assert of_one("histogram", [[9, 6, 8, 20, 7, 30, 0]])["missing"] is None
 
 
 def test_a_quantile_is_of_the_bins_that_are_shown() -> None:

@@ -23,7 +23,7 @@ from secagg.session.ledger import Spent
 from secagg.session.registry import find, names
 from secagg.short.model_session import planned
 from secagg.site_statistics import Plan, Site, read_site
-from tests.harness.town_of_sites import declared, functions, people
+from tests.harness.town_of_sites import declared, functions, people, write_people
 
 CLIENTS = [ClientId(number) for number in range(1, 5)]
 ROUNDS = 3
@@ -167,8 +167,7 @@ def test_the_ledger_remembers_the_declaration_and_the_version_and_no_values(tmp_
 
 def test_a_file_gives_what_functions_give(tmp_path: Path) -> None:
     found = people(3, 50)
-    lines = [",".join(found), *(",".join(map(str, row)) for row in zip(*found.values(), strict=True))]
-    (tmp_path / "visits.csv").write_text("\n".join(lines), encoding="utf-8")
+    write_people(tmp_path / "visits.csv", found)
     site = read_site(declared(), str(tmp_path / "visits.csv"), "1")
     plan = Plan(declared())
     read, own = site.columns(), Site(declaration=declared(), functions=functions(found)).columns()

@@ -11,7 +11,7 @@ import pytest
 
 from secagg.cli import main
 from secagg.site_statistics import summed
-from tests.harness.town_of_sites import TABLE, People, declared, functions, people
+from tests.harness.town_of_sites import People, declared, functions, people, write_declaration, write_people
 from tests.harness.wire_town import Process, Town
 
 SITES = 3
@@ -19,25 +19,12 @@ URL = "http://127.0.0.1:1"
 
 
 def written(folder: Path, name: str = "outcomes", **changed: Any) -> str:
-    """Write a declaration as TOML, which JSON's texts, numbers and lists are as well."""
-    table = {**TABLE, **changed, "name": name}
-    lines = [f"{key} = {json.dumps(value)}" for key, value in table.items() if not isinstance(value, dict)]
-    for part in ("variables", "statistics"):
-        for key, each in table[part].items():
-            inner = ", ".join(f"{one} = {json.dumps(value)}" for one, value in each.items())
-            lines.append(f"{part}.{key} = {{{inner}}}")
-    path = folder / f"{name}.toml"
-    path.write_text("\n".join(lines), encoding="utf-8")
-    return str(path)
+    return write_declaration(folder / f"{name}.toml", name=name, **changed)
 
 
 def visits(folder: Path, number: int) -> tuple[str, People]:
-    """Write the people of a site."""
     found = people(number, 30 * number)
-    path = folder / f"visits-{number}.csv"
-    rows = [",".join(found), *(",".join(map(str, row)) for row in zip(*found.values(), strict=True))]
-    path.write_text("\n".join(rows), encoding="utf-8")
-    return str(path), found
+    return write_people(folder / f"visits-{number}.csv", found), found
 
 
 def serve(town: Town, *arguments: str) -> Process:

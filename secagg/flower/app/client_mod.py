@@ -85,6 +85,7 @@ class SecAggMod:
 
 def _is_ours(message: Message) -> bool:
     """Whether a message asks for training, or for an evaluation that is summed; everything else passes."""
-    if message.metadata.message_type.partition(".")[0] == MessageType.TRAIN:
-        return True
+    family = message.metadata.message_type.partition(".")[0]
+    if family in {MessageType.TRAIN, MessageType.QUERY}:
+        return family == MessageType.TRAIN
     return message.has_content() and RECORD in message.content.config_records

@@ -21,7 +21,7 @@ from secagg.identifiers import ClientId
 from secagg.platforms.client_round import Node, NodeRound, Trained, Training
 from secagg.platforms.floors import NodeSettings
 from secagg.platforms.round_task import RECORD, Terms, message_in
-from secagg.session.roles import ClientSession
+from secagg.session.roles import ClientSession, LateUpdate
 from secagg.session.sealed_state import OpenState, StateDirectory
 
 from .records import LARGE_RECORD, record_in, reported_in, scalar_in, with_record
@@ -109,15 +109,27 @@ class ClientRound:
             outside=self._outside,
             judge=self._judge,
         )
-        begun = node.begun(terms)
+        begun = self._begun(node, terms, context)
         member = begun.member(message_in(record_in(message.content)) if suspended is None else b"")
         if suspended is None:
             begun.require_open()
-        training: Training | None = None
-        if any(name != LARGE_RECORD for name in message.content.array_records):
-            training = training_of(message, context, call_next, begun)
-        subject = terms.subject(begun.update, training.model_digest if training else None)
-        return member.join(subject, training.late if training else None, suspended), begun
+        digest, update = self._update(message, context, call_next, begun, is_new=suspended is None)
+        return member.join(terms.subject(begun.update, digest), update, suspended), begun
+
+    def _begun(self, node: Node, terms: Terms, context: Context) -> NodeRound:
+        """Look at the terms of a session."""
+        del context
+        return node.begun(terms)
+
+    def _update(
+        self, message: Message, context: Context, call_next: ClientAppCallable, begun: NodeRound, *, is_new: bool
+    ) -> tuple[bytes | None, LateUpdate | None]:
+        """Return the update, with the digest of what it is made from; none where the message brings no model."""
+        del is_new
+        if all(name == LARGE_RECORD for name in message.content.array_records):
+            return None, None
+        training = training_of(message, context, call_next, begun)
+        return training.model_digest, training.late
 
 
 def forget(context: Context, states: StateDirectory) -> None:

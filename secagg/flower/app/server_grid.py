@@ -31,6 +31,13 @@ _ROUNDS, _COUNTING = dict[int, int](), Lock()
 """Rounds of each run in this process; a client refuses a number twice, so a run's grids count together."""
 
 
+def next_round(run: int) -> int:
+    """Return the number of the next session of a run."""
+    with _COUNTING:
+        _ROUNDS[run] = number = _ROUNDS.get(run, 0) + 1
+    return number
+
+
 class SecAggGrid(Grid):
     """A grid whose training rounds reveal sums alone."""
 
@@ -94,8 +101,7 @@ class SecAggGrid(Grid):
             raise Misuse("the legacy API evaluates in the clear alone; leave secagg-evaluation-metrics out")
         # A client retains no round of another run, so only rounds of one run are counted together.
         run = self._inner.run.run_id
-        with _COUNTING:
-            _ROUNDS[run] = number = _ROUNDS.get(run, 0) + 1
+        number = next_round(run)
         weighted_by = "num_examples" if is_legacy else weight_key(strategy)
         task = self._rounds.begun(
             sent,

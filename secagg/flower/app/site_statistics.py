@@ -1,0 +1,119 @@
+"""Statistics of the people at SuperNodes: a function of the client app, and one call of the server app.
+
+app = ClientApp()
+app.query("statistics")(SiteStatistics(site))
+
+results = ask(grid, context, declaration)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any, Final
+
+from flwr.app import Context, Message, RecordDict
+from flwr.clientapp.typing import ClientAppCallable
+from flwr.serverapp import Grid
+
+from secagg.crypto.entropy import SystemCoins
+from secagg.errors import Misuse
+from secagg.flower.strategies import write_where_flower_does
+from secagg.identifiers import ClientId
+from secagg.platforms.client_round import Node, NodeRound, begun_app
+from secagg.platforms.leaving import log_leaving
+from secagg.platforms.round_task import Rounds, Terms
+from secagg.platforms.settings import PREFIX, SecAggSettings
+from secagg.session.roles import LateUpdate
+from secagg.session.sealed_state import StateDirectory
+from secagg.site_statistics import Declaration, Plan, Results, Site
+from secagg.site_statistics.on_platforms import ONCE, Answering, round_of, settings_of
+
+from .client_round import ClientRound, forget
+from .records import refusal
+from .server_grid import next_round
+from .server_round import GridRound
+
+QUERY: Final = "query.statistics"
+
+
+class SiteStatistics:
+    """Answers statistics of a node's people, under the floors of the app, raised by the node's operator."""
+
+    def __init__(self, site: Callable[[Context], Site], **floors: Any) -> None:  # noqa: ANN401 -- of the floors' types
+        """Set the floors.
+
+        Args:
+            site: returns the node's own declaration and functions, such as from files that its ``node_config`` names.
+            floors: of ``NodeSettings``; one declaration is answered once for each version of the data.
+        Raises:
+            InvalidParameters: a floor that there is not or that protects nobody.
+        """
+        self._site = site
+        self._settings, _ = begun_app({"attempts": ONCE.attempts, **floors}, None)
+
+    def __call__(self, message: Message, context: Context) -> Message:
+        """Answer a message of the protocol."""
+        write_where_flower_does()
+        states: StateDirectory | None = None
+        try:
+            states = StateDirectory(coins=SystemCoins())
+            answering = Answering(self._site(context), self._settings.raised_by(context.node_config))
+            return _StatisticsRound(answering, states).answer(message, context, _nothing)
+        except Exception as error:  # noqa: BLE001 -- as for the mod
+            if states is not None:
+                forget(context, states)
+            log_leaving(error)
+            return refusal(message, error)
+
+
+class _StatisticsRound(ClientRound):
+    """One message of a session about statistics; every session has its update from the beginning."""
+
+    def __init__(self, answering: Answering, states: StateDirectory) -> None:
+        super().__init__(answering.settings, None, states)
+        self._answering = answering
+
+    def _begun(self, node: Node, terms: Terms, context: Context) -> NodeRound:
+        del context
+        return self._answering.begun(node, terms)
+
+    def _update(
+        self, message: Message, context: Context, call_next: ClientAppCallable, begun: NodeRound, *, is_new: bool
+    ) -> tuple[bytes | None, LateUpdate | None]:
+        del message, context, call_next
+        return self._answering.plan.model_digest, self._answering.late_in(begun, is_new=is_new)
+
+
+def ask(  # noqa: PLR0913 -- all but three have defaults
+    grid: Grid,
+    context: Context,
+    declaration: Declaration,
+    *,
+    nodes: Iterable[int] | None = None,
+    settings: SecAggSettings | None = None,
+    timeout: float | None = None,
+) -> Results:
+    """Ask nodes for statistics, and return those of all of them together.
+
+    Args:
+        context: the server app's; its ``secagg-`` keys are the settings.
+        nodes: all that are connected, if none are named.
+        settings: instead of the context's.
+        timeout: seconds for the first stage and for that of the cells; None waits for every node.
+    Raises:
+        InvalidParameters: a setting is wrong, or there are too few nodes or too many.
+        SecAggError: nothing is released; the message says why.
+    """
+    write_where_flower_does()
+    if settings is None:
+        settings = SecAggSettings.from_run_config({**context.run_config, f"{PREFIX}weighting": "uniform"})
+    asked, plan, run = list(grid.get_node_ids() if nodes is None else nodes), Plan(declaration), grid.run.run_id
+    rounds, number = Rounds(settings_of(settings, declaration)), next_round(run)
+    task = round_of(rounds, plan, clients=len(asked), task=f"flower run {run}", number=number)
+    session = GridRound(task, grid, [Message(RecordDict(), node, QUERY) for node in asked], timeout)
+    return plan.results(session.carried({node: ClientId(node) for node in asked}))
+
+
+def _nothing(message: Message, context: Context) -> Message:
+    del message, context
+    raise Misuse("no function of the app is called for statistics")

@@ -1,0 +1,162 @@
+"""Statistics of the people at NVFlare's sites: a job of one controller, and a component at each site.
+
+A job says which declaration its server asks. What a site answers stands in its own ``local/secagg_statistics.toml``:
+
+declaration = "outcomes.toml"   # a copy of its own, beside that file
+data = "people.csv"             # or "people.py:functions"
+version = "2026-11"
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tomllib
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Final
+
+from nvflare.apis.client import Client
+from nvflare.apis.fl_context import FLContext
+from nvflare.apis.impl.controller import Controller
+from nvflare.apis.shareable import Shareable
+from nvflare.apis.signal import Signal
+from nvflare.job_config.api import FedJob
+from nvflare.recipe.spec import Recipe
+
+from secagg.crypto.entropy import SystemCoins
+from secagg.errors import InvalidParameters
+from secagg.platforms.client_round import NodeRound
+from secagg.platforms.leaving import LOG
+from secagg.platforms.round_task import Rounds, Terms
+from secagg.platforms.settings import SecAggSettings
+from secagg.session.durable import PUBLIC, replace
+from secagg.session.roles import LateUpdate
+from secagg.site_statistics import Declaration, Plan, Site, read_site
+from secagg.site_statistics.on_platforms import ONCE, Answering, round_of, settings_of
+
+from .client import COMPONENT, SecAggClient, SecAggExecutor, task_of
+from .records import STAGE_TASK
+from .server_round import SiteRound
+
+SITE_FILE: Final = "secagg_statistics.toml"
+DIRECTORY_VARIABLE: Final = "SECAGG_STATISTICS_DIRECTORY"
+"""Names another folder for that file, and in it one for each site that is run on the machine."""
+RESULT: Final = "statistics.json"
+_NONCE_BYTES: Final = 8
+_PARTS: Final = frozenset({"declaration", "data", "version"})
+
+
+def statistics_job(
+    declaration: Declaration,
+    *,
+    floors: dict[str, Any] | None = None,
+    timeout: float = 600.0,
+    poll: float = 0.5,
+    **settings: Any,  # noqa: ANN401 -- of the settings' own types
+) -> Recipe:
+    """Return a job that asks all sites once; its server writes ``statistics.json`` into the folder of its run.
+
+    Args:
+        floors: what sites insist on, by the names of ``NodeSettings``; operators raise them in ``local/secagg.json``.
+        timeout: seconds for the stage of the cells; 0 waits for every site that is alive.
+        poll: how often a site asks for its next task, in seconds.
+        settings: of ``SecAggSettings``, such as ``protocol="one-message"``.
+    Raises:
+        InvalidParameters: a setting is wrong, or no ring holds the sums.
+    """
+    Plan(declaration)
+    settings_of(SecAggSettings(**{"weighting": "uniform", **settings}), declaration)
+    job = FedJob(name="statistics", min_clients=declaration.least_clients)
+    job.to_server(StatisticsController(asdict(declaration), {"weighting": "uniform", **settings}, timeout))
+    job.to_clients(StatisticsClient(floors), id=COMPONENT)
+    job.to_clients(SecAggExecutor(), tasks=[STAGE_TASK])
+    recipe = Recipe(job)
+    recipe.add_server_config({"server": {"task_request_interval": poll}})
+    return recipe
+
+
+class StatisticsController(Controller):
+    """Asks all sites of a job for statistics, once."""
+
+    def __init__(self, declaration: dict[str, Any], secagg: dict[str, Any], timeout: float) -> None:
+        """Take what a job's configuration holds; ``statistics_job`` makes it."""
+        super().__init__()
+        self.declaration, self.secagg, self.timeout = declaration, secagg, timeout
+        self.task_name = STAGE_TASK
+        self.abort_signal, self.fl_ctx = Signal(), FLContext()
+
+    def start_controller(self, fl_ctx: FLContext) -> None:
+        """Nothing is to be prepared."""
+
+    def control_flow(self, abort_signal: Signal, fl_ctx: FLContext) -> None:
+        """Run the session, and write its results.
+
+        Raises:
+            SecAggError: nothing is released; NVFlare ends the job.
+        """
+        self.abort_signal, self.fl_ctx = abort_signal, fl_ctx
+        declaration, engine = Declaration.of(self.declaration), fl_ctx.get_engine()
+        plan, rounds = Plan(declaration), Rounds(settings_of(SecAggSettings(**self.secagg), declaration))
+        sites: list[Client] = engine.get_clients()
+        # A job that is run again, as simulations are, is another task.
+        task = f"{task_of(fl_ctx)} {SystemCoins().draw(_NONCE_BYTES).hex()}"
+        session = SiteRound(
+            round_of(rounds, plan, clients=len(sites), task=task, number=1),
+            self,
+            None,
+            training_timeout=self.timeout,
+            training_patience=None,
+        )
+        results = plan.results(session.run([site.name for site in sites]))
+        path = Path(engine.get_workspace().get_run_dir(fl_ctx.get_job_id())) / RESULT
+        replace(path, (json.dumps(results.record, indent=2) + "\n").encode(), PUBLIC)
+        LOG.info("%s: statistics of %d sites", path, results.sites)
+
+    def stop_controller(self, fl_ctx: FLContext) -> None:
+        """Nothing is left."""
+
+    def shareable_of(self, model: None) -> Shareable:
+        """Return what goes with the request for the cells: nothing."""
+        del model
+        return Shareable()
+
+
+class StatisticsClient(SecAggClient):
+    """One site in a job of statistics."""
+
+    def __init__(self, floors: dict[str, Any] | None = None) -> None:
+        """Set the floors of the job; the site's operator raises them.
+
+        Raises:
+            InvalidParameters: a floor that there is not or that protects nobody.
+        """
+        super().__init__({"attempts": ONCE.attempts, **(floors or {})})
+        self._answering: Answering | None = None
+
+    def _begun(self, terms: Terms, fl_ctx: FLContext) -> NodeRound:
+        node = self._node(fl_ctx)
+        self._answering = Answering(_site_of(fl_ctx), node.settings)
+        return self._answering.begun(node, terms)
+
+    def _update(self, found: Any) -> tuple[bytes | None, LateUpdate]:  # noqa: ANN401 -- the client's own session
+        if self._answering is None:
+            raise InvalidParameters("the server asks for statistics before it has said which")
+        return self._answering.plan.model_digest, self._answering.late_in(found.begun, is_new=True)
+
+
+def _site_of(fl_ctx: FLContext) -> Site:
+    """Read what a site answers, from its own files alone."""
+    named = os.environ.get(DIRECTORY_VARIABLE)
+    folder = Path(named or fl_ctx.get_engine().get_workspace().get_site_config_dir())
+    if (own := folder / fl_ctx.get_identity_name()).is_dir():
+        folder = own
+    path = folder / SITE_FILE
+    try:
+        found = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise InvalidParameters(f"{path} says which statistics a site answers, and is not readable ({error})") from None
+    if found.keys() != _PARTS or any(type(value) is not str for value in found.values()):
+        raise InvalidParameters(f"{path} has {', '.join(sorted(_PARTS))}, each a text; got {', '.join(sorted(found))}")
+    declaration = Declaration.read(folder / found["declaration"])
+    return read_site(declaration, str(folder / found["data"]), found["version"])

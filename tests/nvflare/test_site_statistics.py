@@ -1,0 +1,214 @@
+"""Statistics in NVFlare: sites in memory by every protocol, and a job in the simulator."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from importlib import import_module
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+pytest.importorskip("nvflare")
+
+from nvflare.apis.fl_constant import ReservedKey
+from nvflare.apis.fl_context import FLContext
+from nvflare.apis.shareable import Shareable
+from nvflare.apis.signal import Signal
+
+from secagg.crypto.entropy import SystemCoins
+from secagg.errors import SecAggError
+from secagg.identifiers import ClientId
+from secagg.nvflare.client import SecAggExecutor
+from secagg.nvflare.records import failure_in
+from secagg.nvflare.site_statistics import RESULT, SITE_FILE, StatisticsClient, StatisticsController
+from secagg.platforms.keys.identities import make_identities
+from secagg.platforms.leaving import Left
+from secagg.site_statistics import summed
+from tests.harness.town_of_sites import TABLE, functions, people, write_declaration, write_people
+from tests.nvflare.sites import JOB, SITES, crossed
+
+pytestmark = pytest.mark.nvflare
+SCRIPT = Path(__file__).resolve().parent / "apps" / "lab_statistics.py"
+SECONDS = 400
+PROTOCOLS: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
+    ("pairwise", {}, {}),
+    ("pairwise", {"mode": "active"}, {}),
+    ("enclave", {}, {"allow_simulated_enclave": True}),
+    ("two-servers", {}, {"allow_simulated_second_server": True}),
+    ("one-message", {}, {}),
+]
+
+
+class Site:
+    """One site's process, and its own files."""
+
+    def __init__(self, number: int, root: Path, floors: dict[str, Any]) -> None:
+        self.name, self.local = f"site-{number}", root / f"site-{number}" / "local"
+        write_files(self.local, number)
+        (root / self.name / JOB).mkdir()
+        self.client, self.executor = StatisticsClient(floors), SecAggExecutor()
+        workspace = SimpleNamespace(
+            get_run_dir=lambda job: str(root / self.name / job), get_site_config_dir=lambda: str(self.local)
+        )
+        engine = SimpleNamespace(get_component=lambda _: self.client, get_workspace=lambda: workspace)
+        self.context = context_of(engine, self.name)
+
+
+def write_files(folder: Path, number: int, version: str = "1") -> None:
+    """Write what a site's operator has in its folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    write_declaration(folder / "outcomes.toml")
+    write_people(folder / "people.csv", people(number, 20 * number))
+    said = {"declaration": "outcomes.toml", "data": "people.csv", "version": version}
+    (folder / SITE_FILE).write_text("\n".join(f'{name} = "{value}"' for name, value in said.items()), encoding="utf-8")
+
+
+def context_of(engine: Any, name: str) -> FLContext:
+    context = FLContext()
+    for key, value in ((ReservedKey.ENGINE, engine), (ReservedKey.IDENTITY_NAME, name), (ReservedKey.RUN_NUM, JOB)):
+        context.put(key=key, value=value, private=True, sticky=False)
+    return context
+
+
+class Job(StatisticsController):
+    """A job whose tasks are done at once."""
+
+    def __init__(self, root: Path, settings: dict[str, Any], floors: dict[str, Any], **changed: Any) -> None:
+        super().__init__({**TABLE, **changed}, {"weighting": "uniform", **settings}, 60.0)
+        (root / JOB).mkdir()
+        self.root, self.sites = root, {f"site-{n}": Site(n, root, floors) for n in range(1, SITES + 1)}
+        self.answered = list[tuple[str, int]]()
+        self.failed = dict[str, Left]()
+
+    def run(self) -> Any:
+        workspace = SimpleNamespace(get_run_dir=lambda job: str(self.root / job))
+        clients = [SimpleNamespace(name=name) for name in self.sites]
+        engine = SimpleNamespace(get_workspace=lambda: workspace, get_clients=lambda: clients)
+        self.control_flow(Signal(), context_of(engine, "server"))
+        return json.loads((self.root / JOB / RESULT).read_text(encoding="utf-8"))
+
+    def send(self, *, task: Any, fl_ctx: FLContext, targets: list[str]) -> None:
+        (name,) = targets
+        site = self.sites[name]
+        reply = site.executor.execute(task.name, crossed(task.data)[1], site.context, Signal())
+        data, arrived = crossed(reply)
+        if (code := failure_in(arrived)) is not None:
+            self.failed[name] = code
+        self.answered.append((name, len(data)))
+        client: Any = SimpleNamespace(client=SimpleNamespace(name=name), result=arrived)
+        task.result_received_cb(client_task=client, fl_ctx=fl_ctx)
+        task.completion_status = "ok"
+
+    def cancel_task(self, task: Any, **_: Any) -> None:
+        task.completion_status = "cancelled"
+
+    def get_client_disconnect_time(self, client_name: str) -> float | None:
+        del client_name
+        return None
+
+
+def named(folder: Path, protocol: str, settings: dict[str, Any]) -> dict[str, Any]:
+    """Make keys, and return the settings of a server that names them."""
+    make_identities(folder / "keys", map(ClientId, range(1, SITES + 1)), SystemCoins())
+    found: dict[str, Any] = {"protocol": protocol, **settings}
+    if protocol != "pairwise" or settings:
+        found["roster"] = str(folder / "keys" / "roster.json")
+    if protocol == "one-message":
+        holders = [part for number in range(1, SITES + 1) for part in ("--client", str(number))]
+        signed = ["holder", "record", "--authority", str(folder / "keys" / "authority.key"), "--number", "1"]
+        out = ["--roster", found["roster"], "--out", str(folder / "record")]
+        assert import_module("secagg.cli").main([*signed, *holders, *out]) == 0
+        found["epoch"] = str(folder / "record")
+    return found
+
+
+def here(**changed: Any) -> Any:
+    declaration = import_module("secagg.site_statistics").Declaration.of({**TABLE, **changed})
+    results = summed(declaration, [functions(people(number, 20 * number)) for number in range(1, SITES + 1)])
+    return json.loads(json.dumps(results.statistics))
+
+
+@pytest.mark.parametrize(("protocol", "settings", "floors"), PROTOCOLS)
+def test_statistics_of_sites_are_those_of_all_their_people(
+    folder: Path, protocol: str, settings: dict[str, Any], floors: dict[str, Any]
+) -> None:
+    found = named(folder, protocol, settings)
+    job = Job(folder, found, {"identity": str(folder / "keys"), **floors})
+    assert job.run()["statistics"] == here()
+
+
+def test_a_site_answers_its_own_declaration_alone(folder: Path) -> None:
+    job = Job(folder, {}, {}, name="others")
+    with pytest.raises(SecAggError):
+        job.run()
+    assert job.failed == dict.fromkeys(job.sites, Left.TERMS)
+
+
+def test_a_site_answers_once_for_each_version_of_its_data(folder: Path) -> None:
+    job = Job(folder, named(folder, "pairwise", {"mode": "active"}), {"identity": str(folder / "keys")})
+    job.run()
+    with pytest.raises(SecAggError):
+        job.run()
+    assert job.failed == dict.fromkeys(job.sites, Left.LEFT)
+    for number, site in enumerate(job.sites.values(), 1):
+        write_files(site.local, number, "2")
+    assert job.run()["statistics"] == here()
+
+
+def test_a_server_sees_the_same_of_a_site_whatever_its_people_are(folder: Path) -> None:
+    seen = list[list[tuple[str, int]]]()
+    for number, text in enumerate((None, ",".join(TABLE["variables"]) + "\n", "\ufffd,age\n1,2\n")):
+        (folder / str(number)).mkdir()
+        job = Job(folder / str(number), {}, {})
+        if text is not None:
+            header = ",".join(TABLE["variables"])
+            (job.sites["site-2"].local / "people.csv").write_text(header + "\n" + text, encoding="utf-8")
+        job.run()
+        seen.append(job.answered)
+    assert seen[0] == seen[1] == seen[2]
+
+
+@pytest.mark.parametrize(
+    "said", ["", 'declaration = "outcomes.toml"', "declaration = 1\ndata = 2\nversion = 3", "version ="]
+)
+def test_a_site_whose_file_says_nothing_leaves(folder: Path, said: str) -> None:
+    job = Job(folder, {}, {})
+    (job.sites["site-3"].local / SITE_FILE).write_text(said, encoding="utf-8")
+    job.run()
+    assert job.failed == {"site-3": Left.TERMS}
+
+
+def test_a_task_without_a_message_is_refused(folder: Path) -> None:
+    site = Site(1, folder, {})
+    assert failure_in(site.executor.execute("secagg", Shareable(), site.context, Signal())) is not None
+
+
+def test_a_job_in_the_simulator_has_the_statistics_of_all_its_people(tmp_path: Path) -> None:
+    for number in range(1, SITES + 1):
+        write_files(tmp_path / "own" / f"site-{number}", number)
+    environment = {
+        **os.environ,
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+        "PYTHONPATH": str(SCRIPT.parents[3]),
+        "HOME": str(tmp_path),
+        "SECAGG_STATISTICS_DIRECTORY": str(tmp_path / "own"),
+    }
+    done = subprocess.run(  # noqa: S603 -- our own job
+        [sys.executable, str(SCRIPT), str(tmp_path / "work"), str(tmp_path / "result.json")],
+        cwd=tmp_path,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        timeout=SECONDS,
+        check=False,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout[-4000:]
+    place = Path(json.loads((tmp_path / "result.json").read_text()))
+    (found,) = place.rglob(RESULT)
+    assert json.loads(found.read_text())["statistics"] == here()

@@ -1,0 +1,140 @@
+"""A site under its floors and ledgers, and servers that offer less than it declares."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from secagg.crypto.entropy import SystemCoins
+from secagg.errors import InvalidParameters, PeerMisbehaved, Reason
+from secagg.identifiers import ClientId
+from secagg.platforms.charges import DIRECTORY_VARIABLE, Charges
+from secagg.platforms.client_round import Node
+from secagg.platforms.floors import NodeSettings
+from secagg.platforms.round_task import Rounds, RoundTask
+from secagg.platforms.settings import SecAggSettings
+from secagg.session.sealed_state import StateDirectory
+from secagg.site_statistics import Plan, Site
+from secagg.site_statistics.on_platforms import Answering, round_of, settings_of
+from tests.harness.town_of_sites import declared
+
+CLIENTS = [ClientId(number) for number in range(5)]
+KEY = bytes(32)
+RUN = "a run"
+
+
+class Watched:
+    """A site that knows how often its data were read."""
+
+    def __init__(self, **changed: Any) -> None:
+        self.read = 0
+        declaration = declared(**changed)
+        self.site = Site(declaration=declaration, functions=dict.fromkeys(declaration.variables, self._values))
+
+    def _values(self) -> list[int]:
+        self.read += 1
+        return [1, 2, 3]
+
+
+@pytest.fixture
+def charges(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Charges:
+    monkeypatch.setenv(DIRECTORY_VARIABLE, str(tmp_path / "ledgers"))
+    return Charges.of_key(KEY, attempts=1)
+
+
+def offered(plan: Plan, **settings: Any) -> RoundTask:
+    """Return the task of a server that does not keep to the declaration's floor."""
+    rounds = Rounds(SecAggSettings(**{"weighting": "uniform", **settings}))
+    return rounds.asked(plan.update, plan.asked, clients=len(CLIENTS), task=RUN, number=1)
+
+
+def joined(answering: Answering, task: RoundTask, folder: Path) -> bytes:
+    """Return a site's first answer to a server."""
+    node = Node(
+        settings=answering.settings,
+        config={},
+        client=CLIENTS[0],
+        run=RUN,
+        states=StateDirectory(folder, coins=SystemCoins()),
+        outside={},
+    )
+    with ExitStack() as resources:
+        session = task.opened(len(CLIENTS), frozenset(CLIENTS), SystemCoins(), resources)
+        resources.callback(session.abort)
+        begun = answering.begun(node, task.terms)
+        late = answering.late_in(begun, is_new=True)
+        subject = task.terms.subject(begun.update, answering.plan.model_digest)
+        return begun.member(session.invitation).join(subject, late).answer(session.invitation)
+
+
+def test_a_site_is_in_no_sum_of_fewer_sites_than_it_declares(tmp_path: Path) -> None:
+    watched = Watched(least_clients=4)
+    answering = Answering(watched.site)
+    assert joined(answering, offered(answering.plan, minimum_cohort=4), tmp_path)
+    with pytest.raises(InvalidParameters, match="a cohort of 3 is below 4"):
+        joined(answering, offered(answering.plan, minimum_cohort=3), tmp_path)
+    assert settings_of(SecAggSettings(), watched.site.declaration).minimum_cohort == 4
+    assert watched.read == 0
+
+
+@pytest.mark.parametrize("changed", [{"name": "others"}, {"least_count": 1}, {"most_people": 7}, {"epsilon": 1}])
+def test_a_site_answers_no_other_declaration(tmp_path: Path, changed: dict[str, Any]) -> None:
+    watched = Watched()
+    with pytest.raises(InvalidParameters, match=r"other statistics than this site declares|another model_digest"):
+        joined(Answering(watched.site), offered(Plan(declared(**changed)), minimum_cohort=3), tmp_path)
+    assert watched.read == 0
+
+
+def test_more_sites_than_rings_are_made_for_are_refused() -> None:
+    rounds = Rounds(settings_of(SecAggSettings(), declared()))
+    with pytest.raises(InvalidParameters, match="more than the most_clients, 4"):
+        round_of(rounds, Plan(declared(most_clients=4)), clients=5, task=RUN, number=1)
+
+
+def test_data_are_read_after_both_ledgers_were_charged(charges: Charges) -> None:
+    watched = Watched(epsilon=1)
+    answering = Answering(watched.site, NodeSettings(epsilon=3.0, attempts=1))
+    late = answering.late(charges, RUN, 1, KEY, is_new=True)
+    assert watched.read == 0
+    late.take(answering.plan.update.layout, (1,))
+    assert watched.read == len(declared().variables)
+    # Whether it is refused before a session begins or as its update is taken, nothing is read.
+    with pytest.raises(PeerMisbehaved, match="has uploaded 1 times"):
+        answering.late(charges, RUN, 2, KEY, is_new=True)
+    again = answering.late(charges, RUN, 2, KEY, is_new=False)
+    with pytest.raises(PeerMisbehaved, match="has uploaded 1 times"):
+        again.take(answering.plan.update.layout, (1,))
+    assert watched.read == len(declared().variables)
+
+
+def test_a_budget_that_is_spent_refuses_before_data_are_read(charges: Charges) -> None:
+    del charges
+    watched, many = Watched(epsilon=1), Charges.of_key(KEY, attempts=100)
+    answering = Answering(watched.site, NodeSettings(epsilon=1.5, attempts=100))
+    for number in range(2):
+        answering.late(many, RUN, number, KEY, is_new=True).take(answering.plan.update.layout, (1,))
+    assert watched.read == 2 * len(declared().variables)
+    with pytest.raises(InvalidParameters, match=r"its budget is 1\.5") as raised:
+        answering.late(many, RUN, 2, KEY, is_new=True)
+    assert raised.value.reason is Reason.BUDGET_SPENT
+    late = answering.late(many, RUN, 2, KEY, is_new=False)
+    with pytest.raises(InvalidParameters, match=r"its budget is 1\.5"):
+        late.take(answering.plan.update.layout, (1,))
+    assert watched.read == 2 * len(declared().variables)
+
+
+def test_a_site_with_a_budget_or_a_floor_of_noise_answers_nothing_without(charges: Charges) -> None:
+    watched = Watched()
+    budgeted = Answering(watched.site, NodeSettings(epsilon=3.0, attempts=1))
+    with pytest.raises(InvalidParameters, match="uploads nothing without noise"):
+        budgeted.late(charges, RUN, 1, KEY, is_new=True)
+    with pytest.raises(InvalidParameters, match="insists on noise of 2, and the declaration has none"):
+        Answering(watched.site, NodeSettings(noise=2.0, norm=1.0))
+    noised = Watched(epsilon=8)
+    with pytest.raises(InvalidParameters, match=r"insists on noise of 9, and the declaration has noise of 0\.7"):
+        Answering(noised.site, NodeSettings(noise=9.0, norm=1.0))
+    assert Answering(noised.site, NodeSettings(noise=0.5, norm=1.0)).floors.noise == 0
+    assert watched.read == 0
