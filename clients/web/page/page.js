@@ -73,7 +73,7 @@ function showCard(card, isFull) {
   element("mode").textContent = card.mode === "active"
     ? "Each visitor has a certified key, so nobody can take part twice or in another's name."
     : "Seats are anonymous here: the server is trusted not to fill them all itself. With " +
-      "invitations, which hold certified keys, it need not be.";
+      "invitations, which hold certified keys, it need not be trusted.";
 }
 
 /** @param {import("../http.js").Stage} stage @param {import("../http.js").Card} card */

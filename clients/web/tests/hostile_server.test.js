@@ -74,6 +74,17 @@ test("a card longer than any is not read to its end", async () => {
   await assert.rejects(take({ card: "x".repeat(2 ** 21) }), Left);
 });
 
+test("a message longer than any is not read to its end", async () => {
+  const message = { status: 200, body: Buffer.alloc(2 ** 26 + 1), "secagg-stage": "0" };
+  await assert.rejects(take({ message }), { message: /longer than/ });
+});
+
+test("a redirect is not followed", async () => {
+  const message = { status: 307, body: "", location: `${url}/elsewhere` };
+  await assert.rejects(take({ message }), { message: /the server is lost/ });
+  assert.ok(!heard.some((each) => each.includes("/elsewhere")));
+});
+
 for (const stage of ["-1", "1e3", "x", "0x1"]) {
   test(`stage ${stage} is none`, async () => {
     const message = { status: 200, body: "x", "secagg-stage": stage };
