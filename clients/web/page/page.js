@@ -30,12 +30,21 @@ const ofTab = new RoundLedger(inMemory());
 /** @param {string} sentence */
 const say = (sentence) => (element("say").textContent = sentence);
 
+/** A percent-encoded text; one that is not is taken as it stands, and is no key file. @param {string} text */
+function decoded(text) {
+  try {
+    return decodeURIComponent(text);
+  } catch {
+    return text;
+  }
+}
+
 /** An invitation is a key file behind the link's number sign; it is never sent, and leaves the address bar at once. */
 const invitation = (() => {
   const text = location.hash.slice(1);
   if (!text) return Promise.resolve(undefined);
   history.replaceState(null, "", location.pathname);
-  const identity = (async () => identityOf(decodeURIComponent(text)))();
+  const identity = identityOf(decoded(text));
   identity.catch(() => {}); // It is awaited, and the error shown, when the visitor takes part.
   return identity;
 })();
