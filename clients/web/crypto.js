@@ -217,24 +217,26 @@ export async function sealTo(receiver, info, text) {
   return concat(ephemeral.public, sealed);
 }
 
-// --- SHAKE-256 -------------------------------------------------------------------------------
+// --- SHAKE-256, of public bytes alone: BigInt is not constant time ----------------------------
 
 const RATE = 136;
 const ROUNDS = 24;
+const LANES = [...Array(25).keys()];
 
-/** Round constants as pairs of words, low word first. */
+/** @param {bigint} lane @param {number} by */
+const rotated = (lane, by) => BigInt.asUintN(64, (lane << BigInt(by)) | (lane >> BigInt(64 - by)));
+
+/** What is added to the first lane in each round. */
 const CONSTANTS = (() => {
-  const words = [];
   let register = 1;
-  for (let round = 0; round < ROUNDS; round++) {
+  return Array.from({ length: ROUNDS }, () => {
     let constant = 0n;
     for (let j = 0; j < 7; j++) {
       if (register & 1) constant |= 1n << BigInt((1 << j) - 1);
       register = (register << 1) ^ (register & 128 ? 0x171 : 0);
     }
-    words.push(Number(constant & 0xffffffffn), Number(constant >> 32n));
-  }
-  return words;
+    return constant;
+  });
 })();
 
 /** By how many bits each lane is rotated. */
@@ -248,43 +250,22 @@ const ROTATIONS = (() => {
   return by;
 })();
 
-/** Keccak-f[1600] on 25 lanes of two words. @param {Uint32Array} state */
-function permute(state) {
-  const moved = new Uint32Array(50);
-  const parity = new Uint32Array(10);
-  for (let round = 0; round < ROUNDS; round++) {
-    for (let i = 0; i < 10; i++) {
-      parity[i] = state[i] ^ state[i + 10] ^ state[i + 20] ^ state[i + 30] ^ state[i + 40];
+/** Keccak-f[1600] on the lanes x + 5 y, in place. @param {BigUint64Array} lanes */
+function permute(lanes) {
+  const moved = new BigUint64Array(25);
+  for (const constant of CONSTANTS) {
+    const parity = LANES.slice(0, 5).map((x) =>
+      lanes[x] ^ lanes[x + 5] ^ lanes[x + 10] ^ lanes[x + 15] ^ lanes[x + 20]);
+    for (const at of LANES) {
+      const [x, y] = [at % 5, Math.floor(at / 5)];
+      const lane = lanes[at] ^ parity[(x + 4) % 5] ^ rotated(parity[(x + 1) % 5], 1);
+      moved[y + 5 * ((2 * x + 3 * y) % 5)] = rotated(lane, ROTATIONS[at]);
     }
-    for (let x = 0; x < 5; x++) {
-      const left = 2 * ((x + 4) % 5);
-      const right = 2 * ((x + 1) % 5);
-      const low = parity[left] ^ ((parity[right] << 1) | (parity[right + 1] >>> 31));
-      const high = parity[left + 1] ^ ((parity[right + 1] << 1) | (parity[right] >>> 31));
-      for (let y = 0; y < 25; y += 5) {
-        state[2 * (x + y)] ^= low;
-        state[2 * (x + y) + 1] ^= high;
-      }
+    for (const at of LANES) {
+      const row = at - (at % 5);
+      lanes[at] = moved[at] ^ (~moved[row + ((at + 1) % 5)] & moved[row + ((at + 2) % 5)]);
     }
-    for (let x = 0; x < 5; x++) {
-      for (let y = 0; y < 5; y++) {
-        const from = x + 5 * y;
-        const to = 2 * (y + 5 * ((2 * x + 3 * y) % 5));
-        const by = ROTATIONS[from] & 31;
-        const isSwapped = ROTATIONS[from] > 31;
-        const low = state[2 * from + (isSwapped ? 1 : 0)];
-        const high = state[2 * from + (isSwapped ? 0 : 1)];
-        moved[to] = by ? (low << by) | (high >>> (32 - by)) : low;
-        moved[to + 1] = by ? (high << by) | (low >>> (32 - by)) : high;
-      }
-    }
-    for (let y = 0; y < 50; y += 10) {
-      for (let x = 0; x < 10; x++) {
-        state[y + x] = moved[y + x] ^ (~moved[y + ((x + 2) % 10)] & moved[y + ((x + 4) % 10)]);
-      }
-    }
-    state[0] ^= CONSTANTS[2 * round];
-    state[1] ^= CONSTANTS[2 * round + 1];
+    lanes[0] ^= constant;
   }
 }
 
@@ -293,20 +274,20 @@ function permute(state) {
  * @param {Uint8Array} message @returns {Generator<number, never>}
  */
 export function* shakeWords(message) {
-  const state = new Uint32Array(50);
-  const bytes = new Uint8Array(state.buffer);
+  const lanes = new BigUint64Array(25);
+  const bytes = new Uint8Array(lanes.buffer);
   const padded = new Uint8Array(Math.ceil((message.length + 1) / RATE) * RATE);
   padded.set(message);
   padded[message.length] ^= 0x1f;
   padded[padded.length - 1] ^= 0x80;
   for (let at = 0; at < padded.length; at += RATE) {
     for (let i = 0; i < RATE; i++) bytes[i] ^= padded[at + i];
-    permute(state);
+    permute(lanes);
   }
   for (;;) {
     const block = new DataView(bytes.slice(0, RATE).buffer);
     for (let at = 0; at < RATE; at += 4) yield block.getUint32(at);
-    permute(state);
+    permute(lanes);
   }
 }
 

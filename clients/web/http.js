@@ -294,7 +294,7 @@ class Server {
     const proof = hex(random(64));
     if (seat === undefined) {
       const { status, bytes } = await this.ask("POST", "/seats", utf8(proof));
-      if (status === FULL) return null;
+      if (status === FULL || status === OVER) return null;
       const text = sentenceOf(bytes);
       must(status === 201 && /^[0-9]{1,20}$/.test(text), "not_canonical", "no seat was given");
       seat = BigInt(text);

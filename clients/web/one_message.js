@@ -282,8 +282,10 @@ export function requireHolderFloors(offer, floors, now, authority) {
  * @param {import("./pairwise.js").Identity} [own.identity]
  * @param {Uint8Array} [own.coins] 32 fresh bytes
  */
-export async function upload(offer, { id, vectors, weight = 1, identity, coins = random(32) }) {
+export async function upload(offer, { id, vectors, weight: given = 1, identity, coins = random(32) }) {
   const me = integer(id, 8);
+  // Like values, a weight that is out of range counts as the bound: a refusal would tell of it.
+  const weight = Math.min(Math.max(1, Math.trunc(given) || 1), offer.maximumWeight);
   const { t0 } = offer;
   const terms = await hash(
     "one-message-terms", offer.sum, integer(offer.round, 8), offer.model, offer.application,

@@ -71,6 +71,9 @@ const SIGNATURE = 64;
 /** Two shares, sealed. */
 const SEALED = 80;
 const NONE = new Uint8Array(0);
+/** @type {import("./crypto.js").KeyPair} */
+const NO_KEYS = Object.freeze({ own: /** @type {any} */ (null), public: NONE });
+const left = () => new Refused("wrong_kind", "this client left the session");
 /** Segments of the stream of one key. */
 const MOST_PARTS = 2 ** 16;
 /** No message is due. */
@@ -230,10 +233,8 @@ export class PairwiseClient {
   maskRoot = NONE;
   /** @type {Uint8Array} */
   selfMaskSeed = NONE;
-  /** @type {import("./crypto.js").KeyPair} */
-  channel = /** @type {any} */ (undefined);
-  /** @type {import("./crypto.js").KeyPair} */
-  mask = /** @type {any} */ (undefined);
+  channel = NO_KEYS;
+  mask = NO_KEYS;
   /** Digests: of the offer, and of the session that the roster makes of it. @type {Uint8Array} */
   attempt = NONE;
   /** @type {Uint8Array} */
@@ -306,14 +307,16 @@ export class PairwiseClient {
     this.due = OVER;
     try {
       const answer = await this.#step(kind, message);
-      must(!this.hasLeft, "wrong_kind", "this client left the session");
+      if (this.hasLeft) throw left();
       this.due = this.#following(kind);
       this.answered.set(kind, { message: digest, answer });
       return answer;
     } catch (error) {
       this.#end();
+      // Whatever failed because secrets were gone, the client has left.
+      if (this.hasLeft) throw left();
       const isBelow = error instanceof Refused && OFFER_IS_REFUSED.includes(error.reason);
-      if (kind === KIND.offer && isBelow && !this.hasLeft) this.due = KIND.offer;
+      if (kind === KIND.offer && isBelow) this.due = KIND.offer;
       throw error;
     }
   }
@@ -359,13 +362,19 @@ export class PairwiseClient {
     return offer.isActive && committeeOf(offer, seed, clients).has(position);
   }
 
-  /** Overwrite what can be overwritten, and forget the rest. */
-  #clear() {
+  /** Overwrite this client's own secrets, and those that it shares with neighbours; keys of WebCrypto are forgotten. */
+  #clearOwn() {
     for (const secret of [this.channelRoot, this.maskRoot, this.selfMaskSeed]) secret.fill(0);
-    for (const neighbour of this.neighbours.values()) {
-      neighbour.channelSecret.fill(0);
-      neighbour.maskSecret.fill(0);
+    for (const { channelSecret, maskSecret } of this.neighbours.values()) {
+      channelSecret.fill(0);
+      maskSecret.fill(0);
     }
+    this.channel = this.mask = NO_KEYS;
+  }
+
+  /** Overwrite everything that can be overwritten, and forget the rest. */
+  #clear() {
+    this.#clearOwn();
     for (const held of this.held.values()) {
       held.root.fill(0);
       held.seed.fill(0);
@@ -628,11 +637,7 @@ export class PairwiseClient {
     const digest = await sha256(concat(bind("upload-digest"), ...packed));
     const sharers = await this.#setDigest(this.sharers);
     const signature = await this.#sign("signed-view", this.context, this.me, sharers, digest);
-    for (const secret of [this.channelRoot, this.maskRoot, this.selfMaskSeed]) secret.fill(0);
-    for (const neighbour of this.neighbours.values()) {
-      neighbour.channelSecret.fill(0);
-      neighbour.maskSecret.fill(0);
-    }
+    this.#clearOwn();
     return concat(header(KIND.maskedInput), this.context.slice(0, TAG), signature, ...packed);
   }
 
@@ -686,6 +691,7 @@ export class PairwiseClient {
     const pair = await this.#opened(neighbour, sealed);
     if (pair) {
       const [root, seed] = [pair.slice(0, KEY), pair.slice(KEY)];
+      pair.fill(0);
       const isWhole = toBigInt(root) < PRIME && toBigInt(seed) < PRIME;
       const fits =
         isWhole &&

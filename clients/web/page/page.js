@@ -30,12 +30,21 @@ const ofTab = new RoundLedger(inMemory());
 /** @param {string} sentence */
 const say = (sentence) => (element("say").textContent = sentence);
 
+/** A percent-encoded text; one that is not is taken as it stands, and is no key file. @param {string} text */
+function decoded(text) {
+  try {
+    return decodeURIComponent(text);
+  } catch {
+    return text;
+  }
+}
+
 /** An invitation is a key file behind the link's number sign; it is never sent, and leaves the address bar at once. */
 const invitation = (() => {
   const text = location.hash.slice(1);
   if (!text) return Promise.resolve(undefined);
   history.replaceState(null, "", location.pathname);
-  const identity = (async () => identityOf(decodeURIComponent(text)))();
+  const identity = identityOf(decoded(text));
   identity.catch(() => {}); // It is awaited, and the error shown, when the visitor takes part.
   return identity;
 })();
@@ -73,7 +82,7 @@ function showCard(card, isFull) {
   element("mode").textContent = card.mode === "active"
     ? "Each visitor has a certified key, so nobody can take part twice or in another's name."
     : "Seats are anonymous here: the server is trusted not to fill them all itself. With " +
-      "invitations, which hold certified keys, it need not be.";
+      "invitations, which hold certified keys, it need not be trusted.";
 }
 
 /** @param {import("../http.js").Stage} stage @param {import("../http.js").Card} card */

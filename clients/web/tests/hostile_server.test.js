@@ -19,8 +19,8 @@ const CARD = {
 };
 const SEAT = { status: 201, body: "0" };
 const DONE = { status: 200, body: "the sum of 3 clients was released" };
-/** @type {{card: any, message: any}} */
-const says = { card: CARD, message: DONE };
+/** @type {{card: any, message: any, seats: any[]}} */
+const says = { card: CARD, message: DONE, seats: [] };
 /** @type {string[]} */
 let heard = [];
 const server = createServer((request, response) => {
@@ -29,7 +29,7 @@ const server = createServer((request, response) => {
   const path = request.url ?? "";
   const given = path.startsWith("/v1/session?") || path === "/v1/session"
     ? { status: 200, body: typeof says.card === "string" ? says.card : JSON.stringify(says.card) }
-    : path.endsWith("/seats") ? SEAT : says.message;
+    : path.endsWith("/seats") ? says.seats.shift() ?? SEAT : says.message;
   const { status, body, ...headers } = given;
   response.writeHead(status, headers);
   response.end(body);
@@ -74,6 +74,17 @@ test("a card longer than any is not read to its end", async () => {
   await assert.rejects(take({ card: "x".repeat(2 ** 21) }), Left);
 });
 
+test("a message longer than any is not read to its end", async () => {
+  const message = { status: 200, body: Buffer.alloc(2 ** 26 + 1), "secagg-stage": "0" };
+  await assert.rejects(take({ message }), { message: /longer than/ });
+});
+
+test("a redirect is not followed", async () => {
+  const message = { status: 307, body: "", location: `${url}/elsewhere` };
+  await assert.rejects(take({ message }), { message: /the server is lost/ });
+  assert.ok(!heard.some((each) => each.includes("/elsewhere")));
+});
+
 for (const stage of ["-1", "1e3", "x", "0x1"]) {
   test(`stage ${stage} is none`, async () => {
     const message = { status: 200, body: "x", "secagg-stage": stage };
@@ -111,6 +122,17 @@ test("rounds follow each other, each once, and no update goes into two sums", as
   await ledger.charge("b", { round: 1n, update: "u", epoch: 5n });
   await assert.rejects(ledger.charge("b", { round: 2n, update: "u", epoch: 5n }), { reason: "already_spent" });
   await assert.rejects(ledger.charge("b", { round: 2n, update: "v", epoch: 4n }), { reason: "wrong_session" });
+});
+
+test("a visitor without a seat waits for a session that has one", async () => {
+  for (const status of [403, 410]) {
+    says.seats = [{ status, body: "no seat" }];
+    const shown = [];
+    const { isReleased } = await take({}, { onCard: (_, isFull) => shown.push(isFull) });
+    assert.ok(isReleased);
+    assert.deepEqual(shown, [true, false]);
+    assert.equal(heard.filter((each) => each.endsWith(`?after=${CARD.session}`)).length, 1);
+  }
 });
 
 test("a round that was answered gets no second seat", async () => {
@@ -229,6 +251,7 @@ test("a client that leaves overwrites what it drew, and answers nothing", async 
   assert.equal(drawn.length, 3);
   client.abort();
   assert.ok(drawn.every((secret) => secret.every((byte) => byte === 0)));
+  assert.equal(client.mask.own ?? client.channel.own, null);
   await assert.rejects(client.answer(messages[1]), { reason: "wrong_kind" });
 });
 

@@ -47,3 +47,14 @@ for (const name of ["semi_honest", "certified", "one_answer"]) {
     });
   }
 }
+
+test("a weight out of range counts as the bound", async () => {
+  const vector = JSON.parse(readFileSync(`${folder}semi_honest.json`, "utf8"));
+  const offer = await readOffer(unhex(vector.messages.offer));
+  const [role, inputs] = Object.entries(vector.inputs)[0];
+  const vectors = inputs.map((values) => values.map(Number));
+  const made = async (weight) =>
+    pinned(await upload(offer, { id: BigInt(role.split("/")[1]), vectors, weight, coins: unhex(vector.coins[role]) }));
+  for (const low of [0, -3, NaN]) assert.deepEqual(await made(low), await made(1));
+  assert.deepEqual(await made(2 ** 45), await made(offer.maximumWeight));
+});

@@ -241,7 +241,7 @@ def _settings(options: argparse.Namespace) -> SecAggSettings:
         )
     if options.page and settings.suite != "classic":
         raise InvalidParameters(
-            "browsers cannot take part in suite hybrid: their WebCrypto has no ML-KEM; leave --set suite out, or --page"
+            "the page speaks suite classic: WebCrypto has ML-KEM in few browsers; leave --set suite out, or --page"
         )
     if unused := sorted(given.keys() - {PREFIX + name for name in _USED}):
         raise InvalidParameters(
