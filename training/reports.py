@@ -383,11 +383,11 @@ _NEAR_IN_BYTES: Final = 1.0
 """Points of accuracy that the conclusion takes for none."""
 _FIGURES: Final = (
     ("best, %", "best accuracy", 100, 1),
-    ("KB on the wire", "bytes up of a client, protocol included", 1 / 1024, 1),
+    ("KB on the wire", "wire up", 1 / 1024, 1),
     ("KB encoded", "payload bytes", 1 / 1024, 2),
     ("KB by the paper's count", "paper bytes", 1 / 1024, 2),
     ("times smaller", "factor", 1, 1),
-    ("KB down", "bytes down of a client", 1 / 1024, 1),
+    ("KB down", "wire down", 1 / 1024, 1),
     ("overflow, %", "overflow", 100, 2),
     ("overflow_flsim, %", "overflow_flsim", 100, 2),
     ("protocol, s a round", "seconds of the protocol in a real round", 1, 2),
