@@ -266,7 +266,7 @@ def _wire(cell: StudyCell) -> tuple[float, float]:
     return tuple(  # type: ignore[return-value]
         round(share * one + (1 - share) * other, 1)
         for one, other in (
-            (first.client_bytes_up, second.client_bytes_up),
+            (first.wire_up, second.wire_up),
             (first.paper_bytes, second.paper_bytes),
         )
     )

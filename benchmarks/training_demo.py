@@ -70,7 +70,7 @@ report: {report}"""
 
 
 def _cells(found: Mapping[str, Any]) -> list[str]:
-    overflow, sent = found["overflow"], found["bytes up of a client, protocol included"]
+    overflow, sent = found["overflow"], found["wire up"]
     took = found["seconds of the protocol in a real round"]
     return [
         f"{100 * found['final accuracy']:.1f} %",

@@ -88,7 +88,7 @@ def protocols(repetitions: int) -> Iterator[Figure]:
         records = [run.advance() for _ in range(repetitions)]
         best = min(records, key=lambda record: record.seconds["protocol"])
         training = min(record.seconds["train"] for record in records)
-        note = f"{best.client_bytes_up:.0f} bytes up of a client; training waits {1000 * training:.0f} ms"
+        note = f"{best.wire_up:.0f} bytes up of a client; training waits {1000 * training:.0f} ms"
         protocol = run.configuration.secagg.protocol
         yield Figure(name=f"{protocol}, {name}", value=1000 * best.seconds["protocol"], unit="ms", note=note)
 

@@ -33,6 +33,20 @@ _LEAST_SHARE: Final = 1e-3
 """Least share of the mean over the tensors: no tensor is taken to be smaller."""
 
 
+@dataclass(frozen=True, slots=True)
+class Gains:
+    """Factors of turned values once they are turned back, where whole numbers are still exact."""
+
+    gain: float = 1.0
+    last: int = 0
+    """Number of values at the end that have another one."""
+    last_gain: float = 1.0
+
+    def times(self, factor: float) -> Gains:
+        """Return the gains of values that are multiplied."""
+        return Gains(self.gain * factor, self.last, self.last_gain * factor)
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class JoinedRotation:
     """A vector of all values of a model, scaled and turned; everything in it is public.
@@ -115,9 +129,20 @@ class JoinedRotation:
         turned = self.turned(update)
         return turned, math.sqrt(energy(turned))
 
-    def turned_back(self, turned: Floats) -> Floats:
-        """Return the update whose turned values these are; the argument is used up."""
-        transform(turned.reshape(self.block_size, -1))
+    def turned_back(self, turned: Floats, gains: Gains = Gains()) -> Floats:
+        """Return the update whose turned values these are, times their gains; the argument is used up."""
+        whole, last = turned.reshape(self.block_size, -1), gains.last
+        few = whole[:, whole.shape[1] - min(last, whole.shape[1]) :]
+        apart = np.zeros(few.shape, np.float32)
+        if last:
+            apart.reshape(-1)[-last:] = turned[-last:]
+            turned[-last:] = 0
+            transform(apart)
+            apart *= np.float32(gains.last_gain)
+        transform(whole)
+        if gains.gain != 1:
+            turned *= np.float32(gains.gain)
+        few += apart
         update = turned[: self.size]
         # The signs are their own inverses, so dividing by both takes both back.
         update /= self._factors

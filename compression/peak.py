@@ -21,7 +21,7 @@ import math
 import struct
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -35,7 +35,7 @@ from secagg.errors import InvalidParameters
 from secagg.parameters import require_integer
 
 from .checks import require_sum
-from .joined_rotation import BLOCK_SIZE, Floats, JoinedRotation, Update, square_root_scales
+from .joined_rotation import BLOCK_SIZE, Floats, Gains, JoinedRotation, Update, square_root_scales
 from .product_quantization import Codebook, ProductQuantization
 from .public_stream import PublicStream
 
@@ -146,17 +146,29 @@ class PeakCode:
     def decode(self, aggregate: Aggregate) -> Floats:
         """Return the sum of the contributors' updates, each of them as long as ``unit`` says, from a histogram."""
         require_sum(aggregate, self.layout, self.capacity)
-        counts = aggregate.values[0].view(np.int64)
-        signs = np.empty((self.blocks, self.places), np.float32)
-        np.subtract(counts[:, : self.places], counts[:, self.places :], out=signs, casting="unsafe")
-        return self._decoded(signs)
+        return self.rotation.turned_back(self.signs(aggregate), self.gains)
 
     def decode_summed(self, aggregate: Aggregate) -> Floats:
         require_summed(aggregate.layout, self.layout, self.tables, aggregate.total_weight)
+        return self.rotation.turned_back(self.signs(aggregate), self.gains)
+
+    def signs(self, aggregate: Aggregate) -> Floats:
+        """Return the sums of the signs of the turned values, of a histogram or of sums of codewords; they are whole."""
         require_capacity(aggregate.total_weight, self.capacity)
-        (segment,) = aggregate.layout.require_rings()
-        lifted: npt.NDArray[Any] = segment.ring.lift(aggregate.values[0])
-        return self._decoded(lifted.astype(np.float32).reshape(self.blocks, self.places))
+        if aggregate.layout == self.layout:
+            counts = aggregate.values[0].view(np.int64)
+            signs = np.empty((self.blocks, self.places), np.float32)
+            np.subtract(counts[:, : self.places], counts[:, self.places :], out=signs, casting="unsafe")
+        else:
+            (segment,) = aggregate.layout.require_rings()
+            signs = segment.ring.lift(aggregate.values[0]).astype(np.float32)
+        return signs.reshape(-1)[: self.rotation.padded]
+
+    @property
+    def gains(self) -> Gains:
+        """Values of a peak, in whole blocks and in a shorter last one."""
+        last = self._last % self.places
+        return Gains(self._gain(self.places), last, self._gain(last) if last else 1.0)
 
     @property
     def _last(self) -> int:
@@ -166,11 +178,6 @@ class PeakCode:
     def _gain(self, places: int) -> float:
         """Return the value of a peak: the length of the part of an update that a block holds, over what it keeps."""
         return self.unit * places / (mean_peak(places) * math.sqrt(self.rotation.padded))
-
-    def _decoded(self, signs: Floats) -> Floats:
-        signs[:-1] *= np.float32(self._gain(self.places))
-        signs[-1] *= np.float32(self._gain(self._last))
-        return self.rotation.turned_back(signs.reshape(-1)[: self.rotation.padded])
 
 
 def length_levels(*, references: bool) -> npt.NDArray[np.float64]:

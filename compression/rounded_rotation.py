@@ -24,7 +24,7 @@ from secagg.parameters import require_integer
 from secagg.privacy.rounding import bound_for_ring, rounded, unrounded_norm
 
 from .checks import require_sum
-from .joined_rotation import Floats, JoinedRotation, Update
+from .joined_rotation import Floats, Gains, JoinedRotation, Update
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -103,5 +103,9 @@ class RoundedRotation:
     def decode(self, aggregate: Aggregate) -> Floats:
         require_sum(aggregate, self.layout, self.capacity)
         (segment,) = self.layout.require_rings()
-        sums = segment.ring.lift(aggregate.values[0])
-        return self.rotation.turned_back((sums * self.step).astype(np.float32))
+        return self.rotation.turned_back(segment.ring.lift(aggregate.values[0]).astype(np.float32), self.gains)
+
+    @property
+    def gains(self) -> Gains:
+        """Length of a step."""
+        return Gains(self.step)

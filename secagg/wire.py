@@ -26,6 +26,8 @@ class MessageKind(IntEnum):
     PAYLOAD = 2
     AGGREGATE = 3
     PUBLIC_PARAMETERS = 4
+    HELD_MODEL = 5
+    TOLD_SUM = 6
     SESSION_OFFER = 16
     KEY_ADVERTISEMENT = 17
     ADVERTISED_KEYS = 18

@@ -16,7 +16,7 @@ from secagg.compression.byte_accounting import Accounting
 from secagg.compression.cohort_bits import kept_for, places_for
 from secagg.compression.dithered_quantization import dithered_ring
 from secagg.compression.fixed_point import FixedPoint
-from secagg.compression.joined_rotation import JoinedRotation
+from secagg.compression.joined_rotation import Gains, JoinedRotation
 from secagg.compression.model_update import (
     Calibration,
     CalibrationSource,
@@ -63,6 +63,7 @@ from secagg.compression.random_pruning import exact_sparsity
 from secagg.compression.rounded_rotation import RoundedRotation
 from secagg.compression.scalar_quantization import Rounding
 from secagg.compression.sketch import Sketch, sketch_ring
+from secagg.compression.told import HeldModel, Sums
 from secagg.contract import Aggregate, LinearDecoder, Payload
 from secagg.crypto.entropy import Coins
 from secagg.errors import InternalError, InvalidParameters
@@ -494,6 +495,8 @@ class WholeUpdates:
     """Advice on a change, from the round that was decoded last."""
     _known: KnownLengths = field(init=False)
     _round: int = field(default=0, init=False)
+    _length: float = field(default=1.0, init=False)
+    """Length of the updates of the round that was decoded last."""
 
     def __post_init__(self) -> None:
         if self.settings.scheme is Scheme.OUTSIDE:
@@ -546,15 +549,25 @@ class WholeUpdates:
         """Return the mean update, and keep what it tells for the next codec."""
         mean = self.codec.mean(aggregate)
         vector = mean[UPDATE].astype(np.float32)
-        if self._is_fixed:
-            vector *= np.float32(self.settings.length)
-        elif self.made_by is None:
+        self._length = self.settings.length if self._is_fixed else 1.0
+        if not self._is_fixed and self.made_by is None:
             told = mean[NORMS].astype(np.float64)
             relative = self._known.middle(told) if self._is_median else told[:, 0]
             self.warning = self._warning(float(relative[0]))
-            length, self._known = self._known.after(relative, self._rotation(self._round))
-            vector *= np.float32(length)
-        return self._parted(vector)
+            self._length, self._known = self._known.after(relative, self._rotation(self._round))
+        vector *= np.float32(self._length)
+        return self.parted(vector)
+
+    def held(self, parameters: Update) -> HeldModel:
+        """Return the model of a run's beginning as clients hold it where sums are told."""
+        vector = self._joined(parameters)
+        return HeldModel.rounded(vector, seed=self.seed, name=UPDATE, sizes=self._sizes, round_number=0)
+
+    def signs(self, aggregate: Aggregate) -> tuple[Sums, JoinedRotation, Gains]:
+        """Return what ``decode`` turned back last: sums of signs, and the factors that make them a mean."""
+        code = cast("PeakCode", self.codec.tensors[0].scheme)
+        sums = code.signs(self.codec.part(aggregate, UPDATE)).astype(np.int32)
+        return sums, code.rotation, code.gains.times(self._length / aggregate.total_weight)
 
     # --- Storing --------------------------------------------------------------------------------------------------
 
@@ -667,7 +680,8 @@ class WholeUpdates:
         parts = [np.asarray(update[name], dtype=np.float32).reshape(-1) for name in self.shapes]
         return np.concatenate(parts)
 
-    def _parted(self, vector: Vector) -> dict[str, Vector]:
+    def parted(self, vector: Vector) -> dict[str, Vector]:
+        """Return the tensors of a vector."""
         edges = np.cumsum(self._sizes)[:-1].tolist()
         parts = zip(self.shapes.items(), np.split(vector, edges), strict=True)
         return {name: part.reshape(shape) for (name, shape), part in parts}

@@ -171,14 +171,16 @@ class RoundRecord:
     is_real: bool = False
     is_compressed: bool = True
     """False in a first round that has no scales yet."""
-    client_bytes_up: float = 0.0
-    """Bytes of one client that uploads, in real messages of all rounds of the protocol."""
     payload_bytes: int = 0
-    """Bytes of its encoded update alone, as it is serialised."""
+    """Payload: bytes of one client's encoded update, as it is serialised."""
     paper_bytes: float = 0.0
     """The same by the paper's accounting."""
-    client_bytes_down: float = 0.0
-    """The model, the codec's parameters when they are new, and the protocol's messages."""
+    wire_up: float = 0.0
+    """Wire up: bytes that a client sends which uploads, in real messages of all exchanges of the protocol."""
+    model_bytes: float = 0.0
+    """Bytes that a client receives to have the model and the codec's parameters, before the protocol's messages."""
+    wire_down: float = 0.0
+    """Wire down: these and the protocol's messages, to a client that is invited."""
     paper_broadcast_bytes: int = 0
     overflow: float | None = None
     """The share of coordinates whose sum leaves the ring."""
@@ -275,9 +277,10 @@ def summarise(records: Iterable[RoundRecord], *, parameters: int) -> dict[str, A
         "payload bytes": compressed[-1].payload_bytes if compressed else None,
         "paper bytes": compressed[-1].paper_bytes if compressed else None,
         "factor": 4 * parameters / compressed[-1].paper_bytes if compressed and compressed[-1].paper_bytes else None,
-        "bytes up of a client, protocol included": fmean(row.client_bytes_up for row in real) if real else None,
-        "bytes down of a client": fmean(row.client_bytes_down for row in compressed) if compressed else None,
-        "bytes up in all": sum(row.client_bytes_up * row.contributors for row in rows),
+        "model bytes": fmean(row.model_bytes for row in compressed) if compressed else None,
+        "wire up": fmean(row.wire_up for row in real) if real else None,
+        "wire down": fmean(row.wire_down for row in real) if real else None,
+        "bytes up in all": sum(row.wire_up * row.contributors for row in rows),
         "overflow": fmean(overflow) if overflow else None,
         "overflow_flsim": fmean(flsim) if flsim else None,
         "epsilon": next((row.epsilon for row in reversed(rows) if row.epsilon is not None), None),

@@ -171,13 +171,14 @@ class ModelUpdate:
             CapacityExceeded: the contributors' weight exceeds the capacity of a scheme, or a ring is too narrow for it.
             InvalidParameters: as for ``tables``.
         """
-        own = self._own_tables()
         require_summed(aggregate.layout, self.layout, self.tables, aggregate.total_weight)
-        places = summed_parts(self.layout.segments, self._parts, own)
         total = dict[str, Tensor]()
-        for tensor, parts, tables in zip(self.tensors, places, own, strict=True):
+        for tensor, part in zip(self.tensors, self._summed_parts(aggregate), strict=True):
             with named(tensor.name):
-                total[tensor.name] = _in_shape(_decoded_part(tensor.scheme, tables, aggregate, parts), tensor)
+                is_plain = part.layout == tensor.scheme.layout
+                scheme = cast("IndexedDecoder[Tensor]", tensor.scheme)
+                decoded = tensor.scheme.decode(part) if is_plain else scheme.decode_summed(part)
+                total[tensor.name] = _in_shape(decoded, tensor)
         return total
 
     def mean(self, aggregate: Aggregate) -> dict[str, Tensor]:
@@ -186,23 +187,22 @@ class ModelUpdate:
         Raises:
             Misuse, CapacityExceeded: as for ``decode``, or ``decode_summed``.
         """
-        mine, given = (
-            any(isinstance(segment, IndexSegment) for segment in layout.segments)
-            for layout in (self.layout, aggregate.layout)
-        )
-        decoded = self.decode_summed(aggregate) if mine and not given else self.decode(aggregate)
+        decoded = self.decode_summed(aggregate) if self._is_summed(aggregate) else self.decode(aggregate)
         return {name: np.asarray(total / aggregate.total_weight) for name, total in decoded.items()}
 
     def part(self, aggregate: Aggregate, name: str) -> Aggregate:
-        """Return what the aggregate holds of one tensor, for its scheme alone.
+        """Return what the aggregate, of histograms or of sums of codewords, holds of one tensor, for its scheme alone.
 
         Raises:
             Misuse: the aggregate belongs to another layout, or the model has no such tensor.
         """
-        self.require_layout(aggregate.layout)
         if name not in self.names:
             raise Misuse(f"{listed([name])} is none of the model's tensors")
         position = self.names.index(name)
+        if self._is_summed(aggregate):
+            require_summed(aggregate.layout, self.layout, self.tables, aggregate.total_weight)
+            return self._summed_parts(aggregate)[position]
+        self.require_layout(aggregate.layout)
         values = tuple(aggregate.values[segment][part] for segment, part in self._parts[position])
         layout = self.tensors[position].scheme.layout
         return Aggregate(layout, values, aggregate.contributors, aggregate.total_weight)
@@ -220,6 +220,23 @@ class ModelUpdate:
                 f"{self.epoch} and encode again",
                 reason=Reason.LAYOUT_MISMATCH,
             )
+
+    def _is_summed(self, aggregate: Aggregate) -> bool:
+        """Whether an aggregate of this layout's indices holds sums of codewords."""
+        mine, given = (
+            any(isinstance(segment, IndexSegment) for segment in layout.segments)
+            for layout in (self.layout, aggregate.layout)
+        )
+        return mine and not given
+
+    def _summed_parts(self, aggregate: Aggregate) -> list[Aggregate]:
+        """Return what sums of codewords hold of each tensor."""
+        own = self._own_tables()
+        places = summed_parts(self.layout.segments, self._parts, own)
+        return [
+            _summed_part(tensor.scheme, tables, aggregate, parts)
+            for tensor, parts, tables in zip(self.tensors, places, own, strict=True)
+        ]
 
     def _own_tables(self) -> list[Tables]:
         found = list[Tables]()
@@ -245,17 +262,15 @@ def _in_shape(decoded: Tensor, tensor: TensorScheme) -> Tensor:
     return decoded.reshape(tensor.shape)
 
 
-def _decoded_part(scheme: LinearDecoder[Any], tables: Tables, aggregate: Aggregate, parts: tuple[Part, ...]) -> Tensor:
-    """Let a tensor's scheme decode what a summed aggregate of the whole holds of it."""
+def _summed_part(
+    scheme: LinearDecoder[Any], tables: Tables, aggregate: Aggregate, parts: tuple[Part, ...]
+) -> Aggregate:
+    """Return what a summed aggregate of the whole holds of a tensor, for its scheme."""
     values = tuple(aggregate.values[at][part] for at, part in parts)
     counts = (aggregate.contributors, aggregate.total_weight)
     if not tables:
-        decoded: Tensor = scheme.decode(Aggregate(scheme.layout, values, *counts))
-        return decoded
+        return Aggregate(scheme.layout, values, *counts)
     rings = aggregate.layout.require_rings()
     segments = tuple(replace(rings[at], length=value.size) for (at, _), value in zip(parts, values, strict=True))
     version = summed_layout(scheme.layout, tables, aggregate.total_weight).version
-    summed: Tensor = cast("IndexedDecoder[Tensor]", scheme).decode_summed(
-        Aggregate(Layout(segments, version), values, *counts)
-    )
-    return summed
+    return Aggregate(Layout(segments, version), values, *counts)

@@ -165,12 +165,13 @@ def _told(summary: dict[str, Any]) -> list[str]:
     ]
     if summary["payload bytes"] is not None:
         lines.append(
-            f"a client sends {in_bytes(summary['payload bytes'])} ({in_bytes(summary['paper bytes'])} by the paper's "
-            f"accounting, {against_float32(summary['factor'], 1)})"
+            f"payload: {in_bytes(summary['payload bytes'])} ({in_bytes(summary['paper bytes'])} by the paper's "
+            f"accounting, {against_float32(summary['factor'], 1)}); to have the model a client receives "
+            f"{in_bytes(summary['model bytes'])}"
         )
-    if summary["bytes up of a client, protocol included"] is not None:
+    if summary["wire up"] is not None:
         lines.append(
-            f"with the protocol {in_bytes(summary['bytes up of a client, protocol included'])}; it ran for real in "
+            f"wire up: {in_bytes(summary['wire up'])}, down: {in_bytes(summary['wire down'])}; the protocol ran in "
             f"{summary['rounds with a real protocol']} of {summary['rounds']} rounds and gave the plain sum each time, "
             f"in {summary['seconds of the protocol in a real round']:.2f} s for all parties"
         )

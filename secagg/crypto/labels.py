@@ -65,6 +65,8 @@ class Label(bytes, Enum):
     CODEBOOK_SEEDING = b"secagg/1/codebook-seeding"
     PRUNING_MASK = b"secagg/1/pruning-mask"
     ROTATION_SIGNS = b"secagg/1/rotation-signs"
+    MODEL_ROUNDING = b"secagg/1/model-rounding"
+    HELD_MODEL = b"secagg/1/held-model"
     SEALING_X25519_KEY = b"secagg/1/sealing-x25519-key"
     SEALING_HYBRID_MLKEM_SEED = b"secagg/1/sealing-hybrid-mlkem768-seed"
     SEALING_HYBRID_X25519_KEY = b"secagg/1/sealing-hybrid-x25519-key"

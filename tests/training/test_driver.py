@@ -33,7 +33,7 @@ def test_a_run_learns_and_tells_what_it_did(tmp_path: Path, toy_run: Make, toy_p
     assert summary["final accuracy"] > 0.8
     assert [record.is_real for record in records] == [number % 10 == 0 for number in range(20)]
     assert [record.is_compressed for record in records] == [False] + [True] * 19
-    assert records[5].client_bytes_up < records[0].client_bytes_up / 4
+    assert records[5].wire_up < records[0].wire_up / 4
     assert json.loads((tmp_path / "summary.json").read_text()) == json.loads(json.dumps(summary))
     assert {file.name for file in tmp_path.iterdir()} == {
         "best.npz",

@@ -134,11 +134,12 @@ def test_a_report_has_every_column_that_says_something_and_every_figure(runs: Pa
         "final, %",
         "by validation, %",
         "best, %",
-        "KB on the wire",
-        "KB encoded",
-        "KB by the paper's count",
+        "payload, KB",
+        "wire up, KB",
+        "wire down, KB",
+        "model down, KB",
+        "by the paper's count, KB",
         "times smaller",
-        "KB down",
         "overflow, %",
         "overflow_flsim, %",
         "protocol, s a round",
@@ -147,7 +148,7 @@ def test_a_report_has_every_column_that_says_something_and_every_figure(runs: Pa
     ]
     rows = [line for line in text.splitlines() if line.startswith("|")]
     assert len({line.replace("\\|", "").count("|") for line in rows}) == 1
-    names = {"accuracy-uplink", "convergence", "overflow", "refresh"}
+    names = {"accuracy-both-ways", "accuracy-uplink", "convergence", "overflow", "refresh"}
     assert set(re.findall(r"\]\((\S+)\.svg\)", text)) == names
     for kind in ("png", "svg"):
         assert {file.stem for file in (tmp_path / "figures").glob(f"*.{kind}")} == names
@@ -156,7 +157,7 @@ def test_a_report_has_every_column_that_says_something_and_every_figure(runs: Pa
 def cell_of(name: str, accuracy: float, kilobytes: float, scheme: Scheme) -> Cell:
     test = Accuracy(accuracy=accuracy, loss=0.0)
     record = RoundRecord(round=1, epoch=0, parameters=1, clients=1, contributors=1, test=test)
-    record = replace(record, paper_bytes=1024 * kilobytes)
+    record = replace(record, payload_bytes=round(1024 * kilobytes))
     run = Configuration(
         name=name, compression=CompressionSettings(scheme=scheme), secagg=SumSettings(protocol="enclave")
     )

@@ -125,7 +125,7 @@ class Progress:
         return f"{self._name} [{cells}] {record.round}/{self._rounds}, {in_time(left)} left, {self._figures(record)}"
 
     def _figures(self, record: RoundRecord) -> str:
-        parts = [f"{record.client_bytes_up / _KILO:.1f} KB up"]
+        parts = [f"{record.wire_up / _KILO:.1f} KB up"]
         if self._accuracy is not None:
             parts.insert(0, f"accuracy {100 * self._accuracy:.1f} %")
         if record.overflow:

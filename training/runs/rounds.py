@@ -8,7 +8,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Se
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
 from time import perf_counter
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -30,6 +30,7 @@ from secagg.training.settings.configuration import (
     AttackSettings,
     CompressionSettings,
     Configuration,
+    Down,
     LocalTraining,
     Optimizer,
     Scheme,
@@ -56,6 +57,7 @@ from secagg.training.settings.parts import (
 )
 from secagg.training.sums.real_sum import ReleaseCount
 from secagg.training.sums.round_sums import OverflowMeter, SecureSum, SumOutcome, SumRound, Upload
+from secagg.training.sums.told_sums import ToldSums
 
 Arrays = Mapping[str, npt.NDArray[np.float32]]
 Parameters = dict[str, npt.NDArray[np.float32]]
@@ -213,7 +215,7 @@ class Pulled:
     def __init__(self, due: SumRound, compression: CompressionSettings, timer: Timer) -> None:
         """Prepare to count sent bytes."""
         self.due, self._timer = due, timer
-        self.sent = 0
+        self.sent, self.model_bytes = 0, 0.0
         self._losses = list[tuple[int, float, int]]()
         is_scalar = compression.has_codes and not compression.fine_bits
         is_metered = is_scalar and compression.modulus_bits != PLAIN_BITS
@@ -272,6 +274,7 @@ def round_record(
     """Return what a round did; its times and its test are added later."""
     layout = codec.update.layout
     up, down = (0, 0) if outcome is None else (outcome.bytes_up, outcome.bytes_down)
+    model = codec.broadcast_bytes + pulled.model_bytes
     return RoundRecord(
         round=pulled.due.number + 1,
         epoch=codec.update.epoch,
@@ -283,10 +286,11 @@ def round_record(
         loss=pulled.loss,
         is_real=outcome is not None and outcome.is_real,
         is_compressed=codec.is_compressed,
-        client_bytes_up=up / max(1, pulled.sent),
+        wire_up=up / max(1, pulled.sent),
         payload_bytes=int(upload_bytes(layout, Accounting.WIRE)),
         paper_bytes=float(upload_bytes(layout, Accounting.PAPER)),
-        client_bytes_down=4 * parameters + codec.broadcast_bytes + down / max(1, len(pulled.due.clients)),
+        model_bytes=model,
+        wire_down=model + down / max(1, len(pulled.due.clients)),
         paper_broadcast_bytes=codec.paper_broadcast_bytes,
         overflow=None if pulled.meter is None else pulled.meter.share,
         overflow_flsim=None if pulled.meter is None else pulled.meter.flsim_share,
@@ -378,6 +382,8 @@ class Run:
     cohorts: Cohorts = field(init=False)
     about: dict[str, str] = field(init=False)
     """Digests of data and model, which a run keeps to."""
+    told: ToldSums | None = field(default=None, init=False)
+    """What clients are told in place of the model, where the configuration says so."""
     _releases: ReleaseCount = field(init=False)
 
     def __post_init__(self) -> None:
@@ -394,6 +400,13 @@ class Run:
         make = self.pieces.optimizer
         self.optimizer = ServerOptimizer(self.configuration.server) if make is None else make()
         self._releases = ReleaseCount(self.cohorts, available)
+        if self.configuration.compression.down is Down.SUMS:
+            if make is not None:
+                raise InvalidParameters(
+                    "no client can follow an optimizer of a platform's own: take compression.down = 'model'"
+                )
+            self.told = ToldSums(self._whole.held(self.parameters))
+            self.parameters = self._whole.parted(self.told.model.values)
 
     @property
     def values(self) -> int:
@@ -428,6 +441,10 @@ class Run:
             with timer.part("decode"):
                 self._step(outcome.aggregate)
                 warning = self.operators.warning
+        elif self.told is not None:
+            self.told.skip()
+        if self.told is not None:
+            self.told.seen(number, pulled.due.uploaders)
         self.next_round = number + 1
         self._releases.add(pulled.due.uploaders)
         record = round_record(codec, pulled, outcome, failure, self.values)
@@ -474,6 +491,7 @@ class Run:
                 "optimizer": self.optimizer.state(),
                 "operators": self.operators.state(),
                 **({} if self.average is None else {"average": dict(self.average)}),
+                **({} if self.told is None else {"told": self.told.state()}),
             },
         )
 
@@ -490,6 +508,9 @@ class Run:
         self.operators.restore(checkpoint.arrays.get("operators", {}))
         self.average = dict(checkpoint.arrays["average"]) if "average" in checkpoint.arrays else None
         self.next_round = checkpoint.next_round
+        if self.told is not None:
+            rounds = map(self._uploaders, range(self.next_round))
+            self.told = ToldSums.restored(checkpoint.arrays["told"], self.told.model, rounds)
         # The clients of the rounds so far follow from the seed, and matter to noise alone.
         counted = self.next_round if self.configuration.privacy.is_on else 0
         self._releases = ReleaseCount(self.cohorts, len(self.pieces.data.sizes), counted)
@@ -501,6 +522,15 @@ class Run:
         return held.checkpoint
 
     # --- Private --------------------------------------------------------------------------------------------------
+
+    @property
+    def _whole(self) -> WholeUpdates:
+        """The codecs of a scheme whose sums are told."""
+        return cast("WholeUpdates", self.operators)
+
+    def _uploaders(self, number: int) -> tuple[int, ...]:
+        clients = self.sample(number)[: self.configuration.clients_per_round]
+        return self.cohorts.uploaders(clients, self.cohorts.lost(clients, number))
 
     def _pull(self, number: int, codec: ModelUpdate, timer: Timer) -> tuple[Pulled, Iterator[Upload]]:
         """Return what a round's sum is about, and the uploads of its clients."""
@@ -517,6 +547,7 @@ class Run:
             releases=self._releases.most_with(uploaders),
         )
         pulled = Pulled(due, self.configuration.compression, timer)
+        pulled.model_bytes = 4 * self.values if self.told is None else self.told.model_bytes(clients)
         work = [self.assignment(client, number) for client in uploaders]
         attack = Attack.of(self.configuration.attack, work, self.pieces.data)
         with timer.part("attack"):
@@ -533,9 +564,14 @@ class Run:
     def _step(self, aggregate: Aggregate) -> None:
         mean = self.operators.decode(aggregate)
         before, settings = self.parameters, self.configuration.server
-        self.parameters = self.optimizer.step(before, mean)
         rate = falling_rate(settings.falling, self.next_round + 1, self.configuration.rounds)
-        if rate < 1:
+        if self.told is not None:
+            sums, rotation, gains = self._whole.signs(aggregate)
+            moved = self.told.tell(self.next_round, sums, rotation, gains.times(settings.rate * rate))
+            self.parameters = self._whole.parted(moved)
+        else:
+            self.parameters = self.optimizer.step(before, mean)
+        if rate < 1 and self.told is None:
             step = np.float32(rate)
             self.parameters = {
                 name: np.asarray(old + step * (self.parameters[name] - old), dtype=np.float32)

@@ -103,6 +103,15 @@ class Optimizer(StrEnum):
     FEDAVGM = "fedavgm"
 
 
+class Down(StrEnum):
+    """What clients receive to have the model."""
+
+    MODEL = "model"
+    """All of its values, as float32."""
+    SUMS = "sums"
+    """The decoded sums since they last had it, or its values in steps of 8 bits."""
+
+
 class AttackKind(StrEnum):
     """Updates that dishonest clients send in place of their own."""
 
@@ -217,6 +226,7 @@ class CompressionSettings:
     vector_bits: Annotated[int, Range(0, 16)] = 0
     """Bits of biases and norms under ``stat`` and ``prior``, quantized in a ring that no cohort leaves; 0 sends them in
     fixed point of 32 bits, which may be half of a well compressed update."""
+    down: Down = Down.MODEL
 
     @property
     def told(self) -> Lengths:
@@ -331,6 +341,7 @@ _BELONGING: Final[tuple[tuple[str, tuple[Scheme, ...]], ...]] = (
     ("refresh", (*_BY_TENSOR, *NOISY_SCHEMES)),
     ("fraction_bits", (Scheme.NONE, *_BY_TENSOR, Scheme.ROTATED)),
     ("layers", _BY_TENSOR),
+    ("down", (Scheme.PEAK,)),
 )
 """Settings that only some schemes read; others have a check of their own."""
 _USUAL: Final = CompressionSettings()

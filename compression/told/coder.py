@@ -1,0 +1,232 @@
+"""Sums of codes as few bits: what a server tells the clients that hold the model which a decoded sum changes.
+
+Integers around zero, such as the signs of a peak code that N clients added up, are nearly a difference of two Poisson
+counts: a Skellam variable, which one number describes, its variance V. For a sum of peaks that is N / d. The sender
+measures V, tells it in two bytes, and codes the values by interleaved range coders of asymmetric numerals [Dud13]. No
+table is sent: both ends make it from V by integer arithmetic alone, so that it is the same on every machine, and so is
+every byte. Values beyond the table follow it in four bytes each, and low bits of values that spread far are not coded.
+
+The encoding of a list of values is unique. ``decode_sums`` refuses any other, and nothing in it can make a decoder
+reserve more memory than the number of values that it expects.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from secagg.crypto.ring import Ring
+from secagg.errors import MalformedMessage, Misuse, Reason
+from secagg.parameters import require_integer
+
+Sums = npt.NDArray[np.int32]
+MOST_VALUES: Final = 1 << 32
+GREATEST: Final = 1 << 24
+"""The greatest magnitude of a value: up to here sums are float32."""
+_LEVEL: Final = struct.Struct(">H")
+LEVELS: Final = 8 * 59 + 1
+_FINEST: Final = 14
+"""Variances are (8 + k % 8) 2^(k // 8) in units of 2^-14."""
+_WIDEST: Final = 8
+"""Variances above 2^8 are those of values without so many low bits that they are below."""
+_TOTAL_BITS: Final = 16
+_TOTAL: Final = 1 << _TOTAL_BITS
+_TOP: Final = 512
+"""Where the table's recurrence begins: 32 standard deviations of the widest."""
+_LEAST: Final = 1 << 16
+"""A state is from here up to 2^32 between two values."""
+_VALUES_OF_A_LANE: Final = 2048
+_MOST_LANES: Final = 4096
+_PIECE: Final = 1 << 14
+"""Number of values whose squares add up in 64 bits."""
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Frequencies of 2^16 for the values -greatest..greatest, and for one beyond them."""
+
+    low_bits: int
+    greatest: int
+    frequencies: npt.NDArray[np.uint32]
+    starts: npt.NDArray[np.uint32]
+
+    @property
+    def beyond(self) -> int:
+        """The symbol of a value that follows the table."""
+        return 2 * self.greatest + 1
+
+
+def encode_sums(sums: npt.NDArray[Any]) -> bytes:
+    """Return the encoding of integers, whose number the receiver knows.
+
+    Raises:
+        Misuse: they are not a vector of integers, or one is above 2^24 in magnitude.
+    """
+    given: Any = sums
+    if type(given) is not np.ndarray or given.dtype.kind != "i" or given.ndim != 1:
+        raise Misuse("sums are a vector of signed integers")
+    if len(given) and max(int(given.max()), -int(given.min())) > GREATEST:
+        raise Misuse("a sum is 2^24 at most in magnitude")
+    values: Sums = given.astype(np.int32, copy=False)
+    level = level_of(values)
+    table, lanes = table_of(level), _lanes(len(values))
+    high, low = _parted(values, table.low_bits)
+    symbols = np.full(-(-len(values) // lanes) * lanes, table.greatest, np.uint16)
+    np.copyto(symbols[: len(values)], np.clip(high, -table.greatest - 1, table.greatest + 1) + table.greatest, "unsafe")
+    outside = np.abs(high) > table.greatest
+    symbols[: len(values)][outside] = table.beyond
+    states, words = pushed(symbols.reshape(-1, lanes), table)
+    escaped = high[outside].astype(">i4").tobytes()
+    return _LEVEL.pack(level) + low + states.astype(">u4").tobytes() + words.astype(">u2").tobytes() + escaped
+
+
+def decode_sums(data: bytes, count: int) -> Sums:
+    """Return the integers that ``encode_sums`` was given.
+
+    Raises:
+        MalformedMessage: the bytes are not what it would have written for so many values.
+    """
+    require_integer("count", count, 0, MOST_VALUES)
+    lanes = _lanes(count)
+    if len(data) < _LEVEL.size + 4 * lanes:
+        raise MalformedMessage("coded sums end before their coders' states", reason=Reason.TRUNCATED)
+    if len(data) > longest(count):
+        raise MalformedMessage(f"{count} sums take {longest(count)} bytes at most", reason=Reason.TRAILING_BYTES)
+    (level,) = _LEVEL.unpack_from(data)
+    if level >= LEVELS:
+        raise MalformedMessage(f"the variance of coded sums is a level below {LEVELS}", reason=Reason.NOT_CANONICAL)
+    table = table_of(level)
+    first = _LEVEL.size + (count * table.low_bits + 7) // 8
+    symbols, end = _pulled(data, first, (-(-count // lanes), lanes), table)
+    high = symbols[:count].astype(np.int64)
+    high -= table.greatest
+    outside, rest = np.flatnonzero(symbols[:count] == table.beyond), data[end:]
+    if np.any(symbols[count:] != table.greatest) or len(rest) != 4 * outside.size:
+        raise _other()
+    high[outside] = escaped = np.frombuffer(rest.ljust(4, b"\0"), ">i4")[: outside.size].astype(np.int64)
+    if np.any(np.abs(escaped) <= table.greatest):
+        raise _other()
+    high <<= table.low_bits
+    if table.low_bits:
+        high += Ring(table.low_bits).unpack(data[_LEVEL.size : first], count).astype(np.int64)
+    if int(np.abs(high).max(initial=0)) > GREATEST or level_of(values := high.astype(np.int32)) != level:
+        raise _other()
+    return values
+
+
+def longest(count: int) -> int:
+    """Return the greatest length of the encoding of so many values, whatever they are."""
+    lanes = _lanes(count)
+    padded = -(-count // lanes) * lanes
+    # A word for each symbol, four bytes for each value beyond the table, and 20 low bits.
+    return _LEVEL.size + 4 * lanes + 2 * padded + 7 * count
+
+
+# --- The model --------------------------------------------------------------------------------------------------------
+
+
+def level_of(values: Sums) -> int:
+    """Return the least level whose variance is that of the values or more."""
+    squares = 0
+    for first in range(0, len(values), _PIECE):
+        piece = values[first : first + _PIECE].astype(np.int64)
+        squares += int(piece @ piece)
+    wanted = max(8, -(-(squares << _FINEST) // max(1, len(values))))
+    shift = max(0, (wanted - 1).bit_length() - 4)
+    return 8 * (shift - 1) - (-wanted >> shift)
+
+
+@lru_cache(maxsize=64)
+def table_of(level: int) -> Table:
+    """Return the table of a level: scaled Bessel functions by their recurrence downwards, in whole numbers."""
+    mantissa, power = 8 + level % 8, level // 8 - _FINEST
+    low_bits = max(0, (power + 4 - _WIDEST) // 2)
+    power -= 2 * low_bits
+    above, below = mantissa << max(0, power), 1 << max(0, -power)
+    # I(v - 1) = I(v + 1) + 2 v / V I(v), from where it vanishes.
+    weights = [0, 1 << 64]
+    for place in range(_TOP, 0, -1):
+        weights.append(weights[-2] + 2 * place * weights[-1] * below // above)
+    weights.reverse()
+    total = 2 * sum(weights) - weights[0]
+    half = [weight * (_TOTAL - 1) // total for weight in weights]
+    greatest = max(place for place, some in enumerate(half) if some)
+    counted = np.array([*half[greatest:0:-1], *half[: greatest + 1], 0], np.uint32)
+    counted[-1] = _TOTAL - int(counted.sum())
+    starts = np.cumsum(counted, dtype=np.uint32) - counted
+    return Table(low_bits, greatest, counted, starts)
+
+
+# --- The coders -------------------------------------------------------------------------------------------------------
+
+
+def _lanes(count: int) -> int:
+    """Return the number of coders, which take turns; each costs two bytes."""
+    return max(1, min(_MOST_LANES, count // _VALUES_OF_A_LANE))
+
+
+def pushed(symbols: npt.NDArray[np.uint16], table: Table) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.uint16]]:
+    """Code rows of symbols, the last first, and return the states and the words in the order of reading."""
+    states = np.full(symbols.shape[1], _LEAST, np.uint32)
+    words = list[npt.NDArray[np.uint16]]()
+    for row in symbols[::-1]:
+        frequency = table.frequencies[row]
+        full = (states >> _TOTAL_BITS) >= frequency
+        over = states[full]
+        if over.size:
+            words.append(over.astype(np.uint16))
+            states[full] = over >> 16
+        quotient = states // frequency
+        states += quotient * (_TOTAL - frequency)
+        states += table.starts[row]
+    return states, np.concatenate(words[::-1]) if words else np.empty(0, np.uint16)
+
+
+def _pulled(data: bytes, first: int, shape: tuple[int, int], table: Table) -> tuple[npt.NDArray[np.uint16], int]:
+    """Decode rows of symbols, and return them with the place where the words end."""
+    rows, lanes = shape
+    begin = first + 4 * lanes
+    if len(data) < begin:
+        raise MalformedMessage("coded sums end before their coders' states", reason=Reason.TRUNCATED)
+    states = np.frombuffer(data[first:begin], ">u4").astype(np.uint32)
+    words = np.frombuffer(data[begin : begin + (len(data) - begin) // 2 * 2], ">u2").astype(np.uint32)
+    slots = np.repeat(np.arange(len(table.frequencies), dtype=np.uint16), table.frequencies.astype(np.int64))
+    symbols, taken = np.empty((rows, lanes), np.uint16), 0
+    if np.any(states < _LEAST):
+        raise _other()
+    for row in symbols:
+        slot = states & (_TOTAL - 1)
+        slots.take(slot, out=row)
+        slot -= table.starts[row]
+        states >>= _TOTAL_BITS
+        states *= table.frequencies[row]
+        states += slot
+        empty = np.flatnonzero(states < _LEAST)
+        if empty.size:
+            read = words[taken : taken + empty.size]
+            if read.size < empty.size:
+                raise MalformedMessage("coded sums end before their last value", reason=Reason.TRUNCATED)
+            states[empty] = (states[empty] << 16) | read
+            taken += empty.size
+    # From any other state the values would have been coded to other bytes.
+    if np.any(states != _LEAST):
+        raise _other()
+    return symbols.reshape(-1), begin + 2 * taken
+
+
+def _parted(values: Sums, low_bits: int) -> tuple[Sums, bytes]:
+    """Return the values without their low bits, rounded down, and those bits."""
+    if not low_bits:
+        return values, b""
+    ring = Ring(low_bits)
+    low = (values & ((1 << low_bits) - 1)).astype(ring.word)
+    return values >> low_bits, bytes(ring.pack(low))
+
+
+def _other() -> MalformedMessage:
+    return MalformedMessage("coded sums are not as their encoder writes them", reason=Reason.NOT_CANONICAL)

@@ -1,0 +1,145 @@
+"""Told sums in a run: clients that follow the messages alone hold the server's model, and bytes are those messages'."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from secagg.compression.told import HeldModel
+from secagg.errors import InvalidParameters
+from secagg.training.codec import WholeUpdates
+from secagg.training.records import read_records, summarise
+from secagg.training.runs.driver import train
+from secagg.training.runs.rounds import Pieces, Run, ServerOptimizer
+from secagg.training.settings.configuration import Configuration
+from secagg.training.sums.told_sums import ToldSums
+
+Make = Callable[..., Configuration]
+Pieced = Callable[[Configuration], Pieces]
+SUMS = ("compression.scheme=peak", "secagg.protocol=enclave", "compression.down=sums", "compression.refresh=2")
+
+
+def messages(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
+    """Keep what every run tells."""
+    told, kept = HeldModel.told, list[bytes]()
+
+    def listened(model: HeldModel, *given: Any) -> tuple[HeldModel, bytes]:
+        after, message = told(model, *given)
+        kept.append(message)
+        return after, message
+
+    monkeypatch.setattr(HeldModel, "told", listened)
+    return kept
+
+
+@pytest.mark.parametrize("lengths", ["own", "median", "fixed"])
+@pytest.mark.parametrize("changes", [(), ("server.falling=0.5", "server.rate=0.7"), ("server.averaged=3",)])
+def test_a_client_that_follows_the_messages_has_the_servers_model(
+    toy_run: Make, toy_pieces: Pieced, monkeypatch: pytest.MonkeyPatch, lengths: str, changes: tuple[str, ...]
+) -> None:
+    kept = messages(monkeypatch)
+    configuration = toy_run(*SUMS, f"compression.lengths={lengths}", *changes)
+    run = Run(configuration, toy_pieces(configuration))
+    assert isinstance(run.operators, WholeUpdates)
+    client = run.operators.held(run.parameters)
+    for _ in range(configuration.rounds):
+        before = {name: value.copy() for name, value in run.parameters.items()}
+        run.advance()
+        client = client.after(kept[-1])
+        mine = run.operators.parted(client.values)
+        assert all(np.array_equal(mine[name], value) for name, value in run.parameters.items())
+        assert any(not np.array_equal(before[name], value) for name, value in run.parameters.items())
+    assert len(kept) == configuration.rounds
+
+
+def test_the_model_moves_as_it_does_without_told_sums(toy_run: Make, toy_pieces: Pieced) -> None:
+    """But for the rounding to steps."""
+    runs = []
+    for down in ("model", "sums"):
+        configuration = toy_run(*SUMS, f"compression.down={down}", "server.rate=0.5")
+        runs.append(Run(configuration, toy_pieces(configuration)))
+    plain, told = runs
+    assert isinstance(told.operators, WholeUpdates)
+    held = told.operators.held(plain.parameters)
+    plain.parameters = told.operators.parted(held.values)
+    for run in runs:
+        run.advance()
+    step = float(held.steps.max())
+    for name, value in plain.parameters.items():
+        assert np.abs(told.parameters[name] - value).max() <= 1.2 * step
+
+
+def test_bytes_are_those_of_the_shortest_way_to_the_model(
+    toy_run: Make, toy_pieces: Pieced, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = messages(monkeypatch)
+    configuration = toy_run(*SUMS, "rounds=6", "clients_per_round=4")
+    run = Run(configuration, toy_pieces(configuration))
+    assert run.told is not None
+    last = dict[int, int]()
+    for number in range(configuration.rounds):
+        whole = len(run.told.model.encode()) + 4 * len(run.told.model.sizes)
+        clients = run.sample(number)[:4]
+        due = [min(whole, sum(map(len, kept[last[client] :]))) if client in last else whole for client in clients]
+        assert run.told.model_bytes(clients) == sum(due) / 4
+        record = run.advance()
+        assert record.model_bytes >= sum(due) / 4
+        assert record.wire_down >= record.model_bytes
+        last |= dict.fromkeys(clients, number)
+
+
+def test_a_resumed_run_equals_a_straight_one_and_counts_the_same_bytes(
+    tmp_path: Path, toy_run: Make, toy_pieces: Pieced
+) -> None:
+    longer = toy_run(*SUMS, "dropouts.rate=0.3", "clients_per_round=8")
+    train(longer, tmp_path / "straight", pieces=toy_pieces(longer))
+    shorter = toy_run(*SUMS, "dropouts.rate=0.3", "clients_per_round=8", "rounds=2")
+    train(shorter, tmp_path / "cut", pieces=toy_pieces(shorter))
+    train(longer, tmp_path / "cut", resume=True, pieces=toy_pieces(longer))
+    straight, cut = (read_records(tmp_path / name) for name in ("straight", "cut"))
+    assert [record.model_bytes for record in straight] == [record.model_bytes for record in cut]
+    models = [np.load(tmp_path / name / "model.npz") for name in ("straight", "cut")]
+    assert all(np.array_equal(models[0][name], models[1][name]) for name in models[0].files)
+
+
+def test_a_round_that_released_nothing_costs_nothing_down() -> None:
+    model = HeldModel.rounded(np.ones(2000, np.float32), seed=bytes(32), name="u", sizes=(2000,), round_number=0)
+    told = ToldSums(model)
+    told.seen(0, [1])
+    told.skip()
+    assert told.model_bytes([1]) == 0
+    assert told.model_bytes([1, 2]) == (len(model.encode()) + 4) / 2
+
+
+def test_wire_down_is_of_rounds_with_a_real_protocol(tmp_path: Path, toy_run: Make, toy_pieces: Pieced) -> None:
+    """Payload, wire up and wire down mean one thing: a payload alone, and real messages of all exchanges each way."""
+    configuration = toy_run(*SUMS, "secagg.mode=real", "secagg.every=2")
+    train(configuration, tmp_path, pieces=toy_pieces(configuration))
+    records = read_records(tmp_path)
+    real = [record for record in records if record.is_real]
+    assert len(real) == 2
+    summary = summarise(records, parameters=real[0].parameters)
+    assert summary["wire up"] == sum(record.wire_up for record in real) / 2
+    assert summary["wire down"] == sum(record.wire_down for record in real) / 2
+    for record in real:
+        assert record.wire_up > record.payload_bytes
+        assert record.wire_down > record.model_bytes
+    ideal = [record for record in records if not record.is_real]
+    assert all(record.wire_down == record.model_bytes for record in ideal)
+
+
+def test_other_schemes_and_optimizers_are_refused(toy_run: Make, toy_pieces: Pieced) -> None:
+    with pytest.raises(InvalidParameters, match=r"compression\.down"):
+        toy_run("compression.down=sums")
+    configuration = toy_run(*SUMS)
+    own = toy_pieces(configuration)
+    with pytest.raises(InvalidParameters, match="optimizer"):
+        Run(configuration, Pieces(**{**_fields(own), "optimizer": lambda: ServerOptimizer(configuration.server)}))
+
+
+def _fields(pieces: Pieces) -> dict[str, Any]:
+    return {name: getattr(pieces, name) for name in Pieces.__slots__}
