@@ -31,7 +31,7 @@ from secagg.compression.public_stream import PublicStream
 from secagg.compression.random_pruning import RandomPruning
 from secagg.compression.rotation import RandomRotation
 from secagg.conformance.sums import summed_aggregate
-from secagg.contract import Aggregate, IndexedDecoder, LinearDecoder, Payload, ideal_aggregate, public_parameters_digest
+from secagg.contract import Aggregate, LinearDecoder, Payload, ideal_aggregate, public_parameters_digest
 from secagg.contract.codewords import CodewordTable, Tables, require_summed, summed_layout
 from secagg.contract.layout import IndexSegment, Layout, RingSegment
 from secagg.crypto.entropy import Coins
@@ -184,15 +184,6 @@ def test_one_client_more_than_the_rings_were_made_for_is_refused() -> None:
                 decoder.decode_summed(aggregate)
         else:
             assert not decoder.decode_summed(aggregate).any()
-
-
-def test_a_weight_over_the_capacity_is_refused_however_wide_the_rings_are() -> None:
-    decoder = quantizer()
-    over = decoder.capacity + 1
-    for weight, largest in ((over, over), (over, 2 * over)):
-        summed = summed_aggregate(all_of(decoder, 1, weight), decoder.tables, largest)
-        with pytest.raises(CapacityExceeded, match="exceeds the capacity"):
-            decoder.decode_summed(summed)
 
 
 def test_histograms_and_sums_are_not_taken_for_each_other() -> None:
@@ -373,13 +364,6 @@ def test_sums_in_rings_for_fewer_clients_are_refused() -> None:
             continue
         with pytest.raises(largest, match="make the summed layout for the largest total weight"):
             MODEL.decode_summed(aggregate)
-
-
-def test_it_signs_the_contract_of_an_indexed_decoder() -> None:
-    model: IndexedDecoder[Update] = MODEL
-    tensor: IndexedDecoder[npt.NDArray[np.floating[Any]]] = quantizer()
-    assert len(model.tables) == 2
-    assert len(tensor.tables) == 1
 
 
 # --- Schemes of others, and schemes around them -----------------------------------------------------------------------

@@ -14,7 +14,7 @@ from secagg.compression.dithered_quantization import DitheredQuantization, calib
 from secagg.conformance import Candidate, Law, cases
 from secagg.contract import Aggregate, ideal_aggregate
 from secagg.contract.rounding import rounded_payload, unbiased_aggregate
-from secagg.errors import CapacityExceeded, InvalidParameters, Misuse
+from secagg.errors import InvalidParameters, Misuse
 from secagg.simulation.insecure_coins import InsecureSeededCoins
 
 COINS = InsecureSeededCoins(b"encoding draws none of them")
@@ -153,10 +153,3 @@ def test_a_scale_comes_from_the_largest_value_of_a_sample() -> None:
     for spoilt in (np.zeros(2), np.array([np.nan]), np.array([np.inf])):
         with pytest.raises(InvalidParameters, match="another sample"):
             calibrate(spoilt, bits=3, modulus_bits=8)
-
-
-def test_one_more_than_the_capacity_is_refused() -> None:
-    decoder = scheme()
-    payload = decoder.encode(np.zeros(3), COINS)
-    with pytest.raises(CapacityExceeded):
-        decoder.decode(ideal_aggregate(decoder.layout, [payload], [decoder.capacity + 1]))

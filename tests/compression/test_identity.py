@@ -65,11 +65,6 @@ def test_a_vector_of_floats_is_sent_to_the_scheme_that_rounds() -> None:
         scheme().encode(floats, COINS)
 
 
-@pytest.mark.parametrize(("bound", "modulus_bits", "capacity"), [(1, 8, 127), (127, 8, 1), (100, 16, 327)])
-def test_the_capacity_is_the_greatest_weight_that_cannot_wrap(bound: int, modulus_bits: int, capacity: int) -> None:
-    assert scheme(bound=bound, modulus_bits=modulus_bits).capacity == capacity
-
-
 @pytest.mark.parametrize(
     "bad",
     [{"bound": 0}, {"bound": -1}, {"bound": 2**15}, {"bound": 1.0}, {"bound": True}, {"modulus_bits": 1}],

@@ -1,7 +1,6 @@
 """A whole model as one update: the kit, segments put together, and everything that is refused, by name."""
 
 from collections.abc import Callable, Mapping
-from math import prod
 from typing import Any
 
 import numpy as np
@@ -166,11 +165,6 @@ def test_a_model_keeps_the_law(candidate: Candidate, law: Law) -> None:
     law.check(candidate)
 
 
-def test_it_signs_the_contract_of_a_linear_decoder() -> None:
-    signed: LinearDecoder[dict[str, Tensor]] = model()
-    assert signed.capacity == 16
-
-
 # --- Segments put together --------------------------------------------------------------------------------------------
 
 
@@ -214,13 +208,6 @@ def test_the_order_of_an_updates_tensors_does_not_matter() -> None:
     backwards = dict(reversed(update.items()))
     one, other = (model().encode(given, InsecureSeededCoins(b"coins")) for given in (update, backwards))
     assert one.encode() == other.encode()
-
-
-def test_the_mean_divides_by_the_weight_and_not_by_the_clients() -> None:
-    decoder = model()
-    total = aggregate(decoder, update_of(0.5), update_of(0.25), weights=[3, 1])
-    assert decoder.mean(total)["conv.bias"].tolist() == [0.4375, 0.4375]
-    assert decoder.decode(total)["conv.bias"].tolist() == [1.75, 1.75]
 
 
 def test_a_tensor_without_dimensions_may_be_a_numpy_scalar_and_comes_back_as_an_array() -> None:
@@ -285,11 +272,6 @@ def test_a_tensor_of_the_wrong_kind_is_refused_by_name(name: str, spoil: Callabl
         model().encode({**update_of(), name: spoil(update_of()[name])}, COINS)
 
 
-def test_tensors_of_one_size_and_another_shape_are_not_reshaped() -> None:
-    with pytest.raises(Misuse, match=r"tensor 'fc.weight': expected an array of shape \(3, 4\); got \(4, 3\)"):
-        model().encode({**update_of(), "fc.weight": np.zeros((4, 3))}, COINS)
-
-
 def test_missing_and_unknown_tensors_are_listed() -> None:
     update = update_of()
     del update["fc.weight"], update["temperature"]
@@ -299,19 +281,6 @@ def test_missing_and_unknown_tensors_are_listed() -> None:
         model().encode({**update_of(), "extra": np.zeros(1), "more": np.zeros(1)}, COINS)
     with pytest.raises(Misuse, match="'a1', 'a2', 'a3', 'a4' and 96 more"):
         model().encode({**update_of(), **{f"a{number}": np.zeros(1) for number in range(1, 101)}}, COINS)
-
-
-@pytest.mark.parametrize("bad", [None, [np.zeros(2)], np.zeros(3), "conv.weight"], ids=repr)
-def test_what_is_not_a_mapping_is_refused(bad: Any) -> None:
-    with pytest.raises(Misuse, match="mapping"):
-        model().encode(bad, COINS)
-
-
-def test_a_fortran_ordered_tensor_is_encoded_as_its_copy() -> None:
-    update = {name: np.arange(prod(shape)).reshape(shape) / 16 for name, (shape, _) in schemes().items()}
-    transposed = {name: tensor.T.copy().T for name, tensor in update.items()}
-    one, other = (model().encode(given, InsecureSeededCoins(b"coins")) for given in (update, transposed))
-    assert one.encode() == other.encode()
 
 
 # --- Versions that do not mix -----------------------------------------------------------------------------------------

@@ -52,8 +52,8 @@ from secagg.wire import MessageKind, Writer
 
 SEED = bytes(range(32))
 COINS = InsecureSeededCoins(b"for rounding")
-STEP = 2.0**-5
-CORNERS = np.array([[0.0, 0.0], [1.0, 1.0], [-1.0, 1.0], [0.5, -0.5]])
+
+
 Tensor = npt.NDArray[Any]
 SHAPES = {"conv.weight": (8, 4, 3, 3), "conv.bias": (8,), "norm.weight": (8,), "fc.weight": (2, 8), "fc.bias": (2,)}
 PLAIN = Plain(clip=1.0, fraction_bits=16)
@@ -515,11 +515,6 @@ def test_schemes_that_stand_too_deep_are_not_written_either() -> None:
     scheme = RandomPruning(stream=place("a", (4,)), sparsity="0", inner=scheme)
     with pytest.raises(InvalidParameters, match=r"^tensor 'a': more than 8"):
         encode_parameters(model({"a": ((4,), scheme)}))
-
-
-def test_another_kind_of_message_is_no_broadcast() -> None:
-    with pytest.raises(UnexpectedMessage):
-        decode_parameters(plan(PLAIN).parameters().layout.encode())
 
 
 # --- Bytes ------------------------------------------------------------------------------------------------------------

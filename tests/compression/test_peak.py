@@ -24,9 +24,8 @@ from secagg.compression.peak import (
 )
 from secagg.compression.public_stream import PublicStream
 from secagg.conformance import Candidate, Law, cases, slack
-from secagg.contract import Aggregate, ideal_aggregate
-from secagg.contract.codewords import summed_layout
-from secagg.errors import InvalidParameters, Misuse
+from secagg.contract import ideal_aggregate
+from secagg.errors import InvalidParameters
 from secagg.privacy.sensitivity import Adjacency, of_decoded_sum
 from secagg.simulation.insecure_coins import InsecureSeededCoins
 
@@ -292,17 +291,6 @@ def test_the_most_places_are_encoded_and_counted() -> None:
 def test_parameters_out_of_range_are_refused(changes: dict[str, Any], match: str) -> None:
     with pytest.raises(InvalidParameters, match=match):
         code(**changes)
-
-
-def test_sums_of_another_layout_are_refused() -> None:
-    made, other = code(), code(seed=bytes(32))
-    total = ideal_aggregate(other.layout, [other.encode(normal(19)[0], COINS)])
-    with pytest.raises(Misuse, match="another layout"):
-        made.decode(total)
-    layout = summed_layout(other.layout, other.tables, 3)
-    (segment,) = layout.require_rings()
-    with pytest.raises(Misuse, match="not that of sums"):
-        made.decode_summed(Aggregate(layout, (segment.ring.zeros(segment.length),), 1, 1))
 
 
 def test_an_update_of_almost_infinite_length_votes_for_the_greatest() -> None:

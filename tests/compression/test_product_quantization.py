@@ -14,7 +14,7 @@ from hypothesis.extra.numpy import arrays
 
 from secagg.compression.product_quantization import Codebook, ProductQuantization, calibrate
 from secagg.conformance import Candidate, Law, cases
-from secagg.contract import Aggregate, IndexSegment, Layout, ideal_aggregate, public_parameters_digest
+from secagg.contract import Aggregate, IndexSegment, ideal_aggregate, public_parameters_digest
 from secagg.errors import InvalidParameters, Misuse
 from secagg.simulation.insecure_coins import InsecureSeededCoins
 
@@ -201,16 +201,6 @@ def test_the_version_is_the_digest_of_shape_and_codebooks() -> None:
     encoded = numbers + CORNERS.encode() + FINE.encode()
     version = public_parameters_digest("product_quantization", encoded)
     assert scheme((3, 4), CORNERS, FINE).layout.version == version
-
-
-def test_an_aggregate_of_another_layout_is_not_decoded() -> None:
-    for layout in (Layout(scheme().layout.segments), scheme((4, 4), CORNERS, FINE).layout):
-        histograms: list[npt.NDArray[np.uint64]] = []
-        for segment in layout.segments:
-            assert isinstance(segment, IndexSegment)
-            histograms.append(np.eye(1, segment.codewords, dtype=np.uint64).repeat(segment.blocks, axis=0))
-        with pytest.raises(Misuse):
-            scheme().decode(Aggregate(layout, tuple(histograms), 1, 1))
 
 
 # --- Calibration ------------------------------------------------------------------------------------------------------

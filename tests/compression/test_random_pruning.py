@@ -186,12 +186,6 @@ def test_masks_of_other_streams_differ() -> None:
     assert not [1 for one, other in combinations(masks, 2) if one == other]
 
 
-def test_a_mask_cannot_be_written_to() -> None:
-    for sparsity in ("0", "0.6"):
-        with pytest.raises(ValueError, match="read-only"):
-            pruning_mask(stream(), sparsity)[0, 0] = True
-
-
 # --- Counts -----------------------------------------------------------------------------------------------------------
 
 

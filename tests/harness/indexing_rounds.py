@@ -43,6 +43,21 @@ MIXED_LAYOUT: Final = Layout((RingSegment(20, 6), IndexSegment(8, 5), RingSegmen
 """Rings around the indices; at most cohorts the second codebook has a tree, and the first has none."""
 
 
+def indexing_configuration(**changes: Any) -> IndexingConfiguration:
+    """Return a configuration of keys that nobody has, for tests in which nothing is signed."""
+    usual: dict[str, Any] = {
+        "task": b"a task",
+        "suite": Suite.CLASSIC,
+        "authority": b"a" * 32,
+        "server_keys": (b"0" * 32, b"1" * 32),
+        "minimum_cohort": 2,
+        "maximum_cohort": 4,
+        "maximum_rejections": 0,
+        "expiry": 1 << 31,
+    }
+    return IndexingConfiguration(**{**usual, **changes})
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IndexingSetup:
     """What a round and its clients are like."""

@@ -7,8 +7,15 @@ import pytest
 from secagg.conformance.sessions import LAWS, check_law
 from tests.harness.session_worlds import SETTINGS, candidate_of
 
+COSTLY = {"altered_answer", "altered_message", "refused_then_true", "silence"}
+"""Laws that take many sessions; of pairwise masks, a full graph shows them as a sparse one does."""
+CASES = [
+    pytest.param(name, law, marks=pytest.mark.long if law in COSTLY and name.endswith("sparse") else ())
+    for name in SETTINGS
+    for law in LAWS
+]
 
-@pytest.mark.parametrize("law", LAWS)
-@pytest.mark.parametrize("name", SETTINGS)
+
+@pytest.mark.parametrize(("name", "law"), CASES)
 def test_a_protocol_keeps_a_law(name: str, law: str) -> None:
     check_law(law, candidate_of(name))

@@ -9,7 +9,7 @@ import pytest
 
 from secagg.conformance.sessions.rehearsal import Rehearsal
 from secagg.contract import Aggregate, Layout, RingSegment
-from secagg.errors import NOBODY, Misuse, PeerError, PeerMisbehaved, Reason, ThresholdNotMet, UnexpectedMessage
+from secagg.errors import Misuse, PeerError, PeerMisbehaved, Reason, ThresholdNotMet, UnexpectedMessage
 from secagg.identifiers import ClientId, ServerId
 from secagg.session.roles import Released, Stage, Turnout
 from secagg.session.stages import Checked, StagedServerSession
@@ -84,25 +84,6 @@ def refused(session: ThreeStages, client: ClientId, message: bytes) -> PeerError
     return caught.value
 
 
-def test_three_stages_carry_a_session_to_its_sum() -> None:
-    session, kept = ThreeStages(), list[bytes]()
-    for stage, present in zip(STAGES, ((ALICE, BOB, CAROL), (ALICE, BOB, CAROL), (ALICE, BOB)), strict=True):
-        assert session.stage == stage
-        for client in present:
-            kept.append(said(session, client))
-            session.receive(client, kept[-1])
-            session.receive(client, kept[-1])
-        assert session.awaited == INVITED - set(present)
-        session.close_stage()
-        session.receive(ALICE, kept[0])
-    assert session.words == ["yes"] * 8
-    assert refused(session, CAROL, b"late").culprits is NOBODY
-    assert session.release().counted == {ALICE, BOB}
-    assert session.is_wiped
-    with pytest.raises(Misuse):
-        session.release()
-
-
 def test_a_lie_puts_its_signer_out_and_nothing_unverified_does() -> None:
     session = ThreeStages()
     answer = said(session, ALICE)
@@ -168,18 +149,6 @@ def test_a_protocol_says_what_is_likely_enough_and_what_a_stage_needs() -> None:
         session.close_stage()
     assert caught.value.needed == 9
     assert session.is_wiped
-
-
-def test_names_that_were_not_invited_leave_no_trace() -> None:
-    session = ThreeStages()
-    for number in range(50):
-        session.drop(ClientId(1000 + number))
-        assert refused(session, EVE, b"anything").reason is Reason.NOT_ELIGIBLE
-    assert (session.awaited, session.faults, session.turnout) == (INVITED, (), Turnout.TOO_FEW)
-    with pytest.raises(ThresholdNotMet):
-        session.close_stage()
-    with pytest.raises(UnexpectedMessage):
-        session.receive(ALICE, b"late")
 
 
 @pytest.mark.parametrize("name", ["enclave", "two servers", "one message", "pairwise, active, full"])

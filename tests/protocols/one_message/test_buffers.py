@@ -204,12 +204,6 @@ def test_an_upload_beyond_the_bound_is_refused() -> None:
     assert session.release().counted == frozenset(map(ClientId, range(2, 6)))
 
 
-def test_the_oldest_and_the_newest_model_are_taken() -> None:
-    session = World().open()
-    assert session.invitation_for(subject_of(NEWEST)) == session.invitation
-    assert session.invitation_for(subject_of(7)) != session.invitation
-
-
 def test_an_age_with_too_few_uploads_is_never_asked_for() -> None:
     world = World()
     session, asked = world.open(), list[bytes]()

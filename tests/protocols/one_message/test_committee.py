@@ -20,7 +20,6 @@ from secagg.crypto.entropy import SystemCoins
 from secagg.crypto.labels import Label
 from secagg.crypto.secret import Secret
 from secagg.errors import (
-    AuthenticationFailed,
     InvalidParameters,
     Misuse,
     PeerError,
@@ -128,15 +127,6 @@ def test_rounds_of_one_epoch_whose_keys_are_asked_for_once(committee: Committee)
         sizes = [path.stat().st_size for path in committee.folder.glob("0/*/records")]
         assert len(sizes) == 1
     assert stages == ["keys", "upload", "upload"]
-
-
-def test_one_client_speaks_once_a_round_and_a_holder_three_times(committee: Committee) -> None:
-    committee.carry(committee.open())
-    committee.said.clear()
-    committee.begin_round(2)
-    committee.carry(committee.open())
-    counts = [sum(client == one for client, _ in committee.said) for one in committee.setup.clients]
-    assert counts == [3] * HOLDERS + [1]
 
 
 @pytest.mark.parametrize("committee", [ThresholdRule.ONE_ANSWER], indirect=True)
@@ -442,17 +432,6 @@ def test_a_client_answers_no_more_once_it_left_and_uploads_nothing_that_it_does_
 
 
 # --- What is held -----------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("index", [0, 5])
-def test_a_record_that_nobody_signed_is_none(committee: Committee, index: int) -> None:
-    """Whether or not it names this client."""
-    record = replace(committee.world.record, signature=bytes(64))
-    with (
-        pytest.raises(AuthenticationFailed),
-        committee.holdings(committee.setup.clients[index]).open(record, b"a task"),
-    ):
-        pass
 
 
 def test_what_is_over_is_overwritten_before_it_is_removed_and_over_when_its_time_comes(

@@ -10,16 +10,14 @@ import pytest
 
 from secagg.contract import Layout, RingSegment
 from secagg.crypto.secret import Secret
-from secagg.errors import InvalidParameters, PeerMisbehaved, Reason
-from secagg.identifiers import ServerId
+from secagg.errors import InvalidParameters
 from secagg.parameters import SecurityMode
 from secagg.privacy.client_noise import NO_NOISE, NoiseSettings
 from secagg.protocols.one_message.configuration import noise_of
 from secagg.protocols.one_message.epoch import NO_KEY
 from secagg.protocols.one_message.floors import Floors
-from secagg.protocols.one_message.parameters import Parameters, ThresholdRule
+from secagg.protocols.one_message.parameters import Parameters
 from secagg.protocols.one_message.plan import masked_values
-from secagg.protocols.one_message.requests import CertifiedList, HolderSignature, require_certificate
 from secagg.protocols.one_message.sharing import Dealing, deal
 from tests.harness.one_message_sums import SMALL_LAYOUT, InsecureSum, SumSetup
 
@@ -58,16 +56,6 @@ def test_values_have_bounds_or_noise(bounds: tuple[tuple[int, int], ...] | None,
 def test_every_segment_has_bounds_or_none(bounds: tuple[None, ...]) -> None:
     with pytest.raises(InvalidParameters, match="for each of 2 segments"):
         masked_values(SMALL_LAYOUT, bounds, 5)
-
-
-def test_a_certificate_of_a_holder_that_there_is_not_is_none() -> None:
-    world = InsecureSum(SumSetup(rule=ThresholdRule.CERTIFIED))
-    agreement = world.offer().agree()
-    holders = [*range(agreement.record.quorum - 1), len(agreement.record.holders)]
-    certificate = tuple(HolderSignature(holder=holder, signature=bytes(64)) for holder in holders)
-    with pytest.raises(PeerMisbehaved, match="signatures of holders") as caught:
-        require_certificate(agreement, bytes(32), CertifiedList(upload_list=b"", certificate=certificate))
-    assert (caught.value.reason, caught.value.culprits) == (Reason.QUORUM_NOT_MET, frozenset({ServerId()}))
 
 
 def test_the_shares_of_an_upload_are_overwritten_when_they_are_sealed(monkeypatch: pytest.MonkeyPatch) -> None:

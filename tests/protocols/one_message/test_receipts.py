@@ -21,16 +21,6 @@ def clients(count: int, first: int = 0) -> list[ClientId]:
     return [ClientId(first + index) for index in range(count)]
 
 
-def test_a_holder_that_calls_a_signed_upload_forged_is_named_and_absent() -> None:
-    receipts = Receipts(corrupted=1, corrupted_clients=1)
-    left_out, faults = receipts.settle({client: said(h3=FORGED) for client in clients(4)})
-    assert not left_out
-    assert [fault.culprits for fault in faults] == [{HolderId(3)}]
-    assert receipts.absent == {3}
-    # It is named once, and its words count for nothing from then on.
-    assert receipts.settle({client: said(h3=OFF) for client in clients(4, 4)}) == ({}, [])
-
-
 def test_a_holder_that_refuses_alone_too_often_is_named_and_absent() -> None:
     receipts = Receipts(corrupted=1, corrupted_clients=2)
     most = max(LEAST_REFUSALS, 2)

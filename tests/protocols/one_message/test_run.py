@@ -39,49 +39,12 @@ def test_the_sum_is_exact(name: str) -> None:
     assert not server.faults
 
 
-@pytest.mark.parametrize("rule", ThresholdRule)
-def test_holders_within_the_plan_may_be_absent(rule: ThresholdRule) -> None:
-    setup = SumSetup(holders=8, absent=1, rule=rule)
-    world = InsecureSum(setup)
-    there = {position: holder for position, holder in world.holders.items() if position not in {0, 5}}
-    opened, server = run(world.offer(), setup.sum_id, COINS, world.parts(), there)
-    assert opened.aggregate.encode() == world.ideal(setup.clients).encode()
-    assert server.present == frozenset(there)
-
-
 def test_holders_beyond_the_plan_release_nothing_and_are_named() -> None:
     setup = SumSetup(holders=8, absent=1)
     world = InsecureSum(setup)
     there = {position: holder for position, holder in world.holders.items() if position not in {0, 5, 6}}
     with pytest.raises(ThresholdNotMet, match="holder/0, holder/5, holder/6"):
         run(world.offer(), setup.sum_id, COINS, world.parts(), there)
-
-
-@pytest.mark.parametrize("rule", ThresholdRule)
-def test_a_sum_can_be_asked_for_when_holders_come_back(rule: ThresholdRule) -> None:
-    world = InsecureSum(SumSetup(rule=rule))
-    server = world.collected()
-    server.fix_list()
-    if rule is ThresholdRule.CERTIFIED:
-        needed = world.record.quorum
-        world.ask(server, server.requests(), absent=range(needed - 1, 5))
-        with pytest.raises(ThresholdNotMet, match="holder/4"):
-            server.certify()
-        world.ask(server, server.requests())
-        server.certify()
-    world.ask(server, server.requests(), absent=range(world.record.threshold - 1, 5))
-    with pytest.raises(ThresholdNotMet, match="holder/4"):
-        server.open()
-    world.ask(server, server.requests())
-    assert server.open().aggregate.encode() == world.ideal(world.setup.clients).encode()
-
-
-def test_clients_that_never_come_cost_nothing() -> None:
-    setup = SumSetup(population=9)
-    world = InsecureSum(setup)
-    some = setup.clients[::2]
-    opened, _ = run(world.offer(), setup.sum_id, COINS, world.parts(some), world.holders)
-    assert opened.aggregate.encode() == world.ideal(some).encode()
 
 
 def test_too_few_clients_are_no_sum() -> None:

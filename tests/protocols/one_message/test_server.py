@@ -52,18 +52,6 @@ def test_an_upload_that_comes_again_is_delivered_once() -> None:
     assert (server.is_due(1), server.listed) == (False, frozenset({client}))
 
 
-def test_nothing_is_collected_once_the_list_is_fixed() -> None:
-    world = InsecureSum()
-    server, client = world.collected(), world.setup.clients[0]
-    upload = world.upload(client)
-    server.fix_list()
-    for call in (server.introduce, server.deliver, server.settle, server.fix_list):
-        with pytest.raises(UnexpectedMessage):
-            call()
-    with pytest.raises(UnexpectedMessage):
-        server.receive_upload(client, upload)
-
-
 def test_a_holder_that_judges_no_delivery_is_lost() -> None:
     world = InsecureSum()
     client, server = world.setup.clients[0], Tally(world.offer(), SUM_ID, COINS)
@@ -143,19 +131,6 @@ def test_every_call_and_message_is_for_its_state() -> None:
     refuses_all_but(State.ENDED)
     with pytest.raises(Misuse, match="cannot become collecting"):
         server._go_to(State.COLLECTING)  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]
-
-
-def test_a_sum_that_is_given_up_has_ended_and_keeps_nothing() -> None:
-    world = InsecureSum()
-    server = world.collected(clients=world.setup.clients[1:])
-    server.receive_upload(world.setup.clients[0], world.upload(world.setup.clients[0]))
-    server.deliver()
-    server.receive_upload(world.setup.clients[1], world.stored_upload(world.setup.clients[1]))
-    for _ in range(2):
-        server.end()
-        assert server.state is State.ENDED
-        kept = (server._pending, server._delivered, server._said)  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]
-        assert not any(kept)
 
 
 def test_a_list_is_fixed_when_nothing_waits_and_nothing_is_on_its_way() -> None:

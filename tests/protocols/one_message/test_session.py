@@ -116,16 +116,6 @@ def committee(setup: SumSetup) -> InsecureSum:
     return world
 
 
-@pytest.mark.parametrize("rule", RULES)
-def test_a_committee_of_clients(rule: ThresholdRule) -> None:
-    world = committee(SumSetup(rule=rule, population=9, holders=8, absent=1))
-    session = opened(world, None)
-    # Client 8 holds nothing and never comes; client 6 uploads and then is an absent holder.
-    carry(session, members(world, hold=True), {"upload": {8}, "deliver": {6}})
-    released = session.release()
-    assert released.aggregate.encode() == world.ideal(world.setup.clients[:8]).encode()
-
-
 def test_a_committee_below_the_threshold_releases_nothing() -> None:
     world = committee(SumSetup(population=9, holders=8, absent=1))
     session = opened(world, None)

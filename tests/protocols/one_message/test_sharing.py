@@ -110,21 +110,6 @@ def test_shares_have_the_planned_lengths() -> None:
 # --- Dealers ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("parameters", [FIVE, TWENTY_FOUR], ids=["five", "twenty-four"])
-def test_a_dealer_off_its_polynomial_is_caught_by_the_holder_of_that_share(parameters: Parameters) -> None:
-    dealing = dealt(parameters)
-    contexts, last = contexts_of(parameters), parameters.holders - 1
-    altered = bytearray(dealing.shares[last].expose())
-    altered[0] ^= 1
-    published = dealing.polynomial(CHALLENGE)
-    share = open_share(parameters, last, Secret("share", altered), contexts[last])
-    with pytest.raises(PeerMisbehaved) as refused:
-        share.require_on(published, CHALLENGE)
-    assert refused.value.reason is Reason.COMMITMENT_MISMATCH
-    for position in range(last):
-        open_share(parameters, position, dealing.shares[position], contexts[position]).require_on(published, CHALLENGE)
-
-
 def test_a_share_under_another_context_challenge_or_polynomial_is_refused() -> None:
     dealing, contexts = dealt(FIVE), contexts_of(FIVE)
     published = dealing.polynomial(CHALLENGE)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,31 +15,18 @@ from secagg.contract import IndexSegment, Layout, RingSegment
 from secagg.crypto.ring import RingVector
 from secagg.crypto.secret import Secret
 from secagg.identifiers import ClientId, ServerId
-from secagg.parameters import Suite
 from secagg.protocols.two_servers.configuration import IndexingConfiguration, SharingMode
 from secagg.protocols.two_servers.opened_upload import ClassTotals
 from secagg.protocols.two_servers.point_functions.generation import ServerShare, generate_shares
 from secagg.simulation.insecure_coins import InsecureSeededCoins
+from tests.harness.indexing_rounds import indexing_configuration
 
 ZERO, ONE = ServerId(0), ServerId(1)
 LAYOUT = Layout((RingSegment(7, 4), IndexSegment(5, 3), RingSegment(64, 2), IndexSegment(6, 2)))
 WEIGHTS = (1, 3, 64)
 
 
-def configuration(**changes: Any) -> IndexingConfiguration:
-    chosen: dict[str, Any] = {
-        "task": b"a task",
-        "suite": Suite.CLASSIC,
-        "authority": b"a" * 32,
-        "server_keys": (b"0" * 32, b"1" * 32),
-        "layout": LAYOUT,
-        "minimum_cohort": 2,
-        "maximum_cohort": 20,
-        "maximum_rejections": 0,
-        "weights": WEIGHTS,
-        "expiry": 1 << 31,
-    }
-    return IndexingConfiguration(**(chosen | changes))
+configuration = partial(indexing_configuration, layout=LAYOUT, maximum_cohort=20, weights=WEIGHTS)
 
 
 MODES = {

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from dataclasses import FrozenInstanceError, fields, replace
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 
 import pytest
@@ -21,6 +22,7 @@ from secagg.protocols.two_servers.configuration import (
 )
 from secagg.protocols.two_servers.lanes.fields import LaneField, RingLanes
 from secagg.protocols.two_servers.point_functions.shape import PointFunctionShape, greatest_depth
+from tests.harness.indexing_rounds import indexing_configuration
 
 LAYOUT = Layout((RingSegment(20, 6), IndexSegment(3, 4), RingSegment(7, 2), IndexSegment(200, 9)), b"v" * 32)
 CHECKED, UNCHECKED = SharingMode
@@ -32,20 +34,16 @@ def noise(
     return ServerNoise(kind=kind, variances=variances, l2_bounds=bounds)
 
 
-def configuration(**changes: Any) -> IndexingConfiguration:
-    chosen: dict[str, Any] = {
-        "task": b"a task",
-        "suite": Suite.HYBRID,
-        "authority": b"a" * 32,
-        "server_keys": (b"0" * 32, b"1" * 32),
-        "layout": LAYOUT,
-        "minimum_cohort": 3,
-        "maximum_cohort": 9,
-        "maximum_rejections": 2,
-        "weights": (1, 5),
-        "expiry": 1_800_000_000,
-    }
-    return IndexingConfiguration(**(chosen | changes))
+configuration = partial(
+    indexing_configuration,
+    suite=Suite.HYBRID,
+    layout=LAYOUT,
+    minimum_cohort=3,
+    maximum_cohort=9,
+    maximum_rejections=2,
+    weights=(1, 5),
+    expiry=1_800_000_000,
+)
 
 
 KINDS = {

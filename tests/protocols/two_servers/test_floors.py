@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta, timezone
+from functools import partial
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from secagg.errors import InvalidParameters, Misuse, Reason
 from secagg.parameters import Suite
 from secagg.protocols.two_servers.configuration import IndexingConfiguration, SharingMode
 from secagg.protocols.two_servers.floors import IndexingFloors
+from tests.harness.indexing_rounds import indexing_configuration
 
 CHECKED, UNCHECKED = SharingMode
 LAYOUT = Layout((RingSegment(20, 6), IndexSegment(8, 5)))
@@ -20,20 +22,18 @@ EXPIRY = int(NOW.timestamp()) + 60
 AUTHORITY, ZERO, ONE, OTHER = (bytes([byte] * 32) for byte in (1, 2, 3, 4))
 
 
-def configuration(**changes: Any) -> IndexingConfiguration:
-    chosen: dict[str, Any] = {
-        "task": b"a task",
-        "suite": Suite.HYBRID,
-        "authority": AUTHORITY,
-        "server_keys": (ZERO, ONE),
-        "layout": LAYOUT,
-        "minimum_cohort": 5,
-        "maximum_cohort": 9,
-        "maximum_rejections": 2,
-        "weights": (1, 3),
-        "expiry": EXPIRY,
-    }
-    return IndexingConfiguration(**(chosen | changes))
+configuration = partial(
+    indexing_configuration,
+    suite=Suite.HYBRID,
+    authority=AUTHORITY,
+    server_keys=(ZERO, ONE),
+    layout=LAYOUT,
+    minimum_cohort=5,
+    maximum_cohort=9,
+    maximum_rejections=2,
+    weights=(1, 3),
+    expiry=EXPIRY,
+)
 
 
 def floors(**changes: Any) -> IndexingFloors:

@@ -14,7 +14,6 @@ from secagg.contract import IndexSegment, Layout, Payload, RingSegment
 from secagg.crypto.secret import Secret
 from secagg.errors import MalformedMessage, Misuse, PeerError, PeerMisbehaved, Reason
 from secagg.identifiers import ClientId, ServerId
-from secagg.parameters import Suite
 from secagg.protocols.two_servers import opened_upload
 from secagg.protocols.two_servers.configuration import IndexingConfiguration, SharingMode
 from secagg.protocols.two_servers.one_hot.check import RoundChallenges
@@ -22,6 +21,7 @@ from secagg.protocols.two_servers.opened_upload import ClassTotals, PointFunctio
 from secagg.protocols.two_servers.upload import SharedIndices, UploadHeader, cut, index_body_bytes, public_bytes
 from secagg.session.certificates import Certificate
 from secagg.simulation.insecure_coins import InsecureSeededCoins
+from tests.harness.indexing_rounds import indexing_configuration
 
 ZERO, ONE = ServerId(0), ServerId(1)
 CLIENT = ClientId(9)
@@ -39,20 +39,7 @@ KINDS = {
 
 def configuration(kind: str) -> IndexingConfiguration:
     mode, depth = KINDS[kind]
-    return IndexingConfiguration(
-        task=b"a task",
-        suite=Suite.CLASSIC,
-        authority=b"a" * 32,
-        server_keys=(b"0" * 32, b"1" * 32),
-        layout=LAYOUT,
-        mode=mode,
-        depth=depth,
-        minimum_cohort=2,
-        maximum_cohort=4,
-        maximum_rejections=0,
-        weights=(1, 3),
-        expiry=1 << 31,
-    )
+    return indexing_configuration(layout=LAYOUT, mode=mode, depth=depth, weights=(1, 3))
 
 
 def payload() -> Payload:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,12 +13,12 @@ from secagg.contract import IndexSegment, Layout, RingSegment
 from secagg.crypto.secret import Secret
 from secagg.errors import Misuse, PeerError, Reason
 from secagg.identifiers import ClientId, ServerId
-from secagg.parameters import Suite
 from secagg.protocols.two_servers.configuration import IndexingConfiguration
 from secagg.protocols.two_servers.offers import Entry, RoundStamp
 from secagg.protocols.two_servers.release import Release
 from secagg.protocols.two_servers.server_messages import AcceptedList, OutputCommitment, OutputShare
 from secagg.session.certificates import SigningKey
+from tests.harness.indexing_rounds import indexing_configuration
 
 SERVERS = ZERO, ONE = ServerId(0), ServerId(1)
 LAYOUT = Layout((RingSegment(7, 2), IndexSegment(3, 2)))
@@ -33,20 +34,13 @@ def signing_key(index: int) -> SigningKey:
         return SigningKey(seed)
 
 
-def configuration(**changes: Any) -> IndexingConfiguration:
-    chosen: dict[str, Any] = {
-        "task": b"a task",
-        "suite": Suite.CLASSIC,
-        "authority": b"a" * 32,
-        "server_keys": (signing_key(0).public_key, signing_key(1).public_key),
-        "layout": LAYOUT,
-        "minimum_cohort": 2,
-        "maximum_cohort": 6,
-        "maximum_rejections": 0,
-        "weights": (1, 4),
-        "expiry": 1 << 31,
-    }
-    return IndexingConfiguration(**(chosen | changes))
+configuration = partial(
+    indexing_configuration,
+    server_keys=(signing_key(0).public_key, signing_key(1).public_key),
+    layout=LAYOUT,
+    maximum_cohort=6,
+    weights=(1, 4),
+)
 
 
 CONFIGURATION = configuration()

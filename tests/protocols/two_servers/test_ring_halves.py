@@ -18,6 +18,7 @@ from secagg.parameters import Suite
 from secagg.protocols.two_servers.configuration import IndexingConfiguration
 from secagg.protocols.two_servers.opened_upload import ClassTotals
 from secagg.protocols.two_servers.upload import masked_rings, ring_bytes, unpack_rings
+from tests.harness.indexing_rounds import indexing_configuration
 
 ZERO = ServerId(0)
 WIDTHS = (1, 7, 8, 13, 20, 32, 33, 64)
@@ -25,17 +26,7 @@ LONG = Layout((RingSegment(20, 5000), IndexSegment(3, 2), RingSegment(7, 3000), 
 
 
 def configuration(layout: Layout, suite: Suite = Suite.CLASSIC) -> IndexingConfiguration:
-    return IndexingConfiguration(
-        task=b"a task",
-        suite=suite,
-        authority=b"a" * 32,
-        server_keys=(b"0" * 32, b"1" * 32),
-        layout=layout,
-        minimum_cohort=2,
-        maximum_cohort=4,
-        maximum_rejections=0,
-        expiry=1 << 31,
-    )
+    return indexing_configuration(layout=layout, suite=suite)
 
 
 def key(byte: int = 7, suite: Suite = Suite.CLASSIC) -> Secret:

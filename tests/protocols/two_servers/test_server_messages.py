@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,6 @@ from secagg.crypto.labels import Label
 from secagg.crypto.secret import Secret
 from secagg.errors import AuthenticationFailed, MalformedMessage, PeerMisbehaved, Reason
 from secagg.identifiers import AttemptContext, ClientId, ServerId
-from secagg.parameters import Suite
 from secagg.protocols.two_servers.configuration import IndexingConfiguration, SharingMode
 from secagg.protocols.two_servers.offers import Entry, RoundStamp, ServerOffer
 from secagg.protocols.two_servers.server_messages import (
@@ -32,6 +32,7 @@ from secagg.protocols.two_servers.server_messages import (
 )
 from secagg.session.certificates import SigningKey, verify_signature
 from secagg.wire import MessageKind
+from tests.harness.indexing_rounds import indexing_configuration
 
 BATCH_KINDS = (MessageKind.INDEXING_PROPOSAL, MessageKind.INDEXING_ANSWER, MessageKind.INDEXING_CONCLUSION)
 ZERO, ONE = ServerId(0), ServerId(1)
@@ -45,19 +46,12 @@ def signing_key(byte: int) -> SigningKey:
 KEYS = (signing_key(10), signing_key(11))
 
 
-def configuration(**changes: Any) -> IndexingConfiguration:
-    chosen: dict[str, Any] = {
-        "task": b"a task",
-        "suite": Suite.CLASSIC,
-        "authority": b"a" * 32,
-        "server_keys": (KEYS[0].public_key, KEYS[1].public_key),
-        "layout": Layout((RingSegment(20, 3), IndexSegment(5, 3), RingSegment(7, 3))),
-        "minimum_cohort": 2,
-        "maximum_cohort": 4,
-        "maximum_rejections": 1,
-        "expiry": 1 << 31,
-    }
-    return IndexingConfiguration(**(chosen | changes))
+configuration = partial(
+    indexing_configuration,
+    server_keys=(KEYS[0].public_key, KEYS[1].public_key),
+    layout=Layout((RingSegment(20, 3), IndexSegment(5, 3), RingSegment(7, 3))),
+    maximum_rejections=1,
+)
 
 
 CONFIGURATION = configuration()

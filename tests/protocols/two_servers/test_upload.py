@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -25,25 +26,18 @@ from secagg.protocols.two_servers.upload import (
     segment_context,
 )
 from secagg.session.certificates import Certificate, SigningKey, verify_signature
+from tests.harness.indexing_rounds import indexing_configuration
 
 ZERO, ONE = ServerId(0), ServerId(1)
 SEALED_BYTES = {Suite.CLASSIC: 32 + 48, Suite.HYBRID: 32 + 1136}
 BODY_BYTES, PUBLIC_BYTES = 40, 24
 
 
-def configuration(**changes: Any) -> IndexingConfiguration:
-    chosen: dict[str, Any] = {
-        "task": b"a task",
-        "suite": Suite.CLASSIC,
-        "authority": b"a" * 32,
-        "server_keys": (b"0" * 32, b"1" * 32),
-        "layout": Layout((RingSegment(20, 6), IndexSegment(8, 5), IndexSegment(3, 9))),
-        "minimum_cohort": 2,
-        "maximum_cohort": 4,
-        "maximum_rejections": 1,
-        "expiry": 1 << 31,
-    }
-    return IndexingConfiguration(**(chosen | changes))
+configuration = partial(
+    indexing_configuration,
+    layout=Layout((RingSegment(20, 6), IndexSegment(8, 5), IndexSegment(3, 9))),
+    maximum_rejections=1,
+)
 
 
 CONFIGURATION = configuration()

@@ -264,6 +264,13 @@ def test_every_lane_is_equally_likely() -> None:
     assert 80 < statistic < 180, "chi-square with 126 degrees of freedom"
 
 
+def test_a_key_without_lanes_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lane_field, "ATTEMPTS", 1)
+    with pytest.raises(MalformedMessage, match="in 1 attempts") as caught:
+        stream(LaneField(127)).lanes(0, 10_000)
+    assert caught.value.reason is Reason.NOT_CANONICAL
+
+
 @pytest.mark.parametrize("size", [0, 16, 31, 33])
 def test_a_stream_is_made_from_a_key_and_an_iv(size: int) -> None:
     with pytest.raises(InvalidParameters, match="32 bytes"):
