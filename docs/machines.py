@@ -24,7 +24,8 @@ from secagg.protocols.enclave.simulation import EnclaveSimulation
 from secagg.protocols.enclave.trusted.buffer import BufferState, ReleaseRules
 from secagg.protocols.enclave.trusted.buffer import Entry as BufferEntry
 from secagg.protocols.one_message.tally import TRANSITIONS as ONE_MESSAGE_TRANSITIONS
-from secagg.protocols.pairwise_mask.transitions import CLIENT_TRANSITIONS, SERVER_TRANSITIONS
+from secagg.protocols.pairwise_mask.client import CLIENT_TRANSITIONS
+from secagg.protocols.pairwise_mask.session import SERVER_TRANSITIONS
 from secagg.protocols.two_servers.offers import Entry as RoundEntry
 from secagg.protocols.two_servers.offers import RoundRules, RoundState
 from secagg.session.registry import find

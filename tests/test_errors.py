@@ -37,9 +37,9 @@ from secagg.parameters import SecurityMode, Suite
 from secagg.protocols.enclave.attestation import Verifier
 from secagg.protocols.enclave.attestation.certificates import ECDSA_P256, Certificate, check_not_revoked, verify_chain
 from secagg.protocols.enclave.trusted.buffer import Entry, ReleaseRules
+from secagg.protocols.pairwise_mask.client import CLIENT_TRANSITIONS, ClientState, advance
 from secagg.protocols.pairwise_mask.floors import ClientFloors
 from secagg.protocols.pairwise_mask.graph import Topology
-from secagg.protocols.pairwise_mask.transitions import ClientState, advance
 from secagg.protocols.two_servers.configuration import SharingMode
 from secagg.protocols.two_servers.offers import RoundStamp
 from secagg.protocols.two_servers.one_hot.check import RoundChallenges
@@ -260,7 +260,7 @@ PRODUCERS: dict[Reason, Callable[[], object]] = {
     Reason.CAPACITY_EXCEEDED: lambda: require_capacity(CODEC.capacity + 1, CODEC.capacity),
     Reason.INPUT_OUT_OF_RANGE: lambda: Ring(8).from_integers([128]),
     Reason.CONTRACT_VIOLATION: lambda: encode_update(DeceptiveScheme(), np.zeros(2), InsecureSeededCoins(b"coins")),
-    Reason.INTERNAL_ERROR: lambda: advance(ClientState.COMPLETED, MessageKind.SESSION_OFFER),
+    Reason.INTERNAL_ERROR: lambda: advance(CLIENT_TRANSITIONS, ClientState.COMPLETED, MessageKind.SESSION_OFFER),
     Reason.EDGE_UNUSABLE: leave_for_an_unusable_seed,
     Reason.ATTESTATION_INVALID: chain_to_a_root_of_nobody,
     Reason.COLLATERAL_STALE: present_last_months_revocation_list,

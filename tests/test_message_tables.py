@@ -12,8 +12,12 @@ from secagg.protocols.pairwise_mask.configuration import SessionConfiguration
 from secagg.protocols.pairwise_mask.round0_advertise_keys import AdvertisedKeys, KeyAdvertisement
 from secagg.protocols.pairwise_mask.round1_share_keys import DeliveredShares, EncryptedShares
 from secagg.protocols.pairwise_mask.round2_masked_input import Complaint, MaskedInput
-from secagg.protocols.pairwise_mask.round3_consistency_check import SurvivorSet, SurvivorSignature
-from secagg.protocols.pairwise_mask.round4_unmasking import UnmaskingRequest, UnmaskingShares
+from secagg.protocols.pairwise_mask.rounds3_4_unmasking import (
+    SurvivorSet,
+    SurvivorSignature,
+    UnmaskingRequest,
+    UnmaskingShares,
+)
 from secagg.protocols.two_servers.configuration import IndexingConfiguration
 from secagg.protocols.two_servers.offers import Invitation as TwoServersInvitation
 from secagg.protocols.two_servers.offers import RoundOffers, ServerOffer

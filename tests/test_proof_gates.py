@@ -165,7 +165,12 @@ PLANTED: list[tuple[tuple[str, ...], str, str, str]] = [
         "Lemma d : nat.\nProof. exact: 0. Defined.\n",
     ),
     (("each theorem is restated",), SPLIT, END, "  Theorem unstated : true.\nProof. by []. Qed.\n"),
-    (("has the tag",), "proofs/claims.toml", 'pairwise_mask/round4_unmasking.py"]', 'pairwise_mask/roster.py"]'),
+    (
+        ("has the tag",),
+        "proofs/claims.toml",
+        'pairwise_mask/rounds3_4_unmasking.py"]',
+        'pairwise_mask/configuration.py"]',
+    ),
     (("worded otherwise",), "proofs/claims.toml", '"20000 secrets dealt"', '"2 secrets dealt"'),
     (("worded otherwise",), "proofs/symbolic/classic.pv", "==> event(Corrupted(me)).", "==> event(Lied(me, peer, c))."),
 ]
@@ -279,7 +284,7 @@ def test_a_claim_about_a_file_that_is_gone_is_red_in_words(tree: Path) -> None:
     finally:
         named.write_bytes(kept)
     assert status == 1
-    assert "claims.toml names ['protocols/pairwise_mask/thresholds.py']" in told
+    assert "claims.toml names ['protocols/pairwise_mask/graph.py']" in told
 
 
 # --- Cases ------------------------------------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ from secagg.parameters import ATTEMPTS, SecurityMode
 from secagg.protocols.pairwise_mask import ServerState
 from secagg.protocols.pairwise_mask.relay import PublishedRoster
 from secagg.protocols.pairwise_mask.round0_advertise_keys import KeyAdvertisement
-from secagg.protocols.pairwise_mask.round4_unmasking import UnmaskingRequest
+from secagg.protocols.pairwise_mask.rounds3_4_unmasking import UnmaskingRequest
 from secagg.session.ledger import Spent, SpentUpdates
 from secagg.wire import MessageKind
 from tests.harness.pairwise_sessions import Delivery, InsecurePairwiseSession, SessionSetup, same_sum

@@ -429,7 +429,7 @@ export class PairwiseClient {
     must(
       (!layout || shape === JSON.stringify(layout)) &&
         (!layoutVersion || equal(offer.layoutVersion, layoutVersion)),
-      "parameter_out_of_range", "the offer has another layout than this client's values",
+      "below_floor", "the offer has another layout than this client's values",
     );
     requireSubject(this.about, offer);
     must(

@@ -36,27 +36,27 @@ Definition answers_for h p :=
 
 Record obligations : Prop := Obligations {
   (* CODE OBLIGATION 1. An honest member of the committee signs one pair of sets.     *)
-  (* round3_consistency_check.confirm_survivors, once by transitions.py.              *)
+  (* rounds3_4_unmasking.confirm_survivors, once by client.py.                        *)
   signs_once : forall m p p', m \notin corrupted -> signs m p -> signs m p' -> p = p';
   (* CODE OBLIGATION 2. A share of v's self-mask seed is shown only for certified      *)
   (* sets of which the holder and v are contributors, and only if v signed that it     *)
   (* masked under these sharers; an honest v signs that only if it masked with all its *)
-  (* neighbours among them. round4_unmasking: check_survivors, _verify_certificate,    *)
+  (* neighbours among them. rounds3_4_unmasking: check_survivors, _verify_certificate, *)
   (* _verify_views, revealed_secret; round2_masked_input signs the view.               *)
   self_only_if : forall h v, h \notin corrupted -> shows_self h v ->
     exists p, [/\ answers_for h p, v \in contributors_of p
       & v \notin corrupted ->
         forall w, neighbours v w -> w \in sharers_of p -> masks_with v w];
   (* CODE OBLIGATION 3. A share of v's mask root is shown only for certified sets of   *)
-  (* which the holder is a contributor and v is not. round4_unmasking.revealed_secret. *)
+  (* which the holder is a contributor and v is not. rounds3_4_unmasking.revealed_secret. *)
   root_only_if : forall h v, h \notin corrupted -> shows_root h v ->
     exists2 p, answers_for h p & v \notin contributors_of p;
-  (* CODE OBLIGATION 4. The same for the seed of an edge. round4_unmasking.AnsweredFor. *)
+  (* CODE OBLIGATION 4. The same for the seed of an edge. rounds3_4_unmasking.AnsweredFor. *)
   edge_only_if : forall h v, h \notin corrupted -> shows_edge h v ->
     exists2 p, answers_for h p & v \notin contributors_of p;
-  (* CODE OBLIGATION 5. The committee's quorum. thresholds.py, checked by each client   *)
+  (* CODE OBLIGATION 5. The committee's quorum. graph.py, checked by each client        *)
   (* against its own bound on corrupted clients (for a drawn committee: but for the     *)
-  (* probability that thresholds.py computes).                                          *)
+  (* probability that graph.py computes).                                               *)
   quorum_large : #|committee| + #|committee :&: corrupted| < 2 * quorum
 }.
 
@@ -81,7 +81,7 @@ Qed.
 Definition known (shows : client -> client -> bool) v :=
   threshold <= #|[set h | neighbours v h && ((h \in corrupted) || shows h v)]|.
 
-(* c bounds the corrupted neighbours of every honest client (thresholds.py: but for    *)
+(* c bounds the corrupted neighbours of every honest client (graph.py: but for         *)
 (* the probability computed there).                                                    *)
 Hypothesis few_corrupted : forall v, v \notin corrupted ->
   #|[set h in corrupted | neighbours v h]| <= c.
@@ -197,7 +197,7 @@ Qed.
 (* Sparse graph: t >= k/2 + window + 1, where of a half-window after an honest client and a    *)
 (* disjoint one before an honest client, one has at most window corrupted clients. Honest      *)
 (* includes those who dropped out. That a drawn graph has the property, but for a small   *)
-(* probability, is for thresholds.py.                                                     *)
+(* probability, is for graph.py.                                                          *)
 Theorem sparse_graph_reveals_one_sum (last degree : nat) (place : client -> 'I_last.+1)
     (neighbours := split.neighbours degree place) :
   injective place -> degree./2.*2 <= last ->

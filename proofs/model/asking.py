@@ -13,7 +13,7 @@ from itertools import chain
 from bits import Bits
 from knowledge import EDGE, ROOT, SELF, Owner, Share
 from paths import Messages, Path, Paths
-from secagg.protocols.pairwise_mask.round4_unmasking import AnsweredFor, Endorsement, UnmaskingShares
+from secagg.protocols.pairwise_mask.rounds3_4_unmasking import AnsweredFor, Endorsement, UnmaskingShares
 from secagg.protocols.pairwise_mask.suites import SHARES_BYTES
 from setups import GENUINE, Set
 from showing import NO_SIGNATURE, World, set_on

@@ -17,11 +17,10 @@ from unittest import mock
 from secagg.protocols.pairwise_mask import (
     client,
     round2_masked_input,
-    round3_consistency_check,
-    round4_unmasking,
+    rounds3_4_unmasking,
 )
+from secagg.protocols.pairwise_mask.client import ClientState
 from secagg.protocols.pairwise_mask.configuration import SessionConfiguration
-from secagg.protocols.pairwise_mask.transitions import ClientState
 from secagg.session.certificates import Authority, Certificate, VerifiedIdentity
 from secagg.session.latch import MemoryLatch
 from secagg.session.roles import LateUpdate
@@ -89,7 +88,7 @@ def _answer_again(original: Callable[..., bytes]) -> Callable[..., bytes]:
         if kind not in ANSWERED_AGAIN:
             return original(self, message)
         # It remembers neither what it has signed nor that it has answered.
-        masked = self._step.masked if isinstance(self._step, round3_consistency_check.Confirmed) else self._step
+        masked = self._step.masked if isinstance(self._step, rounds3_4_unmasking.Confirmed) else self._step
         self._step, self._state = masked, _AWAITING[kind]
         reply = original(self, message)
         del self._answered[kind]
@@ -127,13 +126,12 @@ _LISTS = "positions != sorted(set(positions)) or not set(positions) <= set(roste
 
 
 def _signed_as(parts: Callable[..., tuple[bytes, ...]]) -> tuple[Replacement, ...]:
-    return (round3_consistency_check, "signed_survivors", parts), (round4_unmasking, "signed_survivors", parts)
+    return ((rounds3_4_unmasking, "signed_survivors", parts),)
 
 
 def _checks(old: str, new: str = "False") -> tuple[Replacement, ...]:
-    """Return both places that look at a set of contributors, with a condition that is another."""
-    _, name, checks = altered(round3_consistency_check, "check_survivors", (f"if {old}:", f"if {new}:"))
-    return (round3_consistency_check, name, checks), (round4_unmasking, name, checks)
+    """Return what looks at a set of contributors, with a condition that is another."""
+    return (altered(rounds3_4_unmasking, "check_survivors", (f"if {old}:", f"if {new}:")),)
 
 
 DEFECTS: dict[str, tuple[Replacement, ...]] = {
@@ -141,7 +139,7 @@ DEFECTS: dict[str, tuple[Replacement, ...]] = {
         (client.Client, "_answer", _answer_again(client.Client._answer)),  # noqa: SLF001
         (round2_masked_input.Masked, "wipe", nothing),
     ),
-    "no consistency check": ((round4_unmasking, _CERTIFICATE, nothing),),
+    "no consistency check": ((rounds3_4_unmasking, _CERTIFICATE, nothing),),
     "no check of the list's size": _checks("len(contributors) < needed"),
     "itself not looked for in the list": _checks("position not in contributors"),
     "list not compared with the sharers": _checks("not contributors.issubset(state.sharers)"),
@@ -149,22 +147,22 @@ DEFECTS: dict[str, tuple[Replacement, ...]] = {
     "signature not bound to the sharers": _signed_as(_unbound_sharers),
     "signature not bound to the context": _signed_as(_survivors_without_context),
     "signatures not counted": (
-        altered(round4_unmasking, _CERTIFICATE, ("len(positions) < roster.configuration.quorum", "False")),
+        altered(rounds3_4_unmasking, _CERTIFICATE, ("len(positions) < roster.configuration.quorum", "False")),
     ),
     "one signature counts often": (
-        altered(round4_unmasking, _CERTIFICATE, (_LISTS, "not set(positions) <= set(roster.committee)")),
+        altered(rounds3_4_unmasking, _CERTIFICATE, (_LISTS, "not set(positions) <= set(roster.committee)")),
     ),
     "signatures from outside of the committee": (
-        altered(round4_unmasking, _CERTIFICATE, (_LISTS, "positions != sorted(set(positions))")),
+        altered(rounds3_4_unmasking, _CERTIFICATE, (_LISTS, "positions != sorted(set(positions))")),
     ),
     "first signature alone verified": (
         altered(
-            round4_unmasking,
+            rounds3_4_unmasking,
             _CERTIFICATE,
             ("in_parallel(check, message.endorsements,", "in_parallel(check, message.endorsements[:1],"),
         ),
     ),
-    "view of the sharers not signed": ((round4_unmasking, "_verify_views", nothing),),
+    "view of the sharers not signed": ((rounds3_4_unmasking, "_verify_views", nothing),),
     "signs other sharers": (altered(client, "confirm_survivors", ("message.sharers != state.sharers", "False")),),
     "advertised keys not certified": ((Authority, "verify", _any_certificate),),
     "input not spent": (altered(LateUpdate, "take", ("self._make = self._make, None", "_ = self._make, None")),),
@@ -178,16 +176,16 @@ DEFECTS: dict[str, tuple[Replacement, ...]] = {
     ),
     "both shares shown": (
         altered(
-            round4_unmasking,
+            rounds3_4_unmasking,
             "_show",
             ("place.digest_of_view(hidden, other)", "bytes(hidden)"),
         ),
     ),
     "the other share shown": (
-        altered(round4_unmasking, "revealed_secret", ("position in contributors", "position not in contributors")),
+        altered(rounds3_4_unmasking, "revealed_secret", ("position in contributors", "position not in contributors")),
     ),
     "seeds of all edges shown": (
-        altered(round4_unmasking.AnsweredFor, "by", ("has_edges and n not in contributors", "has_edges")),
+        altered(rounds3_4_unmasking.AnsweredFor, "by", ("has_edges and n not in contributors", "has_edges")),
     ),
     "a latch that claims nothing": ((MemoryLatch, "claim", nothing),),
 }

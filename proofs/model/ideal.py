@@ -22,7 +22,7 @@ from secagg.crypto.secret import Secret
 from secagg.errors import UNDECIDED, AuthenticationFailed
 from secagg.identifiers import AttemptContext
 from secagg.parameters import Suite
-from secagg.protocols.pairwise_mask import masking, relay, round2_masked_input
+from secagg.protocols.pairwise_mask import relay, round2_masked_input
 from secagg.protocols.two_servers import client as indexing_client
 from secagg.protocols.two_servers import opened_upload
 from secagg.protocols.two_servers import upload as upload_module
@@ -216,7 +216,7 @@ def installed(*, with_masks: bool = False) -> Iterator[None]:
         (opened_upload, "sealing_pair", IdealSealingPair),
         (hybrid_key_agreement, "HybridKeyPair", IdealHybridPair),
         (hybrid_key_agreement, "HybridPublicKey", IdealHybridKey),
-        *(() if with_masks else ((masking, "accumulate", _expand),)),
+        *(() if with_masks else ((round2_masked_input, "accumulate", _expand),)),
     )
     with ExitStack() as stack:
         for module, name, ideal in places:

@@ -18,7 +18,7 @@ from obligations import Deeds, broken_alone, broken_by
 from paths import Catalogue, Messages, Path, Paths, described, subsets, useful
 from report import Report
 from secagg.protocols.pairwise_mask.round2_masked_input import MaskedInput
-from secagg.protocols.pairwise_mask.round3_consistency_check import SurvivorSignature
+from secagg.protocols.pairwise_mask.rounds3_4_unmasking import SurvivorSignature
 from setups import GENUINE, Set, Setup
 from showing import World
 

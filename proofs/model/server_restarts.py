@@ -19,8 +19,7 @@ from secagg.crypto.secret import Secret
 from secagg.errors import InternalError, SecAggError
 from secagg.protocols.pairwise_mask.client import Client
 from secagg.protocols.pairwise_mask.plan import SessionPlan
-from secagg.protocols.pairwise_mask.server import Server, ServerRecord
-from secagg.protocols.pairwise_mask.transitions import ServerState
+from secagg.protocols.pairwise_mask.session import Server, ServerRecord, ServerState
 from secagg.session.latch import MemoryLatch
 from secagg.session.roles import LateUpdate
 from secagg.wire import message_kind

@@ -20,7 +20,7 @@ from secagg.crypto.secret import Secret
 from secagg.errors import SecAggError
 from secagg.identifiers import ClientId
 from secagg.parameters import SecurityMode
-from secagg.protocols.pairwise_mask import masking
+from secagg.protocols.pairwise_mask import round2_masked_input
 from secagg.protocols.pairwise_mask.client import Client, PairwiseMember
 from secagg.protocols.pairwise_mask.client_record import Recorder
 from secagg.protocols.pairwise_mask.configuration import (
@@ -175,7 +175,7 @@ class Clients:
             case Shared() as step:
                 roster, own, suite = step.key_set.roster, step.keys, key_suite(self.setup.suite)
                 context, configuration = roster.context, roster.configuration
-                with masking.self_mask_key(step.self_mask_seed, own.client, context, configuration) as key:
+                with round2_masked_input.self_mask_key(step.self_mask_seed, own.client, context, configuration) as key:
                     self.mask_names[bytes(key.expose())] = SELF, frozenset({owner})
                 for neighbour, advertiser in step.key_set.advertisers.items():
                     if suite.edge_bytes and neighbour not in step.edges:
@@ -184,7 +184,9 @@ class Clients:
                     edge = step.edges.get(neighbour, b"")
                     with (
                         suite.seed_of_sent_edge(own.mask, peer, context, edge) as seed,
-                        masking.pairwise_mask_key(seed, own.client, peer.client, context, configuration) as key,
+                        round2_masked_input.pairwise_mask_key(
+                            seed, own.client, peer.client, context, configuration
+                        ) as key,
                     ):
                         ends = frozenset({owner, self._owners[peer.mask.encoded]})
                         self.mask_names[bytes(key.expose())] = PAIR, ends

@@ -10,9 +10,9 @@ import ideal
 from secagg.crypto.labels import Label, bind
 from secagg.crypto.merkle import MerkleTree
 from secagg.errors import SecAggError
-from secagg.protocols.pairwise_mask import round2_masked_input, round3_consistency_check, round4_unmasking
+from secagg.protocols.pairwise_mask import round2_masked_input, rounds3_4_unmasking
+from secagg.protocols.pairwise_mask.configuration import ClientSet, Roster
 from secagg.protocols.pairwise_mask.relay import PublishedRoster, RelayedShares
-from secagg.protocols.pairwise_mask.roster import ClientSet, Roster
 from secagg.protocols.pairwise_mask.round0_advertise_keys import KeyAdvertisement
 from secagg.protocols.pairwise_mask.round1_share_keys import (
     DeliveredEntry,
@@ -21,7 +21,7 @@ from secagg.protocols.pairwise_mask.round1_share_keys import (
     EntryForm,
     signature_bytes,
 )
-from secagg.protocols.pairwise_mask.round4_unmasking import Endorsement
+from secagg.protocols.pairwise_mask.rounds3_4_unmasking import Endorsement
 from secagg.session.certificates import SIGNATURE_BYTES, SigningKey, issue_certificate
 from sessions import Clients, client_id, new_update
 from setups import GENUINE, IMPOSTOR, Party, Set, Setup, Shown, shown_as
@@ -129,7 +129,7 @@ class World(Clients):
 
     def survivors_message(self, shown: Shown, sharers: Set, contributors: Set) -> bytes:
         """Return the two sets that a member of the committee is to sign."""
-        return round3_consistency_check.SurvivorSet(
+        return rounds3_4_unmasking.SurvivorSet(
             context=self.roster(shown).context.tag,
             sharers=set_on(shown, sharers),
             contributors=set_on(shown, contributors),
@@ -156,11 +156,11 @@ class World(Clients):
         self, shown: Shown, contributors: Set, endorsements: Iterable[Endorsement], views: Iterable[bytes]
     ) -> bytes:
         """Return a request with any endorsements, in the order in which they are given."""
-        return round4_unmasking.UnmaskingRequest(
+        return rounds3_4_unmasking.UnmaskingRequest(
             context=self.roster(shown).context.tag,
             contributors=set_on(shown, contributors),
             endorsements=tuple(endorsements),
-            views=tuple(round4_unmasking.SignedView(upload=ideal.UPLOADED, signature=view) for view in views),
+            views=tuple(rounds3_4_unmasking.SignedView(upload=ideal.UPLOADED, signature=view) for view in views),
         ).encode()
 
     def forged_certificates(
@@ -210,7 +210,7 @@ class World(Clients):
 
     def endorsement_statement(self, shown: Shown, signer: int, sharers: Set, contributors: Set) -> bytes:
         """Return what a member of the committee signs, as the library puts it."""
-        parts = round4_unmasking.signed_survivors(
+        parts = rounds3_4_unmasking.signed_survivors(
             self.roster(shown).context, client_id(signer), set_on(shown, sharers), set_on(shown, contributors)
         )
         return bind(Label.SIGNED_SURVIVORS, *parts)

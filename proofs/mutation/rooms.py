@@ -233,7 +233,7 @@ ROOMS: Final = (
     ),
     Room(
         "pairwise: thresholds, floors, sets",
-        _in("protocols/pairwise_mask", "thresholds.py", "floors.py", "plan.py", "transitions.py", "roster.py"),
+        _in("protocols/pairwise_mask", "graph.py", "floors.py", "plan.py", "configuration.py"),
         _in(
             "tests/protocols/pairwise_mask",
             "test_thresholds.py",
@@ -274,7 +274,7 @@ ROOMS: Final = (
         "pairwise: server",
         _in(
             "protocols/pairwise_mask",
-            "server.py",
+            "session.py",
             "recovery.py",
             "relay.py",
         ),
@@ -297,14 +297,11 @@ ROOMS: Final = (
         _in(
             "protocols/pairwise_mask",
             "client.py",
-            "session.py",
-            "masking.py",
             "client_record.py",
             "round0_advertise_keys.py",
             "round1_share_keys.py",
             "round2_masked_input.py",
-            "round3_consistency_check.py",
-            "round4_unmasking.py",
+            "rounds3_4_unmasking.py",
         ),
         (
             *_in(

@@ -14,7 +14,7 @@ from typing import Any, Final
 from obligations import Obligation
 from secagg.crypto.ring import MAXIMUM_MODULUS_BITS, Ring, add_into, reduce_into, subtract_into
 from secagg.identifiers import CLIENT_ID_BYTES
-from secagg.protocols.pairwise_mask.masking import adds_pairwise_mask
+from secagg.protocols.pairwise_mask.round2_masked_input import adds_pairwise_mask
 from terms import Answer, Question, Term, Word, conjunction, result, z3
 
 Rule = Callable[[Any, Any], Any]

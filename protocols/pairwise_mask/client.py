@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from enum import StrEnum
 from hmac import compare_digest
 from threading import RLock
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol, TypeVar
 
 from secagg.contract.layout import Payload
 from secagg.crypto.entropy import Coins
 from secagg.crypto.labels import Label
 from secagg.crypto.secret import Confined, Secret
 from secagg.errors import (
+    InternalError,
     InvalidParameters,
     Misuse,
     PeerError,
@@ -35,14 +37,77 @@ from .floors import ClientFloors
 from .round0_advertise_keys import Advertised, AdvertisedKeys, accept_advertised_keys, advertise_keys
 from .round1_share_keys import DeliveredShares, Shared, share_keys
 from .round2_masked_input import Masked, mask_input
-from .round3_consistency_check import Confirmed, SurvivorSet, confirm_survivors
-from .round4_unmasking import UnmaskingRequest, reveal_shares
-from .transitions import CLIENT_TRANSITIONS, ClientState, advance
+from .rounds3_4_unmasking import Confirmed, SurvivorSet, UnmaskingRequest, confirm_survivors, reveal_shares
 
 if TYPE_CHECKING:
     from secagg.privacy.client_noise import ClientNoise, NoiseSettings
     from secagg.session.privacy_ledger import PrivacyLedger
     from secagg.session.roles import LateUpdate, Subject
+
+# --- States -----------------------------------------------------------------------------------------------------------
+
+
+State = TypeVar("State", bound=StrEnum)
+Transitions = Mapping[State, tuple[MessageKind, frozenset[State]]]
+"""The one message that each state accepts, and the states that follow."""
+
+
+def advance(table: Transitions[State], state: State, message: MessageKind, chosen: State | None = None) -> State:
+    """Return the state that follows on a message: the only one that the table allows, or the chosen one of several.
+
+    This is the only way from one state to the next. To a server the message is the one that it waits for no longer.
+
+    Raises:
+        InternalError: the table knows no such step.
+    """
+    due, following = table.get(state, (None, frozenset[State]()))
+    if chosen is None and len(following) == 1:
+        (chosen,) = following
+    if message is not due or chosen is None or chosen not in following:
+        raise InternalError(f"no {message.name} leads from {state} to {chosen or 'one state'}")
+    return chosen
+
+
+class ClientState(StrEnum):
+    """The message that a client waits for."""
+
+    AWAITING_OFFER = "awaiting_offer"
+    AWAITING_ADVERTISED_KEYS = "awaiting_advertised_keys"
+    AWAITING_DELIVERED_SHARES = "awaiting_delivered_shares"
+    AWAITING_SURVIVOR_SET = "awaiting_survivor_set"
+    """Only on the committee of an active session."""
+    AWAITING_UNMASKING_REQUEST = "awaiting_unmasking_request"
+    COMPLETED = "completed"
+    ABORTED = "aborted"
+
+
+CLIENT_TRANSITIONS: Final[Transitions[ClientState]] = {
+    ClientState.AWAITING_OFFER: (
+        MessageKind.SESSION_OFFER,
+        frozenset({ClientState.AWAITING_ADVERTISED_KEYS}),
+    ),
+    ClientState.AWAITING_ADVERTISED_KEYS: (
+        MessageKind.ADVERTISED_KEYS,
+        frozenset({ClientState.AWAITING_DELIVERED_SHARES}),
+    ),
+    ClientState.AWAITING_DELIVERED_SHARES: (
+        MessageKind.DELIVERED_SHARES,
+        # A client that cannot use an edge answers with a complaint, and is out.
+        frozenset({ClientState.AWAITING_SURVIVOR_SET, ClientState.AWAITING_UNMASKING_REQUEST, ClientState.ABORTED}),
+    ),
+    ClientState.AWAITING_SURVIVOR_SET: (
+        MessageKind.SURVIVOR_SET,
+        frozenset({ClientState.AWAITING_UNMASKING_REQUEST}),
+    ),
+    ClientState.AWAITING_UNMASKING_REQUEST: (
+        MessageKind.UNMASKING_REQUEST,
+        frozenset({ClientState.COMPLETED}),
+    ),
+}
+"""The one message that each state accepts, and the states that an answer leads to. Any failure leads to ``ABORTED``."""
+
+
+# --- The client -------------------------------------------------------------------------------------------------------
 
 Step = Advertised | Shared | Masked | Confirmed
 Answers = dict[MessageKind, tuple[bytes, bytes]]
@@ -225,7 +290,7 @@ class Client(Confined):
             raise self._unexpected(kind)
         try:
             reply, chosen = self._step_on(kind, message)
-            state = advance(self._state, kind, chosen)
+            state = advance(CLIENT_TRANSITIONS, self._state, kind, chosen)
         except BaseException as error:
             # An offer that is refused has drawn no secret, so another one may come.
             refused = isinstance(error, InvalidParameters | Misuse) and kind is MessageKind.SESSION_OFFER

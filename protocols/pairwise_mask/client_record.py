@@ -23,9 +23,8 @@ from secagg.identifiers import ClientId
 from secagg.session.latch import NAME_BYTES, Latch
 from secagg.wire import MessageKind, Reader, Writer
 
-from .client import BEFORE_UPLOAD, Answers, PairwiseMember, Step
-from .configuration import SessionConfiguration
-from .roster import ClientSet, roster_of, set_bytes
+from .client import BEFORE_UPLOAD, Answers, ClientState, PairwiseMember, Step
+from .configuration import ClientSet, SessionConfiguration, roster_of, set_bytes
 from .round0_advertise_keys import (
     Advertised,
     AdvertisedKeys,
@@ -36,9 +35,8 @@ from .round0_advertise_keys import (
 )
 from .round1_share_keys import Shared
 from .round2_masked_input import Masked
-from .round3_consistency_check import Confirmed
+from .rounds3_4_unmasking import Confirmed
 from .suites import SHARES_BYTES
-from .transitions import ClientState
 
 _STATES: Final = tuple(ClientState)
 _SUSPENDED: Final = frozenset(

@@ -10,8 +10,7 @@ from secagg.crypto.ring import MAXIMUM_MODULUS_BITS
 from secagg.errors import InvalidParameters, Reason
 from secagg.parameters import LEAST_COHORT, LEAST_THRESHOLD, SecurityMode, Suite, usual_corrupted
 
-from .graph import Topology
-from .thresholds import CURIOUS_PRIVACY_BITS, least_privacy_bits
+from .graph import CURIOUS_PRIVACY_BITS, Topology, least_privacy_bits
 
 USUAL_LENGTH: Final = 1 << 28
 USUAL_DEGREE: Final = 1024

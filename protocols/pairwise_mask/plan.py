@@ -28,12 +28,15 @@ from .configuration import (
     noise_of,
     require_range,
 )
-from .graph import LEAST_DEGREE, LEAST_POPULATION, MAXIMUM_POPULATION, Topology
-from .thresholds import (
+from .graph import (
+    LEAST_DEGREE,
+    LEAST_POPULATION,
     LN2,
     MAXIMUM_BITS,
+    MAXIMUM_POPULATION,
     PRIVACY_BITS,
     ThresholdRule,
+    Topology,
     corrupted_in_window,
     corrupted_members,
     corrupted_neighbours,

@@ -31,10 +31,16 @@ from secagg.crypto.shamir import LagrangeWeights, Share, correct
 from secagg.errors import NOBODY, Misuse, PeerError, PeerMisbehaved, Reason, ThresholdNotMet
 from secagg.identifiers import ClientId, Party
 
-from .masking import MaskedVector, SignedKey, adds_pairwise_mask, pairwise_mask_key, self_mask_key
 from .relay import RelayedShares, RevealedShares, Settled
-from .round2_masked_input import share_place
-from .round4_unmasking import ROUND, revealed_secret
+from .round2_masked_input import (
+    MaskedVector,
+    SignedKey,
+    adds_pairwise_mask,
+    pairwise_mask_key,
+    self_mask_key,
+    share_place,
+)
+from .rounds3_4_unmasking import ROUND, revealed_secret
 from .suites import MaskKeys, SharedSecret, commit_to_self_mask, key_suite
 
 

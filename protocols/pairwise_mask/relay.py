@@ -23,8 +23,17 @@ from secagg.identifiers import ClientId, Party
 from secagg.parameters import SecurityMode
 from secagg.session.certificates import Authority, VerifiedIdentity
 
-from .configuration import DIGEST_BYTES, SessionConfiguration
-from .roster import ClientSet, Roster, certain, encode_clients, entry_digest, require_context, roster_of
+from .configuration import (
+    DIGEST_BYTES,
+    ClientSet,
+    Roster,
+    SessionConfiguration,
+    certain,
+    encode_clients,
+    entry_digest,
+    require_context,
+    roster_of,
+)
 from .round0_advertise_keys import ROUND as ADVERTISING
 from .round0_advertise_keys import AdvertisedKeys, KeyAdvertisement, VerifiedAdvertiser, authenticate, verify_keys
 from .round1_share_keys import ROUND as SHARING
@@ -40,16 +49,17 @@ from .round1_share_keys import (
 )
 from .round2_masked_input import ROUND as MASKING
 from .round2_masked_input import Complaint, MaskedInput, signed_complaint, signed_view, upload_digest
-from .round3_consistency_check import ROUND as CONFIRMING
-from .round3_consistency_check import SurvivorSignature, signed_survivors
-from .round4_unmasking import ROUND as UNMASKING
-from .round4_unmasking import (
+from .rounds3_4_unmasking import CHECK_ROUND as CONFIRMING
+from .rounds3_4_unmasking import ROUND as UNMASKING
+from .rounds3_4_unmasking import (
     AnsweredFor,
     Endorsement,
     SignedView,
+    SurvivorSignature,
     UnmaskingRequest,
     UnmaskingShares,
     shown_bytes,
+    signed_survivors,
     signed_unmasking,
 )
 

@@ -37,9 +37,16 @@ from secagg.parameters import SecurityMode
 from secagg.session.certificates import IDENTITY_KEY_BYTES, SIGNATURE_BYTES, Authority, Certificate, VerifiedIdentity
 from secagg.wire import MessageKind
 
-from .configuration import OPENING_BYTES, SessionConfiguration, commit_to_opening
+from .configuration import (
+    OPENING_BYTES,
+    Roster,
+    SessionConfiguration,
+    commit_to_opening,
+    entry_digest,
+    require_context,
+    roster_of,
+)
 from .graph import MAXIMUM_POPULATION
-from .roster import Roster, entry_digest, require_context, roster_of
 from .suites import COMMITMENT_BYTES, MaskKeys, OwnKeys, PublishedKeys, commit_to_self_mask, key_suite
 
 if TYPE_CHECKING:

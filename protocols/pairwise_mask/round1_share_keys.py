@@ -32,7 +32,7 @@ from secagg.parameters import SecurityMode, Suite
 from secagg.session.certificates import SIGNATURE_BYTES, VerifiedIdentity
 from secagg.wire import MessageKind, Reader, Writer
 
-from .roster import ClientSet, Roster, Seat, certain, client_set
+from .configuration import ClientSet, Roster, Seat, certain, client_set
 from .round0_advertise_keys import Advertised, VerifiedKeySet
 from .suites import COMMITMENT_BYTES, SHARES_BYTES, OwnKeys, SharedSecret, SharePlace, key_suite
 

@@ -15,8 +15,7 @@ from secagg.identifiers import ClientId
 
 from .client import Client
 from .plan import SessionPlan
-from .server import Server
-from .transitions import ServerState
+from .session import Server, ServerState
 
 _LOG = logging.getLogger(__name__)
 Dropouts = Mapping[ServerState, frozenset[ClientId]]

@@ -27,11 +27,9 @@ from .client import PairwiseMember
 from .client_record import Recorder
 from .configuration import NO_AUTHORITY, SessionConfiguration
 from .floors import ClientFloors
-from .graph import MAXIMUM_POPULATION, Topology
+from .graph import MAXIMUM_POPULATION, Topology, least_privacy_bits
 from .plan import PairwiseSettings, plan_session
-from .server import STAGES, Server
-from .session import PairwiseHelpers, open_session
-from .thresholds import least_privacy_bits
+from .session import STAGES, PairwiseHelpers, Server, open_session
 
 
 def describe(session: Server) -> tuple[str, ...]:

@@ -41,9 +41,9 @@ from secagg.errors import (
 from secagg.identifiers import ClientId, SessionContext
 from secagg.parameters import SecurityMode, Suite
 from secagg.protocols.pairwise_mask import ServerState, round1_share_keys
-from secagg.protocols.pairwise_mask.masking import MaskedVector
 from secagg.protocols.pairwise_mask.round1_share_keys import signature_bytes
-from secagg.protocols.pairwise_mask.round4_unmasking import shown_bytes
+from secagg.protocols.pairwise_mask.round2_masked_input import MaskedVector
+from secagg.protocols.pairwise_mask.rounds3_4_unmasking import shown_bytes
 from secagg.wire import MessageKind
 from tests.harness.pairwise_sessions import Adversary, Delivery, InsecurePairwiseSession, SessionSetup
 

@@ -40,7 +40,7 @@ from secagg.protocols.pairwise_mask import (
     revealed_sets,
 )
 from secagg.protocols.pairwise_mask.graph import Graph
-from secagg.protocols.pairwise_mask.round4_unmasking import UnmaskingRequest
+from secagg.protocols.pairwise_mask.rounds3_4_unmasking import UnmaskingRequest
 from secagg.wire import MessageKind
 from tests.harness.pairwise_sessions import (
     Delivery,

@@ -38,11 +38,11 @@ from secagg.identifiers import CONTEXT_TAG_BYTES, AttemptContext, ClientId, Part
 from secagg.parameters import SecurityMode, Suite
 from secagg.protocols.pairwise_mask import ClientState, ServerState, Topology
 from secagg.protocols.pairwise_mask.client import Client
+from secagg.protocols.pairwise_mask.configuration import encode_clients, entry_digest, roster_of
+from secagg.protocols.pairwise_mask.graph import corrupted_in_window
 from secagg.protocols.pairwise_mask.relay import PublishedRoster, RelayedShares, deliver_shares
-from secagg.protocols.pairwise_mask.roster import encode_clients, entry_digest, roster_of
 from secagg.protocols.pairwise_mask.round0_advertise_keys import AdvertisedKeys, KeyAdvertisement, sign_advertisement
 from secagg.protocols.pairwise_mask.round1_share_keys import EncryptedShares
-from secagg.protocols.pairwise_mask.thresholds import corrupted_in_window
 from secagg.session.certificates import Certificate, issue_certificate
 from secagg.wire import MessageKind
 from tests.harness.pairwise_sessions import (

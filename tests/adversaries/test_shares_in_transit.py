@@ -39,7 +39,7 @@ from secagg.protocols.pairwise_mask.round1_share_keys import (
     share_keys,
 )
 from secagg.protocols.pairwise_mask.round2_masked_input import complain
-from secagg.protocols.pairwise_mask.round4_unmasking import AnsweredFor, UnmaskingShares
+from secagg.protocols.pairwise_mask.rounds3_4_unmasking import AnsweredFor, UnmaskingShares
 from secagg.protocols.pairwise_mask.suites import ClassicSuite, HybridSuite, OwnKeys, PublishedKeys
 from secagg.wire import MessageKind
 from tests.harness.pairwise_sessions import Delivery, InsecurePairwiseSession, SessionSetup, is_spent

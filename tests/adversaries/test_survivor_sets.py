@@ -31,8 +31,14 @@ from secagg.protocols.pairwise_mask import ClientState, Server, ServerState, Ses
 from secagg.protocols.pairwise_mask.relay import RelayedShares, deliver_shares
 from secagg.protocols.pairwise_mask.round1_share_keys import EncryptedShares
 from secagg.protocols.pairwise_mask.round2_masked_input import MaskedInput, upload_digest
-from secagg.protocols.pairwise_mask.round3_consistency_check import SurvivorSet, SurvivorSignature, signed_survivors
-from secagg.protocols.pairwise_mask.round4_unmasking import Endorsement, SignedView, UnmaskingRequest
+from secagg.protocols.pairwise_mask.rounds3_4_unmasking import (
+    Endorsement,
+    SignedView,
+    SurvivorSet,
+    SurvivorSignature,
+    UnmaskingRequest,
+    signed_survivors,
+)
 from secagg.protocols.pairwise_mask.suites import ClassicSuite, HybridSuite, OwnKeys, PublishedKeys
 from secagg.session.certificates import issue_certificate
 from secagg.wire import MessageKind

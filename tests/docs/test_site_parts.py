@@ -15,7 +15,8 @@ from docs.included import Found, source_page
 from docs.links import faults_of
 from secagg.planning.costs import compare
 from secagg.planning.planned_update import PlanRequest, Scheme
-from secagg.protocols.pairwise_mask.transitions import CLIENT_TRANSITIONS, SERVER_TRANSITIONS
+from secagg.protocols.pairwise_mask.client import CLIENT_TRANSITIONS
+from secagg.protocols.pairwise_mask.session import SERVER_TRANSITIONS
 from secagg.session.registry import find, names
 from secagg.wire import MessageKind
 

@@ -40,7 +40,7 @@ from secagg.identifiers import ClientId
 from secagg.parameters import SecurityMode
 from secagg.protocols.pairwise_mask.graph import Topology
 from secagg.protocols.pairwise_mask.plan import plan_session
-from secagg.protocols.pairwise_mask.transitions import ServerState
+from secagg.protocols.pairwise_mask.session import ServerState
 from secagg.simulation.insecure_coins import InsecureSeededCoins
 from tests.harness.pairwise_sessions import InsecurePairwiseSession, SessionSetup, same_sum
 

@@ -25,7 +25,7 @@ from secagg.crypto.secret import Secret
 from secagg.errors import SecAggError
 from secagg.identifiers import ClientId, Party, ServerId
 from secagg.parameters import SecurityMode, Suite
-from secagg.protocols.pairwise_mask.client import Client, PairwiseMember, Recording
+from secagg.protocols.pairwise_mask.client import Client, ClientState, PairwiseMember, Recording
 from secagg.protocols.pairwise_mask.configuration import (
     LEAST_CHECK_WORDS,
     NO_AUTHORITY,
@@ -36,9 +36,8 @@ from secagg.protocols.pairwise_mask.floors import ClientFloors
 from secagg.protocols.pairwise_mask.graph import Topology
 from secagg.protocols.pairwise_mask.plan import SessionPlan, plan_session
 from secagg.protocols.pairwise_mask.relay import Settled
-from secagg.protocols.pairwise_mask.round4_unmasking import AnsweredFor, UnmaskingShares, signed_unmasking
-from secagg.protocols.pairwise_mask.server import Server
-from secagg.protocols.pairwise_mask.transitions import ClientState, ServerState
+from secagg.protocols.pairwise_mask.rounds3_4_unmasking import AnsweredFor, UnmaskingShares, signed_unmasking
+from secagg.protocols.pairwise_mask.session import Server, ServerState
 from secagg.session.certificates import Authority, Certificate, SigningKey, issue_certificate
 from secagg.session.roles import LateUpdate, Subject, Update
 from secagg.simulation.insecure_coins import InsecureSeededCoins

@@ -27,7 +27,7 @@ from secagg.identifiers import ClientId
 from secagg.platforms.keys.identities import load_identity
 from secagg.protocols.one_message.lattice.gaussian import Sampler
 from secagg.protocols.one_message.requests import Receipt
-from secagg.protocols.pairwise_mask.roster import decode_clients
+from secagg.protocols.pairwise_mask.configuration import decode_clients
 from secagg.session.certificates import Certificate, SigningKey, VerifiedIdentity
 from secagg.simulation.insecure_coins import InsecureRecordedCoins
 from secagg.transport.card import Card

@@ -24,7 +24,7 @@ from secagg.protocols.pairwise_mask import (
 from secagg.protocols.pairwise_mask.configuration import NO_DIGEST
 from secagg.protocols.pairwise_mask.plan import PairwiseSettings
 from secagg.protocols.pairwise_mask.run import run as run_pairwise
-from secagg.protocols.pairwise_mask.server import STAGES
+from secagg.protocols.pairwise_mask.session import STAGES
 from secagg.protocols.pairwise_mask.simulation import PairwiseSimulation
 from secagg.session.registry import Simulation
 from secagg.session.roles import ClientSession, LateUpdate, Subject, Update

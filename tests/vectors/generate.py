@@ -32,7 +32,7 @@ from secagg.protocols.pairwise_mask import (
     plan_session,
 )
 from secagg.protocols.pairwise_mask.floors import ClientFloors
-from secagg.protocols.pairwise_mask.transitions import SERVER_TRANSITIONS
+from secagg.protocols.pairwise_mask.session import SERVER_TRANSITIONS
 from secagg.session.certificates import Authority, SigningKey, issue_certificate
 from secagg.simulation.insecure_coins import InsecureRecordedCoins
 from secagg.wire import MessageKind, message_kind

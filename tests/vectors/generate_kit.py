@@ -26,8 +26,8 @@ from secagg.crypto.merkle import MerkleTree
 from secagg.crypto.ring import Ring
 from secagg.crypto.shamir import split
 from secagg.identifiers import AttemptContext, ClientId, SessionContext
+from secagg.protocols.pairwise_mask.configuration import ClientSet, encode_clients
 from secagg.protocols.pairwise_mask.graph import Graph, Topology
-from secagg.protocols.pairwise_mask.roster import ClientSet, encode_clients
 from secagg.session.certificates import issue_certificate
 from secagg.simulation.insecure_coins import InsecureRecordedCoins
 from secagg.transport.card import Card, terms_digest

@@ -13,7 +13,7 @@ from secagg.crypto.ring import Ring
 from secagg.protocols.one_message.configuration import Offer
 from secagg.protocols.one_message.lattice.gaussian import Sampler
 from secagg.protocols.one_message.messages import Upload
-from secagg.protocols.pairwise_mask.roster import decode_clients, roster_of
+from secagg.protocols.pairwise_mask.configuration import decode_clients, roster_of
 from secagg.wire import MessageKind, Writer
 
 from . import generate

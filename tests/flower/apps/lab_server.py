@@ -41,7 +41,7 @@ from secagg.platforms.keys.identities import make_identities
 from secagg.platforms.round_task import RECORD, message_in, record_of
 from secagg.protocols.pairwise_mask import SessionConfiguration, plan_session
 from secagg.protocols.pairwise_mask import plan as pairwise_plan
-from secagg.protocols.pairwise_mask.roster import ClientSet
+from secagg.protocols.pairwise_mask.configuration import ClientSet
 from secagg.session.sealed_state import DIRECTORY_VARIABLE
 
 FOR_EVER = 600.0

@@ -19,8 +19,7 @@ from secagg.errors import AuthenticationFailed, PeerError, SecAggError
 from secagg.identifiers import ClientId, ServerId
 from secagg.parameters import SecurityMode, Suite
 from secagg.protocols.pairwise_mask.configuration import WORST_CASE_CHECK_WORDS
-from secagg.protocols.pairwise_mask.masking import MaskedVector
-from secagg.protocols.pairwise_mask.round2_masked_input import MaskedInput, upload_digest
+from secagg.protocols.pairwise_mask.round2_masked_input import MaskedInput, MaskedVector, upload_digest
 from secagg.wire import MessageKind
 from tests.harness.pairwise_sessions import Delivery, InsecurePairwiseSession, SessionSetup, same_sum
 

@@ -15,8 +15,8 @@ from secagg.errors import InvalidParameters
 from secagg.identifiers import ClientId
 from secagg.parameters import SecurityMode, Suite
 from secagg.protocols.pairwise_mask.graph import Topology
-from secagg.protocols.pairwise_mask.masking import MaskedVector
-from secagg.protocols.pairwise_mask.transitions import ServerState
+from secagg.protocols.pairwise_mask.round2_masked_input import MaskedVector
+from secagg.protocols.pairwise_mask.session import ServerState
 from tests.harness.pairwise_sessions import InsecurePairwiseSession, SessionSetup, same_sum
 
 WIDTHS = st.one_of(st.sampled_from((1, 2, 7, 8, 9, 15, 16, 17, 31, 32, 33, 63, 64)), st.integers(1, 64))

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from secagg.crypto.labels import Label
 from secagg.errors import InvalidParameters, MalformedMessage, Reason
 from secagg.identifiers import SessionContext
-from secagg.protocols.pairwise_mask.roster import ClientSet, set_bytes
+from secagg.protocols.pairwise_mask.configuration import ClientSet, set_bytes
 from secagg.wire import MessageKind, Reader, Writer
 
 CONTEXT = SessionContext(bytes(range(32)))

@@ -26,9 +26,14 @@ from secagg.identifiers import ClientId, SessionContext
 from secagg.parameters import SecurityMode, Suite
 from secagg.protocols.pairwise_mask.client import Client
 from secagg.protocols.pairwise_mask.graph import Topology
-from secagg.protocols.pairwise_mask.masking import MaskedVector, adds_pairwise_mask, pairwise_mask_key, self_mask_key
-from secagg.protocols.pairwise_mask.round2_masked_input import MaskedInput
-from secagg.protocols.pairwise_mask.transitions import ServerState
+from secagg.protocols.pairwise_mask.round2_masked_input import (
+    MaskedInput,
+    MaskedVector,
+    adds_pairwise_mask,
+    pairwise_mask_key,
+    self_mask_key,
+)
+from secagg.protocols.pairwise_mask.session import ServerState
 from secagg.simulation.insecure_coins import InsecureSeededCoins
 from secagg.wire import MessageKind
 from tests.harness.pairwise_sessions import Delivery, InsecurePairwiseSession, SessionSetup, same_sum, stored, update_of
@@ -376,7 +381,7 @@ def test_a_traceback_with_all_its_variables_shows_no_secret(
     kinds = {
         MessageKind.ADVERTISED_KEYS: "round1_share_keys.EncryptedShares",
         MessageKind.DELIVERED_SHARES: "round2_masked_input.MaskedInput",
-        MessageKind.UNMASKING_REQUEST: "round4_unmasking.AnsweredFor.by",
+        MessageKind.UNMASKING_REQUEST: "rounds3_4_unmasking.AnsweredFor.by",
     }
     setup = SessionSetup(population=5, corrupted=0, mode=mode, suite=suite)
     reports = 0
@@ -431,7 +436,8 @@ def _report(client: Client, message: bytes) -> str:
 FORKED = """
 import os
 from secagg.errors import Misuse
-from secagg.protocols.pairwise_mask.transitions import (ClientState, ServerState)
+from secagg.protocols.pairwise_mask.client import ClientState
+from secagg.protocols.pairwise_mask.session import ServerState
 from tests.harness.pairwise_sessions import InsecurePairwiseSession, same_sum
 
 session = InsecurePairwiseSession()

@@ -23,8 +23,13 @@ from secagg.identifiers import ClientId, SessionContext
 from secagg.parameters import SecurityMode, Suite
 from secagg.protocols.pairwise_mask.configuration import SessionConfiguration
 from secagg.protocols.pairwise_mask.graph import Topology
-from secagg.protocols.pairwise_mask.masking import MaskedVector, adds_pairwise_mask, pairwise_mask_key, self_mask_key
 from secagg.protocols.pairwise_mask.plan import plan_session
+from secagg.protocols.pairwise_mask.round2_masked_input import (
+    MaskedVector,
+    adds_pairwise_mask,
+    pairwise_mask_key,
+    self_mask_key,
+)
 from secagg.simulation.insecure_coins import InsecureSeededCoins
 from tests.harness.pairwise_sessions import insecure_payload
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from secagg.identifiers import ClientId
 from secagg.protocols.pairwise_mask.graph import Graph, Topology
-from secagg.protocols.pairwise_mask.server import OpenRound
+from secagg.protocols.pairwise_mask.session import OpenRound
 
 
 def message(position: int) -> bytes:

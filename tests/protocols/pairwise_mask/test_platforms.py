@@ -14,9 +14,9 @@ from secagg.contract import Layout
 from secagg.crypto.labels import Label
 from secagg.errors import InvalidParameters, PeerMisbehaved, Reason, SecAggError
 from secagg.parameters import SecurityMode
-from secagg.protocols.pairwise_mask.client import Client
-from secagg.protocols.pairwise_mask.round3_consistency_check import SurvivorSet
-from secagg.protocols.pairwise_mask.transitions import ClientState, ServerState
+from secagg.protocols.pairwise_mask.client import Client, ClientState
+from secagg.protocols.pairwise_mask.rounds3_4_unmasking import SurvivorSet
+from secagg.protocols.pairwise_mask.session import ServerState
 from secagg.session.certificates import SigningKey
 from secagg.simulation.insecure_coins import InsecureRecordedCoins
 from secagg.wire import MessageKind

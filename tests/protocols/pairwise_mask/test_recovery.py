@@ -28,17 +28,18 @@ from secagg.errors import (
 from secagg.identifiers import ClientId, Party, ServerId
 from secagg.parameters import SecurityMode, Suite
 from secagg.protocols.pairwise_mask import recovery, round1_share_keys
+from secagg.protocols.pairwise_mask.client import ClientState
 from secagg.protocols.pairwise_mask.graph import Topology
 from secagg.protocols.pairwise_mask.round1_share_keys import DeliveredShares
 from secagg.protocols.pairwise_mask.round2_masked_input import Complaint
-from secagg.protocols.pairwise_mask.round4_unmasking import (
+from secagg.protocols.pairwise_mask.rounds3_4_unmasking import (
     AnsweredFor,
     UnmaskingRequest,
     UnmaskingShares,
     signed_unmasking,
 )
+from secagg.protocols.pairwise_mask.session import ServerState
 from secagg.protocols.pairwise_mask.suites import HybridSuite, MaskKeys, SharePlace, key_suite
-from secagg.protocols.pairwise_mask.transitions import ClientState, ServerState
 from secagg.wire import MessageKind, message_kind
 from tests.harness.pairwise_sessions import (
     Delivery,
@@ -841,7 +842,7 @@ def test_an_altered_upload_is_noticed_by_the_check_words() -> None:
 
 def test_a_weight_that_no_weights_add_up_to_is_refused() -> None:
     """A client that lies about its weight and computes the check words for it is caught only where it goes too far."""
-    from secagg.protocols.pairwise_mask.masking import MaskedVector  # noqa: PLC0415 -- beside what it patches
+    from secagg.protocols.pairwise_mask.round2_masked_input import MaskedVector  # noqa: PLC0415 -- beside what it patches
 
     honest = MaskedVector.of_input.__func__  # type: ignore[attr-defined] # pyright: ignore[reportFunctionMemberAccess]
     setup = nine(SecurityMode.SEMI_HONEST)

@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 
 from secagg.errors import Misuse
 from secagg.identifiers import ClientId
-from secagg.protocols.pairwise_mask.graph import Graph, Topology
+from secagg.protocols.pairwise_mask.graph import Graph, ThresholdRule, Topology
 from secagg.protocols.pairwise_mask.recovery import Transcript, revealed_sets
-from secagg.protocols.pairwise_mask.thresholds import ThresholdRule
 
 Clients = frozenset[ClientId]
 LARGEST_ENUMERATION = 1 << 14

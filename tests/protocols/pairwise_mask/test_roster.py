@@ -11,10 +11,16 @@ from secagg.crypto.labels import Label, bind
 from secagg.errors import InvalidParameters, MalformedMessage, Reason
 from secagg.identifiers import ClientId
 from secagg.parameters import SecurityMode
-from secagg.protocols.pairwise_mask.configuration import NO_AUTHORITY, SessionConfiguration
+from secagg.protocols.pairwise_mask.configuration import (
+    NO_AUTHORITY,
+    SessionConfiguration,
+    decode_clients,
+    encode_clients,
+    entry_digest,
+    roster_of,
+)
 from secagg.protocols.pairwise_mask.graph import Topology
 from secagg.protocols.pairwise_mask.plan import plan_session
-from secagg.protocols.pairwise_mask.roster import decode_clients, encode_clients, entry_digest, roster_of
 from secagg.simulation.insecure_coins import InsecureSeededCoins
 
 GREATEST = (1 << 64) - 1

@@ -29,10 +29,16 @@ from secagg.errors import (
 )
 from secagg.identifiers import CONTEXT_TAG_BYTES, ClientId, Party, ServerId
 from secagg.parameters import SecurityMode, Suite
-from secagg.protocols.pairwise_mask.client import Client, PairwiseMember
-from secagg.protocols.pairwise_mask.configuration import SessionConfiguration
+from secagg.protocols.pairwise_mask.client import CLIENT_TRANSITIONS, Client, ClientState, PairwiseMember
+from secagg.protocols.pairwise_mask.configuration import (
+    ClientSet,
+    Roster,
+    SessionConfiguration,
+    encode_clients,
+    entry_digest,
+    set_bytes,
+)
 from secagg.protocols.pairwise_mask.graph import Topology
-from secagg.protocols.pairwise_mask.roster import ClientSet, Roster, encode_clients, entry_digest, set_bytes
 from secagg.protocols.pairwise_mask.round0_advertise_keys import (
     AdvertisedKeys,
     KeyAdvertisement,
@@ -41,10 +47,15 @@ from secagg.protocols.pairwise_mask.round0_advertise_keys import (
 )
 from secagg.protocols.pairwise_mask.round1_share_keys import DeliveredShares, EncryptedShares
 from secagg.protocols.pairwise_mask.round2_masked_input import MaskedInput
-from secagg.protocols.pairwise_mask.round3_consistency_check import SurvivorSet, SurvivorSignature
-from secagg.protocols.pairwise_mask.round4_unmasking import AnsweredFor, Endorsement, UnmaskingRequest, UnmaskingShares
-from secagg.protocols.pairwise_mask.server import Server
-from secagg.protocols.pairwise_mask.transitions import CLIENT_TRANSITIONS, ClientState, ServerState
+from secagg.protocols.pairwise_mask.rounds3_4_unmasking import (
+    AnsweredFor,
+    Endorsement,
+    SurvivorSet,
+    SurvivorSignature,
+    UnmaskingRequest,
+    UnmaskingShares,
+)
+from secagg.protocols.pairwise_mask.session import Server, ServerState
 from secagg.wire import MessageKind, message_kind
 from tests.harness.pairwise_sessions import (
     InsecurePairwiseSession,

@@ -14,8 +14,7 @@ from secagg.errors import MalformedMessage, PeerError, PeerMisbehaved, Reason
 from secagg.identifiers import ClientId
 from secagg.parameters import SecurityMode, Suite
 from secagg.protocols.pairwise_mask.graph import Topology
-from secagg.protocols.pairwise_mask.server import Server
-from secagg.protocols.pairwise_mask.transitions import ServerState
+from secagg.protocols.pairwise_mask.session import Server, ServerState
 from secagg.wire import MessageKind, message_kind
 from tests.harness.pairwise_sessions import (
     InsecurePairwiseSession,

@@ -27,13 +27,13 @@ from secagg.errors import (
 )
 from secagg.identifiers import ClientId
 from secagg.parameters import SecurityMode, Suite
-from secagg.protocols.pairwise_mask.client import Client, PairwiseMember
+from secagg.protocols.pairwise_mask.client import Client, ClientState, PairwiseMember
+from secagg.protocols.pairwise_mask.configuration import Roster
 from secagg.protocols.pairwise_mask.graph import Topology
-from secagg.protocols.pairwise_mask.roster import Roster
 from secagg.protocols.pairwise_mask.round1_share_keys import DeliveredShares
-from secagg.protocols.pairwise_mask.round4_unmasking import AnsweredFor, UnmaskingRequest, UnmaskingShares
+from secagg.protocols.pairwise_mask.rounds3_4_unmasking import AnsweredFor, UnmaskingRequest, UnmaskingShares
 from secagg.protocols.pairwise_mask.run import run
-from secagg.protocols.pairwise_mask.transitions import ClientState, ServerState
+from secagg.protocols.pairwise_mask.session import ServerState
 from secagg.wire import MessageKind, message_kind
 from tests.harness.pairwise_sessions import (
     Delivery,

@@ -13,8 +13,19 @@ from hypothesis import strategies as st
 
 from secagg.errors import InvalidParameters
 from secagg.parameters import SecurityMode
-from secagg.protocols.pairwise_mask import thresholds
-from secagg.protocols.pairwise_mask.graph import MAXIMUM_POPULATION, Graph, Topology
+from secagg.protocols.pairwise_mask.graph import (
+    MAXIMUM_BITS,
+    MAXIMUM_POPULATION,
+    Graph,
+    ThresholdRule,
+    Topology,
+    corrupted_in_window,
+    corrupted_neighbours,
+    least_privacy_bits,
+    least_threshold,
+    log_tail,
+    require_committee,
+)
 from secagg.protocols.pairwise_mask.plan import (
     LARGEST_SEARCHED,
     LARGEST_WHOLE_COMMITTEE,
@@ -23,15 +34,6 @@ from secagg.protocols.pairwise_mask.plan import (
     Neighbourhood,
     find_committee,
     find_neighbourhood,
-)
-from secagg.protocols.pairwise_mask.thresholds import (
-    MAXIMUM_BITS,
-    ThresholdRule,
-    corrupted_in_window,
-    corrupted_neighbours,
-    least_privacy_bits,
-    least_threshold,
-    require_committee,
 )
 
 FULL, SPARSE = Topology.FULL, Topology.SPARSE
@@ -458,7 +460,7 @@ def test_a_tail_is_as_good_in_large_populations(total: int, marked: int, drawn: 
 
 
 def check_tail(least: int, total: int, marked: int, drawn: int) -> None:
-    computed = thresholds.log_tail(least, total, marked, drawn)  # pyright: ignore[reportPrivateUsage]
+    computed = log_tail(least, total, marked, drawn)
     exact = exact_tail(least, total, marked, drawn)
     if exact == 0:
         assert computed == float("-inf")

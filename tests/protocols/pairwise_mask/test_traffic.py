@@ -16,7 +16,7 @@ from secagg.errors import InvalidParameters
 from secagg.identifiers import ClientId
 from secagg.parameters import SecurityMode, Suite
 from secagg.protocols.pairwise_mask import Server, ServerState, SessionConfiguration, Topology
-from secagg.protocols.pairwise_mask.roster import Roster
+from secagg.protocols.pairwise_mask.configuration import Roster
 from secagg.protocols.pairwise_mask.run import run
 from secagg.simulation.synthetic_updates import WindowedInputs
 from tests.harness.pairwise_cohort import PLACES, Setting, gather, spread_dropouts

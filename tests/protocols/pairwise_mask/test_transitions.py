@@ -30,17 +30,9 @@ from secagg.errors import (
 )
 from secagg.identifiers import ClientId, Party, ServerId
 from secagg.parameters import SecurityMode, Suite
-from secagg.protocols.pairwise_mask.client import Client, PairwiseMember
+from secagg.protocols.pairwise_mask.client import CLIENT_TRANSITIONS, Client, ClientState, PairwiseMember, advance
 from secagg.protocols.pairwise_mask.graph import Topology
-from secagg.protocols.pairwise_mask.server import Server
-from secagg.protocols.pairwise_mask.transitions import (
-    CLIENT_TRANSITIONS,
-    SENT_INSTEAD,
-    SERVER_TRANSITIONS,
-    ClientState,
-    ServerState,
-    advance,
-)
+from secagg.protocols.pairwise_mask.session import SENT_INSTEAD, SERVER_TRANSITIONS, Server, ServerState
 from secagg.wire import MessageKind, Writer, message_kind
 from tests.harness.pairwise_sessions import (
     InsecurePairwiseSession,
@@ -149,15 +141,15 @@ def test_a_role_moves_where_its_table_says_and_nowhere_else(
         for kind in MessageKind:
             for chosen in states:
                 if kind is due and chosen in following:
-                    assert advance(state, kind, chosen) is chosen
+                    assert advance(table, state, kind, chosen) is chosen
                     continue
                 with pytest.raises(InternalError, match=f" to {chosen}$"):
-                    advance(state, kind, chosen)
+                    advance(table, state, kind, chosen)
             if kind is due and len(following) == 1:
-                assert {advance(state, kind)} == following
+                assert {advance(table, state, kind)} == following
             else:
                 with pytest.raises(InternalError):
-                    advance(state, kind)
+                    advance(table, state, kind)
 
 
 def test_a_step_that_a_table_lacks_is_refused() -> None:
@@ -168,7 +160,7 @@ def test_a_step_that_a_table_lacks_is_refused() -> None:
         (shares, MessageKind.DELIVERED_SHARES, None, "one state"),
     ):
         with pytest.raises(InternalError, match=f"no {kind.name} leads from {state} to {said}"):
-            advance(state, kind, chosen)
+            advance(CLIENT_TRANSITIONS, state, kind, chosen)
 
 
 # --- The client -------------------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ from secagg.crypto.secret import Secret
 from secagg.errors import InvalidParameters, Misuse, PeerMisbehaved, Reason, ThresholdNotMet
 from secagg.identifiers import ClientId
 from secagg.parameters import SecurityMode, Suite
-from secagg.protocols.pairwise_mask.transitions import ServerState
+from secagg.protocols.pairwise_mask.session import ServerState
 from secagg.session.roles import Turnout
 from secagg.wire import MessageKind, Writer
 from tests.harness.pairwise_sessions import InsecurePairwiseSession, SessionSetup, close_round

@@ -31,8 +31,9 @@ from secagg.protocols.pairwise_mask import (
     SessionPlan,
     Topology,
 )
+from secagg.protocols.pairwise_mask.client import CLIENT_TRANSITIONS
 from secagg.protocols.pairwise_mask.floors import ClientFloors
-from secagg.protocols.pairwise_mask.transitions import CLIENT_TRANSITIONS, SERVER_TRANSITIONS
+from secagg.protocols.pairwise_mask.session import SERVER_TRANSITIONS
 from secagg.session.certificates import Authority, SigningKey, issue_certificate
 from secagg.simulation.insecure_coins import InsecureRecordedCoins
 from secagg.wire import message_kind

@@ -1,6 +1,11 @@
-"""Round 4, unmasking: the survivors show one share of each neighbour, and the server removes what masks are left.
+"""Rounds 3 and 4: a committee certifies one set of survivors, who then show one share of each neighbour.
 
-[BIK+17] Fig. 4, Round 4. Server to each contributor: ``UnmaskingRequest``. Client to server: ``UnmaskingShares``.
+[BIK+17] Fig. 4. Round 3, in active mode only: ``SurvivorSet`` to the committee, ``SurvivorSignature`` back. Round 4:
+``UnmaskingRequest`` to each contributor, ``UnmaskingShares`` back.
+
+In a full graph everybody is on the committee. Each member signs one pair of sets in its life: who shared keys, and who
+of them contributed. A certificate takes so many signatures that any two certificates have an honest signer in common.
+So all honest clients unmask the same sum.
 
 For each neighbour a client shows either its share of the self-mask seed, if the neighbour contributed, or its share of
 the mask root, if it did not. It decides that itself, from the one set of contributors, and it answers once. In active
@@ -18,25 +23,123 @@ from secagg.blame import unverified
 from secagg.crypto.key_agreement import KEY_BYTES
 from secagg.crypto.labels import Label
 from secagg.crypto.prime_field import ELEMENT_BYTES
-from secagg.crypto.secret import Secret
+from secagg.crypto.secret import Confined, Secret
 from secagg.errors import MalformedMessage, PeerError, PeerMisbehaved, Reason, ThresholdNotMet
-from secagg.fields import Placed, fixed, nested, repeated, sized, unsigned
+from secagg.fields import Message, Placed, fixed, nested, repeated, sized, unsigned
 from secagg.identifiers import CONTEXT_TAG_BYTES, ClientId, ServerId, SessionContext
 from secagg.parameters import SecurityMode
 from secagg.session.certificates import IDENTITY_KEY_BYTES, SIGNATURE_BYTES, Certificate
 from secagg.wire import MessageKind
 
-from .configuration import DIGEST_BYTES
+from .configuration import DIGEST_BYTES, ClientSet, Roster, certain, client_set, require_context
 from .graph import MAXIMUM_POPULATION
-from .roster import ClientSet, Roster, certain, client_set
 from .round0_advertise_keys import in_parallel
 from .round1_share_keys import SIGNATURE
 from .round2_masked_input import Masked, share_place, signed_view
-from .round3_consistency_check import Confirmed, check_survivors, invalid_survivors, signed_survivors
 from .suites import COMMITMENT_BYTES, SharedSecret, key_suite
 
 if TYPE_CHECKING:
     from .client import PairwiseMember
+
+CHECK_ROUND: Final = "consistency_check"
+
+
+# --- Messages ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SurvivorSet(Placed):
+    """The clients that shared keys, and the contributors among them, as the server says."""
+
+    kind: ClassVar = MessageKind.SURVIVOR_SET
+    context: Annotated[bytes, fixed(CONTEXT_TAG_BYTES)]
+    sharers: Annotated[ClientSet, client_set(lambda at: at.place.population)]
+    contributors: Annotated[ClientSet, client_set(lambda at: at.place.population)]
+
+    @classmethod
+    def decode(cls, message: bytes, roster: Roster) -> SurvivorSet:
+        """Read the canonical encoding back."""
+        return cls.read_in(roster, message)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SurvivorSignature(Message):
+    """A committee member's signature on the two sets."""
+
+    kind: ClassVar = MessageKind.SURVIVOR_SIGNATURE
+    context: Annotated[bytes, fixed(CONTEXT_TAG_BYTES)]
+    signature: Annotated[bytes, fixed(SIGNATURE_BYTES)]
+
+
+# --- Client -----------------------------------------------------------------------------------------------------------
+
+
+class Confirmed(Confined):
+    """A client that has signed a set of survivors, and will unmask no other."""
+
+    __slots__ = ("contributors", "masked")
+
+    def __init__(self, masked: Masked, contributors: ClientSet) -> None:
+        self.masked = masked
+        self.contributors = contributors
+
+    def wipe(self) -> None:
+        """Overwrite the shares."""
+        self.masked.wipe()
+
+    def __repr__(self) -> str:
+        return f"<Confirmed {len(self.contributors)} contributors>"
+
+
+def confirm_survivors(
+    member: PairwiseMember, state: Masked, message: SurvivorSet
+) -> tuple[Confirmed, SurvivorSignature]:
+    """Sign the set of survivors, once, if it fits what this client has seen.
+
+    Implements: [BIK+17] Fig. 4, Round 3, client; with a committee for sparse graphs.
+    Raises:
+        PeerMisbehaved: the sets contradict what this client masked under, or each other, or leave this client out.
+        ThresholdNotMet: fewer contributed than the minimum cohort.
+    Claim PM-3: a member signs the sharers under which it masked, and one set of contributors.
+    """
+    roster = state.key_set.roster
+    check_survivors(state, message.context, message.contributors, CHECK_ROUND)
+    if message.sharers != state.sharers:
+        raise invalid_survivors("the server shows other sharers than it showed before this client masked", CHECK_ROUND)
+    parts = signed_survivors(roster.context, member.client, message.sharers, message.contributors)
+    signature = member.sign(Label.SIGNED_SURVIVORS, *parts)
+    confirmed = Confirmed(state, message.contributors)
+    return confirmed, SurvivorSignature(context=roster.context.tag, signature=signature)
+
+
+def check_survivors(state: Masked, context: bytes, contributors: ClientSet, round_name: str) -> None:
+    """Refuse a set of contributors that this client must not help to unmask."""
+    roster, position = state.key_set.roster, state.key_set.position
+    require_context(context, roster.context, "the survivors are of another session", {ServerId()}, round_name)
+    if not contributors.issubset(state.sharers):
+        raise invalid_survivors("somebody contributed without having shared keys", round_name)
+    if position not in contributors:
+        raise invalid_survivors("the server declares this client dropped, and asks it", round_name)
+    needed = roster.configuration.minimum_cohort
+    if len(contributors) < needed:
+        raise ThresholdNotMet(needed=needed, present=len(contributors), what="contributors", round_name=round_name)
+
+
+# --- Private ----------------------------------------------------------------------------------------------------------
+
+
+def signed_survivors(
+    context: SessionContext, signer: ClientId, sharers: ClientSet, contributors: ClientSet
+) -> tuple[bytes, ...]:
+    """Return what a member signs."""
+    sizes = (len(sharers).to_bytes(4, "big"), len(contributors).to_bytes(4, "big"))
+    return context.digest, signer.encode(), sharers.digest(context), contributors.digest(context), *sizes
+
+
+def invalid_survivors(sentence: str, round_name: str) -> PeerMisbehaved:
+    """Return the error for a set that the server should not have shown."""
+    return PeerMisbehaved(sentence, reason=Reason.SURVIVORS_INVALID, culprits={ServerId()}, round_name=round_name)
+
 
 ROUND: Final = "unmasking"
 
