@@ -9,7 +9,6 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
-from functools import cached_property
 from typing import Any, Final
 
 import numpy as np
@@ -67,7 +66,7 @@ class Plan:
         """Plan the cells.
 
         Raises:
-            InvalidParameters: no ring holds the sums; the message says what to change.
+            InvalidParameters: no ring holds the sums, or no noise is large enough; the message says what to change.
         """
         self.declaration = declaration
         self.kinds: dict[str, Kind] = {
@@ -102,6 +101,8 @@ class Plan:
                 for name, group in self._groups.items()
             )
         )
+        self.noise = self._noise()
+        """The noise of a sum as a ledger counts it; a neighbour is another person in the place of one."""
 
     @property
     def multiplier(self) -> Fraction | None:
@@ -130,9 +131,7 @@ class Plan:
         scale = multiplier**2 * len(self._groups) / self._honest
         return {name: scale * of_vector(group.norm, 1, Adjacency.REPLACE) for name, group in self._groups.items()}
 
-    @cached_property
-    def noise(self) -> ClientNoise | None:
-        """The noise of a sum as a ledger counts it; a neighbour is another person in the place of one."""
+    def _noise(self) -> ClientNoise | None:
         if (multiplier := self.multiplier) is None:
             return None
         groups = self._groups.values()

@@ -224,6 +224,13 @@ def test_sums_that_no_ring_holds_are_refused() -> None:
         Plan(declared(variables=fine, statistics=spread, most_people=1 << 30, most_clients=1 << 10))
 
 
+def test_noise_that_cannot_be_drawn_is_refused_with_the_declaration() -> None:
+    fine = {"age": {"low": 0, "high": 1, "step": 2.0**-21}}
+    spread = {"x": {"kind": "variance", "of": ["age"]}}
+    with pytest.raises(InvalidParameters, match="variance"):
+        Plan(declared(variables=fine, statistics=spread, most_people=100, epsilon=1))
+
+
 def test_a_function_that_is_missing_is_refused_before_any_server_is_asked() -> None:
     with pytest.raises(InvalidParameters, match="no function gives 'age'"):
         Site(declaration=declared(), functions={})

@@ -88,6 +88,18 @@ def test_a_site_answers_no_other_declaration(tmp_path: Path, changed: dict[str, 
     assert watched.read == 0
 
 
+def test_a_server_that_names_the_declaration_and_sends_other_parameters_is_refused(tmp_path: Path) -> None:
+    """Cells would not fit its layout, and zeros without noise would be sent in their place."""
+    watched = Watched()
+    rounds, answering = Rounds(SecAggSettings(weighting="uniform", minimum_cohort=3)), Answering(watched.site)
+    others = Plan(declared(most_people=7)).update
+    task = rounds.asked(others, answering.plan.asked, clients=len(CLIENTS), task=RUN, number=1)
+    with pytest.raises(InvalidParameters, match="other statistics than this site declares") as raised:
+        joined(answering, task, tmp_path)
+    assert raised.value.reason is Reason.BELOW_FLOOR
+    assert watched.read == 0
+
+
 def test_more_sites_than_rings_are_made_for_are_refused() -> None:
     rounds = Rounds(settings_of(SecAggSettings(), declared()))
     with pytest.raises(InvalidParameters, match="more than the most_clients, 4"):
