@@ -223,13 +223,13 @@ function sentenceOf(bytes) {
 
 // --- Cards -----------------------------------------------------------------------------------
 
-/** Read a card, and refuse what is none. @param {string} text @returns {Card} */
+/** Read a card, and refuse anything else. @param {string} text @returns {Card} */
 export function readCard(text) {
   const { session, protocol, mode, task, round_number, answer_bytes, terms } = json(text, "not_canonical");
   const isText = (/** @type {unknown} */ value) => typeof value === "string" && !/\p{C}/u.test(value);
   must(
     [session, protocol, mode, task, round_number, terms].every(isText) && /^[0-9a-f]{32}$/.test(session),
-    "not_canonical", "the card is no card of a session",
+    "not_canonical", "this is not a card of a session",
   );
   must(
     /^(0|[1-9][0-9]{0,18})$/.test(round_number) && BigInt(round_number) < 1n << 63n &&

@@ -151,9 +151,9 @@ export function requireExact(offer) {
     offer.minimumCohort >= offer.corruptedClients + 2 && offer.minimumCohort <= capacity &&
     segments.length >= 2;
   const variance = WIDTH ** 2 + (4 ** droppedBits - 1) / 12;
-  const due = Math.ceil(Math.log2(2 * DEVIATIONS * Math.sqrt(capacity * variance) + 1));
+  const least = Math.ceil(Math.log2(2 * DEVIATIONS * Math.sqrt(capacity * variance) + 1));
   must(
-    isInRange && guardBits >= due && guardBits < modulusBits,
+    isInRange && guardBits >= least && guardBits < modulusBits,
     "not_canonical", "the numbers of the offer do not go together",
   );
   const shapes = segments.map((segment) => shapeOf(offer, segment));
@@ -340,7 +340,7 @@ async function signed(key, label, ...parts) {
 
 /** Values within their bounds: nothing is refused once they were made. @param {ArrayLike<number>} values @param {Segment} segment */
 function within(values, { bounds, length }) {
-  must(values.length === length, "layout_mismatch", `${length} values are due, not ${values.length}`);
+  must(values.length === length, "layout_mismatch", `expected ${length} values, got ${values.length}`);
   if (!bounds) return values;
   const [least, greatest] = bounds.map(Number);
   return Array.from(values, (value) => Math.min(greatest, Math.max(least, value)));

@@ -76,7 +76,7 @@ const NO_KEYS = Object.freeze({ own: /** @type {any} */ (null), public: NONE });
 const left = () => new Refused("wrong_kind", "this client left the session");
 /** Segments of the stream of one key. */
 const MOST_PARTS = 2 ** 16;
-/** No message is due. */
+/** The kind that is expected once the session is over. */
 const OVER = -1;
 /** An offer that is refused for one of these changes nothing, and another one may come. */
 const OFFER_IS_REFUSED = ["below_floor", "parameter_out_of_range"];
@@ -221,29 +221,24 @@ export function committeeOf(offer, seed, clients) {
 /** @typedef {{root: Uint8Array, seed: Uint8Array, place: number}} Held */
 
 /**
- * One client's part in one session. It answers each message once; what is wrong in a message that
- * is due ends the session for it, and its secrets are overwritten.
+ * One client's part in one session. It answers each message once; a fault in an expected message
+ * ends the session for it, and its secrets are overwritten.
  */
 export class PairwiseClient {
   /** @type {Offer} */
   offer = /** @type {any} */ (undefined);
-  /** @type {Uint8Array} */
   channelRoot = NONE;
-  /** @type {Uint8Array} */
   maskRoot = NONE;
-  /** @type {Uint8Array} */
   selfMaskSeed = NONE;
   channel = NO_KEYS;
   mask = NO_KEYS;
-  /** Digests: of the offer, and of the session that the roster makes of it. @type {Uint8Array} */
+  /** Digests: of the offer, and of the session that the roster makes of it. */
   attempt = NONE;
-  /** @type {Uint8Array} */
   context = NONE;
-  /** @type {Uint8Array} */
   seed = NONE;
-  /** This client's own entry of the roster. @type {Uint8Array} */
+  /** This client's own entry of the roster. */
   entry = NONE;
-  /** The root over the entries that were delivered. @type {Uint8Array} */
+  /** The root over the entries that were delivered. */
   entries = NONE;
   /** @type {bigint[]} */
   ids = [];
@@ -284,7 +279,7 @@ export class PairwiseClient {
     this.coins = coins;
     this.about = about;
     /** @type {number} */
-    this.due = KIND.offer;
+    this.expected = KIND.offer;
     this.hasLeft = false;
     /** By kind, the message that was answered and the answer. @type {Map<number, {message: string, answer: Uint8Array}>} */
     this.answered = new Map();
@@ -303,12 +298,12 @@ export class PairwiseClient {
       this.#end();
       throw new Refused("already_answered", `a second message of kind ${kind} differs from the first`);
     }
-    must(kind === this.due, "wrong_kind", `kind ${kind} is not due`);
-    this.due = OVER;
+    must(kind === this.expected, "wrong_kind", `a message of kind ${kind} is not expected now`);
+    this.expected = OVER;
     try {
       const answer = await this.#step(kind, message);
       if (this.hasLeft) throw left();
-      this.due = this.#following(kind);
+      this.expected = this.#following(kind);
       this.answered.set(kind, { message: digest, answer });
       return answer;
     } catch (error) {
@@ -316,7 +311,7 @@ export class PairwiseClient {
       // Whatever failed because secrets were gone, the client has left.
       if (this.hasLeft) throw left();
       const isBelow = error instanceof Refused && OFFER_IS_REFUSED.includes(error.reason);
-      if (kind === KIND.offer && isBelow) this.due = KIND.offer;
+      if (kind === KIND.offer && isBelow) this.expected = KIND.offer;
       throw error;
     }
   }
@@ -325,7 +320,7 @@ export class PairwiseClient {
   #end() {
     this.#clear();
     this.answered.clear();
-    this.due = OVER;
+    this.expected = OVER;
   }
 
   /** @param {number} kind @param {Uint8Array} message */

@@ -77,7 +77,7 @@ export function requireSubject({ task, round, model, application }, offer) {
   );
 }
 
-/** An object that a text in JSON stands for. @param {string} text @param {string} reason if it is none */
+/** The object that a JSON text encodes. @param {string} text @param {string} reason to refuse anything else */
 export function json(text, reason) {
   try {
     const value = JSON.parse(text);
@@ -85,7 +85,7 @@ export function json(text, reason) {
   } catch {
     // It is refused below, like JSON of anything else.
   }
-  throw new Refused(reason, "this is no object in JSON");
+  throw new Refused(reason, "this is not a JSON object");
 }
 
 // --- Bytes -----------------------------------------------------------------------------------
@@ -187,7 +187,7 @@ export class Reader {
     this.at = 0;
     must(equal(this.take(4), utf8(MAGIC)), "not_canonical", "this is not a message of this protocol");
     must(this.number(1) === FORMAT, "wrong_version", "this message has another version");
-    must(this.number(2) === kind, "wrong_kind", `a message of kind ${kind} is due`);
+    must(this.number(2) === kind, "wrong_kind", `expected a message of kind ${kind}`);
   }
 
   /** The next bytes. @param {number} count */
@@ -291,7 +291,7 @@ export async function treeRoot(leaves) {
 }
 
 /**
- * The root that some leaves and the nodes beside their paths give.
+ * The root that some leaves and the nodes next to their paths give.
  * @param {number} count of all leaves @param {Map<number, Uint8Array>} leaves
  * @param {Uint8Array[]} nodes in the order in which they are needed
  */

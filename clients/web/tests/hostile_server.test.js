@@ -62,7 +62,7 @@ for (const [name, card] of Object.entries({
   "a list for a name": { ...CARD, session: [CARD.session] },
   "no object": "null",
   "no JSON": "{",
-  "terms that are none": { ...CARD, terms: "null" },
+  "terms that are not an object": { ...CARD, terms: "null" },
 })) {
   test(`a card with ${name} gets no seat`, async () => {
     await assert.rejects(take({ card }, { protocols: ["pairwise"] }), Refused);
@@ -86,7 +86,7 @@ test("a redirect is not followed", async () => {
 });
 
 for (const stage of ["-1", "1e3", "x", "0x1"]) {
-  test(`stage ${stage} is none`, async () => {
+  test(`stage ${stage} is refused`, async () => {
     const message = { status: 200, body: "x", "secagg-stage": stage };
     await assert.rejects(take({ message }), Refused);
     assert.ok(!heard.some((each) => each.includes("/answers/")));
@@ -103,7 +103,7 @@ test("what a server says at the end is one short line, and a result has numbers"
   await assert.rejects(take({ message: { ...json, body: "[" } }), Refused);
 });
 
-test("an address without TLS is none, but on this machine", async () => {
+test("an address without TLS is refused, except on this machine", async () => {
   for (const far of ["http://a.example", "ftp://127.0.0.1", "http://127.0.0.1.a.example"]) {
     await assert.rejects(contribute(far, [0]), Refused);
   }
@@ -191,7 +191,7 @@ test("a weight that does not fit is refused before anything is drawn", async () 
   }
 });
 
-test("a floor that is no number is none", () => {
+test("a floor that is not a number is refused", () => {
   for (const floors of [{ privacyBits: undefined }, { assumedCorrupted: NaN }, { minimumCohort: 1 }]) {
     assert.throws(() => new PairwiseClient({ id: 1n, input: () => [], floors }), Refused);
   }

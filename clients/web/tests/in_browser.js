@@ -53,19 +53,19 @@ function shown(value) {
   return `${value.constructor?.name} {${Object.entries(value).map(([key, part]) => `${key}: ${shown(part)}`)}}`;
 }
 
-/** Whether an error is the one that is due. @param {any} error @param {any} due */
-function isDue(error, due) {
-  if (due === undefined) return true;
-  if (typeof due === "function") {
-    return due.prototype instanceof Error ? error instanceof due : due(error) === true;
+/** Whether an error is the expected one. @param {any} error @param {any} expected */
+function isExpected(error, expected) {
+  if (expected === undefined) return true;
+  if (typeof expected === "function") {
+    return expected.prototype instanceof Error ? error instanceof expected : expected(error) === true;
   }
-  return Object.entries(due).every(([key, value]) =>
+  return Object.entries(expected).every(([key, value]) =>
     value instanceof RegExp ? value.test(error[key]) : error[key] === value,
   );
 }
 
-/** @param {Promise<unknown> | (() => unknown)} act @param {any} [due] */
-async function rejects(act, due) {
+/** @param {Promise<unknown> | (() => unknown)} act @param {any} [expected] */
+async function rejects(act, expected) {
   let error;
   try {
     await (typeof act === "function" ? act() : act);
@@ -73,11 +73,11 @@ async function rejects(act, due) {
     error = thrown;
   }
   assert(error, "nothing was refused");
-  assert(isDue(error, due), `another refusal: ${error}`);
+  assert(isExpected(error, expected), `another refusal: ${error}`);
 }
 
-/** @param {() => unknown} act @param {any} [due] */
-function throws(act, due) {
+/** @param {() => unknown} act @param {any} [expected] */
+function throws(act, expected) {
   let error;
   try {
     act();
@@ -85,7 +85,7 @@ function throws(act, due) {
     error = thrown;
   }
   assert(error, "nothing was refused");
-  assert(isDue(error, due), `another refusal: ${error}`);
+  assert(isExpected(error, expected), `another refusal: ${error}`);
 }
 
 export default Object.assign(assert, {
