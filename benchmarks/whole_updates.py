@@ -58,13 +58,21 @@ def coding() -> Iterator[Figure]:
         "a client's own length": partial(rotation.norm, update),
     }
     bounded = {"peak code, d=128"}
-    seconds = best_seconds({**encode, "product": partial(product.encode, rows, coins)}, ROUNDS)
+    copied = np.empty_like(update)
+    floor: dict[str, Callable[[], object]] = {"copy": partial(np.copyto, copied, update)}
+    seconds = best_seconds({**encode, **floor, "product": partial(product.encode, rows, coins)}, ROUNDS)
     for name in encode:
         limit = MOST_MILLISECONDS if name in bounded else None
         yield Figure(
             name=f"encode {update.size / 1e6:.0f}M weights: {name}", value=seconds[name] * 1e3, unit="ms", at_most=limit
         )
     yield Figure(name="the same: product quantization, k=64, d=8", value=seconds["product"] * 1e3, unit="ms")
+    yield Figure(
+        name="encode peaks of 128 / copy the update",
+        value=seconds["peak code, d=128"] / seconds["copy"],
+        unit="",
+        at_most=9,
+    )
     memory = peak_bytes(encode["peak code, d=128"])
     yield Figure(
         name="memory of encoding peaks of 128, with the input and without the public signs and scales / input",

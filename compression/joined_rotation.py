@@ -113,12 +113,26 @@ class JoinedRotation:
         """
         self.require_form(update)
         turned = np.empty(self.padded if count is None else count, np.float32)
-        with np.errstate(over="ignore", invalid="ignore"):
-            np.multiply(finite(update), self._factors, out=turned[: self.size], casting="same_kind")
-        turned[: self.size] = finite(turned[: self.size], LARGEST)
+        if not self._scaled(update, turned):
+            self._scaled(finite(update), turned)
+            turned[: self.size] = finite(turned[: self.size], LARGEST)
         turned[self.size :] = 0
         transform(turned[: self.padded].reshape(self.block_size, -1))
         return turned
+
+    def _scaled(self, update: Update, out: Floats) -> bool:
+        """Write the scaled update, and return whether all of it is finite and within limits.
+
+        By pieces, which are still in the cache when they are looked at.
+        """
+        is_within = True
+        with np.errstate(over="ignore", invalid="ignore"):
+            for first in range(0, self.size, _PIECE):
+                piece = out[first : min(first + _PIECE, self.size)]
+                within = slice(first, first + len(piece))
+                np.multiply(update[within], self._factors[within], out=piece, casting="same_kind")
+                is_within = is_within and bool(piece.max() <= LARGEST and piece.min() >= -LARGEST)
+        return is_within
 
     def turned_with_norm(self, update: Update) -> tuple[Floats, float]:
         """Return the scaled and turned update, and its length.

@@ -155,6 +155,17 @@ def test_the_rotation_keeps_lengths_and_is_taken_back() -> None:
     assert np.allclose(turn.turned_back(turned), update, rtol=0, atol=1e-5)
 
 
+@pytest.mark.parametrize("at", [0, 40_000, 69_999])
+@pytest.mark.parametrize("strange", [np.nan, np.inf, -np.inf, 3e38])
+def test_a_strange_value_anywhere_counts_as_zero_or_the_limit(at: int, strange: float) -> None:
+    """An update is looked at piece by piece."""
+    turn, update = rotation(70_000, 16), np.zeros(70_000, np.float32)
+    update[at] = strange
+    turned = turn.turned(update)
+    assert np.isfinite(turned).all()
+    assert math.isclose(float(np.abs(turned).max()), 0.0 if np.isnan(strange) else 2.0**100 / 4, rel_tol=1e-5)
+
+
 @pytest.mark.parametrize("places", [1, 8, 100])
 def test_it_is_unbiased_over_the_rotations(places: int) -> None:
     (update,) = normal(512) * np.float32(0.1)
