@@ -23,6 +23,7 @@ def starting(said: list[str], start: str) -> str:
     return sentence
 
 
+@pytest.mark.usefixtures("without_one_message")
 @pytest.mark.parametrize(("codewords", "clients", "bits"), [(32, 100, 4), (256, 100, 8), (64, 100_000, 2)])
 def test_what_is_called_cheaper_changes_at_the_break_even_length(codewords: int, clients: int, bits: int) -> None:
     for start, width in (

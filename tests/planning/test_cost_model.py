@@ -77,6 +77,7 @@ HISTOGRAMS = [
 ]
 
 
+@pytest.mark.usefixtures("without_one_message")
 @pytest.mark.parametrize("row", HISTOGRAMS, ids=str)
 def test_histograms_take_the_bits_of_the_published_table(row: tuple[int, ...]) -> None:
     codewords, clients, explicit, tree, depth, index, calls = row
@@ -120,6 +121,7 @@ MASKED = [
 ]
 
 
+@pytest.mark.usefixtures("without_one_message")
 @pytest.mark.parametrize("row", MASKED, ids=str)
 def test_masked_values_take_the_bits_of_the_published_table(row: tuple[Any, ...]) -> None:
     block_size, plain, *by_width = row
@@ -369,6 +371,7 @@ def test_small_tensors_have_fewer_codewords_and_trees_of_other_depths() -> None:
 # --- Rates from the cohort ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("without_one_message")
 @pytest.mark.parametrize("clients", [20, 100, 126])
 @pytest.mark.parametrize("shapes", [FEMNIST_3_CHANNEL, CELEBA], ids=["resnet", "celeba"])
 def test_by_two_servers_a_peak_code_is_ten_times_cheaper_than_product_quantization(

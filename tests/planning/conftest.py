@@ -1,0 +1,12 @@
+"""What the planner's tests share."""
+
+import pytest
+
+from secagg.planning import costs
+from secagg.session.registry import names
+
+
+@pytest.fixture
+def without_one_message(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compare the other protocols: the search for one message's parameters takes most of the time."""
+    monkeypatch.setattr(costs, "names", lambda: tuple(name for name in names() if name != "one-message"))
