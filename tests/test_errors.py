@@ -26,8 +26,9 @@ from secagg.contract import IndexSegment, Layout, Payload, RingSegment, encode_u
 from secagg.crypto.aead import AeadHeader, SealingKey, open_sealed
 from secagg.crypto.entropy import Coins
 from secagg.crypto.hybrid_key_agreement import require_mlkem
-from secagg.crypto.key_agreement import KeyRole, X25519KeyPair, X25519PublicKey
+from secagg.crypto.key_agreement import X25519KeyPair
 from secagg.crypto.prime_field import PRIME
+from secagg.crypto.public_keys import KeyRole, X25519PublicKey
 from secagg.crypto.ring import Ring, require_capacity
 from secagg.crypto.secret import Secret
 from secagg.crypto.shamir import Share, correct, reconstruct, split

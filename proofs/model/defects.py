@@ -22,8 +22,8 @@ from secagg.protocols.pairwise_mask import (
 from secagg.protocols.pairwise_mask.client import ClientState
 from secagg.protocols.pairwise_mask.configuration import SessionConfiguration
 from secagg.session.certificates import Authority, Certificate, VerifiedIdentity
-from secagg.session.latch import MemoryLatch
 from secagg.session.roles import LateUpdate
+from secagg.session.sealed_state import MemoryLatch
 from secagg.wire import MessageKind, message_kind
 
 Replacement = tuple[object, str, object]

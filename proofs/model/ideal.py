@@ -17,7 +17,7 @@ from cryptography.exceptions import InvalidSignature, InvalidTag
 
 from secagg.crypto import aead, hybrid_key_agreement, key_agreement
 from secagg.crypto.hpke import CLASSIC_OVERHEAD_BYTES
-from secagg.crypto.key_agreement import KeyRole
+from secagg.crypto.public_keys import KeyRole
 from secagg.crypto.secret import Secret
 from secagg.errors import UNDECIDED, AuthenticationFailed
 from secagg.identifiers import AttemptContext

@@ -20,8 +20,8 @@ from secagg.errors import InternalError, SecAggError
 from secagg.protocols.pairwise_mask.client import Client
 from secagg.protocols.pairwise_mask.plan import SessionPlan
 from secagg.protocols.pairwise_mask.session import Server, ServerRecord, ServerState
-from secagg.session.latch import MemoryLatch
 from secagg.session.roles import LateUpdate
+from secagg.session.sealed_state import MemoryLatch
 from secagg.wire import message_kind
 from sessions import Clients, client_id, new_update
 from setups import GENUINE, Party, Setup

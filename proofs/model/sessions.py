@@ -36,8 +36,8 @@ from secagg.protocols.pairwise_mask.round0_advertise_keys import Advertised
 from secagg.protocols.pairwise_mask.round1_share_keys import Shared
 from secagg.protocols.pairwise_mask.suites import key_suite
 from secagg.session.certificates import Authority, SigningKey, issue_certificate
-from secagg.session.latch import MemoryLatch
 from secagg.session.roles import LateUpdate, Subject, Update
+from secagg.session.sealed_state import MemoryLatch
 from secagg.simulation.insecure_coins import InsecureSeededCoins
 from setups import GENUINE, LAYOUT, Party, Setup
 

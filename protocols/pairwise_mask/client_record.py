@@ -20,7 +20,7 @@ from secagg.crypto.key_agreement import KEY_BYTES
 from secagg.crypto.secret import Confined, Secret, draw_exactly, overwrite
 from secagg.errors import InternalError, MalformedMessage, Misuse, Reason
 from secagg.identifiers import ClientId
-from secagg.session.latch import NAME_BYTES, Latch
+from secagg.session.sealed_state import NAME_BYTES, Latch
 from secagg.wire import MessageKind, Reader, Writer
 
 from .client import BEFORE_UPLOAD, Answers, ClientState, PairwiseMember, Step

@@ -25,7 +25,7 @@ from itertools import islice
 from typing import Final
 
 from secagg.contract import Aggregate
-from secagg.crypto.key_agreement import KeyRole
+from secagg.crypto.public_keys import KeyRole
 from secagg.crypto.secret import Secret
 from secagg.crypto.shamir import LagrangeWeights, Share, correct
 from secagg.errors import NOBODY, Misuse, PeerError, PeerMisbehaved, Reason, ThresholdNotMet

@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Final, TypeVar
 
 from secagg.blame import said_by, unverified
 from secagg.crypto.entropy import Coins
-from secagg.crypto.key_agreement import KeyRole
 from secagg.crypto.labels import Label
 from secagg.crypto.merkle import NODE_BYTES, recover_root
 from secagg.crypto.prime_field import random_root
+from secagg.crypto.public_keys import KeyRole
 from secagg.crypto.secret import Confined, Secret, abandoned_on_error
 from secagg.errors import (
     InternalError,

@@ -17,10 +17,10 @@ from secagg.errors import InvalidParameters
 from secagg.identifiers import CONTEXT_TAG_BYTES, ClientId
 from secagg.parameters import LEAST_COHORT, LEAST_THRESHOLD, SecurityMode, Suite
 from secagg.session.costs import AES_BLOCK_BYTES, ONE_IN, Costs, Work, mask_cipher_calls, ring_length
-from secagg.session.latch import MemoryLatch
 from secagg.session.privacy_ledger import PrivacyLedgers
 from secagg.session.registry import Clock, ProtocolEntry
 from secagg.session.roles import Subject
+from secagg.session.sealed_state import MemoryLatch
 from secagg.session.simulated_keys import SimulatedKeys
 
 from .client import PairwiseMember

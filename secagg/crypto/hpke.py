@@ -20,9 +20,9 @@ from secagg.errors import UNDECIDED, AuthenticationFailed, Misuse, Reason, requi
 from secagg.identifiers import AttemptContext, Party
 from secagg.parameters import Suite
 
-from .key_agreement import X25519_BYTES, KeyRole, X25519PublicKey, require_derivable
 from .key_derivation import expand
 from .labels import Label
+from .public_keys import X25519_BYTES, KeyRole, X25519PublicKey, require_derivable
 from .secret import Confined, Secret, require_secret
 
 if TYPE_CHECKING:

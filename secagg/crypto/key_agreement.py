@@ -7,88 +7,27 @@ derives another key.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import InitVar, dataclass
-from enum import Enum
 from typing import Final
 
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PublicKey as BackendPublicKey
 
 from secagg.blame import unverified
-from secagg.errors import UNDECIDED, MalformedMessage, Misuse, PeerMisbehaved, Reason, require_length
-from secagg.identifiers import AttemptContext, ClientId, Party, SessionContext
+from secagg.errors import Misuse, PeerMisbehaved, Reason
+from secagg.identifiers import AttemptContext, ClientId, SessionContext
 
 from .key_derivation import derive, expand
 from .labels import Label
-from .secret import Confined, Secret, require_secret
+from .public_keys import X25519_BYTES, KeyRole, X25519PublicKey, require_derivable
+from .secret import Confined, Secret
 
-ROOT_BYTES: Final = 32
-X25519_BYTES: Final = 32
 KEY_BYTES: Final = 32
 """The length of a pairwise seed and of a channel key."""
-_FIELD = 2**255 - 19
-_LOW_ORDER = frozenset(
-    {
-        0,
-        1,
-        325606250916557431795983626356110631294008115727848805560023387167927233504,
-        39382357235489614581723060781553021112529911719440698176882885853963445705823,
-        _FIELD - 1,
-    }
-)
-"""The u-coordinates of the points of order 1, 2, 4 and 8 on the curve and on its twist [RFC 7748] §7."""
-
-
-class KeyRole(Enum):
-    """Purpose of a key pair; a client has one pair for each, from independent roots."""
-
-    CHANNEL = "channel"
-    """Carries shares from client to client."""
-    MASK = "mask"
-    """Agrees on pairwise masks; the shares recover its root after a dropout."""
-    SEALING = "sealing"
-    """Receives messages sealed to its holder alone: an enclave, or one of two servers."""
-
-
 _X25519_LABELS = {
     KeyRole.CHANNEL: Label.CHANNEL_X25519_KEY,
     KeyRole.MASK: Label.MASK_X25519_KEY,
     KeyRole.SEALING: Label.SEALING_X25519_KEY,
 }
-
-
-@dataclass(frozen=True, slots=True)
-class X25519PublicKey:
-    """A public key in its one canonical encoding, of a point that is not of low order."""
-
-    encoded: bytes
-    culprits: InitVar[Iterable[Party]] = UNDECIDED
-    """Parties to name if the key is refused: its sender, and the relay if it is unsigned."""
-
-    def __post_init__(self, culprits: Iterable[Party]) -> None:
-        """Refuse a key that is not 32 bytes, not canonical, or of low order.
-
-        Implements: [RFC 7748] §5 and §6.1.
-        Raises:
-            MalformedMessage: of another length, or a second encoding of a key: u + p, or with the top bit set. The
-                backend accepts all three encodings, which would void any check that keys are distinct.
-            PeerMisbehaved: a low-order point, which makes the shared secret a constant.
-        """
-        if type(self.encoded) is not bytes:
-            raise Misuse(f"a public key is made from bytes; got {type(self.encoded).__name__}")
-        require_length("a public key", len(self.encoded), X25519_BYTES, culprits)
-        coordinate = int.from_bytes(self.encoded, "little")
-        if coordinate >= _FIELD:
-            raise MalformedMessage(
-                "the public key is not in canonical form; encode u below 2^255 - 19 with the top bit clear",
-                reason=Reason.PUBLIC_KEY_NOT_CANONICAL,
-                culprits=culprits,
-            )
-        if coordinate in _LOW_ORDER:
-            raise PeerMisbehaved(
-                "the public key is a point of low order", reason=Reason.PUBLIC_KEY_LOW_ORDER, culprits=culprits
-            )
 
 
 RosterEntry = tuple[ClientId, X25519PublicKey]
@@ -208,16 +147,3 @@ def _derived(  # noqa: PLR0913, PLR0917 -- everything that a key is bound to
     (first_id, first_key), (second_id, second_key) = first, second
     parts = (first_id.encode(), second_id.encode(), first_key.encoded, second_key.encoded)
     return derive(kind, KEY_BYTES, shared_secret, context.digest, label, *parts)
-
-
-def require_derivable(root: Secret, role: KeyRole, attempt: AttemptContext) -> None:
-    """Refuse anything that a key pair, of whichever suite, is not derived from.
-
-    Raises:
-        Misuse: the root is no ``Secret`` of 32 bytes, or the role or the context is of another type.
-    """
-    require_secret(root)
-    if type(role) is not KeyRole or type(attempt) is not AttemptContext:
-        raise Misuse("a key pair is derived for a KeyRole in an AttemptContext")
-    if len(root) != ROOT_BYTES:
-        raise Misuse(f"a key pair is derived from a root of {ROOT_BYTES} bytes; got {root!r}")

@@ -29,9 +29,8 @@ from secagg.protocols.one_message import (
 )
 from secagg.session.durable import replace
 from secagg.session.frames import decode_refusal
-from secagg.session.numbered_helpers import NumberedHelpers
 from secagg.session.roles import ServerSession
-from secagg.session.sockets import HelperLost
+from secagg.session.sockets import HelperLost, NumberedHelpers
 from secagg.wire import MessageKind, message_kind
 
 from .charges import NewestEpoch

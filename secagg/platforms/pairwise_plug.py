@@ -13,7 +13,7 @@ from secagg.protocols.pairwise_mask import (
     Server,
     open_session,
 )
-from secagg.session.latch import FileLatch
+from secagg.session.sealed_state import FileLatch
 
 from .floors import MOST_LENGTH, NodeSettings
 from .plugs import NodeSide, ServerSide

@@ -8,7 +8,8 @@ from typing import Any, cast
 import pytest
 
 from secagg.crypto.hybrid_key_agreement import SEALING_OVERHEAD_BYTES, HybridKeyPair
-from secagg.crypto.key_agreement import KeyRole, X25519KeyPair, X25519PublicKey
+from secagg.crypto.key_agreement import X25519KeyPair
+from secagg.crypto.public_keys import KeyRole, X25519PublicKey
 from secagg.crypto.secret import Secret
 from secagg.errors import UNDECIDED, Misuse, PeerError, Reason, SecAggError, UnexpectedMessage
 from secagg.identifiers import ClientId, Party, SessionContext

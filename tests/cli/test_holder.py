@@ -33,8 +33,8 @@ from secagg.protocols.one_message.session import (
     open_session,
 )
 from secagg.session.certificates import SigningKey, issue_certificate
-from secagg.session.numbered_helpers import NumberedHelpers
 from secagg.session.roles import LateUpdate, Released, Update
+from secagg.session.sockets import NumberedHelpers
 from secagg.wire import MessageKind, message_kind
 from tests.harness.one_message_sums import SumSetup
 

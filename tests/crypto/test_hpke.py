@@ -18,7 +18,8 @@ from hypothesis import strategies as st
 
 from secagg.crypto.hpke import CLASSIC_OVERHEAD_BYTES, ClassicSealingPair, sealing_key, sealing_pair, sealing_sizes
 from secagg.crypto.hybrid_key_agreement import HybridKeyPair
-from secagg.crypto.key_agreement import KeyRole, X25519KeyPair
+from secagg.crypto.key_agreement import X25519KeyPair
+from secagg.crypto.public_keys import KeyRole
 from secagg.crypto.secret import Secret
 from secagg.errors import AuthenticationFailed, MalformedMessage, Misuse, PeerError, PeerMisbehaved, Reason
 from secagg.identifiers import AttemptContext, ClientId, ServerId

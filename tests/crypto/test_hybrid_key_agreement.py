@@ -34,7 +34,7 @@ from secagg.crypto.hybrid_key_agreement import (
     require_mlkem,
     seal_edge_seed,
 )
-from secagg.crypto.key_agreement import KeyRole
+from secagg.crypto.public_keys import KeyRole
 from secagg.crypto.secret import Secret
 from secagg.errors import (
     AuthenticationFailed,

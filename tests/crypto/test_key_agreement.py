@@ -16,7 +16,8 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PublicKey as 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from secagg.crypto.key_agreement import KeyRole, X25519KeyPair, X25519PublicKey
+from secagg.crypto.key_agreement import X25519KeyPair
+from secagg.crypto.public_keys import KeyRole, X25519PublicKey
 from secagg.crypto.secret import Secret
 from secagg.errors import UNDECIDED, InvalidParameters, MalformedMessage, Misuse, PeerError, PeerMisbehaved, Reason
 from secagg.identifiers import AttemptContext, ClientId, ServerId, SessionContext
@@ -353,7 +354,7 @@ def test_a_low_order_point_is_refused_in_every_encoding(coordinate: int) -> None
 def test_the_backend_refuses_a_low_order_point_that_the_table_missed(
     coordinate: int, function: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("secagg.crypto.key_agreement._LOW_ORDER", frozenset[int]())
+    monkeypatch.setattr("secagg.crypto.public_keys._LOW_ORDER", frozenset[int]())
     missed = X25519PublicKey(encoded(coordinate))
     role = KeyRole.MASK if function == "pairwise_seed" else KeyRole.CHANNEL
     with pytest.raises(PeerMisbehaved) as caught:

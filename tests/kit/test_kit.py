@@ -16,9 +16,9 @@ import pytest
 
 from secagg.cli.wire.shared import plan_of
 from secagg.crypto import key_derivation
-from secagg.crypto.key_agreement import X25519PublicKey
 from secagg.crypto.labels import Label
 from secagg.crypto.merkle import recover_root
+from secagg.crypto.public_keys import X25519PublicKey
 from secagg.crypto.ring import Ring
 from secagg.crypto.secret import Secret
 from secagg.crypto.shamir import Share, reconstruct

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from secagg.errors import InvalidParameters, Misuse, Reason
-from secagg.session.latch import NAME_BYTES, FileLatch, Latch, MemoryLatch
+from secagg.session.sealed_state import NAME_BYTES, FileLatch, Latch, MemoryLatch
 
 NAME, OTHER = b"n" * NAME_BYTES, b"o" * NAME_BYTES
 
@@ -62,7 +62,7 @@ def test_two_that_begin_at_once_are_one(tmp_path: Path, monkeypatch: pytest.Monk
 def test_what_was_claimed_or_ended_is_on_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     latch, synced = FileLatch(tmp_path / "latch"), list[Path]()
     latch.begin(NAME)
-    monkeypatch.setattr("secagg.session.latch.sync_folder", synced.append)
+    monkeypatch.setattr("secagg.session.sealed_state.sync_folder", synced.append)
     latch.claim(NAME, 0)
     assert synced == [tmp_path / "latch"]
     latch.end(NAME)

@@ -12,9 +12,10 @@ from cryptography.hazmat.primitives.serialization import load_der_public_key
 
 from secagg.crypto.aead import AEAD_KEY_BYTES, TAG_BYTES, open_sealed
 from secagg.crypto.hybrid_key_agreement import HybridPublicKey
-from secagg.crypto.key_agreement import KeyRole, X25519KeyPair, X25519PublicKey
+from secagg.crypto.key_agreement import X25519KeyPair
 from secagg.crypto.key_derivation import derive
 from secagg.crypto.labels import Label
+from secagg.crypto.public_keys import KeyRole, X25519PublicKey
 from secagg.crypto.secret import Secret
 from secagg.errors import Reason
 from secagg.identifiers import AttemptContext, ClientId

@@ -20,9 +20,10 @@ from secagg.cli.wire.shared import plan_of
 from secagg.contract import Layout, RingSegment
 from secagg.crypto import mask_expansion
 from secagg.crypto.check_words import check_words
-from secagg.crypto.key_agreement import KeyRole, X25519KeyPair
+from secagg.crypto.key_agreement import X25519KeyPair
 from secagg.crypto.labels import Label, bind
 from secagg.crypto.merkle import MerkleTree
+from secagg.crypto.public_keys import KeyRole
 from secagg.crypto.ring import Ring
 from secagg.crypto.shamir import split
 from secagg.identifiers import AttemptContext, ClientId, SessionContext

@@ -7,8 +7,9 @@ from typing import Any
 
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
-from secagg.crypto.key_agreement import KeyRole, X25519KeyPair
+from secagg.crypto.key_agreement import X25519KeyPair
 from secagg.crypto.labels import Label
+from secagg.crypto.public_keys import KeyRole
 from secagg.crypto.ring import Ring
 from secagg.protocols.one_message.configuration import Offer
 from secagg.protocols.one_message.lattice.gaussian import Sampler

@@ -32,8 +32,8 @@ from secagg.protocols.pairwise_mask import (
     client_record,
 )
 from secagg.protocols.pairwise_mask.client_record import ClientRecord, RecordedCoins, Recorder
-from secagg.session.latch import FileLatch, Latch, MemoryLatch
 from secagg.session.roles import LateUpdate, Update
+from secagg.session.sealed_state import FileLatch, Latch, MemoryLatch
 from secagg.simulation.insecure_coins import InsecureSeededCoins
 from secagg.wire import MessageKind, message_kind
 from tests.harness.pairwise_sessions import InsecurePairwiseSession, SessionSetup, same_sum
