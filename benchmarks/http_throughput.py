@@ -49,7 +49,7 @@ class Stored(StagedServerSession[bytes]):
 
     def _check(self, sender: ClientId, message: bytes) -> Checked[bytes]:
         del sender
-        return Checked(message, b"")
+        return Checked(message)
 
     def _take(self, sender: ClientId, content: bytes) -> None:
         (self._folder / str(sender.value)).write_bytes(content)

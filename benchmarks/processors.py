@@ -1,7 +1,8 @@
 """Table of the figures that several processors gave: results/processors.md, from results/processors/*.json.
 
-Each of those is the output of ``benchmarks/run.py SUITE ... --json results/processors/NAME.json``. Ratios of one run
-can be compared between processors; what is measured by the clock cannot, and is left out.
+Each of those is the output of ``benchmarks/run.py SUITE ... --json results/processors/NAME.json``; figures of an older
+tree stand under ``before``. Ratios of one run can be compared between processors, and times of an element nearly so;
+other figures are left out.
 """
 
 from __future__ import annotations
@@ -11,22 +12,30 @@ from pathlib import Path
 from typing import Any
 
 RESULTS = Path(__file__).parent / "results"
-RATIOS = ("ratio", "x", "times", "ns")
+COMPARED = ("ratio", "x", "times", "ns")
+"""Units of the figures that the table has."""
 
 
 def table(runs: dict[str, dict[str, Any]]) -> str:
-    """Return a Markdown table: a row for each figure, a column for each run."""
+    """Return a Markdown table: a row for each figure, a column for each run, before and after where it has both."""
     rows = dict[str, dict[str, dict[str, Any]]]()
     for name, run in runs.items():
         for figure in run["figures"]:
-            if figure["unit"] in RATIOS:
+            if figure["unit"] in COMPARED:
                 rows.setdefault(figure["name"], {})[name] = figure
-    lines = [f"- {name}: {', '.join(map(str, run['machine'].values()))}" for name, run in runs.items()]
+    lines = ["# Figures of several processors", "", "Made by `benchmarks/processors.py`. Before → after.", ""]
+    for name, run in runs.items():
+        lines.append(f"- {name}: {', '.join(f'{key} {value}' for key, value in run['machine'].items())}")
     lines += ["", f"| figure | target | {' | '.join(runs)} |", "|---" * (2 + len(runs)) + "|"]
-    for figure, measured in rows.items():
-        cells = [f"{measured[name]['value']:.2f}" if name in measured else "" for name in runs]
-        lines.append(f"| {figure} | {_target(next(iter(measured.values())))} | {' | '.join(cells)} |")
+    before = {(name, figure["name"]): figure for name, run in runs.items() for figure in run.get("before", ())}
+    for figure_name, measured in rows.items():
+        cells = [_cell(before.get((name, figure_name)), measured.get(name)) for name in runs]
+        lines.append(f"| {figure_name} | {_target(next(iter(measured.values())))} | {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
+
+
+def _cell(before: dict[str, Any] | None, after: dict[str, Any] | None) -> str:
+    return " → ".join(f"{figure['value']:.2f}" for figure in (before, after) if figure)
 
 
 def _target(figure: dict[str, Any]) -> str:
@@ -36,4 +45,5 @@ def _target(figure: dict[str, Any]) -> str:
 
 if __name__ == "__main__":
     files = sorted((RESULTS / "processors").glob("*.json"))
-    (RESULTS / "processors.md").write_text(table({file.stem: json.loads(file.read_text()) for file in files}))
+    text = table({file.stem: json.loads(file.read_text(encoding="utf-8")) for file in files})
+    (RESULTS / "processors.md").write_text(text, encoding="utf-8")

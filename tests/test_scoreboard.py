@@ -1,8 +1,9 @@
-"""The scoreboard shows what its record holds, and every attack was run on every library."""
+"""Tables of results show what their records hold, and every attack was run on every library."""
 
 from __future__ import annotations
 
 import json
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -23,3 +24,11 @@ def test_the_table_is_that_of_the_record(repository: Path, tmp_path: Path) -> No
     subprocess.run(command, check=True, capture_output=True)  # noqa: S603 -- a script of this repository
     assert made.read_text(encoding="utf-8") == (results / "scoreboard.md").read_text(encoding="utf-8")
     assert json.loads(again.read_text(encoding="utf-8")) == record
+
+
+def test_the_table_of_processors_is_that_of_their_figures(repository: Path) -> None:
+    results = repository / "benchmarks" / "results"
+    made = runpy.run_path(str(repository / "benchmarks" / "processors.py"))["table"]
+    files = sorted((results / "processors").glob("*.json"))
+    runs = {file.stem: json.loads(file.read_text(encoding="utf-8")) for file in files}
+    assert made(runs) == (results / "processors.md").read_text(encoding="utf-8")

@@ -46,8 +46,8 @@ class Checked(Generic[Content]):
     """An answer that passed every check that changes nothing."""
 
     content: Content
-    digest: bytes
-    """Digest of the signed content, or of the whole answer where nobody signs."""
+    digest: bytes | None = None
+    """Digest of the signed content; None for that of the whole answer."""
 
 
 class StagedServerSession(Confined, ABC, Generic[Content]):
@@ -196,7 +196,7 @@ class StagedServerSession(Confined, ABC, Generic[Content]):
                 )
             try:
                 with self._losing(), blaming(*unverified(sender)):
-                    self._answer(sender, message)
+                    self._answer(sender, message, again)
             except UnexpectedMessage:
                 # Late or early, which is nobody's fault.
                 raise
@@ -205,10 +205,11 @@ class StagedServerSession(Confined, ABC, Generic[Content]):
                 raise
             self._heard.setdefault(sender, set()).add(again)
 
-    def _answer(self, sender: ClientId, message: bytes) -> None:
+    def _answer(self, sender: ClientId, message: bytes, digest_of_all: bytes) -> None:
         checked = self._check(sender, message)
+        digest = digest_of_all if checked.digest is None else checked.digest
         if (before := self._said.get(sender)) is not None:
-            if not compare_digest(before, checked.digest):
+            if not compare_digest(before, digest):
                 evidence = Evidence.VERIFIED_CONTENT if self.is_signed else Evidence.UNVERIFIED_BYTES
                 raise PeerMisbehaved(
                     f"{sender} sent a second answer; the first one counts",
@@ -222,7 +223,7 @@ class StagedServerSession(Confined, ABC, Generic[Content]):
             if error.culprits == frozenset[Party]({sender}):
                 self._leave(sender)
             raise
-        self._said[sender] = checked.digest
+        self._said[sender] = digest
         if self._waiting is not None:
             self._waiting.discard(sender)
 

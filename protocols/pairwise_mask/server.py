@@ -1,0 +1,660 @@
+"""The server of one attempt, as a session: it relays, it adds, and it removes what masks are left; it holds no input.
+
+A client's message is checked before anything changes, and taken once (``secagg.session.stages``). Uploads are added as
+they arrive, so memory is a few vectors however many clients there are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Final
+
+from secagg.blame import unverified
+from secagg.crypto.ring import RingVector
+from secagg.crypto.secret import Confined, Secret
+from secagg.errors import (
+    AuthenticationFailed,
+    InvalidParameters,
+    MalformedMessage,
+    Misuse,
+    PeerMisbehaved,
+    Reason,
+    ThresholdNotMet,
+    UnexpectedMessage,
+    blaming,
+)
+from secagg.identifiers import ClientId
+from secagg.privacy.client_noise import ClientNoise
+from secagg.session.roles import Released, Stage
+from secagg.session.stages import Checked, StagedServerSession
+from secagg.wire import MessageKind, Reader, Writer, message_kind
+
+from .configuration import DIGEST_BYTES, OPENING_BYTES, SessionConfiguration
+from .graph import Graph, Topology
+from .masking import MaskedVector
+from .plan import SessionPlan
+from .recovery import Recovery, count_revealed_sets, release_sum, remove_masks
+from .relay import (
+    PublishedRoster,
+    RelayedShares,
+    RevealedShares,
+    Settled,
+    admit_advertisement,
+    authenticate_advertisement,
+    check_complaint,
+    check_masked_input,
+    check_survivor_signature,
+    deliver_shares,
+    endorsements_of,
+    faults_of,
+    relayed_root,
+    request_unmasking,
+)
+from .roster import Roster, certain
+from .round0_advertise_keys import KeyAdvertisement, VerifiedAdvertiser
+from .round1_share_keys import EncryptedShares
+from .round2_masked_input import Complaint, MaskedInput
+from .round3_consistency_check import SurvivorSet, SurvivorSignature
+from .transitions import SENT_INSTEAD, SERVER_TRANSITIONS, ServerState, advance
+
+Take = Callable[[], None]
+"""Keeps an answer that was checked."""
+_PER_CLIENT: Final = 1 << 12  # bytes of a client's shares for one neighbour, sealed or opened, at most
+STAGES: Final = {
+    ServerState.AWAITING_KEY_ADVERTISEMENTS: Stage(name="advertise keys", takes_update=False, per_client=0),
+    ServerState.AWAITING_ENCRYPTED_SHARES: Stage(name="share keys", takes_update=False, per_client=_PER_CLIENT),
+    ServerState.AWAITING_MASKED_INPUTS: Stage(name="masked input", takes_update=True),
+    ServerState.AWAITING_SURVIVOR_SIGNATURES: Stage(name="consistency check", takes_update=False, per_client=0),
+    ServerState.AWAITING_UNMASKING_SHARES: Stage(name="unmasking", takes_update=False, per_client=_PER_CLIENT),
+}
+_STATES: Final = tuple(ServerState)
+_FINAL_STATES: Final = frozenset({ServerState.COMPLETED, ServerState.ABORTED})
+_CACHED_MESSAGES: Final = 8
+_TABLE_LIMIT: Final = (1 << 32) - 1
+_MAXIMUM_OFFER_BYTES: Final = 1 << 22
+
+
+class Server(StagedServerSession[Take]):
+    """The server of a session, without input or output of its own."""
+
+    def __init__(
+        self,
+        plan: SessionPlan,
+        invited: frozenset[ClientId] | None = None,
+        *,
+        threads: int = 1,
+        noise: ClientNoise | None = None,
+    ) -> None:
+        """Start a session.
+
+        Args:
+            threads: how many take masks off here.
+        """
+        self.revealed = frozenset[frozenset[ClientId]]()
+        """The sets of clients whose sums the finished session reveals; one set, if all went well."""
+        self.noise = noise
+        """Noise of its clients; unknown after a restart, which only they need to know."""
+        self._begin(ServerRecord(plan), invited, threads)
+
+    def _begin(self, kept: ServerRecord, invited: frozenset[ClientId] | None, threads: int) -> None:
+        configuration = kept.plan.configuration
+        super().__init__(STAGES[kept.state], configuration.encode(), invited, configuration.minimum_cohort)
+        self._kept, self._threads = kept, threads
+        self._said, self._heard, self._out = kept.said, kept.heard, kept.out
+        self._judged = 0, False
+        """The number of advertisers that was judged last, and whether they are enough."""
+        self._known: Settled | None = None
+        self._owners = dict[bytes, ClientId]()
+        self._verified = dict[ClientId, VerifiedAdvertiser]()
+        self._relayed = dict[int, RelayedShares]()
+        self._answers = dict[int, RevealedShares]()
+        self._complaints = dict[int, tuple[int, ...]]()
+        self._rebuild()
+        self._open = self._messages = self._open_round()
+        due = self._invited if self._open is None else set(self._open)
+        self._waiting = None if due is None else set(due) - kept.said.keys() - kept.out
+
+    # --- What is known ------------------------------------------------------------------------------------------------
+
+    @property
+    def configuration(self) -> SessionConfiguration:
+        """Configuration of the session."""
+        return self._kept.plan.configuration
+
+    @property
+    def state(self) -> ServerState:
+        """The messages that the server waits for."""
+        return self._kept.state
+
+    @property
+    def settled(self) -> Settled:
+        """Results of the closed rounds.
+
+        Raises:
+            Misuse: no round is closed.
+        """
+        if self._known is None:
+            raise Misuse("there is no roster before the first round is closed")
+        return self._known
+
+    @property
+    def roster(self) -> Roster:
+        """The advertisers, once that round is closed."""
+        return self.settled.roster
+
+    @property
+    def contributors(self) -> frozenset[ClientId]:
+        """The clients whose uploads were taken so far."""
+        return frozenset(self._kept.views)
+
+    def evidence_of(self, client: ClientId) -> bytes:
+        """Return the digest of what a contributor uploaded and its signature; nothing in semi_honest mode."""
+        return self._kept.views[client]
+
+    def relayed_root(self, client: ClientId) -> bytes:
+        """Return the root over the entries that a client was delivered."""
+        return relayed_root(self.settled, self._relayed, self.settled.position_of(client))
+
+    def masked_vector(self, upload: bytes) -> RingVector:
+        """Return what the server sees of an upload's first segment; for pictures."""
+        whole = MaskedVector(self.configuration)
+        whole.add_packed(*MaskedInput.decode(upload, self.roster).packed)
+        return whole.vectors[0][: self.configuration.layout.require_rings()[0].length]
+
+    # --- Answers ------------------------------------------------------------------------------------------------------
+
+    @property
+    def is_signed(self) -> bool:
+        """Whether clients sign what they send."""
+        return self.configuration.is_active
+
+    def _check(self, sender: ClientId, message: bytes) -> Checked[Take]:
+        due, kind = SERVER_TRANSITIONS[self.state][0], message_kind(message)
+        match kind:
+            case MessageKind.COMPLAINT if SENT_INSTEAD.get(self.state) is kind:
+                take = self._checked_complaint(sender, message)
+            case _ if kind is not due:
+                raise UnexpectedMessage(expected=due.name, received=kind.name)
+            case MessageKind.KEY_ADVERTISEMENT:
+                take = self._checked_advertisement(sender, message)
+            case MessageKind.ENCRYPTED_SHARES:
+                take = self._checked_shares(sender, message)
+            case MessageKind.MASKED_INPUT:
+                take = self._checked_upload(sender, message)
+            case MessageKind.SURVIVOR_SIGNATURE:
+                take = self._checked_signature(sender, message)
+            case _:
+                take = self._checked_answer(sender, message)
+        # Nobody but its sender makes a second signature that verifies, so the signature is part of what is known again.
+        return Checked(take)
+
+    def _take(self, sender: ClientId, content: Take) -> None:
+        content()
+        if self._open is not None and sender in self._kept.answered:
+            self._open.count(sender)
+
+    def _checked_advertisement(self, sender: ClientId, message: bytes) -> Take:
+        kept, advertisement = self._kept, KeyAdvertisement.decode(message, self.configuration)
+        if advertisement.client != sender:
+            raise PeerMisbehaved(
+                f"{sender} advertises keys for {advertisement.client}",
+                reason=Reason.NOT_ELIGIBLE,
+                culprits=unverified(sender),
+            )
+        identity = authenticate_advertisement(self.configuration, advertisement)
+
+        def take() -> None:
+            most = self.configuration.maximum_population
+            if len(kept.advertisements.keys() | {sender}) > most:
+                raise PeerMisbehaved(
+                    f"{sender} advertises keys and {most} clients have done so",
+                    reason=Reason.NOT_ELIGIBLE,
+                    culprits=unverified(sender),
+                )
+            self._verified[sender] = admit_advertisement(self.configuration, self._owners, advertisement, identity)
+            self._owners |= dict.fromkeys(advertisement.public_keys, sender)
+            kept.advertisements[sender] = message
+
+        return take
+
+    def _checked_shares(self, sender: ClientId, message: bytes, *, is_restored: bool = False) -> Take:
+        settled, position = self.settled, self.settled.position_of(sender)
+        shares = EncryptedShares.decode(message, settled.roster, position)
+        identity = None if is_restored else settled.advertisers[position].identity
+        relayed = RelayedShares(settled.roster, position, shares, identity)
+
+        def take() -> None:
+            self._relayed[position], self._kept.shares[sender] = relayed, message
+
+        return take
+
+    def _checked_upload(self, sender: ClientId, message: bytes) -> Take:
+        settled, position, kept = self.settled, self.settled.position_of(sender), self._kept
+        upload = MaskedInput.decode(message, settled.roster)
+        digest = check_masked_input(settled, position, upload)
+
+        def take() -> None:
+            total = MaskedVector(self.configuration) if kept.total is None else kept.total
+            with blaming(*settled.said_by(position)):
+                total.add_packed(*upload.packed)
+            kept.total, kept.views[sender] = total, digest + upload.signature if upload.signature else b""
+
+        return take
+
+    def _checked_complaint(self, sender: ClientId, message: bytes) -> Take:
+        settled, position = self.settled, self.settled.position_of(sender)
+        root = relayed_root(settled, self._relayed, position)
+        accused = check_complaint(
+            settled, position, root, Complaint.decode(message, settled.roster, position, settled.sharers)
+        )
+
+        def take() -> None:
+            self._complaints[position], self._kept.complaints[sender] = accused, message
+            # It cannot upload any more; whom it accuses stays.
+            self._leave(sender)
+            self._record(faults_of(settled, self._complaints, position, self._kept.plan.corrupted), who=sender)
+
+        return take
+
+    def _checked_signature(self, sender: ClientId, message: bytes) -> Take:
+        signed = SurvivorSignature.decode(message)
+        check_survivor_signature(self.settled, self.settled.position_of(sender), signed)
+
+        def take() -> None:
+            self._kept.signatures[sender] = signed.signature
+
+        return take
+
+    def _checked_answer(self, sender: ClientId, message: bytes) -> Take:
+        settled, position = self.settled, self.settled.position_of(sender)
+        revealed = RevealedShares(settled, position, relayed_root(settled, self._relayed, position), message)
+
+        def take() -> None:
+            revealed.require_in_range(settled.said_by(position))
+            self._answers[position], self._kept.answers[sender] = revealed, message
+
+        return take
+
+    # --- Rounds -------------------------------------------------------------------------------------------------------
+
+    def _is_full(self) -> bool:
+        is_first, most = self._open is None, self.configuration.maximum_population
+        return super()._is_full() or (is_first and len(self._kept.advertisements) >= most)
+
+    def _is_enough(self) -> bool:
+        if self._open is not None:
+            return self._open.is_enough
+        heard = len(self._kept.advertisements)
+        if heard != self._judged[0]:
+            try:
+                self._require_protected(heard)
+            except InvalidParameters:
+                self._judged = heard, False
+            else:
+                self._judged = heard, True
+        return self._judged[1]
+
+    def _require_enough(self, stage: Stage) -> None:
+        del stage  # The state says more.
+        needed = self.configuration.minimum_cohort
+        match self.state:
+            case ServerState.AWAITING_KEY_ADVERTISEMENTS:
+                what = "advertisers"
+            case ServerState.AWAITING_ENCRYPTED_SHARES:
+                what = "clients that shared keys"
+            case ServerState.AWAITING_MASKED_INPUTS:
+                what = "contributors"
+            case ServerState.AWAITING_SURVIVOR_SIGNATURES:
+                what, needed = "signatures of the committee", self.configuration.quorum
+            case _:
+                # The recovery decides how many shares each secret needs.
+                return
+        if (present := len(self._kept.answered)) < needed:
+            raise ThresholdNotMet(needed=needed, present=present, what=what, round_name=str(self.state))
+        if self.state is ServerState.AWAITING_KEY_ADVERTISEMENTS:
+            self._require_protected(present)
+
+    def _require_protected(self, advertised: int) -> None:
+        plan, missing = self._kept.plan, self.configuration.maximum_population - advertised
+        self.configuration.require_population(
+            advertised,
+            corrupted=plan.corrupted,
+            privacy_bits=plan.privacy_bits,
+            dropped=max(0, plan.dropped - missing),
+        )
+
+    def _next(self) -> tuple[Stage, Mapping[ClientId, bytes]] | None:
+        closed, chosen = self.state, None
+        if closed is ServerState.AWAITING_UNMASKING_SHARES:
+            return None
+        if closed is ServerState.AWAITING_MASKED_INPUTS:
+            chosen = ServerState.AWAITING_UNMASKING_SHARES
+            if self.configuration.is_active:
+                chosen = ServerState.AWAITING_SURVIVOR_SIGNATURES
+        self._settle(closed)
+        self._kept.state = advance(closed, SERVER_TRANSITIONS[closed][0], chosen)
+        self._open = certain(self._open_round())
+        return STAGES[self.state], self._open
+
+    def _settle(self, closed: ServerState) -> None:
+        """Fix what a round that is closed determines: who advertised, who shared keys, or who contributed."""
+        kept = self._kept
+        match closed:
+            case ServerState.AWAITING_KEY_ADVERTISEMENTS:
+                sent = kept.advertisements.items()
+                advertised = {client: KeyAdvertisement.decode(item, self.configuration) for client, item in sent}
+                published = PublishedRoster(self.configuration, kept.plan.opening, advertised)
+                self._known = Settled(published, tuple(self._verified[client] for client in published.roster.clients))
+            case ServerState.AWAITING_ENCRYPTED_SHARES:
+                self._known = self.settled.with_sharers(kept.shares)
+            case ServerState.AWAITING_MASKED_INPUTS:
+                self._known = self.settled.with_contributors(kept.views)
+            case _:
+                pass
+
+    def _rebuild(self) -> None:
+        """Follow the record round by round, as if its messages came again."""
+        kept, reached = self._kept, _STATES.index(self.state)
+        for client, sent in kept.advertisements.items():
+            self._checked_advertisement(client, sent)()
+        for closed in _STATES[: min(reached, _STATES.index(ServerState.AWAITING_UNMASKING_SHARES))]:
+            self._settle(closed)
+            if closed is ServerState.AWAITING_KEY_ADVERTISEMENTS:
+                for client, sent in kept.shares.items():
+                    self._checked_shares(client, sent, is_restored=True)()
+        for client, sent in kept.complaints.items():
+            self._checked_complaint(client, sent)()
+        for client, sent in kept.answers.items():
+            self._checked_answer(client, sent)()
+
+    def _open_round(self) -> OpenRound | None:
+        """Return who takes part in the open round, how many answers are enough, and what its messages are."""
+        settled, kept, configuration = self._known, self._kept, self.configuration
+        if settled is None:
+            return None
+        needed = configuration.minimum_cohort
+        match self.state:
+            case ServerState.AWAITING_ENCRYPTED_SHARES:
+                everybody = range(settled.roster.population)
+                return self._round_of(
+                    everybody, needed, lambda position: settled.published.message_to(position).encode(), due=None
+                )
+            case ServerState.AWAITING_MASKED_INPUTS:
+                relayed = dict(self._relayed)
+                return self._round_of(
+                    settled.sharers,
+                    needed,
+                    lambda position: deliver_shares(settled, relayed, position).encode(),
+                    # The uploaders are those, among all that shared, that can show shares later.
+                    due=tuple(settled.sharers),
+                )
+            case ServerState.AWAITING_SURVIVOR_SIGNATURES:
+                context, contributors = settled.roster.context.tag, settled.contributors
+                survivors = SurvivorSet(context=context, sharers=settled.sharers, contributors=contributors).encode()
+                committee = sorted(position for position in settled.roster.committee if position in contributors)
+                return self._round_of(committee, configuration.quorum, lambda _: survivors)
+            case _:
+                signatures = {settled.position_of(client): signed for client, signed in kept.signatures.items()}
+                endorsements, views = endorsements_of(settled.published, signatures), dict(kept.views)
+                return self._round_of(
+                    settled.contributors,
+                    configuration.threshold,
+                    lambda position: request_unmasking(settled, views, endorsements, position).encode(),
+                    due=tuple(settled.sharers),
+                )
+
+    def _round_of(
+        self, positions: Iterable[int], needed: int, message: Callable[[int], bytes], due: Collection[int] | None = ()
+    ) -> OpenRound:
+        roster, threshold = self.roster, self.configuration.threshold
+        members = {roster.clients[position]: position for position in positions}
+        opened = OpenRound(members, message, needed=needed, due=due, threshold=threshold, graph=roster.graph)
+        for client in self._kept.answered:
+            if client in members:
+                opened.count(client)
+        return opened
+
+    # --- The end ------------------------------------------------------------------------------------------------------
+
+    def _sum(self, progress: Callable[[int, int], None] | None) -> Released:
+        """Recover the masks that are left, remove them, and return the sum.
+
+        Implements: [BIK+17] Fig. 4, Round 4, server.
+        Raises:
+            ThresholdNotMet: too few answered; nothing is released.
+            PeerMisbehaved: wrong shares or seeds, or a sum that does not agree with its check words; nothing is
+                released, and ``culprits`` names those that the evidence names.
+        Security: once for each session, whose one set of survivors the clients agreed on.
+        """
+        settled, total = self.settled, certain(self._kept.total)
+        revealed = count_revealed_sets(settled)
+        recovery = Recovery(settled, self._relayed, self._answers, self._complaints, self._kept.plan.corrupted)
+        try:
+            remove_masks(total, recovery, progress, threads=self._threads)
+        finally:
+            self._record(*recovery.faults)
+        aggregate = release_sum(settled, total)
+        self._kept.state, self.revealed = advance(self.state, MessageKind.UNMASKING_SHARES), revealed
+        return Released(
+            aggregate=aggregate,
+            counted=self.contributors,
+            left_out={},
+            revealed=revealed,
+            unbounded=aggregate.layout.ring_positions,
+        )
+
+    def _wipe(self) -> None:
+        kept = self._kept
+        if kept.state is not ServerState.COMPLETED:
+            kept.state = ServerState.ABORTED
+            if kept.total is not None:
+                kept.total.wipe()
+        kept.total, self._open = None, None
+        for held in (self._answers, self._relayed, kept.answers, kept.shares):
+            held.clear()
+
+    def snapshot(self) -> Secret | None:
+        """Return all that ``restore`` takes to make a server that continues from here; ``faults`` are left out.
+
+        Security: see ``ServerRecord``. The sum of the uploads in it is masked; the answers of the last round are not.
+        """
+        with self._lock:
+            return None if self._stage is None else Secret("server session", self._kept.encode())
+
+    @classmethod
+    def restore(cls, snapshot: Secret, invited: frozenset[ClientId] | None = None, *, threads: int = 1) -> Server:
+        """Continue from a snapshot, in any process.
+
+        Raises:
+            MalformedMessage: it is not a snapshot.
+        """
+        kept = ServerRecord.decode(bytes(snapshot.expose()))
+        server = cls(kept.plan, invited, threads=threads)
+        try:
+            server._begin(kept, invited, threads)
+        except (PeerMisbehaved, AuthenticationFailed) as error:
+            raise MalformedMessage(f"the snapshot contradicts itself: {error}", reason=Reason.NOT_CANONICAL) from None
+        return server
+
+
+class OpenRound(Confined, Mapping[ClientId, bytes]):
+    """The messages of a round after the first, by client, each made when it is asked for; and whether answers suffice.
+
+    Enough is not a number alone: around each client that shared its secrets, enough of its neighbours have to answer,
+    because they hold the shares. In a sparse graph it matters who does. Answers are counted as they come, so that
+    asking costs nothing however many clients there are.
+    """
+
+    def __init__(  # noqa: PLR0913 -- what a round is
+        self,
+        members: Mapping[ClientId, int],
+        message: Callable[[int], bytes],
+        *,
+        needed: int,
+        due: Collection[int] | None,
+        threshold: int,
+        graph: Graph,
+    ) -> None:
+        """Open a round that nobody has answered.
+
+        Args:
+            members: the clients that take part, with their positions.
+            message: makes the message for a position, always the same bytes.
+            needed: how many answers closing takes.
+            due: the positions around which ``threshold`` neighbours have to answer; None for all who answer.
+        """
+        self._members, self._answers = members, 0
+        self._message = lru_cache(maxsize=_CACHED_MESSAGES)(message)
+        self._graph, self._threshold, self._is_mutual = graph, threshold, due is None
+        # In a full graph everybody is a neighbour of everybody but itself, so that a number says it all.
+        is_sparse = graph.topology is Topology.SPARSE
+        self._needed = needed if is_sparse or due == () else max(needed, threshold + 1)
+        self._around = dict.fromkeys(range(graph.population), 0) if is_sparse and due != () else dict[int, int]()
+        """Number of neighbours of each position that have answered, in a sparse graph."""
+        self._due = set[int](due or ())
+        self._short = len(self._due) if self._around else 0
+        """Number of positions in ``due`` around which too few have answered."""
+
+    def __getitem__(self, client: ClientId) -> bytes:
+        return self._message(self._members[client])
+
+    def __contains__(self, client: object) -> bool:
+        return client in self._members
+
+    def __iter__(self) -> Iterator[ClientId]:
+        return iter(self._members)
+
+    def __len__(self) -> int:
+        return len(self._members)
+
+    def count(self, client: ClientId) -> None:
+        """Count the answer of a client that takes part, once."""
+        position = self._members[client]
+        self._answers += 1
+        if not self._around:
+            return
+        if self._is_mutual:
+            self._due.add(position)
+            self._short += self._around[position] < self._threshold
+        for neighbour in self._graph.neighbours(position):
+            self._around[neighbour] += 1
+            self._short -= neighbour in self._due and self._around[neighbour] == self._threshold
+
+    @property
+    def is_enough(self) -> bool:
+        """Whether closing now can succeed."""
+        return self._answers >= self._needed and not self._short
+
+
+@dataclass(slots=True)
+class ServerRecord:
+    """Everything that a server remembers of a session, and its canonical encoding, from which another continues.
+
+    A record holds what clients sent, as they sent it; the sum of the uploads stands for the uploads. It is not public:
+    with the answers of the last round in it, it determines what the server would compute. Reading it back checks its
+    form and not its signatures, which were checked before: keep it where only the server writes.
+
+    Claim PM-11: the model checker ends a server's process at any time, and resumes from the stored record.
+    """
+
+    plan: SessionPlan
+    state: ServerState = ServerState.AWAITING_KEY_ADVERTISEMENTS
+    advertisements: dict[ClientId, bytes] = field(default_factory=dict[ClientId, bytes], repr=False)
+    shares: dict[ClientId, bytes] = field(default_factory=dict[ClientId, bytes], repr=False)
+    views: dict[ClientId, bytes] = field(default_factory=dict[ClientId, bytes], repr=False)
+    """The contributors so far; in active mode with the digest of what each sent and its signature, as evidence."""
+    complaints: dict[ClientId, bytes] = field(default_factory=dict[ClientId, bytes], repr=False)
+    """Complaints of the clients that left because the seed of an edge was unusable."""
+    signatures: dict[ClientId, bytes] = field(default_factory=dict[ClientId, bytes], repr=False)
+    answers: dict[ClientId, bytes] = field(default_factory=dict[ClientId, bytes], repr=False)
+    said: dict[ClientId, bytes] = field(default_factory=dict[ClientId, bytes], repr=False)
+    """The digest of each answer that was taken in the open stage."""
+    heard: dict[ClientId, set[bytes]] = field(default_factory=dict[ClientId, set[bytes]], repr=False)
+    """The digests of all answers that were taken, by which one that is sent again is recognised."""
+    out: set[ClientId] = field(default_factory=set[ClientId])
+    """Clients that left, or were put out; they count as dropped from then on."""
+    total: MaskedVector | None = field(default=None, repr=False)
+
+    @property
+    def answered(self) -> Mapping[ClientId, bytes]:
+        """Clients that have sent the message of this state, with the messages."""
+        match self.state:
+            case ServerState.AWAITING_KEY_ADVERTISEMENTS:
+                return self.advertisements
+            case ServerState.AWAITING_ENCRYPTED_SHARES:
+                return self.shares
+            case ServerState.AWAITING_MASKED_INPUTS:
+                return self.views
+            case ServerState.AWAITING_SURVIVOR_SIGNATURES:
+                return self.signatures
+            case _:
+                return self.answers
+
+    @property
+    def _tables(self) -> tuple[dict[ClientId, bytes], ...]:
+        """The tables by client, in the order of the encoding."""
+        sent = self.advertisements, self.shares, self.views, self.complaints, self.signatures, self.answers
+        return *sent, self.said
+
+    def encode(self) -> bytes:
+        """Return the canonical encoding."""
+        writer = Writer(MessageKind.SERVER_SNAPSHOT).integer(_STATES.index(self.state), 1)
+        writer.variable(self.plan.configuration.encode(), _MAXIMUM_OFFER_BYTES).fixed(self.plan.opening, OPENING_BYTES)
+        writer.integer(self.plan.corrupted, 8).integer(self.plan.dropped, 8).integer(self.plan.privacy_bits, 2)
+        for table in self._tables:
+            writer.integer(len(table), 4)
+            for client, sent in sorted(table.items()):
+                writer.fixed(client.encode(), 8).variable(sent, _TABLE_LIMIT)
+        writer.integer(sum(map(len, self.heard.values())), 4)
+        for client, digests in sorted(self.heard.items()):
+            for digest in sorted(digests):
+                writer.fixed(client.encode(), 8).fixed(digest, DIGEST_BYTES)
+        writer.integer(len(self.out), 4)
+        for client in sorted(self.out):
+            writer.fixed(client.encode(), 8)
+        packed = b"" if self.total is None else b"".join(self.total.pack())
+        return writer.integer(len(packed), 8).fixed(packed, len(packed)).finish()
+
+    @classmethod
+    def decode(cls, snapshot: bytes) -> ServerRecord:
+        """Read the canonical encoding back.
+
+        Raises:
+            MalformedMessage: anything that ``encode`` would not have written.
+        """
+        reader = Reader(snapshot, MessageKind.SERVER_SNAPSHOT)
+        state = reader.integer(1)
+        if state >= len(_STATES) or _STATES[state] in _FINAL_STATES:
+            raise MalformedMessage(f"{state} is not a state that a server continues from", reason=Reason.NOT_CANONICAL)
+        configuration = SessionConfiguration.decode(reader.variable(_MAXIMUM_OFFER_BYTES))
+        opening = reader.fixed(OPENING_BYTES)
+        plan = SessionPlan(configuration, opening, reader.integer(8), reader.integer(8), reader.integer(2))
+        record = cls(plan, _STATES[state])
+        for table in record._tables:
+            for key in _increasing(reader, 8):
+                table[ClientId(key)] = reader.variable(_TABLE_LIMIT)
+        for key in _increasing(reader, 8 + DIGEST_BYTES):
+            client, digest = key >> 8 * DIGEST_BYTES, key & ((1 << 8 * DIGEST_BYTES) - 1)
+            record.heard.setdefault(ClientId(client), set()).add(digest.to_bytes(DIGEST_BYTES, "big"))
+        record.out = {ClientId(key) for key in _increasing(reader, 8)}
+        packed = reader.fixed(reader.integer(8))
+        reader.finish()
+        if packed:
+            if len(packed) != configuration.masked_bytes:
+                raise MalformedMessage("the sum has another length than the session's", reason=Reason.NOT_CANONICAL)
+            record.total = MaskedVector(configuration)
+            record.total.add_packed(packed)
+        return record
+
+
+def _increasing(reader: Reader, size: int) -> Iterator[int]:
+    """Read the keys of a table, each before what the caller reads for it, and refuse any other order than theirs."""
+    previous = -1
+    for _ in range(reader.integer(4)):
+        key = reader.integer(size)
+        if key <= previous:
+            raise MalformedMessage("a table of the snapshot is not in increasing order", reason=Reason.NOT_CANONICAL)
+        previous = key
+        yield key
