@@ -24,7 +24,7 @@ BUDGETS = {
     "secagg/crypto": 2_490,
     "secagg/contract": 900,
     "secagg/privacy": 1_510,
-    "secagg/session": 3_180,
+    "secagg/session": 3_185,
     "secagg/conformance": 2_320,
     "compression": 5_010,
     "protocols/pairwise_mask": 6_980,
@@ -40,7 +40,7 @@ BUDGETS = {
     "secagg/platforms": 3_220,
     "secagg/flower": 820,
     "secagg/transport": 2_540,
-    "secagg/nvflare": 1_130,
+    "secagg/nvflare": 1_330,
     "secagg/cli": 3_680,
 }
 """The most lines of each room, near what it holds now: they follow the code down. Raising one needs a decision."""
