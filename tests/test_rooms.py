@@ -22,7 +22,7 @@ BUDGETS = {
     "secagg/crypto": 2_490,
     "secagg/contract": 900,
     "secagg/privacy": 1_510,
-    "secagg/session": 3_180,
+    "secagg/session": 3_185,
     "secagg/conformance": 2_320,
     "compression": 5_530,
     "protocols/pairwise_mask": 6_980,
@@ -39,7 +39,7 @@ BUDGETS = {
     "secagg/platforms": 3_250,
     "secagg/flower": 960,
     "secagg/transport": 2_670,
-    "secagg/nvflare": 1_130,
+    "secagg/nvflare": 1_330,
     "secagg/cli": 3_770,
 }
 """The most lines of each room, near what it holds now: they follow the code down. Raising one needs a decision."""

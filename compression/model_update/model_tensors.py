@@ -24,6 +24,7 @@ TENSOR: Final = "tensor/"
 """Before the name of every tensor of the model, so that none can be taken for the vector of metrics."""
 METRICS: Final = "metrics"
 _NARROW_FLOAT_BYTES: Final = 4
+_LARGEST_WHOLE: Final = 1 << 53
 
 
 def is_integer(array: npt.NDArray[Any]) -> bool:
@@ -36,17 +37,20 @@ def is_boolean(array: npt.NDArray[Any]) -> bool:
     return array.dtype.kind == "b"
 
 
-def aggregated_names(sent: Arrays, patterns: tuple[str, ...] = ()) -> tuple[str, ...]:
+def aggregated_names(sent: Arrays, patterns: tuple[str, ...] = (), excluded: tuple[str, ...] = ()) -> tuple[str, ...]:
     """Return the names of the tensors that are summed, in their order.
 
     Args:
         patterns: of names, as a shell has them; without one all are summed.
+        excluded: patterns of names that are not, such as parts that each client keeps for itself.
     Raises:
         InvalidParameters: a tensor is neither of floats nor of integers; or there is nothing to sum.
     """
-    if idle := [pattern for pattern in patterns if not any(fnmatchcase(name, pattern) for name in sent)]:
-        raise InvalidParameters(f"secagg-tensors names {idle[0]}, and the model has {', '.join(list(sent)[:8])}")
-    chosen = [name for name in sent if not patterns or any(fnmatchcase(name, pattern) for pattern in patterns)]
+    for key, each in (("secagg-tensors", patterns), ("secagg-exclude", excluded)):
+        if idle := [pattern for pattern in each if not any(fnmatchcase(name, pattern) for name in sent)]:
+            raise InvalidParameters(f"{key} names {idle[0]}, and the model has {', '.join(list(sent)[:8])}")
+    left = [name for name in sent if not any(fnmatchcase(name, pattern) for pattern in excluded)]
+    chosen = [name for name in left if not patterns or any(fnmatchcase(name, pattern) for pattern in patterns)]
     for name in chosen:
         if sent[name].dtype.kind not in "fiub":
             raise InvalidParameters(
@@ -56,6 +60,7 @@ def aggregated_names(sent: Arrays, patterns: tuple[str, ...] = ()) -> tuple[str,
     names = tuple(name for name in chosen if sent[name].size and not is_boolean(sent[name]))
     if not names:
         named = f" that secagg-tensors ({', '.join(patterns)}) names" if patterns else ""
+        named += f" and secagg-exclude ({', '.join(excluded)}) does not" if excluded else ""
         raise InvalidParameters(
             f"the model has no tensor of numbers with any elements{named}; send the arrays that clients train"
         )
@@ -90,6 +95,9 @@ def differences(
             raise InvalidParameters(
                 f"tensor {name!r} was sent with shape {before.shape} and returned with {after.shape}"
             )
+        if is_integer(before) and after.dtype.kind == "f" and np.array_equal(after, np.rint(after)):
+            # Whole numbers that training made floats of.
+            after = np.clip(after, -_LARGEST_WHOLE, _LARGEST_WHOLE).astype(np.int64)
         if is_integer(before) != is_integer(after) or after.dtype.kind not in "fiu":
             raise InvalidParameters(f"tensor {name!r} was sent as {before.dtype} and returned as {after.dtype}")
         if is_integer(before):

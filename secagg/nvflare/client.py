@@ -23,6 +23,7 @@ from nvflare.apis.fl_constant import FilterKey, FLContextKey, ReturnCode
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.shareable import Shareable
 from nvflare.apis.signal import Signal
+from nvflare.app_common.app_constant import AlgorithmConstants
 
 from secagg.compression.model_update.model_tensors import Arrays
 from secagg.crypto.entropy import SystemCoins
@@ -35,7 +36,7 @@ from secagg.platforms.settings import PREFIX
 from secagg.session.roles import ClientSession, LateUpdate, Subject, Update
 from secagg.session.sealed_state import StateDirectory
 
-from .records import arrays_in, carrying, client_of, refusal
+from .records import CONTROL, arrays_in, carrying, client_of, controls_in, refusal
 
 COMPONENT: Final = "secagg"
 """The id of the component that filters and executor share."""
@@ -72,7 +73,7 @@ class _Open:
             raise Misuse("an update is needed before training has returned")
         if (code := found.get_return_code()) != ReturnCode.OK:
             raise Misuse(f"training failed: {code}")
-        return _trained_in(found)
+        return _trained_in(found, self.due.sent)
 
 
 class _LateTraining(LateUpdate):
@@ -144,7 +145,8 @@ class SecAggClient(FLComponent):
         found = self._found(shareable, fl_ctx)
         message, begun = message_in(shareable.get(RECORD)), found.begun
         # Scripts may train in place.
-        sent = {name: np.array(values) for name, values in _model_in(shareable)[0].items()}
+        arrays, dxo = _model_in(shareable)
+        sent = {name: np.array(values) for name, values in {**arrays, **controls_in(dxo.meta)}.items()}
         found.training = Training(begun.terms, begun.update, begun.charges, sent, found.train)
         found.message = message
         del shareable[RECORD]
@@ -310,10 +312,12 @@ def _model_in(shareable: Shareable) -> tuple[Arrays, DXO]:
     return arrays_in(cast("dict[str, Any]", dxo.data)), dxo
 
 
-def _trained_in(result: Shareable) -> Trained:
+def _trained_in(result: Shareable, sent: Arrays) -> Trained:
     """Return what a script returned: parameters, metrics, and how many steps it made, one where it does not say."""
-    arrays, dxo = _model_in(result)
-    metrics: object = dxo.get_meta_prop(MetaKey.INITIAL_METRICS)
+    dxo = from_shareable(result)
+    is_evaluation, is_difference = dxo.data_kind == DataKind.METRICS, dxo.data_kind == DataKind.WEIGHT_DIFF
+    models = [] if is_evaluation else [_with_controls(_model_in(result)[0], dxo, sent)]
+    metrics: object = dxo.data if is_evaluation else dxo.get_meta_prop(MetaKey.INITIAL_METRICS)
     reported: dict[str, object] = {MetaKey.NUM_STEPS_CURRENT_ROUND: 1, **(metrics if isinstance(metrics, dict) else {})}
     steps = dxo.get_meta_prop(MetaKey.NUM_STEPS_CURRENT_ROUND)
     if steps is not None:
@@ -323,4 +327,20 @@ def _trained_in(result: Shareable) -> Trained:
         value = reported.get(name)
         return float(value) if isinstance(value, int | float | np.integer | np.floating) else None
 
-    return Trained([arrays], number, sorted(map(str, reported)), is_difference=dxo.data_kind == DataKind.WEIGHT_DIFF)
+    return Trained(models, number, sorted(map(str, reported)), is_difference=is_difference)
+
+
+def _with_controls(arrays: Arrays, dxo: DXO, sent: Arrays) -> Arrays:
+    """Return a model with the control variates of SCAFFOLD, where they were sent; those not trained do not change."""
+    names = [name for name in sent if name.startswith(CONTROL)]
+    if not names:
+        return arrays
+    changes: object = dxo.get_meta_prop(AlgorithmConstants.SCAFFOLD_CTRL_DIFF)
+    if not isinstance(changes, dict):
+        raise InvalidParameters(f"the script returned no meta[{AlgorithmConstants.SCAFFOLD_CTRL_DIFF!r}]")
+    found = {CONTROL + name: change for name, change in arrays_in(cast("dict[str, Any]", changes)).items()}
+    # Wide, so that the difference to what was sent is the change.
+    is_difference = dxo.data_kind == DataKind.WEIGHT_DIFF
+    before = {name: np.zeros_like(sent[name]) if is_difference else sent[name] for name in names}
+    changed = {name: before[name] + found[name].astype(np.float64) for name in found if name in before}
+    return {**arrays, **before, **found, **changed}

@@ -1,6 +1,6 @@
-"""The server's side: NVFlare's FedAvg, whose rounds are sessions; each gives it one result, the mean of all sites.
+"""The server's side: NVFlare's controllers, whose rounds are sessions; each gets one result, the mean of all sites.
 
-Model selection, early stopping and persistence work as ever, on that one result.
+Model selection, early stopping, server optimizers and persistence work as ever, on that one result.
 """
 
 from __future__ import annotations
@@ -8,42 +8,51 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final
 
+import numpy.typing as npt
 from nvflare.apis.client import Client
-from nvflare.apis.controller_spec import ClientTask
-from nvflare.apis.dxo import MetaKey
-from nvflare.apis.fl_constant import FLContextKey
+from nvflare.apis.controller_spec import ClientTask, Task
+from nvflare.apis.dxo import DXO, DataKind, MetaKey, from_shareable
+from nvflare.apis.fl_constant import FLContextKey, ReservedKey
+from nvflare.apis.fl_context import FLContext
 from nvflare.apis.shareable import Shareable
+from nvflare.apis.signal import Signal
 from nvflare.app_common.abstract.fl_model import FLModel, ParamsType
+from nvflare.app_common.app_constant import AlgorithmConstants, AppConstants
 from nvflare.app_common.workflows.fedavg import FedAvg
+from nvflare.app_common.workflows.scaffold import Scaffold
+from nvflare.app_common.workflows.scatter_and_gather import ScatterAndGather
 
-from secagg.compression.model_update.model_tensors import restored
+from secagg.compression.model_update.model_tensors import Arrays, restored
 from secagg.crypto.entropy import SystemCoins
 from secagg.errors import Misuse
 from secagg.platforms.leaving import StageCount, stages_said
-from secagg.platforms.round_task import Rounds
+from secagg.platforms.round_task import Means, Rounds
 from secagg.platforms.settings import SecAggSettings
 
 from .client import task_of
-from .records import arrays_in, like
+from .records import CONTROL, arrays_in, changes_of, controls_in, like
 from .server_round import SiteRound
 
 SUM: Final = "secure-sum"
 """The name of who gave the one result, for components that ask."""
+TRAIN: Final = AppConstants.TASK_TRAIN
+EVALUATION: Final = AppConstants.TASK_VALIDATION
 _NONCE_BYTES: Final = 8
+_HEADERS: Final = (AppConstants.CURRENT_ROUND, AppConstants.NUM_ROUNDS)
 
 
-class SecureFedAvg(FedAvg):
-    """FedAvg that learns sums alone."""
+class SecureRounds:
+    """What secure controllers have in common, in front of one of NVFlare's own."""
 
     def __init__(
         self,
-        *args: Any,  # noqa: ANN401 -- FedAvg's own
+        *args: Any,  # noqa: ANN401 -- the controller's own
         secagg: dict[str, Any] | None = None,
         training_timeout: float = 0.0,
         training_patience: float | None = None,
-        **kwargs: Any,  # noqa: ANN401 -- FedAvg's own
+        **kwargs: Any,  # noqa: ANN401 -- the controller's own
     ) -> None:
-        """Take what FedAvg takes.
+        """Take what NVFlare's controller takes.
 
         Args:
             secagg: the settings of ``SecAggSettings`` by their names.
@@ -54,14 +63,72 @@ class SecureFedAvg(FedAvg):
         self.secagg, self.training_timeout = dict(secagg or {}), training_timeout
         self.training_patience = training_patience
         self.stages = list[tuple[str, StageCount]]()
-        """Messages and departures of the last round, by stage."""
+        """Messages and departures of the last session, by stage."""
         self._settings = SecAggSettings(**self.secagg)
-        self._rounds: Rounds | None = None
+        self._sessions: Rounds | None = None
         self._nonce, self._number = "", 0
 
-    def send_model(  # noqa: PLR0913, PLR0917 -- FedAvg's own
+    @property
+    def sessions(self) -> Rounds:
+        """The sessions of this job."""
+        if self._sessions is None:
+            self._sessions, self._nonce = Rounds(self._settings), SystemCoins().draw(_NONCE_BYTES).hex()
+        return self._sessions
+
+    def summed(
+        self, sent: Arrays, content: Callable[[], Shareable], sites: list[str], task_name: str, timeout: float = 0.0
+    ) -> tuple[Means, dict[str, npt.NDArray[Any]]]:
+        """Run sessions in the place of a broadcast, and return the means and the model that they make.
+
+        Args:
+            sent: what the sum is about; sites find the same in their task.
+            content: makes the task as NVFlare sends it.
+            timeout: seconds for the stage that trains, where NVFlare has one of its own.
+        Raises:
+            SecAggError: the round failed; NVFlare ends the job instead of going on with a model that nobody trained.
+        """
+        metrics = dict[str, float]()
+        if self._settings.evaluated_names:
+            metrics = self._run(sent, content, sites, EVALUATION, 0.0)[1].metrics
+        task, means = self._run(sent, content, sites, task_name, timeout)
+        means.metrics.update(metrics)
+        return means, self.sessions.model(task, means)
+
+    def _run(
+        self, sent: Arrays, content: Callable[[], Shareable], sites: list[str], task_name: str, timeout: float
+    ) -> tuple[Any, Means]:
+        controller: Any = self
+        sessions = self.sessions
+        self._number += 1
+        task = sessions.begun(
+            sent,
+            clients=len(sites),
+            # A job that is run again, as simulations are, is another task.
+            task=f"{task_of(controller.fl_ctx)} {self._nonce}",
+            number=self._number,
+            weighted_by=MetaKey.NUM_STEPS_CURRENT_ROUND,
+            is_evaluation=task_name == EVALUATION,
+        )
+        session = SiteRound(
+            task,
+            controller,
+            task_name,
+            content,
+            training_timeout=timeout or self.training_timeout,
+            training_patience=self.training_patience,
+        )
+        self.stages = session.stages
+        return task, task.means(session.run(sites))
+
+
+class SecureModels(SecureRounds):
+    """A controller that hands models of NVFlare's own form to a callback."""
+
+    task_name = TRAIN
+
+    def send_model(  # noqa: PLR0913, PLR0917 -- NVFlare's own
         self,
-        task_name: str = "train",
+        task_name: str = TRAIN,
         data: FLModel = None,
         targets: list[str] | None = None,
         min_responses: int | None = None,
@@ -71,63 +138,61 @@ class SecureFedAvg(FedAvg):
         """Run a session in the place of a broadcast, and hand its mean to the callback.
 
         Raises:
-            SecAggError: the round failed; NVFlare ends the job instead of going on with a model that nobody trained.
+            SecAggError: as ``summed``.
         """
         del min_responses
         if task_name != self.task_name:
             raise Misuse(f"{task_name} would go to the sites in the clear; only {self.task_name} is summed here")
-        sites = list(targets or (client.name for client in self.engine.get_clients()))
-        self.set_fl_context(data)
-        mean = self._mean(data, sites, timeout or self.training_timeout)
-        task = self._prepare_task(data=data, task_name=task_name, timeout=0, callback=callback)
+        controller: Any = self
+        sites = list(targets or (client.name for client in controller.engine.get_clients()))
+        controller.set_fl_context(data)
+        mean = self._mean(data, sites, timeout)
+        task = controller._prepare_task(data=data, task_name=task_name, timeout=0, callback=callback)  # noqa: SLF001
         # Components look at the peer's result, and at what it says of its round.
-        with self.engine.new_context() as fl_ctx, self.engine.new_context() as peer:
-            result = self._build_shareable(mean)
+        with controller.engine.new_context() as fl_ctx, controller.engine.new_context() as peer:
+            result = self.shareable_of(mean)
             peer.set_prop(FLContextKey.SHAREABLE, result, private=True, sticky=False)
             fl_ctx.set_peer_context(peer)
             replied = ClientTask(Client(SUM, ""), task)
             replied.result = result
-            self._process_result(replied, fl_ctx)
+            controller._process_result(replied, fl_ctx)  # noqa: SLF001 -- the controller's own
 
-    def send_model_and_wait(self, task_name: str = "train", data: FLModel = None, **others: Any) -> list[FLModel]:  # noqa: ANN401 -- FedAvg's own
+    def send_model_and_wait(
+        self,
+        task_name: str = TRAIN,
+        data: FLModel = None,
+        **others: Any,  # noqa: ANN401 -- NVFlare's own
+    ) -> list[FLModel]:
         """Run a session, and return its mean."""
         found = list[FLModel]()
         self.send_model(task_name, data, callback=found.append, **others)
         return found
 
     def _mean(self, data: FLModel, sites: list[str], timeout: float) -> FLModel:
-        if self._rounds is None:
-            self._rounds, self._nonce = Rounds(self._settings), SystemCoins().draw(_NONCE_BYTES).hex()
-        self._number += 1
-        sent = self._rounds.restored(arrays_in(data.params))
-        task = self._rounds.begun(
-            sent,
-            clients=len(sites),
-            # A job that is run again, as simulations are, is another task.
-            task=f"{task_of(self.fl_ctx)} {self._nonce}",
-            number=self._number,
-            weighted_by=MetaKey.NUM_STEPS_CURRENT_ROUND,
-        )
+        params, controls = self.sessions.restored(arrays_in(data.params)), controls_in(data.meta)
         model = FLModel(
-            params=like(data.params, sent),
+            params=like(data.params, params),
             params_type=ParamsType.FULL,
             current_round=data.current_round,
             total_rounds=data.total_rounds,
             meta=dict(data.meta or {}),
         )
-        session = SiteRound(task, self, model, training_timeout=timeout, training_patience=self.training_patience)
-        self.stages = session.stages
-        means = task.means(session.run(sites))
+        sent = {**params, **controls}
+        means, changed = self.summed(sent, lambda: self.shareable_of(model), sites, self.task_name, timeout)
+        meta: dict[str, Any] = {
+            "contributors": means.contributors,
+            "examples": self.sessions.examples(means),
+            "left": stages_said(self.stages),
+        }
+        if controls:
+            changes = changes_of(means.tensors, sent, controls).items()
+            meta[AlgorithmConstants.SCAFFOLD_CTRL_DIFF] = {name.removeprefix(CONTROL): each for name, each in changes}
         return FLModel(
-            params=like(data.params, self._rounds.model(task, means)),
+            params=like(data.params, {name: changed[name] for name in params}),
             params_type=ParamsType.FULL,
             metrics=means.metrics or None,
             current_round=data.current_round,
-            meta={
-                "contributors": means.contributors,
-                "examples": self._rounds.examples(means),
-                "left": stages_said(self.stages),
-            },
+            meta=meta,
         )
 
     def update_model(self, model: FLModel, aggr_result: FLModel) -> FLModel:
@@ -135,9 +200,57 @@ class SecureFedAvg(FedAvg):
         before, after = arrays_in(model.params), arrays_in(aggr_result.params)
         kept = {name: restored(array, before[name].dtype) for name, array in after.items() if name in before}
         aggr_result.params = {**aggr_result.params, **like(model.params, kept)}
-        updated: FLModel = super().update_model(model, aggr_result)
+        controller: Any = super()
+        updated: FLModel = controller.update_model(model, aggr_result)
         return updated
 
     def shareable_of(self, model: FLModel) -> Shareable:
         """Return a model as NVFlare sends it."""
-        return self._build_shareable(model)
+        controller: Any = self
+        made: Shareable = controller._build_shareable(model)  # noqa: SLF001 -- the controller's own
+        return made
+
+
+class SecureFedAvg(SecureModels, FedAvg):
+    """FedAvg, and with it FedProx, that learns sums alone."""
+
+
+class SecureScaffold(SecureModels, Scaffold):
+    """SCAFFOLD in one sum of two trees: the changes of the model, and those of the control variates."""
+
+
+class SecureScatterAndGather(SecureRounds, ScatterAndGather):
+    """The workflow of FedOpt, whose aggregator gets one result; the server's optimizer steps as ever."""
+
+    def broadcast_and_wait(
+        self,
+        task: Task,
+        fl_ctx: FLContext,
+        *_: Any,  # noqa: ANN401 -- NVFlare's own
+        abort_signal: Signal | None = None,
+        **__: Any,  # noqa: ANN401 -- NVFlare's own
+    ) -> None:
+        """Run a session in the place of a broadcast.
+
+        Raises:
+            SecAggError: as ``summed``.
+        """
+        self.fl_ctx, self.abort_signal = fl_ctx, abort_signal or Signal()
+        dxo, sites = from_shareable(task.data), [client.name for client in self._engine.get_clients()]
+        sent = arrays_in(dxo.data)
+
+        def content() -> Shareable:
+            made = DXO(dxo.data_kind, data=dxo.data, meta=dict(dxo.meta)).to_shareable()
+            for name in _HEADERS:
+                made.set_header(name, task.data.get_header(name))
+            return made
+
+        means, _model = self.summed(sent, content, sites, task.name, task.timeout)
+        meta = {MetaKey.NUM_STEPS_CURRENT_ROUND: 1, MetaKey.INITIAL_METRICS: means.metrics}
+        result = DXO(DataKind.WEIGHT_DIFF, data=changes_of(means.tensors, sent, sent), meta=meta).to_shareable()
+        result.add_cookie(AppConstants.CONTRIBUTION_ROUND, task.data.get_cookie(AppConstants.CONTRIBUTION_ROUND))
+        result.set_peer_props({ReservedKey.IDENTITY_NAME: SUM})
+        with self._engine.new_context() as peer:
+            peer.set_prop(FLContextKey.SHAREABLE, result, private=True, sticky=False)
+            fl_ctx.set_peer_context(peer)
+            self._accept_train_result(client_name=SUM, result=result, fl_ctx=fl_ctx)

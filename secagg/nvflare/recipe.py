@@ -1,11 +1,15 @@
-"""The one line: a FedAvg recipe becomes secure before it is run or exported."""
+"""The one line: a recipe becomes secure before it is run or exported."""
 
 from __future__ import annotations
 
 from math import inf
 from typing import Any, Final
 
+from nvflare.apis.dxo import DataKind
+from nvflare.app_common.aggregators import InTimeAccumulateWeightedAggregator
 from nvflare.app_common.workflows.fedavg import FedAvg
+from nvflare.app_common.workflows.scaffold import Scaffold
+from nvflare.app_common.workflows.scatter_and_gather import ScatterAndGather
 from nvflare.fuel.utils.class_utils import get_component_init_parameters
 from nvflare.job_config.api import ClientApp
 from nvflare.recipe.spec import Recipe
@@ -15,12 +19,26 @@ from secagg.platforms.leaving import LOG
 from secagg.platforms.settings import SecAggSettings
 
 from .client import COMPONENT, SecAggClient, SecAggExecutor, SecAggFilter
-from .controller import SecureFedAvg
+from .controller import EVALUATION, TRAIN, SecureFedAvg, SecureRounds, SecureScaffold, SecureScatterAndGather
 from .records import STAGE_TASK
 
 _SERVER: Final = "server"
 _ANY: Final = "*"
 _PACKAGE: Final = "secagg"
+_SECURE: Final[dict[type, type[SecureRounds]]] = {
+    FedAvg: SecureFedAvg,
+    Scaffold: SecureScaffold,
+    ScatterAndGather: SecureScatterAndGather,
+}
+"""Workflows that need the mean of the sites alone, and what takes their place."""
+_REFUSED: Final = {
+    "Cyclic": "each site is handed the model that the last one trained",
+    "Swarm": "a site is handed the updates of the others, and adds them up",
+    "Cross": "the model of each site is handed to the others",
+    "EvalController": "what each site finds is told by itself; name evaluation_metrics instead",
+    "Statistics": "what each site counts is told by itself",
+}
+"""Why others cannot be secure, by what their names hold."""
 
 
 def secure(  # noqa: PLR0913 -- keywords alone, all with defaults
@@ -34,7 +52,9 @@ def secure(  # noqa: PLR0913 -- keywords alone, all with defaults
     poll: float = 0.5,
     **settings: Any,  # noqa: ANN401 -- of the settings' own types
 ) -> None:
-    """Make a FedAvg recipe secure: its server learns sums, and never what one site trained.
+    """Make a recipe secure: its server learns sums, and never what one site trained.
+
+    FedAvg, FedProx, FedOpt with PyTorch and SCAFFOLD can be.
 
     Call it last, after filters and components were added: its filter has to be the last that sees a result.
 
@@ -52,8 +72,6 @@ def secure(  # noqa: PLR0913 -- keywords alone, all with defaults
     """
     checked = SecAggSettings(**settings)
     SecAggClient(floors, scheme)
-    if checked.evaluated_names:
-        raise InvalidParameters("sites do nothing but train here; leave evaluation_metrics out")
     for name, value, is_valid in (
         ("poll", poll, 0 < poll < inf),
         ("training_timeout", training_timeout, 0 <= training_timeout < inf),
@@ -67,60 +85,75 @@ def secure(  # noqa: PLR0913 -- keywords alone, all with defaults
     sites = [app for app in apps.values() if isinstance(app, ClientApp)]
     if _SERVER not in apps or not sites:
         raise InvalidParameters("the recipe has no server or no client yet; make it secure when it is complete")
-    workflow = _only_workflow(apps[_SERVER].app_config.workflows, checked.metric_names)
+    workflow = _only_workflow(apps[_SERVER].app_config, checked.metric_names + checked.evaluated_names)
     plain = workflow.controller
-    count = plain.num_clients if invited is None else invited
+    is_gathered = type(plain) is ScatterAndGather
+    least = "min_clients" if is_gathered else "num_clients"
+    trained = getattr(plain, "train_task_name" if is_gathered else "task_name", TRAIN)
+    count: Any = _attribute(plain, least) if invited is None else invited
     checked.tolerated_dropouts(count)
     names = [name for name in get_component_init_parameters(plain) if name not in {"self", "args", "kwargs"}]
     kept = {name: _attribute(plain, name) for name in names if hasattr(plain, name) or hasattr(plain, f"_{name}")}
-    secured = SecureFedAvg(
-        **{**kept, "num_clients": count},
+    secured: Any = _SECURE[type(plain)](
+        **{**kept, least: count},
         secagg=settings,
         training_timeout=training_timeout,
         training_patience=training_patience,
     )
     secured.set_communicator(plain.communicator)
     workflow.controller = secured
+    tasks = [trained, *([EVALUATION] if checked.evaluated_names else [])]
     for app in sites:
-        _narrow(app.app_config.executors, plain.task_name)
+        _narrow(app.app_config.executors, tasks)
     add = recipe._add_to_client_apps  # noqa: SLF001 -- of executors and components there is no public one
     add(SecAggClient(floors, scheme), id=COMPONENT)
     add(SecAggExecutor(), tasks=[STAGE_TASK])
-    recipe.add_client_input_filter(SecAggFilter(), tasks=[plain.task_name])
-    recipe.add_client_output_filter(SecAggFilter(), tasks=[plain.task_name])
+    recipe.add_client_input_filter(SecAggFilter(), tasks=tasks)
+    recipe.add_client_output_filter(SecAggFilter(), tasks=tasks)
     recipe.add_server_config({"server": {"task_request_interval": poll}})
     # Sites run the library that they have installed, and none that a job brings.
     job.set_app_packages([*job.job.app_packages, _PACKAGE])
     LOG.warning("analytics that scripts log still travel in the clear; name in `metrics` those to be averaged")
 
 
-def _only_workflow(workflows: list[Any], metrics: tuple[str, ...]) -> Any:  # noqa: ANN401 -- NVFlare's own record
-    """Return the workflow of a job of one FedAvg, which needs the mean alone.
+def _only_workflow(server: Any, metrics: tuple[str, ...]) -> Any:  # noqa: ANN401 -- NVFlare's own records
+    """Return the workflow of a job that has one, which needs the mean alone.
 
     Raises:
         InvalidParameters: there is another one, or it needs what single sites send.
     """
-    kinds = [type(workflow.controller) for workflow in workflows]
-    if kinds == [SecureFedAvg]:
+    workflows: list[Any] = server.workflows
+    kinds: list[type] = [type(workflow.controller) for workflow in workflows]
+    if any(issubclass(kind, SecureRounds) for kind in kinds):
         raise InvalidParameters("the recipe is secure already; call this once")
-    if kinds != [FedAvg]:
+    if len(kinds) != 1 or kinds[0] not in _SECURE:
         found = ", ".join(kind.__name__ for kind in kinds) or "no workflow"
+        reasons = [why for part, why in _REFUSED.items() if any(part in kind.__name__ for kind in kinds)]
         raise InvalidParameters(
-            f"the recipe runs {found}, and FedAvg alone can be made secure: cross-site evaluation hands single models "
-            "on, and other workflows have not been looked at"
+            f"the recipe runs {found}; one of {', '.join(kind.__name__ for kind in _SECURE)} alone can be made secure: "
+            f"{reasons[0] if reasons else 'others have not been looked at'}"
         )
     plain = workflows[0].controller
-    for name, why in (
-        ("aggregator", "is given the update of each site"),
-        ("aggregation_weights", "weigh sites on the server; let their scripts report NUM_STEPS_CURRENT_ROUND"),
+    aggregator = getattr(plain, "aggregator", None)
+    if kinds == [ScatterAndGather]:
+        given = server.components.get(plain.aggregator_id)
+        is_mean = type(given) is InTimeAccumulateWeightedAggregator and given.expected_data_kind == DataKind.WEIGHT_DIFF
+        aggregator = given if not is_mean or given.aggregation_weights else None
+    for name, given, why in (
+        ("aggregator", aggregator, "is given the update of each site, or weighs sites by itself"),
+        (
+            "aggregation_weights",
+            getattr(plain, "aggregation_weights", None),
+            "weigh sites on the server; let their scripts report NUM_STEPS_CURRENT_ROUND",
+        ),
     ):
-        if getattr(plain, name):
+        if given:
             raise InvalidParameters(f"{name} {why}, which nobody sees here; leave it out")
-    stop: Any = plain.stop_condition
+    stop: Any = getattr(plain, "stop_condition", None)
     if stop is not None and stop[0] not in metrics:
         raise InvalidParameters(
-            f"stop_cond waits for {stop[0]!r}, which no sum holds: name it in metrics, such as "
-            f"secure(recipe, metrics={stop[0]!r})"
+            f"stop_cond waits for {stop[0]!r}, which no sum holds: name it in metrics or in "
+            f"evaluation_metrics, such as secure(recipe, metrics={stop[0]!r})"
         )
     return workflows[0]
 
@@ -129,11 +162,11 @@ def _attribute(plain: object, name: str) -> object:
     return getattr(plain, name if hasattr(plain, name) else f"_{name}")
 
 
-def _narrow(executors: list[Any], task: str) -> None:
-    """Let an executor of every task have training alone: under another name nothing would mask what it returns."""
+def _narrow(executors: list[Any], tasks: list[str]) -> None:
+    """Let an executor of every task have ours alone: under another name nothing would mask what it returns."""
     for defined in executors:
-        defined.tasks = [task if name == _ANY else name for name in defined.tasks]
-        if others := {*defined.tasks} - {task}:
+        defined.tasks = [one for name in defined.tasks for one in (tasks if name == _ANY else [name])]
+        if others := {*defined.tasks} - {*tasks}:
             raise InvalidParameters(
                 f"a site would answer {', '.join(sorted(others))} in the clear; make a recipe without it secure"
             )

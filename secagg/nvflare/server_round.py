@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any, Final
@@ -10,7 +10,6 @@ from typing import Any, Final
 from nvflare.apis.controller_spec import ClientTask, Task
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.shareable import Shareable
-from nvflare.app_common.abstract.fl_model import FLModel
 
 from secagg.contract import Aggregate
 from secagg.errors import Misuse
@@ -27,18 +26,24 @@ Heard = SimpleQueue[tuple[str, Shareable]]
 class SiteRound(ServerRound[str]):
     """One session over the tasks of a controller."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 -- what a round is about
         self,
         task: RoundTask,
-        controller: Any,  # noqa: ANN401 -- a controller of ours, which imports this
-        model: FLModel | None,
+        controller: Any,  # noqa: ANN401 -- of any of NVFlare's workflows; they import this
+        task_name: str,
+        content: Callable[[], Shareable],
         *,
         training_timeout: float,
         training_patience: float | None,
     ) -> None:
-        """Hold everything for one round; ``run`` once."""
+        """Hold everything for one round; ``run`` once.
+
+        Args:
+            task_name: of the stage with updates.
+            content: makes a model as NVFlare sends it, once for each site.
+        """
         super().__init__(task, training=training_timeout or FOR_EVER, training_patience=training_patience)
-        self._controller, self._model = controller, model
+        self._controller, self._task_name, self._content = controller, task_name, content
         self._tasks, self._heard = dict[str, Task](), Heard()
 
     def run(self, sites: list[str]) -> Aggregate:
@@ -84,8 +89,8 @@ class SiteRound(ServerRound[str]):
 
         controller = self._controller
         task = Task(
-            name=controller.task_name if takes_update else STAGE_TASK,
-            data=carrying(record, controller.shareable_of(self._model) if takes_update else None),
+            name=self._task_name if takes_update else STAGE_TASK,
+            data=carrying(record, self._content() if takes_update else None),
             result_received_cb=hear,
         )
         controller.send(task=task, fl_ctx=controller.fl_ctx, targets=[site])

@@ -83,7 +83,6 @@ class StatisticsController(Controller):
         """Take what a job's configuration holds; ``statistics_job`` makes it."""
         super().__init__()
         self.declaration, self.secagg, self.timeout = declaration, secagg, timeout
-        self.task_name = STAGE_TASK
         self.abort_signal, self.fl_ctx = Signal(), FLContext()
 
     def start_controller(self, fl_ctx: FLContext) -> None:
@@ -104,7 +103,8 @@ class StatisticsController(Controller):
         session = SiteRound(
             round_of(rounds, plan, clients=len(sites), task=task, number=1),
             self,
-            None,
+            STAGE_TASK,
+            Shareable,
             training_timeout=self.timeout,
             training_patience=None,
         )
@@ -115,11 +115,6 @@ class StatisticsController(Controller):
 
     def stop_controller(self, fl_ctx: FLContext) -> None:
         """Nothing is left."""
-
-    def shareable_of(self, model: None) -> Shareable:
-        """Return what goes with the request for the cells: nothing."""
-        del model
-        return Shareable()
 
 
 class StatisticsClient(SecAggClient):

@@ -89,7 +89,7 @@ class SchemeChoice:
         if settings.noise:
             return self._noised(sent, seed=seed, epoch=epoch)
         joined = self.joined(sent)
-        names = [name for name in aggregated_names(sent, settings.tensor_patterns) if name not in joined]
+        names = [name for name in self._names(sent) if name not in joined]
         shapes: dict[str, Shape] = {TENSOR + name: sent[name].shape for name in names}
         chosen: dict[str, Recipe] = {TENSOR + name: self._integers for name in names if is_integer(sent[name])}
         if joined:
@@ -120,7 +120,7 @@ class SchemeChoice:
     def _noised(self, sent: Arrays, *, seed: bytes, epoch: int) -> ModelUpdate:
         """Return the parameters of a round in which clients add noise: one vector, in a ring that holds both."""
         settings = self.settings
-        shapes = {TENSOR + name: sent[name].shape for name in aggregated_names(sent, settings.tensor_patterns)}
+        shapes = {TENSOR + name: sent[name].shape for name in self._names(sent)}
         shapes[METRICS] = (1,)
         if integers := [name for name in sent if TENSOR + name in shapes and is_integer(sent[name])]:
             raise InvalidParameters(
@@ -144,8 +144,11 @@ class SchemeChoice:
         """Return the names of the tensors that are encoded as one vector, in their order; by some schemes alone."""
         if self.factory is None and not self.settings.has_peaks:
             return ()
-        names = aggregated_names(sent, self.settings.tensor_patterns)
+        names = self._names(sent)
         return tuple(name for name in names if not is_integer(sent[name]))
+
+    def _names(self, sent: Arrays) -> tuple[str, ...]:
+        return aggregated_names(sent, self.settings.tensor_patterns, self.settings.excluded_patterns)
 
     def of_metrics(self) -> ModelUpdate:
         """Return the public parameters of a sum of evaluation metrics alone."""

@@ -80,6 +80,8 @@ class SecAggSettings:
     """The largest change of one value that fixed point can carry."""
     tensors: str = ""
     """Patterns of names, separated by commas, such as ``*lora*``: the tensors that are summed; empty for all."""
+    exclude: str | tuple[str, ...] = ""
+    """Patterns of those that are not, such as ``*norm*``: parts that each client keeps for itself."""
     weighting: str = "examples"
     maximum_weight: int = 1 << 16
     """The most that one update may count; every bit of it makes values a bit wider."""
@@ -115,6 +117,7 @@ class SecAggSettings:
     metric_names: tuple[str, ...] = field(init=False)
     evaluated_names: tuple[str, ...] = field(init=False)
     tensor_patterns: tuple[str, ...] = field(init=False)
+    excluded_patterns: tuple[str, ...] = field(init=False)
     holder_sockets: tuple[str, ...] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -392,6 +395,7 @@ _LISTS: Final = (
     ("metrics", "metric_names"),
     ("evaluation_metrics", "evaluated_names"),
     ("tensors", "tensor_patterns"),
+    ("exclude", "excluded_patterns"),
     ("holders", "holder_sockets"),
 )
 _KEYS, _RECORD = "`secagg keys`", "`secagg holder record`"

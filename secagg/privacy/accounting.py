@@ -17,7 +17,7 @@ from fractions import Fraction
 from importlib import import_module
 from math import exp, inf, nextafter, pi, sqrt
 from types import ModuleType
-from typing import Final
+from typing import Any, Final
 
 from secagg.errors import InvalidParameters, Reason
 from secagg.parameters import require_integer
@@ -119,6 +119,12 @@ class Loss:
         orders = _WHOLE_ORDERS if self.most else _REAL_ORDERS
         convert: Callable[..., tuple[float, float]] = _load("dp_accounting.rdp").compute_epsilon
         return float(convert(orders, [self.at(order) for order in orders], delta)[0])
+
+    @property
+    def event(self) -> Any:  # noqa: ANN401 -- of dp-accounting, which has no types
+        """An event of ``dp-accounting`` that costs no less, for another's accountant; between whole orders too."""
+        line = self.slope + self.more
+        return _load("dp_accounting").ZCDpEvent(line, max(0.0, self.offset) + (line if self.most else 0.0))
 
 
 NO_LOSS: Final = Loss(0.0)

@@ -15,7 +15,7 @@ from math import isfinite
 from pathlib import Path
 from struct import Struct
 from threading import Lock
-from typing import Annotated, ClassVar, Final
+from typing import Annotated, Any, ClassVar, Final
 
 from secagg.crypto.labels import Label, bind
 from secagg.crypto.secret import Confined
@@ -88,6 +88,12 @@ class PrivacyLedger(Confined):
         """Number of entries."""
         with self._opened() as (losses, _):
             return len(losses)
+
+    @property
+    def event(self) -> Any:  # noqa: ANN401 -- of dp-accounting, which has no types
+        """What this client released, as an event of ``dp-accounting``; this ledger alone decides on uploads."""
+        with self._opened() as (losses, _):
+            return _sum(losses).event
 
     def require_room(self, noise: ClientNoise | None) -> None:
         """Refuse a session that the budget does not pay for, before anything is drawn for it; nothing changes.

@@ -103,6 +103,14 @@ def test_an_integer_that_changed_too_much_counts_as_its_bound(change: int) -> No
     assert differences(model(), trained(0, change), 1000.0)[TENSOR + "n"] == np.sign(change) * 1000
 
 
+@pytest.mark.parametrize(("after", "change"), [(11.0, 4), (7.0, 0), (np.inf, 1000), (-1e300, -1000)])
+def test_whole_numbers_that_training_made_floats_of_are_counted(after: float, change: int) -> None:
+    returned = {**trained(0, 0), "n": np.array(after)}
+    assert differences(model(), returned, 1000.0)[TENSOR + "n"] == change
+    with pytest.raises(InvalidParameters, match="'n' was sent as int64"):
+        differences(model(), {**returned, "n": np.array(np.nan)}, 1000.0)
+
+
 @pytest.mark.parametrize("dtype", [complex, "U3"])
 def test_a_dtype_without_a_sum_is_refused_by_name(dtype: Any) -> None:
     with pytest.raises(InvalidParameters, match="'odd' is of dtype"):

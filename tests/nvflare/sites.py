@@ -18,6 +18,7 @@ from nvflare.apis.fl_context import FLContext
 from nvflare.apis.shareable import Shareable, make_reply
 from nvflare.apis.signal import Signal
 from nvflare.app_common.abstract.fl_model import FLModel, ParamsType
+from nvflare.app_common.app_constant import AlgorithmConstants
 from nvflare.app_common.decomposers import common_decomposers
 from nvflare.app_common.decomposers.numpy_decomposers import NumpyArrayDecomposer
 from nvflare.app_common.utils.fl_model_utils import FLModelUtils
@@ -25,7 +26,7 @@ from nvflare.fuel.utils import fobs
 
 from secagg.nvflare.client import COMPONENT, SITE, SecAggClient, SecAggExecutor, SecAggFilter, task_of
 from secagg.nvflare.forced_site import SiteClient, SiteFilter
-from secagg.nvflare.records import STAGE_TASK
+from secagg.nvflare.records import STAGE_TASK, controls_in
 from secagg.nvflare.server_round import SiteRound
 from secagg.platforms.round_task import Means, Rounds
 from secagg.platforms.settings import SecAggSettings
@@ -135,20 +136,25 @@ class Federation:
         self.abort_signal, self.fl_ctx = Signal(), next(iter(self.sites.values())).context
         self.round: SiteRound
 
-    def run(self, model: Model, **waits: Any) -> tuple[dict[str, npt.NDArray[Any]], Means]:
+    def run(
+        self, model: Model, controls: Model | None = None, *, is_evaluation: bool = False, **waits: Any
+    ) -> tuple[dict[str, npt.NDArray[Any]], Means]:
         """Run one round."""
         self.number += 1
+        meta = {AlgorithmConstants.SCAFFOLD_CTRL_GLOBAL: dict(controls)} if controls else {}
         task = self.rounds.begun(
-            model,
+            {**model, **controls_in(meta)},
             clients=len(self.sites),
             task=f"{task_of(self.fl_ctx)} 00",
             number=self.number,
             weighted_by=MetaKey.NUM_STEPS_CURRENT_ROUND,
+            is_evaluation=is_evaluation,
         )
-        sent = FLModel(params=dict(model), params_type=ParamsType.FULL, current_round=self.number)
-        self.round = SiteRound(task, self, sent, **{"training_timeout": 30.0, "training_patience": None, **waits})
+        sent = FLModel(params=dict(model), params_type=ParamsType.FULL, current_round=self.number, meta=meta)
+        waits = {"training_timeout": 30.0, "training_patience": None, **waits}
+        self.round = SiteRound(task, self, self.task_name, lambda: self.shareable_of(sent), **waits)
         means = task.means(self.round.run(list(self.sites)))
-        return self.rounds.model(task, means), means
+        return {} if is_evaluation else self.rounds.model(task, means), means
 
     # --- What a round asks of its controller --------------------------------------------------------------------------
 

@@ -10,13 +10,18 @@ import pytest
 
 pytest.importorskip("nvflare")
 
+from nvflare.app_common.aggregators import CollectAndAssembleAggregator, InTimeAccumulateWeightedAggregator
 from nvflare.app_common.aggregators.model_aggregator import ModelAggregator
+from nvflare.app_common.ccwf import SwarmServerController
 from nvflare.app_common.np.recipes.fedavg import NumpyFedAvgRecipe
 from nvflare.app_common.workflows.cyclic import Cyclic
+from nvflare.app_common.workflows.scaffold import Scaffold
+from nvflare.app_common.workflows.scatter_and_gather import ScatterAndGather
 from nvflare.recipe.utils import add_cross_site_evaluation
 
 from secagg.errors import InvalidParameters
 from secagg.nvflare import secure
+from secagg.nvflare.controller import SecureScaffold, SecureScatterAndGather
 
 pytestmark = [pytest.mark.nvflare, pytest.mark.filterwarnings("ignore::UserWarning")]
 
@@ -32,6 +37,17 @@ class Takes(ModelAggregator):
 
     def reset_stats(self) -> None:
         """Forget."""
+
+
+def swarm() -> Any:
+    """Return the workflow of a swarm."""
+    return SwarmServerController(num_rounds=1)
+
+
+def replace(app: Any, controller: Any) -> None:
+    """Put another workflow into a server's app."""
+    controller.set_communicator(app.workflows[0].controller.communicator)
+    app.workflows[0].controller = controller
 
 
 def recipe(folder: Path, **more: Any) -> NumpyFedAvgRecipe:
@@ -70,6 +86,47 @@ def test_one_line_changes_the_controller_and_leaves_everything_else(tmp_path: Pa
         ]
 
 
+def test_where_sites_evaluate_they_are_asked_for_that_too(tmp_path: Path) -> None:
+    made = recipe(tmp_path, stop_cond="loss <= 0.5")
+    secure(made, evaluation_metrics="loss")
+    _, client, _ = exported(made, tmp_path)
+    (training,) = [each["tasks"] for each in client["executors"] if each["tasks"] != ["secagg"]]
+    assert {*training} == {"train", "validate"}
+    for chain in (client["task_data_filters"], client["task_result_filters"]):
+        assert {*chain[-1]["tasks"]} == {"train", "validate"}
+
+
+@pytest.mark.parametrize("aggregator", [None, "weighs sites", "another"])
+def test_a_scatter_and_gather_becomes_secure_if_its_aggregator_needs_the_mean(
+    tmp_path: Path, aggregator: str | None
+) -> None:
+    made = recipe(tmp_path)
+    app = made._job._deploy_map["server"].app_config  # noqa: SLF001 -- as a FedOpt recipe of PyTorch has it
+    replace(app, ScatterAndGather(min_clients=5, num_rounds=3, aggregator_id="aggregator"))
+    weights = {"site-1": 2.0} if aggregator == "weighs sites" else None
+    app.components["aggregator"] = InTimeAccumulateWeightedAggregator(aggregation_weights=weights)
+    if aggregator == "another":
+        app.components["aggregator"] = CollectAndAssembleAggregator("other")
+    if aggregator is not None:
+        with pytest.raises(InvalidParameters, match="aggregator is given the update of each site, or weighs"):
+            secure(made)
+        return
+    secure(made)
+    controller = app.workflows[0].controller
+    assert type(controller) is SecureScatterAndGather
+    assert (controller._min_clients, controller._num_rounds) == (5, 3)  # noqa: SLF001 -- NVFlare's own
+
+
+def test_scaffold_becomes_secure(tmp_path: Path) -> None:
+    made = recipe(tmp_path)
+    app = made._job._deploy_map["server"].app_config  # noqa: SLF001 -- as a recipe of PyTorch has it
+    replace(app, Scaffold(num_clients=5, num_rounds=3))
+    secure(made)
+    controller = app.workflows[0].controller
+    assert type(controller) is SecureScaffold
+    assert (controller.num_clients, controller.num_rounds) == (5, 3)
+
+
 def test_a_round_may_ask_more_sites_than_the_job_needs(tmp_path: Path) -> None:
     made = recipe(tmp_path, min_clients=4)
     secure(made, invited=5)
@@ -88,8 +145,6 @@ def test_what_no_sum_can_do_is_refused_by_name(tmp_path: Path) -> None:
     for given in ({"poll": 0.0}, {"training_timeout": -1.0}, {"training_patience": float("nan")}):
         with pytest.raises(InvalidParameters, match=f"{next(iter(given))} is a number of seconds"):
             secure(recipe(tmp_path), **given)  # type: ignore[arg-type]
-    with pytest.raises(InvalidParameters, match="sites do nothing but train here"):
-        secure(recipe(tmp_path), evaluation_metrics="loss")
     with pytest.raises(InvalidParameters, match="0 clients are too few"):
         secure(recipe(tmp_path), invited=0)
     with pytest.raises(InvalidParameters, match="least is not a floor of a client; there are minimum_cohort"):
@@ -99,12 +154,13 @@ def test_what_no_sum_can_do_is_refused_by_name(tmp_path: Path) -> None:
     secure(recipe(tmp_path, stop_cond="accuracy >= 80"), metrics="accuracy")
     evaluated = recipe(tmp_path)
     add_cross_site_evaluation(evaluated)
-    with pytest.raises(InvalidParameters, match="cross-site evaluation hands single models on"):
+    with pytest.raises(InvalidParameters, match=r"runs FedAvg, CrossSiteModelEval; .* of each site is handed"):
         secure(evaluated)
-    other = recipe(tmp_path)
-    other._job._deploy_map["server"].app_config.workflows[0].controller = Cyclic()  # noqa: SLF001
-    with pytest.raises(InvalidParameters, match="runs Cyclic, and FedAvg alone"):
-        secure(other)
+    for controller, why in ((Cyclic(), "each site is handed the model that"), (swarm(), "handed the updates of the")):
+        other = recipe(tmp_path)
+        other._job._deploy_map["server"].app_config.workflows[0].controller = controller  # noqa: SLF001
+        with pytest.raises(InvalidParameters, match=f"runs {type(controller).__name__}; .* {why}"):
+            secure(other)
     twice = recipe(tmp_path)
     secure(twice)
     with pytest.raises(InvalidParameters, match="secure already"):

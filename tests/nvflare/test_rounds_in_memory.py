@@ -22,7 +22,7 @@ from secagg.crypto.entropy import SystemCoins
 from secagg.errors import InvalidParameters, SecAggError, ThresholdNotMet
 from secagg.identifiers import ClientId
 from secagg.nvflare.client import SITE_FILE
-from secagg.nvflare.records import STAGE_TASK, arrays_in, failure_in, like
+from secagg.nvflare.records import CONTROL, STAGE_TASK, arrays_in, changes_of, failure_in, like
 from secagg.platforms.keys.identities import make_identities
 from secagg.platforms.leaving import Left
 from secagg.platforms.round_task import RECORD
@@ -392,3 +392,74 @@ def test_whatever_a_site_answers_leaves_it_out_and_nobody_else(folder: Path, hea
 
     _, means = federation(folder, "pairwise", {}, {}, forging=forge).run(MODEL)
     assert means.contributors == SITES - 1
+
+
+# --- More than FedAvg -------------------------------------------------------------------------------------------------
+
+CONTROLS: dict[str, Any] = {
+    "w": np.linspace(-1, 1, 12, dtype=np.float32).reshape(3, 4),
+    "b": np.zeros(3, dtype=np.float32),
+    # NVFlare has one for a counter of batches too, and adds floats to it.
+    "count": np.zeros(1, dtype=np.int64),
+}
+
+
+@pytest.mark.parametrize("kind", [ParamsType.FULL, ParamsType.DIFF])
+@pytest.mark.parametrize("is_forced", [False, True])
+def test_scaffold_is_one_sum_of_two_trees_with_one_weight(folder: Path, kind: ParamsType, *, is_forced: bool) -> None:
+    def train(site: Site, model: FLModel) -> FLModel:
+        found = adding(site, model)
+        assert np.array_equal(model.meta["scaffold_c_global"]["w"], CONTROLS["w"])
+        if kind is ParamsType.DIFF:
+            found.params = {name: found.params[name] - values for name, values in model.params.items()}
+            found.params_type = kind
+        # What is not trained has no change.
+        found.meta["scaffold_c_diff"] = {"w": np.full((3, 4), -site.number / 8, np.float32)}
+        return found
+
+    made = federation(folder, "pairwise", {}, {}, train=train)
+    for site in made.sites.values() if is_forced else ():
+        site.force()
+    model, means = made.run(MODEL, CONTROLS)
+    for name, values in plain_mean(MODEL).items():
+        assert np.abs(model[name] - values).max() < STEP
+    found = changes_of(means.tensors, {f"{CONTROL}{name}": each for name, each in CONTROLS.items()}, [f"{CONTROL}w"])
+    assert np.abs(found[f"{CONTROL}w"] + 55 / 15 / 8).max() < STEP
+    assert np.abs(model[f"{CONTROL}b"]).max() == 0
+    for number in range(1, SITES + 1):
+        assert np.full((3, 4), -number / 8, np.float32).tobytes() not in b"".join(made.reached)
+
+
+def test_a_script_that_knows_no_scaffold_uploads_zeros(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG, "secagg")
+    model, means = federation(folder, "pairwise", {}, {}).run(MODEL, CONTROLS)
+    assert means.contributors == SITES
+    assert np.array_equal(model["w"], MODEL["w"])
+    assert "returned no meta['scaffold_c_diff']" in caplog.text
+
+
+@pytest.mark.parametrize("is_forced", [False, True])
+def test_sites_evaluate_by_a_sum_of_metrics_times_examples(folder: Path, *, is_forced: bool) -> None:
+    def evaluate(site: Site, model: FLModel) -> FLModel:
+        assert np.array_equal(model.params["w"], MODEL["w"])
+        meta = {MetaKey.NUM_STEPS_CURRENT_ROUND: site.number}
+        return FLModel(metrics={"accuracy": site.number / 8, "secret": 0.123456}, meta=meta)
+
+    made = federation(folder, "pairwise", {"evaluation_metrics": "accuracy"}, {}, train=evaluate, task_name="validate")
+    for site in made.sites.values() if is_forced else ():
+        site.force()
+    _, means = made.run(MODEL, is_evaluation=True)
+    assert means.metrics["accuracy"] == pytest.approx(55 / 15 / 8, abs=1e-3)
+    assert means.total_weight == 15
+    assert b"secret" not in b"".join(made.reached)
+
+
+def test_what_each_site_keeps_for_itself_is_in_no_sum(folder: Path) -> None:
+    made = federation(folder, "pairwise", {"exclude": "b*"}, {})
+    model, _ = made.run(MODEL)
+    assert np.array_equal(model["b"], MODEL["b"])
+    assert np.abs(model["w"] - plain_mean(MODEL)["w"]).max() < STEP
+    with pytest.raises(InvalidParameters, match="secagg-exclude names other"):
+        federation(folder, "pairwise", {"exclude": "other*"}, {}).run(MODEL)
+    with pytest.raises(InvalidParameters, match=r"any elements and secagg-exclude \(\*\) does not; send the arrays"):
+        federation(folder, "pairwise", {"exclude": "*"}, {}).run(MODEL)

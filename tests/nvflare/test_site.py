@@ -101,6 +101,7 @@ def test_a_plain_job_is_refused_before_training_and_the_search_finds_what_an_ope
     made = forced(folder, train=train, meddling=plain)
     opened = made.sites["site-1"]
     opened.scope.clear()
+    del opened.components[SITE]
     monkeypatch.setattr(opened.filter, "process", lambda shareable, _: shareable)
     with pytest.raises(ThresholdNotMet):
         made.run(MODEL)

@@ -11,6 +11,7 @@ from secagg.errors import InvalidParameters, Reason
 from secagg.identifiers import ClientId
 from secagg.privacy.budget import PrivacyBudget
 from secagg.privacy.client_noise import NoiseSettings
+from secagg.privacy.kinds import NoiseKind
 from secagg.privacy.sensitivity import Adjacency
 from secagg.session.privacy_ledger import PrivacyLedger, PrivacyLedgers
 
@@ -38,6 +39,23 @@ def test_every_simulated_client_has_one_ledger_in_all_its_sessions() -> None:
     assert caught.value.reason is Reason.BUDGET_SPENT
     assert of(1).uploads == 2
     assert of(2).uploads == 0
+
+
+@pytest.mark.parametrize("kind", list(NoiseKind))
+def test_what_was_released_is_an_event_for_anothers_accountant_and_costs_no_less_there(kind: NoiseKind) -> None:
+    accountant = pytest.importorskip("dp_accounting.rdp", reason="needs the extra `dp`").RdpAccountant()
+    settings = NoiseSettings(noise_multiplier=Fraction(2), l2_bounds=(3000,), noise_kind=kind)
+    noise = settings.noise_for(
+        Layout((RingSegment(24, 8),)), minimum_cohort=3, capacity=4, corrupted=0, maximum_weight=1
+    )
+    ledger = PrivacyLedger(PrivacyBudget(epsilon=20.0, delta=1e-6), owner=bytes(32))
+    accountant.compose(ledger.event)
+    assert accountant.get_epsilon(1e-6) == 0
+    for _ in range(3):
+        ledger.charge(noise)
+    accountant.compose(ledger.event)
+    assert ledger.spent <= accountant.get_epsilon(1e-6) * (1 + 1e-9)
+    assert accountant.get_epsilon(1e-6) < 1.15 * ledger.spent
 
 
 def test_without_a_budget_there_is_no_ledger() -> None:

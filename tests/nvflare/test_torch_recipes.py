@@ -1,0 +1,60 @@
+"""NVFlare's own recipes of PyTorch in its simulator: secure ones end with the model of plain ones."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.nvflare_torch
+APPS = Path(__file__).resolve().parent / "torch_apps"
+ROUNDS, SECONDS = 3, 600
+NEAR = 2.0**-20 * 64
+"""Steps of three rounds, through training that amplifies them."""
+
+
+def run(folder: Path, kind: str, how: str) -> tuple[dict[str, Any], str]:
+    """Return the model that a recipe ends with, and what was logged."""
+    torch: Any = import_module("torch")
+    app, home = folder / how / "app", folder / how / "home"
+    shutil.copytree(APPS, app)
+    shutil.copy(APPS.parents[2] / "examples" / "nvflare_torch" / "network.py", app)
+    home.mkdir()
+    done = subprocess.run(  # noqa: S603 -- our own job
+        [sys.executable, "lab_recipes.py", kind, how, str(home)],
+        cwd=app,
+        env={**os.environ, "HOME": str(home), "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        timeout=SECONDS,
+        check=False,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout[-4000:]
+    result = Path(json.loads((home / "result.json").read_text()))
+    (stored,) = result.rglob("FL_global_model.pt")
+    model: dict[str, Any] = torch.load(stored, weights_only=False)["model"]
+    return model, done.stdout
+
+
+@pytest.mark.parametrize("kind", ["fedopt", "scaffold", "evaluated"])
+def test_a_recipe_ends_with_the_model_of_its_plain_twin(tmp_path: Path, kind: str) -> None:
+    plain, _ = run(tmp_path, kind, "plain")
+    secured, log = run(tmp_path, kind, "secure")
+    for number in range(1, ROUNDS + 1):
+        # The weights of three sites, 10, 20 and 30 steps.
+        assert f"round {number}, sum: 3 clients of total weight 60" in log
+    for name, values in plain.items():
+        assert float((secured[name].double() - values.double()).abs().max()) < NEAR, name
+    # By the mean that sites were asked for, weighted by examples, NVFlare keeps the best model.
+    best = re.findall(r"new best validation metric at round \d+: ([0-9.]+)", log)
+    assert sorted(best) == best
+    assert best
