@@ -162,7 +162,8 @@ class Declaration:
     @property
     def digest(self) -> bytes:
         """Digest of all of it, which server and sites have alike."""
-        text = json.dumps(asdict(self), sort_keys=True)
+        # 1 and 1.0 are one number, whether a file or a program said it.
+        text = json.dumps(asdict(Declaration.of(asdict(self))), sort_keys=True)
         return hashlib.sha256(bind(Label.STATISTICS, text.encode())).digest()
 
     @classmethod

@@ -20,7 +20,7 @@ from secagg.compression.model_update.tensors import TensorScheme
 from secagg.contract import Aggregate, Layout, RingSegment
 from secagg.crypto.entropy import Coins
 from secagg.crypto.ring import MAXIMUM_MODULUS_BITS, Ring
-from secagg.errors import InvalidParameters
+from secagg.errors import CapacityExceeded, InvalidParameters
 from secagg.privacy.client_noise import LEAST_SHARE, ClientNoise, NoiseSettings
 from secagg.privacy.kinds import NoiseKind
 from secagg.privacy.noise_table import add_noise_into
@@ -138,7 +138,13 @@ class Plan:
         settings = NoiseSettings(noise_multiplier=multiplier, l2_bounds=tuple(group.norm for group in groups))
         layout = Layout(tuple(RingSegment(self.bits, group.length) for group in groups))
         declared = self.declaration
-        return ClientNoise(settings, layout, declared.least_clients, declared.corrupted, declared.most_clients)
+        try:
+            return ClientNoise(settings, layout, declared.least_clients, declared.corrupted, declared.most_clients)
+        except (CapacityExceeded, InvalidParameters) as error:
+            raise InvalidParameters(
+                f"sites cannot draw the noise for epsilon {declared.epsilon:g} ({error}); take coarser steps, fewer "
+                "statistics or a larger epsilon"
+            ) from None
 
     def subject(self, *, task: bytes, round_number: int, model: object = ()) -> Subject:
         """Return what one session is about, as either side makes it; the declaration is in the place of a model."""

@@ -17,7 +17,7 @@ from secagg.errors import InvalidParameters
 from secagg.privacy.budget import PrivacyBudget
 from secagg.privacy.sensitivity import Adjacency
 from secagg.session.privacy_ledger import PrivacyLedger
-from secagg.site_statistics import Declaration, Plan, Site, summed
+from secagg.site_statistics import Declaration, Plan, Site, Statistic, Variable, summed
 from secagg.site_statistics.kinds import KINDS, suppressed
 from tests.harness.town_of_sites import TABLE, declared, functions, people
 
@@ -227,7 +227,7 @@ def test_sums_that_no_ring_holds_are_refused() -> None:
 def test_noise_that_cannot_be_drawn_is_refused_with_the_declaration() -> None:
     fine = {"age": {"low": 0, "high": 1, "step": 2.0**-21}}
     spread = {"x": {"kind": "variance", "of": ["age"]}}
-    with pytest.raises(InvalidParameters, match="variance"):
+    with pytest.raises(InvalidParameters, match=r"sites cannot draw the noise for epsilon 1 .*take coarser steps"):
         Plan(declared(variables=fine, statistics=spread, most_people=100, epsilon=1))
 
 
@@ -243,6 +243,9 @@ def test_a_declaration_is_the_same_however_its_file_is_ordered(tmp_path: Path) -
     second.write_text('statistics.m = {of = ["age"], kind = "mean"}\n' + age.replace("9.0", "9") + 'name = "x"\n')
     assert Declaration.read(first).digest == Declaration.read(second).digest
     assert Declaration.read(first).digest != declared().digest
+    variable, statistic = Variable(low=0, high=9, step=1), Statistic(kind="mean", of=("age",))
+    made = Declaration(name="x", variables={"age": variable}, statistics={"m": statistic})
+    assert made.digest == Declaration.read(first).digest
     first.write_text("name = ")
     with pytest.raises(InvalidParameters, match="is not readable as TOML"):
         Declaration.read(first)

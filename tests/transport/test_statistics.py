@@ -15,6 +15,7 @@ from tests.harness.town_of_sites import People, declared, functions, people, wri
 from tests.harness.wire_town import Process, Town
 
 SITES = 3
+SIMULATED = {"enclave": "allow_simulated_enclave=yes", "two-servers": "allow_simulated_second_server=yes"}
 URL = "http://127.0.0.1:1"
 
 
@@ -46,14 +47,14 @@ def answer(town: Town, number: int, declaration: str, *arguments: str) -> Proces
 
 
 @pytest.mark.wire
-@pytest.mark.parametrize("protocol", ["pairwise", "coded-mask", "enclave"])
+@pytest.mark.parametrize("protocol", ["pairwise", "coded-mask", "enclave", "two-servers"])
 def test_three_sites_have_the_statistics_of_all_their_people(town: Town, protocol: str) -> None:
     declaration = written(town.folder)
     chosen, own = ("--protocol", protocol), list[str]()
     who = ["--clients", "3", *(["--set", "threshold=1.0"] if protocol == "coded-mask" else [])]
-    if protocol == "enclave":
+    if protocol in SIMULATED:
         assert town.command("keys", "--clients", "3", "--out", str(town.folder / "keys")).ended() == 0
-        who, own = ["--set", f"roster={town.folder / 'keys' / 'roster.json'}"], ["--set", "allow_simulated_enclave=yes"]
+        who, own = ["--set", f"roster={town.folder / 'keys' / 'roster.json'}"], ["--set", SIMULATED[protocol]]
     server = serve(town, "--statistics", declaration, *who, *chosen)
     sites = [answer(town, number, declaration, *chosen, *own) for number in range(SITES)]
     assert [site.ended() for site in sites] == [0] * SITES, sites[0].text
