@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -42,7 +43,12 @@ def test_a_client_of_a_million_values(
     found: dict[str, float] = tab.evaluate(
         "([offer, planned]) => window.times(offer, planned)", [vector["messages"]["offer"], planned]
     )
-    figures = {"chromium": browser.version, **{name: round(value, 1) for name, value in found.items()}}
+    load = round(os.getloadavg()[0] / (os.cpu_count() or 1), 1)
+    figures = {
+        "chromium": browser.version,
+        "load a core": load,
+        **{name: round(value, 1) for name, value in found.items()},
+    }
     figures["pairwise / floor"] = round(found["pairwise"] / found["floor"], 2)
     figures["one message / floor"] = round(found["oneMessage"] / found["floor"], 2)
     (repository / "build").mkdir(exist_ok=True)
