@@ -172,7 +172,7 @@ class RoundRecord:
     is_compressed: bool = True
     """False in a first round that has no scales yet."""
     payload_bytes: int = 0
-    """Payload: bytes of one client's encoded update, as it is serialised."""
+    """Payload: bytes of one client's encoded update, packed, without what any message has around it."""
     paper_bytes: float = 0.0
     """The same by the paper's accounting."""
     wire_up: float = 0.0

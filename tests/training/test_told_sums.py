@@ -141,5 +141,18 @@ def test_other_schemes_and_optimizers_are_refused(toy_run: Make, toy_pieces: Pie
         Run(configuration, Pieces(**{**_fields(own), "optimizer": lambda: ServerOptimizer(configuration.server)}))
 
 
+def test_momentum_moves_whole_updates_within_a_rate_and_no_told_sum(toy_run: Make, toy_pieces: Pieced) -> None:
+    momentum = ("server.optimizer=fedavgm", "server.momentum=0.9")
+    plain = (*SUMS, "compression.down=model", *momentum)
+    with pytest.raises(InvalidParameters, match=r"take server\.rate = 0\.3 or less"):
+        toy_run(*plain, "server.rate=1.0")
+    with pytest.raises(InvalidParameters, match="does not have the server's momentum"):
+        toy_run(*SUMS, *momentum, "server.rate=0.1")
+    configuration = toy_run(*plain, "server.rate=0.3")
+    run = Run(configuration, toy_pieces(configuration))
+    run.advance()
+    assert any(name.startswith("first/") for name in run.optimizer.state())
+
+
 def _fields(pieces: Pieces) -> dict[str, Any]:
     return {name: getattr(pieces, name) for name in Pieces.__slots__}

@@ -427,7 +427,7 @@ def test_what_cannot_be_imported_is_refused_by_name(named: str, message: str) ->
     [
         (("compression.scheme=peak",), "'peak' sends indices"),
         (("compression.scheme=sketch", "compression.bits=9"), "codes of 1 to 8 bits"),
-        (("compression.scheme=sketch", "server.optimizer=fedavgm"), "noise of 'sketch' 100 times as large"),
+        (("compression.scheme=sketch", "server.optimizer=fedavgm"), "noise of 'sketch', 10 times as long"),
         (("compression.scheme=outside",), "set the former alone"),
         (("compression.outside=a:b",), "set the former alone"),
     ],

@@ -408,17 +408,17 @@ def estimate(configuration: Configuration, pieces: Pieces | None = None) -> Esti
     began = perf_counter()
     run.pieces.evaluate(start)
     round_seconds += (perf_counter() - began) / configuration.evaluation.every
-    paper, wire = (float(upload_bytes(codec.layout, a)) for a in (Accounting.PAPER, Accounting.WIRE))
+    paper, payload = float(upload_bytes(codec.layout, Accounting.PAPER)), codec.layout.payload_bytes
     sent = configuration.rounds * configuration.clients_per_round
-    payloads = int(wire) * (configuration.clients_per_round if configuration.secagg.mode is SumMode.REAL else 2)
+    payloads = payload * (configuration.clients_per_round if configuration.secagg.mode is SumMode.REAL else 2)
     return Estimate(
         clients_per_second=1 / per_client,
         round_seconds=round_seconds,
         hours=round_seconds * configuration.rounds / 3600,
-        payload_bytes=int(wire),
+        payload_bytes=payload,
         paper_bytes=paper,
         factor=4 * run.values / paper,
-        bytes_up_in_all=wire * sent,
+        bytes_up_in_all=payload * sent,
         bytes_down_in_all=4.0 * run.values * sent,
         memory_bytes=4 * run.values * _COPIES_OF_A_MODEL + payloads,
     )

@@ -287,7 +287,7 @@ def round_record(
         is_real=outcome is not None and outcome.is_real,
         is_compressed=codec.is_compressed,
         wire_up=up / max(1, pulled.sent),
-        payload_bytes=int(upload_bytes(layout, Accounting.WIRE)),
+        payload_bytes=layout.payload_bytes,
         paper_bytes=float(upload_bytes(layout, Accounting.PAPER)),
         model_bytes=model,
         wire_down=model + down / max(1, len(pulled.due.clients)),
