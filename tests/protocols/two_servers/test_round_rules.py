@@ -111,6 +111,25 @@ def test_an_upload_goes_one_way() -> None:
     assert kept.standing(upload) is Standing.TAKEN
 
 
+@pytest.mark.parametrize("weight", [0, 2, 6])
+def test_a_weight_is_one_of_those_that_are_allowed(weight: int) -> None:
+    kept = rules()
+    error = is_refused(kept, lambda: kept.receive(entry(1, weight=weight)), PeerMisbehaved, Reason.INPUT_OUT_OF_RANGE)
+    assert isinstance(error, PeerMisbehaved)
+    assert error.culprits == {ClientId(1)}
+
+
+def test_more_rejections_than_are_put_up_with_end_it() -> None:
+    kept = rules(maximum_rejections=1, maximum_cohort=9)
+    take(kept, entry(1), entry(2))
+    for number in (3, 4):
+        kept.receive(entry(number))
+    kept.reject(entry(3).upload_id)
+    assert kept.list_to_sign()
+    kept.reject(entry(4).upload_id)
+    is_refused(kept, kept.list_to_sign, PeerMisbehaved, Reason.ONE_HOT_REFUTED)
+
+
 def test_who_waits_is_told_in_the_order_of_arrival() -> None:
     kept = rules()
     for number in (3, 1, 2):
