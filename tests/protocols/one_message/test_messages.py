@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from secagg.errors import InvalidParameters, MalformedMessage, PeerError, Reason
-from secagg.fields import CLIENT, At, Field, Message, fixed, repeated, table_of, unsigned, variable
+from secagg.fields import CLIENT, At, Field, Message, fixed, repeated, unsigned, variable
 from secagg.identifiers import ClientId
 from secagg.protocols.one_message.client import ClientRecord
 from secagg.protocols.one_message.configuration import Offer
@@ -21,6 +21,7 @@ from secagg.protocols.one_message.parameters import ThresholdRule
 from secagg.protocols.one_message.requests import MESSAGES
 from secagg.protocols.one_message.tally import Tally
 from secagg.wire import Reader, Writer, message_kind
+from tests.harness.message_tables import table_of
 from tests.harness.one_message_sums import COINS, InsecureSum, SumSetup
 
 STORED = (Entry, HolderSecret, JournalHead, ClientRecord)
