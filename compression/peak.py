@@ -95,11 +95,6 @@ class PeakCode:
         return EXACT_WEIGHT
 
     @property
-    def bits_per_value(self) -> float:
-        """The bits that are sent, divided among the values."""
-        return 8 * self.layout.payload_bytes / self.length
-
-    @property
     def tables(self) -> Tables:
         """The 2d codewords, in steps of one sign.
 

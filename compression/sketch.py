@@ -77,11 +77,6 @@ class Sketch:
         return ((1 << self.modulus_bits) - 1) // self._greatest
 
     @property
-    def bits_per_value(self) -> float:
-        """The bits that are sent, divided among the values."""
-        return 8 * self.layout.payload_bytes / self.length
-
-    @property
     def largest_norm(self) -> float:
         """The greatest length of a decoded update whose codes are in range; masks alone do not hold a client to it."""
         return max(self.rotation.scales) * self._gain * self._greatest * math.sqrt(self.kept)

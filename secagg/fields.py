@@ -290,11 +290,3 @@ def read_fields(reader: Reader, declared: Declared, place: object = None) -> Any
         return declared(**values)
     except (InvalidParameters, CapacityExceeded) as error:
         raise MalformedMessage(f"the message is invalid: {error}", reason=Reason.NOT_CANONICAL) from None
-
-
-def table_of(declared: Declared) -> str:
-    """Return the table of a message's bytes, as the README has it."""
-    rows = [f"| {name} | {field.row} |\n" for name, field in fields_of(declared).items()]
-    if getattr(declared, "form", None) is not None:
-        rows.insert(0, f"| form | 1: {declared.form} |\n")
-    return "| field | bytes |\n|---|---|\n" + "".join(rows)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from secagg.fields import Placed, table_of
+from secagg.fields import Placed
 from secagg.protocols.enclave import client as enclave
 from secagg.protocols.pairwise_mask.configuration import SessionConfiguration
 from secagg.protocols.pairwise_mask.round0_advertise_keys import AdvertisedKeys, KeyAdvertisement
@@ -25,6 +25,7 @@ from secagg.protocols.two_servers.one_hot.check import OneHotCommitment
 from secagg.protocols.two_servers.server_keys import OperatorKeys
 from secagg.protocols.two_servers.server_messages import AcceptedList, BatchRequest, Beginning, OutputCommitment
 from secagg.protocols.two_servers.upload import Upload
+from tests.harness.message_tables import table_of
 
 DECLARED: dict[str, tuple[type[Placed], ...]] = {
     "pairwise_mask": (

@@ -199,12 +199,6 @@ def encode_scales(epoch: int, scales: Sequence[float]) -> bytes:
     return _EPOCH.pack(epoch) + np.asarray(scales, dtype=">f4").tobytes()
 
 
-def decode_scales(message: bytes) -> tuple[int, list[float]]:
-    """Read a broadcast back."""
-    (epoch,) = _EPOCH.unpack_from(message)
-    return epoch, [float(scale) for scale in np.frombuffer(message, dtype=">f4", offset=_EPOCH.size)]
-
-
 def mean_statistics(mean: Mapping[str, npt.NDArray[Any]]) -> list[float]:
     """Return the statistics of a decoded mean, as the float32 that they travel as."""
     return [float(np.float32(value)) for value in mean[STATISTICS]]

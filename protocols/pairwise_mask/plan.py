@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from fractions import Fraction
 from itertools import chain
 from math import log
 from typing import Final
@@ -80,26 +79,6 @@ class Assumptions:
         require_number("dropped", self.dropped, 0, self.population - 1)
         require_number("privacy_bits", self.privacy_bits, 1, MAXIMUM_BITS)
         require_number("correctness_bits", self.correctness_bits, 1, MAXIMUM_BITS)
-
-    @classmethod
-    def from_fractions(
-        cls,
-        population: int,
-        corrupted: Fraction | str | float,
-        dropped: Fraction | str | float,
-        *,
-        privacy_bits: int = PRIVACY_BITS,
-        correctness_bits: int = CORRECTNESS_BITS,
-    ) -> Assumptions:
-        """Take the fractions of a population, rounded down; 0.05 and "0.05" both mean exactly one in twenty."""
-        require_number("population", population, LEAST_POPULATION, MAXIMUM_POPULATION)
-        return cls(
-            population=population,
-            corrupted=int(_exact_fraction("corrupted", corrupted) * population),
-            dropped=int(_exact_fraction("dropped", dropped) * population),
-            privacy_bits=privacy_bits,
-            correctness_bits=correctness_bits,
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,17 +156,6 @@ def find_committee(assumptions: Assumptions) -> Committee:
         f"of {population} clients with {corrupted} corrupted, {(population + corrupted) // 2 + 1} have to certify the "
         f"survivors, which {dropped} dropped ones prevent; assume fewer corrupted or fewer dropped clients"
     )
-
-
-def _exact_fraction(name: str, value: Fraction | str | float) -> Fraction:
-    try:
-        # The shortest decimal that gives this float is what its author wrote; its binary value differs slightly.
-        fraction = Fraction(repr(value)) if isinstance(value, float) else Fraction(value)
-    except (ValueError, TypeError, ZeroDivisionError):
-        raise InvalidParameters(f"{name} is a fraction such as 0.05 or '1/20'; got {value!r}") from None
-    if not 0 <= fraction < 1:
-        raise InvalidParameters(f"{name} is a fraction from 0 to below 1; got {value!r}")
-    return fraction
 
 
 # --- Planning a session -----------------------------------------------------------------------------------------------

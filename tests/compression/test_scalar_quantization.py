@@ -20,7 +20,8 @@ from secagg.crypto.mask_expansion import expand
 from secagg.crypto.ring import Ring
 from secagg.crypto.secret import Secret
 from secagg.errors import CapacityExceeded, InvalidParameters, Misuse, Reason
-from secagg.simulation.insecure_coins import InsecureRecordedCoins, InsecureSeededCoins
+from secagg.simulation.insecure_coins import InsecureSeededCoins
+from tests.harness.recorded_coins import InsecureRecordedCoins
 
 Tensor = npt.NDArray[np.floating[Any]]
 COINS = InsecureSeededCoins(b"what rounding draws")

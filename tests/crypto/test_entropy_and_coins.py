@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from secagg.crypto.entropy import Coins, SystemCoins
 from secagg.errors import InvalidParameters, Misuse, Reason
-from secagg.simulation.insecure_coins import InsecureRecordedCoins, InsecureSeededCoins
+from secagg.simulation.insecure_coins import InsecureSeededCoins
+from tests.harness.recorded_coins import InsecureRecordedCoins
 
 RANDOM_BY_THEMSELVES = {
     # Operating system and standard library.

@@ -29,10 +29,10 @@ from secagg.protocols.one_message.lattice.gaussian import Sampler
 from secagg.protocols.one_message.requests import Receipt
 from secagg.protocols.pairwise_mask.configuration import decode_clients
 from secagg.session.certificates import Certificate, SigningKey, VerifiedIdentity
-from secagg.simulation.insecure_coins import InsecureRecordedCoins
 from secagg.transport.card import Card
 from secagg.transport.proof import read_header
 from secagg.wire import MessageKind, message_kind
+from tests.harness.recorded_coins import InsecureRecordedCoins
 from tests.protocols.pairwise_mask.test_vectors import Replay
 from tests.vectors import generate, generate_kit, one_message_play
 

@@ -21,8 +21,9 @@ from secagg.errors import InvalidParameters, Misuse
 from secagg.privacy import noise
 from secagg.privacy.kinds import GREATEST_VARIANCE, NoiseKind, require_variance
 from secagg.privacy.noise import sample
-from secagg.simulation.insecure_coins import InsecureRecordedCoins, InsecureSeededCoins
+from secagg.simulation.insecure_coins import InsecureSeededCoins
 from tests.harness.distributions import PMFS, WORST_DEVIATION, deviation, deviation_from, gaussian_pmf, skellam_pmf
+from tests.harness.recorded_coins import InsecureRecordedCoins
 
 Vector = npt.NDArray[np.int64]
 Pmf = list[float]

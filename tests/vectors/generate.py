@@ -34,9 +34,9 @@ from secagg.protocols.pairwise_mask import (
 from secagg.protocols.pairwise_mask.floors import ClientFloors
 from secagg.protocols.pairwise_mask.session import SERVER_TRANSITIONS
 from secagg.session.certificates import Authority, SigningKey, issue_certificate
-from secagg.simulation.insecure_coins import InsecureRecordedCoins
 from secagg.wire import MessageKind, message_kind
 from tests.harness.pairwise_sessions import OfferedSubject, close_round, unmask, update_of
+from tests.harness.recorded_coins import InsecureRecordedCoins
 
 from .negative_cases import NEGATIVES, negative
 

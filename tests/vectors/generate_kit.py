@@ -30,10 +30,10 @@ from secagg.identifiers import AttemptContext, ClientId, SessionContext
 from secagg.protocols.pairwise_mask.configuration import ClientSet, encode_clients
 from secagg.protocols.pairwise_mask.graph import Graph, Topology
 from secagg.session.certificates import issue_certificate
-from secagg.simulation.insecure_coins import InsecureRecordedCoins
 from secagg.transport.card import Card, terms_digest
 from secagg.transport.proof import header_of
 from secagg.wire import MessageKind, Writer
+from tests.harness.recorded_coins import InsecureRecordedCoins
 
 from . import generate, generate_one_message
 from .kit_parts import digits, expanded, hashed, hexes, secret, signing

@@ -24,7 +24,8 @@ from secagg.protocols.one_message.plan import plan_epoch, plan_offer
 from secagg.protocols.one_message.tally import Tally
 from secagg.session.certificates import SigningKey, issue_certificate
 from secagg.session.roles import ClientSession, LateUpdate, Subject, Update
-from secagg.simulation.insecure_coins import InsecureRecordedCoins, InsecureSeededCoins
+from secagg.simulation.insecure_coins import InsecureSeededCoins
+from tests.harness.recorded_coins import InsecureRecordedCoins
 
 Vector = dict[str, Any]
 NOW = 1_800_000_000

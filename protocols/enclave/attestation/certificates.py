@@ -201,12 +201,24 @@ def p256_public_key(point: bytes) -> ec.EllipticCurvePublicKey:
 
 MAXIMUM_CERTIFICATE_BYTES: Final = 8192
 MAXIMUM_CHAIN: Final = 6
-LEADING_FIELDS: Final = (0xA0, 0x02, 0x30, 0x30, 0x30, 0x30, 0x30)
-"""The tags of version, serial number, algorithm, issuer, validity, subject and key."""
 CLOCK_SKEW: Final = timedelta(minutes=5)
 """Tolerated lag of a client's clock at the start of a validity period; its end has no slack."""
 CHECKED_EXTENSIONS: Final = frozenset({ExtensionOID.BASIC_CONSTRAINTS, ExtensionOID.KEY_USAGE})
 PEM_BLOCK: Final = re.compile(rb"-----BEGIN CERTIFICATE-----\n([A-Za-z0-9+/=\n]+?)-----END CERTIFICATE-----\n")
+
+
+class _Form(NamedTuple):
+    """What is signed: its name, its version of X.509, its most bytes, and the tags that it begins with."""
+
+    name: str
+    version: int
+    most: int
+    leading: tuple[int, ...]
+
+
+# The tags are those of version, serial number (of certificates alone), algorithm, issuer and what follows.
+_CERTIFICATE: Final = _Form("certificate", 3, MAXIMUM_CERTIFICATE_BYTES, (0xA0, INTEGER, *[SEQUENCE] * 5))
+_LIST: Final = _Form("revocation list", 2, 1 << 20, (INTEGER, SEQUENCE, SEQUENCE))
 
 
 @dataclass(frozen=True, slots=True)
@@ -271,9 +283,9 @@ def verify_chain(encoded: Sequence[bytes], *, roots: frozenset[bytes], scheme: S
     fingerprint = sha256(encoded[-1])
     if fingerprint not in roots:
         raise invalid(f"the chain ends in {fingerprint.hex()}, which is not a pinned root certificate")
-    certificates = [_parse(encoded[-1], _read(encoded[-1], scheme))]
+    certificates = [_parse(encoded[-1], _read(encoded[-1], _CERTIFICATE, scheme))]
     for der in reversed(encoded[:-1]):
-        signed = _read(der, scheme)
+        signed = _read(der, _CERTIFICATE, scheme)
         issuer = certificates[0]
         scheme.verify(issuer.public_key, signed.signature, signed.message, "a certificate")
         certificate = _parse(der, signed)
@@ -311,25 +323,18 @@ def _pem(der: bytes) -> bytes:
     return b"\n".join([b"-----BEGIN CERTIFICATE-----", *lines, b"-----END CERTIFICATE-----", b""])
 
 
-def _read(der: bytes, scheme: SignatureScheme) -> Signed:
-    if len(der) > MAXIMUM_CERTIFICATE_BYTES:
-        raise malformed(
-            f"a certificate holds at most {MAXIMUM_CERTIFICATE_BYTES} bytes; this one {len(der)}",
-            Reason.LENGTH_OVER_LIMIT,
-        )
+def _read(der: bytes, form: _Form, scheme: SignatureScheme) -> Signed:
+    """Read a certificate or list of one form, whose two statements of its algorithm are that of the scheme."""
+    if len(der) > form.most:
+        raise malformed(f"a {form.name} holds at most {form.most} bytes; this one {len(der)}", Reason.LENGTH_OVER_LIMIT)
     signed = read_signed(der)
-    if tuple(field.tag for field in signed.fields[: len(LEADING_FIELDS)]) != LEADING_FIELDS:
-        raise malformed("the fields of a certificate are not those of X.509 version 3")
-    if signed.fields[2].encoded != signed.algorithm:
-        raise malformed("a certificate states two signature algorithms")
-    require_scheme(signed.algorithm, scheme)
-    return signed
-
-
-def require_scheme(algorithm: bytes, scheme: SignatureScheme) -> None:
-    """Refuse an algorithm other than the one that the vendor's chain uses."""
-    if not algorithm[2:].startswith(scheme.identifier):
+    if tuple(field.tag for field in signed.fields[: len(form.leading)]) != form.leading:
+        raise malformed(f"the fields of a {form.name} are not those of X.509 version {form.version}")
+    if signed.fields[form.leading.index(SEQUENCE)].encoded != signed.algorithm:
+        raise malformed(f"a {form.name} states two signature algorithms")
+    if not signed.algorithm[2:].startswith(scheme.identifier):
         raise invalid(f"a chain of this vendor is signed by {scheme.name}; a certificate or list says otherwise")
+    return signed
 
 
 def _parse(der: bytes, signed: Signed) -> Certificate:
@@ -409,11 +414,6 @@ def _check_authority(
         raise invalid(f"the key of {name!r} is not for signing certificates")
 
 
-MAXIMUM_LIST_BYTES: Final = 1 << 20
-LEADING_LIST_FIELDS: Final = (INTEGER, SEQUENCE, SEQUENCE)
-"""The tags of version, algorithm and issuer."""
-
-
 class ListValidity(NamedTuple):
     """Validity period of a revocation list."""
 
@@ -464,17 +464,7 @@ def check_not_revoked(
 
 
 def _require_signed(revocation_list: bytes, issuer: Certificate, scheme: SignatureScheme) -> None:
-    if len(revocation_list) > MAXIMUM_LIST_BYTES:
-        raise malformed(
-            f"a revocation list holds at most {MAXIMUM_LIST_BYTES} bytes; this one {len(revocation_list)}",
-            Reason.LENGTH_OVER_LIMIT,
-        )
-    signed = read_signed(revocation_list)
-    if tuple(field.tag for field in signed.fields[: len(LEADING_LIST_FIELDS)]) != LEADING_LIST_FIELDS:
-        raise malformed("the fields of a revocation list are not those of X.509 version 2")
-    if signed.fields[1].encoded != signed.algorithm:
-        raise malformed("a revocation list states two signature algorithms")
-    require_scheme(signed.algorithm, scheme)
+    signed = _read(revocation_list, _LIST, scheme)
     if signed.fields[2].encoded != issuer.subject:
         raise invalid(f"the revocation list is not one of {issuer.name!r}")
     if not issuer.signs_lists:

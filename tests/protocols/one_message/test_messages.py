@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from secagg.errors import InvalidParameters
-from secagg.fields import CLIENT, At, Field, Message, fixed, repeated, table_of, unsigned, variable
+from secagg.fields import CLIENT, At, Field, Message, fixed, repeated, unsigned, variable
 from secagg.identifiers import ClientId
 from secagg.protocols.one_message.client import ClientRecord
 from secagg.protocols.one_message.configuration import Offer
@@ -19,6 +19,7 @@ from secagg.protocols.one_message.journal import Entry, HolderSecret, JournalHea
 from secagg.protocols.one_message.messages import NoHolder
 from secagg.protocols.one_message.requests import MESSAGES
 from secagg.wire import Reader, Writer
+from tests.harness.message_tables import table_of
 
 STORED = (Entry, HolderSecret, JournalHead, ClientRecord)
 

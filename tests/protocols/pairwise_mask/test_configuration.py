@@ -19,8 +19,9 @@ from secagg.protocols.pairwise_mask.configuration import NO_AUTHORITY, SessionCo
 from secagg.protocols.pairwise_mask.floors import ClientFloors
 from secagg.protocols.pairwise_mask.graph import Topology
 from secagg.protocols.pairwise_mask.plan import SessionPlan, plan_session
-from secagg.simulation.insecure_coins import InsecureRecordedCoins, InsecureSeededCoins
+from secagg.simulation.insecure_coins import InsecureSeededCoins
 from secagg.wire import MessageKind
+from tests.harness.recorded_coins import InsecureRecordedCoins
 
 LAYOUT = Layout((RingSegment(20, 6), RingSegment(7, 3)))
 ACTIVE_FULL = SessionConfiguration(

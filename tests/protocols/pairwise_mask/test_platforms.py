@@ -18,9 +18,9 @@ from secagg.protocols.pairwise_mask.client import Client, ClientState
 from secagg.protocols.pairwise_mask.rounds3_4_unmasking import SurvivorSet
 from secagg.protocols.pairwise_mask.session import ServerState
 from secagg.session.certificates import SigningKey
-from secagg.simulation.insecure_coins import InsecureRecordedCoins
 from secagg.wire import MessageKind
 from tests.harness.pairwise_sessions import Delivery, InsecurePairwiseSession, SessionSetup, close_round
+from tests.harness.recorded_coins import InsecureRecordedCoins
 
 
 def test_two_survivor_sets_at_once_get_one_signature(monkeypatch: pytest.MonkeyPatch) -> None:

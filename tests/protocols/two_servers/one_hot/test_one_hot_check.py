@@ -28,7 +28,8 @@ from secagg.protocols.two_servers.one_hot import proof as one_hot_proof
 from secagg.protocols.two_servers.one_hot.check import OneHotCommitment, OneHotOpening, sketch
 from secagg.protocols.two_servers.one_hot.proof import prove, row_square_sum
 from secagg.protocols.two_servers.one_hot.statement import Challenges, CheckShape, OneHotProof, query_point
-from secagg.simulation.insecure_coins import InsecureRecordedCoins, InsecureSeededCoins
+from secagg.simulation.insecure_coins import InsecureSeededCoins
+from tests.harness.recorded_coins import InsecureRecordedCoins
 
 ZERO, ONE = ServerId(0), ServerId(1)
 SMALL = CheckShape(127, 5, 11, 3)

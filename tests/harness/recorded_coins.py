@@ -1,0 +1,37 @@
+"""Coins of test vectors."""
+
+from __future__ import annotations
+
+from secagg.errors import InvalidParameters, Misuse, Reason
+
+
+class InsecureRecordedCoins:
+    """The coins of a test vector, consumed in order."""
+
+    def __init__(self, recorded: bytes) -> None:
+        """Take the recorded bytes."""
+        self._recorded = recorded
+        self._position = 0
+
+    def draw(self, count: int) -> bytearray:
+        """Return the next ``count`` recorded bytes.
+
+        Raises:
+            Misuse: fewer are left; the vector and the code disagree on how many coins are drawn.
+        """
+        if count < 0:
+            raise InvalidParameters(f"cannot draw {count} bytes; the count must not be negative")
+        end = self._position + count
+        if end > len(self._recorded):
+            raise Misuse(
+                f"{count} coins are drawn and {len(self._recorded) - self._position} are left in the record",
+                reason=Reason.ALREADY_SPENT,
+            )
+        drawn = bytearray(self._recorded[self._position : end])
+        self._position = end
+        return drawn
+
+    @property
+    def is_exhausted(self) -> bool:
+        """Whether every recorded coin was drawn, as a vector demands at its end."""
+        return self._position == len(self._recorded)
