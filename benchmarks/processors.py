@@ -35,7 +35,8 @@ def table(runs: dict[str, dict[str, Any]]) -> str:
 
 
 def _cell(before: dict[str, Any] | None, after: dict[str, Any] | None) -> str:
-    return " → ".join(f"{figure['value']:.2f}" for figure in (before, after) if figure)
+    values = [f"{figure['value']:.2f}" if figure else "" for figure in (before, after)]
+    return " → ".join(values) if before else values[1]
 
 
 def _target(figure: dict[str, Any]) -> str:

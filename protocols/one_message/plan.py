@@ -294,7 +294,7 @@ class OneMessageSettings(BudgetedNoise):
     bounds: tuple[Bounds, ...] | None = None
     """Bounds of one value of each segment of the layout: several then share a coefficient."""
     delivered_at_once: int = 64
-    """Number of uploads that wait until standing holders are sent their shares; never more than 16 MiB of them wait."""
+    """Number of uploads, or 16 MiB of them, that wait until standing holders are sent their shares."""
     mode: SecurityMode = SecurityMode.ACTIVE
     holders: int = 5
     """Number of holders of a simulation; elsewhere the epoch's record says it."""
