@@ -17,7 +17,7 @@ pytest.importorskip("nvflare")
 from nvflare.apis.dxo import DXO, DataKind
 from nvflare.apis.event_type import EventType
 from nvflare.apis.executor import Executor
-from nvflare.apis.fl_constant import FLContextKey, ReturnCode
+from nvflare.apis.fl_constant import FilterKey, FLContextKey, ReturnCode
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.fl_exception import UnsafeComponentError
 from nvflare.apis.shareable import Shareable
@@ -26,7 +26,7 @@ from nvflare.app_common.filters.percentile_privacy import PercentilePrivacy
 from nvflare.fuel.f3.cellnet.defs import MessageHeaderKey
 from nvflare.widgets.widget import WidgetID
 
-from secagg.errors import ThresholdNotMet
+from secagg.errors import InvalidParameters, Misuse, ThresholdNotMet
 from secagg.nvflare.client import SITE, SITE_FILE, SecAggClient, SecAggFilter
 from secagg.nvflare.forced_site import SiteGate
 from secagg.nvflare.records import STAGE_TASK
@@ -115,6 +115,8 @@ def test_a_task_of_any_name_is_refused_without_the_protocol(folder: Path) -> Non
     for task in ("validate", "submit_model", "get_properties", STAGE_TASK):
         reply = site.do(task, Federation.shareable_of(SimpleNamespace(), FLModel(params=dict(MODEL))))  # type: ignore[arg-type]
         assert reply.get_return_code() == ReturnCode.TASK_DATA_FILTER_ERROR, task
+        with pytest.raises(InvalidParameters, match="this site answers secure sums alone"):
+            site.filtered(Shareable(), FilterKey.IN)
 
 
 class Hostile(Executor):
@@ -168,9 +170,12 @@ def test_a_job_with_a_result_filter_of_its_own_gets_nothing_and_a_reason(
 
 def test_a_component_under_our_id_is_not_ours(folder: Path) -> None:
     made = forced(folder)
-    made.sites["site-5"].components[SITE] = SecAggClient({})
+    site = made.sites["site-5"]
+    site.components[SITE] = SecAggClient({})
     _, means = made.run(MODEL)
     assert means.contributors == SITES - 1
+    with pytest.raises(Misuse, match=r"privacy\.json has no SiteClient"):
+        site.filtered(Shareable(), FilterKey.IN)
 
 
 def test_the_operators_floors_hold_for_every_job(folder: Path, caplog: pytest.LogCaptureFixture) -> None:

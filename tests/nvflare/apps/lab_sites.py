@@ -13,6 +13,7 @@ import shutil
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -193,8 +194,10 @@ def main(kit: str, home: Path) -> None:
             time.sleep(1)
             data = reached.read_bytes()[mark:]
             updates = [(FIRST + np.float32(number / 16)).tobytes() in data for number in range(1, SITES + 1)]
-            logs = [path.read_text(errors="replace") for path in kits.glob(f"site-1/{ended.split()[-1]}/log.txt")]
-            said = [line for text in logs for line in text.splitlines() if re.search("ERROR|left the round", line)]
+            logs = [path.read_text(errors="replace") for path in kits.glob(f"site-*/{ended.split()[-1]}/log.txt")]
+            # A job ends with the first site that refuses, so the others may have said nothing.
+            lines = [line for text in logs for line in text.splitlines() if "Traceback" not in line]
+            said = [line for line in lines if re.search("ERROR|left the round", line)]
             found = {
                 "job": name,
                 "ended": ended,
@@ -204,11 +207,13 @@ def main(kit: str, home: Path) -> None:
                 "analytics": MARKER.encode() in data,
                 "marks": sorted({m.decode() for m in re.findall(rb"leak-of-([a-z]+)-site", data)}),
                 "files": sorted(path.name for path in home.rglob("leak-of-*")),
-                "said": [line.partition(" - ")[2] for line in said[:3]],
+                "said": [line.partition(" - ")[2] for line in said[:6]],
             }
             print("RESULT", json.dumps(found), flush=True)  # noqa: T201 -- the test reads it
     finally:
-        _stop_poc(poc_workspace=str(workspace), excluded=[ADMIN], services_list=[])
+        # On a loaded machine this takes longer than NVFlare waits; the test ends what is left.
+        with suppress(TimeoutError):
+            _stop_poc(poc_workspace=str(workspace), excluded=[ADMIN], services_list=[])
 
 
 if __name__ == "__main__":
