@@ -13,18 +13,27 @@ hardly seen, and up to 1.1 where the server's rate falls.
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import Final
 
 from secagg.errors import InvalidParameters
 from secagg.parameters import require_integer
 
-from .peak import MAXIMUM_PLACES, kept_share
+from .peak import MAXIMUM_PLACES, kept_share, level_noise
 from .sketch import rounding_noise
 
 COHORT_BITS: Final = 1.6
 """Bits that a cohort needs for a value, all clients together."""
 MOST_NOISE: Final = 1.0
 """Above, the noise of the code costs accuracy even where the server's rate falls."""
+CAREFUL_BITS: Final = 12.8
+"""Bits of a value in the first rounds of a run that finds its own."""
+CAREFUL_ROUNDS: Final = 20
+FIRST_PROBE: Final = 5
+PROBE_EVERY: Final = 10
+_LEVELS: Final = (4, 8, 16)
+_NEARLY: Final = 1.5
+"""Noise of the next coarser code, over what is allowed, that saves a whole bit a value."""
 _EFFICIENCY: Final = 0.74
 """Efficiency of peak codes: the share of their bits with which the best possible code has as much noise."""
 
@@ -56,6 +65,56 @@ def places_for(cohort: int, cohort_bits: float = COHORT_BITS) -> int:
         middle = (low + high + 1) // 2
         low, high = (middle, high) if math.log2(2 * middle) / middle >= wanted else (low, middle - 1)
     return low
+
+
+def places_within(cohort: int, noise: float) -> int:
+    """Return the largest block whose peaks have at most this noise; 1 where none has."""
+    low, high = 1, MAXIMUM_PLACES
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if peak_noise(middle, cohort) <= noise else (low, middle - 1)
+    return low
+
+
+def levels_within(cohort: int, noise: float) -> int:
+    """Return how many levels a value needs for about this noise; 0 where peaks, of at most one bit a value, will do."""
+    if peak_noise(1, cohort) <= _NEARLY * noise:
+        return 0
+    return next((levels for levels in _LEVELS[:-1] if level_noise(levels, cohort) <= _NEARLY * noise), _LEVELS[-1])
+
+
+@dataclass(frozen=True, slots=True)
+class AutoRate:
+    """The noise that a run bears, from what noise did to its clients' losses so far.
+
+    Clients tell their loss at the model, and at the model with public noise of the code added and taken away. The mean
+    of the last two less the first is the noise's harm, and in proportion to the noise; the final loss of a run exceeds
+    that of an uncompressed one by about 11 times the harm of a round.
+    """
+
+    cohort: int
+    allowed: float
+    """The harm that a round may do."""
+    slope: float | None = None
+    """Harm over noise, a moving mean; None before anybody told."""
+
+    def noise(self, round_number: int) -> float:
+        """Return the noise that the code of a round may have; early harm reads about zero and its damage stays."""
+        bits = COHORT_BITS if round_number >= CAREFUL_ROUNDS else CAREFUL_BITS
+        most = peak_noise(places_for(self.cohort, bits), self.cohort)
+        return most if self.slope is None or self.slope <= 0 else min(most, self.allowed / self.slope)
+
+    def after(self, losses: tuple[float, float, float], noise: float) -> AutoRate:
+        """Return what is known once clients told their mean losses: at the model, with noise, and with its opposite."""
+        harm = (losses[1] + losses[2]) / 2 - losses[0]
+        told = harm / noise
+        slope = told if self.slope is None or self.slope <= 0 else (self.slope + told) / 2
+        return AutoRate(self.cohort, self.allowed, slope)
+
+    @staticmethod
+    def is_probed(round_number: int) -> bool:
+        """Whether clients tell their losses in a round."""
+        return round_number == FIRST_PROBE or (round_number > 0 and round_number % PROBE_EVERY == 0)
 
 
 def kept_for(values: int, cohort: int, cohort_bits: float = COHORT_BITS, bits: int = 1) -> int:

@@ -12,6 +12,10 @@ public and common. Where clients report their own lengths, they do so next to th
 levels, as one codeword of one more block, so that a protocol that checks blocks checks the length as well. A
 mean of lengths that nobody checks would let one client scale the whole sum.
 
+Beyond one bit a value, ``LevelCode`` has every value of the rotation as one of k levels, 2i - (k - 1) half steps. The
+step is the best one for normal values, in units of the update's own length over the root of their number. Kept share,
+division and told lengths are as with peaks.
+
 Index 0..d-1 stands for a largest value that is positive, d..2d-1 for a negative one. The first of equal values counts.
 """
 
@@ -21,7 +25,7 @@ import math
 import struct
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -45,6 +49,11 @@ MOST_SUMMED_PLACES: Final = 2048
 EXACT_WEIGHT: Final = 1 << 24
 """Up to this total weight, a sum of signs is a float32."""
 NORM_LEVELS: Final = 256
+MOST_LEVELS: Final = 256
+_GREATEST: Final = 2.0**126
+"""Factor of a float32; updates that are even shorter have values in the middle levels alone."""
+_LEVEL_STEPS: Final = np.geomspace(0.02, 2.0, 400)
+"""Steps among which the best one is chosen, in deviations of the values."""
 _VALUES_AT_A_TIME: Final = 1 << 16
 _STEPS: Final = 24001
 _FARTHEST: Final = 12.0
@@ -175,6 +184,129 @@ class PeakCode:
         return self.unit * places / (mean_peak(places) * math.sqrt(self.rotation.padded))
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class LevelCode:
+    """One vector of all values of a model as levels of its rotation: for more than one bit a value.
+
+    Security: a client that chooses the outermost levels throughout sends an update ``largest_norm`` long, about as many
+    times as long as an honest one as the last level is deviations away: 1.5 with 4 levels, 2.7 with 16.
+    """
+
+    rotation: JoinedRotation
+    levels: int
+    """Number of levels, a power of two."""
+    layout: Layout = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        require_integer("levels", self.levels, 2, MOST_LEVELS)
+        if self.levels & (self.levels - 1):
+            raise InvalidParameters(f"levels are a power of two, in whole bits a value; got {self.levels}")
+        version = public_parameters_digest("levels", self.rotation.encode() + struct.pack(">I", self.levels))
+        object.__setattr__(self, "layout", Layout((IndexSegment(self.levels, self.rotation.padded),), version))
+
+    @property
+    def length(self) -> int:
+        """Number of values of an update."""
+        return self.rotation.size
+
+    @property
+    def capacity(self) -> int:
+        """The largest total weight whose sums of levels are exact in the arithmetic of decoding."""
+        return EXACT_WEIGHT // self.levels
+
+    @property
+    def tables(self) -> Tables:
+        """The levels, in half steps."""
+        return ((CodewordTable(self.rotation.padded, _places(self.levels)[:, np.newaxis]),),)
+
+    @property
+    def largest_norm(self) -> float:
+        """The greatest length that a single decoded update can have, whatever a client sends, in lengths of an update.
+
+        Claim CO-4: every value is at most the outermost level.
+        """
+        return max(self.rotation.scales) * (self.levels - 1) / _best(self.levels).gain
+
+    def encode(self, update: Update, coins: Coins) -> Payload:
+        """Take the nearest level of each value; an update of zeros draws one of the two in the middle."""
+        turned, norm = self.rotation.turned_with_norm(update)
+        if norm:
+            factor = math.sqrt(self.rotation.padded) / (norm * _best(self.levels).step)
+            turned *= np.float32(min(factor, _GREATEST))
+        else:
+            drawn = np.frombuffer(coins.draw(self.rotation.padded), dtype=np.uint8) & 1
+            turned += drawn.astype(np.float32) - np.float32(0.5)
+        turned += np.float32(self.levels / 2)
+        np.clip(np.floor(turned, out=turned), 0, self.levels - 1, out=turned)
+        return Payload(self.layout, (turned.astype(self.layout.segments[0].ring.word),))
+
+    def decode(self, aggregate: Aggregate) -> Floats:
+        """Return the sum of the contributors' directions, from a histogram."""
+        require_sum(aggregate, self.layout, self.capacity)
+        counts = aggregate.values[0].view(np.int64)
+        return self._decoded((counts @ _places(self.levels)).astype(np.float32))
+
+    def decode_summed(self, aggregate: Aggregate) -> Floats:
+        require_summed(aggregate.layout, self.layout, self.tables, aggregate.total_weight)
+        require_capacity(aggregate.total_weight, self.capacity)
+        (segment,) = aggregate.layout.require_rings()
+        lifted: Any = segment.ring.lift(aggregate.values[0])
+        return self._decoded(lifted.astype(np.float32))
+
+    def _decoded(self, sums: Floats) -> Floats:
+        sums *= np.float32(1 / (_best(self.levels).gain * math.sqrt(self.rotation.padded)))
+        return self.rotation.turned_back(sums)
+
+
+def level_noise(levels: int, cohort: int) -> float:
+    """Return the noise of a mean, in units of one client's energy, for updates that are orthogonal."""
+    share = _best(levels).share
+    return (1 - share) / (share * cohort)
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """The best step of so many levels, for normal values."""
+
+    step: float
+    gain: float
+    """Mean of a value times its level."""
+    share: float
+    """Kept share of the energy."""
+
+
+def _places(levels: int) -> Any:  # noqa: ANN401 -- an array of int64
+    return 2 * np.arange(levels, dtype=np.int64) - (levels - 1)
+
+
+@lru_cache(maxsize=8)
+def _best(levels: int) -> _Step:
+    places, found = _places(levels), _Step(1.0, 1.0, 0.0)
+    for step in _LEVEL_STEPS.tolist():
+        edges = step * np.concatenate([[-math.inf], places[:-1] / 2 + 0.5, [math.inf]])
+        below = np.array([0.5 * (1 + math.erf(edge / math.sqrt(2))) for edge in edges.tolist()])
+        density = np.exp(-(edges**2) / 2) / math.sqrt(2 * math.pi)
+        gain = float(places @ (density[:-1] - density[1:]))
+        share = gain**2 / float(places**2 @ np.diff(below))
+        if share > found.share:
+            found = _Step(step, gain, share)
+    return found
+
+
+def voted(payload: Payload, share: float, coins: Coins) -> Payload:
+    """Return a payload in which each block of the update is kept with this probability, and drawn otherwise.
+
+    A block that is drawn has no direction on average, so that an update of a share of the common length is decoded with
+    that share, and clients of unequal lengths have their mean told without bias.
+    """
+    segment, indices = payload.layout.segments[0], payload.values[0].copy()
+    codewords = segment.codewords if isinstance(segment, IndexSegment) else 1
+    drawn = np.frombuffer(coins.draw(8 * len(indices)), dtype="<u4").reshape(2, -1)
+    is_drawn = drawn[0] >= share * 2.0**32
+    indices[is_drawn] = drawn[1][is_drawn] % codewords
+    return Payload(payload.layout, (indices, *payload.values[1:]))
+
+
 def length_levels(*, references: bool) -> npt.NDArray[np.float64]:
     """Return the 256 geometric levels of lengths, the least first.
 
@@ -257,10 +389,14 @@ class KnownLengths:
         votes: Floats = np.eye(len(levels), dtype=np.float32)[at]
         return votes
 
-    def middle(self, shares: Update) -> npt.NDArray[np.float64]:
-        """Return the middle level of each row of shares; between two, where half of the weight is on each side."""
+    def middle(self, shares: Update, share: float = 0.5) -> npt.NDArray[np.float64]:
+        """Return the middle level of each row of shares; between two, where half of the weight is on each side.
+
+        Args:
+            share: of the weight that is on the lower side, in place of half.
+        """
         levels, below = length_levels(references=self.is_informed), np.cumsum(shares, axis=1)
-        lower, upper = ((below >= half).argmax(axis=1) for half in (0.5 - _ROUNDING, 0.5 + _ROUNDING))
+        lower, upper = ((below >= half).argmax(axis=1) for half in (share - _ROUNDING, share + _ROUNDING))
         middle: npt.NDArray[np.float64] = np.sqrt(levels[lower] * levels[upper])
         return middle
 

@@ -35,7 +35,7 @@ BUDGETS = {
     "secagg/short": 930,
     "secagg/site_statistics": 1_090,
     "secagg/scale": 1_220,
-    "training": 6_680,
+    "training": 6_860,
     "secagg/platforms": 3_250,
     "secagg/flower": 960,
     "secagg/transport": 2_670,

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from secagg.compression.byte_accounting import Accounting
-from secagg.compression.cohort_bits import kept_for, places_for
+from secagg.compression.cohort_bits import AutoRate, kept_for, levels_within, peak_noise, places_for, places_within
 from secagg.compression.dithered_quantization import dithered_ring
 from secagg.compression.fixed_point import FixedPoint
 from secagg.compression.joined_rotation import Gains, JoinedRotation
@@ -52,10 +52,14 @@ from secagg.compression.peak import (
     MOST_SUMMED_PLACES,
     NORM_LEVELS,
     KnownLengths,
+    LevelCode,
     PeakCode,
     block_size_for,
+    length_levels,
+    level_noise,
     level_votes,
     norm_levels,
+    voted,
 )
 from secagg.compression.product_quantization import ProductQuantization
 from secagg.compression.public_stream import PublicStream
@@ -67,7 +71,14 @@ from secagg.compression.told import HeldModel, Sums
 from secagg.contract import Aggregate, LinearDecoder, Payload
 from secagg.crypto.entropy import Coins
 from secagg.errors import InternalError, InvalidParameters
-from secagg.training.settings.configuration import SECURE_SOURCES, CompressionSettings, Lengths, Scheme, Source
+from secagg.training.settings.configuration import (
+    SECURE_SOURCES,
+    CompressionSettings,
+    Lengths,
+    Rate,
+    Scheme,
+    Source,
+)
 from secagg.training.settings.parts import Update
 
 PLAIN_BITS: Final = 32
@@ -470,7 +481,16 @@ UPDATE: Final = "secagg/update"
 """The name of the vector that all tensors are joined in."""
 NORMS: Final = "secagg/norms"
 """The name of what clients tell of their lengths."""
+LOSSES: Final = "secagg/losses"
+"""The name of what clients tell of their losses: at the model, and with noise added and taken away."""
+_LOSSES: Final = 3
 _FRACTION_BITS: Final = 20
+_MOST_OF_A_MATRIX: Final = 0.03
+"""Noise of a round over the squared length of a matrix of the model, from which on it was seen to cost accuracy."""
+_LEAST: Final = 1e-30
+_LEAST_ALIKE: Final = 0.7
+"""Squared mean of the lengths over their mean square, below which a mean of directions is said to be biased."""
+_NINE_OF_TEN: Final = 0.9
 _NEARLY: Final = 0.9
 """Share of the longest length: a mean that is as long has hardly a client below."""
 
@@ -487,7 +507,7 @@ class WholeUpdates:
     """32 public bytes of the run."""
     maximum_total_weight: int
     cohort: int
-    """Number of clients that a sum is expected to hold, from which the rate follows."""
+    """Number of clients of a sum, from which the rate follows."""
     made_by: Factory | None = None
     """Makes the scheme of each round, where it is neither peak code nor sketch."""
     current: ModelUpdate | None = field(default=None, init=False)
@@ -497,8 +517,11 @@ class WholeUpdates:
     _round: int = field(default=0, init=False)
     _length: float = field(default=1.0, init=False)
     """Length of the updates of the round that was decoded last."""
+    _auto: AutoRate | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
+        if self.settings.rate is Rate.AUTO:
+            self._auto = AutoRate(self.cohort, self.settings.harm)
         if self.settings.scheme is Scheme.OUTSIDE:
             self.made_by = outside_factory(self.settings.outside)
         self._known = KnownLengths(sizes=self._sizes)
@@ -535,26 +558,62 @@ class WholeUpdates:
             raise InvalidParameters("no round has begun; call begin() first")
         return self.current
 
-    def encode(self, update: Update, coins: Coins) -> Payload:
-        """Encode one client's update, with its lengths."""
-        vector = self._joined(update)
+    @property
+    def is_probed(self) -> bool:
+        """Whether clients tell their losses in the round that has begun."""
+        return self._auto is not None and any(tensor.name == LOSSES for tensor in self.codec.tensors)
+
+    @property
+    def noise(self) -> float | None:
+        """Noise of the code in force, in units of one client's energy; None where it is not known."""
+        match self.codec.tensors[0].scheme:
+            case PeakCode() as peaks:
+                return peak_noise(peaks.places, self.cohort)
+            case LevelCode() as code:
+                return level_noise(code.levels, self.cohort)
+            case _:
+                return None
+
+    def deviations(self) -> dict[str, float]:
+        """Return the deviation of the code's noise in each tensor, from what is public; none before it is known."""
+        length = self.settings.length if self._is_fixed else self._known.common
+        if self.noise is None or length is None:
+            return {}
+        rotation = self._rotation(self._round)
+        unit = length * math.sqrt(self.noise / rotation.padded)
+        return dict(zip(self.shapes, (scale * unit for scale in rotation.scales), strict=True))
+
+    def encode(self, update: Update, coins: Coins, losses: Vector | None = None) -> Payload:
+        """Encode one client's update, with its lengths, and with its losses where it is to tell them."""
+        told = {UPDATE: self._joined(update)} | ({LOSSES: losses} if losses is not None else {})
+        vector = told[UPDATE]
         if self.made_by is not None or self._is_fixed:
-            return self.codec.encode({UPDATE: vector}, coins)
+            return self.codec.encode(told, coins)
         is_refreshed = self._is_refreshed(self._round)
         relative = self._known.told(self._rotation(self._round), vector, with_tensors=is_refreshed)
-        norms = self._known.votes(relative) if self._is_median else relative[:, np.newaxis]
-        return self.codec.encode({UPDATE: vector, NORMS: norms.astype(np.float32)}, coins)
+        norms = self._known.votes(relative) if self._has_votes else relative[:, np.newaxis]
+        payload = self.codec.encode(told | {NORMS: norms.astype(np.float32)}, coins)
+        longest = self._longest
+        return payload if longest is None else voted(payload, self._rotation(self._round).norm(vector) / longest, coins)
 
     def decode(self, aggregate: Aggregate) -> dict[str, Vector]:
         """Return the mean update, and keep what it tells for the next codec."""
         mean = self.codec.mean(aggregate)
         vector = mean[UPDATE].astype(np.float32)
+        if self._auto is not None and LOSSES in mean and self.noise:
+            first, added, taken = mean[LOSSES].tolist()
+            self._auto = self._auto.after((first, added, taken), self.noise)
         self._length = self.settings.length if self._is_fixed else 1.0
         if not self._is_fixed and self.made_by is None:
             told = mean[NORMS].astype(np.float64)
-            relative = self._known.middle(told) if self._is_median else told[:, 0]
-            self.warning = self._warning(float(relative[0]))
-            self._length, self._known = self._known.after(relative, self._rotation(self._round))
+            share = _NINE_OF_TEN if self.settings.told is Lengths.VOTED else 0.5
+            relative = self._known.middle(told, share) if self._has_votes else told[:, 0]
+            self.warning = self._warning(float(relative[0])) or (self._bias(told[0]) if self._has_votes else None)
+            longest, rotation = self._longest, self._rotation(self._round)
+            if longest is None and self._has_votes:
+                longest, _ = self._known.after(self._known.middle(told), rotation)
+            length, self._known = self._known.after(relative, rotation)
+            self._length = length if longest is None else longest
         vector *= np.float32(self._length)
         return self.parted(vector)
 
@@ -578,6 +637,8 @@ class WholeUpdates:
             stored["common"] = np.array([self._known.common])
         if self._known.tensors is not None:
             stored["norms"] = np.array(self._known.tensors)
+        if self._auto is not None and self._auto.slope is not None:
+            stored["slope"] = np.array([self._auto.slope])
         return stored
 
     def restore(self, stored: Mapping[str, npt.NDArray[Any]]) -> None:
@@ -587,6 +648,8 @@ class WholeUpdates:
             common=float(stored["common"][0]) if "common" in stored else None,
             tensors=tuple(stored["norms"].tolist()) if "norms" in stored else None,
         )
+        if self._auto is not None and "slope" in stored:
+            self._auto = replace(self._auto, slope=float(stored["slope"][0]))
 
     # --- Private --------------------------------------------------------------------------------------------------
 
@@ -595,8 +658,14 @@ class WholeUpdates:
         return tuple(math.prod(shape) for shape in self.shapes.values())
 
     @property
-    def _is_median(self) -> bool:
-        return self.settings.told is Lengths.MEDIAN
+    def _has_votes(self) -> bool:
+        """Whether clients vote for levels of lengths."""
+        return self.settings.told in {Lengths.MEDIAN, Lengths.VOTED}
+
+    @property
+    def _longest(self) -> float | None:
+        """The length that an update has all of whose blocks vote; None where a direction has one length for all."""
+        return self._known.common if self.settings.told is Lengths.VOTED else None
 
     @property
     def _is_fixed(self) -> bool:
@@ -614,7 +683,7 @@ class WholeUpdates:
         current = self.current
         if current is not None and current.epoch == round_number:
             scheme = current.tensors[0].scheme
-            return cast("PeakCode | Sketch", scheme).rotation
+            return cast("PeakCode | LevelCode | Sketch", scheme).rotation
         return self._known.rotation(self._stream(round_number))
 
     def _made(self, round_number: int) -> ModelUpdate:
@@ -629,19 +698,26 @@ class WholeUpdates:
             named = self.settings.outside
             scheme = OutsideScheme(name=named, factory=self.made_by, **given) if named else self.made_by(**given)
             return ModelUpdate(tensors=(TensorScheme(name=UPDATE, shape=shape, scheme=scheme),), epoch=round_number)
-        tensors = [TensorScheme(name=UPDATE, shape=shape, scheme=self._direction(self._rotation(round_number)))]
+        tensors = [TensorScheme(name=UPDATE, shape=shape, scheme=self._direction(round_number))]
         if not self._is_fixed:
             count = 1 + len(self.shapes) * self._is_refreshed(round_number)
-            columns = NORM_LEVELS if self._is_median else 1
+            columns = NORM_LEVELS if self._has_votes else 1
             tensors.append(TensorScheme(name=NORMS, shape=(count, columns), scheme=self._norms(count)))
+        if self._auto is not None and AutoRate.is_probed(round_number) and (self._is_fixed or self._known.is_informed):
+            tensors.append(TensorScheme(name=LOSSES, shape=(_LOSSES,), scheme=self._plain(_LOSSES)))
         return ModelUpdate(
             tensors=tuple(tensors),
             epoch=round_number,
             source=CalibrationSource.NONE if self._known.common is None else CalibrationSource.PREVIOUS_AGGREGATE,
         )
 
-    def _direction(self, rotation: JoinedRotation) -> LinearDecoder[Any]:
-        settings = self.settings
+    def _direction(self, round_number: int) -> LinearDecoder[Any]:
+        settings, rotation = self.settings, self._rotation(round_number)
+        if self._auto is not None:
+            noise = self._auto.noise(round_number)
+            if levels := levels_within(self.cohort, noise):
+                return LevelCode(rotation=rotation, levels=levels)
+            return PeakCode(rotation=rotation, places=min(places_within(self.cohort, noise), MOST_SUMMED_PLACES))
         if settings.scheme is Scheme.PEAK:
             places = settings.places or min(places_for(self.cohort, settings.cohort_bits), MOST_SUMMED_PLACES)
             return PeakCode(rotation=rotation, places=places)
@@ -650,11 +726,27 @@ class WholeUpdates:
         ring = sketch_ring(bits, self.maximum_total_weight)
         return Sketch(rotation=rotation, kept=kept, bits=bits, modulus_bits=ring)
 
+    def noise_warning(self, parameters: Arrays) -> str | None:
+        """Say that a round's noise is large for a matrix that it falls on, where nobody probes its harm."""
+        if self._auto is not None:
+            return None
+        shares = {"": 0.0}
+        for name, deviation in self.deviations().items():
+            if (value := parameters[name]).ndim > 1:
+                shares[name] = deviation**2 * value.size / max(float(np.square(value).sum()), _LEAST)
+        name = max(shares, key=lambda one: shares[one])
+        if shares[name] <= _MOST_OF_A_MATRIX:
+            return None
+        return (
+            f"the noise of a round has {shares[name]:.2g} of the squared length of {name}, and above "
+            f"{_MOST_OF_A_MATRIX} models lost accuracy: set compression.rate = 'auto', or raise compression.cohort_bits"
+        )
+
     def _warning(self, relative: float) -> str | None:
         """Say that updates are longer than can be told: the middle one, or nearly all where a mean is told."""
         scheme = self.codec.tensors[1].scheme
         longest = scheme.clip if isinstance(scheme, FixedPoint) else self._known.longest
-        if relative < longest * (1.0 if self._is_median else _NEARLY):
+        if relative < longest * (1.0 if self._has_votes else _NEARLY):
             return None
         known = " times those of the rounds before" if self._known.is_informed else ""
         return (
@@ -663,11 +755,26 @@ class WholeUpdates:
             "local.rate, or set compression.lengths = 'fixed' and compression.length"
         )
 
+    def _bias(self, shares: Vector) -> str | None:
+        """Say that lengths differ so much that the mean direction times one length is not the mean."""
+        levels = length_levels(references=self._known.is_informed)
+        alike = float(shares @ levels) ** 2 / max(float(shares @ levels**2), _LEAST)
+        if self._longest is not None or alike >= _LEAST_ALIKE:
+            return None
+        return (
+            f"clients' updates differ in length: the squared mean is {alike:.2f} of the mean square, and in a mean of "
+            "directions times one length short updates count for too much: set compression.lengths = 'voted', or see "
+            "that clients train alike"
+        )
+
     def _norms(self, count: int) -> LinearDecoder[Any]:
-        if self._is_median:
+        if self._has_votes:
             return level_votes(count)
         if self.settings.scheme is Scheme.PEAK:
             return norm_levels(count, references=self._known.is_informed)
+        return self._plain(count)
+
+    def _plain(self, count: int) -> FixedPoint:
         steps = ((1 << (PLAIN_BITS - 1)) - 1) // self.maximum_total_weight
         return FixedPoint(
             length=count,

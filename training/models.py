@@ -207,7 +207,24 @@ class TextLstm(nn.Module):
         return scores
 
 
-MODELS: Final = ("stride", "simple-conv", "resnet18", "lstm")
+class TextConv(nn.Module):
+    """An embedding, two convolutions over the text, and one layer: 56,697 parameters for 12 of 97 characters."""
+
+    def __init__(self, *, vocabulary: int, length: int, classes: int, width: int = 24, hidden: int = 64) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(vocabulary, width)
+        self.conv1 = nn.Conv1d(width, hidden, 3, padding=1)
+        self.conv2 = nn.Conv1d(hidden, hidden, 3, stride=2, padding=1)
+        self.head = nn.Linear(hidden * -(-length // 2), classes)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Return the classes' scores; tokens are numbers, one row for each text."""
+        shown = F.relu(self.conv1(self.embedding(tokens).transpose(1, 2)))
+        scores: Tensor = self.head(F.relu(self.conv2(shown)).flatten(1))
+        return scores
+
+
+MODELS: Final = ("stride", "simple-conv", "resnet18", "lstm", "text-conv")
 
 
 def model_factory(
@@ -228,7 +245,7 @@ def model_factory(
         InvalidParameters: there is no such model or option, or the model does not take such inputs.
     """
     chosen = dict(options or {})
-    is_text = name == "lstm"
+    is_text = name in {"lstm", "text-conv"}
     if name in MODELS and (is_text is (vocabulary is None) or (not is_text and len(shape) != _IMAGE_AXES)):
         raise InvalidParameters(
             f"the model {name} takes {'tokens' if is_text else 'images'}, and inputs have the shape {shape}"
@@ -244,6 +261,10 @@ def model_factory(
             factory = lambda: ResNet18(channels=shape[0], classes=classes, **_whole(chosen))  # noqa: E731
         case "lstm":
             factory = lambda: TextLstm(vocabulary=vocabulary or 0, classes=classes, **_whole(chosen))  # noqa: E731
+        case "text-conv":
+            factory = lambda: TextConv(  # noqa: E731
+                vocabulary=vocabulary or 0, length=shape[0], classes=classes, **_whole(chosen)
+            )
         case _:
             raise InvalidParameters(f"there is no model {name!r}; the models are {', '.join(MODELS)}")
     return factory

@@ -40,7 +40,7 @@ from secagg.compression.identity import Identity
 from secagg.compression.joined_rotation import JoinedRotation
 from secagg.compression.outside import MAXIMUM_NAME_BYTES as MAXIMUM_SCHEME_NAME_BYTES
 from secagg.compression.outside import Factory, OutsideScheme
-from secagg.compression.peak import MOST_SUMMED_PLACES, PeakCode
+from secagg.compression.peak import MOST_SUMMED_PLACES, LevelCode, PeakCode
 from secagg.compression.product_quantization import Codebook, ProductQuantization
 from secagg.compression.public_stream import SEED_BYTES, PublicStream
 from secagg.compression.random_pruning import RandomPruning
@@ -81,6 +81,7 @@ class _Tag(IntEnum):
     SKETCH = 9
     OUTSIDE = 10
     DITHERED_QUANTIZATION = 11
+    LEVELS = 12
 
 
 # --- What a round costs -----------------------------------------------------------------------------------------------
@@ -131,7 +132,7 @@ def _paper_bytes(scheme: _Scheme) -> int:
             return _paper_bytes(scheme.inner)
         case DitheredQuantization():
             return SCALE_BYTES
-        case PeakCode() | Sketch():
+        case PeakCode() | LevelCode() | Sketch():
             return SCALE_BYTES * (len(scheme.rotation.scales) + 1)
         case _:
             return 0
@@ -182,7 +183,7 @@ def _write(writer: Writer, scheme: _Scheme, depth: int = 1) -> None:
             writer.integer(_Tag.COUNT_SKETCH, 1).fixed(scheme.seed, SEED_BYTES)
             writer.integer(scheme.rows, 1).integer(scheme.columns, 4)
             _write(writer, scheme.inner, depth + 1)
-        case PeakCode() | Sketch() | OutsideScheme():
+        case PeakCode() | LevelCode() | Sketch() | OutsideScheme():
             _write_whole_update(writer, scheme)
         case _:
             raise InvalidParameters(
@@ -191,15 +192,19 @@ def _write(writer: Writer, scheme: _Scheme, depth: int = 1) -> None:
             )
 
 
-def _write_whole_update(writer: Writer, scheme: PeakCode | Sketch | OutsideScheme) -> None:
+def _write_whole_update(writer: Writer, scheme: PeakCode | LevelCode | Sketch | OutsideScheme) -> None:
     if isinstance(scheme, OutsideScheme):
         writer.integer(_Tag.OUTSIDE, 1).variable(scheme.name.encode(), MAXIMUM_SCHEME_NAME_BYTES)
         writer.integer(scheme.cohort, 8).fixed(scheme.seed, SEED_BYTES)
         return
     rotation, count = scheme.rotation, len(scheme.rotation.sizes)
-    writer.integer(_Tag.PEAK if isinstance(scheme, PeakCode) else _Tag.SKETCH, 1)
+    is_levels, is_peak = isinstance(scheme, LevelCode), isinstance(scheme, PeakCode)
+    writer.integer(_Tag.LEVELS if is_levels else _Tag.PEAK if is_peak else _Tag.SKETCH, 1)
     writer.fixed(rotation.stream.seed, SEED_BYTES).integer(rotation.block_size, 4).integer(count, 4)
     writer.fixed(struct.pack(f">{count}Q{count}f", *rotation.sizes, *rotation.scales), (8 + SCALE_BYTES) * count)
+    if isinstance(scheme, LevelCode):
+        writer.integer(scheme.levels, 4)
+        return
     if isinstance(scheme, PeakCode):
         writer.integer(scheme.places, 4)
     else:
@@ -300,7 +305,7 @@ class _Parameters:
                 return ProductQuantization(shape=place.shape, codebooks=tuple(map(Codebook.decode, encoded)))
             case _Tag.RANDOM_PRUNING | _Tag.ROTATION | _Tag.COUNT_SKETCH:
                 return self._nesting(tag, place, depth + 1)
-            case _Tag.PEAK | _Tag.SKETCH | _Tag.OUTSIDE:
+            case _Tag.PEAK | _Tag.LEVELS | _Tag.SKETCH | _Tag.OUTSIDE:
                 return self._whole_update(tag, place)
             case _:
                 raise InvalidParameters(f"{tag} is the tag of no scheme")
@@ -316,6 +321,8 @@ class _Parameters:
             scales=numbers[count:],
             block_size=block_size,
         )
+        if tag == _Tag.LEVELS:
+            return LevelCode(rotation=rotation, levels=self._reader.integer(4))
         if tag == _Tag.PEAK:
             places, unit = self._reader.integer(4), struct.unpack(">d", self._reader.fixed(8))[0]
             # More places have no table.

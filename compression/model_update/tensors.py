@@ -15,7 +15,7 @@ import numpy.typing as npt
 from secagg.compression.count_sketch import CountSketch
 from secagg.compression.dithered_quantization import DitheredQuantization
 from secagg.compression.fixed_point import FixedPoint
-from secagg.compression.peak import PeakCode
+from secagg.compression.peak import LevelCode, PeakCode
 from secagg.compression.product_quantization import ProductQuantization
 from secagg.compression.public_stream import PublicStream, require_shape
 from secagg.compression.random_pruning import RandomPruning
@@ -141,7 +141,7 @@ def require_fit(scheme: LinearDecoder[Any], due: PublicStream) -> None:
             require_fit(scheme.inner, _inside(due, (scheme.cells,)))
         case ScalarQuantization() | DitheredQuantization() | ProductQuantization():
             _require_shape(scheme.shape, due)
-        case PeakCode() | Sketch():
+        case PeakCode() | LevelCode() | Sketch():
             _require_shape((scheme.length,), due)
             if (stream := scheme.rotation.stream).round_number != due.round_number:
                 raise InvalidParameters(

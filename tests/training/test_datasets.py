@@ -13,6 +13,7 @@ import torch
 
 from secagg.errors import InvalidParameters
 from secagg.training.datasets import federated_data
+from secagg.training.datasets.characters import tokens
 from secagg.training.datasets.fashion import Bytes, bundled, packed, read_idx, unpacked
 from secagg.training.datasets.prepared import LENGTH, commonest, listed, words_of
 from secagg.training.settings.parts import FederatedData
@@ -117,8 +118,44 @@ def test_images_without_labels_are_refused(full_set: Path) -> None:
 
 
 def test_an_unknown_set_is_refused_with_those_that_exist() -> None:
-    with pytest.raises(InvalidParameters, match="fashion, fashion-full, vader, femnist, celeba, sent140"):
+    with pytest.raises(InvalidParameters, match="fashion, fashion-full, vader, stdlib-chars, femnist, celeba, sent140"):
         federated_data("cifar")
+
+
+# --- Characters -------------------------------------------------------------------------------------------------------
+
+
+def test_the_next_character_is_told_from_those_before_it(tmp_path: Path) -> None:
+    text = "".join(chr(32 + place % 95) for place in range(4000))
+    for name in ("a.py", "b.py", "notes.txt"):
+        (tmp_path / name).write_text(text, encoding="utf-8")
+    (tmp_path / "short.py").write_text("x = 1\n", encoding="utf-8")
+    data = federated_data("stdlib-chars", root=tmp_path)
+    assert len(data.sizes) == 2, "a module that is large enough is a client, and nothing else"
+    assert data.sizes.tolist() == [60, 60]
+    for examples in (data.client(0), data.test()):
+        rows = torch.cat([examples.inputs, examples.targets[:, None]], dim=1)
+        assert ((rows[:, 1:] - rows[:, :-1]) % 95 == 1).all()
+    again = federated_data("stdlib-chars", root=tmp_path)
+    assert torch.equal(again.client(1).inputs, data.client(1).inputs)
+    assert federated_data("stdlib-chars", root=tmp_path, clients=1).sizes.tolist() == [60]
+
+
+def test_test_examples_are_of_the_end_of_each_module(tmp_path: Path) -> None:
+    """The last tenth has characters of its own; no training example shows one."""
+    (tmp_path / "a.py").write_text("a" * 3600 + "z" * 400, encoding="utf-8")
+    data = federated_data("stdlib-chars", root=tmp_path)
+    assert set(data.client(0).targets.tolist()) == {ord("a") - 31}
+    assert set(data.test().targets.tolist()) == {ord("z") - 31}
+
+
+def test_bytes_that_are_not_printed_share_a_number() -> None:
+    assert tokens(b"\x00\xff\t ~\n").tolist() == [0, 0, 0, 1, 95, 96]
+
+
+def test_a_folder_without_sources_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InvalidParameters, match=r"no Python sources .* data\.root"):
+        federated_data("stdlib-chars", root=tmp_path)
 
 
 # --- Rated texts ------------------------------------------------------------------------------------------------------

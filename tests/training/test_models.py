@@ -21,6 +21,8 @@ SEED = (1, 0, 0, 0)
         ("resnet18", 62, (3, 28, 28), None, {}, 11_208_318),
         ("lstm", 2, (25,), 9931, {"leftover": 128}, 3_221_360),
         ("lstm", 2, (25,), 5002, {"width": 64, "hidden": 64, "layers": 1, "pooled": 1}, 353_538),
+        ("lstm", 97, (12,), 97, {"width": 24, "hidden": 96, "layers": 1}, 58_585),
+        ("text-conv", 97, (12,), 97, {}, 56_697),
     ],
 )
 def test_models_have_the_sizes_of_the_studies(  # noqa: PLR0913, PLR0917 -- a row of the table
@@ -46,7 +48,7 @@ def test_a_model_that_does_not_take_the_inputs_is_refused() -> None:
         model_factory("stride", classes=2, shape=(25,), vocabulary=100)
     with pytest.raises(InvalidParameters, match="takes tokens"):
         model_factory("lstm", classes=2, shape=(1, 28, 28))
-    with pytest.raises(InvalidParameters, match="stride, simple-conv, resnet18, lstm"):
+    with pytest.raises(InvalidParameters, match="stride, simple-conv, resnet18, lstm, text-conv"):
         model_factory("resnet50", classes=2, shape=(1, 28, 28))
 
 

@@ -34,6 +34,7 @@ from secagg.training.settings.configuration import (
     CompressionSettings,
     Configuration,
     Lengths,
+    Rate,
     Scheme,
     changed,
     from_tree,
@@ -87,7 +88,7 @@ def no_sample() -> Any:
 
 
 @pytest.mark.parametrize("scheme", [Scheme.PEAK, Scheme.SKETCH])
-@pytest.mark.parametrize("lengths", Lengths)
+@pytest.mark.parametrize("lengths", [Lengths.OWN, Lengths.MEDIAN, Lengths.FIXED])
 def test_a_mean_is_unbiased_from_the_first_round_on(scheme: Scheme, lengths: Lengths) -> None:
     """Rounds over the same updates: what is decoded of all of them is along their mean, and as long."""
     some, rounds = updates(20, sides={"embedding": 0.01, "weight": 0.02, "bias": 0.03}), 60
@@ -178,6 +179,8 @@ def test_indices_tell_lengths_under_the_peak_code_and_rings_everything_of_a_sket
         ),
         ("compression.scheme=peak", "compression.lengths=median", "secagg.protocol=enclave"),
         ("compression.scheme=peak", "compression.lengths=median", "secagg.protocol=two-servers"),
+        ("compression.scheme=peak", "compression.lengths=voted", "secagg.protocol=enclave"),
+        ("rounds=7", "compression.scheme=peak", "compression.rate=auto", "secagg.protocol=enclave"),
     ],
 )
 def test_real_protocols_give_the_sum(
@@ -186,8 +189,8 @@ def test_real_protocols_give_the_sum(
     """Every sum of a real protocol is compared with the one in the clear."""
     run = toy_run("rounds=2", "secagg.mode=real", *changes)
     found = train(run, tmp_path / "run", pieces=toy_pieces(run))
-    assert found["rounds with a real protocol"] == 2
-    assert [record.is_compressed for record in read_records(tmp_path / "run")] == [True, True]
+    assert found["rounds with a real protocol"] == run.rounds
+    assert all(record.is_compressed for record in read_records(tmp_path / "run"))
 
 
 def models(folder: Path) -> dict[str, Any]:
@@ -197,7 +200,7 @@ def models(folder: Path) -> dict[str, Any]:
 
 @pytest.mark.parametrize(
     ("lengths", "scheme"),
-    [("", "outside"), *product(("own", "median", "fixed"), ("peak", "sketch"))],
+    [("", "outside"), ("voted", "peak"), *product(("own", "median", "fixed"), ("peak", "sketch"))],
 )
 def test_a_resumed_run_is_the_straight_one(  # noqa: PLR0913, PLR0917 -- fixtures
     tmp_path: Path, toy_run: Make, toy_pieces: Pieced, outside: str, scheme: str, lengths: str
@@ -271,6 +274,59 @@ def test_lengths_beyond_what_can_be_told_are_said_and_others_are_not(
     assert said[4] is not None
     assert f"can tell, {longest:.3g} times those of the rounds before" in said[4]
     assert said[5] is None, "lengths have caught up"
+
+
+def test_lengths_that_differ_are_said_and_voting_takes_no_part_of_the_mean() -> None:
+    """Half of the clients hardly move: a mean of directions is twice too short for the others, and is said to be."""
+    sides = {"embedding": 0.01, "weight": 0.02, "bias": 0.03}
+    some = [*updates(10, 1, sides=sides), *updates(10, 2, 0.01, sides)]
+    true = {name: np.mean([update[name] for update in some], axis=0, dtype=np.float64) for name in SHAPES}
+    squared = sum(float((mean**2).sum()) for mean in true.values())
+    gains = dict[Lengths, float]()
+    for lengths in (Lengths.OWN, Lengths.VOTED):
+        codecs = made(settings(lengths=lengths, cohort_bits=20.0))
+        played = [play(codecs, number, some) for number in range(120)][1:]
+        along = [sum(float((one[name] * mean).sum()) for name, mean in true.items()) / squared for one in played]
+        gains[lengths] = float(np.mean(along))
+        assert codecs.warning is None, "where lengths are votes that are taken as such, and where they are not known"
+    assert gains[Lengths.OWN] == pytest.approx(0.5, abs=0.1)
+    assert gains[Lengths.VOTED] == pytest.approx(1.0, abs=0.1)
+    told = made(settings(lengths=Lengths.MEDIAN))
+    play(told, 0, some)
+    assert told.warning is not None
+    assert "compression.lengths = 'voted'" in told.warning
+
+
+def test_noise_that_is_large_for_a_matrix_is_said_where_nobody_probes() -> None:
+    codecs = made(settings())
+    play(codecs, 0, updates(20))
+    play(codecs, 1, updates(20))
+    large, small = ({name: np.full(shape, size) for name, shape in SHAPES.items()} for size in (10.0, 1e-3))
+    assert codecs.noise_warning(large) is None
+    said = codecs.noise_warning(small)
+    assert said is not None
+    assert "squared length of weight" in said or "squared length of embedding" in said
+    auto = made(settings(rate=Rate.AUTO))
+    play(auto, 0, updates(20))
+    assert auto.noise_warning(small) is None
+
+
+def test_losses_choose_the_bits(toy_run: Make, toy_pieces: Pieced) -> None:
+    """A run that may do no harm sends many bits, and one that may do any sends few."""
+    sent = dict[float, list[int]]()
+    for harm in (1e-6, 1.0):
+        chosen = toy_run(
+            "rounds=22",
+            "compression.scheme=peak",
+            "compression.rate=auto",
+            f"compression.harm={harm}",
+            "secagg.protocol=enclave",
+        )
+        run = Run(chosen, toy_pieces(chosen))
+        sent[harm] = [run.advance().payload_bytes for _ in range(22)]
+    assert sent[1.0][21] < sent[1.0][1], "after a careful start"
+    assert sent[1.0][5] == sent[1.0][4] + 12, "three losses in fixed point"
+    assert sent[1e-6][21] > sent[1.0][21]
 
 
 def test_a_first_round_that_is_too_long_is_said() -> None:
@@ -421,6 +477,8 @@ def test_what_cannot_be_imported_is_refused_by_name(named: str, message: str) ->
 
 # --- Refused ----------------------------------------------------------------------------------------------------------
 
+_PEAK = ("compression.scheme=peak", "secagg.protocol=enclave")
+
 
 @pytest.mark.parametrize(
     ("changes", "message"),
@@ -430,6 +488,11 @@ def test_what_cannot_be_imported_is_refused_by_name(named: str, message: str) ->
         (("compression.scheme=sketch", "server.optimizer=fedavgm"), "noise of 'sketch', 10 times as long"),
         (("compression.scheme=outside",), "set the former alone"),
         (("compression.outside=a:b",), "set the former alone"),
+        (("compression.rate=auto",), "'peak'"),
+        ((*_PEAK, "compression.harm=0.1"), "compression.rate = 'auto'"),
+        ((*_PEAK, "compression.rate=auto", "compression.cohort_bits=3.0"), "finds the bits itself"),
+        ((*_PEAK, "compression.rate=auto", "compression.places=3"), "finds the bits itself"),
+        (("compression.scheme=sketch", "compression.lengths=voted", "secagg.protocol=enclave"), "blocks vote"),
     ],
 )
 def test_what_does_not_go_together_is_refused(changes: tuple[str, ...], message: str) -> None:

@@ -8,11 +8,12 @@ from typing import Final
 from secagg.errors import InvalidParameters
 from secagg.training.datasets.prepared import Dealing
 
+from .characters import stdlib_characters
 from .fashion import INSTALLED, fashion
 from .prepared import LEAF_SETS, PreparedData, Split, leaf, prepare_leaf
 from .vader import vader
 
-NAMES: Final = ("fashion", "fashion-full", "vader", *LEAF_SETS)
+NAMES: Final = ("fashion", "fashion-full", "vader", "stdlib-chars", *LEAF_SETS)
 _CLIENTS: Final = 200
 """Clients to whom examples without owners are dealt out by default."""
 
@@ -33,7 +34,7 @@ def federated_data(  # noqa: PLR0913 -- what a configuration says of its data
 
     Args:
         root: where its files are: a folder, and for ``vader`` an archive.
-        clients: to how many clients examples are dealt out; of LEAF's users, how many take part at most.
+        clients: to how many clients examples are dealt out; of LEAF's users and of modules, how many take part at most.
         alpha: how alike the labels of clients are to which examples are dealt out.
         spread: how different their sizes are.
         cache: where LEAF's sets are kept after conversion; by default in ``root``.
@@ -49,6 +50,8 @@ def federated_data(  # noqa: PLR0913 -- what a configuration says of its data
             return fashion(dealing, INSTALLED if root is None else root)
         case "vader":
             return vader(root, dealing)
+        case "stdlib-chars":
+            return stdlib_characters(root, clients=clients)
         case _ if name in LEAF_SETS:
             return leaf(name, root, clients=clients, cache=cache)
         case _:

@@ -7,6 +7,7 @@ import hashlib
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
+from functools import partial
 from time import perf_counter
 from typing import Any, Final, Protocol, cast
 
@@ -52,12 +53,15 @@ from secagg.training.settings.parts import (
     Tensors,
     TrainedClient,
     Update,
+    generator,
     seed_bytes,
     seed_of,
 )
 from secagg.training.sums.real_sum import ReleaseCount
 from secagg.training.sums.round_sums import OverflowMeter, SecureSum, SumOutcome, SumRound, Upload
 from secagg.training.sums.told_sums import ToldSums
+
+from .probe import Probe
 
 Arrays = Mapping[str, npt.NDArray[np.float32]]
 Parameters = dict[str, npt.NDArray[np.float32]]
@@ -385,6 +389,9 @@ class Run:
     told: ToldSums | None = field(default=None, init=False)
     """What clients are told in place of the model, where the configuration says so."""
     _releases: ReleaseCount = field(init=False)
+    _losses: dict[int, npt.NDArray[np.float32]] = field(default_factory=dict[int, npt.NDArray[np.float32]], init=False)
+    """What each client of the round tells of its losses, where the code's rate is found by them."""
+    _probe: Probe | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
         if (wanted := self.configuration.clients_per_round) > (available := len(self.pieces.data.sizes)):
@@ -441,6 +448,8 @@ class Run:
             with timer.part("decode"):
                 self._step(outcome.aggregate)
                 warning = self.operators.warning
+                if warning is None and isinstance(self.operators, WholeUpdates):
+                    warning = self.operators.noise_warning(self.parameters)
         elif self.told is not None:
             self.told.skip()
         if self.told is not None:
@@ -472,6 +481,9 @@ class Run:
 
     def encode(self, trained: TrainedClient, number: int) -> Payload:
         """Encode what a client was trained to, under the codec of the round."""
+        losses = self._losses.get(trained.client)
+        if losses is not None and isinstance(self.operators, WholeUpdates):
+            return self.operators.encode(trained.update, self.coins(trained.client, number), losses)
         return self.operators.encode(trained.update, self.coins(trained.client, number))
 
     def coins(self, client: int, number: int) -> InsecureSeededCoins:
@@ -550,6 +562,8 @@ class Run:
         pulled.model_bytes = 4 * self.values if self.told is None else self.told.model_bytes(clients)
         work = [self.assignment(client, number) for client in uploaders]
         attack = Attack.of(self.configuration.attack, work, self.pieces.data)
+        with timer.part("probe"):
+            self._losses = self._probed(work, number)
         with timer.part("attack"):
             attack.prepare(lambda some: self.pieces.engine.train(self.tensors(), some, self.configuration.local))
         ready = train_and_finish(
@@ -560,6 +574,20 @@ class Run:
             lambda trained: timed(attack.forged(trained), self.encode, number),
         )
         return pulled, pulled.uploads(ready, self.weight)
+
+    def _probed(self, work: Sequence[Assignment], number: int) -> dict[int, npt.NDArray[np.float32]]:
+        """Return each client's losses at the model, and with public noise of the code added and taken away."""
+        if not isinstance(self.operators, WholeUpdates) or not self.operators.is_probed:
+            return {}
+        seed, deviations = self.configuration.seed, self.operators.deviations()
+        coins = generator(seed_of(seed, Stream.PROBE, number))
+        noise = {
+            name: np.float32(deviations[name]) * coins.standard_normal(value.shape, dtype=np.float32)
+            for name, value in self.parameters.items()
+        }
+        if self._probe is None:
+            self._probe = Probe(self.pieces.factory, self.configuration.device)
+        return self._probe.losses(self.parameters, noise, work, partial(seed_of, seed, Stream.PROBE, number))
 
     def _step(self, aggregate: Aggregate) -> None:
         mean = self.operators.decode(aggregate)

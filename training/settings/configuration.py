@@ -66,8 +66,20 @@ class Lengths(StrEnum):
     """The mean of what the clients of the round told."""
     MEDIAN = "median"
     """The middle one of what the clients of the round told, from how many told each level: a few cannot move it far."""
+    VOTED = "voted"
+    """One that nine of ten clients did not exceed; a shorter update gives a share of its blocks to chance, so that the
+    mean of updates of unequal lengths is told without bias."""
     FIXED = "fixed"
     """``length``, always: nobody tells one."""
+
+
+class Rate(StrEnum):
+    """Way in which the bits of a peak code are chosen."""
+
+    FIXED = "fixed"
+    """``cohort_bits`` or ``places``, in every round."""
+    AUTO = "auto"
+    """By what the code's noise does to the clients' losses, which they add to the secure sum every ten rounds."""
 
 
 class Source(StrEnum):
@@ -188,6 +200,10 @@ class CompressionSettings:
     """The value of ``scheme``, where it names a scheme from outside."""
     cohort_bits: Annotated[float, Range(1e-6, 1e6)] = 1.6
     """Bits for a value of peak code or sketch, of all clients of a round together: their blocks or values follow."""
+    rate: Rate = Rate.FIXED
+    """Whether a peak code keeps to its bits, or has as many as the loss needs."""
+    harm: Annotated[float, Range(1e-6, 1)] = 0.001
+    """How much the noise of one round may raise the training loss, under ``rate = "auto"``."""
     places: Annotated[int, Range(0, MAXIMUM_PLACES)] = 0
     """Values of a block of the peak code; 0 for as many as ``cohort_bits`` says."""
     kept: Annotated[int, Range(0, 1 << 40)] = 0
@@ -324,6 +340,8 @@ class AttackSettings:
 _BY_TENSOR: Final = (Scheme.SCALAR, Scheme.PRUNING, Scheme.PRODUCT)
 _BELONGING: Final[tuple[tuple[str, tuple[Scheme, ...]], ...]] = (
     ("cohort_bits", NOISY_SCHEMES),
+    ("rate", (Scheme.PEAK,)),
+    ("harm", (Scheme.PEAK,)),
     ("places", (Scheme.PEAK,)),
     ("kept", (Scheme.SKETCH,)),
     ("lengths", NOISY_SCHEMES),
@@ -365,6 +383,12 @@ def require_belonging(compression: CompressionSettings) -> None:
         )
     if compression.length != _USUAL.length and compression.told is not Lengths.FIXED:
         raise InvalidParameters("compression.length is told by clients here: take compression.lengths = 'fixed'")
+    if compression.harm != _USUAL.harm and compression.rate is not Rate.AUTO:
+        raise InvalidParameters("compression.harm says what is too much noise: take compression.rate = 'auto'")
+    if compression.rate is Rate.AUTO and (compression.places or compression.cohort_bits != _USUAL.cohort_bits):
+        raise InvalidParameters(
+            "compression.rate = 'auto' finds the bits itself: leave out compression.cohort_bits and places"
+        )
     if compression.cohort_bits != _USUAL.cohort_bits and (compression.places or compression.kept):
         raise InvalidParameters(
             "compression.cohort_bits says how many places or values there are: leave out compression.places and kept"
@@ -682,6 +706,8 @@ def _require_told_lengths(run: Configuration) -> None:
     if compression.scheme not in NOISY_SCHEMES or compression.told is Lengths.FIXED:
         return
     checked = "'median' or 'fixed'" if has_indices else "'fixed'"
+    if compression.told is Lengths.VOTED and compression.scheme is not Scheme.PEAK:
+        raise InvalidParameters(f"blocks vote, and 'sketch' has none: take compression.lengths = {checked}")
     if compression.told is Lengths.MEDIAN:
         if not has_indices:
             raise InvalidParameters(

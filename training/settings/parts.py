@@ -54,6 +54,8 @@ class Stream(IntEnum):
     """Which clients disappear, and when."""
     VALIDATION = 11
     """Which examples are set aside for choosing."""
+    PROBE = 12
+    """Public noise that clients try on their losses, and on which examples each tries it."""
 
 
 def seed_of(run: int, stream: Stream, round_number: int = 0, client: int = 0) -> Seed:

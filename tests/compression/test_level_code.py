@@ -1,0 +1,137 @@
+"""The code of levels: its laws, its noise, and what one client can do."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from hypothesis.extra.numpy import arrays
+
+from secagg.compression.cohort_bits import AutoRate, levels_within, peak_noise, places_for, places_within
+from secagg.compression.joined_rotation import JoinedRotation
+from secagg.compression.model_update import ModelUpdate, TensorScheme, decode_parameters, encode_parameters
+from secagg.compression.peak import LevelCode, level_noise
+from secagg.compression.public_stream import PublicStream
+from secagg.conformance import Candidate, Law, cases
+from secagg.contract import Aggregate, Payload, ideal_aggregate
+from secagg.errors import InvalidParameters
+from secagg.simulation.insecure_coins import InsecureSeededCoins
+
+Floats = npt.NDArray[np.float32]
+COINS = InsecureSeededCoins(b"for updates of zeros alone")
+SCALES: dict[str, Any] = {"sizes": (4, 15), "scales": (0.5, 3.0)}
+
+
+def code(levels: int = 8, size: int = 19, block_size: int = 8, number: int = 5, **changes: Any) -> LevelCode:
+    stream = PublicStream(seed=bytes(range(32)), round_number=number, tensor_name="update", shape=(size,))
+    return LevelCode(rotation=JoinedRotation(stream=stream, block_size=block_size, **changes), levels=levels)
+
+
+LEVELS = Candidate(
+    name="levels",
+    make=lambda: code(**SCALES),
+    updates=arrays(np.float32, 19, elements={"min_value": -8.0, "max_value": 8.0}),
+    # What a decoded direction is instead is for the tests below; none is farther away than both are long.
+    error=lambda update: float(np.linalg.norm(update.astype(np.float64))) + code(**SCALES).largest_norm,
+    bad_updates={"two dimensions": np.zeros((19, 1)), "integers": np.zeros(19, dtype=np.int64)},
+    others={
+        "another round": lambda: code(number=6, **SCALES),
+        "more levels": lambda: code(16, **SCALES),
+        "one tensor": code,
+    },
+    stochastic=True,
+    payload_bytes=9,
+    ulps=64.0,
+)
+
+
+@pytest.mark.parametrize(("candidate", "law"), cases(LEVELS), ids=str)
+def test_the_scheme_keeps_the_law(candidate: Candidate, law: Law) -> None:
+    law.check(candidate)
+
+
+def normal(size: int, count: int, number: int = 0) -> Floats:
+    some = np.random.default_rng(number).standard_normal((count, size)).astype(np.float32)
+    lengths: Floats = np.linalg.norm(some, axis=1, keepdims=True)
+    return some / lengths
+
+
+def decoded(scheme: LevelCode, some: Floats) -> npt.NDArray[np.float64]:
+    payloads = [scheme.encode(update, COINS) for update in some]
+    return scheme.decode(ideal_aggregate(scheme.layout, payloads)).astype(np.float64)
+
+
+@pytest.mark.parametrize("levels", [2, 4, 8, 16])
+def test_the_noise_is_what_is_said(levels: int) -> None:
+    some, cohort = normal(4000, 20), 20
+    mean = some.mean(axis=0, dtype=np.float64)
+    off = [decoded(code(levels, 4000, 1024, number), some) / cohort - mean for number in range(4)]
+    assert np.mean([one @ one for one in off]) == pytest.approx(level_noise(levels, cohort), rel=0.06)
+
+
+def test_it_is_unbiased_over_the_rotations() -> None:
+    (update,) = normal(500, 1)
+    found = np.mean([decoded(code(4, 500, 512, number), update[np.newaxis]) for number in range(100)], axis=0)
+    assert found @ update == pytest.approx(1, abs=0.01)
+    assert np.linalg.norm(found - update) < 0.08
+
+
+def test_an_update_of_zeros_has_no_direction() -> None:
+    some = [decoded(code(4, 500, 512, number), np.zeros((1, 500), np.float32)) for number in range(100)]
+    assert np.linalg.norm(np.mean(some, axis=0)) < 0.2 * np.mean([np.linalg.norm(one) for one in some])
+
+
+@pytest.mark.parametrize("levels", [2, 4, 16])
+def test_no_payload_is_decoded_longer_than_is_said(levels: int) -> None:
+    scheme = code(levels, 64, 64)
+    outermost = Payload(scheme.layout, (np.full(64, levels - 1, scheme.layout.segments[0].ring.word),))
+    found = scheme.decode(ideal_aggregate(scheme.layout, [outermost]))
+    assert np.linalg.norm(found) == pytest.approx(scheme.largest_norm, rel=1e-5)
+
+
+def test_sums_of_levels_decode_as_histograms_do() -> None:
+    from secagg.contract.codewords import summed_layout  # noqa: PLC0415 -- of this test alone
+
+    scheme, some = code(8, 64, 64), normal(64, 5)
+    payloads = [scheme.encode(update, COINS) for update in some]
+    layout = summed_layout(scheme.layout, scheme.tables, 5)
+    (table,), (segment,) = scheme.tables[0], layout.require_rings()
+    total = sum(table.entries[payload.values[0]] for payload in payloads)
+    summed = Aggregate(layout, (segment.ring.from_integers(np.asarray(total).reshape(-1)),), 5, 5)
+    due = scheme.decode(ideal_aggregate(scheme.layout, payloads))
+    np.testing.assert_array_equal(scheme.decode_summed(summed), due)
+
+
+def test_its_parameters_travel() -> None:
+    update = ModelUpdate(tensors=(TensorScheme(name="update", shape=(19,), scheme=code(**SCALES)),), epoch=5)
+    back = decode_parameters(encode_parameters(update))
+    assert back.layout == update.layout
+
+
+@pytest.mark.parametrize("levels", [0, 1, 3, 512])
+def test_a_number_of_levels_that_is_no_power_of_two_is_refused(levels: int) -> None:
+    with pytest.raises(InvalidParameters, match="levels"):
+        code(levels)
+
+
+# --- Rates that are found ---------------------------------------------------------------------------------------------
+
+
+def test_noise_that_is_allowed_chooses_the_code() -> None:
+    assert places_within(20, peak_noise(places_for(20), 20)) == places_for(20)
+    assert places_within(20, 1e-9) == 1
+    assert levels_within(20, peak_noise(1, 20)) == 0
+    assert levels_within(20, level_noise(4, 20)) == 4
+    assert levels_within(20, level_noise(8, 20)) == 8
+    assert levels_within(20, 1e-9) == 16
+
+
+def test_a_run_begins_carefully_and_then_bears_what_the_losses_say() -> None:
+    unknown = AutoRate(20, 0.001)
+    assert unknown.noise(0) < unknown.noise(20) == peak_noise(places_for(20), 20)
+    told = unknown.after((1.0, 1.03, 1.01), 0.5)
+    assert told.noise(20) == pytest.approx(0.001 / 0.04)
+    assert told.after((1.0, 1.0, 1.0), 0.5).noise(20) == pytest.approx(2 * 0.001 / 0.04)
+    assert unknown.after((1.0, 0.9, 1.0), 0.5).noise(20) == peak_noise(places_for(20), 20)
