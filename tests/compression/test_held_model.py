@@ -65,6 +65,7 @@ def decoded(message: bytes) -> HeldModel:
 
 def test_rounding_is_unbiased_and_within_a_step() -> None:
     values, total, rounds = weights(), np.zeros(COUNT), 400
+    model = held(values)
     for number in range(rounds):
         model = held(values, round_number=number)
         assert np.all(np.abs(model.values - values) <= np.repeat(model.steps, RUN)[:COUNT] * 1.00001)
