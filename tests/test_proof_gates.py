@@ -276,7 +276,7 @@ def test_a_new_file_and_one_that_is_gone_are_changes_too(tree: Path) -> None:
 
 
 def test_a_claim_about_a_file_that_is_gone_is_red_in_words(tree: Path) -> None:
-    named = tree / "protocols" / "pairwise_mask" / "thresholds.py"
+    named = tree / "protocols" / "pairwise_mask" / "graph.py"
     kept = named.read_bytes()
     try:
         named.unlink()

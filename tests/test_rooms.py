@@ -31,7 +31,7 @@ BUDGETS = {
     "protocols/one_message": 6_510,
     "protocols/coded_mask": 1_190,
     "secagg/planning": 1_320,
-    "secagg/simulation": 580,
+    "secagg/simulation": 550,
     "secagg/short": 930,
     "secagg/site_statistics": 1_090,
     "secagg/scale": 1_220,

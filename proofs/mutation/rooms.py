@@ -211,7 +211,6 @@ ROOMS: Final = (
             "secagg/session",
             "ledger.py",
             "privacy_ledger.py",
-            "latch.py",
             "certificates.py",
             "durable.py",
             "sealed_state.py",

@@ -1,4 +1,4 @@
-"""Which of two neighbours adds their mask: ``masking.adds_pairwise_mask``, run on terms, for every pair of clients.
+"""Which neighbour adds their mask: ``round2_masked_input.adds_pairwise_mask``, run on terms, for every pair of clients.
 
 One of the two adds and the other subtracts, so that the mask leaves the sum of their uploads; and what either uploads
 is its input plus the same mask with one of two opposite signs, which is what ``proofs/coq/masks.v`` assumes.

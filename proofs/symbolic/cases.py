@@ -33,7 +33,7 @@ class Case:
 
 
 CHECKS = {
-    ("keys", "terms"): "secagg.protocols.pairwise_mask.member:SessionTerms.require",
+    ("keys", "terms"): "secagg.protocols.pairwise_mask.client:Client._require_subject",
     ("keys", "opening"): "secagg.protocols.pairwise_mask.round0_advertise_keys:accept_advertised_keys",
     ("keys", "certificate"): "secagg.protocols.pairwise_mask.round0_advertise_keys:verify_advertisement",
     ("keys", "certified client"): "secagg.session.certificates:Authority.verify",
@@ -50,7 +50,7 @@ CHECKS = {
     ("survivors", "holder contributed"): "secagg.protocols.pairwise_mask.rounds3_4_unmasking:check_survivors",
     ("survivors", "contributors shared"): "secagg.protocols.pairwise_mask.rounds3_4_unmasking:check_survivors",
     ("survivors", "cohort"): "secagg.protocols.pairwise_mask.rounds3_4_unmasking:check_survivors",
-    ("survivors", "one endorsement"): "secagg.protocols.pairwise_mask.client:Client.receive",
+    ("survivors", "one endorsement"): "secagg.protocols.pairwise_mask.client:Client._answer",
     ("survivors", "certificate"): "secagg.protocols.pairwise_mask.rounds3_4_unmasking:reveal_shares",
     ("survivors", "views"): "secagg.protocols.pairwise_mask.rounds3_4_unmasking:reveal_shares",
     ("hybrid", "X25519 holds"): "",
