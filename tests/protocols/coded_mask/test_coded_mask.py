@@ -38,7 +38,7 @@ from secagg.protocols.coded_mask.field import (
 )
 from secagg.protocols.coded_mask.messages import decode_body, decode_entries, encode_body, encode_entries
 from secagg.protocols.coded_mask.run import run
-from secagg.protocols.coded_mask.server import Server, State
+from secagg.protocols.coded_mask.server import TRANSITIONS, Server, State
 from secagg.session.roles import Released, Subject
 from secagg.simulation.insecure_coins import InsecureSeededCoins
 from secagg.wire import MessageKind
@@ -251,6 +251,16 @@ def test_an_offer_is_about_the_clients_own_subject() -> None:
         replace(configuration, maximum_weight=2).require_subject(subject)
 
 
+def test_an_offer_has_one_encoding() -> None:
+    offer = USUAL.encode()
+    assert Configuration.decode(offer) == USUAL
+    for altered in (offer[:-1], offer + b"\0", offer[:-1] + b"\0", offer.replace(b"a task", b"A task")):
+        try:
+            assert Configuration.decode(altered).encode() == altered
+        except MalformedMessage:
+            continue
+
+
 def refuses(number: int, message: bytes, kind: type[PeerError], sentence: str = "") -> None:
     """Hand the first client what it refuses as the answer to a stage; it leaves, and holds nothing."""
     _, clients = stages(number)
@@ -402,6 +412,21 @@ def test_what_a_server_refuses() -> None:
         server.receive(first, encode_entries(MessageKind.CODED_MASK_PIECES, USUAL, pieces))
     with pytest.raises(PeerMisbehaved, match="is not invited, or has left"):
         server.receive(ClientId(1), encode_entries(MessageKind.CODED_MASK_PIECES, USUAL, pieces))
+
+
+def test_a_sum_is_opened_once_and_its_stages_close_in_order() -> None:
+    server, clients = stages(3)
+    with pytest.raises(Misuse, match="close the last stage first"):
+        server.release()
+    late = answers_of(server, clients)[ids(USUAL)[0]]
+    server, clients = stages(4)
+    assert server.stage is None
+    assert is_exact(USUAL, server.release())
+    with pytest.raises(Misuse, match="releases once"):
+        server.release()
+    with pytest.raises(UnexpectedMessage):
+        server.receive(ids(USUAL)[0], late + b"!")
+    assert [TRANSITIONS[state][1] for state in State] == [*list(State)[1:], State.DONE]
 
 
 def test_a_server_that_ends_forgets_what_clients_sent() -> None:

@@ -14,7 +14,7 @@ from secagg.parameters import SecurityMode, Suite
 from secagg.protocols.one_message.client import Ledger, OneMessageMember
 from secagg.protocols.one_message.configuration import Offer
 from secagg.session.certificates import issue_certificate
-from secagg.session.roles import Subject
+from secagg.session.roles import LateUpdate, Subject
 from tests.harness.one_message_sums import TASK, InsecureSum, SumSetup
 
 FIRST, SECOND = SumSetup().clients[:2]
@@ -27,6 +27,14 @@ def is_refused(sentence: str, *, subject: Subject | None = None, offer: Offer | 
         world.member(FIRST).join(subject or world.setup.subject, late).answer((offer or world.offer()).encode())
     if FIRST in world.stored:
         assert not world.stored_upload(FIRST)
+
+
+def test_an_update_of_another_model_is_refused_before_it_is_made() -> None:
+    world = InsecureSum(SumSetup(maximum_weight=3))
+    late = LateUpdate(lambda: pytest.fail("it is made"), b"o" * 32)
+    with pytest.raises(InvalidParameters, match="another model"):
+        world.member(FIRST).join(world.setup.subject, late).answer(world.offer().encode())
+    assert FIRST not in world.stored
 
 
 def test_codebooks_are_not_summed() -> None:
@@ -110,6 +118,21 @@ def test_floors_may_be_the_least() -> None:
 def admitted(**floors: Any) -> None:
     world = InsecureSum()
     replace(world.floors, **floors).admit(world.offer().agree(), world.clock())
+
+
+JUST_MET: dict[str, Any] = {
+    "least_holders": 5,
+    "assumed_corrupted": 1,
+    "assumed_corrupted_clients": 1,
+    "minimum_cohort": 3,
+    "minimum_modulus_bits": 9,
+    "maximum_length": 9,
+    "maximum_capacity": 16,
+}
+
+
+def test_floors_that_are_just_met_admit_an_offer() -> None:
+    admitted(**JUST_MET)
 
 
 @pytest.mark.parametrize(

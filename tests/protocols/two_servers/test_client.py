@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 from collections.abc import Callable
 from dataclasses import replace
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 import numpy as np
@@ -133,6 +135,15 @@ def test_threads_change_nothing_but_what_hpke_draws() -> None:
         assert bytes(half.public_part) == bytes(other.public_part)
 
 
+def test_two_uploads_of_one_update_share_nothing() -> None:
+    first = share(client_of())
+    second = share(client_of(coins=SETUP.coins_of("client 1, later")))
+    for half, other in zip(first, second, strict=True):
+        assert bytes(half.body) != bytes(other.body)
+        assert half.header.segments[0].nonce != other.header.segments[0].nonce
+        assert not set(half.sealed_seeds) & set(other.sealed_seeds)
+
+
 # --- Before anything is shared ----------------------------------------------------------------------------------------
 
 
@@ -152,6 +163,10 @@ def test_the_floors_come_first() -> None:
     assert error.reason is Reason.BELOW_FLOOR
     error = shares_nothing(InvalidParameters, of={"layout": replace(LAYOUT, version=b"v" * 32)})
     assert error.reason is Reason.BELOW_FLOOR
+
+
+def test_the_time_has_a_zone() -> None:
+    shares_nothing(Misuse, "time zone", now=datetime(2026, 1, 1))  # noqa: DTZ001 -- without a zone
 
 
 def other_values(position: int, value: int) -> Payload:
@@ -176,6 +191,21 @@ def test_an_update_that_does_not_fit_is_zeros_and_nobody_hears_of_it(payload: An
     for half, other in zip(fits, does_not, strict=True):
         assert len(half.encode()) == len(other.encode())
     assert does_not[0].header.weight == 1
+
+
+@pytest.mark.parametrize(("weight", "counts"), [(0, 1), (2, 1), (4, 3), (-1, 1), (3.0, 3), (1 << 40, 3)])
+def test_a_weight_is_the_greatest_of_the_configurations_that_is_not_above(weight: Any, counts: int) -> None:
+    assert share(client_of(), weight=weight)[0].header.weight == counts
+
+
+def test_the_codecs_capacity_covers_a_full_round_of_the_heaviest() -> None:
+    assert ROUND.configuration.maximum_total_weight == 60
+    shares_nothing(InvalidParameters, "capacity is 59", of={"capacity": 59})
+
+
+def test_rounds_count_from_0() -> None:
+    session = InsecureIndexingRound(replace(SETUP, round_number=0))
+    assert session.share(1, weight=3)[0].header.round_number == 0
 
 
 def offer(server: ServerId, **changes: Any) -> bytes:
@@ -240,6 +270,16 @@ def test_an_upload_that_failed_is_spent() -> None:
 # --- Construction -----------------------------------------------------------------------------------------------------
 
 
+def test_a_client_holds_a_certificate_of_its_authority_for_its_own_key() -> None:
+    key, other = SETUP.signing_key_of("client 1"), SETUP.signing_key_of("client 2")
+    with pytest.raises(InvalidParameters, match="another key"):
+        share(client_of(signing_key=other))
+    foreign = issue_certificate(SETUP.signing_key_of("another authority"), ClientId(1), key.public_key)
+    with pytest.raises(AuthenticationFailed) as caught:
+        share(client_of(certificate=foreign))
+    assert caught.value.culprits == {ClientId(1)}
+
+
 def test_floors_are_of_their_own_type() -> None:
     with pytest.raises(Misuse):
         share(client_of(floors=None))
@@ -285,6 +325,13 @@ class Recorded:
         return all(secret.is_wiped for secret in (*self.secrets, *seeds)) and not any(any(b) for b in self.bodies)
 
 
+def test_nothing_secret_is_left_of_an_upload(monkeypatch: pytest.MonkeyPatch) -> None:
+    recorded = Recorded(monkeypatch)
+    share(client_of())
+    assert (len(recorded.secrets), len(recorded.bodies)) == (3, 2)
+    assert recorded.everything_is_wiped()
+
+
 def test_nothing_secret_is_left_of_an_upload_that_failed(monkeypatch: pytest.MonkeyPatch) -> None:
     recorded, bodies = Recorded(monkeypatch), list[bytearray]()
     seal: Callable[..., memoryview] = vars(client_module)["seal_body"]
@@ -300,6 +347,15 @@ def test_nothing_secret_is_left_of_an_upload_that_failed(monkeypatch: pytest.Mon
         share(client_of())
     assert recorded.everything_is_wiped()
     assert not any(any(body) for body in bodies)
+
+
+def test_a_client_is_neither_copied_nor_pickled_nor_shown() -> None:
+    client = client_of().session(SETUP.payload_of(1), task=SETUP.task, round_number=7)
+    for call in (copy.copy, copy.deepcopy, pickle.dumps):
+        with pytest.raises(Misuse):
+            call(client)
+    assert repr(client) == "<Client client/1>"
+    assert "memory" not in repr(share(client_of()))
 
 
 def test_the_update_is_not_changed() -> None:

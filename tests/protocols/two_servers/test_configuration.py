@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 from dataclasses import FrozenInstanceError, fields, replace
 from datetime import UTC, datetime
-from functools import partial
 from typing import Any
 
 import pytest
@@ -15,6 +14,7 @@ from secagg.errors import CapacityExceeded, InvalidParameters, MalformedMessage,
 from secagg.parameters import Suite
 from secagg.privacy.kinds import NoiseKind
 from secagg.protocols.two_servers.configuration import (
+    MAXIMUM_SEGMENTS,
     MAXIMUM_TOTAL_WEIGHT,
     IndexingConfiguration,
     ServerNoise,
@@ -22,7 +22,6 @@ from secagg.protocols.two_servers.configuration import (
 )
 from secagg.protocols.two_servers.lanes.fields import LaneField, RingLanes
 from secagg.protocols.two_servers.point_functions.shape import PointFunctionShape, greatest_depth
-from tests.harness.indexing_rounds import indexing_configuration
 
 LAYOUT = Layout((RingSegment(20, 6), IndexSegment(3, 4), RingSegment(7, 2), IndexSegment(200, 9)), b"v" * 32)
 CHECKED, UNCHECKED = SharingMode
@@ -34,16 +33,20 @@ def noise(
     return ServerNoise(kind=kind, variances=variances, l2_bounds=bounds)
 
 
-configuration = partial(
-    indexing_configuration,
-    suite=Suite.HYBRID,
-    layout=LAYOUT,
-    minimum_cohort=3,
-    maximum_cohort=9,
-    maximum_rejections=2,
-    weights=(1, 5),
-    expiry=1_800_000_000,
-)
+def configuration(**changes: Any) -> IndexingConfiguration:
+    chosen: dict[str, Any] = {
+        "task": b"a task",
+        "suite": Suite.HYBRID,
+        "authority": b"a" * 32,
+        "server_keys": (b"0" * 32, b"1" * 32),
+        "layout": LAYOUT,
+        "minimum_cohort": 3,
+        "maximum_cohort": 9,
+        "maximum_rejections": 2,
+        "weights": (1, 5),
+        "expiry": 1_800_000_000,
+    }
+    return IndexingConfiguration(**(chosen | changes))
 
 
 KINDS = {
@@ -57,6 +60,15 @@ KINDS = {
 
 
 # --- One encoding -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_is_read_back(kind: str) -> None:
+    original = KINDS[kind]
+    again = IndexingConfiguration.decode(original.encode())
+    assert again.encode() == original.encode()
+    for field in fields(IndexingConfiguration):
+        assert getattr(again, field.name) == getattr(original, field.name)
 
 
 def test_the_encoding_is_the_documented_one() -> None:
@@ -100,6 +112,17 @@ def test_a_flipped_bit_is_refused_or_another_configuration(kind: str) -> None:
     assert refused >= 7, "the header at least"
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_cut_or_extended_encoding_is_refused(kind: str) -> None:
+    encoded = KINDS[kind].encode()
+    for length in range(len(encoded)):
+        with pytest.raises(MalformedMessage):
+            IndexingConfiguration.decode(encoded[:length])
+    with pytest.raises(MalformedMessage) as caught:
+        IndexingConfiguration.decode(encoded + b"\0")
+    assert caught.value.reason is Reason.TRAILING_BYTES
+
+
 EXPIRY_AT = -(8 + 1)
 WEIGHTS_AT = EXPIRY_AT - (1 + 4 + 4)
 """Where the number of weights stands, from the end of an encoding with two and without noise."""
@@ -136,12 +159,27 @@ def test_values_out_of_range_do_not_decode(place: int, value: int) -> None:
     assert caught.value.reason is Reason.NOT_CANONICAL
 
 
+@pytest.mark.parametrize(("count", "weights"), [(0, ()), (65, tuple(range(1, 66))), (255, tuple(range(1, 256)))])
+def test_a_number_of_weights_out_of_range_does_not_decode(count: int, weights: tuple[int, ...]) -> None:
+    with pytest.raises(MalformedMessage):
+        IndexingConfiguration.decode(with_weights(count, weights))
+
+
 @pytest.mark.parametrize("weights", [(5, 1), (5, 5), (0, 5), (1, 1 << 31), (1 << 32) - 1])
 def test_weights_that_no_configuration_has_do_not_decode(weights: Any) -> None:
     pair = (1, weights) if isinstance(weights, int) else weights
     with pytest.raises(MalformedMessage) as caught:
         IndexingConfiguration.decode(with_weights(2, pair))
     assert caught.value.reason is Reason.NOT_CANONICAL
+
+
+def test_a_layout_or_task_of_any_declared_length_allocates_nothing() -> None:
+    encoded = KINDS["checked"].encode()
+    for place in (7, 7 + 4 + 6 + 1 + 3 * 32):
+        altered = encoded[:place] + b"\xff" * 4 + encoded[place + 4 :]
+        with pytest.raises(MalformedMessage) as caught:
+            IndexingConfiguration.decode(altered)
+        assert caught.value.reason is Reason.LENGTH_OVER_LIMIT
 
 
 # --- Every field counts -----------------------------------------------------------------------------------------------
@@ -247,6 +285,19 @@ def test_names_of_choices_are_of_their_own_types(name: str) -> None:
             configuration(**changes)
 
 
+SAME: list[dict[str, Any]] = [
+    {"server_keys": (b"0" * 32, b"0" * 32)},
+    {"authority": b"0" * 32},
+    {"authority": b"1" * 32},
+]
+
+
+@pytest.mark.parametrize("changes", SAME)
+def test_no_two_roles_are_in_one_hand(changes: dict[str, Any]) -> None:
+    with pytest.raises(InvalidParameters, match="keys of their own"):
+        configuration(**changes)
+
+
 def test_an_expiry_is_a_time_that_can_be_told() -> None:
     last = configuration(expiry=253402300799)
     assert datetime.fromtimestamp(last.expiry, UTC).year == 9999
@@ -277,6 +328,12 @@ def test_codebooks_and_blocks_beyond_the_kernels_are_refused(segment: IndexSegme
 @pytest.mark.parametrize("segment", [IndexSegment(4096, 1), IndexSegment(2, 1 << 26)])
 def test_the_largest_codebook_and_number_of_blocks_are_accepted(segment: IndexSegment) -> None:
     configuration(layout=Layout((segment,)))
+
+
+def test_the_most_segments_are_accepted_and_no_more() -> None:
+    configuration(layout=Layout((RingSegment(3, 1),) * MAXIMUM_SEGMENTS))
+    with pytest.raises(InvalidParameters, match="1025 segments, and two servers take 1024"):
+        configuration(layout=Layout((RingSegment(3, 1),) * (MAXIMUM_SEGMENTS + 1)))
 
 
 def test_fine_bits_that_nobody_rounds_are_refused() -> None:
