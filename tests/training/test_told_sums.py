@@ -56,11 +56,13 @@ def test_a_client_that_follows_the_messages_has_the_servers_model(
     assert len(kept) == configuration.rounds
 
 
-def test_the_model_moves_as_it_does_without_told_sums(toy_run: Make, toy_pieces: Pieced) -> None:
+@pytest.mark.parametrize("lengths", ["median", "voted", "own"])
+def test_the_model_moves_as_it_does_without_told_sums(toy_run: Make, toy_pieces: Pieced, lengths: str) -> None:
     """But for the rounding to steps."""
     runs = []
     for down in ("model", "sums"):
-        configuration = toy_run(*SUMS, f"compression.down={down}", "server.rate=0.5")
+        chosen = (f"compression.down={down}", f"compression.lengths={lengths}")
+        configuration = toy_run(*SUMS, *chosen, "server.rate=0.5")
         runs.append(Run(configuration, toy_pieces(configuration)))
     plain, told = runs
     assert isinstance(told.operators, WholeUpdates)
@@ -135,6 +137,8 @@ def test_wire_down_is_of_rounds_with_a_real_protocol(tmp_path: Path, toy_run: Ma
 def test_other_schemes_and_optimizers_are_refused(toy_run: Make, toy_pieces: Pieced) -> None:
     with pytest.raises(InvalidParameters, match=r"compression\.down"):
         toy_run("compression.down=sums")
+    with pytest.raises(InvalidParameters, match="sends other codes"):
+        toy_run(*SUMS, "compression.rate=auto")
     configuration = toy_run(*SUMS)
     own = toy_pieces(configuration)
     with pytest.raises(InvalidParameters, match="optimizer"):
