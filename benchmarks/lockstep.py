@@ -148,7 +148,7 @@ class Lockstep:
         found = [
             change.float().cpu().numpy() for change in changes(parameters, start, self._settings.clip, stacked=True)
         ]
-        losses = totals.cpu().tolist()
+        losses: list[float] = totals.cpu().numpy().tolist()
         place = 0
         for work in due:
             for one in work.assignments:

@@ -542,9 +542,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(found["law"])
         return 0
     stop_at = time.time() + options.seconds
+    sets: list[list[str]] = options.set or [[]]
     due = [
         replace(job, only=tuple(options.only), changes=tuple(changes))
-        for changes in (options.set or [[]])
+        for changes in sets
         for job in jobs(options.seeds)
         if (options.tasks is None or job.task in options.tasks) and job.kind in options.kinds
     ]

@@ -54,7 +54,6 @@ from secagg.compression.peak import (
     KnownLengths,
     LevelCode,
     PeakCode,
-    block_size_for,
     length_levels,
     level_noise,
     level_votes,
@@ -64,7 +63,6 @@ from secagg.compression.peak import (
 from secagg.compression.product_quantization import ProductQuantization
 from secagg.compression.public_stream import PublicStream
 from secagg.compression.random_pruning import exact_sparsity
-from secagg.compression.rounded_rotation import RoundedRotation
 from secagg.compression.scalar_quantization import Rounding
 from secagg.compression.sketch import Sketch, sketch_ring
 from secagg.compression.told import HeldModel, Sums
@@ -792,16 +790,3 @@ class WholeUpdates:
         edges = np.cumsum(self._sizes)[:-1].tolist()
         parts = zip(self.shapes.items(), np.split(vector, edges), strict=True)
         return {name: part.reshape(shape) for (name, shape), part in parts}
-
-
-def rounded_factory(*, clip: float, modulus_bits: int, noise_share: float) -> Factory:
-    """Return what makes a clipped, rotated and rounded scheme of each round; see ``RoundedRotation.planned``."""
-
-    def made(*, values: int, cohort: int, seed: bytes, epoch: int) -> RoundedRotation:
-        stream = PublicStream(seed=seed, round_number=epoch, tensor_name=UPDATE, shape=(values,))
-        rotation = JoinedRotation(stream=stream, block_size=block_size_for(values))
-        return RoundedRotation.planned(
-            rotation, clip=clip, modulus_bits=modulus_bits, clients=cohort, noise_share=noise_share
-        )
-
-    return made

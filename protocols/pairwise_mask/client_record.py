@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from secagg.crypto.entropy import Coins
-from secagg.crypto.key_agreement import KEY_BYTES
+from secagg.crypto.public_keys import KEY_BYTES
 from secagg.crypto.secret import Confined, Secret, draw_exactly, overwrite
 from secagg.errors import InternalError, MalformedMessage, Misuse, Reason
 from secagg.identifiers import ClientId

@@ -12,10 +12,10 @@ from dataclasses import dataclass, field, replace
 from itertools import accumulate as running_sum
 
 from secagg.blame import said_by, unverified
-from secagg.crypto.key_agreement import KEY_BYTES
 from secagg.crypto.labels import Label
 from secagg.crypto.merkle import MerkleTree
 from secagg.crypto.prime_field import ELEMENT_BYTES
+from secagg.crypto.public_keys import KEY_BYTES
 from secagg.crypto.secret import Secret
 from secagg.crypto.shamir import check_value
 from secagg.errors import PeerMisbehaved, Reason

@@ -20,9 +20,9 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Annotated, ClassVar, Final, NamedTuple
 
 from secagg.blame import unverified
-from secagg.crypto.key_agreement import KEY_BYTES
 from secagg.crypto.labels import Label
 from secagg.crypto.prime_field import ELEMENT_BYTES
+from secagg.crypto.public_keys import KEY_BYTES
 from secagg.crypto.secret import Confined, Secret
 from secagg.errors import MalformedMessage, PeerError, PeerMisbehaved, Reason, ThresholdNotMet
 from secagg.fields import Message, Placed, fixed, nested, repeated, sized, unsigned

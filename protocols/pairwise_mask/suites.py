@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, cast
 
 from secagg.blame import unverified
 from secagg.crypto.aead import TAG_BYTES, AeadHeader, SealingKey, open_sealed
-from secagg.crypto.key_agreement import KEY_BYTES, X25519KeyPair
+from secagg.crypto.key_agreement import X25519KeyPair
 from secagg.crypto.labels import Label, bind
 from secagg.crypto.prime_field import ELEMENT_BYTES
-from secagg.crypto.public_keys import X25519_BYTES, KeyRole, X25519PublicKey
+from secagg.crypto.public_keys import KEY_BYTES, X25519_BYTES, KeyRole, X25519PublicKey
 from secagg.crypto.secret import Confined, Secret
 from secagg.errors import PeerMisbehaved, Reason
 from secagg.identifiers import AttemptContext, ClientId, Party, SessionContext

@@ -31,10 +31,9 @@ from secagg.errors import (
 )
 from secagg.identifiers import AttemptContext, ClientId, Party, SessionContext
 
-from .key_agreement import KEY_BYTES
 from .key_derivation import expand
 from .labels import Label, bind
-from .public_keys import X25519_BYTES, KeyRole, X25519PublicKey, require_derivable
+from .public_keys import KEY_BYTES, X25519_BYTES, KeyRole, X25519PublicKey, require_derivable
 from .secret import Confined, Secret, require_secret
 
 MLKEM768_BYTES: Final = 1184

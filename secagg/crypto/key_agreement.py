@@ -7,8 +7,6 @@ derives another key.
 
 from __future__ import annotations
 
-from typing import Final
-
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PublicKey as BackendPublicKey
 
@@ -18,17 +16,14 @@ from secagg.identifiers import AttemptContext, ClientId, SessionContext
 
 from .key_derivation import derive, expand
 from .labels import Label
-from .public_keys import X25519_BYTES, KeyRole, X25519PublicKey, require_derivable
+from .public_keys import KEY_BYTES, X25519_BYTES, KeyRole, X25519PublicKey, require_derivable
 from .secret import Confined, Secret
 
-KEY_BYTES: Final = 32
-"""The length of a pairwise seed and of a channel key."""
 _X25519_LABELS = {
     KeyRole.CHANNEL: Label.CHANNEL_X25519_KEY,
     KeyRole.MASK: Label.MASK_X25519_KEY,
     KeyRole.SEALING: Label.SEALING_X25519_KEY,
 }
-
 
 RosterEntry = tuple[ClientId, X25519PublicKey]
 """A client and the public key that the roster of the session gives it."""

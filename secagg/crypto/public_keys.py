@@ -14,6 +14,8 @@ from .secret import Secret, require_secret
 
 ROOT_BYTES: Final = 32
 X25519_BYTES: Final = 32
+KEY_BYTES: Final = 32
+"""The length of a pairwise seed and of a channel key."""
 _FIELD = 2**255 - 19
 _LOW_ORDER = frozenset(
     {

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from .app.legacy import SecAggFitWorkflow as SecAggFitWorkflow
     from .app.server_grid import SecAggGrid as SecAggGrid
     from .app.site_statistics import SiteStatistics as SiteStatistics
-    from .app.site_statistics import ask as ask
+    from .app.site_statistics import ask as ask  # pyright: ignore[reportUnknownVariableType] -- of Flower's types
 else:
     __getattr__, __dir__, __all__ = needing(
         "flwr",

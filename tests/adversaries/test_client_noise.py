@@ -35,6 +35,7 @@ from secagg.parameters import SecurityMode
 from secagg.privacy.client_noise import ClientNoise, NoiseSettings, noise_in
 from secagg.privacy.kinds import NoiseKind
 from secagg.privacy.sensitivity import Adjacency
+from secagg.protocols.one_message.client import Ledger
 from secagg.protocols.one_message.parameters import ThresholdRule
 from secagg.protocols.one_message.plan import OneMessageSettings
 from secagg.protocols.pairwise_mask import PairwiseSettings
@@ -198,7 +199,8 @@ def test_bounds_of_values_do_not_go_with_noise() -> None:
         ran("one message", settings=replace(usual, bounds=((0, 10),)))
 
 
-def test_a_repeated_offer_gets_the_same_noise_and_not_another() -> None:
+def test_a_repeated_offer_gets_the_same_noise_and_not_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("secagg.protocols.one_message.simulation._Ledger", Ledger)
     protocol, settings = SETTINGS["one message"]
     with closing(find(protocol).simulate(settings, coins=SystemCoins(), clock=lambda: datetime.now(UTC))) as world:
         session = world.open(SUBJECT, frozenset(CLIENTS))

@@ -45,6 +45,7 @@ from secagg.parameters import SecurityMode
 from secagg.privacy.budget import PrivacyBudget
 from secagg.privacy.client_noise import ClientNoise, NoiseSettings, noise_in
 from secagg.privacy.sensitivity import Adjacency
+from secagg.protocols.one_message.client import Ledger
 from secagg.protocols.one_message.parameters import ThresholdRule
 from secagg.protocols.one_message.plan import OneMessageSettings
 from secagg.protocols.pairwise_mask import PairwiseSettings
@@ -207,7 +208,10 @@ def test_a_session_that_the_budget_does_not_pay_for_is_refused_at_its_offer(
 
 
 @EACH
-def test_asking_again_costs_nothing_and_gets_nothing_new(name: str, ledger: Callable[[], PrivacyLedger]) -> None:
+def test_asking_again_costs_nothing_and_gets_nothing_new(
+    name: str, ledger: Callable[[], PrivacyLedger], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("secagg.protocols.one_message.simulation._Ledger", Ledger)
     with world_of(name) as world:
         session, clients, message = brought_to_the_upload(world, SUBJECT)
         first = clients[CLIENT].answer(message)

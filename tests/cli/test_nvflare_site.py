@@ -87,8 +87,8 @@ def test_a_closed_site_lists_classes_and_scripts_and_gives_nobody_the_right_to_b
 
 
 def test_filters_that_an_operator_has_stay_and_come_first(kit: Path) -> None:
-    noise = {"name": "AddNoiseToMinMax", "args": {}}
-    scopes = [{"name": name, "task_result_filters": [noise]} for name in ("public", "private")]
+    noise: dict[str, Any] = {"name": "AddNoiseToMinMax", "args": {}}
+    scopes: list[dict[str, Any]] = [{"name": name, "task_result_filters": [noise]} for name in ("public", "private")]
     (kit / "local" / "privacy.json").write_text(json.dumps({"scopes": scopes, "default_scope": "public"}))
     for _ in range(2):
         assert forced(kit, "--write") == 0

@@ -21,7 +21,7 @@ from secagg.compression.model_update.public_parameters import (
     _Tag as Tag,  # pyright: ignore[reportPrivateUsage]
 )
 from secagg.compression.outside import OutsideScheme
-from secagg.compression.peak import MOST_SUMMED_PLACES, PeakCode
+from secagg.compression.peak import MOST_SUMMED_PLACES, LevelCode, PeakCode
 from secagg.compression.product_quantization import Codebook, ProductQuantization
 from secagg.compression.public_stream import PublicStream
 from secagg.compression.random_pruning import RandomPruning
@@ -69,6 +69,7 @@ SCHEMES: dict[Tag, Callable[[], Scheme]] = {
     Tag.RANDOM_PRUNING: lambda: RandomPruning(stream=place(), sparsity=Fraction(1, 4), inner=fixed(3 * VALUES // 4)),
     Tag.ROTATION: lambda: RandomRotation(stream=place(), block_size=1 << 16, inner=fixed(VALUES)),
     Tag.COUNT_SKETCH: lambda: CountSketch(length=VALUES, rows=2, columns=VALUES // 2, seed=SEED, inner=fixed(VALUES)),
+    Tag.LEVELS: lambda: LevelCode(rotation=turned(), levels=4),
     Tag.PEAK: lambda: PeakCode(rotation=turned(), places=16),
     Tag.SKETCH: lambda: Sketch(rotation=turned(), kept=VALUES // 2, bits=1, modulus_bits=5),
     Tag.OUTSIDE: from_outside,

@@ -35,7 +35,8 @@ ALL = range(NODES + 3)
 
 def add(federation: Federation, number: int) -> None:
     """Start a SuperNode, which is perhaps going to be killed."""
-    federation.add(number, **{"kill-at": KILLED.get(number, "never")})
+    changes: dict[str, Any] = {"kill-at": KILLED.get(number, "never")}
+    federation.add(number, **changes)
 
 
 def replace_the_dead(federation: Federation, is_over: threading.Event) -> None:

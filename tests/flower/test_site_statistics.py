@@ -103,7 +103,11 @@ def sites(**changed: Any) -> list[Site]:
 
 
 def app(plugin: Any, site: Site, folder: Path, **floors: Any) -> Callable[..., Any]:
-    made: Callable[..., Any] = plugin.SiteStatistics(lambda _: site, identity=str(folder / "keys"), **floors)
+    def of_node(context: object) -> Site:
+        del context
+        return site
+
+    made: Callable[..., Any] = plugin.SiteStatistics(of_node, identity=str(folder / "keys"), **floors)
     return made
 
 

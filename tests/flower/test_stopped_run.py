@@ -21,7 +21,7 @@ def test_a_stopped_run_leaves_no_process_and_nothing_that_its_keys_open(
     federation, hold = Federation(workplace, "stopped"), workplace.folder / "hold"
     federation.register(range(NODES))
     for number in range(NODES):
-        held = {"hold-at": "OFFER", "hold-until": str(hold)} if number == 0 else {}
+        held: dict[str, Any] = {"hold-at": "OFFER", "hold-until": str(hold)} if number == 0 else {}
         federation.add(number, **held)
     run = federation.begin(app_folder("federated"), nodes=NODES)
     states = workplace.folder / "states"

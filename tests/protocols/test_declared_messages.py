@@ -84,6 +84,10 @@ class Case:
             yield bytes(altered)
 
 
+_ROOMS: Final = ("secagg.protocols.", "secagg.session.")
+"""What declares messages of protocols; the transport and the command line test their own."""
+
+
 def declared() -> dict[str, type[Placed]]:
     """Return every kind of message that the library declares."""
     for module in walk_packages(secagg.protocols.__path__, "secagg.protocols."):
@@ -92,7 +96,7 @@ def declared() -> dict[str, type[Placed]]:
     left, found = [Placed], dict[str, type[Placed]]()
     while left:
         left += (kind := left.pop()).__subclasses__()
-        if hasattr(kind, "kind"):
+        if hasattr(kind, "kind") and kind.__module__.startswith(_ROOMS):
             found[name_of(kind)] = kind
     return found
 

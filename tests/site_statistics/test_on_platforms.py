@@ -47,7 +47,8 @@ def charges(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Charges:
 
 def offered(plan: Plan, **settings: Any) -> RoundTask:
     """Return the task of a server that does not keep to the declaration's floor."""
-    rounds = Rounds(SecAggSettings(**{"weighting": "uniform", **settings}))
+    given: dict[str, Any] = {"weighting": "uniform", **settings}
+    rounds = Rounds(SecAggSettings(**given))
     return rounds.asked(plan.update, plan.asked, clients=len(CLIENTS), task=RUN, number=1)
 
 

@@ -59,7 +59,7 @@ def test_a_client_that_follows_the_messages_has_the_servers_model(
 @pytest.mark.parametrize("lengths", ["median", "voted", "own"])
 def test_the_model_moves_as_it_does_without_told_sums(toy_run: Make, toy_pieces: Pieced, lengths: str) -> None:
     """But for the rounding to steps."""
-    runs = []
+    runs = list[Run]()
     for down in ("model", "sums"):
         chosen = (f"compression.down={down}", f"compression.lengths={lengths}")
         configuration = toy_run(*SUMS, *chosen, "server.rate=0.5")
@@ -142,7 +142,8 @@ def test_other_schemes_and_optimizers_are_refused(toy_run: Make, toy_pieces: Pie
     configuration = toy_run(*SUMS)
     own = toy_pieces(configuration)
     with pytest.raises(InvalidParameters, match="optimizer"):
-        Run(configuration, Pieces(**{**_fields(own), "optimizer": lambda: ServerOptimizer(configuration.server)}))
+        given: dict[str, Any] = _fields(own) | {"optimizer": lambda: ServerOptimizer(configuration.server)}
+        Run(configuration, Pieces(**given))
 
 
 def test_momentum_moves_whole_updates_within_a_rate_and_no_told_sum(toy_run: Make, toy_pieces: Pieced) -> None:

@@ -16,13 +16,17 @@ import numpy.typing as npt
 import torch
 
 from secagg.compression.byte_accounting import Accounting, upload_bytes
+from secagg.compression.joined_rotation import JoinedRotation
 from secagg.compression.model_update import ModelUpdate
 from secagg.compression.outside import Factory
+from secagg.compression.peak import block_size_for
+from secagg.compression.public_stream import PublicStream
+from secagg.compression.rounded_rotation import RoundedRotation
 from secagg.contract import Aggregate, Payload
 from secagg.errors import InvalidParameters, PeerError, ThresholdNotMet
 from secagg.session.run import StageFigures
 from secagg.simulation.insecure_coins import InsecureSeededCoins
-from secagg.training.codec import PLAIN_BITS, Operators, RoundCodec, WholeUpdates, rounded_factory
+from secagg.training.codec import PLAIN_BITS, UPDATE, Operators, RoundCodec, WholeUpdates
 from secagg.training.models import initial_parameters
 from secagg.training.records import Accuracy, Checkpoint, RoundRecord
 from secagg.training.settings.configuration import (
@@ -648,11 +652,19 @@ def _operators(configuration: Configuration, parameters: Parameters) -> Operator
 
 
 def _rounded(configuration: Configuration) -> Factory:
-    return rounded_factory(
-        clip=configuration.local.clip or 0.0,
-        modulus_bits=configuration.compression.modulus_bits,
-        noise_share=configuration.privacy.noise_share,
-    )
+    """Return what makes a clipped, rotated and rounded scheme of each round; see ``RoundedRotation.planned``."""
+
+    def made(*, values: int, cohort: int, seed: bytes, epoch: int) -> RoundedRotation:
+        stream = PublicStream(seed=seed, round_number=epoch, tensor_name=UPDATE, shape=(values,))
+        return RoundedRotation.planned(
+            JoinedRotation(stream=stream, block_size=block_size_for(values)),
+            clip=configuration.local.clip or 0.0,
+            modulus_bits=configuration.compression.modulus_bits,
+            clients=cohort,
+            noise_share=configuration.privacy.noise_share,
+        )
+
+    return made
 
 
 def falling_rate(share: float, number: int, rounds: int) -> float:

@@ -74,7 +74,8 @@ class Pair:
         except PeerError:
             return None
         tcb: Any = claims.tcb
-        statuses = [tcb.platform.value, tcb.quoting_enclave.value, *([tcb.module.value] if tcb.module else [])]
+        parts = [tcb.platform, tcb.quoting_enclave, *([tcb.module] if tcb.module else [])]
+        statuses: list[str] = [part.value for part in parts]
         if "Revoked" in statuses:
             return None  # A policy refuses it here, and the verifier there.
         platform = WITH_OLD_MODULE.get(statuses[0], statuses[0]) if statuses[2:] == ["OutOfDate"] else statuses[0]
