@@ -141,8 +141,8 @@ def test_other_schemes_and_optimizers_are_refused(toy_run: Make, toy_pieces: Pie
         toy_run(*SUMS, "compression.rate=auto")
     configuration = toy_run(*SUMS)
     own = toy_pieces(configuration)
+    given: dict[str, Any] = _fields(own) | {"optimizer": lambda: ServerOptimizer(configuration.server)}
     with pytest.raises(InvalidParameters, match="optimizer"):
-        given: dict[str, Any] = _fields(own) | {"optimizer": lambda: ServerOptimizer(configuration.server)}
         Run(configuration, Pieces(**given))
 
 
