@@ -35,7 +35,7 @@ BUDGETS = {
     "secagg/short": 930,
     "secagg/site_statistics": 1_090,
     "secagg/scale": 1_220,
-    "training": 7_010,
+    "training": 7_020,
     "secagg/platforms": 3_260,
     "secagg/flower": 970,
     "secagg/transport": 2_670,

@@ -19,6 +19,8 @@ from secagg.crypto.entropy import Coins
 from secagg.crypto.labels import Label
 from secagg.crypto.secret import Confined, Secret
 from secagg.errors import (
+    NOBODY,
+    CapacityExceeded,
     InternalError,
     InvalidParameters,
     Misuse,
@@ -263,11 +265,11 @@ class Client(Confined):
         """Return the answer to a message of the server.
 
         Raises:
-            UnexpectedMessage: it is not expected now; nothing has changed.
+            UnexpectedMessage: it is not expected now, or was answered with the upload, which is handed out once;
+                nothing has changed.
             MalformedMessage: its header does not read; nothing has changed. If the rest does not read, as below.
-            InvalidParameters: an offer goes below this client's floors, or is about something else; nothing was drawn,
-                and nothing has changed.
-            Misuse: the message was answered with the upload, which is handed out once; nothing has changed.
+            InvalidParameters, CapacityExceeded: an offer goes below this client's floors, is about something else, or
+                has no room for the noise; nothing was drawn, and nothing has changed. Later, as below.
             PeerError, ThresholdNotMet: the session is over for this client, and its secrets are overwritten.
         Security: deliver the same bytes as often as you like. Different bytes of a kind that was answered are an attack
             and end the session. The answer to ``DELIVERED_SHARES`` is the upload: from the moment that it is
@@ -279,9 +281,7 @@ class Client(Confined):
 
     def _answer(self, message: bytes) -> bytes:
         kind = message_kind(message)
-        if self._process != os.getpid():
-            self._abort()
-            raise Misuse("this client was forked into another process; start a session of its own there")
+        self._require_own_process()
         digest = hashlib.sha256(message).digest()
         if kind in self._answered:
             return self._answer_again(kind, digest)
@@ -293,7 +293,8 @@ class Client(Confined):
             state = advance(CLIENT_TRANSITIONS, self._state, kind, chosen)
         except BaseException as error:
             # An offer that is refused has drawn no secret, so another one may come.
-            refused = isinstance(error, InvalidParameters | Misuse) and kind is MessageKind.SESSION_OFFER
+            refusals = InvalidParameters | CapacityExceeded | Misuse
+            refused = isinstance(error, refusals) and kind is MessageKind.SESSION_OFFER
             if not refused:
                 self._abort()
             raise
@@ -318,7 +319,12 @@ class Client(Confined):
                 culprits={ServerId()},
             )
         if not reply:
-            raise Misuse("the upload was handed over before, and nothing keeps it", reason=Reason.ALREADY_SPENT)
+            raise UnexpectedMessage(
+                expected="a later message, because the upload was handed over before and nothing keeps it",
+                received=kind.name,
+                reason=Reason.ALREADY_SPENT,
+                culprits=NOBODY,
+            )
         return reply
 
     def abort(self) -> None:
@@ -428,9 +434,10 @@ class Client(Confined):
         """Return the record that ``PairwiseMember.join`` resumes, and answer no more; None if nothing is left to do.
 
         Raises:
-            Misuse: the client has no latch.
+            Misuse: the client has no latch, or was forked into this process.
         """
         with self._lock:
+            self._require_own_process()
             record = None
             if self._step is not None:
                 if self._recording is None:
@@ -451,6 +458,7 @@ class Client(Confined):
             InvalidParameters: the session goes below floors that were raised meanwhile, or is about something else.
         """
         with self._lock:
+            self._require_own_process()
             recording = self._recording
             if recording is None or self._state is not ClientState.AWAITING_OFFER:
                 raise Misuse("a suspended state is resumed by a client with the latch that numbered it, and no session")
@@ -461,6 +469,13 @@ class Client(Confined):
                 self._abort()
                 raise
             self._state = state
+
+    def _require_own_process(self) -> None:
+        """Overwrite a copy that a fork has made; the session, and its number in the latch, are the parent's."""
+        if self._process != os.getpid():
+            self._recording = None
+            self._abort()
+            raise Misuse("this client was forked into another process; start a session of its own there")
 
     def _admit(self, configuration: SessionConfiguration) -> None:
         """Compare a session that is resumed with what this client insists on now."""

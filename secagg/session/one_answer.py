@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING
 
 from secagg.crypto.secret import Confined, Secret
-from secagg.errors import Misuse, PeerError, Reason
+from secagg.errors import NOBODY, Misuse, PeerError, Reason, UnexpectedMessage
 from secagg.identifiers import ClientId
 
 if TYPE_CHECKING:
@@ -37,10 +37,18 @@ class OneStageClientSession(Confined, ABC):
         """Return the upload, once; nothing keeps it.
 
         Raises:
-            Misuse: it was handed over, the client left, or there is no update.
+            UnexpectedMessage: it was handed over, or the client left; nothing has changed.
+            Misuse: there is no update.
         """
-        if self._is_done or self._update is None:
-            raise Misuse("the upload was handed over, or there is no update to upload", reason=Reason.ALREADY_SPENT)
+        if self._is_done:
+            raise UnexpectedMessage(
+                expected="nothing, because the upload was handed over, and nothing keeps it, or the client left",
+                received="a message",
+                reason=Reason.ALREADY_SPENT,
+                culprits=NOBODY,
+            )
+        if self._update is None:
+            raise Misuse("there is no update to upload; join with one", reason=Reason.ALREADY_SPENT)
         upload = self._upload(message, self._update)
         self._is_done = True
         return upload

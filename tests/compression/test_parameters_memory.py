@@ -103,7 +103,7 @@ def test_a_short_message_allocates_nothing_by_the_numbers_in_it(tag: Tag) -> Non
     def read() -> None:
         update = decode_parameters(message, outside={"x:Y": outside})
         assert update.capacity > 0
-        assert len(update.tables) == (1 if tag in {Tag.PEAK, Tag.PRODUCT_QUANTIZATION} else 0)
+        assert len(update.tables) == (1 if tag in {Tag.LEVELS, Tag.PEAK, Tag.PRODUCT_QUANTIZATION} else 0)
         # The client's own model is small: that is found before anything is made for the large one.
         with pytest.raises(Misuse, match="expected an array"):
             update.encode({"w": np.zeros((2, 2), np.float32)}, InsecureSeededCoins(b"coins"))

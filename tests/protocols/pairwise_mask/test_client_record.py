@@ -157,7 +157,7 @@ def test_an_upload_is_not_kept_to_be_given_again(mode: SecurityMode) -> None:
     asked = session.client_ids[0]
     delivered = next(outgoing.message for outgoing in session.pending if outgoing.receiver == asked)
     session.step()
-    with pytest.raises(Misuse, match="handed over before"):
+    with pytest.raises(UnexpectedMessage, match="handed over before"):
         session.clients[asked].answer(delivered)
 
 

@@ -210,7 +210,7 @@ def test_a_client_answers_what_is_due_and_nothing_else(mode: SecurityMode, state
         message = of_kind(kind, known)
         answered = [up for down, up in steps if message_kind(down) is kind]
         if answered and kind is MessageKind.DELIVERED_SHARES:
-            with pytest.raises(Misuse, match="handed over before"):
+            with pytest.raises(UnexpectedMessage, match="handed over before"):
                 client.answer(message)
         elif answered:
             assert [client.answer(message)] == answered
@@ -474,6 +474,12 @@ def test_a_forked_client_refuses_and_holds_nothing(monkeypatch: pytest.MonkeyPat
                 client.answer(down)
         assert client.state is ClientState.ABORTED
         assert left_over(held) == []
+        twin, _ = client_in(SecurityMode.ACTIVE, state)
+        with monkeypatch.context() as forked:
+            forked.setattr(os, "getpid", lambda: -1)
+            with pytest.raises(Misuse, match="forked"):
+                twin.suspend()
+        assert twin.state is ClientState.ABORTED
 
 
 # --- The server -------------------------------------------------------------------------------------------------------
