@@ -339,8 +339,9 @@ class Client(Confined):
             case MessageKind.SESSION_OFFER, None:
                 configuration = SessionConfiguration.decode(message)
                 self._require_subject(configuration)
+                noise = self._noise_of(configuration)
                 if member.privacy is not None:
-                    member.privacy.require_room(self._noise_of(configuration))
+                    member.privacy.require_room(noise)
                 advertised, advertisement = advertise_keys(member, configuration, self._coins)
                 self._step, self._configuration = advertised, configuration
                 return advertisement.encode(), None

@@ -223,7 +223,7 @@ def test_an_upload_is_handed_out_once(mode: SecurityMode) -> None:
     delivered = next(outgoing.message for outgoing in session.pending if outgoing.receiver == asked)
     client = session.clients[asked]
     assert client.answer(delivered)
-    with pytest.raises(Misuse) as again:
+    with pytest.raises(UnexpectedMessage) as again:
         client.answer(delivered)
     assert again.value.reason is Reason.ALREADY_SPENT
     with pytest.raises(PeerMisbehaved) as caught:

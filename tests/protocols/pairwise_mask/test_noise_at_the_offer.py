@@ -1,0 +1,30 @@
+"""An offer whose ring or weights leave no room for the client's noise is refused before anything is drawn."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from fractions import Fraction
+
+import pytest
+
+from secagg.contract import Layout, RingSegment
+from secagg.errors import CapacityExceeded, InvalidParameters
+from secagg.parameters import SecurityMode
+from secagg.privacy.client_noise import NoiseSettings
+from secagg.protocols.pairwise_mask.client import ClientState
+from tests.harness.pairwise_sessions import InsecurePairwiseSession, SessionSetup
+
+
+@pytest.mark.parametrize("change", [{"maximum_population": 1000}, {"maximum_weight": 3}])
+def test_an_offer_without_room_for_noise_is_refused_and_the_next_one_taken(change: dict[str, int]) -> None:
+    setup = SessionSetup(mode=SecurityMode.SEMI_HONEST, layout=Layout((RingSegment(16, 6),)), population=8)
+    session = InsecurePairwiseSession(setup)
+    member = session.member(session.client_ids[0], floors=replace(setup.floors, maximum_population=100_000))
+    member.noise = NoiseSettings(noise_multiplier=Fraction(1), l2_bounds=(100,))
+    terms = member.noise.bound_to(setup.subject.terms_digest, 1)
+    good = replace(session.server.configuration, application_digest=terms)
+    client = member.join(replace(setup.subject, capacity=1 << 14), session.update_of(session.client_ids[0]))
+    with pytest.raises((CapacityExceeded, InvalidParameters)):
+        client.answer(replace(good, **change).encode())
+    assert client.state is ClientState.AWAITING_OFFER
+    assert client.answer(good.encode())
