@@ -45,9 +45,15 @@ def lines(read: list[dict[str, Any]]) -> Iterator[str]:
         yield f"| {attack} | " + " | ".join(f"**{v}**" if v == "succeeded" else v for v in verdicts) + " |"
     for attack, what in ATTACKS.items():
         yield from ("", f"## {attack.capitalize()}", "", what, "")
-        for head, one in zip(heads, read, strict=True):
+        found = dict[tuple[str, str], list[str]]()
+        for one in read:
             verdict, why = one["attacks"][attack]["verdict"], one["attacks"][attack]["why"]
-            yield f"- {head}: {verdict}. {why[0].upper()}{why[1:].rstrip('.')}."
+            mode = one["what"].partition(" (")[0].rpartition(", ")[2]
+            found.setdefault((one["package"], f"{verdict}. {why[0].upper()}{why[1:].rstrip('.')}."), []).append(mode)
+        for (package, said), modes in found.items():
+            # A library whose modes have different results has a line for each.
+            several = sum(name == package for name, _ in found) > 1
+            yield f"- {package}{f', {modes[0]}' if several else ''}: {said}"
 
 
 if __name__ == "__main__":

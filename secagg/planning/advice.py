@@ -250,6 +250,10 @@ def _cohort(request: PlanRequest, comparison: Comparison) -> Iterator[str]:
                 f"Warning: nu = {noise:.2f} of the {scheme} is above {MOST_CODE_NOISE:g}, so accuracy suffers; raise "
                 "--cohort-bits above 1, or take more clients."
             )
+    yield (
+        "What that noise costs in accuracy is not in nu but in its harm, how much it raises the loss of the task: "
+        "compression.rate=auto of secagg train measures it."
+    )
     checked = [o for o in comparison.options if o.costs.is_checked and o.costs.reveals_counts]
     peak, product = (next((o for o in checked if o.scheme is scheme), None) for scheme in (Scheme.PEAK, Scheme.PRODUCT))
     if peak is not None and product is not None:

@@ -91,6 +91,7 @@ def test_advice_follows_the_table_in_plain_sentences(capsys: pytest.CaptureFixtu
     assert re.search(
         r"The peak code, 1 of 645, has noise of nu = 0\.58 of one client's energy: enclave [\d,]+ bytes up", text
     )
+    assert "not in nu but in its harm" in text
     assert "Warning" not in text
     assert "small sessions were run on this machine, in " in text
 

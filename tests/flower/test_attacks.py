@@ -1,6 +1,6 @@
 """Attacks that succeed on Flower's own SecAgg+, tried on this plug-in in a real simulation: each fails, and says why.
 
-The numbers are those of the list in README.md of the plug-in.
+The numbers are those of the list in docs/history/plug-ins.md.
 """
 
 from __future__ import annotations
