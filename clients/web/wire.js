@@ -161,7 +161,7 @@ export const header = (kind) => concat(utf8(MAGIC), [FORMAT], integer(kind, 2));
 
 /** First and last kinds of messages; no number between or beyond is one. */
 const KINDS = [
-  [1, 4], [16, 29], [32, 51], [64, 75], [78, 78], [80, 80], [84, 84], [86, 93], [100, 115], [120, 127],
+  [1, 6], [16, 29], [32, 51], [64, 75], [78, 78], [80, 80], [84, 84], [86, 93], [100, 115], [120, 127],
   [130, 131], [144, 144], [146, 146],
 ];
 

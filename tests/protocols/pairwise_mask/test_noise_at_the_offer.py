@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from fractions import Fraction
+from typing import Any
 
 import pytest
 
@@ -16,7 +17,7 @@ from tests.harness.pairwise_sessions import InsecurePairwiseSession, SessionSetu
 
 
 @pytest.mark.parametrize("change", [{"maximum_population": 1000}, {"maximum_weight": 3}])
-def test_an_offer_without_room_for_noise_is_refused_and_the_next_one_taken(change: dict[str, int]) -> None:
+def test_an_offer_without_room_for_noise_is_refused_and_the_next_one_taken(change: dict[str, Any]) -> None:
     setup = SessionSetup(mode=SecurityMode.SEMI_HONEST, layout=Layout((RingSegment(16, 6),)), population=8)
     session = InsecurePairwiseSession(setup)
     member = session.member(session.client_ids[0], floors=replace(setup.floors, maximum_population=100_000))
