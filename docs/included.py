@@ -42,7 +42,6 @@ _NAMED: Final = {
     "examples/flower_quickstart/README.md": "guides/flower-quickstart.md",
     "examples/flower_migrate.md": "guides/flower-migrate.md",
     "benchmarks/README.md": "study/benchmarks.md",
-    "benchmarks/results/processors.md": "study/processors.md",
     "proofs/README.md": "trust/proofs.md",
     "proofs/BELIEVE.md": "trust/believe.md",
     "proofs/SOUNDNESS.md": "trust/soundness.md",
