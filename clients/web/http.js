@@ -63,16 +63,18 @@ export const NEAR = ["localhost", "127.0.0.1", "[::1]"];
  * @returns {Promise<Outcome>}
  */
 export async function contribute(url, values, options = {}) {
+  // What is spent is what is sent, though the caller goes on training.
+  const given = Float64Array.from(values);
   const { task = "sum", ledger = new RoundLedger(), identity, onCard = () => {} } = options;
   const server = new Server(url, options);
   // Without a key a client is this browser; one with a key never sends one update twice.
   const name = `${identity ? hex(identity.key.public) : ""}:${task}`;
-  const update = identity ? hex(await hash("spent-values", bytesOf(values))) : "";
+  const update = identity ? hex(await hash("spent-values", new Uint8Array(given.buffer))) : "";
   let card = await server.card(options.after ?? "");
   /** @type {bigint | null} */
   let id = null;
   for (;;) {
-    requireWanted(card, values, options);
+    requireWanted(card, given, options);
     await ledger.requireOpen(name, { round: card.round, update });
     id = await server.join(card, options);
     onCard(card, id === null);
@@ -82,9 +84,9 @@ export async function contribute(url, values, options = {}) {
   }
   /** @type {{clamped: number}} */
   const counted = { clamped: 0 };
-  const make = async (epoch = 0n) => {
+  const make = async (/** @type {bigint | undefined} */ epoch) => {
     await ledger.charge(name, { round: card.round, update, epoch });
-    const { codes, clamped } = encode(values, card.terms);
+    const { codes, clamped } = encode(given, card.terms);
     counted.clamped = clamped;
     return codes;
   };
@@ -114,9 +116,6 @@ function requireWanted(card, values, { task = "sum", protocols = PROTOCOLS, iden
   );
   requireFit(values, card.terms);
 }
-
-/** Values in one form, for a digest. @param {ArrayLike<number>} values */
-const bytesOf = (values) => new Uint8Array(Float64Array.from(values).buffer);
 
 // --- The client of each protocol -------------------------------------------------------------
 

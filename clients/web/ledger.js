@@ -32,13 +32,15 @@ export class RoundLedger {
    * Spend a round, durably; refuse one that was answered, an update that was sent, or an old epoch.
    * @param {string} name of a client and its task @param {Wanted & {epoch?: bigint}} wanted
    */
-  async charge(name, { round, update = "", epoch = 0n }) {
+  async charge(name, { round, update = "", epoch }) {
     await this.store(name, (spent) => {
       requireUnspent(spent, { round, update });
       const { epoch: newest, updates } = spent;
-      must(epoch >= BigInt(newest), "wrong_session", `epoch ${epoch} of the holders is an old one`);
+      // A protocol without epochs leaves them as they are.
+      const own = epoch ?? BigInt(newest);
+      must(own >= BigInt(newest), "wrong_session", `epoch ${own} of the holders is an old one`);
       const sent = update ? [...updates, update] : updates;
-      return { next: String(round + 1n), epoch: String(epoch), updates: sent };
+      return { next: String(round + 1n), epoch: String(own), updates: sent };
     });
   }
 }

@@ -281,6 +281,7 @@ export class PairwiseClient {
     /** @type {number} */
     this.expected = KIND.offer;
     this.hasLeft = false;
+    this.ends = 0;
     /** By kind, the message that was answered and the answer. @type {Map<number, {message: string, answer: Uint8Array}>} */
     this.answered = new Map();
   }
@@ -300,16 +301,19 @@ export class PairwiseClient {
     }
     must(kind === this.expected, "wrong_kind", `a message of kind ${kind} is not expected now`);
     this.expected = OVER;
+    const { ends } = this;
     try {
       const answer = await this.#step(kind, message);
-      if (this.hasLeft) throw left();
+      // Another message may have ended the session meanwhile.
+      if (this.hasLeft || ends !== this.ends) throw left();
       this.expected = this.#following(kind);
       this.answered.set(kind, { message: digest, answer });
       return answer;
     } catch (error) {
+      const isOver = this.hasLeft || ends !== this.ends;
       this.#end();
       // Whatever failed because secrets were gone, the client has left.
-      if (this.hasLeft) throw left();
+      if (isOver) throw left();
       const isBelow = error instanceof Refused && OFFER_IS_REFUSED.includes(error.reason);
       if (kind === KIND.offer && isBelow) this.expected = KIND.offer;
       throw error;
@@ -318,6 +322,7 @@ export class PairwiseClient {
 
   /** Answer nothing any more. */
   #end() {
+    this.ends += 1;
     this.#clear();
     this.answered.clear();
     this.expected = OVER;

@@ -13,7 +13,9 @@ import { must } from "./wire.js";
 export function floorsOf(usual, own) {
   const floors = { ...usual, ...own };
   for (const [name, value] of Object.entries(floors)) {
-    const isFloor = Array.isArray(value) || (Number.isSafeInteger(value) && value >= 0);
+    const isFloor = Array.isArray(usual[/** @type {keyof T} */ (name)])
+      ? Array.isArray(value)
+      : Number.isSafeInteger(value) && value >= 0;
     must(isFloor, "parameter_out_of_range", `${name} is no floor: ${value}`);
   }
   must(floors.minimumCohort >= 2, "parameter_out_of_range", "a sum of one is that client's input");

@@ -122,6 +122,8 @@ test("rounds follow each other, each once, and no update goes into two sums", as
   await ledger.charge("b", { round: 1n, update: "u", epoch: 5n });
   await assert.rejects(ledger.charge("b", { round: 2n, update: "u", epoch: 5n }), { reason: "already_spent" });
   await assert.rejects(ledger.charge("b", { round: 2n, update: "v", epoch: 4n }), { reason: "wrong_session" });
+  await ledger.charge("b", { round: 2n, update: "v" });
+  await assert.rejects(ledger.charge("b", { round: 3n, epoch: 4n }), { reason: "wrong_session" });
 });
 
 test("a visitor without a seat waits for a session that has one", async () => {
@@ -192,9 +194,33 @@ test("a weight that does not fit is refused before anything is drawn", async () 
 });
 
 test("a floor that is not a number is refused", () => {
-  for (const floors of [{ privacyBits: undefined }, { assumedCorrupted: NaN }, { minimumCohort: 1 }]) {
+  for (const floors of [{ privacyBits: undefined }, { assumedCorrupted: NaN }, { assumedCorrupted: [NaN] }, { minimumCohort: 1 }]) {
     assert.throws(() => new PairwiseClient({ id: 1n, input: () => [], floors }), Refused);
   }
+});
+
+test("a client that is ended while it answers answers nothing", async () => {
+  const [role, coins] = Object.entries(full.coins).find(([name]) => name !== "server") ?? [];
+  const bytes = unhex(coins);
+  let used = 0;
+  let others = async () => {};
+  const messages = full.operations.filter((step) => step.role === role).map((step) => unhex(full.messages[step.message]));
+  const client = new PairwiseClient({
+    id: BigInt(role.split("/")[1]), floors: { modes: ["semi_honest"], minimumCohort: 2, minimumModulusBits: 1 },
+    coins: (count) => bytes.slice(used, (used += count)),
+    input: async () => {
+      await others();
+      return [];
+    },
+  });
+  await client.answer(messages[0]);
+  await client.answer(messages[1]);
+  others = async () => {
+    const roster = messages[1].slice();
+    roster[roster.length - 1] ^= 1;
+    await assert.rejects(client.answer(roster), { reason: "already_answered" });
+  };
+  await assert.rejects(client.answer(messages[2]), /left/);
 });
 
 /** The clients of a recorded session in active mode, and what each is sent in its rounds. */
