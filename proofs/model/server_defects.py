@@ -25,7 +25,7 @@ CHECKS: dict[str, tuple[type, str, str, str]] = {
     ),
     "an upload comes while the round collects": (
         IndexingServer,
-        "receive",
+        "_require_collecting",
         "self._rules.state is not RoundState.COLLECTING",
         "False",
     ),

@@ -149,7 +149,10 @@ def test_a_server_sees_the_same_of_a_node_whatever_its_people_are(plugin: Any, t
     assert seen[0] == seen[1] == seen[2]
 
 
-def test_a_simulation_has_the_statistics_of_all_its_people(make_workplace: Any, tmp_path: Path) -> None:
+def test_a_simulation_has_the_statistics_of_all_its_people(
+    make_workplace: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(APP.parents[3]))
     place = make_workplace(tmp_path)
     try:
         place.run(sys.executable, str(APP), str(tmp_path / "out.json"), timeout=600)
