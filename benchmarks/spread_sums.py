@@ -31,7 +31,8 @@ from secagg.scale.engines import Engine, open_engine
 from secagg.scale.storage import Objects, Task
 from secagg.session.registry import find
 
-LENGTH, CAPACITY, BATCH = 1 << 20, 10_000, 64
+LENGTH, CAPACITY, BATCH = 1 << 20, 10_000, 256
+"""As a sum has them by default."""
 SHORT = 64
 """Values of a session's clients: what is left is everything but the vector."""
 KEY = bytes(range(32))
@@ -86,7 +87,7 @@ def by_numpy(cut: OneMessageCut, folder: Path, clients: int, replays: int) -> fl
 def main() -> None:
     """Print a table, and write it where that is asked for."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--clients", type=int, default=200)
+    parser.add_argument("--clients", type=int, default=256)
     parser.add_argument("--replays", type=int, default=4)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--storage", type=Path, default=Path("build/spread"))
