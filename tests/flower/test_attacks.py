@@ -54,7 +54,7 @@ def test_3_keys_of_the_servers_own_are_noticed(eight: dict[str, Any], mode: str)
         ("low_cohort", "a cohort of 2 is below 3"),
         ("active:low_threshold", "parameters that do not protect this client"),
         ("low_ring", "the offer has another layout than this client"),
-        ("large_population", "a degree of 19999 exceeds 1024"),
+        ("large_population", "20000 clients of weight up to 65536 exceed the capacity"),
         ("large_weight", "of the decoder; offer fewer clients, smaller weights or a wider ring"),
     ],
 )
@@ -129,7 +129,7 @@ def test_a_sum_that_two_stories_spoil_is_not_released_in_semi_honest_mode(eight:
         ("other_field", 0, "the secagg record lacks 'terms'", "left"),
         ("other_task", 0, "another task than this client", "terms"),
         ("other_round", 0, "another round_number than this client", "terms"),
-        ("other_layout", 0, "another application_digest (capacity, noise, terms) than this client", "terms"),
+        ("other_layout", 0, "another layout than this client", "terms"),
         ("unknown_protocol", 0, "the server asks for two-servers-of-tomorrow, and this client accepts", "terms"),
         ("two_models", 2, "the message has 2 array records", "terms"),
         ("unreadable_model", 2, "a message could not be read", "left"),
