@@ -23,7 +23,7 @@ from nvflare.apis.signal import Signal
 from secagg.crypto.entropy import SystemCoins
 from secagg.errors import SecAggError
 from secagg.identifiers import ClientId
-from secagg.nvflare.client import SecAggExecutor
+from secagg.nvflare.client import COMPONENT, SecAggExecutor
 from secagg.nvflare.records import failure_in
 from secagg.nvflare.site_statistics import RESULT, SITE_FILE, StatisticsClient, StatisticsController
 from secagg.platforms.keys.identities import make_identities
@@ -55,7 +55,7 @@ class Site:
         workspace = SimpleNamespace(
             get_run_dir=lambda job: str(root / self.name / job), get_site_config_dir=lambda: str(self.local)
         )
-        engine = SimpleNamespace(get_component=lambda _: self.client, get_workspace=lambda: workspace)
+        engine = SimpleNamespace(get_component={COMPONENT: self.client}.get, get_workspace=lambda: workspace)
         self.context = context_of(engine, self.name)
 
 
