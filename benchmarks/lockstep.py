@@ -88,7 +88,7 @@ class Lockstep:
         return Member(self, data)
 
     def leave(self) -> None:
-        """Let the others go on without a run."""
+        """Let the others continue without a run."""
         with self._turn:
             self._members -= 1
             self._play_if_whole()

@@ -2,7 +2,7 @@
 
 One list of jobs. A job plays all cells of a task for one seed, on a GPU in lockstep (``lockstep.py``), so that cells
 are paired: they have the same clients, the same first model and the same batches. A finished run is a line of JSON, and
-a study that was stopped goes on where it was.
+a study that was stopped resumes where it was.
 
     python benchmarks/transfer.py run build/transfer.jsonl --data FOLDER --device cuda --jobs 12
     python benchmarks/transfer.py table build/transfer.jsonl --json benchmarks/results/transfer.json
@@ -563,7 +563,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             job = futures[future]
             try:
                 said = future.result()
-            except Exception:  # noqa: BLE001 -- the others go on
+            except Exception:  # noqa: BLE001 -- the others continue
                 said = traceback.format_exc(limit=-4)
             seconds = time.time() - stop_at + options.seconds
             print(f"{seconds:.0f} s: {TASKS[job.task].name}, {job.seed}, {job.kind}: {said}", flush=True)

@@ -63,7 +63,7 @@ export const NEAR = ["localhost", "127.0.0.1", "[::1]"];
  * @returns {Promise<Outcome>}
  */
 export async function contribute(url, values, options = {}) {
-  // What is spent is what is sent, though the caller goes on training.
+  // A copy, because the caller may keep training: the ledger must spend the values that are sent.
   const given = Float64Array.from(values);
   const { task = "sum", ledger = new RoundLedger(), identity, onCard = () => {} } = options;
   const server = new Server(url, options);

@@ -1,8 +1,9 @@
 """Models that clients hold and a server moves by told sums, the same to the last bit on both sides.
 
 A client that has the model of the round before needs only the sum that was decoded since (``coder``), less than a
-bit a weight, and whoever missed some rounds their sums, one after another. All values of a held model are whole steps
-of their run of 1,024 values, 127 to the largest, so the others receive it in about 7.3 bits a weight, without loss.
+bit a weight, and a client that missed some rounds their sums, one after another. All values of a held model are whole
+steps of their run of 1,024 values, 127 to the largest, so the others receive it in about 7.3 bits a weight,
+without loss.
 
 Rounding to these steps, after every round, is at random and unbiased, with coins that are public: both sides round
 alike. It has 1/6 of a squared step of noise, far below that of the code. The error is not carried to the next round: a

@@ -19,7 +19,7 @@ from typing import Annotated, Any, ClassVar, Final
 
 from secagg.crypto.labels import Label, bind
 from secagg.crypto.secret import Confined
-from secagg.errors import InvalidParameters, MalformedMessage, Reason
+from secagg.errors import NOBODY, InvalidParameters, MalformedMessage, Reason
 from secagg.fields import Message, fixed, unsigned
 from secagg.identifiers import ClientId
 from secagg.privacy.accounting import NO_LOSS, Loss
@@ -162,14 +162,18 @@ class PrivacyLedger(Confined):
                 ((own.inode, own.birth), (found.inode, found.birth), _COPIED),
             ):
                 if mine != theirs:
-                    raise MalformedMessage(f"the privacy ledger {path} {sentence}", reason=Reason.NOT_CANONICAL)
+                    raise MalformedMessage(
+                        f"the privacy ledger {path} {sentence}", reason=Reason.NOT_CANONICAL, culprits=NOBODY
+                    )
         return written
 
     def _read(self, body: bytes) -> Loss:
         loss = Loss(*_BODY.unpack(body))
         # A bound of a divergence is positive at every order; the offset alone may be below 0.
         if not all(map(isfinite, loss.numbers)) or min(loss.slope, loss.more, loss.most) < 0:
-            raise MalformedMessage(f"{self._path} holds a loss that is not a number", reason=Reason.NOT_CANONICAL)
+            raise MalformedMessage(
+                f"{self._path} holds a loss that is not a number", reason=Reason.NOT_CANONICAL, culprits=NOBODY
+            )
         return loss
 
     def __repr__(self) -> str:
