@@ -1,7 +1,8 @@
 """The pictures of the studies, made from the figures that are committed: nothing is trained.
 
-`iso_frontier.png` has accuracy over the bytes that a client really sends, `iso_law.png` what is lost over the noise
-that the law of the cohort says, and `training_attacks.png` what attacks cost.
+`iso_frontier.png` has the accuracy that codes lose over the bytes that a client really sends, `noise_law.png` the
+noise of decoded means over the law of the cohort, `harm_law.png` what noise does to the loss of six tasks, and
+`training_attacks.png` what attacks cost.
 
     python benchmarks/study_pictures.py benchmarks/results
 """
@@ -21,10 +22,8 @@ from secagg.training.settings.configuration import Scheme
 from training_attacks import draw as draw_attacks
 
 Cells = Sequence[Mapping[str, Any]]
-SEEN: Final = 0.6
-"""Noise up to here is hardly seen at a constant rate, by the design."""
-MOST: Final = 1.1
-"""And up to here with a falling one."""
+_COLOURS: Final = ("#1b6ca8", "#c8553d", "#3c8d53", "#8f5bb0", "#c79a1b", "#3aa6a6")
+_MARKERS: Final = ("o", "s", "^", "D", "v", "P")
 _GREY: Final = "#777777"
 _MARKER: Final = 5
 """Half of the width of a marker, in points."""
@@ -59,44 +58,56 @@ class Point:
 
 
 def frontier(cells: Cells) -> Any:  # noqa: ANN401 -- matplotlib's
-    """Draw accuracy over the wire bytes of a client in a round."""
-    points = list[Point]()
-    for cell in cells:
-        loss, (low, high) = float(cell.get("loss", 0)), _interval(cell)
-        mean = float(cell["mean"])
-        # The interval is of the loss, so what is lost least is the most accurate.
-        points.append(
-            Point(str(cell["name"]), float(cell["wire bytes"]), mean, (mean + loss - high, mean + loss - low))
-        )
+    """Draw what is lost against the uncompressed run of the same seeds over the wire bytes of a client in a round."""
+    points = [
+        Point(str(cell["name"]), float(cell["wire bytes"]), float(cell.get("loss", 0)), _interval(cell))
+        for cell in cells
+    ]
     figure, axes = new_figure(8.0, 5.0)
     axes.set_xscale("log")
-    for point in points:
-        if point.scheme is Scheme.NONE:
-            axes.axhline(point.y, color=STYLES[Scheme.NONE][0], linewidth=0.7, linestyle=_line(point), zorder=1)
+    axes.axhline(0, color=STYLES[Scheme.NONE][0], linewidth=0.7, zorder=1)
     _draw(figure, axes, points)
     plain_ticks(axes)
     axes.set_xlabel("bytes that a client sends in a round, on the wire")
-    axes.set_ylabel("test accuracy, %")
+    axes.set_ylabel("points of accuracy lost, with 95 % intervals over seeds")
     return figure
 
 
-def law(cells: Cells) -> Any:  # noqa: ANN401 -- matplotlib's
-    """Draw what is lost against the uncompressed run over nu, the noise that the cohort's rate leaves."""
-    points = [
-        Point(str(cell["name"]), float(cell["nu"]), float(cell["loss"]), _interval(cell))
-        for cell in cells
-        if cell.get("nu") is not None and "loss" in cell
-    ]
+def noise_law(points: Cells) -> Any:  # noqa: ANN401 -- matplotlib's
+    """Draw the measured noise of decoded means over block sizes, one line of the law for each cohort."""
     figure, axes = new_figure(8.0, 5.0)
-    axes.axhline(0, color=STYLES[Scheme.NONE][0], linewidth=0.7)
-    for nu, said in ((SEEN, "hardly seen"), (MOST, "with a falling rate")):
-        axes.axvline(nu, color=_GREY, linewidth=0.7, linestyle=":")
-        axes.annotate(
-            said, (nu, 1), xycoords=("data", "axes fraction"), xytext=(3, -9), textcoords="offset points", fontsize=7
-        )
-    _draw(figure, axes, points)
-    axes.set_xlabel("nu: energy of the noise of a mean, in units of one client's")
-    axes.set_ylabel("points of accuracy lost against the uncompressed run")
+    axes.set_xscale("log")
+    axes.set_yscale("log")
+    for cohort, colour in zip(sorted({point["cohort"] for point in points}), _COLOURS, strict=True):
+        mine = [point for point in points if point["cohort"] == cohort]
+        places = [point["places"] for point in mine]
+        axes.plot(places, [point["law"] for point in mine], color=colour, linewidth=1)
+        measured = [point["measured"] for point in mine]
+        axes.plot(places, measured, "o", color=colour, markersize=6, label=f"{cohort} clients")
+    plain_ticks(axes)
+    axes.set_xlabel("values in a block of the peak code (points: measured, lines: the law)")
+    axes.set_ylabel("noise of the decoded mean, in units of one client's energy")
+    axes.legend(frameon=False, fontsize=8, loc="best")
+    return figure
+
+
+def harm_law(cells: Cells) -> Any:  # noqa: ANN401 -- matplotlib's
+    """Draw the loss that codes add on each task, over the harm of their noise and over the noise itself."""
+    told = [cell for cell in cells if "harm at half" in cell]
+    figure, both = new_figure(10.0, 4.5, 2)
+    kinds = (
+        ("harm at half", 1000, "harm: how much the noise of a round raises the loss, in thousandths"),
+        ("noise at half", 1, "nu: energy of that noise, in units of one client's"),
+    )
+    for axes, (key, unit, said) in zip(both, kinds, strict=True):
+        for task, colour, marker in zip(sorted({cell["task"] for cell in told}), _COLOURS, _MARKERS, strict=True):
+            mine = [cell for cell in told if cell["task"] == task]
+            added = [cell["added train loss"] for cell in mine]
+            axes.plot([unit * cell[key] for cell in mine], added, marker, color=colour, markersize=6, label=task)
+        axes.axhline(0, color=STYLES[Scheme.NONE][0], linewidth=0.7)
+        axes.set_xlabel(said)
+    both[0].set_ylabel("training loss added to the uncompressed run")
+    both[1].legend(frameon=False, fontsize=8, loc="best")
     return figure
 
 
@@ -107,7 +118,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     folder: Path = parser.parse_args(arguments).results
     drawers: tuple[tuple[str, str, Callable[[Mapping[str, Any], Path], None]], ...] = (
         ("iso_accuracy", "iso_frontier", lambda found, file: frontier(found["cells"]).savefig(file, dpi=150)),
-        ("iso_accuracy", "iso_law", lambda found, file: law(found["cells"]).savefig(file, dpi=150)),
+        ("noise_law", "noise_law", lambda found, file: noise_law(found["points"]).savefig(file, dpi=150)),
+        ("transfer", "harm_law", lambda found, file: harm_law(found["gpu"]["cells"]).savefig(file, dpi=150)),
         ("training_attacks", "training_attacks", draw_attacks),
     )
     drawn = 0
@@ -127,10 +139,6 @@ def _interval(cell: Mapping[str, Any]) -> tuple[float, float]:
     return float(low), float(high)
 
 
-def _line(point: Point) -> str:
-    return "--" if point.is_falling else "-"
-
-
 def _draw(figure: Any, axes: Any, points: Sequence[Point]) -> None:  # noqa: ANN401 -- matplotlib's
     """Draw points with their intervals, hollow where the rate falls, and labels that touch neither each other."""
     named = set[Scheme]()
@@ -146,10 +154,13 @@ def _draw(figure: Any, axes: Any, points: Sequence[Point]) -> None:  # noqa: ANN
             markersize=7,
             capsize=3,
             linewidth=1,
-            label=None if point.scheme in named else label,
             zorder=3,
         )
+        if point.scheme not in named:
+            axes.plot([], [], marker, color=colour, markersize=7, label=label)
         named.add(point.scheme)
+    if any(point.is_falling for point in points):
+        axes.plot([], [], "o", color=_GREY, markerfacecolor="white", markersize=7, label="hollow: with a falling rate")
     axes.margins(x=0.15, y=0.15)
     axes.legend(frameon=False, fontsize=8, loc="best")
     label_apart(figure, axes, points)

@@ -22,8 +22,6 @@ from typing import Any
 import pytest
 
 PINNED = "proofs/coq/statements.pinned"
-BEHIND = "claims with a proof, an obligation or an exhaustive search behind them"
-SEARCHED = "cases of the model checker: without a fault, and with one that has to be found"
 FAKE_LOCK = """#!/bin/sh
 count=$(cat "$0.count" 2>/dev/null || echo 0)
 echo $((count + 1)) > "$0.count"
@@ -383,17 +381,6 @@ def test_a_busy_package_lock_is_waited_for_with_a_message(repository: Path, tmp_
 # --- Tables -----------------------------------------------------------------------------------------------------------
 
 
-def test_the_table_of_claims_says_what_the_ledger_says(repository: Path) -> None:
-    ledger = tomllib.loads((repository / "proofs" / "claims.toml").read_text(encoding="utf-8"))["claim"]
-    table = (repository / "proofs" / "README.md").read_text(encoding="utf-8").splitlines()
-    missing = [row for row in map(_row_of, ledger) if row not in table]
-    assert not missing, "write into proofs/README.md:\n" + "\n".join(missing)
-
-
-def _row_of(claim: dict[str, Any]) -> str:
-    return f"| {claim['id']} | {claim['claim'].replace('|', chr(92) + '|')} |"
-
-
 def test_counts_in_the_documents_are_those_of_the_ledger(repository: Path, weakenings: Any) -> None:
     proofs = repository / "proofs"
     ledger = tomllib.loads((proofs / "claims.toml").read_text(encoding="utf-8"))["claim"]
@@ -415,11 +402,3 @@ def test_counts_in_the_documents_are_those_of_the_ledger(repository: Path, weake
     written = (proofs / "README.md").read_text(encoding="utf-8").splitlines()
     missing = [row for row in rows if row not in written]
     assert not missing, "write into proofs/README.md, under `At a glance`:\n" + "\n".join(missing)
-    counts = (
-        f"| {BEHIND} | {len(ledger)} | `proofs/claims.toml`, `test_claims.py` |",
-        f"| theorems without axioms | {theorems} | `proofs/coq/statements.v` |",
-        f"| {SEARCHED} | {len(clean)}, {len(cases) - len(clean)} | `proofs/model/` |",
-    )
-    written = (repository / "tests" / "README.md").read_text(encoding="utf-8").splitlines()
-    missing = [row for row in counts if row not in written]
-    assert not missing, "write into tests/README.md:\n" + "\n".join(missing)

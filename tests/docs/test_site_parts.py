@@ -87,16 +87,16 @@ def test_links_of_a_document_lead_to_pages_sources_and_pictures() -> None:
     found = Found()
     text = (
         "[a](../enclave/README.md#boot) [b](run.py) [c](https://example.org) [d](#here) `[e](run.py)`\n"
-        "```\n[f](run.py)\n```\n![g](../../benchmarks/results/iso_law.png) [h](/SECURITY.md)"
+        "```\n[f](run.py)\n```\n![g](../../benchmarks/results/iso_frontier.png) [h](/SECURITY.md)"
     )
     page, document = "protocols/pairwise-specification.md", "protocols/pairwise_mask/README.md"
     assert found.linked(text, page, document) == (
         "[a](enclave-specification.md#boot) [b](../source/protocols/pairwise_mask/run.py.md) [c](https://example.org) "
-        "[d](#here) `[e](run.py)`\n```\n[f](run.py)\n```\n![g](../benchmarks/results/iso_law.png) "
+        "[d](#here) `[e](run.py)`\n```\n[f](run.py)\n```\n![g](../benchmarks/results/iso_frontier.png) "
         "[h](../trust/security.md)"
     )
     assert found.sources == {"protocols/pairwise_mask/run.py"}
-    assert found.pictures == {"benchmarks/results/iso_law.png"}
+    assert found.pictures == {"benchmarks/results/iso_frontier.png"}
 
 
 def test_a_link_to_nothing_is_refused() -> None:

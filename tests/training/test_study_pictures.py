@@ -39,7 +39,6 @@ def cell(number: int, name: str) -> dict[str, Any]:
         "name": name,
         "payload bytes": 100 + number,
         "wire bytes": 400.0 + 10 * number,
-        "nu": 0.5 + 0.01 * number,
         "mean": 86 + 0.05 * number,
         **({} if name.startswith("none") else {"loss": 0.3 + 0.02 * number, "loss, interval": [0.1, 0.7]}),
     }
@@ -77,9 +76,20 @@ def test_points_are_at_wire_bytes_and_their_intervals_those_of_the_loss(pictures
     (axes,) = figure.axes
     xs = [float(line.get_xdata()[0]) for line in axes.lines if len(line.get_xdata()) == 1]
     assert {400.0, 420.0, 460.0} <= set(xs)
-    (law,) = pictures.law(CELLS).axes
-    drawn = [float(line.get_xdata()[0]) for line in law.lines if len(line.get_xdata()) == 1]
-    assert sorted(set(drawn)) == [cell["nu"] for cell in CELLS if "loss" in cell]
+    ys = [float(line.get_ydata()[0]) for line in axes.lines if len(line.get_ydata()) == 1]
+    assert {cell["loss"] for cell in CELLS if "loss" in cell} <= set(ys)
+
+
+def test_committed_figures_of_noise_and_harm_are_all_drawn(pictures: Any, repository: Path) -> None:
+    results = repository / "benchmarks" / "results"
+    points = json.loads((results / "noise_law.json").read_text())["points"]
+    assert all(abs(point["measured"] / point["law"] - 1) < 0.05 for point in points)
+    (axes,) = pictures.noise_law(points).axes
+    assert sum(len(line.get_xdata()) for line in axes.lines) == 2 * len(points)
+    cells = json.loads((results / "transfer.json").read_text())["gpu"]["cells"]
+    told = sum("harm at half" in cell for cell in cells)
+    for axes in pictures.harm_law(cells).axes:
+        assert sum(len(line.get_xdata()) for line in axes.lines if line.get_marker() != "None") == told
 
 
 def test_one_command_draws_what_is_there_and_says_what_is_not(
@@ -88,7 +98,7 @@ def test_one_command_draws_what_is_there_and_says_what_is_not(
     assert pictures.main([str(tmp_path)]) == 1
     (tmp_path / "iso_accuracy.json").write_text(json.dumps({"cells": CELLS}))
     assert pictures.main([str(tmp_path)]) == 0
-    assert {file.name for file in tmp_path.glob("*.png")} == {"iso_frontier.png", "iso_law.png"}
+    assert {file.name for file in tmp_path.glob("*.png")} == {"iso_frontier.png"}
     assert "training_attacks.json is not in" in capsys.readouterr().err
 
 
