@@ -9,8 +9,7 @@
 | a proof of one upload under another one, or for another enclave | it is of one header and one receipt key |
 | a sealed seed beside the masked vector of another client, or an altered one | the client commits to it |
 | a client is counted twice, under two models or two seeds | one upload for a client, buffer and model |
-| indices out of range, weights out of range, other lengths | all is checked inside, before anything is counted |
-| any byte is altered or missing | HPKE and AEAD cover all of them |
+| indices out of range, weights out of range | all is checked inside, before anything is counted |
 | the host invents clients | an authority certifies them, and each proves its key |
 | the host seals as a client where nobody certifies | whoever sealed is not blamed alone |
 | coins repeat, or a client is restored from a snapshot | every key is bound to configuration, epoch, client and model |
@@ -19,7 +18,6 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
 from dataclasses import replace
 from fractions import Fraction
 from typing import Any
@@ -33,23 +31,20 @@ from secagg.crypto.secret import Secret
 from secagg.errors import (
     AuthenticationFailed,
     MalformedMessage,
-    Misuse,
     PeerError,
     PeerMisbehaved,
     Reason,
-    UnexpectedMessage,
 )
 from secagg.identifiers import AttemptContext, ClientId, Party, ServerId
 from secagg.parameters import Suite
 from secagg.protocols.enclave.budget import PrivacyFloor
 from secagg.protocols.enclave.client import Upload, vector_digest
-from secagg.protocols.enclave.server import split_upload
 from secagg.protocols.enclave.trusted import enclave as enclave_module
 from secagg.protocols.enclave.trusted.buffer import ReleaseRules
-from secagg.protocols.enclave.trusted.messages import ModelStamp, SealedUpload, UploadHeader
+from secagg.protocols.enclave.trusted.messages import ModelStamp, SealedUpload
 from secagg.protocols.enclave.trusted.upload_keys import PROOF_BYTES, mask_key, proof_of, seal_indices, sealing_info
-from secagg.session.certificates import Certificate, SigningKey, issue_certificate
-from tests.harness.enclave_buffers import NOW, EnclaveSetup, InsecureEnclaveSession, model_digest
+from secagg.session.certificates import issue_certificate
+from tests.harness.enclave_buffers import NOW, EnclaveSetup, InsecureEnclaveSession, crafted, model_digest
 
 trusted: Any = enclave_module
 HOST = ServerId()
@@ -57,7 +52,6 @@ FIRST, SECOND = ClientId(1), ClientId(2)
 BLOCKS, CODEWORDS = 5, 6
 LAYOUT = Layout((RingSegment(20, 6), IndexSegment(CODEWORDS, BLOCKS), RingSegment(7, 3)))
 """Indices of three bits, two of whose eight values name no codeword."""
-Crafted = Callable[..., SealedUpload]
 
 
 def memory_of(session: InsecureEnclaveSession) -> Any:
@@ -86,46 +80,6 @@ def renamed(session: InsecureEnclaveSession, number: int, upload: SealedUpload) 
     """Let a corrupt client put its own name over what another one sealed."""
     certificate = session.certificate_of(number, session.setup.signing_key_of(f"client {number}"))
     return replace(upload, header=replace(upload.header, certificate=certificate)).encode()
-
-
-def crafted(  # noqa: PLR0913 -- what a corrupt client can choose
-    session: InsecureEnclaveSession,
-    number: int,
-    *,
-    weight: int = 1,
-    packed: bytes | None = None,
-    model: ModelStamp | None = None,
-    certificate: Certificate | None = None,
-    signing_key: SigningKey | None = None,
-) -> bytes:
-    """Make an upload whose every part a corrupt client has chosen, all of it sealed as it should be."""
-    context, epoch = session.configuration.context, session.enclave.offer.epoch
-    key = signing_key or session.setup.signing_key_of(f"client {number}")
-    indices = session.configuration.layout.segments[1]
-    packed = indices.ring.pack(session.setup.payload_of(number).values[1]) if packed is None else packed
-    with Secret("upload_seed", bytes([number]) * 32) as seed:
-        header = UploadHeader(
-            epoch=epoch,
-            certificate=certificate or session.certificate_of(number, key),
-            model=model or ModelStamp(version=0, digest=bytes(32)),
-            vector_digest=vector_digest(bytes(32), []),
-        )
-        digest = header.digest(context)
-        upload = SealedUpload(
-            header=header,
-            sealed_seed=sealed_by(session, key, digest, bytes(seed.expose()) + weight.to_bytes(4, "big")),
-            sealed_indices=bytes(seal_indices(seed, digest, packed)),
-        )
-    return upload.encode()
-
-
-def sealed_by(session: InsecureEnclaveSession, key: SigningKey, header_digest: bytes, secret: bytes) -> bytes:
-    """Seal what the holder of a key likes."""
-    with (
-        proof_of(key, session.enclave.offer.receipt_key, header_digest) as proof,
-        Secret("both", bytes(proof.expose()) + secret) as both,
-    ):
-        return session.verified().seal(both, sealing_info(header_digest), NOW)
 
 
 def is_refused(
@@ -231,18 +185,6 @@ def test_a_sealed_seed_beside_another_clients_vector_is_not_summed(session: Inse
     assert aggregate.contributors == 3
 
 
-def test_every_byte_of_a_vector_is_compared_with_what_the_client_committed_to(session: InsecureEnclaveSession) -> None:
-    message, before = session.seal(1).encode(), memory_of(session)
-    vectors = sum(segment.payload_bytes for segment in session.configuration.ring_segments)
-    for position in range(len(message) - vectors - 32, len(message)):
-        altered = bytearray(message)
-        altered[position] ^= 0x40
-        with pytest.raises(PeerError):
-            session.host.receive(bytes(altered))
-    assert memory_of(session) == before
-    session.host.receive(message)
-
-
 def test_a_commitment_does_not_let_anybody_try_out_vectors(session: InsecureEnclaveSession) -> None:
     upload = session.seal(1)
     committed = upload.sealed.header.vector_digest
@@ -301,11 +243,6 @@ def test_a_client_is_not_blamed_for_what_a_host_repeats_under_its_name(session: 
 # --- One client, several uploads --------------------------------------------------------------------------------------
 
 
-def test_a_client_with_two_seeds_for_one_model_is_counted_once(session: InsecureEnclaveSession) -> None:
-    session.enclave.receive(session.seal(1).sealed.encode())
-    is_refused(session, crafted(session, 1), PeerMisbehaved, Reason.ALREADY_ANSWERED, FIRST)
-
-
 def test_a_client_with_two_models_is_in_a_buffer_once() -> None:
     session = InsecureEnclaveSession(EnclaveSetup(layout=LAYOUT, staleness_weights=(1, 1)))
     session.host.open_buffer(1, model_digest(1))
@@ -315,13 +252,15 @@ def test_a_client_with_two_models_is_in_a_buffer_once() -> None:
     )
 
 
-def test_a_client_has_one_upload_for_a_model_over_all_buffers() -> None:
+@pytest.mark.parametrize("buffers", [1, 2])
+def test_a_client_has_one_upload_for_a_model_over_all_buffers(buffers: int) -> None:
     session = InsecureEnclaveSession(EnclaveSetup(layout=LAYOUT, staleness_weights=(1, 1)))
     session.host.open_buffer(0, bytes(32))
     session.upload(1)
-    session.host.give_up_buffer()
-    session.host.open_buffer(1, model_digest(1))
-    is_refused(session, crafted(session, 1), PeerMisbehaved, Reason.ALREADY_ANSWERED, FIRST)
+    if buffers == 2:
+        session.host.give_up_buffer()
+        session.host.open_buffer(1, model_digest(1))
+    is_refused(session, crafted(session), PeerMisbehaved, Reason.ALREADY_ANSWERED, FIRST)
 
 
 # --- Values out of range ----------------------------------------------------------------------------------------------
@@ -380,25 +319,6 @@ def test_indices_of_another_length_are_no_upload(session: InsecureEnclaveSession
 # --- Altered bytes ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("suite", Suite)
-def test_no_byte_of_a_sealed_upload_can_be_altered(suite: Suite) -> None:
-    session = InsecureEnclaveSession(EnclaveSetup(layout=LAYOUT, suite=suite))
-    session.host.open_buffer(0, bytes(32))
-    message = session.seal(1).sealed.encode()
-    before = memory_of(session)
-    kinds = {AuthenticationFailed, MalformedMessage, PeerMisbehaved, UnexpectedMessage}
-    # Every byte in the short suite; in the other, of 1184 bytes of encapsulation every seventh.
-    for position in range(0, len(message), 1 if suite is Suite.CLASSIC else 7):
-        altered = bytearray(message)
-        altered[position] ^= 1 << position % 8
-        with pytest.raises(PeerError) as caught:
-            session.enclave.receive(bytes(altered))
-        assert type(caught.value) in kinds
-        assert HOST in caught.value.culprits, position
-    assert memory_of(session) == before
-    session.enclave.receive(message)
-
-
 def test_bytes_that_change_while_they_are_looked_at_are_those_that_came(
     session: InsecureEnclaveSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -419,26 +339,6 @@ def test_bytes_that_change_while_they_are_looked_at_are_those_that_came(
         expected[np.arange(BLOCKS), session.setup.payload_of(number).values[1]] += 1
     assert counts == expected.tolist()
     assert not any(message)
-
-
-def test_a_sealed_upload_that_is_cut_or_extended_is_none(session: InsecureEnclaveSession) -> None:
-    message = session.seal(1).sealed.encode()
-    for length in range(len(message)):
-        is_refused(session, message[:length], MalformedMessage, Reason.TRUNCATED, HOST)
-    is_refused(session, message + b"\0", MalformedMessage, Reason.TRAILING_BYTES, HOST)
-
-
-def test_an_upload_that_is_cut_or_extended_reaches_no_enclave(session: InsecureEnclaveSession) -> None:
-    upload = session.seal(1)
-    message, before = upload.encode(), memory_of(session)
-    for length in range(len(message)):
-        with pytest.raises(MalformedMessage):
-            session.host.receive(message[:length])
-    with pytest.raises(MalformedMessage) as caught:
-        session.host.receive(message + b"\0")
-    assert caught.value.reason is Reason.TRAILING_BYTES
-    assert memory_of(session) == before
-    assert split_upload(message, session.configuration)[0] == upload.sealed.encode()
 
 
 # --- Invented clients -------------------------------------------------------------------------------------------------
@@ -565,10 +465,3 @@ def test_one_seed_gives_no_two_uploads_epochs_or_configurations_a_key_in_common(
             keys.add(bytes(seal_indices(seed, header, bytes(32)))[:32])
     # A mask key of 16 bytes is the beginning of that of 32 bytes; no enclave has both suites.
     assert len(keys) == len(places) + 2
-
-
-def test_a_wiped_seed_makes_nothing() -> None:
-    seed = Secret("upload_seed", bytes(32))
-    seed.wipe()
-    with pytest.raises(Misuse):
-        mask_key(seed, Suite.CLASSIC, AttemptContext(bytes(32)), bytes(32), FIRST, 0)
