@@ -318,6 +318,7 @@ def test_who_waits_for_a_sum_is_told_that_there_is_none(
         await asyncio.sleep(600)
 
     monkeypatch.setattr(SumServer, "run", told_to_stop)
+    monkeypatch.setattr(SumServer, "told", told_nobody)
     monkeypatch.setattr("secagg.transport.client.contribute", told_to_stop)
     if command == "serve":
         arguments = [*SERVE, "--clients", "5", "--listen", "127.0.0.1:0"]
