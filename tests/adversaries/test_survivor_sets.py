@@ -298,14 +298,6 @@ def test_signatures_on_two_sets_do_not_add_up_to_a_certificate(refused: Refused)
     refused(session, victim, message, AuthenticationFailed, Reason.AUTHENTICATION_FAILED, {ServerId()})
 
 
-def test_a_member_signs_one_set_only(refused: Refused) -> None:
-    session = at(ServerState.AWAITING_SURVIVOR_SIGNATURES)
-    victim = session.client_ids[1]
-    session.clients[victim].answer(session.take(victim))
-    second = survivor_set(session, ONE_SET, EVERYBODY)
-    refused(session, victim, second, PeerMisbehaved, Reason.ALREADY_ANSWERED, {ServerId()})
-
-
 def test_a_member_does_not_unmask_another_set_than_it_signed(refused: Refused) -> None:
     session = at(ServerState.AWAITING_SURVIVOR_SIGNATURES)
     victim = session.client_ids[1]
