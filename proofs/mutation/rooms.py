@@ -106,7 +106,6 @@ _ENCLAVE_ATTACKS: Final = _in(
     "test_enclave_memory.py",
     "test_enclave_offers.py",
     "test_enclave_models.py",
-    "test_enclave_short_uploads.py",
     "test_enclave_uploads.py",
 )
 _PAIRWISE_ATTACKS: Final = _in(
@@ -424,7 +423,7 @@ ROOMS: Final = (
         "scale: sums, tasks and state",
         _in("secagg/scale", "spread.py", "state.py", "storage.py"),
         _in("tests/scale", "test_sums.py", "test_engines.py"),
-        without=("test_a_coordinator_that_is_killed_at_any_of_twenty_moments",),
+        without=("test_a_coordinator_that_is_killed_at_any_moment",),
     ),
 )
 """In the order of what is at stake."""
