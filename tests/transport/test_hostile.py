@@ -425,17 +425,19 @@ async def test_a_server_that_never_comes_to_an_answer_is_given_up(said: bytes) -
         await asyncio.sleep(0.2)
 
 
-@pytest.mark.parametrize("name", ["lost", "poll", "slowest"])
-def test_patience_is_a_number(name: str) -> None:
-    with pytest.raises(InvalidParameters, match="positive"):
-        replace(Patience(), **{name: float("nan")})  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize("name", ["answer_bytes", "bodies_at_once", "grace", "slowest", "poll", "connections"])
-def test_the_limits_of_a_wire_are_numbers(name: str) -> None:
-    for wrong in (float("nan"), 0, -1):
+@pytest.mark.parametrize(
+    ("limits", "name"),
+    [
+        *((Patience(), name) for name in ("lost", "poll", "slowest")),
+        *((WireLimits(), f) for f in ("answer_bytes", "bodies_at_once", "grace", "slowest", "poll", "connections")),
+    ],
+    ids=lambda value: value if isinstance(value, str) else type(value).__name__,
+)
+def test_limits_are_positive_numbers(limits: Any, name: str) -> None:
+    # A patience of nothing is one.
+    for wrong in (float("nan"), *((0, -1) if isinstance(limits, WireLimits) else ())):
         with pytest.raises(InvalidParameters, match="positive"):
-            replace(WireLimits(), **{name: wrong})  # type: ignore[arg-type]
+            replace(limits, **{name: wrong})
 
 
 async def test_a_client_that_is_told_to_wait_is_patient() -> None:
@@ -459,14 +461,3 @@ def test_an_address_holds_no_password(url: str) -> None:
     with pytest.raises(InvalidParameters, match="neither a password nor a query") as caught:
         asyncio.run(part(url))
     assert "word@" not in str(caught.value)
-
-
-async def test_clients_that_are_told_of_other_sums_stay_out_of_this_one() -> None:
-    """A server that invites clients to another sum than theirs gets nothing of them."""
-    other = plain_session(subject=replace(SUBJECT, terms=bytes([1]) * 32))
-    async with holding(session=other) as (held, task):
-        for client in CLIENTS:
-            with pytest.raises(InvalidParameters, match="something else"):
-                await contribute("http://sums", joining(client), prover=Prover(client, SystemCoins()), http=held.http)
-        with pytest.raises(ThresholdNotMet):
-            await task

@@ -126,13 +126,6 @@ async def test_an_answer_is_taken_once_and_its_repeat_is_not_read() -> None:
         assert await held.post(ONE, b"another one") == 208
 
 
-async def test_answers_out_of_order_change_nothing() -> None:
-    async with holding() as (held, _):
-        assert await held.post(ONE, stage=1) == 400
-        assert await held.post(ONE, stage=999) == 400
-        assert await held.post(ONE) == 202
-
-
 async def test_an_answer_that_does_not_verify_puts_nobody_out() -> None:
     async with holding() as (held, task):
         assert await held.post(ONE, answer_of(TWO, held.session)) == 422
