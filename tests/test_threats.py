@@ -12,7 +12,7 @@ import pytest
 from secagg.conformance.laws import LAWS as SCHEMES
 from secagg.conformance.sessions import LAWS as SESSIONS
 
-TEST = re.compile(r"^def (test_\w+)\(", re.MULTILINE)
+TEST = re.compile(r"^(?:async )?def (test_\w+)\(", re.MULTILINE)
 
 
 class Existing:

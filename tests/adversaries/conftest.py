@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any, cast
 
 import pytest
@@ -15,7 +16,9 @@ from secagg.errors import UNDECIDED, Misuse, PeerError, Reason, SecAggError, Une
 from secagg.identifiers import ClientId, Party, SessionContext
 from secagg.protocols.pairwise_mask import Client, ClientState, ServerState
 from secagg.protocols.two_servers.server import IndexingServer
+from secagg.protocols.two_servers.upload import Upload
 from tests.harness.indexing_rounds import InsecureIndexingRound
+from tests.harness.made_secrets import Made, recorded
 from tests.harness.pairwise_sessions import InsecurePairwiseSession, same_sum, unmask
 
 KeyPair = X25519KeyPair | HybridKeyPair
@@ -169,6 +172,12 @@ def nothing_is_released() -> Callable[..., SecAggError]:
 # --- Two servers ------------------------------------------------------------------------------------------------------
 
 
+@pytest.fixture
+def made_secrets(monkeypatch: pytest.MonkeyPatch) -> Made:
+    """Return every secret that is made, with what it held."""
+    return recorded(monkeypatch)
+
+
 def _memory_of(server: IndexingServer) -> tuple[object, ...]:
     """Return what a server remembers of a round: who is how far, and its share of the sums."""
     totals = cast("dict[int, Any]", vars(vars(server)["_totals"])["_totals"])
@@ -206,6 +215,28 @@ def raises_exactly() -> Callable[..., SecAggError]:
         for server, memory in before:
             assert _memory_of(server) == memory
         return caught.value
+
+    return check
+
+
+@pytest.fixture
+def refuses(raises_exactly: Callable[..., SecAggError]) -> Callable[..., SecAggError]:
+    """Check that a step of a server refuses a message with exactly this error and blame, and changes nothing."""
+
+    def check(step: Callable[[bytes], object], message: bytes, *outcome: Any) -> SecAggError:
+        server: Any = getattr(step, "__self__", None)
+        return raises_exactly(partial(step, message), *outcome, unchanged=[server])
+
+    return check
+
+
+@pytest.fixture
+def both_refuse(refuses: Callable[..., SecAggError]) -> Callable[..., None]:
+    """Check that each server refuses its half of an upload, encoded or not."""
+
+    def check(made: InsecureIndexingRound, halves: Iterable[Upload | bytes], *outcome: Any) -> None:
+        for server, half in zip(made.servers, halves, strict=True):
+            refuses(server.receive, half if isinstance(half, bytes) else half.encode(), *outcome)
 
     return check
 

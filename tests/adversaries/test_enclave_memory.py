@@ -30,39 +30,18 @@ from secagg.protocols.enclave.trusted.configuration import ReleaseForm
 from secagg.protocols.enclave.trusted.enclave import Enclave
 from secagg.protocols.enclave.trusted.histogram import HistogramAccumulator
 from secagg.protocols.enclave.trusted.messages import BufferRelease, SealedUpload, secret_bytes
-from secagg.protocols.enclave.trusted.upload_keys import open_indices, proof_of, seal_indices, sealing_info
-from tests.harness.enclave_buffers import NOW, EnclaveSetup, InsecureEnclaveSession, model_digest
+from secagg.protocols.enclave.trusted.upload_keys import open_indices, proof_of, seal_indices
+from tests.harness.enclave_buffers import EnclaveSetup, InsecureEnclaveSession, crafted, model_digest
+from tests.harness.made_secrets import Made, shows
 
 trusted: Any = enclave_module
 ENDS = ("release", "give_up_buffer", "destroy")
 SETUP = EnclaveSetup(layout=Layout((RingSegment(20, 6), IndexSegment(256, 64))), maximum_weight=2)
 SEED = bytes(range(100, 132))
-Made = list[tuple[Secret, bytes]]
 
 
-@pytest.fixture
-def made(monkeypatch: pytest.MonkeyPatch) -> Made:
-    """Every secret of 16 bytes or more that was made, with what it held."""
-    secrets: Made = []
-    initialise = Secret.__init__
-
-    def recording(self: Secret, kind: str, data: Any) -> None:
-        held = bytes(data) if type(data) in (bytes, bytearray, memoryview) else b""
-        initialise(self, kind, data)
-        if len(held) >= 16:
-            secrets.append((self, held))
-
-    monkeypatch.setattr(Secret, "__init__", recording)
-    return secrets
-
-
-def kinds_left(made: Made) -> list[str]:
-    return sorted(secret.kind for secret, _ in made if not secret.is_wiped)
-
-
-def shows(text: str, held: bytes) -> bool:
-    forms = (held.hex(), repr(held)[2:-1], str(list(held))[1:-1], str(int.from_bytes(held, "big")))
-    return any(form in text for form in forms)
+def kinds_left(made_secrets: Made) -> list[str]:
+    return sorted(secret.kind for secret, _ in made_secrets if not secret.is_wiped)
 
 
 # --- What is left -----------------------------------------------------------------------------------------------------
@@ -70,20 +49,22 @@ def shows(text: str, held: bytes) -> bool:
 
 @pytest.mark.parametrize("suite", Suite)
 @pytest.mark.parametrize("end", ENDS)
-def test_no_key_of_an_upload_survives_the_end_of_its_buffer(suite: Suite, end: str, made: Made) -> None:
+def test_no_key_of_an_upload_survives_the_end_of_its_buffer(suite: Suite, end: str, made_secrets: Made) -> None:
     session = InsecureEnclaveSession(replace(SETUP, suite=suite))
     session.host.open_buffer(0, bytes(32))
     uploads = [session.seal(number).sealed.encode() for number in (1, 2, 3)]
-    assert kinds_left(made) == [], "a client keeps nothing of what it sealed, nor an enclave the roots of its keys"
+    assert kinds_left(made_secrets) == [], (
+        "a client keeps nothing of what it sealed, nor an enclave the roots of its keys"
+    )
     for upload in uploads:
         session.enclave.receive(upload)
-    assert kinds_left(made) == ["mask_key"] * 3, "32 bytes for each upload, and nothing else"
+    assert kinds_left(made_secrets) == ["mask_key"] * 3, "32 bytes for each upload, and nothing else"
     inside: list[HistogramAccumulator] = vars(session.enclave)["_histograms"]
     histograms = list(inside)
     counters = [histogram._counters for histogram in histograms]  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
     assert all(array.any() for array in counters)
     getattr(session.enclave, end)()
-    assert kinds_left(made) == []
+    assert kinds_left(made_secrets) == []
     assert not any(array.any() for array in counters)
     assert vars(session.enclave)["_histograms"] == []
     for histogram in histograms:
@@ -91,18 +72,18 @@ def test_no_key_of_an_upload_survives_the_end_of_its_buffer(suite: Suite, end: s
             histogram.histogram(0, 1)
 
 
-def test_a_buffer_that_one_weight_dominates_leaves_no_key(made: Made) -> None:
+def test_a_buffer_that_one_weight_dominates_leaves_no_key(made_secrets: Made) -> None:
     session = InsecureEnclaveSession(replace(SETUP, maximum_weight=64))
     session.host.open_buffer(0, bytes(32))
     for number, weight in ((1, 64), (2, 1), (3, 1)):
         session.upload(number, weight=weight)
-    assert kinds_left(made) == ["mask_key"] * 3
+    assert kinds_left(made_secrets) == ["mask_key"] * 3
     with pytest.raises(PeerError):
         session.enclave.release()
-    assert kinds_left(made) == []
+    assert kinds_left(made_secrets) == []
 
 
-def test_a_refused_upload_leaves_no_key(made: Made) -> None:
+def test_a_refused_upload_leaves_no_key(made_secrets: Made) -> None:
     session = InsecureEnclaveSession(SETUP)
     session.host.open_buffer(0, bytes(32))
     upload = session.seal(1).sealed
@@ -112,33 +93,15 @@ def test_a_refused_upload_leaves_no_key(made: Made) -> None:
     ):
         with pytest.raises(PeerError):
             session.enclave.receive(altered.encode())
-    packed = bytes(64)
+    packed, (own, other) = bytes(64), (session.setup.signing_key_of(f"client {number}") for number in (1, 2))
     for message in (
         crafted(session, weight=3, packed=packed),
         crafted(session, weight=0, packed=packed),
-        crafted(session, weight=1, packed=packed, signer="client 2"),
+        crafted(session, packed=packed, certificate=session.certificate_of(1, own), signing_key=other),
     ):
         with pytest.raises(PeerError):
             session.enclave.receive(message)
-    assert kinds_left(made) == []
-
-
-def crafted(session: InsecureEnclaveSession, *, weight: int, packed: bytes, signer: str = "client 1") -> bytes:
-    """Seal a weight and packed indices as a corrupt client could, in the name of the first."""
-    session.clients[0] = session.new_client(1)
-    upload, context = session.seal(1).sealed, session.configuration.context
-    digest, key = upload.header.digest(context), session.setup.signing_key_of(signer)
-    with (
-        Secret("upload_seed", SEED) as seed,
-        proof_of(key, session.enclave.offer.receipt_key, digest) as proof,
-        Secret("upload_secret", bytes(proof.expose()) + SEED + weight.to_bytes(4, "big")) as both,
-    ):
-        forged = replace(
-            upload,
-            sealed_seed=session.verified().seal(both, sealing_info(digest), NOW),
-            sealed_indices=bytes(seal_indices(seed, digest, packed)),
-        )
-    return forged.encode()
+    assert kinds_left(made_secrets) == []
 
 
 def test_opened_indices_are_overwritten(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -154,7 +117,7 @@ def test_opened_indices_are_overwritten(monkeypatch: pytest.MonkeyPatch) -> None
     session.host.open_buffer(0, bytes(32))
     session.upload(2)
     with pytest.raises(PeerError):
-        session.enclave.receive(crafted(session, weight=1, packed=b"\xff" * 64))
+        session.enclave.receive(crafted(session, packed=b"\xff" * 64))
     assert [bytes(buffer) for buffer in opened] == [bytes(64)] * 2
 
 
@@ -296,12 +259,12 @@ def everything(session: InsecureEnclaveSession) -> Iterator[object]:
 
 
 @pytest.mark.parametrize("suite", Suite)
-def test_nothing_shows_a_secret(suite: Suite, made: Made) -> None:
+def test_nothing_shows_a_secret(suite: Suite, made_secrets: Made) -> None:
     session = InsecureEnclaveSession(replace(SETUP, suite=suite))
     session.host.open_buffer(0, bytes(32))
     text = "".join(f"{thing!r}{thing}" for thing in everything(session))
-    assert {secret.kind for secret, _ in made} >= {"upload_seed", "mask_key", "sealing_root", "indices_key"}
-    assert [secret.kind for secret, held in made if shows(text, held)] == []
+    assert {secret.kind for secret, _ in made_secrets} >= {"upload_seed", "mask_key", "sealing_root", "indices_key"}
+    assert [secret.kind for secret, held in made_secrets if shows(text, held)] == []
 
 
 @pytest.mark.parametrize("attempt", [pickle.dumps, copy.copy, copy.deepcopy], ids=["pickle", "copy", "deepcopy"])
@@ -324,12 +287,12 @@ def test_what_holds_secrets_is_not_copied(attempt: Callable[[object], object]) -
 
 
 @pytest.mark.parametrize("fault", ["index", "weight", "tag", "seed"])
-def test_no_traceback_shows_a_secret_even_with_its_locals(fault: str, made: Made) -> None:
+def test_no_traceback_shows_a_secret_even_with_its_locals(fault: str, made_secrets: Made) -> None:
     session = InsecureEnclaveSession(replace(SETUP, layout=Layout((RingSegment(20, 6), IndexSegment(200, 64)))))
     session.host.open_buffer(0, bytes(32))
     packed = bytes(range(136, 200))
     message = {
-        "index": crafted(session, weight=1, packed=packed[:-1] + b"\xff"),
+        "index": crafted(session, packed=packed[:-1] + b"\xff"),
         "weight": crafted(session, weight=0xDEAD, packed=packed),
         "tag": replace(session.seal(2).sealed, sealed_indices=bytes(80)).encode(),
         "seed": replace(session.seal(3).sealed, sealed_seed=bytes(100)).encode(),
@@ -340,19 +303,19 @@ def test_no_traceback_shows_a_secret_even_with_its_locals(fault: str, made: Made
     frames = caught.tb.tb_next
     rendered = "".join(traceback.TracebackException(caught.type, caught.value, frames, capture_locals=True).format())
     assert "in receive" in rendered
-    assert [secret.kind for secret, held in made if shows(rendered, held)] == []
+    assert [secret.kind for secret, held in made_secrets if shows(rendered, held)] == []
     assert not shows(rendered, packed[:8])
     assert not shows(rendered, packed[-9:-1])
     assert str(np.frombuffer(packed, dtype=np.uint8)[:8])[1:-1] not in rendered
     assert "InvalidTag" not in rendered
 
 
-def test_messages_of_errors_hold_no_values(made: Made) -> None:
+def test_messages_of_errors_hold_no_values(made_secrets: Made) -> None:
     session = InsecureEnclaveSession(SETUP)
     session.host.open_buffer(0, bytes(32))
     message = crafted(session, weight=0xDEAD, packed=bytes(64))
     with pytest.raises(PeerError) as caught:
         session.enclave.receive(message)
     assert str(0xDEAD) not in str(caught.value)
-    assert not any(shows(str(caught.value), held) for _, held in made)
+    assert not any(shows(str(caught.value), held) for _, held in made_secrets)
     assert SealedUpload.decode(message, session.configuration).upload_id.hex() not in str(caught.value)

@@ -7,16 +7,12 @@
 | collateral of another time; evidence that has run out since | dates are checked, and again at every seal |
 | an authority of the host, or none | the client's own floor; without one, noise |
 | small cohorts, histograms, keys that live for ever | floors |
-| weights of which one is told by the remainder of the sum | a client weighs one, unless it opts in |
-| codebooks over which a client computes for long | what takes long comes last, on its own codebooks alone |
-| codewords that spell out the histogram in their sum | the client's own codebooks, and bounds on entries and rings |
+| codewords that spell out the histogram in their sum | bounds on entries and rings |
 """
 
 from __future__ import annotations
 
-import copy
 import hashlib
-import pickle
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -35,12 +31,8 @@ import pytest
 
 from secagg.contract import IndexSegment, Layout
 from secagg.contract.codewords import CodewordTable, Tables
-from secagg.crypto.secret import Secret
 from secagg.errors import InvalidParameters, MalformedMessage, Misuse, PeerError, PeerMisbehaved, Reason
 from secagg.identifiers import AttemptContext, ServerId
-from secagg.parameters import Suite
-from secagg.privacy.kinds import NoiseKind
-from secagg.protocols.enclave import budget as budget_module
 from secagg.protocols.enclave.attestation import (
     Evidence,
     EvidenceFormat,
@@ -51,10 +43,9 @@ from secagg.protocols.enclave.attestation import (
     SnpTcb,
     Verifier,
 )
-from secagg.protocols.enclave.budget import PrivacyFloor
 from secagg.protocols.enclave.floors import EnclaveFloors
 from secagg.protocols.enclave.session import HardwareJudge
-from secagg.protocols.enclave.trusted.configuration import NO_AUTHORITY, EnclaveConfiguration, Noise, ReleaseForm
+from secagg.protocols.enclave.trusted.configuration import NO_AUTHORITY, EnclaveConfiguration, ReleaseForm
 from secagg.protocols.enclave.trusted.messages import EnclaveOffer, ModelStamp
 from secagg.protocols.enclave.unattested import SimulatedEvidence, SimulatedJudge
 from secagg.protocols.enclave.verified_enclave import VerifiedEnclave
@@ -263,14 +254,6 @@ def test_evidence_that_has_run_out_is_not_sealed_to(
     client.seal(payload, **(late | {"now": end - timedelta(seconds=1)}))
 
 
-def test_a_verification_is_not_handed_on(session: InsecureEnclaveSession) -> None:
-    enclave = session.verified()
-    for attempt in (pickle.dumps, copy.copy, copy.deepcopy):
-        with pytest.raises(Misuse) as caught:
-            attempt(enclave)
-        assert caught.value.reason is Reason.SECRET_EXPOSURE
-
-
 def test_only_a_verified_enclave_is_sealed_to(session: InsecureEnclaveSession) -> None:
     unverified: Any
     for unverified in (session.enclave, session.enclave.offer, None):
@@ -333,15 +316,6 @@ def test_without_an_authority_there_is_noise_or_nothing(session: InsecureEnclave
         judged(session.floors, bare, session)
 
 
-def test_the_codebook_of_a_host_is_not_that_of_the_client(session: InsecureEnclaveSession) -> None:
-    """One entry of one codeword differs; everything else, the layout's version included, is as the client has it."""
-    (first, *others), *rest = session.setup.tables
-    entries = first.entries.copy()
-    entries[0, 0] += 1
-    tables = ((CodewordTable(first.blocks, entries), *others), *rest)
-    is_below_the_floor(session, replace(session.configuration, tables=tables), "codebooks are not those")
-
-
 def test_codewords_can_spell_out_the_histogram_so_that_their_entries_are_bounded() -> None:
     """With powers of the cohort's size as codewords, the digits of the sum are the counts."""
     layout = Layout((IndexSegment(8, 5),))
@@ -364,37 +338,10 @@ def test_codewords_can_spell_out_the_histogram_so_that_their_entries_are_bounded
     judged(replace(session.floors, maximum_codeword_bits=21), spelled, session, tables)
 
 
-def test_weights_that_a_host_could_invert_are_refused_unless_a_client_opts_in(session: InsecureEnclaveSession) -> None:
-    """All other clients weigh a multiple of a number, and the remainder of the sum is the one that does not."""
-    heavier = replace(session.configuration, maximum_weight=2)
-    is_below_the_floor(session, heavier, "may weigh 2, above 1")
-    admit(session, heavier, maximum_weight=2)
-
-
 def test_an_authority_of_zeros_is_no_authority(session: InsecureEnclaveSession) -> None:
     """It stands for none in a configuration, which a client would take for the authority that it named."""
     with pytest.raises(InvalidParameters, match="not all of them zero"):
         replace(session.floors, authority=NO_AUTHORITY)
-
-
-def test_a_host_cannot_have_a_client_compute_for_long_before_it_refuses(
-    session: InsecureEnclaveSession, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Codebooks of its own make, of as many entries as fit, for a suite that the client does not accept anyway."""
-    layout = Layout((IndexSegment(1 << 16, 1),))
-    tables = ((CodewordTable(1, np.arange(1 << 20, dtype=np.int64).reshape(1 << 16, 16)),),)
-    noise = Noise(kind=NoiseKind.DISCRETE_GAUSSIAN, variances=(Fraction(1),), l2_bounds=(), releases_per_client=1)
-    huge = replace(session.configuration, suite=Suite.HYBRID, layout=layout, tables=tables, noise=noise)
-
-    def computed(*_: object, **__: object) -> float:
-        raise AssertionError
-
-    monkeypatch.setattr(budget_module, "epsilon_of", computed)
-    floors = replace(session.floors, privacy=PrivacyFloor(epsilon=1.0, delta=1e-6))
-    for configuration, saying in ((huge, "suite"), (replace(huge, suite=Suite.CLASSIC), "layout or codebooks")):
-        with pytest.raises(InvalidParameters, match=saying) as caught:
-            judged(floors, configuration, session)
-        assert caught.value.reason is Reason.BELOW_FLOOR
 
 
 def test_keys_that_live_for_more_than_a_day_are_refused(session: InsecureEnclaveSession) -> None:
@@ -415,18 +362,3 @@ def test_what_a_client_refuses_costs_it_nothing_and_tells_nothing(session: Insec
         client.seal(session.setup.payload_of(1), enclave=weaker.verified(), model=MODEL, now=session.now)
     assert caught.value.reason is Reason.BELOW_FLOOR
     assert client.ledger.seals == 0
-
-
-def test_a_receipt_of_another_key_is_not_the_enclaves(session: InsecureEnclaveSession) -> None:
-    session.host.open_buffer(0, bytes(32))
-    for number in (1, 2, 3):
-        session.upload(number)
-    receipt = session.host.release()[1]
-    enclave = session.verified()
-    enclave.verify_receipt(receipt)
-    with Secret.random("receipt_seed", 32, session.setup.coins_of("the host")) as seed:
-        forged = receipt.signed_with(type(session.authority)(seed))
-    assert refusal(lambda: enclave.verify_receipt(forged)) is Reason.AUTHENTICATION_FAILED
-    session.restart()
-    other = session.verified()
-    assert refusal(lambda: other.verify_receipt(receipt)) is Reason.AUTHENTICATION_FAILED

@@ -9,9 +9,14 @@
 | a proof of one upload under another one, or for another enclave | it is of one header and one receipt key |
 | a sealed seed beside the masked vector of another client, or an altered one | the client commits to it |
 | a client is counted twice, under two models or two seeds | one upload for a client, buffer and model |
-| indices out of range, weights out of range, other lengths | all is checked inside, before anything is counted |
-| any byte is altered or missing | HPKE and AEAD cover all of them |
+| indices out of range, weights out of range | all is checked inside, before anything is counted |
 | the host invents clients | an authority certifies them, and each proves its key |
+| the host puts back another epoch, model, or certificate into a short upload | the seal is bound to all of them |
+| any byte is altered on the way | HPKE |
+| a client hands over the short upload of another | the session knows who sent it |
+| a client that the host does not know | it is named, and nothing reaches the enclave |
+| an upload for an older model is sent short | only invitations for the buffer's own model allow it |
+| an invitation is completed with other tables than the enclave's | the attested configuration covers them |
 | the host seals as a client where nobody certifies | whoever sealed is not blamed alone |
 | coins repeat, or a client is restored from a snapshot | every key is bound to configuration, epoch, client and model |
 """
@@ -19,7 +24,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Mapping
 from dataclasses import replace
 from fractions import Fraction
 from typing import Any
@@ -27,29 +32,42 @@ from typing import Any
 import numpy as np
 import pytest
 
+from secagg.compression.joined_rotation import JoinedRotation
+from secagg.compression.peak import PeakCode
+from secagg.compression.public_stream import PublicStream
 from secagg.contract import IndexSegment, Layout, Payload, RingSegment
+from secagg.contract.codewords import CodewordTable
 from secagg.crypto.labels import Label
 from secagg.crypto.secret import Secret
-from secagg.errors import (
-    AuthenticationFailed,
-    MalformedMessage,
-    Misuse,
-    PeerError,
-    PeerMisbehaved,
-    Reason,
-    UnexpectedMessage,
-)
+from secagg.errors import UNDECIDED, AuthenticationFailed, MalformedMessage, PeerError, PeerMisbehaved, Reason
 from secagg.identifiers import AttemptContext, ClientId, Party, ServerId
 from secagg.parameters import Suite
 from secagg.protocols.enclave.budget import PrivacyFloor
 from secagg.protocols.enclave.client import Upload, vector_digest
-from secagg.protocols.enclave.server import split_upload
+from secagg.protocols.enclave.plan import EnclaveSettings
+from secagg.protocols.enclave.simulation import EnclaveSimulation
 from secagg.protocols.enclave.trusted import enclave as enclave_module
 from secagg.protocols.enclave.trusted.buffer import ReleaseRules
-from secagg.protocols.enclave.trusted.messages import ModelStamp, SealedUpload, UploadHeader
+from secagg.protocols.enclave.trusted.messages import (
+    MOST_SEALED_INDICES,
+    ModelStamp,
+    SealedUpload,
+    has_one_seal,
+    sealed_indices_bytes,
+)
 from secagg.protocols.enclave.trusted.upload_keys import PROOF_BYTES, mask_key, proof_of, seal_indices, sealing_info
-from secagg.session.certificates import Certificate, SigningKey, issue_certificate
-from tests.harness.enclave_buffers import NOW, EnclaveSetup, InsecureEnclaveSession, model_digest
+from secagg.session.certificates import Certificate, issue_certificate
+from secagg.session.roles import LateUpdate, Subject, Update
+from secagg.simulation.insecure_coins import InsecureSeededCoins
+from tests.harness.enclave_buffers import (
+    MIXED_LAYOUT,
+    NOW,
+    EnclaveSetup,
+    Host,
+    InsecureEnclaveSession,
+    crafted,
+    model_digest,
+)
 
 trusted: Any = enclave_module
 HOST = ServerId()
@@ -57,17 +75,18 @@ FIRST, SECOND = ClientId(1), ClientId(2)
 BLOCKS, CODEWORDS = 5, 6
 LAYOUT = Layout((RingSegment(20, 6), IndexSegment(CODEWORDS, BLOCKS), RingSegment(7, 3)))
 """Indices of three bits, two of whose eight values name no codeword."""
-Crafted = Callable[..., SealedUpload]
 
 
 def memory_of(session: InsecureEnclaveSession) -> Any:
-    """Return all that an enclave remembers, to compare with what it remembers later."""
+    """Return all that enclave and host remember, to compare with what they remember later."""
     inside: dict[str, Any] = vars(session.enclave)
     judge: ReleaseRules = inside["_rules"]
     rules = {name: copy.deepcopy(value) for name, value in vars(judge).items() if name != "_configuration"}
     keys = {weight: [bytes(key.expose()) for key in keys] for weight, keys in inside["_mask_keys"].items() if keys}
     counted = zip(inside["_histograms"], session.configuration.index_segments, strict=True)
-    return rules, keys, [histogram.histogram(0, segment.blocks).tolist() for histogram, segment in counted]
+    sums: list[Any] = vars(session.host.server)["_sums"]
+    counts = [histogram.histogram(0, segment.blocks).tolist() for histogram, segment in counted]
+    return rules, keys, counts, [total.tolist() for total in sums]
 
 
 @pytest.fixture
@@ -86,46 +105,6 @@ def renamed(session: InsecureEnclaveSession, number: int, upload: SealedUpload) 
     """Let a corrupt client put its own name over what another one sealed."""
     certificate = session.certificate_of(number, session.setup.signing_key_of(f"client {number}"))
     return replace(upload, header=replace(upload.header, certificate=certificate)).encode()
-
-
-def crafted(  # noqa: PLR0913 -- what a corrupt client can choose
-    session: InsecureEnclaveSession,
-    number: int,
-    *,
-    weight: int = 1,
-    packed: bytes | None = None,
-    model: ModelStamp | None = None,
-    certificate: Certificate | None = None,
-    signing_key: SigningKey | None = None,
-) -> bytes:
-    """Make an upload whose every part a corrupt client has chosen, all of it sealed as it should be."""
-    context, epoch = session.configuration.context, session.enclave.offer.epoch
-    key = signing_key or session.setup.signing_key_of(f"client {number}")
-    indices = session.configuration.layout.segments[1]
-    packed = indices.ring.pack(session.setup.payload_of(number).values[1]) if packed is None else packed
-    with Secret("upload_seed", bytes([number]) * 32) as seed:
-        header = UploadHeader(
-            epoch=epoch,
-            certificate=certificate or session.certificate_of(number, key),
-            model=model or ModelStamp(version=0, digest=bytes(32)),
-            vector_digest=vector_digest(bytes(32), []),
-        )
-        digest = header.digest(context)
-        upload = SealedUpload(
-            header=header,
-            sealed_seed=sealed_by(session, key, digest, bytes(seed.expose()) + weight.to_bytes(4, "big")),
-            sealed_indices=bytes(seal_indices(seed, digest, packed)),
-        )
-    return upload.encode()
-
-
-def sealed_by(session: InsecureEnclaveSession, key: SigningKey, header_digest: bytes, secret: bytes) -> bytes:
-    """Seal what the holder of a key likes."""
-    with (
-        proof_of(key, session.enclave.offer.receipt_key, header_digest) as proof,
-        Secret("both", bytes(proof.expose()) + secret) as both,
-    ):
-        return session.verified().seal(both, sealing_info(header_digest), NOW)
 
 
 def is_refused(
@@ -231,18 +210,6 @@ def test_a_sealed_seed_beside_another_clients_vector_is_not_summed(session: Inse
     assert aggregate.contributors == 3
 
 
-def test_every_byte_of_a_vector_is_compared_with_what_the_client_committed_to(session: InsecureEnclaveSession) -> None:
-    message, before = session.seal(1).encode(), memory_of(session)
-    vectors = sum(segment.payload_bytes for segment in session.configuration.ring_segments)
-    for position in range(len(message) - vectors - 32, len(message)):
-        altered = bytearray(message)
-        altered[position] ^= 0x40
-        with pytest.raises(PeerError):
-            session.host.receive(bytes(altered))
-    assert memory_of(session) == before
-    session.host.receive(message)
-
-
 def test_a_commitment_does_not_let_anybody_try_out_vectors(session: InsecureEnclaveSession) -> None:
     upload = session.seal(1)
     committed = upload.sealed.header.vector_digest
@@ -301,11 +268,6 @@ def test_a_client_is_not_blamed_for_what_a_host_repeats_under_its_name(session: 
 # --- One client, several uploads --------------------------------------------------------------------------------------
 
 
-def test_a_client_with_two_seeds_for_one_model_is_counted_once(session: InsecureEnclaveSession) -> None:
-    session.enclave.receive(session.seal(1).sealed.encode())
-    is_refused(session, crafted(session, 1), PeerMisbehaved, Reason.ALREADY_ANSWERED, FIRST)
-
-
 def test_a_client_with_two_models_is_in_a_buffer_once() -> None:
     session = InsecureEnclaveSession(EnclaveSetup(layout=LAYOUT, staleness_weights=(1, 1)))
     session.host.open_buffer(1, model_digest(1))
@@ -315,13 +277,15 @@ def test_a_client_with_two_models_is_in_a_buffer_once() -> None:
     )
 
 
-def test_a_client_has_one_upload_for_a_model_over_all_buffers() -> None:
+@pytest.mark.parametrize("buffers", [1, 2])
+def test_a_client_has_one_upload_for_a_model_over_all_buffers(buffers: int) -> None:
     session = InsecureEnclaveSession(EnclaveSetup(layout=LAYOUT, staleness_weights=(1, 1)))
     session.host.open_buffer(0, bytes(32))
     session.upload(1)
-    session.host.give_up_buffer()
-    session.host.open_buffer(1, model_digest(1))
-    is_refused(session, crafted(session, 1), PeerMisbehaved, Reason.ALREADY_ANSWERED, FIRST)
+    if buffers == 2:
+        session.host.give_up_buffer()
+        session.host.open_buffer(1, model_digest(1))
+    is_refused(session, crafted(session), PeerMisbehaved, Reason.ALREADY_ANSWERED, FIRST)
 
 
 # --- Values out of range ----------------------------------------------------------------------------------------------
@@ -380,25 +344,6 @@ def test_indices_of_another_length_are_no_upload(session: InsecureEnclaveSession
 # --- Altered bytes ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("suite", Suite)
-def test_no_byte_of_a_sealed_upload_can_be_altered(suite: Suite) -> None:
-    session = InsecureEnclaveSession(EnclaveSetup(layout=LAYOUT, suite=suite))
-    session.host.open_buffer(0, bytes(32))
-    message = session.seal(1).sealed.encode()
-    before = memory_of(session)
-    kinds = {AuthenticationFailed, MalformedMessage, PeerMisbehaved, UnexpectedMessage}
-    # Every byte in the short suite; in the other, of 1184 bytes of encapsulation every seventh.
-    for position in range(0, len(message), 1 if suite is Suite.CLASSIC else 7):
-        altered = bytearray(message)
-        altered[position] ^= 1 << position % 8
-        with pytest.raises(PeerError) as caught:
-            session.enclave.receive(bytes(altered))
-        assert type(caught.value) in kinds
-        assert HOST in caught.value.culprits, position
-    assert memory_of(session) == before
-    session.enclave.receive(message)
-
-
 def test_bytes_that_change_while_they_are_looked_at_are_those_that_came(
     session: InsecureEnclaveSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -413,32 +358,12 @@ def test_bytes_that_change_while_they_are_looked_at_are_those_that_came(
     monkeypatch.setattr(trusted, "open_indices", after_a_change)
     given: Any = message
     assert session.enclave.receive(given) == 1
-    _, _, (counts,) = memory_of(session)
+    _, _, (counts,), _ = memory_of(session)
     expected = np.zeros((BLOCKS, CODEWORDS), dtype=np.int64)
     for number in (1, 6):
         expected[np.arange(BLOCKS), session.setup.payload_of(number).values[1]] += 1
     assert counts == expected.tolist()
     assert not any(message)
-
-
-def test_a_sealed_upload_that_is_cut_or_extended_is_none(session: InsecureEnclaveSession) -> None:
-    message = session.seal(1).sealed.encode()
-    for length in range(len(message)):
-        is_refused(session, message[:length], MalformedMessage, Reason.TRUNCATED, HOST)
-    is_refused(session, message + b"\0", MalformedMessage, Reason.TRAILING_BYTES, HOST)
-
-
-def test_an_upload_that_is_cut_or_extended_reaches_no_enclave(session: InsecureEnclaveSession) -> None:
-    upload = session.seal(1)
-    message, before = upload.encode(), memory_of(session)
-    for length in range(len(message)):
-        with pytest.raises(MalformedMessage):
-            session.host.receive(message[:length])
-    with pytest.raises(MalformedMessage) as caught:
-        session.host.receive(message + b"\0")
-    assert caught.value.reason is Reason.TRAILING_BYTES
-    assert memory_of(session) == before
-    assert split_upload(message, session.configuration)[0] == upload.sealed.encode()
 
 
 # --- Invented clients -------------------------------------------------------------------------------------------------
@@ -567,8 +492,250 @@ def test_one_seed_gives_no_two_uploads_epochs_or_configurations_a_key_in_common(
     assert len(keys) == len(places) + 2
 
 
-def test_a_wiped_seed_makes_nothing() -> None:
-    seed = Secret("upload_seed", bytes(32))
-    seed.wipe()
-    with pytest.raises(Misuse):
-        mask_key(seed, Suite.CLASSIC, AttemptContext(bytes(32)), bytes(32), FIRST, 0)
+# --- Short uploads, and seals that hold the indices themselves --------------------------------------------------------
+
+MODEL = ModelStamp(version=0, digest=bytes(32))
+INDICES = Layout((IndexSegment(6, 5),))
+"""Indices of three bits, two of whose eight values name no codeword, and no mask."""
+LAYOUTS = {"rings and indices": MIXED_LAYOUT, "indices alone": INDICES}
+
+
+def certificates_of(session: InsecureEnclaveSession) -> dict[ClientId, Certificate]:
+    setup = session.setup
+    numbers = range(1, setup.population + 1)
+    return {ClientId(n): session.certificate_of(n, setup.signing_key_of(f"client {n}")) for n in numbers}
+
+
+def opened(layout: Layout = MIXED_LAYOUT, **named: Any) -> InsecureEnclaveSession:
+    """Return a session whose host knows every client, with one upload in its buffer."""
+    session = InsecureEnclaveSession(EnclaveSetup(layout=layout, **named))
+    session.host = Host(
+        session.configuration,
+        session.enclave,
+        epoch=session.enclave.offer.epoch,
+        certificates=certificates_of(session),
+    )
+    session.host.open_buffer(0, MODEL.digest)
+    session.host.receive(session.seal(6).shortened())
+    return session
+
+
+def host_refuses(session: InsecureEnclaveSession, message: bytes) -> PeerError:
+    before = memory_of(session)
+    with pytest.raises(PeerError) as caught:
+        session.host.receive(message)
+    assert memory_of(session) == before
+    return caught.value
+
+
+def putting_back(session: InsecureEnclaveSession, **changes: Any) -> None:
+    """Let the host put back something else."""
+    for name, value in changes.items():
+        setattr(session.host.server, f"_{name}", value)
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+@pytest.mark.parametrize("suite", Suite)
+def test_the_enclave_gets_a_short_upload_byte_for_byte_as_a_long_one(name: str, suite: Suite) -> None:
+    session = opened(LAYOUTS[name], suite=suite)
+    upload = session.seal(1)
+    short, long = (session.host.server.read(message) for message in (upload.shortened(), upload.encode()))
+    assert short.sealed == long.sealed == upload.sealed.encode()
+    for vectors in (short.vectors, long.vectors):
+        assert all(np.array_equal(vector, masked) for vector, masked in zip(vectors, upload.masked, strict=True))
+
+
+@pytest.mark.parametrize("is_short", [True, False])
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_no_other_bytes_are_taken_for_an_upload_that_was_taken(name: str, is_short: bool) -> None:  # noqa: FBT001
+    session = opened(LAYOUTS[name])
+    upload = session.seal(1)
+    message = upload.shortened() if is_short else upload.encode()
+    digest = session.host.receive(message, FIRST)
+    assert session.host.server.read(message).digest == digest
+    for at in range(len(message)):
+        try:
+            assert (
+                session.host.server.read(message[:at] + bytes([message[at] ^ 1]) + message[at + 1 :]).digest != digest
+            )
+        except PeerError:
+            continue
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"epoch": bytes(32)},
+        {"model": ModelStamp(version=1, digest=bytes(32))},
+        {"model": ModelStamp(version=0, digest=b"m" * 32)},
+    ],
+    ids=["epoch", "version", "digest"],
+)
+def test_what_a_host_puts_back_is_what_the_client_sealed_or_the_upload_is_refused(
+    name: str, changes: Mapping[str, Any]
+) -> None:
+    session = opened(LAYOUTS[name])
+    message = session.seal(1).shortened()
+    putting_back(session, **changes)
+    host_refuses(session, message)
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_a_host_cannot_put_one_clients_certificate_under_the_upload_of_another(name: str) -> None:
+    session = opened(LAYOUTS[name])
+    message, known = session.seal(1).shortened(), certificates_of(session)
+    putting_back(session, certificates={FIRST: known[SECOND]})
+    error = host_refuses(session, message)
+    assert (type(error), error.culprits) == (AuthenticationFailed, frozenset({SECOND, HOST}))
+    # Under the first one's name with the key of the second, which the authority never certified.
+    mixed = Certificate(FIRST, known[SECOND].public_key, known[SECOND].signature)
+    putting_back(session, certificates={FIRST: mixed})
+    assert type(host_refuses(session, message)) is AuthenticationFailed
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_any_byte_that_is_altered_on_the_way_makes_an_upload_of_nobody(name: str) -> None:
+    session = opened(LAYOUTS[name])
+    message = bytearray(session.seal(1).shortened())
+    for position in range(len(message)):
+        message[position] ^= 1
+        host_refuses(session, bytes(message))
+        message[position] ^= 1
+    session.host.receive(bytes(message))
+
+
+def test_a_client_that_the_host_does_not_know_is_named() -> None:
+    session = opened(INDICES)
+    putting_back(session, certificates={SECOND: certificates_of(session)[SECOND]})
+    error = host_refuses(session, session.seal(1).shortened())
+    assert error.reason is Reason.NOT_ELIGIBLE
+    assert error.culprits is UNDECIDED, "the name is one out of a header"
+
+
+def test_nobody_hands_over_the_short_upload_of_another() -> None:
+    session = opened()
+    message, before = session.seal(1).shortened(), memory_of(session)
+    with pytest.raises(PeerMisbehaved, match="hands over an upload of") as caught:
+        session.host.receive(message, SECOND)
+    assert caught.value.culprits == {SECOND, ServerId()}
+    assert memory_of(session) == before
+
+
+def test_a_short_upload_is_none_where_the_host_knows_nobody() -> None:
+    session = InsecureEnclaveSession(EnclaveSetup())
+    session.host.open_buffer(0, MODEL.digest)
+    with pytest.raises(PeerError):
+        session.host.receive(session.seal(1).shortened())
+
+
+# --- One seal ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("packed", "weight"),
+    [(b"\xff\xff", 1), (bytes(2), 0), (bytes(2), 2)],
+    ids=["an index", "a weight of 0", "a weight above the greatest"],
+)
+def test_what_one_seal_holds_is_checked_before_it_is_counted(packed: bytes, weight: int) -> None:
+    session = opened(INDICES)
+    assert has_one_seal(session.configuration)
+    message, before = crafted(session, packed=packed, weight=weight), memory_of(session)
+    with pytest.raises(PeerError) as caught:
+        session.enclave.receive(message)
+    assert caught.value.culprits == {FIRST}
+    assert memory_of(session) == before
+
+
+def test_a_seal_is_of_no_other_upload() -> None:
+    session = opened(INDICES)
+    first, second = session.seal(1).sealed, session.seal(2).sealed
+    moved, before = replace(first, sealed_seed=second.sealed_seed), memory_of(session)
+    with pytest.raises(AuthenticationFailed) as caught:
+        session.enclave.receive(moved.encode())
+    assert caught.value.culprits == {FIRST, HOST}
+    assert memory_of(session) == before
+
+
+@pytest.mark.parametrize("suite", Suite)
+def test_indices_are_under_the_seal_and_nowhere_in_the_clear(suite: Suite) -> None:
+    session = opened(Layout((IndexSegment(256, 64),)), suite=suite)
+    upload = session.seal(1)
+    assert session.setup.payload_of(1).values[0].tobytes() not in upload.shortened()
+    assert sealed_indices_bytes(session.configuration) == 0
+    altered = bytearray(upload.sealed.sealed_seed)
+    altered[-20] ^= 1
+    with pytest.raises(AuthenticationFailed):
+        session.enclave.receive(replace(upload.sealed, sealed_seed=bytes(altered)).encode())
+
+
+@pytest.mark.parametrize(("blocks", "is_one"), [(MOST_SEALED_INDICES, True), (MOST_SEALED_INDICES + 1, False)])
+def test_more_indices_than_one_seal_holds_stand_beside_it(blocks: int, is_one: bool) -> None:  # noqa: FBT001
+    session = opened(Layout((IndexSegment(256, blocks),)))
+    assert has_one_seal(session.configuration) == is_one
+    upload = session.seal(1).sealed
+    assert len(upload.sealed_indices) == (0 if is_one else blocks + 16)
+    assert SealedUpload.decode(upload.encode(), session.configuration).encode() == upload.encode()
+    rings = Layout((RingSegment(8, 1), IndexSegment(256, 8)))
+    assert not has_one_seal(opened(rings).configuration)
+
+
+def test_an_upload_of_indices_has_83_bytes_beside_them() -> None:
+    """Header 7, client 8, encapsulation 32, proof 16, weight 4, tag 16."""
+    session = opened(Layout((IndexSegment(256, 155),)))
+    assert len(session.seal(1).shortened()) == 155 + 83
+
+
+# --- Invitations ------------------------------------------------------------------------------------------------------
+
+
+def peaks(places: int, seed: bytes = bytes(32)) -> PeakCode:
+    stream = PublicStream(seed=seed, round_number=1, tensor_name="update", shape=(1024,))
+    return PeakCode(rotation=JoinedRotation(stream=stream), places=places)
+
+
+def subject_of(code: PeakCode, **changes: Any) -> Subject:
+    given: dict[str, Any] = {"tables": code.tables, **changes}
+    return Subject(
+        task=b"a task", round_number=1, layout=code.layout, capacity=code.capacity, model_digest=b"m" * 32, **given
+    )
+
+
+@pytest.fixture
+def simulation() -> EnclaveSimulation:
+    settings = EnclaveSettings(suite=Suite.CLASSIC, minimum_cohort=3)
+    return EnclaveSimulation(settings, coins=InsecureSeededCoins(b"an epoch"), clock=lambda: NOW)
+
+
+def answered(simulation: EnclaveSimulation, invitation: bytes, subject: Subject, code: PeakCode) -> bytes:
+    update = np.random.default_rng(1).standard_normal(1024).astype(np.float32)
+    late = LateUpdate(lambda: Update(code.encode(update, InsecureSeededCoins(b"1")), b"m" * 32))
+    return simulation.member(FIRST).join(subject, late).answer(invitation)
+
+
+def test_an_invitation_leaves_out_the_tables_that_every_client_of_the_codec_has(simulation: EnclaveSimulation) -> None:
+    code = peaks(128)
+    session = simulation.open(subject_of(code), frozenset({FIRST, SECOND, ClientId(3)}))
+    assert sum(len(table.encode()) for table in code.tables[0]) > 2**17
+    assert len(session.invitation) < 512
+    upload = answered(simulation, session.invitation, subject_of(code), code)
+    assert len(upload) == code.layout.payload_bytes + 83
+    session.receive(FIRST, upload)
+
+
+def test_a_client_with_other_tables_seals_nothing(simulation: EnclaveSimulation) -> None:
+    code = peaks(128)
+    session = simulation.open(subject_of(code), frozenset({FIRST, SECOND, ClientId(3)}))
+    (table,) = code.tables[0]
+    altered = CodewordTable(table.blocks, table.entries * 2)
+    for tables in ((), ((altered,),)):
+        with pytest.raises(PeerError):
+            answered(simulation, session.invitation, subject_of(code, tables=tables), code)
+
+
+def test_a_host_that_has_not_everybodys_certificate_is_sent_long_uploads(simulation: EnclaveSimulation) -> None:
+    code = peaks(128)
+    session = simulation.open(subject_of(code), None)
+    upload = answered(simulation, session.invitation, subject_of(code), code)
+    assert len(upload) > code.layout.payload_bytes + 250
+    session.receive(FIRST, upload)

@@ -11,19 +11,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from secagg.contract import Layout, Payload, RingSegment
-from secagg.crypto.ring import Ring, capacity
-from secagg.errors import InvalidParameters, Misuse, Reason, SecAggError, ThresholdNotMet
+from secagg.crypto.ring import Ring
+from secagg.errors import Misuse, Reason, SecAggError, ThresholdNotMet
 from secagg.identifiers import ClientId
 from secagg.parameters import SecurityMode, Suite
 from secagg.protocols.pairwise_mask import ClientState, ServerState, Topology
 from secagg.protocols.pairwise_mask.round0_advertise_keys import KeyAdvertisement
 from secagg.protocols.pairwise_mask.round2_masked_input import MaskedInput
+from secagg.session.roles import LateUpdate
 from secagg.simulation.insecure_coins import InsecureSeededCoins
 from secagg.wire import MessageKind
 from tests.harness.pairwise_sessions import InsecurePairwiseSession, SessionSetup, is_spent
@@ -35,21 +35,24 @@ NothingIsReleased = Callable[..., SecAggError]
 # --- Retries ----------------------------------------------------------------------------------------------------------
 
 
+def with_inputs(session: InsecurePairwiseSession, inputs: dict[ClientId, LateUpdate]) -> InsecurePairwiseSession:
+    """Enrol the clients with inputs that other attempts may have as well."""
+    for client, own in inputs.items():
+        session.clients[client] = session.enrol(client, update=own)
+    return session
+
+
 @pytest.mark.parametrize("mode", SecurityMode)
 def test_an_input_whose_attempt_failed_after_the_upload_does_not_enter_a_retry(
     mode: SecurityMode, nothing_is_released: NothingIsReleased
 ) -> None:
     session = InsecurePairwiseSession(SessionSetup(mode=mode))
     inputs = {client: session.update_of(client) for client in session.client_ids}
-    for client, own in inputs.items():
-        session.clients[client] = session.enrol(client, update=own)
-    session.reach(ServerState.AWAITING_UNMASKING_SHARES)
+    with_inputs(session, inputs).reach(ServerState.AWAITING_UNMASKING_SHARES)
     # The server has everybody's upload, could have everybody's answer, and says that the attempt failed.
     session.drop(*session.client_ids[:5])
     nothing_is_released(session, ThresholdNotMet, Reason.THRESHOLD_NOT_MET)
-    retry = InsecurePairwiseSession(session.setup.next_attempt())
-    for client, own in inputs.items():
-        retry.clients[client] = retry.enrol(client, update=own)
+    retry = with_inputs(InsecurePairwiseSession(session.setup.next_attempt()), inputs)
     retry.reach(ServerState.AWAITING_MASKED_INPUTS)
     retry.deliver(retry.pending)
     for client in inputs:
@@ -95,16 +98,11 @@ def test_a_key_that_cannot_sign_any_more_costs_no_input() -> None:
 def test_an_input_whose_attempt_failed_before_the_upload_may_enter_a_retry(goes_on: GoesOn) -> None:
     session = InsecurePairwiseSession(SessionSetup(minimum_cohort=7))
     inputs = {client: session.update_of(client) for client in session.client_ids}
-    for client, own in inputs.items():
-        session.clients[client] = session.enrol(client, update=own)
-    session.reach(ServerState.AWAITING_ENCRYPTED_SHARES)
+    with_inputs(session, inputs).reach(ServerState.AWAITING_ENCRYPTED_SHARES)
     session.drop(*session.client_ids[:2])
     with pytest.raises(ThresholdNotMet):
         session.step()
-    retry = InsecurePairwiseSession(session.setup.next_attempt())
-    for client, own in inputs.items():
-        retry.clients[client] = retry.enrol(client, update=own)
-    goes_on(retry)
+    goes_on(with_inputs(InsecurePairwiseSession(session.setup.next_attempt()), inputs))
 
 
 def test_an_input_whose_numbers_were_changed_after_it_was_encoded_counts_as_zeros() -> None:
@@ -115,11 +113,6 @@ def test_an_input_whose_numbers_were_changed_after_it_was_encoded_counts_as_zero
     )
     payloads[2].values[0][1] = 1 << 20
     assert session.finish().values[0].tolist() == [0] * 4
-
-
-@pytest.mark.parametrize("mode", SecurityMode)
-def test_a_session_of_exactly_the_minimum_cohort_goes_on(mode: SecurityMode, goes_on: GoesOn) -> None:
-    goes_on(InsecurePairwiseSession(SessionSetup(population=8, minimum_cohort=8, late=0, dropped=0, mode=mode)))
 
 
 def masked_words(session: InsecurePairwiseSession, client: ClientId) -> np.ndarray[tuple[int], np.dtype[np.uint64]]:
@@ -213,27 +206,7 @@ def test_the_most_negative_sum_of_a_ring_is_still_exact() -> None:
     assert Ring(8).lift(aggregate.values[0]).tolist() == [-128] * 5
 
 
-def test_a_client_refuses_a_session_in_which_the_sum_could_wrap(goes_on: GoesOn) -> None:
-    # A ring of 8 bits holds the sum of four values of 6 bits, and the session invites eight clients.
-    available = capacity(6, 8)
-    session = InsecurePairwiseSession()
-    assert available < session.server.configuration.maximum_total_weight == 8
-    client = session.enrol(session.client_ids[0], capacity=available)
-    with pytest.raises(InvalidParameters) as caught:
-        client.answer(session.server.invitation)
-    assert caught.value.reason is Reason.BELOW_FLOOR
-    session.drop(session.client_ids[0])
-    goes_on(session, without=[session.client_ids[0]])
-
-
 def test_the_total_weight_is_exact_when_everybody_has_the_largest() -> None:
     setup = SessionSetup(maximum_weight=(1 << 32) - 1)
     session = InsecurePairwiseSession(setup, weight_of=lambda _: (1 << 32) - 1)
     assert session.finish().total_weight == 8 * ((1 << 32) - 1)
-
-
-def test_a_client_of_a_session_with_dropouts_never_weighs_more_than_it_said(goes_on: GoesOn) -> None:
-    setup = replace(SessionSetup(), maximum_weight=7)
-    session = InsecurePairwiseSession(setup, weight_of=lambda client: 1 + (client.value - 1000) // 7 % 7)
-    session.reach(ServerState.AWAITING_MASKED_INPUTS)
-    goes_on(session, without=[session.client_ids[6]])

@@ -17,11 +17,13 @@ from typing import Any
 
 import pytest
 
+from secagg.crypto.entropy import SystemCoins
 from secagg.crypto.hpke import CLASSIC_OVERHEAD_BYTES
 from secagg.crypto.secret import Secret
-from secagg.errors import AuthenticationFailed, InvalidParameters, Misuse, PeerMisbehaved, Reason
+from secagg.errors import InvalidParameters, Misuse, PeerMisbehaved, Reason
 from secagg.protocols.one_message.holder import HeldShare, Holder, open_share
 from secagg.protocols.one_message.journal import Entry, Event, NoJournal
+from secagg.protocols.one_message.lattice.masks import EpochRing
 from secagg.protocols.one_message.parameters import ThresholdRule
 from secagg.protocols.one_message.requests import Receipt, UploadList, Verdict
 from secagg.protocols.one_message.tally import Tally
@@ -237,19 +239,7 @@ def test_a_holder_that_signed_another_list_answers_none_that_others_certified(tm
         standing.holder.respond(request)
 
 
-# --- Whose epoch it is ------------------------------------------------------------------------------------------------
-
-
-def test_a_holder_begins_no_epoch_but_its_authoritys_and_its_own() -> None:
-    world, other = InsecureSum(), InsecureSum(SumSetup(seed=b"another authority"))
-    key = world.holder_keys[0]
-    forged = replace(world.record, signature=other.record.signature)
-    with pytest.raises(AuthenticationFailed):
-        world.holder_with(forged, 0, key=key)
-    with pytest.raises(InvalidParameters, match="another authority"):
-        world.holder_with(other.record, 0, key=other.holder_keys[0])
-    with pytest.raises(InvalidParameters, match="another holder stands"):
-        world.holder_with(world.record, 1, key=key)
+# --- Before it is forgotten -------------------------------------------------------------------------------------------
 
 
 def test_a_round_is_begun_in_the_journal_before_anything_is_forgotten() -> None:
@@ -321,3 +311,23 @@ def test_a_round_that_could_not_be_begun_leaves_the_one_before_as_it_was() -> No
         world.holders[0].respond(world.offer(setup=replace(world.setup, round_number=2)).encode())
     world.holders[0].respond(server.requests()[0])
     assert journal.written[-1] is Event.LISTED
+
+
+def test_a_mask_that_is_not_made_leaves_no_seed(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = list[Secret]()
+
+    def refuse(self: EpochRing, vectors: object, coins_seed: Secret, weight: int = 1) -> None:
+        del self, vectors, weight
+        seen.append(coins_seed)
+        raise Misuse("planted")
+
+    monkeypatch.setattr(EpochRing, "mask", refuse)
+    world = InsecureSum()
+    client = world.setup.clients[0]
+    with pytest.raises(Misuse, match="planted"):
+        world.member(client, coins=SystemCoins()).join(world.setup.subject, world.update(client)).answer(
+            world.offer().encode()
+        )
+    (seed,) = seen
+    with pytest.raises(Misuse):
+        seed.expose()

@@ -5,31 +5,34 @@
 | a client shares s - delta, and a liar lets an honest holder look wrong | a name needs T + c answers that agree |
 | c holders lie, and T answers are true | sets of answers are left out until the others give a short sum that opens |
 | a client spoils the sum, so that a liar beside it goes unnamed | whether a sum opens is no part of the evidence |
+| one liar while others are away | the sum waits for them |
+| one bad vector, for which every set of answers is tried | a secret is tried once |
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import permutations
+from typing import Any
 
 import numpy as np
 import pytest
 
-from secagg.crypto.labels import Label
-from secagg.errors import PeerMisbehaved
+from secagg.contract import Layout, RingSegment
+from secagg.errors import PeerMisbehaved, ThresholdNotMet
 from secagg.identifiers import HolderId
 from secagg.protocols.one_message import client as client_module
 from secagg.protocols.one_message import sharing
 from secagg.protocols.one_message.configuration import Offer
 from secagg.protocols.one_message.lattice.masks import RingSecret
+from secagg.protocols.one_message.lattice.opening import OpenedSum, Opening, WrongSecret
 from secagg.protocols.one_message.parameters import FIELD, ThresholdRule
-from secagg.protocols.one_message.requests import Answer
 from secagg.protocols.one_message.session import Server
 from secagg.protocols.one_message.sharing import Dealing
 from secagg.wire import MessageKind, message_kind
-from tests.adversaries.test_one_message_dealers import coefficient
+from tests.adversaries.test_one_message_dealers import altered_answer, coefficient
 from tests.harness.one_message_sums import InsecureSum, SumSetup
 from tests.protocols.one_message.test_session import Standing, members, opened
 
@@ -45,16 +48,12 @@ class Lying(Standing):
     offer: bytes = b""
 
     def ask_all(self, requests: Mapping[int, bytes]) -> Iterable[tuple[int, bytes]]:
-        for position, message in super().ask_all(requests):
-            said = message
-            if position in self.changes and message_kind(message) is MessageKind.ONE_MESSAGE_ANSWER:
-                answer = Answer.decode(message)
-                words = self.changes[position](np.frombuffer(answer.sums, "<u2").astype(np.int64)) % FIELD
-                altered = replace(answer, sums=words.astype("<u2").tobytes())
-                key, agreement = self.world.holder_keys[position], Offer.decode(self.offer).agree()
-                signed = agreement.sign(key, Label.ONE_MESSAGE_ANSWER, *altered.parts)
-                said = replace(altered, signature=signed).encode()
-            yield position, said
+        for position, said in super().ask_all(requests):
+            if position in self.changes and message_kind(said) is MessageKind.ONE_MESSAGE_ANSWER:
+                agreement, key = Offer.decode(self.offer).agree(), self.world.holder_keys[position]
+                yield position, altered_answer(said, agreement, key, self.changes[position])
+            else:
+                yield position, said
 
 
 def collected(standing: Lying) -> Server:
@@ -132,3 +131,34 @@ def test_as_many_liars_as_are_planned_do_not_stop_a_sum(holders: int, corrupted:
     standing.changes = dict(zip(range(1, 3 * corrupted + 1, 3), told, strict=True))
     assert session.release().aggregate.encode() == world.ideal(world.setup.clients).encode()
     assert session.faults == ()
+
+
+def test_one_liar_does_not_end_a_sum_while_holders_are_away() -> None:
+    """Exactly T answers, one of them false: the sum can still be asked for when another holder is back."""
+    standing = Lying(InsecureSum(SumSetup()), changes={1: partial(np.add, 1)})
+    session = collected(standing)
+    standing.away = {4}
+    with pytest.raises(ThresholdNotMet, match="answers that agree"):
+        session.release()
+    standing.away = set()
+    assert session.release().aggregate.encode() == standing.world.ideal(standing.world.setup.clients).encode()
+
+
+def test_one_bad_vector_costs_one_opening(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All answers agree, so leaving some of them out opens nothing else."""
+    world = InsecureSum(SumSetup(holders=13, corrupted=3, layout=Layout((RingSegment(6, 2000),))))
+    server = world.collected()
+    server.fix_list()
+    world.ask(server, server.requests())
+    opening, openings = Opening.opened, list[int]()
+    noise = np.random.default_rng(1).integers(0, 1 << 31, world.offer().configuration.parameters.coefficients)
+
+    def spoiled(ring: Opening, words: list[Any], count: int) -> OpenedSum:
+        openings.append(1)
+        words[0] += noise.astype(np.uint64)
+        return opening(ring, words, count)
+
+    monkeypatch.setattr(Opening, "opened", spoiled)
+    with pytest.raises(WrongSecret):
+        server.open()
+    assert len(openings) == 1

@@ -3,6 +3,7 @@
 | attack | rule that stops it |
 |---|---|
 | a victim on the lists of several sums, one spare holder at a time | an upload names its sum; one list for a sum |
+| two lists at one holder at the same moment | one request at a time |
 | two certificates, with and without the victim | an upload is spent when a list with it is signed |
 | the victim's share withheld from some holders | all of the list or nothing |
 | other lists for other holders, at a majority threshold | the bound of ``one_answer``; a quorum's signatures |
@@ -13,8 +14,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
+from threading import Barrier, BrokenBarrierError
 from typing import Any
 
 import numpy as np
@@ -227,6 +230,38 @@ def test_a_second_list_never_reaches_a_quorum() -> None:
                 signature = ListSignature.decode(holder.respond(upload_list))
                 signed += signature.upload_list == UploadList.decode(others).digest
     assert signed < world.record.quorum
+
+
+@pytest.mark.parametrize("rule", ThresholdRule)
+def test_two_lists_at_the_same_moment_get_one_answer(rule: ThresholdRule, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both were found free before either was taken down: the difference of the answers is the victim's share."""
+    world = InsecureSum(SumSetup(rule=rule))
+    offer = world.offer()
+    known = digests(world.collected(offer))
+    victim = world.setup.clients[0]
+    others = {client: upload for client, upload in known.items() if client != victim}
+    # Where the two meet.
+    checked, both = Holder._require_whole, Barrier(2)  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
+
+    def meet(holder: Holder, *arguments: object) -> None:
+        checked(holder, *arguments)  # type: ignore[arg-type]
+        try:
+            both.wait(timeout=0.5)
+        except BrokenBarrierError:
+            return
+
+    monkeypatch.setattr(Holder, "_require_whole", meet)
+
+    def ask(request: bytes) -> Reason | None:
+        try:
+            world.holders[0].respond(request)
+        except PeerMisbehaved as error:
+            return error.reason
+        return None
+
+    requests = [list_of(offer, uploads, world.setup.sum_id) for uploads in (known, others)]
+    with ThreadPoolExecutor(2) as pool:
+        assert set(pool.map(ask, requests)) == {None, Reason.ALREADY_SPENT}
 
 
 # --- Partial lists ----------------------------------------------------------------------------------------------------

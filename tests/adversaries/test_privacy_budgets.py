@@ -18,10 +18,7 @@ from __future__ import annotations
 import math
 import os
 import shutil
-import signal
 import struct
-import subprocess
-import sys
 from collections.abc import Callable, Generator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
@@ -327,38 +324,11 @@ def test_what_cannot_be_written_is_not_uploaded(
     assert ledger().uploads == 1
 
 
-PROGRAM = """
-import os, signal, sys
-from fractions import Fraction
-from pathlib import Path
-from secagg.contract import Layout, RingSegment
-from secagg.privacy.budget import PrivacyBudget
-from secagg.privacy.client_noise import NoiseSettings
-from secagg.privacy.sensitivity import Adjacency
-from secagg.session.durable import ChainedFile
-from secagg.session.privacy_ledger import PrivacyLedger
-noise = NoiseSettings(noise_multiplier=Fraction(1), l2_bounds=(3000,), adjacency=Adjacency.ZERO_OUT).noise_for(
-    Layout((RingSegment(24, 8),)), minimum_cohort=3, capacity=4, corrupted=0, maximum_weight=1)
-budget = PrivacyBudget(epsilon=8.5, delta=1e-6, adjacency=Adjacency.ZERO_OUT)
-PrivacyLedger(budget, owner=b"a client", path=Path(sys.argv[1])).charge(noise)
-os.kill(os.getpid(), signal.SIGKILL)
-"""
-
-
 def own_noise() -> ClientNoise:
     settings = NoiseSettings(noise_multiplier=Fraction(1), l2_bounds=(3000,), adjacency=Adjacency.ZERO_OUT)
     noise = settings.noise_for(LAYOUT, minimum_cohort=3, capacity=4, corrupted=0, maximum_weight=1)
     assert noise is not None
     return noise
-
-
-def test_processes_that_are_killed_leave_what_they_charged(ledger: Callable[[], PrivacyLedger], tmp_path: Path) -> None:
-    for _ in range(2):
-        ended = subprocess.run(  # noqa: S603 -- our own program
-            [sys.executable, "-c", PROGRAM, str(tmp_path / "ledger")], check=False, env=os.environ
-        )
-        assert ended.returncode == -signal.SIGKILL
-    is_refused(lambda: ledger().charge(own_noise()))
 
 
 def test_many_at_once_spend_no_more_than_there_is(ledger: Callable[[], PrivacyLedger]) -> None:

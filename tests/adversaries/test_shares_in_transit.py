@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -25,16 +26,15 @@ from secagg.blame import unverified
 from secagg.crypto import hybrid_key_agreement
 from secagg.crypto.prime_field import PRIME
 from secagg.crypto.secret import Secret
-from secagg.errors import AuthenticationFailed, Misuse, PeerMisbehaved, Reason, SecAggError, ThresholdNotMet
+from secagg.errors import AuthenticationFailed, Misuse, PeerError, PeerMisbehaved, Reason, SecAggError, ThresholdNotMet
 from secagg.identifiers import CONTEXT_TAG_BYTES, ClientId, Party, ServerId, SessionContext
 from secagg.parameters import SecurityMode, Suite
-from secagg.protocols.pairwise_mask import ClientState, ServerState, Topology
-from secagg.protocols.pairwise_mask.relay import RelayedShares, deliver_shares
+from secagg.protocols.pairwise_mask import ServerState, Topology
+from secagg.protocols.pairwise_mask.relay import RelayedShares
 from secagg.protocols.pairwise_mask.round0_advertise_keys import AdvertisedKeys, accept_advertised_keys, advertise_keys
 from secagg.protocols.pairwise_mask.round1_share_keys import (
     DeliveredEntry,
     DeliveredShares,
-    EncryptedShares,
     Shared,
     share_keys,
 )
@@ -47,7 +47,6 @@ from tests.harness.pairwise_sessions import Delivery, InsecurePairwiseSession, S
 Refused = Callable[..., SecAggError]
 GoesOn = Callable[..., None]
 HEADER_BYTES = 7
-MODES_AND_SUITES = [(mode, suite) for mode in SecurityMode for suite in Suite]
 SUITE_CLASSES: dict[Suite, type[ClassicSuite | HybridSuite]] = {
     Suite.CLASSIC: ClassicSuite,
     Suite.HYBRID: HybridSuite,
@@ -64,8 +63,8 @@ def at_delivery(
 
 
 def delivered_to(session: InsecurePairwiseSession, receiver: int) -> DeliveredShares:
-    """Take what one client is about to get off the network."""
-    message = session.take(session.client_ids[receiver])
+    """Return what one client is about to get."""
+    message = next(out.message for out in session.pending if out.receiver == session.client_ids[receiver])
     return DeliveredShares.decode(message, session.server.roster, receiver)
 
 
@@ -90,234 +89,148 @@ def held_by(session: InsecurePairwiseSession, holder: int) -> list[int]:
     return [neighbour for place, neighbour in enumerate(answered.neighbours) if place in message.held]
 
 
-@contextmanager
-def corrupted_sealing(suite: Suite, attacker: ClientId, victim: ClientId, *, shares: bool) -> Generator[None]:
-    """Let a corrupted client's program seal something useless for one neighbour: its shares, or its edge seed."""
-    cls = SUITE_CLASSES[suite]
-    seal_shares, offer_edge = cls.seal_shares, HybridSuite.offer_edge
+# --- A share that does not open ---------------------------------------------------------------------------------------
 
-    def bad_shares(
+
+Seal = Callable[[Callable[[Secret], bytes], Secret], bytes]
+CROOKED: dict[str, tuple[Seal, type[PeerError], Reason]] = {
+    "does not open": (
+        lambda seal, both: flipped(seal(both), -1),
+        AuthenticationFailed,
+        Reason.AUTHENTICATION_FAILED,
+    ),
+    "is no field element": (
+        lambda seal, _: seal(Secret("shares", PRIME.to_bytes(32, "big") * 2)),
+        PeerMisbehaved,
+        Reason.SHARE_OUT_OF_RANGE,
+    ),
+    "is not the one committed to": (
+        lambda seal, both: seal(Secret("shares", flipped(bytes(both.expose()), -1))),
+        PeerMisbehaved,
+        Reason.COMMITMENT_MISMATCH,
+    ),
+}
+
+
+@contextmanager
+def crooked_shares(suite: Suite, attacker: ClientId, victim: ClientId, crooked: Seal) -> Generator[None]:
+    """Let a corrupted client's program seal something else than its shares for one neighbour."""
+    cls = SUITE_CLASSES[suite]
+    seal_shares = cls.seal_shares
+
+    def sealing(
         self: ClassicSuite | HybridSuite, own: OwnKeys, peer: PublishedKeys, context: SessionContext, both: Secret
     ) -> bytes:
-        sealed = seal_shares(self, own, peer, context, both)  # type: ignore[arg-type]
-        return flipped(sealed, -1) if (own.client, peer.client) == (attacker, victim) else sealed
+        def seal(content: Secret) -> bytes:
+            return seal_shares(self, own, peer, context, content)  # type: ignore[arg-type]
+
+        return crooked(seal, both) if (own.client, peer.client) == (attacker, victim) else seal(both)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(cls, "seal_shares", sealing)
+        yield
+
+
+@contextmanager
+def unusable_edge(attacker: ClientId, victim: ClientId) -> Generator[None]:
+    """Let a corrupted client's program seal a useless edge seed for one neighbour."""
+    offer_edge = HybridSuite.offer_edge
 
     def bad_edge(self: HybridSuite, own: OwnKeys, peer: PublishedKeys, context: SessionContext) -> bytes:
         edge = offer_edge(self, own, peer, context)  # type: ignore[arg-type]
         return flipped(edge, -1) if (own.client, peer.client) == (attacker, victim) else edge
 
     with pytest.MonkeyPatch.context() as patched:
-        if shares:
-            patched.setattr(cls, "seal_shares", bad_shares)
-        else:
-            patched.setattr(HybridSuite, "offer_edge", bad_edge)
+        patched.setattr(HybridSuite, "offer_edge", bad_edge)
         yield
 
 
-# --- A share that does not open ---------------------------------------------------------------------------------------
-
-
+@pytest.mark.parametrize("what", CROOKED)
 @pytest.mark.parametrize("suite", Suite)
-def test_in_semi_honest_mode_an_altered_share_is_recorded_as_missing_and_evicts_nobody(
-    suite: Suite, goes_on: GoesOn
-) -> None:
-    session = at_delivery(SecurityMode.SEMI_HONEST, suite)
-    victim, sender = session.client_ids[3], session.client_ids[0]
-    message = delivered_to(session, 3)
-    entry = message.entries[0]
-    sealed_end = ClassicSuite.sealed_bytes if suite is Suite.CLASSIC else HybridSuite().sealed_bytes
-    forged = with_entry(message, 0, replace(entry, entry=flipped(entry.entry, sealed_end - 1)))
-    upload = session.clients[victim].answer(forged)
-    session.server.receive(victim, upload)
-    (complaint,) = session.clients[victim].faults
-    assert isinstance(complaint, AuthenticationFailed)
-    assert complaint.culprits == {sender, ServerId()}, "the sender or the relay; nothing tells which"
-    goes_on(session)
-    assert held_by(session, 3) == [1, 2, 4, 5, 6, 7]
-
-
-@pytest.mark.parametrize(("mode", "suite"), MODES_AND_SUITES)
-def test_a_sender_of_shares_that_do_not_open_is_complained_about_and_stays_in(
-    mode: SecurityMode, suite: Suite, goes_on: GoesOn
+@pytest.mark.parametrize("mode", SecurityMode)
+def test_a_sender_of_a_crooked_share_is_complained_about_and_no_holder_is_blamed_for_it(
+    mode: SecurityMode, suite: Suite, what: str, goes_on: GoesOn
 ) -> None:
     session = InsecurePairwiseSession(SessionSetup(mode=mode, suite=suite))
     attacker, victim = session.client_ids[0], session.client_ids[3]
-    with corrupted_sealing(suite, attacker, victim, shares=True):
+    crooked, kind, reason = CROOKED[what]
+    is_active = mode is SecurityMode.ACTIVE
+    with crooked_shares(suite, attacker, victim, crooked):
         session.reach(ServerState.AWAITING_MASKED_INPUTS)
     goes_on(session)
+    if reason is Reason.COMMITMENT_MISMATCH and not is_active:
+        assert not session.clients[victim].faults, "nobody published what the shares are"
+        return
     (complaint,) = session.clients[victim].faults
-    assert isinstance(complaint, AuthenticationFailed)
-    signed = mode is SecurityMode.ACTIVE
-    blamed: set[Party] = {attacker} if signed else {attacker, ServerId()}
-    assert complaint.culprits == blamed
-    assert held_by(session, 3) == [1, 2, 4, 5, 6, 7]
-    assert not session.server.faults, "a complaint of the victim's alone excludes nobody"
-
-
-@pytest.mark.parametrize("suite", Suite)
-def test_a_sender_of_other_shares_than_it_committed_to_is_found_out_at_once_in_active_mode(
-    suite: Suite, goes_on: GoesOn
-) -> None:
-    session = InsecurePairwiseSession(SessionSetup(suite=suite))
-    attacker, victim = session.client_ids[0], session.client_ids[3]
-    cls = SUITE_CLASSES[suite]
-    seal_shares = cls.seal_shares
-
-    def other_shares(
-        self: ClassicSuite | HybridSuite, own: OwnKeys, peer: PublishedKeys, context: SessionContext, both: Secret
-    ) -> bytes:
-        if (own.client, peer.client) == (attacker, victim):
-            both = Secret("shares", flipped(bytes(both.expose()), -1))
-        return seal_shares(self, own, peer, context, both)  # type: ignore[arg-type]
-
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(cls, "seal_shares", other_shares)
-        session.reach(ServerState.AWAITING_MASKED_INPUTS)
-    goes_on(session)
-    (complaint,) = session.clients[victim].faults
-    assert isinstance(complaint, PeerMisbehaved)
-    assert (complaint.reason, complaint.culprits) == (Reason.COMMITMENT_MISMATCH, frozenset({attacker}))
-    assert held_by(session, 3) == [1, 2, 4, 5, 6, 7]
-
-
-@pytest.mark.parametrize(("mode", "suite"), MODES_AND_SUITES)
-def test_a_dealer_cannot_have_a_holder_blamed_for_a_share_that_is_no_field_element(
-    mode: SecurityMode, suite: Suite, goes_on: GoesOn
-) -> None:
-    # Shown at unmasking, such a share would be refused by the server as its holder's.
-    session = InsecurePairwiseSession(SessionSetup(mode=mode, suite=suite))
-    attacker, victim = session.client_ids[0], session.client_ids[3]
-    cls = SUITE_CLASSES[suite]
-    seal_shares = cls.seal_shares
-
-    def out_of_the_field(
-        self: ClassicSuite | HybridSuite, own: OwnKeys, peer: PublishedKeys, context: SessionContext, both: Secret
-    ) -> bytes:
-        if (own.client, peer.client) == (attacker, victim):
-            both = Secret("shares", PRIME.to_bytes(32, "big") * 2)
-        return seal_shares(self, own, peer, context, both)  # type: ignore[arg-type]
-
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(cls, "seal_shares", out_of_the_field)
-        session.reach(ServerState.AWAITING_MASKED_INPUTS)
-    goes_on(session)
-    (complaint,) = session.clients[victim].faults
-    assert isinstance(complaint, PeerMisbehaved)
-    signed = mode is SecurityMode.ACTIVE
-    blamed: set[Party] = {attacker} if signed else {attacker, ServerId()}
-    assert (complaint.reason, complaint.culprits) == (Reason.SHARE_OUT_OF_RANGE, frozenset(blamed))
-    assert (session.refusals, session.server.faults) == ([], ())
+    assert isinstance(complaint, kind)
+    blamed: set[Party] = {attacker} if is_active else {attacker, ServerId()}
+    assert (complaint.reason, complaint.culprits) == (reason, frozenset(blamed))
+    assert (session.refusals, session.server.faults) == ([], ()), "a complaint of the victim's alone excludes nobody"
     assert held_by(session, 3) == [1, 2, 4, 5, 6, 7]
 
 
 # --- The relay --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("part", ["sealed shares", "commitment", "signature", "path"])
+Entry = Callable[[InsecurePairwiseSession, DeliveredShares], DeliveredEntry]
+
+
+def sealed_end(session: InsecurePairwiseSession) -> int:
+    return ClassicSuite.sealed_bytes if session.setup.suite is Suite.CLASSIC else HybridSuite().sealed_bytes
+
+
+def of_another_attempt(session: InsecurePairwiseSession, _: DeliveredShares) -> DeliveredEntry:
+    return delivered_to(at_delivery(session.setup.mode, session.setup.suite, attempt=1), 3).entries[0]
+
+
+OPENED_BY_NOBODY: dict[str, Entry] = {
+    "sealed shares": lambda s, m: replace(m.entries[0], entry=flipped(m.entries[0].entry, sealed_end(s) - 1)),
+    "another client's": lambda s, _: delivered_to(s, 4).entries[0],
+    "another attempt's": of_another_attempt,
+}
+"""What does not open, whether anybody signs it or not."""
+ALTERED: dict[str, Entry] = {
+    **OPENED_BY_NOBODY,
+    "commitment": lambda _, m: replace(m.entries[0], entry=flipped(m.entries[0].entry, -1)),
+    "signature": lambda _, m: replace(m.entries[0], signature=flipped(m.entries[0].signature, 0)),
+    "path": lambda _, m: replace(m.entries[0], path=(flipped(m.entries[0].path[0], 0), *m.entries[0].path[1:])),
+    "a node less": lambda _, m: replace(m.entries[0], path=m.entries[0].path[1:]),
+    "a node more": lambda _, m: replace(m.entries[0], path=(*m.entries[0].path, m.entries[0].path[0])),
+    "another sender's": lambda _, m: m.entries[1],
+}
+
+
+@pytest.mark.parametrize("part", ALTERED)
 @pytest.mark.parametrize("suite", Suite)
 def test_in_active_mode_whatever_the_relay_alters_in_an_entry_ends_the_session_for_the_receiver(
     suite: Suite, part: str, refused: Refused, goes_on: GoesOn
 ) -> None:
     session = at_delivery(suite=suite)
-    victim, sender = session.client_ids[3], session.client_ids[0]
+    victim, blamed = session.client_ids[3], {session.client_ids[0], ServerId()}
     message = delivered_to(session, 3)
-    entry = message.entries[0]
-    forged = {
-        "sealed shares": replace(entry, entry=flipped(entry.entry, 0)),
-        "commitment": replace(entry, entry=flipped(entry.entry, -1)),
-        "signature": replace(entry, signature=flipped(entry.signature, 0)),
-        "path": replace(entry, path=(flipped(entry.path[0], 0), *entry.path[1:])),
-    }[part]
-    refused(
-        session,
-        victim,
-        with_entry(message, 0, forged),
-        AuthenticationFailed,
-        Reason.AUTHENTICATION_FAILED,
-        {sender, ServerId()},
-    )
-    goes_on(session, without=[victim])
-
-
-@pytest.mark.parametrize("change", ["a node less", "a node more"])
-def test_a_path_of_another_length_is_refused(change: str, refused: Refused, goes_on: GoesOn) -> None:
-    session = at_delivery(suite=Suite.HYBRID)
-    victim, sender = session.client_ids[3], session.client_ids[0]
-    message = delivered_to(session, 3)
-    path = message.entries[0].path
-    forged = replace(message.entries[0], path=path[1:] if change == "a node less" else (*path, path[0]))
-    refused(
-        session,
-        victim,
-        with_entry(message, 0, forged),
-        AuthenticationFailed,
-        Reason.AUTHENTICATION_FAILED,
-        {sender, ServerId()},
-    )
-    goes_on(session, without=[victim])
-
-
-@pytest.mark.parametrize("mode", SecurityMode)
-def test_shares_that_were_meant_for_another_client_are_of_no_use(
-    mode: SecurityMode, refused: Refused, goes_on: GoesOn
-) -> None:
-    session = at_delivery(mode)
-    victim, sender = session.client_ids[3], session.client_ids[0]
-    moved = delivered_to(session, 4).entries[0]
-    session.drop(session.client_ids[4])
-    forged = with_entry(delivered_to(session, 3), 0, moved)
-    if mode is SecurityMode.ACTIVE:
-        blamed = {sender, ServerId()}
-        refused(session, victim, forged, AuthenticationFailed, Reason.AUTHENTICATION_FAILED, blamed)
-        return
-    upload = session.clients[victim].answer(forged)
-    session.server.receive(victim, upload)
-    (complaint,) = session.clients[victim].faults
-    assert (complaint.reason, complaint.culprits) == (Reason.AUTHENTICATION_FAILED, frozenset({sender, ServerId()}))
-    goes_on(session, without=[session.client_ids[4]])
-    assert 0 not in held_by(session, 3)
-
-
-def test_a_signature_on_one_clients_shares_does_not_serve_for_anothers(refused: Refused, goes_on: GoesOn) -> None:
-    session = at_delivery()
-    victim, sender = session.client_ids[3], session.client_ids[0]
-    message = delivered_to(session, 3)
-    first, second = message.entries[:2]
-    # The whole of what the second neighbour sent, in the first one's place: it was for this receiver too.
-    assert second.entry != first.entry
-    blamed = {sender, ServerId()}
-    forged = with_entry(message, 0, second)
+    forged = with_entry(message, 0, ALTERED[part](session, message))
+    session.take(victim)
     refused(session, victim, forged, AuthenticationFailed, Reason.AUTHENTICATION_FAILED, blamed)
     goes_on(session, without=[victim])
 
 
-@pytest.mark.parametrize("mode", SecurityMode)
-def test_shares_of_another_attempt_are_refused(mode: SecurityMode, refused: Refused, goes_on: GoesOn) -> None:
-    earlier, session = at_delivery(mode), at_delivery(mode, attempt=1)
-    victim = session.client_ids[3]
-    session.take(victim)
-    refused(session, victim, earlier.take(victim), PeerMisbehaved, Reason.WRONG_SESSION, {ServerId()})
-    goes_on(session, without=[victim])
-
-
-@pytest.mark.parametrize("mode", SecurityMode)
-def test_shares_of_another_attempt_do_not_open_under_a_new_label(
-    mode: SecurityMode, refused: Refused, goes_on: GoesOn
+@pytest.mark.parametrize(
+    ("suite", "part"), [*((Suite.CLASSIC, part) for part in OPENED_BY_NOBODY), (Suite.HYBRID, "sealed shares")], ids=str
+)
+def test_in_semi_honest_mode_it_is_recorded_as_missing_and_evicts_nobody(
+    suite: Suite, part: str, goes_on: GoesOn
 ) -> None:
-    earlier, session = at_delivery(mode), at_delivery(mode, attempt=1)
+    session = at_delivery(SecurityMode.SEMI_HONEST, suite)
     victim, sender = session.client_ids[3], session.client_ids[0]
-    old = delivered_to(earlier, 3).entries[0]
-    forged = with_entry(delivered_to(session, 3), 0, old)
-    if mode is SecurityMode.ACTIVE:
-        blamed = {sender, ServerId()}
-        refused(session, victim, forged, AuthenticationFailed, Reason.AUTHENTICATION_FAILED, blamed)
-        goes_on(session, without=[victim])
-        return
-    upload = session.clients[victim].answer(forged)
+    message = delivered_to(session, 3)
+    upload = session.clients[victim].answer(with_entry(message, 0, OPENED_BY_NOBODY[part](session, message)))
+    session.take(victim)
     session.server.receive(victim, upload)
     (complaint,) = session.clients[victim].faults
-    assert (complaint.reason, complaint.culprits) == (Reason.AUTHENTICATION_FAILED, frozenset({sender, ServerId()}))
+    assert isinstance(complaint, AuthenticationFailed)
+    assert complaint.culprits == {sender, ServerId()}, "the sender or the relay; nothing tells which"
     goes_on(session)
+    assert held_by(session, 3) == [1, 2, 4, 5, 6, 7]
 
 
 # --- The seeds of edges -----------------------------------------------------------------------------------------------
@@ -358,7 +271,7 @@ def test_a_neighbour_that_signs_an_unusable_edge_seed_drives_one_out_and_is_name
     sender = sender_of_an_edge_to(planned, 3)
     session = InsecurePairwiseSession(planned.setup)
     attacker, victim = session.client_ids[sender], session.client_ids[3]
-    with corrupted_sealing(Suite.HYBRID, attacker, victim, shares=False):
+    with unusable_edge(attacker, victim):
         session.reach(ServerState.AWAITING_MASKED_INPUTS)
     # The attacker masked with a seed that its victim does not know; it shows it, or its neighbours do without its sum.
     goes_on(session, of=set(session.client_ids) - {victim})
@@ -439,23 +352,6 @@ def test_who_has_uploaded_complains_of_nobody_and_who_complained_uploads_nothing
 # --- Who shared -------------------------------------------------------------------------------------------------------
 
 
-def delivered_for(session: InsecurePairwiseSession, receiver: int, sharers: set[int]) -> bytes:
-    """Return a delivery that fits together for a set of sharers of the server's choice."""
-    roster = session.server.roster
-    relayed = {
-        position: RelayedShares(
-            roster,
-            position,
-            EncryptedShares.decode(
-                session.sent_by(session.client_ids[position], MessageKind.ENCRYPTED_SHARES), roster, position
-            ),
-            None,
-        )
-        for position in range(roster.population)
-    }
-    return deliver_shares(session.settled(sharers), relayed, receiver).encode()
-
-
 @pytest.mark.parametrize("mode", SecurityMode)
 def test_a_client_that_is_told_that_it_shared_nothing_leaves(
     mode: SecurityMode, refused: Refused, goes_on: GoesOn
@@ -463,58 +359,34 @@ def test_a_client_that_is_told_that_it_shared_nothing_leaves(
     session = at_delivery(mode)
     victim = session.client_ids[3]
     session.take(victim)
-    message = delivered_for(session, 3, set(range(8)) - {3})
+    message = session.delivery(3, set(range(8)) - {3})
     refused(session, victim, message, PeerMisbehaved, Reason.SURVIVORS_INVALID, {ServerId()})
     goes_on(session, without=[victim])
 
 
+@pytest.mark.parametrize("few", ["clients", "neighbours"])
 @pytest.mark.parametrize("mode", SecurityMode)
-def test_nothing_is_uploaded_when_fewer_shared_than_the_minimum_cohort(mode: SecurityMode, refused: Refused) -> None:
-    session = InsecurePairwiseSession(SessionSetup(mode=mode, minimum_cohort=7))
-    victim = session.client_ids[3]
-    own = session.update_of(victim)
-    session.clients[victim] = session.enrol(victim, update=own)
-    session.reach(ServerState.AWAITING_MASKED_INPUTS)
-    session.take(victim)
-    message = delivered_for(session, 3, {0, 1, 2, 3, 4, 5})
-    error = refused(session, victim, message, ThresholdNotMet, Reason.THRESHOLD_NOT_MET)
-    assert isinstance(error, ThresholdNotMet)
-    assert (error.needed, error.present) == (7, 6)
-    assert not is_spent(own), "nothing of it left"
-
-
-@pytest.mark.parametrize("mode", SecurityMode)
-def test_nothing_is_uploaded_when_fewer_neighbours_shared_than_the_threshold(
-    mode: SecurityMode, refused: Refused
+def test_nothing_is_uploaded_when_fewer_shared_than_the_minimum_cohort_or_the_threshold(
+    mode: SecurityMode, few: str, refused: Refused
 ) -> None:
-    session = InsecurePairwiseSession(
-        SessionSetup(mode=mode, population=20, topology=Topology.SPARSE, minimum_cohort=3)
-    )
+    kinds: dict[str, dict[str, Any]] = {
+        "clients": {"minimum_cohort": 7},
+        "neighbours": {"population": 20, "topology": Topology.SPARSE},
+    }
+    session = InsecurePairwiseSession(replace(SessionSetup(mode=mode), **kinds[few]))
     victim = session.client_ids[3]
     own = session.update_of(victim)
     session.clients[victim] = session.enrol(victim, update=own)
     session.reach(ServerState.AWAITING_MASKED_INPUTS)
     session.take(victim)
-    neighbours = session.server.roster.graph.neighbours(3)
-    threshold = session.server.configuration.threshold
-    gone = neighbours[: len(neighbours) - threshold + 1]
-    message = delivered_for(session, 3, set(range(20)) - set(gone))
+    everybody, neighbours = set(range(session.setup.population)), session.server.roster.graph.neighbours(3)
+    needed = 7 if few == "clients" else session.server.configuration.threshold
+    gone = {6, 7} if few == "clients" else set(neighbours[: len(neighbours) - needed + 1])
+    message = session.delivery(3, everybody - gone)
     error = refused(session, victim, message, ThresholdNotMet, Reason.THRESHOLD_NOT_MET)
     assert isinstance(error, ThresholdNotMet)
-    assert (error.needed, error.present) == (threshold, threshold - 1)
-    assert not is_spent(own)
-
-
-def test_an_input_is_spent_as_soon_as_its_upload_is_handed_over() -> None:
-    session = InsecurePairwiseSession()
-    victim = session.client_ids[3]
-    own = session.update_of(victim)
-    session.clients[victim] = session.enrol(victim, update=own)
-    session.reach(ServerState.AWAITING_MASKED_INPUTS)
-    message = session.take(victim)
-    assert not is_spent(own)
-    assert session.clients[victim].answer(message)
-    assert is_spent(own)
+    assert (error.needed, error.present) == (needed, needed - 1)
+    assert not is_spent(own), "nothing of it left"
 
 
 # --- Two trees of one dealer ------------------------------------------------------------------------------------------
@@ -570,7 +442,7 @@ def test_a_dealer_that_signs_an_unusable_seed_for_the_network_alone_has_no_hones
     holder = next(n for n in graph.neighbours(0) if graph.sends_edge_seed(0, n))
     victim = session.client_ids[holder]
     offered = next(outgoing.message for outgoing in session.pending if outgoing.receiver == dealer)
-    with corrupted_sealing(Suite.HYBRID, dealer, victim, shares=False):
+    with unusable_edge(dealer, victim):
         other = second_tree(session, dealer, offered)
     session.reach(ServerState.AWAITING_MASKED_INPUTS)
     with_entries_exchanged(session, other, holder)
@@ -592,16 +464,6 @@ def test_secrets_are_not_shared_a_second_time_under_the_same_keys() -> None:
     with pytest.raises(Misuse) as caught:
         share_keys(member, advertised, key_set, member.coins)
     assert caught.value.reason is Reason.ALREADY_SPENT
-
-
-def test_a_roster_that_is_delivered_again_gets_the_same_shares_byte_for_byte() -> None:
-    session = InsecurePairwiseSession()
-    session.reach(ServerState.AWAITING_ENCRYPTED_SHARES)
-    client = session.clients[session.client_ids[0]]
-    message = session.take(client.client)
-    first = client.answer(message)
-    assert client.answer(message) == first
-    assert client.state is ClientState.AWAITING_DELIVERED_SHARES
 
 
 def test_shares_of_a_client_under_the_label_of_another_session_are_refused_by_the_server(goes_on: GoesOn) -> None:

@@ -15,7 +15,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 import pytest
@@ -28,8 +28,6 @@ from secagg.errors import AuthenticationFailed, MalformedMessage, PeerMisbehaved
 from secagg.identifiers import ClientId, ServerId, SessionContext
 from secagg.parameters import SecurityMode, Suite
 from secagg.protocols.pairwise_mask import ClientState, Server, ServerState, SessionPlan, Topology
-from secagg.protocols.pairwise_mask.relay import RelayedShares, deliver_shares
-from secagg.protocols.pairwise_mask.round1_share_keys import EncryptedShares
 from secagg.protocols.pairwise_mask.round2_masked_input import MaskedInput, upload_digest
 from secagg.protocols.pairwise_mask.rounds3_4_unmasking import (
     Endorsement,
@@ -42,7 +40,7 @@ from secagg.protocols.pairwise_mask.rounds3_4_unmasking import (
 from secagg.protocols.pairwise_mask.suites import ClassicSuite, HybridSuite, OwnKeys, PublishedKeys
 from secagg.session.certificates import issue_certificate
 from secagg.wire import MessageKind
-from tests.harness.pairwise_sessions import InsecurePairwiseSession, SessionSetup, insecure_signing_key
+from tests.harness.pairwise_sessions import InsecurePairwiseSession, Outgoing, SessionSetup, insecure_signing_key
 
 Refused = Callable[..., SecAggError]
 GoesOn = Callable[..., None]
@@ -134,15 +132,6 @@ def test_a_second_request_with_another_set_gets_nothing(mode: SecurityMode, refu
 
 
 @pytest.mark.parametrize("mode", SecurityMode)
-def test_a_second_request_for_the_same_set_gets_the_same_bytes(mode: SecurityMode, goes_on: GoesOn) -> None:
-    session = at(ServerState.AWAITING_UNMASKING_SHARES, mode)
-    client = session.clients[session.client_ids[0]]
-    message = next(o.message for o in session.pending if o.receiver == client.client)
-    assert client.answer(message) == client.answer(message)
-    goes_on(session)
-
-
-@pytest.mark.parametrize("mode", SecurityMode)
 @pytest.mark.parametrize("suite", Suite)
 def test_of_each_neighbour_a_client_shows_a_share_of_one_secret_and_none_of_the_other(
     suite: Suite, mode: SecurityMode, goes_on: GoesOn, monkeypatch: pytest.MonkeyPatch
@@ -174,29 +163,6 @@ def test_of_each_neighbour_a_client_shows_a_share_of_one_secret_and_none_of_the_
             assert (root_share in answer, seed_share in answer) == (dealer == dropped, dealer != dropped)
 
 
-@pytest.mark.parametrize("mode", SecurityMode)
-def test_an_unmasking_request_that_declares_its_receiver_dropped_gets_nothing(
-    mode: SecurityMode, refused: Refused
-) -> None:
-    session = at(ServerState.AWAITING_UNMASKING_SHARES, mode)
-    victim = session.client_ids[3]
-    session.take(victim)
-    others = [0, 1, 2, 4, 5, 6, 7]
-    signatures = certified(session, others) if mode is SecurityMode.ACTIVE else {}
-    message = request(session, 3, others, signatures)
-    refused(session, victim, message, PeerMisbehaved, Reason.SURVIVORS_INVALID, {ServerId()})
-
-
-def test_a_member_of_the_committee_does_not_sign_a_set_that_it_is_not_in(refused: Refused, goes_on: GoesOn) -> None:
-    session = at(ServerState.AWAITING_SURVIVOR_SIGNATURES)
-    victim = session.client_ids[3]
-    session.take(victim)
-    message = survivor_set(session, [0, 1, 2, 4, 5, 6, 7], EVERYBODY)
-    refused(session, victim, message, PeerMisbehaved, Reason.SURVIVORS_INVALID, {ServerId()})
-    # It contributed before it left, so its input stays in the sum.
-    goes_on(session, without=[victim], of=session.client_ids)
-
-
 # --- Sets that do not fit ---------------------------------------------------------------------------------------------
 
 
@@ -209,92 +175,81 @@ def without_a_sharer(mode: SecurityMode, state: ServerState) -> InsecurePairwise
     return session
 
 
-def test_a_member_does_not_sign_a_contributor_that_never_shared(refused: Refused) -> None:
-    session = without_a_sharer(SecurityMode.ACTIVE, ServerState.AWAITING_SURVIVOR_SIGNATURES)
+NOT_THE_VICTIM = [0, 1, 2, 4, 5, 6, 7]
+
+
+@pytest.mark.parametrize(
+    ("contributors", "sharers", "all_shared"),
+    [
+        (NOT_THE_VICTIM, EVERYBODY, True),
+        (EVERYBODY, range(7), False),
+        (range(7), range(7), True),
+        (range(7), EVERYBODY, False),
+    ],
+    ids=["without the member", "of one that never shared", "of fewer sharers", "of more sharers"],
+)
+def test_a_member_does_not_sign_sets_that_do_not_fit_what_it_masked_under(
+    contributors: Sequence[int], sharers: Sequence[int], refused: Refused, *, all_shared: bool
+) -> None:
+    state = ServerState.AWAITING_SURVIVOR_SIGNATURES
+    session = at(state) if all_shared else without_a_sharer(SecurityMode.ACTIVE, state)
     victim = session.client_ids[3]
     session.take(victim)
-    message = survivor_set(session, EVERYBODY, range(7))
+    message = survivor_set(session, contributors, sharers)
     refused(session, victim, message, PeerMisbehaved, Reason.SURVIVORS_INVALID, {ServerId()})
 
 
-def test_a_client_does_not_unmask_a_contributor_that_never_shared(refused: Refused) -> None:
-    session = without_a_sharer(SecurityMode.SEMI_HONEST, ServerState.AWAITING_UNMASKING_SHARES)
+@pytest.mark.parametrize(
+    ("mode", "contributors"),
+    [*((mode, NOT_THE_VICTIM) for mode in SecurityMode), (SecurityMode.SEMI_HONEST, EVERYBODY)],
+    ids=str,
+)
+def test_a_client_does_not_unmask_a_set_without_itself_or_with_one_that_never_shared(
+    mode: SecurityMode, contributors: Sequence[int], refused: Refused
+) -> None:
+    state = ServerState.AWAITING_UNMASKING_SHARES
+    session = at(state, mode) if contributors is NOT_THE_VICTIM else without_a_sharer(mode, state)
     victim = session.client_ids[3]
     session.take(victim)
-    message = request(session, 3, EVERYBODY, {})
+    signatures = certified(session, contributors) if mode is SecurityMode.ACTIVE else {}
+    message = request(session, 3, contributors, signatures)
     refused(session, victim, message, PeerMisbehaved, Reason.SURVIVORS_INVALID, {ServerId()})
 
 
-@pytest.mark.parametrize("sharers", [range(7), EVERYBODY], ids=["fewer", "more"])
-def test_a_member_does_not_sign_other_sharers_than_it_masked_under(sharers: range, refused: Refused) -> None:
-    if sharers == EVERYBODY:
-        session = without_a_sharer(SecurityMode.ACTIVE, ServerState.AWAITING_SURVIVOR_SIGNATURES)
-    else:
-        session = at(ServerState.AWAITING_SURVIVOR_SIGNATURES)
-    victim = session.client_ids[3]
-    session.take(victim)
-    message = survivor_set(session, range(7), sharers)
-    refused(session, victim, message, PeerMisbehaved, Reason.SURVIVORS_INVALID, {ServerId()})
-
-
-@pytest.mark.parametrize("mode", SecurityMode)
-def test_sets_of_another_session_are_refused(mode: SecurityMode, refused: Refused) -> None:
-    earlier, session = (at(ServerState.AWAITING_UNMASKING_SHARES, mode, attempt=attempt) for attempt in (0, 1))
-    victim = session.client_ids[3]
-    session.take(victim)
-    refused(session, victim, earlier.take(victim), PeerMisbehaved, Reason.WRONG_SESSION, {ServerId()})
-
-
-def test_a_survivor_set_of_another_session_is_not_signed(refused: Refused, goes_on: GoesOn) -> None:
-    earlier, session = (at(ServerState.AWAITING_SURVIVOR_SIGNATURES, attempt=attempt) for attempt in (0, 1))
-    victim = session.client_ids[3]
-    session.take(victim)
-    refused(session, victim, earlier.take(victim), PeerMisbehaved, Reason.WRONG_SESSION, {ServerId()})
-    goes_on(session, without=[victim], of=session.client_ids)
-
-
-@pytest.mark.parametrize("mode", SecurityMode)
-def test_a_set_below_the_minimum_cohort_is_not_unmasked(mode: SecurityMode, refused: Refused) -> None:
-    session = at(ServerState.AWAITING_UNMASKING_SHARES, mode, minimum_cohort=7)
+def refuses_so_few(refused: Refused, session: InsecurePairwiseSession, message: bytes, needed: int) -> None:
     victim = session.client_ids[0]
-    session.take(victim)
-    few = [0, 1, 2, 3, 4, 5]
-    signatures = certified(session, few) if mode is SecurityMode.ACTIVE else {}
-    error = refused(session, victim, request(session, 0, few, signatures), ThresholdNotMet, Reason.THRESHOLD_NOT_MET)
-    assert isinstance(error, ThresholdNotMet)
-    assert (error.needed, error.present) == (7, 6)
-
-
-def test_a_set_below_the_minimum_cohort_is_not_signed(refused: Refused) -> None:
-    session = at(ServerState.AWAITING_SURVIVOR_SIGNATURES, minimum_cohort=7)
-    victim = session.client_ids[0]
-    session.take(victim)
-    message = survivor_set(session, [0, 1, 2, 3, 4, 5], EVERYBODY)
+    session.pending = [outgoing for outgoing in session.pending if outgoing.receiver != victim]
     error = refused(session, victim, message, ThresholdNotMet, Reason.THRESHOLD_NOT_MET)
     assert isinstance(error, ThresholdNotMet)
-    assert (error.needed, error.present) == (7, 6)
+    assert (error.needed, error.present) == (needed, needed - 1)
+
+
+@pytest.mark.parametrize("mode", SecurityMode)
+def test_a_set_below_the_minimum_cohort_is_neither_signed_nor_unmasked(mode: SecurityMode, refused: Refused) -> None:
+    few = range(6)
+    session = at(ServerState.AWAITING_UNMASKING_SHARES, mode, minimum_cohort=7)
+    signatures = certified(session, few) if mode is SecurityMode.ACTIVE else {}
+    refuses_so_few(refused, session, request(session, 0, few, signatures), 7)
+    if mode is SecurityMode.ACTIVE:
+        session = at(ServerState.AWAITING_SURVIVOR_SIGNATURES, minimum_cohort=7)
+        refuses_so_few(refused, session, survivor_set(session, few, EVERYBODY), 7)
 
 
 @pytest.mark.parametrize("mode", SecurityMode)
 def test_a_set_with_fewer_neighbours_of_a_client_than_the_threshold_is_not_unmasked(
     mode: SecurityMode, refused: Refused
 ) -> None:
-    session = at(ServerState.AWAITING_UNMASKING_SHARES, mode, population=20, topology=Topology.SPARSE)
-    victim, roster = session.client_ids[0], session.server.roster
-    session.take(victim)
-    threshold, neighbours = session.server.configuration.threshold, roster.graph.neighbours(0)
+    is_active = mode is SecurityMode.ACTIVE
+    # In active mode the client has to have signed this very set, which it does.
+    state = ServerState.AWAITING_SURVIVOR_SIGNATURES if is_active else ServerState.AWAITING_UNMASKING_SHARES
+    session = at(state, mode, population=20, topology=Topology.SPARSE)
+    threshold, neighbours = session.server.configuration.threshold, session.server.roster.graph.neighbours(0)
     gone = set(neighbours[: len(neighbours) - threshold + 1])
     chosen = [position for position in range(20) if position not in gone]
-    if mode is SecurityMode.ACTIVE:
-        # The victim signed another set, so what refuses it is shown on a fresh client that signed this one.
-        session = at(ServerState.AWAITING_SURVIVOR_SIGNATURES, population=20, topology=Topology.SPARSE)
+    if is_active:
         ask(session, 0, chosen)
-    signatures = certified(session, chosen) if mode is SecurityMode.ACTIVE else {}
-    message = request(session, 0, chosen, signatures)
-    session.pending = [outgoing for outgoing in session.pending if outgoing.receiver != victim]
-    error = refused(session, victim, message, ThresholdNotMet, Reason.THRESHOLD_NOT_MET)
-    assert isinstance(error, ThresholdNotMet)
-    assert (error.needed, error.present) == (threshold, threshold - 1)
+    signatures = certified(session, chosen) if is_active else {}
+    refuses_so_few(refused, session, request(session, 0, chosen, signatures), threshold)
 
 
 # --- Split sets -------------------------------------------------------------------------------------------------------
@@ -341,14 +296,6 @@ def test_signatures_on_two_sets_do_not_add_up_to_a_certificate(refused: Refused)
     message = request(session, 1, ONE_SET, signatures)
     session.pending.clear()
     refused(session, victim, message, AuthenticationFailed, Reason.AUTHENTICATION_FAILED, {ServerId()})
-
-
-def test_a_member_signs_one_set_only(refused: Refused) -> None:
-    session = at(ServerState.AWAITING_SURVIVOR_SIGNATURES)
-    victim = session.client_ids[1]
-    session.clients[victim].answer(session.take(victim))
-    second = survivor_set(session, ONE_SET, EVERYBODY)
-    refused(session, victim, second, PeerMisbehaved, Reason.ALREADY_ANSWERED, {ServerId()})
 
 
 def test_a_member_does_not_unmask_another_set_than_it_signed(refused: Refused) -> None:
@@ -474,57 +421,34 @@ def test_a_certificate_of_another_attempt_unmasks_nothing(refused: Refused) -> N
     refused(session, victim, forged, AuthenticationFailed, Reason.AUTHENTICATION_FAILED, {ServerId()})
 
 
-def test_a_signature_of_the_committee_counts_once_and_for_its_signer(goes_on: GoesOn) -> None:
-    session = at(ServerState.AWAITING_SURVIVOR_SIGNATURES)
-    one, other = session.client_ids[:2]
-    answer = session.clients[one].answer(session.take(one))
-    session.drop(other)
-    with pytest.raises(AuthenticationFailed) as caught:
-        session.server.receive(other, answer)
-    assert caught.value.culprits == unverified(other)
-    session.server.receive(one, answer)
-    goes_on(session, without=[other], of=session.client_ids)
-
-
 # --- Views ------------------------------------------------------------------------------------------------------------
 
 
-def with_a_split_view() -> tuple[InsecurePairwiseSession, int, int]:
+def with_a_split_view() -> tuple[InsecurePairwiseSession, int]:
     """Show client 3 fewer sharers than the others before it masks: client 6 is missing."""
-    session = at(ServerState.AWAITING_MASKED_INPUTS)
-    roster, cheated, hidden = session.server.roster, 3, 6
-    relayed = {
-        position: RelayedShares(
-            roster,
-            position,
-            EncryptedShares.decode(
-                session.sent_by(session.client_ids[position], MessageKind.ENCRYPTED_SHARES), roster, position
-            ),
-            None,
-        )
-        for position in EVERYBODY
-    }
-    fewer = [position for position in EVERYBODY if position != hidden]
-    message = deliver_shares(session.settled(fewer), relayed, cheated).encode()
-    client = session.client_ids[cheated]
-    session.pending = [
-        replace(outgoing, message=message) if outgoing.receiver == client else outgoing for outgoing in session.pending
-    ]
-    return session, cheated, hidden
+    session, cheated, hidden = at(ServerState.AWAITING_MASKED_INPUTS), 3, 6
+    message = session.delivery(cheated, set(EVERYBODY) - {hidden})
+    session.take(session.client_ids[cheated])
+    session.pending.append(Outgoing(session.client_ids[cheated], message))
+    return session, cheated
 
 
-def test_an_upload_under_fewer_sharers_does_not_count(goes_on: GoesOn) -> None:
-    session, cheated, _ = with_a_split_view()
+def test_an_upload_under_fewer_sharers_does_not_count_and_its_client_signs_nothing(
+    refused: Refused, goes_on: GoesOn
+) -> None:
+    session, cheated = with_a_split_view()
     victim = session.client_ids[cheated]
     session.reach(ServerState.AWAITING_SURVIVOR_SIGNATURES)
     ((sender, error),) = session.refusals
     assert isinstance(error, AuthenticationFailed)
     assert (sender, error.culprits) == (victim, unverified(victim))
+    message = survivor_set(session, EVERYBODY, EVERYBODY)
+    refused(session, victim, message, PeerMisbehaved, Reason.SURVIVORS_INVALID, {ServerId()})
     goes_on(session, without=[victim])
 
 
 def test_neighbours_do_not_unmask_a_client_that_masked_under_fewer_sharers(refused: Refused) -> None:
-    session, cheated, _ = with_a_split_view()
+    session, cheated = with_a_split_view()
     session.reach(ServerState.AWAITING_SURVIVOR_SIGNATURES)
     # The server counts the upload nevertheless, and a majority of the committee is corrupted, so that only views help.
     signatures = certified(session, EVERYBODY)
@@ -534,14 +458,6 @@ def test_neighbours_do_not_unmask_a_client_that_masked_under_fewer_sharers(refus
     message = request(session, 0, EVERYBODY, signatures)
     blamed = {session.client_ids[cheated], ServerId()}
     refused(session, target, message, AuthenticationFailed, Reason.AUTHENTICATION_FAILED, blamed)
-
-
-def test_the_cheated_client_itself_signs_no_survivors(refused: Refused) -> None:
-    session, cheated, _ = with_a_split_view()
-    session.reach(ServerState.AWAITING_SURVIVOR_SIGNATURES)
-    victim = session.client_ids[cheated]
-    message = survivor_set(session, EVERYBODY, EVERYBODY)
-    refused(session, victim, message, PeerMisbehaved, Reason.SURVIVORS_INVALID, {ServerId()})
 
 
 @pytest.mark.parametrize(

@@ -280,18 +280,6 @@ def test_a_ring_behind_a_rotation_is_narrower_and_its_sums_leave_it_as_seldom_as
     assert greatest / deviation == pytest.approx(4, rel=1e-6)
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"weights": (1, 2)}, "every client weighs 1"),
-        ({"layout": Layout((RingSegment(24, VALUES),))}, "noise is for 1 segments"),
-    ],
-)
-def test_noise_for_something_else_is_refused(changes: dict[str, Any], message: str) -> None:
-    with pytest.raises(InvalidParameters, match=message):
-        configured(**changes)
-
-
 def test_counts_without_tables_are_not_released() -> None:
     entry = find("two-servers")
     with (
@@ -299,15 +287,6 @@ def test_counts_without_tables_are_not_released() -> None:
         pytest.raises(InvalidParameters, match="hand the codec's tables over"),
     ):
         world.open(replace(SUBJECT, tables=()), frozenset(CLIENTS))
-
-
-def test_a_configuration_with_noise_is_read_back_and_its_digest_covers_it() -> None:
-    one = configured()
-    assert IndexingConfiguration.decode(one.encode()) == one
-    less = configured(noise=server_noise(replace(SETTINGS, noise_multiplier=Fraction(1, 2)), LAYOUT))
-    rotated = configured(noise=server_noise(replace(SETTINGS, is_rotated=True), LAYOUT))
-    assert IndexingConfiguration.decode(rotated.encode()) == rotated
-    assert len({one.context, less.context, rotated.context, configured(noise=None).context}) == 4
 
 
 def test_negative_counts_are_counts() -> None:

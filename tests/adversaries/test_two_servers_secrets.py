@@ -34,8 +34,8 @@ from secagg.protocols.two_servers.client import Client
 from secagg.protocols.two_servers.configuration import SharingMode
 from secagg.protocols.two_servers.one_hot.proof import prove
 from tests.harness.indexing_rounds import IndexingSetup, InsecureIndexingRound
+from tests.harness.made_secrets import Made, shows
 
-Made = list[tuple[Secret, bytes]]
 halves: Any = upload_module
 SETUP = IndexingSetup()
 OF_THE_ROUND = {"one-hot round key", "nonce key", "commitment nonce"}
@@ -50,22 +50,6 @@ MODES = pytest.mark.parametrize(
     ],
     ids=["checked", "hybrid", "without a tree", "unchecked"],
 )
-
-
-@pytest.fixture
-def made_secrets(monkeypatch: pytest.MonkeyPatch) -> Made:
-    """Every secret of 16 bytes or more that was made, with what it held."""
-    secrets: Made = []
-    initialise = Secret.__init__
-
-    def recording(self: Secret, kind: str, data: Any) -> None:
-        held = bytes(data)
-        initialise(self, kind, data)
-        if len(held) >= 16 and held.count(0) < 16:
-            secrets.append((self, held))
-
-    monkeypatch.setattr(Secret, "__init__", recording)
-    return secrets
 
 
 def is_namespace(found: Any) -> bool:
@@ -111,11 +95,6 @@ def seeds_left(made_secrets: Made) -> list[str]:
     """Return the kinds of what opens an upload and was not overwritten; this test's own list keeps it alive."""
     seeds = {"upload seed", "point function seed", "one-hot seed", "ring_mask_key", "body_key"}
     return [secret.kind for secret, _ in made_secrets if secret.kind in seeds and not secret.is_wiped]
-
-
-def shows(text: str, held: bytes) -> bool:
-    forms = (held.hex(), repr(held)[2:-1], str(list(held))[1:-1], str(int.from_bytes(held, "big")))
-    return any(form in text for form in forms)
 
 
 def lying(*args: Any) -> Any:

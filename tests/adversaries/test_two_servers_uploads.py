@@ -9,7 +9,10 @@
 | one upload is relayed under invented names | an authority certifies clients; the halves are bound to one of them |
 | two certificates for one client | a client is counted by its id, once |
 | a client weighs what nobody may | weights are a list that the configuration holds |
-| a lane, a length or a proof that no honest client sends | it is refused on arrival |
+| a lane or a proof that no honest client sends | it is refused on arrival |
+| one server has another configuration | its digest is in every key, signature and message; nothing is misaligned |
+| an upload of one round is handed to another | the round is in every key, signature and message as well |
+| one client more than the configuration counts on | the last client is refused |
 """
 
 from __future__ import annotations
@@ -18,10 +21,17 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from secagg.contract.layout import IndexSegment, Layout, RingSegment
-from secagg.errors import AuthenticationFailed, MalformedMessage, PeerError, PeerMisbehaved, Reason, UnexpectedMessage
+from secagg.errors import (
+    AuthenticationFailed,
+    MalformedMessage,
+    PeerError,
+    PeerMisbehaved,
+    Reason,
+)
 from secagg.identifiers import ClientId
 from secagg.parameters import Suite
 from secagg.protocols.two_servers import upload as upload_module
@@ -30,7 +40,7 @@ from secagg.protocols.two_servers.one_hot.statement import OneHotProof
 from secagg.protocols.two_servers.point_functions.shares import CorrectionWords, ExplicitShare
 from secagg.protocols.two_servers.upload import Upload, UploadHeader
 from secagg.session.certificates import Certificate, issue_certificate
-from tests.harness.indexing_rounds import IndexingSetup, InsecureIndexingRound
+from tests.harness.indexing_rounds import MIXED_LAYOUT, NOW, IndexingSetup, InsecureIndexingRound
 
 FIRST, SECOND = ClientId(1), ClientId(2)
 SETUP = IndexingSetup(weights=(1, 3))
@@ -76,35 +86,9 @@ def test_no_bit_of_a_half_can_be_altered(
 
 
 @pytest.mark.parametrize("server", [0, 1])
-def test_a_half_has_one_length(server: int, made: InsecureIndexingRound, raises_exactly: Check) -> None:
-    message, receiver = made.share(1)[server].encode(), made.servers[server]
-    for cut in {*range(0, len(message), 11), len(message) - 1}:
-        raises_exactly(
-            lambda cut=cut: receiver.receive(message[:cut]), MalformedMessage, Reason.TRUNCATED, unchanged=[receiver]
-        )
-    for more in (b"\0", message):
-        raises_exactly(
-            lambda more=more: receiver.receive(message + more),
-            MalformedMessage,
-            Reason.TRAILING_BYTES,
-            unchanged=[receiver],
-        )
-
-
-def test_what_is_no_upload_is_not_read(made: InsecureIndexingRound, raises_exactly: Check) -> None:
-    message = made.one.propose(())
-    raises_exactly(lambda: made.zero.receive(message), UnexpectedMessage, Reason.WRONG_KIND, unchanged=[made.zero])
-
-
-@pytest.mark.parametrize("server", [0, 1])
-def test_a_half_is_for_one_server(server: int, made: InsecureIndexingRound, raises_exactly: Check) -> None:
+def test_a_half_is_for_one_server(server: int, made: InsecureIndexingRound, refuses: Check) -> None:
     halves, receiver = made.share(1), made.servers[server]
-    raises_exactly(
-        lambda: receiver.receive(halves[1 - server].encode()),
-        MalformedMessage,
-        Reason.NOT_CANONICAL,
-        unchanged=[receiver],
-    )
+    refuses(receiver.receive, halves[1 - server].encode(), MalformedMessage, Reason.NOT_CANONICAL)
 
 
 def test_a_body_of_the_other_server_does_not_open_even_where_the_lengths_agree(raises_exactly: Check) -> None:
@@ -138,44 +122,23 @@ def test_nobody_can_squat_an_upload_with_another_body(
     sum_is_exact(made, 1, 3, 4, 5)
 
 
-@pytest.mark.parametrize("suite", Suite)
-def test_the_same_half_again_changes_nothing(suite: Suite, memory_of: Callable[..., object]) -> None:
-    made = InsecureIndexingRound(replace(SETUP, suite=suite))
-    halves = made.share(1)
-    for server, half in zip(made.servers, halves, strict=True):
-        upload_id = server.receive(half.encode())
-        before = memory_of(server)
-        assert server.receive(half.encode()) == upload_id
-        assert memory_of(server) == before
-
-
 # --- Another's name ---------------------------------------------------------------------------------------------------
 
 
-def test_a_thief_cannot_sign_for_another(made: InsecureIndexingRound, raises_exactly: Check) -> None:
+def test_a_thief_cannot_sign_for_another(made: InsecureIndexingRound, refuses: Check) -> None:
     for server, half in zip(made.servers, made.share(1), strict=True):
         forged = replace(half, signature=half.signature_by(made.setup.signing_key_of("client 2"), made.configuration))
-        raises_exactly(
-            lambda server=server, forged=forged: server.receive(forged.encode()),
-            AuthenticationFailed,
-            Reason.AUTHENTICATION_FAILED,
-            unchanged=[server],
-        )
+        refuses(server.receive, forged.encode(), AuthenticationFailed, Reason.AUTHENTICATION_FAILED)
 
 
-def test_an_upload_is_not_relayed_under_another_name(made: InsecureIndexingRound, raises_exactly: Check) -> None:
+def test_an_upload_is_not_relayed_under_another_name(made: InsecureIndexingRound, refuses: Check) -> None:
     """A certified client that works for a server hands in another's upload as its own."""
     for server, half in zip(made.servers, made.share(1), strict=True):
         stolen = signed(made, 2, half)
-        raises_exactly(
-            lambda server=server, stolen=stolen: server.receive(stolen),
-            AuthenticationFailed,
-            Reason.AUTHENTICATION_FAILED,
-            unchanged=[server],
-        )
+        refuses(server.receive, stolen, AuthenticationFailed, Reason.AUTHENTICATION_FAILED)
 
 
-def test_invented_names_are_nobodys(made: InsecureIndexingRound, raises_exactly: Check) -> None:
+def test_invented_names_are_nobodys(made: InsecureIndexingRound, refuses: Check) -> None:
     halves = made.share(1)
     for number in range(100, 120):
         stranger = made.setup.signing_key_of(f"client {number}")
@@ -183,15 +146,10 @@ def test_invented_names_are_nobodys(made: InsecureIndexingRound, raises_exactly:
         for server, half in zip(made.servers, halves, strict=True):
             certificate = issue_certificate(other_authority, ClientId(number), stranger.public_key)
             invented = signed(made, number, half, certificate=certificate)
-            raises_exactly(
-                lambda server=server, invented=invented: server.receive(invented),
-                AuthenticationFailed,
-                Reason.AUTHENTICATION_FAILED,
-                unchanged=[server],
-            )
+            refuses(server.receive, invented, AuthenticationFailed, Reason.AUTHENTICATION_FAILED)
 
 
-def test_a_certificate_is_for_one_client_and_one_key(made: InsecureIndexingRound, raises_exactly: Check) -> None:
+def test_a_certificate_is_for_one_client_and_one_key(made: InsecureIndexingRound, refuses: Check) -> None:
     half = made.share(1)[0]
     genuine = half.header.certificate
     other = made.setup.signing_key_of("client 2").public_key
@@ -199,15 +157,15 @@ def test_a_certificate_is_for_one_client_and_one_key(made: InsecureIndexingRound
         Certificate(ClientId(9), genuine.public_key, genuine.signature),
         Certificate(FIRST, other, genuine.signature),
     ):
-        raises_exactly(
-            lambda certificate=certificate: made.zero.receive(signed(made, 1, half, certificate=certificate)),
+        refuses(
+            made.zero.receive,
+            signed(made, 1, half, certificate=certificate),
             AuthenticationFailed,
             Reason.AUTHENTICATION_FAILED,
-            unchanged=[made.zero],
         )
 
 
-def test_a_client_with_two_keys_is_one_client(made: InsecureIndexingRound, raises_exactly: Check) -> None:
+def test_a_client_with_two_keys_is_one_client(made: InsecureIndexingRound, both_refuse: Check) -> None:
     made.upload(1)
     setup, authority = made.setup, made.setup.signing_key_of("authority")
     second_key = setup.signing_key_of("client 2")
@@ -215,14 +173,7 @@ def test_a_client_with_two_keys_is_one_client(made: InsecureIndexingRound, raise
     twin.certificate = issue_certificate(authority, FIRST, second_key.public_key)
     twin.signing_key = second_key
     made.clients[0] = twin
-    for server, half in zip(made.servers, made.share(1), strict=True):
-        raises_exactly(
-            lambda server=server, half=half: server.receive(half.encode()),
-            PeerMisbehaved,
-            Reason.ALREADY_ANSWERED,
-            FIRST,
-            unchanged=[server],
-        )
+    both_refuse(made, made.share(1), PeerMisbehaved, Reason.ALREADY_ANSWERED, FIRST)
 
 
 # --- Everything in the header -----------------------------------------------------------------------------------------
@@ -240,7 +191,7 @@ def header_changes(header: UploadHeader, other: UploadHeader) -> dict[str, dict[
 
 @pytest.mark.parametrize("what", ["weight", "nonce", "correction", "order"])
 def test_nothing_in_the_header_can_be_exchanged_under_what_is_sealed(
-    what: str, made: InsecureIndexingRound, raises_exactly: Check
+    what: str, made: InsecureIndexingRound, refuses: Check
 ) -> None:
     """Not even by the client itself, which signs it again; and a relay cannot sign."""
     halves, others = made.share(1), made.share(2)
@@ -248,38 +199,20 @@ def test_nothing_in_the_header_can_be_exchanged_under_what_is_sealed(
     for server, half in zip(made.servers, halves, strict=True):
         unsigned = replace(half, header=replace(half.header, **changes)).encode()
         for message in (unsigned, signed(made, 1, half, **changes)):
-            raises_exactly(
-                lambda server=server, message=message: server.receive(message),
-                AuthenticationFailed,
-                Reason.AUTHENTICATION_FAILED,
-                unchanged=[server],
-            )
-
-
-def anything_fits(*_: object) -> None:
-    """Stand for what an honest client checks of itself."""
+            refuses(server.receive, message, AuthenticationFailed, Reason.AUTHENTICATION_FAILED)
 
 
 @pytest.mark.parametrize("weight", [0, 2, 4, (1 << 32) - 1])
-def test_a_weight_that_nobody_may_have_is_refused(
-    weight: int, made: InsecureIndexingRound, raises_exactly: Check
-) -> None:
+def test_a_weight_that_nobody_may_have_is_refused(weight: int, made: InsecureIndexingRound, both_refuse: Check) -> None:
     halves = [replace(half, header=replace(half.header, weight=weight)) for half in made.share(1)]
     messages = [signed(made, 1, half) for half in halves]
-    for server, message in zip(made.servers, messages, strict=True):
-        raises_exactly(
-            lambda server=server, message=message: server.receive(message),
-            PeerMisbehaved,
-            Reason.INPUT_OUT_OF_RANGE,
-            FIRST,
-            unchanged=[server],
-        )
+    both_refuse(made, messages, PeerMisbehaved, Reason.INPUT_OUT_OF_RANGE, FIRST)
 
 
 # --- What no honest client sends --------------------------------------------------------------------------------------
 
 
-def test_a_proof_for_the_other_server_is_refused_on_arrival(raises_exactly: Check) -> None:
+def test_a_proof_for_the_other_server_is_refused_on_arrival(refuses: Check) -> None:
     """They have different lengths, so that it is seen at once."""
     made = InsecureIndexingRound(replace(SETUP, layout=ONE_SEGMENT))
     shape = made.configuration.check_shape(made.configuration.index_segments[0][1])
@@ -295,17 +228,11 @@ def test_a_proof_for_the_other_server_is_refused_on_arrival(raises_exactly: Chec
         forged = made.share(1)
     assert shape.proof_points > 0
     for server, half, reason in zip(made.servers, forged, (Reason.TRUNCATED, Reason.TRAILING_BYTES), strict=True):
-        raises_exactly(
-            lambda server=server, half=half: server.receive(half.encode()),
-            MalformedMessage,
-            reason,
-            ClientId(1),
-            unchanged=[server],
-        )
+        refuses(server.receive, half.encode(), MalformedMessage, reason, ClientId(1))
 
 
 @pytest.mark.parametrize(("kind", "place"), [(ExplicitShare, slice(0, 3)), (CorrectionWords, slice(-10, -7))])
-def test_a_lane_that_is_none_is_refused_on_arrival(kind: Any, place: slice, raises_exactly: Check) -> None:
+def test_a_lane_that_is_none_is_refused_on_arrival(kind: Any, place: slice, refuses: Check) -> None:
     """127 has seven bits like all lanes, and is no element of the field."""
     made = InsecureIndexingRound(replace(SETUP, layout=ONE_SEGMENT, depth=0 if kind is ExplicitShare else 1))
     genuine = kind.encode
@@ -318,18 +245,17 @@ def test_a_lane_that_is_none_is_refused_on_arrival(kind: Any, place: slice, rais
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(kind, "encode", encode)
         forged = made.share(1)
-    raises_exactly(
-        lambda: made.one.receive(forged[1].encode()),
+    refuses(
+        made.one.receive,
+        forged[1].encode(),
         MalformedMessage,
         Reason.NOT_CANONICAL,
-        # What was sealed is the client's; what was not may have been altered on the way.
         *([FIRST] if kind is ExplicitShare else []),
-        unchanged=[made.one],
     )
 
 
 def test_where_there_are_no_correction_words_there_is_no_digest_of_any(
-    raises_exactly: Check, monkeypatch: pytest.MonkeyPatch
+    both_refuse: Check, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A second header for one upload would be a second encoding of it."""
     made = InsecureIndexingRound(replace(SETUP, layout=ONE_SEGMENT, depth=0))
@@ -340,11 +266,91 @@ def test_where_there_are_no_correction_words_there_is_no_digest_of_any(
     with monkeypatch.context() as patch:
         patch.setattr(upload_module, "_correction_digest", something)
         forged = made.share(1)
-    for server, half in zip(made.servers, forged, strict=True):
-        raises_exactly(
-            lambda server=server, half=half: server.receive(half.encode()),
-            MalformedMessage,
-            Reason.NOT_CANONICAL,
-            FIRST,
-            unchanged=[server],
-        )
+    both_refuse(made, forged, MalformedMessage, Reason.NOT_CANONICAL, FIRST)
+
+
+# --- Servers that do not mean the same --------------------------------------------------------------------------------
+
+OTHERS: dict[str, dict[str, Any]] = {
+    "task": {"task": b"another task"},
+    "blocks": {"layout": Layout((RingSegment(20, 6), IndexSegment(8, 6), RingSegment(7, 3), IndexSegment(200, 4)))},
+    "codewords": {"layout": Layout((RingSegment(20, 6), IndexSegment(7, 5), RingSegment(7, 3), IndexSegment(200, 4)))},
+    "ring": {"layout": Layout((RingSegment(21, 6), IndexSegment(8, 5), RingSegment(7, 3), IndexSegment(200, 4)))},
+    "order": {"layout": Layout(MIXED_LAYOUT.segments[::-1])},
+    "mode": {"mode": SharingMode.UNCHECKED_POINT_FUNCTIONS},
+    "depth": {"depth": 2},
+    "lanes": {"maximum_cohort": 100},
+    "cohort": {"maximum_cohort": 21},
+    "minimum": {"minimum_cohort": 3},
+    "rejections": {"maximum_rejections": 4},
+    "weights": {"weights": (1, 2, 3)},
+    "suite": {"suite": Suite.HYBRID},
+}
+
+
+@pytest.mark.parametrize("what", OTHERS)
+@pytest.mark.parametrize("deviant", [0, 1])
+def test_a_server_with_another_configuration_understands_nothing(
+    deviant: int, what: str, raises_exactly: Check, refuses: Check
+) -> None:
+    """Neither what clients send nor what the other server says; and a client refuses its offer."""
+    made, other = InsecureIndexingRound(SETUP), InsecureIndexingRound(replace(SETUP, **OTHERS[what]))
+    genuine, astray = made.servers[1 - deviant], other.servers[deviant]
+    half, offers = made.share(1)[deviant].encode(), [made.zero.offer, made.one.offer]
+    with pytest.raises(PeerError) as caught:
+        astray.receive(half)
+    assert caught.value.reason in {Reason.AUTHENTICATION_FAILED, Reason.TRUNCATED, Reason.TRAILING_BYTES}
+    assert astray.waiting() == ()
+    offers[deviant] = astray.offer
+    raises_exactly(
+        lambda: made.clients[1].share(
+            made.setup.payload_of(2),
+            configuration=made.configuration,
+            round_number=7,
+            offers=(offers[0], offers[1]),
+            now=NOW,
+        ),
+        PeerMisbehaved,
+        Reason.WRONG_SESSION,
+        astray.server,
+    )
+    assert made.clients[1].ledger.last(made.setup.task) == -1
+    said = other.one.propose(()) if deviant else other.zero.answer(other.one.propose(()))
+    hear = genuine.answer if deviant else genuine.conclude
+    refuses(hear, said, PeerMisbehaved, Reason.WRONG_SESSION, astray.server)
+
+
+@pytest.mark.parametrize("number", [0, 6, 8, (1 << 64) - 1])
+def test_an_upload_is_for_one_round(number: int, both_refuse: Check) -> None:
+    """The other round has the same keys, as if a server had used its root again; the client itself moves its upload."""
+    made, other = InsecureIndexingRound(SETUP), InsecureIndexingRound(replace(SETUP, round_number=number))
+    halves = made.share(1)
+    both_refuse(other, halves, PeerMisbehaved, Reason.WRONG_SESSION)
+    moved = [signed(other, 1, half, round_number=number) for half in halves]
+    both_refuse(other, moved, AuthenticationFailed, Reason.AUTHENTICATION_FAILED)
+
+
+# --- Counts that wrap -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("cohort", "weight", "count"), [(126, 1, 126), (2, 63, 126), (4, 31, 124)])
+def test_everybody_may_vote_for_one_codeword(cohort: int, weight: int, count: int, both_refuse: Check) -> None:
+    """One more would be q or more, and nobody's vote would be left of it."""
+    layout = Layout((IndexSegment(3, 1),))
+    made = InsecureIndexingRound(
+        replace(SETUP, layout=layout, maximum_cohort=cohort, weights=(weight,), population=cohort + 1, capacity=126)
+    )
+    assert made.configuration.group.order == 127
+    payload = replace(made.setup.payload_of(1), values=(np.zeros_like(made.setup.payload_of(1).values[0]),))
+    for number in range(1, cohort + 1):
+        made.upload(number, weight=weight, payload=payload)
+    both_refuse(
+        made,
+        made.share(cohort + 1, weight=weight, payload=payload),
+        PeerMisbehaved,
+        Reason.BUFFER_FULL,
+        ClientId(cohort + 1),
+    )
+    made.check()
+    for result in made.finish():
+        assert np.asarray(result.aggregate.values[0]).tolist() == [[count, 0, 0]]

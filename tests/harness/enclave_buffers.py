@@ -29,14 +29,15 @@ from secagg.identifiers import ClientId
 from secagg.parameters import Suite
 from secagg.privacy.kinds import NoiseKind
 from secagg.protocols.enclave.budget import PrivacyFloor
-from secagg.protocols.enclave.client import Client, Upload
+from secagg.protocols.enclave.client import Client, Upload, vector_digest
 from secagg.protocols.enclave.floors import EnclaveFloors
 from secagg.protocols.enclave.ledger import SealLedger
 from secagg.protocols.enclave.plan import EnclaveSettings
 from secagg.protocols.enclave.server import EnclaveConnection, Server
 from secagg.protocols.enclave.session import EnclaveMember
 from secagg.protocols.enclave.trusted.configuration import Accumulation, EnclaveConfiguration, ReleaseForm
-from secagg.protocols.enclave.trusted.messages import ModelStamp, Receipt
+from secagg.protocols.enclave.trusted.messages import ModelStamp, Receipt, SealedUpload, UploadHeader, has_one_seal
+from secagg.protocols.enclave.trusted.upload_keys import proof_of, seal_indices, sealing_info
 from secagg.protocols.enclave.unattested import SimulatedEnclave, SimulatedJudge
 from secagg.protocols.enclave.verified_enclave import VerifiedEnclave
 from secagg.session.certificates import Authority, Certificate, SigningKey, issue_certificate
@@ -306,3 +307,38 @@ class InsecureEnclaveSession:
     def ideal(self, numbers: Iterable[int], weights: Sequence[int] | None = None) -> Aggregate:
         """Return what the sum over these clients has to be, with histograms where there are indices."""
         return ideal_aggregate(self.setup.layout, [self.setup.payload_of(number) for number in numbers], weights)
+
+
+def crafted(  # noqa: PLR0913 -- what a corrupt client can choose
+    session: InsecureEnclaveSession,
+    number: int = 1,
+    *,
+    weight: int = 1,
+    packed: bytes | None = None,
+    certificate: Certificate | None = None,
+    signing_key: SigningKey | None = None,
+) -> bytes:
+    """Make an upload whose every part a corrupt client has chosen, all of it sealed as it should be."""
+    configuration, key = session.configuration, session.setup.signing_key_of(f"client {number}")
+    own, key = certificate or session.certificate_of(number, signing_key or key), signing_key or key
+    if packed is None:
+        (indices,) = configuration.index_segments
+        packed = indices.ring.pack(session.setup.payload_of(number).values[1])
+    header = UploadHeader(
+        epoch=session.enclave.offer.epoch,
+        certificate=own,
+        model=ModelStamp(version=0, digest=bytes(32)),
+        vector_digest=vector_digest(bytes(32), []),
+    )
+    digest, drawn = header.digest(configuration.context), hashlib.sha256(b"%d" % number).digest()
+    inside = packed if has_one_seal(configuration) else drawn
+    with (
+        Secret("upload_seed", drawn) as seed,
+        proof_of(key, session.enclave.offer.receipt_key, digest) as proof,
+        Secret("upload_secret", bytes(proof.expose()) + inside + weight.to_bytes(4, "big")) as both,
+    ):
+        return SealedUpload(
+            header=header,
+            sealed_seed=session.verified().seal(both, sealing_info(digest), NOW),
+            sealed_indices=b"" if has_one_seal(configuration) else bytes(seal_indices(seed, digest, packed)),
+        ).encode()

@@ -11,8 +11,9 @@ There is no cryptography here but the library's own, and nothing here protects a
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import Final
 
 import numpy as np
@@ -35,7 +36,8 @@ from secagg.protocols.pairwise_mask.configuration import (
 from secagg.protocols.pairwise_mask.floors import ClientFloors
 from secagg.protocols.pairwise_mask.graph import Topology
 from secagg.protocols.pairwise_mask.plan import SessionPlan, plan_session
-from secagg.protocols.pairwise_mask.relay import Settled
+from secagg.protocols.pairwise_mask.relay import RelayedShares, Settled, deliver_shares
+from secagg.protocols.pairwise_mask.round1_share_keys import EncryptedShares
 from secagg.protocols.pairwise_mask.rounds3_4_unmasking import AnsweredFor, UnmaskingShares, signed_unmasking
 from secagg.protocols.pairwise_mask.session import Server, ServerState
 from secagg.session.certificates import Authority, Certificate, SigningKey, issue_certificate
@@ -415,6 +417,19 @@ class InsecurePairwiseSession:
     def relayed_root(self, client: ClientId) -> bytes:
         """Return the root over what the server relayed to a client."""
         return self.server.relayed_root(client)
+
+    def delivery(
+        self, receiver: int, sharers: Iterable[int] | None = None, sent: Mapping[int, bytes] = MappingProxyType({})
+    ) -> bytes:
+        """Return a delivery of shares that fits together, for sharers or with messages of the server's choice."""
+        roster, kind = self.server.roster, MessageKind.ENCRYPTED_SHARES
+        relayed = {
+            position: RelayedShares(roster, position, EncryptedShares.decode(message, roster, position), None)
+            for position, client in enumerate(roster.clients)
+            for message in [sent.get(position) or self.sent_by(client, kind)]
+        }
+        chosen = range(roster.population) if sharers is None else sharers
+        return deliver_shares(self.settled(chosen), relayed, receiver).encode()
 
     def signed_again(self, client: ClientId, answer: bytes) -> bytes:
         """Sign an answer that was altered, as its sender does that lies; in semi_honest mode nobody signs."""

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Collection
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection
 from contextlib import asynccontextmanager
+from typing import Any
 
 import httpx
 import numpy as np
@@ -105,6 +106,30 @@ class Held:
     async def ask(self, client: ClientId) -> httpx.Response:
         """Ask for a message."""
         return await self.http.get(f"{self.base}/message", headers=headers_of(client))
+
+
+Receive = Callable[[], Awaitable[dict[str, Any]]]
+
+
+async def past_httpx(
+    server: SumServer, path: str, receive: Receive, *more: tuple[str, str], client: ClientId | None = CLIENTS[0]
+) -> int:
+    """Post what httpx would not send, and return the status."""
+    said = list[Any]()
+
+    async def send(message: Any) -> None:
+        said.append(message)
+
+    named = ({} if client is None else headers_of(client)).items()
+    headers = [(name.encode(), value.encode()) for name, value in (*named, *more)]
+    scope = {"type": "http", "method": "POST", "path": path, "query_string": b"", "headers": headers}
+    await server.app(scope, receive, send)
+    return int(said[0]["status"])
+
+
+async def disconnected() -> dict[str, Any]:
+    """Receive the end of a connection."""
+    return {"type": "http.disconnect"}
 
 
 @asynccontextmanager

@@ -197,14 +197,6 @@ def test_a_signed_piece_that_does_not_decode_is_refused_when_it_comes(
     assert not list(life.state.uploads())
 
 
-def test_an_upload_without_its_vector_is_no_upload(place: Place) -> None:
-    life, client = Life(place), place.clients[0]
-    upload = Upload.decode(place.upload(client, life.session.invitation))
-    object.__setattr__(upload, "vector", b"")
-    with pytest.raises(MalformedMessage, match="other lengths"):
-        life.session.receive(client, upload.encode())
-
-
 # --- R5: what is durable, and when ------------------------------------------------------------------------------------
 
 

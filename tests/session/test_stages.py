@@ -1,4 +1,4 @@
-"""The rule of conduct of server sessions: of one with three stages, and under six hundred flipped bits."""
+"""The rule of conduct of server sessions: of one with three stages, and under two hundred flipped bits."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.harness.session_worlds import candidate_of
 ALICE, BOB, CAROL, EVE = map(ClientId, (1, 2, 3, 99))
 INVITED = frozenset({ALICE, BOB, CAROL})
 STAGES = tuple(Stage(name=name, takes_update=name == "input") for name in ("keys", "input", "answers"))
-FLIPS = 600
+FLIPS = 200
 
 
 class ThreeStages(StagedServerSession[str]):

@@ -8,14 +8,12 @@ import signal
 import subprocess
 import sys
 from dataclasses import replace
-from errno import ENOSPC
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from secagg.cli import main
-from secagg.cli.wire.groups import write_mean
 from secagg.cli.wire.shared import plan_of
 from secagg.contract import ideal_aggregate
 from secagg.crypto.entropy import SystemCoins
@@ -256,20 +254,6 @@ def test_what_was_released_is_written_before_clients_are_told(
     assert said == [True]
 
 
-def test_a_mean_takes_the_place_of_another_as_a_whole(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    out = tmp_path / "mean.npy"
-    write_mean(out, np.zeros(4))
-
-    def full(_: int, __: object) -> None:
-        raise OSError(ENOSPC, "no space left")
-
-    monkeypatch.setattr("secagg.session.durable.write_whole", full)
-    with pytest.raises(OSError, match="no space left"):
-        write_mean(out, np.ones(4))
-    assert np.load(out).tolist() == [0] * 4
-    assert [path.name for path in tmp_path.iterdir()] == ["mean.npy"]
-
-
 @pytest.mark.parametrize("storage", [(), ("--storage", "state/there")])
 def test_a_storage_within_the_state_leaves_it_to_its_user(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path, storage: tuple[str, ...]
@@ -318,6 +302,7 @@ def test_who_waits_for_a_sum_is_told_that_there_is_none(
         await asyncio.sleep(600)
 
     monkeypatch.setattr(SumServer, "run", told_to_stop)
+    monkeypatch.setattr(SumServer, "told", told_nobody)
     monkeypatch.setattr("secagg.transport.client.contribute", told_to_stop)
     if command == "serve":
         arguments = [*SERVE, "--clients", "5", "--listen", "127.0.0.1:0"]

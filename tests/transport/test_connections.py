@@ -15,7 +15,7 @@ import httpx
 import pytest
 
 from secagg.crypto.entropy import SystemCoins
-from secagg.errors import InvalidParameters, Misuse
+from secagg.errors import Misuse
 from secagg.identifiers import ClientId
 from secagg.session.frames import encode_refusal
 from secagg.session.sockets import HelperLost, Service, SocketAsk
@@ -37,7 +37,6 @@ from secagg.transport.tls import (
 from secagg.wire import MessageKind, Writer
 from tests.harness.certificates_of_tests import make_credentials
 from tests.harness.wire_sums import (
-    ANSWER_BYTES,
     CLIENTS,
     SUBJECT,
     answer_of,
@@ -89,12 +88,9 @@ def head(path: str, *more: str) -> bytes:
 
 
 @pytest.mark.parametrize("piece", [b"", b"GET /health HTTP/1.1\r\nhost: x\r\nslow:"])
-def test_a_head_that_does_not_come_whole_loses_its_connection(piece: bytes) -> None:
-    async def scene() -> None:
-        async with served(quick_limits(grace=0.3)) as (_, port, _path):
-            assert await said_to(port, piece) == b""
-
-    asyncio.run(scene())
+async def test_a_head_that_does_not_come_whole_loses_its_connection(piece: bytes) -> None:
+    async with served(quick_limits(grace=0.3)) as (_, port, _path):
+        assert await said_to(port, piece) == b""
 
 
 @pytest.mark.parametrize(
@@ -109,15 +105,12 @@ def test_a_head_that_does_not_come_whole_loses_its_connection(piece: bytes) -> N
     ],
 )
 @pytest.mark.parametrize("is_second", [False, True])
-def test_a_head_has_one_form_and_a_length(sent: bytes, *, is_second: bool) -> None:
-    async def scene() -> None:
-        async with served(quick_limits(grace=2.0)) as (_, port, _path):
-            before = b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n" if is_second else b""
-            answer = await said_to(port, before + sent)
-            assert b"HTTP/1.1 400" in answer
-            assert answer.count(b"HTTP/1.1 200") == is_second
-
-    asyncio.run(scene())
+async def test_a_head_has_one_form_and_a_length(sent: bytes, *, is_second: bool) -> None:
+    async with served(quick_limits(grace=2.0)) as (_, port, _path):
+        before = b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n" if is_second else b""
+        answer = await said_to(port, before + sent)
+        assert b"HTTP/1.1 400" in answer
+        assert answer.count(b"HTTP/1.1 200") == is_second
 
 
 def test_strangers_who_wait_at_the_end_leave_nothing_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
@@ -140,136 +133,86 @@ def test_strangers_who_wait_at_the_end_leave_nothing_in_the_log(caplog: pytest.L
     assert not [record for record in caplog.records if record.exc_info or record.name.startswith("uvicorn")]
 
 
-def test_a_second_head_on_a_connection_has_no_more_time_than_the_first() -> None:
-    async def scene() -> None:
-        async with served(quick_limits(grace=0.5)) as (_, port, _path):
-            whole = b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n"
-            answer = await said_to(port, whole + b"GET /health HTTP/1.1\r\n")
-            assert answer.startswith(b"HTTP/1.1 200")
+async def test_a_second_head_on_a_connection_has_no_more_time_than_the_first() -> None:
+    async with served(quick_limits(grace=0.5)) as (_, port, _path):
+        whole = b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n"
+        answer = await said_to(port, whole + b"GET /health HTTP/1.1\r\n")
+        assert answer.startswith(b"HTTP/1.1 200")
+        assert answer.count(b"HTTP/1.1") == 1
+
+
+async def test_a_body_that_dribbles_is_cut_off() -> None:
+    limits = quick_limits(grace=0.4)
+    async with served(limits) as (_, port, path):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(head(path, "content-length: 500"))
+        # No more than the line of the status: what is still on its way may reset the connection after that.
+        answer = asyncio.create_task(reader.readexactly(len("HTTP/1.1 408")))
+        while not answer.done():
+            writer.write(b"x")
+            await asyncio.sleep(0.05)
+        assert (await answer).startswith(b"HTTP/1.1 408")
+        writer.close()
+
+
+async def test_a_long_body_is_refused_before_it_is_sent() -> None:
+    async with served(quick_limits()) as (server, port, path):
+        answer = await said_to(port, head(path, f"content-length: {1 << 40}"))
+        assert answer.startswith(b"HTTP/1.1 413")
+        answer = await said_to(port, head(path, "content-length: -5"))
+        assert answer.startswith(b"HTTP/1.1 400")
+        assert "secagg_answer_bytes_total 0" not in server.metrics.text()
+
+
+async def test_two_lengths_or_a_length_with_chunks_are_one_request_at_most() -> None:
+    async with served(quick_limits()) as (_, port, path):
+        for more in (
+            ("content-length: 5", "content-length: 6"),
+            ("content-length: 5", "transfer-encoding: chunked", "transfer-encoding: chunked"),
+            ("transfer-encoding: gzip, chunked",),
+        ):
+            answer = await said_to(port, head(path, *more) + b"0\r\n\r\nGET /health HTTP/1.1\r\nhost: x\r\n\r\n")
+            assert answer[9:12] in (b"400", b"501"), (more, answer)
             assert answer.count(b"HTTP/1.1") == 1
-
-    asyncio.run(scene())
-
-
-def test_a_body_that_dribbles_is_cut_off() -> None:
-    async def scene() -> None:
-        limits = quick_limits(grace=0.4)
-        async with served(limits) as (_, port, path):
-            reader, writer = await asyncio.open_connection("127.0.0.1", port)
-            writer.write(head(path, "content-length: 500"))
-            # No more than the line of the status: what is still on its way may reset the connection after that.
-            answer = asyncio.create_task(reader.readexactly(len("HTTP/1.1 408")))
-            while not answer.done():
-                writer.write(b"x")
-                await asyncio.sleep(0.05)
-            assert (await answer).startswith(b"HTTP/1.1 408")
-            writer.close()
-
-    asyncio.run(scene())
-
-
-def test_a_long_body_is_refused_before_it_is_sent() -> None:
-    async def scene() -> None:
-        async with served(quick_limits()) as (server, port, path):
-            answer = await said_to(port, head(path, f"content-length: {1 << 40}"))
-            assert answer.startswith(b"HTTP/1.1 413")
-            answer = await said_to(port, head(path, "content-length: -5"))
-            assert answer.startswith(b"HTTP/1.1 400")
-            assert "secagg_answer_bytes_total 0" not in server.metrics.text()
-
-    asyncio.run(scene())
-
-
-def test_a_chunked_body_without_end_is_read_to_the_limit() -> None:
-    async def scene() -> None:
-        async with served(quick_limits()) as (_, port, path):
-            reader, writer = await asyncio.open_connection("127.0.0.1", port)
-            writer.write(head(path, "transfer-encoding: chunked"))
-            answer = asyncio.create_task(reader.read(12))
-            sent = 0
-            while not answer.done() and sent < 1 << 26:
-                writer.write(b"1000\r\n" + bytes(4096) + b"\r\n")
-                sent += 4096
-                try:
-                    await writer.drain()
-                except ConnectionError:
-                    break
-                await asyncio.sleep(0)
-            assert sent < 1 << 26
-            assert ANSWER_BYTES < 1 << 20
-            writer.close()
-
-    asyncio.run(scene())
-
-
-def test_two_lengths_or_a_length_with_chunks_are_one_request_at_most() -> None:
-    async def scene() -> None:
-        async with served(quick_limits()) as (_, port, path):
-            for more in (
-                ("content-length: 5", "content-length: 6"),
-                ("content-length: 5", "transfer-encoding: chunked", "transfer-encoding: chunked"),
-                ("transfer-encoding: gzip, chunked",),
-            ):
-                answer = await said_to(port, head(path, *more) + b"0\r\n\r\nGET /health HTTP/1.1\r\nhost: x\r\n\r\n")
-                assert answer[9:12] in (b"400", b"501"), (more, answer)
-                assert answer.count(b"HTTP/1.1") == 1
-
-    asyncio.run(scene())
-
-
-def test_a_head_that_is_too_long_is_refused() -> None:
-    async def scene() -> None:
-        async with served(quick_limits()) as (_, port, path):
-            answer = await said_to(port, head(path, f"x: {'y' * 4_000_000}"))
-            assert answer == b"" or answer.startswith(b"HTTP/1.1 400")
-            assert (await said_to(port, b"GET\r\n\r\n")).startswith(b"HTTP/1.1 400")
-
-    asyncio.run(scene())
 
 
 @pytest.mark.parametrize("is_tls", [False, True])
-def test_a_silent_crowd_keeps_nobody_out(tmp_path: Path, is_tls: bool) -> None:  # noqa: FBT001 -- a parameter
+async def test_a_silent_crowd_keeps_nobody_out(tmp_path: Path, is_tls: bool) -> None:  # noqa: FBT001 -- a parameter
     own = make_credentials(tmp_path, "server")
     tls = (ServerTls(own), client_context(own.certificate)) if is_tls else (None, None)
     url = f"http{'s' if is_tls else ''}://127.0.0.1"
 
-    async def scene() -> None:
-        limits = quick_limits(grace=600, connections=50)
-        async with served(limits, tls[0]) as (_, port, _path):
-            # Not a word of theirs, so where there is TLS not even a handshake.
-            crowd = [await asyncio.open_connection("127.0.0.1", port) for _ in range(400)]
-            outcomes = await asyncio.gather(
-                *(
-                    contribute(f"{url}:{port}", joining(each), prover=Prover(each, SystemCoins()), tls=tls[1])
-                    for each in CLIENTS
-                )
+    limits = quick_limits(grace=600, connections=50)
+    async with served(limits, tls[0]) as (_, port, _path):
+        # Not a word of theirs, so where there is TLS not even a handshake.
+        crowd = [await asyncio.open_connection("127.0.0.1", port) for _ in range(400)]
+        outcomes = await asyncio.gather(
+            *(
+                contribute(f"{url}:{port}", joining(each), prover=Prover(each, SystemCoins()), tls=tls[1])
+                for each in CLIENTS
             )
-            assert all(outcome.is_released for outcome in outcomes)
-            # The first of them were sent away: they would wait for ten minutes.
-            async with asyncio.timeout(30):
-                for reader, _writer in crowd[:300]:
-                    with suppress(ConnectionResetError):
-                        assert await reader.read() == b""
-            for _, writer in crowd:
-                writer.close()
+        )
+        assert all(outcome.is_released for outcome in outcomes)
+        # The first of them were sent away: they would wait for ten minutes.
+        async with asyncio.timeout(30):
+            for reader, _writer in crowd[:300]:
+                with suppress(ConnectionResetError):
+                    assert await reader.read() == b""
+        for _, writer in crowd:
+            writer.close()
 
-    asyncio.run(scene())
 
-
-def test_a_handshake_that_does_not_come_whole_loses_its_connection(tmp_path: Path) -> None:
-    async def scene() -> None:
-        tls = ServerTls(make_credentials(tmp_path, "server"))
-        async with served(quick_limits(grace=0.3), tls) as (_, port, _path):
-            began = asyncio.get_running_loop().time()
-            for piece in (b"", bytes([22, 3, 1, 2, 0, 1]), b"GET / HTTP/1.1\r\n\r\n"):
-                assert b"HTTP" not in await said_to(port, piece)
-            assert asyncio.get_running_loop().time() - began < 30
-
-    asyncio.run(scene())
+async def test_a_handshake_that_does_not_come_whole_loses_its_connection(tmp_path: Path) -> None:
+    tls = ServerTls(make_credentials(tmp_path, "server"))
+    async with served(quick_limits(grace=0.3), tls) as (_, port, _path):
+        began = asyncio.get_running_loop().time()
+        for piece in (b"", bytes([22, 3, 1, 2, 0, 1]), b"GET / HTTP/1.1\r\n\r\n"):
+            assert b"HTTP" not in await said_to(port, piece)
+        assert asyncio.get_running_loop().time() - began < 30
 
 
 @pytest.mark.parametrize("is_taken", [True, False])
-def test_a_long_message_is_taken_in_a_client_s_own_time(is_taken: bool) -> None:  # noqa: FBT001 -- a parameter
+async def test_a_long_message_is_taken_in_a_client_s_own_time(is_taken: bool) -> None:  # noqa: FBT001 -- a parameter
     whole = 1 << 25
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
@@ -277,107 +220,85 @@ def test_a_long_message_is_taken_in_a_client_s_own_time(is_taken: bool) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": []})
         await send({"type": "http.response.body", "body": bytes(whole)})
 
-    async def scene() -> None:
-        limits = replace(quick_limits(grace=0.3), slowest=1 << 10 if is_taken else 1 << 40)
-        async with listening(app, "127.0.0.1", 0, limits=limits) as port:
-            reader, writer = await asyncio.open_connection("127.0.0.1", port)
-            writer.write(b"GET / HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
-            await asyncio.sleep(1.5)
-            with suppress(ConnectionResetError):
-                assert (len(await reader.read()) > whole) == is_taken
-            writer.close()
-
-    asyncio.run(scene())
+    limits = replace(quick_limits(grace=0.3), slowest=1 << 10 if is_taken else 1 << 40)
+    async with listening(app, "127.0.0.1", 0, limits=limits) as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(b"GET / HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
+        await asyncio.sleep(1.5)
+        with suppress(ConnectionResetError):
+            assert (len(await reader.read()) > whole) == is_taken
+        writer.close()
 
 
-def test_clients_that_wait_are_no_silent_crowd() -> None:
-    async def scene() -> None:
-        limits = quick_limits(grace=60, connections=6, poll=60)
-        async with served(limits) as (server, port, path):
-            async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as http:
-                for client in CLIENTS[:4]:
-                    reply = await http.post(
-                        f"{path}/answers/0", content=answer_of(client, plain_session()), headers=headers_of(client)
-                    )
-                    assert reply.status_code == 202
-            async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=60) as http:
-                waiting = [
-                    asyncio.create_task(http.get(f"{path}/message", headers=headers_of(client)))
-                    for client in CLIENTS[:4]
-                ]
-                crowd = [await asyncio.open_connection("127.0.0.1", port) for _ in range(100)]
-                await taking_part(f"http://127.0.0.1:{port}", CLIENTS[4])
-                assert {(await each).status_code for each in waiting} == {200}
-                for _, writer in crowd:
-                    writer.close()
-            assert not server.is_open
-
-    asyncio.run(scene())
+async def test_clients_that_wait_are_no_silent_crowd() -> None:
+    limits = quick_limits(grace=60, connections=6, poll=60)
+    async with served(limits) as (server, port, path):
+        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as http:
+            for client in CLIENTS[:4]:
+                reply = await http.post(
+                    f"{path}/answers/0", content=answer_of(client, plain_session()), headers=headers_of(client)
+                )
+                assert reply.status_code == 202
+        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=60) as http:
+            waiting = [
+                asyncio.create_task(http.get(f"{path}/message", headers=headers_of(client))) for client in CLIENTS[:4]
+            ]
+            crowd = [await asyncio.open_connection("127.0.0.1", port) for _ in range(100)]
+            await taking_part(f"http://127.0.0.1:{port}", CLIENTS[4])
+            assert {(await each).status_code for each in waiting} == {200}
+            for _, writer in crowd:
+                writer.close()
+        assert not server.is_open
 
 
-def test_five_hundred_clients() -> None:
-    async def scene() -> None:
-        clients = [ClientId(number) for number in range(1, 501)]
-        limits = quick_limits(seconds=120, connections=2000, bodies=16)
-        allow_connections(limits)
-        server = SumServer(limits=limits)
-        card = server.card(SUBJECT, "plain")
-        async with listening(server.app, "127.0.0.1", 0, limits=limits) as port:
-            context = client_context()
+async def test_five_hundred_clients() -> None:
+    clients = [ClientId(number) for number in range(1, 501)]
+    limits = quick_limits(seconds=120, connections=2000, bodies=16)
+    allow_connections(limits)
+    server = SumServer(limits=limits)
+    card = server.card(SUBJECT, "plain")
+    async with listening(server.app, "127.0.0.1", 0, limits=limits) as port:
+        context = client_context()
 
-            async def one(client: ClientId) -> Outcome:
-                prover = Prover(client, SystemCoins())
-                async with httpx.AsyncClient(verify=context, trust_env=False) as http:
-                    return await contribute(f"http://127.0.0.1:{port}", joining(client), prover=prover, http=http)
+        async def one(client: ClientId) -> Outcome:
+            prover = Prover(client, SystemCoins())
+            async with httpx.AsyncClient(verify=context, trust_env=False) as http:
+                return await contribute(f"http://127.0.0.1:{port}", joining(client), prover=prover, http=http)
 
-            running = asyncio.create_task(server.run(plain_session(clients), card))
-            outcomes = await asyncio.gather(*map(one, clients))
-            released = await running
-            assert released.aggregate.values[0].tolist() == [500 * 501 // 2] * 4
-            assert all(outcome.is_released for outcome in outcomes)
-
-    asyncio.run(scene())
+        running = asyncio.create_task(server.run(plain_session(clients), card))
+        outcomes = await asyncio.gather(*map(one, clients))
+        released = await running
+        assert released.aggregate.values[0].tolist() == [500 * 501 // 2] * 4
+        assert all(outcome.is_released for outcome in outcomes)
 
 
 # --- TLS --------------------------------------------------------------------------------------------------------------
 
 
-def test_a_sum_over_mutual_tls(tmp_path: Path) -> None:
+async def test_a_sum_over_mutual_tls(tmp_path: Path) -> None:
     server, client, stranger = (make_credentials(tmp_path, name) for name in ("server", "client", "stranger"))
 
-    async def scene() -> None:
-        async with served(quick_limits(), ServerTls(server, client.certificate)) as (_, port, _path):
-            url = f"https://127.0.0.1:{port}"
+    async with served(quick_limits(), ServerTls(server, client.certificate)) as (_, port, _path):
+        url = f"https://127.0.0.1:{port}"
 
-            async def part(number: int, trusted: Path, own: Credentials | None) -> Outcome:
-                return await contribute(
-                    url,
-                    joining(CLIENTS[number]),
-                    prover=Prover(CLIENTS[number], SystemCoins()),
-                    tls=client_context(trusted, own),
-                    patience=Patience(lost=1),
-                )
+        async def part(number: int, trusted: Path, own: Credentials | None) -> Outcome:
+            return await contribute(
+                url,
+                joining(CLIENTS[number]),
+                prover=Prover(CLIENTS[number], SystemCoins()),
+                tls=client_context(trusted, own),
+                patience=Patience(lost=1),
+            )
 
-            for trusted, own in (
-                (stranger.certificate, client),
-                (server.certificate, None),
-                (server.certificate, stranger),
-            ):
-                with pytest.raises(ConnectionError, match=r"do not believe each other|is lost"):
-                    await part(0, trusted, own)
-            good = await asyncio.gather(*(part(number, server.certificate, client) for number in range(5)))
-            assert all(outcome.is_released for outcome in good)
-
-    asyncio.run(scene())
-
-
-def test_a_server_is_heard_outside_through_tls_alone() -> None:
-    async def scene() -> None:
-        with pytest.raises(InvalidParameters, match="in the clear"):
-            async with listening(SumServer().app, "0.0.0.0", 0):  # noqa: S104 -- refused
-                pass
-
-    asyncio.run(scene())
+        for trusted, own in (
+            (stranger.certificate, client),
+            (server.certificate, None),
+            (server.certificate, stranger),
+        ):
+            with pytest.raises(ConnectionError, match=r"do not believe each other|is lost"):
+                await part(0, trusted, own)
+        good = await asyncio.gather(*(part(number, server.certificate, client) for number in range(5)))
+        assert all(outcome.is_released for outcome in good)
 
 
 class Echo:
@@ -387,47 +308,44 @@ class Echo:
         return encode_refusal(Misuse("not this")) if len(request) < 100 else request
 
 
-def test_an_end_that_renews_its_files_lets_in_whom_they_name_alone(tmp_path: Path) -> None:
+async def test_an_end_that_renews_its_files_lets_in_whom_they_name_alone(tmp_path: Path) -> None:
     one, before, after = (make_credentials(tmp_path, name) for name in ("one", "before", "after"))
     seen = tmp_path / "seen.pem"
     seen.write_bytes(before.certificate.read_bytes())
 
-    async def scene() -> None:
-        far, near = PinnedTls(one, seen, is_server=True), PinnedTls(before, one.certificate, is_server=False)
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port: int = probe.getsockname()[1]
-        ready = asyncio.Event()
-        ends = Ends(tls=far, socket=tmp_path / "helper", host="127.0.0.1", port=port)
+    far, near = PinnedTls(one, seen, is_server=True), PinnedTls(before, one.certificate, is_server=False)
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+    ready = asyncio.Event()
+    ends = Ends(tls=far, socket=tmp_path / "helper", host="127.0.0.1", port=port)
 
-        async def helper(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            writer.write(b"let in")
-            writer.close()
+    async def helper(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"let in")
+        writer.close()
 
-        async def heard(tls: PinnedTls) -> bytes:
-            with suppress(OSError, EOFError):
-                reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=tls.context)
-                try:
-                    return (await reader.readexactly(10))[4:]
-                finally:
-                    writer.close()
-            return b""
+    async def heard(tls: PinnedTls) -> bytes:
+        with suppress(OSError, EOFError):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=tls.context)
+            try:
+                return (await reader.readexactly(10))[4:]
+            finally:
+                writer.close()
+        return b""
 
-        async with await asyncio.start_unix_server(helper, tmp_path / "helper"):
-            serving = asyncio.create_task(serve_tunnel(ends, ready.set))
-            await ready.wait()
-            late = PinnedTls(after, one.certificate, is_server=False)
-            assert [await heard(near), await heard(late)] == [b"let in", b""]
-            seen.write_bytes(b"half")
-            far.renew()
-            assert [await heard(near), await heard(late)] == [b"let in", b""]
-            seen.write_bytes(after.certificate.read_bytes())
-            far.renew()
-            assert [await heard(near), await heard(late)] == [b"", b"let in"]
-            serving.cancel()
-            await asyncio.gather(serving, return_exceptions=True)
-
-    asyncio.run(scene())
+    async with await asyncio.start_unix_server(helper, tmp_path / "helper"):
+        serving = asyncio.create_task(serve_tunnel(ends, ready.set))
+        await ready.wait()
+        late = PinnedTls(after, one.certificate, is_server=False)
+        assert [await heard(near), await heard(late)] == [b"let in", b""]
+        seen.write_bytes(b"half")
+        far.renew()
+        assert [await heard(near), await heard(late)] == [b"let in", b""]
+        seen.write_bytes(after.certificate.read_bytes())
+        far.renew()
+        assert [await heard(near), await heard(late)] == [b"", b"let in"]
+        serving.cancel()
+        await asyncio.gather(serving, return_exceptions=True)
 
 
 @asynccontextmanager
@@ -464,22 +382,19 @@ async def tunnels(folder: Path, far: Credentials, near: Credentials, seen: Path,
         await asyncio.gather(*both, return_exceptions=True)
 
 
-def test_a_tunnel_carries_requests_to_a_helper_elsewhere(tmp_path: Path) -> None:
+async def test_a_tunnel_carries_requests_to_a_helper_elsewhere(tmp_path: Path) -> None:
     zero, one = (make_credentials(tmp_path, name) for name in ("zero", "one"))
     request = Writer(MessageKind.RELEASE_BUFFER).integer(7, 4).finish() + bytes(3_000_000)
 
-    async def scene() -> None:
-        async with tunnels(tmp_path, one, zero, zero.certificate, one.certificate) as near:
-            for _ in range(2):
-                with SocketAsk(near, timeout=30) as ask:
-                    assert await asyncio.to_thread(ask, request) == request
-                    with pytest.raises(Misuse, match="not this"):
-                        await asyncio.to_thread(ask, request[:50])
-
-    asyncio.run(scene())
+    async with tunnels(tmp_path, one, zero, zero.certificate, one.certificate) as near:
+        for _ in range(2):
+            with SocketAsk(near, timeout=30) as ask:
+                assert await asyncio.to_thread(ask, request) == request
+                with pytest.raises(Misuse, match="not this"):
+                    await asyncio.to_thread(ask, request[:50])
 
 
-def test_a_tunnel_carries_the_end_of_one_direction_and_the_rest_of_the_other(tmp_path: Path) -> None:
+async def test_a_tunnel_carries_the_end_of_one_direction_and_the_rest_of_the_other(tmp_path: Path) -> None:
     zero, one = (make_credentials(tmp_path, name) for name in ("zero", "one"))
 
     async def reversed_at_the_end(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -488,20 +403,17 @@ def test_a_tunnel_carries_the_end_of_one_direction_and_the_rest_of_the_other(tmp
         writer.write(b"and this")
         writer.close()
 
-    async def scene() -> None:
-        async with tunnels(tmp_path, one, zero, zero.certificate, one.certificate) as near:
-            (tmp_path / "far").unlink()
-            async with await asyncio.start_unix_server(reversed_at_the_end, tmp_path / "far"), asyncio.timeout(30):
-                reader, writer = await asyncio.open_unix_connection(near)
-                writer.write(b"said " * 100_000)
-                writer.write_eof()
-                assert await reader.read() == b" dias" * 100_000 + b"and this"
-                writer.close()
-
-    asyncio.run(scene())
+    async with tunnels(tmp_path, one, zero, zero.certificate, one.certificate) as near:
+        (tmp_path / "far").unlink()
+        async with await asyncio.start_unix_server(reversed_at_the_end, tmp_path / "far"), asyncio.timeout(30):
+            reader, writer = await asyncio.open_unix_connection(near)
+            writer.write(b"said " * 100_000)
+            writer.write_eof()
+            assert await reader.read() == b" dias" * 100_000 + b"and this"
+            writer.close()
 
 
-def test_idle_connections_of_a_peer_keep_no_place_in_a_tunnel(tmp_path: Path) -> None:
+async def test_idle_connections_of_a_peer_keep_no_place_in_a_tunnel(tmp_path: Path) -> None:
     zero, one = (make_credentials(tmp_path, name) for name in ("zero", "one"))
 
     async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -512,25 +424,22 @@ def test_idle_connections_of_a_peer_keep_no_place_in_a_tunnel(tmp_path: Path) ->
         finally:
             writer.close()
 
-    async def scene() -> None:
-        async with tunnels(tmp_path, one, zero, zero.certificate, one.certificate) as near:
-            (tmp_path / "far").unlink()
-            async with await asyncio.start_unix_server(echo, tmp_path / "far"), asyncio.timeout(60):
-                idle = [await asyncio.open_unix_connection(near) for _ in range(2 * PEERS_AT_ONCE)]
-                reader, writer = await asyncio.open_unix_connection(near)
-                writer.write(b"said")
-                assert await reader.readexactly(4) == b"said"
-                # The oldest made room, and a peer holds no more than its places.
-                assert await idle[0][0].read() == b""
-                for _, each in (*idle, (reader, writer)):
-                    each.close()
-                    await each.wait_closed()
-
-    asyncio.run(scene())
+    async with tunnels(tmp_path, one, zero, zero.certificate, one.certificate) as near:
+        (tmp_path / "far").unlink()
+        async with await asyncio.start_unix_server(echo, tmp_path / "far"), asyncio.timeout(60):
+            idle = [await asyncio.open_unix_connection(near) for _ in range(2 * PEERS_AT_ONCE)]
+            reader, writer = await asyncio.open_unix_connection(near)
+            writer.write(b"said")
+            assert await reader.readexactly(4) == b"said"
+            # The oldest made room, and a peer holds no more than its places.
+            assert await idle[0][0].read() == b""
+            for _, each in (*idle, (reader, writer)):
+                each.close()
+                await each.wait_closed()
 
 
 @pytest.mark.parametrize("wrong", ["seen", "known", "issued"])
-def test_a_tunnel_lets_nobody_through_but_the_peer(tmp_path: Path, wrong: str) -> None:
+async def test_a_tunnel_lets_nobody_through_but_the_peer(tmp_path: Path, wrong: str) -> None:
     zero, one, stranger = (make_credentials(tmp_path, name) for name in ("zero", "one", "stranger"))
     # Somebody whom the peer's own certificate vouches for is not the peer.
     issued = make_credentials(tmp_path, "issued", (zero, "zero"))
@@ -539,9 +448,6 @@ def test_a_tunnel_lets_nobody_through_but_the_peer(tmp_path: Path, wrong: str) -
     known = stranger if wrong == "known" else one
     own = issued if wrong == "issued" else zero
 
-    async def scene() -> None:
-        async with tunnels(tmp_path, one, own, seen.certificate, known.certificate) as near:
-            with SocketAsk(near, timeout=30) as ask, pytest.raises(HelperLost):
-                await asyncio.to_thread(ask, request)
-
-    asyncio.run(scene())
+    async with tunnels(tmp_path, one, own, seen.certificate, known.certificate) as near:
+        with SocketAsk(near, timeout=30) as ask, pytest.raises(HelperLost):
+            await asyncio.to_thread(ask, request)

@@ -29,6 +29,7 @@ from tests.harness.wire_sums import (
     headers_of,
     holding,
     joining,
+    past_httpx,
     plain_session,
     quick_limits,
     until,
@@ -52,62 +53,42 @@ async def chunks(*parts: bytes, then: float = PATIENT) -> AsyncIterator[bytes]:
 
 
 async def post(held: Held, client: ClientId, body: AsyncIterator[bytes], declared: int | None = None) -> int:
-    """Send an answer piece by piece, past httpx, and return the status."""
-    said = list[Any]()
+    """Send an answer piece by piece, and return the status."""
 
     async def receive() -> dict[str, Any]:
         part = await anext(body, None)
         return {"type": "http.request", "body": part or b"", "more_body": part is not None}
 
-    async def send(message: Any) -> None:
-        said.append(message)
-
-    headers = [(name.encode(), value.encode()) for name, value in headers_of(client).items()]
-    if declared is not None:
-        headers.append((b"content-length", str(declared).encode()))
-    scope = {
-        "type": "http",
-        "method": "POST",
-        "path": f"{held.base}/answers/0",
-        "query_string": b"",
-        "headers": headers,
-    }
-    await held.server.app(scope, receive, send)
-    return int(said[0]["status"])
+    length = () if declared is None else (("content-length", str(declared)),)
+    return await past_httpx(held.server, f"{held.base}/answers/0", receive, *length, client=client)
 
 
 # --- Clients of a server ----------------------------------------------------------------------------------------------
 
 
-def test_a_client_that_asks_again_gives_its_older_request_back() -> None:
-    async def scene() -> None:
-        async with holding(SumServer(limits=patient_limits())) as (held, _):
-            assert await held.post(ONE) == 202
-            began = time.monotonic()
-            crowd = [asyncio.create_task(held.ask(ONE)) for _ in range(50)]
-            await asyncio.wait(crowd[:-1])
-            assert {each.result().status_code for each in crowd[:-1]} == {204}
-            assert not crowd[-1].done()
-            # Another client's is its own.
-            assert (await held.ask(TWO)).status_code == 200
-            assert time.monotonic() - began < PATIENT / 2
-            crowd[-1].cancel()
-            await asyncio.wait(crowd)
-
-    asyncio.run(scene())
+async def test_a_client_that_asks_again_gives_its_older_request_back() -> None:
+    async with holding(SumServer(limits=patient_limits())) as (held, _):
+        assert await held.post(ONE) == 202
+        began = time.monotonic()
+        crowd = [asyncio.create_task(held.ask(ONE)) for _ in range(50)]
+        await asyncio.wait(crowd[:-1])
+        assert {each.result().status_code for each in crowd[:-1]} == {204}
+        assert not crowd[-1].done()
+        # Another client's is its own.
+        assert (await held.ask(TWO)).status_code == 200
+        assert time.monotonic() - began < PATIENT / 2
+        crowd[-1].cancel()
+        await asyncio.wait(crowd)
 
 
-def test_a_long_answer_that_does_not_come_loses_its_place_in_time() -> None:
-    async def scene() -> None:
-        limits = patient_limits(grace=0.3, slowest=ANSWER_BYTES / PATIENT, bodies_at_once=1)
-        async with holding(SumServer(limits=limits)) as (held, _):
-            began = time.monotonic()
-            slow = asyncio.create_task(post(held, ONE, chunks(), declared=ANSWER_BYTES))
-            endless = asyncio.create_task(post(held, TWO, chunks()))
-            assert await slow == await endless == 408
-            assert time.monotonic() - began < PATIENT / 2
-
-    asyncio.run(scene())
+async def test_a_long_answer_that_does_not_come_loses_its_place_in_time() -> None:
+    limits = patient_limits(grace=0.3, slowest=ANSWER_BYTES / PATIENT, bodies_at_once=1)
+    async with holding(SumServer(limits=limits)) as (held, _):
+        began = time.monotonic()
+        slow = asyncio.create_task(post(held, ONE, chunks(), declared=ANSWER_BYTES))
+        endless = asyncio.create_task(post(held, TWO, chunks()))
+        assert await slow == await endless == 408
+        assert time.monotonic() - began < PATIENT / 2
 
 
 async def dribble() -> AsyncIterator[bytes]:
@@ -118,68 +99,59 @@ async def dribble() -> AsyncIterator[bytes]:
 
 @pytest.mark.parametrize("room", [1 << 30, 3 * ANSWER_BYTES])
 @pytest.mark.parametrize("declared", [None, ANSWER_BYTES])
-def test_slow_senders_keep_no_place_from_the_others(
+async def test_slow_senders_keep_no_place_from_the_others(
     monkeypatch: pytest.MonkeyPatch, room: int, declared: int | None
 ) -> None:
     """Sixteen send a byte now and then, for the whole stage; twenty others are taken, some of them late."""
     monkeypatch.setattr("secagg.transport.conductor._ROOM_BYTES", room)
     everybody = [ClientId(number) for number in range(36)]
 
-    async def scene() -> None:
-        limits = patient_limits(grace=1.0, slowest=1.0, bodies_at_once=2)
-        async with holding(SumServer(limits=limits), plain_session(everybody)) as (held, _):
-            slow = [asyncio.create_task(post(held, client, dribble(), declared)) for client in everybody[:16]]
-            await asyncio.sleep(0.5)
-            async with asyncio.timeout(PATIENT / 2):
-                assert await asyncio.gather(*map(held.post, everybody[16:30])) == [202] * 14
-                await asyncio.sleep(0.3)
-                assert await asyncio.gather(*map(held.post, everybody[30:])) == [202] * 6
-            # Where memory has a place for each client of the cohort, nobody gives way.
-            assert any(each.done() for each in slow) == (room < 1 << 30)
-            for each in slow:
-                each.cancel()
-            await asyncio.gather(*slow, return_exceptions=True)
-
-    asyncio.run(scene())
+    limits = patient_limits(grace=1.0, slowest=1.0, bodies_at_once=2)
+    async with holding(SumServer(limits=limits), plain_session(everybody)) as (held, _):
+        slow = [asyncio.create_task(post(held, client, dribble(), declared)) for client in everybody[:16]]
+        await asyncio.sleep(0.5)
+        async with asyncio.timeout(PATIENT / 2):
+            assert await asyncio.gather(*map(held.post, everybody[16:30])) == [202] * 14
+            await asyncio.sleep(0.3)
+            assert await asyncio.gather(*map(held.post, everybody[30:])) == [202] * 6
+        # Where memory has a place for each client of the cohort, nobody gives way.
+        assert any(each.done() for each in slow) == (room < 1 << 30)
+        for each in slow:
+            each.cancel()
+        await asyncio.gather(*slow, return_exceptions=True)
 
 
-def test_senders_as_fast_as_each_other_give_way_once_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_senders_as_fast_as_each_other_give_way_once_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("secagg.transport.conductor._ROOM_BYTES", 1)
-    sent = dict.fromkeys(CLIENTS, 0)
+    sent = dict.fromkeys(CLIENTS[:3], 0)
 
-    async def scene() -> None:
-        async with holding(SumServer(limits=patient_limits(grace=0.5, slowest=100.0, bodies_at_once=1))) as (held, _):
+    async with holding(SumServer(limits=patient_limits(grace=0.5, slowest=100.0, bodies_at_once=1))) as (held, _):
 
-            async def one(client: ClientId) -> int:
-                body = answer_of(client, held.session)
+        async def one(client: ClientId) -> int:
+            body = answer_of(client, held.session)
 
-                async def slowly() -> AsyncIterator[bytes]:
-                    sent[client] += 1
-                    for start in range(0, len(body), 30):
-                        yield body[start : start + 30]
-                        await asyncio.sleep(0.1)
+            async def slowly() -> AsyncIterator[bytes]:
+                sent[client] += 1
+                for start in range(0, len(body), 30):
+                    yield body[start : start + 30]
+                    await asyncio.sleep(0.1)
 
-                while (status := await post(held, client, slowly())) == 408:
-                    pass
-                return status
+            while (status := await post(held, client, slowly())) == 408:
+                pass
+            return status
 
-            assert await asyncio.gather(*map(one, CLIENTS)) == [202] * 5
-
-    asyncio.run(scene())
+        assert await asyncio.gather(*map(one, sent)) == [202] * 3
     assert max(sent.values()) == 2
 
 
-def test_an_answer_is_no_longer_than_its_stage_has_answers() -> None:
-    async def scene() -> None:
-        session = plain_session()
-        vars(session)["_stage"] = Stage(name="keys", takes_update=False, per_client=0)
-        limits = replace(quick_limits(), answer_bytes=1 << 20)
-        async with holding(SumServer(limits=limits), session) as (held, _):
-            assert await post(held, ONE, chunks(b"x"), declared=1 << 15) == 413
-            assert await post(held, ONE, chunks(*[bytes(1 << 10)] * 17)) == 413
-            assert await held.post(ONE) == 202
-
-    asyncio.run(scene())
+async def test_an_answer_is_no_longer_than_its_stage_has_answers() -> None:
+    session = plain_session()
+    vars(session)["_stage"] = Stage(name="keys", takes_update=False, per_client=0)
+    limits = replace(quick_limits(), answer_bytes=1 << 20)
+    async with holding(SumServer(limits=limits), session) as (held, _):
+        assert await post(held, ONE, chunks(b"x"), declared=1 << 15) == 413
+        assert await post(held, ONE, chunks(*[bytes(1 << 10)] * 17)) == 413
+        assert await held.post(ONE) == 202
 
 
 def test_who_leaves_again_and_again_is_written_down_once(caplog: pytest.LogCaptureFixture) -> None:
@@ -204,22 +176,19 @@ def test_who_leaves_again_and_again_is_written_down_once(caplog: pytest.LogCaptu
     assert sum(record.getMessage() == "client left" for record in caplog.records) == 1
 
 
-def test_what_is_read_when_its_stage_closes_takes_no_place_from_the_next() -> None:
-    async def scene() -> None:
-        limits = replace(quick_limits(seconds=0.5, poll=PATIENT, grace=PATIENT), bodies_at_once=2)
-        async with holding(SumServer(limits=limits)) as (held, task):
-            began = time.monotonic()
-            slow = [asyncio.create_task(post(held, client, chunks(b"x"))) for client in CLIENTS[:3]]
-            with pytest.raises(ThresholdNotMet):
-                await task
-            # Two were being read, and the third waited for a place.
-            assert {await each for each in slow} <= {409, 410}
-            assert time.monotonic() - began < PATIENT / 2
-
-    asyncio.run(scene())
+async def test_what_is_read_when_its_stage_closes_takes_no_place_from_the_next() -> None:
+    limits = replace(quick_limits(seconds=0.5, poll=PATIENT, grace=PATIENT), bodies_at_once=2)
+    async with holding(SumServer(limits=limits)) as (held, task):
+        began = time.monotonic()
+        slow = [asyncio.create_task(post(held, client, chunks(b"x"))) for client in CLIENTS[:3]]
+        with pytest.raises(ThresholdNotMet):
+            await task
+        # Two were being read, and the third waited for a place.
+        assert {await each for each in slow} <= {409, 410}
+        assert time.monotonic() - began < PATIENT / 2
 
 
-def test_a_helper_that_is_lost_as_its_stage_is_closed_is_what_ended_the_session() -> None:
+async def test_a_helper_that_is_lost_as_its_stage_is_closed_is_what_ended_the_session() -> None:
     def lost(*_: object) -> None:
         time.sleep(0.5)
         raise ConnectionError("a helper is lost")
@@ -227,95 +196,80 @@ def test_a_helper_that_is_lost_as_its_stage_is_closed_is_what_ended_the_session(
     def closed() -> None:
         raise Misuse("there is no stage to close")
 
-    async def scene() -> None:
-        session = plain_session()
-        vars(session).update(receive=lost, close_stage=closed)
-        async with holding(SumServer(limits=quick_limits(seconds=0.2)), session) as (held, task):
-            assert await held.post(ONE) == 503
-            with pytest.raises(ConnectionError, match="a helper is lost"):
-                await task
-            reply = await held.ask(ONE)
-            assert (reply.status_code, reply.text) == (
-                410,
-                "the session ended without a sum: the server failed, or lost a helper\n",
-            )
-
-    asyncio.run(scene())
+    session = plain_session()
+    vars(session).update(receive=lost, close_stage=closed)
+    async with holding(SumServer(limits=quick_limits(seconds=0.2)), session) as (held, task):
+        assert await held.post(ONE) == 503
+        with pytest.raises(ConnectionError, match="a helper is lost"):
+            await task
+        reply = await held.ask(ONE)
+        assert (reply.status_code, reply.text) == (
+            410,
+            "the session ended without a sum: the server failed, or lost a helper\n",
+        )
 
 
 @pytest.mark.parametrize("request_of", ["drop", "message_to"])
-def test_whatever_a_session_raises_ends_it_and_is_no_answer(request_of: str) -> None:
+async def test_whatever_a_session_raises_ends_it_and_is_no_answer(request_of: str) -> None:
     def lost(*_: object) -> None:
         raise ConnectionError("a helper is lost")
 
-    async def scene() -> None:
-        session = plain_session()
-        async with holding(SumServer(limits=quick_limits()), session) as (held, task):
-            vars(session)[request_of] = lost
-            if request_of == "drop":
-                await held.http.delete(f"{held.base}/client", headers=headers_of(ONE))
-            else:
-                assert (await held.ask(ONE)).status_code == 410
-            with pytest.raises(ConnectionError, match="a helper is lost"):
-                await task
-
-    asyncio.run(scene())
+    session = plain_session()
+    async with holding(SumServer(limits=quick_limits()), session) as (held, task):
+        vars(session)[request_of] = lost
+        if request_of == "drop":
+            await held.http.delete(f"{held.base}/client", headers=headers_of(ONE))
+        else:
+            assert (await held.ask(ONE)).status_code == 410
+        with pytest.raises(ConnectionError, match="a helper is lost"):
+            await task
 
 
-def test_a_session_that_refuses_to_speak_to_a_client_goes_on() -> None:
+async def test_a_session_that_refuses_to_speak_to_a_client_goes_on() -> None:
     def refused(client: ClientId) -> None:
         raise PeerMisbehaved("this client has no part", reason=Reason.NOT_ELIGIBLE, culprits={client})
 
-    async def scene() -> None:
-        session = plain_session()
-        async with holding(SumServer(limits=quick_limits(poll=0.2)), session) as (held, task):
-            vars(session)["message_to"] = refused
-            assert (await held.ask(ONE)).status_code == 204
-            assert await held.post(TWO) == 202
-            assert not task.done()
-
-    asyncio.run(scene())
+    session = plain_session()
+    async with holding(SumServer(limits=quick_limits(poll=0.2)), session) as (held, task):
+        vars(session)["message_to"] = refused
+        assert (await held.ask(ONE)).status_code == 204
+        assert await held.post(TWO) == 202
+        assert not task.done()
 
 
-def test_nobody_but_the_invited_is_read_or_waited_for() -> None:
-    async def scene() -> None:
-        server = SumServer(limits=patient_limits(), admission=FirstCome(frozenset(CLIENTS)))
-        async with holding(server) as (held, _):
-            began = time.monotonic()
-            stranger = ClientId(77)
-            assert (await held.ask(stranger)).status_code == 401
-            assert await post(held, stranger, chunks()) == 401
-            assert await held.post(ONE) == 202
-            assert time.monotonic() - began < PATIENT / 2
-
-    asyncio.run(scene())
+async def test_nobody_but_the_invited_is_read_or_waited_for() -> None:
+    server = SumServer(limits=patient_limits(), admission=FirstCome(frozenset(CLIENTS)))
+    async with holding(server) as (held, _):
+        began = time.monotonic()
+        stranger = ClientId(77)
+        assert (await held.ask(stranger)).status_code == 401
+        assert await post(held, stranger, chunks()) == 401
+        assert await held.post(ONE) == 202
+        assert time.monotonic() - began < PATIENT / 2
 
 
-def test_a_crowd_that_waits_for_a_session_keeps_nobody_from_this_one_or_the_next() -> None:
-    async def scene() -> None:
-        server = SumServer(limits=patient_limits(connections=6))
-        async with holding(server) as (held, task):
-            began = time.monotonic()
-            after = {"after": held.card.session}
-            crowd = [asyncio.create_task(held.http.get("/v1/session", params=after)) for _ in range(30)]
-            await until(lambda: sum(each.done() for each in crowd) == 27)
-            assert {each.result().status_code for each in crowd if each.done()} == {204}
-            assert len(vars(server)["_asking"]) == 3
-            assert (await held.http.get("/v1/session")).status_code == 200
-            honest = asyncio.create_task(held.http.get("/v1/session", params=after))
-            await until(lambda: sum(each.done() for each in crowd) >= 28)
-            for client in CLIENTS:
-                assert await held.post(client) == 202
-            await task
-            following = server.card(SUBJECT, "plain")
-            running = asyncio.create_task(server.run(plain_session(), following))
-            assert Card.decode((await honest).content) == following
-            assert time.monotonic() - began < PATIENT / 2
-            running.cancel()
-            await asyncio.gather(running, return_exceptions=True)
-            await asyncio.gather(*crowd, return_exceptions=True)
-
-    asyncio.run(scene())
+async def test_a_crowd_that_waits_for_a_session_keeps_nobody_from_this_one_or_the_next() -> None:
+    server = SumServer(limits=patient_limits(connections=6))
+    async with holding(server) as (held, task):
+        began = time.monotonic()
+        after = {"after": held.card.session}
+        crowd = [asyncio.create_task(held.http.get("/v1/session", params=after)) for _ in range(30)]
+        await until(lambda: sum(each.done() for each in crowd) == 27)
+        assert {each.result().status_code for each in crowd if each.done()} == {204}
+        assert len(vars(server)["_asking"]) == 3
+        assert (await held.http.get("/v1/session")).status_code == 200
+        honest = asyncio.create_task(held.http.get("/v1/session", params=after))
+        await until(lambda: sum(each.done() for each in crowd) >= 28)
+        for client in CLIENTS:
+            assert await held.post(client) == 202
+        await task
+        following = server.card(SUBJECT, "plain")
+        running = asyncio.create_task(server.run(plain_session(), following))
+        assert Card.decode((await honest).content) == following
+        assert time.monotonic() - began < PATIENT / 2
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+        await asyncio.gather(*crowd, return_exceptions=True)
 
 
 def test_repeated_requests_fill_no_log(caplog: pytest.LogCaptureFixture) -> None:
@@ -336,15 +290,12 @@ def test_repeated_requests_fill_no_log(caplog: pytest.LogCaptureFixture) -> None
     assert 'secagg_answers_total{verdict="wrong"} 20' in metrics
 
 
-def test_no_path_leads_elsewhere() -> None:
-    async def scene() -> None:
-        async with holding() as (held, _):
-            for path in (f"{held.base}/message/", "/v1/session/", "//evil.example/v1/session/", "/metrics/"):
-                reply = await held.http.get(path, headers={**headers_of(ONE), "host": "evil.example"})
-                assert reply.status_code == 404
-                assert "location" not in reply.headers
-
-    asyncio.run(scene())
+async def test_no_path_leads_elsewhere() -> None:
+    async with holding() as (held, _):
+        for path in (f"{held.base}/message/", "/v1/session/", "//evil.example/v1/session/", "/metrics/"):
+            reply = await held.http.get(path, headers={**headers_of(ONE), "host": "evil.example"})
+            assert reply.status_code == 404
+            assert "location" not in reply.headers
 
 
 # --- Servers of a client ----------------------------------------------------------------------------------------------
@@ -396,7 +347,7 @@ async def part(url: str, patience: Patience | None = None) -> Outcome:
 
 
 @pytest.mark.parametrize("kind", ["card", "message", "answer"])
-def test_a_server_that_has_nothing_new_makes_no_client_spin(kind: str) -> None:
+async def test_a_server_that_has_nothing_new_makes_no_client_spin(kind: str) -> None:
     invitation = plain_session().invitation
 
     def react(method: str, path: str) -> tuple[int, dict[str, str], AsyncIterator[bytes]]:
@@ -408,19 +359,16 @@ def test_a_server_that_has_nothing_new_makes_no_client_spin(kind: str) -> None:
             return 204, {}, once(b"")
         return 200, {"secagg-stage": "0"}, once(invitation)
 
-    async def scene() -> None:
-        async with hostile(react) as (url, asked):
-            task = asyncio.create_task(part(url))
-            await asyncio.sleep(1.5)
-            assert 2 <= len(asked) < 24
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
-
-    asyncio.run(scene())
+    async with hostile(react) as (url, asked):
+        task = asyncio.create_task(part(url))
+        await asyncio.sleep(1.5)
+        assert 2 <= len(asked) < 24
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
 
 
 @pytest.mark.parametrize("kind", ["card", "refusal"])
-def test_only_a_message_may_be_long(kind: str) -> None:
+async def test_only_a_message_may_be_long(kind: str) -> None:
     async def zeros() -> AsyncIterator[bytes]:
         for _ in range(1 << 10):
             yield bytes(1 << 16)
@@ -431,15 +379,12 @@ def test_only_a_message_may_be_long(kind: str) -> None:
             return 200, {}, once(CARD.encode())
         return (200 if kind == "card" else 403), {}, zeros()
 
-    async def scene() -> None:
-        async with hostile(react) as (url, _):
-            with pytest.raises(MalformedMessage, match="at most 1048576 bytes"):
-                await part(url)
-
-    asyncio.run(scene())
+    async with hostile(react) as (url, _):
+        with pytest.raises(MalformedMessage, match="at most 1048576 bytes"):
+            await part(url)
 
 
-def test_a_server_that_dribbles_is_given_up() -> None:
+async def test_a_server_that_dribbles_is_given_up() -> None:
     async def dribble() -> AsyncIterator[bytes]:
         while True:
             yield b"x"
@@ -449,16 +394,13 @@ def test_a_server_that_dribbles_is_given_up() -> None:
         del method
         return 200, {"secagg-stage": "0"}, once(CARD.encode()) if path == "/v1/session" else dribble()
 
-    async def scene() -> None:
-        async with hostile(react) as (url, _), asyncio.timeout(PATIENT):
-            with pytest.raises(ConnectionError, match=r"is lost \(the server's answer dribbles"):
-                await part(url, Patience(lost=0.5, poll=0.5))
-
-    asyncio.run(scene())
+    async with hostile(react) as (url, _), asyncio.timeout(PATIENT):
+        with pytest.raises(ConnectionError, match=r"is lost \(the server's answer dribbles"):
+            await part(url, Patience(lost=0.5, poll=0.5))
 
 
 @pytest.mark.parametrize("said", [b"HTTP/1.1 103 Early Hints\r\n\r\n", b"x"])
-def test_a_server_that_never_comes_to_an_answer_is_given_up(said: bytes) -> None:
+async def test_a_server_that_never_comes_to_an_answer_is_given_up(said: bytes) -> None:
     """Interim responses, or the bytes of a head, one after the other; each comes in time."""
     over = asyncio.Event()
 
@@ -474,32 +416,31 @@ def test_a_server_that_never_comes_to_an_answer_is_given_up(said: bytes) -> None
         with suppress(OSError):
             await writer.wait_closed()
 
-    async def scene() -> None:
-        server = await asyncio.start_server(drip, "127.0.0.1", 0)
-        async with server, asyncio.timeout(PATIENT / 2):
-            url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-            with pytest.raises(ConnectionError, match=r"is lost \(the server's answer dribbles"):
-                await part(url, Patience(lost=0.5, poll=0.5))
-            over.set()
-            await asyncio.sleep(0.2)
-
-    asyncio.run(scene())
+    server = await asyncio.start_server(drip, "127.0.0.1", 0)
+    async with server, asyncio.timeout(PATIENT / 2):
+        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        with pytest.raises(ConnectionError, match=r"is lost \(the server's answer dribbles"):
+            await part(url, Patience(lost=0.5, poll=0.5))
+        over.set()
+        await asyncio.sleep(0.2)
 
 
-@pytest.mark.parametrize("name", ["lost", "poll", "slowest"])
-def test_patience_is_a_number(name: str) -> None:
-    with pytest.raises(InvalidParameters, match="positive"):
-        replace(Patience(), **{name: float("nan")})  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize("name", ["answer_bytes", "bodies_at_once", "grace", "slowest", "poll", "connections"])
-def test_the_limits_of_a_wire_are_numbers(name: str) -> None:
-    for wrong in (float("nan"), 0, -1):
+@pytest.mark.parametrize(
+    ("limits", "name"),
+    [
+        *((Patience(), name) for name in ("lost", "poll", "slowest")),
+        *((WireLimits(), f) for f in ("answer_bytes", "bodies_at_once", "grace", "slowest", "poll", "connections")),
+    ],
+    ids=lambda value: value if isinstance(value, str) else type(value).__name__,
+)
+def test_limits_are_positive_numbers(limits: Any, name: str) -> None:
+    # A patience of nothing is one.
+    for wrong in (float("nan"), *((0, -1) if isinstance(limits, WireLimits) else ())):
         with pytest.raises(InvalidParameters, match="positive"):
-            replace(WireLimits(), **{name: wrong})  # type: ignore[arg-type]
+            replace(limits, **{name: wrong})
 
 
-def test_a_client_that_is_told_to_wait_is_patient() -> None:
+async def test_a_client_that_is_told_to_wait_is_patient() -> None:
     asks = list[float]()
 
     def react(method: str, path: str) -> tuple[int, dict[str, str], AsyncIterator[bytes]]:
@@ -510,12 +451,9 @@ def test_a_client_that_is_told_to_wait_is_patient() -> None:
         is_over = asks[-1] - asks[0] > 1.5
         return (410 if is_over else 429), {}, once(b"it is over" if is_over else b"being read")
 
-    async def scene() -> None:
-        async with hostile(react) as (url, _):
-            outcome = await part(url, Patience(lost=1.0))
-            assert outcome.sentence == "it is over"
-
-    asyncio.run(scene())
+    async with hostile(react) as (url, _):
+        outcome = await part(url, Patience(lost=1.0))
+        assert outcome.sentence == "it is over"
 
 
 @pytest.mark.parametrize("url", ["https://me:word@sums.example", "https://sums.example?a=b", "https://me@sums.example"])
@@ -523,30 +461,3 @@ def test_an_address_holds_no_password(url: str) -> None:
     with pytest.raises(InvalidParameters, match="neither a password nor a query") as caught:
         asyncio.run(part(url))
     assert "word@" not in str(caught.value)
-
-
-def test_clients_that_are_told_of_other_sums_stay_out_of_this_one() -> None:
-    """A server that invites clients to another sum than theirs gets nothing of them."""
-
-    async def scene() -> None:
-        other = plain_session(subject=replace(SUBJECT, terms=bytes([1]) * 32))
-        async with holding(session=other) as (held, task):
-            for client in CLIENTS:
-                with pytest.raises(InvalidParameters, match="something else"):
-                    await contribute(
-                        "http://sums", joining(client), prover=Prover(client, SystemCoins()), http=held.http
-                    )
-            with pytest.raises(ThresholdNotMet):
-                await task
-
-    asyncio.run(scene())
-
-
-def test_an_answer_for_one_session_is_none_for_another() -> None:
-    """A server replays what a client said in another of its sessions; the protocol refuses it, and names the client."""
-
-    async def scene() -> None:
-        async with holding(session=plain_session(subject=replace(SUBJECT, round_number=4))) as (held, _):
-            assert await held.post(ONE, answer_of(ONE, plain_session())) == 422
-
-    asyncio.run(scene())

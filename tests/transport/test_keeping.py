@@ -112,20 +112,17 @@ def test_names_that_were_claimed_stay_with_who_claimed_them(tmp_path: Path) -> N
     assert store.claims(CARD.session) == {}
 
 
-def test_a_name_is_kept_before_anything_is_said_to_it(tmp_path: Path) -> None:
-    async def scene() -> None:
-        server = SumServer(limits=quick_limits(), store=ServerStore(tmp_path / "server"))
-        async with holding(server) as (held, _):
-            assert (await held.ask(ONE)).status_code == 200
-            assert await held.post(ClientId(2)) == 202
-            kept = ServerStore(tmp_path / "server").claims(held.card.session)
-            assert set(kept) == {ONE, ClientId(2)}
-            # The next process goes on with these.
-            admission = FirstCome(None, held.card.session, kept)
-            assert admission.admits(held.card.session, ONE, PROOF)
-            assert not admission.admits(held.card.session, ONE, bytes([1]) * 64)
-
-    asyncio.run(scene())
+async def test_a_name_is_kept_before_anything_is_said_to_it(tmp_path: Path) -> None:
+    server = SumServer(limits=quick_limits(), store=ServerStore(tmp_path / "server"))
+    async with holding(server) as (held, _):
+        assert (await held.ask(ONE)).status_code == 200
+        assert await held.post(ClientId(2)) == 202
+        kept = ServerStore(tmp_path / "server").claims(held.card.session)
+        assert set(kept) == {ONE, ClientId(2)}
+        # The next process goes on with these.
+        admission = FirstCome(None, held.card.session, kept)
+        assert admission.admits(held.card.session, ONE, PROOF)
+        assert not admission.admits(held.card.session, ONE, bytes([1]) * 64)
 
 
 class FullStore(ServerStore):
@@ -149,37 +146,31 @@ class FullStore(ServerStore):
         super().claim(session, client, digest)
 
 
-def test_a_stage_waits_until_the_disk_has_room_for_it(
+async def test_a_stage_waits_until_the_disk_has_room_for_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("secagg.transport.conductor._AGAIN_SECONDS", 0.01)
 
-    async def scene() -> None:
-        server = SumServer(limits=quick_limits(), store=FullStore(tmp_path / "server", 3))
-        async with in_memory(server) as http:
-            running = asyncio.create_task(server.run(plain_session(), server.card(SUBJECT, "plain")))
-            await asyncio.gather(*(taking_part("http://sums", client, http=http) for client in CLIENTS))
-            assert (await running).counted == frozenset(CLIENTS)
-
-    asyncio.run(scene())
+    server = SumServer(limits=quick_limits(), store=FullStore(tmp_path / "server", 3))
+    async with in_memory(server) as http:
+        running = asyncio.create_task(server.run(plain_session(), server.card(SUBJECT, "plain")))
+        await asyncio.gather(*(taking_part("http://sums", client, http=http) for client in CLIENTS))
+        assert (await running).counted == frozenset(CLIENTS)
     assert [record.getMessage() for record in caplog.records].count("store not written, tried again") == 1
 
 
-def test_a_name_waits_until_the_disk_has_room_for_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_name_waits_until_the_disk_has_room_for_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("secagg.transport.conductor._AGAIN_SECONDS", 0.01)
 
-    async def scene() -> None:
-        store = FullStore(tmp_path / "server", 0)
-        async with holding(SumServer(limits=quick_limits(poll=0.3), store=store)) as (held, _):
-            store.refusals = 3
-            assert (await held.ask(ONE)).status_code == 200
-            store.refusals = 1_000_000
-            assert (await held.ask(ClientId(2))).status_code == 204
-            store.refusals = 3
-            assert await held.post(ClientId(2)) == 202
-            assert set(store.claims(held.card.session)) == {ONE, ClientId(2)}
-
-    asyncio.run(scene())
+    store = FullStore(tmp_path / "server", 0)
+    async with holding(SumServer(limits=quick_limits(poll=0.3), store=store)) as (held, _):
+        store.refusals = 3
+        assert (await held.ask(ONE)).status_code == 200
+        store.refusals = 1_000_000
+        assert (await held.ask(ClientId(2))).status_code == 204
+        store.refusals = 3
+        assert await held.post(ClientId(2)) == 202
+        assert set(store.claims(held.card.session)) == {ONE, ClientId(2)}
 
 
 def test_one_process_of_a_client_goes_on_with_its_progress(tmp_path: Path) -> None:
@@ -193,57 +184,50 @@ def test_one_process_of_a_client_goes_on_with_its_progress(tmp_path: Path) -> No
         pass
 
 
-def test_a_second_process_of_a_client_asks_for_nothing(tmp_path: Path) -> None:
-    async def scene() -> None:
-        server, states = SumServer(limits=quick_limits()), StateDirectory(tmp_path, coins=SystemCoins())
-        async with in_memory(server) as http:
-            with store_in(tmp_path).held(), pytest.raises(InvalidParameters, match="another process"):
-                async with asyncio.timeout(20):
-                    await contribute(URL, joining(ONE), prover=Prover(ONE, SystemCoins()), states=states, http=http)
-
-    asyncio.run(scene())
+async def test_a_second_process_of_a_client_asks_for_nothing(tmp_path: Path) -> None:
+    server, states = SumServer(limits=quick_limits()), StateDirectory(tmp_path, coins=SystemCoins())
+    async with in_memory(server) as http:
+        with store_in(tmp_path).held(), pytest.raises(InvalidParameters, match="another process"):
+            async with asyncio.timeout(20):
+                await contribute(URL, joining(ONE), prover=Prover(ONE, SystemCoins()), states=states, http=http)
 
 
-def test_a_client_that_cannot_put_its_answer_aside_leaves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_client_that_cannot_put_its_answer_aside_leaves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def full(self: ClientStore, _: ClientProgress) -> None:
         del self
         raise OSError(ENOSPC, "no space left")
 
     monkeypatch.setattr(ClientStore, "put", full)
 
-    async def scene() -> None:
-        states = StateDirectory(tmp_path, coins=SystemCoins())
-        async with holding(SumServer(limits=quick_limits())) as (held, _):
-            with pytest.raises(InvalidParameters, match="cannot be put aside"):
-                await contribute(URL, joining(ONE), prover=Prover(ONE, SystemCoins()), states=states, http=held.http)
-            assert held.session.awaited == frozenset(CLIENTS) - {ONE}
-
-    asyncio.run(scene())
+    states = StateDirectory(tmp_path, coins=SystemCoins())
+    async with holding(SumServer(limits=quick_limits())) as (held, _):
+        with pytest.raises(InvalidParameters, match="cannot be put aside"):
+            await contribute(URL, joining(ONE), prover=Prover(ONE, SystemCoins()), states=states, http=held.http)
+        assert held.session.awaited == frozenset(CLIENTS) - {ONE}
 
 
-def test_a_sum_that_cannot_be_kept_is_told_to_nobody(tmp_path: Path) -> None:
+async def test_a_sum_that_cannot_be_kept_is_told_to_nobody(tmp_path: Path) -> None:
     store = ServerStore(tmp_path / "server")
 
     async def full(_: Released) -> bytes:
         raise OSError(ENOSPC, "no space left")
 
-    async def scene() -> None:
-        server = SumServer(limits=quick_limits(), store=store)
-        async with in_memory(server) as http:
-            card = server.card(SUBJECT, "plain")
-            running = asyncio.create_task(server.run(plain_session(), card, keep=full))
-            clients = [asyncio.create_task(taking_part("http://sums", client, http=http)) for client in CLIENTS]
-            with pytest.raises(OSError, match="no space left"):
-                await running
-            reply = await http.get(f"/v1/sessions/{card.session}/message", headers=headers_of(CLIENTS[0]))
-            assert reply.status_code in {401, 503}
-            for client in clients:
-                client.cancel()
-            outcomes = await asyncio.gather(*clients, return_exceptions=True)
-            assert not any(isinstance(outcome, Outcome) for outcome in outcomes)
-            await server.told()
-
-    asyncio.run(scene())
+    server = SumServer(limits=quick_limits(), store=store)
+    async with in_memory(server) as http:
+        card = server.card(SUBJECT, "plain")
+        running = asyncio.create_task(server.run(plain_session(), card, keep=full))
+        clients = [asyncio.create_task(taking_part("http://sums", client, http=http)) for client in CLIENTS]
+        with pytest.raises(OSError, match="no space left"):
+            await running
+        reply = await http.get(f"/v1/sessions/{card.session}/message", headers=headers_of(CLIENTS[0]))
+        assert reply.status_code in {401, 503}
+        for client in clients:
+            client.cancel()
+        outcomes = await asyncio.gather(*clients, return_exceptions=True)
+        assert not any(isinstance(outcome, Outcome) for outcome in outcomes)
+        await server.told()
     kept = store.get()
     assert kept is not None
     assert not kept.ending

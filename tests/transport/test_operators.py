@@ -27,69 +27,60 @@ async def ask(server: SumServer, path: str, host: str = "127.0.0.1", **headers: 
         return await http.get(path, headers=headers)
 
 
-def test_an_operator_sees_how_a_session_stands() -> None:
-    async def scene() -> None:
-        async with holding() as (held, task):
-            first = (await held.http.get("/status")).json()
-            assert first["stage"] == {"number": 0, "name": held.session.stage.name}  # type: ignore[union-attr]
-            assert 0 < first["seconds_left"] <= 20
-            assert first["clients"] == {"taken": 0, "sending": 0, "out": 0, "awaited": 5}
-            one, other, *rest = CLIENTS
-            answer = answer_of(one, held.session)
-            assert await held.post(one, answer) == 202
-            assert await held.post(other, b"wrong") == 422
-            await held.http.request("DELETE", f"{held.base}/client", headers=headers_of(rest[0]))
-            received = len(answer) + len(b"wrong")
-            then = (await held.http.get("/status")).json()
-            assert then["bytes"] == {"received": received, "sent": 0}
-            await held.ask(rest[1])
-            then = (await held.http.get("/status")).json()
-            assert then["bytes"] == {"received": received, "sent": len(held.session.invitation)}
-            assert then["clients"]["taken"] == 1
-            assert then["clients"]["out"] >= 1
-            [fault] = then["faults"]
-            assert f"client/{other.value}" in fault["culprits"]
-            assert fault["sentence"]
-            named = (await held.http.get("/status?names")).json()["clients"]
-            assert named["taken"] == [one.value]
-            assert {one.value, rest[0].value}.isdisjoint(named["awaited"])
-            for client in rest[1:]:
-                await held.post(client)
-            await held.post(other)
-            await task
-            last = (await held.http.get("/status")).json()
-            assert last["stage"] is None
-            assert last["ended"] == "the sum of 4 clients was released"
-
-    asyncio.run(scene())
+async def test_an_operator_sees_how_a_session_stands() -> None:
+    async with holding() as (held, task):
+        first = (await held.http.get("/status")).json()
+        assert first["stage"] == {"number": 0, "name": held.session.stage.name}  # type: ignore[union-attr]
+        assert 0 < first["seconds_left"] <= 20
+        assert first["clients"] == {"taken": 0, "sending": 0, "out": 0, "awaited": 5}
+        one, other, *rest = CLIENTS
+        answer = answer_of(one, held.session)
+        assert await held.post(one, answer) == 202
+        assert await held.post(other, b"wrong") == 422
+        await held.http.request("DELETE", f"{held.base}/client", headers=headers_of(rest[0]))
+        received = len(answer) + len(b"wrong")
+        then = (await held.http.get("/status")).json()
+        assert then["bytes"] == {"received": received, "sent": 0}
+        await held.ask(rest[1])
+        then = (await held.http.get("/status")).json()
+        assert then["bytes"] == {"received": received, "sent": len(held.session.invitation)}
+        assert then["clients"]["taken"] == 1
+        assert then["clients"]["out"] >= 1
+        [fault] = then["faults"]
+        assert f"client/{other.value}" in fault["culprits"]
+        assert fault["sentence"]
+        named = (await held.http.get("/status?names")).json()["clients"]
+        assert named["taken"] == [one.value]
+        assert {one.value, rest[0].value}.isdisjoint(named["awaited"])
+        for client in rest[1:]:
+            await held.post(client)
+        await held.post(other)
+        await task
+        last = (await held.http.get("/status")).json()
+        assert last["stage"] is None
+        assert last["ended"] == "the sum of 4 clients was released"
 
 
-def test_a_server_without_a_session_has_no_status() -> None:
-    async def scene() -> None:
-        async with in_memory(SumServer(limits=quick_limits())) as http:
-            assert (await http.get("/status")).json() is None
-
-    asyncio.run(scene())
+async def test_a_server_without_a_session_has_no_status() -> None:
+    async with in_memory(SumServer(limits=quick_limits())) as http:
+        assert (await http.get("/status")).json() is None
 
 
-def test_the_status_is_for_this_machine_or_for_the_token() -> None:
-    async def scene() -> None:
-        bearer = {"authorization": f"Bearer {TOKEN}"}
-        near, behind = SumServer(), SumServer(operators=Operators(is_behind_proxy=True))
-        asked = SumServer(operators=Operators(TOKEN, is_behind_proxy=True))
-        assert (await ask(near, "/status")).status_code == 200
-        assert (await ask(near, "/status", "::1")).status_code == 200
-        assert (await ask(near, "/status", FAR)).status_code == 401
-        assert (await ask(near, "/status", FAR, authorization="Bearer ")).status_code == 401
-        assert (await ask(near, "/metrics", FAR)).status_code == 200
-        assert (await ask(behind, "/status")).status_code == 401
-        for path in ("/status", "/metrics"):
-            for host in ("127.0.0.1", FAR):
-                assert (await ask(asked, path, host)).status_code == 401
-                assert (await ask(asked, path, host, authorization=f"Bearer {TOKEN}x")).status_code == 401
-                assert (await ask(asked, path, host, **bearer)).status_code == 200
-
-    asyncio.run(scene())
+async def test_the_status_is_for_this_machine_or_for_the_token() -> None:
+    bearer = {"authorization": f"Bearer {TOKEN}"}
+    near, behind = SumServer(), SumServer(operators=Operators(is_behind_proxy=True))
+    asked = SumServer(operators=Operators(TOKEN, is_behind_proxy=True))
+    assert (await ask(near, "/status")).status_code == 200
+    assert (await ask(near, "/status", "::1")).status_code == 200
+    assert (await ask(near, "/status", FAR)).status_code == 401
+    assert (await ask(near, "/status", FAR, authorization="Bearer ")).status_code == 401
+    assert (await ask(near, "/metrics", FAR)).status_code == 200
+    assert (await ask(behind, "/status")).status_code == 401
+    for path in ("/status", "/metrics"):
+        for host in ("127.0.0.1", FAR):
+            assert (await ask(asked, path, host)).status_code == 401
+            assert (await ask(asked, path, host, authorization=f"Bearer {TOKEN}x")).status_code == 401
+            assert (await ask(asked, path, host, **bearer)).status_code == 200
 
 
 @pytest.mark.parametrize("token", ["short", "with a blank in it", "ä" * 20, "0123456789abcdef\n"])

@@ -32,10 +32,12 @@ from tests.harness.wire_sums import (
     PROOF,
     SUBJECT,
     answer_of,
+    disconnected,
     headers_of,
     holding,
     in_memory,
     joining,
+    past_httpx,
     plain_session,
     quick_limits,
     taking_part,
@@ -49,64 +51,52 @@ def everybody(http: httpx.AsyncClient) -> list[Coroutine[Any, Any, Outcome]]:
     return [taking_part("http://sums", client, http=http) for client in CLIENTS]
 
 
-def test_a_sum_over_http_is_that_of_its_updates() -> None:
-    async def scene() -> None:
-        server = SumServer(limits=quick_limits())
-        async with in_memory(server) as http:
-            card = server.card(SUBJECT, "plain", {"clip": 1.0})
-            running = asyncio.create_task(server.run(plain_session(), card))
-            outcomes = await asyncio.gather(*everybody(http))
-            released = await running
-            assert released.aggregate.values[0].tolist() == [15] * 4
-            assert released.counted == frozenset(CLIENTS)
-            for outcome in outcomes:
-                assert outcome.is_released
-                assert outcome.sentence == "the sum of 5 clients was released"
-                assert outcome.card == card
-            await server.told()
-
-    asyncio.run(scene())
+async def test_a_sum_over_http_is_that_of_its_updates() -> None:
+    server = SumServer(limits=quick_limits())
+    async with in_memory(server) as http:
+        card = server.card(SUBJECT, "plain", {"clip": 1.0})
+        running = asyncio.create_task(server.run(plain_session(), card))
+        outcomes = await asyncio.gather(*everybody(http))
+        released = await running
+        assert released.aggregate.values[0].tolist() == [15] * 4
+        assert released.counted == frozenset(CLIENTS)
+        for outcome in outcomes:
+            assert outcome.is_released
+            assert outcome.sentence == "the sum of 5 clients was released"
+            assert outcome.card == card
+        await server.told()
 
 
-def test_sessions_follow_one_another_and_a_client_waits_for_the_next() -> None:
-    async def scene() -> None:
-        server = SumServer(limits=quick_limits())
-        async with in_memory(server) as http:
-            first = server.card(SUBJECT, "plain")
-            await asyncio.gather(
-                server.run(plain_session(), first),
-                *everybody(http),
-            )
-            waiting = asyncio.create_task(http.get("/v1/session", params={"after": first.session}))
-            second = server.card(SUBJECT, "plain")
-            running = asyncio.create_task(server.run(plain_session(), second))
-            assert Card.decode((await waiting).content) == second
-            with pytest.raises(Misuse, match="one session at a time"):
-                await server.run(plain_session(), first)
-            running.cancel()
-
-    asyncio.run(scene())
+async def test_sessions_follow_one_another_and_a_client_waits_for_the_next() -> None:
+    server = SumServer(limits=quick_limits())
+    async with in_memory(server) as http:
+        first = server.card(SUBJECT, "plain")
+        await asyncio.gather(
+            server.run(plain_session(), first),
+            *everybody(http),
+        )
+        waiting = asyncio.create_task(http.get("/v1/session", params={"after": first.session}))
+        second = server.card(SUBJECT, "plain")
+        running = asyncio.create_task(server.run(plain_session(), second))
+        assert Card.decode((await waiting).content) == second
+        with pytest.raises(Misuse, match="one session at a time"):
+            await server.run(plain_session(), first)
+        running.cancel()
 
 
-def test_a_server_that_holds_nothing_yet_sends_nobody_away() -> None:
-    async def scene() -> None:
-        async with in_memory(SumServer(limits=quick_limits())) as http:
-            reply = await http.get(f"/v1/sessions/{bytes(16).hex()}/message", headers=headers_of(ONE))
-            assert reply.status_code == 503
-
-    asyncio.run(scene())
+async def test_a_server_that_holds_nothing_yet_sends_nobody_away() -> None:
+    async with in_memory(SumServer(limits=quick_limits())) as http:
+        reply = await http.get(f"/v1/sessions/{bytes(16).hex()}/message", headers=headers_of(ONE))
+        assert reply.status_code == 503
 
 
-def test_a_client_that_leaves_is_told_of_and_the_others_go_on() -> None:
-    async def scene() -> None:
-        async with holding() as (held, task):
-            with pytest.raises(Misuse, match="training failed"):
-                await taking_part("http://sums", ONE, failing, held.http)
-            for client in CLIENTS[1:]:
-                assert await held.post(client) == 202
-            assert (await task).counted == frozenset(CLIENTS[1:])
-
-    asyncio.run(scene())
+async def test_a_client_that_leaves_is_told_of_and_the_others_go_on() -> None:
+    async with holding() as (held, task):
+        with pytest.raises(Misuse, match="training failed"):
+            await taking_part("http://sums", ONE, failing, held.http)
+        for client in CLIENTS[1:]:
+            assert await held.post(client) == 202
+        assert (await task).counted == frozenset(CLIENTS[1:])
 
 
 def failing(card: Card, suspended: Secret | None) -> ClientSession:
@@ -114,71 +104,49 @@ def failing(card: Card, suspended: Secret | None) -> ClientSession:
     raise Misuse("training failed")
 
 
-def test_a_stage_with_too_few_ends_and_everybody_is_told_why() -> None:
-    async def scene() -> None:
-        server = SumServer(limits=quick_limits(seconds=0.3))
-        async with holding(server) as (held, task):
-            assert await held.post(ONE) == 202
-            with pytest.raises(ThresholdNotMet):
-                await task
-            reply = await held.ask(ONE)
-            assert reply.status_code == 410
-            assert "3 answers (plain upload) are needed and 1 are present" in reply.text
-            assert (await held.http.get("/health")).text == "idle\n"
-
-    asyncio.run(scene())
+async def test_a_stage_with_too_few_ends_and_everybody_is_told_why() -> None:
+    server = SumServer(limits=quick_limits(seconds=0.3))
+    async with holding(server) as (held, task):
+        assert await held.post(ONE) == 202
+        with pytest.raises(ThresholdNotMet):
+            await task
+        reply = await held.ask(ONE)
+        assert reply.status_code == 410
+        assert "3 answers (plain upload) are needed and 1 are present" in reply.text
+        assert (await held.http.get("/health")).text == "idle\n"
 
 
 # --- Hostile clients --------------------------------------------------------------------------------------------------
 
 
-def test_an_answer_is_taken_once_and_its_repeat_is_not_read() -> None:
-    async def scene() -> None:
-        async with holding() as (held, _):
-            assert await held.post(ONE) == 202
-            assert await held.post(ONE) == 208
-            assert await held.post(ONE, b"another one") == 208
-
-    asyncio.run(scene())
+async def test_an_answer_is_taken_once_and_its_repeat_is_not_read() -> None:
+    async with holding() as (held, _):
+        assert await held.post(ONE) == 202
+        assert await held.post(ONE) == 208
+        assert await held.post(ONE, b"another one") == 208
 
 
-def test_answers_out_of_order_change_nothing() -> None:
-    async def scene() -> None:
-        async with holding() as (held, _):
-            assert await held.post(ONE, stage=1) == 400
-            assert await held.post(ONE, stage=999) == 400
-            assert await held.post(ONE) == 202
-
-    asyncio.run(scene())
-
-
-def test_an_answer_that_does_not_verify_puts_nobody_out() -> None:
-    async def scene() -> None:
-        async with holding() as (held, task):
-            assert await held.post(ONE, answer_of(TWO, held.session)) == 422
-            assert (await held.ask(ONE)).status_code == 200
-            for client in CLIENTS:
-                assert await held.post(client) == 202
-            assert (await task).counted == frozenset(CLIENTS)
-
-    asyncio.run(scene())
+async def test_an_answer_that_does_not_verify_puts_nobody_out() -> None:
+    async with holding() as (held, task):
+        assert await held.post(ONE, answer_of(TWO, held.session)) == 422
+        assert (await held.ask(ONE)).status_code == 200
+        for client in CLIENTS:
+            assert await held.post(client) == 202
+        assert (await task).counted == frozenset(CLIENTS)
 
 
-def test_a_second_client_cannot_take_the_name_of_the_first() -> None:
-    async def scene() -> None:
-        async with holding() as (held, _):
-            assert (await held.ask(ONE)).status_code == 200
-            for method, path in (("GET", "message"), ("POST", "answers/0"), ("DELETE", "client")):
-                reply = await held.http.request(
-                    method,
-                    f"{held.base}/{path}",
-                    headers=headers_of(ONE, STRANGER),
-                    content=b"x" if path[0] == "a" else None,
-                )
-                assert reply.status_code == 401
-            assert await held.post(ONE) == 202
-
-    asyncio.run(scene())
+async def test_a_second_client_cannot_take_the_name_of_the_first() -> None:
+    async with holding() as (held, _):
+        assert (await held.ask(ONE)).status_code == 200
+        for method, path in (("GET", "message"), ("POST", "answers/0"), ("DELETE", "client")):
+            reply = await held.http.request(
+                method,
+                f"{held.base}/{path}",
+                headers=headers_of(ONE, STRANGER),
+                content=b"x" if path[0] == "a" else None,
+            )
+            assert reply.status_code == 401
+        assert await held.post(ONE) == 202
 
 
 def test_a_certified_name_is_proved_by_its_key_for_one_session() -> None:
@@ -242,19 +210,16 @@ def test_a_header_is_read_as_it_was_written() -> None:
     assert read_header(header_of(ONE, STRANGER)) == (ONE, STRANGER)
 
 
-def test_a_request_for_another_session_gets_nothing_of_this_one() -> None:
-    async def scene() -> None:
-        async with holding() as (held, _):
-            answer = answer_of(ONE, held.session)
-            for name in (bytes(16).hex(), held.card.session.upper() + "0", "..", "%2e%2e", held.card.session + "%00"):
-                for method, path in (("GET", "message"), ("POST", "answers/0"), ("DELETE", "client")):
-                    reply = await held.http.request(
-                        method, f"/v1/sessions/{name}/{path}", headers=headers_of(ONE), content=answer
-                    )
-                    assert reply.status_code in (404, 410), (name, path)
-            assert (await held.ask(ONE)).status_code == 200
-
-    asyncio.run(scene())
+async def test_a_request_for_another_session_gets_nothing_of_this_one() -> None:
+    async with holding() as (held, _):
+        answer = answer_of(ONE, held.session)
+        for name in (bytes(16).hex(), held.card.session.upper() + "0", "..", "%2e%2e", held.card.session + "%00"):
+            for method, path in (("GET", "message"), ("POST", "answers/0"), ("DELETE", "client")):
+                reply = await held.http.request(
+                    method, f"/v1/sessions/{name}/{path}", headers=headers_of(ONE), content=answer
+                )
+                assert reply.status_code in (404, 410), (name, path)
+        assert (await held.ask(ONE)).status_code == 200
 
 
 @pytest.mark.parametrize(
@@ -271,88 +236,54 @@ def test_a_request_for_another_session_gets_nothing_of_this_one() -> None:
         "/v1/sessions/{}/answers/%00",
     ],
 )
-def test_paths_have_one_form(path: str) -> None:
-    async def scene() -> None:
-        async with holding() as (held, _):
-            url = path.format(held.card.session)
-            reply = await held.http.post(url, headers=headers_of(ONE), content=answer_of(ONE, held.session))
-            assert reply.status_code in (400, 404)
-            assert await held.post(ONE) == 202
-
-    asyncio.run(scene())
+async def test_paths_have_one_form(path: str) -> None:
+    async with holding() as (held, _):
+        url = path.format(held.card.session)
+        reply = await held.http.post(url, headers=headers_of(ONE), content=answer_of(ONE, held.session))
+        assert reply.status_code in (400, 404)
+        assert await held.post(ONE) == 202
 
 
 @pytest.mark.parametrize("name", ["authorization", "content-length", "content-encoding", "transfer-encoding"])
-def test_a_header_that_is_there_twice_is_refused(name: str) -> None:
-    async def scene() -> None:
-        async with holding() as (held, _):
-            body = answer_of(ONE, held.session)
-            values = {
-                "authorization": headers_of(ONE)["authorization"],
-                "content-length": str(len(body)),
-                "content-encoding": "identity",
-                "transfer-encoding": "chunked",
-            }
-            headers = [("authorization", values["authorization"]), (name, values[name])]
-            headers += [(name, values[name])] if name != "authorization" else []
-            reply = await held.http.post(f"{held.base}/answers/0", headers=headers, content=body)
-            assert reply.status_code == 400
-
-    asyncio.run(scene())
+async def test_a_header_that_is_there_twice_is_refused(name: str) -> None:
+    async with holding() as (held, _):
+        body = answer_of(ONE, held.session)
+        values = {
+            "authorization": headers_of(ONE)["authorization"],
+            "content-length": str(len(body)),
+            "content-encoding": "identity",
+            "transfer-encoding": "chunked",
+        }
+        headers = [("authorization", values["authorization"]), (name, values[name])]
+        headers += [(name, values[name])] if name != "authorization" else []
+        reply = await held.http.post(f"{held.base}/answers/0", headers=headers, content=body)
+        assert reply.status_code == 400
 
 
 @pytest.mark.parametrize("encoding", ["gzip", "br", "deflate", "identity, gzip"])
-def test_a_compressed_answer_is_not_unpacked(encoding: str) -> None:
-    async def scene() -> None:
-        async with holding() as (held, _):
-            bomb = gzip.compress(bytes(100 * ANSWER_BYTES))
-            assert len(bomb) < ANSWER_BYTES
-            assert await held.post(ONE, bomb, content_encoding=encoding) == 415
-            assert await held.post(ONE) == 202
-
-    asyncio.run(scene())
+async def test_a_compressed_answer_is_not_unpacked(encoding: str) -> None:
+    async with holding() as (held, _):
+        bomb = gzip.compress(bytes(100 * ANSWER_BYTES))
+        assert len(bomb) < ANSWER_BYTES
+        assert await held.post(ONE, bomb, content_encoding=encoding) == 415
+        assert await held.post(ONE) == 202
 
 
-def test_an_answer_that_is_declared_too_long_is_not_read() -> None:
-    async def scene() -> None:
-        async with holding() as (held, _):
-            read = list[int]()
-            body = endless(read)
-            reply = await held.http.post(
-                f"{held.base}/answers/0",
-                headers={**headers_of(ONE), "content-length": str(ANSWER_BYTES + 1)},
-                content=body,
-            )
-            assert reply.status_code == 413
-            assert reply.headers["connection"] == "close"
-            assert await held.post(ONE) == 202
-            for wrong in ("-1", "1e9", "\u0663", "9" * 16, ""):
-                assert await status_of(held.server, held.base, [(b"content-length", wrong.encode())]) == 400
-
-    asyncio.run(scene())
-
-
-async def status_of(server: SumServer, base: str, more: list[tuple[bytes, bytes]]) -> int:
-    """Make a request that httpx would not make."""
-    said = list[Any]()
-
-    async def receive() -> dict[str, Any]:
-        return {"type": "http.request", "body": b"", "more_body": False}
-
-    async def send(message: Any) -> None:
-        said.append(message)
-
-    headers = [(name.encode(), value.encode()) for name, value in headers_of(ONE).items()]
-    scope = {
-        "type": "http",
-        "method": "POST",
-        "path": f"{base}/answers/0",
-        "raw_path": f"{base}/answers/0".encode(),
-        "query_string": b"",
-        "headers": [*headers, *more],
-    }
-    await server.app(scope, receive, send)
-    return int(said[0]["status"])
+async def test_an_answer_that_is_declared_too_long_is_not_read() -> None:
+    async with holding() as (held, _):
+        read = list[int]()
+        body = endless(read)
+        reply = await held.http.post(
+            f"{held.base}/answers/0",
+            headers={**headers_of(ONE), "content-length": str(ANSWER_BYTES + 1)},
+            content=body,
+        )
+        assert reply.status_code == 413
+        assert reply.headers["connection"] == "close"
+        assert await held.post(ONE) == 202
+        for wrong in ("-1", "1e9", "\u0663", "9" * 16, ""):
+            length = ("content-length", wrong)
+            assert await past_httpx(held.server, f"{held.base}/answers/0", disconnected, length) == 400
 
 
 async def endless(read: list[int]) -> AsyncIterator[bytes]:
@@ -361,95 +292,30 @@ async def endless(read: list[int]) -> AsyncIterator[bytes]:
         yield bytes(100)
 
 
-def test_an_answer_without_a_length_is_read_to_the_limit_and_no_further() -> None:
-    async def scene() -> None:
-        async with holding() as (held, _):
-            sent, said = list[int](), list[Any]()
+async def test_an_answer_without_a_length_is_read_to_the_limit_and_no_further() -> None:
+    async with holding() as (held, _):
+        sent = list[int]()
 
-            async def receive() -> dict[str, Any]:
-                sent.append(100)
-                return {"type": "http.request", "body": bytes(100), "more_body": True}
+        async def receive() -> dict[str, Any]:
+            sent.append(100)
+            return {"type": "http.request", "body": bytes(100), "more_body": True}
 
-            async def send(message: Any) -> None:
-                said.append(message)
-
-            scope = {
-                "type": "http",
-                "method": "POST",
-                "path": f"{held.base}/answers/0",
-                "query_string": b"",
-                "headers": [(name.encode(), value.encode()) for name, value in headers_of(ONE).items()],
-            }
-            await held.server.app(scope, receive, send)
-            assert said[0]["status"] == 413
-            assert sum(sent) <= ANSWER_BYTES + 100
-            assert await held.post(ONE) == 202
-
-    asyncio.run(scene())
+        assert await past_httpx(held.server, f"{held.base}/answers/0", receive) == 413
+        assert sum(sent) <= ANSWER_BYTES + 100
+        assert await held.post(ONE) == 202
 
 
-def test_an_answer_that_never_arrives_loses_its_place() -> None:
-    async def scene() -> None:
-        server = SumServer(limits=quick_limits(grace=0.2, bodies=1))
-        async with holding(server) as (held, _):
-            slow, other = await asyncio.gather(stalled(held.server, held.base), held.post(TWO))
-            assert (slow, other) == (408, 202)
-            assert await held.post(ONE) == 202
-
-    asyncio.run(scene())
+async def test_an_answer_that_breaks_off_can_be_sent_again() -> None:
+    async with holding() as (held, _):
+        assert await past_httpx(held.server, f"{held.base}/answers/0", disconnected) == 408
+        assert await held.post(ONE) == 202
 
 
-async def stalled(server: SumServer, base: str) -> int:
-    said = list[Any]()
-
-    async def receive() -> dict[str, Any]:
-        if not said:
-            await asyncio.sleep(60)
-        return {"type": "http.disconnect"}
-
-    async def send(message: Any) -> None:
-        said.append(message)
-
-    headers = [(name.encode(), value.encode()) for name, value in headers_of(ONE).items()]
-    scope = {"type": "http", "method": "POST", "path": f"{base}/answers/0", "query_string": b"", "headers": headers}
-    await server.app(scope, receive, send)
-    return int(said[0]["status"])
-
-
-def test_an_answer_that_breaks_off_can_be_sent_again() -> None:
-    async def scene() -> None:
-        async with holding() as (held, _):
-            said = list[Any]()
-
-            async def receive() -> dict[str, Any]:
-                return {"type": "http.disconnect"}
-
-            async def send(message: Any) -> None:
-                said.append(message)
-
-            headers = [(name.encode(), value.encode()) for name, value in headers_of(ONE).items()]
-            scope = {
-                "type": "http",
-                "method": "POST",
-                "path": f"{held.base}/answers/0",
-                "query_string": b"",
-                "headers": headers,
-            }
-            await held.server.app(scope, receive, send)
-            assert said[0]["status"] == 408
-            assert await held.post(ONE) == 202
-
-    asyncio.run(scene())
-
-
-def test_only_the_methods_that_there_are() -> None:
-    async def scene() -> None:
-        async with holding() as (held, _):
-            for method in ("PUT", "PATCH", "TRACE", "CONNECT", "OPTIONS", "X"):
-                reply = await held.http.request(method, f"{held.base}/message", headers=headers_of(ONE))
-                assert reply.status_code == 405
-
-    asyncio.run(scene())
+async def test_only_the_methods_that_there_are() -> None:
+    async with holding() as (held, _):
+        for method in ("PUT", "PATCH", "TRACE", "CONNECT", "OPTIONS", "X"):
+            reply = await held.http.request(method, f"{held.base}/message", headers=headers_of(ONE))
+            assert reply.status_code == 405
 
 
 # --- Hostile servers --------------------------------------------------------------------------------------------------
@@ -473,7 +339,7 @@ def test_only_the_methods_that_there_are() -> None:
         (418, {}, b"\x1b[2J a teapot", Refused, r"client: \[2J a teapot"),
     ],
 )
-def test_a_client_is_not_led_on(
+async def test_a_client_is_not_led_on(
     status: int, headers: dict[str, str], body: bytes, error: type[Exception], match: str
 ) -> None:
     card = Card(session=bytes(16).hex(), protocol="plain", task="a task", round_number=3, answer_bytes=1000)
@@ -487,13 +353,10 @@ def test_a_client_is_not_led_on(
         await send({"type": "http.response.start", "status": 200 if is_card else status, "headers": named})
         await send({"type": "http.response.body", "body": card.encode() if is_card else body})
 
-    async def scene() -> None:
-        async with httpx.AsyncClient(transport=httpx.ASGITransport(app=hostile)) as http:
-            prover, patience = Prover(ONE, SystemCoins()), Patience(message_bytes=2000)
-            with pytest.raises(error, match=match):
-                await contribute("http://sums", joining(ONE), prover=prover, http=http, patience=patience)
-
-    asyncio.run(scene())
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app=hostile)) as http:
+        prover, patience = Prover(ONE, SystemCoins()), Patience(message_bytes=2000)
+        with pytest.raises(error, match=match):
+            await contribute("http://sums", joining(ONE), prover=prover, http=http, patience=patience)
     assert not any("elsewhere" in each for each in asked)
     if issubclass(error, PeerError):
         assert asked[-1] == f"DELETE /v1/sessions/{card.session}/client"
@@ -516,15 +379,12 @@ def test_a_card_that_a_terminal_would_obey_is_refused(name: str) -> None:
         Card.decode(encoded)
 
 
-def test_a_client_asks_in_the_clear_on_this_machine_alone() -> None:
-    async def scene() -> None:
-        with pytest.raises(ValueError, match="in the clear"):
-            await taking_part("http://sums.example:8750", ONE)
-
-    asyncio.run(scene())
+async def test_a_client_asks_in_the_clear_on_this_machine_alone() -> None:
+    with pytest.raises(ValueError, match="in the clear"):
+        await taking_part("http://sums.example:8750", ONE)
 
 
-def test_no_client_pauses_for_longer_than_a_server_tells_how_its_session_ended(
+async def test_no_client_pauses_for_longer_than_a_server_tells_how_its_session_ended(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A server that is away refuses connections, so that the pauses are all that the way back takes."""
@@ -540,16 +400,13 @@ def test_no_client_pauses_for_longer_than_a_server_tells_how_its_session_ended(
     def away(request: httpx.Request) -> httpx.Response:
         raise httpx.ConnectError("nobody listens", request=request)
 
-    async def scene() -> None:
-        async with httpx.AsyncClient(transport=httpx.MockTransport(away)) as http:
-            for number in range(200):
-                made = requests.Requests("http://sums", http, Patience(), ClientId(number))
-                with pytest.raises(ConnectionError, match="is lost"):
-                    await made.ask("GET", "/v1/session")
-                for _ in range(20):
-                    await made.rest()
-
-    asyncio.run(scene())
+    async with httpx.AsyncClient(transport=httpx.MockTransport(away)) as http:
+        for number in range(200):
+            made = requests.Requests("http://sums", http, Patience(), ClientId(number))
+            with pytest.raises(ConnectionError, match="is lost"):
+                await made.ask("GET", "/v1/session")
+            for _ in range(20):
+                await made.rest()
     assert max(pauses) <= 0.8 * BACK_SECONDS
     assert max(pauses) >= 0.7 * BACK_SECONDS
     assert inspect.signature(SumServer.told).parameters["seconds"].default == BACK_SECONDS

@@ -6,7 +6,6 @@ import argparse
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Any
 
@@ -24,9 +23,11 @@ from tests.harness.wire_sums import (
     SUBJECT,
     Held,
     answer_of,
+    disconnected,
     headers_of,
     holding,
     in_memory,
+    past_httpx,
     plain_session,
     quick_limits,
     until,
@@ -41,61 +42,55 @@ async def kept(released: Released) -> bytes:
     return json.dumps(RESULT).encode()
 
 
-def test_a_result_is_shown_to_the_clients_of_its_sum_alone() -> None:
-    async def scene() -> None:
-        server = SumServer(limits=quick_limits(), admission=FirstCome(frozenset(CLIENTS)))
-        async with in_memory(server) as http:
-            session, card = plain_session(), server.card(SUBJECT, "plain")
-            running = asyncio.create_task(server.run(session, card, keep=kept))
-            await until(lambda: server.is_open)
-            base, members = f"/v1/sessions/{card.session}", CLIENTS[:4]
-            for client in members:
-                body = answer_of(client, session)
-                await http.post(f"{base}/answers/0", content=body, headers=headers_of(client))
-            await http.request("DELETE", f"{base}/client", headers=headers_of(CLIENTS[4]))
-            await running
+async def test_a_result_is_shown_to_the_clients_of_its_sum_alone() -> None:
+    server = SumServer(limits=quick_limits(), admission=FirstCome(frozenset(CLIENTS)))
+    async with in_memory(server) as http:
+        session, card = plain_session(), server.card(SUBJECT, "plain")
+        running = asyncio.create_task(server.run(session, card, keep=kept))
+        await until(lambda: server.is_open)
+        base, members = f"/v1/sessions/{card.session}", CLIENTS[:4]
+        for client in members:
+            body = answer_of(client, session)
+            await http.post(f"{base}/answers/0", content=body, headers=headers_of(client))
+        await http.request("DELETE", f"{base}/client", headers=headers_of(CLIENTS[4]))
+        await running
 
-            async def shown(method: str, path: str, headers: dict[str, str], body: bytes = b"") -> bool:
-                reply = await http.request(method, base + path, headers=headers, content=body)
-                return "mean" in reply.text
+        async def shown(method: str, path: str, headers: dict[str, str], body: bytes = b"") -> bool:
+            reply = await http.request(method, base + path, headers=headers, content=body)
+            return "mean" in reply.text
 
-            async def look() -> None:
-                assert await shown("GET", "/message", headers_of(members[0]))
-                assert not await shown("GET", "/message", {})
-                assert not await shown("GET", "/message", headers_of(members[0], LATE))
-                assert not await shown("POST", "/answers/0", headers_of(members[0], LATE), b"x")
-                assert not await shown("DELETE", "/client", {})
-                assert not await shown("POST", "/seats", {}, LATE.hex().encode())
+        async def look() -> None:
+            assert await shown("GET", "/message", headers_of(members[0]))
+            assert not await shown("GET", "/message", {})
+            assert not await shown("GET", "/message", headers_of(members[0], LATE))
+            assert not await shown("POST", "/answers/0", headers_of(members[0], LATE), b"x")
+            assert not await shown("DELETE", "/client", {})
+            assert not await shown("POST", "/seats", {}, LATE.hex().encode())
 
-            await look()
-            other = server.card(SUBJECT, "plain")
-            following = asyncio.create_task(server.run(plain_session(), other))
-            await until(lambda: server.is_open)
-            await look()
-            following.cancel()
-            await asyncio.gather(following, return_exceptions=True)
-
-    asyncio.run(scene())
+        await look()
+        other = server.card(SUBJECT, "plain")
+        following = asyncio.create_task(server.run(plain_session(), other))
+        await until(lambda: server.is_open)
+        await look()
+        following.cancel()
+        await asyncio.gather(following, return_exceptions=True)
 
 
-def test_a_name_that_nobody_took_shows_nobody_a_result_after_the_end() -> None:
-    async def scene() -> None:
-        invited = frozenset({*CLIENTS, ClientId(99)})
-        server = SumServer(limits=quick_limits(), admission=FirstCome(invited))
-        async with in_memory(server) as http:
-            session, card = plain_session(), server.card(SUBJECT, "plain")
-            running = asyncio.create_task(server.run(session, card, keep=kept))
-            await until(lambda: server.is_open)
-            for client in CLIENTS:
-                path = f"/v1/sessions/{card.session}/answers/0"
-                await http.post(path, content=answer_of(client, session), headers=headers_of(client))
-            await running
-            path = f"/v1/sessions/{card.session}/message"
-            assert (await http.get(path, headers=headers_of(CLIENTS[0]))).json() == RESULT
-            late = await http.get(path, headers=headers_of(ClientId(99), LATE))
-            assert late.text.strip() == "the sum of 5 clients was released"
-
-    asyncio.run(scene())
+async def test_a_name_that_nobody_took_shows_nobody_a_result_after_the_end() -> None:
+    invited = frozenset({*CLIENTS, ClientId(99)})
+    server = SumServer(limits=quick_limits(), admission=FirstCome(invited))
+    async with in_memory(server) as http:
+        session, card = plain_session(), server.card(SUBJECT, "plain")
+        running = asyncio.create_task(server.run(session, card, keep=kept))
+        await until(lambda: server.is_open)
+        for client in CLIENTS:
+            path = f"/v1/sessions/{card.session}/answers/0"
+            await http.post(path, content=answer_of(client, session), headers=headers_of(client))
+        await running
+        path = f"/v1/sessions/{card.session}/message"
+        assert (await http.get(path, headers=headers_of(CLIENTS[0]))).json() == RESULT
+        late = await http.get(path, headers=headers_of(ClientId(99), LATE))
+        assert late.text.strip() == "the sum of 5 clients was released"
 
 
 async def seat(held: Held, proof: bytes) -> tuple[int, str]:
@@ -103,70 +98,38 @@ async def seat(held: Held, proof: bytes) -> tuple[int, str]:
     return reply.status_code, reply.text
 
 
-def test_each_visitor_has_one_seat_and_there_are_no_more_than_invited() -> None:
-    async def scene() -> None:
-        server = SumServer(limits=quick_limits(), admission=FirstCome(frozenset(CLIENTS)))
-        async with holding(server) as (held, _):
-            await held.ask(CLIENTS[1])  # Says its own name, which is given to nobody after it.
-            proofs = [bytes([number] * 64) for number in range(1, 6)]
-            given = [await seat(held, proof) for proof in proofs]
-            names = [str(client.value) for client in CLIENTS if client != CLIENTS[1]]
-            assert given[:4] == [(201, name) for name in names]
-            assert given[4][0] == 403
-            assert await seat(held, proofs[0]) == given[0]
-            assert (await held.http.post(f"{held.base}/seats", content=b"f" * 129)).status_code == 400
-            assert (await held.http.post(f"/v1/sessions/{'0' * 32}/seats", content=b"f" * 128)).status_code == 403
-
-    asyncio.run(scene())
+async def test_each_visitor_has_one_seat_and_there_are_no_more_than_invited() -> None:
+    server = SumServer(limits=quick_limits(), admission=FirstCome(frozenset(CLIENTS)))
+    async with holding(server) as (held, _):
+        await held.ask(CLIENTS[1])  # Says its own name, which is given to nobody after it.
+        proofs = [bytes([number] * 64) for number in range(1, 6)]
+        given = [await seat(held, proof) for proof in proofs]
+        names = [str(client.value) for client in CLIENTS if client != CLIENTS[1]]
+        assert given[:4] == [(201, name) for name in names]
+        assert given[4][0] == 403
+        assert await seat(held, proofs[0]) == given[0]
+        assert (await held.http.post(f"{held.base}/seats", content=b"f" * 129)).status_code == 400
+        assert (await held.http.post(f"/v1/sessions/{'0' * 32}/seats", content=b"f" * 128)).status_code == 403
 
 
-def test_a_seat_is_of_a_session_that_has_not_closed_its_first_stage() -> None:
-    async def scene() -> None:
-        server = SumServer(limits=quick_limits(), admission=FirstCome(frozenset(CLIENTS)))
-        async with holding(server) as (held, _):
-            held.server._current.exchange._number = 1  # type: ignore[union-attr]  # noqa: SLF001 -- a later stage
-            assert (await seat(held, LATE))[0] == 403
-
-    asyncio.run(scene())
+async def test_a_seat_is_of_a_session_that_has_not_closed_its_first_stage() -> None:
+    server = SumServer(limits=quick_limits(), admission=FirstCome(frozenset(CLIENTS)))
+    async with holding(server) as (held, _):
+        held.server._current.exchange._number = 1  # type: ignore[union-attr]  # noqa: SLF001 -- a later stage
+        assert (await seat(held, LATE))[0] == 403
 
 
-def test_a_request_for_a_seat_that_does_not_come_loses_its_connection() -> None:
-    async def scene() -> None:
-        limits = replace(quick_limits(), grace=0.2)
-        async with holding(SumServer(limits=limits, admission=FirstCome(frozenset(CLIENTS)))) as (held, _):
+async def test_a_request_for_a_seat_that_does_not_come_loses_its_connection() -> None:
+    limits = replace(quick_limits(), grace=0.2)
+    async with holding(SumServer(limits=limits, admission=FirstCome(frozenset(CLIENTS)))) as (held, _):
 
-            async def dribble() -> AsyncIterator[bytes]:
-                for _ in range(50):
-                    yield b"f"
-                    await asyncio.sleep(0.1)
+        async def dribble() -> dict[str, Any]:
+            await asyncio.sleep(0.1)
+            return {"type": "http.request", "body": b"f", "more_body": True}
 
-            said, body = list[Any](), dribble()
-
-            async def receive() -> dict[str, Any]:
-                return {"type": "http.request", "body": await anext(body), "more_body": True}
-
-            async def send(message: Any) -> None:
-                said.append(message)
-
-            scope: dict[str, Any] = {
-                "type": "http",
-                "method": "POST",
-                "path": f"{held.base}/seats",
-                "query_string": b"",
-                "headers": [],
-            }
+        for receive in (dribble, disconnected):
             async with asyncio.timeout(2):
-                await held.server.app(scope, receive, send)
-            assert said[0]["status"] == 408
-
-            async def gone() -> dict[str, Any]:
-                return {"type": "http.disconnect"}
-
-            said.clear()
-            await held.server.app(scope, gone, send)
-            assert said[0]["status"] == 408
-
-    asyncio.run(scene())
+                assert await past_httpx(held.server, f"{held.base}/seats", receive, client=None) == 408
 
 
 def test_a_crowd_of_visitors_costs_a_server_no_more_than_a_list_of_names() -> None:
