@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 from contextlib import nullcontext
 from dataclasses import FrozenInstanceError, fields, replace
-from datetime import UTC, datetime
 from fractions import Fraction
 from types import SimpleNamespace
 from typing import Any
@@ -315,18 +314,6 @@ def test_tables_are_tuples_of_tuples(tables: Any, form: ReleaseForm) -> None:
     for noise in (None, NOISE):
         with pytest.raises(Misuse, match="tables are a tuple"):
             configuration(tables=tables, form=form, noise=noise, maximum_weight=1)
-
-
-def test_an_expiry_is_a_time_that_can_be_told() -> None:
-    """Where a client turned it into a date, a later one would be an error of another kind."""
-    last = configuration(expiry=253402300799)
-    assert datetime.fromtimestamp(last.expiry, UTC).year == 9999
-    encoded = last.encode()
-    later = encoded.replace((253402300799).to_bytes(5, "big"), (253402300800).to_bytes(5, "big"))
-    assert later != encoded
-    with pytest.raises(MalformedMessage) as caught:
-        read_back(later)
-    assert caught.value.reason is Reason.NOT_CANONICAL
 
 
 REFUSED: list[tuple[dict[str, Any], type[SecAggError], str]] = [
