@@ -21,6 +21,7 @@ import time
 import tracemalloc
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
 from threading import Event, Thread
@@ -83,17 +84,8 @@ def opening(version: int) -> bytes:
 
 
 def configured(layout: Layout, **changes: Any) -> EnclaveConfiguration:
-    fields: dict[str, Any] = {
-        "task": b"t",
-        "suite": CONFIGURATION.suite,
-        "authority": CONFIGURATION.authority,
-        "layout": layout,
-        "form": ReleaseForm.HISTOGRAM,
-        "minimum_cohort": 2,
-        "maximum_cohort": 1 << 20,
-        "expiry": 1 << 31,
-    }
-    return EnclaveConfiguration(**(fields | changes))
+    chosen: dict[str, Any] = {"form": ReleaseForm.HISTOGRAM, "tables": (), "maximum_cohort": 1 << 20}
+    return replace(CONFIGURATION, layout=layout, **(chosen | changes))
 
 
 COSTLY = {

@@ -9,20 +9,14 @@ import subprocess
 import sys
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from pathlib import Path
 from threading import Event, Thread
-from typing import Any, Self
+from typing import Self
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from secagg.contract import Payload
-from secagg.contract.codewords import CodewordTable
-from secagg.contract.layout import IndexSegment, Layout, RingSegment
-from secagg.crypto.secret import Secret
 from secagg.errors import (
     InternalError,
     InvalidParameters,
@@ -35,34 +29,26 @@ from secagg.errors import (
     ThresholdNotMet,
     UnexpectedMessage,
 )
-from secagg.identifiers import ClientId, ServerId
-from secagg.parameters import Suite
-from secagg.protocols.enclave.client import Client
-from secagg.protocols.enclave.floors import EnclaveFloors
-from secagg.protocols.enclave.ledger import SealLedger
+from secagg.identifiers import ServerId
+from secagg.protocols.enclave.client import Client, Upload
 from secagg.protocols.enclave.remote_enclave import EnclaveLost, RemoteEnclave, decode_attested_offer
-from secagg.protocols.enclave.session import EnclaveMember
-from secagg.protocols.enclave.trusted.configuration import EnclaveConfiguration, encode_start
+from secagg.protocols.enclave.trusted.configuration import encode_start
 from secagg.protocols.enclave.trusted.enclave import Enclave
 from secagg.protocols.enclave.trusted.messages import BufferRelease, EnclaveOffer, ModelStamp
 from secagg.protocols.enclave.trusted.process import SIMULATED, EnclaveService, request_limit, serve
 from secagg.protocols.enclave.unattested import SimulatedEvidence, SimulatedJudge
 from secagg.protocols.enclave.verified_enclave import VerifiedEnclave
-from secagg.session.certificates import SigningKey, issue_certificate
 from secagg.session.frames import decode_refusal, encode_refusal, receive_frame, send_frame
-from secagg.session.roles import Subject
 from secagg.simulation.insecure_coins import InsecureSeededCoins
 from secagg.wire import MessageKind, Reader, Writer, message_kind
-from tests.harness.enclave_buffers import Host, sealed_by
+from tests.harness.enclave_buffers import NOW, EnclaveSetup, Host, InsecureEnclaveSession, model_digest, sealed_by
 from tests.harness.planted import always
 
 if sys.platform == "win32":
     pytest.skip("there are no Unix sockets", allow_module_level=True)
 
-NOW = datetime(2026, 1, 1, tzinfo=UTC)
-AUTHORITY = SigningKey(Secret("seed", b"\x0a" * 32))
-TABLE = CodewordTable(3, np.array([[0, -5], [1, 7], [2, -9], [3, 11]], dtype=np.int64))
-LAYOUT = Layout((RingSegment(20, 7), IndexSegment(4, 3)), bytes(range(32)))
+SESSION = InsecureEnclaveSession(EnclaveSetup(maximum_weight=2, staleness_weights=(2, 1)))
+CONFIGURATION = SESSION.configuration
 SEED = b"a child and its twin"
 ANSWERED_IN = 30
 CHILD = """
@@ -80,23 +66,6 @@ serve(Path(sys.argv[1]), coins=coins, quote=quote, ready=lambda: print("ready", 
 """
 
 
-def configured(**changes: Any) -> EnclaveConfiguration:
-    settled: dict[str, Any] = {
-        "task": b"a test",
-        "suite": Suite.CLASSIC,
-        "authority": AUTHORITY.public_key,
-        "layout": LAYOUT,
-        "tables": ((TABLE,),),
-        "minimum_cohort": 3,
-        "maximum_cohort": 6,
-        "maximum_weight": 2,
-        "staleness_weights": (2, 1),
-        "expiry": int(NOW.timestamp()) + 3600,
-    }
-    return EnclaveConfiguration(**settled | changes)
-
-
-CONFIGURATION = configured()
 START = encode_start(CONFIGURATION)
 RELEASE = Writer(MessageKind.RELEASE_BUFFER).finish()
 GIVE_UP = Writer(MessageKind.GIVE_UP_BUFFER).finish()
@@ -104,50 +73,20 @@ DESTROY = Writer(MessageKind.DESTROY_ENCLAVE).finish()
 
 
 def opening(version: int) -> bytes:
-    return Writer(MessageKind.OPEN_BUFFER).integer(version, 8).fixed(version.to_bytes(32, "big"), 32).finish()
+    return Writer(MessageKind.OPEN_BUFFER).integer(version, 8).fixed(model_digest(version), 32).finish()
 
 
-def model(version: int) -> ModelStamp:
-    return ModelStamp(version=version, digest=version.to_bytes(32, "big"))
+def verified(offer: EnclaveOffer, evidence: object) -> VerifiedEnclave:
+    return VerifiedEnclave(offer, evidence, configuration=CONFIGURATION, judge=SimulatedJudge(), now=NOW)
 
 
-def update_of(number: int) -> Payload:
-    values = np.arange(number, number + 7, dtype=np.uint32)
-    return Payload(LAYOUT, (values, np.array([number % 4, 1, 3], dtype=LAYOUT.segments[1].ring.word)))
+def upload_of(client: Client, enclave: VerifiedEnclave, version: int = 1, weight: int = 1) -> Upload:
+    model, update = ModelStamp(version=version, digest=model_digest(version)), SESSION.setup.payload_of(version)
+    return sealed_by(client, update, enclave=enclave, model=model, now=NOW, weight=weight)
 
 
-def client(number: int, ledger: SealLedger | None = None, coins: bytes = b"client") -> Client:
-    key = SigningKey(Secret("seed", number.to_bytes(32, "big")))
-    kept = SealLedger(b"a test") if ledger is None else ledger
-    member = EnclaveMember(
-        certificate=issue_certificate(AUTHORITY, ClientId(number), key.public_key),
-        signing_key=key,
-        floors=EnclaveFloors(
-            suites=frozenset({Suite.CLASSIC}),
-            minimum_cohort=3,
-            maximum_length=100,
-            authority=AUTHORITY.public_key,
-            maximum_weight=2,
-        ),
-        judge=SimulatedJudge(),
-        ledger=lambda _: kept,
-        clock=lambda: NOW,
-        coins=InsecureSeededCoins(coins + bytes([number])),
-    )
-    return member.join(Subject(task=b"a test", round_number=0, layout=LAYOUT, capacity=1000, tables=((TABLE,),)))
-
-
-def verified(
-    offer: EnclaveOffer, evidence: object, configuration: EnclaveConfiguration = CONFIGURATION
-) -> VerifiedEnclave:
-    return VerifiedEnclave(offer, evidence, configuration=configuration, judge=SimulatedJudge(), now=NOW)
-
-
-def sealed(enclave: VerifiedEnclave, number: int, version: int = 1, weight: int = 1, coins: bytes = b"client") -> bytes:
-    owner = client(number, coins=coins)
-    return sealed_by(
-        owner, update_of(number), enclave=enclave, model=model(version), now=NOW, weight=weight
-    ).sealed.encode()
+def sealed(enclave: VerifiedEnclave, number: int, version: int = 1, weight: int = 1) -> bytes:
+    return upload_of(SESSION.new_client(number), enclave, version, weight).sealed.encode()
 
 
 @dataclass
@@ -258,12 +197,9 @@ def test_killing_the_process_loses_the_buffer_and_no_upload_is_opened_twice(star
     remote = RemoteEnclave(first.path, timeout=ANSWERED_IN)
     trusted = verified(*remote.start(CONFIGURATION))
     relay = Host(CONFIGURATION, remote)
-    relay.open_buffer(1, model(1).digest)
-    clients = [client(number) for number in (1, 2, 3)]
-    uploads = [
-        sealed_by(each, update_of(number), enclave=trusted, model=model(1), now=NOW).encode()
-        for number, each in enumerate(clients, 1)
-    ]
+    relay.open_buffer(1, model_digest(1))
+    clients = [SESSION.new_client(number) for number in (1, 2, 3)]
+    uploads = [upload_of(each, trusted).encode() for each in clients]
     for upload in uploads[:2]:
         relay.receive(upload)
     os.kill(first.process.pid, signal.SIGKILL)
@@ -279,7 +215,7 @@ def test_killing_the_process_loses_the_buffer_and_no_upload_is_opened_twice(star
         with RemoteEnclave(second.path, timeout=ANSWERED_IN) as again:
             trusted_again = verified(*again.start(CONFIGURATION))
             relay = Host(CONFIGURATION, again)
-            relay.open_buffer(1, model(1).digest)
+            relay.open_buffer(1, model_digest(1))
             for upload in uploads:
                 with pytest.raises(PeerMisbehaved, match="another epoch") as caught:
                     relay.receive(upload)
@@ -287,15 +223,15 @@ def test_killing_the_process_loses_the_buffer_and_no_upload_is_opened_twice(star
             with pytest.raises(ThresholdNotMet):
                 relay.release()
             # Every client refuses to seal the same update again, whether or not it was taken; a newer one it seals.
-            for number, each in enumerate(clients, 1):
+            for each in clients:
                 with pytest.raises(PeerMisbehaved) as refused:
-                    sealed_by(each, update_of(number), enclave=trusted_again, model=model(1), now=NOW)
+                    upload_of(each, trusted_again)
                 assert refused.value.reason is Reason.ALREADY_ANSWERED
                 assert each.ledger.seals == 1
             relay.give_up_buffer()
-            relay.open_buffer(2, model(2).digest)
-            for number, each in enumerate(clients, 1):
-                fresh = sealed_by(each, update_of(10 + number), enclave=trusted_again, model=model(2), now=NOW)
+            relay.open_buffer(2, model_digest(2))
+            for each in clients:
+                fresh = upload_of(each, trusted_again, version=2)
                 relay.receive(fresh.encode())
             assert relay.release()[0].contributors == 3
     finally:
@@ -596,7 +532,7 @@ def test_an_upload_over_the_limit_of_a_frame_is_refused_before_it_ends_the_epoch
         with pytest.raises(MalformedMessage) as caught:
             remote.receive(Writer(MessageKind.SEALED_UPLOAD).borrowed(bytes(1000)).finish())
         assert caught.value.reason is Reason.LENGTH_OVER_LIMIT
-        remote.open_buffer(1, model(1).digest)
+        remote.open_buffer(1, model_digest(1))
 
 
 # --- What is trusted --------------------------------------------------------------------------------------------------
