@@ -113,7 +113,8 @@ class _Bench:
 
     def seal(self, client: Client, payload: Payload, version: int) -> Upload:
         model = ModelStamp(version=version, digest=version.to_bytes(32, "big"))
-        return client.seal(payload, enclave=self.verified, model=model, now=self.now)
+        client.charge(self.verified, model, self.now)
+        return client.sealed(payload, enclave=self.verified, model=model, now=self.now)
 
     def sealer(self, payload: Payload) -> Callable[[], Upload]:
         """Return what seals the payload for one model after another."""

@@ -114,8 +114,8 @@ class Upload:
 class Client(OneStageClientSession):
     """A client's side of one buffer.
 
-    Security: each call of ``seal`` is an upload, whether it is sent or not. Sealing the same update again is refused,
-        because two sums that differ in one client give that client away; ``SealLedger`` says when it is not.
+    Security: each charge is an upload, whether it is sent or not. Another one for the same model is refused, because
+        two sums that differ in one client give that client away; ``SealLedger`` says when it is not.
     """
 
     def __init__(
@@ -173,54 +173,21 @@ class Client(OneStageClientSession):
         upload = self.sealed(made.payload, enclave=enclave, model=named, now=member.clock(), weight=made.weight)
         return upload.shortened() if invited.is_short else upload.encode()
 
-    def seal(  # noqa: PLR0913 -- what an upload is about
-        self,
-        payload: Payload,
-        *,
-        enclave: VerifiedEnclave,
-        model: ModelStamp,
-        now: datetime,
-        weight: int = 1,
-        trained_from: bytes = b"",
-    ) -> Upload:
-        """Seal and mask one update, for one enclave; what an application calls that carries messages itself.
-
-        Implements: [PGC+22] Algorithm 1, client; [HNM+22] for ring segments.
-        Args:
-            payload: the encoded update.
-            enclave: verified by this client; it is checked again.
-            model: what the update was trained from.
-            now: the client's own time, with a time zone.
-            weight: how often the update counts; a positive integer that the configuration allows.
-            trained_from: the digest of the model itself, where that of the stamp covers more.
-        Raises:
-            InvalidParameters: the enclave's configuration goes below this client's floors, or the update does not fit.
-            PeerMisbehaved: the enclave's verification has run out, or the ledger refuses another upload.
-        Security: a charge is durable where the ledger has a file. With noise, values beyond the bound that the
-            noise was chosen for are scaled down to it, in the same time and without a word: a refusal would tell the
-            host the norm, one bound after the other, and no epsilon counts that.
-        """
-        if type(enclave) is not VerifiedEnclave:
-            raise Misuse("an update is sealed to a VerifiedEnclave and to nothing else")
-        if type(payload) is not Payload or type(model) is not ModelStamp:
-            raise Misuse("an update is a Payload, which a codec encodes, trained from a model with a ModelStamp")
-        configuration = enclave.configuration
-        enclave.require_current(now)
-        self._admit(configuration, now)
-        payload.check()
-        if payload.layout != configuration.layout:
-            raise InvalidParameters("the update has another layout than the enclave counts; encode it with its codec")
-        if type(weight) is not int or not 1 <= weight <= configuration.maximum_weight:
-            raise InvalidParameters(f"a weight is an integer in 1..{configuration.maximum_weight}; got {weight!r}")
-        self.charge(enclave, model, now, trained_from)
-        return self.sealed(payload, enclave=enclave, model=model, now=now, weight=weight)
-
     def charge(self, enclave: VerifiedEnclave, model: ModelStamp, now: datetime, trained_from: bytes = b"") -> None:
         """Check everything that does not depend on an update, and spend its model; ``sealed`` follows, once.
 
+        Args:
+            enclave: verified by this client; it is checked again.
+            model: what the update was trained from.
+            now: the client's own time, with a time zone.
+            trained_from: the digest of the model itself, where that of the stamp covers more.
         Raises:
-            InvalidParameters, PeerMisbehaved: as for ``seal``.
+            InvalidParameters: the enclave's configuration goes below this client's floors.
+            PeerMisbehaved: the enclave's verification has run out, or the ledger refuses another upload.
+        Security: a charge is durable where the ledger has a file.
         """
+        if type(enclave) is not VerifiedEnclave or type(model) is not ModelStamp:
+            raise Misuse("an update is sealed to a VerifiedEnclave, and trained from a model with a ModelStamp")
         configuration = enclave.configuration
         enclave.require_current(now)
         self._admit(configuration, now)
@@ -228,12 +195,16 @@ class Client(OneStageClientSession):
         self.ledger.charge(spent, is_noised=configuration.noise is not None)
 
     def sealed(
-        self, payload: Payload, *, enclave: VerifiedEnclave, model: ModelStamp, now: datetime, weight: int
+        self, payload: Payload, *, enclave: VerifiedEnclave, model: ModelStamp, now: datetime, weight: int = 1
     ) -> Upload:
         """Seal and mask an update that was charged; it is of the enclave's layout and weights.
 
+        Implements: [PGC+22] Algorithm 1, client; [HNM+22] for ring segments.
         Raises:
             PeerMisbehaved: the enclave's verification has run out meanwhile.
+        Security: with noise, values beyond the bound that the noise was chosen for are scaled down to it, in the same
+            time and without a word: a refusal would tell the host the norm, one bound after the other, and no epsilon
+            counts that.
         """
         member, configuration = self._member, enclave.configuration
         enclave.require_current(now)

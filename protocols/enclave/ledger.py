@@ -64,19 +64,10 @@ class SealLedger(Confined):
             Misuse, PeerMisbehaved: the ledger is for another task, the budget is spent, the version does not go up, or
                 the model has had its attempts, under whatever version or task.
         """
-        self._require_task(spent)
-        is_repeat_allowed = self.repeats_allowed and is_noised
-        self._durable.charge(spent, is_repeat_allowed=is_repeat_allowed, maximum=self.maximum_seals)
-
-    def require_open(self, spent: Spent, *, is_noised: bool) -> None:
-        """Refuse what ``charge`` would refuse; nothing changes."""
-        self._require_task(spent)
-        is_repeat_allowed = self.repeats_allowed and is_noised
-        self._durable.require_open(spent, is_repeat_allowed=is_repeat_allowed, maximum=self.maximum_seals)
-
-    def _require_task(self, spent: Spent) -> None:
         if spent.task != self.task:
             raise Misuse(f"this ledger counts uploads for {self.task!r}; keep one for each task")
+        is_repeat_allowed = self.repeats_allowed and is_noised
+        self._durable.charge(spent, is_repeat_allowed=is_repeat_allowed, maximum=self.maximum_seals)
 
     def __repr__(self) -> str:
         limit = f" of {self.maximum_seals}" if self.maximum_seals is not None else ""

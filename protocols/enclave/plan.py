@@ -14,34 +14,31 @@ from secagg.contract.layout import IndexSegment, Layout, RingSegment
 from secagg.crypto.hpke import sealing_sizes
 from secagg.crypto.ring import require_capacity
 from secagg.errors import CapacityExceeded, InvalidParameters
-from secagg.identifiers import CLIENT_ID_BYTES, AttemptContext, ClientId
+from secagg.identifiers import CLIENT_ID_BYTES
 from secagg.parameters import LEAST_COHORT, Suite
 from secagg.privacy.kinds import NoiseKind
 from secagg.privacy.rounding import room_for_noise, rounded_root
 from secagg.privacy.sensitivity import Adjacency, of_vector
-from secagg.session.certificates import IDENTITY_KEY_BYTES, SIGNATURE_BYTES, Authority, Certificate
+from secagg.session.certificates import IDENTITY_KEY_BYTES, Authority
 from secagg.session.costs import AES_BLOCK_BYTES, Costs, Work, mask_cipher_calls, ring_length
 from secagg.session.roles import Subject
+from secagg.wire import HEADER_BYTES
 
 from .budget import squared_sensitivities
 from .client import VECTOR_NONCE_BYTES, Invitation
 from .trusted.configuration import NO_AUTHORITY, Accumulation, EnclaveConfiguration, Noise, ReleaseForm
 from .trusted.messages import (
+    DIGEST_BYTES,
     EPOCH_BYTES,
-    MOST_SEALED_INDICES,
-    SEED_BYTES,
-    WEIGHT_BYTES,
     EnclaveOffer,
-    ModelStamp,
-    SealedUpload,
-    UploadHeader,
+    sealed_indices_bytes,
+    sealed_secret_bytes,
+    sealed_upload_bytes,
 )
 from .trusted.process import SIMULATED, encode_attested_offer
-from .trusted.upload_keys import PROOF_BYTES, TAG_BYTES
 
 DEFAULT_LIFETIME: Final = timedelta(hours=12)
 _MOST_UPLOADS: Final = 1 << 20
-_DIGEST_BYTES, _HEADER_BYTES = 32, 7
 _PASSES: Final = 8
 """Passes over a masked vector besides its mask: packed, hashed by both sides, sent, read and added."""
 
@@ -186,37 +183,6 @@ def require_held(  # noqa: PLR0913 -- what noise is judged by
 
 def costs(layout: Layout, clients: int, suite: Suite) -> Iterator[Costs]:
     """Count; in its default form the enclave touches every counter, so that no address depends on an index."""
-    sealing_key_bytes, overhead = sealing_sizes(suite)
-    offer = EnclaveOffer(
-        context=AttemptContext(bytes(_DIGEST_BYTES)),
-        epoch=bytes(EPOCH_BYTES),
-        sealing_key=bytes(sealing_key_bytes),
-        receipt_key=bytes(IDENTITY_KEY_BYTES),
-    )
-    indices = [segment for segment in layout.segments if isinstance(segment, IndexSegment)]
-    index_bytes = sum(segment.payload_bytes for segment in indices)
-    length = ring_length(layout.segments)
-    has_one_seal = bool(indices) and not length and index_bytes <= MOST_SEALED_INDICES
-    secret = PROOF_BYTES + WEIGHT_BYTES + (index_bytes if has_one_seal else SEED_BYTES) + overhead
-    beside = index_bytes + TAG_BYTES if indices and not has_one_seal else 0
-    sealed = len(_empty_upload(secret).encode()) + beside
-    # The host has the roster, and puts back what it knows.
-    short = _HEADER_BYTES + CLIENT_ID_BYTES + secret + beside + (VECTOR_NONCE_BYTES if length else 0)
-    calls = mask_cipher_calls(layout.segments) + -(-index_bytes // AES_BLOCK_BYTES)
-    counters = sum(segment.blocks * segment.codewords for segment in indices)
-    yield Costs(
-        plan="between counts bytes that enter the enclave, without its evidence: some kilobytes, by vendor",
-        payload_bytes=layout.payload_bytes,
-        up_bytes=short + layout.payload_bytes - index_bytes,
-        down_bytes=len(_invitation(layout, clients, suite, offer)),
-        between_bytes=sealed,
-        client=Work(cipher_calls=calls, word_operations=_PASSES * length + sum(segment.blocks for segment in indices)),
-        server=Work(cipher_calls=clients * calls, word_operations=clients * (length + counters), steps=clients),
-    )
-
-
-def _invitation(layout: Layout, clients: int, suite: Suite, offer: EnclaveOffer) -> bytes:
-    """Return what a client is sent, without evidence; tables it has itself."""
     configuration = EnclaveConfiguration(
         task=b"a plan",
         suite=suite,
@@ -227,20 +193,32 @@ def _invitation(layout: Layout, clients: int, suite: Suite, offer: EnclaveOffer)
         maximum_cohort=clients,
         expiry=1,
     )
-    model = ModelStamp(version=0, digest=bytes(_DIGEST_BYTES))
-    attested = encode_attested_offer(offer, SIMULATED, b"")
-    return Invitation(configuration.encode(), attested, model.version, model.digest, True).encode()  # noqa: FBT003 -- is_short
-
-
-def _empty_upload(sealed: int) -> SealedUpload:
-    """Return the enclave's part of an upload without indices outside the seal; only its length counts."""
-    return SealedUpload(
-        header=UploadHeader(
-            epoch=bytes(EPOCH_BYTES),
-            certificate=Certificate(ClientId(0), bytes(IDENTITY_KEY_BYTES), bytes(SIGNATURE_BYTES)),
-            model=ModelStamp(version=0, digest=bytes(_DIGEST_BYTES)),
-            vector_digest=bytes(_DIGEST_BYTES),
-        ),
-        sealed_seed=bytes(sealed),
-        sealed_indices=b"",
+    length, indices = ring_length(layout.segments), configuration.index_segments
+    index_bytes = sum(segment.payload_bytes for segment in indices)
+    # The host has the roster, and puts back what it knows.
+    short = HEADER_BYTES + CLIENT_ID_BYTES + (VECTOR_NONCE_BYTES if length else 0)
+    short += sealed_secret_bytes(configuration) + sealed_indices_bytes(configuration)
+    calls = mask_cipher_calls(layout.segments) + -(-index_bytes // AES_BLOCK_BYTES)
+    blocks = sum(segment.blocks for segment in indices)
+    counters = sum(segment.blocks * segment.codewords for segment in indices)
+    yield Costs(
+        plan="between counts bytes that enter the enclave, without its evidence: some kilobytes, by vendor",
+        payload_bytes=layout.payload_bytes,
+        up_bytes=short + layout.payload_bytes - index_bytes,
+        down_bytes=len(_invitation(configuration)),
+        between_bytes=sealed_upload_bytes(configuration),
+        client=Work(cipher_calls=calls, word_operations=_PASSES * length + blocks),
+        server=Work(cipher_calls=clients * calls, word_operations=clients * (length + counters), steps=clients),
     )
+
+
+def _invitation(configuration: EnclaveConfiguration) -> bytes:
+    """Return what a client is sent, without evidence; tables it has itself."""
+    offer = EnclaveOffer(
+        context=configuration.context,
+        epoch=bytes(EPOCH_BYTES),
+        sealing_key=bytes(sealing_sizes(configuration.suite)[0]),
+        receipt_key=bytes(IDENTITY_KEY_BYTES),
+    )
+    attested = encode_attested_offer(offer, SIMULATED, b"")
+    return Invitation(configuration.encode(), attested, 0, bytes(DIGEST_BYTES), True).encode()  # noqa: FBT003 -- is_short

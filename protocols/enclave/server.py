@@ -10,6 +10,7 @@ import hashlib
 import hmac
 import math
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Final, Protocol
@@ -25,6 +26,7 @@ from secagg.errors import (
     AuthenticationFailed,
     MalformedMessage,
     Misuse,
+    PeerError,
     PeerMisbehaved,
     Reason,
     SecAggError,
@@ -144,6 +146,13 @@ class Server(StagedServerSession[ReadUpload]):
         return Invitation(self.configuration.encode(), self._attested, model.version, model.digest, False).encode()  # noqa: FBT003 -- is_short
 
     # --- The session --------------------------------------------------------------------------------------------------
+
+    def _digest(self, sender: ClientId, message: bytes) -> bytes:
+        # Reading digests the vectors, and the enclave's part commits to them: the first upload is not digested twice.
+        if sender in self._heard:
+            with suppress(PeerError):
+                return self.read(message).digest
+        return b""
 
     def _check(self, sender: ClientId, message: bytes) -> Checked[ReadUpload]:
         upload = self.read(message, sender)

@@ -53,17 +53,17 @@ class EnclaveSimulation(Confined):
 
     def open(self, subject: Subject, invited: frozenset[ClientId] | None) -> Server:
         """Open a buffer, of the epoch that runs if it is for this layout."""
-        running = self._enclave
-        if running is None or not running.is_for(subject):
-            count = 0 if running is None else running.bytes_between
+        enclave = self._enclave
+        wanted = (subject.task, subject.layout)
+        if enclave is None or (enclave.configuration.task, enclave.configuration.layout) != wanted:
+            count = self.bytes_between
             self.close()
             configuration = self._settings.plan(subject, self._keys.authority, self._clock())
-            enclave = SimulatedEnclave(configuration, coins=self._coins, threads=self._threads)
-            running = self._enclave = _CountedEnclave(enclave, count)
-        enclave = running.enclave
+            enclave = self._enclave = _CountedEnclave(configuration, coins=self._coins, threads=self._threads)
+            enclave.bytes_between = count
         helpers = EnclaveHelpers(
             configuration=enclave.configuration,
-            connection=running,
+            connection=enclave,
             offer=enclave.offer,
             evidence=enclave.evidence,
             certificates={client: self._keys.of(client)[1] for client in invited or ()},
@@ -104,36 +104,22 @@ class EnclaveSimulation(Confined):
     def close(self) -> None:
         """End the epoch."""
         if self._enclave is not None:
-            self._enclave.enclave.destroy()
+            self._enclave.destroy()
 
 
-class _CountedEnclave(Confined):
-    """An enclave whose messages are counted."""
+class _CountedEnclave(SimulatedEnclave):
+    """An enclave whose messages are counted, on top of those of the epochs before."""
 
-    def __init__(self, enclave: SimulatedEnclave, count: int) -> None:
-        self.enclave, self.bytes_between = enclave, count
-
-    def is_for(self, subject: Subject) -> bool:
-        configuration = self.enclave.configuration
-        return (configuration.task, configuration.layout) == (subject.task, subject.layout)
-
-    def open_buffer(self, version: int, model_digest: bytes) -> None:
-        self.enclave.open_buffer(version, model_digest)
-
-    def announce_model(self, version: int, model_digest: bytes) -> None:
-        self.enclave.announce_model(version, model_digest)
+    bytes_between = 0
 
     def receive(self, message: bytes) -> int:
         self.bytes_between += len(message)
-        return self.enclave.receive(message)
+        return super().receive(message)
 
     def release(self) -> bytes:
-        released = self.enclave.release()
+        released = super().release()
         self.bytes_between += len(released)
         return released
-
-    def give_up_buffer(self) -> None:
-        self.enclave.give_up_buffer()
 
 
 ENTRY: Final = ProtocolEntry(

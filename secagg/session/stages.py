@@ -78,6 +78,11 @@ class StagedServerSession(Confined, ABC, Generic[Content]):
         """Whether ``_check`` verifies a signature of the sender."""
         return False
 
+    def _digest(self, sender: ClientId, message: bytes) -> bytes:
+        """Return the digest by which the bytes of an answer are known again; empty where only ``_check`` tells it."""
+        del sender
+        return hashlib.sha256(message).digest()
+
     @abstractmethod
     def _check(self, sender: ClientId, message: bytes) -> Checked[Content]:
         """Verify an answer whose sender the transport has authenticated; change nothing.
@@ -178,8 +183,8 @@ class StagedServerSession(Confined, ABC, Generic[Content]):
         if type(sender) is not ClientId:
             raise Misuse(f"a sender is a ClientId, as the transport authenticated it; got {type(sender).__name__}")
         message = owned_bytes(message)
-        again = hashlib.sha256(message).digest()
         with self._lock:
+            again = self._digest(sender, message)
             if again in self._heard.get(sender, ()):
                 return
             if self._stage is None:
@@ -196,16 +201,16 @@ class StagedServerSession(Confined, ABC, Generic[Content]):
                 )
             try:
                 with self._losing(), blaming(*unverified(sender)):
-                    self._answer(sender, message, again)
+                    digest = self._answer(sender, message, again)
             except UnexpectedMessage:
                 # Late or early, which is nobody's fault.
                 raise
             except PeerError as error:
                 self._record(error, who=sender)
                 raise
-            self._heard.setdefault(sender, set()).add(again)
+            self._heard.setdefault(sender, set()).add(again or digest)
 
-    def _answer(self, sender: ClientId, message: bytes, digest_of_all: bytes) -> None:
+    def _answer(self, sender: ClientId, message: bytes, digest_of_all: bytes) -> bytes:
         checked = self._check(sender, message)
         digest = digest_of_all if checked.digest is None else checked.digest
         if (before := self._said.get(sender)) is not None:
@@ -216,7 +221,7 @@ class StagedServerSession(Confined, ABC, Generic[Content]):
                     reason=Reason.ALREADY_ANSWERED,
                     culprits=culprits(evidence, sender=sender),
                 )
-            return
+            return digest
         try:
             self._take(sender, checked.content)
         except PeerError as error:
@@ -226,6 +231,7 @@ class StagedServerSession(Confined, ABC, Generic[Content]):
         self._said[sender] = digest
         if self._waiting is not None:
             self._waiting.discard(sender)
+        return digest
 
     def _record(self, *errors: PeerError, who: object = None) -> None:
         """Keep faults; of those that name the same for the same reason in one stage, the first."""

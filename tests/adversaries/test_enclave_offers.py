@@ -49,7 +49,7 @@ from secagg.protocols.enclave.trusted.configuration import NO_AUTHORITY, Enclave
 from secagg.protocols.enclave.trusted.messages import EnclaveOffer, ModelStamp
 from secagg.protocols.enclave.unattested import SimulatedEvidence, SimulatedJudge
 from secagg.protocols.enclave.verified_enclave import VerifiedEnclave
-from tests.harness.enclave_buffers import EnclaveSetup, InsecureEnclaveSession
+from tests.harness.enclave_buffers import EnclaveSetup, InsecureEnclaveSession, sealed_by
 
 PACKAGE = "secagg_evidence_of_our_own"
 MODEL = ModelStamp(version=0, digest=bytes(32))
@@ -132,7 +132,7 @@ def test_evidence_of_pinned_hardware_for_these_keys_is_accepted(
     assert "nitro" in enclave.program.lower()
     snp = Evidence(EvidenceFormat.SNP, makers.snp.SnpReport(report_data=binding).encode())
     assert "snp" in verified(session, snp, hardware(snp_collateral(makers))).program.lower()
-    session.clients[0].seal(session.setup.payload_of(1), enclave=enclave, model=MODEL, now=session.now)
+    sealed_by(session.clients[0], session.setup.payload_of(1), enclave=enclave, model=MODEL, now=session.now)
 
 
 def other_offers(session: InsecureEnclaveSession) -> dict[str, EnclaveOffer]:
@@ -247,18 +247,18 @@ def test_evidence_that_has_run_out_is_not_sealed_to(
     payload, client = session.setup.payload_of(1), session.clients[0]
     late: Any = {"enclave": enclave, "model": MODEL, "now": end}
     with pytest.raises(PeerMisbehaved) as caught:
-        client.seal(payload, **late)
+        sealed_by(client, payload, **late)
     assert caught.value.reason is Reason.ATTESTATION_REFUSED
     assert caught.value.culprits == {ServerId()}
     assert client.ledger.seals == 0
-    client.seal(payload, **(late | {"now": end - timedelta(seconds=1)}))
+    sealed_by(client, payload, **(late | {"now": end - timedelta(seconds=1)}))
 
 
 def test_only_a_verified_enclave_is_sealed_to(session: InsecureEnclaveSession) -> None:
     unverified: Any
     for unverified in (session.enclave, session.enclave.offer, None):
         with pytest.raises(Misuse, match="VerifiedEnclave"):
-            session.clients[0].seal(session.setup.payload_of(1), enclave=unverified, model=MODEL, now=session.now)
+            sealed_by(session.clients[0], session.setup.payload_of(1), enclave=unverified, model=MODEL, now=session.now)
 
 
 def test_a_low_order_sealing_key_is_refused_even_with_evidence(session: InsecureEnclaveSession) -> None:
@@ -359,6 +359,6 @@ def test_what_a_client_refuses_costs_it_nothing_and_tells_nothing(session: Insec
     vars(client)["_coins"] = NoCoins()
     weaker = InsecureEnclaveSession(replace(session.setup, minimum_cohort=2), now=session.now)
     with pytest.raises(InvalidParameters) as caught:
-        client.seal(session.setup.payload_of(1), enclave=weaker.verified(), model=MODEL, now=session.now)
+        sealed_by(client, session.setup.payload_of(1), enclave=weaker.verified(), model=MODEL, now=session.now)
     assert caught.value.reason is Reason.BELOW_FLOOR
     assert client.ledger.seals == 0

@@ -37,7 +37,7 @@ from secagg.protocols.enclave.trusted.configuration import ReleaseForm
 from secagg.protocols.enclave.trusted.histogram import HistogramAccumulator
 from secagg.protocols.enclave.trusted.messages import BufferRelease, ModelStamp
 from secagg.protocols.enclave.unattested import SimulatedEnclave
-from tests.harness.enclave_buffers import RING_LAYOUT, EnclaveSetup, InsecureEnclaveSession, model_digest
+from tests.harness.enclave_buffers import RING_LAYOUT, EnclaveSetup, InsecureEnclaveSession, model_digest, sealed_by
 
 HOST = ServerId()
 HISTOGRAMS = EnclaveSetup(form=ReleaseForm.HISTOGRAM)
@@ -137,7 +137,7 @@ def test_a_model_gets_no_second_number() -> None:
     session.host.open_buffer(1, model_digest(1))
     forgetful = session.new_client(5)
     stamp = ModelStamp(version=1, digest=model_digest(0))
-    sealed = forgetful.seal(session.setup.payload_of(5), enclave=session.verified(), model=stamp, now=session.now)
+    sealed = sealed_by(forgetful, session.setup.payload_of(5), enclave=session.verified(), model=stamp, now=session.now)
     assert refusal(lambda: session.host.receive(sealed.encode())) == (PeerMisbehaved, Reason.MODEL_MISMATCH)
 
 

@@ -132,6 +132,21 @@ class EnclaveSetup:
         return Payload(self.layout, tuple(values))
 
 
+def sealed_by(  # noqa: PLR0913 -- all but two by name
+    client: Client,
+    payload: Payload,
+    *,
+    enclave: VerifiedEnclave,
+    model: ModelStamp,
+    now: datetime,
+    weight: int = 1,
+    trained_from: bytes = b"",
+) -> Upload:
+    """Let a client charge a model and seal an update, below the session."""
+    client.charge(enclave, model, now, trained_from)
+    return client.sealed(payload, enclave=enclave, model=model, now=now, weight=weight)
+
+
 class Host:
     """One server after another in front of one enclave, below the session: it takes an upload from anybody."""
 
@@ -291,7 +306,8 @@ class InsecureEnclaveSession:
         enclave: SimulatedEnclave | None = None,
     ) -> Upload:
         """Let a client seal its input to the present epoch, or to another enclave."""
-        return self.clients[number - 1].seal(
+        return sealed_by(
+            self.clients[number - 1],
             payload or self.setup.payload_of(number),
             enclave=self.verified(enclave),
             model=ModelStamp(version=version, digest=model_digest(version) if digest is None else digest),

@@ -116,13 +116,13 @@ def test_both_policies_go_on_from_one_file(tmp_path: Path) -> None:
 
 
 def test_a_spent_budget_is_said_before_anything_is_trained() -> None:
-    seals = SealLedger(b"versions", maximum_seals=2)
+    seals = SpentUpdates()
     for version, model in enumerate((A, B), start=1):
         spent = Spent(b"versions", version, model)
-        seals.require_open(spent, is_noised=False)
-        seals.charge(spent, is_noised=False)
+        seals.require_open(spent, maximum=2)
+        seals.charge(spent, maximum=2)
     with pytest.raises(PeerMisbehaved) as caught:
-        seals.require_open(Spent(b"versions", 3), is_noised=False)
+        seals.require_open(Spent(b"versions", 3), maximum=2)
     assert caught.value.reason is Reason.BUDGET_SPENT
 
 

@@ -163,16 +163,6 @@ class VerifiedQuote:
     signed_digest: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class _Certification:
-    """The part of a quote after the signature and the attestation key."""
-
-    report: bytes
-    signature: bytes
-    authentication: bytes
-    chain: bytes
-
-
 def check_header(quote: bytes, *, version: int, tee: int) -> None:
     """Refuse anything but a quote of this version and technology, made by Intel's quoting enclave.
 
@@ -207,16 +197,17 @@ def verify_quote(quote: bytes, body: slice, roots: frozenset[bytes], now: dateti
     fields = _Fields(quote[:end], fields.position)
     signature = fields.take(SIGNATURE_BYTES)
     key = fields.take(KEY_BYTES)
-    certification = _read_certification(fields, nested=quote[0] > 3)  # noqa: PLR2004 -- the version
-    chain = verify_chain(read_pem_chain(certification.chain), roots=roots, scheme=ECDSA_P256, now=now)
-    quoting_enclave = EnclaveReport(certification.report)
-    ECDSA_P256.verify(
-        chain.leaf.public_key,
-        big_endian_signature(certification.signature),
-        certification.report,
-        "the quoting enclave's report",
-    )
-    if quoting_enclave.report_data != sha256(key + certification.authentication) + bytes(32):
+    if quote[0] > 3:  # noqa: PLR2004 -- the version
+        fields.certification_data(QUOTING_ENCLAVE_CERTIFICATION)
+    report, vouching = fields.take(REPORT_BYTES), fields.take(SIGNATURE_BYTES)
+    authentication = fields.take(fields.integer(2))
+    # Some builds of Intel's library write the terminator of the C string that the chain is there.
+    certificates = fields.take(fields.certification_data(PCK_CHAIN_IN_PEM)).removesuffix(b"\0")
+    chain = verify_chain(read_pem_chain(certificates), roots=roots, scheme=ECDSA_P256, now=now)
+    quoting_enclave = EnclaveReport(report)
+    what = "the quoting enclave's report"
+    ECDSA_P256.verify(chain.leaf.public_key, big_endian_signature(vouching), report, what)
+    if quoting_enclave.report_data != sha256(key + authentication) + bytes(32):
         raise invalid("the quoting enclave's report is for another attestation key")
     if quoting_enclave.debug:
         raise invalid("the quoting enclave is a debug build")
@@ -250,17 +241,6 @@ class _Fields:
         if self.position + size != len(self._data):
             raise malformed("the certification data must end where the quote ends")
         return size
-
-
-def _read_certification(fields: _Fields, *, nested: bool) -> _Certification:
-    if nested:
-        fields.certification_data(QUOTING_ENCLAVE_CERTIFICATION)
-    report = fields.take(REPORT_BYTES)
-    signature = fields.take(SIGNATURE_BYTES)
-    authentication = fields.take(fields.integer(2))
-    chain = fields.take(fields.certification_data(PCK_CHAIN_IN_PEM))
-    # Some builds of Intel's library write the terminator of the C string that the chain is there.
-    return _Certification(report, signature, authentication, chain.removesuffix(b"\0"))
 
 
 def _read_platform(chain: Chain) -> Platform:

@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from fractions import Fraction
-from functools import partial
 from math import gcd
 from typing import Any
 
@@ -142,22 +141,10 @@ def test_every_call_in_every_state(state: BufferState, call: str) -> None:
 # --- Each rule --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("version", [0, 1, (1 << 64) - 1])
-def test_a_buffer_opens_for_any_version(version: int) -> None:
-    assert rules(version=version).require_open().version == version
-
-
 @pytest.mark.parametrize("version", [-1, 1 << 64, True, 1.0, None])
 def test_a_version_is_an_integer_of_64_bits(version: Any) -> None:
     kept = rules(version=None)
     is_refused(kept, lambda: kept.open(version, bytes(32)), Misuse)
-
-
-@pytest.mark.parametrize(("version", "weight"), [(5, 3), (4, 2)])
-def test_the_weight_of_an_age_is_the_tables(version: int, weight: int) -> None:
-    kept, before = rules(), remembered(rules())
-    assert kept.staleness_weight(entry(version=version)) == weight
-    assert remembered(kept) == before, "asking changes nothing"
 
 
 REFUSED: dict[str, tuple[Entry, Reason, set[Any]]] = {
@@ -181,27 +168,6 @@ def test_an_upload_that_breaks_a_rule_is_refused(refused: Entry, reason: Reason,
     assert isinstance(error, PeerMisbehaved)
     assert error.culprits == culprits
     take(kept, entry())
-
-
-def test_an_upload_id_belongs_to_its_client() -> None:
-    """Otherwise a corrupt client would use up the id that it saw another one send."""
-    kept = rules()
-    take(kept, entry(9, upload=1))
-    take(kept, entry(1, upload=1))
-    for client in (9, 1):
-        again = entry(client, upload=1)
-        is_refused(kept, partial(kept.staleness_weight, again), PeerMisbehaved, Reason.REPLAYED)
-    assert kept.require_open().contributors == 2
-
-
-def test_the_host_fixes_the_model_and_no_client_does() -> None:
-    kept = rules(version=None)
-    kept.open(5, b"h" * 32)
-    error = is_refused(kept, lambda: kept.staleness_weight(entry(1)), PeerMisbehaved, Reason.MODEL_MISMATCH)
-    assert isinstance(error, PeerMisbehaved)
-    assert error.culprits == {ClientId(1), HOST}
-    for client in (1, 2):
-        take(kept, entry(client, digest=b"h" * 32))
 
 
 @pytest.mark.parametrize(
@@ -229,57 +195,6 @@ def test_a_host_announces_one_model_under_each_number_and_none_that_does_not_cou
     for again in (3, 4, 5):
         kept.announce(again, model_digest(again))
     assert remembered(kept) == before
-
-
-def test_a_model_that_was_announced_is_remembered_when_it_is_old() -> None:
-    kept = rules(version=None)
-    kept.open(5, b"h" * 32)
-    kept.close()
-    kept.open(6, b"i" * 32)
-    for wrong in (entry(1), entry(1, version=6), entry(1, version=6, digest=b"h" * 32), entry(1, digest=b"i" * 32)):
-        error = is_refused(kept, partial(kept.staleness_weight, wrong), PeerMisbehaved, Reason.MODEL_MISMATCH)
-        assert isinstance(error, PeerMisbehaved)
-        assert error.culprits == {ClientId(1), HOST}
-    take(kept, entry(1, digest=b"h" * 32))
-    take(kept, entry(2, version=6, digest=b"i" * 32))
-
-
-def test_a_model_whose_buffer_was_given_up_is_tried_again() -> None:
-    kept = rules()
-    take(kept, entry(1))
-    kept.give_up()
-    kept.open(6, model_digest(5))
-    is_refused(kept, lambda: kept.staleness_weight(entry(2)), PeerMisbehaved, Reason.MODEL_MISMATCH)
-    for client in (2, 3):
-        take(kept, entry(client, version=6, digest=model_digest(5)))
-    kept.require_releasable()
-    kept.close()
-    is_refused(kept, lambda: kept.open(7, model_digest(5)), PeerMisbehaved, Reason.MODEL_MISMATCH)
-
-
-def test_a_model_that_was_announced_gets_no_buffer_under_another_number() -> None:
-    kept = rules()
-    kept.close()
-    is_refused(kept, lambda: kept.open(6, model_digest(4)), PeerMisbehaved, Reason.MODEL_MISMATCH)
-    kept.open(6, model_digest(6))
-
-
-def test_an_update_of_a_model_that_was_given_up_and_summed_later_keeps_its_number() -> None:
-    """Its model is free again when its own buffer is given up, and not once one of its updates is in another one."""
-    kept = rules()
-    kept.give_up()
-    kept.open(6, model_digest(6))
-    take(kept, entry(1))
-    kept.close()
-    is_refused(kept, lambda: kept.open(7, model_digest(5)), PeerMisbehaved, Reason.MODEL_MISMATCH)
-
-
-def test_without_noise_there_is_no_budget() -> None:
-    kept = rules(version=None)
-    for version in range(20):
-        kept.open(version, model_digest(version))
-        take(kept, entry(7, upload=version, version=version))
-        kept.close()
 
 
 # --- The arithmetic of weights ----------------------------------------------------------------------------------------

@@ -7,7 +7,6 @@ import logging
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from fractions import Fraction
 from threading import Event, Thread
 from time import sleep
 from typing import Any
@@ -19,9 +18,8 @@ from hypothesis import strategies as st
 
 from secagg.contract import Aggregate, IndexSegment, Layout, Payload, RingSegment, ideal_aggregate
 from secagg.crypto.ring import RingVector, add_into, low_bits
-from secagg.errors import MalformedMessage, Misuse, PeerError, ThresholdNotMet, UnexpectedMessage
+from secagg.errors import AuthenticationFailed, MalformedMessage, Misuse, PeerError, ThresholdNotMet, UnexpectedMessage
 from secagg.identifiers import ClientId
-from secagg.privacy.kinds import NoiseKind
 from secagg.protocols.enclave import server as server_module
 from secagg.protocols.enclave.client import Client
 from secagg.protocols.enclave.plan import EnclaveSettings
@@ -152,19 +150,6 @@ def test_any_clients_at_any_weights_are_summed(data: st.DataObject) -> None:
     summed(setup, [(number, 1 + number % 2, 9 - age) for number, age in zip(numbers, ages, strict=True)], version=9)
 
 
-def test_a_second_buffer_holds_nothing_of_the_first() -> None:
-    setup = EnclaveSetup(population=6, form=ReleaseForm.HISTOGRAM)
-    session = InsecureEnclaveSession(setup)
-    for version, numbers in enumerate([(1, 2, 3), (4, 5, 6), (2, 4, 6)]):
-        session.host.open_buffer(version, model_digest(version))
-        for number in numbers:
-            session.upload(number, version=version)
-        aggregate, receipt = session.host.release()
-        payloads = [setup.payload_of(number) for number in numbers]
-        assert shown(aggregate, session) == expected(session, payloads, [1, 1, 1])
-        assert (receipt.buffer, receipt.releases) == (version, version + 1)
-
-
 @pytest.mark.parametrize("threads", [1, 3])
 def test_threads_change_nothing(threads: int) -> None:
     session = InsecureEnclaveSession(EnclaveSetup(layout=LAYOUTS["more than a stream segment"]))
@@ -212,35 +197,6 @@ def test_released_segments_stand_in_the_order_of_the_layout_and_its_tables() -> 
     assert histograms.configuration.released == LAYOUTS["several of both"]
 
 
-@pytest.mark.parametrize("form", ReleaseForm)
-@pytest.mark.parametrize("kind", NoiseKind)
-def test_noise_of_its_own_is_added_to_every_segment(
-    monkeypatch: pytest.MonkeyPatch, form: ReleaseForm, kind: NoiseKind
-) -> None:
-    setup = EnclaveSetup(form=form, noise_kind=kind, noise_multiplier=Fraction(1), l2_bounds=(50, 50))
-    session = InsecureEnclaveSession(setup)
-    noise = session.configuration.noise
-    assert noise is not None
-    drawn = list[tuple[NoiseKind, Fraction, int]]()
-
-    def known(of_kind: NoiseKind, variance: Fraction, length: int, _: object) -> Any:
-        drawn.append((of_kind, variance, length))
-        return np.arange(length, dtype=np.int64) - 3 * len(drawn)
-
-    monkeypatch.setattr(enclave_module, "sample", known)
-    session.host.open_buffer(0, bytes(32))
-    for number in (1, 2, 3):
-        session.upload(number)
-    aggregate, _ = session.host.release()
-    released = session.configuration.released.require_rings()
-    assert drawn == [(kind, noise.variances[place], segment.length) for place, segment in enumerate(released)]
-    plain = expected(session, [setup.payload_of(number) for number in (1, 2, 3)], [1, 1, 1])
-    for place, (segment, value) in enumerate(zip(released, aggregate.values, strict=True), start=1):
-        without = [(total - (index - 3 * place)) for index, total in enumerate(value.tolist())]
-        modulus = 1 << segment.modulus_bits
-        assert [total % modulus for total in without] == [total % modulus for total in plain[place - 1]]
-
-
 def test_without_noise_no_coins_are_drawn_for_a_release(monkeypatch: pytest.MonkeyPatch) -> None:
     session = InsecureEnclaveSession(EnclaveSetup())
     session.host.open_buffer(0, bytes(32))
@@ -271,22 +227,6 @@ def test_a_receipt_says_what_was_released() -> None:
 
 
 # --- The host ---------------------------------------------------------------------------------------------------------
-
-
-def test_a_refused_upload_leaves_no_trace_in_the_hosts_sum() -> None:
-    session = InsecureEnclaveSession(EnclaveSetup(layout=RING_LAYOUT))
-    session.host.open_buffer(0, bytes(32))
-    messages = [session.seal(number).encode() for number in (1, 2, 3, 4)]
-    altered = bytearray(messages[3])
-    altered[60] ^= 1
-    for message in (*messages[:3], messages[0], bytes(altered), messages[1][:-1]):
-        try:
-            session.host.receive(message)
-        except PeerError:
-            continue
-    aggregate, _ = session.host.release()
-    payloads = [session.setup.payload_of(number) for number in (1, 2, 3)]
-    assert shown(aggregate, session) == expected(session, payloads, [1, 1, 1])
 
 
 def is_not_relayed(session: InsecureEnclaveSession, message: bytes, kind: type[PeerError]) -> None:
@@ -335,17 +275,6 @@ def test_what_is_no_sealed_upload_is_not_relayed_to_the_enclave() -> None:
         is_not_relayed(session, message.finish(), kind)
     with pytest.raises(AssertionError):
         is_not_relayed(session, upload.encode(), PeerError)
-
-
-def test_a_session_that_has_ended_asks_its_enclave_for_nothing() -> None:
-    """What it relayed into another buffer would be lost."""
-    session = InsecureEnclaveSession(EnclaveSetup())
-    upload, host = session.seal(1), Host(session.configuration, RefusingConnection())
-    host.open_buffer(0, bytes(32))
-    vars(host.server)["_sums"] = None
-    for call in (lambda: host.relay(upload), lambda: host.receive(upload.encode()), host.release):
-        with pytest.raises(Misuse, match="the session has ended"):
-            call()
 
 
 class FlippingConnection:
@@ -534,6 +463,43 @@ def test_the_protocol_on_one_page_releases_nothing_of_too_few() -> None:
     with pytest.raises(ThresholdNotMet):
         run(*on_one_page(session, 1, 2))
     assert session.enclave.state is BufferState.CLOSED
+
+
+def test_a_vector_is_digested_once_and_its_digest_is_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    session = InsecureEnclaveSession(EnclaveSetup(layout=Layout((RingSegment(20, 4000),))))
+    server, (client, other, third) = on_one_page(session, 1, 2, 3)
+    upload, digested, sha256 = client.answer(server.invitation), list[int](), hashlib.sha256
+
+    class Counted:
+        """A hash that notes how much it is given."""
+
+        def __init__(self, data: bytes = b"") -> None:
+            self._hash = sha256()
+            self.update(data)
+
+        def update(self, data: bytes) -> None:
+            digested.append(len(data))
+            self._hash.update(data)
+
+        def digest(self) -> bytes:
+            return self._hash.digest()
+
+    monkeypatch.setattr(hashlib, "sha256", Counted)
+    server.receive(client.client, upload)
+    assert sum(digested) < len(upload) + 2000 < 2 * len(upload)
+    altered = upload[:-1] + bytes([upload[-1] ^ 1])
+    for sender in (client, other):
+        with pytest.raises(AuthenticationFailed):
+            server.receive(sender.client, altered)
+    # The bytes that were taken change nothing, also when nothing else is taken any more.
+    server.receive(client.client, upload)
+    server.receive(other.client, other.answer(server.invitation))
+    server.receive(third.client, third.answer(server.invitation))
+    server.close_stage()
+    server.receive(client.client, upload)
+    with pytest.raises(UnexpectedMessage):
+        server.receive(client.client, altered)
+    assert server.release().counted == {client.client, other.client, third.client}
 
 
 def test_an_enclave_shows_its_epoch_and_its_state() -> None:

@@ -12,11 +12,11 @@ import pytest
 from secagg.contract import Aggregate
 from secagg.contract.codewords import sum_of_codewords
 from secagg.contract.layout import IndexSegment, Layout, RingSegment
-from secagg.errors import InvalidParameters, Reason
+from secagg.errors import InvalidParameters
 from secagg.privacy.kinds import NoiseKind
 from secagg.privacy.noise import sample
 from secagg.privacy.sensitivity import Adjacency, rho_of_release
-from secagg.protocols.enclave.budget import PrivacyFloor, epsilon_of, squared_sensitivities
+from secagg.protocols.enclave.budget import epsilon_of, squared_sensitivities
 from secagg.protocols.enclave.trusted.configuration import ReleaseForm
 from tests.harness.enclave_buffers import EnclaveSetup, InsecureEnclaveSession
 
@@ -83,14 +83,6 @@ def test_noise_has_the_size_that_was_planned(form: ReleaseForm) -> None:
         assert abs(error.mean()) < 6 * (float(variance) / error.size) ** 0.5
 
 
-def test_noise_is_drawn_once_and_a_release_that_is_asked_for_again_is_the_same() -> None:
-    session = InsecureEnclaveSession(noised())
-    session.host.open_buffer(0, bytes(32))
-    for number in NUMBERS:
-        session.upload(number)
-    assert session.enclave.release() == session.enclave.release()
-
-
 @pytest.mark.parametrize("form", ReleaseForm)
 @pytest.mark.parametrize("adjacency", Adjacency)
 def test_a_planned_release_costs_what_one_gaussian_of_the_multiplier_does(
@@ -115,40 +107,6 @@ def test_epsilon_falls_with_noise_and_grows_with_releases_and_weights_of_age() -
     assert of(staleness_weights=(4, 2)) == pytest.approx(of())
 
 
-def test_a_sensitivity_is_of_all_bounds_and_all_codebooks() -> None:
-    for tables, bounds in (((), (60, 20)), (noised().tables, (60,)), (noised().tables, (60, 20, 20))):
-        with pytest.raises(InvalidParameters, match=r"as many L2 bounds|tables are a tuple of 1"):
-            list(squared_sensitivities(LAYOUT, ReleaseForm.DECODED_SUM, tables, 1, bounds, Adjacency.REPLACE))
-
-
-def test_the_weight_of_age_is_part_of_the_sensitivity() -> None:
-    light = list(squared_sensitivities(LAYOUT, ReleaseForm.HISTOGRAM, (), 1, (60, 20), Adjacency.REPLACE))
-    heavy = list(squared_sensitivities(LAYOUT, ReleaseForm.HISTOGRAM, (), 4, (60, 20), Adjacency.REPLACE))
-    assert heavy == [16 * squared for squared in light]
-    assert light == [(2 * 60) ** 2, 2 * 40, (2 * 20) ** 2]
-
-
 def test_a_configuration_without_noise_has_no_epsilon() -> None:
     with pytest.raises(InvalidParameters, match="without noise"):
         epsilon_of(InsecureEnclaveSession(EnclaveSetup()).configuration, 1e-6)
-
-
-def test_a_client_refuses_noise_that_is_too_small_for_it() -> None:
-    asked = PrivacyFloor(epsilon=6.0, delta=1e-6)
-    released(InsecureEnclaveSession(noised(privacy=asked)))
-    session = InsecureEnclaveSession(noised(privacy=asked, noise_multiplier=Fraction(1, 2)))
-    session.host.open_buffer(0, bytes(32))
-    with pytest.raises(InvalidParameters, match="does not keep epsilon to 6") as caught:
-        session.upload(1)
-    assert caught.value.reason is Reason.BELOW_FLOOR
-    session = InsecureEnclaveSession(EnclaveSetup(layout=LAYOUT, privacy=asked))
-    with pytest.raises(InvalidParameters, match="adds no noise"):
-        session.seal(1)
-
-
-def test_noise_does_not_leave_the_rings_of_a_decoded_sum() -> None:
-    session = InsecureEnclaveSession(noised(noise_multiplier=Fraction(40)))
-    noise = session.configuration.noise
-    assert noise is not None
-    for segment, variance in zip(session.configuration.released.segments[1:-1], noise.variances[1:-1], strict=True):
-        assert 1 << (segment.ring.modulus_bits - 1) > 10 * float(variance) ** 0.5

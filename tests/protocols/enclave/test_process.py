@@ -9,23 +9,15 @@ import subprocess
 import sys
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
-from fractions import Fraction
 from pathlib import Path
 from threading import Event, Thread
-from typing import Any, Self
+from typing import Self
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from secagg.contract import Payload
-from secagg.contract.codewords import CodewordTable
-from secagg.contract.layout import IndexSegment, Layout, RingSegment
-from secagg.crypto.secret import Secret
 from secagg.errors import (
-    AuthenticationFailed,
     InternalError,
     InvalidParameters,
     MalformedMessage,
@@ -37,35 +29,26 @@ from secagg.errors import (
     ThresholdNotMet,
     UnexpectedMessage,
 )
-from secagg.identifiers import ClientId, ServerId
-from secagg.parameters import Suite
-from secagg.privacy.kinds import NoiseKind
-from secagg.protocols.enclave.client import Client
-from secagg.protocols.enclave.floors import EnclaveFloors
-from secagg.protocols.enclave.ledger import SealLedger
+from secagg.identifiers import ServerId
+from secagg.protocols.enclave.client import Client, Upload
 from secagg.protocols.enclave.remote_enclave import EnclaveLost, RemoteEnclave, decode_attested_offer
-from secagg.protocols.enclave.session import EnclaveMember
-from secagg.protocols.enclave.trusted.configuration import EnclaveConfiguration, Noise, encode_start
+from secagg.protocols.enclave.trusted.configuration import encode_start
 from secagg.protocols.enclave.trusted.enclave import Enclave
 from secagg.protocols.enclave.trusted.messages import BufferRelease, EnclaveOffer, ModelStamp
 from secagg.protocols.enclave.trusted.process import SIMULATED, EnclaveService, request_limit, serve
-from secagg.protocols.enclave.unattested import SimulatedEnclave, SimulatedEvidence, SimulatedJudge
+from secagg.protocols.enclave.unattested import SimulatedEvidence, SimulatedJudge
 from secagg.protocols.enclave.verified_enclave import VerifiedEnclave
-from secagg.session.certificates import SigningKey, issue_certificate
 from secagg.session.frames import decode_refusal, encode_refusal, receive_frame, send_frame
-from secagg.session.roles import Subject
 from secagg.simulation.insecure_coins import InsecureSeededCoins
 from secagg.wire import MessageKind, Reader, Writer, message_kind
-from tests.harness.enclave_buffers import Host
+from tests.harness.enclave_buffers import NOW, EnclaveSetup, Host, InsecureEnclaveSession, model_digest, sealed_by
 from tests.harness.planted import always
 
 if sys.platform == "win32":
     pytest.skip("there are no Unix sockets", allow_module_level=True)
 
-NOW = datetime(2026, 1, 1, tzinfo=UTC)
-AUTHORITY = SigningKey(Secret("seed", b"\x0a" * 32))
-TABLE = CodewordTable(3, np.array([[0, -5], [1, 7], [2, -9], [3, 11]], dtype=np.int64))
-LAYOUT = Layout((RingSegment(20, 7), IndexSegment(4, 3)), bytes(range(32)))
+SESSION = InsecureEnclaveSession(EnclaveSetup(maximum_weight=2, staleness_weights=(2, 1)))
+CONFIGURATION = SESSION.configuration
 SEED = b"a child and its twin"
 ANSWERED_IN = 30
 CHILD = """
@@ -83,33 +66,6 @@ serve(Path(sys.argv[1]), coins=coins, quote=quote, ready=lambda: print("ready", 
 """
 
 
-def configured(**changes: Any) -> EnclaveConfiguration:
-    settled: dict[str, Any] = {
-        "task": b"a test",
-        "suite": Suite.CLASSIC,
-        "authority": AUTHORITY.public_key,
-        "layout": LAYOUT,
-        "tables": ((TABLE,),),
-        "minimum_cohort": 3,
-        "maximum_cohort": 6,
-        "maximum_weight": 2,
-        "staleness_weights": (2, 1),
-        "expiry": int(NOW.timestamp()) + 3600,
-    }
-    return EnclaveConfiguration(**settled | changes)
-
-
-def noised() -> EnclaveConfiguration:
-    noise = Noise(
-        kind=NoiseKind.DISCRETE_GAUSSIAN,
-        variances=(Fraction(4), Fraction(4)),
-        l2_bounds=(1 << 20,),
-        releases_per_client=5,
-    )
-    return configured(maximum_weight=1, noise=noise)
-
-
-CONFIGURATION = configured()
 START = encode_start(CONFIGURATION)
 RELEASE = Writer(MessageKind.RELEASE_BUFFER).finish()
 GIVE_UP = Writer(MessageKind.GIVE_UP_BUFFER).finish()
@@ -117,48 +73,20 @@ DESTROY = Writer(MessageKind.DESTROY_ENCLAVE).finish()
 
 
 def opening(version: int) -> bytes:
-    return Writer(MessageKind.OPEN_BUFFER).integer(version, 8).fixed(version.to_bytes(32, "big"), 32).finish()
+    return Writer(MessageKind.OPEN_BUFFER).integer(version, 8).fixed(model_digest(version), 32).finish()
 
 
-def model(version: int) -> ModelStamp:
-    return ModelStamp(version=version, digest=version.to_bytes(32, "big"))
+def verified(offer: EnclaveOffer, evidence: object) -> VerifiedEnclave:
+    return VerifiedEnclave(offer, evidence, configuration=CONFIGURATION, judge=SimulatedJudge(), now=NOW)
 
 
-def update_of(number: int) -> Payload:
-    values = np.arange(number, number + 7, dtype=np.uint32)
-    return Payload(LAYOUT, (values, np.array([number % 4, 1, 3], dtype=LAYOUT.segments[1].ring.word)))
+def upload_of(client: Client, enclave: VerifiedEnclave, version: int = 1, weight: int = 1) -> Upload:
+    model, update = ModelStamp(version=version, digest=model_digest(version)), SESSION.setup.payload_of(version)
+    return sealed_by(client, update, enclave=enclave, model=model, now=NOW, weight=weight)
 
 
-def client(number: int, ledger: SealLedger | None = None, coins: bytes = b"client") -> Client:
-    key = SigningKey(Secret("seed", number.to_bytes(32, "big")))
-    kept = SealLedger(b"a test") if ledger is None else ledger
-    member = EnclaveMember(
-        certificate=issue_certificate(AUTHORITY, ClientId(number), key.public_key),
-        signing_key=key,
-        floors=EnclaveFloors(
-            suites=frozenset({Suite.CLASSIC}),
-            minimum_cohort=3,
-            maximum_length=100,
-            authority=AUTHORITY.public_key,
-            maximum_weight=2,
-        ),
-        judge=SimulatedJudge(),
-        ledger=lambda _: kept,
-        clock=lambda: NOW,
-        coins=InsecureSeededCoins(coins + bytes([number])),
-    )
-    return member.join(Subject(task=b"a test", round_number=0, layout=LAYOUT, capacity=1000, tables=((TABLE,),)))
-
-
-def verified(
-    offer: EnclaveOffer, evidence: object, configuration: EnclaveConfiguration = CONFIGURATION
-) -> VerifiedEnclave:
-    return VerifiedEnclave(offer, evidence, configuration=configuration, judge=SimulatedJudge(), now=NOW)
-
-
-def sealed(enclave: VerifiedEnclave, number: int, version: int = 1, weight: int = 1, coins: bytes = b"client") -> bytes:
-    owner = client(number, coins=coins)
-    return owner.seal(update_of(number), enclave=enclave, model=model(version), now=NOW, weight=weight).sealed.encode()
+def sealed(enclave: VerifiedEnclave, number: int, version: int = 1, weight: int = 1) -> bytes:
+    return upload_of(SESSION.new_client(number), enclave, version, weight).sealed.encode()
 
 
 @dataclass
@@ -261,27 +189,6 @@ def told(error: SecAggError) -> tuple[object, ...]:
     return type(error), error.reason, culprits, str(error), {**vars(error), "culprits": None}
 
 
-# --- A round ----------------------------------------------------------------------------------------------------------
-
-
-def test_what_was_released_is_released_again_and_only_until_the_next_buffer(child: Child) -> None:
-    with RemoteEnclave(child.path, timeout=ANSWERED_IN) as remote:
-        trusted = verified(*remote.start(CONFIGURATION))
-        remote.open_buffer(1, model(1).digest)
-        for number in (1, 2, 3):
-            assert remote.receive(sealed(trusted, number)) == 2
-        assert remote.release() == remote.release()
-        remote.open_buffer(2, model(2).digest)
-        with pytest.raises(ThresholdNotMet):
-            remote.release()
-        remote.give_up_buffer()
-        with pytest.raises(Misuse, match="no buffer is open"):
-            remote.release()
-        remote.destroy()
-        with pytest.raises(Misuse, match="no epoch runs"):
-            remote.open_buffer(3, model(3).digest)
-
-
 # --- The process ends -------------------------------------------------------------------------------------------------
 
 
@@ -290,12 +197,9 @@ def test_killing_the_process_loses_the_buffer_and_no_upload_is_opened_twice(star
     remote = RemoteEnclave(first.path, timeout=ANSWERED_IN)
     trusted = verified(*remote.start(CONFIGURATION))
     relay = Host(CONFIGURATION, remote)
-    relay.open_buffer(1, model(1).digest)
-    clients = [client(number) for number in (1, 2, 3)]
-    uploads = [
-        each.seal(update_of(number), enclave=trusted, model=model(1), now=NOW).encode()
-        for number, each in enumerate(clients, 1)
-    ]
+    relay.open_buffer(1, model_digest(1))
+    clients = [SESSION.new_client(number) for number in (1, 2, 3)]
+    uploads = [upload_of(each, trusted).encode() for each in clients]
     for upload in uploads[:2]:
         relay.receive(upload)
     os.kill(first.process.pid, signal.SIGKILL)
@@ -311,7 +215,7 @@ def test_killing_the_process_loses_the_buffer_and_no_upload_is_opened_twice(star
         with RemoteEnclave(second.path, timeout=ANSWERED_IN) as again:
             trusted_again = verified(*again.start(CONFIGURATION))
             relay = Host(CONFIGURATION, again)
-            relay.open_buffer(1, model(1).digest)
+            relay.open_buffer(1, model_digest(1))
             for upload in uploads:
                 with pytest.raises(PeerMisbehaved, match="another epoch") as caught:
                     relay.receive(upload)
@@ -319,54 +223,19 @@ def test_killing_the_process_loses_the_buffer_and_no_upload_is_opened_twice(star
             with pytest.raises(ThresholdNotMet):
                 relay.release()
             # Every client refuses to seal the same update again, whether or not it was taken; a newer one it seals.
-            for number, each in enumerate(clients, 1):
+            for each in clients:
                 with pytest.raises(PeerMisbehaved) as refused:
-                    each.seal(update_of(number), enclave=trusted_again, model=model(1), now=NOW)
+                    upload_of(each, trusted_again)
                 assert refused.value.reason is Reason.ALREADY_ANSWERED
                 assert each.ledger.seals == 1
             relay.give_up_buffer()
-            relay.open_buffer(2, model(2).digest)
-            for number, each in enumerate(clients, 1):
-                fresh = each.seal(update_of(10 + number), enclave=trusted_again, model=model(2), now=NOW)
+            relay.open_buffer(2, model_digest(2))
+            for each in clients:
+                fresh = upload_of(each, trusted_again, version=2)
                 relay.receive(fresh.encode())
             assert relay.release()[0].contributors == 3
     finally:
         second.kill()
-
-
-@pytest.mark.parametrize(("is_allowed", "is_noised"), [(True, True), (True, False), (False, True)])
-def test_sealing_again_to_another_epoch_needs_a_wish_and_noise_and_is_charged(
-    child: Child, *, is_allowed: bool, is_noised: bool
-) -> None:
-    configuration = noised() if is_noised else CONFIGURATION
-    owner = client(1, SealLedger(b"a test", repeats_allowed=is_allowed, maximum_seals=2))
-    epochs = list[VerifiedEnclave]()
-    for _ in range(3):
-        with RemoteEnclave(child.path, timeout=ANSWERED_IN) as remote:
-            epochs.append(verified(*remote.start(configuration), configuration))
-    owner.seal(update_of(1), enclave=epochs[0], model=model(1), now=NOW)
-    if not (is_allowed and is_noised):
-        with pytest.raises(PeerMisbehaved) as caught:
-            owner.seal(update_of(1), enclave=epochs[1], model=model(1), now=NOW)
-        assert caught.value.reason is Reason.ALREADY_ANSWERED
-        assert owner.ledger.seals == 1
-        return
-    owner.seal(update_of(1), enclave=epochs[1], model=model(1), now=NOW)
-    assert owner.ledger.seals == 2
-    with pytest.raises(PeerMisbehaved) as caught:
-        owner.seal(update_of(1), enclave=epochs[2], model=model(1), now=NOW)
-    assert caught.value.reason is Reason.BUDGET_SPENT
-
-
-def test_an_epoch_ends_with_the_connection_that_started_it(child: Child) -> None:
-    with RawHost(child.path) as first:
-        upload = sealed(first.start(), 1)
-        first.ask(opening(1))
-    with RawHost(child.path) as second:
-        assert told(second.refused(upload))[:2] == (Misuse, Reason.API_MISUSE)
-        second.start()
-        second.ask(opening(1))
-        assert second.refused(upload).reason is Reason.WRONG_SESSION
 
 
 def test_the_keys_of_an_epoch_are_gone_when_its_host_is_and_the_socket_when_the_process_is(
@@ -410,18 +279,6 @@ def test_the_keys_of_an_epoch_are_gone_when_its_host_is_and_the_socket_when_the_
     assert started == destroyed
     assert len(destroyed) == 1
     assert not path.exists()
-
-
-def test_another_start_replaces_the_epoch(host: RawHost) -> None:
-    trusted = host.start()
-    uploads = [sealed(trusted, number) for number in (1, 2, 3)]
-    host.ask(opening(1))
-    for upload in uploads:
-        host.ask(upload)
-    host.start()
-    assert type(host.refused(RELEASE)) is Misuse
-    host.ask(opening(1))
-    assert {host.refused(upload).reason for upload in uploads} == {Reason.WRONG_SESSION}
 
 
 def test_the_epoch_before_is_destroyed_before_another_has_keys(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -635,108 +492,6 @@ def test_a_host_that_drops_repeats_and_reorders_gets_at_most_one_sum_of_a_cohort
 # --- Errors travel ----------------------------------------------------------------------------------------------------
 
 
-def refused_by(enclave: RemoteEnclave | SimulatedEnclave, trusted: VerifiedEnclave, name: str) -> SecAggError:
-    """Provoke one refusal, and return it."""
-
-    def full() -> object:
-        enclave.open_buffer(1, model(1).digest)
-        for number in range(1, 7):
-            enclave.receive(sealed(trusted, number))
-        return enclave.receive(sealed(trusted, 7))
-
-    def repeated(first: bytes, second: bytes) -> object:
-        enclave.open_buffer(2, model(2).digest)
-        enclave.receive(first)
-        return enclave.receive(second)
-
-    def alone(upload: bytes, version: int = 5) -> object:
-        enclave.open_buffer(version, model(version).digest)
-        return enclave.receive(upload)
-
-    def released(*uploads: tuple[int, int, int]) -> object:
-        enclave.open_buffer(2, model(2).digest)
-        enclave.announce_model(1, model(1).digest)
-        for number, version, weight in uploads:
-            enclave.receive(sealed(trusted, number, version, weight))
-        return enclave.release()
-
-    def another_model() -> object:
-        enclave.open_buffer(5, model(6).digest)
-        return enclave.receive(upload)
-
-    def announced(version: int, digest: bytes) -> object:
-        enclave.open_buffer(2, model(2).digest)
-        return enclave.announce_model(version, digest)
-
-    def too_few() -> object:
-        enclave.open_buffer(1, model(1).digest)
-        enclave.receive(sealed(trusted, 1))
-        return enclave.release()
-
-    upload = sealed(trusted, 1, 5)
-    cases: dict[str, Callable[[], object]] = {
-        "full": full,
-        "replayed": lambda: repeated(*[sealed(trusted, 1, 2)] * 2),
-        "answered": lambda: repeated(sealed(trusted, 1, 2), sealed(trusted, 1, 2, coins=b"others")),
-        "stale": lambda: alone(sealed(trusted, 1, 3)),
-        "truncated": lambda: alone(upload[:-1]),
-        "longer": lambda: alone(upload + b"\0"),
-        "epoch": lambda: alone(upload[:20] + bytes([upload[20] ^ 1]) + upload[21:]),
-        "indices": lambda: alone(upload[:-1] + bytes([upload[-1] ^ 1])),
-        "too few": too_few,
-        "uneven": lambda: released((1, 2, 1), (2, 2, 1), (3, 2, 2)),
-        "ages": lambda: released((1, 2, 1), (2, 2, 1), (3, 2, 1), (4, 1, 1)),
-        "another model": another_model,
-        "announced twice": lambda: announced(1, model(2).digest),
-        "announced too old": lambda: announced(0, model(0).digest),
-        "announced too early": lambda: enclave.announce_model(1, model(1).digest),
-        "no buffer": lambda: enclave.receive(upload),
-        "nothing to give up": lambda: enclave.give_up_buffer(),  # noqa: PLW0108 -- as the others
-        "older": lambda: (
-            enclave.open_buffer(2, model(2).digest),
-            enclave.give_up_buffer(),
-            enclave.open_buffer(2, model(2).digest),
-        ),
-    }
-    with pytest.raises(SecAggError) as caught:
-        cases[name]()
-    return caught.value
-
-
-@pytest.mark.parametrize(
-    ("name", "kind", "reason"),
-    [
-        ("full", PeerMisbehaved, Reason.BUFFER_FULL),
-        ("replayed", PeerMisbehaved, Reason.REPLAYED),
-        ("answered", PeerMisbehaved, Reason.ALREADY_ANSWERED),
-        ("stale", PeerMisbehaved, Reason.STALE_UPDATE),
-        ("truncated", MalformedMessage, Reason.TRUNCATED),
-        ("longer", MalformedMessage, Reason.TRAILING_BYTES),
-        ("epoch", PeerMisbehaved, Reason.WRONG_SESSION),
-        ("indices", AuthenticationFailed, Reason.AUTHENTICATION_FAILED),
-        ("too few", ThresholdNotMet, Reason.THRESHOLD_NOT_MET),
-        ("uneven", PeerMisbehaved, Reason.WEIGHTS_UNEVEN),
-        ("ages", ThresholdNotMet, Reason.THRESHOLD_NOT_MET),
-        ("another model", PeerMisbehaved, Reason.MODEL_MISMATCH),
-        ("announced twice", PeerMisbehaved, Reason.MODEL_MISMATCH),
-        ("announced too old", PeerMisbehaved, Reason.STALE_UPDATE),
-        ("announced too early", Misuse, Reason.API_MISUSE),
-        ("no buffer", Misuse, Reason.API_MISUSE),
-        ("nothing to give up", Misuse, Reason.API_MISUSE),
-        ("older", PeerMisbehaved, Reason.WRONG_SESSION),
-    ],
-)
-def test_the_process_refuses_as_an_enclave_in_process_does(
-    child: Child, name: str, kind: type[SecAggError], reason: Reason
-) -> None:
-    simulated = SimulatedEnclave(CONFIGURATION, coins=InsecureSeededCoins(b"simulated"))
-    expected = refused_by(simulated, verified(simulated.offer, simulated.evidence), name)
-    with RemoteEnclave(child.path, timeout=ANSWERED_IN) as remote:
-        arrived = refused_by(remote, verified(*remote.start(CONFIGURATION)), name)
-    assert (type(arrived), arrived.reason) == (kind, reason)
-    assert told(arrived) == told(expected)
-
-
 def test_an_error_that_nobody_thought_of_ends_the_epoch_and_tells_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     service = EnclaveService(coins=InsecureSeededCoins(b"coins"), quote=lambda binding: (SIMULATED, binding))
     service.answer(START)
@@ -755,19 +510,6 @@ def test_an_error_that_nobody_thought_of_ends_the_epoch_and_tells_nothing(monkey
     assert "no epoch runs" in str(decode_refusal(service.answer(RELEASE)))
 
 
-def test_a_kind_of_error_that_has_no_place_ends_the_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
-    class UnlistedError(SecAggError):
-        """An error that the table does not know."""
-
-    def fail(*_: object) -> None:
-        raise UnlistedError("unlisted", reason=Reason.REPLAYED)
-
-    service = EnclaveService(coins=InsecureSeededCoins(b"coins"), quote=lambda binding: (SIMULATED, binding))
-    service.answer(START)
-    monkeypatch.setattr(Enclave, "open_buffer", fail)
-    assert type(decode_refusal(service.answer(opening(1)))) is InternalError
-
-
 # --- A host between clients and the process ---------------------------------------------------------------------------
 
 
@@ -781,23 +523,6 @@ def test_closing_ends_the_epoch_also_where_a_fork_holds_the_connection(child: Ch
     held.close()
 
 
-@pytest.mark.parametrize("request_", [DESTROY, GIVE_UP, RELEASE, START, opening(9), b"", b"garbage"])
-def test_a_client_cannot_have_the_host_relay_another_request(child: Child, request_: bytes) -> None:
-    with RemoteEnclave(child.path, timeout=ANSWERED_IN) as remote:
-        trusted = verified(*remote.start(CONFIGURATION))
-        relay = Host(configured(layout=LAYOUT), remote)
-        relay.open_buffer(1, model(1).digest)
-        for number in (1, 2, 3):
-            masked = bytes(LAYOUT.segments[0].payload_bytes)
-            forged = Writer(MessageKind.ENCLAVE_UPLOAD).integer(len(request_), 8).borrowed(request_).borrowed(masked)
-            with pytest.raises((MalformedMessage, UnexpectedMessage)) as caught:
-                relay.receive(forged.finish())
-            # The host cannot know whose bytes they are; whoever gave them to it does.
-            assert caught.value.culprits == frozenset()
-            remote.receive(sealed(trusted, number))
-        assert relay.release()[1].contributors == 3
-
-
 def test_an_upload_over_the_limit_of_a_frame_is_refused_before_it_ends_the_epoch(
     child: Child, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -807,32 +532,10 @@ def test_an_upload_over_the_limit_of_a_frame_is_refused_before_it_ends_the_epoch
         with pytest.raises(MalformedMessage) as caught:
             remote.receive(Writer(MessageKind.SEALED_UPLOAD).borrowed(bytes(1000)).finish())
         assert caught.value.reason is Reason.LENGTH_OVER_LIMIT
-        remote.open_buffer(1, model(1).digest)
-
-
-def test_a_model_number_out_of_range_is_not_sent(child: Child) -> None:
-    with RemoteEnclave(child.path, timeout=ANSWERED_IN) as remote:
-        remote.start(CONFIGURATION)
-        for version in (-1, 1 << 64, True, 1.0):
-            with pytest.raises(Misuse, match="an integer"):
-                remote.open_buffer(version, bytes(32))  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
-        remote.open_buffer((1 << 64) - 1, model((1 << 64) - 1).digest)
-        assert "lost" not in repr(remote)
-    assert "lost" in repr(remote)
+        remote.open_buffer(1, model_digest(1))
 
 
 # --- What is trusted --------------------------------------------------------------------------------------------------
-
-
-def test_the_trusted_process_imports_no_part_of_the_protocol_that_it_does_not_run(repository: Path) -> None:
-    program = "import sys, secagg.protocols.enclave.trusted.__main__\n"
-    program += "print(*(name for name in sys.modules if 'secagg' in name))"
-    command = [sys.executable, "-c", program]
-    listed = subprocess.run(command, cwd=repository, capture_output=True, text=True, check=True)  # noqa: S603 -- fixed
-    rooms = {name.split(".")[2] for name in listed.stdout.split() if name.startswith("secagg.protocols.")}
-    assert rooms == {"enclave"}
-    parts = {name.split(".")[3] for name in listed.stdout.split() if name.startswith("secagg.protocols.enclave.")}
-    assert parts == {"trusted"}
 
 
 def test_a_path_that_exists_is_not_taken(tmp_path: Path) -> None:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import socket
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from threading import Thread
 
 import pytest
 
-from secagg.contract.layout import Layout, RingSegment
 from secagg.errors import (
     UNDECIDED,
     AuthenticationFailed,
@@ -27,15 +27,15 @@ from secagg.errors import (
     UnexpectedMessage,
 )
 from secagg.identifiers import ClientId, Party, ServerId
-from secagg.parameters import Suite
 from secagg.protocols.enclave.attestation import Evidence, EvidenceFormat
 from secagg.protocols.enclave.remote_enclave import EnclaveLost, RemoteEnclave, decode_attested_offer
-from secagg.protocols.enclave.trusted.configuration import EnclaveConfiguration, encode_start
+from secagg.protocols.enclave.trusted.configuration import encode_start
 from secagg.protocols.enclave.trusted.process import SIMULATED, EnclaveService, encode_attested_offer
 from secagg.protocols.enclave.unattested import SimulatedEvidence
 from secagg.session.frames import REFUSALS, decode_refusal, encode_refusal, receive_frame
 from secagg.simulation.insecure_coins import InsecureSeededCoins
 from secagg.wire import MessageKind, Writer
+from tests.harness.enclave_buffers import RING_LAYOUT, EnclaveSetup, InsecureEnclaveSession
 
 if sys.platform == "win32":
     pytest.skip("there are no Unix sockets", allow_module_level=True)
@@ -43,20 +43,8 @@ if sys.platform == "win32":
 ANSWERED_IN = 30
 
 
-def configured(minimum_cohort: int) -> EnclaveConfiguration:
-    return EnclaveConfiguration(
-        task=b"a test",
-        suite=Suite.CLASSIC,
-        authority=b"\1" * 32,
-        layout=Layout((RingSegment(20, 7),)),
-        minimum_cohort=minimum_cohort,
-        maximum_cohort=4,
-        staleness_weights=(2, 1),
-        expiry=1 << 32,
-    )
-
-
-CONFIGURATION = configured(3)
+SETUP = EnclaveSetup(layout=RING_LAYOUT, staleness_weights=(2, 1))
+CONFIGURATION = InsecureEnclaveSession(SETUP).configuration
 UPLOAD = Writer(MessageKind.SEALED_UPLOAD).finish()
 """As much of an upload as the host looks at."""
 RELEASE = Writer(MessageKind.RELEASE_BUFFER).finish()
@@ -273,7 +261,7 @@ def test_an_offer_for_another_configuration_is_not_taken(fake: FakeFactory, offe
             remote.start(CONFIGURATION)
     _, remote = fake(framed(offered))
     with pytest.raises(EnclaveLost, match="for another configuration"):
-        remote.start(configured(2))
+        remote.start(replace(CONFIGURATION, minimum_cohort=2))
 
 
 def test_an_enclave_that_does_not_answer_in_time_is_lost(fake: FakeFactory, offered: bytes) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import re
-import time
 from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
@@ -142,16 +141,7 @@ HOSTILE_PAYLOADS = {
     "an unclosed array": b"\x9f" + b"\x00" * 300,
     "a huge declared length": b"\xbb" + b"\xff" * 8 + bytes(300),
     "bad text": b"\x78\x30" + b"\xff" * 300,
-    "a date": b"\xc0\x63abc" + bytes(300),
-    "a time beyond all years": b"\xc1\x1b" + b"\xff" * 8 + bytes(300),
-    "a rational by zero": b"\xd8\x1e\x82\x01\x00" + bytes(300),
-    "a pattern": b"\xd8\x23\x63(((" + bytes(300),
-    "a decimal beyond all exponents": b"\xc4\x82\x1b" + b"\xff" * 8 + b"\x01" + bytes(300),
-    "an address": b"\xd9\x01\x04\x43abc" + bytes(300),
-    "a shared reference to nothing": b"\xd8\x1d\x05" + bytes(300),
     "an unhashable key": b"\xa1\xa0\x01" + bytes(300),
-    "a map that holds itself": b"\xd8\x1c\xa1\x00\xd8\x1d\x00" + bytes(300),
-    "a mail": b"\xd8\x24\x63abc" + bytes(300),
 }
 
 
@@ -206,16 +196,6 @@ def test_the_payload_has_one_form(claims_of: Callable[..., Claims], payload: byt
 def test_bytes_after_the_payload_are_refused(claims_of: Callable[..., Claims], self_made: ModuleType) -> None:
     with pytest.raises(MalformedMessage, match="follow the fields"):
         claims_of(raw_payload=self_made.nitro.NitroDocument().payload() + b"\0")
-
-
-def test_a_pattern_that_takes_long_to_compile_is_never_compiled(claims_of: Callable[..., Claims]) -> None:
-    """A decoder of tag 35 compiles what it is sent: of these 2.9 kB, for seconds, before any signature was checked."""
-    pattern = ("(?i)" + "[a-\uffff]" * 480).encode()
-    payload = b"\xa1\x66digest\xd8\x23\x79" + len(pattern).to_bytes(2, "big") + pattern
-    started = time.process_time()
-    with pytest.raises(MalformedMessage):
-        claims_of(raw_payload=payload)
-    assert time.process_time() - started < 1
 
 
 @settings(max_examples=300, deadline=None)

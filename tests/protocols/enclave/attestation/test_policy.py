@@ -43,7 +43,6 @@ SURROUNDINGS: dict[EvidenceFormat, dict[str, bytes]] = {
     TDX: dict.fromkeys(("MRCONFIGID", "MROWNER", "MROWNERCONFIG", "MRSERVICETD"), bytes(48)),
     SGX: {"CONFIGID": bytes(64), "CONFIGSVN": bytes(2)},
 }
-HOST_FILLED = [(kind, name) for kind in (SNP, TDX, SGX) for name in SURROUNDINGS[kind]]
 REQUIRED = [(kind, name) for kind in EvidenceFormat for name in PROGRAM[kind]]
 
 
@@ -82,7 +81,7 @@ def refused(refusal: Refusal) -> Callable[..., None]:
 
 @pytest.mark.parametrize("kind", EvidenceFormat)
 def test_a_pinned_program_on_current_hardware_bound_to_the_keys_is_accepted(kind: EvidenceFormat) -> None:
-    policy().check(claims(kind), BIND, NOW)
+    assert policy().check(claims(kind), BIND, NOW) == END
 
 
 @pytest.mark.parametrize("kind", EvidenceFormat)
@@ -116,18 +115,6 @@ def test_a_pin_that_leaves_a_register_out_is_no_pin(kind: EvidenceFormat, name: 
     registers = {pinned: value for pinned, value in PROGRAM[kind].items() if pinned != name}
     with pytest.raises(InvalidParameters, match=f"must pin {name}"):
         PinnedMeasurement(kind, registers)
-
-
-@pytest.mark.parametrize(("kind", "name"), HOST_FILLED)
-def test_what_the_host_fills_is_zero_unless_it_is_pinned(
-    kind: EvidenceFormat, name: str, refused: Callable[..., None]
-) -> None:
-    filled = b"\1" * len(SURROUNDINGS[kind][name])
-    judged = claims(kind, measurement=PROGRAM[kind] | SURROUNDINGS[kind] | {name: filled})
-    refused(judged, "no pinned measurement")
-    pinned = PinnedMeasurement(kind, PROGRAM[kind] | {name: filled})
-    policy(accepted=(pinned,)).check(judged, BIND, NOW)
-    refused(claims(kind), "no pinned measurement", accepted=(pinned,))
 
 
 def test_further_nitro_registers_are_judged_only_where_they_are_pinned(refused: Callable[..., None]) -> None:
@@ -176,11 +163,6 @@ def test_registers_are_not_mixed_between_pinned_programs(refused: Callable[..., 
 def test_a_pin_names_registers_of_its_format(kind: Any, registers: Any) -> None:
     with pytest.raises(InvalidParameters):
         PinnedMeasurement(kind, registers)
-
-
-def test_the_signer_of_an_enclave_is_no_measurement() -> None:
-    with pytest.raises(InvalidParameters, match="MRSIGNER measures nothing"):
-        PinnedMeasurement(SGX, PROGRAM[SGX] | {"MRSIGNER": b"s" * 32})
 
 
 def test_pins_are_the_policys_own_copy() -> None:
@@ -275,11 +257,6 @@ def test_an_old_revocation_list_is_stale_whatever_its_own_end(
     assert judged(NOW) == NOW + age
     older = NOW - age - timedelta(seconds=1)
     assert refusal(lambda: judged(older), f"at most {age.days} days: fetch") is Reason.COLLATERAL_STALE
-
-
-def test_acceptance_ends_with_the_claims_where_no_list_is_older() -> None:
-    for kind in EvidenceFormat:
-        assert policy().check(claims(kind), BIND, NOW) == END
 
 
 # --- Construction -----------------------------------------------------------------------------------------------------

@@ -269,10 +269,3 @@ def test_a_stale_list_is_refused_and_a_missing_one_is_claimed(
 def test_a_security_version_is_one_byte(wrong: Any) -> None:
     with pytest.raises(InvalidParameters):
         SnpTcb(boot_loader=0, tee=0, snp=wrong, microcode=0)
-
-
-def test_versions_are_compared_part_by_part() -> None:
-    assert TCB.reaches(TCB)
-    assert not SnpTcb(boot_loader=255, tee=255, snp=21, microcode=255).reaches(TCB)
-    assert not SnpTcb(boot_loader=3, tee=255, snp=255, microcode=255).reaches(TCB)
-    assert SnpTcb(boot_loader=4, tee=2, snp=22, microcode=209).reaches(TCB)
