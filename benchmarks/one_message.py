@@ -18,7 +18,7 @@ from secagg.crypto.entropy import SystemCoins
 from secagg.crypto.mask_expansion import expand
 from secagg.crypto.ring import Ring, RingVector
 from secagg.crypto.secret import Secret
-from secagg.protocols.one_message.holder import HeldShare, ShareSum, open_share
+from secagg.protocols.one_message.holder import HeldShare, open_share, summed
 from secagg.protocols.one_message.lattice.masks import EpochRing, RingSecret
 from secagg.protocols.one_message.lattice.opening import Accumulator, Opening, SumOfSecrets
 from secagg.protocols.one_message.lattice.values import Values
@@ -113,10 +113,10 @@ def _holders(parameters: Parameters) -> Iterator[Figure]:
     dealing = _dealt(parameters, contexts)
     polynomial = dealing.polynomial(CHALLENGE)
     last = parameters.holders - 1
-    sums = [ShareSum(parameters, position) for position in range(parameters.holders)]
-    for position, context in enumerate(contexts):
-        sums[position].add(open_share(parameters, position, dealing.shares[position], context))
-    answers = {position: total.answer() for position, total in enumerate(sums)}
+    answers = {
+        position: summed(parameters, [open_share(parameters, position, dealing.shares[position], context)])
+        for position, context in enumerate(contexts)
+    }
     contenders: dict[str, Callable[[], object]] = {
         "deal": lambda: _dealt(parameters, contexts).polynomial(CHALLENGE),
         "seed": partial(_checked, parameters, 0, dealing.shares[0], contexts[0], polynomial),
@@ -152,7 +152,9 @@ def _full_sum(parameters: Parameters, ring: EpochRing, vector: RingVector) -> tu
 
 
 def _opened(ring: EpochRing, total: Accumulator, secrets: SumOfSecrets) -> RingVector:
-    return Opening(ring).open(total, secrets).vector(0, total.count)
+    opening = Opening(ring)
+    opening.require_plausible(secrets, CLIENTS)
+    return opening.opened(opening.unmasked(total, secrets), CLIENTS).vector(0, CLIENTS)
 
 
 def _dealt(parameters: Parameters, contexts: list[bytes]) -> Dealing:

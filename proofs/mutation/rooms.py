@@ -138,7 +138,6 @@ ROOMS: Final = (
         (
             *_in(
                 "tests/protocols/two_servers",
-                "test_release.py",
                 "test_round_rules.py",
                 "test_server.py",
             ),
@@ -194,6 +193,7 @@ ROOMS: Final = (
                 "test_server_messages.py",
                 "test_standing_rules.py",
                 "test_standing_server.py",
+                "test_upload.py",
             ),
             "tests/protocols/test_declared_messages.py",
             *_TWO_SERVERS_ATTACKS,

@@ -106,10 +106,12 @@ class Client(Confined):
             configuration.require_subject(self._subject)
             self._held = Held(configuration, self._coins)
             return encode_body(MessageKind.CODED_MASK_KEY, configuration, self._held.pair.public_key.encoded)
+        if self._held.state is State.DONE:
+            raise UnexpectedMessage(expected=State.DONE, received=message_kind(message).name)
         steps = {State.ROSTER: self._deal, State.DELIVERY: self._upload, State.SURVIVORS: self._add}
         try:
             with blaming(ServerId()):
-                return steps.get(self._held.state, _no_more)(self._held, message)
+                return steps[self._held.state](self._held, message)
         except UnexpectedMessage:
             raise
         except BaseException:
@@ -220,10 +222,6 @@ def elements_of(configuration: Configuration, payload: Payload, weight: int) -> 
             (scaled >> np.uint64(bits * limb) & np.uint64(low_bits(bits))).astype(np.int64) for limb in range(count)
         ]
     return np.concatenate([*parts, np.array([weight], np.int64)])
-
-
-def _no_more(_: Held, message: bytes) -> bytes:
-    raise UnexpectedMessage(expected=State.DONE, received=message_kind(message).name)
 
 
 def _wrong(sentence: str, reason: Reason) -> PeerMisbehaved:

@@ -5,16 +5,15 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Annotated, ClassVar, Final
+from typing import TYPE_CHECKING, Final
 
 from secagg.contract.layout import Layout, RingSegment
 from secagg.crypto.labels import Label, bind
 from secagg.crypto.ring import require_capacity
-from secagg.errors import InvalidParameters, Reason
-from secagg.fields import Message, choice, encoded, fixed, unsigned, variable
+from secagg.errors import InvalidParameters, MalformedMessage, Reason, UnexpectedMessage
 from secagg.identifiers import AttemptContext
 from secagg.parameters import LEAST_COHORT, Suite
-from secagg.wire import MessageKind
+from secagg.wire import MessageKind, Reader, Writer
 
 from .field import FIELD
 
@@ -28,37 +27,31 @@ _MAXIMUM_TASK_BYTES: Final = 256
 _MAXIMUM_LAYOUT_BYTES: Final = 1 << 21
 
 
-@dataclass(frozen=True, kw_only=True)
-class Configuration(Message):
+@dataclass(frozen=True)
+class Configuration:
     """One sum: its subject, its clients, and how many may drop out or collude; the server's offer."""
 
-    kind: ClassVar = MessageKind.CODED_MASK_OFFER
-    task: Annotated[bytes, variable(_MAXIMUM_TASK_BYTES)]
-    round_number: Annotated[int, unsigned(8)]
-    nonce: Annotated[bytes, fixed(NONCE_BYTES)]
+    task: bytes
+    round_number: int
+    nonce: bytes
     """Drawn by the server, so that nothing said in one attempt at a round is taken in another."""
-    model_digest: Annotated[bytes, fixed(DIGEST_BYTES)]
-    application_digest: Annotated[bytes, fixed(DIGEST_BYTES)]
+    model_digest: bytes
+    application_digest: bytes
     """As ``Subject.terms_digest`` has it."""
-    suite: Annotated[Suite, choice(tuple(Suite))]
-    layout: Annotated[Layout, encoded(Layout, _MAXIMUM_LAYOUT_BYTES)]
-    population: Annotated[int, unsigned(4)]
+    suite: Suite
+    layout: Layout
+    population: int
     """N: how many clients there are."""
-    privacy: Annotated[int, unsigned(4)]
+    privacy: int
     """T: so many clients and the server learn nothing but the sum."""
-    target: Annotated[int, unsigned(4)]
+    target: int
     """U: so many clients must stay to the end; N - U may drop out."""
-    maximum_weight: Annotated[int, unsigned(4)] = 1
+    maximum_weight: int = 1
 
     def __post_init__(self) -> None:
         """Refuse thresholds that open nothing or protect nobody, and sums that leave the field."""
         for is_wrong, sentence in (
             (not 1 <= len(self.task) <= _MAXIMUM_TASK_BYTES, "a task has a name of 1 to 256 bytes"),
-            (
-                (len(self.nonce), len(self.model_digest), len(self.application_digest))
-                != (NONCE_BYTES, DIGEST_BYTES, DIGEST_BYTES),
-                "a nonce has 16 bytes, and a digest 32",
-            ),
             (not LEAST_COHORT <= self.population <= MAXIMUM_CLIENTS, f"there are 2 to {MAXIMUM_CLIENTS} clients"),
             (
                 self.privacy < 1 or not self.privacy + LEAST_COHORT <= self.target <= self.population,
@@ -70,6 +63,33 @@ class Configuration(Message):
                 raise InvalidParameters(f"the configuration is refused: {sentence}")
         self.layout.require_rings()
         self.layout.require_whole_steps()
+
+    def encode(self) -> bytes:
+        """Return the canonical encoding."""
+        writer = Writer(MessageKind.CODED_MASK_OFFER).variable(self.task, _MAXIMUM_TASK_BYTES)
+        writer.integer(self.round_number, 8).fixed(self.nonce, NONCE_BYTES)
+        writer.fixed(self.model_digest, DIGEST_BYTES).fixed(self.application_digest, DIGEST_BYTES)
+        writer.integer(list(Suite).index(self.suite), 1).variable(self.layout.encode(), _MAXIMUM_LAYOUT_BYTES)
+        for number in (self.population, self.privacy, self.target, self.maximum_weight):
+            writer.integer(number, 4)
+        return writer.finish()
+
+    @classmethod
+    def decode(cls, message: bytes) -> Configuration:
+        """Read the canonical encoding back.
+
+        Raises:
+            MalformedMessage, UnexpectedMessage: anything that ``encode`` would not have written.
+        """
+        reader = Reader(message, MessageKind.CODED_MASK_OFFER)
+        task, number, nonce = reader.variable(_MAXIMUM_TASK_BYTES), reader.integer(8), reader.fixed(NONCE_BYTES)
+        model, application, suite = reader.fixed(DIGEST_BYTES), reader.fixed(DIGEST_BYTES), reader.integer(1)
+        layout, numbers = reader.variable(_MAXIMUM_LAYOUT_BYTES), [reader.integer(4) for _ in range(4)]
+        reader.finish()
+        try:
+            return cls(task, number, nonce, model, application, list(Suite)[suite], Layout.decode(layout), *numbers)
+        except (InvalidParameters, IndexError, UnexpectedMessage) as error:
+            raise MalformedMessage(f"the offer is invalid: {error}", reason=Reason.NOT_CANONICAL) from None
 
     @cached_property
     def context(self) -> AttemptContext:

@@ -66,14 +66,11 @@ class Server(StagedServerSession[Content]):
 
     def _check(self, sender: ClientId, message: bytes) -> Checked[Content]:
         del sender  # Nobody signs.
-        return Checked(self._read(message))
-
-    def _read(self, message: bytes) -> Content:
         configuration = self.configuration
         match self.state:
             case State.KEYS:
                 key = decode_body(MessageKind.CODED_MASK_KEY, configuration, message)
-                return sealing_key(configuration.suite, key).encoded
+                return Checked(sealing_key(configuration.suite, key).encoded)
             case State.PIECES:
                 entries = decode_entries(MessageKind.CODED_MASK_PIECES, configuration, message)
                 due = ELEMENT_BYTES * configuration.piece_length + sealing_sizes(configuration.suite)[1]
@@ -81,13 +78,13 @@ class Server(StagedServerSession[Content]):
                     raise MalformedMessage(
                         "there is a piece of one length for each client", reason=Reason.LAYOUT_MISMATCH
                     )
-                return entries
+                return Checked(entries)
             case State.INPUTS:
                 body = decode_body(MessageKind.CODED_MASK_INPUT, configuration, message)
-                return decode_vector(body, configuration.length)
+                return Checked(decode_vector(body, configuration.length))
             case _:
                 body = decode_body(MessageKind.CODED_MASK_ANSWER, configuration, message)
-                return decode_vector(body, configuration.piece_length)
+                return Checked(decode_vector(body, configuration.piece_length))
 
     def _take(self, sender: ClientId, content: Content) -> None:
         if isinstance(content, bytes):

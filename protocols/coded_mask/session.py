@@ -33,12 +33,10 @@ class CodedMaskSettings:
     population: int | None = None
     """Number of invited clients, where the platform does not say whom."""
     corrupted: int = 1
-    """So many clients and the server learn nothing but the sum; no fewer than one, or a piece would be a part of a
-    mask."""
+    """Number of clients that learn nothing but the sum with the server; at least 1, or a piece is a part of a mask."""
     dropped: int = 0
     late: int = 0
-    """Number of invited clients that never come; with those that drop out later, they are the ones that a sum can lack.
-    """
+    """Number of invited clients that never come; a sum can lack these and those that drop out later."""
     minimum_cohort: int = LEAST_COHORT
     maximum_weight: int = 1
 

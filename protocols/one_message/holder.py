@@ -10,7 +10,7 @@ import hashlib
 import logging
 import os
 import re
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterable
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import datetime
@@ -348,10 +348,8 @@ class Holder(Confined):
         return self._signed(work.agreement, Label.ONE_MESSAGE_SIGNED_LIST, made)
 
     def _answer(self, work: _Work, upload_list: UploadList) -> bytes:
-        total = ShareSum(work.agreement.parameters, self.position)
-        for upload in _uploads(upload_list):
-            total.add(work.accepted[upload].share)
-        answer = Answer(t0=work.agreement.t0, holder=self.position, upload_list=upload_list.digest, sums=total.answer())
+        sums = summed(work.agreement.parameters, (work.accepted[upload].share for upload in _uploads(upload_list)))
+        answer = Answer(t0=work.agreement.t0, holder=self.position, upload_list=upload_list.digest, sums=sums)
         return self._signed(work.agreement, Label.ONE_MESSAGE_ANSWER, answer)
 
     def _place(self, work: _Work, upload_list: UploadList, reply: bytes) -> None:
@@ -466,41 +464,14 @@ def open_share(parameters: Parameters, position: int, share: Secret, context: by
     return HeldShare(parameters, position, decode_words(share.expose(), count))
 
 
-class ShareSum(Confined):
-    """Answer of a holder: the sum of its shares over one list."""
-
-    def __init__(self, parameters: Parameters, position: int) -> None:
-        self._parameters = parameters
-        self._position = position
-        self._total = np.zeros(parameters.secret_columns, np.int64)
-        self._count = 0
-
-    def add(self, share: HeldShare) -> None:
-        """Add one client's share.
-
-        Raises:
-            Misuse: it is of other parameters, or of another holder.
-        """
-        if share.parameters != self._parameters or share.position != self._position:
-            raise Misuse(f"holder {self._position} adds its own shares of one epoch; got {share!r}")
-        self._total += share.secret_words()
-        self._count += 1
-
-    def answer(self) -> bytes:
-        """Return the words of the answer and overwrite the sum; there is no room for the masking polynomial in it.
-
-        Raises:
-            Misuse: no share was added, or it was asked for before.
-        """
-        if not self._count:
-            raise Misuse("an answer is the sum of at least one share and is given once", reason=Reason.ALREADY_SPENT)
-        words = (self._total % FIELD).astype(WORD)
-        self._total[:] = 0
-        self._count = 0
-        return words.tobytes()
-
-    def __repr__(self) -> str:
-        return f"<ShareSum of holder {self._position}, {self._count} shares>"
+def summed(parameters: Parameters, shares: Iterable[HeldShare]) -> bytes:
+    """Return the words of a holder's answer, its shares over one list, without those of the masking polynomial."""
+    total = np.zeros(parameters.secret_columns, np.int64)
+    for share in shares:
+        total += share.secret_words()
+    words = (total % FIELD).astype(WORD).tobytes()
+    total[:] = 0
+    return words
 
 
 _NAME: Final = re.compile(r"([0-9]{1,20})-[0-9a-f]{64}", re.ASCII)

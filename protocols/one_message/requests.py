@@ -176,9 +176,6 @@ class Answer(Message):
         return self.holder.to_bytes(2, "big"), self.upload_list, self.sums
 
 
-MESSAGES: Final = (Upload, Delivery, Receipt, UploadList, ListSignature, CertifiedList, Answer)
-
-
 def require_signed(agreement: Agreement, header: UploadHeader, digest: bytes, signature: bytes) -> None:
     """Check that a client whom the authority vouches for signed an upload.
 

@@ -41,7 +41,7 @@ from secagg.wire import MessageKind, message_kind
 
 from .configuration import SUM_ID_BYTES, Agreement, noise_of
 from .epoch import EpochRecord, HolderKeys
-from .lattice.opening import Adder, OneMessageCut
+from .lattice.opening import Adder, FiledSum, OneMessageCut
 from .messages import NoHolder, Upload
 from .parameters import ThresholdRule
 from .plan import OneMessageSettings, plan_offer
@@ -165,7 +165,10 @@ def _tally(subject: Subject, settings: OneMessageSettings, capacity: int, helper
         noise=settings,
     )
     noise_of(offer.configuration, settings)
-    return Tally(offer, sum_id, helpers.coins)
+    tally = Tally(offer, sum_id, helpers.coins)
+    if helpers.ask_all is None:
+        tally.add_through(FiledSum)
+    return tally
 
 
 class Server(StagedServerSession[CheckedUpload | Said]):

@@ -85,8 +85,7 @@ def _costs(configuration: IndexingConfiguration, clients: int) -> Costs:
     operations += ring_length(rings)
     full, rest = divmod(clients, BATCH)
     offer = bytes(offers_bytes(configuration) // SERVERS)
-    between = full * batch_bytes(configuration, BATCH).total
-    between += batch_bytes(configuration, rest).total if rest else 0
+    between = full * sum(batch_bytes(configuration, BATCH)) + (sum(batch_bytes(configuration, rest)) if rest else 0)
     return Costs(
         plan=f"between is for batches of {BATCH} uploads; the shares of the sum, exchanged once a round, come on top",
         payload_bytes=payload + sum(segment.payload_bytes for segment in rings),

@@ -66,7 +66,7 @@ from .offers import (
 from .one_hot.check import RoundChallenges
 from .opened_upload import ClassTotals, HalfOpener, OpenedUpload, PointFunctionExchange
 from .release import Release, ReleasedNoise, RoundResult, sums_of_counts
-from .server_messages import BATCH, BatchItem, BatchRequest, Beginning, decode_batch, encode_batch, read_done
+from .server_messages import BATCH, BatchItem, BatchRequest, Beginning, Done, decode_batch, encode_batch
 from .upload import ROUND_BYTES, Upload
 
 _LOG = logging.getLogger(__name__)
@@ -526,7 +526,7 @@ class Server(StagedServerSession[tuple[Upload, bytes]]):
         upload, second = content
         upload_id = self._zero.take(upload)
         try:
-            if read_done(self._tell(second)) != upload_id:
+            if Done.decode(self._tell(second)).upload != upload_id:
                 raise PeerMisbehaved(
                     "the two halves are of two uploads, or server 1 says so",
                     reason=Reason.WRONG_SESSION,

@@ -25,7 +25,7 @@ from secagg.session.certificates import (
     SigningKey,
     verify_signature,
 )
-from secagg.wire import MessageKind, Reader, Writer
+from secagg.wire import MessageKind, Reader
 
 from .configuration import IndexingConfiguration
 from .lanes.fields import Lanes
@@ -70,21 +70,12 @@ class BatchRequest(Message):
     uploads: Annotated[tuple[bytes, ...], repeated(fixed(DIGEST_BYTES), BATCH)]
 
 
-def encode_done(upload_id: bytes) -> bytes:
-    """Return server 1's word that it holds its half of an upload."""
-    return Writer(MessageKind.INDEXING_DONE).fixed(upload_id, DIGEST_BYTES).finish()
+@dataclass(frozen=True, slots=True)
+class Done(Message):
+    """Server 1's word that it holds its half of an upload."""
 
-
-def read_done(answer: bytes) -> bytes:
-    """Return the id of the upload that server 1 holds its half of.
-
-    Raises:
-        MalformedMessage, UnexpectedMessage: anything that ``encode_done`` would not have written.
-    """
-    reader = Reader(answer, MessageKind.INDEXING_DONE)
-    upload_id = reader.fixed(DIGEST_BYTES)
-    reader.finish()
-    return upload_id
+    kind: ClassVar = MessageKind.INDEXING_DONE
+    upload: Annotated[bytes, fixed(DIGEST_BYTES)]
 
 
 BatchItem = tuple[bytes, bytes | None]
@@ -263,41 +254,19 @@ def offers_bytes(configuration: IndexingConfiguration) -> int:
     return 2 * len(offer.encode())
 
 
-@dataclass(frozen=True, slots=True)
-class BatchBytes:
-    """Bytes that the servers send each other to decide about uploads."""
-
-    proposal: int
-    answer: int
-    conclusion: int
-
-    @property
-    def total(self) -> int:
-        """All three."""
-        return self.proposal + self.answer + self.conclusion
-
-
-def batch_bytes(configuration: IndexingConfiguration, uploads: int) -> BatchBytes:
-    """Return the bytes that the servers send each other about so many uploads at once, all of them taken."""
+def batch_bytes(configuration: IndexingConfiguration, uploads: int) -> tuple[int, int, int]:
+    """Return the lengths of proposal, answer and conclusion about so many uploads at once, all of them taken."""
     stamp, kind = _stamp(configuration), MessageKind.INDEXING_PROPOSAL
     head = len(encode_batch(kind, stamp, []))
     item = len(encode_batch(kind, stamp, [(bytes(DIGEST_BYTES), b"")])) - head
-    proposed, answered, concluded = _said_bytes(configuration)
-    return BatchBytes(
-        proposal=head + uploads * (item + proposed),
-        answer=head + uploads * (item + answered),
-        conclusion=head + uploads * (item + concluded),
-    )
-
-
-def _said_bytes(configuration: IndexingConfiguration) -> tuple[int, int, int]:
-    """Return how long the proposal, the answer and the conclusion are about one upload."""
     commitments = openings = 0
     if configuration.is_checked:
         for _, segment in configuration.index_segments:
             commitments += OneHotCommitment.encoded_bytes()
             openings += OneHotOpening.encoded_bytes(configuration.check_shape(segment))
-    return public_bytes(configuration) + commitments, commitments + openings, openings
+    said = (public_bytes(configuration) + commitments, commitments + openings, openings)
+    proposal, answer, conclusion = (head + uploads * (item + one) for one in said)
+    return proposal, answer, conclusion
 
 
 def release_bytes(configuration: IndexingConfiguration) -> int:
@@ -320,8 +289,7 @@ def share_bytes(configuration: IndexingConfiguration) -> int:
 
 def exchange_bytes(configuration: IndexingConfiguration) -> int:
     """Return how long the longest message is that one server sends the other in a round, or relays to it."""
-    largest = batch_bytes(configuration, BATCH)
-    said = (largest.proposal, largest.answer, largest.conclusion, release_bytes(configuration))
+    said = (*batch_bytes(configuration, BATCH), release_bytes(configuration))
     return max(_REFUSAL_BYTES, half_bytes(configuration, ServerId(1)), *said)
 
 

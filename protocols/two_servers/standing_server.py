@@ -43,7 +43,7 @@ from secagg.wire import MessageKind, Writer, message_kind
 from .configuration import SERVERS, IndexingConfiguration, SharingMode
 from .server import IndexingServer
 from .server_keys import OperatorKeys, ServerKeys
-from .server_messages import MAXIMUM_BEGINNING_BYTES, BatchRequest, Beginning, encode_done, exchange_bytes
+from .server_messages import MAXIMUM_BEGINNING_BYTES, BatchRequest, Beginning, Done, exchange_bytes
 from .upload import DIGEST_BYTES, ROUND_BYTES
 
 MAXIMUM_STEP: Final = 1 << 32
@@ -321,7 +321,7 @@ class StandingServer(Confined):
     def _step(self, server: IndexingServer, kind: MessageKind, request: bytes) -> bytes:
         match kind:
             case MessageKind.INDEXING_UPLOAD:
-                return encode_done(server.receive(request))
+                return Done(server.receive(request)).encode()
             case MessageKind.PROPOSE_UPLOADS:
                 return server.propose(list(BatchRequest.decode(request).uploads))
             case MessageKind.INDEXING_ANSWER:

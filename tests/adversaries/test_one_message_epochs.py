@@ -42,11 +42,11 @@ from secagg.protocols.one_message.holder import Holder
 from secagg.protocols.one_message.journal import FileJournal
 from secagg.protocols.one_message.messages import Upload
 from secagg.protocols.one_message.parameters import ThresholdRule
-from secagg.protocols.one_message.requests import MESSAGES, Answer, Receipt
+from secagg.protocols.one_message.requests import Answer, Receipt
 from secagg.protocols.one_message.tally import Tally
 from secagg.session.roles import LateUpdate, Update
 from secagg.wire import HEADER_BYTES, Writer
-from tests.harness.one_message_sums import COINS, MODEL, NOW, TASK, InsecureSum, SumSetup, for_any_task
+from tests.harness.one_message_sums import COINS, MESSAGES, MODEL, NOW, TASK, InsecureSum, SumSetup, for_any_task
 
 BOOT = b"since this morning"
 OPENED = list[FileJournal]()

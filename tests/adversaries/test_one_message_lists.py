@@ -30,7 +30,7 @@ from secagg.protocols.one_message.configuration import Offer
 from secagg.protocols.one_message.holder import Holder
 from secagg.protocols.one_message.journal import Placements
 from secagg.protocols.one_message.lattice.masks import EpochRing, epoch_ring
-from secagg.protocols.one_message.lattice.opening import Accumulator, Opening, SumOfSecrets, WrongSecret
+from secagg.protocols.one_message.lattice.opening import Accumulator, SumOfSecrets, WrongSecret
 from secagg.protocols.one_message.messages import Upload
 from secagg.protocols.one_message.parameters import FIELD, ThresholdRule
 from secagg.protocols.one_message.requests import (
@@ -43,7 +43,7 @@ from secagg.protocols.one_message.requests import (
 )
 from secagg.protocols.one_message.sharing import holder_point, multiply, transfer_matrix
 from secagg.protocols.one_message.tally import Tally
-from tests.harness.one_message_sums import COINS, InsecureSum, SumSetup, recover
+from tests.harness.one_message_sums import COINS, InsecureSum, SumSetup, Total, opened_by, recover
 from tests.harness.planted import always
 
 VICTIM = 0
@@ -84,9 +84,9 @@ def as_answer(words: Words) -> bytes:
 def victims_input(world: InsecureSum, offer: Offer, upload: bytes, secret: SumOfSecrets) -> bool:
     """Whether the secret opens the victim's upload alone, to the victim's input."""
     ring = ring_of(offer)
-    total = Accumulator(ring.parameters)
+    total = Total(ring.parameters)
     total.add(Upload.decode(upload).vector)
-    found = Opening(ring).open(total, secret).vector(0, 1)
+    found = opened_by(ring, total, secret).vector(0, 1)
     victims: list[int] = world.setup.values_of(world.setup.clients[VICTIM]).values[0].tolist()
     return bool(found.tolist() == victims)
 
@@ -326,7 +326,7 @@ def test_a_share_that_is_withheld_from_some(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 class Combined:
-    """Uploads in a combination that is no sum, for ``Opening.open``."""
+    """Uploads in a combination that is no sum, for ``opened_by``."""
 
     def __init__(self, offer: Offer, parts: Mapping[int, list[bytes]]) -> None:
         self.parameters = offer.agree().parameters
@@ -363,7 +363,7 @@ def split_lists(world: InsecureSum) -> list[int]:
     uploads = {
         factor: [world.stored_upload(client) for client in group] for factor, group in ((1, group_b), (-3, group_a))
     }
-    opened = Opening(ring_of(offer)).open(Combined(offer, uploads), secret)  # type: ignore[arg-type]
+    opened = opened_by(ring_of(offer), Combined(offer, uploads), secret)
     learned: list[int] = opened.vector(0, 1).tolist()
     return learned
 

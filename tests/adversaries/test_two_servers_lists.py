@@ -270,6 +270,14 @@ def test_a_server_commits_once_and_opens_what_it_committed_to(refuses: Check, su
     sum_is_exact(made, 1, 2, 3)
 
 
+def test_a_commitment_is_bound_to_the_list(raises_exactly: Check) -> None:
+    made = with_uploads(1, 2, 3)
+    commitments = agreed(made)
+    share = made.one.open(commitments[0])
+    made.zero.open(OutputCommitment.to(stamp(made, 1), bytes(32), share).encode())
+    raises_exactly(lambda: made.zero.combine(share), PeerMisbehaved, Reason.COMMITMENT_MISMATCH, ServerId(1))
+
+
 def test_the_echo_of_a_commitment_commits_to_nothing(raises_exactly: Check) -> None:
     """A server that sends the other's commitment back cannot send its share back afterwards."""
     made = with_uploads(1, 2, 3)

@@ -23,9 +23,20 @@ from secagg.protocols.one_message.epoch import NO_KEY, EpochRecord, HolderIdenti
 from secagg.protocols.one_message.floors import Floors
 from secagg.protocols.one_message.holder import Holder
 from secagg.protocols.one_message.journal import Journal, NoJournal
+from secagg.protocols.one_message.lattice.masks import EpochRing
+from secagg.protocols.one_message.lattice.opening import Accumulator, OpenedSum, Opening, SumOfSecrets
+from secagg.protocols.one_message.messages import Upload
 from secagg.protocols.one_message.parameters import Parameters, ThresholdRule
 from secagg.protocols.one_message.plan import Bounds, plan_epoch, plan_offer
 from secagg.protocols.one_message.recovery import Recovered, recovered
+from secagg.protocols.one_message.requests import (
+    Answer,
+    CertifiedList,
+    Delivery,
+    ListSignature,
+    Receipt,
+    UploadList,
+)
 from secagg.protocols.one_message.tally import Tally
 from secagg.session.certificates import Certificate, SigningKey, issue_certificate
 from secagg.session.roles import LateUpdate, Subject, Update
@@ -38,11 +49,30 @@ SMALL_LAYOUT: Final = Layout((RingSegment(20, 6), RingSegment(9, 3)))
 SUM_ID: Final = b"sum number one.."
 COINS: Final = InsecureSeededCoins(bytes(32))
 """A server draws from them."""
+MESSAGES: Final = (Upload, Delivery, Receipt, UploadList, ListSignature, CertifiedList, Answer)
+"""What is sent in a sum after its offer."""
 
 
 def recover(parameters: Parameters, answers: Mapping[int, bytes]) -> Recovered:
     """Return what is decoded from answers, without a look for short sums."""
     return next(recovered(parameters, answers, 0, COINS))
+
+
+class Total(Accumulator):
+    """A sum of uploads that counts them."""
+
+    count = 0
+
+    def add(self, upload: bytes | bytearray | memoryview) -> None:
+        super().add(upload)
+        self.count += 1
+
+
+def opened_by(ring: EpochRing, total: Any, secret: SumOfSecrets) -> OpenedSum:
+    """Open a ``Total``, or something like it, as a server does whose uploads are in one piece."""
+    opening = Opening(ring)
+    opening.require_plausible(secret, total.count)
+    return opening.opened(opening.unmasked(total, secret), total.count)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

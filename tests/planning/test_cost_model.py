@@ -25,7 +25,6 @@ from secagg.planning.costs import Comparison, Option, Status, compare
 from secagg.planning.paper import CELEBA, FEMNIST_3_CHANNEL
 from secagg.planning.planned_update import Learned, PlanRequest, Scheme, shapes_of_blocks
 from secagg.planning.seconds import costs_of
-from secagg.protocols.two_servers.point_functions.shape import least_cipher_calls
 from secagg.session.registry import find, names
 
 BLOCKS = 1 << 14
@@ -92,11 +91,8 @@ def test_histograms_take_the_bits_of_the_published_table(row: tuple[int, ...]) -
     else:
         option = the_only(comparison, "two-servers", Scheme.PRODUCT, deeper)
         assert 0 <= block_bits(option) - tree < 16 / BLOCKS
-        assert (
-            option.costs.server.cipher_calls
-            >= least_cipher_calls(codewords, clients.bit_length(), depth) * BLOCKS * clients
-        )
-        assert least_cipher_calls(codewords, clients.bit_length(), depth) == calls
+        # The table counts a full evaluation of lanes that take exactly their bits, without roots.
+        assert option.costs.server.cipher_calls >= calls * BLOCKS * clients
     assert block_bits(the_only(comparison, "pairwise", Scheme.ONE_HOT)) == explicit
     assert block_bits(the_only(comparison, "enclave", Scheme.PRODUCT)) == index
 

@@ -26,6 +26,7 @@ from secagg.identifiers import ClientId, ServerId
 from secagg.protocols.coded_mask import client as coded_client
 from secagg.protocols.coded_mask import messages as coded_messages
 from secagg.protocols.coded_mask import server as coded_server
+from secagg.protocols.coded_mask.configuration import Configuration
 from secagg.protocols.enclave.trusted.configuration import EnclaveConfiguration
 from secagg.protocols.enclave.trusted.messages import EnclaveOffer, SealedUpload
 from secagg.protocols.enclave.trusted.messages import Receipt as EnclaveReceipt
@@ -57,6 +58,7 @@ EXAMPLES: Final[tuple[Placed, ...]] = (
 """Messages that are kept or given away, and never sent in a session."""
 ENCODED: Final[tuple[Any, ...]] = (
     Aggregate,
+    Configuration,
     EnclaveConfiguration,
     EnclaveOffer,
     EnclaveReceipt,

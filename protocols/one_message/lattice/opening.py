@@ -8,7 +8,10 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from io import SEEK_END
+from tempfile import TemporaryFile
 from typing import TYPE_CHECKING, Final, Protocol
+from weakref import finalize
 
 import numpy as np
 import numpy.typing as npt
@@ -16,14 +19,11 @@ import numpy.typing as npt
 from secagg.crypto.ring import Ring, RingVector, add_into
 from secagg.errors import (
     NOBODY,
-    CapacityExceeded,
     InvalidParameters,
     MalformedMessage,
-    Misuse,
     PeerMisbehaved,
     Reason,
     SecAggError,
-    ThresholdNotMet,
 )
 from secagg.identifiers import ClientId
 from secagg.protocols.one_message.parameters import DEVIATIONS, Parameters
@@ -64,7 +64,6 @@ class Accumulator:
     def __init__(self, parameters: Parameters, piece: int | None = None, sums: list[Plane] | None = None) -> None:
         """Begin with nothing, or continue sums of these parameters."""
         self.parameters = parameters
-        self.count = 0
         self.runs = tuple(run for run in parameters.runs if piece in (None, run.piece))
         """The runs of coefficients that it sums."""
         self._due = sum(run.sent_bytes for run in self.runs)
@@ -76,18 +75,14 @@ class Accumulator:
 
         Raises:
             MalformedMessage: the length differs or a filling bit is set; nothing was added.
-            CapacityExceeded: the sum is full.
         """
         planes = self._read(memoryview(upload))
-        if self.count >= self.parameters.capacity:
-            raise CapacityExceeded(f"a sum holds at most {self.parameters.capacity} uploads; begin another")
         for (_, bits), plane, total in zip(self._planes, planes, self.sums, strict=True):
             if bits >= BYTE_BITS:
                 add_into(total, plane)
             else:
                 for part, shift in parts_of(total, plane.size, bits):
                     add_into(part, (plane >> np.uint8(shift))[: part.size] & np.uint8((1 << bits) - 1))
-        self.count += 1
 
     def check(self, upload: bytes | memoryview) -> None:
         """Refuse an upload that does not decode.
@@ -198,21 +193,6 @@ class Opening:
     def __init__(self, ring: EpochRing) -> None:
         self._ring, self._parameters = ring, ring.parameters
 
-    def open(self, total: Accumulator, sum_secret: SumOfSecrets) -> OpenedSum:
-        """Return the sum that a sum of secrets opens, after three tests of whether it belongs to these uploads.
-
-        Raises:
-            WrongSecret: its largest entry, its norm or the noise that it leaves is not what honest secrets give.
-            ThresholdNotMet: there is no upload in the sum.
-            Misuse: the uploads or the secret are of other parameters.
-        """
-        if total.parameters != self._parameters or sum_secret.shape != (self._parameters.degree,):
-            raise Misuse("the uploads and the sum of secrets are of one epoch's parameters")
-        if not total.count:
-            raise ThresholdNotMet(needed=1, present=0, what="uploads")
-        self.require_plausible(sum_secret, total.count)
-        return self.opened(self.unmasked(total, sum_secret), total.count)
-
     def unmasked(self, total: Accumulator, sum_secret: SumOfSecrets) -> list[Word]:
         """Return the coefficients of a sum, or of one piece of it, less the masks that a sum of secrets gives."""
         words, offset = total.coefficients(), total.runs[0].first
@@ -266,10 +246,6 @@ class OpenedSum:
                 f"a total weight is in 1..{self._parameters.capacity_weight}, what the fields hold; got {total_weight}"
             )
         return unpack(self._parameters, self._words, index, total_weight)
-
-    def vectors(self, total_weight: int) -> list[RingVector]:
-        """Return the sums of all inputs; the total weight is the number of uploads where nobody weighs."""
-        return [self.vector(index, total_weight) for index in range(self._parameters.inputs)]
 
 
 def energy_factor(coefficients: int) -> float:
@@ -399,7 +375,7 @@ class Adder(Protocol):
 
 
 class LocalSum:
-    """Adds at once, in this process, and remembers nothing."""
+    """Adds in this process, and remembers nothing."""
 
     def __init__(self, cut: OneMessageCut) -> None:
         self._cut = cut
@@ -442,6 +418,31 @@ class LocalSum:
         for total in self._totals:
             for vector in total:
                 vector[:] = 0
+
+
+class FiledSum(LocalSum):
+    """Keeps the vectors in a file without a name until they are added: a committee accepts them all at once."""
+
+    def __init__(self, cut: OneMessageCut) -> None:
+        super().__init__(cut)
+        self._file = TemporaryFile()  # noqa: SIM115 -- closed at the end
+        finalize(self, self._file.close)
+
+    def keep(self, upload: Upload) -> bytes:
+        """Write the vector down, and return where it stands."""
+        place = self._file.seek(0, SEEK_END)
+        self._file.write(upload.vector)
+        return place.to_bytes(8, "big")
+
+    def add(self, client: ClientId, kept: bytes) -> None:
+        """Read the vector back, and add every piece."""
+        self._file.seek(int.from_bytes(kept, "big"))
+        super().add(client, self._file.read(self._cut.parameters.upload_bytes))
+
+    def end(self) -> None:
+        """Overwrite the sums, and give the file up."""
+        super().end()
+        self._file.close()
 
 
 def joined(pieces: Sequence[Sums]) -> list[Word]:

@@ -317,16 +317,6 @@ class RoundChallenges(Confined):
         self._key.wipe()
 
 
-@dataclass(frozen=True, slots=True)
-class VerifiedUpload:
-    """An upload whose shares add up to unit vectors; only ``OneHotVerifier.decide`` makes one.
-
-    A server adds its share, times the weight, to its accumulator for such an upload and for no other.
-    """
-
-    context: UploadContext
-
-
 class OneHotVerifier(Confined):
     """One server's check of one upload: commit, then open, then decide; each once, whatever is called how often.
 
@@ -405,8 +395,8 @@ class OneHotVerifier(Confined):
         self._peer_commitment = received
         return self._opening
 
-    def decide(self, opening: bytes) -> VerifiedUpload:
-        """Accept the upload, given the other server's opening.
+    def decide(self, opening: bytes) -> None:
+        """Accept the upload, given the other server's opening: its shares add up to unit vectors.
 
         Raises:
             PeerMisbehaved: the opening differs from the commitment (the other server's doing), or the openings
@@ -424,7 +414,6 @@ class OneHotVerifier(Confined):
         if (fault := self._decided[1]) is not None:
             # A copy, so that kept values refer to no frame of a caller.
             raise copy(fault)
-        return VerifiedUpload(self.context)
 
     def _fault_in(self, opening: bytes, commitment: OneHotCommitment) -> PeerError | None:
         try:

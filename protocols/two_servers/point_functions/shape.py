@@ -43,7 +43,7 @@ from cryptography.hazmat.primitives.ciphers import Cipher, CipherContext, algori
 from secagg.crypto.key_derivation import derive
 from secagg.crypto.labels import Label, bind
 from secagg.crypto.secret import Secret, require_secret
-from secagg.errors import CapacityExceeded, InvalidParameters, Misuse, Reason
+from secagg.errors import InvalidParameters, Misuse
 from secagg.identifiers import CONTEXT_BYTES, ClientId
 from secagg.parameters import require_integer
 from secagg.protocols.two_servers.lanes.fields import AES_BLOCK_BYTES, STREAM_KEY_BYTES, LaneField, LaneGroup, RingLanes
@@ -83,14 +83,10 @@ class PointFunctionShape:
             raise InvalidParameters("the last lane can be left out at depth 0 only; a tree's lanes share a correction")
 
     @classmethod
-    def cheapest(cls, codewords: int, group: LaneGroup, *, unit_vectors: bool = True) -> PointFunctionShape:
-        """Return the shape with the shortest upload; of two equally short ones the one with fewer cipher calls.
-
-        Args:
-            unit_vectors: whether every block's lanes add up to 1, so that depth 0 may leave out one of them.
-        """
+    def cheapest(cls, codewords: int, group: LaneGroup) -> PointFunctionShape:
+        """Return the shape with the shortest upload; of two equally short ones the one with fewer cipher calls."""
         shapes = [
-            cls(codewords=codewords, group=group, depth=depth, derives_last_lane=unit_vectors and depth == 0)
+            cls(codewords=codewords, group=group, depth=depth, derives_last_lane=depth == 0)
             for depth in range(greatest_depth(codewords) + 1)
         ]
         return min(shapes, key=lambda shape: (shape.upload_bits, shape.cipher_calls))
@@ -153,13 +149,6 @@ def greatest_depth(codewords: int) -> int:
 def tree_bits(codewords: int, lane_bits: int, depth: int) -> int:
     """Return the correction bits a block for a tree of this depth, or the explicit share's with all of its lanes."""
     return CORRECTION_BITS * depth + -(-codewords // (1 << depth)) * lane_bits
-
-
-def least_cipher_calls(codewords: int, lane_bits: int, depth: int) -> int:
-    """Return the cipher calls of a full evaluation, roots aside, if lanes took exactly their bits in memory too."""
-    leaves = 1 << depth
-    leaf_lanes = -(-codewords // leaves)
-    return 2 * (leaves - 1) + leaves * -(-leaf_lanes * lane_bits // (8 * AES_BLOCK_BYTES))
 
 
 NONCE_BYTES: Final = 16
@@ -299,14 +288,6 @@ def share_digest(  # noqa: PLR0913, PLR0917 -- what a share is made from
         return hashlib.sha256(bind(Label.POINT_FUNCTION_SHARE_DIGEST, *parts, b"", sent)).digest()
     with _derived("seed digest", DIGEST_BYTES, seed, binding, Label.POINT_FUNCTION_SEED_DIGEST, parts) as derived:
         return hashlib.sha256(bind(Label.POINT_FUNCTION_SHARE_DIGEST, *parts, bytes(derived.expose()), sent)).digest()
-
-
-def require_weight(weight: int, group: LaneGroup) -> None:
-    """Refuse a weight that the group does not hold."""
-    if type(weight) is not int or not 0 <= weight < group.order:
-        raise CapacityExceeded(
-            f"a weight is an integer in 0..{group.order - 1}; got {weight!r}", reason=Reason.INPUT_OUT_OF_RANGE
-        )
 
 
 def _parts(shape: PointFunctionShape, blocks: int, binding: KeyBinding, server_index: int) -> tuple[bytes, ...]:

@@ -68,7 +68,6 @@ from .shape import (
     PointFunctionShape,
     lanes_key,
     lanes_role,
-    require_weight,
     roots_key,
     share_digest,
 )
@@ -310,29 +309,25 @@ class _WithoutTree(Confined):
         self.accumulate(grid)
         return grid.rows()
 
-    def accumulate(self, grid: LaneGrid, weight: int = 1) -> None:
-        """Add the share of the grid's blocks, times a public weight, into the grid."""
+    def accumulate(self, grid: LaneGrid) -> None:
+        """Add the share of the grid's blocks into the grid."""
         require_range(grid.first, grid.stop, 0, self.blocks)
-        require_weight(weight, self.shape.group)
         source, sent = self._source(), self.shape.sent_lanes
         for first, stop, array in grid.located():
             # A run is made whole, also where the grid holds part of it.
             run_first = first // RUN_BLOCKS * RUN_BLOCKS
             run_blocks = min(self.blocks - run_first, RUN_BLOCKS)
             lanes = source.lanes(run_first * sent, run_blocks * sent).reshape(sent, run_blocks)
-            self._add(array[:, :, 0], lanes[:, first - run_first : stop - run_first], weight)
+            self._add(array[:, :, 0], lanes[:, first - run_first : stop - run_first])
 
-    def _add(self, part: Lanes, lanes: Lanes, weight: int) -> None:
+    def _add(self, part: Lanes, lanes: Lanes) -> None:
         group, sent = self.shape.group, self.shape.sent_lanes
-        if weight != 1:
-            lanes = lanes.copy()
-            group.scale_into(lanes, weight)
         group.add_into(part[:sent], lanes)
         if self.shape.derives_last_lane:
             last = part[sent]
             group.subtract_into(last, group.column_sums(lanes))
             if not self.server_index:
-                group.add_into(last, np.full_like(last, weight))
+                group.add_into(last, np.ones_like(last))
 
     def _source(self) -> LaneSource:
         raise NotImplementedError
@@ -474,15 +469,14 @@ class TreeShare(Confined):
         self.accumulate(grid)
         return grid.rows()
 
-    def accumulate(self, grid: LaneGrid, weight: int = 1) -> None:
-        """Add the share of the grid's blocks, times a public weight, into the grid.
+    def accumulate(self, grid: LaneGrid) -> None:
+        """Add the share of the grid's blocks into the grid.
 
         Raises:
             MalformedMessage: a lane of the field was not found in any attempt; the client's key is refused. The grid
                 then holds part of its share.
         """
         require_range(grid.first, grid.stop, 0, self.blocks)
-        require_weight(weight, self.shape.group)
         nodes_at_once = min(self._chunk_blocks, grid.blocks) * self.shape.leaves
         scratch = _scratch(nodes_at_once)
         try:
@@ -495,7 +489,7 @@ class TreeShare(Confined):
                         blocks = slice(start, min(end, start + self._chunk_blocks))
                         nodes, control = self._leaves(roots, node_hash, blocks, scratch)
                         part = lanes[:, start - first : blocks.stop - first]
-                        self._add_lanes(part, blocks, nodes, control, node_hash, scratch, weight)
+                        self._add_lanes(part, blocks, nodes, control, node_hash, scratch)
         finally:
             scratch.wipe(nodes_at_once)
 
@@ -533,7 +527,6 @@ class TreeShare(Confined):
         control: NodeWords,
         node_hash: NodeHash,
         scratch: _Scratch,
-        weight: int,
     ) -> None:
         """Turn the leaves into lanes and add these to a part of the grid, piece by piece."""
         group, leaves = self.shape.group, self.shape.leaves
@@ -543,8 +536,6 @@ class TreeShare(Confined):
             lanes = leaf_lanes(node_hash, group, piece, nodes, scratch.memory)
             correction: Any = self.correction.leaf[piece, blocks].reshape(-1).view(nodes.dtype)
             group.add_into(lanes, masked_in(scratch.shared, control, correction).view(group.word).reshape(-1))
-            if weight != 1:
-                group.scale_into(lanes, weight)
             combine(part[piece * leaves : (piece + 1) * leaves], lanes.reshape(leaves, part.shape[1], -1))
 
 

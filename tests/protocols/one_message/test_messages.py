@@ -17,9 +17,9 @@ from secagg.protocols.one_message.configuration import Offer
 from secagg.protocols.one_message.epoch import EpochRecord, HolderKeys
 from secagg.protocols.one_message.journal import Entry, HolderSecret, JournalHead
 from secagg.protocols.one_message.messages import NoHolder
-from secagg.protocols.one_message.requests import MESSAGES
 from secagg.wire import Reader, Writer
 from tests.harness.message_tables import table_of
+from tests.harness.one_message_sums import MESSAGES
 
 STORED = (Entry, HolderSecret, JournalHead, ClientRecord)
 

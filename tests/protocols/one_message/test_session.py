@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 
 import pytest
 
+from secagg.contract import Layout, RingSegment
 from secagg.errors import InvalidParameters, Misuse, PeerMisbehaved, ThresholdNotMet, UnexpectedMessage
 from secagg.identifiers import ClientId, ServerId
 from secagg.parameters import SecurityMode
@@ -205,3 +207,26 @@ def test_parameters_that_do_not_fit_name_those_that_do() -> None:
     world = InsecureSum(replace(setup, capacity=5))
     with pytest.raises(InvalidParameters, match="a ring of 21 bits fits"):
         opened(world, Standing(world))
+
+
+def test_a_committee_does_not_hold_its_uploads_in_memory() -> None:
+    """Each waits for the others, because a holder is asked when the stage of uploads is closed."""
+    world = committee(SumSetup(population=16, layout=Layout((RingSegment(16, 1 << 17),))))
+    session, parts = opened(world, None), members(world, hold=True)
+    uploads = {client: one.answer(session.invitation) for client, one in parts.items()}
+    length = len(uploads[world.setup.clients[0]])
+    tracemalloc.start()
+    for client, upload in uploads.items():
+        session.receive(client, upload)
+    held = tracemalloc.get_traced_memory()[0]
+    session.close_stage()
+    for client, one in parts.items():
+        if (message := session.message_to(client)) is not None:
+            session.receive(client, one.answer(message))
+    session.close_stage()
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert held < 2 * length
+    assert peak < len(uploads) / 2 * length
+    carry(session, parts, {})
+    assert session.release().counted == frozenset(world.setup.clients)

@@ -18,7 +18,6 @@ from secagg.errors import (
     InvalidParameters,
     MalformedMessage,
     Misuse,
-    PeerMisbehaved,
     SecAggError,
     UnexpectedMessage,
 )
@@ -39,7 +38,6 @@ from secagg.session.roles import Released, Subject
 from secagg.session.sockets import HelperLost
 from secagg.wire import MessageKind, Writer, message_kind
 from tests.harness.indexing_rounds import NOW, IndexingSetup, InsecureIndexingRound
-from tests.harness.planted import always
 
 SETUP = IndexingSetup(population=4)
 Ask = Callable[[bytes], bytes]
@@ -193,14 +191,6 @@ def test_a_round_that_server_1_does_not_accept_is_not_begun() -> None:
     assert "a cohort of 21 is above 20" in str(refused(answer))
     # The round that runs goes on; what was refused ended nothing.
     pair.receive(1)
-
-
-def test_an_offer_of_another_server_1_is_refused() -> None:
-    pair = Pair()
-    other = Pair(replace(SETUP, round_number=8))
-    pair.asked = always(other.begin()[1])
-    with pytest.raises(PeerMisbehaved, match="another configuration, round or server"):
-        pair.begin()
 
 
 @pytest.mark.parametrize("kind", [MessageKind.INDEXING_UPLOAD, MessageKind.ACCEPTED_LIST, MessageKind.OUTPUT_SHARE])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -13,20 +14,25 @@ from secagg.contract import IndexSegment, Layout, RingSegment
 from secagg.crypto.aead import TAG_BYTES
 from secagg.crypto.labels import Label
 from secagg.crypto.secret import Secret
-from secagg.errors import UNDECIDED, AuthenticationFailed
+from secagg.errors import UNDECIDED, AuthenticationFailed, MalformedMessage, PeerError, Reason
 from secagg.identifiers import AttemptContext, ClientId, ServerId
 from secagg.parameters import Suite
+from secagg.protocols.two_servers import client as client_module
+from secagg.protocols.two_servers import opened_upload
 from secagg.protocols.two_servers.configuration import IndexingConfiguration, SharingMode
 from secagg.protocols.two_servers.upload import (
     SegmentHeader,
     Upload,
     UploadHeader,
     check_context,
+    cut,
     key_binding,
+    open_body,
+    seal_body,
     segment_context,
 )
 from secagg.session.certificates import Certificate, SigningKey, verify_signature
-from tests.harness.indexing_rounds import indexing_configuration
+from tests.harness.indexing_rounds import IndexingSetup, InsecureIndexingRound, indexing_configuration
 
 ZERO, ONE = ServerId(0), ServerId(1)
 SEALED_BYTES = {Suite.CLASSIC: 32 + 48, Suite.HYBRID: 32 + 1136}
@@ -227,3 +233,58 @@ def test_a_proof_is_bound_to_everything_about_its_segment() -> None:
     others |= {statement(HEADER, configuration(task=b"b task")), statement(HEADER, at=1)}
     assert len(others - {statement(HEADER)}) == len(relevant) + 2
     assert context.attempt != AttemptContext(bytes(32))
+
+
+# --- What is sealed ---------------------------------------------------------------------------------------------------
+
+
+def test_bytes_are_cut_into_pieces_of_exactly_their_sizes() -> None:
+    assert [bytes(piece) for piece in cut(b"abcdef", [2, 0, 3, 1])] == [b"ab", b"", b"cde", b"f"]
+    assert list(cut(b"", [])) == []
+    data = bytearray(b"abc")
+    first, _ = cut(data, [1, 2])
+    data[0] = 0
+    assert bytes(first) == b"\0", "without a copy"
+    for wrong, reason in ((b"ab", Reason.TRUNCATED), (b"abcd", Reason.TRAILING_BYTES)):
+        with pytest.raises(MalformedMessage) as caught:
+            cut(wrong, [1, 2])
+        assert caught.value.reason is reason
+
+
+def fill(body: bytearray) -> None:
+    body[-1] |= 0x80
+
+
+def other_kind(body: bytearray) -> None:
+    body[16 + 6] ^= 1
+
+
+@pytest.mark.parametrize("change", [fill, other_kind], ids=["a filling bit", "another kind of message"])
+def test_what_is_sealed_is_parsed_as_strictly_as_what_is_not_and_then_overwritten(
+    change: Callable[[bytearray], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is the client's, which sealed and signed it as if nothing were wrong."""
+    opened = list[bytearray]()
+
+    def changed(seed: Secret, server: ServerId, digest: bytes, body: bytearray) -> memoryview:
+        if server == ONE:
+            change(body)
+        return seal_body(seed, server, digest, body)
+
+    def recorded(*args: Any) -> bytearray:
+        opened.append(open_body(*args))
+        return opened[-1]
+
+    layout = Layout((RingSegment(20, 3), IndexSegment(5, 3), RingSegment(7, 2)))
+    made = InsecureIndexingRound(IndexingSetup(population=2, layout=layout, depth=1))
+    right = made.share(2)[1]
+    with monkeypatch.context() as patched:
+        patched.setattr(client_module, "seal_body", changed)
+        wrong = made.share(1)[1]
+    monkeypatch.setattr(opened_upload, "open_body", recorded)
+    made.one.receive(right.encode())
+    with pytest.raises(PeerError) as caught:
+        made.one.receive(wrong.encode())
+    assert caught.value.culprits == {ClientId(1)}
+    assert len(opened) == 2
+    assert not any(any(body) for body in opened)

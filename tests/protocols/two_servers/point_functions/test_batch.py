@@ -17,12 +17,11 @@ from secagg.protocols.two_servers.point_functions import shares as shares_module
 from secagg.protocols.two_servers.point_functions.generation import ServerShare, generate_shares
 from secagg.protocols.two_servers.point_functions.shape import (
     GROUP_BLOCKS,
-    RUN_BLOCKS,
     KeyBinding,
     PointFunctionShape,
 )
-from secagg.protocols.two_servers.point_functions.shares import ExplicitShare, LaneGrid, SeedShare, TreeShare
-from secagg.protocols.two_servers.point_functions.sums import HistogramShare, evaluate
+from secagg.protocols.two_servers.point_functions.shares import ExplicitShare, SeedShare, TreeShare
+from secagg.protocols.two_servers.point_functions.sums import HistogramShare
 from secagg.simulation.insecure_coins import InsecureSeededCoins
 
 Share = Callable[..., tuple[ServerShare, ServerShare]]
@@ -106,48 +105,11 @@ def test_the_size_of_chunks_changes_nothing(shape: PointFunctionShape, chunk_blo
 def test_the_number_of_threads_changes_nothing(shape: PointFunctionShape, threads: int, share: Share) -> None:
     alpha = np.arange(MANY_BLOCKS) % shape.codewords
     alone, together = share(shape, alpha), share(shape, alpha, threads=threads)
-    for one, other in zip(alone, together, strict=True):
+    for server, (one, other) in enumerate(zip(alone, together, strict=True)):
         assert one.digest == other.digest
-        assert (evaluate(one).rows() == evaluate(other, threads=threads).rows()).all()
-
-
-@pytest.mark.parametrize("shape", FOUR, ids=str)
-def test_histograms_add_up_over_clients_and_public_weights(shape: PointFunctionShape, share: Share) -> None:
-    blocks, weights = RUN_BLOCKS + 77, (1, 3, 0, 2)
-    sums = [HistogramShare(shape, blocks, server) for server in (0, 1)]
-    expected = np.zeros((blocks, shape.codewords), dtype=np.int64)
-    for client, weight in enumerate(weights):
-        alpha = (np.arange(blocks) * (client + 3) + client) % shape.codewords
-        expected[np.arange(blocks), alpha] += weight
-        shares = share(shape, alpha, seed=bytes([client]), client=client)
-        # One server evaluates before it adds, as it does to check a client first.
-        sums[0].add(shares[0], weight=weight, threads=2)
-        sums[1].add_evaluated(evaluate(shares[1]), weight=weight)
-    rows = [total.rows().astype(np.int64) for total in sums]
-    assert ((rows[0] + rows[1]) % shape.group.order == expected).all()
-    assert (sums[0].rows(RUN_BLOCKS - 5, 10) == sums[0].rows()[RUN_BLOCKS - 5 : RUN_BLOCKS + 5]).all()
-
-
-@pytest.mark.parametrize("shape", FOUR, ids=str)
-def test_weighing_a_share_leaves_the_share_as_it_is(shape: PointFunctionShape, share: Share) -> None:
-    for server, mine in enumerate(share(shape, np.arange(6))):
-        before, digest = mine.lanes(0, 6), mine.digest
-        HistogramShare(shape, 6, server).add(mine, weight=3)
-        assert mine.digest == digest
-        evaluated = evaluate(mine)
-        HistogramShare(shape, 6, server).add_evaluated(evaluated, weight=3)
-        assert (evaluated.rows() == before).all()
-        assert (mine.lanes(0, 6) == before).all()
-
-
-def test_parts_that_were_evaluated_alone_are_added_where_they_belong(share: Share) -> None:
-    blocks = RUN_BLOCKS + 20
-    mine = share(TREE, np.arange(blocks) % 20)[0]
-    total = HistogramShare(TREE, blocks, 0)
-    whole = evaluate(mine)
-    for first, stop in ((0, 100), (100, RUN_BLOCKS + 3), (RUN_BLOCKS + 3, blocks)):
-        total.add_evaluated(whole.part(first, stop))
-    assert (total.rows() == mine.lanes(0, blocks)).all()
+        total = HistogramShare(shape, MANY_BLOCKS, server)
+        total.add(other, threads=threads)
+        assert (total.rows() == one.lanes(0, MANY_BLOCKS)).all()
 
 
 @pytest.mark.parametrize("group", [RingLanes(7), LaneField(127)], ids=str)
@@ -229,16 +191,6 @@ def test_a_share_of_another_kind_is_not_added(share: Share) -> None:
     ):
         with pytest.raises(Misuse):
             total.add(shares[0])
-    with pytest.raises(Misuse):
-        HistogramShare(FIELD_TREE, 20, 0).add_evaluated(evaluate(shares[0]))
-    with pytest.raises(InvalidParameters):
-        HistogramShare(TREE, 19, 0).add_evaluated(evaluate(shares[0]))
-    for weight in (-1, TREE.group.order, 1.0):
-        with pytest.raises(CapacityExceeded):
-            HistogramShare(TREE, 20, 0).add(shares[0], weight=weight)  # type: ignore[arg-type]
-        for mine in (shares[0], *share(EXPLICIT, np.arange(6))):
-            with pytest.raises(CapacityExceeded):
-                mine.accumulate(LaneGrid.zeros(mine.shape, 6), weight)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("shape", FOUR, ids=str)
@@ -282,7 +234,7 @@ def test_a_sum_that_holds_part_of_a_share_is_given_up(share: Share, monkeypatch:
         total.add(shares[0])
     monkeypatch.undo()
     assert not held.rows().any()
-    for use in (total.rows, lambda: total.add(shares[0]), lambda: total.add_evaluated(evaluate(shares[0]))):
+    for use in (total.rows, lambda: total.add(shares[0])):
         with pytest.raises(Misuse) as caught:
             use()
         assert caught.value.reason is Reason.ALREADY_SPENT

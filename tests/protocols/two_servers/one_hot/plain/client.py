@@ -23,7 +23,6 @@ from secagg.protocols.two_servers.one_hot.check import (
     OneHotOpening,
     OneHotVerifier,
     RoundChallenges,
-    VerifiedUpload,
 )
 from secagg.protocols.two_servers.one_hot.statement import Challenges, CheckShape, OneHotProof, UploadContext
 
@@ -196,11 +195,12 @@ def opening_of(verifier: OneHotVerifier) -> OneHotOpening:
     )
 
 
-def judge(zero: OneHotVerifier, one: OneHotVerifier) -> tuple[VerifiedUpload, VerifiedUpload]:
+def judge(zero: OneHotVerifier, one: OneHotVerifier) -> None:
     """Let two honest servers exchange their messages."""
     commitments = zero.commit(), one.commit()
     openings = zero.open(commitments[1]), one.open(commitments[0])
-    return zero.decide(openings[1]), one.decide(openings[0])
+    zero.decide(openings[1])
+    one.decide(openings[0])
 
 
 def is_accepted(judged: Upload, contexts: tuple[UploadContext, UploadContext] | None = None) -> bool:
@@ -211,8 +211,10 @@ def is_accepted(judged: Upload, contexts: tuple[UploadContext, UploadContext] | 
     openings = zero.open(commitments[1]), one.open(commitments[0])
     for server, opening in ((zero, openings[1]), (one, openings[0])):
         try:
-            opinions.append(server.decide(opening).context == server.context)
+            server.decide(opening)
         except PeerMisbehaved:
             opinions.append(False)
+        else:
+            opinions.append(True)
     assert opinions[0] is opinions[1], "the servers disagree"
     return opinions[0]
