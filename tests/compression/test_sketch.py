@@ -18,11 +18,11 @@ from secagg.compression.model_update import (
     downlink_bytes,
     encode_parameters,
 )
-from secagg.compression.peak import PeakCode
+from secagg.compression.peak import LevelCode, PeakCode
 from secagg.compression.public_stream import PublicStream
 from secagg.compression.sketch import MOST_BITS, Sketch, normal_step, rounding_noise, sketch_ring
 from secagg.conformance import Candidate, Law, cases
-from secagg.contract import ideal_aggregate
+from secagg.contract import LinearDecoder, ideal_aggregate
 from secagg.errors import CapacityExceeded, InvalidParameters, MalformedMessage
 from secagg.simulation.insecure_coins import InsecureSeededCoins
 
@@ -172,18 +172,20 @@ def test_the_size_follows_from_the_cohort() -> None:
     assert sketch_noise(kept / 19_338, 1, 20) == pytest.approx(0.58, abs=0.01)
 
 
-@pytest.mark.parametrize("scheme", ["sketch", "peak"])
+@pytest.mark.parametrize("scheme", ["sketch", "peak", "levels"])
 def test_parameters_travel_and_come_back(scheme: str) -> None:
     shape = (19,)
     stream = PublicStream(seed=SEED, round_number=7, tensor_name="all", shape=shape)
     rotation = JoinedRotation(stream=stream, sizes=(4, 15), scales=(0.1, 3.0), block_size=8)
-    made: Sketch | PeakCode = PeakCode(rotation=rotation, places=3, unit=0.3)
-    if scheme == "sketch":
-        made = Sketch(rotation=rotation, kept=11, bits=3, modulus_bits=9, unit=0.3)
-    update = ModelUpdate(tensors=(TensorScheme(name="all", shape=shape, scheme=made),), epoch=7)
+    made: dict[str, LinearDecoder[Any]] = {
+        "sketch": Sketch(rotation=rotation, kept=11, bits=3, modulus_bits=9, unit=0.3),
+        "peak": PeakCode(rotation=rotation, places=3, unit=0.3),
+        "levels": LevelCode(rotation=rotation, levels=8),
+    }
+    update = ModelUpdate(tensors=(TensorScheme(name="all", shape=shape, scheme=made[scheme]),), epoch=7)
     message = encode_parameters(update)
     assert decode_parameters(message).layout == update.layout
-    assert downlink_bytes(update, Accounting.PAPER) == 4 * (2 + 1)
+    assert downlink_bytes(update, Accounting.PAPER) == 4 * (2 + (scheme != "levels"))
     for length in range(len(message)):
         with pytest.raises(MalformedMessage):
             decode_parameters(message[:length])
