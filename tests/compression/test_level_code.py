@@ -14,7 +14,6 @@ from secagg.compression.joined_rotation import JoinedRotation
 from secagg.compression.peak import LevelCode, level_noise
 from secagg.compression.public_stream import PublicStream
 from secagg.conformance import Candidate, Law, cases
-from secagg.contract import ideal_aggregate
 from secagg.errors import InvalidParameters
 from secagg.simulation.insecure_coins import InsecureSeededCoins
 
@@ -49,37 +48,6 @@ LEVELS = Candidate(
 @pytest.mark.parametrize(("candidate", "law"), cases(LEVELS), ids=str)
 def test_the_scheme_keeps_the_law(candidate: Candidate, law: Law) -> None:
     law.check(candidate)
-
-
-def normal(size: int, count: int, number: int = 0) -> Floats:
-    some = np.random.default_rng(number).standard_normal((count, size)).astype(np.float32)
-    lengths: Floats = np.linalg.norm(some, axis=1, keepdims=True)
-    return some / lengths
-
-
-def decoded(scheme: LevelCode, some: Floats) -> npt.NDArray[np.float64]:
-    payloads = [scheme.encode(update, COINS) for update in some]
-    return scheme.decode(ideal_aggregate(scheme.layout, payloads)).astype(np.float64)
-
-
-@pytest.mark.parametrize("levels", [2, 4, 8, 16])
-def test_the_noise_is_what_is_said(levels: int) -> None:
-    some, cohort = normal(4000, 20), 20
-    mean = some.mean(axis=0, dtype=np.float64)
-    off = [decoded(code(levels, 4000, 1024, number), some) / cohort - mean for number in range(4)]
-    assert np.mean([one @ one for one in off]) == pytest.approx(level_noise(levels, cohort), rel=0.06)
-
-
-def test_it_is_unbiased_over_the_rotations() -> None:
-    (update,) = normal(500, 1)
-    found = np.mean([decoded(code(4, 500, 512, number), update[np.newaxis]) for number in range(100)], axis=0)
-    assert found @ update == pytest.approx(1, abs=0.01)
-    assert np.linalg.norm(found - update) < 0.08
-
-
-def test_an_update_of_zeros_has_no_direction() -> None:
-    some = [decoded(code(4, 500, 512, number), np.zeros((1, 500), np.float32)) for number in range(100)]
-    assert np.linalg.norm(np.mean(some, axis=0)) < 0.2 * np.mean([np.linalg.norm(one) for one in some])
 
 
 @pytest.mark.parametrize("levels", [0, 1, 3, 512])
