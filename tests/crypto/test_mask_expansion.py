@@ -301,6 +301,9 @@ def test_a_key_of_another_length_is_refused_before_anything_is_added(key_bytes: 
     refused(InvalidParameters, random_vector(ring, 9), ring, add=[fixed_key(16)], subtract=[fixed_key(32), bad])
     with pytest.raises(InvalidParameters):
         expand(bad, ring, 9)
+    plain: Any = bytes(key_bytes)
+    with pytest.raises(Misuse, match="Secret"):
+        expand(plain, ring, 9)
 
 
 def test_a_wiped_key_is_refused_before_anything_is_added() -> None:
@@ -387,12 +390,6 @@ def test_a_keystream_buffer_is_overwritten_also_after_a_failure(monkeypatch: pyt
         expand(fixed_key(16), Ring(20), 100)
     # It held the keystream when it was overwritten.
     assert overwritten == [True]
-
-
-def test_a_key_that_is_no_secret_is_refused() -> None:
-    key: Any = bytes(16)
-    with pytest.raises(Misuse, match="Secret"):
-        expand(key, Ring(8), 10)
 
 
 def test_more_threads_than_segments_cost_nothing() -> None:
