@@ -15,7 +15,6 @@ import numpy.typing as npt
 import pytest
 
 from secagg.crypto.entropy import SystemCoins
-from secagg.crypto.ring import Ring, reduce
 from secagg.errors import InvalidParameters, Misuse
 from secagg.privacy import noise
 from secagg.privacy.kinds import GREATEST_VARIANCE, NoiseKind, require_variance
@@ -359,32 +358,3 @@ def test_kinds_and_lengths_of_other_types_are_refused() -> None:
     for length in (-1, 1.0, True):
         with pytest.raises(InvalidParameters, match="a length is"):
             sample(NoiseKind.SKELLAM, Fraction(1), length, SystemCoins())
-
-
-# --- In the ring ------------------------------------------------------------------------------------------------------
-
-
-@KINDS
-@pytest.mark.parametrize("modulus_bits", [12, 16, 20, 33, 64])
-def test_noise_that_wraps_is_right_after_the_lift_while_the_sum_is_in_range(kind: NoiseKind, modulus_bits: int) -> None:
-    ring = Ring(modulus_bits)
-    values = drawn(kind, 10**4, 20_000, str(modulus_bits))
-    room = ring.greatest - 1_000
-    total = np.linspace(-room, room, values.size).astype(np.int64)
-    total[np.abs(total) > room] = 0
-    in_ring = reduce(values.astype(ring.word), modulus_bits)
-    lifted = ring.lift(ring.add(ring.from_integers(total), in_ring))
-    assert lifted.astype(np.int64).tolist() == (total + values).tolist()
-    # The host takes sum of masks less noise from its sum of masked vectors.
-    masks = np.frombuffer(InsecureSeededCoins(b"masks").draw(ring.word_bytes * values.size), dtype=ring.word)
-    masks = reduce(masks, modulus_bits)
-    masked = ring.add(ring.from_integers(total), masks)
-    assert ring.lift(ring.subtract(masked, ring.subtract(masks, in_ring))).tolist() == lifted.tolist()
-
-
-def test_noise_that_leaves_the_range_is_off_by_a_multiple_of_the_modulus() -> None:
-    ring = Ring(8)
-    values = drawn(NoiseKind.DISCRETE_GAUSSIAN, 10**4, 1_000)
-    lifted = ring.lift(reduce(values.astype(ring.word), 8)).astype(np.int64)
-    assert np.count_nonzero(lifted != values) > 100
-    assert not ((lifted - values) % 256).any()
