@@ -59,17 +59,19 @@ def _falling(share: str) -> tuple[str, ...]:
 
 THIRD: Final = repr(1 / 3)
 HUNDRED: Final = ("clients_per_round=100",)
+OWN: Final = ("compression.lengths=own",)
+"""Clients of this study are honest; the preset takes the median of their lengths."""
 CELLS: Final = (
     StudyCell("none", "fashion-none"),
-    StudyCell("peak 128", "fashion-peak"),
-    StudyCell("peak 116", "fashion-peak", ("compression.places=116",)),
+    StudyCell("peak 128", "fashion-peak", OWN),
+    StudyCell("peak 116", "fashion-peak", (*OWN, "compression.places=116")),
     StudyCell("none, falling", "fashion-none", _falling(THIRD)),
-    StudyCell("peak 128, falling", "fashion-peak", _falling(THIRD), "none, falling"),
-    StudyCell("peak 256, falling", "fashion-peak", (*_falling(THIRD), "compression.places=256"), "none, falling"),
-    StudyCell("peak 234, falling", "fashion-peak", (*_falling(THIRD), "compression.places=234"), "none, falling"),
+    StudyCell("peak 128, falling", "fashion-peak", (*OWN, *_falling(THIRD)), "none, falling"),
+    StudyCell("peak 256, falling", "fashion-peak", (*OWN, *_falling(THIRD), "compression.places=256"), "none, falling"),
+    StudyCell("peak 234, falling", "fashion-peak", (*OWN, *_falling(THIRD), "compression.places=234"), "none, falling"),
     StudyCell("none, falling 0.6", "fashion-none", _falling("0.6")),
     StudyCell(
-        "peak 234, falling 0.6", "fashion-peak", (*_falling("0.6"), "compression.places=234"), "none, falling 0.6"
+        "peak 234, falling 0.6", "fashion-peak", (*OWN, *_falling("0.6"), "compression.places=234"), "none, falling 0.6"
     ),
     StudyCell("sketch 1 bit", "fashion-sketch"),
     StudyCell("pq 30x", "fashion-pq30"),
@@ -82,7 +84,7 @@ CELLS: Final = (
     StudyCell(
         "peak 774, falling 0.6, 100",
         "fashion-peak",
-        (*HUNDRED, *_falling("0.6"), "compression.places=774"),
+        (*OWN, *HUNDRED, *_falling("0.6"), "compression.places=774"),
         "none, falling 0.6, 100",
     ),
 )

@@ -81,11 +81,6 @@ class RoundedRotation:
         return self.clip / unrounded_norm(self.l2_bound, self.rotation.padded)
 
     @property
-    def inflation(self) -> float:
-        """Factor by which rounding raises the noise: the bound over the length of the longest update, both in steps."""
-        return self.l2_bound * self.step / self.clip
-
-    @property
     def largest_norm(self) -> float:
         """The greatest length of a decoded update, if its client rounds as it should; nothing here holds it to that."""
         return max(self.rotation.scales) * self.l2_bound * self.step

@@ -203,15 +203,6 @@ class ScalarQuantization:
             np.multiply(exact, scales[rows], out=block, casting="same_kind")
         return total.reshape(self.shape)
 
-    def saturated_share(self, update: Tensor) -> float:
-        """Return the share of the update's values that clamping moves by more than half a step.
-
-        A share that grows from round to round says that the scales need a refresh.
-        """
-        scales, zero_points = self._columns(_WIDE)
-        codes = self._rows(update) / scales + zero_points
-        return float(((codes < self.least - 0.5) | (codes > self.greatest + 0.5)).mean())
-
     @property
     def _matrix_shape(self) -> tuple[int, int]:
         """One row for each scale."""
@@ -317,11 +308,6 @@ def overflowed(true_sums: npt.NDArray[np.integer[Any]], modulus_bits: int) -> np
         raise Misuse("true sums are an array of integers; add the codes up in int64")
     ring = Ring(modulus_bits)
     return (true_sums < ring.least) | (true_sums > ring.greatest)
-
-
-def overflow_share(true_sums: npt.NDArray[np.integer[Any]], modulus_bits: int) -> float:
-    """Return the share of coordinates whose true sums leave the ring."""
-    return float(overflowed(true_sums, modulus_bits).mean())
 
 
 def _as_float32(scale: float) -> float:

@@ -133,7 +133,8 @@ def _paper_bytes(scheme: _Scheme) -> int:
         case DitheredQuantization():
             return SCALE_BYTES
         case PeakCode() | LevelCode() | Sketch():
-            return SCALE_BYTES * (len(scheme.rotation.scales) + 1)
+            # Levels are relative to a client's own length; the others take one length for all.
+            return SCALE_BYTES * (len(scheme.rotation.scales) + (not isinstance(scheme, LevelCode)))
         case _:
             return 0
 

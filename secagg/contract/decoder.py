@@ -29,8 +29,6 @@ if TYPE_CHECKING:
 
 
 Histogram = npt.NDArray[np.uint64]
-Integers = tuple[npt.NDArray[np.int64], ...]
-"""Sums segment by segment, wider than any ring."""
 Update = TypeVar("Update")
 
 
@@ -194,15 +192,6 @@ def ideal_aggregate(layout: Layout, payloads: Sequence[Payload], weights: Sequen
         for position, segment in enumerate(layout.segments)
     )
     return Aggregate(layout, values, len(payloads), sum(used))
-
-
-def integers_of(aggregate: Aggregate) -> Integers:
-    """Return what the elements and counters of an aggregate stand for, to be added to what others stand for."""
-    pairs = zip(aggregate.layout.segments, aggregate.values, strict=True)
-    return tuple(
-        (segment.ring.lift(value) if isinstance(segment, RingSegment) else value).astype(np.int64)
-        for segment, value in pairs
-    )
 
 
 def public_parameters_digest(scheme: str, parameters: bytes) -> bytes:

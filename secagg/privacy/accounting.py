@@ -139,13 +139,6 @@ def loss_of(kind: NoiseKind, parts: Sequence[ReleasePart]) -> Loss:
             return sum((_loss_of_skellam(part) for part in parts), NO_LOSS)
 
 
-def skellam_loss(order: int, part: ReleasePart) -> float:
-    """Return a bound of the Rényi divergence of a whole order above 1 between a part's Skellam noise and it shifted."""
-    if type(order) is not int or order < 2:  # noqa: PLR2004 -- the least order
-        raise InvalidParameters(f"the bound is used at whole orders from 2 on; got {order!r}")
-    return _loss_of_skellam(part).at(order)
-
-
 def _loss_of_skellam(part: ReleasePart) -> Loss:
     """Return the loss of one part.
 

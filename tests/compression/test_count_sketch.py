@@ -246,6 +246,7 @@ def test_what_is_refused_leaves_the_memory_as_it_was() -> None:
         {"length": 1 << 34},
         {"seed": bytes(31)},
         {"seed": bytearray(32)},
+        {"inner": fixed_point(23)},
     ],
     ids=repr,
 )
@@ -254,23 +255,14 @@ def test_impossible_parameters_are_refused(changed: dict[str, Any]) -> None:
         replace(scheme(), **changed)
 
 
-@pytest.mark.parametrize("changed", [{"extracted": 0}, {"extracted": 7}, {"extracted": 1.0}], ids=repr)
-def test_an_impossible_number_of_heavy_hitters_is_refused(changed: dict[str, Any]) -> None:
-    with pytest.raises(InvalidParameters):
-        HeavyHitters(scheme(), **changed)
-
-
+@pytest.mark.parametrize("extracted", [0, 7, 1.0])
 @pytest.mark.parametrize("momentum", [-0.1, 1.0, float("nan")])
-def test_an_impossible_momentum_is_refused(momentum: float) -> None:
-    with pytest.raises(InvalidParameters):
-        HeavyHitters(scheme(), extracted=1, momentum=momentum)
+def test_an_impossible_number_of_heavy_hitters_or_momentum_is_refused(extracted: Any, momentum: float) -> None:
+    for changed in ({"extracted": extracted}, {"extracted": 1, "momentum": momentum}):
+        with pytest.raises(InvalidParameters):
+            HeavyHitters(scheme(), **changed)
 
 
 def test_a_table_of_another_shape_is_refused() -> None:
     with pytest.raises(Misuse):
         scheme().medians(np.zeros((8, 3)))
-
-
-def test_an_inner_scheme_for_another_number_of_cells_is_refused() -> None:
-    with pytest.raises(InvalidParameters):
-        replace(scheme(), inner=fixed_point(23))

@@ -124,18 +124,6 @@ def test_sums_of_codewords_decode_to_the_bits_that_histograms_decode_to(data: st
     assert decoder.decode_summed(summed).tobytes() == decoder.decode(total).tobytes()
 
 
-@given(st.data())
-def test_sums_of_codewords_are_the_exact_sums(data: st.DataObject) -> None:
-    codebook = data.draw(codebooks())
-    decoder = quantizer((2, 6), codebook)
-    total = data.draw(totals(decoder))
-    sums = decoder.decode_summed(summed_aggregate(total, decoder.tables, total.total_weight)).reshape(-1, 3)
-    values = codebook.values.tolist()
-    for block, row in zip(sums.tolist(), total.values[0].tolist(), strict=True):
-        exact = [sum(count * Fraction(word[at]) for count, word in zip(row, values, strict=True)) for at in range(3)]
-        assert [Fraction(value) for value in block] == exact
-
-
 def test_stages_are_added_in_the_order_of_the_histograms() -> None:
     # In float64, adding 2^53 first loses what adding it last keeps.
     stages = [Codebook(np.array([[value], [0.0]])) for value in (2.0**53, 1.0, 1.0, -(2.0**53))]
@@ -184,17 +172,6 @@ def test_one_client_more_than_the_rings_were_made_for_is_refused() -> None:
                 decoder.decode_summed(aggregate)
         else:
             assert not decoder.decode_summed(aggregate).any()
-
-
-def test_histograms_and_sums_are_not_taken_for_each_other() -> None:
-    decoder = quantizer()
-    total = all_of(decoder, 1, 3)
-    summed = summed_aggregate(total, decoder.tables, 3)
-    with pytest.raises(Misuse) as caught:
-        decoder.decode_summed(total)
-    assert caught.value.reason is Reason.LAYOUT_MISMATCH
-    with pytest.raises(Misuse):
-        decoder.decode(summed)
 
 
 def test_sums_of_another_codebook_or_shape_are_refused() -> None:
@@ -352,18 +329,6 @@ def test_sums_of_another_version_and_histograms_are_refused() -> None:
         assert caught.value.reason is Reason.LAYOUT_MISMATCH
     with pytest.raises(Misuse):
         MODEL.decode(summed)
-
-
-def test_sums_in_rings_for_fewer_clients_are_refused() -> None:
-    narrow = summed_layout(MODEL.layout, MODEL.tables, 3)
-    for weight, largest in ((3, None), (300, CapacityExceeded)):
-        values = tuple(segment.ring.zeros(segment.length) for segment in narrow.require_rings())
-        aggregate = Aggregate(narrow, values, 3, weight)
-        if largest is None:
-            MODEL.decode_summed(aggregate)
-            continue
-        with pytest.raises(largest, match="make the summed layout for the largest total weight"):
-            MODEL.decode_summed(aggregate)
 
 
 # --- Schemes of others, and schemes around them -----------------------------------------------------------------------

@@ -15,7 +15,6 @@ from secagg.compression.peak import PeakCode, block_size_for
 from secagg.compression.public_stream import PublicStream
 from secagg.compression.told.held_model import RUN, HeldModel, ToldSum
 from secagg.contract import Aggregate, ideal_aggregate
-from secagg.contract.codewords import summed_layout
 from secagg.crypto.labels import Label
 from secagg.errors import MalformedMessage, Misuse, PeerMisbehaved, Reason, UnexpectedMessage
 from secagg.simulation.insecure_coins import InsecureSeededCoins
@@ -129,17 +128,6 @@ def test_a_told_sum_moves_the_model_by_the_decoded_mean() -> None:
     after, _ = model.told(0, made.signs(aggregate).astype(np.int32), made.rotation.scales, made.gains.times(0.02))
     due = model.values + np.float32(0.02) * made.decode(aggregate)
     assert np.abs(after.values - due).max() <= after.steps.max() * 1.001
-
-
-def test_signs_of_histograms_and_of_sums_are_the_same() -> None:
-    made = code(3)
-    histogram = summed(made)
-    layout = summed_layout(made.layout, made.tables, 5)
-    (table,) = made.tables[0]
-    counts = histogram.values[0].astype(np.int64) @ table.entries
-    sums = Aggregate(layout, (layout.require_rings()[0].ring.from_integers(counts.reshape(-1)),), 5, 5)
-    assert np.array_equal(made.signs(histogram), made.signs(sums))
-    assert np.array_equal(made.decode(histogram), made.decode_summed(sums))
 
 
 @pytest.mark.parametrize("sizes", [(500, 2600), (1024, 1024), (513,), (9000, 1)])

@@ -11,11 +11,9 @@ from hypothesis.extra.numpy import arrays
 
 from secagg.compression.cohort_bits import AutoRate, levels_within, peak_noise, places_for, places_within
 from secagg.compression.joined_rotation import JoinedRotation
-from secagg.compression.model_update import ModelUpdate, TensorScheme, decode_parameters, encode_parameters
 from secagg.compression.peak import LevelCode, level_noise
 from secagg.compression.public_stream import PublicStream
 from secagg.conformance import Candidate, Law, cases
-from secagg.contract import Aggregate, Payload, ideal_aggregate
 from secagg.errors import InvalidParameters
 from secagg.simulation.insecure_coins import InsecureSeededCoins
 
@@ -50,64 +48,6 @@ LEVELS = Candidate(
 @pytest.mark.parametrize(("candidate", "law"), cases(LEVELS), ids=str)
 def test_the_scheme_keeps_the_law(candidate: Candidate, law: Law) -> None:
     law.check(candidate)
-
-
-def normal(size: int, count: int, number: int = 0) -> Floats:
-    some = np.random.default_rng(number).standard_normal((count, size)).astype(np.float32)
-    lengths: Floats = np.linalg.norm(some, axis=1, keepdims=True)
-    return some / lengths
-
-
-def decoded(scheme: LevelCode, some: Floats) -> npt.NDArray[np.float64]:
-    payloads = [scheme.encode(update, COINS) for update in some]
-    return scheme.decode(ideal_aggregate(scheme.layout, payloads)).astype(np.float64)
-
-
-@pytest.mark.parametrize("levels", [2, 4, 8, 16])
-def test_the_noise_is_what_is_said(levels: int) -> None:
-    some, cohort = normal(4000, 20), 20
-    mean = some.mean(axis=0, dtype=np.float64)
-    off = [decoded(code(levels, 4000, 1024, number), some) / cohort - mean for number in range(4)]
-    assert np.mean([one @ one for one in off]) == pytest.approx(level_noise(levels, cohort), rel=0.06)
-
-
-def test_it_is_unbiased_over_the_rotations() -> None:
-    (update,) = normal(500, 1)
-    found = np.mean([decoded(code(4, 500, 512, number), update[np.newaxis]) for number in range(100)], axis=0)
-    assert found @ update == pytest.approx(1, abs=0.01)
-    assert np.linalg.norm(found - update) < 0.08
-
-
-def test_an_update_of_zeros_has_no_direction() -> None:
-    some = [decoded(code(4, 500, 512, number), np.zeros((1, 500), np.float32)) for number in range(100)]
-    assert np.linalg.norm(np.mean(some, axis=0)) < 0.2 * np.mean([np.linalg.norm(one) for one in some])
-
-
-@pytest.mark.parametrize("levels", [2, 4, 16])
-def test_no_payload_is_decoded_longer_than_is_said(levels: int) -> None:
-    scheme = code(levels, 64, 64)
-    outermost = Payload(scheme.layout, (np.full(64, levels - 1, scheme.layout.segments[0].ring.word),))
-    found = scheme.decode(ideal_aggregate(scheme.layout, [outermost]))
-    assert np.linalg.norm(found) == pytest.approx(scheme.largest_norm, rel=1e-5)
-
-
-def test_sums_of_levels_decode_as_histograms_do() -> None:
-    from secagg.contract.codewords import summed_layout  # noqa: PLC0415 -- of this test alone
-
-    scheme, some = code(8, 64, 64), normal(64, 5)
-    payloads = [scheme.encode(update, COINS) for update in some]
-    layout = summed_layout(scheme.layout, scheme.tables, 5)
-    (table,), (segment,) = scheme.tables[0], layout.require_rings()
-    total = sum(table.entries[payload.values[0]] for payload in payloads)
-    summed = Aggregate(layout, (segment.ring.from_integers(np.asarray(total).reshape(-1)),), 5, 5)
-    due = scheme.decode(ideal_aggregate(scheme.layout, payloads))
-    np.testing.assert_array_equal(scheme.decode_summed(summed), due)
-
-
-def test_its_parameters_travel() -> None:
-    update = ModelUpdate(tensors=(TensorScheme(name="update", shape=(19,), scheme=code(**SCALES)),), epoch=5)
-    back = decode_parameters(encode_parameters(update))
-    assert back.layout == update.layout
 
 
 @pytest.mark.parametrize("levels", [0, 1, 3, 512])

@@ -28,7 +28,6 @@ from secagg.errors import (
     CapacityExceeded,
     ContractViolation,
     InvalidParameters,
-    MalformedMessage,
     Misuse,
     Reason,
     SecAggError,
@@ -196,13 +195,6 @@ def test_each_tensor_comes_back_as_from_its_scheme_alone(clients: list[dict[str,
         assert decoded[name].dtype == total.dtype
 
 
-def test_tensors_draw_their_coins_one_after_the_other() -> None:
-    stochastic = quantizer((64,), rounding=Rounding.STOCHASTIC)
-    decoder = model({"a": ((64,), stochastic), "b": ((64,), stochastic)})
-    payload = decoder.encode(update_of(STEP / 2, decoder), InsecureSeededCoins(b"coins"))
-    assert payload.values[0][:64].tolist() != payload.values[0][64:].tolist()
-
-
 def test_the_order_of_an_updates_tensors_does_not_matter() -> None:
     update = {name: np.full(shape, index / 8) for index, (name, (shape, _)) in enumerate(schemes().items())}
     backwards = dict(reversed(update.items()))
@@ -298,24 +290,9 @@ def test_an_update_of_another_epoch_is_refused() -> None:
     new.require_layout(new.layout)
 
 
-def test_payloads_of_two_versions_are_not_summed() -> None:
-    old, new = model(epoch=3), model(epoch=4)
-    with pytest.raises(Misuse):
-        ideal_aggregate(new.layout, [new.encode(update_of(), COINS), old.encode(update_of(), COINS)])
-    with pytest.raises(MalformedMessage) as caught:
-        Payload.decode(old.encode(update_of(), COINS).encode(), new.layout)
-    assert caught.value.reason is Reason.LAYOUT_MISMATCH
-
-
 def test_a_layout_of_other_segments_is_said_to_be_of_another_model() -> None:
     with pytest.raises(Misuse, match="other tensors or schemes"):
         model().require_layout(Layout((RingSegment(10, 3),)))
-
-
-def test_two_shapes_of_one_size_are_two_versions() -> None:
-    one, other = (model({"a": (shape, fixed(6))}).layout for shape in ((2, 3), (3, 2)))
-    assert one.segments == other.segments
-    assert one.version != other.version
 
 
 # --- Models that make no sense ----------------------------------------------------------------------------------------

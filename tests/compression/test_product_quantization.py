@@ -179,13 +179,6 @@ def test_a_sum_of_codewords_is_exact_up_to_the_capacity(data: st.DataObject) -> 
         assert [Fraction(value) for value in block] == expected
 
 
-def test_counts_and_weights_are_decoded_from_their_histograms() -> None:
-    first, second = np.array([[1.0, 1.0, 0.0, 0.0]]), np.array([[-1.0, -1.0, 0.5, -0.5]])
-    decoder = scheme((1, 4))
-    assert decoded(decoder, first, second, second).tolist() == [[-1.0, -1.0, 1.0, -1.0]]
-    assert decoded(decoder, first, second, weights=[5, 3]).tolist() == [[2.0, 2.0, 1.5, -1.5]]
-
-
 def test_the_capacity_is_where_sums_of_24_bits_fill_a_float() -> None:
     assert scheme().capacity == 2**29
 
@@ -208,18 +201,6 @@ def test_the_version_is_the_digest_of_shape_and_codebooks() -> None:
 
 def relative_error(decoder: ProductQuantization, update: Floats) -> float:
     return float(np.square(decoded(decoder, update) - update).sum() / np.square(update).sum())
-
-
-def test_calibration_caps_blocks_and_codewords_by_the_shape() -> None:
-    for shape, block_size, codewords in (((16, 3, 3, 3), 4, 64), ((8, 10), 4, 8), ((64, 32), 9, 16)):
-        learned = calibrate(uniform(shape), block_size=block_size, codewords=codewords, seed=SEED)
-        (codebook,) = learned.codebooks
-        rows = int(np.prod(shape[1:]))
-        size = max(size for size in range(1, block_size + 1) if rows % size == 0)
-        blocks = shape[0] * rows // size
-        cap = max(2**power for power in range(12) if 4 * 2**power <= blocks)
-        assert (codebook.block_size, codebook.codewords) == (size, min(codewords, cap))
-        assert learned.shape == shape
 
 
 def test_a_calibrated_scheme_depends_on_sample_and_seed_alone() -> None:

@@ -8,7 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from secagg.compression.product_quantization.nearest_codeword import (
-    BlockGeometry,
     block_geometry,
     block_size,
     codeword_count,
@@ -17,33 +16,6 @@ from secagg.compression.product_quantization.nearest_codeword import (
 from secagg.errors import InvalidParameters
 
 SHAPES = st.lists(st.integers(1, 40), min_size=2, max_size=4)
-
-
-@pytest.mark.parametrize(
-    ("shape", "requested", "size", "blocks", "codewords"),
-    [
-        # Small, medium and large tensors, at three block sizes and 8, 16, 32 and 64 codewords.
-        ((32, 3, 3, 3), 4, 3, 288, (8, 16, 32, 64)),
-        ((32, 3, 3, 3), 18, 9, 96, (8, 16, 16, 16)),
-        ((32, 32, 3, 3), 18, 18, 512, (8, 16, 32, 64)),
-        ((2, 288), 4, 4, 144, (8, 16, 32, 32)),
-        ((2, 288), 18, 18, 32, (8, 8, 8, 8)),
-        ((64, 3, 7, 7), 4, 3, 3136, (8, 16, 32, 64)),
-        ((64, 1, 7, 7), 4, 1, 3136, (8, 16, 32, 64)),
-        ((64, 1, 7, 7), 18, 7, 448, (8, 16, 32, 64)),
-        ((128, 64, 1, 1), 9, 8, 1024, (8, 16, 32, 64)),
-        ((512, 512, 3, 3), 18, 18, 131072, (8, 16, 32, 64)),
-        ((9931, 300), 9, 6, 496550, (8, 16, 32, 64)),
-        ((4, 2), 1, 1, 8, (2, 2, 2, 2)),
-    ],
-)
-def test_a_shape_caps_block_size_and_codewords(
-    shape: tuple[int, ...], requested: int, size: int, blocks: int, codewords: tuple[int, ...]
-) -> None:
-    assert block_size(shape, requested) == size
-    for wanted, given_number in zip((8, 16, 32, 64), codewords, strict=True):
-        found = block_geometry(shape, requested, wanted)
-        assert found == BlockGeometry(block_size=size, blocks=blocks, codewords=given_number)
 
 
 @given(SHAPES, st.integers(1, 100))

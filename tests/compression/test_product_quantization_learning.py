@@ -120,24 +120,11 @@ def test_neither_small_nor_large_blocks_are_lost(exponent: int) -> None:
     assert in_order(found) == np.ldexp([[-2.0], [0.0], [1.0], [3.0]], exponent).tolist()
 
 
-def test_blocks_of_very_different_sizes_are_learned_from() -> None:
-    blocks = np.array([[1.0], [1e-30], [-1e-38], [0.0]] * 5)
-    found = learn_codewords(blocks, 4, seed=SEED)
-    assert found.max() == 1.0
-
-
 def test_many_codewords_are_learned() -> None:
     blocks = np.random.default_rng(0).standard_normal((3000, 1))
     found = learn_codewords(blocks, 300, seed=SEED, iterations=3)
     assert len(np.unique(found)) == 300
     assert squared_error(blocks, found) < 1e-4 * np.square(blocks).sum()
-
-
-def test_what_is_learned_depends_on_the_seed_and_the_blocks_alone() -> None:
-    blocks = np.random.default_rng(0).standard_normal((300, 2))
-    first = learn_codewords(blocks, 8, seed=SEED)
-    assert first.tolist() == learn_codewords(blocks.copy(), 8, seed=SEED).tolist()
-    assert first.tolist() != learn_codewords(blocks, 8, seed=bytes(32)).tolist()
 
 
 @pytest.mark.parametrize("seed", [bytes([number]) * 32 for number in range(20)])

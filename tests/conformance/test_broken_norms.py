@@ -5,28 +5,18 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 import pytest
-from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from secagg.compression.product_quantization import Codebook, ProductQuantization
-from secagg.conformance import LAWS, Candidate, slack
+from secagg.conformance import Candidate, slack
 from secagg.contract import Aggregate, Layout, Payload
 from secagg.contract.codewords import Tables
 from secagg.crypto.entropy import Coins
 from secagg.errors import ContractViolation, InvalidParameters
 from secagg.simulation.insecure_coins import InsecureSeededCoins
+from tests.harness.broken_schemes import LAW, SEARCH
 
-SEARCH = settings(
-    max_examples=15,
-    deadline=None,
-    derandomize=True,
-    database=None,
-    print_blob=False,
-    phases=[Phase.generate],
-    suppress_health_check=[HealthCheck.too_slow],
-)
-(LAW,) = (law for law in LAWS if str(law) == "largest_norm")
 INNER = ProductQuantization(shape=(8, 4), codebooks=(Codebook(np.array([[0.0], [0.1], [-0.1], [3.0]])),))
 COINS = InsecureSeededCoins(b"none are drawn")
 
@@ -62,7 +52,7 @@ class Tabled(Bounded):
 
 
 def check(scheme: Bounded) -> None:
-    LAW.check(
+    LAW["largest_norm"].check(
         Candidate(
             name="bounded",
             make=lambda: scheme,

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from secagg.errors import InvalidParameters, Reason
@@ -19,15 +19,12 @@ client_numbers = st.integers(0, 2**64 - 1)
 
 
 @given(value=client_numbers)
+@example(value=0)
+@example(value=2**64 - 1)
 def test_a_client_id_is_encoded_in_eight_big_endian_bytes(value: int) -> None:
     encoded = ClientId(value).encode()
     assert len(encoded) == CLIENT_ID_BYTES == 8
     assert int.from_bytes(encoded, "big") == value
-
-
-@pytest.mark.parametrize("value", [0, 1, 2**64 - 1])
-def test_the_ends_of_the_range_are_client_ids(value: int) -> None:
-    assert ClientId(value).value == value
 
 
 @pytest.mark.parametrize("value", [-1, 2**64, 2**200])
@@ -54,8 +51,8 @@ def test_identifiers_name_themselves() -> None:
     assert [str(party) for party in (ClientId(7), ServerId(), ServerId(1))] == ["client/7", "server/0", "server/1"]
 
 
-@pytest.mark.parametrize("index", [-1, 2])
-def test_a_third_server_is_refused(index: int) -> None:
+@pytest.mark.parametrize("index", [-1, 2, True, 1.0, "1", None])
+def test_a_third_server_is_refused(index: Any) -> None:
     with pytest.raises(InvalidParameters, match=str(index)):
         ServerId(index)
 
@@ -86,12 +83,6 @@ def test_a_context_of_another_length_is_refused(context: Callable[[bytes], objec
 def test_a_context_that_could_change_or_is_no_bytes_is_refused(context: Callable[[Any], object], digest: Any) -> None:
     with pytest.raises(InvalidParameters, match=type(digest).__name__):
         context(digest)
-
-
-@pytest.mark.parametrize("index", [True, 1.0, "1", None])
-def test_a_server_index_is_an_integer(index: Any) -> None:
-    with pytest.raises(InvalidParameters):
-        ServerId(index)
 
 
 def test_contexts_are_compared_by_digest_and_by_what_they_are() -> None:

@@ -199,20 +199,9 @@ def test_a_message_opens_under_its_own_header_alone(header: AeadHeader) -> None:
     assert caught.value.culprits == {header.sender, ServerId()}
 
 
-@pytest.mark.parametrize("header", OTHER_HEADERS.values(), ids=OTHER_HEADERS.keys())
-def test_every_header_has_its_own_associated_data(header: AeadHeader) -> None:
-    assert header.associated_data != HEADER.associated_data
-
-
 def test_another_key_does_not_open() -> None:
     with pytest.raises(AuthenticationFailed):
         unseal(seal(), key=b"\7" * 31 + b"\6")
-
-
-@pytest.mark.parametrize("kind", [-1, 1 << 16])
-def test_a_message_kind_outside_its_field_is_refused(kind: int) -> None:
-    with pytest.raises(InvalidParameters, match=str(kind)):
-        replace(HEADER, message_kind=kind)
 
 
 def test_a_message_to_oneself_is_refused() -> None:
@@ -234,27 +223,16 @@ def test_a_message_with_any_bit_flipped_does_not_open() -> None:
             assert caught.value.culprits == {ClientId(1), ServerId()}
 
 
-def test_a_message_cut_anywhere_is_malformed() -> None:
+def test_a_message_of_another_length_is_malformed() -> None:
     sealed = seal()
-    for length in range(len(sealed)):
+    for length in (*range(len(sealed)), len(sealed) + 1, 3 * len(sealed)):
         with pytest.raises(MalformedMessage, match=f"got {length}") as caught:
-            unseal(sealed[:length])
-        assert caught.value.reason is Reason.TRUNCATED
+            unseal((3 * sealed)[:length])
+        assert caught.value.reason is (Reason.TRUNCATED if length < len(sealed) else Reason.TRAILING_BYTES)
         assert caught.value.culprits == {ClientId(1), ServerId()}
-
-
-@pytest.mark.parametrize("extension", [b"\0", b"extension" * 10])
-def test_an_extended_message_is_malformed(extension: bytes) -> None:
-    with pytest.raises(MalformedMessage) as caught:
-        unseal(seal() + extension)
-    assert caught.value.reason is Reason.TRAILING_BYTES
-    assert caught.value.culprits == {ClientId(1), ServerId()}
-
-
-@pytest.mark.parametrize("difference", [-1, 1])
-def test_a_genuine_message_of_another_length_than_the_protocols_is_malformed(difference: int) -> None:
-    with pytest.raises(MalformedMessage):
-        unseal(seal(), length=len(PLAINTEXT) + difference)
+    for difference in (-1, 1):
+        with pytest.raises(MalformedMessage):
+            unseal(sealed, length=len(PLAINTEXT) + difference)
 
 
 def test_the_failure_carries_no_detail_and_no_plaintext() -> None:
@@ -293,12 +271,10 @@ def test_a_sealing_key_is_not_copied_or_pickled(attempt: Callable[[object], obje
     assert caught.value.reason is Reason.SECRET_EXPOSURE
 
 
-def test_opening_leaves_the_key_and_the_message_as_they_were() -> None:
-    key, sealed = Secret("channel_key", KEY), bytearray(seal())
-    before = bytes(sealed)
-    open_sealed(key, HEADER, bytes(sealed), kind="shares", length=len(PLAINTEXT))
+def test_opening_leaves_the_key_as_it_was() -> None:
+    key = Secret("channel_key", KEY)
+    open_sealed(key, HEADER, seal(), kind="shares", length=len(PLAINTEXT))
     assert bytes(key.expose()) == KEY
-    assert bytes(sealed) == before
 
 
 @pytest.mark.parametrize("changes", [{"sender": 1}, {"receiver": 2}, {"context": None}])

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import copy
 import hashlib
 import hmac
 import importlib.util
 import json
-import pickle
 import sys
-import traceback
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
@@ -19,7 +15,7 @@ import pytest
 from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric.mlkem import MLKEM768PrivateKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from secagg.crypto import hybrid_key_agreement
@@ -31,7 +27,6 @@ from secagg.crypto.hybrid_key_agreement import (
     HybridPublicKey,
     edge_seed,
     open_edge_seed,
-    require_mlkem,
     seal_edge_seed,
 )
 from secagg.crypto.public_keys import KeyRole
@@ -41,8 +36,6 @@ from secagg.errors import (
     InvalidParameters,
     MalformedMessage,
     Misuse,
-    PeerError,
-    PeerMisbehaved,
     Reason,
 )
 from secagg.identifiers import AttemptContext, ClientId, ServerId, SessionContext
@@ -123,51 +116,6 @@ def test_a_pair_is_the_expansion_of_its_root(role: KeyRole, root: bytes) -> None
     mlkem = MLKEM768PrivateKey.from_seed_bytes(mlkem_seed).public_key().public_bytes_raw()
     x25519 = X25519PrivateKey.from_private_bytes(scalar).public_key().public_bytes_raw()
     assert pair_of(root, role).public_key.encoded == mlkem + x25519
-
-
-def test_roots_roles_and_attempts_separate_both_halves_of_a_pair() -> None:
-    keys = [
-        pair_of(ALICE_ROOT).public_key.encoded,
-        pair_of(BOB_ROOT).public_key.encoded,
-        pair_of(ALICE_ROOT, KeyRole.CHANNEL).public_key.encoded,
-        pair_of(ALICE_ROOT, attempt=AttemptContext(bytes(32))).public_key.encoded,
-    ]
-    assert len({key[:MLKEM768_BYTES] for key in keys}) == len(keys)
-    assert len({key[MLKEM768_BYTES:] for key in keys}) == len(keys)
-
-
-@pytest.mark.parametrize("length", [0, 31, 33, 64])
-def test_a_root_of_another_length_is_refused(length: int) -> None:
-    with pytest.raises(Misuse, match=f"root, {length} bytes"):
-        pair_of(b"\xee" * length)
-
-
-def test_a_wiped_root_is_refused() -> None:
-    root = Secret("root", ALICE_ROOT)
-    root.wipe()
-    with pytest.raises(Misuse) as caught:
-        HybridKeyPair(root, KeyRole.MASK, ATTEMPT)
-    assert caught.value.reason is Reason.ALREADY_SPENT
-
-
-def test_a_wiped_pair_opens_nothing_and_still_has_its_public_key() -> None:
-    pair = pair_of(BOB_ROOT)
-    pair.wipe()
-    with pytest.raises(Misuse) as caught:
-        EDGE.open(SEALED, pair)
-    assert caught.value.reason is Reason.ALREADY_SPENT
-    assert pair.public_key == BOB_PAIR.public_key
-
-
-@pytest.mark.parametrize("attempt", [pickle.dumps, copy.copy, copy.deepcopy], ids=["pickle", "copy", "deepcopy"])
-def test_a_pair_is_not_copied_or_pickled(attempt: Callable[[object], object]) -> None:
-    with pytest.raises(Misuse) as caught:
-        attempt(pair_of(ALICE_ROOT))
-    assert caught.value.reason is Reason.SECRET_EXPOSURE
-
-
-def test_a_pair_shows_its_role_and_no_key() -> None:
-    assert f"{BOB_PAIR} {BOB_PAIR!r}" == "<HybridKeyPair mask> <HybridKeyPair mask>"
 
 
 # --- Edge seeds -------------------------------------------------------------------------------------------------------
@@ -273,95 +221,13 @@ def test_a_channel_pair_opens_no_edge_seed() -> None:
         EDGE.open(EDGE.seal(channel.public_key), channel)
 
 
-@given(position=st.integers(0, SEALED_BYTES - 1), bit=st.integers(0, 7))
-def test_a_sealed_seed_with_any_bit_flipped_does_not_open(position: int, bit: int) -> None:
-    altered = bytearray(SEALED)
-    altered[position] ^= 1 << bit
-    with pytest.raises(AuthenticationFailed) as caught:
-        EDGE.open(bytes(altered))
-    assert caught.value.culprits == {ALICE, ServerId()}
-
-
-REGIONS = {
-    "ML-KEM ciphertext, first byte": 0,
-    "ML-KEM ciphertext, last byte": 1087,
-    "X25519 share, first byte": 1088,
-    "X25519 share, the byte with the ignored bit": 1119,
-    "ciphertext, first byte": 1120,
-    "ciphertext, last byte": 1151,
-    "tag, first byte": 1152,
-    "tag, last byte": 1167,
-}
-
-
-@pytest.mark.parametrize("position", REGIONS.values(), ids=REGIONS.keys())
-@pytest.mark.parametrize("bit", [0, 7])
-def test_every_region_of_a_sealed_seed_is_authenticated(position: int, bit: int) -> None:
-    altered = bytearray(SEALED)
-    altered[position] ^= 1 << bit
-    with pytest.raises(AuthenticationFailed):
-        EDGE.open(bytes(altered))
-
-
-@pytest.mark.parametrize("coordinate", [0, 1, P - 1, P, P + 1])
-def test_a_low_order_share_within_a_sealed_seed_does_not_open(coordinate: int) -> None:
-    altered = SEALED[:1088] + coordinate.to_bytes(32, "little") + SEALED[1120:]
-    with pytest.raises(AuthenticationFailed):
-        EDGE.open(altered)
-
-
-@pytest.mark.parametrize("length", [0, 1, 1088, 1120, 1152, SEALED_BYTES - 1, SEALED_BYTES + 1, 2 * SEALED_BYTES])
-def test_a_sealed_seed_of_another_length_is_malformed_and_blamed_like_a_bad_tag(length: int) -> None:
-    with pytest.raises(MalformedMessage, match=f"got {length}") as caught:
-        EDGE.open((SEALED + SEALED)[:length])
-    assert caught.value.reason is (Reason.TRUNCATED if length < SEALED_BYTES else Reason.TRAILING_BYTES)
-    assert caught.value.culprits == {ALICE, ServerId()}
-
-
 @pytest.mark.parametrize("length", [31, 33])
 def test_a_seed_of_another_length_is_not_sealed(length: int) -> None:
     with pytest.raises(Misuse, match=f"{length} bytes"):
         seal_edge_seed(Secret("pairwise_seed", SEED[:1] * length), BOB_PAIR.public_key, ALICE, BOB, CONTEXT)
 
 
-def test_the_failure_carries_no_detail_and_no_key() -> None:
-    with pytest.raises(AuthenticationFailed) as caught:
-        Edge(sender=CAROL).open(SEALED)
-    failure = caught.value
-    assert failure.__cause__ is None
-    assert failure.__suppress_context__
-    rendered = "".join(traceback.TracebackException.from_exception(failure, capture_locals=True).format())
-    assert "open_edge_seed" in rendered
-    assert "InvalidTag" not in rendered
-
-
-@given(length=st.integers(0, 200), info=st.binary(max_size=50))
-@settings(max_examples=20)
-def test_the_pair_opens_plaintexts_of_any_length_under_their_info(length: int, info: bytes) -> None:
-    plaintext = bytes(index % 251 for index in range(length))
-    sealed = BOB_PAIR.public_key.seal(Secret("shares", plaintext), info)
-    opened = BOB_PAIR.open("shares", sealed, length, info)
-    assert shown(opened) == plaintext
-    assert opened.kind == "shares"
-    with pytest.raises(AuthenticationFailed) as caught:
-        BOB_PAIR.open("shares", sealed, length, info + b"\0")
-    assert caught.value.culprits == frozenset()
-
-
 # --- Public keys that are refused -------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("length", [0, 32, MLKEM768_BYTES, HYBRID_PUBLIC_KEY_BYTES - 1, HYBRID_PUBLIC_KEY_BYTES + 1])
-def test_a_public_key_of_another_length_is_refused(length: int) -> None:
-    with pytest.raises(MalformedMessage, match=f"got {length}") as caught:
-        HybridPublicKey((BOB_PAIR.public_key.encoded * 2)[:length])
-    assert caught.value.reason is (Reason.TRUNCATED if length < HYBRID_PUBLIC_KEY_BYTES else Reason.TRAILING_BYTES)
-
-
-@pytest.mark.parametrize("kind_of_buffer", [bytearray, memoryview])
-def test_an_encoding_that_could_change_after_its_check_is_refused(kind_of_buffer: Callable[[bytes], Any]) -> None:
-    with pytest.raises((InvalidParameters, Misuse, MalformedMessage)):
-        HybridPublicKey(kind_of_buffer(BOB_PAIR.public_key.encoded))
 
 
 def with_coefficient(index: int, value: int) -> bytes:
@@ -379,27 +245,9 @@ def test_an_mlkem_key_with_an_unreduced_coefficient_is_refused(index: int, value
     greatest = with_coefficient(index, 3328)
     assert HybridPublicKey(greatest).encoded == greatest
     with pytest.raises(MalformedMessage, match="3329") as caught:
-        HybridPublicKey(with_coefficient(index, value))
+        HybridPublicKey(with_coefficient(index, value), (BOB, ServerId()))
     assert caught.value.reason is Reason.PUBLIC_KEY_NOT_CANONICAL
-
-
-@pytest.mark.parametrize(
-    ("coordinate", "error", "reason"),
-    [
-        (0, PeerMisbehaved, Reason.PUBLIC_KEY_LOW_ORDER),
-        (1, PeerMisbehaved, Reason.PUBLIC_KEY_LOW_ORDER),
-        (P - 1, PeerMisbehaved, Reason.PUBLIC_KEY_LOW_ORDER),
-        (P, MalformedMessage, Reason.PUBLIC_KEY_NOT_CANONICAL),
-        (P + 9, MalformedMessage, Reason.PUBLIC_KEY_NOT_CANONICAL),
-        (9 + (1 << 255), MalformedMessage, Reason.PUBLIC_KEY_NOT_CANONICAL),
-    ],
-)
-def test_the_x25519_half_is_held_to_the_rules_of_the_classic_suite(
-    coordinate: int, error: type[MalformedMessage | PeerMisbehaved], reason: Reason
-) -> None:
-    with pytest.raises(error) as caught:
-        HybridPublicKey(BOB_PAIR.public_key.encoded[:MLKEM768_BYTES] + coordinate.to_bytes(32, "little"))
-    assert caught.value.reason is reason
+    assert caught.value.culprits == {BOB, ServerId()}
 
 
 # --- A backend without ML-KEM -----------------------------------------------------------------------------------------
@@ -407,15 +255,6 @@ def test_the_x25519_half_is_held_to_the_rules_of_the_classic_suite(
 
 def refuse(*_: object) -> NoReturn:
     raise UnsupportedAlgorithm("this build has no ML-KEM")
-
-
-def test_a_backend_without_mlkem_is_refused_with_advice(monkeypatch: pytest.MonkeyPatch) -> None:
-    require_mlkem()
-    monkeypatch.setattr(MLKEM768PrivateKey, "from_seed_bytes", refuse)
-    with pytest.raises(InvalidParameters, match="install a wheel") as caught:
-        require_mlkem()
-    assert caught.value.reason is Reason.BACKEND_MISSING
-    assert caught.value.__suppress_context__
 
 
 def test_importing_the_suite_fails_where_the_backend_has_no_mlkem(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -433,9 +272,10 @@ def test_importing_the_suite_fails_where_the_backend_has_no_mlkem(monkeypatch: p
 
     assert import_afresh().HYBRID_PUBLIC_KEY_BYTES == HYBRID_PUBLIC_KEY_BYTES
     monkeypatch.setattr(MLKEM768PrivateKey, "from_seed_bytes", refuse)
-    with pytest.raises(InvalidParameters) as caught:
+    with pytest.raises(InvalidParameters, match="install a wheel") as caught:
         import_afresh()
     assert caught.value.reason is Reason.BACKEND_MISSING
+    assert caught.value.__suppress_context__
 
 
 def test_a_seed_that_was_sealed_by_an_earlier_version_still_opens(repository: Path) -> None:
@@ -450,12 +290,6 @@ def test_a_seed_that_was_sealed_by_an_earlier_version_still_opens(repository: Pa
     assert edge.open(bytes.fromhex(vector["sealed"]), pair).hex() == vector["seed"]
 
 
-def test_nothing_is_sealed_without_info() -> None:
-    nothing: Any = None
-    with pytest.raises(Misuse, match="info"):
-        BOB_PAIR.public_key.seal(Secret("pairwise_seed", SEED), nothing)
-
-
 def test_contexts_of_the_wrong_kind_are_refused() -> None:
     session: Any = CONTEXT
     attempt: Any = ATTEMPT
@@ -465,33 +299,9 @@ def test_contexts_of_the_wrong_kind_are_refused() -> None:
         Edge(context=attempt).seal()
 
 
-def test_a_refused_public_key_names_who_sent_it_and_who_relayed_it() -> None:
-    good = BOB_PAIR.public_key.encoded
-    for encoding in (good[:-1], b"\xff" * MLKEM768_BYTES + good[MLKEM768_BYTES:], good[:MLKEM768_BYTES] + bytes(32)):
-        with pytest.raises(PeerError) as caught:
-            HybridPublicKey(encoding, (BOB, ServerId()))
-        assert caught.value.culprits == {BOB, ServerId()}
-
-
-def test_plain_bytes_are_neither_a_root_nor_sealed() -> None:
-    plain: Any = ALICE_ROOT
-    with pytest.raises(Misuse, match="Secret"):
-        HybridKeyPair(plain, KeyRole.MASK, ATTEMPT)
-    with pytest.raises(Misuse, match="Secret"):
-        BOB_PAIR.public_key.seal(plain, b"info")
-
-
 @pytest.mark.parametrize("length", [10, 32])
 def test_a_seed_in_plain_bytes_is_neither_sealed_nor_printed(length: int) -> None:
     plain: Any = (b"NEVER-SHOW-THIS!" * 2)[:length]
     with pytest.raises(Misuse) as caught:
         seal_edge_seed(plain, BOB_PAIR.public_key, ALICE, BOB, CONTEXT)
-    assert "NEVER" not in str(caught.value)
-
-
-@pytest.mark.parametrize("length", [10, 32])
-def test_a_root_in_plain_bytes_is_neither_used_nor_printed(length: int) -> None:
-    plain: Any = (b"NEVER-SHOW-THIS!" * 2)[:length]
-    with pytest.raises(Misuse) as caught:
-        HybridKeyPair(plain, KeyRole.MASK, ATTEMPT)
     assert "NEVER" not in str(caught.value)

@@ -96,15 +96,6 @@ def test_the_boundaries_between_parts_are_part_of_the_string(data: bytes, cuts: 
     assert (one == other) == (min(cuts[0], len(data)) == min(cuts[1], len(data)))
 
 
-def test_an_absent_part_differs_from_an_empty_one() -> None:
-    assert len({bind(Label.EDGE_SEED), bind(Label.EDGE_SEED, b""), bind(Label.EDGE_SEED, b"", b"")}) == 3
-
-
-def test_what_one_label_binds_is_never_the_beginning_of_another_label() -> None:
-    bound = {label: bind(label, b"", b"\0" * 8) for label in Label}
-    assert not [(one.name, other.name) for one, other in permutations(Label, 2) if bound[one].startswith(other.value)]
-
-
 def test_the_bound_string_is_pinned() -> None:
     assert bind(Label.EDGE_SEED, b"ab", b"") == b"secagg/1/edge-seed\0\0\0\2ab\0\0\0\0"
     for length in (1, 255, 256, 2047, 2048, 65537):

@@ -90,20 +90,6 @@ def test_a_leaf_is_not_proven_at_another_position(count: int, data: st.DataObjec
     assert root != tree.root
 
 
-@given(st.integers(1, 40), st.permutations(range(4)))
-def test_the_order_of_the_leaves_counts(count: int, order: list[int]) -> None:
-    leaves = leaves_of(count)
-    shuffled = [leaves[place] for place in order if place < count] + leaves[4:]
-    assert (MerkleTree(shuffled).root == MerkleTree(leaves).root) == (shuffled == leaves)
-
-
-def test_a_tree_of_one_is_its_leaf() -> None:
-    tree = MerkleTree([leaf(0)])
-    assert tree.root == leaf(0)
-    assert tree.prove([0]) == []
-    assert recover_root(1, {0: leaf(0)}, []) == leaf(0)
-
-
 def test_a_tree_of_nothing_is_refused() -> None:
     with pytest.raises(InvalidParameters, match="at least one"):
         MerkleTree([])

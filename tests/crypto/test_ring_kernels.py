@@ -7,7 +7,7 @@ proof that runs the same source on a solver's terms rests on exactly this.
 import operator
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 import pytest
@@ -27,71 +27,11 @@ from secagg.crypto.ring import (
     unpack_lanes,
 )
 from secagg.simulation.insecure_coins import InsecureSeededCoins
+from tests.harness.hidden_words import DataDependenceError, Word
 
 LANE_LENGTH = 9
 
 MODULI = pytest.mark.parametrize("modulus_bits", range(1, 65), ids=lambda bits: f"p={bits}")
-
-
-class DataDependenceError(Exception):
-    """A kernel asked a word for its value."""
-
-
-class Word:
-    """A word of ``bits`` bits that wraps, whose right shift is logical, and whose value no kernel can ask for."""
-
-    __slots__ = ("bits", "revealed")
-
-    # Keeps numpy from taking a word apart as an object of its own arrays.
-    __array_ufunc__ = None
-
-    def __init__(self, revealed: int, bits: int) -> None:
-        """Make the word; ``revealed`` is for the test alone."""
-        self.revealed = revealed % (1 << bits)
-        self.bits = bits
-
-    def _operand(self, other: object) -> int:
-        if isinstance(other, Word):
-            assert other.bits == self.bits, "words of two sizes meet"
-            return other.revealed
-        # A machine word refuses other integers as well, so a constant that does not fit is an error in the kernel.
-        assert type(other) is int, f"{type(other).__name__} is no constant of a kernel"
-        assert 0 <= other < 1 << self.bits, f"{other} does not fit a word of {self.bits} bits"
-        return other
-
-    def _distance(self, by: object) -> int:
-        assert type(by) is int, f"a shift by {type(by).__name__} depends on data"
-        assert 0 <= by < self.bits, f"a shift by {by} is undefined on a word of {self.bits} bits"
-        return by
-
-    def __add__(self, other: object) -> "Word":
-        return Word(self.revealed + self._operand(other), self.bits)
-
-    def __sub__(self, other: object) -> "Word":
-        return Word(self.revealed - self._operand(other), self.bits)
-
-    def __and__(self, other: object) -> "Word":
-        return Word(self.revealed & self._operand(other), self.bits)
-
-    def __or__(self, other: object) -> "Word":
-        return Word(self.revealed | self._operand(other), self.bits)
-
-    def __xor__(self, other: object) -> "Word":
-        return Word(self.revealed ^ self._operand(other), self.bits)
-
-    def __lshift__(self, by: object) -> "Word":
-        return Word(self.revealed << self._distance(by), self.bits)
-
-    def __rshift__(self, by: object) -> "Word":
-        return Word(self.revealed >> self._distance(by), self.bits)
-
-    def _refuse(self, *_: object) -> NoReturn:
-        raise DataDependenceError
-
-    # Everything by which a program could branch on a word, index with it, look it up, print it or take it apart.
-    __bool__ = __index__ = __int__ = __float__ = __hash__ = __len__ = __iter__ = __getitem__ = _refuse
-    __lt__ = __le__ = __gt__ = __ge__ = __eq__ = __ne__ = _refuse
-    __repr__ = __str__ = __format__ = __bytes__ = __array__ = _refuse
 
 
 def words(values: list[int], bits: int) -> list[Word]:
@@ -214,53 +154,21 @@ def a_kernel_that_branches(word: Any, modulus_bits: int) -> Any:
     return word - (1 << modulus_bits) if word >> (modulus_bits - 1) else word
 
 
-def a_kernel_that_compares(word: Any, modulus_bits: int) -> Any:
-    return (word >= 1 << (modulus_bits - 1)) * word
+TABLE: dict[int, int] = {0: 1, 1: 0}
+PLANTED: dict[str, Callable[[Any, int], Any]] = {
+    "branches": a_kernel_that_branches,
+    "compares": lambda word, modulus_bits: (word >= 1 << (modulus_bits - 1)) * word,
+    "compares for equality": lambda word, _: [word == value for value in range(4)],
+    "indexes": lambda word, modulus_bits: operator.index(word) + modulus_bits,
+    "looks up": lambda word, _: TABLE[word],
+    "counts": lambda word, _: sum(1 for _ in range(word)),
+    "leaves the words": lambda word, modulus_bits: int(word) % (1 << modulus_bits),
+    "names a dtype": lambda word, _: np.asarray(word, dtype=np.uint64),
+    "prints": lambda word, _: f"{word}",
+}
 
 
-def a_kernel_that_compares_for_equality(word: Any, _: int) -> Any:
-    return [word == value for value in range(4)]
-
-
-def a_kernel_that_indexes(word: Any, modulus_bits: int) -> Any:
-    return operator.index(word) + modulus_bits
-
-
-def a_kernel_that_looks_up(word: Any, _: int) -> Any:
-    table: dict[int, int] = {0: 1, 1: 0}
-    return table[word]
-
-
-def a_kernel_that_counts(word: Any, _: int) -> Any:
-    return sum(1 for _ in range(word))
-
-
-def a_kernel_that_leaves_the_words(word: Any, modulus_bits: int) -> Any:
-    return int(word) % (1 << modulus_bits)
-
-
-def a_kernel_that_names_a_dtype(word: Any, _: int) -> Any:
-    return np.asarray(word, dtype=np.uint64)
-
-
-def a_kernel_that_prints(word: Any, _: int) -> Any:
-    return f"{word}"
-
-
-PLANTED: list[Callable[[Any, int], Any]] = [
-    a_kernel_that_branches,
-    a_kernel_that_compares,
-    a_kernel_that_compares_for_equality,
-    a_kernel_that_indexes,
-    a_kernel_that_looks_up,
-    a_kernel_that_counts,
-    a_kernel_that_leaves_the_words,
-    a_kernel_that_names_a_dtype,
-    a_kernel_that_prints,
-]
-
-
-@pytest.mark.parametrize("kernel", PLANTED, ids=lambda kernel: kernel.__name__)
+@pytest.mark.parametrize("kernel", PLANTED.values(), ids=PLANTED.keys())
 def test_a_planted_kernel_that_asks_for_the_value_is_caught(kernel: Callable[[Any, int], Any]) -> None:
     with pytest.raises(DataDependenceError):
         kernel(Word(1, 8), 2)

@@ -1,8 +1,9 @@
-"""Coins of test vectors."""
+"""Coins of test vectors, and coins that are looked at after their use."""
 
 from __future__ import annotations
 
 from secagg.errors import InvalidParameters, Misuse, Reason
+from secagg.simulation.insecure_coins import InsecureSeededCoins
 
 
 class InsecureRecordedCoins:
@@ -35,3 +36,16 @@ class InsecureRecordedCoins:
     def is_exhausted(self) -> bool:
         """Whether every recorded coin was drawn, as a vector demands at its end."""
         return self._position == len(self._recorded)
+
+
+class WatchedCoins:
+    """Coins that keep what they handed out, to see what became of it."""
+
+    def __init__(self) -> None:
+        self.handed_out = list[bytearray]()
+        self._coins = InsecureSeededCoins(b"watched")
+
+    def draw(self, count: int) -> bytearray:
+        """Return the next bytes of a fixed seed."""
+        self.handed_out.append(self._coins.draw(count))
+        return self.handed_out[-1]

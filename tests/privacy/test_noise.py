@@ -6,7 +6,6 @@ import tracemalloc
 from decimal import Decimal, localcontext
 from fractions import Fraction
 from importlib import import_module
-from itertools import islice
 from math import isqrt
 from statistics import NormalDist
 from typing import Any
@@ -16,14 +15,13 @@ import numpy.typing as npt
 import pytest
 
 from secagg.crypto.entropy import SystemCoins
-from secagg.crypto.ring import Ring, reduce
 from secagg.errors import InvalidParameters, Misuse
 from secagg.privacy import noise
 from secagg.privacy.kinds import GREATEST_VARIANCE, NoiseKind, require_variance
 from secagg.privacy.noise import sample
 from secagg.simulation.insecure_coins import InsecureSeededCoins
 from tests.harness.distributions import PMFS, WORST_DEVIATION, deviation, deviation_from, gaussian_pmf, skellam_pmf
-from tests.harness.recorded_coins import InsecureRecordedCoins
+from tests.harness.recorded_coins import InsecureRecordedCoins, WatchedCoins
 
 Vector = npt.NDArray[np.int64]
 Pmf = list[float]
@@ -190,30 +188,14 @@ def test_words_beyond_the_last_multiple_of_a_bound_are_drawn_again(bound: int) -
         assert below(bound, 2, words("<u8", last + 1, 1, (1 << 64) - 1, 4)).tolist() == [4 % bound, 1]
 
 
-@pytest.mark.parametrize("bound", [2, 3, 10, 33])
+@pytest.mark.parametrize("bound", [1, 2, 3, 10, 33])
 def test_integers_below_a_bound_are_uniform(bound: int) -> None:
     counts = np.bincount(below(bound, 60_000, InsecureSeededCoins(b"uniform")), minlength=bound)
     assert counts.size == bound
-    assert abs(deviation(counts.tolist(), [60_000 / bound] * bound)) < WORST_DEVIATION
-
-
-def test_there_is_one_integer_below_one() -> None:
-    assert below(1, 3, words("<u8")).tolist() == [0, 0, 0]
+    assert bound == 1 or abs(deviation(counts.tolist(), [60_000 / bound] * bound)) < WORST_DEVIATION
 
 
 # --- Coins ------------------------------------------------------------------------------------------------------------
-
-
-class Watched:
-    """Coins that keep what they handed out, to see what became of it."""
-
-    def __init__(self) -> None:
-        self.handed_out = list[bytearray]()
-        self._coins = InsecureSeededCoins(b"watched")
-
-    def draw(self, count: int) -> bytearray:
-        self.handed_out.append(self._coins.draw(count))
-        return self.handed_out[-1]
 
 
 class Constant:
@@ -255,7 +237,7 @@ def test_consecutive_vectors_of_one_source_differ(kind: NoiseKind) -> None:
 
 @KINDS
 def test_coins_are_overwritten(kind: NoiseKind) -> None:
-    coins = Watched()
+    coins = WatchedCoins()
     sample(kind, Fraction(100), 1000, coins)
     assert sum(len(buffer) for buffer in coins.handed_out) >= 1000
     assert not any(any(buffer) for buffer in coins.handed_out)
@@ -300,13 +282,6 @@ def test_pieces_do_not_change_the_distribution(monkeypatch: pytest.MonkeyPatch, 
     assert abs(deviation_from(values, PMFS[kind](Fraction(5, 2)))) < WORST_DEVIATION
     ends = np.concatenate([values[start - 1 : start + 1] for start in range(97, values.size, 97)])
     assert abs(deviation_from(ends, PMFS[kind](Fraction(5, 2)))) < WORST_DEVIATION
-
-
-@KINDS
-def test_many_short_vectors_have_the_distribution_of_a_long_one(kind: NoiseKind) -> None:
-    coins = InsecureSeededCoins(b"short")
-    values = np.concatenate([sample(kind, Fraction(2), length, coins) for length in islice((1, 2, 3) * 400, 1200)])
-    assert abs(deviation_from(values, PMFS[kind](Fraction(2)))) < WORST_DEVIATION
 
 
 @KINDS
@@ -383,32 +358,3 @@ def test_kinds_and_lengths_of_other_types_are_refused() -> None:
     for length in (-1, 1.0, True):
         with pytest.raises(InvalidParameters, match="a length is"):
             sample(NoiseKind.SKELLAM, Fraction(1), length, SystemCoins())
-
-
-# --- In the ring ------------------------------------------------------------------------------------------------------
-
-
-@KINDS
-@pytest.mark.parametrize("modulus_bits", [12, 16, 20, 33, 64])
-def test_noise_that_wraps_is_right_after_the_lift_while_the_sum_is_in_range(kind: NoiseKind, modulus_bits: int) -> None:
-    ring = Ring(modulus_bits)
-    values = drawn(kind, 10**4, 20_000, str(modulus_bits))
-    room = ring.greatest - 1_000
-    total = np.linspace(-room, room, values.size).astype(np.int64)
-    total[np.abs(total) > room] = 0
-    in_ring = reduce(values.astype(ring.word), modulus_bits)
-    lifted = ring.lift(ring.add(ring.from_integers(total), in_ring))
-    assert lifted.astype(np.int64).tolist() == (total + values).tolist()
-    # The host takes sum of masks less noise from its sum of masked vectors.
-    masks = np.frombuffer(InsecureSeededCoins(b"masks").draw(ring.word_bytes * values.size), dtype=ring.word)
-    masks = reduce(masks, modulus_bits)
-    masked = ring.add(ring.from_integers(total), masks)
-    assert ring.lift(ring.subtract(masked, ring.subtract(masks, in_ring))).tolist() == lifted.tolist()
-
-
-def test_noise_that_leaves_the_range_is_off_by_a_multiple_of_the_modulus() -> None:
-    ring = Ring(8)
-    values = drawn(NoiseKind.DISCRETE_GAUSSIAN, 10**4, 1_000)
-    lifted = ring.lift(reduce(values.astype(ring.word), 8)).astype(np.int64)
-    assert np.count_nonzero(lifted != values) > 100
-    assert not ((lifted - values) % 256).any()

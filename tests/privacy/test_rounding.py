@@ -20,6 +20,7 @@ from secagg.privacy.rounding import (
     unrounded_norm,
 )
 from secagg.simulation.insecure_coins import InsecureSeededCoins
+from tests.harness.recorded_coins import WatchedCoins
 
 LENGTHS = pytest.mark.parametrize("length", [1, 100, 19_456, 32_768])
 
@@ -65,17 +66,6 @@ class LongCoins:
 def test_whole_values_stay_and_others_may_reach_the_bound() -> None:
     assert rounded(np.array([3.0, 2.0]), 5, LongCoins()).tolist() == [3, 2]
     assert rounded(np.array([2.5, 3.5]), 5, LongCoins()).tolist() == [3, 4]
-
-
-class WatchedCoins:
-    """Coins that keep what they handed out."""
-
-    def __init__(self) -> None:
-        self.handed_out = list[bytearray]()
-
-    def draw(self, count: int) -> bytearray:
-        self.handed_out.append(InsecureSeededCoins(b"watched").draw(count))
-        return self.handed_out[-1]
 
 
 def test_coins_are_overwritten() -> None:

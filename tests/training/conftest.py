@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from secagg.training.settings.configuration import Configuration, changed
 from secagg.training.settings.parts import Examples
 from secagg.training.settings.presets import preset
 from secagg.training.sums.real_sum import secure_sum
+from tests.harness.tutorial import tutorial_scheme
 
 FEATURES, CLASSES = 12, 3
 
@@ -76,6 +78,13 @@ def make_pieces(run: Configuration) -> Pieces:
 def toy_pieces() -> Callable[[Configuration], Pieces]:
     """Return what makes the pieces of a run on the toy task."""
     return make_pieces
+
+
+@pytest.fixture
+def outside(tmp_path: Path) -> str:
+    """Return the name of the tutorial's scheme, in a file that is in no package."""
+    (tmp_path / "my_scheme.py").write_text(tutorial_scheme(), encoding="utf-8")
+    return f"{tmp_path / 'my_scheme.py'}:Ternary"
 
 
 @pytest.fixture

@@ -49,10 +49,6 @@ def test_a_run_learns_and_tells_what_it_did(tmp_path: Path, toy_run: Make, toy_p
     "changes",
     [
         (),
-        ("compression.scheme=sq", "compression.wrap=true"),
-        ("compression.scheme=pruning",),
-        ("compression.scheme=pq", "secagg.protocol=enclave"),
-        ("compression.scheme=pq", "secagg.protocol=two-servers"),
         (
             "compression.scheme=pq",
             "secagg.protocol=two-servers",

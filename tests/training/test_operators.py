@@ -9,10 +9,12 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from secagg.compression.model_update import CalibrationSource
+from secagg.compression.byte_accounting import Accounting, parameter_count, upload_bytes
+from secagg.compression.model_update import CalibrationSource, ModelUpdate
 from secagg.compression.model_update.summed_values import (
     STATISTICS,
     encode_scales,
+    kept_share,
     length,
     reach,
     rotated_reach,
@@ -20,22 +22,28 @@ from secagg.compression.model_update.summed_values import (
 )
 from secagg.compression.product_quantization import ProductQuantization
 from secagg.compression.scalar_quantization import ScalarQuantization
-from secagg.contract import RingSegment, ideal_aggregate
+from secagg.contract import IndexSegment, RingSegment, ideal_aggregate
 from secagg.crypto.entropy import SystemCoins
 from secagg.errors import InvalidParameters
 from secagg.training.codec import Operators, RoundCodec
+from secagg.training.models import model_factory
 from secagg.training.settings.configuration import CompressionSettings, Scheme, Source
+from secagg.training.settings.presets import preset
 
 SHAPES = {"conv.weight": (8, 4, 3, 3), "conv.bias": (8,), "head.weight": (10, 36), "head.bias": (10,)}
 CLIENTS = 5
 Updates = list[dict[str, npt.NDArray[np.float32]]]
 
 
-def updates(scale: float = 0.01, seed: int = 0) -> Updates:
+def updates(scale: float = 0.01, seed: int = 0, *, clients: int = CLIENTS, shared: float = 0.0) -> Updates:
     generator = np.random.default_rng(seed)
+    common = {name: shared * generator.laplace(size=shape) for name, shape in SHAPES.items()}
     return [
-        {name: (scale * generator.laplace(size=shape)).astype(np.float32) for name, shape in SHAPES.items()}
-        for _ in range(CLIENTS)
+        {
+            name: (scale * (generator.laplace(size=shape) + common[name])).astype(np.float32)
+            for name, shape in SHAPES.items()
+        }
+        for _ in range(clients)
     ]
 
 
@@ -55,8 +63,8 @@ def play(
     return codec, made.decode(ideal_aggregate(codec.update.layout, payloads))
 
 
-def scheme_of(codec: RoundCodec, name: str) -> Any:
-    return next(tensor.scheme for tensor in codec.update.tensors if tensor.name == name)
+def scheme_of(update: ModelUpdate, name: str) -> Any:
+    return next(tensor.scheme for tensor in update.tensors if tensor.name == name)
 
 
 def test_a_first_round_without_scales_is_sent_in_fixed_point_and_is_nearly_exact() -> None:
@@ -73,7 +81,7 @@ def test_scales_are_the_mean_of_what_the_clients_updates_reach_to() -> None:
     play(made, 0, given)
     codec, _ = play(made, 1, given)
     assert codec.is_compressed
-    scheme = scheme_of(codec, "head.weight")
+    scheme = scheme_of(codec.update, "head.weight")
     assert isinstance(scheme, ScalarQuantization)
     due = np.mean([np.abs(update["head.weight"]).max() for update in given]) / (63 / 2)
     assert scheme.scales[0] == pytest.approx(due, rel=1e-3)
@@ -84,7 +92,7 @@ def test_a_prior_codebook_is_that_of_no_data_times_the_mean_length() -> None:
     made, given = operators(scheme=Scheme.PRODUCT, codewords=8, block_size=4), updates()
     play(made, 0, given)
     codec, _ = play(made, 1, given)
-    scheme = scheme_of(codec, "head.weight")
+    scheme = scheme_of(codec.update, "head.weight")
     assert isinstance(scheme, ProductQuantization)
     due = np.mean([length(update["head.weight"]) for update in given])
     assert scheme.codebooks[0].values == pytest.approx(unit_codebooks(8, 4)[0] * due, rel=1e-3, abs=1e-9)
@@ -103,7 +111,7 @@ def test_biases_are_in_32_bits_whatever_the_scheme() -> None:
         made = operators(CLIENTS, **settings)
         play(made, 0, updates())
         codec, mean = play(made, 1, given := updates(seed=1))
-        segments = scheme_of(codec, "head.bias").layout.segments
+        segments = scheme_of(codec.update, "head.bias").layout.segments
         assert segments == (RingSegment(32, 10),)
         assert np.abs(mean["head.bias"] - np.mean([update["head.bias"] for update in given], axis=0)).max() < 2.0**-20
 
@@ -113,7 +121,7 @@ def test_parameters_follow_the_updates_from_round_to_round() -> None:
     play(made, 0, updates(0.01))
     wide, _ = play(made, 1, updates(0.001))
     narrow, _ = play(made, 2, updates(0.001))
-    ratio = scheme_of(wide, "head.weight").scales[0] / scheme_of(narrow, "head.weight").scales[0]
+    ratio = scheme_of(wide.update, "head.weight").scales[0] / scheme_of(narrow.update, "head.weight").scales[0]
     assert ratio == pytest.approx(10, rel=0.3)
 
 
@@ -166,7 +174,7 @@ def test_scales_from_the_aggregate_are_smaller_than_what_clients_send() -> None:
     play(made, 0, given)
     codec, _ = play(made, 1, given)
     reached = np.mean([reach(update["head.weight"]) for update in given])
-    assert scheme_of(codec, "head.weight").scales[0] * 63 / 2 < 0.75 * reached
+    assert scheme_of(codec.update, "head.weight").scales[0] * 63 / 2 < 0.75 * reached
 
 
 def test_a_state_that_is_stored_and_restored_gives_the_same_codecs() -> None:
@@ -191,8 +199,8 @@ def test_layers_can_have_other_codebooks_or_none() -> None:
     play(made, 0, updates())
     codec, _ = play(made, 1, updates())
     assert made.recipes.compressed == ("head.weight",)
-    assert scheme_of(codec, "head.weight").block_size == 9
-    assert scheme_of(codec, "conv.weight").layout.segments == (RingSegment(32, 288),)
+    assert scheme_of(codec.update, "head.weight").block_size == 9
+    assert scheme_of(codec.update, "conv.weight").layout.segments == (RingSegment(32, 288),)
 
 
 @pytest.mark.parametrize(
@@ -253,3 +261,84 @@ def test_a_tensor_that_never_moves_is_no_problem() -> None:
     still = [{**update, "head.weight": np.zeros((10, 36), dtype=np.float32)} for update in updates()]
     means = [play(made, number, still)[1] for number in range(3)]
     assert not any(mean["head.weight"].any() for mean in means)
+
+
+# --- Where bits go ----------------------------------------------------------------------------------------------------
+
+
+def second_round(given: Updates, **settings: Any) -> tuple[Operators, dict[str, npt.NDArray[np.float32]]]:
+    """Return the operators after a round that calibrates and one that is compressed, and the mean of that one."""
+    made = operators(len(given), **settings)
+    play(made, 0, given)
+    return made, play(made, 1, given)[1]
+
+
+@pytest.mark.parametrize("scheme", [Scheme.SCALAR, Scheme.PRODUCT])
+def test_biases_in_few_bits_go_through_a_ring_that_the_cohort_cannot_leave(scheme: Scheme) -> None:
+    given = updates(clients=20)
+    made, mean = second_round(given, scheme=scheme, wrap=scheme is Scheme.SCALAR, vector_bits=6)
+    segments = scheme_of(made.codec, "head.bias").layout.segments
+    assert segments == (RingSegment(11, 10),)
+    exact = np.mean([update["head.bias"] for update in given], axis=0)
+    reach = np.mean([np.abs(update["head.bias"]).max() for update in given])
+    # A code's step is reach / 31.5; what reaches beyond the mean reach is clipped, in single clients.
+    assert np.abs(mean["head.bias"] - exact).max() < reach / 10
+    # What everybody sends at full reach stays in the ring.
+    everybody = [{name: np.full(shape, 9.0, np.float32) for name, shape in SHAPES.items()}] * 20
+    codec = made.begin(2, dict)
+    saturated = made.decode(ideal_aggregate(codec.update.layout, [made.encode(u, SystemCoins()) for u in everybody]))
+    assert (saturated["head.bias"] > 0).all()
+
+
+def test_a_layer_of_its_own_may_have_more_codewords_than_it_could_teach() -> None:
+    made, _ = second_round(
+        updates(clients=20), scheme=Scheme.PRODUCT, codewords=16, block_size=9, layers=("conv.weight=32/3",)
+    )
+    own, other = scheme_of(made.codec, "conv.weight"), scheme_of(made.codec, "head.weight")
+    assert isinstance(own, ProductQuantization)
+    assert isinstance(other, ProductQuantization)
+    assert own.layout.segments == (IndexSegment(32, 96),)
+    # The others keep the paper's cap: four blocks for each codeword.
+    assert other.layout.segments == (IndexSegment(8, 40),)
+    ratio = own.codebooks[0].values / np.where(unit_codebooks(32, 3)[0] == 0, np.inf, unit_codebooks(32, 3)[0])
+    assert np.ptp(ratio[ratio != 0]) < 1e-2 * ratio.max()
+
+
+def test_codewords_keep_the_share_of_a_signal_that_is_said_and_more_of_them_keep_more() -> None:
+    shares = [kept_share(codewords, 9) for codewords in (4, 8, 16)]
+    assert shares == sorted(shares)
+    assert 0 < shares[0] < shares[-1] < 1
+    generator = np.random.default_rng(5)
+    blocks = generator.laplace(size=(4000, 4)) / np.sqrt(2)
+    book = unit_codebooks(16, 4)[0]
+    nearest = ((blocks[:, None] - book) ** 2).sum(2).argmin(1)
+    assert kept_share(16, 4) == pytest.approx(float((blocks * book[nearest]).sum() / (blocks**2).sum()), abs=0.02)
+
+
+def test_lengthened_means_are_as_long_as_what_the_clients_have_in_common() -> None:
+    given = updates(clients=20, shared=0.3)
+    settings: dict[str, Any] = {"scheme": Scheme.PRODUCT, "codewords": 16, "block_size": 6}
+    exact = np.mean([update["head.weight"] for update in given], axis=0)
+    slopes = list[float]()
+    for is_lengthened in (False, True):
+        _, mean = second_round(given, **settings, is_lengthened=is_lengthened)
+        slopes.append(float((mean["head.weight"] * exact).sum() / (exact * exact).sum()))
+    made, _ = second_round(given, **settings)
+    book = scheme_of(made.codec, "head.weight").codebooks[0]
+    assert slopes[1] == pytest.approx(slopes[0] / kept_share(book.codewords, book.block_size), rel=1e-6)
+    assert slopes[0] < 0.75
+    assert slopes[1] == pytest.approx(1, abs=0.2)
+
+
+def test_the_preset_of_thirty_times_is_thirty_times_smaller(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unlearned(codewords: int, block_size: int, stages: int = 1) -> tuple[npt.NDArray[np.float64], ...]:
+        return tuple(np.random.default_rng(0).normal(size=(codewords, block_size)) for _ in range(stages))
+
+    # A layout does not depend on what codebooks hold, and large ones take long to learn.
+    monkeypatch.setattr("secagg.compression.model_update.summed_values.unit_codebooks", unlearned)
+    shapes = {
+        name: tuple(value.shape)
+        for name, value in model_factory("stride", classes=10, shape=(1, 28, 28))().named_parameters()
+    }
+    made = Operators(preset("fashion-pq30").compression, shapes, bytes(32), 20)
+    assert parameter_count(shapes) * 4 / upload_bytes(made.planned().layout, Accounting.PAPER) >= 30

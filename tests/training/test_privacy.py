@@ -35,6 +35,17 @@ NOISED = (
 )
 
 
+OF_CLIENTS = (
+    "secagg.mode=real",
+    "local.clip=0.5",
+    "privacy.noise_multiplier=2",
+    "privacy.delta=1e-6",
+    "compression.scheme=rotated",
+    "compression.modulus_bits=20",
+)
+PUBLIC = ("compression.scheme=pq", "compression.calibration=public")
+
+
 def spent(releases: int, multiplier: int = 2) -> float:
     """Return what so many releases cost, of one Gaussian with this multiple of the sensitivity."""
     one = ReleasePart(l2_squared=10**12, l1=None, variance=Fraction(multiplier**2 * 10**12))
@@ -52,19 +63,25 @@ def most_rounds(run: Configuration, rounds: int) -> int:
 @pytest.mark.parametrize(
     "changes",
     [
-        (),
-        ("compression.scheme=pruning", "compression.sparsity=0.5"),
-        ("compression.scheme=pq", "compression.calibration=public"),
+        (*NOISED, "dropouts.rate=0.05"),
+        (*NOISED, "dropouts.rate=0.05", "compression.scheme=pruning", "compression.sparsity=0.5"),
+        (*NOISED, "dropouts.rate=0.05", *PUBLIC),
+        (*NOISED, "secagg.protocol=two-servers", *PUBLIC),
+        *(
+            (*OF_CLIENTS, f"secagg.protocol={protocol}", f"secagg.mode={mode}")
+            for protocol in ("pairwise", "one-message")
+            for mode in ("real", "ideal")
+        ),
     ],
 )
 def test_epsilon_is_that_of_the_client_that_was_in_most_rounds(
     tmp_path: Path, toy_run: Make, toy_pieces: Pieced, changes: tuple[str, ...]
 ) -> None:
-    run = toy_run(*NOISED, "dropouts.rate=0.05", *changes)
+    run = toy_run(*changes)
     summary = train(run, tmp_path, pieces=toy_pieces(run))
     found = [record.epsilon for record in read_records(tmp_path)]
     due = [spent(most_rounds(run, rounds)) for rounds in range(1, 5)]
-    assert found == pytest.approx(due, rel=1e-6)
+    assert found == pytest.approx(due, rel=1e-3 if "secagg.protocol=two-servers" in changes else 1e-6)
     assert summary["epsilon"] == found[-1]
     assert due[-1] > due[0]
 
@@ -80,14 +97,15 @@ def test_a_resumed_run_has_not_forgotten_what_was_spent(toy_run: Make, toy_piece
     assert record.epsilon == pytest.approx(spent(most_rounds(run, 4)), rel=1e-6)
 
 
-def test_the_noise_has_the_size_that_was_asked_for(toy_run: Make, toy_pieces: Pieced) -> None:
+@pytest.mark.parametrize("changes", [NOISED, *((*OF_CLIENTS, f"secagg.mode={mode}") for mode in ("real", "ideal"))])
+def test_the_noise_has_the_size_that_was_asked_for(toy_run: Make, toy_pieces: Pieced, changes: tuple[str, ...]) -> None:
     # One client's clipped update can become its opposite, which is twice the clip; the mean is over 6 clients.
-    run = toy_run(*NOISED, "local.rate=1e-12")
+    run = toy_run(*changes, "local.rate=1e-12")
     played = Run(run, toy_pieces(run))
     before = {name: value.copy() for name, value in played.parameters.items()}
     played.advance()
     moved = np.concatenate([(played.parameters[name] - before[name]).ravel() for name in before])
-    assert moved.std() == pytest.approx(2 * 2 * 0.5 / 6, rel=0.2)
+    assert moved.std() == pytest.approx(2 * 2 * 0.5 / 6, rel=0.25)
 
 
 def test_smaller_neighbourhoods_need_half_of_the_noise(toy_run: Make) -> None:
@@ -166,36 +184,6 @@ def test_rounds_are_counted_with_those_who_are_about_to_be_in_one() -> None:
 
 # --- Noise of clients -------------------------------------------------------------------------------------------------
 
-OF_CLIENTS = (
-    "secagg.mode=real",
-    "local.clip=0.5",
-    "privacy.noise_multiplier=2",
-    "privacy.delta=1e-6",
-    "compression.scheme=rotated",
-    "compression.modulus_bits=20",
-)
-
-
-@pytest.mark.parametrize("mode", ["real", "ideal"])
-@pytest.mark.parametrize("protocol", ["pairwise", "one-message"])
-def test_clients_noise_costs_what_that_of_an_enclave_does(
-    tmp_path: Path, toy_run: Make, toy_pieces: Pieced, protocol: str, mode: str
-) -> None:
-    run = toy_run(*OF_CLIENTS, f"secagg.protocol={protocol}", f"secagg.mode={mode}")
-    train(run, tmp_path, pieces=toy_pieces(run))
-    found = [record.epsilon for record in read_records(tmp_path)]
-    assert found == pytest.approx([spent(most_rounds(run, rounds)) for rounds in range(1, 5)], rel=1e-6)
-
-
-@pytest.mark.parametrize("mode", ["real", "ideal"])
-def test_clients_noise_has_the_size_that_was_asked_for(toy_run: Make, toy_pieces: Pieced, mode: str) -> None:
-    run = toy_run(*OF_CLIENTS, "secagg.protocol=pairwise", f"secagg.mode={mode}", "local.rate=1e-12")
-    played = Run(run, toy_pieces(run))
-    before = {name: value.copy() for name, value in played.parameters.items()}
-    played.advance()
-    moved = np.concatenate([(played.parameters[name] - before[name]).ravel() for name in before])
-    assert moved.std() == pytest.approx(2 * 2 * 0.5 / 6, rel=0.25)
-
 
 def test_an_unrotated_update_has_noise_for_each_of_its_segments(toy_run: Make, toy_pieces: Pieced) -> None:
     run = toy_run(*OF_CLIENTS[:-2], "secagg.protocol=pairwise")
@@ -254,11 +242,3 @@ def test_noise_is_said_once(toy_run: Make, mode: str, multiplier: int, setting: 
 def test_rotated_steps_need_a_clip(toy_run: Make) -> None:
     with pytest.raises(InvalidParameters, match="set local"):
         toy_run("compression.scheme=rotated")
-
-
-def test_two_servers_add_noise_enough_alone(tmp_path: Path, toy_run: Make, toy_pieces: Pieced) -> None:
-    changes = ("secagg.protocol=two-servers", "compression.scheme=pq", "compression.calibration=public")
-    run = toy_run(*NOISED, *changes)
-    train(run, tmp_path, pieces=toy_pieces(run))
-    found = [record.epsilon for record in read_records(tmp_path)]
-    assert found == pytest.approx([spent(most_rounds(run, rounds)) for rounds in range(1, 5)], rel=1e-3)

@@ -1,6 +1,6 @@
 """What a study on the bundled images has to show, each run once: 20 clients a round, over exact modular sums.
 
-Twelve rounds show it already; the 50 of the study are for ``make test-long``.
+Eight rounds show it already; the 50 of the study are for ``make test-long``.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ PRODUCT = ("compression.scheme=pq", "secagg.protocol=enclave")
 
 
 LENGTHS = [
-    pytest.param(("rounds=12", "evaluation.every=3"), id="12 rounds"),
+    pytest.param(("rounds=8", "evaluation.every=2"), id="8 rounds"),
     pytest.param(("rounds=50", "evaluation.every=5"), id="50 rounds", marks=pytest.mark.long),
 ]
 

@@ -15,7 +15,7 @@ import pytest
 from secagg.cli import main
 from secagg.errors import InvalidParameters
 from secagg.training.records import Accuracy, RoundRecord
-from secagg.training.reports import Cell, FinishedRun, cells_of, conclusion, read_runs, table, write_report
+from secagg.training.reports import Cell, FinishedRun, cells_of, conclusion, read_runs, table
 from secagg.training.runs import driver
 from secagg.training.runs.driver import read_grid, sweep, train
 from secagg.training.runs.rounds import Pieces
@@ -124,8 +124,16 @@ def runs(tmp_path: Path, toy_run: Make, toy_pieces: Pieced) -> Path:
 
 
 def test_a_report_has_every_column_that_says_something_and_every_figure(runs: Path, tmp_path: Path) -> None:
-    report = write_report([runs], tmp_path / "figures")
-    text = report.read_text(encoding="utf-8")
+    """As the command writes it, which needs no torch."""
+    program = (
+        "import sys; sys.modules['torch'] = None\n"
+        "from secagg.cli import main\n"
+        f"sys.exit(main(['plot', {str(runs)!r}, '--out', {str(tmp_path / 'figures')!r}]))"
+    )
+    child = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)  # noqa: S603
+    assert child.returncode == 0, child.stderr
+    assert [len(cell.runs) for cell in cells_of(read_runs([runs]))] == [2] * 6, "seeds make one cell"
+    text = (tmp_path / "figures" / "report.md").read_text(encoding="utf-8")
     header = next(line for line in text.splitlines() if line.startswith("| run"))
     assert [cell.strip() for cell in header.strip("|").split("|")] == [
         "run",
@@ -174,29 +182,14 @@ def test_a_report_concludes_which_update_is_the_smallest_that_costs_no_accuracy(
     assert "no uncompressed run" in conclusion([fair])
 
 
-def test_plotting_needs_no_torch(runs: Path, tmp_path: Path) -> None:
-    program = (
-        "import sys; sys.modules['torch'] = None\n"
-        "from secagg.cli import main\n"
-        f"sys.exit(main(['plot', {str(runs)!r}, '--out', {str(tmp_path / 'figures')!r}]))"
-    )
-    child = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)  # noqa: S603
-    assert child.returncode == 0, child.stderr
-    assert (tmp_path / "figures" / "report.md").exists()
-
-
-def test_runs_that_differ_in_their_seeds_are_one_cell(runs: Path) -> None:
-    cells = cells_of(read_runs([runs]))
-    assert [len(cell.runs) for cell in cells] == [2] * 6
-
-
-def test_two_copies_of_a_run_are_one_seed(runs: Path, tmp_path: Path) -> None:
-    one, *_ = sorted(folder for folder in runs.iterdir() if folder.is_dir())
+def test_two_copies_of_a_run_are_one_seed(tmp_path: Path, toy_run: Make, toy_pieces: Pieced) -> None:
+    run, one = toy_run("rounds=2"), tmp_path / "one"
+    train(run, one, pieces=toy_pieces(run))
     for name in ("copy", "another"):
         shutil.copytree(one, tmp_path / name)
     lines = (tmp_path / "copy" / "metrics.jsonl").read_text().splitlines(keepends=True)
     (tmp_path / "copy" / "metrics.jsonl").write_text(lines[0])
-    (cell,) = cells_of(read_runs([one, tmp_path]))
+    (cell,) = cells_of(read_runs([tmp_path]))
     assert [len(run.records) for run in cell.runs] == [len(lines)], "the longest counts"
 
 

@@ -94,20 +94,6 @@ def test_bytes_are_those_of_the_shortest_way_to_the_model(
         last |= dict.fromkeys(clients, number)
 
 
-def test_a_resumed_run_equals_a_straight_one_and_counts_the_same_bytes(
-    tmp_path: Path, toy_run: Make, toy_pieces: Pieced
-) -> None:
-    longer = toy_run(*SUMS, "dropouts.rate=0.3", "clients_per_round=8")
-    train(longer, tmp_path / "straight", pieces=toy_pieces(longer))
-    shorter = toy_run(*SUMS, "dropouts.rate=0.3", "clients_per_round=8", "rounds=2")
-    train(shorter, tmp_path / "cut", pieces=toy_pieces(shorter))
-    train(longer, tmp_path / "cut", resume=True, pieces=toy_pieces(longer))
-    straight, cut = (read_records(tmp_path / name) for name in ("straight", "cut"))
-    assert [record.model_bytes for record in straight] == [record.model_bytes for record in cut]
-    models = [np.load(tmp_path / name / "model.npz") for name in ("straight", "cut")]
-    assert all(np.array_equal(models[0][name], models[1][name]) for name in models[0].files)
-
-
 def test_a_round_that_released_nothing_costs_nothing_down() -> None:
     model = HeldModel.rounded(np.ones(2000, np.float32), seed=bytes(32), name="u", sizes=(2000,), round_number=0)
     told = ToldSums(model)

@@ -5,11 +5,8 @@ from __future__ import annotations
 import io
 import json
 import math
-import subprocess
-import sys
 from collections.abc import Callable, Mapping
 from functools import partial
-from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +15,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
+from secagg.cli import main
 from secagg.compression.model_update import decode_parameters, encode_parameters
 from secagg.compression.outside import outside_factory
 from secagg.compression.peak import PeakCode
@@ -47,13 +45,6 @@ Make = Callable[..., Configuration]
 Pieced = Callable[[Configuration], Pieces]
 SHAPES = {"embedding": (40, 10), "weight": (10, 5), "bias": (5,)}
 SIDES = {"embedding": 1e-4, "weight": 0.02, "bias": 0.5}
-
-
-@pytest.fixture
-def outside(tmp_path: Path) -> str:
-    """Return the name of the tutorial's scheme, in a file that is in no package."""
-    (tmp_path / "my_scheme.py").write_text(tutorial_scheme(), encoding="utf-8")
-    return f"{tmp_path / 'my_scheme.py'}:Ternary"
 
 
 def settings(scheme: Scheme = Scheme.PEAK, **changes: Any) -> CompressionSettings:
@@ -196,36 +187,6 @@ def test_real_protocols_give_the_sum(
 def models(folder: Path) -> dict[str, Any]:
     with np.load(folder / MODEL_NAME) as stored:
         return {name: stored[name] for name in stored.files}
-
-
-@pytest.mark.parametrize(
-    ("lengths", "scheme"),
-    [("", "outside"), ("voted", "peak"), *product(("own", "median", "fixed"), ("peak", "sketch"))],
-)
-def test_a_resumed_run_is_the_straight_one(  # noqa: PLR0913, PLR0917 -- fixtures
-    tmp_path: Path, toy_run: Make, toy_pieces: Pieced, outside: str, scheme: str, lengths: str
-) -> None:
-    named = outside if scheme == "outside" else scheme
-    run = toy_run(
-        "rounds=6",
-        f"compression.scheme={named}",
-        *(["compression.refresh=4", f"compression.lengths={lengths}"] if lengths else []),
-        "server.falling=0.5",
-        "server.averaged=3",
-        *(["secagg.protocol=enclave"] if lengths == "median" or scheme == "peak" else []),
-        *(["secagg.settings=['mode=semi_honest']"] if scheme == "sketch" and lengths == "own" else []),
-    )
-    train(run, tmp_path / "straight", pieces=toy_pieces(run))
-    train(changed(run, ["rounds=6"]), tmp_path / "resumed", pieces=toy_pieces(run), observers=[])
-    stopped = Run(run, toy_pieces(run))
-    for _ in range(3):
-        stopped.advance()
-    going_on = Run(run, toy_pieces(run))
-    going_on.restore(stopped.checkpoint())
-    while going_on.next_round < run.rounds:
-        going_on.advance()
-    straight = models(tmp_path / "straight")
-    assert all(np.array_equal(going_on.shown[name], value) for name, value in straight.items())
 
 
 def test_a_falling_rate_falls_over_the_last_share() -> None:
@@ -397,36 +358,22 @@ def test_the_scheme_of_the_tutorial_is_short_and_keeps_every_law(outside: str) -
 
 def test_a_scheme_in_a_file_trains_resumes_and_appears_in_figures(tmp_path: Path, outside: str) -> None:
     """As a new user would: the tutorial's commands, with fewer rounds and clients."""
-    command = [sys.executable, "-m", "secagg.cli"]
-    begun = [*command, "train", "--preset", "fashion-none", "--out", str(tmp_path / "run")]
-    for change in (
-        "rounds=4",
-        "clients_per_round=5",
-        f"compression.scheme={outside}",
-        "secagg.mode=real",
-        "secagg.every=4",
-        "checkpoint_every=2",
-        "evaluation.every=2",
-    ):
-        begun += ["--set", change]
-    subprocess.run(begun, check=True, capture_output=True, timeout=300)  # noqa: S603 -- our own command
-    longer = ["rounds=6" if part == "rounds=4" else part for part in begun]
-    subprocess.run([*longer, "--resume"], check=True, capture_output=True, timeout=300)  # noqa: S603 -- likewise
-    summary = json.loads((tmp_path / "run" / "summary.json").read_text(encoding="utf-8"))
+    run, figures = tmp_path / "run", tmp_path / "figures"
+    changes = [
+        *("clients_per_round=5", f"compression.scheme={outside}", "secagg.mode=real", "secagg.every=4"),
+        *("checkpoint_every=2", "evaluation.every=2"),
+    ]
+    begun = ["train", "--preset", "fashion-none", "--out", str(run), *(f"--set={change}" for change in changes)]
+    assert main([*begun, "--set=rounds=4"]) == 0
+    assert main([*begun, "--set=rounds=6", "--resume"]) == 0
+    summary = json.loads((run / "summary.json").read_text(encoding="utf-8"))
     assert summary["rounds"] == 6
     assert summary["factor"] == pytest.approx(32 / 4, rel=0.01)
     assert {"plot", "--resume", "compression.scheme=my_scheme.py:Ternary"} <= set(tutorial_commands().split())
-    assert (tmp_path / "run" / "configuration.toml").read_text(encoding="utf-8").count("my_scheme.py:Ternary") == 1
+    assert (run / "configuration.toml").read_text(encoding="utf-8").count("my_scheme.py:Ternary") == 1
     pytest.importorskip("matplotlib")
-    shown = subprocess.run(  # noqa: S603 -- likewise
-        [*command, "plot", str(tmp_path / "run"), "--out", str(tmp_path / "figures")],
-        check=False,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert shown.returncode == 0, shown.stderr
-    assert (tmp_path / "figures" / "accuracy-uplink.png").stat().st_size > 0
+    assert main(["plot", str(run), "--out", str(figures)]) == 0
+    assert (figures / "accuracy-uplink.png").stat().st_size > 0
 
 
 def test_what_a_scheme_from_outside_is_made_of_travels_and_comes_back(outside: str) -> None:
@@ -476,25 +423,3 @@ def test_what_cannot_be_imported_is_refused_by_name(named: str, message: str) ->
 
 
 # --- Refused ----------------------------------------------------------------------------------------------------------
-
-_PEAK = ("compression.scheme=peak", "secagg.protocol=enclave")
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        (("compression.scheme=peak",), "'peak' sends indices"),
-        (("compression.scheme=sketch", "compression.bits=9"), "codes of 1 to 8 bits"),
-        (("compression.scheme=sketch", "server.optimizer=fedavgm"), "noise of 'sketch', 10 times as long"),
-        (("compression.scheme=outside",), "set the former alone"),
-        (("compression.outside=a:b",), "set the former alone"),
-        (("compression.rate=auto",), "'peak'"),
-        ((*_PEAK, "compression.harm=0.1"), "compression.rate = 'auto'"),
-        ((*_PEAK, "compression.rate=auto", "compression.cohort_bits=3.0"), "finds the bits itself"),
-        ((*_PEAK, "compression.rate=auto", "compression.places=3"), "finds the bits itself"),
-        (("compression.scheme=sketch", "compression.lengths=voted", "secagg.protocol=enclave"), "blocks vote"),
-    ],
-)
-def test_what_does_not_go_together_is_refused(changes: tuple[str, ...], message: str) -> None:
-    with pytest.raises(InvalidParameters, match=message):
-        changed(preset("fashion-none"), changes)

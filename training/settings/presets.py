@@ -13,7 +13,6 @@ from .configuration import (
     Configuration,
     DataSettings,
     EvaluationSettings,
-    Lengths,
     LocalTraining,
     Optimizer,
     Scheme,
@@ -107,8 +106,7 @@ _family(_CELEBA, replace(_SQ, bits=7, modulus_bits=10), _PRUNING, _paper_pq)
 _family(_FEMNIST, replace(_SQ, bits=7, modulus_bits=10), _PRUNING, _paper_pq)
 _family(_SENT140, replace(_SQ, bits=7, modulus_bits=14), _PRUNING, _paper_pq)
 # One bit a weight, or less, for the whole cohort; and the same for the uncompressed run that it is compared with.
-# Lengths as the study measured them, in which every client is honest; the default is their median.
-_PEAK: Final = CompressionSettings(scheme=Scheme.PEAK, places=128, refresh=10, lengths=Lengths.OWN)
+_PEAK: Final = CompressionSettings(scheme=Scheme.PEAK, places=128, refresh=10)
 _SKETCH: Final = CompressionSettings(scheme=Scheme.SKETCH, bits=1, refresh=10)
 for _name, _compression, _protocol, _chosen in (
     ("peak", _PEAK, "enclave", ()),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pickle
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -28,6 +28,7 @@ from secagg.protocols.two_servers.lanes.fields import (
     subtract,
     wraps,
 )
+from tests.harness.hidden_words import NarrowWord
 
 KEY = bytes(range(1, 33))
 FIELDS = pytest.mark.parametrize("field", [LaneField(modulus) for modulus in MODULI], ids=lambda field: field.modulus)
@@ -36,54 +37,17 @@ FIELDS = pytest.mark.parametrize("field", [LaneField(modulus) for modulus in MOD
 # --- Kernels ----------------------------------------------------------------------------------------------------------
 
 
-class DataDependenceError(Exception):
-    """A kernel asked a word for its value."""
-
-
-class Word:
-    """A word of 64 bits that a kernel can only compute with."""
-
-    __array_ufunc__ = None
-
-    def __init__(self, revealed: int) -> None:
-        assert 0 <= revealed < 1 << 64, "a word wrapped"
-        self.revealed = revealed
-
-    def __add__(self, other: Word | int) -> Word:
-        return Word(self.revealed + (other.revealed if isinstance(other, Word) else other))
-
-    def __sub__(self, other: Word) -> Word:
-        return Word((self.revealed - other.revealed) % (1 << 64))
-
-    def __rsub__(self, other: int) -> Word:
-        return Word(other - self.revealed)
-
-    def __mul__(self, other: int) -> Word:
-        return Word(self.revealed * other)
-
-    def __and__(self, other: int) -> Word:
-        return Word(self.revealed & other)
-
-    def __rshift__(self, by: int) -> Word:
-        return Word(self.revealed >> by)
-
-    def _refuse(self, *_: object) -> NoReturn:
-        raise DataDependenceError
-
-    __bool__ = __index__ = __int__ = __float__ = __len__ = __iter__ = __getitem__ = __lt__ = __ge__ = _refuse
-
-
 @FIELDS
 @given(data=st.data())
 def test_kernels_run_on_words_that_refuse_to_be_looked_at(field: LaneField, data: st.DataObject) -> None:
     q, bits = field.modulus, field.bits
     left, right = data.draw(st.integers(0, q - 1)), data.draw(st.integers(0, q - 1))
-    assert add(Word(left), Word(right), bits).revealed == (left + right) % q
-    assert subtract(Word(left), Word(right), bits).revealed == (left - right) % q
-    assert centre(Word(left), bits).revealed == (left if 2 * left < q else left - q) % (1 << 64)
+    assert add(NarrowWord(left), NarrowWord(right), bits).revealed == (left + right) % q
+    assert subtract(NarrowWord(left), NarrowWord(right), bits).revealed == (left - right) % q
+    assert centre(NarrowWord(left), bits).revealed == (left if 2 * left < q else left - q) % (1 << 64)
     greatest = data.draw(st.integers(0, (1 << 63) - 1))
     value = data.draw(st.integers(0, greatest))
-    assert reduce(Word(value), bits, greatest).revealed == value % q
+    assert reduce(NarrowWord(value), bits, greatest).revealed == value % q
 
 
 @FIELDS

@@ -1,6 +1,6 @@
 """The kernels run on words that refuse to be looked at, and keep the invariant of the tree."""
 
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,60 +19,9 @@ from secagg.protocols.two_servers.point_functions.kernels import (
 )
 from secagg.protocols.two_servers.point_functions.shares import control_bits_in, masked_in
 from secagg.simulation.insecure_coins import InsecureSeededCoins
+from tests.harness.hidden_words import Word
 
 SAMPLES = 64
-
-
-class DataDependenceError(Exception):
-    """A kernel asked a word for its value."""
-
-
-class Word:
-    """A word that wraps, whose value no kernel can ask for."""
-
-    __slots__ = ("bits", "revealed")
-    __array_ufunc__ = None
-
-    def __init__(self, revealed: int, bits: int) -> None:
-        self.revealed = revealed % (1 << bits)
-        self.bits = bits
-
-    def _operand(self, other: object) -> int:
-        if isinstance(other, Word):
-            assert other.bits == self.bits, "words of two sizes meet"
-            return other.revealed
-        assert type(other) is int, f"{type(other).__name__} is no constant of a kernel"
-        assert 0 <= other < 1 << self.bits, f"{other} does not fit a word of {self.bits} bits"
-        return other
-
-    def __add__(self, other: object) -> "Word":
-        return Word(self.revealed + self._operand(other), self.bits)
-
-    def __sub__(self, other: object) -> "Word":
-        return Word(self.revealed - self._operand(other), self.bits)
-
-    def __rsub__(self, other: object) -> "Word":
-        return Word(self._operand(other) - self.revealed, self.bits)
-
-    def __mul__(self, other: object) -> "Word":
-        return Word(self.revealed * self._operand(other), self.bits)
-
-    def __and__(self, other: object) -> "Word":
-        return Word(self.revealed & self._operand(other), self.bits)
-
-    def __xor__(self, other: object) -> "Word":
-        return Word(self.revealed ^ self._operand(other), self.bits)
-
-    def __rshift__(self, by: object) -> "Word":
-        assert type(by) is int, f"a shift by {type(by).__name__} depends on data"
-        return Word(self.revealed >> by, self.bits)
-
-    def _refuse(self, *_: object) -> NoReturn:
-        raise DataDependenceError
-
-    __bool__ = __index__ = __int__ = __float__ = __hash__ = __len__ = __iter__ = __getitem__ = _refuse
-    __lt__ = __le__ = __gt__ = __ge__ = __eq__ = __ne__ = _refuse
-    __repr__ = __str__ = __format__ = __bytes__ = __array__ = _refuse
 
 
 def drawn(name: str, bits: int = 64, below: int | None = None) -> list[int]:
