@@ -21,6 +21,7 @@ from secagg.platforms.settings import SecAggSettings
 from secagg.protocols.one_message import EpochRecord
 from secagg.session.sockets import HelperLost
 from tests.flower.test_rounds_in_memory import CLIENTS, MODEL, MemoryGrid, adding, folders, log
+from tests.harness.platform_keys import committee as signed_committee
 
 __all__ = ["folders", "log"]
 pytestmark = [pytest.mark.flower, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
@@ -215,12 +216,13 @@ def test_bounds_are_those_of_every_value_of_a_segment() -> None:
 
 @pytest.fixture
 def committee(folders: Path) -> SecAggSettings:
-    signed = ["holder", "record", "--authority", str(folders / "keys" / "authority.key"), "--number", "1"]
-    signed += ["--roster", str(folders / "keys" / "roster.json"), "--out", str(folders / "record")]
-    assert main([*signed, *(part for client in range(4) for part in ("--client", str(client)))]) == 0
-    return SecAggSettings(
-        protocol="one-message", roster=str(folders / "keys" / "roster.json"), epoch=str(folders / "record")
-    )
+    return committee_of(folders, 1)
+
+
+def committee_of(folders: Path, number: int) -> SecAggSettings:
+    """Return the settings of a run in an epoch of four nodes."""
+    roster, signed = str(folders / "keys" / "roster.json"), signed_committee(folders, range(4), number)
+    return SecAggSettings(protocol="one-message", roster=roster, epoch=signed["epoch"])
 
 
 def test_a_committee_of_nodes_sums_round_after_round(folders: Path, committee: SecAggSettings) -> None:
@@ -240,12 +242,8 @@ def test_a_committee_of_nodes_sums_round_after_round(folders: Path, committee: S
 
 def test_a_node_follows_no_server_back_to_an_older_epoch(folders: Path, committee: SecAggSettings) -> None:
     """The authority began epoch 2 without waiting for the end of 1: its holders are not to be trusted any more."""
-    signed = ["holder", "record", "--authority", str(folders / "keys" / "authority.key"), "--number", "2"]
-    signed += ["--roster", str(folders / "keys" / "roster.json"), "--out", str(folders / "newer")]
-    assert main([*signed, *(part for client in range(4) for part in ("--client", str(client)))]) == 0
-    newer = SecAggSettings(protocol="one-message", roster=committee.roster, epoch=str(folders / "newer"))
     inner = MemoryGrid(mod(folders), adding(0.125))
-    inner.round(grid_of(inner, newer), MODEL)
+    inner.round(grid_of(inner, committee_of(folders, 2)), MODEL)
     later = MemoryGrid(mod(folders), adding(0.125), run=9)
     with pytest.raises(ThresholdNotMet):
         later.round(grid_of(later, committee), {name: values + 2 for name, values in MODEL.items()})
