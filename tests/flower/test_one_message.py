@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import logging
-import subprocess
-import sys
-from collections.abc import Callable, Iterator
-from importlib import import_module
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,64 +15,28 @@ from secagg.compression.model_update.summed_values import value_bounds
 from secagg.errors import InvalidParameters, ThresholdNotMet
 from secagg.platforms.schemes import SchemeChoice
 from secagg.platforms.settings import SecAggSettings
-from secagg.protocols.one_message import EpochRecord
 from secagg.session.sockets import HelperLost
-from tests.flower.test_rounds_in_memory import CLIENTS, MODEL, MemoryGrid, adding, folders, log
+from tests.flower.test_rounds_in_memory import CLIENTS, MODEL, MemoryGrid, adding, folders, grid_of, log
 from tests.harness.platform_keys import committee as signed_committee
+from tests.harness.standing_holders import StandingHolders
 
 __all__ = ["folders", "log"]
 pytestmark = [pytest.mark.flower, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
 HOLDERS = 4
-main: Callable[[list[str]], int] = import_module("secagg.cli").main
-"""By name: a type checker would follow the commands into training, which this environment is without."""
 
 
-class Standing:
-    """Standing holders of an epoch, as their operators start them."""
+class Standing(StandingHolders):
+    """Holders that the clients' authority names."""
 
-    def __init__(self, folder: Path, capsys: pytest.CaptureFixture[str], count: int = HOLDERS, *more: str) -> None:
-        self.folder, self.count, self.more = folder, count, more
-        keys = [part for number in range(count) for part in ("--holder", self.key(number, capsys))]
-        self.record = folder / "record"
-        signed = ["holder", "record", "--authority", str(folder / "keys" / "authority.key"), "--number", "1"]
-        assert main([*signed, *keys, *more, "--out", str(self.record)]) == 0
-        self.authority = EpochRecord.decode(self.record.read_bytes()).authority.hex()
-        self.processes = dict[int, subprocess.Popen[str]]()
-        for number in range(count):
-            self.start(number)
-
-    def key(self, number: int, capsys: pytest.CaptureFixture[str]) -> str:
-        assert main(["holder", "keys", "--out", str(self.folder / f"holder-{number}")]) == 0
-        return capsys.readouterr().out.strip()
-
-    def socket(self, number: int) -> str:
-        return str(self.folder / f"{number}.socket")
-
-    def start(self, number: int) -> None:
-        corrupted = self.more[1] if self.more else "1"
-        process = subprocess.Popen(  # noqa: S603 -- our own command
-            [
-                *(sys.executable, "-m", "secagg.cli", "holder", "serve", "--record", str(self.record)),
-                *("--key", str(self.folder / f"holder-{number}"), "--authority", self.authority),
-                *("--journal", str(self.folder / f"journal-{number}"), "--socket", self.socket(number)),
-                *("--corrupted", corrupted, "--minimum-holders", str(self.count)),
-            ],
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        self.processes[number] = process
-        assert process.stdout is not None
-        assert "is ready" in process.stdout.readline()
-
-    def kill(self, number: int) -> None:
-        process = self.processes.pop(number)
-        process.kill()
-        process.communicate()
+    def __init__(self, folder: Path, count: int = HOLDERS, *more: str) -> None:
+        corrupted = more[1] if more else "1"
+        floors = ("--corrupted", corrupted, "--minimum-holders", str(count))
+        super().__init__(folder, folder / "keys" / "authority.key", count, *more, serve=floors)
 
     def settings(self, **changes: Any) -> SecAggSettings:
         given = {
             "roster": str(self.folder / "keys" / "roster.json"),
-            "epoch": str(self.record),
+            "epoch": str(self.folder / "record"),
             "holders": ",".join(map(self.socket, range(self.count))),
             "stage_timeout": 20.0,
             **changes,
@@ -84,15 +45,10 @@ class Standing:
 
 
 @pytest.fixture
-def standing(folders: Path, capsys: pytest.CaptureFixture[str], request: pytest.FixtureRequest) -> Iterator[Standing]:
-    made = Standing(folders, capsys, *getattr(request, "param", ()))
+def standing(folders: Path, request: pytest.FixtureRequest) -> Iterator[Standing]:
+    made = Standing(folders, *getattr(request, "param", ()))
     yield made
-    for number in list(made.processes):
-        made.kill(number)
-
-
-def grid_of(inner: MemoryGrid, settings: SecAggSettings) -> Any:
-    return plugin.SecAggGrid(inner, settings=settings)  # type: ignore[arg-type]
+    made.end()
 
 
 def mod(folder: Path, **floors: Any) -> plugin.SecAggMod:

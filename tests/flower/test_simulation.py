@@ -33,7 +33,7 @@ ONE_MESSAGE = {
 
 SCENARIOS = [
     *("twin", "scalar", *DROPPED, "active", *ACTIVE, "too_many_gone", "restarted", "rolled_back", "averaging"),
-    *("private", "not_averaging", "hybrid", "even_sizes", "clipped", "silent", "pruning", *ONE_MESSAGE),
+    *("private", "not_averaging", "hybrid", "clipped", "silent", "pruning", *ONE_MESSAGE),
     *("sparse", "active:sparse", "sparse_threshold"),
 ]
 """Of eight clients a full graph stands two that drop out."""
@@ -188,11 +188,6 @@ def test_a_strategy_that_clips_on_the_clients_is_given_the_mean_to_add_noise_to(
 )
 def test_strategies_that_need_single_updates_are_refused_by_name(outcomes: dict[str, Any], name: str) -> None:
     assert outcomes["not_averaging"][name].startswith(f"InvalidParameters: {name} cannot work under secure aggregation")
-
-
-def test_every_number_of_clients_is_a_session(outcomes: dict[str, Any]) -> None:
-    sizes = {key: value for key, value in outcomes["even_sizes"].items() if key.isdecimal()}
-    assert sizes == dict.fromkeys("4567")
 
 
 def test_what_is_cut_off_is_told_at_both_ends(outcomes: dict[str, Any]) -> None:

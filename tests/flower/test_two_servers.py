@@ -24,7 +24,7 @@ TOLD_OTHERWISE = {
     "two_other_round": "the servers count for another round than this client's",
 }
 SCENARIOS = [
-    *("two", "two_twin", "two_dropped", "two_too_few", "two_pq", "two_scalar", "two_pruning", "two_hybrid"),
+    *("two", "two_twin", "two_dropped", "two_too_few", "two_pq", "two_hybrid"),
     *("two_served", "two_restarted", "two_lost", "two_absent", *REFUSED, *TO_SERVER_ONE, *TOLD_OTHERWISE),
     *("two_other_models", "two_again", "two_own_key"),
 ]
@@ -52,17 +52,15 @@ def test_a_run_agrees_with_plain_federated_averaging_within_the_error_of_quantiz
     assert 2**-14 < outcomes["two_twin"]["pq-64x5"] < 0.15
 
 
-@pytest.mark.parametrize(("name", "bound"), [("two_pq", 0.15), ("two_scalar", 0.01), ("two_pruning", 0.2)])
-def test_what_is_compressed_agrees_within_the_error_of_its_scheme(
-    outcomes: dict[str, Any], name: str, bound: float
-) -> None:
-    assert outcomes[name]["error"] is None
-    assert 2**-14 < outcomes[name]["difference"]["layer"] < bound
-    assert outcomes[name]["difference"]["steps"] == 0
+def test_what_is_compressed_agrees_within_the_error_of_its_scheme(outcomes: dict[str, Any]) -> None:
+    assert outcomes["two_pq"]["error"] is None
+    assert 2**-14 < outcomes["two_pq"]["difference"]["layer"] < 0.15
+    assert outcomes["two_pq"]["difference"]["steps"] == 0
 
 
 def test_every_node_keeps_a_ledger_of_its_uploads_between_rounds(outcomes: dict[str, Any]) -> None:
-    assert outcomes["two"]["last"] == [outcomes["two"]["rounds"]] * 8
+    # Those of other nodes stand there too.
+    assert outcomes["two"]["last"].count(outcomes["two"]["rounds"]) == 8
 
 
 def test_a_simulated_second_server_is_called_one(outcomes: dict[str, Any]) -> None:

@@ -490,14 +490,6 @@ def clipped(lab: Lab) -> dict[str, Any]:
     return lab.secure(chaos={2: {"do": "large"}})
 
 
-def even_sizes(lab: Lab) -> dict[str, Any]:
-    outcome = {}
-    for size in (4, 5, 6, 7):
-        strategy = FedAvg(fraction_train=size / lab.count + 1e-6, min_train_nodes=size, fraction_evaluate=0.0)
-        outcome[str(size)] = lab.secure(strategy=strategy)["error"]
-    return outcome
-
-
 # --- Pruning, and the enclave -----------------------------------------------------------------------------------------
 
 
@@ -634,7 +626,6 @@ SCENARIOS: dict[str, Callable[[Lab], dict[str, Any]]] = {
     "light": light,
     "narrow_ring": narrow_ring,
     "clipped": clipped,
-    "even_sizes": even_sizes,
     "pruning": pruning,
     "enclave": enclave(rounds=2),
     "enclave_dropped": enclave(
@@ -642,8 +633,6 @@ SCENARIOS: dict[str, Callable[[Lab], dict[str, Any]]] = {
     ),
     "enclave_too_few": enclave(threshold=1.0, chaos={1: {"at": "TRAIN", "do": "raise"}}),
     "enclave_pq": enclave(rounds=3, compression="pq-256x5"),
-    "enclave_scalar": enclave(rounds=2, compression="scalar-8"),
-    "enclave_pruning": enclave(compression="pruning-0.5"),
     "enclave_served": enclave_served,
     "enclave_absent": enclave(enclave_socket="/absent/socket"),
     "enclave_by_default": enclave_by_default,
