@@ -33,7 +33,7 @@ BUDGETS = {
     "secagg/planning": 1_315,
     "secagg/simulation": 550,
     "secagg/short": 930,
-    "secagg/site_statistics": 1_090,
+    "secagg/site_statistics": 1_100,
     "secagg/scale": 1_220,
     "training": 7_010,
     "secagg/platforms": 3_260,

@@ -114,9 +114,10 @@ class SpentUpdates(Confined):
                     reason=Reason.ALREADY_SPENT,
                 )
             if self._attempts is not None and self._uploads[spent.model] >= self._attempts:
+                times = "once" if self._attempts == 1 else f"{self._attempts} times"
                 raise PeerMisbehaved(
-                    f"this client has uploaded {self._attempts} times for the model of number {spent.number}, whatever "
-                    "its number and task were; two sums of updates of one model can give a client away",
+                    f"this client has uploaded {times} for the model of number {spent.number}, whatever its number and "
+                    "task were; two sums of updates of one model can give a client away",
                     reason=Reason.ALREADY_ANSWERED,
                     culprits=UNDECIDED,
                 )

@@ -75,8 +75,8 @@ def parsed(option: str, hint: Any, text: str) -> Any:  # noqa: ANN401 -- one ret
             case _ if hint is timedelta:
                 return timedelta(hours=float(text))
             case _ if typing.get_origin(hint) is tuple:
-                return tuple(int(part) for part in text.split(","))
-            case _ if hint in {int, str, Fraction}:
+                return tuple(typing.get_args(hint)[0](part) for part in text.split(","))
+            case _ if hint in {int, float, str, Fraction}:
                 return hint(text)
             case _:
                 pass
@@ -86,7 +86,13 @@ def parsed(option: str, hint: Any, text: str) -> Any:  # noqa: ANN401 -- one ret
 
 
 def _choices(hint: Any) -> str:  # noqa: ANN401 -- any type
-    words = {bool: "yes or no", int: "an integer", Fraction: "a fraction", timedelta: "a number of hours"}
+    words = {
+        bool: "yes or no",
+        int: "an integer",
+        float: "a number",
+        Fraction: "a fraction",
+        timedelta: "a number of hours",
+    }
     if hint in words:
         return words[hint]
     if isinstance(hint, type) and issubclass(hint, Enum):

@@ -34,8 +34,8 @@ class Group:
     length: int
     largest: int
     """Greatest magnitude of one person in one of them."""
-    norm: int
-    """Greatest norm of one person over all of them, which noise has to hide."""
+    squared: int
+    """Greatest squared distance between two persons over all of them, which noise has to hide."""
 
 
 class Kind(ABC):
@@ -98,9 +98,9 @@ class Moments(Kind):
     @property
     def groups(self) -> list[Group]:
         reach = [variable.reach for variable in self.variables]
-        groups = [Group(2, 1, 2), Group(len(reach), max(reach), _norm(reach))]
+        groups = [Group(2, 1, 2), Group(len(reach), max(reach), _spread(reach))]
         products = [reach[one] * reach[other] for one, other in self.pairs]
-        return [*groups, Group(len(products), max(products), _norm(products))] if products else groups
+        return [*groups, Group(len(products), max(products), _spread(products))] if products else groups
 
     def measure(self, columns: Columns, people: int) -> list[Integers]:  # noqa: ARG002 -- of those with values
         own = self.own(columns)
@@ -157,7 +157,7 @@ class Histogram(Kind):
 
     @property
     def groups(self) -> list[Group]:
-        return [Group(len(self.statistic.edges) + 2, 1, 1)]
+        return [Group(len(self.statistic.edges) + 2, 1, 2)]
 
     def measure(self, columns: Columns, people: int) -> list[Integers]:  # noqa: ARG002 -- the column has as many
         (column,), edges = self.own(columns), np.array(self.statistic.edges)
@@ -201,7 +201,7 @@ class Table(Kind):
 
     @property
     def groups(self) -> list[Group]:
-        return [Group(math.prod(self.shape) + 1, 1, 1)]
+        return [Group(math.prod(self.shape) + 1, 1, 2)]
 
     def measure(self, columns: Columns, people: int) -> list[Integers]:  # noqa: ARG002 -- columns have as many
         own, cells = self.own(columns), math.prod(self.shape)
@@ -237,7 +237,7 @@ class Survival(Kind):
 
     @property
     def groups(self) -> list[Group]:
-        return [Group(2 * self.intervals + 2, 1, 1)]
+        return [Group(2 * self.intervals + 2, 1, 2)]
 
     def measure(self, columns: Columns, people: int) -> list[Integers]:  # noqa: ARG002 -- columns have as many
         (times, events), count = self.own(columns), self.intervals
@@ -321,6 +321,6 @@ def suppressed(counts: Integers, lines: Sequence[Sequence[int]], least: int) -> 
             return [None if is_hidden else int(count) for count, is_hidden in zip(counts, hidden, strict=True)]
 
 
-def _norm(values: Sequence[int]) -> int:
-    """Return the length of a vector, rounded up."""
-    return math.isqrt(sum(value**2 for value in values) - 1) + 1
+def _spread(reach: Sequence[int]) -> int:
+    """Return the greatest squared distance between vectors whose values lie within these magnitudes."""
+    return sum((2 * value) ** 2 for value in reach)

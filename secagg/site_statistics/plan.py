@@ -6,7 +6,7 @@ All of it follows from the declaration alone, so that server and sites plan alik
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any, Final
@@ -25,7 +25,7 @@ from secagg.privacy.client_noise import LEAST_SHARE, ClientNoise, NoiseSettings
 from secagg.privacy.kinds import NoiseKind
 from secagg.privacy.noise_table import add_noise_into
 from secagg.privacy.rounding import WORST_DEVIATIONS
-from secagg.privacy.sensitivity import Adjacency, of_vector
+from secagg.privacy.sensitivity import Adjacency
 from secagg.session.roles import LateUpdate, Subject, Update
 
 from .data import Site
@@ -57,6 +57,17 @@ class Results:
             "epsilon": self.epsilon,
             "statistics": dict(self.statistics),
         }
+
+
+@dataclass(frozen=True, slots=True)
+class _CellNoise(ClientNoise):
+    """Noise of cells, made for what replacing one person changes: in a table or a histogram two cells, by one each."""
+
+    squared: tuple[int, ...]
+
+    def _squared_for(self, adjacency: Adjacency) -> list[int]:
+        del adjacency
+        return list(self.squared)
 
 
 class Plan:
@@ -116,7 +127,8 @@ class Plan:
         log = math.log(1 / declared.delta)
         root = math.sqrt(log + declared.epsilon) - math.sqrt(log)
         # A site's own share of the noise has a least variance.
-        least = math.sqrt(LEAST_SHARE * self._honest / len(self._groups)) / 2
+        smallest = min(group.squared for group in self._groups.values())
+        least = math.sqrt(LEAST_SHARE * self._honest / len(self._groups) / smallest)
         return Fraction(math.ceil(_DECIMALS * max(least, 1 / (math.sqrt(2) * root))), _DECIMALS)
 
     @property
@@ -129,17 +141,22 @@ class Plan:
         if (multiplier := self.multiplier) is None:
             return {}
         scale = multiplier**2 * len(self._groups) / self._honest
-        return {name: scale * of_vector(group.norm, 1, Adjacency.REPLACE) for name, group in self._groups.items()}
+        return {name: scale * group.squared for name, group in self._groups.items()}
 
     def _noise(self) -> ClientNoise | None:
         if (multiplier := self.multiplier) is None:
             return None
         groups = self._groups.values()
-        settings = NoiseSettings(noise_multiplier=multiplier, l2_bounds=tuple(group.norm for group in groups))
+        squared = tuple(group.squared for group in groups)
+        settings = NoiseSettings(
+            noise_multiplier=multiplier, l2_bounds=tuple(math.isqrt(each - 1) + 1 for each in squared)
+        )
         layout = Layout(tuple(RingSegment(self.bits, group.length) for group in groups))
         declared = self.declaration
         try:
-            return ClientNoise(settings, layout, declared.least_clients, declared.corrupted, declared.most_clients)
+            return _CellNoise(
+                settings, layout, declared.least_clients, declared.corrupted, declared.most_clients, squared
+            )
         except (CapacityExceeded, InvalidParameters) as error:
             raise InvalidParameters(
                 f"sites cannot draw the noise for epsilon {declared.epsilon:g} ({error}); take coarser steps, fewer "
@@ -171,7 +188,8 @@ class Plan:
             least_count=self.declaration.least_count,
             epsilon=self.declaration.epsilon,
             statistics={
-                name: {"kind": self.declaration.statistics[name].kind} | kind.result(list(_of(name, sums)))
+                name: {"kind": kind.statistic.kind}
+                | kind.result([sums[f"{name}/{number}"] for number in range(len(kind.groups))])
                 for name, kind in self.kinds.items()
             },
         )
@@ -189,11 +207,3 @@ class Plan:
             add_noise_into(vector, ring, NoiseKind.DISCRETE_GAUSSIAN, share, coins)
             cells[name] = ring.lift(vector).astype(np.int64)
         return Update(self.update.encode(cells, coins), self.model_digest)
-
-
-def _of(name: str, sums: Mapping[str, Any]) -> Iterator[Integers]:
-    """Yield the sums of one statistic, group by group."""
-    number = 0
-    while (key := f"{name}/{number}") in sums:
-        yield sums[key]
-        number += 1

@@ -235,7 +235,8 @@ async def contribute(  # noqa: PLR0913 -- all but three have defaults
         states: where progress is sealed, so that a process that is killed can be resumed.
         http: a client that is made already, and stays open.
     Raises:
-        SecAggError: this client left; the server was told that it did, and not why.
+        SecAggError: this client left; the server was told that it did, and not why. It is not told of a card that this
+            client refuses.
         ConnectionError: the server refused this client, or could not be reached any more.
     """
     try:
@@ -281,6 +282,9 @@ class _Part:
             progress = ClientProgress(
                 bytes.fromhex(card.session), self.prover.proof(card.session), 0, b"", is_last=False, suspended=b""
             )
+        if not progress.answer:
+            # A client that refuses the card has claimed no name yet, and may come back with other options.
+            self.session = await asyncio.to_thread(self.join, card, None)
         self.requests.enter(card.session, header_of(self.prover.client, progress.proof))
         try:
             last = await self._exchange(card, progress)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -37,6 +36,7 @@ from secagg.session.roles import LateUpdate, Released, Update
 from secagg.session.sockets import NumberedHelpers
 from secagg.wire import MessageKind, message_kind
 from tests.harness.one_message_sums import SumSetup
+from tests.harness.standing_holders import StandingHolders, told
 
 SETUP = SumSetup(holders=5)
 
@@ -50,55 +50,24 @@ def is_exact(released: Released) -> bool:
     return released.aggregate.encode() == ideal.encode()
 
 
-class Deployment:
+class Deployment(StandingHolders):
     """An authority, and holders in processes of their own."""
 
-    def __init__(self, folder: Path, capsys: pytest.CaptureFixture[str], rule: str) -> None:
-        self.folder = folder
-        public = list[str]()
-        for name in ("authority", *(f"holder-{number}" for number in range(SETUP.holders))):
-            assert main(["holder", "keys", "--out", str(folder / name)]) == 0
-            public.append(capsys.readouterr().out.strip())
-        self.authority, *self.keys = public
-        listed = [part for key in self.keys for part in ("--holder", key)]
-        arguments = ["--authority", str(folder / "authority"), "--number", "1", "--rule", rule]
-        assert main(["holder", "record", *arguments, *listed, "--out", str(folder / "record")]) == 0
-        assert "5 holders, 4 open a sum" in capsys.readouterr().out
-        self.record = EpochRecord.decode((folder / "record").read_bytes())
-        self.processes = dict[int, subprocess.Popen[str]]()
-        self.said = list[tuple[int, bytes, bytes]]()
+    def __init__(self, folder: Path, rule: str) -> None:
+        self.authority = told("holder", "keys", "--out", str(folder / "authority"))
+        super().__init__(folder, folder / "authority", SETUP.holders, "--rule", rule)
+        assert "5 holders, 4 open a sum" in self.said
+        self.heard = list[tuple[int, bytes, bytes]]()
         self.before_asking: Callable[[Mapping[int, bytes]], None] = lambda _: None
-        paths = {number: folder / f"{number}.socket" for number in range(SETUP.holders)}
+        paths = {number: Path(self.socket(number)) for number in range(SETUP.holders)}
         self.helpers = NumberedHelpers(paths, patience=60)
-        for number in paths:
-            self.start(number)
         answers = dict(self.helpers.ask_all(dict.fromkeys(paths, self.record.encode())))
         self.holder_keys = tuple(answers[number] for number in sorted(answers))
-
-    def start(self, number: int) -> None:
-        arguments = [
-            *("--record", str(self.folder / "record"), "--key", str(self.folder / f"holder-{number}")),
-            *("--authority", self.authority, "--journal", str(self.folder / f"journal-{number}")),
-            *("--socket", str(self.folder / f"{number}.socket")),
-        ]
-        process = subprocess.Popen(  # noqa: S603 -- our own command
-            [sys.executable, "-m", "secagg.cli", "holder", "serve", *arguments], stdout=subprocess.PIPE, text=True
-        )
-        self.processes[number] = process
-        assert process.stdout is not None
-        assert "is ready" in process.stdout.readline()
-
-    def kill(self, number: int) -> None:
-        process = self.processes.pop(number)
-        process.send_signal(signal.SIGKILL)
-        process.wait()
-        assert process.stdout is not None
-        process.stdout.close()
 
     def ask_all(self, requests: Mapping[int, bytes]) -> Iterable[tuple[int, bytes]]:
         self.before_asking(requests)
         for number, answer in self.helpers.ask_all(requests):
-            self.said.append((number, requests[number], answer))
+            self.heard.append((number, requests[number], answer))
             yield number, answer
 
     def session(self) -> Server:
@@ -128,22 +97,10 @@ class Deployment:
 
 
 @pytest.fixture(params=["one_answer", "certified"])
-def deployment(
-    request: pytest.FixtureRequest, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> Iterator[Deployment]:
-    made = Deployment(tmp_path, capsys, request.param)
+def deployment(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Deployment]:
+    made = Deployment(tmp_path, request.param)
     yield made
-    for number in list(made.processes):
-        made.kill(number)
-
-
-@pytest.mark.parametrize("deployment", ["one_answer"], indirect=True)
-def test_a_sum_with_holders_of_which_one_is_gone(deployment: Deployment) -> None:
-    session = deployment.session()
-    deployment.upload_all(session)
-    deployment.kill(2)
-    session.close_stage()
-    assert is_exact(session.release())
+    made.end()
 
 
 def test_holders_killed_before_every_request_and_started_again_say_one_thing(deployment: Deployment) -> None:
@@ -162,7 +119,7 @@ def test_holders_killed_before_every_request_and_started_again_say_one_thing(dep
     deployment.upload_all(session)
     session.close_stage()
     assert is_exact(session.release())
-    answers = [(number, request, said) for number, request, said in deployment.said if is_answer(said)]
+    answers = [(number, request, said) for number, request, said in deployment.heard if is_answer(said)]
     assert len(answers) >= 4
     for number, request, said in answers[:2]:
         deployment.kill(number)

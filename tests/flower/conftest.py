@@ -15,7 +15,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -54,6 +54,8 @@ class Workplace:
     folder: Path
     started: list[subprocess.Popen[bytes]] = field(default_factory=list[subprocess.Popen[bytes]])
     port: int = 0
+    pause: float = 0.2
+    """Seconds after which a node that was told nothing asks again; many that ask often keep each other waiting."""
 
     def __post_init__(self) -> None:
         self.port = self.free_port()
@@ -77,7 +79,8 @@ class Workplace:
             "FLWR_TELEMETRY_ENABLED": "0",
             "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
             "FLWR_LOCAL_SUPERLINK_HTTP_API_PORT": str(self.port),
-            "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.2",
+            "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": str(self.pause),
+            "PYTHONPATH": os.pathsep.join([str(APPS.parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])]),
             "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
             "OMP_NUM_THREADS": "1",
             "OPENBLAS_NUM_THREADS": "1",
@@ -168,45 +171,35 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workplace]:
         yield place
 
 
-def _simulated(folder: Path, nodes: int, scenarios: Sequence[str]) -> dict[str, Any]:
-    """Run scenarios of ``apps/lab_server.py`` in one simulation, and return what came out."""
-    output, script = folder / "outcomes.json", str(APPS / "lab_server.py")
-    with _with_keys(folder) as place:
-        written = place.run(sys.executable, script, str(output), str(nodes), *scenarios, timeout=3600)
-    outcomes: dict[str, Any] = json.loads(output.read_text(encoding="utf-8"))
-    for name, outcome in outcomes.items():
-        assert "crashed" not in outcome, f"{name}: {outcome['crashed']}\n{written[-2000:]}"
-    assert set(outcomes) == set(scenarios), written[-4000:]
-    return outcomes
-
-
 @pytest.fixture(scope="session")
-def eight(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """Eight clients in one simulation, which starts once for the scenarios of all modules whose tests are selected."""
+def outcomes(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """Run the scenarios of all modules whose tests are selected in one simulation of ``apps/lab_server.py``."""
     modules = dict.fromkeys(item.module for item in request.session.items if isinstance(item, pytest.Function))
     scenarios = [name for module in modules for name in getattr(module, "SCENARIOS", ())]
-    return _simulated(tmp_path_factory.mktemp("eight"), 8, scenarios)
+    folder = tmp_path_factory.mktemp("simulated")
+    output, script = folder / "outcomes.json", str(APPS / "lab_server.py")
+    with _with_keys(folder) as place:
+        written = place.run(sys.executable, script, str(output), *scenarios, timeout=3600)
+    found: dict[str, Any] = json.loads(output.read_text(encoding="utf-8"))
+    for name, outcome in found.items():
+        assert "crashed" not in outcome, f"{name}: {outcome['crashed']}\n{written[-2000:]}"
+    assert set(found) == set(scenarios), written[-4000:]
+    return found
 
 
 @pytest.fixture(scope="session")
-def many(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """So many clients that a sparse graph is one."""
-    return _simulated(tmp_path_factory.mktemp("many"), 24, ["sparse", "active:sparse", "sparse_threshold"])
+def make_app() -> Callable[[Path], Path]:
+    """Return a function that copies ``apps/federated`` into a folder, with the lab's training in it."""
 
-
-@pytest.fixture
-def app_folder(tmp_path: Path) -> Callable[[str], Path]:
-    """Return a function that copies one of the app folders beside this file, with the lab's training in it."""
-
-    def copy(name: str) -> Path:
-        shutil.copytree(APPS / name, tmp_path / name)
+    def copy(folder: Path) -> Path:
+        app = shutil.copytree(APPS / "federated", folder / "federated")
         # The app's own package has one; under tests/ there is none, so that nothing is shadowed.
-        (tmp_path / name / name / "__init__.py").touch()
+        (app / "federated" / "__init__.py").touch()
         for module in ("lab_app.py", "lab_truth.py"):
             source = (APPS / module).read_text(encoding="utf-8")
-            inside = source.replace("from lab_truth", f"from {name}.lab_truth")
-            (tmp_path / name / name / module).write_text(inside, encoding="utf-8")
-        return tmp_path / name
+            inside = source.replace("from lab_truth", "from federated.lab_truth")
+            (app / "federated" / module).write_text(inside, encoding="utf-8")
+        return app
 
     return copy
 

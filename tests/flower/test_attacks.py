@@ -27,23 +27,23 @@ def counts(outcome: dict[str, Any]) -> list[tuple[int, int]]:
 
 
 @pytest.mark.parametrize("mode", ["", "active:"])
-def test_2_a_second_request_for_shares_is_answered_by_nobody(eight: dict[str, Any], mode: str) -> None:
-    outcome = eight[f"{mode}second_request"]
+def test_2_a_second_request_for_shares_is_answered_by_nobody(outcomes: dict[str, Any], mode: str) -> None:
+    outcome = outcomes[f"{mode}second_request"]
     assert outcome["left"] == 8
     assert outcome["answers"] == 8 * len(outcome["stages"])
     assert "there is no session to resume" in outcome["log"]
 
 
-def test_2_two_stories_about_who_dropped_out_get_no_quorum_in_active_mode(eight: dict[str, Any]) -> None:
-    outcome = eight["active:two_stories"]
+def test_2_two_stories_about_who_dropped_out_get_no_quorum_in_active_mode(outcomes: dict[str, Any]) -> None:
+    outcome = outcomes["active:two_stories"]
     assert outcome["error"].startswith("ThresholdNotMet: 5 signatures of the committee are needed")
     assert [stage["name"] for stage in outcome["stages"]][-1] == "consistency check"
     assert "authentication failed" in outcome["log"]
 
 
 @pytest.mark.parametrize("mode", ["", "active:"])
-def test_3_keys_of_the_servers_own_are_noticed(eight: dict[str, Any], mode: str) -> None:
-    outcome = eight[f"{mode}substituted_keys"]
+def test_3_keys_of_the_servers_own_are_noticed(outcomes: dict[str, Any], mode: str) -> None:
+    outcome = outcomes[f"{mode}substituted_keys"]
     assert counts(outcome)[1] == (8, 6)
     assert "are not those of the roster's root" in outcome["log"]
 
@@ -58,68 +58,68 @@ def test_3_keys_of_the_servers_own_are_noticed(eight: dict[str, Any], mode: str)
         ("large_weight", "of the decoder; offer fewer clients, smaller weights or a wider ring"),
     ],
 )
-def test_5_parameters_below_a_clients_floors_are_refused(eight: dict[str, Any], name: str, reason: str) -> None:
-    outcome = eight[name]
+def test_5_parameters_below_a_clients_floors_are_refused(outcomes: dict[str, Any], name: str, reason: str) -> None:
+    outcome = outcomes[name]
     assert outcome["error"].startswith("ThresholdNotMet")
     assert outcome["left"] == 8
     assert outcome["errors"] == [f"{LEFT}terms"]
     assert reason in outcome["log"]
 
 
-def test_6_a_graph_that_the_server_chose_afterwards_is_refused(eight: dict[str, Any]) -> None:
-    assert counts(eight["other_graph"]) == [(8, 8), (8, 0)] or eight["other_graph"]["left"] == 8
-    assert "the seed of the graph is not the one that the offer commits to" in eight["other_graph"]["log"]
+def test_6_a_graph_that_the_server_chose_afterwards_is_refused(outcomes: dict[str, Any]) -> None:
+    assert counts(outcomes["other_graph"]) == [(8, 8), (8, 0)] or outcomes["other_graph"]["left"] == 8
+    assert "the seed of the graph is not the one that the offer commits to" in outcomes["other_graph"]["log"]
 
 
-def test_7_an_update_in_the_clear_is_given_to_nobody(eight: dict[str, Any]) -> None:
-    assert eight["unwrapped"]["replies"] == 8
-    assert eight["unwrapped"]["content"] == 0
-    assert "asks for 'train' in the clear" in eight["unwrapped"]["log"]
+def test_7_an_update_in_the_clear_is_given_to_nobody(outcomes: dict[str, Any]) -> None:
+    assert outcomes["unwrapped"]["replies"] == 8
+    assert outcomes["unwrapped"]["content"] == 0
+    assert "asks for 'train' in the clear" in outcomes["unwrapped"]["log"]
 
 
-def test_7_names_of_records_are_all_that_a_server_sees_beside_the_protocol(eight: dict[str, Any]) -> None:
-    assert eight["wrong_share"]["names"] == ["secagg"]
+def test_7_names_of_records_are_all_that_a_server_sees_beside_the_protocol(outcomes: dict[str, Any]) -> None:
+    assert outcomes["wrong_share"]["names"] == ["secagg"]
 
 
 @pytest.mark.parametrize("mode", ["", "active:"])
-def test_11_a_wrong_share_changes_no_sum_and_is_blamed_on_its_holder(eight: dict[str, Any], mode: str) -> None:
-    outcome = eight[f"{mode}wrong_share"]
+def test_11_a_wrong_share_changes_no_sum_and_is_blamed_on_its_holder(outcomes: dict[str, Any], mode: str) -> None:
+    outcome = outcomes[f"{mode}wrong_share"]
     assert outcome["error"] is None
     assert outcome["difference"]["layer"] < 2**-15
     # A share beyond those that are needed is not looked at; in active mode the order of the clients is known.
     assert not mode or "client/3" in outcome["log"].partition("to blame: ")[2]
 
 
-def test_15_a_sum_that_could_leave_its_ring_is_refused_before_it_begins(eight: dict[str, Any]) -> None:
-    assert "a ring of 16 bits is too narrow" in eight["narrow_ring"]["error"]
+def test_15_a_sum_that_could_leave_its_ring_is_refused_before_it_begins(outcomes: dict[str, Any]) -> None:
+    assert "a ring of 16 bits is too narrow" in outcomes["narrow_ring"]["error"]
 
 
-def test_16_a_weight_over_the_maximum_counts_as_the_maximum(eight: dict[str, Any]) -> None:
-    assert eight["heavy"]["error"] is None
-    assert eight["heavy"]["difference"]["layer"] < 2**-15
+def test_16_a_weight_over_the_maximum_counts_as_the_maximum(outcomes: dict[str, Any]) -> None:
+    assert outcomes["heavy"]["error"] is None
+    assert outcomes["heavy"]["difference"]["layer"] < 2**-15
 
 
-def test_17_precision_does_not_depend_on_the_weight(eight: dict[str, Any]) -> None:
-    assert eight["light"]["1"] < 2**-15
-    assert eight["light"]["1000"] < 2**-15
+def test_17_precision_does_not_depend_on_the_weight(outcomes: dict[str, Any]) -> None:
+    assert outcomes["light"]["1"] < 2**-15
+    assert outcomes["light"]["1000"] < 2**-15
 
 
-def test_18_a_nan_counts_as_no_change_and_its_client_stays(eight: dict[str, Any]) -> None:
-    assert eight["nan"]["error"] is None
-    assert eight["nan"]["difference"]["layer"] < 2**-15
+def test_18_a_nan_counts_as_no_change_and_its_client_stays(outcomes: dict[str, Any]) -> None:
+    assert outcomes["nan"]["error"] is None
+    assert outcomes["nan"]["difference"]["layer"] < 2**-15
 
 
-def test_different_models_for_different_clients_are_noticed(eight: dict[str, Any]) -> None:
-    assert eight["other_models"]["error"].startswith("ThresholdNotMet")
-    assert "another model_digest than this client" in eight["other_models"]["log"]
+def test_different_models_for_different_clients_are_noticed(outcomes: dict[str, Any]) -> None:
+    assert outcomes["other_models"]["error"].startswith("ThresholdNotMet")
+    assert "another model_digest than this client" in outcomes["other_models"]["log"]
 
 
-def test_a_round_is_not_repeated_for_a_second_sum(eight: dict[str, Any]) -> None:
-    assert eight["same_round_again"]["again"] == 0
+def test_a_round_is_not_repeated_for_a_second_sum(outcomes: dict[str, Any]) -> None:
+    assert outcomes["same_round_again"]["again"] == 0
 
 
-def test_a_sum_that_two_stories_spoil_is_not_released_in_semi_honest_mode(eight: dict[str, Any]) -> None:
-    assert eight["two_stories"]["error"].startswith("PeerMisbehaved")
+def test_a_sum_that_two_stories_spoil_is_not_released_in_semi_honest_mode(outcomes: dict[str, Any]) -> None:
+    assert outcomes["two_stories"]["error"].startswith("PeerMisbehaved")
 
 
 @pytest.mark.parametrize(
@@ -136,28 +136,28 @@ def test_a_sum_that_two_stories_spoil_is_not_released_in_semi_honest_mode(eight:
     ],
 )
 def test_whoever_is_told_something_else_than_the_offer_says_leaves_the_round(
-    eight: dict[str, Any], name: str, stage: int, reason: str, code: str
+    outcomes: dict[str, Any], name: str, stage: int, reason: str, code: str
 ) -> None:
-    assert eight[name]["error"] is None
-    assert counts(eight[name])[stage] == (8, 6)
-    assert eight[name]["log"].count(reason) == 2
-    assert eight[name]["errors"] == [LEFT + code]
+    assert outcomes[name]["error"] is None
+    assert counts(outcomes[name])[stage] == (8, 6)
+    assert outcomes[name]["log"].count(reason) == 2
+    assert outcomes[name]["errors"] == [LEFT + code]
 
 
 @pytest.mark.parametrize(
     ("name", "reason"),
     [("unlisted_client", "client/3 is not on the roster"), ("one_key_twice", "is answered for by two nodes")],
 )
-def test_only_clients_of_the_roster_take_part_and_each_once(eight: dict[str, Any], name: str, reason: str) -> None:
-    assert eight[name]["error"] is None
-    assert counts(eight[name])[0] == (8, 7)
-    assert reason in eight[name]["log"]
+def test_only_clients_of_the_roster_take_part_and_each_once(outcomes: dict[str, Any], name: str, reason: str) -> None:
+    assert outcomes[name]["error"] is None
+    assert counts(outcomes[name])[0] == (8, 7)
+    assert reason in outcomes[name]["log"]
 
 
-def test_a_roster_of_the_servers_own_authority_is_refused(eight: dict[str, Any]) -> None:
-    assert eight["other_authority"]["error"].startswith("ThresholdNotMet")
-    assert counts(eight["other_authority"]) == [(8, 0)]
-    assert "another authority than this client trusts" in eight["other_authority"]["log"]
+def test_a_roster_of_the_servers_own_authority_is_refused(outcomes: dict[str, Any]) -> None:
+    assert outcomes["other_authority"]["error"].startswith("ThresholdNotMet")
+    assert counts(outcomes["other_authority"]) == [(8, 0)]
+    assert "another authority than this client trusts" in outcomes["other_authority"]["log"]
 
 
 @pytest.mark.parametrize(
@@ -170,5 +170,5 @@ def test_a_roster_of_the_servers_own_authority_is_refused(eight: dict[str, Any])
         ("two_records", "InvalidParameters: a training message holds one array record"),
     ],
 )
-def test_a_grid_is_not_used_so_that_single_updates_would_show(eight: dict[str, Any], name: str, said: str) -> None:
-    assert eight["server_side"][name].startswith(said)
+def test_a_grid_is_not_used_so_that_single_updates_would_show(outcomes: dict[str, Any], name: str, said: str) -> None:
+    assert outcomes["server_side"][name].startswith(said)

@@ -2,7 +2,7 @@
 
 SuperNodes are killed at every stage of a session. An operator, whom a thread plays, removes each from the federation
 and starts another in its place, so that never more than nine run. Flower tells the round that a removed node will not
-answer; so nothing here is decided by how fast the machine is.
+answer; so nothing here is decided by how fast the machine is. Then ``flwr stop`` ends a run while a client trains.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.harness.flower_federation import Federation
+from tests.harness.flower_federation import Federation, until
 
 pytestmark = pytest.mark.flower
 
@@ -33,9 +33,16 @@ KILLED = {
 ALL = range(NODES + 3)
 
 
+def held(federation: Federation) -> Path:
+    """Return the file without which the last SuperNode is held within a round."""
+    return federation.folder / "hold"
+
+
 def add(federation: Federation, number: int) -> None:
     """Start a SuperNode, which is perhaps going to be killed."""
     changes: dict[str, Any] = {"kill-at": KILLED.get(number, "never")}
+    if number == NODES - 1:
+        changes |= {"hold-at": "OFFER", "hold-until": str(held(federation))}
     federation.add(number, **changes)
 
 
@@ -52,7 +59,9 @@ def replace_the_dead(federation: Federation, is_over: threading.Event) -> None:
 
 @pytest.fixture(scope="module")
 def federation(workplace: Any) -> Iterator[Federation]:
+    workplace.pause = 1.0
     made, is_over = Federation(workplace, "deployed"), threading.Event()
+    held(made).touch()
     made.register(ALL)
     for number in range(NODES):
         add(made, number)
@@ -65,12 +74,16 @@ def federation(workplace: Any) -> Iterator[Federation]:
         operator.join()
 
 
+@pytest.fixture(scope="module")
+def results(federation: Federation, workplace: Any, make_app: Callable[[Path], Path]) -> list[dict[str, Any]]:
+    """Run a round in either mode, in which SuperNodes are killed."""
+    app, roster = make_app(workplace.folder), str(workplace.folder / "keys" / "roster.json")
+    return federation.run(app, nodes=NODES, ways="semi_honest active", secagg_roster=roster)
+
+
 def test_supernodes_over_tls_are_killed_at_every_stage_and_the_others_finish(
-    federation: Federation, app_folder: Callable[[str], Path], workplace: Any, lab: Any
+    results: list[dict[str, Any]], federation: Federation, lab: Any
 ) -> None:
-    roster = str(workplace.folder / "keys" / "roster.json")
-    ways = "semi_honest active"
-    results = federation.run(app_folder("federated"), nodes=NODES, ways=ways, secagg_roster=roster)
     assert not [result["error"] for result in results if "error" in result]
     first, second = results
     # Who answered each stage of how many: 1, 2 and 3 are killed, then 9 and 10 that came in their place.
@@ -84,6 +97,50 @@ def test_supernodes_over_tls_are_killed_at_every_stage_and_the_others_finish(
         KILLED, -9
     )
     assert federation.removed == list(KILLED)
+
+
+def test_a_stopped_run_leaves_no_process_and_nothing_that_its_keys_open(
+    results: list[dict[str, Any]], federation: Federation, workplace: Any
+) -> None:
+    assert results
+    hold, states = held(federation), workplace.folder / "states"
+    before, running = set(keys_in(states)), [number for number, node in federation.nodes.items() if node.poll() is None]
+    hold.unlink()
+    hold.with_suffix(".reached").unlink(missing_ok=True)
+    run = federation.begin(workplace.folder / "federated", nodes=len(running))
+    # One client is held within the round; the others have answered, and wait with their secrets sealed.
+    until(hold.with_suffix(".reached").exists)
+    until(lambda: len(set(keys_in(states)) - before) == len(running) - 1)
+    assert apps_of(workplace)
+    federation.stop(run)
+    hold.touch()
+    until(lambda: not apps_of(workplace))
+    assert [number for number, node in federation.nodes.items() if node.poll() is None] == running
+    # The keys are where an operator puts them, by default in memory; what they open is in no file.
+    left = keys_in(states)
+    assert len(left) >= len(running) - 1
+    secrets = [part for key in left for part in (key.read_bytes(), bytes.fromhex(key.stem), key.stem.encode())]
+    for file in workplace.folder.rglob("*"):
+        if file.is_file() and file not in left:
+            content = file.read_bytes()
+            assert not [secret for secret in secrets if secret in content], file
+
+
+def keys_in(states: Path) -> list[Path]:
+    """Return the keys to sealed states, each in a file by the state's name."""
+    return [path for path in states.glob("*.*") if path.is_file() and path.stat().st_size]
+
+
+def apps_of(workplace: Any) -> list[int]:
+    """Return the processes of apps, of the server's and of clients'."""
+    return [pid for pid in workplace.processes() if b"flwr-" in command_of(pid)]
+
+
+def command_of(pid: int) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return b""
 
 
 def answered(result: dict[str, Any]) -> list[list[int]]:

@@ -17,7 +17,7 @@ REFUSED = {
     "enclave_other_evidence": "it is bound to other keys, another epoch or another configuration",
 }
 SCENARIOS = [
-    *("enclave", "enclave_dropped", "enclave_too_few", "enclave_pq", "enclave_scalar", "enclave_pruning"),
+    *("enclave", "enclave_dropped", "enclave_too_few", "enclave_pq"),
     *("enclave_served", "enclave_absent", "enclave_other_terms", "enclave_other_models", "enclave_again", *REFUSED),
     "enclave_other_task",
 ]
@@ -28,8 +28,8 @@ def counts(outcome: dict[str, Any]) -> list[tuple[int, int]]:
 
 
 @pytest.mark.parametrize(("name", "rounds", "uploads"), [("enclave", 2, 8), ("enclave_dropped", 1, 6)])
-def test_one_exchange_gives_the_weighted_mean(eight: dict[str, Any], name: str, rounds: int, uploads: int) -> None:
-    outcome = eight[name]
+def test_one_exchange_gives_the_weighted_mean(outcomes: dict[str, Any], name: str, rounds: int, uploads: int) -> None:
+    outcome = outcomes[name]
     assert outcome["error"] is None
     assert counts(outcome) == [(8, uploads)]
     assert outcome["difference"]["layer"] < rounds * 2**-15
@@ -38,61 +38,55 @@ def test_one_exchange_gives_the_weighted_mean(eight: dict[str, Any], name: str, 
     assert all(record["loss"] == pytest.approx(outcome["loss"], abs=1e-6) for record in outcome["metrics"].values())
 
 
-def test_a_simulated_enclave_is_called_one(eight: dict[str, Any]) -> None:
-    assert "a simulated enclave protects no client from this server" in eight["enclave"]["log"]
-    assert "simulated enclave protects" not in eight["enclave_served"]["log"]
+def test_a_simulated_enclave_is_called_one(outcomes: dict[str, Any]) -> None:
+    assert "a simulated enclave protects no client from this server" in outcomes["enclave"]["log"]
+    assert "simulated enclave protects" not in outcomes["enclave_served"]["log"]
 
 
-def test_an_enclave_in_a_process_of_its_own_gives_the_same(eight: dict[str, Any]) -> None:
-    assert eight["enclave_served"]["error"] is None
-    assert eight["enclave_served"]["difference"]["layer"] < 2**-15
+def test_an_enclave_in_a_process_of_its_own_gives_the_same(outcomes: dict[str, Any]) -> None:
+    assert outcomes["enclave_served"]["error"] is None
+    assert outcomes["enclave_served"]["difference"]["layer"] < 2**-15
 
 
-def test_an_enclave_that_is_not_there_is_named(eight: dict[str, Any]) -> None:
-    assert "secagg-enclave-socket is /absent/socket" in eight["enclave_absent"]["error"]
+def test_an_enclave_that_is_not_there_is_named(outcomes: dict[str, Any]) -> None:
+    assert "secagg-enclave-socket is /absent/socket" in outcomes["enclave_absent"]["error"]
 
 
-def test_codewords_are_counted_after_the_first_round(eight: dict[str, Any]) -> None:
-    outcome = eight["enclave_pq"]
+def test_codewords_are_counted_after_the_first_round(outcomes: dict[str, Any]) -> None:
+    outcome = outcomes["enclave_pq"]
     assert outcome["error"] is None
     assert "the first round travels in fixed point" in outcome["log"]
     assert outcome["difference"]["steps"] == 0
     assert 0 < outcome["difference"]["layer"] < 0.15
 
 
-@pytest.mark.parametrize(("name", "bound"), [("enclave_scalar", 0.01), ("enclave_pruning", 0.2)])
-def test_other_schemes_are_masked_in_an_enclave(eight: dict[str, Any], name: str, bound: float) -> None:
-    assert eight[name]["error"] is None
-    assert eight[name]["difference"]["layer"] < bound
-
-
-def test_too_few_uploads_release_nothing(eight: dict[str, Any]) -> None:
-    assert eight["enclave_too_few"]["error"].startswith("ThresholdNotMet")
-    assert "nothing of it was learned" in eight["enclave_too_few"]["log"]
+def test_too_few_uploads_release_nothing(outcomes: dict[str, Any]) -> None:
+    assert outcomes["enclave_too_few"]["error"].startswith("ThresholdNotMet")
+    assert "nothing of it was learned" in outcomes["enclave_too_few"]["log"]
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_a_client_seals_nothing_below_its_floors(eight: dict[str, Any], name: str) -> None:
-    assert eight[name]["error"].startswith("ThresholdNotMet")
-    assert counts(eight[name]) == [(8, 0)]
-    assert [error.removeprefix(LEFT) for error in eight[name]["errors"]] in (["terms"], ["left"])
-    assert REFUSED[name] in eight[name]["log"]
+def test_a_client_seals_nothing_below_its_floors(outcomes: dict[str, Any], name: str) -> None:
+    assert outcomes[name]["error"].startswith("ThresholdNotMet")
+    assert counts(outcomes[name]) == [(8, 0)]
+    assert [error.removeprefix(LEFT) for error in outcomes[name]["errors"]] in (["terms"], ["left"])
+    assert REFUSED[name] in outcomes[name]["log"]
 
 
-def test_an_update_under_other_terms_is_in_no_sum(eight: dict[str, Any]) -> None:
-    assert eight["enclave_other_terms"]["error"] is None
-    assert counts(eight["enclave_other_terms"]) == [(8, 6)]
+def test_an_update_under_other_terms_is_in_no_sum(outcomes: dict[str, Any]) -> None:
+    assert outcomes["enclave_other_terms"]["error"] is None
+    assert counts(outcomes["enclave_other_terms"]) == [(8, 6)]
 
 
-def test_an_enclave_that_counts_for_another_task_is_sealed_nothing(eight: dict[str, Any]) -> None:
-    assert counts(eight["enclave_other_task"]) == [(8, 6)]
-    assert eight["enclave_other_task"]["log"].count("the enclave counts for another task than this client's") == 2
+def test_an_enclave_that_counts_for_another_task_is_sealed_nothing(outcomes: dict[str, Any]) -> None:
+    assert counts(outcomes["enclave_other_task"]) == [(8, 6)]
+    assert outcomes["enclave_other_task"]["log"].count("the enclave counts for another task than this client's") == 2
 
 
-def test_updates_of_different_models_are_in_no_sum(eight: dict[str, Any]) -> None:
-    assert counts(eight["enclave_other_models"]) == [(8, 4)]
+def test_updates_of_different_models_are_in_no_sum(outcomes: dict[str, Any]) -> None:
+    assert counts(outcomes["enclave_other_models"]) == [(8, 4)]
 
 
-def test_a_round_is_sealed_once_also_by_a_node_that_lost_its_state(eight: dict[str, Any]) -> None:
-    assert eight["enclave_again"]["error"] is None
-    assert eight["enclave_again"]["again"] == 0
+def test_a_round_is_sealed_once_also_by_a_node_that_lost_its_state(outcomes: dict[str, Any]) -> None:
+    assert outcomes["enclave_again"]["error"] is None
+    assert outcomes["enclave_again"]["again"] == 0

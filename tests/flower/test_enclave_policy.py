@@ -20,17 +20,7 @@ from secagg.protocols.enclave.unattested import SimulatedEvidence
 
 PINS = dict.fromkeys(("PCR0", "PCR1", "PCR2"), "ab" * 48)
 NITRO = PinnedMeasurement(EvidenceFormat.NITRO, {name: bytes.fromhex(value) for name, value in PINS.items()})
-NODE = NodeSettings(
-    minimum_cohort=3,
-    minimum_threshold=2,
-    modes=("active",),
-    suites=("classic",),
-    minimum_modulus_bits=4,
-    maximum_population=10,
-    assumed_corrupted=1,
-    privacy_bits=40,
-    identity=None,
-)
+NODE = NodeSettings()
 
 
 def policy(folder: Path, content: Any) -> Path:

@@ -118,33 +118,13 @@ def test_missing_files_are_named(tmp_path: Path) -> None:
 
 def test_a_simulated_client_finds_its_key_by_its_partition(tmp_path: Path) -> None:
     make_identities(tmp_path, map(ClientId, range(2)), SystemCoins())
-    settings = NodeSettings(
-        minimum_cohort=3,
-        minimum_threshold=2,
-        modes=("active",),
-        suites=("classic",),
-        minimum_modulus_bits=4,
-        maximum_population=10,
-        assumed_corrupted=1,
-        privacy_bits=40,
-        identity=str(tmp_path),
-    )
+    settings = NodeSettings(identity=str(tmp_path))
     assert settings.load_identity({"partition-id": 1}).client == ClientId(1)
     named = settings.raised_by({"secagg-identity": str(tmp_path / "client-0.key")})
     assert named.load_identity({"partition-id": 1}).client == ClientId(0)
 
 
 def test_active_mode_without_a_key_says_where_to_name_it() -> None:
-    settings = NodeSettings(
-        minimum_cohort=3,
-        minimum_threshold=2,
-        modes=("active",),
-        suites=("classic",),
-        minimum_modulus_bits=4,
-        maximum_population=10,
-        assumed_corrupted=1,
-        privacy_bits=40,
-        identity=None,
-    )
+    settings = NodeSettings()
     with pytest.raises(InvalidParameters, match="secagg-identity"):
         settings.load_identity({})

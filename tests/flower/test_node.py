@@ -20,7 +20,8 @@ from tests.harness.flower_federation import PATIENT, Federation
 
 pytestmark = pytest.mark.flower
 APPS = Path(__file__).resolve().parent / "apps"
-NODES = 2
+REQUIRED, TRUSTED, ISOLATED = range(3)
+"""A node that forces the mod, one that asks for signed bundles, and one whose app runs in a process of its own."""
 ENTITY = "fpk_hospital"
 SERVER = """
 import json, time
@@ -29,12 +30,13 @@ from flwr.serverapp import ServerApp
 app = ServerApp()
 @app.main()
 def main(grid, context):
-    while len(nodes := list(grid.get_node_ids())) < 2:
+    while len(nodes := list(grid.get_node_ids())) < 3:
         time.sleep(0.3)
     asked = [Message(RecordDict(), node, "query") for node in nodes]
     for reply in grid.send_and_receive(asked, timeout=60):
         said = reply.error.reason if reply.has_error() else list(reply.content)
-        print("RESULT", json.dumps({"said": said}), flush=True)
+        node = str(reply.metadata.src_node_id)
+        print("RESULT", json.dumps({"node": node, "said": said}), flush=True)
 """
 """It asks each node for what it has, in the clear."""
 CLIENT = """
@@ -50,16 +52,32 @@ SHADOW = "class SecAggMod:\n    def __call__(self, message, context, call_next):
 """A package of the library's name, in which the mod does nothing."""
 
 
-@pytest.fixture
-def federation(workplace: Any, request: pytest.FixtureRequest) -> Iterator[Federation]:
-    made = Federation(workplace, request.node.name.split("_")[1])
-    made.register(range(NODES))
+@pytest.fixture(scope="module")
+def federation(workplace: Any) -> Iterator[Federation]:
+    made = Federation(workplace, "nodes")
+    made.register(range(3))
+    made.add(REQUIRED, **{"secagg-required": True})
+    made.add(TRUSTED, "--trusted-entities", str(trusted(made.folder)))
+    secret, port = made.folder / "superexec.secret", workplace.free_port()
+    secret.write_bytes(b"s" * 32)
+    made.add(
+        ISOLATED, "--isolation", "process", "--superexec-auth-secret-file", str(secret), port=port,
+    )  # fmt: skip
+    workplace.start(
+        f"{made.name}/superexec.log",
+        *(sys.executable, "-c", PATIENT, "flower-superexec", "--insecure"),
+        *("--runtime-api-address", f"127.0.0.1:{port}", "--superexec-auth-secret-file", str(secret)),
+    )
     yield made
     workplace.end()
 
 
-def log_of(federation: Federation, node: int) -> str:
-    return (federation.folder / f"node-{node}.log").read_text(encoding="utf-8", errors="replace")
+def answers(federation: Federation, app: Path) -> list[Any]:
+    """Return what the nodes told the server, by their numbers."""
+    said = dict[str, Any]()
+    for result in federation.run(app):
+        said[result["node"]] = result["said"]
+    return [said[federation.identity(number)] for number in (REQUIRED, TRUSTED, ISOLATED)]
 
 
 def bundle(folder: Path, mods: str = "SecAggMod()") -> Path:
@@ -72,33 +90,23 @@ def bundle(folder: Path, mods: str = "SecAggMod()") -> Path:
     return app
 
 
-def answers(federation: Federation, app: Path) -> list[Any]:
-    """Return what the nodes told the server."""
-    return [result["said"] for result in federation.run(app)]
-
-
-def test_required_binds_no_bundle_that_leaves_the_mod_out_or_brings_its_own(
-    federation: Federation, tmp_path: Path
-) -> None:
-    """The mod reads the key, and the server sends the mod: against other code the key protects nobody."""
-    for number in range(NODES):
-        federation.add(number, **{"secagg-required": True})
-    assert answers(federation, bundle(tmp_path)) == ["secagg: this client left the round; code: terms"] * NODES
-    assert answers(federation, bundle(tmp_path, mods="")) == [["data-of-the-node"]] * NODES
+def test_only_a_signature_binds_the_code_that_a_server_sends(federation: Federation, tmp_path: Path) -> None:
+    """The mod reads ``secagg-required``, and the server sends the mod: against other code the key protects nobody."""
+    required, signed, isolated = answers(federation, bundle(tmp_path))
+    assert required == "secagg: this client left the round; code: terms"
+    assert "could not be verified" in signed
+    log = (federation.folder / f"node-{TRUSTED}.log").read_text(encoding="utf-8", errors="replace")
+    assert "App verification is not supported by the connected SuperLink" in log
+    assert isolated == ["data-of-the-node"]
+    required, signed, isolated = answers(federation, bundle(tmp_path, mods=""))
+    assert required == isolated == ["data-of-the-node"]
+    assert "could not be verified" in signed
     # The bundle's own folder is searched first.
     app = bundle(tmp_path)
     (app / "secagg").mkdir()
     (app / "secagg" / "__init__.py").touch()
     (app / "secagg" / "flower.py").write_text(SHADOW, encoding="utf-8")
-    assert answers(federation, app) == [["data-of-the-node"]] * NODES
-
-
-def test_trusted_entities_refuse_a_bundle_that_nobody_signed(federation: Federation, tmp_path: Path) -> None:
-    path = trusted(tmp_path)
-    for number in range(NODES):
-        federation.add(number, "--trusted-entities", str(path))
-    assert all("could not be verified" in said for said in answers(federation, bundle(tmp_path)))
-    assert "App verification is not supported by the connected SuperLink" in log_of(federation, 0)
+    assert answers(federation, app)[REQUIRED] == ["data-of-the-node"]
 
 
 def trusted(folder: Path) -> Path:
@@ -129,21 +137,3 @@ def test_a_signature_is_over_the_bundle_and_by_a_key_that_the_node_pins() -> Non
     assert not internal._verify_fab(signed_bundle(b"app", other), pinned)  # noqa: SLF001 -- the same
     assert not internal._verify_fab(signed_bundle(b"other", key, signed=b"app"), pinned)  # noqa: SLF001 -- the same
     assert not internal._verify_fab(signed_bundle(b"app", key), {"fpk_other": openssh(key)})  # noqa: SLF001 -- the same
-
-
-def test_isolation_in_a_process_of_the_operators_still_runs_the_servers_code(
-    federation: Federation, tmp_path: Path, workplace: Any
-) -> None:
-    secret = federation.folder / "superexec.secret"
-    secret.write_bytes(b"s" * 32)
-    ports = [workplace.free_port() for _ in range(NODES)]
-    for number, port in enumerate(ports):
-        federation.add(
-            number, "--isolation", "process", "--superexec-auth-secret-file", str(secret), port=port,
-        )  # fmt: skip
-        workplace.start(
-            f"{federation.name}/superexec-{number}.log",
-            *(sys.executable, "-c", PATIENT, "flower-superexec", "--insecure"),
-            *("--runtime-api-address", f"127.0.0.1:{port}", "--superexec-auth-secret-file", str(secret)),
-        )
-    assert answers(federation, bundle(tmp_path, mods="")) == [["data-of-the-node"]] * NODES

@@ -11,12 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-import secagg.flower as plugin
 from secagg.errors import InvalidParameters, ThresholdNotMet
 from secagg.platforms.schemes import SchemeChoice, noise_settings
 from secagg.platforms.settings import SecAggSettings
-from tests.flower.test_one_message import committee, grid_of, mod
-from tests.flower.test_rounds_in_memory import CLIENTS, MemoryGrid, adding, folders, lenient, log, settings_of
+from tests.flower.test_one_message import committee, mod
+from tests.flower.test_rounds_in_memory import CLIENTS, MemoryGrid, adding, folders, grid_of, lenient, log, settings_of
 
 __all__ = ["committee", "folders", "log"]
 pytestmark = [pytest.mark.flower, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
@@ -25,10 +24,6 @@ MODEL: dict[str, Any] = {"w": np.zeros((40, 50), dtype=np.float32)}
 NOISE: dict[str, Any] = {"noise": 2.0, "norm": 0.5}
 LEAST = CLIENTS - 1
 STEPS: dict[str, Any] = {"fraction_bits": 12, "minimum_cohort": LEAST}
-
-
-def of(grid: MemoryGrid, settings: SecAggSettings) -> Any:
-    return plugin.SecAggGrid(grid, settings=settings)  # type: ignore[arg-type]
 
 
 def deviation_of(arrays: dict[str, Any], plain: float) -> float:
@@ -42,7 +37,7 @@ def due() -> float:
 
 def test_the_mean_has_the_noise_and_the_log_its_epsilon(folders: Path, log: Any) -> None:
     inner = MemoryGrid(lenient(folders, **NOISE), adding(0.001))
-    arrays, metrics = inner.round(of(inner, settings_of(folders, "pairwise", **NOISE, **STEPS)), MODEL)
+    arrays, metrics = inner.round(grid_of(inner, settings_of(folders, "pairwise", **NOISE, **STEPS)), MODEL)
     assert deviation_of(arrays, 0.003) == pytest.approx(due(), rel=0.1)
     assert metrics["num-examples"] == CLIENTS
     assert re.search(r"round 1, noise of clients, 2 times .*: epsilon .* after 1 sum with one client", log.text)
@@ -60,7 +55,7 @@ def test_a_committees_clients_add_it_too(folders: Path, committee: SecAggSetting
 def test_a_longer_update_is_clipped(folders: Path) -> None:
     given = {**NOISE, "noise": 0.01}
     inner = MemoryGrid(lenient(folders, **given), adding(0.1))
-    arrays, _ = inner.round(of(inner, settings_of(folders, "pairwise", **given, **STEPS)), MODEL)
+    arrays, _ = inner.round(grid_of(inner, settings_of(folders, "pairwise", **given, **STEPS)), MODEL)
     assert float(np.linalg.norm(arrays["w"])) == pytest.approx(0.5, rel=0.1)
 
 
@@ -81,7 +76,7 @@ def test_a_client_leaves_where_the_noise_is_another(
 ) -> None:
     inner = MemoryGrid(lenient(folders, **client), adding(0.001))
     with pytest.raises(ThresholdNotMet):
-        inner.round(of(inner, settings_of(folders, "pairwise", **STEPS, **server)), MODEL)
+        inner.round(grid_of(inner, settings_of(folders, "pairwise", **STEPS, **server)), MODEL)
     assert f"{CLIENTS} clients left with code 'terms'" in log.text
 
 
@@ -91,7 +86,7 @@ def test_a_client_that_insists_on_noise_leaves_a_protocol_whose_clients_add_none
 ) -> None:
     inner = MemoryGrid(lenient(folders, **NOISE), adding(0.001))
     with pytest.raises(ThresholdNotMet):
-        inner.round(of(inner, settings_of(folders, protocol)), MODEL)
+        inner.round(grid_of(inner, settings_of(folders, protocol)), MODEL)
     assert f"clients add under pairwise and one-message, and the server asks for {protocol}" in log.text
 
 
@@ -154,7 +149,7 @@ def certified(folders: Path) -> dict[str, Any]:
 def has_sum(folders: Path, number: int, client: dict[str, Any], **changes: Any) -> bool:
     """Whether a new run of one round has a sum, with new processes of everybody, a model and updates of its own."""
     inner = MemoryGrid(lenient(folders, **{**NOISE, **client}), adding(0.001 * number))
-    grid = of(inner, settings_of(folders, "pairwise", **{**certified(folders), **NOISE, **STEPS, **changes}))
+    grid = grid_of(inner, settings_of(folders, "pairwise", **{**certified(folders), **NOISE, **STEPS, **changes}))
     try:
         inner.round(grid, {"w": np.full((40, 50), number, dtype=np.float32)})
     except ThresholdNotMet:

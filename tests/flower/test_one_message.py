@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import logging
-import subprocess
-import sys
-from collections.abc import Callable, Iterator
-from importlib import import_module
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,63 +15,28 @@ from secagg.compression.model_update.summed_values import value_bounds
 from secagg.errors import InvalidParameters, ThresholdNotMet
 from secagg.platforms.schemes import SchemeChoice
 from secagg.platforms.settings import SecAggSettings
-from secagg.protocols.one_message import EpochRecord
 from secagg.session.sockets import HelperLost
-from tests.flower.test_rounds_in_memory import CLIENTS, MODEL, MemoryGrid, adding, folders, log
+from tests.flower.test_rounds_in_memory import CLIENTS, MODEL, MemoryGrid, adding, folders, grid_of, log
+from tests.harness.platform_keys import committee as signed_committee
+from tests.harness.standing_holders import StandingHolders
 
 __all__ = ["folders", "log"]
 pytestmark = [pytest.mark.flower, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
 HOLDERS = 4
-main: Callable[[list[str]], int] = import_module("secagg.cli").main
-"""By name: a type checker would follow the commands into training, which this environment is without."""
 
 
-class Standing:
-    """Standing holders of an epoch, as their operators start them."""
+class Standing(StandingHolders):
+    """Holders that the clients' authority names."""
 
-    def __init__(self, folder: Path, capsys: pytest.CaptureFixture[str], count: int = HOLDERS, *more: str) -> None:
-        self.folder, self.count, self.more = folder, count, more
-        keys = [part for number in range(count) for part in ("--holder", self.key(number, capsys))]
-        self.record = folder / "record"
-        signed = ["holder", "record", "--authority", str(folder / "keys" / "authority.key"), "--number", "1"]
-        assert main([*signed, *keys, *more, "--out", str(self.record)]) == 0
-        self.authority = EpochRecord.decode(self.record.read_bytes()).authority.hex()
-        self.processes = dict[int, subprocess.Popen[str]]()
-        for number in range(count):
-            self.start(number)
-
-    def key(self, number: int, capsys: pytest.CaptureFixture[str]) -> str:
-        assert main(["holder", "keys", "--out", str(self.folder / f"holder-{number}")]) == 0
-        return capsys.readouterr().out.strip()
-
-    def socket(self, number: int) -> str:
-        return str(self.folder / f"{number}.socket")
-
-    def start(self, number: int) -> None:
-        corrupted = self.more[1] if self.more else "1"
-        process = subprocess.Popen(  # noqa: S603 -- our own command
-            [
-                *(sys.executable, "-m", "secagg.cli", "holder", "serve", "--record", str(self.record)),
-                *("--key", str(self.folder / f"holder-{number}"), "--authority", self.authority),
-                *("--journal", str(self.folder / f"journal-{number}"), "--socket", self.socket(number)),
-                *("--corrupted", corrupted, "--minimum-holders", str(self.count)),
-            ],
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        self.processes[number] = process
-        assert process.stdout is not None
-        assert "is ready" in process.stdout.readline()
-
-    def kill(self, number: int) -> None:
-        process = self.processes.pop(number)
-        process.kill()
-        process.communicate()
+    def __init__(self, folder: Path, count: int = HOLDERS, *more: str) -> None:
+        corrupted = more[1] if more else "1"
+        floors = ("--corrupted", corrupted, "--minimum-holders", str(count))
+        super().__init__(folder, folder / "keys" / "authority.key", count, *more, serve=floors)
 
     def settings(self, **changes: Any) -> SecAggSettings:
         given = {
             "roster": str(self.folder / "keys" / "roster.json"),
-            "epoch": str(self.record),
+            "epoch": str(self.folder / "record"),
             "holders": ",".join(map(self.socket, range(self.count))),
             "stage_timeout": 20.0,
             **changes,
@@ -83,15 +45,10 @@ class Standing:
 
 
 @pytest.fixture
-def standing(folders: Path, capsys: pytest.CaptureFixture[str], request: pytest.FixtureRequest) -> Iterator[Standing]:
-    made = Standing(folders, capsys, *getattr(request, "param", ()))
+def standing(folders: Path, request: pytest.FixtureRequest) -> Iterator[Standing]:
+    made = Standing(folders, *getattr(request, "param", ()))
     yield made
-    for number in list(made.processes):
-        made.kill(number)
-
-
-def grid_of(inner: MemoryGrid, settings: SecAggSettings) -> Any:
-    return plugin.SecAggGrid(inner, settings=settings)  # type: ignore[arg-type]
+    made.end()
 
 
 def mod(folder: Path, **floors: Any) -> plugin.SecAggMod:
@@ -215,12 +172,13 @@ def test_bounds_are_those_of_every_value_of_a_segment() -> None:
 
 @pytest.fixture
 def committee(folders: Path) -> SecAggSettings:
-    signed = ["holder", "record", "--authority", str(folders / "keys" / "authority.key"), "--number", "1"]
-    signed += ["--roster", str(folders / "keys" / "roster.json"), "--out", str(folders / "record")]
-    assert main([*signed, *(part for client in range(4) for part in ("--client", str(client)))]) == 0
-    return SecAggSettings(
-        protocol="one-message", roster=str(folders / "keys" / "roster.json"), epoch=str(folders / "record")
-    )
+    return committee_of(folders, 1)
+
+
+def committee_of(folders: Path, number: int) -> SecAggSettings:
+    """Return the settings of a run in an epoch of four nodes."""
+    roster, signed = str(folders / "keys" / "roster.json"), signed_committee(folders, range(4), number)
+    return SecAggSettings(protocol="one-message", roster=roster, epoch=signed["epoch"])
 
 
 def test_a_committee_of_nodes_sums_round_after_round(folders: Path, committee: SecAggSettings) -> None:
@@ -240,12 +198,8 @@ def test_a_committee_of_nodes_sums_round_after_round(folders: Path, committee: S
 
 def test_a_node_follows_no_server_back_to_an_older_epoch(folders: Path, committee: SecAggSettings) -> None:
     """The authority began epoch 2 without waiting for the end of 1: its holders are not to be trusted any more."""
-    signed = ["holder", "record", "--authority", str(folders / "keys" / "authority.key"), "--number", "2"]
-    signed += ["--roster", str(folders / "keys" / "roster.json"), "--out", str(folders / "newer")]
-    assert main([*signed, *(part for client in range(4) for part in ("--client", str(client)))]) == 0
-    newer = SecAggSettings(protocol="one-message", roster=committee.roster, epoch=str(folders / "newer"))
     inner = MemoryGrid(mod(folders), adding(0.125))
-    inner.round(grid_of(inner, newer), MODEL)
+    inner.round(grid_of(inner, committee_of(folders, 2)), MODEL)
     later = MemoryGrid(mod(folders), adding(0.125), run=9)
     with pytest.raises(ThresholdNotMet):
         later.round(grid_of(later, committee), {name: values + 2 for name, values in MODEL.items()})

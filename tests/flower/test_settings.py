@@ -16,15 +16,7 @@ from secagg.platforms.plugs import plug_of
 from secagg.platforms.settings import SecAggSettings
 
 NODE = NodeSettings(
-    minimum_cohort=3,
-    minimum_threshold=2,
-    modes=("semi_honest", "active"),
-    suites=("classic", "hybrid"),
-    minimum_modulus_bits=4,
     maximum_population=100,
-    assumed_corrupted=1,
-    privacy_bits=40,
-    identity=None,
     maximum_weight=100,
     allow_simulated_enclave=True,
     allow_simulated_second_server=True,

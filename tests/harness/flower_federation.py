@@ -24,12 +24,13 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 PATIENT = """
-import sys, time
+import os, sys, time
 from importlib.metadata import entry_points
 from types import SimpleNamespace
 from flwr.common import constant
 from flwr.supernode import start_client_internal
-start_client_internal.time = SimpleNamespace(sleep=lambda seconds: time.sleep(min(seconds, 0.3)))
+pause = float(os.environ["FLWR_SUPEREXEC_TASK_POLL_INTERVAL"])
+start_client_internal.time = SimpleNamespace(sleep=lambda seconds: time.sleep(min(seconds, pause)))
 constant.HEARTBEAT_DEFAULT_INTERVAL = 600
 sys.argv.pop(0)
 (command,) = entry_points(group="console_scripts", name=sys.argv[0])
@@ -114,10 +115,14 @@ class Federation:
 
     def remove(self, number: int) -> None:
         """Remove a SuperNode from the federation."""
-        found = re.findall(r"SuperNode ID: ([0-9]+)", self._log(f"node-{number}.log"))
-        assert found, self._log(f"node-{number}.log")[-2000:]
-        self._command(["supernode", "unregister", str(found[0]), self.name])
+        self._command(["supernode", "unregister", self.identity(number), self.name])
         self.removed.append(number)
+
+    def identity(self, number: int) -> str:
+        """Return Flower's number of a SuperNode that has connected."""
+        found: list[str] = re.findall(r"SuperNode ID: ([0-9]+)", self._log(f"node-{number}.log"))
+        assert found, self._log(f"node-{number}.log")[-2000:]
+        return found[0]
 
     def _log(self, name: str) -> str:
         return (self.folder / name).read_text(encoding="utf-8", errors="replace")

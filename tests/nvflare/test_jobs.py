@@ -8,13 +8,13 @@ import os
 import runpy
 import shutil
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import numpy as np
 import pytest
+
+from tests.nvflare.conftest import written
 
 pytest.importorskip("nvflare")
 
@@ -24,7 +24,6 @@ EXAMPLE = APPS.parents[2] / "examples" / "nvflare_quickstart"
 MARKER = b"a-marker-in-the-clear"
 FIRST = np.array([[1.0, 2.0], [3.0, 4.0]], dtype=np.float32)
 STEP = 2.0**-16
-SECONDS = 400
 
 
 def run(folder: Path, kind: str) -> tuple[Path, str]:
@@ -40,30 +39,16 @@ def lab(folder: Path, script: str, kind: str) -> str:
     shutil.copytree(APPS, apps)
     shutil.copytree(EXAMPLE, apps, dirs_exist_ok=True)
     home.mkdir()
-    environment = {
-        **os.environ,
-        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+    own = {
         # NVFlare's own processes find the operator's spy and scripts there.
         "PYTHONPATH": os.pathsep.join([str(apps), *filter(None, [os.environ.get("PYTHONPATH")])]),
-        "HOME": str(home),
         "NVFLARE_POC_WORKSPACE": str(home),
         "LAB_REACHED": str(folder / "reached"),
     }
     try:
-        done = subprocess.run(  # noqa: S603 -- our own job
-            [sys.executable, script, kind, str(home)],
-            cwd=apps,
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            timeout=SECONDS,
-            check=False,
-            text=True,
-        )
+        return written(apps, script, kind, str(home), home=home, **own)
     finally:
         end(folder)
-    assert done.returncode == 0, done.stdout[-4000:]
-    return done.stdout
 
 
 def end(folder: Path) -> None:

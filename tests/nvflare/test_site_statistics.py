@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,28 +17,19 @@ from nvflare.apis.fl_context import FLContext
 from nvflare.apis.shareable import Shareable
 from nvflare.apis.signal import Signal
 
-from secagg.crypto.entropy import SystemCoins
 from secagg.errors import SecAggError
-from secagg.identifiers import ClientId
 from secagg.nvflare.client import COMPONENT, SecAggExecutor
 from secagg.nvflare.records import failure_in
 from secagg.nvflare.site_statistics import RESULT, SITE_FILE, StatisticsClient, StatisticsController
-from secagg.platforms.keys.identities import make_identities
 from secagg.platforms.leaving import Left
 from secagg.site_statistics import summed
+from tests.harness.platform_keys import PROTOCOLS, named
 from tests.harness.town_of_sites import TABLE, functions, people, write_declaration, write_people
+from tests.nvflare.conftest import written
 from tests.nvflare.sites import JOB, SITES, crossed
 
 pytestmark = pytest.mark.nvflare
 SCRIPT = Path(__file__).resolve().parent / "apps" / "lab_statistics.py"
-SECONDS = 400
-PROTOCOLS: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
-    ("pairwise", {}, {}),
-    ("pairwise", {"mode": "active"}, {}),
-    ("enclave", {}, {"allow_simulated_enclave": True}),
-    ("two-servers", {}, {"allow_simulated_second_server": True}),
-    ("one-message", {}, {}),
-]
 
 
 class Site:
@@ -112,21 +100,6 @@ class Job(StatisticsController):
         return None
 
 
-def named(folder: Path, protocol: str, settings: dict[str, Any]) -> dict[str, Any]:
-    """Make keys, and return the settings of a server that names them."""
-    make_identities(folder / "keys", map(ClientId, range(1, SITES + 1)), SystemCoins())
-    found: dict[str, Any] = {"protocol": protocol, **settings}
-    if protocol != "pairwise" or settings:
-        found["roster"] = str(folder / "keys" / "roster.json")
-    if protocol == "one-message":
-        holders = [part for number in range(1, SITES + 1) for part in ("--client", str(number))]
-        signed = ["holder", "record", "--authority", str(folder / "keys" / "authority.key"), "--number", "1"]
-        out = ["--roster", found["roster"], "--out", str(folder / "record")]
-        assert import_module("secagg.cli").main([*signed, *holders, *out]) == 0
-        found["epoch"] = str(folder / "record")
-    return found
-
-
 def here(**changed: Any) -> Any:
     declaration = import_module("secagg.site_statistics").Declaration.of({**TABLE, **changed})
     results = summed(declaration, [functions(people(number, 20 * number)) for number in range(1, SITES + 1)])
@@ -137,8 +110,8 @@ def here(**changed: Any) -> Any:
 def test_statistics_of_sites_are_those_of_all_their_people(
     folder: Path, protocol: str, settings: dict[str, Any], floors: dict[str, Any]
 ) -> None:
-    found = named(folder, protocol, settings)
-    job = Job(folder, found, {"identity": str(folder / "keys"), **floors})
+    keys = named(folder, protocol, settings, range(1, SITES + 1))
+    job = Job(folder, {"protocol": protocol, **settings, **keys}, {"identity": str(folder / "keys"), **floors})
     assert job.run()["statistics"] == here()
 
 
@@ -150,7 +123,9 @@ def test_a_site_answers_its_own_declaration_alone(folder: Path) -> None:
 
 
 def test_a_site_answers_once_for_each_version_of_its_data(folder: Path) -> None:
-    job = Job(folder, named(folder, "pairwise", {"mode": "active"}), {"identity": str(folder / "keys")})
+    active = {"mode": "active"}
+    keys = named(folder, "pairwise", active, range(1, SITES + 1))
+    job = Job(folder, {**active, **keys}, {"identity": str(folder / "keys")})
     job.run()
     with pytest.raises(SecAggError):
         job.run()
@@ -191,24 +166,8 @@ def test_a_task_without_a_message_is_refused(folder: Path) -> None:
 def test_a_job_in_the_simulator_has_the_statistics_of_all_its_people(tmp_path: Path) -> None:
     for number in range(1, SITES + 1):
         write_files(tmp_path / "own" / f"site-{number}", number)
-    environment = {
-        **os.environ,
-        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
-        "PYTHONPATH": str(SCRIPT.parents[3]),
-        "HOME": str(tmp_path),
-        "SECAGG_STATISTICS_DIRECTORY": str(tmp_path / "own"),
-    }
-    done = subprocess.run(  # noqa: S603 -- our own job
-        [sys.executable, str(SCRIPT), str(tmp_path / "work"), str(tmp_path / "result.json")],
-        cwd=tmp_path,
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        timeout=SECONDS,
-        check=False,
-        text=True,
-    )
-    assert done.returncode == 0, done.stdout[-4000:]
+    own = {"PYTHONPATH": str(SCRIPT.parents[3]), "SECAGG_STATISTICS_DIRECTORY": str(tmp_path / "own")}
+    written(tmp_path, str(SCRIPT), str(tmp_path / "work"), str(tmp_path / "result.json"), home=tmp_path, **own)
     place = Path(json.loads((tmp_path / "result.json").read_text()))
     (found,) = place.rglob(RESULT)
     assert json.loads(found.read_text())["statistics"] == here()

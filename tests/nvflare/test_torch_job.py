@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
-import subprocess
-import sys
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.nvflare.conftest import written
 
 pytestmark = pytest.mark.nvflare_torch
 ROUNDS = 4
@@ -30,19 +29,9 @@ def test_the_example_with_torch_trains_through_batch_norm(repository: Path, tmp_
     job = (app / "job.py").read_text(encoding="utf-8").replace('name="torch", ', f'name="torch", {given}')
     imported = "from nvflare.client.config import ExchangeFormat, TransferType\n"
     (app / "job.py").write_text(job.replace("from nvflare.recipe", f"{imported}from nvflare.recipe"), encoding="utf-8")
-    done = subprocess.run(
-        [sys.executable, "job.py"],
-        cwd=app,
-        env={**os.environ, "HOME": str(tmp_path), "OMP_NUM_THREADS": "1"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        timeout=600,
-        check=False,
-        text=True,
-    )
-    assert done.returncode == 0, done.stdout[-4000:]
+    log = written(app, "job.py", home=tmp_path)
     for number in range(1, ROUNDS + 1):
-        assert f"round {number}, sum: 5 clients of total weight 1000" in done.stdout
+        assert f"round {number}, sum: 5 clients of total weight 1000" in log
     (stored,) = (app / "build").rglob("FL_global_model.pt")
     model = torch.load(stored, weights_only=False)["model"]
     # Ten batches a round at every site: the counter of whole numbers is a mean of equal ones, and stays one.
@@ -50,5 +39,5 @@ def test_the_example_with_torch_trains_through_batch_norm(repository: Path, tmp_
     assert (counter.dtype, int(counter)) == (torch.int64, 10 * ROUNDS)
     assert {name for name, tensor in model.items() if tensor.dtype != torch.float32} == {"layers.1.num_batches_tracked"}
     # Sites say how good the model was that came, and NVFlare keeps the best by the mean of that.
-    best = [float(found) for found in re.findall(r"new best validation metric at round \d+: ([0-9.]+)", done.stdout)]
+    best = [float(found) for found in re.findall(r"new best validation metric at round \d+: ([0-9.]+)", log)]
     assert best[-1] > 0.9

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
-import subprocess
-import sys
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.nvflare.conftest import written
+
 pytestmark = pytest.mark.nvflare_torch
 APPS = Path(__file__).resolve().parent / "torch_apps"
-ROUNDS, SECONDS = 3, 600
+ROUNDS = 3
 NEAR = 2.0**-20 * 64
 """Steps of three rounds, through training that amplifies them."""
 
@@ -28,21 +27,11 @@ def run(folder: Path, kind: str, how: str) -> tuple[dict[str, Any], str]:
     shutil.copytree(APPS, app)
     shutil.copy(APPS.parents[2] / "examples" / "nvflare_torch" / "network.py", app)
     home.mkdir()
-    done = subprocess.run(  # noqa: S603 -- our own job
-        [sys.executable, "lab_recipes.py", kind, how, str(home)],
-        cwd=app,
-        env={**os.environ, "HOME": str(home), "OMP_NUM_THREADS": "1"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        timeout=SECONDS,
-        check=False,
-        text=True,
-    )
-    assert done.returncode == 0, done.stdout[-4000:]
+    log = written(app, "lab_recipes.py", kind, how, str(home), home=home)
     result = Path(json.loads((home / "result.json").read_text()))
     (stored,) = result.rglob("FL_global_model.pt")
     model: dict[str, Any] = torch.load(stored, weights_only=False)["model"]
-    return model, done.stdout
+    return model, log
 
 
 @pytest.mark.parametrize("kind", ["fedopt", "scaffold", "evaluated"])

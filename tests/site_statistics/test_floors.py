@@ -137,8 +137,8 @@ def test_each_site_adds_its_share_and_the_honest_of_the_least_sum_have_all_of_it
     ring = plan.update.layout.require_rings()[0].ring
     first = np.array([int(ring.lift(each)[0]) for each in sent], dtype=np.float64)
     assert plan.multiplier is not None
-    # Two groups of cells, in which one person counts one and another in its place one less; three honest sites.
-    due = float(plan.multiplier) ** 2 * 2 * 2**2 / 3
+    # Two groups of cells, in each of which another person counts one less at most; three honest sites.
+    due = float(plan.multiplier) ** 2 * 2 / 3
     assert abs(first.mean()) < 5 * math.sqrt(due / 1000)
     assert 0.8 < first.var() / due < 1.2
 

@@ -133,14 +133,23 @@ def test_every_data_have_cells_of_the_same_shape(name: str, caplog: pytest.LogCa
     assert not [record for record in caplog.records if "a value of a patient" in record.getMessage()]
 
 
-@pytest.mark.parametrize("seed", range(20))
-def test_one_person_changes_cells_by_no_more_than_the_noise_is_made_for(seed: int) -> None:
+def test_another_person_changes_cells_by_what_the_noise_is_made_for_and_at_most_by_that() -> None:
+    """The squared distance of any two persons; of tables and histograms, whose persons have one cell each, it is 2."""
     plan = Plan(declared())
-    for own in (people(seed, 1), {name: values[:1] for name, values in people(seed, 40).items()}):
-        columns, count = Site(declaration=plan.declaration, functions=functions(own)).columns()
-        for kind in plan.kinds.values():
-            for each, group in zip(kind.measure(columns, count), kind.groups, strict=True):
-                assert int(each @ each) <= group.norm**2
+    persons = [people(seed, 1) for seed in range(30)]
+    persons += [
+        {name: [one] for name, one in zip(persons[0], row, strict=True)}
+        for row in ((0, 30, "f", "I", 0, "alive"), (101, 151, "m", "II", 121, "dead"), (None, None, "", "", None, ""))
+    ]
+    sites = [Site(declaration=plan.declaration, functions=functions(own)).columns() for own in persons]
+    for kind in plan.kinds.values():
+        measured = [kind.measure(*site) for site in sites]
+        for place, group in enumerate(kind.groups):
+            cells = [each[place] for each in measured]
+            found = max(int((one - other) @ (one - other)) for one in cells for other in cells)
+            assert found <= group.squared
+            if group.largest == 1 and group.length > 1:
+                assert found == group.squared == 2
 
 
 def test_the_log_of_a_site_quotes_no_value(caplog: pytest.LogCaptureFixture) -> None:

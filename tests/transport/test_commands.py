@@ -90,8 +90,8 @@ def test_noise_is_refused(capsys: pytest.CaptureFixture[str], update: str, tmp_p
     assert "plans no noise" in refusal(capsys, *SERVE, "--clients", "5", *noise)
     client = ("contribute", URL, "--update", update, "--client", "0", "--state", str(tmp_path / "state"))
     assert "noise is not a floor" in refusal(capsys, *client, "--set", "noise=1.0")
-    assert "another type than 'many'" in refusal(capsys, *client, "--set", "minimum_cohort=many")
-    assert "another type than 0" in refusal(capsys, *client, "--set", "allow_simulated_enclave=0")
+    assert "--set minimum_cohort is an integer; got 'many'" in refusal(capsys, *client, "--set", "minimum_cohort=many")
+    assert "is yes or no; got '0'" in refusal(capsys, *client, "--set", "allow_simulated_enclave=0")
     assert "is lost" in refusal(capsys, *client, "--set", "allow_simulated_enclave=true", "--patience", "0")
     assert "epsilon is not a floor" in refusal(capsys, *client, "--set", "epsilon=1.0")
 

@@ -17,7 +17,7 @@ import pytest
 from secagg.cli.wire.shared import JsonLines
 from secagg.crypto.entropy import SystemCoins
 from secagg.crypto.secret import Secret
-from secagg.errors import MalformedMessage, Misuse, PeerError, ThresholdNotMet
+from secagg.errors import InvalidParameters, MalformedMessage, Misuse, PeerError, ThresholdNotMet
 from secagg.identifiers import ClientId
 from secagg.session.roles import ClientSession
 from secagg.session.simulated_keys import SimulatedKeys
@@ -100,8 +100,30 @@ async def test_a_client_that_leaves_is_told_of_and_the_others_go_on() -> None:
 
 
 def failing(card: Card, suspended: Secret | None) -> ClientSession:
-    del card, suspended
-    raise Misuse("training failed")
+    session = joining(ONE)(card, suspended)
+
+    def answer(message: bytes) -> bytes:
+        del message
+        raise Misuse("training failed")
+
+    session.answer = answer  # type: ignore[method-assign]
+    return session
+
+
+def test_a_client_that_refuses_the_card_comes_back_with_other_options() -> None:
+    def refusing(card: Card, suspended: Secret | None) -> ClientSession:
+        del card, suspended
+        raise InvalidParameters("another task")
+
+    async def scene() -> None:
+        async with holding() as (held, task):
+            with pytest.raises(InvalidParameters, match="another task"):
+                await taking_part("http://sums", ONE, refusing, held.http)
+            for client in CLIENTS:
+                assert await held.post(client) == 202
+            assert (await task).counted == frozenset(CLIENTS)
+
+    asyncio.run(scene())
 
 
 async def test_a_stage_with_too_few_ends_and_everybody_is_told_why() -> None:

@@ -85,7 +85,7 @@ def test_a_site_answers_its_own_declaration_once_for_each_version_of_its_data(to
     again = serve(town, "--statistics", declaration, *roster)
     refused = answer(town, 0, declaration, *none)
     assert refused.ended() != 0
-    assert "has uploaded 1 times for the model" in refused.text
+    assert "has uploaded once for the model" in refused.text
     again.terminate()
     again = serve(town, "--statistics", declaration, *roster)
     sites = [answer(town, number, declaration, "--data-version", "2", *none) for number in range(SITES)]

@@ -217,17 +217,9 @@ class _PluggedSession:
 
 
 def _floors(usual: NodeSettings, assignments: Iterable[str], others: Collection[str]) -> dict[str, Any]:
-    """Read a client's floors, each of the type that the usual one has; others are not to be set here."""
+    """Read a client's floors; others are not to be set here."""
     known = {field.name for field in fields(usual)} - {*others}
-    given = dict[str, Any]()
-    for name, value in assigned(assignments).items():
-        if name not in known:
-            raise InvalidParameters(f"--set {name} is not a floor of a client; there are {', '.join(sorted(known))}")
-        default: Any = getattr(usual, name)
-        kept: Any = value
-        if isinstance(default, tuple):
-            kept = tuple(str(value).split(","))
-        elif type(value) is not (str if default is None else default.__class__):
-            raise InvalidParameters(f"--set {name} is of another type than {value!r}; its usual value is {default!r}")
-        given[name] = kept
+    given = assigned(assignments, type(usual))
+    if strange := sorted(given.keys() - known):
+        raise InvalidParameters(f"--set {strange[0]} is not a floor of a client; there are {', '.join(sorted(known))}")
     return given

@@ -221,7 +221,7 @@ def _settings(options: argparse.Namespace) -> SecAggSettings:
     """
     from secagg.platforms.settings import PREFIX, SecAggSettings
 
-    given = {PREFIX + name.replace("_", "-"): value for name, value in assigned(options.set).items()}
+    given = {PREFIX + name.replace("_", "-"): value for name, value in assigned(options.set, SecAggSettings).items()}
     if options.protocol == "pairwise" and f"{PREFIX}roster" in given:
         # A roster means that clients believe certificates and not the server.
         given.setdefault(f"{PREFIX}mode", "active")

@@ -9,10 +9,9 @@ import logging
 import signal
 import sys
 from collections.abc import Callable, Coroutine, Iterable, Mapping
-from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar, get_type_hints
 
 from secagg.cli.serving import serving
 from secagg.errors import InvalidParameters, Reason
@@ -25,12 +24,10 @@ if TYPE_CHECKING:
     from secagg.transport.tls import Credentials
 
 Result = TypeVar("Result")
-Value = int | float | bool | str
 ACTIVE: Final = "active"
 TRUST: Final = ("clients trust the server to follow the protocol", "clients trust certified keys, and not the server")
 """Sentences for semi-honest and for active mode."""
 _PORTS: Final = 1 << 16
-_WORDS: Final = {"yes": True, "no": False, "true": True, "false": False}
 _TERMS: Final = dict.fromkeys(("clients", "all_clients", "group", "groups", "values", "bits"), int) | {"clip": float}
 _MOST_VALUES: Final = 1 << 28
 
@@ -177,20 +174,15 @@ def address(option: str, text: str) -> tuple[str, int]:
     return host, int(port)
 
 
-def assigned(assignments: Iterable[str]) -> dict[str, Value]:
-    """Read ``name=value``; what looks like a number is one."""
-    given = dict[str, Value]()
+def assigned(assignments: Iterable[str], settings: type[Any]) -> dict[str, Any]:
+    """Read ``name=value``, each of the type that a class of settings gives it; a name that it lacks keeps its text."""
+    from secagg.session.settings import parsed
+
+    hints, given = get_type_hints(settings), dict[str, Any]()
     for assignment in assignments:
-        name, equals, text = assignment.partition("=")
+        option, equals, text = assignment.partition("=")
         if not equals:
             raise InvalidParameters(f"--set takes NAME=VALUE; got {assignment!r}")
-        given[name.replace("-", "_")] = _typed(text)
+        name = option.replace("-", "_")
+        given[name] = parsed(f"--set {option}", hints[name], text) if name in hints else text
     return given
-
-
-def _typed(text: str) -> Value:
-    kinds: tuple[Callable[[str], int | float | bool], ...] = (int, float, _WORDS.__getitem__)
-    for kind in kinds:
-        with suppress(ValueError, KeyError):
-            return kind(text)
-    return text

@@ -18,12 +18,14 @@ from flwr.clientapp import ClientApp
 from lab_truth import SHAPES, change, counted, examples, loss
 
 from secagg.crypto.labels import Label
-from secagg.flower import SecAggMod
+from secagg.flower import SecAggMod, SiteStatistics
 from secagg.flower.app.client_round import STATE_RECORD
 from secagg.flower.app.records import LARGE_RECORD, record_in, with_record
 from secagg.platforms.keys.identities import client_file, load_identity
 from secagg.platforms.round_task import RECORD, Terms, client_in, message_in, record_of
+from secagg.site_statistics import Site
 from secagg.wire import message_kind
+from tests.harness.town_of_sites import declared, functions, people
 
 PLAIN_TYPE = "train.plain"
 LENIENT_TYPE = "train.lenient"
@@ -151,9 +153,19 @@ app.train("lenient", mods=[chaos, lenient])(train)
 app.train("plain")(train)
 
 
+@app.query("statistics")
+@SiteStatistics
+def site(context: Any) -> Site:
+    """Return a node's people."""
+    number = int(context.node_config["partition-id"])
+    return Site(declaration=declared(), functions=functions(people(number, 20 * number)))
+
+
 @app.query()
 def state_left(message: Message, context: Any) -> Message:
     """Tell how much of a session is left in the state."""
     record = context.state.config_records.get(STATE_RECORD, ConfigRecord())
-    told = MetricRecord({"bytes": len(bytes(record.get("sealed", b"")))})
+    told = MetricRecord(
+        {"bytes": len(bytes(record.get("sealed", b""))), "partition": context.node_config["partition-id"]}
+    )
     return Message(RecordDict({"state": told}), reply_to=message)

@@ -1,7 +1,7 @@
 """Scenarios on a simulated federation: each runs rounds of a real strategy, and says what came out.
 
-Run as ``python lab_server.py OUTPUT NODES SCENARIO...``; the scenarios share one simulation, because starting one takes
-longer than a round.
+Run as ``python lab_server.py OUTPUT SCENARIO...``; the scenarios share one simulation, because starting one takes
+longer than a round. Those of sparse graphs are of all its nodes, the others of the first eight.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from lab_two_servers import TWO_SERVERS, simulated, start_listening
 from secagg.contract import Layout, RingSegment
 from secagg.crypto.entropy import SystemCoins
 from secagg.errors import SecAggError
-from secagg.flower import SecAggGrid, SecAggSettings
+from secagg.flower import SecAggGrid, SecAggSettings, ask
 from secagg.flower.app.records import record_in, with_record
 from secagg.identifiers import ClientId
 from secagg.platforms.keys.identities import make_identities
@@ -43,17 +43,48 @@ from secagg.protocols.pairwise_mask import SessionConfiguration, plan_session
 from secagg.protocols.pairwise_mask import plan as pairwise_plan
 from secagg.protocols.pairwise_mask.configuration import ClientSet
 from secagg.session.sealed_state import DIRECTORY_VARIABLE
+from tests.harness.town_of_sites import declared
 
+EIGHT, MANY = 8, 24
 FOR_EVER = 600.0
 """Seconds that nothing takes, so that no machine is too slow for a scenario."""
 Tamper = Callable[[Message], Iterable[Message]]
 
 
-class HostileGrid(Grid):
+class Part(Grid):
+    """A grid that knows some of the nodes."""
+
+    def __init__(self, inner: Grid, nodes: list[int]) -> None:
+        self.inner, self.nodes = inner, nodes
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        return self.inner.push_messages(messages)
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        return self.inner.pull_messages(message_ids)
+
+    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
+        return self.inner.send_and_receive(messages, timeout=timeout)
+
+    def set_run(self, run: Any) -> None:
+        self.inner.set_run(run)
+
+    @property
+    def run(self) -> Any:
+        return self.inner.run
+
+    def create_message(self, *args: Any, **kwargs: Any) -> Message:
+        return self.inner.create_message(*args, **kwargs)
+
+    def get_node_ids(self) -> Iterable[int]:
+        return self.nodes
+
+
+class HostileGrid(Part):
     """A server that does to its own messages what a scenario says, and sees everything that clients send."""
 
     def __init__(self, inner: Grid, tamper: Tamper | None = None) -> None:
-        self.inner = inner
+        super().__init__(inner, list(inner.get_node_ids()))
         self.tamper = tamper
         self.seen = list[Message]()
         self.names = dict[int, set[str]]()
@@ -80,32 +111,12 @@ class HostileGrid(Grid):
             self.open.discard(reply.metadata.reply_to_message_id)
         return replies
 
-    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
-        return self.inner.send_and_receive(messages, timeout=timeout)
-
-    def set_run(self, run: Any) -> None:
-        self.inner.set_run(run)
-
-    @property
-    def run(self) -> Any:
-        return self.inner.run
-
-    def create_message(self, *args: Any, **kwargs: Any) -> Message:
-        return self.inner.create_message(*args, **kwargs)
-
-    def get_node_ids(self) -> Iterable[int]:
-        return self.inner.get_node_ids()
-
 
 class Lab:
-    """One simulated federation, and what the scenarios need of it."""
+    """Some nodes of a simulated federation, and what the scenarios need of them."""
 
-    def __init__(self, grid: Grid, count: int) -> None:
-        self.grid = grid
-        self.count = count
-        while len(list(grid.get_node_ids())) < count:
-            time.sleep(0.05)
-        self.nodes = sorted(grid.get_node_ids())
+    def __init__(self, grid: Grid, nodes: list[int], context: Any) -> None:
+        self.grid, self.nodes, self.count, self.context = Part(grid, nodes), sorted(nodes), len(nodes), context
 
     def start(  # noqa: PLR0913 -- what runs differ in
         self,
@@ -172,15 +183,16 @@ class Lab:
         self.hostile = hostile
         return outcome
 
-    def states(self, name: str) -> list[int]:
-        """Return one number of every node's state."""
-        queries = [Message(RecordDict(), node, "query") for node in self.nodes]
-        replies = self.grid.send_and_receive(queries, timeout=FOR_EVER)
-        return [int(str(reply.content.metric_records["state"][name])) for reply in replies]
-
     def state_left(self) -> int:
         """Return how many bytes of sessions are left on all nodes together."""
-        return sum(self.states("bytes"))
+        return sum(states(self.grid, "bytes").values())
+
+
+def states(grid: Grid, name: str) -> dict[int, int]:
+    """Return one number of every node's state."""
+    queries = [Message(RecordDict(), node, "query") for node in grid.get_node_ids()]
+    replies = grid.send_and_receive(queries, timeout=FOR_EVER)
+    return {reply.metadata.src_node_id: int(str(reply.content.metric_records["state"][name])) for reply in replies}
 
 
 def difference(arrays: dict[str, Any], due: dict[str, Any]) -> dict[str, Any]:
@@ -478,14 +490,6 @@ def clipped(lab: Lab) -> dict[str, Any]:
     return lab.secure(chaos={2: {"do": "large"}})
 
 
-def even_sizes(lab: Lab) -> dict[str, Any]:
-    outcome = {}
-    for size in (4, 5, 6, 7):
-        strategy = FedAvg(fraction_train=size / lab.count + 1e-6, min_train_nodes=size, fraction_evaluate=0.0)
-        outcome[str(size)] = lab.secure(strategy=strategy)["error"]
-    return outcome
-
-
 # --- Pruning, and the enclave -----------------------------------------------------------------------------------------
 
 
@@ -576,8 +580,13 @@ def enclave_other_task(lab: Lab) -> dict[str, Any]:
     return lab.secure(**_enclave_of(lab), tamper=tamper)
 
 
+def statistics(lab: Lab) -> dict[str, Any]:
+    return {"statistics": dict(ask(lab.grid, lab.context, declared()).statistics)}
+
+
 SCENARIOS: dict[str, Callable[[Lab], dict[str, Any]]] = {
     **LIES,
+    "statistics": statistics,
     **TWO_SERVERS,
     **ONE_MESSAGE,
     "two_other_models": lambda lab: other_models(lab, **simulated(lab)),
@@ -617,7 +626,6 @@ SCENARIOS: dict[str, Callable[[Lab], dict[str, Any]]] = {
     "light": light,
     "narrow_ring": narrow_ring,
     "clipped": clipped,
-    "even_sizes": even_sizes,
     "pruning": pruning,
     "enclave": enclave(rounds=2),
     "enclave_dropped": enclave(
@@ -625,8 +633,6 @@ SCENARIOS: dict[str, Callable[[Lab], dict[str, Any]]] = {
     ),
     "enclave_too_few": enclave(threshold=1.0, chaos={1: {"at": "TRAIN", "do": "raise"}}),
     "enclave_pq": enclave(rounds=3, compression="pq-256x5"),
-    "enclave_scalar": enclave(rounds=2, compression="scalar-8"),
-    "enclave_pruning": enclave(compression="pruning-0.5"),
     "enclave_served": enclave_served,
     "enclave_absent": enclave(enclave_socket="/absent/socket"),
     "enclave_by_default": enclave_by_default,
@@ -639,9 +645,6 @@ SCENARIOS: dict[str, Callable[[Lab], dict[str, Any]]] = {
     "enclave_other_models": lambda lab: other_models(lab, **_enclave_of(lab)),
     "enclave_again": lambda lab: same_round_again(lab, **_enclave_of(lab)),
     "active": lambda lab: lab.secure(mode="active", roster=f"{os.environ['LAB_KEYS']}/roster.json"),
-    "active_sparse": lambda lab: lab.secure(
-        mode="active", topology="sparse", roster=f"{os.environ['LAB_KEYS']}/roster.json"
-    ),
     "sparse": lambda lab: lab.secure(
         topology="sparse", chaos={5: {"at": "TRAIN", "do": "raise"}}, present=[p for p in range(lab.count) if p != 5]
     ),
@@ -670,15 +673,19 @@ def active(scenario: Callable[[Lab], dict[str, Any]]) -> Callable[[Lab], dict[st
 
 
 def main() -> None:
-    output, nodes, names = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3:]
+    output, names = Path(sys.argv[1]), sys.argv[2:]
     server = ServerApp()
 
     @server.main()
-    def serve(grid: Grid, _: Any) -> None:
-        lab, outcomes = Lab(grid, nodes), dict[str, Any]()
-        log = Path(os.environ["LAB_LOG"])
+    def serve(grid: Grid, context: Any) -> None:
+        while len(list(grid.get_node_ids())) < MANY:
+            time.sleep(0.05)
+        partitions = states(grid, "partition")
+        nodes = sorted(partitions, key=partitions.__getitem__)
+        many, eight = (Lab(grid, nodes[:count], context) for count in (MANY, EIGHT))
+        outcomes, log = dict[str, Any](), Path(os.environ["LAB_LOG"])
         for name in names:
-            scenario = SCENARIOS[name.removeprefix("active:")]
+            scenario, lab = SCENARIOS[name.removeprefix("active:")], many if "sparse" in name else eight
             before = log.stat().st_size if log.exists() else 0
             try:
                 outcomes[name] = (active(scenario) if name.startswith("active:") else scenario)(lab)
@@ -694,7 +701,7 @@ def main() -> None:
     run_simulation(
         server_app=server,
         client_app=app,
-        num_supernodes=nodes,
+        num_supernodes=MANY,
         backend_config=backend,
     )
     if not math.isfinite(output.stat().st_size):

@@ -278,8 +278,6 @@ TWO_SERVERS: dict[str, Scenario] = {
     ),
     "two_too_few": _simulated(threshold=1.0, chaos={1: {"at": "TRAIN", "do": "raise"}}),
     "two_pq": _simulated(rounds=3, compression="pq-64x5"),
-    "two_scalar": _simulated(rounds=2, compression="scalar-8"),
-    "two_pruning": _simulated(compression="pruning-0.5"),
     "two_hybrid": _simulated(suite="hybrid"),
     "two_served": _served(compression="pq-16x5", rounds=2),
     "two_restarted": restarted,

@@ -1,4 +1,4 @@
-"""Clients of the legacy API, with the mod and without it."""
+"""Clients of the legacy API with the mod."""
 
 from __future__ import annotations
 
@@ -29,4 +29,3 @@ def client_fn(context: Any) -> Any:
 
 
 secure = ClientApp(client_fn, mods=[SecAggMod()])
-plain = ClientApp(client_fn)

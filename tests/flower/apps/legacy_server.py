@@ -1,4 +1,4 @@
-"""A legacy app twice: with the default fit workflow, and with this library's; ``python legacy_server.py OUTPUT``."""
+"""A legacy app with this library's fit workflow; ``python legacy_server.py OUTPUT``."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from flwr.server.workflow import DefaultWorkflow
 from flwr.serverapp import Grid, ServerApp
 from flwr.simulation import run_simulation
 from lab_truth import SHAPES
-from legacy_client import plain, secure
+from legacy_client import secure
 
 from secagg.errors import InvalidParameters
 from secagg.flower import SecAggFitWorkflow
@@ -45,7 +45,7 @@ def strategy(kind: type[FedAvg] = Kept) -> Any:
     )
 
 
-def run(client: Any, workflows: dict[str, tuple[Any, Any]]) -> dict[str, Any]:
+def run(workflows: dict[str, tuple[Any, Any]]) -> dict[str, Any]:
     found, server = dict[str, Any](), ServerApp()
 
     @server.main()
@@ -62,17 +62,15 @@ def run(client: Any, workflows: dict[str, tuple[Any, Any]]) -> dict[str, Any]:
             found[name]["metrics"] = chosen.metrics
 
     resources: BackendConfig = {"client_resources": {"num_cpus": 1, "num_gpus": 0.0}}
-    run_simulation(server_app=server, client_app=client, num_supernodes=NODES, backend_config=resources)
+    run_simulation(server_app=server, client_app=secure, num_supernodes=NODES, backend_config=resources)
     return found
 
 
 if __name__ == "__main__":
-    outcome = run(plain, {"plain": (strategy(), None)})
-    outcome |= run(
-        secure,
+    outcome = run(
         {
             "secure": (strategy(), SecAggFitWorkflow(metrics="loss")),
             "median": (strategy(FedMedian), SecAggFitWorkflow()),
-        },
+        }
     )
     Path(sys.argv[1]).write_text(json.dumps(outcome), encoding="utf-8")

@@ -170,7 +170,7 @@ def run(kits: Path, job_folder: str) -> str:
     session = new_secure_session(username=ADMIN, startup_kit_location=str(kits / ADMIN), timeout=60)
     try:
         job_id = session.submit_job(job_folder)
-        session.monitor_job(job_id, timeout=120, poll_interval=1.0)
+        session.monitor_job(job_id, timeout=120, poll_interval=0.2)
         meta = session.get_job_meta(job_id)
         if not str(status := meta.get("status")).startswith("FINISHED"):
             session.abort_job(job_id)

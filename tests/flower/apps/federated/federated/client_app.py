@@ -29,4 +29,3 @@ def killed(message: Message, context: Any, call_next: Any) -> Message:
 
 app = ClientApp()
 app.train(mods=[killed, SecAggMod(minimum_cohort=4)])(train)
-app.train("plain")(train)

@@ -1,13 +1,12 @@
-"""One model by several ways, each from the same beginning; what came out is printed for the test that reads it."""
+"""One model in each mode, from the same beginning; what came out is printed for the test that reads it."""
 
 import json
 import time
-from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 from federated.lab_truth import initial_model
-from flwr.app import Array, ArrayRecord, Context, Message
+from flwr.app import Array, ArrayRecord, Context
 from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import FedAvg
 
@@ -15,22 +14,11 @@ from secagg.errors import SecAggError
 from secagg.flower import SecAggGrid, SecAggSettings
 
 app = ServerApp()
-PLAIN = "plain"
-
-
-class PlainTwin(FedAvg):
-    """The same strategy without secure aggregation."""
-
-    def configure_train(self, *args: Any, **kwargs: Any) -> Iterable[Message]:
-        """Ask for training without the mod."""
-        for message in super().configure_train(*args, **kwargs):
-            message.metadata.message_type = "train.plain"
-            yield message
 
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
-    """Run each of the ways: a mode of the protocol, or the plain twin."""
+    """Run in each of the modes."""
     given = context.run_config
     for way in str(given["ways"]).split():
         deadline = time.monotonic() + float(given["training-timeout"])
@@ -47,9 +35,9 @@ def main(grid: Grid, context: Context) -> None:
 def run(grid: Grid, given: Any, way: str) -> dict[str, Any]:
     """Train with every node that there is, and return the model and what each stage carried."""
     nodes, rounds = int(given["nodes"]), int(given["rounds"])
-    kind, used = (PlainTwin, grid) if way == PLAIN else (FedAvg, secure_grid(grid, given, way))
+    used = SecAggGrid(grid, settings=SecAggSettings.from_run_config({**given, "secagg-mode": way}))
     try:
-        result = kind(fraction_evaluate=0.0, min_train_nodes=nodes, min_available_nodes=nodes).start(
+        result = FedAvg(fraction_evaluate=0.0, min_train_nodes=nodes, min_available_nodes=nodes).start(
             grid=used,
             initial_arrays=ArrayRecord({name: Array(np.asarray(values)) for name, values in initial_model().items()}),
             num_rounds=rounds,
@@ -64,12 +52,6 @@ def run(grid: Grid, given: Any, way: str) -> dict[str, Any]:
     }
 
 
-def secure_grid(grid: Grid, given: Any, mode: str) -> SecAggGrid:
-    """Return the grid of a mode, with everything else as configured."""
-    return SecAggGrid(grid, settings=SecAggSettings.from_run_config({**given, "secagg-mode": mode}))
-
-
-def stages(grid: Grid) -> list[list[object]]:
+def stages(grid: SecAggGrid) -> list[list[object]]:
     """Return what each stage of the last round carried."""
-    counted = grid.stages if isinstance(grid, SecAggGrid) else []
-    return [[name, count.sent, count.received, count.failed] for name, count in counted]
+    return [[name, count.sent, count.received, count.failed] for name, count in grid.stages]

@@ -1,0 +1,61 @@
+"""Standing holders of an epoch of one message, each in a process of its own, as their operators start them."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from contextlib import redirect_stdout
+from importlib import import_module
+from io import StringIO
+from pathlib import Path
+
+from secagg.protocols.one_message import EpochRecord
+
+
+def told(*arguments: str) -> str:
+    """Run one of the library's commands here, and return what it printed."""
+    # By name: a type checker would follow the commands into training, which some environments are without.
+    with redirect_stdout(StringIO()) as said:
+        assert import_module("secagg.cli").main([*arguments]) == 0
+    return said.getvalue().strip()
+
+
+class StandingHolders:
+    """Holders, of which any may be killed and started again."""
+
+    def __init__(self, folder: Path, authority: Path, count: int, *record: str, serve: tuple[str, ...] = ()) -> None:
+        """Sign the record of who holds, with these options, and start them all, with those options of theirs."""
+        self.folder, self.count, self.serve = folder, count, serve
+        self.keys = [told("holder", "keys", "--out", str(folder / f"holder-{number}")) for number in range(count)]
+        listed = [part for key in self.keys for part in ("--holder", key)]
+        signed = ["--authority", str(authority), "--number", "1", "--out", str(folder / "record")]
+        self.said = told("holder", "record", *signed, *listed, *record)
+        self.record = EpochRecord.decode((folder / "record").read_bytes())
+        self.processes = dict[int, subprocess.Popen[str]]()
+        for number in range(count):
+            self.start(number)
+
+    def socket(self, number: int) -> str:
+        return str(self.folder / f"{number}.socket")
+
+    def start(self, number: int) -> None:
+        arguments = [
+            *("--record", str(self.folder / "record"), "--key", str(self.folder / f"holder-{number}")),
+            *("--authority", self.record.authority.hex(), "--journal", str(self.folder / f"journal-{number}")),
+            *("--socket", self.socket(number), *self.serve),
+        ]
+        process = subprocess.Popen(  # noqa: S603 -- our own command
+            [sys.executable, "-m", "secagg.cli", "holder", "serve", *arguments], stdout=subprocess.PIPE, text=True
+        )
+        self.processes[number] = process
+        assert process.stdout is not None
+        assert "is ready" in process.stdout.readline()
+
+    def kill(self, number: int) -> None:
+        process = self.processes.pop(number)
+        process.kill()
+        process.communicate()
+
+    def end(self) -> None:
+        for number in list(self.processes):
+            self.kill(number)
