@@ -39,8 +39,12 @@ export async function hmac(key, bytes) {
 }
 
 /** HKDF-Expand, for 32 bytes at most. @param {Uint8Array} secret @param {Uint8Array} info @param {number} count */
-export const expand = async (secret, info, count) =>
-  (await hmac(secret, concat(info, [1]))).slice(0, count);
+export async function expand(secret, info, count) {
+  const block = await hmac(secret, concat(info, [1]));
+  const out = block.slice(0, count);
+  block.fill(0);
+  return out;
+}
 
 /** HKDF. @param {Uint8Array} secret @param {Uint8Array} salt @param {Uint8Array} info @param {number} count */
 export async function derive(secret, salt, info, count = 32) {
@@ -163,6 +167,9 @@ export const stream = (key, segment, count) =>
     key,
     ZEROS.subarray(0, count),
   );
+
+/** The first counter block. */
+export const START = new Uint8Array(16);
 
 /** AES-256 in counter mode, from a block of 16 bytes on. @param {Uint8Array} key @param {Uint8Array} counter @param {number} count */
 export async function counterMode(key, counter, count) {
