@@ -2,12 +2,12 @@
  * Vectors over the integers modulo 2^p: masks from streams, check words, packing.
  * @module
  */
-import { SEGMENT, stream, streamKey } from "./crypto.js";
+import { PIECE, SEGMENT, stream, streamKey } from "./crypto.js";
 
 /** @typedef {Uint8Array | Uint16Array | Uint32Array | BigUint64Array} Words */
 const TYPES = { 1: Uint8Array, 2: Uint16Array, 4: Uint32Array, 8: BigUint64Array };
-const AHEAD = 8;
-const TOGETHER = 4;
+/** Groups of masks whose streams are computed ahead. */
+const AHEAD = 2;
 
 /** Bytes of the word that holds an element. @param {number} p @returns {1 | 2 | 4 | 8} */
 export const wordBytes = (p) => (p <= 8 ? 1 : p <= 16 ? 2 : p <= 32 ? 4 : 8);
@@ -37,55 +37,56 @@ export function scale(vector, p, weight) {
   reduce(vector, p);
 }
 
-/**
- * Add four masks, each times its sign, in one walk through memory.
- * @param {Uint32Array} total @param {Uint32Array[]} masks @param {number[]} signs
- */
-function addFour(total, [a, b, c, d], [p, q, r, s]) {
-  for (let i = 0; i < total.length; i++) {
-    total[i] += Math.imul(a[i], p) + Math.imul(b[i], q) + Math.imul(c[i], r) + Math.imul(d[i], s);
-  }
+/** Add four vectors in one walk through memory. @param {any} total @param {any[]} vectors */
+function addFour(total, [a, b, c, d]) {
+  for (let i = 0; i < total.length; i++) total[i] += a[i] + b[i] + c[i] + d[i];
 }
 
-/** Add up to four masks, or subtract them. @param {any} total @param {any[]} masks @param {number[]} signs */
-function addSome(total, masks, signs) {
-  if (total instanceof Uint32Array) {
-    const rest = TOGETHER - masks.length;
-    addFour(total, [...masks, ...Array(rest).fill(masks[0])], [...signs, ...Array(rest).fill(0)]);
-    return;
-  }
-  masks.forEach((mask, k) => {
-    if (signs[k] > 0) for (let i = 0; i < mask.length; i++) total[i] += mask[i];
-    else for (let i = 0; i < mask.length; i++) total[i] -= mask[i];
-  });
+/** Subtract four vectors. @param {any} total @param {any[]} vectors */
+function subtractFour(total, [a, b, c, d]) {
+  for (let i = 0; i < total.length; i++) total[i] -= a[i] + b[i] + c[i] + d[i];
 }
 
 /** @typedef {{sign: 1 | -1, key: CryptoKey}} Mask */
+/** Up to four masks of one sign. @param {Mask[]} masks */
+function groupsOf(masks) {
+  return [addFour, subtractFour].flatMap((act, i) => {
+    const keys = masks.filter(({ sign }) => sign === 1 - 2 * i).map(({ key }) => key);
+    const starts = Array.from({ length: Math.ceil(keys.length / 4) }, (_, at) => 4 * at);
+    return starts.map((at) => ({ act, keys: keys.slice(at, at + 4) }));
+  });
+}
+
 /**
- * Add and subtract masks, in place; eight streams are computed ahead.
+ * Add and subtract masks, in place, a piece after another; the streams of the next groups are computed meanwhile.
  * @param {Words} total @param {number} p @param {Mask[]} masks
  * @param {number} first segment of the streams
  * @returns {Promise<number>} the segment after the last one
  */
 export async function addMasks(total, p, masks, first) {
-  const elements = SEGMENT / wordBytes(p);
+  const elements = PIECE / wordBytes(p);
   const Type = arrayOf(p);
-  const signs = masks.map(({ sign }) => sign);
-  let segment = first;
-  for (let at = 0; at < total.length; at += elements, segment++) {
-    const part = total.subarray(at, Math.min(total.length, at + elements));
-    /** @type {Promise<ArrayBuffer>[]} */
-    const streams = [];
-    for (let asked = 0, added = 0; added < masks.length; added += TOGETHER) {
-      while (asked < Math.min(masks.length, added + AHEAD)) {
-        streams.push(stream(masks[asked++].key, segment, part.byteLength));
-      }
-      const bytes = await Promise.all(streams.splice(0, TOGETHER));
-      addSome(part, bytes.map((each) => new Type(each)), signs.slice(added, added + TOGETHER));
-    }
-    reduce(part, p);
+  const nothing = new Type(elements);
+  const groups = groupsOf(masks);
+  const turns = groups.length * Math.ceil(total.length / elements);
+  const pieceOf = (/** @type {number} */ turn) => elements * Math.floor(turn / groups.length);
+  const streamsOf = (/** @type {number} */ turn) => {
+    const start = pieceOf(turn);
+    const at = first * SEGMENT + start * wordBytes(p);
+    const count = Math.min(PIECE, (total.length - start) * wordBytes(p));
+    return Promise.all(groups[turn % groups.length].keys.map((key) => stream(key, at, count)));
+  };
+  const ahead = Array.from({ length: Math.min(AHEAD, turns) }, (_, turn) => streamsOf(turn));
+  for (let turn = 0; turn < turns; turn++) {
+    const streams = await /** @type {Promise<ArrayBuffer[]>} */ (ahead.shift());
+    if (turn + AHEAD < turns) ahead.push(streamsOf(turn + AHEAD));
+    const start = pieceOf(turn);
+    const piece = total.subarray(start, start + elements);
+    const vectors = streams.map((bytes) => new Type(bytes));
+    groups[turn % groups.length].act(piece, [...vectors, nothing, nothing, nothing]);
+    if ((turn + 1) % groups.length === 0) reduce(piece, p);
   }
-  return segment;
+  return first + Math.ceil((total.length * wordBytes(p)) / SEGMENT);
 }
 
 /**
