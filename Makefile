@@ -239,7 +239,7 @@ $(WEB)/.installed: pyproject.toml constraints.txt .ci/web_tools
 	.ci/web_tools
 	npm install --silent --no-save --prefix build/web typescript@5.6.3
 	$(PYTHON) -m venv --clear $(WEB)
-	$(WEB)/bin/python -m pip install $(PIP_OPTIONS) -c constraints.txt -e '.[http]' hypothesis pytest pytest-randomly playwright==1.65.2 zxing-cpp==3.1.1
+	$(WEB)/bin/python -m pip install $(PIP_OPTIONS) -c constraints.txt -e '.[http]' hypothesis pytest pytest-randomly playwright==1.65.2
 	touch $@
 
 $(DCAP)/.installed: pyproject.toml constraints.txt

@@ -39,8 +39,12 @@ export async function hmac(key, bytes) {
 }
 
 /** HKDF-Expand, for 32 bytes at most. @param {Uint8Array} secret @param {Uint8Array} info @param {number} count */
-export const expand = async (secret, info, count) =>
-  (await hmac(secret, concat(info, [1]))).slice(0, count);
+export async function expand(secret, info, count) {
+  const block = await hmac(secret, concat(info, [1]));
+  const out = block.slice(0, count);
+  block.fill(0);
+  return out;
+}
 
 /** HKDF. @param {Uint8Array} secret @param {Uint8Array} salt @param {Uint8Array} info @param {number} count */
 export async function derive(secret, salt, info, count = 32) {
@@ -150,19 +154,23 @@ export async function open(key, nonce, sealed, data) {
 
 /** Bytes of one segment of a mask's stream. */
 export const SEGMENT = 1 << 20;
+/** Bytes of a stream that are asked for at once: browsers take longer for a larger piece, byte for byte. */
+export const PIECE = 1 << 17;
 const ZEROS = new Uint8Array(SEGMENT);
 
 /** @param {Uint8Array} key of 16 bytes */
 export const streamKey = (key) =>
   subtle.importKey("raw", key, "AES-CTR", false, ["encrypt"]);
 
-/** The first bytes of a segment of a mask's stream. @param {CryptoKey} key @param {number} segment @param {number} count */
-export const stream = (key, segment, count) =>
-  subtle.encrypt(
-    { name: "AES-CTR", counter: concat(integer(segment, 12), integer(2, 4)), length: 32 },
-    key,
-    ZEROS.subarray(0, count),
-  );
+/** A part of a mask's stream that ends within a segment. @param {CryptoKey} key @param {number} at @param {number} count */
+export function stream(key, at, count) {
+  const [segment, block] = [Math.floor(at / SEGMENT), 2 + (at % SEGMENT) / 16];
+  const counter = concat(integer(segment, 12), integer(block, 4));
+  return subtle.encrypt({ name: "AES-CTR", counter, length: 32 }, key, ZEROS.subarray(0, count));
+}
+
+/** The first counter block. */
+export const START = new Uint8Array(16);
 
 /** AES-256 in counter mode, from a block of 16 bytes on. @param {Uint8Array} key @param {Uint8Array} counter @param {number} count */
 export async function counterMode(key, counter, count) {

@@ -9,11 +9,12 @@ import {
 } from "./encoding.js";
 import { RoundLedger } from "./ledger.js";
 import { HOLDER_FLOORS, readOffer, requireHolderFloors, upload } from "./one_message.js";
-import { PairwiseClient } from "./pairwise.js";
+import { FLOORS, PairwiseClient } from "./pairwise.js";
 import { floorsOf } from "./thresholds.js";
 import { Refused, as, equal, hash, hex, integer, json, must, requireSubject, unhex, utf8 } from "./wire.js";
 
 /** @typedef {import("./pairwise.js").Identity} Identity */
+/** @typedef {import("./pairwise.js").Floors & import("./one_message.js").HolderFloors} Floors */
 /**
  * What a server says of the session that it holds.
  * @typedef {object} Card
@@ -26,7 +27,7 @@ import { Refused, as, equal, hash, hex, integer, json, must, requireSubject, unh
  * @property {Identity} [identity] a certified key, for active mode
  * @property {bigint} [seat] the name of a client without a key; by default the server gives one
  * @property {string} [task]
- * @property {Partial<import("./pairwise.js").Floors & import("./one_message.js").HolderFloors>} [floors]
+ * @property {Partial<Floors>} [floors]
  * @property {readonly string[]} [protocols] by default all that there are here
  * @property {string} [after] the name of a session that was before
  * @property {RoundLedger} [ledger]
@@ -38,7 +39,8 @@ import { Refused, as, equal, hash, hex, integer, json, must, requireSubject, unh
 /** @typedef {{number: number, answer: Uint8Array, received: number, milliseconds: number}} Stage */
 /**
  * @typedef {object} Outcome
- * @property {boolean} isReleased @property {string} sentence of the server @property {Card} card
+ * @property {boolean} isReleased whether a sum with this client's values was released, as the server says
+ * @property {string} sentence of the server @property {Card} card
  * @property {{mean: number[], count: number} | null} result where the server shows it
  * @property {number} clamped how many values were out of range
  */
@@ -46,7 +48,8 @@ import { Refused, as, equal, hash, hex, integer, json, must, requireSubject, unh
 /** The session ended for this client; the sentence says why. */
 export class Left extends Error {}
 
-const PROTOCOLS = Object.freeze(["pairwise", "one-message"]);
+/** The usual floors of each protocol. @type {Record<string, any>} */
+const USUAL = Object.freeze({ pairwise: FLOORS, "one-message": HOLDER_FLOORS });
 /** Ask again after these: the server is busy, stopping, or behind a proxy that lost it. */
 const AGAIN = [408, 429, 500, 502, 503, 504];
 const [NOTHING_YET, FULL, LATE, OVER] = [204, 403, 409, 410];
@@ -82,8 +85,8 @@ export async function contribute(url, values, options = {}) {
     await server.pause(PAUSE.first);
     card = await server.card(card.session);
   }
-  /** @type {{clamped: number}} */
-  const counted = { clamped: 0 };
+  /** How many values were out of range; null until they are encoded. @type {{clamped: number | null}} */
+  const counted = { clamped: null };
   const make = async (/** @type {bigint | undefined} */ epoch) => {
     await ledger.charge(name, { round: card.round, update, epoch });
     const { codes, clamped } = encode(given, card.terms);
@@ -95,7 +98,9 @@ export async function contribute(url, values, options = {}) {
     : oneMessageClient(card, id, options, make);
   try {
     const { isReleased, sentence, result } = await exchange(server, client, options);
-    return { isReleased, sentence, result, card, clamped: counted.clamped };
+    const { clamped } = counted;
+    if (clamped !== null) return { isReleased, sentence, result, card, clamped };
+    return { isReleased: false, sentence: `without this client: ${sentence}`, result, card, clamped: 0 };
   } catch (error) {
     server.leave();
     throw error;
@@ -105,9 +110,9 @@ export async function contribute(url, values, options = {}) {
 }
 
 /** Refuse a session of another kind than this client's. @param {Card} card @param {ArrayLike<number>} values @param {Options} options */
-function requireWanted(card, values, { task = "sum", protocols = PROTOCOLS, identity }) {
+function requireWanted(card, values, { task = "sum", protocols = Object.keys(USUAL), identity, floors: own }) {
   must(
-    PROTOCOLS.includes(card.protocol) && protocols.includes(card.protocol) && card.task === task,
+    Object.hasOwn(USUAL, card.protocol) && protocols.includes(card.protocol) && card.task === task,
     "below_floor", "the server sums something else, or by another protocol",
   );
   must(
@@ -115,6 +120,13 @@ function requireWanted(card, values, { task = "sum", protocols = PROTOCOLS, iden
     "below_floor", "clients with a key take part in active mode, and others in semi_honest mode",
   );
   requireFit(values, card.terms);
+  const floors = floorsOf(USUAL[card.protocol], own);
+  const { clients, values: length } = card.terms;
+  const most = floors.maximumPopulation ?? floors.maximumCapacity;
+  must(
+    clients >= floors.minimumCohort && clients <= most && length <= floors.maximumLength,
+    "below_floor", `a sum of ${clients} clients, or of ${length} values, is beyond a floor`,
+  );
 }
 
 // --- The client of each protocol -------------------------------------------------------------
@@ -143,12 +155,12 @@ function oneMessageClient(card, id, { identity, floors }, make) {
   return {
     abort: () => {},
     answer: async (message) => {
-      const offer = await readOffer(message);
+      const authority = identity ? identity.authority : new Uint8Array(32);
+      const offer = await readOffer(message, authority);
       must(
         offer.isActive === Boolean(identity),
         "below_floor", "one message in active mode takes a key, and in semi_honest mode none",
       );
-      const authority = identity ? identity.authority : new Uint8Array(32);
       requireHolderFloors(offer, floorsOf(HOLDER_FLOORS, floors), Date.now() / 1000, authority);
       requireSubject(await subjectOf(card), offer);
       const [segment, ...others] = offer.segments;
@@ -295,7 +307,8 @@ class Server {
       const { status, bytes } = await this.ask("POST", "/seats", utf8(proof));
       if (status === FULL || status === OVER) return null;
       const text = sentenceOf(bytes);
-      must(status === 201 && /^[0-9]{1,20}$/.test(text), "not_canonical", "no seat was given");
+      const isSeat = status === 201 && /^[0-9]{1,20}$/.test(text) && BigInt(text) < 1n << 64n;
+      must(isSeat, "not_canonical", "no seat was given");
       seat = BigInt(text);
     }
     this.authorization = `Secagg ${seat}:${proof}`;

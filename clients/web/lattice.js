@@ -4,7 +4,7 @@
  * Implements protocols/one_message/README.md, "Masks and shares".
  * @module
  */
-import { counterMode } from "./crypto.js";
+import { START, counterMode } from "./crypto.js";
 import { NegacyclicRing } from "./negacyclic.js";
 import { concat, integer } from "./wire.js";
 
@@ -13,7 +13,6 @@ const LIMB_BITS = 28;
 const PIECE = 1 << 16;
 /** Blocks whose public polynomials are expanded at once. */
 const BATCH = 64;
-const START = new Uint8Array(16);
 
 // --- Values ----------------------------------------------------------------------------------
 
@@ -66,9 +65,10 @@ export class Coefficients {
   }
 }
 
+/** Integers: numbers where all that a segment may hold are safe, else BigInts. @typedef {Float64Array | bigint[]} Integers */
 /**
  * Values, times a weight, in coefficients. They are within their bounds: the caller has clamped them.
- * @param {Offer} offer @param {ArrayLike<number>[]} vectors @param {number} weight
+ * @param {Offer} offer @param {Integers[]} vectors @param {number} weight
  */
 export function placed(offer, vectors, weight) {
   const shapes = offer.segments.map((segment) => shapeOf(offer, segment));
@@ -77,15 +77,15 @@ export function placed(offer, vectors, weight) {
   shapes.forEach(({ bits, lowest, count, least }, i) => {
     const values = vectors[i];
     const smallest = Number(least);
-    const isSmall = Number.isSafeInteger(smallest);
     for (let at = 0, j = 0, shift = lowest; at < values.length; at++, j++) {
       if (j === count) {
         j = 0;
         shift += bits;
       }
-      const value = (values[at] - smallest) * weight;
-      if (isSmall && Number.isSafeInteger(value)) out.add(first + j, value, shift);
-      else out.addExact(first + j, ((BigInt(values[at]) - least) * BigInt(weight)) << BigInt(shift));
+      const own = values[at];
+      const value = typeof own === "number" ? (own - smallest) * weight : NaN;
+      if (Number.isSafeInteger(value)) out.add(first + j, value, shift);
+      else out.addExact(first + j, ((BigInt(own) - least) * BigInt(weight)) << BigInt(shift));
     }
     first += count;
   });
@@ -134,7 +134,7 @@ const TABLE = (() => {
   return { values, isOpen, edges };
 })();
 
-/** So many draws. @param {Uint8Array} key @param {number} count */
+/** So many draws. @param {Uint8Array} key which is overwritten @param {number} count */
 export async function gaussian(key, count) {
   const drawn = new Uint16Array((await counterMode(key, START, 2 * count)).buffer);
   const out = new Int8Array(count);
@@ -150,6 +150,7 @@ export async function gaussian(key, count) {
     const draw = (BigInt(drawn[i]) << 128n) | low;
     out[i] = TABLE.edges.filter((edge) => draw >= edge).length - WIDTH;
   });
+  for (const secret of [key, drawn, new Uint8Array(more.buffer)]) secret.fill(0);
   return out;
 }
 
@@ -188,6 +189,7 @@ export async function addMask(offer, words, secret, noise) {
   }
   await ahead;
   for (let i = 0; i < words.length; i++) words.add(i, noise[i], 0);
+  for (const trace of [transformed, product, ring.scratch]) trace.fill(0);
 }
 
 // --- Bit planes ------------------------------------------------------------------------------

@@ -65,6 +65,8 @@ export function inMemory() {
  * @type {Store}
  */
 async function inIndexedDb(name, change) {
+  // A browser that runs out of room would otherwise forget what was spent. It may ask the visitor, or say no.
+  void navigator.storage?.persist?.().catch(() => {});
   const database = await opened();
   try {
     await new Promise((resolve, reject) => {

@@ -3,7 +3,7 @@
  * Implements protocols/one_message/README.md.
  * @module
  */
-import { counterMode, expand, isCanonical, isLowOrder, random, sealTo, sha256, verify } from "./crypto.js";
+import { START, counterMode, expand, isCanonical, isLowOrder, random, sealTo, sha256, verify } from "./crypto.js";
 import { addMask, gaussian, pieces, placed, shapeOf } from "./lattice.js";
 import { arrayOf, pack, reduce } from "./ring.js";
 import { CHECKS, PRIME, elements, evaluation, interpolation, multiply } from "./sharing.js";
@@ -46,29 +46,35 @@ const KIND = Object.freeze({
 const DIGEST = 32;
 const KEY = 32;
 const OFFSET = 1n << 63n;
+/** Beyond every value of a ring. */
+const FAR = 2 ** 64;
 /** The widest modulus of each degree that is estimated at 128 bits, and of 64 bits, which a word here holds. */
 const GREATEST_MODULUS = new Map([[1024, 28], [2048, 54], [4096, 64]]);
 const WIDTH = 4.5;
 /** Standard deviations that guard bits have room for. */
 const DEVIATIONS = 10;
-const MOST = Object.freeze({ holders: 256, droppedBits: 4, capacityWeight: 2 ** 40 });
+const MOST = Object.freeze({
+  holders: 256, droppedBits: 4, capacityWeight: 2 ** 40, message: 2 ** 22, task: 256, segments: 2 ** 16, key: 2 ** 11,
+});
+const SIGNATURE = 64;
 
 // --- The offer -------------------------------------------------------------------------------
 
 /**
  * Read an offer, and believe it as far as its signatures go.
  * @param {Uint8Array} message
+ * @param {Uint8Array} [authority] of another one no signature is looked at
  * @returns {Promise<Offer>}
  */
-export async function readOffer(message) {
+export async function readOffer(message, authority) {
   const reader = new Reader(message, KIND.offer);
-  const encoded = reader.variable();
-  const keys = reader.list(reader.number(4), () => reader.variable());
+  const encoded = reader.variable(MOST.message);
+  const keys = reader.list(reader.count(4, MOST.holders), () => reader.variable(MOST.message));
   const start = reader.at;
-  const task = reader.variable();
-  const layout = reader.variable();
+  const task = reader.variable(MOST.task);
+  const layout = reader.variable(MOST.message);
   const [degree, modulusBits, guardBits, droppedBits] = [2, 1, 1, 1].map((size) => reader.number(size));
-  const segments = reader.list(reader.number(4), () => readSegment(reader));
+  const segments = reader.list(reader.count(4, MOST.segments), () => readSegment(reader));
   const [capacity, capacityWeight] = [reader.number(4), reader.number(8)];
   const [holders, corrupted, threshold, packing, rule, quorum] = [2, 2, 2, 2, 1, 2].map((size) =>
     reader.number(size),
@@ -86,14 +92,17 @@ export async function readOffer(message) {
     task, segments, degree, modulusBits, guardBits, droppedBits, capacity, capacityWeight,
     minimumCohort, corruptedClients, maximumWeight,
   });
-  const record = await readRecord(encoded);
+  const record = readRecord(encoded);
+  must(!authority || equal(record.authority, authority), "below_floor", "another authority");
+  await requireSigned(record);
   must(
     keys.length === record.holders.length,
     "roster_invalid", "the keys are not those of all holders of the record",
   );
   /** @type {Uint8Array[]} */
   const sealingKeys = [];
-  for (const [at, key] of keys.entries()) sealingKeys.push(await readKeys(key, at, record));
+  const digest = await hash("one-message-record", record.statement);
+  for (const [at, key] of keys.entries()) sealingKeys.push(await readKeys(key, at, record, digest));
   must(
     new Set(sealingKeys.map(hex)).size === sealingKeys.length,
     "public_key_reused", "two holders published one key",
@@ -176,7 +185,7 @@ export function requireExact(offer) {
 const bitsOf = (radius) => Math.log2(Math.sqrt(2 * Math.PI * Math.E) * (radius + 0.5));
 
 /** The authority's record of an epoch. @param {Uint8Array} record */
-async function readRecord(record) {
+function readRecord(record) {
   const reader = new Reader(record, KIND.record);
   const number = reader.bigint();
   const [mode, suite, rule] = [reader.number(1), reader.number(1), reader.number(1)];
@@ -185,9 +194,9 @@ async function readRecord(record) {
   const numbers = [reader.number(2), reader.number(2), reader.number(2), reader.number(2)];
   const expiry = reader.number(8);
   const authority = reader.take(32);
-  const holders = reader.list(reader.number(4), () => ({ id: reader.take(8), key: reader.take(32) }));
+  const holders = reader.list(reader.count(4, MOST.holders), () => ({ id: reader.take(8), key: reader.take(32) }));
   const statement = concat(record.slice(0, reader.at), integer(0, 4));
-  const signature = reader.variable();
+  const signature = reader.variable(SIGNATURE);
   reader.end();
   const keys = holders.map(({ key }) => hex(key));
   must(
@@ -195,30 +204,33 @@ async function readRecord(record) {
       (mode === 1 ? new Set(keys).size === holders.length : !keys.some((key) => /[^0]/.test(key))),
     "parameter_out_of_range", "a holder, or its key, stands at two positions",
   );
-  if (mode === 1) await verify(authority, signature, "one-message-record", statement);
-  else must(!signature.length, "trailing_bytes", "a signature in semi_honest mode");
   return {
-    number, expiry, holders, authority, isActive: mode === 1,
+    number, expiry, holders, authority, statement, signature, isActive: mode === 1,
     stated: [holders.length, ...numbers, rule].join(),
-    digest: await hash("one-message-record", statement),
   };
+}
+
+/** Refuse a record that its authority did not sign. @param {ReturnType<typeof readRecord>} record */
+async function requireSigned({ isActive, authority, statement, signature }) {
+  if (isActive) await verify(authority, signature, "one-message-record", statement);
+  else must(!signature.length, "trailing_bytes", "a signature in semi_honest mode");
 }
 
 /**
  * A holder's sealing key. @param {Uint8Array} message @param {number} position
- * @param {Awaited<ReturnType<typeof readRecord>>} record
+ * @param {ReturnType<typeof readRecord>} record @param {Uint8Array} digest of the record
  */
-async function readKeys(message, position, record) {
+async function readKeys(message, position, record, digest) {
   const reader = new Reader(message, KIND.keys);
-  const digest = reader.take(DIGEST);
+  const named = reader.take(DIGEST);
   must(reader.number(2) === position, "roster_invalid", "the keys of holders stand in another order");
-  must(equal(digest, record.digest), "wrong_session", "keys of another record");
-  const sealingKey = reader.variable();
+  must(equal(named, digest), "wrong_session", "keys of another record");
+  const sealingKey = reader.variable(MOST.key);
   const nonce = reader.take(32);
-  const signature = reader.variable();
+  const signature = reader.variable(SIGNATURE);
   reader.end();
   if (record.isActive) {
-    const parts = [record.digest, integer(position, 2), sealingKey, nonce];
+    const parts = [digest, integer(position, 2), sealingKey, nonce];
     await verify(record.holders[position].key, signature, "one-message-holder-keys", ...parts);
   } else must(!signature.length, "trailing_bytes", "a signature in semi_honest mode");
   must(sealingKey.length >= KEY, "truncated", "a sealing key is too short");
@@ -277,10 +289,10 @@ export function requireHolderFloors(offer, floors, now, authority) {
  * @param {Offer} offer
  * @param {object} own
  * @param {bigint} own.id
- * @param {ArrayLike<number>[]} own.vectors a vector of integers for each segment of the layout
+ * @param {ArrayLike<number | bigint>[]} own.vectors integers for each segment of the layout; others are cut to integers in range
  * @param {number} [own.weight]
  * @param {import("./pairwise.js").Identity} [own.identity]
- * @param {Uint8Array} [own.coins] 32 fresh bytes
+ * @param {Uint8Array} [own.coins] 32 fresh bytes, which are overwritten
  */
 export async function upload(offer, { id, vectors, weight: given = 1, identity, coins = random(32) }) {
   const me = integer(id, 8);
@@ -293,19 +305,18 @@ export async function upload(offer, { id, vectors, weight: given = 1, identity, 
   const key = offer.isActive ? /** @type {import("./pairwise.js").Identity} */ (identity).key : null;
   const clamped = offer.segments.slice(0, -1).map((segment, i) => within(vectors[i], segment));
   const about = [terms, await payloadDigest(offer, clamped), integer(weight, 8)];
-  const draw = await hedgedCoins(coins, [t0, me, ...about], await signed(key, "one-message-hedge", t0, ...about));
-  const nonce = await draw(32);
-  const seed = await draw(32);
-  const last = new Array(offer.segments[offer.segments.length - 1].length).fill(0);
+  const hedge = await signed(key, "one-message-hedge", t0, ...about);
+  const draws = 3 + offer.threshold - offer.packing;
+  const [nonce, seed, free, ...seeds] = await hedgedDraws(coins, [t0, me, ...about], hedge, draws);
+  const last = new Float64Array(offer.segments[offer.segments.length - 1].length);
   last[0] = 1;
   const words = placed(offer, [...clamped, last], weight);
   const secret = await gaussian(await expand(seed, bind("one-message-secret"), 32), offer.degree);
   const noise = await gaussian(await expand(seed, bind("one-message-noise"), 32), words.length);
   await addMask(offer, words, secret, noise);
-  seed.fill(0);
-  noise.fill(0);
+  for (const used of [seed, noise, ...clamped]) used.fill(/** @type {never} */ (0));
   const vector = pieces(offer, words);
-  const { shares, rows, toPolynomial } = await dealt(offer, secret, draw, (j) =>
+  const { shares, rows, toPolynomial } = await dealt(offer, secret, free, seeds, (j) =>
     boundTo("one-message-dealt", offer, me, j, terms, nonce),
   );
   secret.fill(0);
@@ -338,15 +349,27 @@ async function signed(key, label, ...parts) {
   return key ? key.sign(label, ...parts) : new Uint8Array(0);
 }
 
-/** Values within their bounds: nothing is refused once they were made. @param {ArrayLike<number>} values @param {Segment} segment */
-function within(values, { bounds, length }) {
+/**
+ * Values as integers within their bounds, or their ring's: nothing is refused once they were made.
+ * @param {ArrayLike<number | bigint>} values @param {Segment} segment
+ * @returns {import("./lattice.js").Integers}
+ */
+function within(values, { bounds, length, ringBits }) {
   must(values.length === length, "layout_mismatch", `expected ${length} values, got ${values.length}`);
-  if (!bounds) return values;
-  const [least, greatest] = bounds.map(Number);
-  return Array.from(values, (value) => Math.min(greatest, Math.max(least, value)));
+  const [least, greatest] = bounds ?? [-1n << BigInt(ringBits - 1), (1n << BigInt(ringBits)) - 1n];
+  const [low, high] = [Number(least), Number(greatest)];
+  if (Number.isSafeInteger(low) && Number.isSafeInteger(high)) {
+    const out = new Float64Array(length);
+    for (let i = 0; i < length; i++) out[i] = Math.trunc(Math.min(high, Math.max(low, Number(values[i])))) || 0;
+    return out;
+  }
+  return Array.from(values, (value) => {
+    const whole = typeof value === "bigint" ? value : BigInt(Math.trunc(Math.min(FAR, Math.max(-FAR, value))) || 0);
+    return whole < least ? least : whole > greatest ? greatest : whole;
+  });
 }
 
-/** The digest of an update in its canonical encoding; it and the coins decide what is drawn. @param {Offer} offer @param {ArrayLike<number>[]} vectors */
+/** The digest of an update in its canonical encoding; it and the coins decide what is drawn. @param {Offer} offer @param {ArrayLike<any>[]} vectors */
 export async function payloadDigest(offer, vectors) {
   const packed = vectors.map((values, i) => {
     const { ringBits } = offer.segments[i];
@@ -357,16 +380,19 @@ export async function payloadDigest(offer, vectors) {
 }
 
 /**
- * Coins that follow from fresh ones and from what they are for.
- * @param {Uint8Array} coins @param {Uint8Array[]} about @param {Uint8Array} signature
+ * Draws of 32 bytes that follow from fresh coins and from what they are for; coins and signature are overwritten.
+ * @param {Uint8Array} coins @param {Uint8Array[]} about @param {Uint8Array} signature @param {number} count
  */
-async function hedgedCoins(coins, about, signature) {
+async function hedgedDraws(coins, about, signature, count) {
   const root = await expand(coins, bind("hedged-root", ...about, signature), 32);
-  let draws = 0;
-  return async (/** @type {number} */ count) => {
-    const key = await expand(root, bind("hedged-coins", integer(++draws, 8)), 32);
-    return counterMode(key, new Uint8Array(16), count);
-  };
+  const draws = [];
+  for (let draw = 1; draw <= count; draw++) {
+    const key = await expand(root, bind("hedged-coins", integer(draw, 8)), 32);
+    draws.push(await counterMode(key, START, 32));
+    key.fill(0);
+  }
+  for (const secret of [coins, signature, root]) secret.fill(0);
+  return draws;
 }
 
 /** @param {Offer} offer @param {number} j */
@@ -378,25 +404,23 @@ const boundTo = (label, offer, me, j, terms, nonce) =>
 
 /**
  * Shares of the secret: seeds for the first holders, words for the others.
- * @param {Offer} offer @param {Int8Array} secret @param {(count: number) => Promise<Uint8Array>} draw
- * @param {(j: number) => Uint8Array} context
+ * @param {Offer} offer @param {Int8Array} secret @param {Uint8Array} freeSeed which is overwritten
+ * @param {Uint8Array[]} seeds @param {(j: number) => Uint8Array} context
  */
-async function dealt(offer, secret, draw, context) {
+async function dealt(offer, secret, freeSeed, seeds, context) {
   const { packing, threshold, holders } = offer;
   const width = offer.degree / packing;
-  const free = await elements(await draw(32), "one-message-free-values", new Uint8Array(0), packing * CHECKS);
+  const free = await elements(freeSeed, "one-message-free-values", new Uint8Array(0), packing * CHECKS);
   const rows = Array.from({ length: packing }, (_, i) => {
     const row = new Uint16Array(width + CHECKS);
     for (let k = 0; k < width; k++) row[k] = (secret[i * width + k] + PRIME) % PRIME;
-    row.set(free.slice(i * CHECKS, (i + 1) * CHECKS), width);
+    row.set(free.subarray(i * CHECKS, (i + 1) * CHECKS), width);
     return row;
   });
-  const seeded = threshold - packing;
-  /** @type {Uint8Array[]} */
-  const shares = [];
-  for (let j = 0; j < seeded; j++) shares.push(await draw(32));
-  for (let j = 0; j < seeded; j++) {
-    rows.push(await elements(shares[j], "one-message-share", context(j), width + CHECKS));
+  for (const used of [freeSeed, free]) used.fill(0);
+  const seeded = seeds.length;
+  for (const [j, seed] of seeds.entries()) {
+    rows.push(await elements(seed, "one-message-share", context(j), width + CHECKS));
   }
   const points = [
     ...Array.from({ length: packing }, (_, i) => (PRIME - i) % PRIME),
@@ -406,7 +430,7 @@ async function dealt(offer, secret, draw, context) {
   const others = Array.from({ length: holders.length - seeded }, (_, i) => seeded + i + 1);
   const columns = toPolynomial.map((row) => Uint16Array.from(row));
   const transfer = multiply(evaluation(others, threshold), columns);
-  for (const words of multiply(transfer, rows)) shares.push(new Uint8Array(words.buffer));
+  const shares = [...seeds, ...multiply(transfer, rows).map((words) => new Uint8Array(words.buffer))];
   return { shares, rows, toPolynomial };
 }
 

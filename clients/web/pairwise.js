@@ -74,6 +74,8 @@ const NONE = new Uint8Array(0);
 /** @type {import("./crypto.js").KeyPair} */
 const NO_KEYS = Object.freeze({ own: /** @type {any} */ (null), public: NONE });
 const left = () => new Refused("wrong_kind", "this client left the session");
+/** Bytes and items of a field at most, where the session does not say less. */
+const MOST = Object.freeze({ task: 256, layout: 2 ** 21, segments: 2 ** 16, id: 10, path: 64 });
 /** Segments of the stream of one key. */
 const MOST_PARTS = 2 ** 16;
 /** The kind that is expected once the session is over. */
@@ -98,7 +100,7 @@ const OFFER_IS_REFUSED = ["below_floor", "parameter_out_of_range"];
 export function readOffer(message) {
   const reader = new Reader(message, KIND.offer);
   must(reader.number(1) === FORMAT, "wrong_version", "the offer has another format");
-  const task = reader.variable();
+  const task = reader.variable(MOST.task);
   const model = reader.take(DIGEST);
   const round = reader.bigint();
   reader.number(4); // the attempt, which only the digest of the offer needs
@@ -109,7 +111,7 @@ export function readOffer(message) {
   );
   const [degree, threshold, committee, quorum] = reader.list(4, () => reader.number(4));
   const [minimumCohort, population, weight] = reader.list(3, () => reader.number(4));
-  const layout = reader.variable();
+  const layout = reader.variable(MOST.layout);
   const checkWords = reader.number(1);
   const [application, authority, commitment] = reader.list(3, () => reader.take(DIGEST));
   reader.take(DIGEST); // the server's nonce
@@ -130,7 +132,7 @@ function requireConsistent(offer) {
   const { task, isActive, isSparse, degree, threshold, committee, quorum, population, weight } = offer;
   const most = isSparse ? degree : population - 1;
   must(
-    task.length >= 1 && task.length <= 256 && population >= 2 && population <= 2 ** 20 &&
+    task.length >= 1 && population >= 2 && population <= 2 ** 20 &&
       offer.minimumCohort >= 2 && offer.minimumCohort <= population &&
       weight >= 1 && population * weight <= 2 ** 47 && offer.checkWords >= 8 && offer.checkWords <= 64 &&
       (isSparse || population <= 65535) &&
@@ -156,8 +158,8 @@ function requireConsistent(offer) {
 /** @param {Uint8Array} layout */
 function readLayout(layout) {
   const reader = new Reader(layout, 1);
-  const count = reader.number(4);
-  must(count >= 1 && count < 2 ** 16, "not_canonical", "a layout of no segments, or of too many");
+  const count = reader.count(4, MOST.segments);
+  must(count >= 1, "not_canonical", "a layout of no segments");
   const segments = reader.list(count, () => {
     const kind = reader.number(1);
     must(kind >= 1 && kind <= 3, "not_canonical", "a segment of an unknown kind");
@@ -508,12 +510,12 @@ export class PairwiseClient {
     const { offer, attempt } = this;
     const reader = new Reader(message, KIND.advertisedKeys);
     must(equal(reader.take(TAG), attempt.slice(0, TAG)), "wrong_session", "another attempt");
-    const list = reader.variable();
+    const list = reader.variable(MOST.id * offer.population);
     const root = reader.take(DIGEST);
     const opening = reader.take(DIGEST);
     const size = 2 * KEY + (offer.isActive ? DIGEST + KEY + 2 * SIGNATURE : 0);
-    const entries = reader.list(reader.number(4), () => reader.take(size));
-    const nodes = reader.list(reader.number(4), () => reader.take(DIGEST));
+    const entries = reader.list(reader.count(4, offer.population), () => reader.take(size));
+    const nodes = reader.list(reader.count(4, offer.population), () => reader.take(DIGEST));
     reader.end();
     must(
       equal(await hash("graph-opening", opening), offer.commitment),
@@ -653,7 +655,7 @@ export class PairwiseClient {
       if (!offer.isActive) return { position, sealed };
       const commitment = reader.take(DIGEST);
       const signature = reader.take(SIGNATURE);
-      const path = reader.list(reader.number(1), () => reader.take(DIGEST));
+      const path = reader.list(reader.count(1, MOST.path), () => reader.take(DIGEST));
       return { position, sealed, commitment, signature, path };
     });
     reader.end();
@@ -849,13 +851,13 @@ export class PairwiseClient {
     const reader = new Reader(message, KIND.request);
     must(equal(reader.take(TAG), context.slice(0, TAG)), "wrong_session", "another session");
     const contributors = reader.set(this.clients);
-    const endorsements = reader.list(reader.number(4), () => ({
+    const endorsements = reader.list(reader.count(4, this.clients), () => ({
       position: reader.number(4),
       key: reader.take(KEY),
       certificate: reader.take(SIGNATURE),
       signature: reader.take(SIGNATURE),
     }));
-    const views = reader.list(reader.number(4), () => ({
+    const views = reader.list(reader.count(4, this.clients), () => ({
       upload: reader.take(DIGEST),
       signature: reader.take(SIGNATURE),
     }));

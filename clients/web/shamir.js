@@ -12,6 +12,7 @@ export function fieldElement(coins) {
   for (;;) {
     const bytes = coins(32);
     if (toBigInt(bytes) < PRIME) return bytes;
+    bytes.fill(0);
   }
 }
 

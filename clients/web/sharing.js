@@ -3,7 +3,7 @@
  * Implements protocols/one_message/README.md, "Shares" and "Dealer check".
  * @module
  */
-import { counterMode, expand } from "./crypto.js";
+import { START, counterMode, expand } from "./crypto.js";
 import { bind } from "./wire.js";
 
 export const PRIME = 65521;
@@ -14,8 +14,10 @@ export const CHECKS = 8;
 export async function elements(seed, label, context, count) {
   const key = await expand(seed, bind(label, context), 32);
   const drawn = 2 * (count + 64 + (count >> 10));
-  const words = new Uint16Array((await counterMode(key, new Uint8Array(16), drawn)).buffer);
-  return words.filter((word) => word < PRIME).slice(0, count);
+  const words = new Uint16Array((await counterMode(key, START, drawn)).buffer);
+  const found = words.filter((word) => word < PRIME);
+  for (const secret of [key, words]) secret.fill(0);
+  return found.subarray(0, count);
 }
 
 /** @param {number} base @param {number} exponent */

@@ -109,6 +109,7 @@ export function integer(value, size) {
     out[i] = Number(rest & 255n);
     rest >>= 8n;
   }
+  if (rest) throw new RangeError(`${value} is no unsigned integer of ${size} bytes`);
   return out;
 }
 
@@ -152,7 +153,12 @@ export const hash = (label, ...parts) => sha256(bind(label, ...parts));
 
 /** A commitment: the secret comes last, without its length.
  * @param {string} label @param {Uint8Array[]} parts @param {Uint8Array} secret */
-export const commit = (label, parts, secret) => sha256(concat(bind(label, ...parts), secret));
+export async function commit(label, parts, secret) {
+  const bound = concat(bind(label, ...parts), secret);
+  const digest = await sha256(bound);
+  bound.fill(0);
+  return digest;
+}
 
 // --- Messages --------------------------------------------------------------------------------
 
@@ -209,9 +215,16 @@ export class Reader {
     return toBigInt(this.take(8));
   }
 
-  /** Bytes with their length before them. */
-  variable() {
-    return this.take(this.number(4));
+  /** Bytes with their length before them. @param {number} most */
+  variable(most) {
+    return this.take(this.count(4, most));
+  }
+
+  /** A length, or a number of items. @param {number} size @param {number} most */
+  count(size, most) {
+    const count = this.number(size);
+    must(count <= most, "length_over_limit", `a message has ${count} where ${most} is the limit`);
+    return count;
   }
 
   /** So many values, each read by a function. @template T @param {number} count @param {() => T} read */

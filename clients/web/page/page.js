@@ -5,9 +5,8 @@
 import { planOf } from "../encoding.js";
 import { Left, NEAR, contribute, identityOf } from "../http.js";
 import { RoundLedger, inMemory } from "../ledger.js";
-import { Refused } from "../wire.js";
+import { Refused, hex } from "../wire.js";
 import { Drawing, SIDE, show } from "./drawing.js";
-import { showCode } from "./qr.js";
 
 /** @template {HTMLElement} T @param {string} id @returns {T} */
 const element = (id) => /** @type {T} */ (document.getElementById(id));
@@ -39,15 +38,20 @@ function decoded(text) {
   }
 }
 
+/** The visitor's key, where an invitation brought one. @type {Promise<import("../pairwise.js").Identity | undefined>} */
+let invitation = Promise.resolve(undefined);
+
 /** An invitation is a key file behind the link's number sign; it is never sent, and leaves the address bar at once. */
-const invitation = (() => {
+function takeInvitation() {
   const text = location.hash.slice(1);
-  if (!text) return Promise.resolve(undefined);
+  if (!text) return;
   history.replaceState(null, "", location.pathname);
-  const identity = identityOf(decoded(text));
-  identity.catch(() => {}); // It is awaited, and the error shown, when the visitor takes part.
-  return identity;
-})();
+  invitation = identityOf(decoded(text));
+  invitation.catch(() => {}); // It is awaited, and the error shown, when the visitor takes part.
+}
+
+/** An authority's key in short, for people to compare. @param {Uint8Array} key */
+const fingerprint = (key) => hex(key.slice(0, 16)).replace(/.{4}(?=.)/g, "$& ");
 
 /** Show which stages are done. @param {number} done */
 function showStages(done) {
@@ -73,16 +77,18 @@ function maskedLevels(upload, bits, head) {
   });
 }
 
-/** @param {import("../http.js").Card} card @param {boolean} isFull */
-function showCard(card, isFull) {
+/** @param {import("../http.js").Card} card @param {boolean} isFull @param {Uint8Array} [authority] */
+function showCard(card, isFull, authority) {
   const { clients } = card.terms;
   say(isFull
     ? "This sum has begun, or is full. You take part in the next one: stay here."
     : `A sum of up to ${clients} drawings is open. It waits for the others.`);
-  element("mode").textContent = card.mode === "active"
-    ? "Each visitor has a certified key, so nobody can take part twice or in another's name."
-    : "Seats are anonymous here: the server is trusted not to fill them all itself. With " +
-      "invitations, which hold certified keys, it need not be trusted.";
+  element("mode").textContent = authority
+    ? `Everybody here has a key that the authority ${fingerprint(authority)} certified: ask the person who ` +
+      "invited you for these digits. The authority decides who takes part, so a server that is the authority, " +
+      "or made the invitations, can fill all seats but yours."
+    : "Seats are anonymous here: the server is trusted not to fill them all itself. Invitations from an " +
+      "authority that is not the server change that.";
 }
 
 /** @param {import("../http.js").Stage} stage @param {import("../http.js").Card} card */
@@ -127,7 +133,7 @@ async function takePart() {
       after: last,
       onCard: (given, isFull) => {
         card = given;
-        showCard(given, isFull);
+        showCard(given, isFull, identity?.authority);
       },
       onStage: (stage) => showStage(stage, card),
     });
@@ -148,5 +154,10 @@ clear.addEventListener("click", () => drawing.clear());
 const link = /** @type {HTMLAnchorElement} */ (element("link"));
 link.href = link.textContent = location.origin + location.pathname;
 element("reach").hidden = !NEAR.includes(location.hostname);
-showCode(/** @type {HTMLCanvasElement} */ (element("code")), link.href);
+element("copy").addEventListener("click", () => {
+  const [done, failed] = ["The address is copied.", "Select the address above to copy it."];
+  navigator.clipboard.writeText(link.href).then(() => say(done), () => say(failed));
+});
+addEventListener("hashchange", takeInvitation);
+takeInvitation();
 for (const canvas of [seen, mean]) show(canvas, BLANK);

@@ -72,6 +72,38 @@ test("a holder, or its key, stands at one position alone", async () => {
   await assert.rejects(readOffer(keyed), { message: /two positions/ });
 });
 
+test("counts over their limits are refused before anything is read", async () => {
+  const bytes = recorded("semi_honest");
+  const record = new DataView(bytes.buffer).getUint32(7);
+  const holders = 7 + 4 + 7 + 8 + 3 + 8 + 8 + 32;
+  for (const place of [7 + 4 + record, holders]) {
+    const changed = bytes.slice();
+    changed.set([0, 0, 1, 1], place);
+    await assert.rejects(readOffer(changed), { reason: "length_over_limit" });
+  }
+});
+
+test("no signature of another authority is looked at", async () => {
+  const { subtle } = globalThis.crypto;
+  const { verify } = subtle;
+  let verified = 0;
+  subtle.verify = (...given) => {
+    verified++;
+    return verify.apply(subtle, given);
+  };
+  try {
+    const bytes = recorded("certified");
+    const { authority } = await readOffer(bytes);
+    await readOffer(bytes, authority);
+    assert.ok(verified > 2);
+    verified = 0;
+    await assert.rejects(readOffer(bytes, new Uint8Array(32)), { reason: "below_floor" });
+    assert.equal(verified, 0);
+  } finally {
+    subtle.verify = verify;
+  }
+});
+
 test("holders' keys are distinct, canonical and not of low order", async () => {
   const bytes = recorded("semi_honest");
   const offer = await readOffer(bytes);

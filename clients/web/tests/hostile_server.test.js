@@ -5,12 +5,13 @@ import { after, before, test } from "node:test";
 import { readFileSync } from "node:fs";
 import { fileURLToPath } from "node:url";
 
-import { SigningKey } from "../crypto.js";
+import { SigningKey, expand } from "../crypto.js";
 import { FLOORS, PairwiseClient, readOffer } from "../pairwise.js";
 import { readTerms } from "../encoding.js";
 import { Left, contribute, identityOf } from "../http.js";
 import { RoundLedger, inMemory } from "../ledger.js";
-import { Refused, concat, hash, idsOf, integer, treeRoot, unhex } from "../wire.js";
+import { fieldElement } from "../shamir.js";
+import { Refused, commit, concat, hash, idsOf, integer, treeRoot, unhex } from "../wire.js";
 
 const TERMS = { all_clients: 3, bits: 16, clip: 1, clients: 3, group: 1, groups: 1, values: 2 };
 const CARD = {
@@ -98,7 +99,7 @@ test("what a server says at the end is one short line, and a result has numbers"
   const json = { status: 200, "content-type": "application/json" };
   const body = JSON.stringify({ sentence: said, mean: ["<b>", 0], count: 3 });
   const { sentence, result } = await take({ message: { ...json, body } });
-  assert.ok(sentence.startsWith("<b>") && sentence.length <= 400 && !/[\n\u202e]/.test(sentence));
+  assert.ok(/^without this client: <b>/.test(sentence) && sentence.length <= 421 && !/[\n\u202e]/.test(sentence));
   assert.equal(result, null);
   await assert.rejects(take({ message: { ...json, body: "[" } }), Refused);
 });
@@ -130,11 +131,27 @@ test("a visitor without a seat waits for a session that has one", async () => {
   for (const status of [403, 410]) {
     says.seats = [{ status, body: "no seat" }];
     const shown = [];
-    const { isReleased } = await take({}, { onCard: (_, isFull) => shown.push(isFull) });
-    assert.ok(isReleased);
+    await take({}, { onCard: (_, isFull) => shown.push(isFull) });
     assert.deepEqual(shown, [true, false]);
     assert.equal(heard.filter((each) => each.endsWith(`?after=${CARD.session}`)).length, 1);
   }
+});
+
+for (const floors of [{ minimumCohort: 4 }, { maximumPopulation: 2 }, { maximumLength: 1 }, { minimumCohort: NaN }]) {
+  test(`a card beyond the floors ${JSON.stringify(floors)} gets no seat`, async () => {
+    await assert.rejects(take({}, { floors }), Refused);
+    assert.deepEqual(heard, ["GET /v1/session"]);
+  });
+}
+
+test("a seat that no client has is refused", async () => {
+  says.seats = [{ status: 201, body: String(2n ** 64n) }];
+  await assert.rejects(take({}), Refused);
+});
+
+test("a sum that is over before this client gave anything is not its sum", async () => {
+  const { isReleased, sentence } = await take({});
+  assert.deepEqual([isReleased, sentence], [false, `without this client: ${DONE.body}`]);
 });
 
 test("a round that was answered gets no second seat", async () => {
@@ -297,6 +314,65 @@ test("coefficients of shares are overwritten once they are used", async () => {
   await client.answer(messages[1]);
   assert.ok(drawn.length > 3);
   assert.ok(drawn.slice(3).every((secret) => secret.every((byte) => byte === 0)));
+});
+
+test("counts over their limits are refused before anything is read", async () => {
+  const { client, messages } = await activeClient();
+  const counted = (/** @type {Uint8Array} */ message, /** @type {number} */ place, /** @type {number[]} */ bytes) => {
+    const changed = message.slice();
+    changed.set(bytes, place);
+    return changed;
+  };
+  const layout = unhex(full.messages.offer);
+  layout.set([0, 1, 0, 1], at(3 + 28) + 4 + 7);
+  assert.throws(() => readOffer(layout), { reason: "length_over_limit" });
+  await client.answer(messages[0]);
+  const root = 19 + new DataView(messages[1].buffer).getUint32(15);
+  for (const [place, bytes] of [[15, [1, 0, 0, 0]], [root + 64, [0, 1, 0, 0]]]) {
+    const { client: another } = await activeClient();
+    await another.answer(messages[0]);
+    await assert.rejects(another.answer(counted(messages[1], place, bytes)), { reason: "length_over_limit" });
+  }
+  await client.answer(messages[1]);
+  // Behind header, tag and one byte of sharers: two shares, a commitment, a signature, and the length of a path.
+  const path = 7 + 8 + 1 + 80 + 32 + 64;
+  await assert.rejects(client.answer(counted(messages[2], path, [65])), { reason: "length_over_limit" });
+});
+
+test("a draw that is no field element is overwritten", () => {
+  const drawn = [];
+  fieldElement((count) => {
+    drawn.push(new Uint8Array(count).fill(drawn.length ? 1 : 255));
+    return drawn[drawn.length - 1];
+  });
+  assert.deepEqual(drawn.map(([first]) => first), [0, 1]);
+});
+
+test("what is derived or committed to leaves no copy", async () => {
+  const copies = [];
+  const { subtle } = globalThis.crypto;
+  const [sign, digest] = [subtle.sign, subtle.digest];
+  subtle.sign = async (...given) => {
+    copies.push(new Uint8Array(await sign.apply(subtle, given)));
+    return copies[copies.length - 1].buffer;
+  };
+  subtle.digest = (name, bytes) => {
+    copies.push(bytes);
+    return digest.call(subtle, name, bytes);
+  };
+  try {
+    await expand(new Uint8Array(32), new Uint8Array(0), 16);
+    await commit("share-digest", [], new Uint8Array(32));
+  } finally {
+    Object.assign(subtle, { sign, digest });
+  }
+  assert.ok(copies.length === 2 && copies.every((copy) => copy.every((byte) => byte === 0)));
+});
+
+test("an integer that does not fit its bytes is no shorter one", () => {
+  for (const [value, size] of [[256, 1], [-1, 4], [2n ** 64n, 8]]) {
+    assert.throws(() => integer(value, size), RangeError);
+  }
 });
 
 test("a client's own identity key stands for no neighbour", async () => {

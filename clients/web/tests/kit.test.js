@@ -5,7 +5,7 @@ import { test } from "node:test";
 import { fileURLToPath } from "node:url";
 
 import {
-  SigningKey, agree, derive, expand, isCanonical, isLowOrder, isStrong, keyPair, sha256, stream, streamKey,
+  SEGMENT, SigningKey, agree, derive, expand, isCanonical, isLowOrder, isStrong, keyPair, sha256, stream, streamKey,
 } from "../crypto.js";
 import { applicationDigest, encode, layoutVersion, planOf, readTerms } from "../encoding.js";
 import { authorizationOf, identityOf, readCard } from "../http.js";
@@ -75,7 +75,7 @@ const PLAYS = {
     assert.deepEqual([String(identity.id), hex(identity.certificate)], [id, certificate]);
   },
   "masks/streams": async ({ key, segment, stream: bytes }) => {
-    const made = await stream(await streamKey(unhex(key)), segment, bytes.length / 2);
+    const made = await stream(await streamKey(unhex(key)), segment * SEGMENT, bytes.length / 2);
     assert.equal(hex(new Uint8Array(made)), bytes);
   },
   "masks/packing": ({ bits, values, packed }) => assert.equal(hex(pack(vector(bits, values), bits)), packed),

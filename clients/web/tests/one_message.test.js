@@ -13,9 +13,9 @@ const folder = fileURLToPath(new URL("../../../tests/vectors/one_message/", impo
 /** The parts of an upload that follow from recorded coins. @param {Uint8Array} message */
 function pinned(message) {
   const reader = new Reader(message, 103);
-  const head = [reader.take(32), reader.take(8), reader.variable(), reader.take(88), reader.take(32)];
+  const head = [reader.take(32), reader.take(8), reader.variable(96), reader.take(88), reader.take(32)];
   const pieces = reader.list(reader.number(4), () => reader.take(32));
-  return [...head, ...pieces, reader.variable()].map(hex);
+  return [...head, ...pieces, reader.variable(2 ** 20)].map(hex);
 }
 
 for (const name of ["semi_honest", "certified", "one_answer"]) {
@@ -47,6 +47,50 @@ for (const name of ["semi_honest", "certified", "one_answer"]) {
     });
   }
 }
+
+/** A recorded offer whose first segment has another ring and bounds. */
+async function boundedOffer(ringBits, bounds) {
+  const vector = JSON.parse(readFileSync(`${folder}semi_honest.json`, "utf8"));
+  const offer = await readOffer(unhex(vector.messages.offer));
+  return { ...offer, modulusBits: 64, guardBits: 0, capacityWeight: 1, segments: [{ length: 4, ringBits, bounds }, offer.segments.at(-1)] };
+}
+
+for (const [ringBits, bounds] of [[8, [-100n, 100n]], [8, null], [64, [-(2n ** 63n), 2n ** 63n - 1n]], [64, null]]) {
+  const [least, greatest] = bounds ?? [-(2n ** BigInt(ringBits - 1)), 2n ** BigInt(ringBits) - 1n];
+  test(`values beyond ${least}..${greatest} and those that are no integers count as ones within`, async () => {
+    const offer = await boundedOffer(ringBits, bounds);
+    const made = async (values) => pinned(await upload(offer, { id: 1n, vectors: [values], coins: new Uint8Array(32).fill(7) }));
+    const integers = (...values) => values.map(ringBits > 32 ? BigInt : Number);
+    const within = await made(integers(0, least, greatest, 2));
+    assert.deepEqual(await made([NaN, -Infinity, Infinity, 2.5]), within);
+    assert.deepEqual(await made([-0.5, -1e300, 2 ** 70, 2]), within);
+    assert.notDeepEqual(await made(integers(0, least, greatest, 3)), within);
+  });
+}
+
+test("an upload leaves no coin and no key behind", async () => {
+  const vector = JSON.parse(readFileSync(`${folder}semi_honest.json`, "utf8"));
+  const offer = await readOffer(unhex(vector.messages.offer));
+  const [[role, inputs]] = Object.entries(vector.inputs);
+  const coins = unhex(vector.coins[role]);
+  const keys = [];
+  const { subtle } = globalThis.crypto;
+  const { importKey } = subtle;
+  subtle.importKey = (format, key, algorithm, ...rest) => {
+    if (algorithm === "AES-CTR" || algorithm.name === "HMAC") keys.push(key);
+    return importKey.call(subtle, format, key, algorithm, ...rest);
+  };
+  try {
+    await upload(offer, { id: 1n, vectors: inputs.map((values) => values.map(Number)), coins });
+  } finally {
+    subtle.importKey = importKey;
+  }
+  const left = new Set(keys.filter((key) => key.some(Boolean)));
+  assert.ok(keys.length > 20 && keys.includes(coins));
+  // The seed of the public polynomials, and the challenge.
+  assert.ok(left.delete(offer.publicSeed));
+  assert.equal(left.size, 1);
+});
 
 test("a weight out of range counts as the bound", async () => {
   const vector = JSON.parse(readFileSync(`${folder}semi_honest.json`, "utf8"));

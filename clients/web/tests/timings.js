@@ -2,7 +2,7 @@
  * Times of a client: an upload under pairwise masks, one message, and the floor that WebCrypto's AES sets.
  */
 import { applicationDigest, encode, layoutVersion, planOf } from "../encoding.js";
-import { SEGMENT, random, stream, streamKey } from "../crypto.js";
+import { PIECE, random, stream, streamKey } from "../crypto.js";
 import { readOffer, upload } from "../one_message.js";
 import { PairwiseClient } from "../pairwise.js";
 import { bitSet, concat, hash, header, integer, treeRoot, unhex, utf8, variable } from "../wire.js";
@@ -74,7 +74,7 @@ export async function floorOf() {
   const key = await streamKey(random(16));
   return milliseconds(async () => {
     for (let mask = 0; mask < CLIENTS; mask++) {
-      for (let at = 0; at < bytes; at += SEGMENT) await stream(key, at / SEGMENT, Math.min(SEGMENT, bytes - at));
+      for (let at = 0; at < bytes; at += PIECE) await stream(key, at, Math.min(PIECE, bytes - at));
     }
   });
 }
