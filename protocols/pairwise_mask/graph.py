@@ -71,8 +71,8 @@ class Graph:
 
     Implements: [BIK+17] (full); [BBG+20] (sparse), with a Harary graph in a random order.
     Security: the seed must not be known before the advertisers are fixed; otherwise somebody can choose a victim and
-        surround it with corrupted neighbours. A seed that can be ground needs a larger privacy parameter in
-        ``thresholds``.
+        surround it with corrupted neighbours. A seed that can be ground needs a larger privacy parameter
+        (``least_privacy_bits``).
     """
 
     topology: Topology

@@ -21,6 +21,7 @@ from secagg.protocols.pairwise_mask import (
     ServerState,
     SessionPlan,
     Topology,
+    charged_elsewhere,
     plan_session,
 )
 from secagg.protocols.pairwise_mask.configuration import NO_AUTHORITY
@@ -125,6 +126,7 @@ def gather(
             certificate=None
             if authority is None or signing_key is None
             else issue_certificate(authority, client, signing_key.public_key),
+            charge=charged_elsewhere,
             threads=setting.threads,
         )
         subject = OfferedSubject.of(plan.configuration, capacity)

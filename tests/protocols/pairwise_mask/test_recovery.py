@@ -626,6 +626,20 @@ def test_garbage_in_place_of_a_seed_evicts_its_receiver_and_convicts_its_sender(
     assert f"{victim} leaves: it cannot use the seeds of its edges with {cheat}" in str(accusation)
 
 
+def test_a_client_that_complains_records_wrong_shares_as_well() -> None:
+    session = InsecurePairwiseSession(nine(SecurityMode.ACTIVE, Suite.HYBRID))
+    cheat, victim = session.client_ids[2], session.client_ids[3]
+
+    def both(monkeypatch: pytest.MonkeyPatch) -> None:
+        garbage_for(victim)(monkeypatch)
+        commits_to_other_shares([victim])(monkeypatch)
+
+    dealing(cheat, session, both)
+    session.clients[victim].answer(session.take(victim))
+    reasons = [fault.reason for fault in session.clients[victim].faults]
+    assert reasons == [Reason.COMMITMENT_MISMATCH, Reason.AUTHENTICATION_FAILED]
+
+
 def test_a_client_that_complains_of_a_good_seed_is_found_out() -> None:
     session = InsecurePairwiseSession(nine(SecurityMode.ACTIVE, Suite.HYBRID))
     honest, liar = session.client_ids[2], session.client_ids[3]

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from secagg.crypto.secret import Secret
 from secagg.errors import InvalidParameters, Misuse, PeerMisbehaved, Reason, ThresholdNotMet
 from secagg.identifiers import ClientId
-from secagg.parameters import SecurityMode, Suite
+from secagg.parameters import SecurityMode
 from secagg.protocols.pairwise_mask.session import ServerState
 from secagg.session.roles import Turnout
 from secagg.wire import MessageKind, Writer
@@ -148,22 +147,3 @@ def test_an_aborted_session_forgets_what_was_collected() -> None:
     assert not record.shares
     assert not server._relayed  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
     assert server.awaited == frozenset()
-
-
-@pytest.mark.parametrize("suite", Suite)
-def test_whatever_a_release_recovers_is_overwritten(suite: Suite, monkeypatch: pytest.MonkeyPatch) -> None:
-    session = InsecurePairwiseSession(SessionSetup(population=6, suite=suite, mode=SecurityMode.ACTIVE))
-    session.reach(ServerState.AWAITING_MASKED_INPUTS)
-    session.drop(session.client_ids[0])
-    session.reach(ServerState.AWAITING_UNMASKING_SHARES)
-    made, make = list[Secret](), Secret.__init__
-
-    def noted(secret: Secret, kind: str, data: bytes) -> None:
-        make(secret, kind, data)
-        made.append(secret)
-
-    monkeypatch.setattr(Secret, "__init__", noted)
-    session.finish()
-    kept = [secret.kind for secret in made if not secret.is_wiped]
-    assert made
-    assert not kept
