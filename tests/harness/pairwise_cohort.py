@@ -39,7 +39,6 @@ PLACES: Final = (
     ServerState.AWAITING_KEY_ADVERTISEMENTS,
 )
 """Where clients drop out, in the order in which a number of them is dealt out; the costliest comes first."""
-_SEED_BYTES = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,9 +14,7 @@ from hypothesis import strategies as st
 
 from secagg.blame import unverified
 from secagg.contract import Layout, RingSegment
-from secagg.crypto.merkle import MerkleTree
 from secagg.errors import (
-    AuthenticationFailed,
     InvalidParameters,
     MalformedMessage,
     PeerError,
@@ -36,11 +34,9 @@ from secagg.protocols.pairwise_mask.client import (
     charged_elsewhere,
 )
 from secagg.protocols.pairwise_mask.configuration import (
-    ClientSet,
     Roster,
     SessionConfiguration,
     encode_clients,
-    entry_digest,
     set_bytes,
 )
 from secagg.protocols.pairwise_mask.graph import Topology
@@ -54,13 +50,12 @@ from secagg.protocols.pairwise_mask.round1_share_keys import DeliveredShares, En
 from secagg.protocols.pairwise_mask.round2_masked_input import MaskedInput
 from secagg.protocols.pairwise_mask.rounds3_4_unmasking import (
     AnsweredFor,
-    Endorsement,
     SurvivorSet,
     SurvivorSignature,
     UnmaskingRequest,
     UnmaskingShares,
 )
-from secagg.protocols.pairwise_mask.session import Server, ServerState
+from secagg.protocols.pairwise_mask.session import ServerState
 from secagg.wire import MessageKind
 from tests.harness.pairwise_sessions import (
     InsecurePairwiseSession,
@@ -255,18 +250,6 @@ def _path_nodes(form: Form) -> int:
     return len(delivered.entries[-1].path)
 
 
-def test_a_semi_honest_request_with_signatures_is_refused() -> None:
-    form = (SecurityMode.SEMI_HONEST, Suite.CLASSIC, Topology.FULL)
-    session, messages = recorded(form)
-    request = messages[MessageKind.UNMASKING_REQUEST].message
-    client = session.enrol(_owner(form))
-    for kind in (MessageKind.SESSION_OFFER, MessageKind.ADVERTISED_KEYS, MessageKind.DELIVERED_SHARES):
-        client.answer(messages[kind].message)
-    with pytest.raises(MalformedMessage, match="semi_honest"):
-        client.answer(request[:-4] + b"\x00\x00\x00\x01" + bytes(96))
-    assert client.state is ClientState.ABORTED
-
-
 @pytest.mark.parametrize("suite", Suite)
 def test_a_client_with_an_identity_signs_nothing_where_nobody_does(suite: Suite) -> None:
     session = InsecurePairwiseSession(SessionSetup(mode=SecurityMode.SEMI_HONEST, suite=suite))
@@ -366,84 +349,6 @@ def with_clients(message: AdvertisedKeys, clients: list[ClientId]) -> Advertised
     return replace(message, clients=encode_clients(sorted(clients)))
 
 
-def with_entries(message: AdvertisedKeys, roster: Roster, own: tuple[int, bytes], entries: list[bytes]) -> Any:
-    """Show other entries under a root that holds them, as a server could that makes up a roster."""
-    position, own_entry = own
-    everybody = [*entries[:position], own_entry, *entries[position:]]
-    leaves = [entry_digest(client, entry) for client, entry in zip(roster.clients, everybody, strict=True)]
-    return replace(message, entries=tuple(entries), root=MerkleTree(leaves).root)
-
-
-def own_entry(form: Form) -> bytes:
-    session, messages = recorded(form)
-    message = messages[MessageKind.KEY_ADVERTISEMENT].message
-    return KeyAdvertisement.decode(message, session.server.configuration).entry
-
-
-BAD_ROSTERS: list[tuple[Edit, Reason, str]] = [
-    (lambda m, _, __: replace(m, attempt=OTHER[:CONTEXT_TAG_BYTES]), Reason.WRONG_SESSION, "another attempt"),
-    (lambda m, _, __: replace(m, opening=OTHER), Reason.ROSTER_INVALID, "commits to"),
-    (lambda m, _, __: replace(m, clients=b"\x80\x00"), Reason.ROSTER_INVALID, "not a roster"),
-    (lambda m, r, p: with_clients(m, [r.clients[p]]), Reason.ROSTER_INVALID, "not a roster"),
-    (lambda m, r, _: with_clients(m, [*r.clients, ClientId(1)]), Reason.ROSTER_INVALID, "not a roster"),
-    (lambda m, r, p: with_clients(m, [r.clients[p], *r.clients[4:]]), Reason.BELOW_FLOOR, "do not protect"),
-    (
-        lambda m, r, p: with_clients(m, [ClientId(1), *r.clients[:p], *r.clients[p + 1 :]]),
-        Reason.ROSTER_INVALID,
-        "is not on the roster",
-    ),
-    (lambda m, _, __: replace(m, entries=m.entries[1:]), Reason.ROSTER_INVALID, "6 neighbours have 5 entries"),
-    (lambda m, _, __: replace(m, proof=(OTHER,)), Reason.ROSTER_INVALID, "root"),
-    (lambda m, _, __: replace(m, root=OTHER), Reason.ROSTER_INVALID, "root"),
-    (lambda m, _, __: replace(m, entries=m.entries[::-1]), Reason.ROSTER_INVALID, "root"),
-]
-
-
-@pytest.mark.parametrize("form", [ACTIVE, SEMI_HONEST], ids="-".join)
-@pytest.mark.parametrize(
-    ("edit", "reason", "sentence"), BAD_ROSTERS, ids=lambda value: value if isinstance(value, str) else None
-)
-def test_a_roster_that_is_not_what_it_must_be_is_refused(form: Form, edit: Edit, reason: Reason, sentence: str) -> None:
-    _, error = told(form, MessageKind.ADVERTISED_KEYS, edit)
-    assert isinstance(error, PeerMisbehaved)
-    assert sentence in str(error)
-    assert error.reason is reason
-    assert error.culprits == SERVER
-    assert error.round_name == "advertise_keys"
-
-
-def test_a_roster_smaller_than_the_cohort_is_refused() -> None:
-    _, error = told(ACTIVE, MessageKind.ADVERTISED_KEYS, lambda m, r, p: with_clients(m, [r.clients[p], r.clients[6]]))
-    assert isinstance(error, ThresholdNotMet)
-    assert (error.needed, error.present) == (3, 2)
-
-
-def test_one_key_for_two_clients_is_refused() -> None:
-    def neighbours_alike(message: AdvertisedKeys, roster: Roster, position: int) -> Any:
-        entries = [*message.entries[:4], message.entries[5], message.entries[5]]
-        return with_entries(message, roster, (position, own_entry(SEMI_HONEST)), entries)
-
-    def like_oneself(message: AdvertisedKeys, roster: Roster, position: int) -> Any:
-        entries = [*message.entries[:5], own_entry(SEMI_HONEST)]
-        return with_entries(message, roster, (position, own_entry(SEMI_HONEST)), entries)
-
-    def for_two_roles(message: AdvertisedKeys, roster: Roster, position: int) -> Any:
-        entries = [*message.entries[:5], 2 * message.entries[5][:32]]
-        return with_entries(message, roster, (position, own_entry(SEMI_HONEST)), entries)
-
-    clients = [c for c in recorded(SEMI_HONEST)[0].server.roster.clients if c != _owner(SEMI_HONEST)]
-    cases: list[tuple[Edit, set[Party]]] = [
-        (neighbours_alike, {clients[4], clients[5], ServerId()}),
-        (like_oneself, {clients[5], ServerId()}),
-        (for_two_roles, {clients[5], ServerId()}),
-    ]
-    for edit, culprits in cases:
-        _, error = told(SEMI_HONEST, MessageKind.ADVERTISED_KEYS, edit)
-        assert isinstance(error, PeerMisbehaved)
-        assert error.reason is Reason.PUBLIC_KEY_REUSED
-        assert error.culprits == culprits
-
-
 def with_sharers(message: DeliveredShares, roster: Roster, position: int, sharers: list[int]) -> DeliveredShares:
     """Say that only some shared, and deliver what they sent."""
     neighbours = [n for n in roster.graph.neighbours(position) if n in message.sharers]
@@ -451,184 +356,55 @@ def with_sharers(message: DeliveredShares, roster: Roster, position: int, sharer
     return replace(message, sharers=roster.set_of(sharers), entries=tuple(kept))
 
 
-@pytest.mark.parametrize("form", [ACTIVE, SEMI_HONEST], ids="-".join)
-def test_shares_of_another_session_or_without_ones_own_are_refused(form: Form) -> None:
-    _, error = told(form, MessageKind.DELIVERED_SHARES, lambda m, _, __: replace(m, context=OTHER[:CONTEXT_TAG_BYTES]))
+@pytest.mark.parametrize(
+    ("kind", "tag", "round_name"),
+    [
+        (MessageKind.ADVERTISED_KEYS, "attempt", "advertise_keys"),
+        (MessageKind.DELIVERED_SHARES, "context", "masked_input"),
+        (MessageKind.SURVIVOR_SET, "context", "consistency_check"),
+        (MessageKind.UNMASKING_REQUEST, "context", "unmasking"),
+    ],
+)
+def test_a_message_of_another_session_is_refused_in_its_round(kind: MessageKind, tag: str, round_name: str) -> None:
+    _, error = told(ACTIVE, kind, lambda message, _, __: replace(message, **{tag: OTHER[:CONTEXT_TAG_BYTES]}))
     assert isinstance(error, PeerMisbehaved)
-    assert (error.reason, error.culprits) == (Reason.WRONG_SESSION, SERVER)
-    _, error = told(
-        form,
-        MessageKind.DELIVERED_SHARES,
-        lambda m, r, p: with_sharers(m, r, p, [n for n in range(POPULATION) if n != p]),
-    )
-    assert isinstance(error, PeerMisbehaved)
-    assert (error.reason, error.culprits) == (Reason.SURVIVORS_INVALID, SERVER)
+    assert (error.reason, error.culprits, error.round_name) == (Reason.WRONG_SESSION, SERVER, round_name)
 
 
-@pytest.mark.parametrize(("others", "needed", "present"), [(1, 3, 2), (3, 5, 3)])
-def test_too_few_sharers_are_refused(others: int, needed: int, present: int) -> None:
-    _, error = told(
+def among(places: int, of: int, position: int) -> list[int]:
+    """Return a client's position and the first of others, so many in all."""
+    return [position, *(other for other in range(POPULATION - of, POPULATION) if other != position)][:places]
+
+
+TOO_FEW: list[tuple[Form, MessageKind, Edit, int, int]] = [
+    (ACTIVE, MessageKind.ADVERTISED_KEYS, lambda m, r, p: with_clients(m, [r.clients[p], r.clients[6]]), 3, 2),
+    (ACTIVE, MessageKind.DELIVERED_SHARES, lambda m, r, p: with_sharers(m, r, p, among(2, 7, p)), 3, 2),
+    (ACTIVE, MessageKind.DELIVERED_SHARES, lambda m, r, p: with_sharers(m, r, p, among(4, 7, p)), 5, 3),
+    (
         ACTIVE,
-        MessageKind.DELIVERED_SHARES,
-        lambda m, r, p: with_sharers(m, r, p, [p, *(n for n in range(POPULATION) if n != p)][: 1 + others]),
-    )
+        MessageKind.SURVIVOR_SET,
+        lambda m, r, p: replace(m, contributors=r.set_of([p, POPULATION - 1])),
+        3,
+        2,
+    ),
+    (
+        SEMI_HONEST,
+        MessageKind.UNMASKING_REQUEST,
+        lambda m, r, p: replace(m, contributors=r.set_of(among(4, 6, p))),
+        4,
+        3,
+    ),
+]
+
+
+@pytest.mark.parametrize(("form", "kind", "edit", "needed", "present"), TOO_FEW)
+def test_too_few_are_refused_and_counted(form: Form, kind: MessageKind, edit: Edit, needed: int, present: int) -> None:
+    _, error = told(form, kind, edit)
     assert isinstance(error, ThresholdNotMet)
     assert (error.needed, error.present) == (needed, present)
 
 
-@pytest.mark.parametrize("part", ["entry", "signature", "a short path", "a long path", "another path"])
-@pytest.mark.parametrize("form", [ACTIVE, (SecurityMode.ACTIVE, Suite.HYBRID, Topology.FULL)], ids="-".join)
-def test_an_entry_that_is_not_signed_by_its_sender_is_refused(form: Form, part: str) -> None:
-    entry_too = part == "entry" or form is ACTIVE
-
-    def edit(message: DeliveredShares, _: Roster, __: int) -> DeliveredShares:
-        first, *rest = message.entries
-        if entry_too:
-            # In the classic suite a pair that opens is its sender's, whatever stands beside it.
-            first = replace(first, entry=OTHER + first.entry[32:])
-        match part:
-            case "entry":
-                pass
-            case "signature":
-                first = replace(first, signature=OTHER + first.signature[32:])
-            case "a short path":
-                first = replace(first, path=first.path[1:])
-            case "a long path":
-                first = replace(first, path=(*first.path, OTHER))
-            case _:
-                first = replace(first, path=(OTHER, *first.path[1:]))
-        return replace(message, entries=(first, *rest))
-
-    client, error = told(form, MessageKind.DELIVERED_SHARES, edit)
-    first = next(c for c in recorded(form)[0].server.roster.clients if c != client.client)
-    assert isinstance(error, AuthenticationFailed)
-    assert error.culprits == frozenset[Party]({first, ServerId()})
-
-
-def everybody_but(roster: Roster, *absent: int) -> ClientSet:
-    return roster.set_of(n for n in range(POPULATION) if n not in absent)
-
-
-BAD_SURVIVORS: list[tuple[Edit, Reason]] = [
-    (lambda m, _, __: replace(m, context=OTHER[:CONTEXT_TAG_BYTES]), Reason.WRONG_SESSION),
-    (lambda m, r, p: replace(m, contributors=everybody_but(r, 0, p)), Reason.SURVIVORS_INVALID),
-]
-
-
-@pytest.mark.parametrize("kind", [MessageKind.SURVIVOR_SET, MessageKind.UNMASKING_REQUEST], ids=lambda kind: kind.name)
-@pytest.mark.parametrize(("edit", "reason"), BAD_SURVIVORS)
-def test_survivors_of_another_session_or_without_oneself_are_refused(
-    kind: MessageKind, edit: Edit, reason: Reason
-) -> None:
-    _, error = told(ACTIVE, kind, edit)
-    assert isinstance(error, PeerMisbehaved)
-    assert (error.reason, error.culprits) == (reason, SERVER)
-    assert error.round_name == ("consistency_check" if kind is MessageKind.SURVIVOR_SET else "unmasking")
-
-
-def test_survivors_that_contradict_what_came_before_are_refused() -> None:
-    last = POPULATION - 1
-    cases: list[tuple[MessageKind, Edit]] = [
-        (MessageKind.SURVIVOR_SET, lambda m, r, _: replace(m, sharers=everybody_but(r, 0))),
-        (MessageKind.UNMASKING_REQUEST, lambda m, r, _: replace(m, contributors=everybody_but(r, 0, last))),
-        (MessageKind.UNMASKING_REQUEST, lambda m, r, _: replace(m, contributors=everybody_but(r))),
-    ]
-    for kind, edit in cases:
-        _, error = told(ACTIVE, kind, edit)
-        assert isinstance(error, PeerMisbehaved)
-        assert (error.reason, error.culprits) == (Reason.SURVIVORS_INVALID, SERVER)
-
-
-def test_a_contributor_that_never_shared_is_refused() -> None:
-    session = InsecurePairwiseSession(SessionSetup(population=POPULATION))
-    session.reach(ServerState.AWAITING_ENCRYPTED_SHARES)
-    session.drop(session.client_ids[0])
-    session.reach(ServerState.AWAITING_SURVIVOR_SIGNATURES)
-    roster, receiver = session.server.roster, session.client_ids[3]
-    survivors = SurvivorSet.decode(session.take(receiver), roster)
-    with pytest.raises(PeerMisbehaved, match="without having shared") as caught:
-        session.clients[receiver].answer(replace(survivors, contributors=everybody_but(roster)).encode())
-    assert caught.value.reason is Reason.SURVIVORS_INVALID
-
-
-def test_too_few_contributors_are_refused() -> None:
-    _, error = told(
-        ACTIVE, MessageKind.SURVIVOR_SET, lambda m, r, p: replace(m, contributors=r.set_of([p, POPULATION - 1]))
-    )
-    assert isinstance(error, ThresholdNotMet)
-    assert (error.needed, error.present) == (3, 2)
-    _, error = told(
-        SEMI_HONEST,
-        MessageKind.UNMASKING_REQUEST,
-        lambda m, r, p: replace(m, contributors=r.set_of([p, *(n for n in range(1, 7) if n != p)][:4])),
-    )
-    assert isinstance(error, ThresholdNotMet)
-    assert (error.needed, error.present) == (4, 3)
-
-
-def beyond(endorsement: Endorsement) -> Endorsement:
-    return replace(endorsement, position=POPULATION)
-
-
-UNCERTIFIED: list[tuple[Edit, str]] = [
-    (lambda m, _, __: replace(m, endorsements=m.endorsements[1:]), "4 of 5 signatures"),
-    (lambda m, _, __: replace(m, endorsements=m.endorsements[::-1]), "out of order"),
-    (lambda m, _, __: replace(m, endorsements=(m.endorsements[0], *m.endorsements)), "twice"),
-    (lambda m, _, __: replace(m, endorsements=(*m.endorsements[:4], beyond(m.endorsements[4]))), "outside"),
-    (lambda m, _, __: replace(m, views=m.views[1:]), "5 contributing neighbours have 4 signed views"),
-]
-
-
-@pytest.mark.parametrize(("edit", "sentence"), UNCERTIFIED, ids=lambda value: value if isinstance(value, str) else None)
-def test_survivors_that_the_committee_did_not_certify_are_refused(edit: Edit, sentence: str) -> None:
-    _, error = told(ACTIVE, MessageKind.UNMASKING_REQUEST, edit)
-    assert isinstance(error, PeerMisbehaved)
-    assert sentence in str(error)
-    assert (error.reason, error.culprits) == (Reason.QUORUM_NOT_MET, SERVER)
-
-
-@pytest.mark.parametrize("part", ["identity_key", "certificate", "signature", "both keys", "view", "upload"])
-def test_a_signature_under_the_survivors_that_does_not_verify_is_refused(part: str) -> None:
-    def edit(message: UnmaskingRequest, _: Roster, __: int) -> UnmaskingRequest:
-        first, *rest = message.endorsements
-        if part == "view":
-            view, *others = message.views
-            return replace(message, views=(replace(view, signature=OTHER + view.signature[32:]), *others))
-        if part == "upload":
-            view, *others = message.views
-            return replace(message, views=(replace(view, upload=OTHER), *others))
-        if part == "both keys":
-            first = replace(first, identity_key=rest[0].identity_key, signature=rest[0].signature)
-        elif part == "certificate":
-            first = replace(first, identity_key=rest[0].identity_key, certificate=OTHER * 2)
-        else:
-            spoilt: Any = {part: OTHER + getattr(first, part)[32:]}
-            first = replace(first, **spoilt)
-        return replace(message, endorsements=(first, *rest))
-
-    client, error = told(ACTIVE, MessageKind.UNMASKING_REQUEST, edit)
-    assert isinstance(error, AuthenticationFailed)
-    contributors = [c for c in recorded(ACTIVE)[0].server.roster.clients[1:] if c != client.client]
-    assert error.culprits == (unverified(contributors[0]) if part in {"view", "upload"} else SERVER)
-
-
 # --- What a client that lies may tell ---------------------------------------------------------------------------------
-
-
-def test_an_advertisement_for_another_attempt_or_for_somebody_else_is_refused() -> None:
-    session, messages = recorded(SEMI_HONEST)
-    configuration, owner = session.server.configuration, _owner(SEMI_HONEST)
-    own = KeyAdvertisement.decode(messages[MessageKind.KEY_ADVERTISEMENT].message, configuration)
-    for spoilt, reason in (
-        (replace(own, attempt=OTHER[:CONTEXT_TAG_BYTES]), Reason.WRONG_SESSION),
-        (replace(own, client=ClientId(3)), Reason.NOT_ELIGIBLE),
-        (replace(own, mask_key=own.channel_key), Reason.PUBLIC_KEY_REUSED),
-    ):
-        server = Server(session.setup.plan())
-        with pytest.raises(PeerMisbehaved) as caught:
-            server.receive(owner, spoilt.encode())
-        assert caught.value.reason is reason
-        assert caught.value.culprits == unverified(owner)
 
 
 def test_somebody_elses_key_and_one_advertiser_too_many_are_refused() -> None:

@@ -183,19 +183,6 @@ def test_a_full_graph_survives_every_dropout_that_was_planned_for(setup: Session
     assert not session.errors
 
 
-def test_the_sum_wraps_where_the_ring_says_so() -> None:
-    layout = Layout(tuple(RingSegment(bits, 3) for bits in (1, 7, 8, 9, 31, 32, 33, 63, 64)))
-    setup = SessionSetup(population=6, layout=layout, maximum_weight=(1 << 32) - 1)
-    session = InsecurePairwiseSession(
-        setup, payload_of=lambda _: constant_payload(layout, -1), weight_of=lambda client: client.value**3
-    )
-    total = session.finish()
-    weight = sum(client.value**3 for client in setup.client_ids)
-    assert total.total_weight == weight
-    for segment, values in zip(layout.require_rings(), total.values, strict=True):
-        assert values.tolist() == [-weight % (1 << segment.modulus_bits)] * 3
-
-
 @pytest.mark.parametrize("threads", [1, 3])
 def test_the_number_of_threads_changes_nothing(threads: int) -> None:
     setup = SessionSetup(population=5, layout=Layout((RingSegment(13, 3000),)), mode=SecurityMode.SEMI_HONEST)
@@ -222,7 +209,10 @@ def test_the_number_of_threads_changes_nothing(threads: int) -> None:
 
 
 @pytest.mark.parametrize(("mode", "topology"), SECURITIES)
-def test_the_protocol_on_one_page_gives_the_sum(mode: SecurityMode, topology: Topology) -> None:
+def test_the_protocol_on_one_page_gives_the_sum(
+    mode: SecurityMode, topology: Topology, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
     setup = SessionSetup(population=9, dropped=2, mode=mode, topology=topology)
     session = InsecurePairwiseSession(setup)
     gone = {
@@ -245,6 +235,7 @@ def test_the_protocol_on_one_page_gives_the_sum(mode: SecurityMode, topology: To
     )
     assert same_sum(total, session.sum_of(setup.client_ids[1:]))
     assert server.revealed == {frozenset(setup.client_ids[1:])}
+    assert "reveals the sums of 1 sets of clients, of sizes [8]" in caplog.text
     kinds = {state: (down, up) for state, down, up in heard}
     assert len(kinds) == len(set(heard)) == (5 if mode is SecurityMode.ACTIVE else 4)
     counts = [sum(state is other for other, _, _ in heard) for state in OPEN_STATES]

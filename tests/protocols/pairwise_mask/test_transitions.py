@@ -224,20 +224,6 @@ def test_a_client_answers_what_is_due_and_nothing_else(mode: SecurityMode, state
         assert other.state in due[1]
 
 
-@pytest.mark.parametrize(("mode", "state"), CLIENT_CASES)
-def test_a_second_different_message_ends_the_session_for_a_client(mode: SecurityMode, state: ClientState | str) -> None:
-    for index in range(len(client_in(mode, state)[1])):
-        client, steps = client_in(mode, state)
-        with pytest.raises(PeerMisbehaved) as caught:
-            client.answer(altered(steps[index][0]))
-        assert caught.value.reason is Reason.ALREADY_ANSWERED
-        assert caught.value.culprits == {ServerId()}
-        assert client.state is ClientState.ABORTED
-        for down, _ in steps:
-            with pytest.raises(UnexpectedMessage):
-                client.answer(down)
-
-
 @pytest.fixture
 def secrets_made(monkeypatch: pytest.MonkeyPatch) -> list[Secret]:
     """Collect every secret from here on."""
