@@ -37,7 +37,7 @@ def diagram_of(table: Mapping[Any, tuple[Any, Any]], other: str = "") -> str:
             sorted(_members(following), key=states.index),
         )
         lines += [f"    {state.value} --> {each.value}: {label}" for each in after]
-        if other and other not in {each.value for each in after}:
+        if other:
             lines.append(f"    {state.value} --> {other}: any failure")
     lines += [f"    {state.value} --> [*]" for state in ends]
     return "\n".join(lines)

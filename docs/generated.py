@@ -227,17 +227,36 @@ def _marked(key: str, value: str) -> str:
     return f"`{value}`"
 
 
+_HANDED: Final = ("session.roles", "session.ledger", "session.privacy_ledger", "privacy.client_noise")
+_SUSPENDED: Final = {"pairwise_mask": ("session.sealed_state", "protocols.pairwise_mask.client_record")}
+"""Modules of values that an application hands to a client, and of what a client needs that is suspended."""
+
+
 def review(protocol: str) -> str:
-    """Return what an import of a protocol's client executes: files in reading order, each behind those that it uses."""
-    read, files = closure(ROOT, f"secagg.protocols.{protocol}.client"), shipped_modules(ROOT)
-    rows, total = list[Sequence[str]](), 0
+    """Return what an import of a protocol's client executes: files in reading order, each behind those that it uses.
+
+    A second table has what an application hands to the client, with what that uses.
+    """
+    client = f"secagg.protocols.{protocol}.client"
+    handed = [f"secagg.{module}" for module in (*_HANDED, *_SUSPENDED.get(protocol, ()))]
+    read, more = closure(ROOT, client), closure(ROOT, ", ".join([client, *handed]))
+    apart = {name: lines for name, lines in more.items() if name not in read}
+    return "\n\n".join(
+        [
+            _files("{} files, {:,} lines of code.", read),
+            _files("With what an application hands to it: {} files, {:,} lines.", apart),
+        ]
+    )
+
+
+def _files(sentence: str, read: Mapping[str, int]) -> str:
+    files, rows = shipped_modules(ROOT), list[Sequence[str]]()
     for name, lines in read.items():
         if lines:
-            total += lines
             path = files[name].file.relative_to(ROOT).as_posix()
             about = (ast.get_docstring(ast.parse(document(path))) or "").partition("\n")[0]
             rows.append((f"[{path}](/{path})", str(lines), about.replace("|", "\\|")))
-    return f"{len(rows)} files, {total:,} lines of code.\n\n" + table(("file", "lines", "about"), rows)
+    return sentence.format(len(rows), sum(read.values())) + "\n\n" + table(("file", "lines", "about"), rows)
 
 
 def scoreboard() -> str:

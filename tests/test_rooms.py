@@ -25,7 +25,7 @@ BUDGETS = {
     "secagg/session": 3_190,
     "secagg/conformance": 2_315,
     "compression": 5_705,
-    "protocols/pairwise_mask": 6_620,
+    "protocols/pairwise_mask": 6_580,
     "protocols/enclave": 6_460,
     "protocols/two_servers": 7_550,
     "protocols/one_message": 6_490,

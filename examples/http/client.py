@@ -10,6 +10,7 @@ from secagg import Session
 from secagg.crypto.entropy import SystemCoins
 from secagg.platforms.keys.identities import load_identity
 from secagg.protocols.pairwise_mask import ClientFloors, PairwiseMember
+from secagg.session.ledger import Spent, SpentUpdates
 from secagg.transport.client import contribute
 from secagg.transport.proof import Prover
 
@@ -17,7 +18,11 @@ me, coins = load_identity(Path(sys.argv[1])), SystemCoins()
 plan = Session.for_model(np.zeros(1000), clients=5, clip=1.0)
 subject = plan.subject(task=b"example", round_number=1, model=())
 keys = {"authority": me.authority, "signing_key": me.signing_key, "certificate": me.certificate}
-member = PairwiseMember(me.client, floors=ClientFloors.usual(5), coins=coins, **keys)
+# A file in the place of memory holds over restarts.
+ledger = SpentUpdates()
+member = PairwiseMember(
+    me.client, floors=ClientFloors.usual(5), coins=coins, charge=lambda *one: ledger.charge(Spent(*one)), **keys
+)
 update = plan.update(np.full(1000, me.client.value / 10), subject=subject, coins=coins)
 prover = Prover(me.client, coins, me.signing_key)
 url = "http://127.0.0.1:8750"

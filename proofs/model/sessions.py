@@ -21,7 +21,7 @@ from secagg.errors import SecAggError
 from secagg.identifiers import ClientId
 from secagg.parameters import SecurityMode
 from secagg.protocols.pairwise_mask import round2_masked_input
-from secagg.protocols.pairwise_mask.client import Client, PairwiseMember
+from secagg.protocols.pairwise_mask.client import Client, PairwiseMember, charged_elsewhere
 from secagg.protocols.pairwise_mask.client_record import Recorder
 from secagg.protocols.pairwise_mask.configuration import (
     NO_AUTHORITY,
@@ -165,6 +165,7 @@ class Clients:
             authority=Authority(self.authority.public_key) if active else None,
             signing_key=signing_key if active else None,
             certificate=issue_certificate(issuer, client_id(number), signing_key.public_key) if active else None,
+            charge=charged_elsewhere,
         )
 
     def _name_masks(self, owner: KeyOwner, client: Client) -> None:

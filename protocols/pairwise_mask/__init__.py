@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from .client import Client as Client
     from .client import ClientState as ClientState
     from .client import PairwiseMember as PairwiseMember
+    from .client import charged_elsewhere as charged_elsewhere
     from .client_record import Recorder as Recorder
     from .configuration import SessionConfiguration as SessionConfiguration
     from .floors import ClientFloors as ClientFloors
@@ -28,7 +29,7 @@ else:
     __getattr__, __dir__, __all__ = lazy(
         __name__,
         {
-            "client": "Client ClientState PairwiseMember",
+            "client": "Client ClientState PairwiseMember charged_elsewhere",
             "client_record": "Recorder",
             "configuration": "SessionConfiguration",
             "floors": "ClientFloors",

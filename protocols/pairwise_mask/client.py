@@ -36,6 +36,7 @@ from secagg.wire import MessageKind, message_kind, owned_bytes
 
 from .configuration import SessionConfiguration, noise_of
 from .floors import ClientFloors
+from .graph import require_number
 from .round0_advertise_keys import Advertised, AdvertisedKeys, accept_advertised_keys, advertise_keys
 from .round1_share_keys import DeliveredShares, Shared, share_keys
 from .round2_masked_input import Masked, mask_input
@@ -114,7 +115,6 @@ CLIENT_TRANSITIONS: Final[Transitions[ClientState]] = {
 Step = Advertised | Shared | Masked | Confirmed
 Answers = dict[MessageKind, tuple[bytes, bytes]]
 """Digest of each answered message, and the answer, by kind; the upload, which is as large as the model, is not kept."""
-BEFORE_UPLOAD: Final = frozenset({ClientState.AWAITING_ADVERTISED_KEYS, ClientState.AWAITING_DELIVERED_SHARES})
 
 
 class Recording(Protocol):
@@ -132,21 +132,24 @@ class Recording(Protocol):
         """Return the record of a client, and forget it."""
         ...
 
-    def claim(self, suspended: Secret) -> None:
-        """Claim the number of a record, once and for all, and overwrite the record."""
+    def claim(self, suspended: Secret, client: ClientId) -> None:
+        """Claim the number of this client's record, once and for all; nothing else of it is read."""
 
     def resumed(
-        self, member: PairwiseMember, admit: Callable[[SessionConfiguration], None]
+        self, suspended: Secret, member: PairwiseMember, admit: Callable[[SessionConfiguration], None]
     ) -> tuple[SessionConfiguration, ClientState, Step, Answers]:
-        """Return where the record that was claimed stands, if ``admit`` does not refuse its session."""
+        """Overwrite a record that was claimed, and return where it stands, if ``admit`` does not refuse its session."""
         ...
 
+    def forget(self) -> None:
+        """Wipe the coins that were drawn for an offer that was refused."""
+
     def end(self) -> None:
-        """Wipe, and let no record of this session be resumed any more."""
+        """Wipe, and let no record of this session be resumed any more; a latch that fails raises nothing here."""
 
 
-def _nothing_to_charge(task: bytes, round_number: int, model: bytes) -> None:
-    """Charge nobody: the platform's own loop sees to it that a client uploads once for each round."""
+def charged_elsewhere(task: bytes, round_number: int, model: bytes) -> None:
+    """Charge nothing: the ``LateUpdate`` does, or nothing outlives the session, as in a simulation."""
 
 
 class PairwiseMember(Confined):
@@ -161,7 +164,7 @@ class PairwiseMember(Confined):
         authority: Authority | None = None,
         signing_key: SigningKey | None = None,
         certificate: Certificate | None = None,
-        charge: Callable[[bytes, int, bytes], None] = _nothing_to_charge,
+        charge: Callable[[bytes, int, bytes], None],
         recording: Callable[[Coins], Recording] | None = None,
         threads: int = 1,
         noise: NoiseSettings | None = None,
@@ -173,12 +176,14 @@ class PairwiseMember(Confined):
             floors: what the client insists on, whatever the server offers.
             coins: ``SystemCoins()`` in production.
             authority: who certifies identities; for active mode, with the client's own key and certificate.
-            charge: spends task, round and model for good before the update is made; raises to refuse.
+            charge: spends task, round and model for good before the update is made; raises to refuse. ``SpentUpdates``
+                does that, and ``charged_elsewhere`` does nothing.
             recording: makes what remembers a session that can be suspended: ``partial(Recorder, latch)``.
             threads: how many threads expand masks and verify signatures.
             noise: what this client adds to every update; an offer that says otherwise is refused.
             privacy: what it has spent in all its tasks; an upload that its budget does not pay for is refused.
         """
+        require_number("threads", threads, 1)
         if certificate is not None and certificate.client != client:
             raise InvalidParameters(f"the certificate is that of {certificate.client} and not of {client}")
         if certificate is not None and signing_key is not None and certificate.public_key != signing_key.public_key:
@@ -294,9 +299,10 @@ class Client(Confined):
         except BaseException as error:
             # An offer that is refused has drawn no secret, so another one may come.
             refusals = InvalidParameters | CapacityExceeded | Misuse
-            refused = isinstance(error, refusals) and kind is MessageKind.SESSION_OFFER
-            if not refused:
+            if not isinstance(error, refusals) or kind is not MessageKind.SESSION_OFFER:
                 self._abort()
+            elif self._recording is not None:
+                self._recording.forget()
             raise
         if state is ClientState.ABORTED:
             self._abort()
@@ -399,7 +405,7 @@ class Client(Confined):
             )
 
     def _taken(self, configuration: SessionConfiguration) -> tuple[Payload, int]:
-        """Charge the ledgers and make the update; nothing is refused after that.
+        """Ask what may refuse, charge the ledgers and make the update; nothing is refused after that.
 
         Claim PM-7: noise is part of the input, so that it is in the one sum and in nothing else.
         """
@@ -411,10 +417,17 @@ class Client(Confined):
             raise InvalidParameters(
                 "the session is about another model than the update was trained from", reason=Reason.BELOW_FLOOR
             )
-        member.charge(configuration.task, configuration.round_number, model)
         if member.privacy is not None:
-            member.privacy.charge(noise)
-        update = self._update.take(configuration.layout, range(1, configuration.maximum_weight + 1))
+            member.privacy.require_room(noise)
+
+        def charge() -> None:
+            # The budget comes last: it is not spent on an upload that the other ledgers refuse.
+            member.charge(configuration.task, configuration.round_number, model)
+            if member.privacy is not None:
+                member.privacy.charge(noise)
+
+        weights = range(1, configuration.maximum_weight + 1)
+        update = self._update.take(configuration.layout, weights, charge=charge)
         return update.payload if noise is None else noise.add_to(update.payload, member.coins), update.weight
 
     def _noise_of(self, configuration: SessionConfiguration) -> ClientNoise | None:
@@ -422,6 +435,9 @@ class Client(Confined):
 
     def _abort(self) -> None:
         self._state = ClientState.ABORTED
+        self._wipe()
+
+    def _wipe(self) -> None:
         if self._step is not None:
             self._step.wipe()
         self._step = None
@@ -433,6 +449,8 @@ class Client(Confined):
 
     def suspend(self) -> Secret | None:
         """Return the record that ``PairwiseMember.join`` resumes, and answer no more; None if nothing is left to do.
+
+        A session that is completed stays so; any other ends in this object.
 
         Raises:
             Misuse: the client has no latch, or was forked into this process.
@@ -446,16 +464,17 @@ class Client(Confined):
                 record = self._recording.suspended(self.client, self._state, self._step, self._answered)
                 # The session continues, so its number stays in the latch.
                 self._recording = None
-            self._abort()
+            self._state = self._state if self._state is ClientState.COMPLETED else ClientState.ABORTED
+            self._wipe()
             return record
 
     def resume(self, suspended: Secret) -> None:
         """Continue from a record, in any process, as the client that it is of, and overwrite the record.
 
         Raises:
-            MalformedMessage: it is not a record.
             Misuse: it was resumed before, is not the newest, is another client's, or its session is over; or this
-                client has no latch, or has begun a session itself.
+                client has no latch, or has begun a session itself. The record is as before.
+            MalformedMessage, PeerError: it is not a record, or was changed where it was kept.
             InvalidParameters: the session goes below floors that were raised meanwhile, or is about something else.
         """
         with self._lock:
@@ -463,13 +482,18 @@ class Client(Confined):
             recording = self._recording
             if recording is None or self._state is not ClientState.AWAITING_OFFER:
                 raise Misuse("a suspended state is resumed by a client with the latch that numbered it, and no session")
-            recording.claim(suspended)
+            with blaming():
+                recording.claim(suspended, self.client)
             try:
-                self._configuration, state, self._step, self._answered = recording.resumed(self._member, self._admit)
-            except BaseException:
+                self._configuration, self._state, self._step, self._answered = recording.resumed(
+                    suspended, self._member, self._admit
+                )
+            except BaseException as error:
+                if isinstance(error, PeerError):
+                    # All of it was verified when it came, so whatever kept it has changed it.
+                    error.culprits = NOBODY
                 self._abort()
                 raise
-            self._state = state
 
     def _require_own_process(self) -> None:
         """Overwrite a copy that a fork has made; the session, and its number in the latch, are the parent's."""

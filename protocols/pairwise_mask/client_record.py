@@ -5,12 +5,13 @@ functions of the rounds. Of the secrets it holds no more than the client itself 
 coins from which its keys follow, after the upload its neighbours' shares alone. It never holds the input.
 
 Security: a record is a copy, which a ``Client`` never makes of itself otherwise. Each is numbered, and resumed once:
-    ``Recorder.claim`` claims the number in a ``Latch`` before anything else of it is read. Seal records as well, so
+    ``Recorder.claim`` claims the number in a ``Latch`` before anything but its head is read. Seal records as well, so
     that an older one cannot be opened; ``secagg.session.sealed_state`` does.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
@@ -21,10 +22,10 @@ from secagg.crypto.secret import Confined, Secret, draw_exactly, overwrite
 from secagg.errors import InternalError, MalformedMessage, Misuse, Reason
 from secagg.identifiers import ClientId
 from secagg.session.sealed_state import NAME_BYTES, Latch
-from secagg.wire import MessageKind, Reader, Writer
+from secagg.wire import HEADER_BYTES, MessageKind, Reader, Writer
 
-from .client import BEFORE_UPLOAD, Answers, ClientState, PairwiseMember, Step
-from .configuration import ClientSet, SessionConfiguration, roster_of, set_bytes
+from .client import Answers, ClientState, PairwiseMember, Step
+from .configuration import ClientSet, Roster, SessionConfiguration, roster_of, set_bytes
 from .round0_advertise_keys import (
     Advertised,
     AdvertisedKeys,
@@ -38,6 +39,7 @@ from .round2_masked_input import Masked
 from .rounds3_4_unmasking import Confirmed
 from .suites import SHARES_BYTES
 
+_LOG: Final = logging.getLogger(__name__)
 _STATES: Final = tuple(ClientState)
 _SUSPENDED: Final = frozenset(
     _STATES.index(state)
@@ -46,6 +48,7 @@ _SUSPENDED: Final = frozenset(
 )
 _MOST_BYTES: Final = (1 << 32) - 1
 _LENGTH_BYTES: Final = 8
+_HEAD_END: Final = _LENGTH_BYTES + HEADER_BYTES + NAME_BYTES + 4 + 8
 _ROOT_BYTES: Final = 32
 
 
@@ -102,7 +105,6 @@ class Recorder(Confined):
         self.coins = RecordedCoins(coins)
         self.offer = self.advertised_keys = b""
         self._latch, self._plain, self._name, self._number = latch, coins, b"", 0
-        self._claimed: ClientRecord | None = None
 
     def note(self, kind: MessageKind, message: bytes) -> None:
         """Remember a message that was answered, as far as it is needed later."""
@@ -118,8 +120,10 @@ class Recorder(Confined):
     def suspended(self, client: ClientId, state: ClientState, step: Step, answered: Answers) -> Secret:
         """Return the record of a client, and forget it."""
         if not self._name:
-            self._name = bytes(draw_exactly(NAME_BYTES, self._plain))
-            self._latch.begin(self._name)
+            name = bytes(draw_exactly(NAME_BYTES, self._plain))
+            self._latch.begin(name)
+            # Not before: a name that the latch knows is another session's, which must not end with this one.
+            self._name = name
         record = ClientRecord(
             name=self._name,
             number=self._number,
@@ -142,28 +146,23 @@ class Recorder(Confined):
         self.coins.wipe()
         return encoded
 
-    def claim(self, suspended: Secret) -> None:
-        """Claim the number of a record, once and for all, and overwrite the record."""
-        with suspended:
-            record = ClientRecord.decode(suspended)
-        try:
-            self._latch.claim(record.name, record.number)
-        except BaseException:
-            record.wipe()
-            raise
-        self._claimed, self._name, self._number = record, record.name, record.number + 1
-        self.offer, self.advertised_keys = record.offer, record.advertised_keys
-        self.coins.replay(record.coins)
+    def claim(self, suspended: Secret, client: ClientId) -> None:
+        """Claim the number of this client's record, once and for all; nothing else of it is read."""
+        name, number, owner = ClientRecord.head_of(suspended)
+        if owner != client.value:
+            raise Misuse(f"the suspended state is that of another client than {client}")
+        self._latch.claim(name, number)
+        self._name, self._number = name, number + 1
 
     def resumed(
-        self, member: PairwiseMember, admit: Callable[[SessionConfiguration], None]
+        self, suspended: Secret, member: PairwiseMember, admit: Callable[[SessionConfiguration], None]
     ) -> tuple[SessionConfiguration, ClientState, Step, Answers]:
-        """Return where the record that was claimed stands, if ``admit`` does not refuse its session."""
-        record, self._claimed = self._claimed, None
-        if record is None:
-            raise InternalError("a record is claimed before it is resumed")
+        """Overwrite a record that was claimed, and return where it stands, if ``admit`` does not refuse its session."""
+        with suspended:
+            record = ClientRecord.decode(suspended)
+        self.offer, self.advertised_keys = record.offer, record.advertised_keys
+        self.coins.replay(record.coins)
         try:
-            _require_own(record, member)
             configuration = SessionConfiguration.decode(record.offer)
             admit(configuration)
             step = _step_of(record, member, configuration, self.coins)
@@ -173,11 +172,19 @@ class Recorder(Confined):
         self.coins.stop()
         return configuration, record.state, step, record.answered
 
-    def end(self) -> None:
-        """Wipe, and let no record of this session be resumed any more."""
+    def forget(self) -> None:
+        """Wipe the coins that were drawn for an offer that was refused."""
         self.coins.wipe()
-        if self._name:
-            self._latch.end(self._name)
+
+    def end(self) -> None:
+        """Wipe, and let no record of this session be resumed any more; a latch that fails raises nothing here."""
+        self.coins.wipe()
+        try:
+            if self._name:
+                self._latch.end(self._name)
+        except Exception:  # noqa: BLE001 -- the error that ended the session is the one to raise
+            # Safe because: no record has the number at which the latch still stands.
+            _LOG.exception("the latch keeps the number of a session that is over; no record has that number")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -206,7 +213,7 @@ class ClientRecord:
     def encode(self) -> Secret:
         """Return the encoding: the public part behind its length, and the secrets in the order of their mention."""
         public = Writer(MessageKind.CLIENT_SNAPSHOT).fixed(self.name, NAME_BYTES).integer(self.number, 4)
-        public.integer(_STATES.index(self.state), 1).fixed(self.client.encode(), 8)
+        public.fixed(self.client.encode(), 8).integer(_STATES.index(self.state), 1)
         public.variable(self.offer, _MOST_BYTES).variable(self.advertised_keys, _MOST_BYTES)
         _write_answers(self.answered, public)
         public.integer(len(self.coins), 1)
@@ -223,6 +230,16 @@ class ClientRecord:
                 public.integer(neighbour, 4)
         return _joined(public.finish(), [*self.coins, *self.shares.values(), *self.edge_seeds.values()])
 
+    @staticmethod
+    def head_of(record: Secret) -> tuple[bytes, int, int]:
+        """Return the name of a record's session in the latch, the record's number, and the number of its client.
+
+        Raises:
+            MalformedMessage: it is not a record.
+        """
+        reader = Reader(bytes(record.expose()[_LENGTH_BYTES:_HEAD_END]), MessageKind.CLIENT_SNAPSHOT)
+        return reader.fixed(NAME_BYTES), reader.integer(4), reader.integer(8)
+
     @classmethod
     def decode(cls, record: Secret) -> ClientRecord:
         """Read a record back; its secrets are copies.
@@ -234,15 +251,15 @@ class ClientRecord:
         end = _LENGTH_BYTES + int.from_bytes(view[:_LENGTH_BYTES], "big")
         reader = Reader(bytes(view[_LENGTH_BYTES:end]), MessageKind.CLIENT_SNAPSHOT)
         secrets = _Cut(view[end:])
-        name, number, state = reader.fixed(NAME_BYTES), reader.integer(4), reader.integer(1)
-        if state not in _SUSPENDED:
+        name, number, client = reader.fixed(NAME_BYTES), reader.integer(4), ClientId(reader.integer(8))
+        if (state := reader.integer(1)) not in _SUSPENDED:
             raise _malformed()
         try:
             decoded = cls(
                 name=name,
                 number=number,
                 state=_STATES[state],
-                client=ClientId(reader.integer(8)),
+                client=client,
                 offer=reader.variable(_MOST_BYTES),
                 advertised_keys=reader.variable(_MOST_BYTES),
                 answered=_read_answers(reader),
@@ -327,11 +344,6 @@ def _malformed() -> MalformedMessage:
 # --- The step of a client that is resumed -----------------------------------------------------------------------------
 
 
-def _require_own(record: ClientRecord, member: PairwiseMember) -> None:
-    if record.client != member.client:
-        raise Misuse(f"the suspended state is that of {record.client} and not of {member.client}")
-
-
 def _step_of(record: ClientRecord, member: PairwiseMember, configuration: SessionConfiguration, coins: Coins) -> Step:
     """Return the step; the coins are those of the record, as far as any are left.
 
@@ -339,32 +351,36 @@ def _step_of(record: ClientRecord, member: PairwiseMember, configuration: Sessio
         MalformedMessage: the record contradicts itself.
         PeerError, InvalidParameters: what the server said then is refused now.
     """
-    if record.state not in BEFORE_UPLOAD:
-        key_set = _verified_keys(record, member, configuration)
-        population = key_set.roster.population
-        masked = Masked(
-            key_set, _set_of(record.sharers, population), record.delivered, record.shares, record.edge_seeds
-        )
-        return Confirmed(masked, _set_of(record.contributors, population)) if record.contributors else masked
-    # The keys follow from the recorded coins.
-    advertised, _ = advertise_keys(member, configuration, coins)
     if record.state is ClientState.AWAITING_ADVERTISED_KEYS:
-        return advertised
-    key_set = accept_advertised_keys(member, advertised, AdvertisedKeys.decode(record.advertised_keys, configuration))
-    return Shared(key_set, advertised.keys, advertised.self_mask_seed, record.edges)
-
-
-def _verified_keys(record: ClientRecord, member: PairwiseMember, configuration: SessionConfiguration) -> VerifiedKeySet:
-    """Read the roster again, whose proof was checked when it came; of the client's own keys nothing is left."""
+        # The keys follow from the recorded coins, here and below.
+        return advertise_keys(member, configuration, coins)[0]
     message = AdvertisedKeys.decode(record.advertised_keys, configuration)
     roster = roster_of(configuration, message.clients, message.root, message.opening)
-    position = roster.position_of(record.client)
+    configuration.require_protected(member.floors, roster.population)
+    if record.state is ClientState.AWAITING_DELIVERED_SHARES:
+        advertised, _ = advertise_keys(member, configuration, coins)
+        key_set = accept_advertised_keys(member, advertised, message)
+        return Shared(key_set, advertised.keys, advertised.self_mask_seed, record.edges)
+    key_set = _verified_keys(member, roster, message.entries)
+    masked = Masked(
+        key_set,
+        _set_of(record.sharers, roster.population),
+        record.delivered,
+        record.shares,
+        record.edge_seeds,
+    )
+    return Confirmed(masked, _set_of(record.contributors, roster.population)) if record.contributors else masked
+
+
+def _verified_keys(member: PairwiseMember, roster: Roster, entries: tuple[bytes, ...]) -> VerifiedKeySet:
+    """Read the roster again, whose proof was checked when it came; of the client's own keys nothing is left."""
+    position = roster.position_of(member.client)
     if position is None:
         raise MalformedMessage("a record's roster does not name its client", reason=Reason.NOT_CANONICAL)
     neighbours = roster.graph.neighbours(position)
     advertisers = {
-        neighbour: verify_entry(entry, roster.clients[neighbour], configuration, member.authority)
-        for neighbour, entry in zip(neighbours, message.entries, strict=True)
+        neighbour: verify_entry(entry, roster.clients[neighbour], roster.configuration, member.authority)
+        for neighbour, entry in zip(neighbours, entries, strict=True)
     }
     return VerifiedKeySet(roster, position, neighbours, advertisers)
 

@@ -39,6 +39,7 @@ from .graph import LEAST_DEGREE, MAXIMUM_POPULATION, Graph, Topology, least_thre
 if TYPE_CHECKING:
     from secagg.privacy.client_noise import ClientNoise, NoiseSettings
 
+Known = TypeVar("Known")
 DIGEST_BYTES: Final = 32
 OPENING_BYTES: Final = 32
 LEAST_CHECK_WORDS: Final = 8
@@ -51,6 +52,10 @@ _MAXIMUM_TASK_BYTES = 256
 _MAXIMUM_LAYOUT_BYTES = 1 << 21
 NO_DIGEST: Final = bytes(DIGEST_BYTES)
 NO_AUTHORITY: Final = bytes(IDENTITY_KEY_BYTES)
+_GAP_BITS: Final = 7
+_MORE: Final = 1 << _GAP_BITS
+_CACHED_ROSTERS: Final = 4
+_CLIENT_LIMIT: Final = 1 << (8 * CLIENT_ID_BYTES)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -257,6 +262,15 @@ class SessionConfiguration(Message):
             degree=self.degree_among(self.maximum_population),
         )
 
+    def require_protected(self, floors: ClientFloors, population: int) -> None:
+        """Refuse a number of advertisers for which these parameters do not protect a client with these floors.
+
+        Raises:
+            InvalidParameters: as for ``require_population``.
+        """
+        bits = floors.privacy_bits_in(self.mode)
+        self.require_population(population, corrupted=floors.assumed_corrupted, privacy_bits=bits)
+
 
 def noise_of(configuration: SessionConfiguration, noise: NoiseSettings | None, corrupted: int) -> ClientNoise | None:
     """Return the noise of a session's clients, if it has any; clients refuse to unmask fewer than its minimum.
@@ -280,10 +294,7 @@ def commit_to_opening(opening: bytes) -> bytes:
     return hashlib.sha256(bind(Label.GRAPH_OPENING, opening)).digest()
 
 
-def require_range(name: str, value: object, least: int, greatest: int) -> None:
-    """Require an integer in a range."""
-    if type(value) is not int or not least <= value <= greatest:
-        raise InvalidParameters(f"{name} is an integer in {least}..{greatest}; got {value!r}")
+# --- Sets of clients --------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -364,14 +375,51 @@ def set_bytes(population: int) -> int:
     return (population + 7) // 8
 
 
+# --- The list of clients ----------------------------------------------------------------------------------------------
+
+
+def encode_clients(clients: Sequence[ClientId]) -> bytes:
+    """Write a strictly increasing list: each gap, less one, in groups of 7 bits, the lowest first (LEB128)."""
+    written, previous = bytearray(), -1
+    for client in clients:
+        gap, previous = client.value - previous - 1, client.value
+        while gap >= _MORE:
+            written.append(_MORE | gap & (_MORE - 1))
+            gap >>= _GAP_BITS
+        written.append(gap)
+    return bytes(written)
+
+
+def decode_clients(encoded: bytes, limit: int = MAXIMUM_POPULATION) -> tuple[ClientId, ...]:
+    """Read the list back; whatever decodes is strictly increasing.
+
+    Raises:
+        MalformedMessage: there are more clients than the limit; a gap has a second encoding, does not end, or leaves
+            the range of client ids.
+    """
+    clients, previous, gap, shift = list[ClientId](), -1, 0, 0
+    for byte in encoded:
+        gap |= (byte & (_MORE - 1)) << shift
+        if byte & _MORE:
+            shift += _GAP_BITS
+            if shift > 8 * CLIENT_ID_BYTES:
+                raise MalformedMessage("a client id in the list is too long", reason=Reason.NOT_CANONICAL)
+            continue
+        if shift and not byte:
+            raise MalformedMessage("a gap in the list of clients ends in zeros", reason=Reason.NOT_CANONICAL)
+        previous += gap + 1
+        if previous >= _CLIENT_LIMIT:
+            raise MalformedMessage("a client id in the list is not below 2^64", reason=Reason.NOT_CANONICAL)
+        if len(clients) == limit:
+            raise MalformedMessage(f"the list has more than {limit} clients", reason=Reason.LENGTH_OVER_LIMIT)
+        clients.append(ClientId(previous))
+        gap = shift = 0
+    if shift:
+        raise MalformedMessage("the list of clients ends within a gap", reason=Reason.TRUNCATED)
+    return tuple(clients)
+
+
 # --- Rosters ----------------------------------------------------------------------------------------------------------
-
-
-Known = TypeVar("Known")
-_GAP_BITS: Final = 7
-_MORE: Final = 1 << _GAP_BITS
-_CACHED_ROSTERS: Final = 4
-_CLIENT_LIMIT: Final = 1 << (8 * CLIENT_ID_BYTES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -435,6 +483,20 @@ def roster_of(configuration: SessionConfiguration, encoded_clients: bytes, root:
     return Roster(configuration, clients, root, opening, context, graph)
 
 
+def entry_digest(client: ClientId, entry: bytes) -> bytes:
+    """Return the leaf of a client's advertisement."""
+    return _hash(Label.ROSTER_ENTRY, client.encode(), entry)
+
+
+# --- Checks -----------------------------------------------------------------------------------------------------------
+
+
+def require_range(name: str, value: object, least: int, greatest: int) -> None:
+    """Require an integer in a range."""
+    if type(value) is not int or not least <= value <= greatest:
+        raise InvalidParameters(f"{name} is an integer in {least}..{greatest}; got {value!r}")
+
+
 def require_context(
     tag: bytes, context: AttemptContext | SessionContext, sentence: str, culprits: Iterable[Party], round_name: str
 ) -> None:
@@ -452,52 +514,6 @@ def certain(value: Known | None) -> Known:
     if value is None:
         raise InternalError("a round reads what no round before it has settled")
     return value
-
-
-def entry_digest(client: ClientId, entry: bytes) -> bytes:
-    """Return the leaf of a client's advertisement."""
-    return _hash(Label.ROSTER_ENTRY, client.encode(), entry)
-
-
-def encode_clients(clients: Sequence[ClientId]) -> bytes:
-    """Write a strictly increasing list: each gap, less one, in groups of 7 bits, the lowest first (LEB128)."""
-    written, previous = bytearray(), -1
-    for client in clients:
-        gap, previous = client.value - previous - 1, client.value
-        while gap >= _MORE:
-            written.append(_MORE | gap & (_MORE - 1))
-            gap >>= _GAP_BITS
-        written.append(gap)
-    return bytes(written)
-
-
-def decode_clients(encoded: bytes, limit: int = MAXIMUM_POPULATION) -> tuple[ClientId, ...]:
-    """Read the list back; whatever decodes is strictly increasing.
-
-    Raises:
-        MalformedMessage: there are more clients than the limit; a gap has a second encoding, does not end, or leaves
-            the range of client ids.
-    """
-    clients, previous, gap, shift = list[ClientId](), -1, 0, 0
-    for byte in encoded:
-        gap |= (byte & (_MORE - 1)) << shift
-        if byte & _MORE:
-            shift += _GAP_BITS
-            if shift > 8 * CLIENT_ID_BYTES:
-                raise MalformedMessage("a client id in the list is too long", reason=Reason.NOT_CANONICAL)
-            continue
-        if shift and not byte:
-            raise MalformedMessage("a gap in the list of clients ends in zeros", reason=Reason.NOT_CANONICAL)
-        previous += gap + 1
-        if previous >= _CLIENT_LIMIT:
-            raise MalformedMessage("a client id in the list is not below 2^64", reason=Reason.NOT_CANONICAL)
-        if len(clients) == limit:
-            raise MalformedMessage(f"the list has more than {limit} clients", reason=Reason.LENGTH_OVER_LIMIT)
-        clients.append(ClientId(previous))
-        gap = shift = 0
-    if shift:
-        raise MalformedMessage("the list of clients ends within a gap", reason=Reason.TRUNCATED)
-    return tuple(clients)
 
 
 def _hash(label: Label, *parts: bytes) -> bytes:

@@ -39,7 +39,7 @@ class ClientFloors:
     a fraction of the invited would let a server raise it by leaving honest clients out."""
     privacy_bits: int
     """The chance that one random graph betrays a client is at most 2^-privacy_bits. In ``active`` mode it is at most
-    2^-100 whatever stands here, because the server may try many (``thresholds``)."""
+    2^-100 whatever stands here, because the server may try many (``least_privacy_bits``)."""
     topologies: frozenset[Topology] = frozenset(Topology)
     maximum_degree: int = USUAL_DEGREE
     """The most neighbours: sharing costs their number times the threshold, seconds for some thousands and minutes for

@@ -71,8 +71,8 @@ class Graph:
 
     Implements: [BIK+17] (full); [BBG+20] (sparse), with a Harary graph in a random order.
     Security: the seed must not be known before the advertisers are fixed; otherwise somebody can choose a victim and
-        surround it with corrupted neighbours. A seed that can be ground needs a larger privacy parameter in
-        ``thresholds``.
+        surround it with corrupted neighbours. A seed that can be ground needs a larger privacy parameter
+        (``least_privacy_bits``).
     """
 
     topology: Topology
@@ -234,39 +234,23 @@ _ROUNDING: Final = 1e-6
 units in the last place (1.9e-9), and the terms left out of a sum are less than 1e-9 of it."""
 
 
-class ThresholdRule(StrEnum):
-    """Attack that a threshold prevents, in a sparse graph."""
+def threshold_in(mode: SecurityMode, degree: int, corrupted: int, window: int) -> int:
+    """Return the threshold of a sparse graph for a number of neighbours.
 
-    SEMI_HONEST = "semi_honest"
-    """t = c + 1: corrupted neighbours alone cannot reconstruct. For a server that follows the protocol."""
-    NO_DOUBLE_REVEAL = "no_double_reveal"
-    """t > (k + c) / 2: nobody's two secrets are both reconstructed. Tabulated for comparison, and used by no session: a
-    server that has seen the graph can still choose survivors whose sum falls into parts that it learns one by one."""
-    SPLIT_PROOF = "split_proof"
-    """t = k / 2 + h + 1: whichever survivors the server chooses, every sum that is revealed covers all honest ones.
+    In ``semi_honest`` mode t = c + 1: corrupted neighbours alone cannot reconstruct.
 
-    Suppose it opens a part of them and not the rest. Going round the ring, some honest survivor u of the part is
-    followed by one that is not of it. No mask joins the two, so they are more than k / 2 apart, and all k / 2 clients
-    after u are dropped or corrupted. Elsewhere the part begins again, with a v before whom the same holds. The two
-    half-windows are disjoint, and one of them has at most h corrupted clients, so at most k / 2 + h holders answer for
-    u or for v, which is fewer than t. This takes survivors that all honest clients agree upon, and uploads whose masks
-    are the agreed ones. The threshold is never below (k + c) / 2 + 1, at which nobody's two secrets are both
-    reconstructed even where no certificate stands between."""
+    In ``active`` mode t = k / 2 + h + 1: whichever survivors the server chooses, every sum that is revealed covers all
+    honest ones; the README says why. This takes survivors that all honest clients agree upon, and uploads whose masks
+    are the agreed ones. It is never below (k + c) / 2 + 1, at which nobody's two secrets are both reconstructed even
+    where no certificate stands between.
 
-    def threshold(self, degree: int, corrupted: int, window: int) -> int:
-        """Return the threshold for a number of neighbours.
-
-        Args:
-            corrupted: how many of them no client has more corrupted of.
-            window: how many corrupted clients no two disjoint half-windows both have more of.
-        """
-        match self:
-            case ThresholdRule.SEMI_HONEST:
-                return max(LEAST_THRESHOLD, corrupted + 1)
-            case ThresholdRule.NO_DOUBLE_REVEAL:
-                return max(LEAST_THRESHOLD, (degree + corrupted) // 2 + 1)
-            case ThresholdRule.SPLIT_PROOF:
-                return max(LEAST_THRESHOLD, degree // 2 + window + 1, (degree + corrupted) // 2 + 1)
+    Args:
+        corrupted: how many of them no client has more corrupted of.
+        window: how many corrupted clients no two disjoint half-windows both have more of.
+    """
+    if mode is SecurityMode.SEMI_HONEST:
+        return max(LEAST_THRESHOLD, corrupted + 1)
+    return max(LEAST_THRESHOLD, degree // 2 + window + 1, (degree + corrupted) // 2 + 1)
 
 
 # --- What a client insists on -----------------------------------------------------------------------------------------
@@ -308,8 +292,8 @@ def least_threshold(  # noqa: PLR0913 -- the offer, and the client's own assumpt
         require_number("degree of a full graph", degree, population - 1, population - 1)
         threshold = max(LEAST_THRESHOLD, 1 + (corrupted if relies_on_server else (population + corrupted) // 2))
     else:
-        rule = ThresholdRule.SEMI_HONEST if relies_on_server else ThresholdRule.SPLIT_PROOF
-        threshold = rule.threshold(
+        threshold = threshold_in(
+            mode,
             degree,
             corrupted_neighbours(population, corrupted, degree, privacy_bits),
             corrupted_in_window(population, corrupted, degree, privacy_bits),

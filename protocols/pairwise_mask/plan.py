@@ -34,7 +34,6 @@ from .graph import (
     MAXIMUM_BITS,
     MAXIMUM_POPULATION,
     PRIVACY_BITS,
-    ThresholdRule,
     Topology,
     corrupted_in_window,
     corrupted_members,
@@ -45,6 +44,7 @@ from .graph import (
     require_committee,
     require_number,
     stays_connected,
+    threshold_in,
 )
 
 CORRECTNESS_BITS: Final = 30
@@ -102,11 +102,11 @@ class Committee:
     corrupted: int
 
 
-def find_neighbourhood(assumptions: Assumptions, rule: ThresholdRule) -> Neighbourhood:
-    """Return the sparse graph of the least degree that meets the assumptions under the rule.
+def find_neighbourhood(assumptions: Assumptions, mode: SecurityMode) -> Neighbourhood:
+    """Return the sparse graph of the least degree that meets the assumptions in a mode.
 
-    Implements: [BBG+20], with a union bound over the actual neighbours (n - 1, not n) and, for
-        ``SPLIT_PROOF``, this library's own rule.
+    Implements: [BBG+20], with a union bound over the actual neighbours (n - 1, not n) and, in ``active`` mode, this
+        library's own rule.
     Raises:
         InvalidParameters: no sparse graph does; the message says what to relax.
     """
@@ -119,7 +119,7 @@ def find_neighbourhood(assumptions: Assumptions, rule: ThresholdRule) -> Neighbo
             continue
         bound = corrupted_neighbours(population, corrupted, degree, privacy)
         window = corrupted_in_window(population, corrupted, degree, privacy)
-        threshold = rule.threshold(degree, bound, window)
+        threshold = threshold_in(mode, degree, bound, window)
         if threshold > degree:
             obstacle = "corrupted neighbours are too many: assume fewer corrupted clients, or fewer privacy_bits"
             continue
@@ -130,7 +130,7 @@ def find_neighbourhood(assumptions: Assumptions, rule: ThresholdRule) -> Neighbo
         return Neighbourhood(degree, threshold, bound, window)
     raise InvalidParameters(
         f"no sparse graph of {population} clients and degree up to {min(population - 1, LARGEST_SEARCHED)} withstands "
-        f"{corrupted} corrupted and {dropped} dropped ones under the rule {rule}; at the end, {obstacle}"
+        f"{corrupted} corrupted and {dropped} dropped ones in {mode} mode; at the end, {obstacle}"
     )
 
 
@@ -333,10 +333,9 @@ def _require_fewer(
 
 def _sparse(mode: SecurityMode, assumptions: Assumptions, invited: int) -> tuple[int, int, int, int]:
     """Return degree, threshold, committee size and quorum of a sparse graph."""
+    neighbourhood = find_neighbourhood(assumptions, mode)
     if mode is SecurityMode.SEMI_HONEST:
-        neighbourhood = find_neighbourhood(assumptions, ThresholdRule.SEMI_HONEST)
         return neighbourhood.degree, neighbourhood.threshold, 0, 0
-    neighbourhood = find_neighbourhood(assumptions, ThresholdRule.SPLIT_PROOF)
     committee = find_committee(assumptions)
     if committee.size < assumptions.population:
         return neighbourhood.degree, neighbourhood.threshold, committee.size, committee.quorum

@@ -295,7 +295,7 @@ def advertise_keys(
     Implements: [BIK+17] Fig. 4, Round 0, client.
     Raises:
         InvalidParameters: the offer goes below this client's floors; nothing was drawn.
-        Misuse: the coins repeat.
+        Misuse: the signing key was wiped, and nothing was drawn; or the coins repeat.
     """
     configuration.require_floors(member.floors)
     if configuration.mode is SecurityMode.ACTIVE:
@@ -303,6 +303,7 @@ def advertise_keys(
             raise InvalidParameters("active mode needs an authority, a signing key and a certificate; configure them")
         if configuration.authority != member.authority.public_key:
             raise InvalidParameters("the session names another authority than this client trusts")
+        member.require_signing()
     suite, attempt = key_suite(configuration.suite), configuration.context
     # Independent draws: recovering one of them says nothing about the others.
     with Secret.random("channel_root", _ROOT_BYTES, coins) as channel_root:
@@ -392,11 +393,7 @@ def _checked_roster(member: PairwiseMember, configuration: SessionConfiguration,
     if roster.population < needed:
         raise ThresholdNotMet(needed=needed, present=roster.population, what="advertisers", round_name=ROUND)
     try:
-        configuration.require_population(
-            roster.population,
-            corrupted=member.floors.assumed_corrupted,
-            privacy_bits=member.floors.privacy_bits_in(configuration.mode),
-        )
+        configuration.require_protected(member.floors, roster.population)
     except InvalidParameters as error:
         raise PeerMisbehaved(
             f"the session uses parameters that do not protect this client: {error}",

@@ -359,7 +359,7 @@ def mask_input(
     Implements: [BIK+17] Fig. 4, Round 2, client.
     Returns:
         The next state, the upload, and the faults of single shares that do not end the session. If the seed of an
-        edge is unusable: no state, a complaint in place of the upload, and the faults; the input is not spent.
+        edge is unusable: no state, a complaint in place of the upload, and all faults; the input is not spent.
     Raises:
         ThresholdNotMet: fewer shared keys than are needed, among all or among the neighbours.
         PeerMisbehaved: the set of sharers does not hold this client.
@@ -376,7 +376,8 @@ def mask_input(
         unusable = _collect_seeds(state, entries, seeds)
         if unusable:
             wipe_all((*seeds.values(), *shares.values()))
-            return None, complain(member, key_set, message.sharers, root, unusable), list(unusable.values())
+            complaint = complain(member, key_set, message.sharers, root, unusable)
+            return None, complaint, [*complaints, *unusable.values()]
         # Asked before the input is taken, so that a key that cannot sign costs nothing but the session.
         member.require_signing()
         vector = MaskedVector.of_input(roster.configuration, roster.context, *take())

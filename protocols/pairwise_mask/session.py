@@ -35,7 +35,7 @@ from secagg.wire import MessageKind, Reader, Writer, message_kind
 
 from .client import Transitions, advance
 from .configuration import DIGEST_BYTES, NO_AUTHORITY, OPENING_BYTES, Roster, SessionConfiguration, certain, noise_of
-from .graph import Graph, Topology
+from .graph import Graph, Topology, require_number
 from .plan import PairwiseSettings, SessionPlan
 from .recovery import Recovery, count_revealed_sets, release_sum, remove_masks
 from .relay import (
@@ -144,6 +144,7 @@ class Server(StagedServerSession[Take]):
         self._begin(ServerRecord(plan), invited, threads)
 
     def _begin(self, kept: ServerRecord, invited: frozenset[ClientId] | None, threads: int) -> None:
+        require_number("threads", threads, 1)
         configuration = kept.plan.configuration
         super().__init__(STAGES[kept.state], configuration.encode(), invited, configuration.minimum_cohort)
         self._kept, self._threads = kept, threads

@@ -23,7 +23,7 @@ from secagg.session.roles import Subject
 from secagg.session.sealed_state import MemoryLatch
 from secagg.session.simulated_keys import SimulatedKeys
 
-from .client import PairwiseMember
+from .client import PairwiseMember, charged_elsewhere
 from .client_record import Recorder
 from .configuration import NO_AUTHORITY, SessionConfiguration
 from .floors import ClientFloors
@@ -102,6 +102,7 @@ class PairwiseSimulation(Confined):
             authority=None if self._keys is None else self._keys.authority,
             signing_key=key,
             certificate=certificate,
+            charge=charged_elsewhere,
             recording=partial(Recorder, self._latch),
             threads=self._threads,
             noise=settings,

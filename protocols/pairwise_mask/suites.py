@@ -9,15 +9,17 @@ one seed and masks with another is found out. In both, the root of either end re
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import hashlib
+from dataclasses import dataclass, field
+from enum import Enum
 from functools import cache
 from hmac import compare_digest
-from typing import TYPE_CHECKING, Any, Final, Protocol, cast
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from secagg.blame import unverified
 from secagg.crypto.aead import TAG_BYTES, AeadHeader, SealingKey, open_sealed
 from secagg.crypto.key_agreement import X25519KeyPair
-from secagg.crypto.labels import Label, bind
+from secagg.crypto.labels import Label, bind, frame
 from secagg.crypto.prime_field import ELEMENT_BYTES
 from secagg.crypto.public_keys import KEY_BYTES, X25519_BYTES, KeyRole, X25519PublicKey
 from secagg.crypto.secret import Confined, Secret
@@ -30,13 +32,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from secagg.crypto.hybrid_key_agreement import HybridKeyPair, HybridPublicKey
-
-
-import hashlib
-from dataclasses import field
-from enum import Enum
-
-from secagg.crypto.labels import frame
 
 
 class SharedSecret(Enum):
@@ -172,62 +167,23 @@ class OwnKeys(Confined):
         return f"<OwnKeys of {self.client}>"
 
 
-class KeySuite(Protocol):
-    """Operations that the rounds need of a suite."""
+class ClassicSuite:
+    """X25519: a pairwise seed follows from two public keys, and nothing more is sent.
 
-    public_key_bytes: int
-    sealed_bytes: int
+    What the rounds need of a suite; the hybrid one does each of it in its own way.
+    """
+
+    public_key_bytes: int = X25519_BYTES
+    sealed_bytes: int = SHARES_BYTES + TAG_BYTES
     """The length of the two sealed shares of one neighbour."""
-    edge_bytes: int
+    edge_bytes: int = 0
     """The length of what the sending end of an edge adds in round 1; 0 where both ends derive the seed."""
 
     def key_pair(self, root: Secret, role: KeyRole, attempt: AttemptContext) -> KeyPair:
         """Derive a key pair from a root."""
-        ...
-
-    def public_key(self, encoded: bytes, culprits: Iterable[Party]) -> PublicKey:
-        """Check an encoded public key."""
-        ...
-
-    def seal_shares(self, own: OwnKeys, peer: PublishedKeys, context: SessionContext, shares: Secret) -> bytes:
-        """Encrypt two shares to a neighbour; once for each neighbour."""
-        ...
-
-    def open_shares(self, own: OwnKeys, peer: PublishedKeys, context: SessionContext, sealed: bytes) -> Secret:
-        """Decrypt the two shares that a neighbour sealed."""
-        ...
-
-    def offer_edge(self, own: MaskKeys, peer: PublishedKeys, context: SessionContext) -> bytes:
-        """Return what the sending end of an edge sends along, for the other end to know the seed."""
-        ...
-
-    def seed_of_sent_edge(self, own: MaskKeys, peer: PublishedKeys, context: SessionContext, edge: bytes) -> Secret:
-        """Return the pairwise seed at the sending end; ``edge`` is the sent message."""
-        ...
-
-    def seed_of_received_edge(self, own: MaskKeys, peer: PublishedKeys, context: SessionContext, edge: bytes) -> Secret:
-        """Return the pairwise seed at the receiving end; ``edge`` is the received message."""
-        ...
-
-    def check_revealed_seed(
-        self, seed: Secret, sender: ClientId, receiver: ClientId, context: SessionContext, edge: bytes
-    ) -> bool:
-        """Whether a seed is the one that the sending end committed to; never where nothing is committed to."""
-        ...
-
-
-class ClassicSuite:
-    """X25519: a pairwise seed follows from two public keys, and nothing more is sent."""
-
-    public_key_bytes: int = X25519_BYTES
-    sealed_bytes: int = SHARES_BYTES + TAG_BYTES
-    edge_bytes: int = 0
-
-    def key_pair(self, root: Secret, role: KeyRole, attempt: AttemptContext) -> X25519KeyPair:
-        """Derive a key pair from a root."""
         return X25519KeyPair(root, role, attempt)
 
-    def public_key(self, encoded: bytes, culprits: Iterable[Party]) -> X25519PublicKey:
+    def public_key(self, encoded: bytes, culprits: Iterable[Party]) -> PublicKey:
         """Check an encoded public key."""
         return X25519PublicKey(encoded, culprits)
 
@@ -242,36 +198,30 @@ class ClassicSuite:
             header = _header(context, peer.client, own.client)
             return open_sealed(key, header, sealed, kind="shares", length=SHARES_BYTES)
 
-    def offer_edge(self, own: MaskKeys, peer: PublishedKeys, context: SessionContext) -> bytes:  # noqa: ARG002
-        """Return nothing: both ends derive the seed."""
+    def offer_edge(self, own: MaskKeys, peer: PublishedKeys, context: SessionContext) -> bytes:
+        """Return what the sending end of an edge sends along, for the other end to know the seed."""
+        del own, peer, context
         return b""
 
-    def seed_of_sent_edge(
-        self,
-        own: MaskKeys,
-        peer: PublishedKeys,
-        context: SessionContext,
-        edge: bytes,  # noqa: ARG002
-    ) -> Secret:
-        """Return the pairwise seed, the same at both ends."""
+    def seed_of_sent_edge(self, own: MaskKeys, peer: PublishedKeys, context: SessionContext, edge: bytes) -> Secret:
+        """Return the pairwise seed at the sending end; ``edge`` is the sent message."""
+        del edge
         seed: Secret = own.pair.pairwise_seed(own.client, (peer.client, peer.mask), context)
         return seed
 
-    seed_of_received_edge = seed_of_sent_edge
+    def seed_of_received_edge(self, own: MaskKeys, peer: PublishedKeys, context: SessionContext, edge: bytes) -> Secret:
+        """Return the pairwise seed at the receiving end; ``edge`` is the received message."""
+        return self.seed_of_sent_edge(own, peer, context, edge)
 
     def check_revealed_seed(
-        self,
-        seed: Secret,  # noqa: ARG002
-        sender: ClientId,  # noqa: ARG002
-        receiver: ClientId,  # noqa: ARG002
-        context: SessionContext,  # noqa: ARG002
-        edge: bytes,  # noqa: ARG002
+        self, seed: Secret, sender: ClientId, receiver: ClientId, context: SessionContext, edge: bytes
     ) -> bool:
-        """Nothing is committed to, so nothing that is revealed can be checked."""
+        """Whether a seed is the one that the sending end committed to; never where nothing is committed to."""
+        del seed, sender, receiver, context, edge
         return False
 
 
-class HybridSuite:
+class HybridSuite(ClassicSuite):
     """ML-KEM-768 with X25519: the sending end of an edge chooses its seed, seals it and commits to it."""
 
     def __init__(self) -> None:
@@ -279,9 +229,9 @@ class HybridSuite:
         from secagg.crypto import hybrid_key_agreement as backend  # noqa: PLC0415 -- its import fails closed
 
         self._backend = backend
-        self.public_key_bytes: int = backend.HYBRID_PUBLIC_KEY_BYTES
-        self.sealed_bytes: int = SHARES_BYTES + backend.SEALING_OVERHEAD_BYTES
-        self.edge_bytes: int = COMMITMENT_BYTES + KEY_BYTES + backend.SEALING_OVERHEAD_BYTES
+        self.public_key_bytes = backend.HYBRID_PUBLIC_KEY_BYTES
+        self.sealed_bytes = SHARES_BYTES + backend.SEALING_OVERHEAD_BYTES
+        self.edge_bytes = COMMITMENT_BYTES + KEY_BYTES + backend.SEALING_OVERHEAD_BYTES
 
     def key_pair(self, root: Secret, role: KeyRole, attempt: AttemptContext) -> HybridKeyPair:
         """Derive a key pair from a root."""
@@ -348,7 +298,7 @@ class HybridSuite:
 
 
 @cache
-def key_suite(suite: Suite) -> KeySuite:
+def key_suite(suite: Suite) -> ClassicSuite:
     """Return the implementation of a suite.
 
     Raises:

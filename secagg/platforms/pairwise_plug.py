@@ -11,6 +11,7 @@ from secagg.protocols.pairwise_mask import (
     PairwiseMember,
     Recorder,
     Server,
+    charged_elsewhere,
     open_session,
 )
 from secagg.session.sealed_state import FileLatch
@@ -56,6 +57,7 @@ def member(side: NodeSide) -> PairwiseMember:
         authority=identity.authority if identity else None,
         signing_key=identity.signing_key if identity else None,
         certificate=identity.certificate if identity else None,
+        charge=charged_elsewhere,
         recording=partial(Recorder, FileLatch(side.latches)),
         noise=side.noise,
         privacy=side.privacy,

@@ -14,7 +14,7 @@ from time import sleep
 from typing import TYPE_CHECKING, Final
 
 from secagg.crypto.labels import Label, bind
-from secagg.errors import InvalidParameters, MalformedMessage, Reason
+from secagg.errors import NOBODY, InvalidParameters, MalformedMessage, Reason
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
@@ -239,7 +239,7 @@ class ChainedFile:
         """Return all records so far, and position at the end; to be called once, before ``append``.
 
         Raises:
-            MalformedMessage: the file begins with another header, or was changed.
+            MalformedMessage: the file begins with another header, or was changed; nobody is to blame.
         """
         stored = self._stored()
         size, found = self._body_bytes + LINK_BYTES, list[bytes]()
@@ -249,7 +249,9 @@ class ChainedFile:
             sync_folder(self._path.parent)
             return found
         if not stored.startswith(self._header):
-            raise MalformedMessage(f"{self._path} is not a ledger of uploads; name another file", reason=_CHANGED)
+            raise MalformedMessage(
+                f"{self._path} is not a ledger of uploads; name another file", reason=_CHANGED, culprits=NOBODY
+            )
         whole = len(stored) - (len(stored) - len(self._header)) % size
         for number, start in enumerate(range(len(self._header), whole, size)):
             body, link = stored[start : start + self._body_bytes], stored[start + self._body_bytes : start + size]
@@ -258,6 +260,7 @@ class ChainedFile:
                     f"record {number} of {self._path} was changed; what this client has uploaded is not known any "
                     "more, so give it a new identity",
                     reason=_CHANGED,
+                    culprits=NOBODY,
                 )
             self._link = link
             found.append(body)

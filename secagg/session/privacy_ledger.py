@@ -19,7 +19,7 @@ from typing import Annotated, Any, ClassVar, Final
 
 from secagg.crypto.labels import Label, bind
 from secagg.crypto.secret import Confined
-from secagg.errors import NOBODY, InvalidParameters, MalformedMessage, Reason
+from secagg.errors import InvalidParameters, MalformedMessage, Reason, blaming
 from secagg.fields import Message, fixed, unsigned
 from secagg.identifiers import ClientId
 from secagg.privacy.accounting import NO_LOSS, Loss
@@ -134,10 +134,13 @@ class PrivacyLedger(Confined):
             descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o600)
             try:
                 hold(descriptor)
-                file = ChainedFile(
-                    descriptor, self._path, header=self._header(descriptor, self._path), body_bytes=_BODY.size
-                )
-                yield [self._read(body) for body in file.bodies()], file.append
+                # It is the client's own file, so whatever is wrong with it is nobody's doing in a session.
+                with blaming():
+                    file = ChainedFile(
+                        descriptor, self._path, header=self._header(descriptor, self._path), body_bytes=_BODY.size
+                    )
+                    losses = [self._read(body) for body in file.bodies()]
+                yield losses, file.append
             finally:
                 os.close(descriptor)
 
@@ -162,18 +165,14 @@ class PrivacyLedger(Confined):
                 ((own.inode, own.birth), (found.inode, found.birth), _COPIED),
             ):
                 if mine != theirs:
-                    raise MalformedMessage(
-                        f"the privacy ledger {path} {sentence}", reason=Reason.NOT_CANONICAL, culprits=NOBODY
-                    )
+                    raise MalformedMessage(f"the privacy ledger {path} {sentence}", reason=Reason.NOT_CANONICAL)
         return written
 
     def _read(self, body: bytes) -> Loss:
         loss = Loss(*_BODY.unpack(body))
         # A bound of a divergence is positive at every order; the offset alone may be below 0.
         if not all(map(isfinite, loss.numbers)) or min(loss.slope, loss.more, loss.most) < 0:
-            raise MalformedMessage(
-                f"{self._path} holds a loss that is not a number", reason=Reason.NOT_CANONICAL, culprits=NOBODY
-            )
+            raise MalformedMessage(f"{self._path} holds a loss that is not a number", reason=Reason.NOT_CANONICAL)
         return loss
 
     def __repr__(self) -> str:

@@ -86,7 +86,14 @@ class LateUpdate(Confined):
             raise Misuse("the subject names no model; give LateUpdate the digest of the one that was sent")
         return self._model_digest
 
-    def take(self, layout: Layout, weights: Sequence[int], bounds: Bounds = ()) -> Update:
+    def take(
+        self,
+        layout: Layout,
+        weights: Sequence[int],
+        bounds: Bounds = (),
+        *,
+        charge: Callable[[], None] = lambda: None,
+    ) -> Update:
         """Make it, once; for the session, after every check and after the ledger was charged.
 
         Once ``charge`` has returned nothing is refused, so that whether and how a client answers tells nothing of its
@@ -96,6 +103,7 @@ class LateUpdate(Confined):
         Args:
             weights: those that an update may have, from the least.
             bounds: of the values of each segment, or None for those of its ring.
+            charge: spends what else the session has to, after the round and the model.
         Raises:
             Misuse: it was made before.
         """
@@ -103,9 +111,10 @@ class LateUpdate(Confined):
         if make is None:
             raise Misuse("an update goes into one sum alone; train another one", reason=Reason.ALREADY_SPENT)
         self._charge()
+        charge()
         try:
             return self._clamped(make(), layout, weights, bounds)
-        except Exception:  # noqa: BLE001 -- whatever training raises, the server hears nothing of it
+        except (Exception, SystemExit):  # noqa: BLE001 -- whatever training raises, the server hears nothing of it
             _LOG.exception("training failed, or returned what does not fit; zeros of weight 1 are sent instead")
         zeros = Payload(layout, tuple(segment.ring.zeros(segment.length) for segment in layout.segments))
         return self._clamped(Update(zeros, self._model_digest or b""), layout, weights, bounds)

@@ -36,7 +36,7 @@ import pytest
 
 from secagg.contract import Layout, Payload, RingSegment
 from secagg.crypto.entropy import SystemCoins
-from secagg.errors import NOBODY, InvalidParameters, MalformedMessage, Reason, SecAggError, blaming
+from secagg.errors import NOBODY, InvalidParameters, MalformedMessage, PeerError, Reason, SecAggError, blaming
 from secagg.identifiers import ClientId, ServerId
 from secagg.parameters import SecurityMode
 from secagg.privacy.budget import PrivacyBudget
@@ -436,8 +436,9 @@ def test_no_record_is_taken_out_or_changed(ledger: Callable[[], PrivacyLedger], 
     header = len(stored) - 2 * record
     for place in (0, 3, header - 1, header, header + 31, len(stored) - 1):
         path.write_bytes(stored[:place] + bytes([stored[place] ^ 1]) + stored[place + 1 :])
-        with pytest.raises(SecAggError):
+        with pytest.raises(PeerError) as caught, blaming(ServerId()):
             ledger().charge(own_noise())
+        assert caught.value.culprits is NOBODY, "it is the client's own file"
     path.write_bytes(stored[:header] + stored[header + record :])
     with pytest.raises(MalformedMessage, match="record 0"):
         ledger().charge(own_noise())

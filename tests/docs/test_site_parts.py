@@ -191,7 +191,9 @@ def test_broken_links_and_what_is_fetched_from_elsewhere_are_found(tmp_path: Pat
 
 @pytest.mark.parametrize("protocol", ["coded_mask", "pairwise_mask"])
 def test_a_review_lists_each_file_behind_those_that_it_uses(protocol: str) -> None:
-    said, _, listed = generated.review(protocol).partition("\n\n")
+    said, listed, _, handed = generated.review(protocol).split("\n\n")
+    assert "(/secagg/session/roles.py)" in handed
+    assert ("/client_record.py)" in handed) == (protocol == "pairwise_mask")
     rows = [line.split(" | ") for line in listed.splitlines()[2:]]
     files = [row[0].partition("](/")[2].rstrip(")") for row in rows]
     assert said == f"{len(files)} files, {sum(int(row[1]) for row in rows):,} lines of code."

@@ -21,6 +21,7 @@ from secagg.protocols.pairwise_mask import (
     ServerState,
     SessionPlan,
     Topology,
+    charged_elsewhere,
     plan_session,
 )
 from secagg.protocols.pairwise_mask.configuration import NO_AUTHORITY
@@ -38,7 +39,6 @@ PLACES: Final = (
     ServerState.AWAITING_KEY_ADVERTISEMENTS,
 )
 """Where clients drop out, in the order in which a number of them is dealt out; the costliest comes first."""
-_SEED_BYTES = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,6 +125,7 @@ def gather(
             certificate=None
             if authority is None or signing_key is None
             else issue_certificate(authority, client, signing_key.public_key),
+            charge=charged_elsewhere,
             threads=setting.threads,
         )
         subject = OfferedSubject.of(plan.configuration, capacity)

@@ -26,7 +26,7 @@ from secagg.crypto.secret import Secret
 from secagg.errors import SecAggError
 from secagg.identifiers import ClientId, Party, ServerId
 from secagg.parameters import SecurityMode, Suite
-from secagg.protocols.pairwise_mask.client import Client, ClientState, PairwiseMember, Recording
+from secagg.protocols.pairwise_mask.client import Client, ClientState, PairwiseMember, Recording, charged_elsewhere
 from secagg.protocols.pairwise_mask.configuration import (
     LEAST_CHECK_WORDS,
     NO_AUTHORITY,
@@ -406,6 +406,7 @@ class InsecurePairwiseSession:
             authority=self.authority if active else None,
             signing_key=key if active else None,
             certificate=certified if active else None,
+            charge=charged_elsewhere,
             recording=recording,
         )
 

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from secagg.errors import InvalidParameters, MalformedMessage, Misuse, PeerMisbehaved, Reason
+from secagg.errors import NOBODY, InvalidParameters, MalformedMessage, Misuse, PeerMisbehaved, Reason, blaming
+from secagg.identifiers import ServerId
 from secagg.parameters import ATTEMPTS
 from secagg.protocols.enclave.ledger import SealLedger
 from secagg.session.ledger import Spent, SpentUpdates
@@ -143,8 +144,9 @@ def test_a_record_that_is_cut_is_dropped_and_one_that_is_changed_is_noticed(tmp_
         changed = bytearray(stored)
         changed[place] ^= 1
         path.write_bytes(changed)
-        with pytest.raises(MalformedMessage):
+        with pytest.raises(MalformedMessage) as caught, blaming(ServerId()):
             SpentUpdates(path)
+        assert caught.value.culprits is NOBODY, "it is the client's own file"
     header = len(stored) % 136
     path.write_bytes(stored[:header] + stored[header + 136 :])
     with pytest.raises(MalformedMessage, match="record 0"):

@@ -18,6 +18,7 @@ from typing import Any, cast
 import numpy as np
 
 from secagg.contract import Aggregate, Layout, Payload, RingSegment
+from secagg.crypto.entropy import Coins
 from secagg.crypto.ring import RingVector
 from secagg.crypto.secret import Secret
 from secagg.identifiers import ClientId
@@ -29,6 +30,7 @@ from secagg.protocols.pairwise_mask import (
     SessionConfiguration,
     SessionPlan,
     Topology,
+    charged_elsewhere,
     plan_session,
 )
 from secagg.protocols.pairwise_mask.floors import ClientFloors
@@ -283,7 +285,7 @@ class Play:
         configuration, opening = configuration_of(vector["parameters"]), bytes.fromhex(vector["coins"]["server"])[:32]
         self._server = Server(SessionPlan(configuration, opening, **vector["plan"]))
         self._coins = {role: InsecureRecordedCoins(bytes.fromhex(vector["coins"][role])) for role in vector["inputs"]}
-        self._clients = {role: self._client(role, configuration.layout) for role in vector["inputs"]}
+        self._clients = {role: client_of(vector, role, configuration, coins) for role, coins in self._coins.items()}
 
     def run(self) -> Vector:
         """Play all rounds, and return the vector with its operations, its messages and its result."""
@@ -311,20 +313,6 @@ class Play:
             raise ValueError("more coins are recorded than drawn")
         fresh = {"fresh": self.fresh} if self.fresh else {}
         return {**self._vector, **fresh, "messages": self.messages, "operations": self.operations, "result": result}
-
-    def _client(self, role: str, layout: Layout) -> Client:
-        floors, identities = dict(self._vector["floors"]), self._vector["identities"]
-        client, capacity, signed = ClientId(_number(role)), int(floors.pop("capacity")), dict[str, Any]()
-        if identities:
-            authority, own = _signing_key(identities["authority"]), _signing_key(identities[role])
-            signed["authority"], signed["signing_key"] = Authority(authority.public_key), own
-            signed["certificate"] = issue_certificate(authority, client, own.public_key)
-        accepted = ClientFloors(suites=frozenset(Suite), modes=frozenset(SecurityMode), **floors)
-        member = PairwiseMember(client, floors=accepted, coins=self._coins[role], **signed)
-        payload, weight = _payload(layout, self._vector["inputs"][role]), int(self._vector["weights"][role])
-        configuration = self._server.configuration
-        subject = OfferedSubject.of(configuration, capacity)
-        return Client(member, subject, update_of(payload, weight, configuration.model_digest))
 
     def _exchange(self, stage: int, role: str, name: str, answer: str) -> None:
         """Hand a client its message and the server the client's answer."""
@@ -358,6 +346,21 @@ class Play:
 
     def _note(self, stage: int, role: str, does: str, **rest: Any) -> None:
         self.operations.append({"round": stage, "role": role, "do": does, **rest, "expect": "ok"})
+
+
+def client_of(vector: Vector, role: str, configuration: SessionConfiguration, coins: Coins) -> Client:
+    """Return a client of a vector's session."""
+    floors, identities = dict(vector["floors"]), vector["identities"]
+    client, capacity, signed = ClientId(_number(role)), int(floors.pop("capacity")), dict[str, Any]()
+    if identities:
+        authority, own = _signing_key(identities["authority"]), _signing_key(identities[role])
+        signed["authority"], signed["signing_key"] = Authority(authority.public_key), own
+        signed["certificate"] = issue_certificate(authority, client, own.public_key)
+    accepted = ClientFloors(suites=frozenset(Suite), modes=frozenset(SecurityMode), **floors)
+    member = PairwiseMember(client, floors=accepted, coins=coins, charge=charged_elsewhere, **signed)
+    payload, weight = _payload(configuration.layout, vector["inputs"][role]), int(vector["weights"][role])
+    subject = OfferedSubject.of(configuration, capacity)
+    return Client(member, subject, update_of(payload, weight, configuration.model_digest))
 
 
 def result_of(aggregate: Aggregate) -> Vector:

@@ -76,38 +76,26 @@ def append(message: bytes, _: Messages) -> tuple[int, int, bytes]:
 # --- The cases --------------------------------------------------------------------------------------------------------
 
 
-def _server_refuses(
-    base: str, kind: str, cases: Mapping[str, tuple[Edit, str] | tuple[Edit, str, str]]
-) -> list[Negative]:
-    """Let the server refuse a message in the name of client 2: it or the way is to blame, or another client as well."""
-    return [
-        Negative(
-            name=name,
-            base=base,
-            message=f"client/2/{kind}",
-            edit=case[0],
-            expect=case[1],
-            culprits=(*case[2:], "client/2", SERVER),
-        )
-        for name, case in cases.items()
-    ]
+Cases = Mapping[str, tuple[Edit, str] | tuple[Edit, str, str]]
+"""By name: what is changed, the reason, and a client that is to blame as well."""
 
 
-def _client_refuses(
-    base: str,
-    message: str,
-    cases: Mapping[str, tuple[Edit, str] | tuple[Edit, str, str]],
-    blamed: tuple[str, ...] = (SERVER,),
-) -> list[Negative]:
-    """Let a client refuse a message of the server, which is to blame, alone or with a client whose bytes it relayed."""
+def _refused(base: str, message: str, cases: Cases, blamed: tuple[str, ...] = (SERVER,)) -> list[Negative]:
+    """Let the receiver of a message refuse it."""
     return [
         Negative(name=name, base=base, message=message, edit=case[0], expect=case[1], culprits=(*case[2:], *blamed))
         for name, case in cases.items()
     ]
 
 
+def _server_refuses(base: str, kind: str, cases: Cases) -> list[Negative]:
+    """Let the server refuse a message in the name of client 2: it or the way is to blame, or another client as well."""
+    return _refused(base, f"client/2/{kind}", cases, ("client/2", SERVER))
+
+
 PLAIN, SIGNED, WIDE = "semi_honest_full", "active_full", "semi_honest_full_wide_ids"
 SPARSE, HYBRID = "semi_honest_sparse_dropouts_everywhere", "hybrid_semi_honest_sparse"
+LEFT = "active_full_one_dropout_after_sharing"
 NEGATIVES: tuple[Negative, ...] = (
     # Round 0, the server takes an advertisement: T0 at 7, id at 15, channel key at 23, mask key at 55, commitment at
     # 87, identity key at 119, certificate at 151, signature at 215.
@@ -172,15 +160,6 @@ NEGATIVES: tuple[Negative, ...] = (
             "altered_share_under_signature": (flip(79), "authentication_failed"),
         },
     ),
-    Negative(
-        name="shares_of_a_stranger",
-        base=PLAIN,
-        message="client/2/encrypted_shares",
-        does="send as",
-        sender="client/99",
-        expect="not_eligible",
-        culprits=("client/99", SERVER),
-    ),
     # Round 2, the server takes an upload: ctx at 7, a signature (active), then segments of 1, 7, 20, 33 and 64 bits.
     *_server_refuses(
         PLAIN,
@@ -193,15 +172,6 @@ NEGATIVES: tuple[Negative, ...] = (
         },
     ),
     *_server_refuses(SIGNED, "masked_input", {"bad_signature_on_view": (flip(15), "authentication_failed")}),
-    Negative(
-        name="upload_of_a_client_that_did_not_share",
-        base=SPARSE,
-        message="client/50/masked_input",
-        does="send as",
-        sender="client/60",
-        expect="not_eligible",
-        culprits=("client/60", SERVER),
-    ),
     Negative(
         name="altered_upload",
         base=PLAIN,
@@ -219,23 +189,6 @@ NEGATIVES: tuple[Negative, ...] = (
             "survivor_signature_for_another_session": (flip(7), "wrong_session"),
         },
     ),
-    Negative(
-        name="signature_of_a_client_that_did_not_contribute",
-        base="active_full_one_dropout_after_sharing",
-        message="client/2/survivor_signature",
-        does="send as",
-        sender="client/3",
-        expect="not_eligible",
-        culprits=("client/3", SERVER),
-    ),
-    Negative(
-        name="too_few_signatures",
-        base="active_sparse_committee",
-        message="client/50/survivor_signature",
-        does="omit",
-        expect="threshold_not_met",
-        fails="close_round",
-    ),
     # Round 4, the server takes shares: ctx at 7, a byte for what is held at 15, the first share at 16.
     *_server_refuses(
         PLAIN,
@@ -245,14 +198,6 @@ NEGATIVES: tuple[Negative, ...] = (
             "answer_for_another_session": (flip(7), "wrong_session"),
             "truncated_answer": (cut_last, "truncated"),
         },
-    ),
-    Negative(
-        name="too_few_answers",
-        base=PLAIN,
-        message="client/2/unmasking_shares",
-        does="omit",
-        expect="threshold_not_met",
-        fails="unmask",
     ),
     Negative(
         name="wrong_share",
@@ -281,7 +226,7 @@ NEGATIVES: tuple[Negative, ...] = (
     ),
     # Round 0, a client takes the offer: format at 7; mode, suite, topology at 74, degree at 77, threshold at 81,
     # committee at 85, quorum at 89, minimum cohort at 93, maximum population at 97, weight at 101, layout at 105.
-    *_client_refuses(
+    *_refused(
         PLAIN,
         "client/2/offer",
         {
@@ -292,13 +237,13 @@ NEGATIVES: tuple[Negative, ...] = (
         },
         blamed=(),
     ),
-    *_client_refuses(
+    *_refused(
         SIGNED,
         "client/2/offer",
         {"another_authority": (flip(250), "parameter_out_of_range")},
         blamed=(),
     ),
-    *_client_refuses(
+    *_refused(
         PLAIN,
         "client/2/offer",
         {
@@ -310,7 +255,7 @@ NEGATIVES: tuple[Negative, ...] = (
     ),
     # Round 1, a client takes the roster: T0 at 7, the list's length at 15 and its bytes 01 00 00 00 at 19, root at 23,
     # opening at 55, the number of entries at 87, entries from 91 on.
-    *_client_refuses(
+    *_refused(
         PLAIN,
         "client/2/advertised_keys",
         {
@@ -323,16 +268,16 @@ NEGATIVES: tuple[Negative, ...] = (
             "truncated_roster": (cut_last, "truncated"),
         },
     ),
-    *_client_refuses(
+    *_refused(
         PLAIN,
         "client/2/advertised_keys",
         {"cohort_too_small": (splice(15, 8, b"\x00\x00\x00\x02\x01\x00"), "threshold_not_met")},
         blamed=(),
     ),
-    *_client_refuses(SPARSE, "client/30/advertised_keys", {"altered_proof": (flip(-1), "roster_invalid")}),
+    *_refused(SPARSE, "client/30/advertised_keys", {"altered_proof": (flip(-1), "roster_invalid")}),
     # Round 2, a client takes its neighbours' shares: ctx at 7, the sharers at 15, the first entry at 16; in active mode
     # this is 112 bytes long, its signature follows at 128, the length of the path at 192, the path at 193.
-    *_client_refuses(
+    *_refused(
         PLAIN,
         "client/2/delivered_shares",
         {
@@ -351,7 +296,7 @@ NEGATIVES: tuple[Negative, ...] = (
         expect="ok",
         complaints=(("authentication_failed", ("client/1", SERVER)),),
     ),
-    *_client_refuses(
+    *_refused(
         SIGNED,
         "client/2/delivered_shares",
         {
@@ -361,7 +306,7 @@ NEGATIVES: tuple[Negative, ...] = (
     ),
     # In the hybrid suite nothing but the signature says whose an entry is: signature at 2448, the number of nodes at
     # 2512, nodes from 2513 on. In the classic suite nobody looks at it where the pair opens and fits.
-    *_client_refuses(
+    *_refused(
         "hybrid_active_full",
         "client/2/delivered_shares",
         {
@@ -389,7 +334,7 @@ NEGATIVES: tuple[Negative, ...] = (
         complaints=(("commitment_mismatch", ("client/3", SERVER)),),
     ),
     # Round 3, a member takes the survivors: ctx at 7, sharers at 15, contributors at 16.
-    *_client_refuses(
+    *_refused(
         SIGNED,
         "client/2/survivor_set",
         {
@@ -398,7 +343,7 @@ NEGATIVES: tuple[Negative, ...] = (
             "other_sharers_than_before": (flip(15, 0x08), "survivors_invalid"),
         },
     ),
-    *_client_refuses(
+    *_refused(
         "active_sparse_one_dropout_before_unmasking",
         "client/2/survivor_set",
         {"contributor_that_did_not_share": (flip(17, 0x08), "survivors_invalid")},
@@ -406,7 +351,7 @@ NEGATIVES: tuple[Negative, ...] = (
     # Round 4, a client takes the request: ctx at 7, contributors at 15, the number of endorsements at 16, endorsements
     # of 164 bytes from 20 on (position, identity key, certificate, signature), the number of views at 512, views of 96
     # bytes: digest, signature.
-    *_client_refuses(
+    *_refused(
         SIGNED,
         "client/2/unmasking_request",
         {
@@ -420,7 +365,7 @@ NEGATIVES: tuple[Negative, ...] = (
             "view_left_out": (splice(512, 4 + 96, b"\x00\x00\x00\x02"), "quorum_not_met"),
         },
     ),
-    *_client_refuses(
+    *_refused(
         PLAIN,
         "client/2/unmasking_request",
         {
@@ -428,13 +373,13 @@ NEGATIVES: tuple[Negative, ...] = (
             "contributors_without_the_receiver": (flip(15, 0x02), "survivors_invalid"),
         },
     ),
-    *_client_refuses(
+    *_refused(
         PLAIN,
         "client/2/unmasking_request",
         {"too_few_contributing_neighbours": (flip(15, 0x08), "threshold_not_met")},
         blamed=(),
     ),
-    *_client_refuses(
+    *_refused(
         WIDE,
         "client/1/unmasking_request",
         {"too_few_contributors": (put(15, b"\x1f"), "threshold_not_met")},
@@ -448,6 +393,30 @@ NEGATIVES: tuple[Negative, ...] = (
         edit=flip(15, 0x08),
         expect="already_answered",
         culprits=(SERVER,),
+    ),
+    # A message that another client sends, and one that never comes.
+    *(
+        Negative(
+            name=name,
+            base=base,
+            message=message,
+            does="send as",
+            sender=sender,
+            expect="not_eligible",
+            culprits=(sender, SERVER),
+        )
+        for name, base, message, sender in (
+            ("shares_of_a_stranger", PLAIN, "client/2/encrypted_shares", "client/99"),
+            ("upload_of_a_client_that_did_not_share", SPARSE, "client/50/masked_input", "client/60"),
+            ("signature_of_a_client_that_did_not_contribute", LEFT, "client/2/survivor_signature", "client/3"),
+        )
+    ),
+    *(
+        Negative(name=name, base=base, message=message, does="omit", expect="threshold_not_met", fails=fails)
+        for name, base, message, fails in (
+            ("too_few_signatures", "active_sparse_committee", "client/50/survivor_signature", "close_round"),
+            ("too_few_answers", PLAIN, "client/2/unmasking_shares", "unmask"),
+        )
     ),
 )
 

@@ -283,22 +283,20 @@ def _shifted(sums: bytes) -> bytes:
 Cases = dict[str, tuple[Edit, str] | tuple[Edit, str, tuple[str, ...]]]
 
 
-def _refused(takes: str, party: str, cases: Cases, **rest: Any) -> list[Negative]:
-    found = list[Negative]()
-    for name, case in cases.items():
-        edit, expect, *culprits = case
-        found.append(
-            Negative(
-                name=name,
-                takes=takes,
-                party=party,
-                edit=edit,
-                expect=expect,
-                culprits=culprits[0] if culprits else (),
-                **rest,
-            )
+def _refused(takes: str, party: str, cases: Cases, blamed: tuple[str, ...] = (), **rest: Any) -> list[Negative]:
+    """Return a case for each, which names its own culprits or those of all."""
+    return [
+        Negative(
+            name=name,
+            takes=takes,
+            party=party,
+            edit=case[0],
+            expect=case[1],
+            culprits=case[2] if len(case) > 2 else blamed,
+            **rest,
         )
-    return found
+        for name, case in cases.items()
+    ]
 
 
 OFFERS: Cases = {
@@ -344,78 +342,65 @@ OFFERS: Cases = {
 }
 WAY = str(ServerId())
 UPLOADS: Cases = {
-    "upload_cut_short": (cut, "truncated", (f"client/{FIRST}", WAY)),
-    "upload_with_a_byte_more": (append, "trailing_bytes", (f"client/{FIRST}", WAY)),
-    "upload_of_another_kind": (another("list"), "wrong_kind", (f"client/{FIRST}", WAY)),
-    "upload_for_another_configuration": (flip(HEADER), "wrong_session", (f"client/{FIRST}", WAY)),
-    "upload_in_anothers_name": (header(client=ClientId(SECOND)), "not_eligible", (f"client/{FIRST}", WAY)),
+    "upload_cut_short": (cut, "truncated"),
+    "upload_with_a_byte_more": (append, "trailing_bytes"),
+    "upload_of_another_kind": (another("list"), "wrong_kind"),
+    "upload_for_another_configuration": (flip(HEADER), "wrong_session"),
+    "upload_in_anothers_name": (header(client=ClientId(SECOND)), "not_eligible"),
     "upload_of_an_identity_that_nobody_certified": (
         flip(HEADER + 32 + 8 + 4 + 40),
         "authentication_failed",
-        (f"client/{FIRST}", WAY),
     ),
     "upload_with_anothers_identity": (
         remade(Upload, _of_another_client),
         "authentication_failed",
-        (f"client/{FIRST}", WAY),
     ),
-    "upload_without_identity": (header(identity=b""), "authentication_failed", (f"client/{FIRST}", WAY)),
+    "upload_without_identity": (header(identity=b""), "authentication_failed"),
     "upload_for_another_sum": (
         remade(Upload, lambda made, _: replace(made, header=_with_terms(made, sum_id=OTHER_SUM))),
         "wrong_session",
-        (f"client/{FIRST}", WAY),
     ),
     "upload_for_another_round": (
         remade(Upload, lambda made, _: replace(made, header=_with_terms(made, round_number=8))),
         "wrong_session",
-        (f"client/{FIRST}", WAY),
     ),
     "upload_from_another_model": (
         remade(Upload, lambda made, _: replace(made, header=_with_terms(made, model_digest=bytes(32)))),
         "wrong_session",
-        (f"client/{FIRST}", WAY),
     ),
     "upload_with_another_nonce": (
         header(nonce=bytes(32)),
         "authentication_failed",
-        (f"client/{FIRST}", WAY),
     ),
     "upload_with_another_vector": (
         upload(lambda made: {"vector": _flipped(made.vector)}),
         "authentication_failed",
-        (f"client/{FIRST}", WAY),
     ),
     "upload_with_another_polynomial": (
         upload(lambda made: {"polynomial": _flipped(made.polynomial)}),
         "authentication_failed",
-        (f"client/{FIRST}", WAY),
     ),
     "upload_with_another_share": (
         upload(lambda made: {"sealed": (_flipped(made.sealed[0]), *made.sealed[1:])}),
         "authentication_failed",
-        (f"client/{FIRST}", WAY),
     ),
     "upload_with_two_shares_exchanged": (
         upload(lambda made: {"sealed": (made.sealed[1], made.sealed[0], *made.sealed[2:])}),
         "authentication_failed",
-        (f"client/{FIRST}", WAY),
     ),
     "upload_without_a_share": (
         upload(lambda made: {"sealed": made.sealed[:-1]}),
         "layout_mismatch",
-        (f"client/{FIRST}", WAY),
     ),
     "upload_with_a_short_vector": (
         upload(lambda made: {"vector": made.vector[:-1]}),
         "layout_mismatch",
-        (f"client/{FIRST}", WAY),
     ),
     "upload_with_a_short_polynomial": (
         upload(lambda made: {"polynomial": made.polynomial[:-2]}),
         "layout_mismatch",
-        (f"client/{FIRST}", WAY),
     ),
-    "upload_with_another_signature": (flip(-1), "authentication_failed", (f"client/{FIRST}", WAY)),
+    "upload_with_another_signature": (flip(-1), "authentication_failed"),
 }
 DELIVERIES: Cases = {
     "delivery_cut_short": (cut, "truncated"),
@@ -488,37 +473,34 @@ CERTIFICATES: Cases = {
 }
 HOLDER_0 = ("holder/0",)
 RECEIPTS: Cases = {
-    "receipt_cut_short": (cut, "truncated", HOLDER_0),
-    "receipt_with_another_signature": (flip(-1), "authentication_failed", HOLDER_0),
-    "receipt_of_another_holder": (another("receipt/1"), "wrong_session", HOLDER_0),
-    "receipt_for_no_delivery": (another("greeting/0"), "wrong_session", HOLDER_0),
-    "receipt_with_an_unknown_verdict": (flip(-69, 8), "not_canonical", HOLDER_0),
-    "receipt_with_another_verdict": (flip(-69, 1), "authentication_failed", HOLDER_0),
+    "receipt_cut_short": (cut, "truncated"),
+    "receipt_with_another_signature": (flip(-1), "authentication_failed"),
+    "receipt_of_another_holder": (another("receipt/1"), "wrong_session"),
+    "receipt_for_no_delivery": (another("greeting/0"), "wrong_session"),
+    "receipt_with_an_unknown_verdict": (flip(-69, 8), "not_canonical"),
+    "receipt_with_another_verdict": (flip(-69, 1), "authentication_failed"),
 }
 SIGNATURES: Cases = {
-    "list_signature_with_another_signature": (flip(-1), "authentication_failed", HOLDER_0),
-    "list_signature_of_another_holder": (another("signature/1"), "wrong_session", HOLDER_0),
+    "list_signature_with_another_signature": (flip(-1), "authentication_failed"),
+    "list_signature_of_another_holder": (another("signature/1"), "wrong_session"),
     "list_signature_on_another_list": (
         said(ListSignature, Label.ONE_MESSAGE_SIGNED_LIST, upload_list=bytes(32)),
         "wrong_session",
-        HOLDER_0,
     ),
 }
 ANSWERS: Cases = {
-    "answer_cut_short": (cut, "truncated", HOLDER_0),
-    "answer_with_another_signature": (flip(-1), "authentication_failed", HOLDER_0),
-    "answer_of_another_holder": (another("answer/1"), "wrong_session", HOLDER_0),
+    "answer_cut_short": (cut, "truncated"),
+    "answer_with_another_signature": (flip(-1), "authentication_failed"),
+    "answer_of_another_holder": (another("answer/1"), "wrong_session"),
     "answer_for_another_list": (
         said(Answer, Label.ONE_MESSAGE_ANSWER, upload_list=bytes(32)),
         "wrong_session",
-        HOLDER_0,
     ),
-    "answer_with_too_few_words": (_answered(lambda sums: sums[:-2]), "truncated", HOLDER_0),
-    "answer_with_too_many_words": (_answered(lambda sums: sums + bytes(2)), "trailing_bytes", HOLDER_0),
+    "answer_with_too_few_words": (_answered(lambda sums: sums[:-2]), "truncated"),
+    "answer_with_too_many_words": (_answered(lambda sums: sums + bytes(2)), "trailing_bytes"),
     "answer_with_a_word_beyond_the_field": (
         _answered(lambda sums: b"\xff\xff" + sums[2:]),
         "share_out_of_range",
-        HOLDER_0,
     ),
 }
 ASKED_AGAIN: Cases = {
@@ -543,7 +525,7 @@ NEGATIVES = (
         {"certified_offer_whose_uploads_name_a_sum": (termed(sum_id=OTHER_SUM), "parameter_out_of_range")},
         base="certified",
     ),
-    *_refused(f"upload/{FIRST}", SERVER, UPLOADS),
+    *_refused(f"upload/{FIRST}", SERVER, UPLOADS, (f"client/{FIRST}", WAY)),
     *_refused(
         f"upload/{FIRST}",
         SERVER,
@@ -561,9 +543,9 @@ NEGATIVES = (
     *_refused("list", "holder/0", ASKED_AGAIN, after=1),
     *_refused("list", "holder/0", IN_ANOTHER_SUM, base="certified", after=1),
     *_refused("certified_list", "holder/0", CERTIFICATES, base="certified"),
-    *_refused("receipt/0", SERVER, RECEIPTS),
-    *_refused("signature/0", SERVER, SIGNATURES, base="certified"),
-    *_refused("answer/0", SERVER, ANSWERS),
+    *_refused("receipt/0", SERVER, RECEIPTS, HOLDER_0),
+    *_refused("signature/0", SERVER, SIGNATURES, HOLDER_0, base="certified"),
+    *_refused("answer/0", SERVER, ANSWERS, HOLDER_0),
     *_refused(
         "answer/0",
         SERVER,

@@ -120,6 +120,10 @@ def _failing(payload: Payload, model: bytes, number: int) -> Update:
     raise FloatingPointError(f"training on {payload} from {model!r} diverges in round {number}")
 
 
+def _exiting(payload: Payload, model: bytes, number: int) -> Update:
+    raise SystemExit(f"training on {payload} from {model!r} gives up in round {number}")
+
+
 def _extreme(payload: Payload, model: bytes, number: int) -> Update:
     del number
     pairs = zip(payload.layout.segments, payload.values, strict=True)
@@ -146,6 +150,7 @@ HOSTILE: Final[Mapping[str, Spoil]] = {
     "values that repeat": lambda payload, model, _: Update(payload, model),
     "the greatest values": _extreme,
     "a training that raises": _failing,
+    "a training that exits": _exiting,
     "a training that returns nothing": lambda payload, model, number: None,  # noqa: ARG005
     "values of another layout": _of_another_layout,
     "values from another model": lambda payload, _, number: _varied(payload, bytes([9]) * 32, number),

@@ -1,4 +1,4 @@
-"""The second implementation and the generator of the vectors, which no test imports by name."""
+"""The second implementation, which no test imports by name."""
 
 import sys
 from collections.abc import Iterator
@@ -25,8 +25,3 @@ def load(package: str, folder: Path, module: str) -> Iterator[ModuleType]:
 def slow_reference(repository: Path) -> Iterator[ModuleType]:
     folder = repository / "tests" / "protocols" / "pairwise_mask" / "slow_reference"
     yield from load("secagg_slow_reference", folder, "accumulated")
-
-
-@pytest.fixture(scope="session")
-def generator(repository: Path) -> Iterator[ModuleType]:
-    yield from load("secagg_vectors", repository / "tests" / "vectors", "generate")

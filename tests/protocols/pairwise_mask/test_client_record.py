@@ -14,10 +14,12 @@ import pytest
 
 from secagg.crypto.secret import Secret
 from secagg.errors import (
+    NOBODY,
     InternalError,
     InvalidParameters,
     MalformedMessage,
     Misuse,
+    PeerError,
     PeerMisbehaved,
     Reason,
     UnexpectedMessage,
@@ -30,12 +32,13 @@ from secagg.protocols.pairwise_mask import (
     ServerState,
     Topology,
     client_record,
+    round0_advertise_keys,
 )
 from secagg.protocols.pairwise_mask.client_record import ClientRecord, RecordedCoins, Recorder
 from secagg.session.roles import LateUpdate, Update
 from secagg.session.sealed_state import FileLatch, Latch, MemoryLatch
 from secagg.simulation.insecure_coins import InsecureSeededCoins
-from secagg.wire import MessageKind, message_kind
+from secagg.wire import MessageKind
 from tests.harness.pairwise_sessions import InsecurePairwiseSession, SessionSetup, same_sum
 
 BOTH_MODES = pytest.mark.parametrize("mode", SecurityMode)
@@ -215,22 +218,6 @@ def test_what_a_client_drew_is_overwritten_when_it_is_put_aside() -> None:
         client.answer(session.server.invitation)
 
 
-@BOTH_MODES
-def test_an_upload_is_handed_out_once(mode: SecurityMode) -> None:
-    session = InsecurePairwiseSession(SessionSetup(mode=mode))
-    asked = session.client_ids[0]
-    session.reach(ServerState.AWAITING_MASKED_INPUTS)
-    delivered = next(outgoing.message for outgoing in session.pending if outgoing.receiver == asked)
-    client = session.clients[asked]
-    assert client.answer(delivered)
-    with pytest.raises(UnexpectedMessage) as again:
-        client.answer(delivered)
-    assert again.value.reason is Reason.ALREADY_SPENT
-    with pytest.raises(PeerMisbehaved) as caught:
-        client.answer(delivered[:-1] + bytes([delivered[-1] ^ 1]))
-    assert caught.value.reason is Reason.ALREADY_ANSWERED
-
-
 def test_a_snapshot_is_overwritten_when_a_client_is_made_of_it_and_a_client_is_not_pickled() -> None:
     session = session_of(SessionSetup(mode=SecurityMode.SEMI_HONEST))
     session.step()
@@ -244,19 +231,6 @@ def test_a_snapshot_is_overwritten_when_a_client_is_made_of_it_and_a_client_is_n
     assert caught.value.reason is Reason.SECRET_EXPOSURE
 
 
-@BOTH_MODES
-def test_a_message_that_is_not_due_is_refused_by_a_client_that_was_put_aside(mode: SecurityMode) -> None:
-    session = session_of(SessionSetup(mode=mode))
-    session.step()
-    session.step()
-    delivered = session.pending[0].message
-    assert message_kind(delivered) is MessageKind.DELIVERED_SHARES
-    fresh = session_of(SessionSetup(mode=mode))
-    fresh.step()
-    with pytest.raises(UnexpectedMessage):
-        fresh.clients[fresh.client_ids[0]].answer(delivered)
-
-
 def test_a_client_without_a_session_has_nothing_to_put_aside() -> None:
     session = InsecurePairwiseSession(SessionSetup(mode=SecurityMode.SEMI_HONEST))
     fresh = PutAside(session, session.client_ids[0]).live
@@ -264,15 +238,24 @@ def test_a_client_without_a_session_has_nothing_to_put_aside() -> None:
     assert fresh.suspend() is None
 
 
-@pytest.mark.parametrize("state", [ServerState.AWAITING_ENCRYPTED_SHARES, ServerState.AWAITING_UNMASKING_SHARES])
-def test_floors_are_compared_again_when_a_client_is_made_of_its_snapshot(state: ServerState) -> None:
+@pytest.mark.parametrize(
+    ("floor", "sentence", "state"),
+    [
+        ("minimum_cohort", "below 8", ServerState.AWAITING_ENCRYPTED_SHARES),
+        ("minimum_cohort", "below 8", ServerState.AWAITING_UNMASKING_SHARES),
+        ("assumed_corrupted", "with 8 corrupted of 8", ServerState.AWAITING_MASKED_INPUTS),
+        ("assumed_corrupted", "with 8 corrupted of 8", ServerState.AWAITING_UNMASKING_SHARES),
+    ],
+)
+def test_floors_are_compared_again_when_a_client_is_made_of_its_snapshot(
+    floor: str, sentence: str, state: ServerState
+) -> None:
     """Before the upload, and when its neighbours' shares are all that it still holds."""
     session = session_of(SessionSetup(mode=SecurityMode.SEMI_HONEST))
     session.reach(state)
-    held = session.clients[session.client_ids[0]]
-    floors = replace(held.brings["floors"], minimum_cohort=8)  # type: ignore[attr-defined]
-    with pytest.raises(ValueError, match="below 8"):
-        held.resumed(floors=floors)  # type: ignore[attr-defined]
+    held = vars(session)["clients"][session.client_ids[0]]
+    with pytest.raises(InvalidParameters, match=sentence):
+        held.resumed(floors=replace(held.brings["floors"], **{floor: 8}))
 
 
 def test_a_session_about_something_else_than_the_client_knows_by_now_is_not_gone_on_with() -> None:
@@ -295,12 +278,14 @@ def test_what_was_read_from_a_record_is_overwritten_when_it_is_refused(monkeypat
         return read[-1]
 
     monkeypatch.setattr(ClientRecord, "decode", decoded)
-    held.resumed()  # type: ignore[attr-defined]
+    with pytest.raises(InvalidParameters):
+        held.resumed(floors=replace(held.brings["floors"], minimum_cohort=8))  # type: ignore[attr-defined]
+    (refused,) = read
+    assert refused.shares
+    assert all(share.is_wiped for share in refused.shares.values())
     with pytest.raises(Misuse, match="resumed before"):
         held.resumed()  # type: ignore[attr-defined]
-    assert read[1].shares
-    assert all(share.is_wiped for share in read[1].shares.values())
-    assert not any(share.is_wiped for share in read[0].shares.values())
+    assert len(read) == 1, "a number is claimed before anything is decoded"
 
 
 # --- Two restores of one record ---------------------------------------------------------------------------------------
@@ -368,12 +353,75 @@ def test_a_record_is_resumed_by_the_client_that_it_is_of_and_by_no_other() -> No
     session = InsecurePairwiseSession(SessionSetup(mode=SecurityMode.SEMI_HONEST))
     held = PutAside(session, session.client_ids[0])
     held.answer(session.server.invitation)
-    stranger = held.fresh(session.client_ids[1])
-    with pytest.raises(Misuse, match="is that of"):
-        stranger.resume(Secret("record", held.stored))
-    assert stranger.state is ClientState.ABORTED
+    stranger, record = held.fresh(session.client_ids[1]), Secret("record", held.stored)
+    with pytest.raises(Misuse, match="is that of another client"):
+        stranger.resume(record)
+    assert stranger.state is ClientState.AWAITING_OFFER
+    assert not record.is_wiped
+    assert held.resumed().state is ClientState.AWAITING_ADVERTISED_KEYS, "nobody else ends its session"
+
+
+def test_a_record_that_its_store_has_changed_ends_the_session_and_names_nobody() -> None:
+    session = session_of(SessionSetup(mode=SecurityMode.ACTIVE))
+    session.reach(ServerState.AWAITING_UNMASKING_SHARES)
+    held = vars(session)["clients"][session.client_ids[0]]
+    stored, entries = held.stored, session.sent_to(held.client, MessageKind.ADVERTISED_KEYS)
+    at = stored.index(entries) + len(entries) // 2
+    held.stored = stored[:at] + bytes([stored[at] ^ 1]) + stored[at + 1 :]
+    with pytest.raises(PeerError) as caught:
+        held.resumed()
+    assert caught.value.culprits is NOBODY
+    held.stored = stored
     with pytest.raises(Misuse, match="session is over"):
         held.resumed()
+
+
+def test_a_name_that_the_latch_knows_does_not_end_the_session_that_has_it() -> None:
+    session = InsecurePairwiseSession(SessionSetup(mode=SecurityMode.SEMI_HONEST))
+    held = PutAside(session, session.client_ids[0])
+    held.answer(session.server.invitation)
+    twin = held.fresh()
+    twin.answer(session.server.invitation)
+    with pytest.raises(Misuse, match="suspended before"):
+        twin.suspend()
+    twin.abort()
+    assert held.resumed().state is ClientState.AWAITING_ADVERTISED_KEYS
+
+
+def test_a_latch_that_fails_hides_no_peers_error(caplog: pytest.LogCaptureFixture) -> None:
+    class Failing(MemoryLatch):
+        def end(self, name: bytes) -> None:
+            raise OSError(f"no room for {name!r}")
+
+    session = InsecurePairwiseSession(SessionSetup(mode=SecurityMode.SEMI_HONEST))
+    held = PutAside(session, session.client_ids[0], latch=Failing())
+    held.answer(session.server.invitation)
+    client = held.resumed()
+    coins = recording_of(client).coins.drawn
+    with pytest.raises(MalformedMessage):
+        client.answer(b"SAGG\x01\x00\x12")
+    assert client.state is ClientState.ABORTED
+    assert not coins
+    assert "no room" in caplog.text
+
+
+def test_an_offer_that_is_refused_leaves_no_coins_behind() -> None:
+    """Those of the next offer would otherwise be replayed behind them."""
+    session = InsecurePairwiseSession(SessionSetup(mode=SecurityMode.SEMI_HONEST))
+    client = PutAside(session, session.client_ids[0]).live
+    assert client is not None
+    coins = recording_of(client).coins
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(round0_advertise_keys, "_require_fresh", refused)
+        with pytest.raises(Misuse, match="refused"):
+            client.answer(session.server.invitation)
+    assert not coins.drawn
+    client.answer(session.server.invitation)
+    assert len(coins.drawn) == 3
+
+
+def refused(*_: object) -> None:
+    raise Misuse("refused")
 
 
 @pytest.mark.parametrize("latch", [None, MemoryLatch()], ids=["no latch", "a session of its own"])
@@ -406,19 +454,6 @@ def test_of_many_processes_at_once_one_resumes_a_record(tmp_path: Path) -> None:
     latch.end(bytes(16))
     with pytest.raises(Misuse):
         latch.claim(bytes(16), 2)
-
-
-@pytest.mark.parametrize("which", [0, 1], ids=["in memory", "in a folder"])
-@pytest.mark.parametrize("claimed", [0, 1, 2])
-def test_a_name_that_coins_draw_again_begins_nothing(which: int, claimed: int, tmp_path: Path) -> None:
-    """A machine whose coins repeat, but whose latch is stored elsewhere, would let its session begin at 0 again."""
-    latch = latches(tmp_path)[which]
-    latch.begin(bytes(16))
-    for number in range(claimed):
-        latch.claim(bytes(16), number)
-    with pytest.raises(Misuse, match="suspended before"):
-        latch.begin(bytes(16))
-    latch.claim(bytes(16), claimed)
 
 
 def test_a_client_without_a_latch_is_not_suspended() -> None:

@@ -153,22 +153,6 @@ def test_suites_that_are_no_set_of_suites_are_refused(members: object) -> None:
         floors(suites=members)
 
 
-def test_one_good_value_does_not_make_up_for_another() -> None:
-    with pytest.raises(InvalidParameters, match="threshold"):
-        admit(floors(), cohort=500, threshold=66)
-
-
-@pytest.mark.parametrize("suite", Suite)
-@pytest.mark.parametrize("mode", SecurityMode)
-def test_only_listed_suites_and_modes_are_admitted(suite: Suite, mode: SecurityMode) -> None:
-    suites, modes = frozenset(Suite), frozenset(SecurityMode)
-    admit(floors(suites=suites, modes=modes), suite=suite, mode=mode)
-    for others in (floors(suites=suites - {suite}, modes=modes), floors(suites=suites, modes=modes - {mode})):
-        with pytest.raises(InvalidParameters) as caught:
-            admit(others, suite=suite, mode=mode)
-        assert caught.value.reason is Reason.BELOW_FLOOR
-
-
 @pytest.mark.parametrize(("floor", "outside", "inside"), NO_FLOORS)
 def test_a_floor_that_protects_nobody_is_refused(floor: str, outside: int, inside: int) -> None:
     with pytest.raises(InvalidParameters, match=f"{floor} is {outside}") as caught:

@@ -205,23 +205,8 @@ def test_the_committee_does_not_tell_who_sits_together_on_the_ring() -> None:
 # --- The committee ----------------------------------------------------------------------------------------------------
 
 
-@given(graphs, st.data())
-def test_a_committee_has_distinct_members_in_order(graph: Graph, data: st.DataObject) -> None:
-    size = data.draw(st.integers(1, graph.population))
-    committee = graph.committee(size)
-    assert len(committee) == size
-    assert list(committee) == sorted(set(committee))
-    assert 0 <= committee[0] <= committee[-1] < graph.population
-
-
 def test_a_committee_of_the_population_is_everyone() -> None:
     assert full(7).committee(7) == sparse(7, 4).committee(7) == tuple(range(7))
-
-
-def test_another_seed_gives_another_ring_and_another_committee() -> None:
-    one, other = sparse(1000, 10, SEED), sparse(1000, 10, bytes(32))
-    assert one.neighbours(0) != other.neighbours(0)
-    assert one.committee(50) != other.committee(50)
 
 
 # --- What is refused --------------------------------------------------------------------------------------------------

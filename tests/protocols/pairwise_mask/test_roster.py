@@ -126,20 +126,6 @@ def test_the_context_is_the_documented_hash() -> None:
     assert roster.population == 5
 
 
-def test_another_list_root_opening_or_configuration_gives_another_context() -> None:
-    clients = encode_clients([ClientId(value) for value in range(5)])
-    others = encode_clients([ClientId(value) for value in (0, 1, 2, 3, 5)])
-    here, elsewhere = some_configuration(), some_configuration(attempt=1)
-    contexts = [
-        roster_of(here, clients, ROOT, OPENING).context,
-        roster_of(elsewhere, clients, ROOT, OPENING).context,
-        roster_of(here, others, ROOT, OPENING).context,
-        roster_of(here, clients, OPENING, OPENING).context,
-        roster_of(here, clients, ROOT, ROOT).context,
-    ]
-    assert len(set(contexts)) == len(contexts)
-
-
 @given(lists, telling_ids)
 def test_a_client_is_found_where_it_stands(clients: list[ClientId], wanted: int) -> None:
     clients = (clients + [ClientId(GREATEST // 2 + more) for more in range(4)])[:4]
@@ -150,12 +136,6 @@ def test_a_client_is_found_where_it_stands(clients: list[ClientId], wanted: int)
         assert roster.position_of(client) == position
     assert (roster.position_of(ClientId(wanted)) is None) == (ClientId(wanted) not in clients)
     assert list(roster.set_of([1, 3])) == [1, 3]
-
-
-def test_a_client_that_is_absent_stands_nowhere() -> None:
-    clients = [ClientId(value) for value in (2, 4, 6, 8)]
-    roster = roster_of(some_configuration(), encode_clients(clients), ROOT, OPENING)
-    assert [roster.position_of(ClientId(value)) for value in (1, 3, 7, 9, GREATEST)] == [None] * 5
 
 
 @pytest.mark.parametrize("population", [0, 1])

@@ -10,7 +10,7 @@ from itertools import pairwise
 import pytest
 
 from secagg.contract import Layout, RingSegment
-from secagg.errors import MalformedMessage, PeerError, PeerMisbehaved, Reason
+from secagg.errors import MalformedMessage, Reason
 from secagg.identifiers import ClientId
 from secagg.parameters import SecurityMode, Suite
 from secagg.protocols.pairwise_mask.graph import Topology
@@ -82,34 +82,6 @@ def test_a_server_resumed_before_every_message_goes_on_as_if_nothing_had_been(
     others = [client for client in session.client_ids if client != session.client_ids[1]]
     assert same_sum(total, session.sum_of(others))
     assert twin.revealed == server.revealed == {frozenset(others)}
-
-
-@pytest.mark.parametrize(("mode", "topology"), SECURITIES)
-def test_a_resumed_server_remembers_what_it_has_seen_and_whom_it_excluded(
-    mode: SecurityMode, topology: Topology
-) -> None:
-    session = InsecurePairwiseSession(setup_of(mode, topology))
-    session.reach(ServerState.AWAITING_MASKED_INPUTS)
-    first, second = session.pending[:2]
-    upload = session.clients[first.receiver].answer(first.message)
-    late = session.clients[second.receiver].answer(second.message)
-    session.server.receive(first.receiver, upload)
-    session.server.drop(second.receiver)
-    server = resumed(session.server)
-    before = stored(server)
-    # Nothing is added twice, nothing replaces what was added, and whoever was excluded stays out.
-    server.receive(first.receiver, upload)
-    with pytest.raises(PeerError) as other:
-        server.receive(first.receiver, upload[:-1] + bytes([upload[-1] ^ 1]))
-    is_signed = mode is SecurityMode.ACTIVE
-    assert other.value.reason is (Reason.AUTHENTICATION_FAILED if is_signed else Reason.ALREADY_ANSWERED)
-    with pytest.raises(PeerMisbehaved) as caught:
-        server.receive(second.receiver, late)
-    assert caught.value.reason is Reason.NOT_ELIGIBLE
-    assert stored(server) == before
-    session.server, session.pending = server, session.pending[2:]
-    total = session.finish()
-    assert same_sum(total, session.sum_of(client for client in session.client_ids if client != second.receiver))
 
 
 def test_uploads_are_in_a_snapshot_as_their_sum_alone() -> None:

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from docs.diagrams import diagram_of
 from secagg.blame import unverified
-from secagg.contract import Aggregate, Layout, Payload, RingSegment
 from secagg.crypto.secret import Secret
 from secagg.errors import (
     NOBODY,
@@ -30,21 +30,28 @@ from secagg.errors import (
 )
 from secagg.identifiers import ClientId, Party, ServerId
 from secagg.parameters import SecurityMode, Suite
-from secagg.protocols.pairwise_mask.client import CLIENT_TRANSITIONS, Client, ClientState, PairwiseMember, advance
+from secagg.protocols.pairwise_mask.client import (
+    CLIENT_TRANSITIONS,
+    Client,
+    ClientState,
+    PairwiseMember,
+    advance,
+    charged_elsewhere,
+)
+from secagg.protocols.pairwise_mask.configuration import NO_DIGEST
 from secagg.protocols.pairwise_mask.graph import Topology
 from secagg.protocols.pairwise_mask.session import SENT_INSTEAD, SERVER_TRANSITIONS, Server, ServerState
+from secagg.session.roles import LateUpdate, Update
 from secagg.wire import MessageKind, Writer, message_kind
 from tests.harness.pairwise_sessions import (
     InsecurePairwiseSession,
     Outgoing,
     SessionSetup,
     close_round,
-    insecure_payload,
     restored,
     same_sum,
     stored,
     unmask,
-    update_of,
 )
 
 MODES = list(SecurityMode)
@@ -152,17 +159,6 @@ def test_a_role_moves_where_its_table_says_and_nowhere_else(
                     advance(table, state, kind)
 
 
-def test_a_step_that_a_table_lacks_is_refused() -> None:
-    awaiting, shares = ClientState.AWAITING_OFFER, ClientState.AWAITING_DELIVERED_SHARES
-    for state, kind, chosen, said in (
-        (awaiting, MessageKind.SESSION_OFFER, ClientState.COMPLETED, "completed"),
-        (awaiting, MessageKind.SURVIVOR_SET, None, "awaiting_advertised_keys"),
-        (shares, MessageKind.DELIVERED_SHARES, None, "one state"),
-    ):
-        with pytest.raises(InternalError, match=f"no {kind.name} leads from {state} to {said}"):
-            advance(CLIENT_TRANSITIONS, state, kind, chosen)
-
-
 # --- The client -------------------------------------------------------------------------------------------------------
 
 
@@ -226,29 +222,6 @@ def test_a_client_answers_what_is_due_and_nothing_else(mode: SecurityMode, state
         other, _ = client_in(mode, state)
         other.answer(of_kind(due[0], known))
         assert other.state in due[1]
-
-
-@pytest.mark.parametrize(("mode", "state"), CLIENT_CASES)
-def test_a_second_different_message_ends_the_session_for_a_client(mode: SecurityMode, state: ClientState | str) -> None:
-    for index in range(len(client_in(mode, state)[1])):
-        client, steps = client_in(mode, state)
-        with pytest.raises(PeerMisbehaved) as caught:
-            client.answer(altered(steps[index][0]))
-        assert caught.value.reason is Reason.ALREADY_ANSWERED
-        assert caught.value.culprits == {ServerId()}
-        assert client.state is ClientState.ABORTED
-        for down, _ in steps:
-            with pytest.raises(UnexpectedMessage):
-                client.answer(down)
-
-
-@pytest.mark.parametrize("mode", MODES)
-def test_a_client_off_the_committee_is_not_asked_to_sign(mode: SecurityMode) -> None:
-    """A committee of some is exercised with a roster large enough for one."""
-    recorded = recording(mode)
-    path = [state for state in CLIENT_PATHS[mode] if state in CLIENT_TRANSITIONS]
-    kinds = [message_kind(down) for down, _ in recorded.sent_to(recorded.session.client_ids[0])]
-    assert kinds == [CLIENT_TRANSITIONS[state][0] for state in path]
 
 
 @pytest.fixture
@@ -407,29 +380,6 @@ def test_an_offer_that_is_refused_leaves_a_client_as_it_was(mode: SecurityMode, 
     assert secrets_made == []
 
 
-@pytest.mark.parametrize("weight", [0, 2])
-def test_an_update_that_does_not_fit_the_session_is_fitted_and_never_refused(weight: int) -> None:
-    """A refusal would tell the server of the client's data."""
-    setup = setup_of(SecurityMode.SEMI_HONEST)
-    session = InsecurePairwiseSession(setup, weight_of=lambda _: weight)
-    stranger = session.client_ids[2]
-    other = update_of(insecure_payload(Layout((RingSegment(20, 6),)), b"other"))
-    session.clients[stranger] = session.enrol(stranger, update=other)
-    zeros = Payload(setup.layout, tuple(one.ring.zeros(one.length) for one in setup.layout.require_rings()))
-    session.payloads[stranger], session.weights = zeros, dict.fromkeys(session.client_ids, 1)
-    assert same_sum(session.finish(), session.sum_of(session.client_ids))
-
-
-def test_after_a_refused_offer_another_one_may_come() -> None:
-    session = recording(SecurityMode.ACTIVE).session
-    floors = setup_of(SecurityMode.ACTIVE).floors
-    weak = InsecurePairwiseSession(SessionSetup(population=8, dropped=1)).server.invitation
-    client = session.enrol(session.client_ids[2], floors=floors)
-    with pytest.raises(InvalidParameters, match="population of 8"):
-        client.answer(weak)
-    go_on(client, SecurityMode.ACTIVE)
-
-
 @pytest.mark.parametrize("missing", ["authority", "signing_key", "certificate", "another authority"])
 def test_an_active_offer_needs_a_certified_client(missing: str) -> None:
     session = recording(SecurityMode.ACTIVE).session
@@ -443,11 +393,75 @@ def test_an_active_offer_needs_a_certified_client(missing: str) -> None:
         authority=other if missing == "another authority" else None if missing == "authority" else member.authority,
         signing_key=None if missing == "signing_key" else member.signing_key,
         certificate=None if missing == "certificate" else member.certificate,
+        charge=charged_elsewhere,
     )
     client = Client(lacking, session.setup.subject, session.update_of(session.client_ids[2]))
     with pytest.raises(InvalidParameters, match="authority"):
         client.answer(session.server.invitation)
     assert client.state is ClientState.AWAITING_OFFER
+
+
+def test_a_client_whose_key_was_wiped_draws_nothing(secrets_made: list[Secret]) -> None:
+    session = InsecurePairwiseSession(setup_of(SecurityMode.ACTIVE))
+    client = session.enrol(session.client_ids[2])
+    session.signing_keys[client.client].wipe()
+    secrets_made.clear()
+    with pytest.raises(Misuse, match="was wiped"):
+        client.answer(session.server.invitation)
+    assert client.state is ClientState.AWAITING_OFFER
+    assert secrets_made == []
+
+
+@pytest.mark.parametrize("threads", [0, -1, True, 1.0])
+def test_a_number_of_threads_is_at_least_one(threads: Any) -> None:
+    session = recording(SecurityMode.SEMI_HONEST).session
+    with pytest.raises(InvalidParameters, match="threads is at least 1"):
+        PairwiseMember(
+            session.client_ids[0],
+            floors=session.floors,
+            coins=session.setup.coins_of("a client"),
+            charge=charged_elsewhere,
+            threads=threads,
+        )
+    with pytest.raises(InvalidParameters, match="threads is at least 1"):
+        Server(session.setup.plan(), threads=threads)
+
+
+def test_a_completed_client_that_is_suspended_stays_completed() -> None:
+    client, steps = client_in(SecurityMode.ACTIVE, ClientState.COMPLETED)
+    assert client.suspend() is None
+    assert client.state is ClientState.COMPLETED
+    with pytest.raises(UnexpectedMessage, match="the session is completed"):
+        client.answer(steps[-1][0])
+
+
+@pytest.mark.parametrize("refusing", ["the update's ledger", "the member's ledger", "room", "an update that was taken"])
+def test_a_budget_is_not_spent_on_an_upload_that_is_refused(refusing: str) -> None:
+    session = InsecurePairwiseSession(setup_of(SecurityMode.SEMI_HONEST))
+    asked, payload, charged = session.client_ids[2], session.payloads[session.client_ids[2]], list[str]()
+
+    def charge(name: str) -> Callable[..., None]:
+        def charged_or_refused(*_: object) -> None:
+            if name == refusing:
+                raise PeerMisbehaved(name, reason=Reason.ALREADY_ANSWERED, culprits=NOBODY)
+            charged.append(name)
+
+        return charged_or_refused
+
+    update = LateUpdate(lambda: Update(payload, NO_DIGEST), NO_DIGEST, charge=charge("the update's ledger"))
+    member = session.member(asked)
+    budget: Any = SimpleNamespace(require_room=lambda _: None, charge=charge("a budget"))
+    member.charge, member.privacy = charge("the member's ledger"), budget
+    session.clients[asked] = Client(member, session.setup.subject, update)
+    session.reach(ServerState.AWAITING_MASKED_INPUTS)
+    if refusing == "an update that was taken":
+        update.take(payload.layout, [1])
+    charged.clear()
+    budget.require_room = charge("room")
+    with pytest.raises(SecAggError):
+        session.clients[asked].answer(session.take(asked))
+    assert "a budget" not in charged
+    assert charged == {"the member's ledger": ["room", "the update's ledger"], "room": []}.get(refusing, ["room"])
 
 
 def test_a_certificate_of_somebody_else_or_for_another_key_is_refused_at_once() -> None:
@@ -571,148 +585,6 @@ def test_closing_a_round_leads_where_the_table_says(mode: SecurityMode, state: S
     with pytest.raises(Misuse):
         close_round(server)
     assert server.state is before
-
-
-@pytest.mark.parametrize(("mode", "state"), SERVER_CASES)
-def test_only_the_last_round_is_unmasked(mode: SecurityMode, state: ServerState | str) -> None:
-    server = server_in(mode, state)
-    if server.state is ServerState.AWAITING_UNMASKING_SHARES:
-        assert same_sum(unmask(server), recording(mode).session.sum_of(setup_of(mode).client_ids))
-        assert SERVER_TRANSITIONS[ServerState.AWAITING_UNMASKING_SHARES][1] == {server.state}
-    with pytest.raises(Misuse):
-        unmask(server)
-    assert state in {server.state, ServerState.AWAITING_UNMASKING_SHARES}
-
-
-@pytest.mark.parametrize(("mode", "state"), SERVER_CASES)
-def test_a_second_different_message_changes_nothing(mode: SecurityMode, state: ServerState | str) -> None:
-    server = server_in(mode, state)
-    before = stored(server) if server.state in SERVER_TRANSITIONS else b""
-    for client in recording(mode).session.client_ids[:2]:
-        reached = SERVER_PATHS[mode].index(ServerState(state)) + 1 if state != "aborted" else len(SERVER_PATHS[mode])
-        for number, up in enumerate(answers_of(mode, client)[:reached], 1):
-            with pytest.raises(PeerError) as caught:
-                server.receive(client, altered(up))
-            # What came before this round is late, and not read.
-            is_late = number < reached or state not in SERVER_TRANSITIONS
-            assert isinstance(caught.value, UnexpectedMessage) == is_late
-            assert caught.value.culprits == (unverified(client) if state in SERVER_TRANSITIONS else NOBODY)
-    assert not before or stored(server) == before
-    assert len(server.faults) == (2 if state in SERVER_TRANSITIONS else 0)
-
-
-@pytest.mark.parametrize(("mode", "state"), SERVER_CASES)
-def test_a_message_that_was_altered_on_the_way_leaves_its_sender_awaited(
-    mode: SecurityMode, state: ServerState | str
-) -> None:
-    if state not in SERVER_TRANSITIONS:
-        return
-    session = recording(mode).session
-    last, others = session.client_ids[-1], frozenset(session.client_ids[:-1])
-    up = dict(recording(mode).rounds)[ServerState(state)][last][1]
-    for spoilt in (altered(up), up[:-1], up + b"\x00"):
-        server = server_in(mode, state, without=last)
-        with pytest.raises(PeerError) as caught:
-            server.receive(last, spoilt)
-        assert isinstance(caught.value, PeerMisbehaved | MalformedMessage)
-        assert caught.value.culprits == unverified(last)
-        assert server.faults == (caught.value,)
-        assert server.state == state
-        assert state == SERVER_PATHS[mode][0] or last in (server.awaited or ())
-        server.receive(last, up)
-        assert last not in (server.awaited or ())
-        finished = _finish(server, mode, others | {last})
-        assert same_sum(finished, session.sum_of(others | {last}))
-        assert server.revealed == {others | {last}}
-
-
-def _finish(server: Server, mode: SecurityMode, clients: frozenset[ClientId]) -> Aggregate:
-    """Go on with these clients, which begin where they stand in the recording."""
-    session = recording(mode).session
-    twins = {client: session.enrol(client) for client in session.client_ids}
-    path = SERVER_PATHS[mode]
-    for client, twin in twins.items():
-        for down, _ in recording(mode).sent_to(client)[: path.index(server.state) + 1]:
-            twin.answer(down)
-    while server.state is not ServerState.AWAITING_UNMASKING_SHARES:
-        for outgoing in close_round(server):
-            if outgoing.receiver in clients:
-                server.receive(outgoing.receiver, twins[outgoing.receiver].answer(outgoing.message))
-    return unmask(server)
-
-
-@pytest.mark.parametrize("mode", MODES)
-def test_a_stranger_is_not_part_of_any_round_after_the_first(mode: SecurityMode) -> None:
-    stranger = ClientId(5)
-    for state, deliveries in recording(mode).rounds[1:]:
-        server = server_in(mode, state, without=setup_of(mode).client_ids[-1])
-        before = stored(server)
-        (_, up), *_ = deliveries.values()
-        with pytest.raises(PeerMisbehaved) as caught:
-            server.receive(stranger, up)
-        assert caught.value.reason is Reason.NOT_ELIGIBLE
-        assert caught.value.culprits == unverified(stranger)
-        assert stored(server) == before
-
-
-@pytest.mark.parametrize("mode", MODES)
-def test_too_few_in_any_round_end_the_session(mode: SecurityMode) -> None:
-    recorded = recording(mode)
-    for stop, (state, _) in enumerate(recorded.rounds):
-        server = Server(setup_of(mode).plan(recorded.session.authority.public_key))
-        for reached, deliveries in recorded.rounds[:stop]:
-            for client, (_, up) in deliveries.items():
-                server.receive(client, up)
-            assert server.state is reached
-            close_round(server)
-        for client, (_, up) in list(recorded.rounds[stop][1].items())[:2]:
-            server.receive(client, up)
-        last = state is ServerState.AWAITING_UNMASKING_SHARES
-        with pytest.raises(ThresholdNotMet) as caught:
-            unmask(server) if last else close_round(server)
-        # A client's share is held by the others, so of two answers one counts for each of the two.
-        assert caught.value.present == (1 if last else 2)
-        quorum = state is ServerState.AWAITING_SURVIVOR_SIGNATURES
-        needed = server.configuration.quorum if quorum else server.configuration.minimum_cohort
-        assert caught.value.needed == (server.configuration.threshold if last else needed)
-        assert server.state is ServerState.ABORTED
-        with pytest.raises(Misuse, match="no stage to close"):
-            close_round(server)
-        with pytest.raises(Misuse, match="releases once"):
-            unmask(server)
-
-
-def test_a_server_waits_for_those_who_have_not_answered() -> None:
-    mode = SecurityMode.ACTIVE
-    recorded = recording(mode)
-    server = Server(setup_of(mode).plan(recorded.session.authority.public_key))
-    assert server.awaited is None
-    with pytest.raises(Misuse, match="no roster"):
-        _ = server.roster
-    for state, deliveries in recorded.rounds:
-        assert server.state is state
-        waiting = set(deliveries)
-        for client, (_, up) in deliveries.items():
-            if state is not ServerState.AWAITING_KEY_ADVERTISEMENTS:
-                assert server.awaited == waiting
-            waiting.discard(client)
-            server.receive(client, up)
-        assert not server.awaited
-        if state is not ServerState.AWAITING_UNMASKING_SHARES:
-            close_round(server)
-    unmask(server)
-    assert server.awaited == frozenset()
-
-
-@pytest.mark.parametrize("mode", MODES)
-def test_a_failed_session_releases_nothing_and_keeps_nothing(mode: SecurityMode) -> None:
-    for state in SERVER_PATHS[mode][:-1]:
-        server = server_in(mode, state)
-        server.abort()
-        assert server.state is ServerState.ABORTED
-        assert server.snapshot() is None
-        with pytest.raises(Misuse):
-            unmask(server)
 
 
 def test_garbage_is_refused_and_changes_nothing() -> None:

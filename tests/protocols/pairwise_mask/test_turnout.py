@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from secagg.crypto.secret import Secret
-from secagg.errors import InvalidParameters, Misuse, PeerMisbehaved, Reason, ThresholdNotMet
+from secagg.errors import InvalidParameters, Misuse, PeerMisbehaved, Reason
 from secagg.identifiers import ClientId
-from secagg.parameters import SecurityMode, Suite
+from secagg.parameters import SecurityMode
 from secagg.protocols.pairwise_mask.session import ServerState
 from secagg.session.roles import Turnout
 from secagg.wire import MessageKind, Writer
@@ -15,12 +14,6 @@ from tests.harness.pairwise_sessions import InsecurePairwiseSession, SessionSetu
 
 MODES = list(SecurityMode)
 STRANGER = ClientId(1)
-ROUNDS = {
-    ServerState.AWAITING_KEY_ADVERTISEMENTS: "advertisers",
-    ServerState.AWAITING_ENCRYPTED_SHARES: "clients that shared keys",
-    ServerState.AWAITING_MASKED_INPUTS: "contributors",
-    ServerState.AWAITING_SURVIVOR_SIGNATURES: "signatures of the committee",
-}
 
 
 def session_of(minimum_cohort: int, mode: SecurityMode = SecurityMode.ACTIVE) -> InsecurePairwiseSession:
@@ -97,19 +90,6 @@ def test_before_the_first_round_is_closed_everybody_is_sent_the_offer() -> None:
     assert server.message_to(STRANGER) is None
 
 
-@pytest.mark.parametrize("state", ROUNDS)
-def test_a_round_that_nobody_answered_ends_the_session(state: ServerState) -> None:
-    session = session_of(6)
-    session.reach(state)
-    with pytest.raises(ThresholdNotMet) as caught:
-        close_round(session.server)
-    assert (caught.value.present, caught.value.needed) == (0, 5 if "signatures" in ROUNDS[state] else 6)
-    assert ROUNDS[state] in str(caught.value)
-    assert session.server.state is ServerState.ABORTED
-    assert session.server.turnout is Turnout.COMPLETE
-    assert session.server.message_to(session.client_ids[0]) is None
-
-
 def test_advertisers_whom_the_parameters_do_not_protect_end_the_session() -> None:
     session = session_of(3)
     advertising(session, 5)
@@ -148,22 +128,3 @@ def test_an_aborted_session_forgets_what_was_collected() -> None:
     assert not record.shares
     assert not server._relayed  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
     assert server.awaited == frozenset()
-
-
-@pytest.mark.parametrize("suite", Suite)
-def test_whatever_a_release_recovers_is_overwritten(suite: Suite, monkeypatch: pytest.MonkeyPatch) -> None:
-    session = InsecurePairwiseSession(SessionSetup(population=6, suite=suite, mode=SecurityMode.ACTIVE))
-    session.reach(ServerState.AWAITING_MASKED_INPUTS)
-    session.drop(session.client_ids[0])
-    session.reach(ServerState.AWAITING_UNMASKING_SHARES)
-    made, make = list[Secret](), Secret.__init__
-
-    def noted(secret: Secret, kind: str, data: bytes) -> None:
-        make(secret, kind, data)
-        made.append(secret)
-
-    monkeypatch.setattr(Secret, "__init__", noted)
-    session.finish()
-    kept = [secret.kind for secret in made if not secret.is_wiped]
-    assert made
-    assert not kept

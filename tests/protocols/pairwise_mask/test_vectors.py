@@ -8,43 +8,33 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from enum import StrEnum
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import numpy as np
 import pytest
 
-from secagg.contract import Layout, Payload, RingSegment
-from secagg.crypto.secret import Secret
 from secagg.errors import PeerError, Reason, SecAggError, ThresholdNotMet
 from secagg.identifiers import ClientId
-from secagg.parameters import SecurityMode, Suite
 from secagg.protocols.pairwise_mask import (
     Client,
     ClientState,
-    PairwiseMember,
     Server,
     ServerState,
     SessionConfiguration,
     SessionPlan,
-    Topology,
 )
 from secagg.protocols.pairwise_mask.client import CLIENT_TRANSITIONS
-from secagg.protocols.pairwise_mask.floors import ClientFloors
 from secagg.protocols.pairwise_mask.session import SERVER_TRANSITIONS
-from secagg.session.certificates import Authority, SigningKey, issue_certificate
 from secagg.wire import message_kind
-from tests.harness.pairwise_sessions import OfferedSubject, close_round, unmask, update_of
+from tests.harness.pairwise_sessions import close_round, unmask
 from tests.harness.recorded_coins import InsecureRecordedCoins
+from tests.vectors import generate
+from tests.vectors.generate import blank, client_of, result_of
 
 Vector = dict[str, Any]
 
-FOLDER = Path(__file__).resolve().parents[2] / "vectors" / "pairwise_mask"
-VECTORS: dict[str, Vector] = {
-    file.stem: json.loads(file.read_text(encoding="utf-8")) for file in sorted(FOLDER.glob("*.json"))
-}
+VECTORS: dict[str, Vector] = generate.committed()
 POSITIVE = [name for name, vector in VECTORS.items() if "result" in vector]
 CHANGED = [name for name, vector in VECTORS.items() if "base" in vector]
 ENDING_WELL = [name for name in CHANGED if VECTORS[name]["operations"][-1]["expect"] == "ok"]
@@ -53,6 +43,8 @@ ACCUMULATED = [name for name, vector in VECTORS.items() if "accumulated" in vect
 LONGEST_CHANGE = 200
 """Bytes: an endorsement with the count before it."""
 HEADER_BYTES = 7
+
+
 # --- The replayer -----------------------------------------------------------------------------------------------------
 
 
@@ -65,7 +57,7 @@ class Replay:
         opening = bytes.fromhex(vector["coins"]["server"])[:32]
         self.server = Server(SessionPlan(self.configuration, opening, **vector["plan"]))
         self.coins = {role: InsecureRecordedCoins(bytes.fromhex(vector["coins"][role])) for role in vector["inputs"]}
-        self.clients = {role: self._client(role) for role in vector["inputs"]}
+        self.clients = {role: client_of(vector, role, self.configuration, own) for role, own in self.coins.items()}
         self.result: Vector | None = None
 
     def perform(self, operation: Vector) -> None:
@@ -85,19 +77,15 @@ class Replay:
                 sent = [item.message for item in outgoing]
             case "server", "unmask":
                 aggregate, sent = unmask(self.server), []
-                self.result = {
-                    "values": [[str(value) for value in segment.tolist()] for segment in aggregate.values],
-                    "contributors": str(aggregate.contributors),
-                    "total_weight": str(aggregate.total_weight),
-                }
+                self.result = result_of(aggregate)
             case role, "receive":
                 sent = [self.clients[role].answer(self._message(operation["message"]))]
             case _:
                 raise AssertionError(f"the replayer knows no {operation}")
         if "sends" in operation:
             blanks = [self.vector.get("fresh", {}).get(name, []) for name in operation["sends"]]
-            assert [self._blank(*each) for each in zip(sent, blanks, strict=True)] == [
-                self._blank(*each) for each in zip(sends, blanks, strict=True)
+            assert [blank(*each) for each in zip(sent, blanks, strict=True)] == [
+                blank(*each) for each in zip(sends, blanks, strict=True)
             ]
 
     def party(self, operation: Vector) -> Client | Server:
@@ -106,34 +94,6 @@ class Replay:
 
     def _message(self, name_or_bytes: str) -> bytes:
         return bytes.fromhex(self.vector["messages"].get(name_or_bytes, name_or_bytes))
-
-    @staticmethod
-    def _blank(message: bytes, ranges: list[list[int]]) -> bytes:
-        blanked = bytearray(message)
-        for at, length in ranges:
-            assert at + length <= len(message)
-            blanked[at : at + length] = bytes(length)
-        return bytes(blanked)
-
-    def _client(self, role: str) -> Client:
-        floors, layout = dict(self.vector["floors"]), self.configuration.layout
-        client, capacity = ClientId(int(role.removeprefix("client/"))), int(floors.pop("capacity"))
-        certified = dict[str, Any]()
-        if identities := self.vector["identities"]:
-            authority, own = (
-                SigningKey(Secret("signing_seed", bytes.fromhex(identities[name]))) for name in ("authority", role)
-            )
-            certified["authority"], certified["signing_key"] = Authority(authority.public_key), own
-            certified["certificate"] = issue_certificate(authority, client, own.public_key)
-        values = [
-            np.array([int(value) for value in written], dtype=segment.ring.word)
-            for segment, written in zip(layout.require_rings(), self.vector["inputs"][role], strict=True)
-        ]
-        accepted = ClientFloors(suites=frozenset(Suite), modes=frozenset(SecurityMode), **floors)
-        member = PairwiseMember(client, floors=accepted, coins=self.coins[role], **certified)
-        weight, model = int(self.vector["weights"][role]), self.configuration.model_digest
-        subject = OfferedSubject.of(self.configuration, capacity)
-        return Client(member, subject, update_of(Payload(layout, tuple(values)), weight, model))
 
 
 def operations_of(vector: Vector) -> Iterator[Vector]:
@@ -168,32 +128,9 @@ def test_the_library_reproduces_every_byte_and_the_sum(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", POSITIVE)
-def test_the_result_is_the_weighted_sum_of_those_who_uploaded(name: str) -> None:
-    vector = VECTORS[name]
-    contributors = [role for role in vector["inputs"] if vector["dropouts"].get(role, 5) > 2]
-    weights = [int(vector["weights"][role]) for role in contributors]
-    for index, (bits, length) in enumerate(vector["parameters"]["layout"]):
-        inputs = [[int(value) for value in vector["inputs"][role][index]] for role in contributors]
-        pairs = list(zip(weights, inputs, strict=True))
-        sums = [sum(weight * values[place] for weight, values in pairs) % 2**bits for place in range(length)]
-        assert vector["result"]["values"][index] == [str(value) for value in sums]
-    assert vector["result"]["contributors"] == str(len(contributors))
-    assert vector["result"]["total_weight"] == str(sum(weights))
-
-
-@pytest.mark.parametrize("name", POSITIVE)
 def test_the_parameters_are_those_of_the_offer(name: str) -> None:
-    parameters, offer = Vector(VECTORS[name]["parameters"]), VECTORS[name]["messages"]["offer"]
-    segments = tuple(RingSegment(bits, length) for bits, length in parameters["layout"])
-    parameters["layout"] = Layout(segments, bytes.fromhex(parameters.pop("layout_version")))
-    parameters["round_number"] = int(parameters["round_number"])
-    for field, kind in (("mode", SecurityMode), ("suite", Suite), ("topology", Topology)):
-        parameters[field] = kind(parameters[field])
-    given: Vector = {
-        field: bytes.fromhex(value) if isinstance(value, str) and not isinstance(value, StrEnum) else value
-        for field, value in parameters.items()
-    }
-    assert SessionConfiguration(**given).encode().hex() == offer
+    configuration = generate.configuration_of(VECTORS[name]["parameters"])
+    assert configuration.encode().hex() == VECTORS[name]["messages"]["offer"]
 
 
 @pytest.mark.parametrize("name", POSITIVE)
@@ -395,11 +332,11 @@ GIVEN_BY_A_MESSAGE = {
 
 
 def test_the_readme_names_the_vectors_that_are_not_negative() -> None:
-    text = (FOLDER.parent / "README.md").read_text(encoding="utf-8")
+    text = (generate.FOLDER.parent / "README.md").read_text(encoding="utf-8")
     assert [name for name in (*POSITIVE, *ACCUMULATED) if f"| `{name}` |" not in text] == []
 
 
-def test_the_generator_makes_the_vectors_as_they_are(generator: ModuleType) -> None:
-    made = dict(generator.vectors(VECTORS))
+def test_the_generator_makes_the_vectors_as_they_are() -> None:
+    made = dict(generate.vectors(VECTORS))
     assert made.keys() == VECTORS.keys()
-    assert [name for name in made if json.loads(generator.to_text(made[name])) != VECTORS[name]] == []
+    assert [name for name in made if json.loads(generate.to_text(made[name])) != VECTORS[name]] == []
