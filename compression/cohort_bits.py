@@ -14,13 +14,18 @@ three points on the next character of a text.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
 
 from secagg.errors import InvalidParameters
 from secagg.parameters import require_integer
 
-from .peak import MAXIMUM_PLACES, kept_share, level_noise
+from .joined_rotation import JoinedRotation
+from .peak import MAXIMUM_PLACES, MOST_SUMMED_PLACES, LevelCode, PeakCode, kept_share, level_noise
 from .sketch import rounding_noise
 
 COHORT_BITS: Final = 1.6
@@ -32,6 +37,9 @@ CAREFUL_BITS: Final = 12.8
 CAREFUL_ROUNDS: Final = 20
 FIRST_PROBE: Final = 5
 PROBE_EVERY: Final = 10
+MOST_OF_A_MATRIX: Final = 0.03
+"""Noise of a round over the squared length of a matrix of the model, from which on it was seen to cost accuracy."""
+_LEAST: Final = 1e-30
 _LEVELS: Final = (4, 8, 16)
 _NEARLY: Final = 1.5
 """Noise of the next coarser code, over what is allowed, that saves a whole bit a value."""
@@ -82,6 +90,34 @@ def levels_within(cohort: int, noise: float) -> int:
     if peak_noise(1, cohort) <= _NEARLY * noise:
         return 0
     return next((levels for levels in _LEVELS[:-1] if level_noise(levels, cohort) <= _NEARLY * noise), _LEVELS[-1])
+
+
+def code_within(rotation: JoinedRotation, cohort: int, noise: float) -> PeakCode | LevelCode:
+    """Return the shortest code that has about this noise at most."""
+    if levels := levels_within(cohort, noise):
+        return LevelCode(rotation=rotation, levels=levels)
+    return PeakCode(rotation=rotation, places=min(places_within(cohort, noise), MOST_SUMMED_PLACES))
+
+
+def code_noise(code: PeakCode | LevelCode, cohort: int) -> float:
+    """Return the noise of a code, for updates that are orthogonal."""
+    return peak_noise(code.places, cohort) if isinstance(code, PeakCode) else level_noise(code.levels, cohort)
+
+
+def deviations(code: PeakCode | LevelCode, cohort: int, length: float) -> tuple[float, ...]:
+    """Return the deviation of the noise in each tensor, for scaled updates of this length."""
+    unit = length * math.sqrt(code_noise(code, cohort) / code.rotation.padded)
+    return tuple(scale * unit for scale in code.rotation.scales)
+
+
+def noisiest_matrix(model: Mapping[str, npt.NDArray[Any]], deviations: Mapping[str, float]) -> tuple[str, float]:
+    """Return the matrix that the noise of a round falls on hardest, and the noise over its squared length."""
+    shares = {"": 0.0}
+    for name, deviation in deviations.items():
+        if (value := model[name]).ndim > 1:
+            shares[name] = deviation**2 * value.size / max(float(np.square(value, dtype=np.float64).sum()), _LEAST)
+    name = max(shares, key=lambda one: shares[one])
+    return name, shares[name]
 
 
 @dataclass(frozen=True, slots=True)

@@ -57,6 +57,8 @@ _LEVEL_STEPS: Final = np.geomspace(0.02, 2.0, 400)
 _VALUES_AT_A_TIME: Final = 1 << 16
 _STEPS: Final = 24001
 _FARTHEST: Final = 12.0
+LEAST_ALIKE: Final = 0.7
+"""Squared mean of the lengths over their mean square, below which a mean of directions is said to be biased."""
 _LEAST_NORM: Final = 2.0**-40
 """Length that stands for zero, which nothing can be relative to."""
 _ROUNDING: Final = 1e-9
@@ -330,7 +332,17 @@ def level_votes(count: int) -> ProductQuantization:
     A vote is a row with a one at its level. Votes tell more than a mean, and the middle one of them is a length that
     fewer than half of the clients cannot move beyond those of the others.
     """
-    return ProductQuantization(shape=(count, NORM_LEVELS), codebooks=(Codebook(np.eye(NORM_LEVELS)),))
+    return ProductQuantization(shape=(count, NORM_LEVELS), codebooks=(_vote_codebook(),))
+
+
+def is_votes(scheme: ProductQuantization) -> bool:
+    """Whether a scheme is one of ``level_votes``, so that only the number of lengths has to be told."""
+    return len(scheme.codebooks) == 1 and np.array_equal(scheme.codebooks[0].values, _vote_codebook().values)
+
+
+@lru_cache(maxsize=1)
+def _vote_codebook() -> Codebook:
+    return Codebook(np.eye(NORM_LEVELS))
 
 
 @lru_cache(maxsize=256)
@@ -399,6 +411,14 @@ class KnownLengths:
         lower, upper = ((below >= half).argmax(axis=1) for half in (share - _ROUNDING, share + _ROUNDING))
         middle: npt.NDArray[np.float64] = np.sqrt(levels[lower] * levels[upper])
         return middle
+
+    def alike(self, shares: Update) -> float:
+        """Return the squared mean of the lengths over their mean square, from the shares of the votes for each level.
+
+        It is 1 where all are equal. A mean of directions times one length counts short updates for too much.
+        """
+        levels = length_levels(references=self.is_informed)
+        return float(shares @ levels) ** 2 / max(float(shares @ levels**2), _LEAST_NORM**2)
 
     def after(self, relative: Update, rotation: JoinedRotation) -> tuple[float, KnownLengths]:
         """Return the length of a round's mean, from its clients' reports, and the known lengths of the next round."""

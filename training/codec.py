@@ -13,10 +13,19 @@ import numpy as np
 import numpy.typing as npt
 
 from secagg.compression.byte_accounting import Accounting
-from secagg.compression.cohort_bits import AutoRate, kept_for, levels_within, peak_noise, places_for, places_within
+from secagg.compression.cohort_bits import (
+    MOST_OF_A_MATRIX,
+    AutoRate,
+    code_noise,
+    code_within,
+    deviations,
+    kept_for,
+    noisiest_matrix,
+    places_for,
+)
 from secagg.compression.dithered_quantization import dithered_ring
 from secagg.compression.fixed_point import FixedPoint
-from secagg.compression.joined_rotation import Gains, JoinedRotation
+from secagg.compression.joined_rotation import JoinedRotation
 from secagg.compression.model_update import (
     Calibration,
     CalibrationSource,
@@ -36,6 +45,8 @@ from secagg.compression.model_update import (
 )
 from secagg.compression.model_update.summed_values import (
     STATISTICS,
+    UPDATE,
+    PeakSum,
     ReachingDither,
     ReachingQuantizer,
     ScaledCodebooks,
@@ -43,19 +54,19 @@ from secagg.compression.model_update.summed_values import (
     kept_share,
     length,
     mean_statistics,
+    peak_sum,
     reach,
     rotated_reach,
 )
 from secagg.compression.model_update.tensors import Shape
 from secagg.compression.outside import Factory, OutsideScheme, outside_factory
 from secagg.compression.peak import (
+    LEAST_ALIKE,
     MOST_SUMMED_PLACES,
     NORM_LEVELS,
     KnownLengths,
     LevelCode,
     PeakCode,
-    length_levels,
-    level_noise,
     level_votes,
     norm_levels,
     voted,
@@ -65,7 +76,7 @@ from secagg.compression.public_stream import PublicStream
 from secagg.compression.random_pruning import exact_sparsity
 from secagg.compression.scalar_quantization import Rounding
 from secagg.compression.sketch import Sketch, sketch_ring
-from secagg.compression.told import HeldModel, Sums
+from secagg.compression.told import HeldModel
 from secagg.contract import Aggregate, LinearDecoder, Payload
 from secagg.crypto.entropy import Coins
 from secagg.errors import InternalError, InvalidParameters
@@ -475,19 +486,12 @@ def _kept(scheme: ProductQuantization) -> float:
     return kept_share(scheme.codebooks[0].codewords, scheme.block_size, len(scheme.codebooks))
 
 
-UPDATE: Final = "secagg/update"
-"""The name of the vector that all tensors are joined in."""
 NORMS: Final = "secagg/norms"
 """The name of what clients tell of their lengths."""
 LOSSES: Final = "secagg/losses"
 """The name of what clients tell of their losses: at the model, and with noise added and taken away."""
 _LOSSES: Final = 3
 _FRACTION_BITS: Final = 20
-_MOST_OF_A_MATRIX: Final = 0.03
-"""Noise of a round over the squared length of a matrix of the model, from which on it was seen to cost accuracy."""
-_LEAST: Final = 1e-30
-_LEAST_ALIKE: Final = 0.7
-"""Squared mean of the lengths over their mean square, below which a mean of directions is said to be biased."""
 _NINE_OF_TEN: Final = 0.9
 _NEARLY: Final = 0.9
 """Share of the longest length: a mean that is as long has hardly a client below."""
@@ -564,22 +568,16 @@ class WholeUpdates:
     @property
     def noise(self) -> float | None:
         """Noise of the code in force, in units of one client's energy; None where it is not known."""
-        match self.codec.tensors[0].scheme:
-            case PeakCode() as peaks:
-                return peak_noise(peaks.places, self.cohort)
-            case LevelCode() as code:
-                return level_noise(code.levels, self.cohort)
-            case _:
-                return None
+        code: object = self.codec.tensors[0].scheme
+        return code_noise(code, self.cohort) if isinstance(code, PeakCode | LevelCode) else None
 
     def deviations(self) -> dict[str, float]:
         """Return the deviation of the code's noise in each tensor, from what is public; none before it is known."""
         length = self.settings.length if self._is_fixed else self._known.common
-        if self.noise is None or length is None:
+        code: object = self.codec.tensors[0].scheme
+        if not isinstance(code, PeakCode | LevelCode) or length is None:
             return {}
-        rotation = self._rotation(self._round)
-        unit = length * math.sqrt(self.noise / rotation.padded)
-        return dict(zip(self.shapes, (scale * unit for scale in rotation.scales), strict=True))
+        return dict(zip(self.shapes, deviations(code, self.cohort, length), strict=True))
 
     def encode(self, update: Update, coins: Coins, losses: Vector | None = None) -> Payload:
         """Encode one client's update, with its lengths, and with its losses where it is to tell them."""
@@ -620,11 +618,9 @@ class WholeUpdates:
         vector = self._joined(parameters)
         return HeldModel.rounded(vector, seed=self.seed, name=UPDATE, sizes=self._sizes, round_number=0)
 
-    def signs(self, aggregate: Aggregate) -> tuple[Sums, JoinedRotation, Gains]:
-        """Return what ``decode`` turned back last: sums of signs, and the factors that make them a mean."""
-        code = cast("PeakCode", self.codec.tensors[0].scheme)
-        sums = code.signs(self.codec.part(aggregate, UPDATE)).astype(np.int32)
-        return sums, code.rotation, code.gains.times(self._length / aggregate.total_weight)
+    def signs(self, aggregate: Aggregate) -> PeakSum:
+        """Return what ``decode`` turned back last."""
+        return peak_sum(self.codec, aggregate, self._length)
 
     # --- Storing --------------------------------------------------------------------------------------------------
 
@@ -712,10 +708,7 @@ class WholeUpdates:
     def _direction(self, round_number: int) -> LinearDecoder[Any]:
         settings, rotation = self.settings, self._rotation(round_number)
         if self._auto is not None:
-            noise = self._auto.noise(round_number)
-            if levels := levels_within(self.cohort, noise):
-                return LevelCode(rotation=rotation, levels=levels)
-            return PeakCode(rotation=rotation, places=min(places_within(self.cohort, noise), MOST_SUMMED_PLACES))
+            return code_within(rotation, self.cohort, self._auto.noise(round_number))
         if settings.scheme is Scheme.PEAK:
             places = settings.places or min(places_for(self.cohort, settings.cohort_bits), MOST_SUMMED_PLACES)
             return PeakCode(rotation=rotation, places=places)
@@ -728,16 +721,12 @@ class WholeUpdates:
         """Say that a round's noise is large for a matrix that it falls on, where nobody probes its harm."""
         if self._auto is not None:
             return None
-        shares = {"": 0.0}
-        for name, deviation in self.deviations().items():
-            if (value := parameters[name]).ndim > 1:
-                shares[name] = deviation**2 * value.size / max(float(np.square(value).sum()), _LEAST)
-        name = max(shares, key=lambda one: shares[one])
-        if shares[name] <= _MOST_OF_A_MATRIX:
+        name, share = noisiest_matrix(parameters, self.deviations())
+        if share <= MOST_OF_A_MATRIX:
             return None
         return (
-            f"the noise of a round has {shares[name]:.2g} of the squared length of {name}, and above "
-            f"{_MOST_OF_A_MATRIX} models lost accuracy: set compression.rate = 'auto', or raise compression.cohort_bits"
+            f"the noise of a round has {share:.2g} of the squared length of {name}, and above "
+            f"{MOST_OF_A_MATRIX} models lost accuracy: set compression.rate = 'auto', or raise compression.cohort_bits"
         )
 
     def _warning(self, relative: float) -> str | None:
@@ -755,9 +744,8 @@ class WholeUpdates:
 
     def _bias(self, shares: Vector) -> str | None:
         """Say that lengths differ so much that the mean direction times one length is not the mean."""
-        levels = length_levels(references=self._known.is_informed)
-        alike = float(shares @ levels) ** 2 / max(float(shares @ levels**2), _LEAST)
-        if self._longest is not None or alike >= _LEAST_ALIKE:
+        alike = self._known.alike(shares)
+        if self._longest is not None or alike >= LEAST_ALIKE:
             return None
         return (
             f"clients' updates differ in length: the squared mean is {alike:.2f} of the mean square, and in a mean of "

@@ -14,7 +14,10 @@ schemes follow from their place and are not repeated. A scheme is its tag (1) an
 7. count sketch: seed (32), rows (1), columns (4), inner scheme;
 8. peak code: joined rotation, places (4), unit (float64);
 9. linear sketch: joined rotation, kept (8), bits (1), modulus bits (1), unit (float64);
-10. a scheme from outside: its name (length in 4 bytes, then UTF-8), cohort (8), seed (32).
+10. a scheme from outside: its name (length in 4 bytes, then UTF-8), cohort (8), seed (32);
+11. dithered quantization: bits, modulus bits, fine bits (1 each), scale (float64);
+12. levels: joined rotation, number of levels (4);
+13. votes for lengths: nothing more; they are never written as product quantization.
 
 A joined rotation is its seed (32), the size of its blocks (4), the number of tensors (4), their sizes (8 each) and
 their scales (float32 each).
@@ -40,7 +43,7 @@ from secagg.compression.identity import Identity
 from secagg.compression.joined_rotation import JoinedRotation
 from secagg.compression.outside import MAXIMUM_NAME_BYTES as MAXIMUM_SCHEME_NAME_BYTES
 from secagg.compression.outside import Factory, OutsideScheme
-from secagg.compression.peak import MOST_SUMMED_PLACES, LevelCode, PeakCode
+from secagg.compression.peak import MOST_SUMMED_PLACES, LevelCode, PeakCode, is_votes, level_votes
 from secagg.compression.product_quantization import Codebook, ProductQuantization
 from secagg.compression.public_stream import SEED_BYTES, PublicStream
 from secagg.compression.random_pruning import RandomPruning
@@ -82,6 +85,7 @@ class _Tag(IntEnum):
     OUTSIDE = 10
     DITHERED_QUANTIZATION = 11
     LEVELS = 12
+    VOTES = 13
 
 
 # --- What a round costs -----------------------------------------------------------------------------------------------
@@ -171,9 +175,7 @@ def _write(writer: Writer, scheme: _Scheme, depth: int = 1) -> None:
         case ScalarQuantization() | DitheredQuantization():
             _write_scalar_codes(writer, scheme)
         case ProductQuantization():
-            writer.integer(_Tag.PRODUCT_QUANTIZATION, 1).integer(len(scheme.codebooks), 1)
-            for codebook in scheme.codebooks:
-                writer.variable(codebook.encode(), MAXIMUM_CODEBOOK_BYTES)
+            _write_codebooks(writer, scheme)
         case RandomPruning():
             writer.integer(_Tag.RANDOM_PRUNING, 1).fixed(scheme.stream.seed, SEED_BYTES).integer(scheme.kept, 8)
             _write(writer, scheme.inner, depth + 1)
@@ -191,6 +193,15 @@ def _write(writer: Writer, scheme: _Scheme, depth: int = 1) -> None:
                 f"the parameters of {type(scheme).__name__} have no encoding here; make it from a factory with "
                 "OutsideScheme, or send them in a message of your own"
             )
+
+
+def _write_codebooks(writer: Writer, scheme: ProductQuantization) -> None:
+    if is_votes(scheme):
+        writer.integer(_Tag.VOTES, 1)
+        return
+    writer.integer(_Tag.PRODUCT_QUANTIZATION, 1).integer(len(scheme.codebooks), 1)
+    for codebook in scheme.codebooks:
+        writer.variable(codebook.encode(), MAXIMUM_CODEBOOK_BYTES)
 
 
 def _write_whole_update(writer: Writer, scheme: PeakCode | LevelCode | Sketch | OutsideScheme) -> None:
@@ -259,11 +270,11 @@ def decode_parameters(
 class _Parameters:
     """Reads schemes into their places, and counts elements and signs before anything is made for them."""
 
-    __slots__ = ("_left", "_outside", "_reader", "_signs_left")
+    __slots__ = ("_has_votes", "_left", "_outside", "_reader", "_signs_left")
 
     def __init__(self, reader: Reader, maximum_elements: int, outside: Mapping[str, Factory]) -> None:
         self._reader, self._outside = reader, outside
-        self._left, self._signs_left = maximum_elements, MOST_SIGNS
+        self._left, self._signs_left, self._has_votes = maximum_elements, MOST_SIGNS, False
 
     def read(self) -> ModelUpdate:
         epoch, number, count = (self._reader.integer(size) for size in (8, 1, 4))
@@ -300,10 +311,8 @@ class _Parameters:
                 return Identity(length=place.size, bound=bound, modulus_bits=modulus_bits)
             case _Tag.SCALAR_QUANTIZATION | _Tag.DITHERED_QUANTIZATION:
                 return self._scalar_codes(tag, place)
-            case _Tag.PRODUCT_QUANTIZATION:
-                stages = self._reader.integer(1)
-                encoded = [self._reader.variable(MAXIMUM_CODEBOOK_BYTES) for _ in range(stages)]
-                return ProductQuantization(shape=place.shape, codebooks=tuple(map(Codebook.decode, encoded)))
+            case _Tag.PRODUCT_QUANTIZATION | _Tag.VOTES:
+                return self._codebooks(tag, place)
             case _Tag.RANDOM_PRUNING | _Tag.ROTATION | _Tag.COUNT_SKETCH:
                 return self._nesting(tag, place, depth + 1)
             case _Tag.PEAK | _Tag.LEVELS | _Tag.SKETCH | _Tag.OUTSIDE:
@@ -334,6 +343,16 @@ class _Parameters:
         kept, bits, modulus_bits = (self._reader.integer(size) for size in (8, 1, 1))
         unit = struct.unpack(">d", self._reader.fixed(8))[0]
         return Sketch(rotation=rotation, kept=kept, bits=bits, modulus_bits=modulus_bits, unit=unit)
+
+    def _codebooks(self, tag: int, place: PublicStream) -> ProductQuantization:
+        if tag == _Tag.PRODUCT_QUANTIZATION:
+            stages = self._reader.integer(1)
+            encoded = [self._reader.variable(MAXIMUM_CODEBOOK_BYTES) for _ in range(stages)]
+            return ProductQuantization(shape=place.shape, codebooks=tuple(map(Codebook.decode, encoded)))
+        if self._has_votes or len(place.shape) != 2:  # noqa: PLR2004 -- a row for each length
+            raise InvalidParameters("one tensor, with a row for each length, votes for all lengths")
+        self._has_votes = True
+        return level_votes(place.shape[0])
 
     def _made_outside(self, place: PublicStream) -> _Scheme:
         encoded = self._reader.variable(MAXIMUM_SCHEME_NAME_BYTES)

@@ -22,15 +22,16 @@ import numpy as np
 import numpy.typing as npt
 
 from secagg.compression.checks import LOG
+from secagg.compression.cohort_bits import code_within
 from secagg.compression.dithered_quantization import DitheredQuantization
 from secagg.compression.fixed_point import FixedPoint
-from secagg.compression.joined_rotation import JoinedRotation
+from secagg.compression.joined_rotation import Gains, JoinedRotation
 from secagg.compression.model_update.codec import ModelUpdate
 from secagg.compression.model_update.model_tensors import METRICS, TENSOR, Arrays, is_integer
 from secagg.compression.model_update.plan import FitsEvery, Sample, Scheme
 from secagg.compression.model_update.tensors import Shape, TensorScheme
 from secagg.compression.outside import Factory, OutsideScheme
-from secagg.compression.peak import NORM_LEVELS, KnownLengths, PeakCode, level_votes
+from secagg.compression.peak import NORM_LEVELS, KnownLengths, LevelCode, PeakCode, level_votes
 from secagg.compression.product_quantization import (
     Codebook,
     ProductQuantization,
@@ -42,6 +43,8 @@ from secagg.compression.product_quantization import (
 from secagg.compression.public_stream import PublicStream
 from secagg.compression.random_pruning import RandomPruning
 from secagg.compression.scalar_quantization import Rounding, ScalarQuantization
+from secagg.compression.told.coder import Sums
+from secagg.contract import Aggregate
 from secagg.contract.layout import RingSegment, Segment
 from secagg.crypto.entropy import Coins
 from secagg.crypto.labels import Label, bind
@@ -234,6 +237,11 @@ def peaks(places: int, known: KnownLengths) -> Made:
     return Made(lambda place: PeakCode(rotation=known.rotation(place), places=places))
 
 
+def bounded_noise(cohort: int, noise: float, known: KnownLengths) -> Made:
+    """Return the recipe of a code of the whole update whose noise is about this at most."""
+    return Made(lambda place: code_within(known.rotation(place), cohort, noise))
+
+
 def votes() -> Made:
     """Return the recipe of one vote for each length."""
     return Made(lambda place: level_votes(place.shape[0]))
@@ -296,7 +304,7 @@ def taken_told(mean: dict[str, npt.NDArray[Any]], sent: Arrays) -> dict[str, flo
 
 def with_joined(values: Mapping[str, npt.NDArray[Any]], names: Sequence[str]) -> dict[str, npt.NDArray[Any]]:
     """Return the values with those of these tensors joined to one vector."""
-    found, parts = dict(values), [TENSOR + name for name in names]
+    found, parts = dict(values), [TENSOR + name for name in names if TENSOR + name in values]
     if parts:
         found[UPDATE] = np.concatenate([found.pop(name).astype(np.float32).reshape(-1) for name in parts])
     return found
@@ -304,7 +312,7 @@ def with_joined(values: Mapping[str, npt.NDArray[Any]], names: Sequence[str]) ->
 
 def part(mean: dict[str, npt.NDArray[Any]], names: Sequence[str], sent: Arrays) -> None:
     """Put tensors in the place of the vector that they were joined to."""
-    if names:
+    if UPDATE in mean:
         edges = np.cumsum([sent[name].size for name in names])[:-1].tolist()
         for name, values in zip(names, np.split(mean.pop(UPDATE), edges), strict=True):
             mean[TENSOR + name] = values.reshape(sent[name].shape)
@@ -321,27 +329,55 @@ def with_votes(
     found = dict(values)
     if LENGTHS in update.names:
         known = known_lengths(sent, joined, lengths)
-        found[LENGTHS] = known.votes(known.told(_rotation_of(update), found[UPDATE], with_tensors=True))
+        found[LENGTHS] = known.votes(known.told(whole_code(update).rotation, found[UPDATE], with_tensors=True))
     return found
+
+
+@dataclass(frozen=True, slots=True)
+class ToldLengths:
+    """Lengths of a round's updates, by their clients' votes."""
+
+    middle: float
+    """Length of the mean."""
+    alike: float
+    """Squared mean over mean square; 1 where all are equal."""
+    known: tuple[float, ...]
+    """Lengths that those of the next round are relative to: of the update, and of each tensor."""
 
 
 def take_lengths(
     update: ModelUpdate, mean: Values, sent: Arrays, joined: Sequence[str], lengths: Sequence[float]
-) -> tuple[float, ...]:
-    """Take the votes out of a mean, give its update the middle length, and return the lengths of the next round."""
+) -> ToldLengths | None:
+    """Take the votes out of a mean, and give its update the middle length; None where nobody votes."""
     if LENGTHS not in update.names:
-        return ()
-    known = known_lengths(sent, joined, lengths)
-    relative = known.middle(mean.pop(LENGTHS).astype(np.float64))
+        return None
+    known, shares = known_lengths(sent, joined, lengths), mean.pop(LENGTHS).astype(np.float64)
+    relative = known.middle(shares)
     if relative[0] >= known.longest:
         LOG.warning(
             "half of the updates or more are longer than the longest level, %.3g times what is known; the model moves "
             "by that level, and the next round knows more",
             known.longest,
         )
-    length, after = known.after(relative, _rotation_of(update))
+    length, after = known.after(relative, whole_code(update).rotation)
     mean[UPDATE] = mean[UPDATE] * np.float32(length)
-    return (after.common or 0.0, *(after.tensors or ()))
+    return ToldLengths(length, known.alike(shares[0]), (after.common or 0.0, *(after.tensors or ())))
+
+
+@dataclass(frozen=True, slots=True)
+class PeakSum:
+    """Sums of the signs of a peak code, and the factors that make them a mean of updates."""
+
+    sums: Sums
+    rotation: JoinedRotation
+    gains: Gains
+
+
+def peak_sum(update: ModelUpdate, aggregate: Aggregate, length: float) -> PeakSum:
+    """Return what a sum of peaks holds, for updates of this length."""
+    code = cast("PeakCode", whole_code(update))
+    sums = code.signs(update.part(aggregate, UPDATE)).astype(np.int32)
+    return PeakSum(sums, code.rotation, code.gains.times(length / aggregate.total_weight))
 
 
 def rounded_at_random(
@@ -444,5 +480,6 @@ def _limit(tensor: TensorScheme) -> float | None:
             return None
 
 
-def _rotation_of(update: ModelUpdate) -> JoinedRotation:
-    return cast("PeakCode", next(tensor.scheme for tensor in update.tensors if tensor.name == UPDATE)).rotation
+def whole_code(update: ModelUpdate) -> PeakCode | LevelCode:
+    """Return the code of all tensors of floats as one vector, where clients vote for lengths next to it."""
+    return cast("PeakCode | LevelCode", next(tensor.scheme for tensor in update.tensors if tensor.name == UPDATE))

@@ -67,6 +67,7 @@ class Label(bytes, Enum):
     ROTATION_SIGNS = b"secagg/1/rotation-signs"
     MODEL_ROUNDING = b"secagg/1/model-rounding"
     HELD_MODEL = b"secagg/1/held-model"
+    PROBE_SIGNS = b"secagg/1/probe-signs"
     SEALING_X25519_KEY = b"secagg/1/sealing-x25519-key"
     SEALING_HYBRID_MLKEM_SEED = b"secagg/1/sealing-hybrid-mlkem768-seed"
     SEALING_HYBRID_X25519_KEY = b"secagg/1/sealing-hybrid-x25519-key"

@@ -26,17 +26,19 @@ from nvflare.apis.signal import Signal
 from nvflare.app_common.app_constant import AlgorithmConstants
 
 from secagg.compression.model_update.model_tensors import Arrays
+from secagg.compression.told import HeldModel
 from secagg.crypto.entropy import SystemCoins
 from secagg.errors import InvalidParameters, Misuse, Reason
 from secagg.platforms.client_round import Node, NodeRound, Trained, Training, begun_app
 from secagg.platforms.floors import PARTITION
+from secagg.platforms.held_models import followed, is_told, parted
 from secagg.platforms.leaving import log_leaving
 from secagg.platforms.round_task import RECORD, Terms, message_in
 from secagg.platforms.settings import PREFIX
 from secagg.session.roles import ClientSession, LateUpdate, Subject, Update
 from secagg.session.sealed_state import StateDirectory
 
-from .records import CONTROL, arrays_in, carrying, client_of, controls_in, refusal
+from .records import CONTROL, arrays_in, carrying, client_of, controls_in, like, refusal
 
 COMPONENT: Final = "secagg"
 """The id of the component that filters and executor share."""
@@ -110,6 +112,8 @@ class SecAggClient(FLComponent):
         self.floors, self.scheme = dict(floors or {}), scheme
         self._settings, self._outside = begun_app(self.floors, scheme)
         self._open: _Open | None = None
+        self.held: HeldModel | None = None
+        """The model that this site holds, where it is told sums in place of models."""
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
         """Forget the session where the run ends."""
@@ -146,6 +150,12 @@ class SecAggClient(FLComponent):
         message, begun = message_in(shareable.get(RECORD)), found.begun
         # Scripts may train in place.
         arrays, dxo = _model_in(shareable)
+        if is_told(told := shareable.get(RECORD)):
+            forms = {name: (arrays[name].shape[1:], arrays[name].dtype) for name in begun.terms.joined}
+            self.held = followed(told, self.held, forms)
+            arrays = {**arrays, **parted(self.held.values, forms)}
+            dxo.data = like(dxo.data, arrays)
+            dxo.update_shareable(shareable)
         sent = {name: np.array(values) for name, values in {**arrays, **controls_in(dxo.meta)}.items()}
         found.training = Training(begun.terms, begun.update, begun.charges, sent, found.train)
         found.message = message

@@ -76,26 +76,33 @@ class SecureRounds:
         return self._sessions
 
     def summed(
-        self, sent: Arrays, content: Callable[[], Shareable], sites: list[str], task_name: str, timeout: float = 0.0
+        self,
+        sent: Arrays,
+        content: Callable[[Arrays], Shareable],
+        sites: list[str],
+        task_name: str,
+        timeout: float = 0.0,
     ) -> tuple[Means, dict[str, npt.NDArray[Any]]]:
         """Run sessions in the place of a broadcast, and return the means and the model that they make.
 
         Args:
             sent: what the sum is about; sites find the same in their task.
-            content: makes the task as NVFlare sends it.
+            content: makes the task of a model as NVFlare sends it.
             timeout: seconds for the stage that trains, where NVFlare has one of its own.
         Raises:
             SecAggError: the round failed; NVFlare ends the job instead of going on with a model that nobody trained.
         """
         metrics = dict[str, float]()
         if self._settings.evaluated_names:
-            metrics = self._run(sent, content, sites, EVALUATION, 0.0)[1].metrics
+            found = self._run(sent, content, sites, EVALUATION, 0.0)[1]
+            self.sessions.probe(sent, found, lambda model: self._run(model, content, sites, EVALUATION, 0.0)[1])
+            metrics = found.metrics
         task, means = self._run(sent, content, sites, task_name, timeout)
         means.metrics.update(metrics)
         return means, self.sessions.model(task, means)
 
     def _run(
-        self, sent: Arrays, content: Callable[[], Shareable], sites: list[str], task_name: str, timeout: float
+        self, sent: Arrays, content: Callable[[Arrays], Shareable], sites: list[str], task_name: str, timeout: float
     ) -> tuple[Any, Means]:
         controller: Any = self
         sessions = self.sessions
@@ -113,7 +120,7 @@ class SecureRounds:
             task,
             controller,
             task_name,
-            content,
+            lambda: content(sent),
             training_timeout=timeout or self.training_timeout,
             training_patience=self.training_patience,
         )
@@ -170,15 +177,19 @@ class SecureModels(SecureRounds):
 
     def _mean(self, data: FLModel, sites: list[str], timeout: float) -> FLModel:
         params, controls = self.sessions.restored(arrays_in(data.params)), controls_in(data.meta)
-        model = FLModel(
-            params=like(data.params, params),
-            params_type=ParamsType.FULL,
-            current_round=data.current_round,
-            total_rounds=data.total_rounds,
-            meta=dict(data.meta or {}),
-        )
+
+        def content(arrays: Arrays) -> Shareable:
+            model = FLModel(
+                params=like(data.params, {name: arrays[name] for name in params}),
+                params_type=ParamsType.FULL,
+                current_round=data.current_round,
+                total_rounds=data.total_rounds,
+                meta=dict(data.meta or {}),
+            )
+            return self.shareable_of(model)
+
         sent = {**params, **controls}
-        means, changed = self.summed(sent, lambda: self.shareable_of(model), sites, self.task_name, timeout)
+        means, changed = self.summed(sent, content, sites, self.task_name, timeout)
         meta: dict[str, Any] = {
             "contributors": means.contributors,
             "examples": self.sessions.examples(means),
@@ -239,8 +250,9 @@ class SecureScatterAndGather(SecureRounds, ScatterAndGather):
         dxo, sites = from_shareable(task.data), [client.name for client in self._engine.get_clients()]
         sent = arrays_in(dxo.data)
 
-        def content() -> Shareable:
-            made = DXO(dxo.data_kind, data=dxo.data, meta=dict(dxo.meta)).to_shareable()
+        def content(arrays: Arrays) -> Shareable:
+            data = dxo.data if arrays is sent else like(dxo.data, arrays)
+            made = DXO(dxo.data_kind, data=data, meta=dict(dxo.meta)).to_shareable()
             for name in _HEADERS:
                 made.set_header(name, task.data.get_header(name))
             return made

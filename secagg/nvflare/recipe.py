@@ -16,7 +16,7 @@ from nvflare.recipe.spec import Recipe
 
 from secagg.errors import InvalidParameters
 from secagg.platforms.leaving import LOG
-from secagg.platforms.settings import SecAggSettings
+from secagg.platforms.settings import SUMS, SecAggSettings
 
 from .client import COMPONENT, SecAggClient, SecAggExecutor, SecAggFilter
 from .controller import EVALUATION, TRAIN, SecureFedAvg, SecureRounds, SecureScaffold, SecureScatterAndGather
@@ -87,6 +87,11 @@ def secure(  # noqa: PLR0913 -- keywords alone, all with defaults
         raise InvalidParameters("the recipe has no server or no client yet; make it secure when it is complete")
     workflow = _only_workflow(apps[_SERVER].app_config, checked.metric_names + checked.evaluated_names)
     plain = workflow.controller
+    if checked.down == SUMS and type(plain) is not FedAvg:
+        raise InvalidParameters(
+            f"down = 'sums' is for FedAvg, whose next model is what the sum makes, and not for {type(plain).__name__}; "
+            "leave it out"
+        )
     is_gathered = type(plain) is ScatterAndGather
     least = "min_clients" if is_gathered else "num_clients"
     trained = getattr(plain, "train_task_name" if is_gathered else "task_name", TRAIN)

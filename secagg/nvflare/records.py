@@ -8,6 +8,7 @@ from typing import Any, Final, cast
 
 import numpy as np
 import numpy.typing as npt
+from nvflare.apis.dxo import from_shareable
 from nvflare.apis.fl_constant import ReturnCode
 from nvflare.apis.shareable import Shareable, make_reply
 from nvflare.app_common.app_constant import AlgorithmConstants
@@ -39,6 +40,13 @@ def carrying(record: Record, content: Shareable | None = None) -> Shareable:
     shareable = Shareable() if content is None else content
     shareable[RECORD] = dict(record)
     return shareable
+
+
+def emptied(content: Shareable, names: Iterable[str]) -> Shareable:
+    """Return a task without the values of some tensors of its model, whose shapes and types stay."""
+    dxo = from_shareable(content)
+    dxo.data = {**dxo.data, **{name: dxo.data[name][None][:0] for name in names}}
+    return cast("Shareable", dxo.update_shareable(content))
 
 
 def refusal(error: Exception) -> Shareable:

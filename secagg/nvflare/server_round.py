@@ -17,7 +17,7 @@ from secagg.platforms.leaving import Left
 from secagg.platforms.round_task import RECORD, Record, RoundTask
 from secagg.platforms.server_round import FOR_EVER, Answer, Reply, ServerRound
 
-from .records import STAGE_TASK, carrying, client_of, failure_in
+from .records import STAGE_TASK, carrying, client_of, emptied, failure_in
 
 _LOOK: Final = 0.5
 Heard = SimpleQueue[tuple[str, Shareable]]
@@ -87,10 +87,12 @@ class SiteRound(ServerRound[str]):
             heard.put((client_task.client.name, client_task.result))
             client_task.result = None
 
-        controller = self._controller
+        controller, content = self._controller, self._content() if takes_update else None
+        if content is not None and self.task.held is not None:
+            content = emptied(content, self.task.terms.joined)
         task = Task(
             name=self._task_name if takes_update else STAGE_TASK,
-            data=carrying(record, self._content() if takes_update else None),
+            data=carrying(record, content),
             result_received_cb=hear,
         )
         controller.send(task=task, fl_ctx=controller.fl_ctx, targets=[site])

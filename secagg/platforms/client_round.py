@@ -1,4 +1,4 @@
-"""The plug-ins' own log, which never holds a secret, and why a client leaves a round, as far as the server is told."""
+"""A client's part in a round: what its training returned as an update, and the messages that it answers."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import numpy.typing as npt
 from secagg.compression.model_update import ModelUpdate, decode_parameters
 from secagg.compression.model_update.model_tensors import METRICS, TENSOR, Arrays, differences, model_digest
 from secagg.compression.model_update.summed_values import (
+    UPDATE,
     clipped_share,
     integer_bound,
     rounded_at_random,
@@ -76,7 +77,7 @@ class Training:
     def _summed(self) -> list[str]:
         """The names of the tensors that are summed; none where metrics of an evaluation are."""
         alone = [name.removeprefix(TENSOR) for name in self.update.names if name.startswith(TENSOR)]
-        return [*self.terms.joined, *alone]
+        return [*(self.terms.joined if UPDATE in self.update.names else ()), *alone]
 
     @property
     def late(self) -> LateUpdate:

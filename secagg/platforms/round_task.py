@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, fields
 from datetime import UTC, datetime
@@ -14,20 +14,40 @@ from typing import Any, Final, cast
 import numpy as np
 import numpy.typing as npt
 
+from secagg.compression.cohort_bits import (
+    CAREFUL_ROUNDS,
+    MOST_OF_A_MATRIX,
+    AutoRate,
+    code_noise,
+    deviations,
+    noisiest_matrix,
+)
 from secagg.compression.model_update import ModelUpdate, encode_parameters
 from secagg.compression.model_update.model_tensors import METRICS, Arrays, applied, model_digest, restored
-from secagg.compression.model_update.summed_values import part, steps_in, take_lengths, taken_told, value_bounds
+from secagg.compression.model_update.summed_values import (
+    PeakSum,
+    part,
+    peak_sum,
+    steps_in,
+    take_lengths,
+    taken_told,
+    value_bounds,
+    whole_code,
+)
 from secagg.compression.outside import outside_factory
+from secagg.compression.peak import LEAST_ALIKE
+from secagg.compression.public_stream import PublicStream
 from secagg.contract import Aggregate
 from secagg.crypto.entropy import Coins, SystemCoins
 from secagg.crypto.labels import Label, bind
 from secagg.errors import MalformedMessage, Misuse, Reason, ThresholdNotMet
 from secagg.identifiers import CLIENT_ID_BYTES, ClientId
+from secagg.platforms.held_models import HeldModels, parted
 from secagg.platforms.keys.identities import Roster, load_roster
 from secagg.platforms.leaving import LOG
 from secagg.platforms.plugs import ServerSide, plug_of
 from secagg.platforms.schemes import COARSE, FINER, SchemeChoice, noise_settings
-from secagg.platforms.settings import SecAggSettings
+from secagg.platforms.settings import AUTO, SUMS, SecAggSettings
 from secagg.privacy.client_noise import ClientNoise, noise_in
 from secagg.session.registry import find
 from secagg.session.roles import ServerSession, Subject
@@ -199,6 +219,10 @@ class Means:
     """Values that clients reported of their tensors, as scales of the next round."""
     lengths: tuple[float, ...]
     """Lengths of the update and of each tensor, where clients vote for them."""
+    alike: float
+    """Squared mean of the clients' lengths over their mean square, where they vote for them; otherwise 1."""
+    told_sum: PeakSum | None
+    """Sum that the nodes of the next round are told, where they are."""
     metrics: dict[str, float]
     contributors: int
     total_weight: int
@@ -214,6 +238,8 @@ class RoundTask:
     """The terms that clients are told."""
     sent: Arrays
     update: ModelUpdate
+    held: HeldModels | None = None
+    """Which nodes hold the model, where sums are told in its place."""
 
     def opened(
         self, population: int, invited: frozenset[ClientId], coins: Coins, resources: ExitStack
@@ -265,7 +291,7 @@ class RoundTask:
     def means(self, aggregate: Aggregate) -> Means:
         """Decode a sum."""
         mean = self.update.mean(aggregate)
-        lengths = take_lengths(self.update, mean, self.sent, self.terms.joined, self.terms.lengths)
+        found = take_lengths(self.update, mean, self.sent, self.terms.joined, self.terms.lengths)
         vector, told = mean.pop(METRICS), taken_told(mean, self.sent)
         part(mean, self.terms.joined, self.sent)
         # With noise it is noise.
@@ -282,7 +308,9 @@ class RoundTask:
         return Means(
             tensors=mean,
             told=told,
-            lengths=lengths,
+            lengths=found.known if found else (),
+            alike=found.alike if found else 1.0,
+            told_sum=peak_sum(self.update, aggregate, found.middle) if found and self.held else None,
             metrics=dict(zip(self.terms.metrics, map(float, vector[1:]), strict=True)),
             contributors=aggregate.contributors,
             total_weight=aggregate.total_weight,
@@ -301,6 +329,16 @@ class Known:
     lengths: tuple[float, ...] = ()
     dtypes: dict[str, np.dtype[Any]] = field(default_factory=dict[str, np.dtype[Any]])
     """As the model was sent at first."""
+    held: HeldModels | None = None
+    trained: int = 0
+    """Rounds of training so far."""
+    probed: int = 0
+    """Rounds of training when losses were told last."""
+    rate: AutoRate | None = None
+    noise: float = 0.0
+    """Noise of the last round's code, in units of one client's energy."""
+    deviations: Mapping[str, float] = field(default_factory=dict[str, float])
+    """Its deviation in each tensor."""
 
 
 class Rounds:
@@ -323,6 +361,7 @@ class Rounds:
         self._has_said = set[str]()
         self._seed = bytes(SystemCoins().draw(_SEED_BYTES))
         self._factory = outside_factory(settings.outside) if settings.outside else None
+        self._number = 0
         self._known = dict[Shapes, Known]()
         """Knowledge of each model that is trained here: there may be several, with tensors of the same name."""
 
@@ -337,12 +376,17 @@ class Rounds:
         settings = self.settings
         # Refused here, where too few clients are told of what to do, before anything is computed for them.
         settings.tolerated_dropouts(clients)
-        choice = SchemeChoice(settings, clients * settings.heaviest, self._factory, clients)
-        joined = () if is_evaluation else choice.joined(sent)
-        known = self._known_of(sent)
+        self._number = number
+        known = self.known_of(sent)
+        noise: float | None = None
+        if settings.rate == AUTO:
+            known.rate = AutoRate(clients, settings.harm, known.rate.slope if known.rate else None)
+            noise = known.rate.noise(known.trained)
+        choice = SchemeChoice(settings, clients * settings.heaviest, self._factory, clients, noise)
+        joined = choice.joined(sent)
         if known.told is None and settings.is_calibrated and not is_evaluation:
             LOG.info("the first round travels in fixed point; clients tell in it how large their changes are")
-        lengths = known.lengths if joined else ()
+        lengths = () if is_evaluation else known.lengths
         update = (
             choice.of_metrics()
             if is_evaluation
@@ -368,6 +412,7 @@ class Rounds:
             metrics=metrics,
             joined=joined,
             lengths=lengths,
+            held=known.held,
         )
 
     def asked(self, update: ModelUpdate, sent: Arrays, *, clients: int, task: str, number: int) -> RoundTask:
@@ -392,6 +437,7 @@ class Rounds:
         metrics: tuple[str, ...] = (),
         joined: tuple[str, ...] = (),
         lengths: tuple[float, ...] = (),
+        held: HeldModels | None = None,
     ) -> RoundTask:
         settings = self.settings
         terms = Terms(
@@ -408,31 +454,94 @@ class Rounds:
             task=task,
             parameters=encode_parameters(update),
         )
-        return RoundTask(settings=settings, roster=self._roster, terms=terms, sent=sent, update=update)
+        return RoundTask(settings=settings, roster=self._roster, terms=terms, sent=sent, update=update, held=held)
 
     def model(self, task: RoundTask, means: Means) -> dict[str, npt.NDArray[Any]]:
         """Return the model that results from a round of training; its scales are those of the next one."""
-        known = self._known_of(task.sent)
-        known.told, known.lengths = means.told, means.lengths
-        return applied(task.sent, means.tensors)
+        known, joined = self.known_of(task.sent), task.terms.joined
+        known.told, known.lengths, known.trained = means.told, means.lengths, known.trained + 1
+        model = applied(task.sent, means.tensors)
+        if known.held is not None and means.told_sum is not None:
+            values = known.held.move(task.terms.round_number, means.told_sum)
+            model |= parted(values, {name: (model[name].shape, model[name].dtype) for name in joined})
+        if means.lengths:
+            code = whole_code(task.update)
+            known.noise = code_noise(code, means.contributors)
+            known.deviations = dict(zip(joined, deviations(code, means.contributors, means.lengths[0]), strict=True))
+            self._say_of_code(known, means.alike, model)
+        return model
+
+    def _say_of_code(self, known: Known, alike: float, model: Arrays) -> None:
+        """Warn where the mean of a peak code is biased, or its noise large for the model and nobody probes its harm."""
+        if alike < LEAST_ALIKE:
+            self.say_once(
+                f"clients' updates differ in length: the squared mean is {alike:.2f} of the mean square. The peak code "
+                "gives all of them one length, so short updates count for too much: let clients make like numbers of "
+                "steps, or take another secagg-compression",
+                "alike",
+            )
+        is_found = known.rate is not None and (known.rate.slope is not None or known.trained <= CAREFUL_ROUNDS)
+        name, share = noisiest_matrix(model, known.deviations)
+        if share > MOST_OF_A_MATRIX and not is_found:
+            self.say_once(
+                f"the noise of a round has {share:.2g} of the squared length of {name}, and above {MOST_OF_A_MATRIX} "
+                "models lost accuracy: raise secagg-cohort-bits, or set secagg-rate = 'auto' and let clients evaluate",
+                "noise",
+            )
+
+    def probe(self, sent: Arrays, means: Means, evaluated: Callable[[Arrays], Means]) -> None:
+        """Have clients tell their losses at an evaluated model with noise, if the rate is found by them and it is time.
+
+        The noise is that of the last code, public signs times its deviation, once added and once taken away.
+        """
+        known = self.known_of(sent)
+        if known.rate is None or known.probed == known.trained or not AutoRate.is_probed(known.trained):
+            return
+        known.probed, found = known.trained, [means]
+        noise = {name: self._signs(name, sent[name]) * deviation for name, deviation in known.deviations.items()}
+        for sign in (1, -1):
+            moved = {name: (sent[name] + sign * values).astype(sent[name].dtype) for name, values in noise.items()}
+            found.append(evaluated({**sent, **moved}))
+        if len({(each.contributors, each.total_weight) for each in found}) > 1:
+            self.say_once("clients left between the losses that find the rate, which do not compare; it stays")
+            return
+        first, added, taken = (each.metrics[self.settings.evaluated_names[0]] for each in found)
+        known.rate = known.rate.after((first, added, taken), known.noise)
+
+    def _signs(self, name: str, like: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
+        stream = PublicStream(seed=self._seed, round_number=self._number, tensor_name=name, shape=(like.size,))
+        drawn = np.frombuffer(stream.read(Label.PROBE_SIGNS, -(-like.size // 8)), dtype=np.uint8)
+        return 1 - 2 * np.unpackbits(drawn, count=like.size).reshape(like.shape).astype(np.float64)
 
     def examples(self, means: Means) -> int:
         """Return how many examples were counted."""
         return means.total_weight * (self.settings.weight_unit if self.settings.weighting == "examples" else 1)
 
     def restored(self, sent: Arrays) -> dict[str, npt.NDArray[Any]]:
-        """Return a model with the dtypes that it had at first.
+        """Return a model with the dtypes that it had at first, and in whole steps where nodes hold it.
 
         Strategies multiply every tensor by floats, so integers and booleans come back from them as floats.
         """
-        dtypes = self._known_of(sent).dtypes
-        return {name: restored(array, dtypes.setdefault(name, array.dtype)) for name, array in sent.items()}
+        known = self.known_of(sent)
+        dtypes = known.dtypes
+        model = {name: restored(array, dtypes.setdefault(name, array.dtype)) for name, array in sent.items()}
+        if self.settings.down == SUMS:
+            known.held = known.held or HeldModels(self._seed)
+            names = SchemeChoice(self.settings, 1).joined(model)
+            model, is_changed = known.held.hold(model, names, self._number + 1)
+            if is_changed:
+                self.say_once(
+                    "the model of this round is not the one that the round before made, and every node is sent it "
+                    "whole; secagg-down = 'sums' is for strategies that leave the mean as it is, such as FedAvg"
+                )
+        return model
 
-    def say_once(self, sentence: str) -> None:
-        """Warn, if that was not said before."""
-        if sentence not in self._has_said:
-            self._has_said.add(sentence)
+    def say_once(self, sentence: str, about: str = "") -> None:
+        """Warn, if nothing was said about that before; by default about what the sentence says."""
+        if (about or sentence) not in self._has_said:
+            self._has_said.add(about or sentence)
             LOG.warning("%s", sentence)
 
-    def _known_of(self, sent: Arrays) -> Known:
+    def known_of(self, sent: Arrays) -> Known:
+        """Return what is known of the model that these arrays are of."""
         return self._known.setdefault(tuple((name, array.shape) for name, array in sent.items()), Known())

@@ -24,6 +24,7 @@ from secagg.compression.model_update.summed_values import (
     UPDATE,
     ReachingQuantizer,
     ScaledCodebooks,
+    bounded_noise,
     from_outside,
     known_lengths,
     peaks,
@@ -67,6 +68,8 @@ class SchemeChoice:
     """Factory of the scheme from outside, where the settings name one."""
     clients: int = 1
     """Number of invited clients, from which the rate of a peak code follows."""
+    noise: float | None = None
+    """Noise that the code may have, where losses said it."""
 
     def parameters(
         self,
@@ -98,7 +101,11 @@ class SchemeChoice:
             chosen[UPDATE] = from_outside(settings.compression, self.factory, self.total_weight)
         elif joined:
             known = known_lengths(sent, joined, lengths)
-            chosen[UPDATE] = peaks(settings.places_for(self.clients), known)
+            chosen[UPDATE] = (
+                peaks(settings.places_for(self.clients), known)
+                if self.noise is None
+                else bounded_noise(self.clients, self.noise, known)
+            )
             shapes[LENGTHS], chosen[LENGTHS] = votes_shape(joined), votes()
         scaled = told_names(shapes, sent) if settings.is_calibrated else ()
         if scaled:

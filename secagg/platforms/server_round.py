@@ -76,6 +76,8 @@ class ServerRound(ABC, Generic[Node]):
         self._first, self._training, self._training_patience = first, training, training_patience
         self._nodes = dict[ClientId, Node]()
         self._own = dict[Node, ClientId]()
+        self._answered = set[Node]()
+        """Nodes whose answer of the stage counts."""
         self.stages = list[tuple[str, StageCount]]()
         """Messages and departures of each stage so far."""
 
@@ -135,7 +137,11 @@ class ServerRound(ABC, Generic[Node]):
             )
             terms = self.task.terms if is_first else None
             records = {node: record_of(message, terms=terms) for node, message in messages.items() if message}
+            if (held := self.task.held if stage.takes_update else None) is not None:
+                records = {node: {**record, **held.record(node)} for node, record in records.items()}
             count = self._exchanged(session, stage, records, Patience(stage, limits, time.monotonic))
+            if held is not None:
+                held.answered(self._answered)
             self.stages.append((stage.name, count))
             LOG.info("round %d, %s: %s", self.task.terms.round_number, stage.name, count)
             for sentence in count.advice:
@@ -150,6 +156,7 @@ class ServerRound(ABC, Generic[Node]):
     ) -> StageCount:
         """Send to each node its message, and hand over every answer as soon as it is there."""
         began = time.monotonic()
+        self._answered.clear()
         count = StageCount(sent=len(records), bytes_down=sum(map(record_bytes, records.values())))
         try:
             waiting = {*self.send(records, takes_update=stage.takes_update)}
@@ -186,6 +193,7 @@ class ServerRound(ABC, Generic[Node]):
             LOG.warning("node %s is left out: %s%s", node, error, f" (to blame: {culprits})" if culprits else "")
             return
         self._nodes[client] = node
+        self._answered.add(node)
         count.received += 1
 
     def _drop(self, session: ServerSession, node: Node) -> None:

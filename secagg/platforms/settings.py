@@ -29,6 +29,7 @@ MODES: Final = {str(mode): mode for mode in SecurityMode}
 TOPOLOGIES: Final = ("full", "sparse")
 SUITES: Final = {"classic": Suite.CLASSIC, "hybrid": Suite.HYBRID}
 WEIGHTINGS: Final = ("examples", "uniform")
+AUTO, SUMS = "auto", "sums"
 FIXED_POINT: Final = "fixed-point"
 SCALAR_BITS: Final = range(2, 17)
 CODEWORDS, BLOCK_SIZE = 64, 8
@@ -72,6 +73,13 @@ class SecAggSettings:
     ``pq-64x8``, 64 codewords of 8); ``module:Name`` or ``path/to/file.py:Name`` for a scheme from outside."""
     cohort_bits: float = COHORT_BITS
     """Bits for a value with ``peak``, of all clients of a round together."""
+    rate: str = "fixed"
+    """``auto`` finds the bits of ``peak`` from the clients' loss at the model with noise, every ten rounds; the loss is
+    the first of ``evaluation_metrics``."""
+    harm: float = 0.001
+    """How much the noise of one round may raise that loss, with ``auto``."""
+    down: str = "model"
+    """``sums`` sends nodes that have the last model the sum since, with ``peak``."""
     fraction_bits: int = 16
     """Fixed-point values have steps of 2^-fraction_bits, whatever the cohort and the weights are."""
     modulus_bits: int = 0
@@ -192,6 +200,15 @@ class SecAggSettings:
             f"{PREFIX}protocol to {ENCLAVE!r} or {TWO_SERVERS!r}, or this to fixed-point, scalar-8 or pruning-0.9"
         )
         yield "compression", has_indices and self.protocol in (PAIRWISE, ONE_MESSAGE), sentence
+        is_auto, is_told = self.rate == AUTO, self.down == SUMS
+        sentence = f"is for {PREFIX}compression = 'peak'; change that, or leave it out"
+        yield "down", is_told and not self.has_peaks, sentence
+        sentence = "tells sums of peaks, each of which counts once: take"
+        yield "down", is_told and self.weighting != "uniform", f"{sentence} {PREFIX}weighting = 'uniform'"
+        yield "down", is_told and is_auto, f"{sentence} {PREFIX}rate = 'fixed', as 'auto' sends other codes, too"
+        sentence = f"is found from the loss that {PREFIX}evaluation-metrics names first; name it there"
+        yield "rate", is_auto and not self.evaluated_names, sentence
+        yield "cohort_bits", is_auto and self.cohort_bits != COHORT_BITS, f"is found by {PREFIX}rate = 'auto'"
 
     @property
     def is_certified(self) -> bool:
@@ -399,12 +416,17 @@ _LISTS: Final = (
     ("holders", "holder_sockets"),
 )
 _KEYS, _RECORD = "`secagg keys`", "`secagg holder record`"
-_CHOICES: Final = (("mode", MODES), ("topology", TOPOLOGIES), ("suite", SUITES), ("weighting", WEIGHTINGS))
+_CHOICES: Final = (
+    *(("mode", MODES), ("topology", TOPOLOGIES), ("suite", SUITES), ("weighting", WEIGHTINGS)),
+    *(("rate", ("fixed", AUTO)), ("down", ("model", SUMS))),
+)
 _READ_BESIDE: Final = (
     ("privacy_bits", 0, "topology", "sparse"),
     ("maximum_weight", 1 << 16, "weighting", "examples"),
     ("weight_unit", 1, "weighting", "examples"),
     ("cohort_bits", COHORT_BITS, "compression", "peak"),
+    ("rate", "fixed", "compression", "peak"),
+    ("harm", 0.001, "rate", AUTO),
 )
 """Settings that matter with one value of another setting alone, and their values where they are left out."""
 _BELONGING: Final = (
@@ -430,6 +452,7 @@ _RULES: Final[tuple[tuple[str, Callable[[Any], bool], str], ...]] = (
     ("fraction_bits", lambda value: 1 <= value <= _MOST_FRACTION_BITS, f"lies in 1..{_MOST_FRACTION_BITS}"),
     ("clip", lambda value: 0.0 < value < math.inf, "is a positive number"),
     ("cohort_bits", lambda value: 0.0 < value <= _MOST_COHORT_BITS, f"is above 0.0, and at most {_MOST_COHORT_BITS}"),
+    ("harm", lambda value: 0.0 < value < math.inf, "is a positive number"),
     ("norm", lambda value: 0.0 <= value < math.inf, "is a number from 0 on"),
     ("metric_bound", lambda value: 0.0 < value < math.inf, "is a positive number"),
     ("maximum_weight", lambda value: 1 <= value < 1 << 32, "is at least 1, and below 2^32"),

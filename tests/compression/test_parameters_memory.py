@@ -21,7 +21,7 @@ from secagg.compression.model_update.public_parameters import (
     _Tag as Tag,  # pyright: ignore[reportPrivateUsage]
 )
 from secagg.compression.outside import OutsideScheme
-from secagg.compression.peak import MOST_SUMMED_PLACES, LevelCode, PeakCode
+from secagg.compression.peak import MOST_SUMMED_PLACES, LevelCode, PeakCode, level_votes
 from secagg.compression.product_quantization import Codebook, ProductQuantization
 from secagg.compression.public_stream import PublicStream
 from secagg.compression.random_pruning import RandomPruning
@@ -73,6 +73,7 @@ SCHEMES: dict[Tag, Callable[[], Scheme]] = {
     Tag.PEAK: lambda: PeakCode(rotation=turned(), places=16),
     Tag.SKETCH: lambda: Sketch(rotation=turned(), kept=VALUES // 2, bits=1, modulus_bits=5),
     Tag.OUTSIDE: from_outside,
+    Tag.VOTES: lambda: level_votes(SHAPE[0]),
 }
 
 
@@ -103,13 +104,15 @@ def test_a_short_message_allocates_nothing_by_the_numbers_in_it(tag: Tag) -> Non
     def read() -> None:
         update = decode_parameters(message, outside={"x:Y": outside})
         assert update.capacity > 0
-        assert len(update.tables) == (1 if tag in {Tag.LEVELS, Tag.PEAK, Tag.PRODUCT_QUANTIZATION} else 0)
+        has_table = tag in {Tag.LEVELS, Tag.PEAK, Tag.PRODUCT_QUANTIZATION, Tag.VOTES}
+        assert len(update.tables) == has_table
         # The client's own model is small: that is found before anything is made for the large one.
         with pytest.raises(Misuse, match="expected an array"):
             update.encode({"w": np.zeros((2, 2), np.float32)}, InsecureSeededCoins(b"coins"))
 
     read()
-    assert allocated(read) < MOST
+    # Votes have a codebook of a fixed size, once in a message.
+    assert allocated(read) < (3 * MOST if tag is Tag.VOTES else MOST)
 
 
 def broadcast_head() -> bytes:
@@ -127,6 +130,16 @@ def test_a_table_larger_than_what_it_sketches_is_refused_where_it_is_read() -> N
     assert decode_parameters(message(MOST_FILLED)).names == ("w",)
     with pytest.raises(MalformedMessage, match="saves nothing"):
         decode_parameters(message(MOST_FILLED - 1))
+
+
+def test_a_message_has_votes_once() -> None:
+    def message(count: int) -> bytes:
+        tensors = [TensorScheme(name=f"w{at}", shape=(3, 256), scheme=level_votes(3)) for at in range(count)]
+        return encode_parameters(ModelUpdate(tensors=tuple(tensors)))
+
+    assert len(decode_parameters(message(1)).tensors) == 1
+    with pytest.raises(MalformedMessage, match="votes for all lengths"):
+        decode_parameters(message(2))
 
 
 def test_many_peak_codes_do_not_take_a_table_each() -> None:

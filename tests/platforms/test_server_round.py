@@ -83,6 +83,7 @@ class Task:
     threshold: int = 0
     told: list[str] = field(default_factory=list[str])
     round_number: int = 7
+    held: None = None
     settings: Any = field(default_factory=lambda: SimpleNamespace(stage_timeout=60.0, stage_patience=2.0))
     record: Any = field(default_factory=lambda: {"terms": "{}", "parameters": b""})
 

@@ -17,6 +17,7 @@ from hypothesis.extra.numpy import arrays
 
 from secagg.cli import main
 from secagg.compression.model_update import decode_parameters, encode_parameters
+from secagg.compression.model_update.summed_values import UPDATE
 from secagg.compression.outside import outside_factory
 from secagg.compression.peak import PeakCode
 from secagg.compression.sketch import Sketch
@@ -24,7 +25,7 @@ from secagg.conformance import LAWS, Candidate
 from secagg.contract import IndexSegment, RingSegment, ideal_aggregate
 from secagg.errors import InvalidParameters, MalformedMessage
 from secagg.simulation.insecure_coins import InsecureSeededCoins
-from secagg.training.codec import NORMS, UPDATE, WholeUpdates
+from secagg.training.codec import NORMS, WholeUpdates
 from secagg.training.records import RoundRecord, read_records, summarise
 from secagg.training.runs.driver import MODEL_NAME, Progress, train
 from secagg.training.runs.rounds import Pieces, Run, falling_rate

@@ -18,6 +18,7 @@ import torch
 from secagg.compression.byte_accounting import Accounting, upload_bytes
 from secagg.compression.joined_rotation import JoinedRotation
 from secagg.compression.model_update import ModelUpdate
+from secagg.compression.model_update.summed_values import UPDATE
 from secagg.compression.outside import Factory
 from secagg.compression.peak import block_size_for
 from secagg.compression.public_stream import PublicStream
@@ -26,7 +27,7 @@ from secagg.contract import Aggregate, Payload
 from secagg.errors import InvalidParameters, PeerError, ThresholdNotMet
 from secagg.session.run import StageFigures
 from secagg.simulation.insecure_coins import InsecureSeededCoins
-from secagg.training.codec import PLAIN_BITS, UPDATE, Operators, RoundCodec, WholeUpdates
+from secagg.training.codec import PLAIN_BITS, Operators, RoundCodec, WholeUpdates
 from secagg.training.models import initial_parameters
 from secagg.training.records import Accuracy, Checkpoint, RoundRecord
 from secagg.training.settings.configuration import (
@@ -598,8 +599,8 @@ class Run:
         before, settings = self.parameters, self.configuration.server
         rate = falling_rate(settings.falling, self.next_round + 1, self.configuration.rounds)
         if self.told is not None:
-            sums, rotation, gains = self._whole.signs(aggregate)
-            moved = self.told.tell(self.next_round, sums, rotation, gains.times(settings.rate * rate))
+            found = self._whole.signs(aggregate)
+            moved = self.told.tell(self.next_round, found.sums, found.rotation, found.gains.times(settings.rate * rate))
             self.parameters = self._whole.parted(moved)
         else:
             self.parameters = self.optimizer.step(before, mean)

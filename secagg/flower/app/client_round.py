@@ -6,12 +6,13 @@ trains then, encodes the difference, and masks or seals it at once, so that no u
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Final
 
+import numpy as np
 import numpy.typing as npt
-from flwr.app import ConfigRecord, Context, Message
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message
 from flwr.clientapp.typing import ClientAppCallable
 
 from secagg.compression.outside import Factory
@@ -20,13 +21,16 @@ from secagg.errors import InvalidParameters, Misuse, Reason
 from secagg.identifiers import ClientId
 from secagg.platforms.client_round import Node, NodeRound, Trained, Training
 from secagg.platforms.floors import NodeSettings
+from secagg.platforms.held_models import followed, is_told, parted, restored, stored
 from secagg.platforms.round_task import RECORD, Terms, message_in
 from secagg.session.roles import ClientSession, LateUpdate
 from secagg.session.sealed_state import OpenState, StateDirectory
 
-from .records import LARGE_RECORD, record_in, reported_in, scalar_in, with_record
+from .records import LARGE_RECORD, arrays_of, record_in, reported_in, scalar_in, with_record
 
 STATE_RECORD: Final = "secagg.state"
+HELD_RECORD: Final = "secagg.held"
+"""The model that a node holds, where it is told sums in place of models."""
 
 
 class ClientRound:
@@ -160,16 +164,38 @@ def training_of(message: Message, context: Context, call_next: ClientAppCallable
     Raises:
         InvalidParameters: it holds more than one model.
     """
+    told = record_in(message.content)
     for name in (RECORD, LARGE_RECORD):
         if name in message.content:
             del message.content[name]
-    records = list(message.content.array_records.values())
+    records = message.content.array_records
     if len(records) != 1:
         raise InvalidParameters(
             f"the message has {len(records)} array records, and one model is trained; send the model alone"
         )
-    sent: dict[str, npt.NDArray[Any]] = {name: array.numpy() for name, array in records[0].items()}
+    ((key, record),) = records.items()
+    held = _held_arrays(told, record, begun.terms.joined, context) if is_told(told) else {}
+    sent: dict[str, npt.NDArray[Any]] = {
+        name: held[name] if name in held else array.numpy() for name, array in record.items()
+    }
+    if held:
+        message.content[key] = arrays_of(sent)
     return Training(begun.terms, begun.update, begun.charges, sent, lambda: _trained(message, context, call_next))
+
+
+def _held_arrays(
+    told: Mapping[str, object], record: ArrayRecord, names: Sequence[str], context: Context
+) -> dict[str, npt.NDArray[Any]]:
+    """Return the tensors of the model that this node holds now, and keep it for the next session.
+
+    Raises:
+        SecAggError: it holds none that the server's record is about.
+    """
+    forms = {name: (record[name].shape, np.dtype(record[name].dtype)) for name in names}
+    known = context.state.array_records.get(HELD_RECORD)
+    held = followed(told, None if known is None else restored({n: a.numpy() for n, a in known.items()}), forms)
+    context.state[HELD_RECORD] = arrays_of(stored(held))
+    return parted(held.values, forms)
 
 
 def _trained(message: Message, context: Context, call_next: ClientAppCallable) -> Trained:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Final, cast
+from collections.abc import Collection, Mapping
+from typing import Any, Final, cast
 
+import numpy as np
+import numpy.typing as npt
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
 
 from secagg.platforms.leaving import Left, code_of, code_said
@@ -33,22 +35,38 @@ def code_in(reply: Message) -> Left:
 
 def with_record(record: Record) -> RecordDict:
     """Return what carries a record of the protocol."""
-    small, large = dict(record), record["message"]
+    large = {name: value for name, value in record.items() if isinstance(value, bytes) and len(value) > _LARGE_BYTES}
     found = RecordDict()
-    if len(large) > _LARGE_BYTES and isinstance(large, bytes):
-        del small["message"]
-        found[LARGE_RECORD] = ArrayRecord({"message": Array("uint8", (len(large),), "secagg.message", large)})
-    found[RECORD] = ConfigRecord({**small})
+    if large:
+        arrays = {name: Array("uint8", (len(value),), "secagg.message", value) for name, value in large.items()}
+        found[LARGE_RECORD] = ArrayRecord(arrays)
+    found[RECORD] = ConfigRecord({name: value for name, value in record.items() if name not in large})
     return found
 
 
 def record_in(content: RecordDict) -> dict[str, object]:
     """Return the record of the protocol; absent fields are missing in it."""
     found: dict[str, object] = {**content.config_records.get(RECORD, {})}
-    large = content.array_records.get(LARGE_RECORD)
-    if large is not None and "message" in large:
-        found.setdefault("message", large["message"].data)
+    for name, array in content.array_records.get(LARGE_RECORD, {}).items():
+        found.setdefault(name, array.data)
     return found
+
+
+def arrays_of(model: Mapping[str, npt.NDArray[Any]]) -> ArrayRecord:
+    """Return a model as Flower sends it."""
+    return ArrayRecord({name: Array(np.asarray(array)) for name, array in model.items()})
+
+
+def emptied(model: Mapping[str, npt.NDArray[Any]], names: Collection[str]) -> ArrayRecord:
+    """Return a model as Flower sends it, without the values of some tensors, whose shapes and types stay."""
+    return ArrayRecord(
+        {
+            name: Array(str(array.dtype), array.shape, "secagg.held", b"")
+            if name in names
+            else Array(np.asarray(array))
+            for name, array in model.items()
+        }
+    )
 
 
 def scalar_in(content: RecordDict, name: str) -> float | int | None:

@@ -12,20 +12,19 @@ from collections.abc import Iterable, Mapping
 from threading import Lock
 from typing import Any
 
-import numpy as np
 import numpy.typing as npt
-from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MessageType, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 
-from secagg.compression.model_update.model_tensors import model_digest
+from secagg.compression.model_update.model_tensors import Arrays, model_digest
 from secagg.errors import InvalidParameters, Misuse
 from secagg.flower.strategies import calling_strategy, require_sum_suffices, weight_key, write_where_flower_does
 from secagg.platforms.leaving import StageCount, stages_said
-from secagg.platforms.round_task import Rounds
+from secagg.platforms.round_task import Rounds, RoundTask
 from secagg.platforms.settings import SecAggSettings
 
-from .records import LEFT_RECORD, LEGACY_ARRAYS, metric_record
-from .server_round import GridRound
+from .records import LEFT_RECORD, LEGACY_ARRAYS, arrays_of, emptied, metric_record
+from .server_round import GridRound, RoundResult
 
 _ROUNDS, _COUNTING = dict[int, int](), Lock()
 """Rounds of each run in this process; a client refuses a number twice, so a run's grids count together."""
@@ -99,27 +98,34 @@ class SecAggGrid(Grid):
         is_legacy = key == LEGACY_ARRAYS
         if is_evaluation and is_legacy:
             raise Misuse("the legacy API evaluates in the clear alone; leave secagg-evaluation-metrics out")
-        # A client retains no round of another run, so only rounds of one run are counted together.
-        run = self._inner.run.run_id
-        number = next_round(run)
         weighted_by = "num_examples" if is_legacy else weight_key(strategy)
-        task = self._rounds.begun(
-            sent,
-            clients=len(messages),
-            task=f"flower run {run}",
-            number=number,
-            weighted_by=weighted_by,
-            is_evaluation=is_evaluation,
-        )
-        session = GridRound(task, self._inner, messages, timeout)
-        self.stages = session.stages
-        result = session.run()
+
+        def carried(model: Arrays) -> tuple[RoundTask, RoundResult]:
+            # A client retains no round of another run, so only rounds of one run are counted together.
+            run = self._inner.run.run_id
+            task = self._rounds.begun(
+                model,
+                clients=len(messages),
+                task=f"flower run {run}",
+                number=next_round(run),
+                weighted_by=weighted_by,
+                is_evaluation=is_evaluation,
+            )
+            if task.held is not None or model is not sent:
+                record = emptied(model, task.terms.joined if task.held else ())
+                for message in messages:
+                    message.content = RecordDict({**message.content, key: record})
+            session = GridRound(task, self._inner, messages, timeout)
+            self.stages = session.stages
+            return task, session.run()
+
+        task, result = carried(sent)
         examples, metrics = self._rounds.examples(result.means), result.means.metrics
         if is_evaluation:
+            self._rounds.probe(sent, result.means, lambda model: carried(model)[1].means)
             content = RecordDict({"metrics": metric_record({weighted_by: examples, **metrics})})
         else:
-            changed = self._rounds.model(task, result.means)
-            model = ArrayRecord({name: Array(np.asarray(array)) for name, array in changed.items()})
+            model = arrays_of(self._rounds.model(task, result.means))
             made = _legacy_content if is_legacy else _content
             content = made(key, model, metrics, weighted_by, examples)
         content[LEFT_RECORD] = ConfigRecord({**stages_said(self.stages)})
@@ -147,7 +153,7 @@ class SecAggGrid(Grid):
                 )
         before = self._rounds.restored(read)
         if any(before[name] is not array for name, array in read.items()):
-            replaced = ArrayRecord({name: Array(np.asarray(array)) for name, array in before.items()})
+            replaced = arrays_of(before)
             for message in messages:
                 message.content = RecordDict({**message.content, key: replaced})
         return key, before

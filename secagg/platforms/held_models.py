@@ -1,0 +1,158 @@
+"""Models that a server and its nodes hold alike, to the last bit: nodes that have the last one are told the sum since.
+
+The tensors of the peak code are one held model (``secagg.compression.told``); the others travel as ever. A node that
+did not answer the session before is sent the model. Both ends compare digests, and so does the session, whose subject
+has the digest of the whole model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Mapping
+from math import prod
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from secagg.compression.joined_rotation import Floats
+from secagg.compression.model_update.model_tensors import Arrays
+from secagg.compression.model_update.summed_values import UPDATE, PeakSum
+from secagg.compression.public_stream import SEED_BYTES
+from secagg.compression.told import HeldModel
+from secagg.errors import UNDECIDED, MalformedMessage, Misuse, PeerMisbehaved, Reason
+
+Forms = Mapping[str, tuple[tuple[int, ...], np.dtype[Any]]]
+"""Shapes and types of tensors, by name."""
+_HELD, _SUM, _MODEL = "held", "sum", "model"
+_ROUNDING: Final = 2.0**-20
+"""Relative error of a strategy that multiplies a model by a number and divides by it."""
+
+
+class HeldModels:
+    """A server's held model, and which nodes have it."""
+
+    def __init__(self, seed: bytes) -> None:
+        """Hold nothing yet.
+
+        Args:
+            seed: 32 public bytes of the run.
+        """
+        self._seed = seed
+        self._held: HeldModel | None = None
+        self._encoded, self._sum, self._before = b"", b"", -1
+        self._nodes = dict[Hashable, int]()
+
+    def hold(self, sent: Arrays, names: tuple[str, ...], number: int) -> tuple[dict[str, npt.NDArray[Any]], bool]:
+        """Return a model with these tensors as they are held, and whether the server itself has changed it.
+
+        Args:
+            number: of the next session, from which the coins of rounding follow.
+        """
+        forms = {name: (sent[name].shape, sent[name].dtype) for name in names}
+        is_changed = self._held is not None and not self._is_like(sent, forms)
+        if self._held is None or is_changed:
+            vector = np.concatenate([sent[name].astype(np.float32).reshape(-1) for name in names])
+            sizes = tuple(sent[name].size for name in names)
+            self._set(HeldModel.rounded(vector, seed=self._seed, name=UPDATE, sizes=sizes, round_number=number))
+            self._sum = b""
+            self._nodes.clear()
+        return {**sent, **parted(self.held.values, forms)}, is_changed
+
+    @property
+    def held(self) -> HeldModel:
+        """The model.
+
+        Raises:
+            Misuse: there is none yet.
+        """
+        if self._held is None:
+            raise Misuse("no model is held; hold one before a session")
+        return self._held
+
+    def record(self, node: Hashable) -> dict[str, bytes]:
+        """Return what a node is told in place of the tensors; until it answers it counts as one that holds nothing."""
+        known, record = self._nodes.pop(node, None), {_HELD: self.held.digest}
+        if known == self.held.round_number:
+            return record
+        if self._sum and known == self._before:
+            return {**record, _SUM: self._sum}
+        self._encoded = self._encoded or self._seed + self.held.encode()
+        return {**record, _MODEL: self._encoded}
+
+    def answered(self, nodes: Iterable[Hashable]) -> None:
+        """Note that these nodes hold the model."""
+        self._nodes.update(dict.fromkeys(nodes, self.held.round_number))
+
+    def move(self, number: int, found: PeakSum) -> Floats:
+        """Move the model by the sum of a round, and return its values."""
+        before = self.held
+        moved, told = before.told(number, found.sums, found.rotation.scales, found.gains)
+        self._set(moved)
+        self._sum, self._before = told, before.round_number
+        return moved.values
+
+    def _set(self, held: HeldModel) -> None:
+        self._held, self._encoded = held, b""
+
+    def _is_like(self, sent: Arrays, forms: Forms) -> bool:
+        own = parted(self.held.values, forms)
+        return all(np.allclose(sent[name], own[name], rtol=_ROUNDING, atol=0) for name in own)
+
+
+def parted(values: Floats, forms: Forms) -> dict[str, npt.NDArray[Any]]:
+    """Return the tensors of a vector."""
+    edges = np.cumsum([prod(shape) for shape, _ in forms.values()])[:-1].tolist()
+    parts = zip(forms.items(), np.split(values, edges), strict=True)
+    return {name: part.reshape(shape).astype(dtype) for (name, (shape, dtype)), part in parts}
+
+
+def stored(held: HeldModel) -> dict[str, npt.NDArray[Any]]:
+    """Return a model as arrays, for a node that keeps it between two messages."""
+    seed, sizes = np.frombuffer(held.seed, np.uint8), np.array(held.sizes)
+    return {
+        "seed": seed,
+        "sizes": sizes,
+        "round": np.array(held.round_number),
+        "steps": held.steps,
+        "codes": held.codes,
+    }
+
+
+def restored(arrays: Arrays) -> HeldModel:
+    """Return the model of what ``stored`` returned."""
+    return HeldModel(
+        seed=arrays["seed"].tobytes(),
+        name=UPDATE,
+        sizes=tuple(arrays["sizes"].tolist()),
+        round_number=int(arrays["round"]),
+        steps=arrays["steps"],
+        codes=arrays["codes"],
+    )
+
+
+def is_told(record: object) -> bool:
+    """Whether a server's record says which model a client holds, in place of its tensors."""
+    return isinstance(record, Mapping) and _HELD in record
+
+
+def followed(record: Mapping[str, Any], held: HeldModel | None, forms: Forms) -> HeldModel:
+    """Return the model that a client holds once it was told what a server's record says.
+
+    Raises:
+        MalformedMessage: the record is none.
+        PeerMisbehaved: it is not about the model that this client holds; the server sends the model next time.
+    """
+    if any(dtype.kind != "f" for _, dtype in forms.values()):
+        raise MalformedMessage("only tensors of floats are held", reason=Reason.NOT_CANONICAL)
+    sizes = tuple(prod(shape) for shape, _ in forms.values())
+    if model := record.get(_MODEL):
+        held = HeldModel.decode(model[SEED_BYTES:], seed=model[:SEED_BYTES], name=UPDATE, sizes=sizes)
+    elif held is not None and (told := record.get(_SUM)):
+        held = held.after(told)
+    if held is None or held.sizes != sizes or held.digest != record[_HELD]:
+        raise PeerMisbehaved(
+            "this client does not hold the model that the server's sum is about; the server sends the model next time",
+            reason=Reason.MODEL_MISMATCH,
+            culprits=UNDECIDED,
+        )
+    return held

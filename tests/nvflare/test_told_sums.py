@@ -1,0 +1,101 @@
+"""Told sums and the rate from losses, over NVFlare's filters and encoding."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+pytest.importorskip("nvflare")
+
+from nvflare.apis.dxo import MetaKey
+from nvflare.app_common.abstract.fl_model import FLModel
+
+from tests.nvflare.sites import SITES, Federation, Model, Site
+from tests.nvflare.test_rounds_in_memory import federation
+
+pytestmark = pytest.mark.nvflare
+GOAL = np.random.default_rng(3).normal(size=(60, 200)).astype(np.float32)
+START: Model = {"w": np.zeros_like(GOAL), "b": np.zeros(200, np.float32)}
+FLOORS: dict[str, Any] = {"allow_simulated_enclave": True}
+SUMS: dict[str, Any] = {"compression": "peak-2", "weighting": "uniform", "down": "sums"}
+AUTO: dict[str, Any] = {"compression": "peak", "weighting": "uniform", "rate": "auto", "evaluation_metrics": "loss"}
+
+
+class Trainers:
+    """Sites that move half of the way to a goal, and keep what they were sent."""
+
+    def __init__(self) -> None:
+        self.received = dict[int, dict[str, npt.NDArray[Any]]]()
+
+    def train(self, site: Site, model: FLModel) -> FLModel:
+        self.received[site.number] = {name: np.array(values) for name, values in model.params.items()}
+        own = np.random.default_rng(site.number).normal(size=GOAL.shape).astype(np.float32)
+        params = {**model.params, "w": model.params["w"] + 0.5 * (GOAL + 0.1 * own - model.params["w"])}
+        return FLModel(params=params, meta={MetaKey.NUM_STEPS_CURRENT_ROUND: 1})
+
+    def evaluate(self, site: Site, model: FLModel) -> FLModel:
+        del site
+        return FLModel(metrics={"loss": float(np.square(model.params["w"] - GOAL).mean())})
+
+
+def sizes(made: Federation) -> list[int]:
+    return [count.bytes_down for _, count in made.round.stages]
+
+
+def test_sites_train_the_servers_model_to_the_bit_without_being_sent_it(folder: Path) -> None:
+    trainers, model = Trainers(), dict(START)
+    made = federation(folder, "enclave", SUMS, FLOORS, train=trainers.train)
+    down = list[int]()
+    for _ in range(4):
+        model = made.rounds.restored(model)
+        sent = model
+        model, means = made.run(sent)
+        assert means.contributors == SITES
+        down.append(sum(sizes(made)))
+        for received in trainers.received.values():
+            assert list(received) == list(sent)
+            assert all(received[name].tobytes() == sent[name].tobytes() for name in sent)
+    assert float(np.square(model["w"] - GOAL).mean()) < 0.1
+    whole = SITES * sum(values.nbytes for values in START.values())
+    assert max(down[1:]) < whole / 6
+
+
+def test_a_site_that_starts_again_leaves_a_round_and_is_sent_the_model(folder: Path) -> None:
+    trainers = Trainers()
+    made = federation(folder, "enclave", {**SUMS, "minimum_cohort": 3, "threshold": 0.6}, FLOORS, train=trainers.train)
+    model, _ = made.run(made.rounds.restored(START))
+    made.sites["site-2"].client.held = None
+    model, means = made.run(made.rounds.restored(model))
+    assert means.contributors == SITES - 1
+    _, means = made.run(made.rounds.restored(model))
+    assert means.contributors == SITES
+
+
+def test_the_rate_follows_from_the_losses_with_noise(folder: Path) -> None:
+    """A quadratic loss rises by the mean square of the noise."""
+    trainers, model = Trainers(), dict(START)
+    made = federation(folder, "enclave", AUTO, FLOORS, train=trainers.train)
+    for _ in range(5):
+        model, _ = made.run(model)
+    known = made.rounds.known_of(model)
+    for site in made.sites.values():
+        site.train = trainers.evaluate
+    _, means = made.run(model, is_evaluation=True)
+    found = list[float]()
+
+    def evaluated(moved: Model) -> Any:
+        _, told = made.run(moved, is_evaluation=True)
+        found.append(told.metrics["loss"])
+        return told
+
+    made.rounds.probe(model, means, evaluated)
+    assert len(found) == 2
+    assert known.rate is not None
+    due = known.deviations["w"] ** 2 / known.noise
+    assert known.rate.slope == pytest.approx(due, rel=0.05)
+    made.rounds.probe(model, means, evaluated)
+    assert len(found) == 2
