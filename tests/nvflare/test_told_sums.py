@@ -15,9 +15,13 @@ pytest.importorskip("nvflare")
 
 from nvflare.apis.dxo import MetaKey
 from nvflare.app_common.abstract.fl_model import FLModel
+from nvflare.app_common.workflows.scaffold import Scaffold
 
+from secagg.errors import InvalidParameters
+from secagg.nvflare import secure
 from tests.nvflare.sites import SITES, Federation, Model, Site
 from tests.nvflare.test_jobs import lab
+from tests.nvflare.test_recipe import recipe, replace
 from tests.nvflare.test_rounds_in_memory import federation
 
 pytestmark = pytest.mark.nvflare
@@ -115,3 +119,10 @@ def test_sites_of_a_simulated_job_are_told_sums(tmp_path: Path) -> None:
     found = Path(json.loads((tmp_path / "home" / "result.json").read_text()))
     model = np.load(found / "server" / "simulate_job" / "models" / "server.npy")
     assert float(np.square(model - GOAL).mean()) < 0.1
+
+
+def test_a_workflow_that_changes_the_mean_is_told_no_sums(tmp_path: Path) -> None:
+    made = recipe(tmp_path)
+    replace(made._job._deploy_map["server"].app_config, Scaffold(num_clients=5, num_rounds=3))  # noqa: SLF001
+    with pytest.raises(InvalidParameters, match=r"'sums' is for FedAvg, .* and not for Scaffold"):
+        secure(made, protocol="enclave", roster="any", **SUMS)
