@@ -54,7 +54,6 @@ class HeldModels:
             vector = np.concatenate([sent[name].astype(np.float32).reshape(-1) for name in names])
             sizes = tuple(sent[name].size for name in names)
             self._set(HeldModel.rounded(vector, seed=self._seed, name=UPDATE, sizes=sizes, round_number=number))
-            self._sum = b""
             self._nodes.clear()
         return {**sent, **parted(self.held.values, forms)}, is_changed
 

@@ -26,6 +26,8 @@ MODEL: dict[str, Any] = {
 SUMS: dict[str, Any] = {"compression": "peak-2", "down": "sums"}
 AUTO: dict[str, Any] = {"compression": "peak", "rate": "auto", "evaluation_metrics": "loss"}
 
+SCENARIOS = ["enclave_told"]
+
 
 class Federation:
     """Clients that move half of the way to a goal of their own near the common one, and keep what they were sent."""
@@ -163,3 +165,16 @@ def test_alike_clients_and_a_fine_code_are_not_warned_about(folders: Path, log: 
 def test_a_rate_without_a_loss_to_find_it_by_is_refused() -> None:
     with pytest.raises(InvalidParameters, match="evaluation-metrics names first"):
         SecAggSettings(protocol="enclave", roster="any", compression="peak", rate="auto")
+
+
+def test_nodes_of_a_simulation_keep_the_model_between_rounds(eight: dict[str, Any]) -> None:
+    outcome = eight["enclave_told"]
+    assert outcome["error"] is None
+    assert [(stage["sent"], stage["received"]) for stage in outcome["stages"]] == [(8, 8)]
+    assert outcome["left"] == 0
+    assert len(outcome["down"]) == 8
+    for first, *others in outcome["down"]:
+        # 20,000 values of 32 bits, of which the model in steps has 8 at most.
+        assert first < 26_000
+        assert len(others) == 3
+        assert max(others) < first / 2

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +15,13 @@ pytest.importorskip("nvflare")
 
 from nvflare.apis.dxo import MetaKey
 from nvflare.app_common.abstract.fl_model import FLModel
+from nvflare.app_common.workflows.scaffold import Scaffold
 
+from secagg.errors import InvalidParameters
+from secagg.nvflare import secure
 from tests.nvflare.sites import SITES, Federation, Model, Site
+from tests.nvflare.test_jobs import lab
+from tests.nvflare.test_recipe import recipe, replace
 from tests.nvflare.test_rounds_in_memory import federation
 
 pytestmark = pytest.mark.nvflare
@@ -99,3 +106,23 @@ def test_the_rate_follows_from_the_losses_with_noise(folder: Path) -> None:
     assert known.rate.slope == pytest.approx(due, rel=0.05)
     made.rounds.probe(model, means, evaluated)
     assert len(found) == 2
+
+
+def test_sites_of_a_simulated_job_are_told_sums(tmp_path: Path) -> None:
+    output = lab(tmp_path, "lab_told.py", "sums")
+    uploads = re.findall(r"round \d, sealed upload: sent 3 \((.*?) kB\), received 3", output)
+    first, *others = map(float, uploads)
+    assert len(others) == 3
+    # Three times 12,000 values of 32 bits are 144 kB.
+    assert first < 15
+    assert max(others) < 24
+    found = Path(json.loads((tmp_path / "home" / "result.json").read_text()))
+    model = np.load(found / "server" / "simulate_job" / "models" / "server.npy")
+    assert float(np.square(model - GOAL).mean()) < 0.1
+
+
+def test_a_workflow_that_changes_the_mean_is_told_no_sums(tmp_path: Path) -> None:
+    made = recipe(tmp_path)
+    replace(made._job._deploy_map["server"].app_config, Scaffold(num_clients=5, num_rounds=3))  # noqa: SLF001
+    with pytest.raises(InvalidParameters, match=r"'sums' is for FedAvg, .* and not for Scaffold"):
+        secure(made, protocol="enclave", roster="any", **SUMS)
