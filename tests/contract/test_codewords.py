@@ -156,6 +156,9 @@ def test_a_table_that_ends_early_or_late_is_refused(size: int) -> None:
     with pytest.raises(MalformedMessage) as caught:
         CodewordTable.decode(FIRST.encode() + b"\0")
     assert caught.value.reason is Reason.TRAILING_BYTES
+    text: Any = "table"
+    with pytest.raises(Misuse):
+        CodewordTable.decode(text)
 
 
 @pytest.mark.parametrize(
@@ -245,6 +248,14 @@ def test_a_ring_holds_the_heaviest_sum_of_either_sign_and_is_the_least_that_does
     assert segment.length == table.blocks * table.width
     assert segment.ring.least <= -heaviest <= heaviest <= segment.ring.greatest
     assert segment.modulus_bits == 1 or heaviest > Ring(segment.modulus_bits - 1).greatest
+
+
+def test_a_sum_that_leaves_64_bits_is_refused() -> None:
+    layout, table = Layout((IndexSegment(2, 1),)), CodewordTable(1, integers([MAXIMUM_ENTRY], [0]))
+    most = (2**63 - 1) // MAXIMUM_ENTRY
+    assert summed_layout(layout, ((table,),), most).require_rings()[0].modulus_bits == 64
+    with pytest.raises(CapacityExceeded):
+        summed_layout(layout, ((table,),), most + 1)
 
 
 @pytest.mark.parametrize("weight", [0, -1, 1.0, True, None])

@@ -204,6 +204,13 @@ def test_a_wiped_secret_is_refused_before_a_coin_is_drawn() -> None:
     assert caught.value.reason is Reason.ALREADY_SPENT
 
 
+def test_exhausted_coins_leave_the_secret_as_it_was() -> None:
+    secret = secret_of(5)
+    with pytest.raises(Misuse, match="are left in the record"):
+        split(secret, threshold=4, holders=5, coins=InsecureRecordedCoins(b"\x01" * 95))
+    assert number(secret) == 5
+
+
 # --- What reconstruction refuses --------------------------------------------------------------------------------------
 
 
