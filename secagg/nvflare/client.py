@@ -152,7 +152,7 @@ class SecAggClient(FLComponent):
         arrays, dxo = _model_in(shareable)
         if is_told(told := shareable.get(RECORD)):
             forms = {name: (arrays[name].shape[1:], arrays[name].dtype) for name in begun.terms.joined}
-            self.held = followed(told, self.held, forms)
+            self.held = followed(told, self.held, forms, begun.update)
             arrays = {**arrays, **parted(self.held.values, forms)}
             dxo.data = like(dxo.data, arrays)
             dxo.update_shareable(shareable)

@@ -15,8 +15,10 @@ import numpy as np
 import numpy.typing as npt
 
 from secagg.compression.joined_rotation import Floats
+from secagg.compression.model_update.codec import ModelUpdate
 from secagg.compression.model_update.model_tensors import Arrays
-from secagg.compression.model_update.summed_values import UPDATE, PeakSum
+from secagg.compression.model_update.public_parameters import MAXIMUM_ELEMENTS
+from secagg.compression.model_update.summed_values import UPDATE, PeakSum, whole_code
 from secagg.compression.public_stream import SEED_BYTES
 from secagg.compression.told import HeldModel
 from secagg.errors import UNDECIDED, MalformedMessage, Misuse, PeerMisbehaved, Reason
@@ -134,16 +136,23 @@ def is_told(record: object) -> bool:
     return isinstance(record, Mapping) and _HELD in record
 
 
-def followed(record: Mapping[str, Any], held: HeldModel | None, forms: Forms) -> HeldModel:
+def followed(record: Mapping[str, Any], held: HeldModel | None, forms: Forms, update: ModelUpdate) -> HeldModel:
     """Return the model that a client holds once it was told what a server's record says.
 
+    Args:
+        forms: as the server has named them.
+        update: of the session, which the client's floors have admitted.
     Raises:
         MalformedMessage: the record is none.
         PeerMisbehaved: it is not about the model that this client holds; the server sends the model next time.
     """
-    if any(dtype.kind != "f" for _, dtype in forms.values()):
-        raise MalformedMessage("only tensors of floats are held", reason=Reason.NOT_CANONICAL)
+    if any(type(record.get(name, b"")) is not bytes for name in (_HELD, _SUM, _MODEL)):
+        raise MalformedMessage("a record of a held model has bytes alone", reason=Reason.NOT_CANONICAL)
     sizes = tuple(prod(shape) for shape, _ in forms.values())
+    # A model of zeros takes next to no bytes, so what is reserved is bounded here. A sum of metrics has no update.
+    is_other = UPDATE in update.names and sizes != whole_code(update).rotation.sizes
+    if is_other or sum(sizes) > MAXIMUM_ELEMENTS or any(dtype.kind != "f" for _, dtype in forms.values()):
+        raise MalformedMessage("only the session's tensors of floats are held", reason=Reason.NOT_CANONICAL)
     if model := record.get(_MODEL):
         held = HeldModel.decode(model[SEED_BYTES:], seed=model[:SEED_BYTES], name=UPDATE, sizes=sizes)
     elif held is not None and (told := record.get(_SUM)):

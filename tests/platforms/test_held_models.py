@@ -38,7 +38,7 @@ class Nodes:
             record = task.held.record(node)
             assert is_told(record)
             before = self.held.get(node)
-            self.held[node] = followed(record, None if before is None else restored(stored(before)), forms)
+            self.held[node] = followed(record, None if before is None else restored(stored(before)), forms, task.update)
             own = parted(self.held[node].values, forms)
             assert all(own[name].tobytes() == sent[name].tobytes() for name in FLOATS)
             self.fields[node] = set(record) - {"held"}
@@ -141,21 +141,25 @@ def test_a_node_refuses_what_does_not_lead_from_its_model_to_the_servers() -> No
     assert "sum" in record
     other = HeldModel.rounded(own.values + 1, seed=own.seed, name=own.name, sizes=own.sizes, round_number=1)
     shorter = {name: forms[name] for name in FLOATS[:2]}
-    for held, told_record, due in (
-        (other, record, forms),
-        (None, record, forms),
-        (own, {"held": record["held"]}, forms),
-        (own, {**record, "held": bytes(32)}, forms),
-        (own, record, shorter),
+    for held, told_record in (
+        (other, record),
+        (None, record),
+        (own, {"held": record["held"]}),
+        (own, {**record, "held": bytes(32)}),
     ):
         with pytest.raises(PeerMisbehaved) as caught:
-            followed(told_record, held, due)
+            followed(told_record, held, forms, task.update)
         assert caught.value.reason is Reason.MODEL_MISMATCH
         assert not caught.value.culprits
     with pytest.raises(SecAggError):
-        followed({"held": record["held"], "model": task.held.record(1)["sum"]}, None, forms)
-    with pytest.raises(MalformedMessage):
-        followed(record, own, {**forms, "head.weight": ((10, 144), np.dtype(np.int32))})
+        followed({"held": record["held"], "model": task.held.record(1)["sum"]}, None, forms, task.update)
+    # A form that the session does not have would let a few bytes reserve any memory.
+    vast = {**forms, "head.weight": ((1 << 31,), np.dtype(np.float32))}
+    integers = {**forms, "head.weight": (forms["head.weight"][0], np.dtype(np.int32))}
+    refused: list[tuple[dict[str, Any], Any]] = [(record, shorter), (record, vast), (record, integers)]
+    for told_record, due in [*refused, ({**record, "sum": 7}, forms)]:
+        with pytest.raises(MalformedMessage):
+            followed(told_record, own, due, task.update)
 
 
 def test_tensors_of_16_bits_are_held_as_they_are_sent() -> None:

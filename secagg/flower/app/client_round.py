@@ -6,7 +6,7 @@ trains then, encodes the difference, and masks or seals it at once, so that no u
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -174,7 +174,7 @@ def training_of(message: Message, context: Context, call_next: ClientAppCallable
             f"the message has {len(records)} array records, and one model is trained; send the model alone"
         )
     ((key, record),) = records.items()
-    held = _held_arrays(told, record, begun.terms.joined, context) if is_told(told) else {}
+    held = _held_arrays(told, record, begun, context) if is_told(told) else {}
     sent: dict[str, npt.NDArray[Any]] = {
         name: held[name] if name in held else array.numpy() for name, array in record.items()
     }
@@ -184,16 +184,17 @@ def training_of(message: Message, context: Context, call_next: ClientAppCallable
 
 
 def _held_arrays(
-    told: Mapping[str, object], record: ArrayRecord, names: Sequence[str], context: Context
+    told: Mapping[str, object], record: ArrayRecord, begun: NodeRound, context: Context
 ) -> dict[str, npt.NDArray[Any]]:
     """Return the tensors of the model that this node holds now, and keep it for the next session.
 
     Raises:
         SecAggError: it holds none that the server's record is about.
     """
-    forms = {name: (record[name].shape, np.dtype(record[name].dtype)) for name in names}
+    forms = {name: (record[name].shape, np.dtype(record[name].dtype)) for name in begun.terms.joined}
     known = context.state.array_records.get(HELD_RECORD)
-    held = followed(told, None if known is None else restored({n: a.numpy() for n, a in known.items()}), forms)
+    own = None if known is None else restored({name: array.numpy() for name, array in known.items()})
+    held = followed(told, own, forms, begun.update)
     context.state[HELD_RECORD] = arrays_of(stored(held))
     return parted(held.values, forms)
 
