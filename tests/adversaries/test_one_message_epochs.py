@@ -206,6 +206,18 @@ def test_updates_of_one_model_in_several_sums_or_epochs(number: int) -> None:
         elsewhere.upload(client)
 
 
+def test_an_upload_is_sent_again_identically_and_never_made_again() -> None:
+    world = InsecureSum(SumSetup())
+    client, offer = world.setup.clients[0], world.offer()
+    first = world.upload(client, offer)
+    assert world.upload(client, offer) == first, "after a restart, from what was stored"
+
+    def never() -> Update:
+        raise AssertionError
+
+    assert world.member(client).join(world.setup.subject, LateUpdate(never)).answer(offer.encode()) == first
+
+
 def test_a_client_that_crashes_while_it_uploads_has_spent_the_round() -> None:
     """The ledger is stored before the update is made, and the upload before it is handed over."""
     world = InsecureSum(SumSetup())
