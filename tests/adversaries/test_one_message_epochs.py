@@ -206,6 +206,18 @@ def test_updates_of_one_model_in_several_sums_or_epochs(number: int) -> None:
         elsewhere.upload(client)
 
 
+def test_an_upload_is_sent_again_identically_and_never_made_again() -> None:
+    world = InsecureSum(SumSetup())
+    client, offer = world.setup.clients[0], world.offer()
+    first = world.upload(client, offer)
+    assert world.upload(client, offer) == first, "after a restart, from what was stored"
+
+    def never() -> Update:
+        raise AssertionError
+
+    assert world.member(client).join(world.setup.subject, LateUpdate(never)).answer(offer.encode()) == first
+
+
 def test_a_client_that_crashes_while_it_uploads_has_spent_the_round() -> None:
     """The ledger is stored before the update is made, and the upload before it is handed over."""
     world = InsecureSum(SumSetup())
@@ -324,18 +336,19 @@ def test_an_epoch_signs_with_a_key_in_active_mode_and_never_otherwise() -> None:
 class Standing:
     """A holder with a journal in a folder, which can be killed at any write."""
 
-    def __init__(self, world: InsecureSum, folder: Path) -> None:
-        self.world, self.folder = world, folder
-        self.holder = self.start()
+    def __init__(self, world: InsecureSum, folder: Path, position: int = 0) -> None:
+        self.world, self.folder, self.position = world, folder, position
+        self.begin()
 
-    def start(self, boot: bytes = BOOT) -> Holder:
+    def begin(self, boot: bytes = BOOT) -> None:
+        """Begin, or go on from the folder."""
         coins = self.world.setup.coins_of(f"journal {len(OPENED)} of {self.folder}")
         self.journal = FileJournal(self.folder, self.world.record.context.digest, boot, coins)
         OPENED.append(self.journal)
-        return self.world.holder_with(
+        self.holder = self.world.holder_with(
             self.world.record,
-            0,
-            key=self.world.holder_keys[0],
+            self.position,
+            key=self.world.holder_keys[self.position],
             journal=self.journal,
             root=self.journal.root,
             nonce=self.journal.nonce,
@@ -343,7 +356,7 @@ class Standing:
 
     def restart(self) -> None:
         self.journal.close()
-        self.holder = self.start()
+        self.begin()
 
 
 def standing_world(folder: Path, rule: ThresholdRule = ThresholdRule.ONE_ANSWER) -> tuple[InsecureSum, Standing]:
@@ -402,16 +415,33 @@ def test_a_crash_before_the_answer_is_sent_leaves_one_answer(tmp_path: Path, mon
     assert Answer.decode(standing.holder.respond(smaller.encode())).upload_list == smaller.digest
 
 
+@pytest.mark.parametrize("name", ["records", "head", "secret"])
+def test_files_of_a_journal_that_are_lost_end_the_epoch(name: str, tmp_path: Path) -> None:
+    world, standing = standing_world(tmp_path)
+    world.collected()
+    standing.journal.close()
+    (standing.folder / name).unlink()
+    with pytest.raises(InvalidParameters, match="epoch is over"):
+        standing.begin()
+
+
+def test_a_machine_that_was_started_again_ends_the_epoch(tmp_path: Path) -> None:
+    _, standing = standing_world(tmp_path)
+    standing.journal.close()
+    with pytest.raises(InvalidParameters, match="before this machine was started"):
+        standing.begin(boot=b"since noon")
+
+
 def test_a_journal_of_another_epoch_or_open_elsewhere(tmp_path: Path) -> None:
     _, standing = standing_world(tmp_path)
     with pytest.raises(InvalidParameters, match="open in another process"):
-        standing.start()
+        standing.begin()
     standing.journal.close()
     with pytest.raises(InvalidParameters, match="of another epoch"):
         FileJournal(standing.folder, bytes(32), BOOT, standing.world.setup.coins_of("other"))
     standing.folder.chmod(0o755)
     with pytest.raises(InvalidParameters, match="must be this user's alone"):
-        standing.start()
+        standing.begin()
 
 
 def test_the_end_of_an_epoch_destroys_its_keys(tmp_path: Path) -> None:

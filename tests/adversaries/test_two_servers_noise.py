@@ -280,6 +280,11 @@ def test_a_ring_behind_a_rotation_is_narrower_and_its_sums_leave_it_as_seldom_as
     assert greatest / deviation == pytest.approx(4, rel=1e-6)
 
 
+def test_noise_for_other_segments_is_refused() -> None:
+    with pytest.raises(InvalidParameters, match="noise is for 1 segments"):
+        configured(layout=Layout((RingSegment(24, VALUES),)))
+
+
 def test_counts_without_tables_are_not_released() -> None:
     entry = find("two-servers")
     with (

@@ -179,6 +179,12 @@ def test_a_key_is_on_the_disk_before_what_it_seals_is_sent(
     assert synced[1:] == [bytes(32)]
 
 
+def test_a_state_that_is_sealed_leaves_no_file_open(states: StateDirectory) -> None:
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    sealed(states.begin())
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
+
+
 def test_what_was_opened_to_be_discarded_is_overwritten(
     states: StateDirectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
