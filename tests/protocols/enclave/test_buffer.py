@@ -197,6 +197,16 @@ def test_a_host_announces_one_model_under_each_number_and_none_that_does_not_cou
     assert remembered(kept) == before
 
 
+def test_an_update_of_a_model_that_was_given_up_and_summed_later_keeps_its_number() -> None:
+    """Its model is free again when its own buffer is given up, and not once one of its updates is in another one."""
+    kept = rules()
+    kept.give_up()
+    kept.open(6, model_digest(6))
+    take(kept, entry(1))
+    kept.close()
+    is_refused(kept, lambda: kept.open(7, model_digest(5)), PeerMisbehaved, Reason.MODEL_MISMATCH)
+
+
 # --- The arithmetic of weights ----------------------------------------------------------------------------------------
 
 
