@@ -26,7 +26,7 @@ BUDGETS = {
     "secagg/conformance": 2_320,
     "compression": 5_730,
     "protocols/pairwise_mask": 6_620,
-    "protocols/enclave": 6_360,
+    "protocols/enclave": 6_370,
     "protocols/two_servers": 7_650,
     "protocols/one_message": 6_510,
     "protocols/coded_mask": 1_190,

@@ -408,15 +408,6 @@ def test_a_repeat_is_allowed_with_both_consent_and_noise_and_of_the_last_model_a
     assert ledger.seals == (2 if expected is None else 1)
 
 
-def test_the_ledger_of_a_client_is_not_replaced() -> None:
-    session = InsecureEnclaveSession(EnclaveSetup())
-    client: Any = client_of(session)
-    sealing(session, client)()
-    with pytest.raises(AttributeError):
-        client.ledger = SealLedger(session.setup.task)
-    assert client.ledger.seals == 1
-
-
 def test_a_ledger_is_for_one_task() -> None:
     with pytest.raises(Misuse, match="keep one for each task"):
         SealLedger(b"t").charge(update_of(0, b"u"), is_noised=False)
