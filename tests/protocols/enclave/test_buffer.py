@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from math import gcd
 from typing import Any
@@ -18,30 +18,23 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from secagg.contract import Layout, RingSegment
 from secagg.errors import Misuse, PeerMisbehaved, Reason, SecAggError, ThresholdNotMet
 from secagg.identifiers import ClientId, ServerId
-from secagg.parameters import Suite
 from secagg.privacy.kinds import NoiseKind
 from secagg.protocols.enclave.trusted.buffer import BufferState, Entry, ReleaseRules, single_somebody_out
 from secagg.protocols.enclave.trusted.configuration import EnclaveConfiguration, Noise
-from tests.harness.enclave_buffers import model_digest
+from tests.harness.enclave_buffers import EnclaveSetup, InsecureEnclaveSession, model_digest
 
 CLOSED, OPEN, DESTROYED = BufferState
 TABLE = (3, 2)
 CLIENT, HOST = ClientId(7), ServerId()
 
 
+LAYOUT = Layout((RingSegment(20, 6),))
+SETUP = EnclaveSetup(layout=LAYOUT, minimum_cohort=2, maximum_cohort=4, maximum_weight=5, staleness_weights=TABLE)
+PLAIN = InsecureEnclaveSession(SETUP).configuration
+
+
 def configuration(**changes: Any) -> EnclaveConfiguration:
-    fields: dict[str, Any] = {
-        "task": b"a task",
-        "suite": Suite.CLASSIC,
-        "authority": b"a" * 32,
-        "layout": Layout((RingSegment(20, 6),)),
-        "minimum_cohort": 2,
-        "maximum_cohort": 4,
-        "maximum_weight": 5,
-        "staleness_weights": TABLE,
-        "expiry": 1 << 31,
-    }
-    return EnclaveConfiguration(**(fields | changes))
+    return replace(PLAIN, **changes)
 
 
 def noised(releases: int, **changes: Any) -> EnclaveConfiguration:
