@@ -18,7 +18,16 @@ from hypothesis import strategies as st
 
 from secagg.contract import Aggregate, IndexSegment, Layout, Payload, RingSegment, ideal_aggregate
 from secagg.crypto.ring import RingVector, add_into, low_bits
-from secagg.errors import AuthenticationFailed, MalformedMessage, Misuse, PeerError, ThresholdNotMet, UnexpectedMessage
+from secagg.errors import (
+    AuthenticationFailed,
+    InvalidParameters,
+    MalformedMessage,
+    Misuse,
+    PeerError,
+    Reason,
+    ThresholdNotMet,
+    UnexpectedMessage,
+)
 from secagg.identifiers import ClientId
 from secagg.protocols.enclave import server as server_module
 from secagg.protocols.enclave.client import Client
@@ -32,7 +41,7 @@ from secagg.protocols.enclave.trusted.configuration import ReleaseForm
 from secagg.protocols.enclave.trusted.histogram import HistogramAccumulator
 from secagg.protocols.enclave.trusted.messages import BufferRelease, Receipt, SealedUpload, uploads_digest
 from secagg.protocols.enclave.unattested import SimulatedEnclave
-from secagg.session.roles import LateUpdate, Update
+from secagg.session.roles import LateUpdate, Subject, Update
 from secagg.wire import MessageKind, Writer
 from tests.harness.enclave_buffers import (
     MIXED_LAYOUT,
@@ -422,6 +431,25 @@ def test_the_protocol_on_one_page_skips_who_is_refused(caplog: pytest.LogCapture
     payloads = [session.setup.payload_of(number) for number in (1, 2, 3, 4)]
     assert shown(aggregate, session) == expected(session, payloads, [2] * 4)
     assert receipt.contributors == 4
+
+
+def test_a_client_answers_for_its_own_task_round_and_model_and_charges_them() -> None:
+    session = InsecureEnclaveSession(EnclaveSetup())
+    server, (client,) = on_one_page(session, 1)
+    update = LateUpdate(lambda: Update(session.setup.payload_of(2), bytes(32), 1))
+    others: dict[str, dict[str, Any]] = {
+        "another task": {"task": b"another"},
+        "another round": {"round_number": 1},
+        "another model": {"terms": b"others"},
+    }
+    for saying, changes in others.items():
+        about: Subject = replace(session.subject, **changes)
+        other = session.new_client(2, update=update, about=about)
+        with pytest.raises(InvalidParameters, match=saying) as caught:
+            other.answer(server.invitation)
+        assert (caught.value.reason, other.ledger.seals) == (Reason.BELOW_FLOOR, 0)
+    client.answer(server.invitation)
+    assert client.ledger.seals == 1
 
 
 def test_the_protocol_on_one_page_releases_nothing_of_too_few() -> None:
