@@ -203,7 +203,6 @@ class Client(OneStageClientSession):
             counts that.
         """
         member, configuration = self._member, enclave.configuration
-        enclave.require_current(now)
         # Without vectors there is nothing to hide, and nothing to send.
         nonce = bytes(VECTOR_NONCE_BYTES)
         if configuration.ring_segments:
