@@ -406,6 +406,7 @@ ROOMS: Final = (
                 "test_privacy.py",
                 "test_verified_enclave.py",
             ),
+            "tests/adversaries/test_enclave_releases.py",
             *_ENCLAVE_ATTACKS,
         ),
     ),

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TYPE_CHECKING, Annotated, ClassVar, Final
 
-from secagg.contract.layout import IndexSegment, Layout, Payload, RingSegment
+from secagg.contract.layout import IndexSegment, Layout, Payload
 from secagg.crypto.labels import Label, bind
 from secagg.crypto.mask_expansion import accumulate, segment_count
 from secagg.crypto.ring import RingVector, low_bits, reduce_into
@@ -74,15 +74,11 @@ class Upload:
     """A client's message for one update: a sealed part for the enclave, and masked vectors for the host."""
 
     sealed: SealedUpload = field(repr=False)
-    segments: tuple[RingSegment, ...]
     masked: tuple[RingVector, ...] = field(repr=False)
+    packed: Sequence[bytes | memoryview] = field(repr=False)
+    """The masked vectors as they are sent."""
     nonce: bytes = field(repr=False)
     """Nonce of the commitment to the masked vectors; it goes with them to the host."""
-
-    @property
-    def packed(self) -> list[bytes | memoryview]:
-        """The masked vectors as they are sent."""
-        return [segment.pack_sent(vector) for segment, vector in zip(self.segments, self.masked, strict=True)]
 
     def masked_payload(self, layout: Layout) -> Payload:
         """Return the masked vectors as a payload of rings, for a protocol that masks and sums them once more."""
@@ -104,7 +100,7 @@ class Upload:
         sealed = self.sealed
         writer = Writer(MessageKind.SHORT_UPLOAD).fixed(sealed.header.certificate.client.encode(), CLIENT_ID_BYTES)
         writer.borrowed(sealed.sealed_seed).borrowed(sealed.sealed_indices)
-        if self.segments:
+        if self.packed:
             writer.fixed(self.nonce, VECTOR_NONCE_BYTES)
         for vector in self.packed:
             writer.borrowed(vector)
@@ -207,7 +203,6 @@ class Client(OneStageClientSession):
             counts that.
         """
         member, configuration = self._member, enclave.configuration
-        enclave.require_current(now)
         # Without vectors there is nothing to hide, and nothing to send.
         nonce = bytes(VECTOR_NONCE_BYTES)
         if configuration.ring_segments:
@@ -232,7 +227,7 @@ class Client(OneStageClientSession):
                 sealed_seed = enclave.seal(secret, sealing_info(digest), now)
             beside = seal_indices(seed, digest, indices) if len(indices) and not is_one else b""
         sealed = SealedUpload(header=header, sealed_seed=sealed_seed, sealed_indices=beside)
-        return Upload(sealed, configuration.ring_segments, masked, nonce)
+        return Upload(sealed, masked, packed, nonce)
 
     def _admit(self, configuration: EnclaveConfiguration, now: datetime) -> None:
         if self._admitted is not configuration:
@@ -260,8 +255,7 @@ class Client(OneStageClientSession):
             for segment, values in zip(configuration.layout.segments, payload.values, strict=True):
                 if isinstance(segment, IndexSegment):
                     continue
-                vector = segment.ring.zeros(segment.length)
-                vector[:] = values
+                vector = values.astype(segment.ring.word)
                 if configuration.noise is not None:
                     clip_into(segment.ring, vector, next(bounds))
                 if weight != 1:

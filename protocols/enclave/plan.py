@@ -80,16 +80,7 @@ class EnclaveSettings:
             InvalidParameters: a number out of range, or tables that do not fit.
             CapacityExceeded: a buffer could reach a weight above the capacity, or rings do not hold the noise.
         """
-        counted = sum(map(len, subject.tables)) if self.form is ReleaseForm.DECODED_SUM else 0
-        require_held(
-            subject.layout,
-            self.noise_multiplier,
-            self.l2_bounds,
-            self.adjacency,
-            segments=len(subject.layout.ring_positions) + counted,
-            total_weight=self._most(subject) * self._heaviest,
-            capacity=subject.capacity,
-        )
+        self._require_held(subject)
         return self.configured(subject, authority, now)
 
     def configured(self, subject: Subject, authority: Authority | None, now: datetime) -> EnclaveConfiguration:
@@ -140,42 +131,34 @@ class EnclaveSettings:
             releases_per_client=self.releases_per_client,
         )
 
+    def _require_held(self, subject: Subject) -> None:
+        """Refuse noise that rings cannot hold with the largest sum, and name the multiplier that they do hold.
 
-def require_held(  # noqa: PLR0913 -- what noise is judged by
-    layout: Layout,
-    multiplier: Fraction | None,
-    l2_bounds: tuple[int, ...],
-    adjacency: Adjacency,
-    *,
-    segments: int,
-    total_weight: int,
-    capacity: int,
-) -> None:
-    """Refuse noise that rings of this width cannot hold with the largest sum; those of codewords are made for it.
-
-    Args:
-        segments: how many are released.
-        capacity: of the codec, which says how large one value is at most.
-    Raises:
-        CapacityExceeded: naming the multiplier that they do hold.
-    """
-    if multiplier is None:
-        return
-    rings = [segment for segment in layout.segments if isinstance(segment, RingSegment)]
-    most = min(
-        (
-            room_for_noise(segment, min(bound, segment.ring.greatest // capacity), total_weight, is_rotated=False)
-            / max(1, segments * of_vector(bound, 1, adjacency))
-            for segment, bound in zip(rings, l2_bounds, strict=False)
-        ),
-        default=multiplier**2,
-    )
-    if multiplier**2 > most:
-        held = rounded_root(most, ROUND_DOWN)
-        raise CapacityExceeded(
-            f"rings do not hold sums of a weight of {total_weight} with this noise: "
-            + (f"take noise_multiplier = {held:f} at most, or wider rings" if held else "take wider rings, or none")
+        Rings of codewords are made for their noise.
+        """
+        if self.noise_multiplier is None:
+            return
+        rings = [segment for segment in subject.layout.segments if isinstance(segment, RingSegment)]
+        counted = sum(map(len, subject.tables)) if self.form is ReleaseForm.DECODED_SUM else 0
+        segments, total_weight = len(rings) + counted, self._most(subject) * self._heaviest
+        held = (
+            room_for_noise(
+                segment, min(bound, segment.ring.greatest // subject.capacity), total_weight, is_rotated=False
+            )
+            / max(1, segments * of_vector(bound, 1, self.adjacency))
+            for segment, bound in zip(rings, self.l2_bounds, strict=False)
         )
+        most = min(held, default=self.noise_multiplier**2)
+        if self.noise_multiplier**2 > most:
+            taken = rounded_root(most, ROUND_DOWN)
+            raise CapacityExceeded(
+                f"rings do not hold sums of a weight of {total_weight} with this noise: "
+                + (
+                    f"take noise_multiplier = {taken:f} at most, or wider rings"
+                    if taken
+                    else "take wider rings, or none"
+                )
+            )
 
 
 # --- What it costs ----------------------------------------------------------------------------------------------------

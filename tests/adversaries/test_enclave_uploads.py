@@ -197,9 +197,9 @@ def test_a_sealed_seed_serves_no_other_epoch_vector_or_model(
 def test_a_sealed_seed_beside_another_clients_vector_is_not_summed(session: InsecureEnclaveSession) -> None:
     """The sum would lack one mask and hold another, and nobody would know whose upload was wrong."""
     one, other = session.seal(1), session.seal(2)
-    mixed = replace(one, masked=other.masked, nonce=other.nonce)
+    mixed = replace(one, packed=other.packed, nonce=other.nonce)
     before = memory_of(session)
-    for upload in (mixed, replace(one, masked=other.masked), replace(one, nonce=other.nonce)):
+    for upload in (mixed, replace(one, packed=other.packed), replace(one, nonce=other.nonce)):
         with pytest.raises(AuthenticationFailed) as caught:
             session.host.receive(upload.encode())
         assert caught.value.culprits == frozenset()
@@ -434,8 +434,7 @@ WIDE = Layout((RingSegment(64, 64), IndexSegment(256, 64)))
 
 
 def masks(upload: Upload, payload: Payload) -> set[int]:
-    (segment,) = upload.segments
-    return set(segment.ring.subtract(upload.masked[0], payload.values[0]).tolist())
+    return set(WIDE.segments[0].ring.subtract(upload.masked[0], payload.values[0]).tolist())
 
 
 @pytest.mark.parametrize("suite", Suite)
@@ -465,7 +464,9 @@ def test_no_two_segments_and_no_two_clients_share_a_mask() -> None:
     session, seen = InsecureEnclaveSession(EnclaveSetup(layout=layout)), set[int]()
     for number in (1, 2):
         payload, upload = session.setup.payload_of(number), session.seal(number)
-        for segment, masked, plain in zip(upload.segments, upload.masked, payload.values, strict=True):
+        for segment, masked, plain in zip(
+            session.configuration.ring_segments, upload.masked, payload.values, strict=True
+        ):
             mask = set(segment.ring.subtract(masked, plain).tolist())
             assert len(mask) == segment.length
             assert mask.isdisjoint(seen)

@@ -11,11 +11,11 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from fractions import Fraction
 from types import MappingProxyType
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
@@ -240,11 +240,18 @@ class InsecureEnclaveSession:
         issuer = self.authority if self.setup.has_authority else signing_key
         return issue_certificate(issuer, ClientId(number), signing_key.public_key)
 
-    def new_client(self, number: int, ledger: SealLedger | None = None, update: LateUpdate | None = None) -> Client:
-        """Make a client of this number, with a ledger of its own."""
+    def new_client(
+        self,
+        number: int,
+        kept: SealLedger | None = None,
+        update: LateUpdate | None = None,
+        about: Subject | None = None,
+        **own: Any,
+    ) -> Client:
+        """Make a client of this number, with a ledger and whatever else is its own."""
         setup = self.setup
         signing_key = setup.signing_key_of(f"client {number}")
-        kept = ledger or SealLedger(
+        ledger = kept or SealLedger(
             setup.task,
             maximum_seals=setup.ledger_limit,
             repeats_allowed=setup.repeats_allowed,
@@ -255,11 +262,11 @@ class InsecureEnclaveSession:
             signing_key=signing_key,
             floors=self.floors,
             judge=SimulatedJudge(),
-            ledger=lambda _: kept,
+            ledger=lambda _: ledger,
             clock=lambda: self.now,
             coins=setup.coins_of(f"client {number}"),
         )
-        return member.join(self.subject, update)
+        return replace(member, **own).join(about or self.subject, update)
 
     @property
     def subject(self) -> Subject:

@@ -15,7 +15,7 @@ import hashlib
 import json
 import re
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from types import MappingProxyType
@@ -64,6 +64,9 @@ QUOTING_ENCLAVE_CERTIFICATION: Final = 6
 SGX_TEE: Final = 0x00
 TDX_TEE: Final = 0x81
 ATTRIBUTE_DEBUG: Final = 1 << 1
+"""Of an SGX enclave; of a trust domain, every bit of the first byte."""
+ATTRIBUTE_MIGRATABLE: Final = 1 << 29
+"""Of a trust domain: a migration service may move it to another host."""
 
 SGX_EXTENSIONS: Final = "1.2.840.113741.1.13.1"
 _OID: Final = bytes.fromhex("2a864886f84d010d01")
@@ -74,72 +77,65 @@ COMPONENTS: Final = 16
 PCE_SVN_INDEX: Final = 17
 
 
-@dataclass(frozen=True, slots=True)
-class EnclaveReport:
-    """The report of an SGX enclave: the body of an SGX quote, and the quoting enclave's word for its key."""
+Report = Mapping[str, bytes]
+"""The fields of a report by name: the body of a quote, or the quoting enclave's word for its key."""
+SGX_REPORT: Final = MappingProxyType(
+    {
+        "CPUSVN": slice(0, 16),
+        "MISCSELECT": slice(16, 20),
+        "ISVEXTPRODID": slice(32, 48),
+        "ATTRIBUTES": slice(48, 56),
+        "XFRM": slice(56, 64),
+        "MRENCLAVE": slice(64, 96),
+        "MRSIGNER": slice(128, 160),
+        "CONFIGID": slice(192, 256),
+        "ISVPRODID": slice(256, 258),
+        "ISVSVN": slice(258, 260),
+        "CONFIGSVN": slice(260, 262),
+        "ISVFAMILYID": slice(304, 320),
+        "REPORTDATA": slice(320, 384),
+    }
+)
+"""Fields of an SGX report. Its host chooses all but four at launch, also as a signer with a key of its own."""
+SGX_RESERVED: Final = (slice(20, 32), slice(96, 128), slice(160, 192), slice(262, 304))
+_REGISTERS: Final = ("MRTD", "MRCONFIGID", "MROWNER", "MROWNERCONFIG", "RTMR0", "RTMR1", "RTMR2", "RTMR3")
+TD_REPORT: Final = MappingProxyType(
+    {
+        "TEE_TCB_SVN": slice(0, 16),
+        "MRSIGNERSEAM": slice(64, 112),
+        "SEAMATTRIBUTES": slice(112, 120),
+        "ATTRIBUTES": slice(120, 128),
+        "XFAM": slice(128, 136),
+        **{name: slice(136 + 48 * index, 184 + 48 * index) for index, name in enumerate(_REGISTERS)},
+        "REPORTDATA": slice(520, 584),
+        "TEE_TCB_SVN_2": slice(584, 600),
+        "MRSERVICETD": slice(600, 648),
+    }
+)
+"""Fields of the 584 bytes of TDX 1.0, and of the 648 of TDX 1.5 that begin with them."""
+_NOT_MEASURED: Final = frozenset(
+    {"CPUSVN", "MRSIGNER", "REPORTDATA", "TEE_TCB_SVN", "MRSIGNERSEAM", "SEAMATTRIBUTES", "TEE_TCB_SVN_2"}
+)
 
-    data: bytes
 
-    @property
-    def misc_select(self) -> bytes:
-        """The state that an exception writes beyond the registers."""
-        return self.data[16:20]
+def read_report(layout: Mapping[str, slice], data: bytes) -> Report:
+    """Return the fields that a report has."""
+    return {name: data[place] for name, place in layout.items() if place.stop <= len(data)}
 
-    @property
-    def attributes(self) -> bytes:
-        """Flags and enabled processor features."""
-        return self.data[48:64]
 
-    @property
-    def debug(self) -> bool:
-        """Whether a debugger may read the enclave."""
-        return bool(self.attributes[0] & ATTRIBUTE_DEBUG)
+def _measurement(report: Report) -> Report:
+    """Return everything that measures or configures a program."""
+    return MappingProxyType({name: value for name, value in report.items() if name not in _NOT_MEASURED})
 
-    @property
-    def mrenclave(self) -> bytes:
-        """The measurement of the program."""
-        return self.data[64:96]
 
-    @property
-    def mrsigner(self) -> bytes:
-        """The hash of the key that signed the program."""
-        return self.data[128:160]
+def _is_sgx_debug(report: Report) -> bool:
+    """Tell whether a debugger may read the enclave."""
+    return bool(report["ATTRIBUTES"][0] & ATTRIBUTE_DEBUG)
 
-    @property
-    def product_id(self) -> int:
-        """The signer's number for the program."""
-        return int.from_bytes(self.data[256:258], "little")
 
-    @property
-    def security_version(self) -> int:
-        """The signer's version of the program."""
-        return int.from_bytes(self.data[258:260], "little")
-
-    @property
-    def launch_fields(self) -> dict[str, bytes]:
-        """The host's choices at launch, also as a signer: it can sign the program with a key of its own."""
-        return {
-            "CONFIGID": self.data[192:256],
-            "CONFIGSVN": self.data[260:262],
-            "ATTRIBUTES": self.data[48:56],
-            "XFRM": self.data[56:64],
-            "MISCSELECT": self.data[16:20],
-            "ISVPRODID": self.data[256:258],
-            "ISVSVN": self.data[258:260],
-            "ISVEXTPRODID": self.data[32:48],
-            "ISVFAMILYID": self.data[304:320],
-        }
-
-    @property
-    def reserved(self) -> dict[str, bytes]:
-        """The bytes between the fields."""
-        places = ((20, 32), (96, 128), (160, 192), (262, 304))
-        return {f"{start} to {end} of the report": self.data[start:end] for start, end in places}
-
-    @property
-    def report_data(self) -> bytes:
-        """The data that the enclave asked to be attested."""
-        return self.data[320:384]
+def _module_versions(td: Report) -> bytes:
+    """Return the versions of the TDX module and its loader: the lower of each at launch and, from TDX 1.5 on, now."""
+    return bytes(map(min, td["TEE_TCB_SVN"], td.get("TEE_TCB_SVN_2", td["TEE_TCB_SVN"])))
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +153,7 @@ class VerifiedQuote:
     """A quote whose signatures hold; only ``verify_quote`` makes one."""
 
     body: bytes
-    quoting_enclave: EnclaveReport
+    quoting_enclave: Report
     platform: Platform
     chain: Chain
     signed_digest: bytes
@@ -204,12 +200,12 @@ def verify_quote(quote: bytes, body: slice, roots: frozenset[bytes], now: dateti
     # Some builds of Intel's library write the terminator of the C string that the chain is there.
     certificates = fields.take(fields.certification_data(PCK_CHAIN_IN_PEM)).removesuffix(b"\0")
     chain = verify_chain(read_pem_chain(certificates), roots=roots, scheme=ECDSA_P256, now=now)
-    quoting_enclave = EnclaveReport(report)
+    quoting_enclave = read_report(SGX_REPORT, report)
     what = "the quoting enclave's report"
     ECDSA_P256.verify(chain.leaf.public_key, big_endian_signature(vouching), report, what)
-    if quoting_enclave.report_data != sha256(key + authentication) + bytes(32):
+    if quoting_enclave["REPORTDATA"] != sha256(key + authentication) + bytes(32):
         raise invalid("the quoting enclave's report is for another attestation key")
-    if quoting_enclave.debug:
+    if _is_sgx_debug(quoting_enclave):
         raise invalid("the quoting enclave is a debug build")
     message = quote[: body.stop]
     ECDSA_P256.verify(p256_public_key(key), big_endian_signature(signature), message, "the quote")
@@ -268,67 +264,6 @@ def _named_values(sequence: Element) -> dict[bytes, Element]:
             raise malformed("an entry of the SGX extension is a name and a value")
         values[parts[0].expect(OBJECT_IDENTIFIER).content] = parts[1]
     return values
-
-
-ATTRIBUTE_MIGRATABLE: Final = 1 << 29
-UNDER_DEBUG: Final = 0xFF
-SERVICE_TD_START: Final = 600
-
-
-@dataclass(frozen=True, slots=True)
-class TdReport:
-    """The 584 bytes of TDX 1.0, or the 648 of TDX 1.5 that begin with them."""
-
-    data: bytes
-
-    @property
-    def tcb_svn(self) -> bytes:
-        """The versions of the TDX module and its loader: the lower of each at launch and, from TDX 1.5 on, now."""
-        return bytes(map(min, self.data[0:16], self.data[584:600] or self.data[0:16]))
-
-    @property
-    def module_signer(self) -> bytes:
-        """The signer of the TDX module; zeros for Intel."""
-        return self.data[64:112]
-
-    @property
-    def module_attributes(self) -> bytes:
-        """The attributes of the TDX module."""
-        return self.data[112:120]
-
-    @property
-    def attributes(self) -> int:
-        """The attributes of the trust domain."""
-        return int.from_bytes(self.data[120:128], "little")
-
-    @property
-    def debug(self) -> bool:
-        """Whether the host may read it; every bit of the first byte is of that group."""
-        return bool(self.attributes & UNDER_DEBUG)
-
-    @property
-    def migratable(self) -> bool:
-        """Whether a migration service may move it to another host."""
-        return bool(self.attributes & ATTRIBUTE_MIGRATABLE)
-
-    @property
-    def registers(self) -> dict[str, bytes]:
-        """Everything that measures or configures the trust domain."""
-        names = ("MRTD", "MRCONFIGID", "MROWNER", "MROWNERCONFIG", "RTMR0", "RTMR1", "RTMR2", "RTMR3")
-        registers = {name: self.data[136 + 48 * index : 184 + 48 * index] for index, name in enumerate(names)}
-        if len(self.data) > SERVICE_TD_START:
-            registers["MRSERVICETD"] = self.data[SERVICE_TD_START : SERVICE_TD_START + 48]
-        return registers
-
-    @property
-    def launch_fields(self) -> dict[str, bytes]:
-        """The flags that the host chose at launch, and the processor features that it enabled."""
-        return {"ATTRIBUTES": self.data[120:128], "XFAM": self.data[128:136]}
-
-    @property
-    def report_data(self) -> bytes:
-        """The data that the trust domain asked to be attested."""
-        return self.data[520:584]
 
 
 MAXIMUM_JSON_BYTES: Final = 1 << 20
@@ -403,7 +338,7 @@ def evaluate_collateral(
     roots: frozenset[bytes],
     now: datetime,
     *,
-    td: TdReport | None,
+    td: Report | None,
 ) -> Judgement:
     """Verify the collateral and find the status of everything below the enclave or, with ``td``, the trust domain.
 
@@ -480,7 +415,7 @@ def _check_revocation(
     return platform_list, root_list
 
 
-def judge(info: Json, identity: Json, quote: VerifiedQuote, td: TdReport | None) -> IntelTcb:
+def judge(info: Json, identity: Json, quote: VerifiedQuote, td: Report | None) -> IntelTcb:
     """Find the status of platform, quoting enclave and, with ``td``, TDX module in collateral that was verified.
 
     Raises:
@@ -516,14 +451,15 @@ def _level(entry: Json) -> Level:
     return Level(TcbStatus(entry["tcbStatus"]), advisories)
 
 
-def _platform_level(info: Json, quote: VerifiedQuote, td: TdReport | None) -> Level:
+def _platform_level(info: Json, quote: VerifiedQuote, td: Report | None) -> Level:
     for entry in info["tcbLevels"]:
         tcb = entry["tcb"]
         reached = quote.platform.pce_svn >= tcb["pcesvn"]
         reached = _reaches(quote.platform.components, tcb["sgxtcbcomponents"]) and reached
         if td is not None:
-            first = VERSIONED_MODULE_COMPONENTS if td.tcb_svn[1] else 0
-            reached = _reaches(td.tcb_svn[first:], tcb["tdxtcbcomponents"][first:]) and reached
+            versions = _module_versions(td)
+            first = VERSIONED_MODULE_COMPONENTS if versions[1] else 0
+            reached = _reaches(versions[first:], tcb["tdxtcbcomponents"][first:]) and reached
         if reached:
             return _level(entry)
     raise invalid("the platform is below every TCB level that Intel lists for it")
@@ -533,27 +469,29 @@ def _reaches(versions: Sequence[int], components: Sequence[Json]) -> bool:
     return all(have >= least["svn"] for have, least in zip(versions, components, strict=True))
 
 
-def _module_level(info: Json, td: TdReport) -> Level | None:
+def _module_level(info: Json, td: Report) -> Level | None:
     """Find the TDX module by its version; version 0 is judged with the platform and has no status of its own."""
-    version = td.tcb_svn[1]
+    own, version, *_ = _module_versions(td)
     name = f"TDX_{version:02X}"
     identities = [entry for entry in info.get("tdxModuleIdentities", ()) if str(entry["id"]).upper() == name]
     module = info["tdxModule"] if version == 0 else identities[0] if len(identities) == 1 else None
     if module is None:
         raise invalid(f"Intel lists no TDX module {name}")
-    _require_masked(td.module_attributes, module["attributes"], module["attributesMask"], "the TDX module")
-    if bytes.fromhex(module["mrsigner"]) != td.module_signer:
+    _require_masked(td["SEAMATTRIBUTES"], module["attributes"], module["attributesMask"], "the TDX module")
+    if bytes.fromhex(module["mrsigner"]) != td["MRSIGNERSEAM"]:
         raise invalid("the TDX module is signed by another than Intel names")
-    return None if version == 0 else _isv_level(module, td.tcb_svn[0], "the TDX module")
+    return None if version == 0 else _isv_level(module, own, "the TDX module")
 
 
-def _quoting_enclave_level(identity: Json, report: EnclaveReport) -> Level:
+def _quoting_enclave_level(identity: Json, report: Report) -> Level:
     what = "the quoting enclave"
-    _require_masked(report.misc_select, identity["miscselect"], identity["miscselectMask"], what)
-    _require_masked(report.attributes, identity["attributes"], identity["attributesMask"], what)
-    if bytes.fromhex(identity["mrsigner"]) != report.mrsigner or identity["isvprodid"] != report.product_id:
+    _require_masked(report["MISCSELECT"], identity["miscselect"], identity["miscselectMask"], what)
+    attributes = report["ATTRIBUTES"] + report["XFRM"]
+    _require_masked(attributes, identity["attributes"], identity["attributesMask"], what)
+    product, version = (int.from_bytes(report[name], "little") for name in ("ISVPRODID", "ISVSVN"))
+    if bytes.fromhex(identity["mrsigner"]) != report["MRSIGNER"] or identity["isvprodid"] != product:
         raise invalid("the quoting enclave is not Intel's")
-    return _isv_level(identity, report.security_version, what)
+    return _isv_level(identity, version, what)
 
 
 def _isv_level(identity: Json, version: int, what: str) -> Level:
@@ -586,20 +524,20 @@ def verify_tdx(quote: bytes, collateral: IntelCollateral | None, roots: frozense
     version = int.from_bytes(quote[:2], "little")
     check_header(quote, version=VERSION_5 if version == VERSION_5 else VERSION_4, tee=TDX_TEE)
     verified = verify_quote(quote, _body(quote, version), roots, now)
-    td = TdReport(verified.body)
-    require_known_flags(EvidenceFormat.TDX, td.launch_fields)
+    td = read_report(TD_REPORT, verified.body)
+    require_known_flags(EvidenceFormat.TDX, td)
     judgement = evaluate_collateral(collateral, verified, roots, now, td=td)
     return Claims(
         format=EvidenceFormat.TDX,
-        measurement=MappingProxyType(td.registers | td.launch_fields),
+        measurement=_measurement(td),
         signer=b"",
-        debug=td.debug,
-        migratable=td.migratable,
+        debug=any(td["ATTRIBUTES"][:1]),
+        migratable=bool(int.from_bytes(td["ATTRIBUTES"], "little") & ATTRIBUTE_MIGRATABLE),
         privilege_level=None,
         sibling_threads=False,
         tcb=judgement.tcb,
         revoked_as_of=judgement.revoked_as_of,
-        report_data=td.report_data,
+        report_data=td["REPORTDATA"],
         signed_digest=verified.signed_digest,
         issued_at=None,
         not_after=judgement.not_after,
@@ -632,21 +570,22 @@ def verify_sgx(quote: bytes, collateral: IntelCollateral | None, roots: frozense
     """
     check_header(quote, version=SGX_VERSION, tee=SGX_TEE)
     verified = verify_quote(quote, SGX_BODY, roots, now)
-    enclave = EnclaveReport(verified.body)
-    require_known_flags(EvidenceFormat.SGX, enclave.launch_fields)
-    require_zero(EvidenceFormat.SGX, enclave.reserved)
+    enclave = read_report(SGX_REPORT, verified.body)
+    require_known_flags(EvidenceFormat.SGX, enclave)
+    reserved = {f"{place.start} to {place.stop} of the report": verified.body[place] for place in SGX_RESERVED}
+    require_zero(EvidenceFormat.SGX, reserved)
     judgement = evaluate_collateral(collateral, verified, roots, now, td=None)
     return Claims(
         format=EvidenceFormat.SGX,
-        measurement=MappingProxyType({"MRENCLAVE": enclave.mrenclave, **enclave.launch_fields}),
-        signer=enclave.mrsigner,
-        debug=enclave.debug,
+        measurement=_measurement(enclave),
+        signer=enclave["MRSIGNER"],
+        debug=_is_sgx_debug(enclave),
         migratable=False,
         privilege_level=None,
         sibling_threads=False,
         tcb=judgement.tcb,
         revoked_as_of=judgement.revoked_as_of,
-        report_data=enclave.report_data,
+        report_data=enclave["REPORTDATA"],
         signed_digest=verified.signed_digest,
         issued_at=None,
         not_after=judgement.not_after,

@@ -15,7 +15,6 @@ import numpy.typing as npt
 
 from secagg.contract.codewords import CodewordTable, Tables
 from secagg.contract.layout import IndexSegment
-from secagg.crypto.secret import overwrite
 
 
 def least_squared(tables: Tables) -> int:
@@ -41,12 +40,6 @@ def bounded_choices(
         packed.append(bytearray(segment.ring.pack(taken)))
         indices[:], taken[:] = 0, 0
     return packed
-
-
-def forget(packed: Sequence[bytearray]) -> None:
-    """Overwrite what ``bounded_choices`` returned."""
-    for part in packed:
-        overwrite(part)
 
 
 def _chosen_squared(indices: npt.NDArray[np.unsignedinteger], tables: Sequence[CodewordTable]) -> int:

@@ -30,7 +30,7 @@ from secagg.session.certificates import Authority, SigningKey
 from secagg.wire import owned_bytes
 
 from .buffer import BufferState, Entry, ReleaseRules
-from .chosen_norm import bounded_choices, forget
+from .chosen_norm import bounded_choices
 from .configuration import EnclaveConfiguration, ReleaseForm
 from .histogram import HistogramAccumulator
 from .messages import (
@@ -313,7 +313,8 @@ class Enclave(Confined):
             for histogram, own in zip(self._histograms, bounded, strict=True):
                 histogram.add(memoryview(own), weight)
         finally:
-            forget(bounded)
+            for own in bounded:
+                overwrite(own)
 
     # --- One release --------------------------------------------------------------------------------------------------
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from math import gcd
 from typing import Any
@@ -18,30 +18,23 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from secagg.contract import Layout, RingSegment
 from secagg.errors import Misuse, PeerMisbehaved, Reason, SecAggError, ThresholdNotMet
 from secagg.identifiers import ClientId, ServerId
-from secagg.parameters import Suite
 from secagg.privacy.kinds import NoiseKind
 from secagg.protocols.enclave.trusted.buffer import BufferState, Entry, ReleaseRules, single_somebody_out
 from secagg.protocols.enclave.trusted.configuration import EnclaveConfiguration, Noise
-from tests.harness.enclave_buffers import model_digest
+from tests.harness.enclave_buffers import EnclaveSetup, InsecureEnclaveSession, model_digest
 
 CLOSED, OPEN, DESTROYED = BufferState
 TABLE = (3, 2)
 CLIENT, HOST = ClientId(7), ServerId()
 
 
+LAYOUT = Layout((RingSegment(20, 6),))
+SETUP = EnclaveSetup(layout=LAYOUT, minimum_cohort=2, maximum_cohort=4, maximum_weight=5, staleness_weights=TABLE)
+PLAIN = InsecureEnclaveSession(SETUP).configuration
+
+
 def configuration(**changes: Any) -> EnclaveConfiguration:
-    fields: dict[str, Any] = {
-        "task": b"a task",
-        "suite": Suite.CLASSIC,
-        "authority": b"a" * 32,
-        "layout": Layout((RingSegment(20, 6),)),
-        "minimum_cohort": 2,
-        "maximum_cohort": 4,
-        "maximum_weight": 5,
-        "staleness_weights": TABLE,
-        "expiry": 1 << 31,
-    }
-    return EnclaveConfiguration(**(fields | changes))
+    return replace(PLAIN, **changes)
 
 
 def noised(releases: int, **changes: Any) -> EnclaveConfiguration:
@@ -195,6 +188,16 @@ def test_a_host_announces_one_model_under_each_number_and_none_that_does_not_cou
     for again in (3, 4, 5):
         kept.announce(again, model_digest(again))
     assert remembered(kept) == before
+
+
+def test_an_update_of_a_model_that_was_given_up_and_summed_later_keeps_its_number() -> None:
+    """Its model is free again when its own buffer is given up, and not once one of its updates is in another one."""
+    kept = rules()
+    kept.give_up()
+    kept.open(6, model_digest(6))
+    take(kept, entry(1))
+    kept.close()
+    is_refused(kept, lambda: kept.open(7, model_digest(5)), PeerMisbehaved, Reason.MODEL_MISMATCH)
 
 
 # --- The arithmetic of weights ----------------------------------------------------------------------------------------

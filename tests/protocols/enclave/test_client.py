@@ -31,10 +31,9 @@ from secagg.protocols.enclave.budget import PrivacyFloor, epsilon_of
 from secagg.protocols.enclave.client import Client
 from secagg.protocols.enclave.floors import EnclaveFloors
 from secagg.protocols.enclave.ledger import SealLedger
-from secagg.protocols.enclave.session import EnclaveMember
 from secagg.protocols.enclave.trusted.configuration import EnclaveConfiguration, Noise, ReleaseForm
 from secagg.protocols.enclave.trusted.messages import ModelStamp
-from secagg.protocols.enclave.unattested import SimulatedEnclave, SimulatedJudge
+from secagg.protocols.enclave.unattested import SimulatedEnclave
 from secagg.session.ledger import Spent, SpentUpdates
 from tests.harness.enclave_buffers import (
     MIXED_LAYOUT,
@@ -63,28 +62,10 @@ class CountedCoins:
 
 def client_of(session: InsecureEnclaveSession, **changes: Any) -> Client:
     """Make the session's first client with something of its own."""
-    setup = session.setup
-    key = setup.signing_key_of("client 1")
-    chosen: dict[str, Any] = {
-        "certificate": session.certificate_of(1, key),
-        "signing_key": key,
-        "floors": session.floors,
-        "judge": SimulatedJudge(),
-        "ledger": SealLedger(setup.task, maximum_seals=setup.ledger_limit or 9),
-        "clock": lambda: session.now,
-        "coins": setup.coins_of("client 1"),
-    }
     about: dict[str, Any] = {"capacity": 1 << 20}
     about |= {name: changes.pop(name) for name in ("layout", "tables", "capacity") if name in changes}
-    chosen |= changes
-    kept: SealLedger = chosen["ledger"]
-
-    def ledger_of(_: bytes) -> SealLedger:
-        return kept
-
-    chosen["ledger"] = ledger_of
-    member = EnclaveMember(**chosen)
-    return member.join(replace(session.subject, **about))
+    kept = changes.pop("ledger", SealLedger(session.setup.task, maximum_seals=session.setup.ledger_limit or 9))
+    return session.new_client(1, about=replace(session.subject, **about), ledger=lambda _: kept, **changes)
 
 
 def sealing(session: InsecureEnclaveSession, client: Client, **changes: Any) -> Callable[[], object]:
@@ -406,15 +387,6 @@ def test_a_repeat_is_allowed_with_both_consent_and_noise_and_of_the_last_model_a
     assert spent(ledger, 3, is_noised=noised) is expected
     assert spent(ledger, 2, is_noised=noised) is Reason.ALREADY_ANSWERED
     assert ledger.seals == (2 if expected is None else 1)
-
-
-def test_the_ledger_of_a_client_is_not_replaced() -> None:
-    session = InsecureEnclaveSession(EnclaveSetup())
-    client: Any = client_of(session)
-    sealing(session, client)()
-    with pytest.raises(AttributeError):
-        client.ledger = SealLedger(session.setup.task)
-    assert client.ledger.seals == 1
 
 
 def test_a_ledger_is_for_one_task() -> None:

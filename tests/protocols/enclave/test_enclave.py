@@ -18,7 +18,16 @@ from hypothesis import strategies as st
 
 from secagg.contract import Aggregate, IndexSegment, Layout, Payload, RingSegment, ideal_aggregate
 from secagg.crypto.ring import RingVector, add_into, low_bits
-from secagg.errors import AuthenticationFailed, MalformedMessage, Misuse, PeerError, ThresholdNotMet, UnexpectedMessage
+from secagg.errors import (
+    AuthenticationFailed,
+    InvalidParameters,
+    MalformedMessage,
+    Misuse,
+    PeerError,
+    Reason,
+    ThresholdNotMet,
+    UnexpectedMessage,
+)
 from secagg.identifiers import ClientId
 from secagg.protocols.enclave import server as server_module
 from secagg.protocols.enclave.client import Client
@@ -32,7 +41,7 @@ from secagg.protocols.enclave.trusted.configuration import ReleaseForm
 from secagg.protocols.enclave.trusted.histogram import HistogramAccumulator
 from secagg.protocols.enclave.trusted.messages import BufferRelease, Receipt, SealedUpload, uploads_digest
 from secagg.protocols.enclave.unattested import SimulatedEnclave
-from secagg.session.roles import LateUpdate, Update
+from secagg.session.roles import LateUpdate, Subject, Update
 from secagg.wire import MessageKind, Writer
 from tests.harness.enclave_buffers import (
     MIXED_LAYOUT,
@@ -42,6 +51,7 @@ from tests.harness.enclave_buffers import (
     InsecureEnclaveSession,
     model_digest,
 )
+from tests.harness.planted import always
 
 LAYOUTS = {
     "mixed": MIXED_LAYOUT,
@@ -229,37 +239,15 @@ def test_a_receipt_says_what_was_released() -> None:
 # --- The host ---------------------------------------------------------------------------------------------------------
 
 
-def is_not_relayed(session: InsecureEnclaveSession, message: bytes, kind: type[PeerError]) -> None:
-    """Check that a host refuses an upload by itself; whose bytes they are, whoever gave them to it knows."""
-    host = Host(session.configuration, RefusingConnection())
-    host.open_buffer(0, bytes(32))
-    with pytest.raises(PeerError) as caught:
-        host.receive(message)
-    assert type(caught.value) is kind
-    assert caught.value.culprits == frozenset()
+def test_what_is_no_sealed_upload_is_not_relayed_to_the_enclave(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whose bytes they are knows only who gave them to the host."""
+    session = InsecureEnclaveSession(EnclaveSetup())
+    session.host.open_buffer(0, bytes(32))
 
-
-class RefusingConnection:
-    """A connection to an enclave that nothing may reach but the opening of a buffer."""
-
-    def open_buffer(self, version: int, model_digest: bytes) -> None:
-        assert (version, model_digest) == (0, bytes(32))
-
-    def announce_model(self, version: int, model_digest: bytes) -> None:
-        raise AssertionError((version, model_digest))
-
-    def receive(self, message: bytes) -> int:
+    def reached(message: bytes) -> int:
         raise AssertionError(message)
 
-    def release(self) -> bytes:
-        raise AssertionError
-
-    def give_up_buffer(self) -> None:
-        raise AssertionError
-
-
-def test_what_is_no_sealed_upload_is_not_relayed_to_the_enclave() -> None:
-    session = InsecureEnclaveSession(EnclaveSetup())
+    monkeypatch.setitem(vars(session.enclave), "receive", reached)
     upload = session.seal(1)
     sealed = upload.sealed.encode()
     masked = upload.encode()[-sum(segment.payload_bytes for segment in session.configuration.ring_segments) :]
@@ -272,42 +260,29 @@ def test_what_is_no_sealed_upload_is_not_relayed_to_the_enclave() -> None:
     }
     for part, kind in wrong.items():
         message = Writer(MessageKind.ENCLAVE_UPLOAD).integer(len(part), 8).borrowed(part).borrowed(masked)
-        is_not_relayed(session, message.finish(), kind)
+        with pytest.raises(PeerError) as caught:
+            session.host.receive(message.finish())
+        assert (type(caught.value), caught.value.culprits) == (kind, frozenset())
     with pytest.raises(AssertionError):
-        is_not_relayed(session, upload.encode(), PeerError)
-
-
-class FlippingConnection:
-    """A connection that alters one bit of what an enclave releases, and leaves the rest as it is."""
-
-    def __init__(self, enclave: SimulatedEnclave) -> None:
-        self._enclave = enclave
-        self.open_buffer, self.receive = enclave.open_buffer, enclave.receive
-        self.announce_model, self.give_up_buffer = enclave.announce_model, enclave.give_up_buffer
-        self.flipped: int | None = None
-
-    def release(self) -> bytes:
-        released = bytearray(self._enclave.release())
-        if self.flipped is not None:
-            released[-1 - self.flipped // 8] ^= 1 << self.flipped % 8
-        return bytes(released)
+        session.host.receive(upload.encode())
 
 
 def test_a_host_does_not_take_a_release_that_its_receipt_is_not_for() -> None:
     session = InsecureEnclaveSession(EnclaveSetup())
-    connection = FlippingConnection(session.enclave)
-    host = Host(session.configuration, connection)
-    host.open_buffer(0, bytes(32))
+    session.host.open_buffer(0, bytes(32))
     for number in (1, 2, 3):
-        host.receive(session.seal(number).encode())
-    length = len(BufferRelease.decode(session.enclave.release()).aggregate)
-    for connection.flipped in range(8 * length):
+        session.upload(number)
+    released = session.enclave.release()
+    for bit in range(8 * len(BufferRelease.decode(released).aggregate)):
+        flipped = bytearray(released)
+        flipped[-1 - bit // 8] ^= 1 << bit % 8
+        vars(session.enclave)["release"] = always(bytes(flipped))
         with pytest.raises(MalformedMessage, match="not the one of its receipt"):
-            host.release()
+            session.host.release()
     # Nothing is lost: the enclave releases the same bytes again, and they may come as they are.
-    connection.flipped = None
+    del vars(session.enclave)["release"]
     payloads = [session.setup.payload_of(number) for number in (1, 2, 3)]
-    assert shown(host.release()[0], session) == expected(session, payloads, [1, 1, 1])
+    assert shown(session.host.release()[0], session) == expected(session, payloads, [1, 1, 1])
 
 
 def test_uploads_that_come_from_several_threads_are_all_in_the_sum(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -456,6 +431,25 @@ def test_the_protocol_on_one_page_skips_who_is_refused(caplog: pytest.LogCapture
     payloads = [session.setup.payload_of(number) for number in (1, 2, 3, 4)]
     assert shown(aggregate, session) == expected(session, payloads, [2] * 4)
     assert receipt.contributors == 4
+
+
+def test_a_client_answers_for_its_own_task_round_and_model_and_charges_them() -> None:
+    session = InsecureEnclaveSession(EnclaveSetup())
+    server, (client,) = on_one_page(session, 1)
+    update = LateUpdate(lambda: Update(session.setup.payload_of(2), bytes(32), 1))
+    others: dict[str, dict[str, Any]] = {
+        "another task": {"task": b"another"},
+        "another round": {"round_number": 1},
+        "another model": {"terms": b"others"},
+    }
+    for saying, changes in others.items():
+        about: Subject = replace(session.subject, **changes)
+        other = session.new_client(2, update=update, about=about)
+        with pytest.raises(InvalidParameters, match=saying) as caught:
+            other.answer(server.invitation)
+        assert (caught.value.reason, other.ledger.seals) == (Reason.BELOW_FLOOR, 0)
+    client.answer(server.invitation)
+    assert client.ledger.seals == 1
 
 
 def test_the_protocol_on_one_page_releases_nothing_of_too_few() -> None:

@@ -239,6 +239,7 @@ def made(segment: Any = FOUR, maximum: Any = 1, form: Any = Accumulation.DIRECT)
 
 
 RANGES = ((-1, 2), (0, 4), (2, 1), (4, 4), (0.0, 1), (0, True), (None, None), (0, np.int64(1)))
+STRIDED, WIDE = memoryview(bytes(8))[::2], memoryview(bytes(4)).cast("H")
 MISUSES: list[Callable[[], object]] = [
     *(partial(made().add, packed(FOUR, [1, 2, 3]), each) for each in (0, -1, 1.0, True, "1", None)),
     *(partial(made().histogram, start, stop) for start, stop in RANGES),

@@ -245,13 +245,7 @@ def test_an_error_inside_is_told_without_a_plea() -> None:
 
 
 @pytest.fixture
-def silence(request: pytest.FixtureRequest) -> float:
-    """Return how many seconds a host may be silent before it gives way."""
-    return float(getattr(request, "param", 0.2))
-
-
-@pytest.fixture
-def served(tmp_path: Path, silence: float) -> Iterator[Path]:
+def served(tmp_path: Path) -> Iterator[Path]:
     """Serve with little patience in a thread of this process, until the test ends."""
     path, ready = tmp_path / "s", Event()
 
@@ -261,7 +255,7 @@ def served(tmp_path: Path, silence: float) -> Iterator[Path]:
             coins=InsecureSeededCoins(b"coins"),
             quote=simulated,
             frame_seconds=0.5,
-            silence_seconds=silence,
+            silence_seconds=0.2,
             ready=ready.set,
         )
 
@@ -322,15 +316,6 @@ def test_a_host_that_reads_no_answer_is_let_go(served: Path) -> None:
         time.sleep(0.6)
         with connected(served) as following:
             assert is_served(following)
-
-
-@pytest.mark.parametrize("silence", [ANSWERED_IN], indirect=True)
-def test_a_host_that_was_heard_keeps_its_place(served: Path) -> None:
-    with connected(served) as present:
-        assert is_served(present)
-        with connected(served) as early:
-            assert not is_served(early)
-        assert is_served(present, opening(1))
 
 
 def test_a_silent_host_gives_way_to_one_that_speaks_and_to_no_probe(served: Path) -> None:

@@ -72,8 +72,8 @@ GIVE_UP = Writer(MessageKind.GIVE_UP_BUFFER).finish()
 DESTROY = Writer(MessageKind.DESTROY_ENCLAVE).finish()
 
 
-def opening(version: int) -> bytes:
-    return Writer(MessageKind.OPEN_BUFFER).integer(version, 8).fixed(model_digest(version), 32).finish()
+def opening(version: int, kind: MessageKind = MessageKind.OPEN_BUFFER) -> bytes:
+    return Writer(kind).integer(version, 8).fixed(model_digest(version), 32).finish()
 
 
 def verified(offer: EnclaveOffer, evidence: object) -> VerifiedEnclave:
@@ -426,6 +426,8 @@ class Twin:
             match message_kind(request):
                 case MessageKind.OPEN_BUFFER:
                     self.enclave.open_buffer(int.from_bytes(request[7:15], "big"), request[15:])
+                case MessageKind.ANNOUNCE_MODEL:
+                    self.enclave.announce_model(int.from_bytes(request[7:15], "big"), request[15:])
                 case MessageKind.SEALED_UPLOAD:
                     return self.enclave.receive(request)
                 case MessageKind.RELEASE_BUFFER:
@@ -451,7 +453,7 @@ STEPS = st.one_of(
     st.tuples(st.just("upload"), st.integers(0, 9)),
     st.tuples(st.just("upload"), st.integers(0, 9)),
     st.tuples(st.just("altered"), st.integers(0, 9)),
-    st.tuples(st.just("open"), st.integers(1, 3)),
+    st.tuples(st.sampled_from(["open", "announce"]), st.integers(1, 3)),
     st.tuples(st.sampled_from(["release", "release", "give up", "garbage"]), st.just(0)),
 )
 
@@ -474,7 +476,8 @@ def test_a_host_that_drops_repeats_and_reorders_gets_at_most_one_sum_of_a_cohort
                 if step == "garbage":
                     assert host.refused(b"garbage").reason is Reason.NOT_CANONICAL
                     continue
-                request = {"open": opening(number), "release": RELEASE, "give up": GIVE_UP}.get(step, uploads[number])
+                named = {"announce": opening(number, MessageKind.ANNOUNCE_MODEL), "open": opening(number)}
+                request = {**named, "release": RELEASE, "give up": GIVE_UP}.get(step, uploads[number])
                 if step == "altered":
                     request = request[:-1] + bytes([request[-1] ^ 1])
                 answer = host.ask(request)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
 from types import ModuleType
@@ -14,7 +15,6 @@ import pytest
 from secagg.errors import InvalidParameters, MalformedMessage, Reason
 from secagg.protocols.enclave.attestation import Claims, EvidenceFormat, SnpCollateral, SnpTcb
 
-Refusal = Callable[..., Reason]
 SNP = EvidenceFormat.SNP
 TCB = SnpTcb(boot_loader=4, tee=1, snp=22, microcode=209)
 LAUNCH = {
@@ -29,33 +29,47 @@ LAUNCH = {
 }
 
 
+@dataclass
+class Snp:
+    """Makers of reports and of their collateral, and their verification."""
+
+    made: Any
+    authority: Any
+    collateral: Callable[..., SnpCollateral]
+    verify: Callable[..., Claims]
+    refusal: Callable[..., Reason]
+
+    def claims(self, collateral: SnpCollateral | None = None, **changes: Any) -> Claims:
+        return self.verify(SNP, self.made.SnpReport(**changes).encode(), collateral or self.collateral())
+
+
 @pytest.fixture
-def claims_of(
-    verify: Callable[..., Claims], self_made: ModuleType, snp_collateral: Callable[..., SnpCollateral]
-) -> Callable[..., Claims]:
-    def run(collateral: SnpCollateral | None = None, **changes: Any) -> Claims:
-        return verify(SNP, self_made.snp.SnpReport(**changes).encode(), collateral or snp_collateral())
+def snp(
+    verify: Callable[..., Claims],
+    self_made: ModuleType,
+    snp_collateral: Callable[..., SnpCollateral],
+    refusal: Callable[..., Reason],
+) -> Snp:
+    return Snp(self_made.snp, self_made.authority, snp_collateral, verify, refusal)
 
-    return run
 
-
-def test_a_report_claims_its_measurement_and_data(claims_of: Callable[..., Claims], self_made: ModuleType) -> None:
-    claims = claims_of()
+def test_a_report_claims_its_measurement_and_data(snp: Snp) -> None:
+    claims = snp.claims()
     assert claims.format is SNP
     assert claims.measurement == {"MEASUREMENT": b"\x4d" * 48, **LAUNCH}
     assert claims.signer == bytes(48)
-    assert claims.report_data == self_made.snp.BIND
+    assert claims.report_data == snp.made.BIND
     assert claims.tcb == TCB
-    assert claims.signed_digest == hashlib.sha256(self_made.snp.SnpReport().signed()).digest()
+    assert claims.signed_digest == hashlib.sha256(snp.made.SnpReport().signed()).digest()
     assert (claims.debug, claims.migratable, claims.sibling_threads) == (False, False, False)
     assert (claims.privilege_level, claims.issued_at) == (0, None)
-    assert claims.revoked_as_of == self_made.authority.START.replace(microsecond=0)
-    assert claims.not_after == self_made.authority.END.replace(microsecond=0)
+    assert claims.revoked_as_of == snp.authority.START.replace(microsecond=0)
+    assert claims.not_after == snp.authority.END.replace(microsecond=0)
 
 
 @pytest.mark.parametrize("version", [2, 3, 5])
-def test_the_versions_that_are_laid_out_alike_are_read(claims_of: Callable[..., Claims], version: int) -> None:
-    assert claims_of(version=version).tcb == TCB
+def test_the_versions_that_are_laid_out_alike_are_read(snp: Snp, version: int) -> None:
+    assert snp.claims(version=version).tcb == TCB
 
 
 @pytest.mark.parametrize(
@@ -81,10 +95,8 @@ def test_the_versions_that_are_laid_out_alike_are_read(claims_of: Callable[..., 
     ],
     ids=str,
 )
-def test_what_a_report_says_is_claimed(
-    claims_of: Callable[..., Claims], changes: dict[str, Any], claim: dict[str, Any]
-) -> None:
-    plain, changed = claims_of(), claims_of(**changes)
+def test_what_a_report_says_is_claimed(snp: Snp, changes: dict[str, Any], claim: dict[str, Any]) -> None:
+    plain, changed = snp.claims(), snp.claims(**changes)
     names = ("debug", "migratable", "sibling_threads", "privilege_level", "tcb")
     for name in names:
         assert getattr(changed, name) == claim.get(name, getattr(plain, name))
@@ -113,59 +125,45 @@ def test_what_a_report_says_is_claimed(
     ],
     ids=str,
 )
-def test_what_is_no_report_is_malformed(claims_of: Callable[..., Claims], changes: dict[str, Any]) -> None:
+def test_what_is_no_report_is_malformed(snp: Snp, changes: dict[str, Any]) -> None:
     with pytest.raises(MalformedMessage):
-        claims_of(**changes)
+        snp.claims(**changes)
 
 
 @pytest.mark.parametrize("key", [0x08, 0x0C, 0x10, 0x14, 0x18, 0x1C])
-def test_a_report_by_the_key_of_no_chip_and_no_cloud_is_refused(
-    claims_of: Callable[..., Claims], refusal: Refusal, key: int
-) -> None:
+def test_a_report_by_the_key_of_no_chip_and_no_cloud_is_refused(snp: Snp, key: int) -> None:
     changes = {0x48: bytes([key])}
-    assert refusal(lambda: claims_of(patches=changes), "no key of a chip or cloud") is Reason.ATTESTATION_INVALID
+    assert snp.refusal(lambda: snp.claims(patches=changes), "no key of a chip or cloud") is Reason.ATTESTATION_INVALID
 
 
 BY_CLOUD = {0x48: b"\x04", 0x1A0: bytes(64)}
 
 
-def test_a_report_by_the_key_of_a_cloud_is_read(
-    claims_of: Callable[..., Claims], self_made: ModuleType, snp_collateral: Callable[..., SnpCollateral]
-) -> None:
-    certificate = self_made.snp.chip_certificate(self_made.snp.cloud_extensions())
-    claims = claims_of(snp_collateral(chip_certificate=certificate.der), patches=BY_CLOUD)
+def test_a_report_by_the_key_of_a_cloud_is_read(snp: Snp) -> None:
+    certificate = snp.made.chip_certificate(snp.made.cloud_extensions())
+    claims = snp.claims(snp.collateral(chip_certificate=certificate.der), patches=BY_CLOUD)
     assert claims.tcb == TCB
 
 
-def test_the_key_of_a_chip_and_that_of_a_cloud_do_not_pass_for_each_other(
-    claims_of: Callable[..., Claims],
-    self_made: ModuleType,
-    snp_collateral: Callable[..., SnpCollateral],
-    refusal: Refusal,
-) -> None:
-    cloud = snp_collateral(chip_certificate=self_made.snp.chip_certificate(self_made.snp.cloud_extensions()).der)
+def test_the_key_of_a_chip_and_that_of_a_cloud_do_not_pass_for_each_other(snp: Snp) -> None:
+    cloud = snp.collateral(chip_certificate=snp.made.chip_certificate(snp.made.cloud_extensions()).der)
     for patches, collateral, number in ((BY_CLOUD, None, 5), ({0x1A0: bytes(64)}, cloud, 4)):
-        reason = refusal(
-            partial(claims_of, collateral, patches=patches), f"lacks the extension 1.3.6.1.4.1.3704.1.{number}"
+        reason = snp.refusal(
+            partial(snp.claims, collateral, patches=patches), f"lacks the extension 1.3.6.1.4.1.3704.1.{number}"
         )
         assert reason is Reason.ATTESTATION_INVALID
 
 
-def test_the_versions_of_turin_stand_in_other_places(
-    claims_of: Callable[..., Claims],
-    self_made: ModuleType,
-    snp_collateral: Callable[..., SnpCollateral],
-    refusal: Refusal,
-) -> None:
-    made = self_made.snp
-    collateral = snp_collateral(chip_certificate=made.chip_certificate(made.turin_extensions()).der)
+def test_the_versions_of_turin_stand_in_other_places(snp: Snp) -> None:
+    made = snp.made
+    collateral = snp.collateral(chip_certificate=made.chip_certificate(made.turin_extensions()).der)
     chip = {0x1A0: made.TURIN_CHIP + bytes(56), 0x40: b"\x64"}
-    claims = claims_of(collateral, tcb=made.TURIN_TCB, patches=chip)
+    claims = snp.claims(collateral, tcb=made.TURIN_TCB, patches=chip)
     assert claims.tcb == SnpTcb(boot_loader=4, tee=1, snp=22, microcode=209, fmc=3)
     for other in (bytes(8) + bytes(56), made.TURIN_CHIP + bytes(55) + b"\1"):
-        wrong = partial(claims_of, collateral, tcb=made.TURIN_TCB, patches=chip | {0x1A0: other})
-        assert refusal(wrong, "another chip's") is Reason.ATTESTATION_INVALID
-    assert refusal(partial(claims_of, collateral, patches=chip), "for the versions") is Reason.ATTESTATION_INVALID
+        wrong = partial(snp.claims, collateral, tcb=made.TURIN_TCB, patches=chip | {0x1A0: other})
+        assert snp.refusal(wrong, "another chip's") is Reason.ATTESTATION_INVALID
+    assert snp.refusal(partial(snp.claims, collateral, patches=chip), "for the versions") is Reason.ATTESTATION_INVALID
 
 
 def test_a_minimum_for_other_processors_is_never_reached() -> None:
@@ -191,78 +189,53 @@ def test_a_minimum_for_other_processors_is_never_reached() -> None:
     ],
     ids=str,
 )
-def test_a_certificate_for_another_chip_or_version_is_refused(  # noqa: PLR0913, PLR0917 -- four are fixtures
-    claims_of: Callable[..., Claims],
-    self_made: ModuleType,
-    snp_collateral: Callable[..., SnpCollateral],
-    refusal: Refusal,
+def test_a_certificate_for_another_chip_or_version_is_refused(
+    snp: Snp,
     extensions: dict[str, bytes],
     saying: str,
 ) -> None:
-    other = self_made.snp.chip_certificate(self_made.snp.vendor_extensions() | extensions).der
-    collateral = snp_collateral(chip_certificate=other)
-    assert refusal(lambda: claims_of(collateral), saying) is Reason.ATTESTATION_INVALID
+    other = snp.made.chip_certificate(snp.made.vendor_extensions() | extensions).der
+    collateral = snp.collateral(chip_certificate=other)
+    assert snp.refusal(lambda: snp.claims(collateral), saying) is Reason.ATTESTATION_INVALID
 
 
-def test_a_certificate_without_an_extension_is_refused(
-    claims_of: Callable[..., Claims],
-    self_made: ModuleType,
-    snp_collateral: Callable[..., SnpCollateral],
-    refusal: Refusal,
-) -> None:
+def test_a_certificate_without_an_extension_is_refused(snp: Snp) -> None:
     for missing in ("4", "3.1", "3.8"):
-        values = self_made.snp.vendor_extensions()
+        values = snp.made.vendor_extensions()
         del values[missing]
-        collateral = snp_collateral(chip_certificate=self_made.snp.chip_certificate(values).der)
+        collateral = snp.collateral(chip_certificate=snp.made.chip_certificate(values).der)
         saying = f"lacks the extension 1.3.6.1.4.1.3704.1.{missing}"
-        assert refusal(partial(claims_of, collateral), saying) is Reason.ATTESTATION_INVALID
-    values = self_made.snp.vendor_extensions() | {"3.1": b"\4\1\4"}
+        assert snp.refusal(partial(snp.claims, collateral), saying) is Reason.ATTESTATION_INVALID
+    values = snp.made.vendor_extensions() | {"3.1": b"\4\1\4"}
     with pytest.raises(MalformedMessage):
-        claims_of(snp_collateral(chip_certificate=self_made.snp.chip_certificate(values).der))
+        snp.claims(snp.collateral(chip_certificate=snp.made.chip_certificate(values).der))
 
 
-def test_a_certificate_with_a_serial_number_is_read_too(
-    claims_of: Callable[..., Claims], self_made: ModuleType, snp_collateral: Callable[..., SnpCollateral]
-) -> None:
-    numbered = self_made.snp.chip_certificate(serial_zero=False).der
-    assert claims_of(snp_collateral(chip_certificate=numbered)).tcb == TCB
+def test_a_certificate_with_a_serial_number_is_read_too(snp: Snp) -> None:
+    numbered = snp.made.chip_certificate(serial_zero=False).der
+    assert snp.claims(snp.collateral(chip_certificate=numbered)).tcb == TCB
 
 
-def test_a_chip_without_its_authority_is_refused(
-    claims_of: Callable[..., Claims],
-    self_made: ModuleType,
-    snp_collateral: Callable[..., SnpCollateral],
-    refusal: Refusal,
-) -> None:
-    root = self_made.snp.authorities()[0].der
-    collateral = snp_collateral(authority_certificate=root)
-    assert refusal(lambda: claims_of(collateral)) is Reason.ATTESTATION_INVALID
+def test_a_chip_without_its_authority_is_refused(snp: Snp) -> None:
+    root = snp.made.authorities()[0].der
+    collateral = snp.collateral(authority_certificate=root)
+    assert snp.refusal(lambda: snp.claims(collateral)) is Reason.ATTESTATION_INVALID
 
 
-def test_a_revoked_authority_is_refused(
-    claims_of: Callable[..., Claims],
-    self_made: ModuleType,
-    snp_collateral: Callable[..., SnpCollateral],
-    refusal: Refusal,
-) -> None:
-    collateral = snp_collateral(revocation_list=self_made.snp.amd_revocation_list(authority_revoked=True))
-    assert refusal(lambda: claims_of(collateral), "has revoked") is Reason.ATTESTATION_INVALID
+def test_a_revoked_authority_is_refused(snp: Snp) -> None:
+    collateral = snp.collateral(revocation_list=snp.made.amd_revocation_list(authority_revoked=True))
+    assert snp.refusal(lambda: snp.claims(collateral), "has revoked") is Reason.ATTESTATION_INVALID
 
 
-def test_a_stale_list_is_refused_and_a_missing_one_is_claimed(
-    claims_of: Callable[..., Claims],
-    self_made: ModuleType,
-    snp_collateral: Callable[..., SnpCollateral],
-    refusal: Refusal,
-) -> None:
-    made = self_made.authority
-    root = self_made.snp.authorities()[0]
+def test_a_stale_list_is_refused_and_a_missing_one_is_claimed(snp: Snp) -> None:
+    made = snp.authority
+    root = snp.made.authorities()[0]
     stale = made.revocation_list(root, end=made.NOW - timedelta(seconds=1))
-    collateral = snp_collateral(revocation_list=stale)
-    assert refusal(lambda: claims_of(collateral)) is Reason.COLLATERAL_STALE
+    collateral = snp.collateral(revocation_list=stale)
+    assert snp.refusal(lambda: snp.claims(collateral)) is Reason.COLLATERAL_STALE
     soon = made.NOW + timedelta(hours=1)
-    assert claims_of(snp_collateral(revocation_list=made.revocation_list(root, end=soon))).not_after == soon
-    assert claims_of(snp_collateral(revocation_list=None)).revoked_as_of is None
+    assert snp.claims(snp.collateral(revocation_list=made.revocation_list(root, end=soon))).not_after == soon
+    assert snp.claims(snp.collateral(revocation_list=None)).revoked_as_of is None
 
 
 @pytest.mark.parametrize("wrong", [-1, 256, True, 1.0, "1"])
