@@ -35,7 +35,7 @@ BUDGETS = {
     "secagg/short": 930,
     "secagg/site_statistics": 1_100,
     "secagg/scale": 1_220,
-    "training": 7_005,
+    "training": 7_010,
     "secagg/platforms": 3_570,
     "secagg/flower": 1_015,
     "secagg/transport": 2_670,

@@ -571,9 +571,14 @@ class WholeUpdates:
         code: object = self.codec.tensors[0].scheme
         return code_noise(code, self.cohort) if isinstance(code, PeakCode | LevelCode) else None
 
-    def deviations(self) -> dict[str, float]:
-        """Return the deviation of the code's noise in each tensor, from what is public; none before it is known."""
-        length = self.settings.length if self._is_fixed else self._known.common
+    def deviations(self, length: float | None = None) -> dict[str, float]:
+        """Return the deviation of the code's noise in each tensor, from what is public; none before it is known.
+
+        Args:
+            length: of the updates; by default that of the rounds before.
+        """
+        if length is None:
+            length = self.settings.length if self._is_fixed else self._known.common
         code: object = self.codec.tensors[0].scheme
         if not isinstance(code, PeakCode | LevelCode) or length is None:
             return {}
@@ -721,7 +726,7 @@ class WholeUpdates:
         """Say that a round's noise is large for a matrix that it falls on, where nobody probes its harm."""
         if self._auto is not None:
             return None
-        name, share = noisiest_matrix(parameters, self.deviations())
+        name, share = noisiest_matrix(parameters, self.deviations(self._length))
         if share <= MOST_OF_A_MATRIX:
             return None
         return (

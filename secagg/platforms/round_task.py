@@ -218,7 +218,9 @@ class Means:
     told: Mapping[str, float]
     """Values that clients reported of their tensors, as scales of the next round."""
     lengths: tuple[float, ...]
-    """Lengths of the update and of each tensor, where clients vote for them."""
+    """Lengths of the update and of each tensor, where clients vote for them, under the scales of the next round."""
+    length: float
+    """Length of the update under the scales of this one."""
     alike: float
     """Squared mean of the clients' lengths over their mean square, where they vote for them; otherwise 1."""
     told_sum: PeakSum | None
@@ -309,6 +311,7 @@ class RoundTask:
             tensors=mean,
             told=told,
             lengths=found.known if found else (),
+            length=found.middle if found else 0.0,
             alike=found.alike if found else 1.0,
             told_sum=peak_sum(self.update, aggregate, found.middle) if found and self.held else None,
             metrics=dict(zip(self.terms.metrics, map(float, vector[1:]), strict=True)),
@@ -467,7 +470,7 @@ class Rounds:
         if means.lengths:
             code = whole_code(task.update)
             known.noise = code_noise(code, means.contributors)
-            known.deviations = dict(zip(joined, deviations(code, means.contributors, means.lengths[0]), strict=True))
+            known.deviations = dict(zip(joined, deviations(code, means.contributors, means.length), strict=True))
             self._say_of_code(known, means.alike, model)
         return model
 

@@ -120,3 +120,10 @@ def test_settings_that_find_no_rate_are_refused(changes: dict[str, Any], sentenc
     given: dict[str, Any] = {"protocol": "enclave", "roster": "any", "compression": "peak", "rate": "auto"}
     with pytest.raises(SecAggError, match=sentence):
         SecAggSettings(**{**given, "evaluation_metrics": "loss", **changes})
+
+
+def test_the_noise_of_a_first_round_is_not_that_of_the_scales_that_follow_from_it() -> None:
+    """Lengths of the next round are under its own scales, and the code of a first round has none."""
+    (first, _, one), (second, _, two) = trained(1), trained(2)
+    deviations = [made.known_of(sent).deviations["conv.weight"] for made, sent in ((first, one), (second, two))]
+    assert deviations[0] == pytest.approx(deviations[1], rel=0.2)
