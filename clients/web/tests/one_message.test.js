@@ -65,7 +65,7 @@ for (const [ringBits, bounds] of [[8, [-100n, 100n]], [8, null], [64, [-(2n ** 6
     const within = await made(integers(0, least, greatest, 2));
     assert.deepEqual(await made([NaN, -Infinity, Infinity, 2.5]), within);
     assert.deepEqual(await made([-0.5, -1e300, 2 ** 70, 2]), within);
-    assert.notDeepEqual(await made(integers(0, least, greatest, 3)), within);
+    assert.ok((await made(integers(0, least, greatest, 3))).join() !== within.join());
   });
 }
 
