@@ -11,6 +11,11 @@ import { concat, integer } from "./wire.js";
 /** @typedef {import("./one_message.js").Offer} Offer */
 const LIMB_BITS = 28;
 const PIECE = 1 << 16;
+/**
+ * Two limbs are multiplied at once in rings that are no wider: a product then errs by less than 160 |a| |s| / 2^53,
+ * which is 0.4 for uniform a, so that rounding is exact.
+ */
+const MOST_JOINED = { bits: 33, degree: 2048 };
 /** Blocks whose public polynomials are expanded at once. */
 const BATCH = 64;
 
@@ -58,14 +63,19 @@ export class Coefficients {
     this.add(at, Number(BigInt.asUintN(32, value >> 32n)), 32);
   }
 
-  /** 32 bits of a coefficient, from a lowest one on. @param {number} at @param {number} lowest */
-  bits(at, lowest) {
-    if (lowest >= 32) return this.high[at] >>> (lowest - 32);
-    return lowest ? (this.low[at] >>> lowest) | (this.high[at] << (32 - lowest)) : this.low[at];
+  /** 32 bits of some coefficients, from a lowest one on. @param {number} start @param {number} end @param {number} lowest */
+  bits(start, end, lowest) {
+    const { low, high } = this;
+    const out = (lowest < 32 ? low : high).slice(start, end);
+    const shift = lowest % 32;
+    if (!shift) return out;
+    for (let i = 0; i < out.length; i++) out[i] >>>= shift;
+    if (lowest < 32) for (let i = 0; i < out.length; i++) out[i] |= high[start + i] << (32 - shift);
+    return out;
   }
 }
 
-/** Integers: numbers where all that a segment may hold are safe, else BigInts. @typedef {Float64Array | bigint[]} Integers */
+/** Integers: numbers where all that a segment may hold are safe, else BigInts. @typedef {Int32Array | Float64Array | bigint[]} Integers */
 /**
  * Values, times a weight, in coefficients. They are within their bounds: the caller has clamped them.
  * @param {Offer} offer @param {Integers[]} vectors @param {number} weight
@@ -156,6 +166,14 @@ export async function gaussian(key, count) {
 
 // --- Masks -----------------------------------------------------------------------------------
 
+/** Two limbs, the lower ones first, as numbers modulo 2^w around 0. @param {Int32Array} limbs @param {number} bits @param {number} w @param {Float64Array} out */
+function join(limbs, bits, w, out) {
+  const above = 32 - (w - bits);
+  const weight = 2 ** bits;
+  for (let i = 0; i < out.length; i++) out[i] = limbs[i] + ((limbs[out.length + i] << above) >> above) * weight;
+  return out;
+}
+
 /**
  * Add a s + e to coefficients, in place.
  * @param {Offer} offer @param {Coefficients} words @param {Int8Array} secret @param {Int8Array} noise
@@ -164,9 +182,10 @@ export async function addMask(offer, words, secret, noise) {
   const { degree: n, modulusBits } = offer;
   const limbs = Math.ceil(modulusBits / LIMB_BITS);
   const bits = Math.ceil(modulusBits / limbs);
+  const isJoined = limbs === 2 && modulusBits <= MOST_JOINED.bits && n <= MOST_JOINED.degree;
   const ring = new NegacyclicRing(n);
   const transformed = ring.forward(secret);
-  const [block, product] = [new Float64Array(n), new Float64Array(n)];
+  const [whole, block, product] = Array.from({ length: 3 }, () => new Float64Array(n));
   const blocks = Math.ceil(words.length / n);
   /** The stream of a batch of public polynomials. @param {number} batch */
   const streamOf = (batch) => {
@@ -179,12 +198,15 @@ export async function addMask(offer, words, secret, noise) {
     const stream = new Int32Array((await ahead).buffer);
     ahead = streamOf(batch + BATCH);
     for (let i = 0; i < stream.length; i++) stream[i] >>= 32 - bits;
-    for (let part = 0; part * n < stream.length; part++) {
-      ring.forward(stream.subarray(part * n, (part + 1) * n), block);
+    const width = isJoined ? 2 * n : n;
+    for (let part = 0; part * width < stream.length; part++) {
+      const own = stream.subarray(part * width, (part + 1) * width);
+      ring.forward(isJoined ? join(own, bits, modulusBits, whole) : own, block);
       ring.product(block, transformed, product);
-      const first = (batch + Math.floor(part / limbs)) * n;
+      const limb = isJoined ? 0 : part % limbs;
+      const first = (batch + (isJoined ? part : Math.floor(part / limbs))) * n;
       const count = Math.min(n, words.length - first);
-      for (let i = 0; i < count; i++) words.add(first + i, product[i], (part % limbs) * bits);
+      for (let i = 0; i < count; i++) words.add(first + i, product[i], limb * bits);
     }
   }
   await ahead;
@@ -196,42 +218,34 @@ export async function addMask(offer, words, secret, noise) {
 
 /** Round dropped bits away; return the rest as planes, in pieces. @param {Offer} offer @param {Coefficients} words */
 export function pieces(offer, words) {
-  const { droppedBits } = offer;
-  const sent = offer.modulusBits - droppedBits;
+  const { droppedBits, modulusBits } = offer;
   if (droppedBits) for (let i = 0; i < words.length; i++) words.add(i, 2 ** (droppedBits - 1), 0);
-  const widths = [
-    ...Array(Math.floor(sent / 32)).fill(32),
-    ...[16, 8, 4, 2, 1].filter((width) => sent & width),
-  ];
   const out = [];
   for (let start = 0; start < words.length; start += PIECE) {
-    const end = Math.min(words.length, start + PIECE);
-    let lowest = droppedBits;
-    const planes = widths.map((width) => {
-      const plane = planeOf(words, start, end, lowest, width);
-      lowest += width;
-      return plane;
-    });
+    const planes = [];
+    for (let lowest = droppedBits; lowest < modulusBits; lowest += 32) {
+      const bits = words.bits(start, Math.min(words.length, start + PIECE), lowest);
+      planes.push(...planesOf(bits, Math.min(32, modulusBits - lowest)));
+    }
     out.push(concat(...planes));
   }
   return out;
 }
 
-/** So many bits of some coefficients, from a lowest one on. @param {Coefficients} words @param {number} start @param {number} end @param {number} lowest @param {number} width */
-function planeOf(words, start, end, lowest, width) {
-  const bits = new Uint32Array(end - start);
-  for (let i = 0; i < bits.length; i++) bits[i] = words.bits(start + i, lowest);
-  if (width === 32) return new Uint8Array(bits.buffer);
-  if (width === 16) return new Uint8Array(new Uint16Array(bits).buffer);
-  if (width === 8) return new Uint8Array(bits);
-  const plane = new Uint8Array(Math.ceil((bits.length * width) / 8));
-  const mask = 2 ** width - 1;
-  for (let i = 0, j = 0, shift = 0; i < bits.length; i++, j++) {
-    if (j === plane.length) {
-      j = 0;
-      shift += width;
+/** The lowest bits of words, in planes of widths that are powers of two, the widest first. @param {Uint32Array} words @param {number} sent */
+function planesOf(words, sent) {
+  if (sent === 32) return [new Uint8Array(words.buffer)];
+  const planes = sent & 16 ? [new Uint8Array(new Uint16Array(words).buffer)] : [];
+  let shift = sent & 16;
+  for (const width of [8, 4, 2, 1].filter((each) => sent & each)) {
+    const plane = new Uint8Array(Math.ceil((words.length * width) / 8));
+    const mask = 2 ** width - 1;
+    for (let start = 0, up = 0; start < words.length; start += plane.length, up += width) {
+      const count = Math.min(plane.length, words.length - start);
+      for (let j = 0; j < count; j++) plane[j] |= ((words[start + j] >>> shift) & mask) << up;
     }
-    plane[j] |= (bits[i] & mask) << shift;
+    planes.push(plane);
+    shift += width;
   }
-  return plane;
+  return planes;
 }

@@ -359,7 +359,7 @@ function within(values, { bounds, length, ringBits }) {
   const [least, greatest] = bounds ?? [-1n << BigInt(ringBits - 1), (1n << BigInt(ringBits)) - 1n];
   const [low, high] = [Number(least), Number(greatest)];
   if (Number.isSafeInteger(low) && Number.isSafeInteger(high)) {
-    const out = new Float64Array(length);
+    const out = new (ringBits < 32 ? Int32Array : Float64Array)(length);
     for (let i = 0; i < length; i++) out[i] = Math.trunc(Math.min(high, Math.max(low, Number(values[i])))) || 0;
     return out;
   }

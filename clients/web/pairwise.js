@@ -305,10 +305,10 @@ export class PairwiseClient {
     this.expected = OVER;
     const { ends } = this;
     try {
-      const answer = await this.#step(kind, message);
+      const { answer, next } = await this.#step(kind, message);
       // Another message may have ended the session meanwhile.
       if (this.hasLeft || ends !== this.ends) throw left();
-      this.expected = this.#following(kind);
+      this.expected = next;
       this.answered.set(kind, { message: digest, answer });
       return answer;
     } catch (error) {
@@ -330,25 +330,17 @@ export class PairwiseClient {
     this.expected = OVER;
   }
 
-  /** @param {number} kind @param {Uint8Array} message */
-  #step(kind, message) {
+  /** The answer to a message, and the kind that is expected next. @param {number} kind @param {Uint8Array} message */
+  async #step(kind, message) {
     switch (kind) {
-      case KIND.offer: return this.#advertise(message);
-      case KIND.advertisedKeys: return this.#share(message);
-      case KIND.deliveredShares: return this.#upload(message);
-      case KIND.survivors: return this.#endorse(message);
-      default: return this.#unmask(message);
-    }
-  }
-
-  /** The transitions of the specification. @param {number} kind */
-  #following(kind) {
-    switch (kind) {
-      case KIND.offer: return KIND.advertisedKeys;
-      case KIND.advertisedKeys: return KIND.deliveredShares;
-      case KIND.deliveredShares: return this.#isMember() ? KIND.survivors : KIND.request;
-      case KIND.survivors: return KIND.request;
-      default: return OVER;
+      case KIND.offer: return { answer: await this.#advertise(message), next: KIND.advertisedKeys };
+      case KIND.advertisedKeys: return { answer: await this.#share(message), next: KIND.deliveredShares };
+      case KIND.deliveredShares: {
+        const answer = await this.#upload(message);
+        return { answer, next: this.#isMember() ? KIND.survivors : KIND.request };
+      }
+      case KIND.survivors: return { answer: await this.#endorse(message), next: KIND.request };
+      default: return { answer: await this.#unmask(message), next: OVER };
     }
   }
 

@@ -4,7 +4,8 @@ import { readFileSync } from "node:fs";
 import { test } from "node:test";
 import { fileURLToPath } from "node:url";
 
-import { SigningKey } from "../crypto.js";
+import { SigningKey, counterMode, random } from "../crypto.js";
+import { Coefficients, addMask, gaussian, pieces } from "../lattice.js";
 import { readOffer, upload } from "../one_message.js";
 import { Reader, hex, integer, unhex } from "../wire.js";
 
@@ -64,7 +65,54 @@ for (const [ringBits, bounds] of [[8, [-100n, 100n]], [8, null], [64, [-(2n ** 6
     const within = await made(integers(0, least, greatest, 2));
     assert.deepEqual(await made([NaN, -Infinity, Infinity, 2.5]), within);
     assert.deepEqual(await made([-0.5, -1e300, 2 ** 70, 2]), within);
-    assert.notDeepEqual(await made(integers(0, least, greatest, 3)), within);
+    assert.ok((await made(integers(0, least, greatest, 3))).join() !== within.join());
+  });
+}
+
+/** Coefficient k of a product modulo X^n + 1, as the definition says. */
+function coefficientOf(a, s, k) {
+  let sum = 0n;
+  for (let i = 0; i < a.length; i++) {
+    const j = (k - i + a.length) % a.length;
+    sum += (i <= k ? a[i] : -a[i]) * BigInt(s[j]);
+  }
+  return sum;
+}
+
+for (const [degree, modulusBits] of [[1024, 28], [1024, 29], [2048, 33], [2048, 34], [2048, 54], [4096, 33], [4096, 64]]) {
+  test(`masks and their planes are exact for degree ${degree} modulo 2^${modulusBits}`, async () => {
+    const [length, limbs] = [degree + 5, Math.ceil(modulusBits / 28)];
+    const [bits, publicSeed] = [Math.ceil(modulusBits / limbs), random(32)];
+    const offer = { degree, modulusBits, publicSeed, droppedBits: modulusBits % 2 ? 3 : 0 };
+    const [secret, noise] = [await gaussian(random(32), degree), await gaussian(random(32), length)];
+    const words = new Coefficients(length);
+    await addMask(offer, words, secret, noise);
+    const streamed = new Int32Array((await counterMode(publicSeed, new Uint8Array(16), 8 * limbs * degree)).buffer);
+    const wordAt = (k) => (BigInt(words.high[k]) << 32n) | BigInt(words.low[k]);
+    for (const k of [0, 1, degree >> 1, degree - 1, degree, degree + 4]) {
+      const first = limbs * (k - (k % degree));
+      const a = Array.from({ length: degree }, (_, i) => Array.from({ length: limbs }, (_, limb) =>
+        BigInt(streamed[first + limb * degree + i] >> (32 - bits)) << BigInt(limb * bits)).reduce((x, y) => x + y));
+      const exact = coefficientOf(a, secret, k % degree) + BigInt(noise[k]);
+      assert.equal(BigInt.asUintN(modulusBits, wordAt(k)), BigInt.asUintN(modulusBits, exact));
+    }
+    const [piece] = pieces(offer, words);
+    const sent = modulusBits - offer.droppedBits;
+    let [start, lowest] = [0, 0];
+    for (const width of [...Array(Math.floor(sent / 32)).fill(32), ...[16, 8, 4, 2, 1].filter((each) => sent & each)]) {
+      const size = width < 8 ? Math.ceil((length * width) / 8) : (length * width) / 8;
+      for (let k = 0; k < length; k++) {
+        const own = Number(BigInt.asUintN(width, wordAt(k) >> BigInt(offer.droppedBits + lowest)));
+        const bytes = Array.from({ length: width / 8 }, (_, i) => piece[start + (k * width) / 8 + i] * 2 ** (8 * i));
+        const seen = width < 8
+          ? (piece[start + (k % size)] >> (width * Math.floor(k / size))) & (2 ** width - 1)
+          : bytes.reduce((x, y) => x + y);
+        assert.equal(seen, own);
+      }
+      start += size;
+      lowest += width;
+    }
+    assert.equal(start, piece.length);
   });
 }
 

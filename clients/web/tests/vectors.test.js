@@ -4,10 +4,10 @@ import { readFileSync, readdirSync } from "node:fs";
 import { test } from "node:test";
 import { fileURLToPath } from "node:url";
 
-import { SigningKey } from "../crypto.js";
+import { SEGMENT, SigningKey, streamKey } from "../crypto.js";
 import { PairwiseClient } from "../pairwise.js";
-import { arrayOf } from "../ring.js";
-import { hex, integer, unhex } from "../wire.js";
+import { addMasks, arrayOf } from "../ring.js";
+import { concat, hex, integer, unhex } from "../wire.js";
 
 const folder = fileURLToPath(new URL("../../../tests/vectors/pairwise_mask/", import.meta.url));
 const vectors = new Map(
@@ -16,6 +16,21 @@ const vectors = new Map(
   ]),
 );
 const CLASSIC = "x25519-aes128";
+
+test("pieces of a mask's stream are those of its segments", async () => {
+  const key = new Uint8Array(16).fill(5);
+  const { subtle } = globalThis.crypto;
+  const whole = async (segment, count) => {
+    const counter = concat(integer(segment, 12), integer(2, 4));
+    const given = { name: "AES-CTR", counter, length: 32 };
+    return new Uint32Array(await subtle.encrypt(given, await streamKey(key), new Uint8Array(count)));
+  };
+  const total = new Uint32Array(SEGMENT / 4 + 40_000);
+  assert.equal(await addMasks(total, 32, [{ sign: -1, key: await streamKey(key) }], 7), 9);
+  const streams = [await whole(7, SEGMENT), await whole(8, 160_000)];
+  const at = (i) => streams[Math.floor((4 * i) / SEGMENT)][i % (SEGMENT / 4)];
+  assert.ok(total.every((word, i) => word === -at(i) >>> 0));
+});
 
 /** The clients of a session, each with the coins that were recorded. */
 async function clientsOf(vector) {
