@@ -14,7 +14,6 @@ tasks whose data are missing are left out, with a line that says so.
 from __future__ import annotations
 
 import argparse
-import gzip
 import json
 import math
 import multiprocessing
@@ -38,10 +37,10 @@ from torch import nn
 import lockstep as lockstep_module
 from iso_accuracy import STUDENT
 from lockstep import Kept, Lockstep, play
+from more_tasks import digits, small, wide
 from secagg.training.codec import WholeUpdates
-from secagg.training.datasets import PreparedData, Split, federated_data
-from secagg.training.datasets.prepared import Dealing, Rows, dirichlet_partition, normalised
-from secagg.training.models import StrideNet
+from secagg.training.datasets import PreparedData, federated_data
+from secagg.training.datasets.prepared import Dealing
 from secagg.training.runs.driver import pieces_of
 from secagg.training.runs.probe import Probe
 from secagg.training.runs.rounds import Pieces, Run, ServerOptimizer
@@ -72,20 +71,6 @@ PRODUCT: Final = (
     "compression.is_lengthened=true",
     "secagg.protocol=enclave",
 )
-DIGITS: Final = 8
-"""The side of an image of scikit-learn's digits."""
-TESTED: Final = 5
-"""One row of the digits in so many is a test row."""
-
-
-def small() -> nn.Module:
-    """Return the network of the bundled images for images of 8 x 8."""
-    return StrideNet(side=DIGITS)
-
-
-def wide() -> nn.Module:
-    """Return 556,510 parameters in two layers."""
-    return nn.Sequential(nn.Flatten(), nn.Linear(784, 700), nn.ReLU(), nn.Linear(700, 10))
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,28 +197,6 @@ def others(task: Task) -> list[Cell]:
 
 def _method(name: str, size: float, values: int, sizes: tuple[int, ...]) -> Method:
     return methods(size, values, sizes)[name]
-
-
-def digits(file: Path, dealing: Dealing) -> PreparedData:
-    """Read `digits.csv.gz` of scikit-learn, and deal its images out to clients."""
-    with gzip.open(file, "rt") as opened:
-        rows = np.loadtxt(opened, delimiter=",", dtype=np.float32)
-    images, labels = rows[:, :-1].reshape(-1, 1, DIGITS, DIGITS), rows[:, -1].astype(np.int64)
-    is_test = np.arange(len(rows)) % TESTED == 0
-    return PreparedData(
-        name="digits",
-        classes=10,
-        shape=(1, DIGITS, DIGITS),
-        train=Split(rows=images[~is_test], labels=labels[~is_test]),
-        parts=dirichlet_partition(labels[~is_test], dealing),
-        held_out=Split(rows=images[is_test], labels=labels[is_test]),
-        transform=_as_pixels,
-    )
-
-
-def _as_pixels(rows: Rows, client: int | None) -> torch.Tensor:
-    del client
-    return normalised(rows.astype(np.float32), mean=4.9, deviation=6.0)
 
 
 @dataclass(frozen=True, slots=True)

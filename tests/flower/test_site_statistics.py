@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 import secagg.flower as plugin
 from secagg.errors import SecAggError
 from secagg.platforms.settings import SecAggSettings
-from secagg.site_statistics import Site, summed
+from secagg.site_statistics import Declaration, Results, Site, summed
 from tests.flower.test_rounds_in_memory import CLIENTS, MemoryGrid, adding, folders
 from tests.harness.platform_keys import PROTOCOLS, named
 from tests.harness.town_of_sites import declared, functions, people
@@ -27,9 +27,11 @@ class Nodes(MemoryGrid):
     """Nodes that answer at once, each by its own function, and how long their answers are."""
 
     def __init__(self, apps: list[Any]) -> None:
-        super().__init__(
-            lambda message, context, _: apps[context.node_config["partition-id"]](message, context), adding(0)
-        )
+        def answered(message: Any, context: Any, call_next: Any) -> Any:
+            del call_next
+            return apps[context.node_config["partition-id"]](message, context)
+
+        super().__init__(cast("plugin.SecAggMod", answered), adding(0))
         self.lengths = list[tuple[int, list[int]]]()
 
     def get_node_ids(self) -> list[int]:
@@ -47,6 +49,10 @@ class Nodes(MemoryGrid):
 def settings_of(folder: Path, protocol: str, settings: dict[str, Any]) -> SecAggSettings:
     keys: dict[str, Any] = named(folder, protocol, settings, range(NODES))
     return SecAggSettings(protocol=protocol, **settings, **keys)
+
+
+def ask(nodes: Nodes, declaration: Declaration, settings: SecAggSettings) -> Results:
+    return plugin.ask(cast("Any", nodes), cast("Any", None), declaration, settings=settings, timeout=60.0)
 
 
 def sites(**changed: Any) -> list[Site]:
@@ -70,7 +76,7 @@ def test_statistics_of_nodes_are_those_of_all_their_people(
     folders: Path, protocol: str, settings: dict[str, Any], floors: dict[str, Any]
 ) -> None:
     nodes = Nodes([app(site, folders, **floors) for site in sites()])
-    results = plugin.ask(nodes, None, declared(), settings=settings_of(folders, protocol, settings), timeout=60.0)
+    results = ask(nodes, declared(), settings_of(folders, protocol, settings))
     here = summed(declared(), [site.functions for site in sites()])
     assert results.statistics == here.statistics
     assert results.sites == NODES
@@ -80,12 +86,12 @@ def test_a_node_answers_its_own_declaration_alone_and_once(folders: Path) -> Non
     nodes = Nodes([app(site, folders) for site in sites()])
     active = settings_of(folders, "pairwise", {"mode": "active"})
     with pytest.raises(SecAggError):
-        plugin.ask(nodes, None, declared(name="others"), settings=active, timeout=60.0)
+        ask(nodes, declared(name="others"), active)
     assert not any(sizes for _, sizes in nodes.lengths)
-    plugin.ask(nodes, None, declared(), settings=active, timeout=60.0)
+    ask(nodes, declared(), active)
     answered = len(nodes.lengths)
     with pytest.raises(SecAggError):
-        plugin.ask(nodes, None, declared(), settings=active, timeout=60.0)
+        ask(nodes, declared(), active)
     assert not any(sizes for _, sizes in nodes.lengths[answered:])
 
 
@@ -98,7 +104,7 @@ def test_a_server_sees_the_same_of_a_node_whatever_its_people_are(folders: Path)
     for own in (functions(people(1, 40)), dict.fromkeys(declared().variables, raising), functions(people(0, 0))):
         own_sites = [Site(declaration=declared(), functions=own), *sites()[1:]]
         nodes = Nodes([app(site, folders) for site in own_sites])
-        plugin.ask(nodes, None, declared(), settings=SecAggSettings(), timeout=60.0)
+        ask(nodes, declared(), SecAggSettings())
         seen.append(nodes.lengths)
     assert seen[0] == seen[1] == seen[2]
 

@@ -18,14 +18,12 @@ from flwr.clientapp import ClientApp
 from lab_truth import SHAPES, change, counted, examples, loss
 
 from secagg.crypto.labels import Label
-from secagg.flower import SecAggMod, SiteStatistics
+from secagg.flower import SecAggMod
 from secagg.flower.app.client_round import STATE_RECORD
 from secagg.flower.app.records import LARGE_RECORD, record_in, with_record
 from secagg.platforms.keys.identities import client_file, load_identity
 from secagg.platforms.round_task import RECORD, Terms, client_in, message_in, record_of
-from secagg.site_statistics import Site
 from secagg.wire import message_kind
-from tests.harness.town_of_sites import declared, functions, people
 
 PLAIN_TYPE = "train.plain"
 LENIENT_TYPE = "train.lenient"
@@ -151,14 +149,6 @@ app.train(mods=[chaos, SecAggMod(**floors)])(train)
 lenient = SecAggMod(**floors, allow_simulated_enclave=True, maximum_weight=1000, allow_simulated_second_server=True)
 app.train("lenient", mods=[chaos, lenient])(train)
 app.train("plain")(train)
-
-
-@app.query("statistics")
-@SiteStatistics
-def site(context: Any) -> Site:
-    """Return a node's people."""
-    number = int(context.node_config["partition-id"])
-    return Site(declaration=declared(), functions=functions(people(number, 20 * number)))
 
 
 @app.query()

@@ -24,9 +24,10 @@ from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp import strategy as strategies
 from flwr.serverapp.strategy import FedAvg
 from flwr.simulation import run_simulation
-from lab_app import CHAOS_FILE, LENIENT_TYPE, PLAIN_TYPE, app, kind_of, over
+from lab_app import CHAOS_FILE, LENIENT_TYPE, PLAIN_TYPE, kind_of, over
 from lab_lies import LIES, with_field, with_terms
 from lab_one_message import ONE_MESSAGE
+from lab_statistics import app
 from lab_strategies import Lenient, PlainTwin
 from lab_truth import expected, initial_model, mean_loss
 from lab_two_servers import TWO_SERVERS, simulated, start_listening
