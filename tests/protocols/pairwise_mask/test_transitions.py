@@ -365,21 +365,6 @@ def test_a_client_that_leaves_holds_no_secret(state: ClientState) -> None:
             client.answer(down)
 
 
-@pytest.mark.parametrize("mode", MODES)
-def test_an_offer_that_is_refused_leaves_a_client_as_it_was(mode: SecurityMode, secrets_made: list[Secret]) -> None:
-    recorded = recording(mode)
-    who = recorded.session.client_ids[2]
-    offer = recorded.session.server.invitation
-    narrow = recorded.session.enrol(who, capacity=5)
-    secrets_made.clear()
-    for _ in range(2):
-        with pytest.raises(InvalidParameters) as caught:
-            narrow.answer(offer)
-        assert caught.value.reason is Reason.BELOW_FLOOR
-        assert narrow.state is ClientState.AWAITING_OFFER
-    assert secrets_made == []
-
-
 @pytest.mark.parametrize("missing", ["authority", "signing_key", "certificate", "another authority"])
 def test_an_active_offer_needs_a_certified_client(missing: str) -> None:
     session = recording(SecurityMode.ACTIVE).session
