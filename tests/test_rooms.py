@@ -25,7 +25,7 @@ BUDGETS = {
     "secagg/session": 3_190,
     "secagg/conformance": 2_320,
     "compression": 5_730,
-    "protocols/pairwise_mask": 6_580,
+    "protocols/pairwise_mask": 6_590,
     "protocols/enclave": 6_550,
     "protocols/two_servers": 7_650,
     "protocols/one_message": 6_510,
