@@ -47,6 +47,7 @@ from tests.harness.pairwise_sessions import (
     same_sum,
     unmask,
 )
+from tests.harness.secrets_held import left_over, secrets_from_now
 
 Edit = Callable[[UnmaskingShares, AnsweredFor], UnmaskingShares]
 
@@ -227,18 +228,11 @@ def test_a_share_that_is_not_the_committed_one_is_wiped(monkeypatch: pytest.Monk
     session = InsecurePairwiseSession(nine(SecurityMode.ACTIVE))
     dealer, victim, *_ = session.client_ids
     dealing(dealer, session, commits_to_other_shares([victim]))
-    own, made = session.take(victim), list[Secret]()
-    initialise = Secret.__init__
-
-    def collect(self: Secret, kind: str, data: bytes | bytearray | memoryview) -> None:
-        initialise(self, kind, data)
-        made.append(self)
-
-    monkeypatch.setattr(Secret, "__init__", collect)
+    own, made = session.take(victim), secrets_from_now(monkeypatch)
     session.clients[victim].answer(own)
     session.clients[victim].abort()
     assert made
-    assert [secret.kind for secret in made if not secret.is_wiped] == []
+    assert left_over(made) == []
 
 
 def deals_another_secret(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -265,12 +259,8 @@ def test_what_is_recovered_despite_lies_is_overwritten(
         session.drop(setup.client_ids[0])
     session.reach(ServerState.AWAITING_UNMASKING_SHARES)
     session.deliver(session.pending)
-    made, make, own = list[Secret](), Secret.__init__, type(key_suite(suite))
+    made, own = secrets_from_now(monkeypatch), type(key_suite(suite))
     pairs, wiped, pair_of = list[Any](), list[Any](), own.key_pair
-
-    def noted(secret: Secret, kind: str, data: bytes) -> None:
-        make(secret, kind, data)
-        made.append(secret)
 
     def noted_pair(*arguments: Any) -> Any:
         pair = pair_of(*arguments)
@@ -286,7 +276,6 @@ def test_what_is_recovered_despite_lies_is_overwritten(
         pairs.append(pair)
         return pair
 
-    monkeypatch.setattr(Secret, "__init__", noted)
     monkeypatch.setattr(own, "key_pair", noted_pair)
     if fault == "another secret":
         with pytest.raises(PeerMisbehaved):
@@ -294,7 +283,7 @@ def test_what_is_recovered_despite_lies_is_overwritten(
     else:
         unmask(session.server)
     assert len(made) > 9
-    assert [secret.kind for secret in made if not secret.is_wiped] == []
+    assert left_over(made) == []
     assert bool(pairs) is drops
     assert set(map(id, pairs)) == set(map(id, wiped))
 
