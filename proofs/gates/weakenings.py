@@ -194,9 +194,7 @@ WEAKENINGS = (
     Weakening(
         "round 0: the check of the population",
         ROUND_0,
-        "        configuration.require_population(\n            roster.population,\n"
-        "            corrupted=member.floors.assumed_corrupted,\n"
-        "            privacy_bits=member.floors.privacy_bits_in(configuration.mode),\n        )\n",
+        "        configuration.require_protected(member.floors, roster.population)\n",
         "        pass\n",
         f"{OFFERS}::test_a_threshold_below_the_rule_for_the_advertisers_ends_the_session_for_the_client",
     ),

@@ -473,7 +473,7 @@ class Client(Confined):
 
         Raises:
             Misuse: it was resumed before, is not the newest, is another client's, or its session is over; or this
-                client has no latch, or has begun a session itself. The record is as before.
+                client has no latch, or has begun a session itself. Another client's record stays as it is.
             MalformedMessage, PeerError: it is not a record, or was changed where it was kept.
             InvalidParameters: the session goes below floors that were raised meanwhile, or is about something else.
         """

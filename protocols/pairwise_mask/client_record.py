@@ -147,11 +147,18 @@ class Recorder(Confined):
         return encoded
 
     def claim(self, suspended: Secret, client: ClientId) -> None:
-        """Claim the number of this client's record, once and for all; nothing else of it is read."""
+        """Claim the number of this client's record, once and for all; nothing else of it is read.
+
+        A record that nobody can resume any more is overwritten; that of another client stays as it is.
+        """
         name, number, owner = ClientRecord.head_of(suspended)
         if owner != client.value:
             raise Misuse(f"the suspended state is that of another client than {client}")
-        self._latch.claim(name, number)
+        try:
+            self._latch.claim(name, number)
+        except Misuse:
+            suspended.wipe()
+            raise
         self._name, self._number = name, number + 1
 
     def resumed(

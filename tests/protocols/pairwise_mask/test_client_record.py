@@ -315,8 +315,10 @@ def test_of_two_restores_of_one_record_the_second_is_refused_before_it_answers(
             held.resumed()
         assert caught.value.reason is Reason.ALREADY_SPENT
         held.stored = put_aside(first)
+        before = Secret("record", stored)
         with pytest.raises(Misuse, match="not the newest"):
-            held.fresh().resume(Secret("record", stored))
+            held.fresh().resume(before)
+        assert before.is_wiped
     assert same_sum(session.finish(), session.sum_of(session.client_ids))
 
 

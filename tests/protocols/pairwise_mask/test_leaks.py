@@ -37,6 +37,7 @@ from secagg.protocols.pairwise_mask.session import ServerState
 from secagg.simulation.insecure_coins import InsecureSeededCoins
 from secagg.wire import MessageKind
 from tests.harness.pairwise_sessions import Delivery, InsecurePairwiseSession, SessionSetup, same_sum, stored, update_of
+from tests.harness.secrets_held import reachable
 
 # --- Uniform uploads --------------------------------------------------------------------------------------------------
 
@@ -279,24 +280,6 @@ def test_a_snapshot_holds_no_secret_before_the_last_round(collector: Collector) 
 
 
 # --- No secret in an object -------------------------------------------------------------------------------------------
-
-
-def reachable(root: object) -> Iterator[object]:
-    """Go through the library's objects that hang on one."""
-    seen, queue = set[int](), [root]
-    while queue:
-        item = queue.pop()
-        if id(item) in seen or isinstance(item, str | bytes | int | type):
-            continue
-        seen.add(id(item))
-        if isinstance(item, dict):
-            queue += [*item.values()]  # pyright: ignore[reportUnknownArgumentType]
-        elif isinstance(item, list | tuple | set | frozenset):
-            queue += [*item]  # pyright: ignore[reportUnknownArgumentType]
-        elif type(item).__module__.startswith("secagg."):
-            yield item
-            names = [name for kind in type(item).__mro__ for name in getattr(kind, "__slots__", ())]
-            queue += [getattr(item, name) for name in [*names, *getattr(item, "__dict__", {})] if hasattr(item, name)]
 
 
 def spellings(data: bytes) -> Iterable[str]:

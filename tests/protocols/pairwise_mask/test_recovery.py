@@ -10,7 +10,6 @@ import pytest
 
 from secagg.blame import unverified
 from secagg.crypto.entropy import Coins
-from secagg.crypto.labels import Label
 from secagg.crypto.secret import Secret
 from secagg.crypto.shamir import Corrected, Share, correct, split_many
 from secagg.errors import (
@@ -28,13 +27,10 @@ from secagg.parameters import SecurityMode, Suite
 from secagg.protocols.pairwise_mask import recovery, round1_share_keys
 from secagg.protocols.pairwise_mask.client import ClientState
 from secagg.protocols.pairwise_mask.graph import Topology
-from secagg.protocols.pairwise_mask.round1_share_keys import DeliveredShares
 from secagg.protocols.pairwise_mask.round2_masked_input import Complaint
 from secagg.protocols.pairwise_mask.rounds3_4_unmasking import (
     AnsweredFor,
-    UnmaskingRequest,
     UnmaskingShares,
-    signed_unmasking,
 )
 from secagg.protocols.pairwise_mask.session import ServerState
 from secagg.protocols.pairwise_mask.suites import HybridSuite, MaskKeys, SharePlace, key_suite
@@ -47,6 +43,7 @@ from tests.harness.pairwise_sessions import (
     same_sum,
     unmask,
 )
+from tests.harness.secrets_held import left_over, secrets_from_now
 
 Edit = Callable[[UnmaskingShares, AnsweredFor], UnmaskingShares]
 
@@ -56,47 +53,21 @@ def nine(mode: SecurityMode, suite: Suite = Suite.CLASSIC) -> SessionSetup:
     return SessionSetup(population=9, corrupted=0, dropped=2, mode=mode, suite=suite)
 
 
-class Editing:
-    """An adversary that rewrites the answers of some clients in the last round, with their keys."""
-
-    def __init__(self, edits: Mapping[ClientId, Edit]) -> None:
-        self.edits = edits
-        self.session: InsecurePairwiseSession | None = None
-        self.known = dict[tuple[ClientId, MessageKind], bytes]()
-
-    def __call__(self, delivery: Delivery) -> Iterable[Delivery]:
-        if isinstance(delivery.receiver, ClientId):
-            self.known[delivery.receiver, delivery.kind] = delivery.message
-        if delivery.kind is not MessageKind.UNMASKING_SHARES or delivery.sender not in self.edits:
-            return (delivery,)
-        assert self.session is not None
-        assert isinstance(delivery.sender, ClientId)
-        roster = self.session.server.roster
-        position = roster.position_of(delivery.sender)
-        assert position is not None
-        sharers = DeliveredShares.decode(
-            self.known[delivery.sender, MessageKind.DELIVERED_SHARES], roster, position
-        ).sharers
-        request = UnmaskingRequest.decode(self.known[delivery.sender, MessageKind.UNMASKING_REQUEST], roster)
-        answered = AnsweredFor.by(roster, sharers, request.contributors, position)
-        answer = self.edits[delivery.sender](UnmaskingShares.decode(delivery.message, roster, answered), answered)
-        if roster.configuration.is_active:
-            parts = signed_unmasking(
-                roster.context,
-                delivery.sender,
-                request.contributors,
-                self.session.relayed_root(delivery.sender),
-                answer,
-            )
-            key = self.session.signing_keys[delivery.sender]
-            answer = replace(answer, signature=key.sign(Label.SIGNED_UNMASKING, *parts))
-        return (replace(delivery, message=answer.encode()),)
-
-
 def edited_session(setup: SessionSetup, edits: Mapping[ClientId, Edit]) -> InsecurePairwiseSession:
-    editing = Editing(edits)
-    session = InsecurePairwiseSession(setup, adversary=editing)
-    editing.session = session
+    """Return a session in which some clients rewrite their answers of the last round, and sign them."""
+    session = InsecurePairwiseSession(setup)
+
+    def rewrite(delivery: Delivery) -> Iterable[Delivery]:
+        sender = delivery.sender
+        if delivery.kind is not MessageKind.UNMASKING_SHARES or not isinstance(sender, ClientId) or sender not in edits:
+            return (delivery,)
+        settled = session.settled()
+        position = settled.position_of(sender)
+        answered = AnsweredFor.by(settled.roster, settled.sharers, settled.contributors, position)
+        answer = edits[sender](UnmaskingShares.decode(delivery.message, settled.roster, answered), answered)
+        return (replace(delivery, message=session.signed_again(sender, answer.encode())),)
+
+    session.adversary = rewrite
     return session
 
 
@@ -227,18 +198,11 @@ def test_a_share_that_is_not_the_committed_one_is_wiped(monkeypatch: pytest.Monk
     session = InsecurePairwiseSession(nine(SecurityMode.ACTIVE))
     dealer, victim, *_ = session.client_ids
     dealing(dealer, session, commits_to_other_shares([victim]))
-    own, made = session.take(victim), list[Secret]()
-    initialise = Secret.__init__
-
-    def collect(self: Secret, kind: str, data: bytes | bytearray | memoryview) -> None:
-        initialise(self, kind, data)
-        made.append(self)
-
-    monkeypatch.setattr(Secret, "__init__", collect)
+    own, made = session.take(victim), secrets_from_now(monkeypatch)
     session.clients[victim].answer(own)
     session.clients[victim].abort()
     assert made
-    assert [secret.kind for secret in made if not secret.is_wiped] == []
+    assert left_over(made) == []
 
 
 def deals_another_secret(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -265,12 +229,8 @@ def test_what_is_recovered_despite_lies_is_overwritten(
         session.drop(setup.client_ids[0])
     session.reach(ServerState.AWAITING_UNMASKING_SHARES)
     session.deliver(session.pending)
-    made, make, own = list[Secret](), Secret.__init__, type(key_suite(suite))
+    made, own = secrets_from_now(monkeypatch), type(key_suite(suite))
     pairs, wiped, pair_of = list[Any](), list[Any](), own.key_pair
-
-    def noted(secret: Secret, kind: str, data: bytes) -> None:
-        make(secret, kind, data)
-        made.append(secret)
 
     def noted_pair(*arguments: Any) -> Any:
         pair = pair_of(*arguments)
@@ -286,7 +246,6 @@ def test_what_is_recovered_despite_lies_is_overwritten(
         pairs.append(pair)
         return pair
 
-    monkeypatch.setattr(Secret, "__init__", noted)
     monkeypatch.setattr(own, "key_pair", noted_pair)
     if fault == "another secret":
         with pytest.raises(PeerMisbehaved):
@@ -294,7 +253,7 @@ def test_what_is_recovered_despite_lies_is_overwritten(
     else:
         unmask(session.server)
     assert len(made) > 9
-    assert [secret.kind for secret in made if not secret.is_wiped] == []
+    assert left_over(made) == []
     assert bool(pairs) is drops
     assert set(map(id, pairs)) == set(map(id, wiped))
 

@@ -53,6 +53,7 @@ from tests.harness.pairwise_sessions import (
     stored,
     unmask,
 )
+from tests.harness.secrets_held import held_by, left_over, secrets_from_now
 
 MODES = list(SecurityMode)
 CONTEXT_AT = 7
@@ -227,19 +228,7 @@ def test_a_client_answers_what_is_due_and_nothing_else(mode: SecurityMode, state
 @pytest.fixture
 def secrets_made(monkeypatch: pytest.MonkeyPatch) -> list[Secret]:
     """Collect every secret from here on."""
-    made = list[Secret]()
-    initialise = Secret.__init__
-
-    def collect(self: Secret, kind: str, data: bytes | bytearray | memoryview) -> None:
-        initialise(self, kind, data)
-        made.append(self)
-
-    monkeypatch.setattr(Secret, "__init__", collect)
-    return made
-
-
-def left_over(made: list[Secret]) -> list[str]:
-    return [secret.kind for secret in made if not secret.is_wiped]
+    return secrets_from_now(monkeypatch)
 
 
 def unusable(message: bytes) -> Iterator[bytes]:
@@ -269,7 +258,7 @@ def test_after_a_peer_error_a_client_has_aborted_and_holds_no_secret(
         for spoiled in list(unusable(message))[failed : failed + 1]:
             client = session.clients[outgoing.receiver]
             secrets_made.clear()
-            held = _held_by(client)
+            held = held_by(client)
             try:
                 client.answer(spoiled)
             except (PeerError, ThresholdNotMet):
@@ -286,32 +275,12 @@ def test_after_a_peer_error_a_client_has_aborted_and_holds_no_secret(
     assert failed >= 5
 
 
-def _held_by(client: Client) -> list[Secret]:
-    """Find every secret that a client can reach."""
-    found, seen, queue = list[Secret](), set[int](), list[object]([client])
-    while queue:
-        item = queue.pop()
-        if id(item) in seen or isinstance(item, str | bytes | int | type):
-            continue
-        seen.add(id(item))
-        if isinstance(item, Secret):
-            found.append(item)
-        elif isinstance(item, dict):
-            queue += [*item.values()]  # pyright: ignore[reportUnknownArgumentType]
-        elif isinstance(item, list | tuple | set | frozenset):
-            queue += [*item]  # pyright: ignore[reportUnknownArgumentType]
-        elif type(item).__module__.startswith("secagg."):
-            names = [name for kind in type(item).__mro__ for name in getattr(kind, "__slots__", ())]
-            queue += [getattr(item, name) for name in [*names, *getattr(item, "__dict__", {})] if hasattr(item, name)]
-    return found
-
-
 @pytest.mark.parametrize("suite", Suite)
 def test_a_client_that_uploaded_holds_what_others_recover_with_and_nothing_of_its_own(suite: Suite) -> None:
     session = InsecurePairwiseSession(setup_of(SecurityMode.SEMI_HONEST, suite))
     session.reach(ServerState.AWAITING_UNMASKING_SHARES)
     clients = len(session.clients)
-    held = [secret for client in session.clients.values() for secret in _held_by(client)]
+    held = [secret for client in session.clients.values() for secret in held_by(client)]
     # A share of each neighbour's secrets; and the seed of each edge, to be shown if the other end drops out.
     shares = seeds = clients * (clients - 1)
     seeds *= suite is Suite.HYBRID
@@ -335,7 +304,7 @@ def test_a_client_that_completed_has_wiped_every_secret(
             session.server.receive(client.client, answer)
         if session.server.state is ServerState.AWAITING_UNMASKING_SHARES:
             break
-        held += [secret for client in session.clients.values() for secret in _held_by(client)]
+        held += [secret for client in session.clients.values() for secret in held_by(client)]
         session.pending = close_round(session.server)
     assert held
     assert left_over(held) == []
@@ -344,7 +313,7 @@ def test_a_client_that_completed_has_wiped_every_secret(
     assert left_over(made) == []
     for client in session.clients.values():
         assert client.state is ClientState.COMPLETED
-        assert _held_by(client) == []
+        assert held_by(client) == []
     secrets_made.clear()
     unmask(session.server)
     assert secrets_made
@@ -354,7 +323,7 @@ def test_a_client_that_completed_has_wiped_every_secret(
 @pytest.mark.parametrize("state", CLIENT_PATHS[SecurityMode.ACTIVE][1:-1])
 def test_a_client_that_leaves_holds_no_secret(state: ClientState) -> None:
     client, steps = client_in(SecurityMode.ACTIVE, state)
-    held = _held_by(client)
+    held = held_by(client)
     assert held
     client.abort()
     client.abort()
@@ -363,21 +332,6 @@ def test_a_client_that_leaves_holds_no_secret(state: ClientState) -> None:
     for down, _ in steps:
         with pytest.raises(UnexpectedMessage, match="aborted"):
             client.answer(down)
-
-
-@pytest.mark.parametrize("mode", MODES)
-def test_an_offer_that_is_refused_leaves_a_client_as_it_was(mode: SecurityMode, secrets_made: list[Secret]) -> None:
-    recorded = recording(mode)
-    who = recorded.session.client_ids[2]
-    offer = recorded.session.server.invitation
-    narrow = recorded.session.enrol(who, capacity=5)
-    secrets_made.clear()
-    for _ in range(2):
-        with pytest.raises(InvalidParameters) as caught:
-            narrow.answer(offer)
-        assert caught.value.reason is Reason.BELOW_FLOOR
-        assert narrow.state is ClientState.AWAITING_OFFER
-    assert secrets_made == []
 
 
 @pytest.mark.parametrize("missing", ["authority", "signing_key", "certificate", "another authority"])
@@ -478,7 +432,7 @@ def test_a_certificate_of_somebody_else_or_for_another_key_is_refused_at_once() 
 def test_a_forked_client_refuses_and_holds_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     for state in CLIENT_PATHS[SecurityMode.ACTIVE][:-1]:
         client, _ = client_in(SecurityMode.ACTIVE, state)
-        held = _held_by(client)
+        held = held_by(client)
         down, _ = recording(SecurityMode.ACTIVE).sent_to(client.client)[
             CLIENT_PATHS[SecurityMode.ACTIVE].index(client.state)
         ]
