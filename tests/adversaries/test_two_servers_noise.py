@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from secagg.contract import IndexSegment, Layout, Payload, RingSegment
+from secagg.contract import Aggregate, IndexSegment, Layout, Payload, RingSegment
 from secagg.contract.codewords import CodewordTable
 from secagg.crypto.entropy import SystemCoins
 from secagg.crypto.secret import Secret
@@ -29,10 +29,20 @@ from secagg.errors import CapacityExceeded, InvalidParameters
 from secagg.identifiers import ClientId
 from secagg.parameters import Suite
 from secagg.privacy.client_noise import noise_in
+from secagg.privacy.kinds import NoiseKind
 from secagg.privacy.rounding import summed_deviation, unrounded_norm
 from secagg.privacy.sensitivity import Adjacency
-from secagg.protocols.two_servers.configuration import IndexingConfiguration, ServerNoise, clipped
-from secagg.protocols.two_servers.release import Release, add_noise, centred, require_held, server_noise
+from secagg.protocols.two_servers.configuration import IndexingConfiguration, ServerNoise, SharingMode, clipped
+from secagg.protocols.two_servers.release import (
+    Release,
+    ReleasedNoise,
+    add_noise,
+    centred,
+    counts_layout,
+    require_held,
+    server_noise,
+    sums_of_counts,
+)
 from secagg.protocols.two_servers.server import Server
 from secagg.protocols.two_servers.session import TwoServersSettings
 from secagg.session.registry import find
@@ -208,6 +218,55 @@ def test_the_noise_is_from_a_root_of_the_servers_own(monkeypatch: pytest.MonkeyP
 # --- Fields and rings -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"noise_multiplier": Fraction(0)}, "noise_multiplier is positive"),
+        ({"noise_multiplier": Fraction(-1)}, "noise_multiplier is positive"),
+        ({"l2_bounds": ()}, "one for each ring segment"),
+        ({"l2_bounds": (1000, 1000)}, "one for each ring segment"),
+    ],
+)
+def test_noise_of_other_settings_is_not_made(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidParameters, match=message):
+        server_noise(replace(SETTINGS, **changes), LAYOUT)
+
+
+@pytest.mark.parametrize("mode", SharingMode)
+def test_lanes_with_noise_are_below_the_order(mode: SharingMode) -> None:
+    """Above it, a lane would tell what part of it is noise."""
+    configuration = configured(mode=mode)
+    assert configuration.noise is not None
+    noise = replace(configuration.noise, variances=configuration.noise.variances[:1])
+    values = [np.full(BLOCKS * CODEWORDS, configuration.group.order - 1, configuration.group.word)]
+    with Secret("noise seed", bytes(16)) as seed:
+        add_noise(noise, values, Layout(LAYOUT.segments[:1]), configuration.group, seed)
+    assert int(values[0].max()) < configuration.group.order
+
+
+def test_sums_of_codewords_stand_beside_the_sums_of_rings_before_them() -> None:
+    layout = Layout((RingSegment(24, 2), IndexSegment(CODEWORDS, BLOCKS)))
+    counts = np.arange(BLOCKS * CODEWORDS) % 3
+    noised = Aggregate(
+        counts_layout(layout),
+        (layout.segments[0].ring.from_integers(np.array([-5, 7])), RingSegment(32, 1).ring.from_integers(counts)),
+        contributors=5,
+        total_weight=5,
+    )
+    released = sums_of_counts(noised, layout, TABLES)
+    rings = [
+        segment.ring.lift(values)
+        for segment, values in zip(released.layout.require_rings(), released.values, strict=True)
+    ]
+    assert rings[0].tolist() == [-5, 7]
+    assert np.array_equal(rings[1], (counts.reshape(BLOCKS, CODEWORDS) @ ENTRIES).reshape(-1))
+    noise = configured().noise
+    assert noise is not None
+    widest = float((ENTRIES.astype(float) ** 2).sum(axis=0).max())
+    said = ReleasedNoise(noise, SETTINGS, LAYOUT, TABLES).deviations
+    assert said == pytest.approx([(2 * VARIANCES[0] * widest) ** 0.5, (2 * VARIANCES[1]) ** 0.5])
+
+
 def test_the_field_grows_with_the_noise() -> None:
     def modulus(multiplier: Fraction | None) -> int:
         noise = server_noise(replace(SETTINGS, noise_multiplier=multiplier), LAYOUT)
@@ -247,6 +306,9 @@ def test_noise_that_is_not_held_names_the_multiplier_that_is(
     tried(named)
     with pytest.raises(CapacityExceeded):
         tried(named * Fraction(102, 100))
+    noise = server_noise(settings, layout)
+    assert noise is not None
+    configured(layout=layout, noise=replace(noise, variances=tuple(noise.most(layout, 5))))
     with pytest.raises(CapacityExceeded, match="take less noise, or a wider ring"):
         configured(layout=layout, noise=server_noise(replace(settings, noise_multiplier=2 * named), layout))
 
@@ -280,9 +342,17 @@ def test_a_ring_behind_a_rotation_is_narrower_and_its_sums_leave_it_as_seldom_as
     assert greatest / deviation == pytest.approx(4, rel=1e-6)
 
 
-def test_noise_for_other_segments_is_refused() -> None:
-    with pytest.raises(InvalidParameters, match="noise is for 1 segments"):
-        configured(layout=Layout((RingSegment(24, VALUES),)))
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"weights": (1, 2)}, "every client weighs 1"),
+        ({"layout": Layout((RingSegment(24, VALUES),))}, "noise is for 1 segments"),
+        ({"noise": ServerNoise(kind=NoiseKind.SKELLAM, variances=(1, 0), l2_bounds=(1000,))}, "the variance of"),
+    ],
+)
+def test_noise_for_something_else_is_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidParameters, match=message):
+        configured(**changes)
 
 
 def test_counts_without_tables_are_not_released() -> None:

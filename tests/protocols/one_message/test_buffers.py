@@ -266,33 +266,6 @@ def test_a_bad_client_of_one_age_costs_that_age_alone(bad: int) -> None:
     assert any(error is one for error in released.left_out.values() for one in session.faults)
 
 
-@pytest.mark.parametrize("is_invited", [False, True])
-@pytest.mark.parametrize("how", ["a bit flipped", "another's", "of an older model", "no message"])
-def test_bytes_that_a_client_did_not_sign_do_not_shut_it_out(how: str, *, is_invited: bool) -> None:
-    """Whoever stands between a client and the server sends them first, in its name."""
-    world, client = World(), ClientId(1)
-    older = world.upload(world.open(NEWEST - 5), 1, NEWEST - 5, NEWEST - 5)
-    invited = frozenset(map(ClientId, range(1, 5))) if is_invited else None
-    session = world.simulation.open(subject_of(NEWEST), invited)
-    assert isinstance(session, BufferSession)
-    upload = world.upload(session, 1)
-    strange = {
-        "a bit flipped": upload[:-1] + bytes([upload[-1] ^ 1]),
-        "another's": world.upload(session, 2),
-        "of an older model": older,
-        "no message": b"no message",
-    }[how]
-    for _ in range(2):
-        with pytest.raises(PeerError):
-            session.receive(client, strange)
-        assert session.message_to(client) == session.invitation
-    assert session.awaited == invited
-    session.receive(client, upload)
-    world.fill(session, [(3, 9), (4, 9)])
-    session.close_stage()
-    assert session.release().counted == {client, ClientId(3), ClientId(4)}
-
-
 def test_a_buffer_of_which_no_age_opens_says_why_and_ends() -> None:
     world = World()
     session = world.open()

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from secagg.contract.codewords import CodewordTable
-from secagg.errors import CapacityExceeded, InvalidParameters, Misuse, Reason
-from secagg.parameters import SecurityMode, Suite
+from secagg.errors import CapacityExceeded, InvalidParameters, Misuse
 from secagg.protocols.one_message.client import Ledger, OneMessageMember
 from secagg.protocols.one_message.configuration import Offer
 from secagg.session.certificates import issue_certificate
@@ -133,25 +132,3 @@ JUST_MET: dict[str, Any] = {
 
 def test_floors_that_are_just_met_admit_an_offer() -> None:
     admitted(**JUST_MET)
-
-
-@pytest.mark.parametrize(
-    ("floor", "sentence"),
-    [
-        ({"suites": frozenset({Suite.HYBRID})}, "suite .* is not accepted"),
-        ({"modes": frozenset({SecurityMode.SEMI_HONEST})}, "mode active is not accepted"),
-        ({"authority": b"b" * 32}, "another authority"),
-        ({"least_holders": 6}, "5 holders are fewer than 6"),
-        ({"assumed_corrupted": 2}, "1 corrupted holders only"),
-        ({"assumed_corrupted_clients": 2, "minimum_cohort": 4}, "1 corrupted clients only"),
-        ({"minimum_cohort": 4}, "a cohort of 3 is below 4"),
-        ({"minimum_modulus_bits": 10}, "a ring of 9 bits is below 10"),
-        ({"maximum_length": 8}, "a vector of 9 is longer than 8"),
-        ({"maximum_capacity": 15}, "a list of 16 is longer than 15"),
-        ({"least_security_bits": 1 << 20}, "bits of security by our count"),
-    ],
-)
-def test_each_floor_is_the_clients_own(floor: dict[str, Any], sentence: str) -> None:
-    with pytest.raises(InvalidParameters, match=sentence) as refused:
-        admitted(**floor)
-    assert refused.value.reason is Reason.BELOW_FLOOR

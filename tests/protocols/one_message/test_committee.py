@@ -276,13 +276,6 @@ def test_an_epoch_has_so_many_uploads_over_all_rounds(committee: Committee, monk
         committee.carry(committee.open())
 
 
-def test_other_files_in_the_folder_of_what_is_held_do_not_matter(committee: Committee) -> None:
-    (committee.folder / "0").mkdir(mode=0o700)
-    (committee.folder / "0" / "notes-of mine").touch()
-    (committee.folder / "0" / ".DS_Store").touch()
-    committee.carry(committee.open())
-
-
 def test_as_many_answers_as_holders_are_not_the_keys_of_all(committee: Committee) -> None:
     session, (*others, missing, last) = committee.open(), committee.setup.clients
     for client in (*others, last):
@@ -307,19 +300,6 @@ def test_the_turnout_of_the_keys_waits_for_all_holders(committee: Committee) -> 
         session.receive(committee.setup.clients[0], session.invitation)
     with pytest.raises(Misuse, match="no stage"):
         session.close_stage()
-
-
-def test_an_epoch_that_is_over_is_destroyed_when_the_node_is_next_asked_for_anything(committee: Committee) -> None:
-    committee.carry(committee.open())
-    assert list(committee.folder.glob("0/*/secret"))
-    committee.world.now += 7200
-    other = InsecureSum(replace(committee.setup, seed=b"another authority"))
-    with (
-        pytest.raises(InvalidParameters, match="another authority"),
-        committee.holdings(committee.setup.clients[0]).open(other.record, b"t"),
-    ):
-        pass
-    assert not list(committee.folder.glob("0/*"))
 
 
 def test_records_of_another_authority_or_of_an_epoch_that_is_over_leave_no_files(committee: Committee) -> None:
@@ -363,30 +343,6 @@ def test_folders_that_no_holder_made_are_left_alone(committee: Committee) -> Non
     assert not made.exists()
     assert all(path.read_bytes() == b"mine" for path in kept)
     assert (elsewhere / "secret").exists()
-
-
-# --- The stage of the keys, as a session ------------------------------------------------------------------------------
-
-
-def keys_of(committee: Committee, index: int) -> bytes:
-    return committee.answer(committee.setup.clients[index], committee.world.record.encode())
-
-
-def test_who_left_or_is_not_invited_publishes_nothing_and_is_asked_nothing(committee: Committee) -> None:
-    session, stranger, gone = committee.open(), ClientId(1), committee.setup.clients[1]
-    session.drop(gone)
-    assert session.message_to(stranger) is None
-    assert session.message_to(gone) is None
-    for client, message in ((stranger, keys_of(committee, 0)), (gone, keys_of(committee, 1))):
-        with pytest.raises(PeerMisbehaved, match="is not invited, or has left") as caught:
-            session.receive(client, message)
-        # Nothing of it was verified, so its carrier is named as well.
-        assert caught.value.reason is Reason.NOT_ELIGIBLE
-        assert caught.value.culprits == {client, ServerId()}
-    session.abort()
-    with pytest.raises(UnexpectedMessage, match="the last stage is closed"):
-        session.receive(committee.setup.clients[0], keys_of(committee, 0))
-    assert not session.faults, "a stranger leaves no state"
 
 
 def test_a_holder_does_not_say_that_it_holds_nothing(committee: Committee) -> None:
@@ -446,8 +402,12 @@ def test_what_is_over_is_overwritten_before_it_is_removed_and_over_when_its_time
         path.unlink()
 
     monkeypatch.setattr("secagg.session.durable.erase", erase)
-    with suppress(InvalidParameters), committee.holdings(committee.setup.clients[0]).open(committee.world.record, b"t"):
-        pass
+    other = InsecureSum(replace(committee.setup, seed=b"another authority"))
+    with (
+        pytest.raises(InvalidParameters, match="another authority"),
+        committee.holdings(committee.setup.clients[0]).open(other.record, b"t"),
+    ):
+        pytest.fail("whatever the node is asked for next")
     assert {"secret", "records", "head"} <= set(erased)
     assert not list(committee.folder.glob("0/*"))
 

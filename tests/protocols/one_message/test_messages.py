@@ -6,18 +6,15 @@ import re
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from secagg.errors import InvalidParameters
-from secagg.fields import CLIENT, At, Field, Message, fixed, repeated, unsigned, variable
-from secagg.identifiers import ClientId
+from secagg.fields import Field, Message, fixed, repeated, unsigned, variable
 from secagg.protocols.one_message.client import ClientRecord
 from secagg.protocols.one_message.configuration import Offer
 from secagg.protocols.one_message.epoch import EpochRecord, HolderKeys
 from secagg.protocols.one_message.journal import Entry, HolderSecret, JournalHead
 from secagg.protocols.one_message.messages import NoHolder
-from secagg.wire import Reader, Writer
+from secagg.wire import Writer
 from tests.harness.message_tables import table_of
 from tests.harness.one_message_sums import MESSAGES
 
@@ -58,10 +55,3 @@ def test_secrets_are_not_shown() -> None:
 def test_values_that_their_field_cannot_hold(field: Field, value: object) -> None:
     with pytest.raises(InvalidParameters):
         field.write(Writer(1), value)
-
-
-@given(st.integers(0, (1 << 64) - 1))
-def test_clients_are_eight_bytes(number: int) -> None:
-    writer = Writer(1)
-    CLIENT.write(writer, ClientId(number))
-    assert CLIENT.read(Reader(writer.finish(), 1), At(None, {})) == ClientId(number)

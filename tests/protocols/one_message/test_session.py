@@ -10,9 +10,8 @@ from dataclasses import dataclass, field, replace
 import pytest
 
 from secagg.contract import Layout, RingSegment
-from secagg.errors import InvalidParameters, Misuse, PeerMisbehaved, ThresholdNotMet, UnexpectedMessage
-from secagg.identifiers import ClientId, ServerId
-from secagg.parameters import SecurityMode
+from secagg.errors import InvalidParameters, Misuse, ThresholdNotMet
+from secagg.identifiers import ClientId
 from secagg.protocols.one_message.epoch import EpochRecord
 from secagg.protocols.one_message.holder import Holder
 from secagg.protocols.one_message.parameters import ThresholdRule
@@ -153,40 +152,6 @@ def test_a_holder_that_refuses_is_named_with_what_it_said() -> None:
     assert session.faults == ()  # To refuse is no fault.
     carry(session, members(world, hold=False), {})
     assert session.release().aggregate.encode() == world.ideal(world.setup.clients).encode()
-
-
-def test_the_settings_count_the_turnout() -> None:
-    world = InsecureSum(SumSetup())
-    session = opened(world, Standing(world))
-    clients = members(world, hold=False)
-    assert (session.turnout, session.awaited) == (Turnout.TOO_FEW, frozenset(clients))
-    with pytest.raises(ThresholdNotMet, match=r"3 answers \(upload\) are needed and 0"):
-        opened(world, Standing(world)).close_stage()
-    for number, (client, one) in enumerate(clients.items(), start=1):
-        upload = one.answer(session.invitation)
-        session.receive(client, upload)
-        session.receive(client, upload)
-        due = Turnout.TOO_FEW if number < 3 else Turnout.ENOUGH if number < 5 else Turnout.COMPLETE
-        assert session.turnout is due
-
-
-@pytest.mark.parametrize("mode", SecurityMode)
-def test_messages_that_are_not_due(mode: SecurityMode) -> None:
-    """What comes in a client's name and does not verify does not shut it out."""
-    world = InsecureSum(SumSetup(mode=mode))
-    session = opened(world, Standing(world))
-    clients = members(world, hold=False)
-    first, second = list(clients)[:2]
-    upload = clients[first].answer(session.invitation)
-    with pytest.raises(PeerMisbehaved, match="sent an upload of"):
-        session.receive(second, upload)
-    session.receive(second, clients[second].answer(session.invitation))
-    assert [fault.culprits for fault in session.faults] == [{second, ServerId()}]
-    with pytest.raises(UnexpectedMessage, match="expected an offer"):
-        clients[first].answer(upload)
-    session.abort()
-    with pytest.raises(UnexpectedMessage):
-        session.receive(first, upload)
 
 
 def test_a_client_on_the_committee_goes_on_as_a_holder() -> None:

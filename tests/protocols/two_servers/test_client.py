@@ -6,16 +6,17 @@ Floors, offers, ledger and secrets of uploads that go through are in ``tests/adv
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from secagg.contract import IndexSegment, Layout, Payload, RingSegment
 from secagg.crypto.secret import Secret
-from secagg.errors import Misuse, PeerMisbehaved, Reason
+from secagg.errors import InvalidParameters, Misuse, PeerMisbehaved, Reason
 from secagg.identifiers import ClientId, ServerId
 from secagg.protocols.two_servers import client as client_module
-from secagg.protocols.two_servers.offers import RoundStamp, ServerOffer
+from secagg.protocols.two_servers.offers import Invitation, RoundOffers, RoundStamp, ServerOffer
 from secagg.protocols.two_servers.upload import Upload
 from secagg.session.certificates import issue_certificate
 from tests.harness.indexing_rounds import NOW, IndexingSetup, InsecureIndexingRound, SharingClient
@@ -58,6 +59,29 @@ def test_two_uploads_of_one_update_share_nothing() -> None:
         assert bytes(half.body) != bytes(other.body)
         assert half.header.segments[0].nonce != other.header.segments[0].nonce
         assert not set(half.sealed_seeds) & set(other.sealed_seeds)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"round_number": 8},
+        {"configuration": replace(ROUND.configuration, task=b"another")},
+        {"layout": Layout(LAYOUT.segments, b"v" * 32)},
+        {"is_simulated": True},
+    ],
+    ids=["another round", "another task", "another codec", "a simulated server"],
+)
+def test_a_round_of_something_else_is_refused_before_anything_is_spent(changes: dict[str, Any]) -> None:
+    usual: dict[str, Any] = {"configuration": ROUND.configuration, "round_number": 7, "is_simulated": False}
+    chosen = usual | changes
+    offers = RoundOffers(is_simulated=chosen["is_simulated"], offers=(ROUND.zero.offer, ROUND.one.offer))
+    client = client_of(layout=changes.get("layout", LAYOUT))
+    session = client.session(SETUP.payload_of(1), task=ROUND.configuration.task, round_number=7)
+    with pytest.raises(InvalidParameters) as caught:
+        session.answer(Invitation(chosen["round_number"], chosen["configuration"], offers).encode())
+    assert caught.value.reason is Reason.BELOW_FLOOR
+    assert "than this client's" in str(caught.value) or chosen["is_simulated"]
+    assert client.ledger.last(SETUP.task) == -1
 
 
 def other_values(position: int, value: int) -> Payload:

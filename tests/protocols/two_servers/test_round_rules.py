@@ -92,8 +92,11 @@ def test_every_call_is_for_its_states(name: str, state: RoundState) -> None:
 
 def test_an_upload_is_added_after_it_was_asked_about_and_once() -> None:
     kept, upload = rules(), entry(1).upload_id
+    is_refused(kept, lambda: kept.ask(upload), Misuse)
+    is_refused(kept, lambda: kept.receive(entry(1, weight=2)), PeerMisbehaved)
     kept.receive(entry(1))
     is_refused(kept, lambda: kept.require_asked(upload), Misuse)
+    is_refused(kept, lambda: kept.take(upload), Misuse)
     kept.ask(upload)
     kept.require_asked(upload)
     kept.take(upload)

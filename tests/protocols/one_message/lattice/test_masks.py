@@ -20,7 +20,6 @@ from secagg.errors import (
     Misuse,
     Reason,
 )
-from secagg.fields import read_fields, write_fields
 from secagg.protocols.one_message.lattice import coefficients, masks, opening
 from secagg.protocols.one_message.lattice.gaussian import LARGEST
 from secagg.protocols.one_message.lattice.masks import EpochRing
@@ -29,7 +28,6 @@ from secagg.protocols.one_message.lattice.values import LEAST_FINE_BITS, Values
 from secagg.protocols.one_message.parameters import DEVIATIONS, Parameters, least_guard_bits
 from secagg.protocols.one_message.plan import choose_committee, plan
 from secagg.simulation.insecure_coins import InsecureSeededCoins
-from secagg.wire import MessageKind, Reader, Writer
 from tests.harness.one_message_sums import Total, opened_by
 
 EPOCH = bytes(range(32))
@@ -116,26 +114,6 @@ def test_a_full_sum_at_either_edge_is_exact(value: int) -> None:
     total, secrets = summed(PARAMETERS, inputs, [1] * 100)
     opened = opened_by(EpochRing(PARAMETERS, EPOCH), total, secrets)
     assert opened.vector(0, 100).tolist() == [100 * value % (1 << 16)] * 64
-
-
-def test_all_negative_values_do_not_carry_into_their_neighbours() -> None:
-    inputs = [[[-1, 5, 7] + [0] * 61], [[-2, 6, 8] + [0] * 61]]
-    total, secrets = summed(PARAMETERS, inputs, [1, 1])
-    assert opened_by(EpochRing(PARAMETERS, EPOCH), total, secrets).vector(0, 2).tolist()[:3] == [
-        (1 << 16) - 3,
-        11,
-        15,
-    ]
-
-
-def test_wrapping_sums_leave_the_coefficient() -> None:
-    parameters = plan([Values(5, 16), Values(6, 16, (-2, 1))], 100, choose_committee(5, 1))
-    inputs = [[[32_767] * 5, [1] * 6]] * 3
-    total, secrets = summed(parameters, inputs, [1] * 3)
-    opened = opened_by(EpochRing(parameters, EPOCH), total, secrets)
-    assert [vector.tolist() for vector in vectors_in(parameters, opened, 3)] == [[3 * 32_767 % (1 << 16)] * 5, [3] * 6]
-    # Above a wrapping value there is nothing that a carry could reach.
-    assert masks.lowest_bit(parameters, 0) + 16 == parameters.modulus_bits
 
 
 def test_prepared_rings_mask_and_open_alike() -> None:
@@ -507,15 +485,3 @@ def test_values_that_noise_would_move_too_far_are_refused(
 ) -> None:
     with pytest.raises(InvalidParameters, match="at least 7 fine bits"):
         Values(length, ring_bits, bounds, fine_bits)
-
-
-def test_rounded_values_without_their_check_words_are_refused() -> None:
-    fine = Values(4, 16, None, 8)
-    for others in ([], [Values(7, 16)], [Values(8, 15)]):
-        with pytest.raises(InvalidParameters):
-            plan([fine, Values(1, 5), *others], 24, choose_committee(5, 1), degrees=(2048,))
-    made = plan([fine, Values(1, 5), fine.check_words], 24, choose_committee(5, 1), degrees=(2048,))
-    writer = Writer(MessageKind.ONE_MESSAGE_CONFIGURATION)
-    write_fields(writer, made)
-    reader = Reader(writer.finish(), MessageKind.ONE_MESSAGE_CONFIGURATION)
-    assert read_fields(reader, Parameters) == made
