@@ -42,6 +42,7 @@ from secagg.protocols.two_servers.offers import RoundStamp
 from secagg.protocols.two_servers.one_hot.check import OneHotCommitment, OneHotOpening
 from secagg.protocols.two_servers.one_hot.proof import prove
 from secagg.protocols.two_servers.one_hot.statement import Challenges
+from secagg.protocols.two_servers.release import Release
 from secagg.protocols.two_servers.server import IndexingServer
 from secagg.protocols.two_servers.server_messages import (
     NONCE_BYTES,
@@ -276,6 +277,14 @@ def test_a_commitment_is_bound_to_the_list(raises_exactly: Check) -> None:
     share = made.one.open(commitments[0])
     made.zero.open(OutputCommitment.to(stamp(made, 1), bytes(32), share).encode())
     raises_exactly(lambda: made.zero.combine(share), PeerMisbehaved, Reason.COMMITMENT_MISMATCH, ServerId(1))
+
+
+def test_a_server_that_has_signed_nothing_shares_nothing() -> None:
+    made = with_uploads(1, 2)
+    release = Release(made.configuration, stamp(made, 0), stamp(made, 1), SETUP.signing_key_of("server 0"))
+    for call, sentence in ((release.own_share, "before it commits"), (release.commitment, "its own list first")):
+        with pytest.raises(Misuse, match=sentence):
+            call()
 
 
 def test_the_echo_of_a_commitment_commits_to_nothing(raises_exactly: Check) -> None:

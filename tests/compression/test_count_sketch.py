@@ -258,7 +258,8 @@ def test_impossible_parameters_are_refused(changed: dict[str, Any]) -> None:
 @pytest.mark.parametrize("extracted", [0, 7, 1.0])
 @pytest.mark.parametrize("momentum", [-0.1, 1.0, float("nan")])
 def test_an_impossible_number_of_heavy_hitters_or_momentum_is_refused(extracted: Any, momentum: float) -> None:
-    for changed in ({"extracted": extracted}, {"extracted": 1, "momentum": momentum}):
+    changes: tuple[dict[str, Any], ...] = ({"extracted": extracted}, {"extracted": 1, "momentum": momentum})
+    for changed in changes:
         with pytest.raises(InvalidParameters):
             HeavyHitters(scheme(), **changed)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tracemalloc
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -349,7 +350,7 @@ def test_a_message_cut_within_its_header_is_refused_as_cut(length: int) -> None:
     assert caught.value.reason is Reason.TRUNCATED
 
 
-@pytest.mark.parametrize("read_kind", [message_kind, lambda message: Reader(message, KIND)])
+@pytest.mark.parametrize("read_kind", [message_kind, partial(Reader, kind=KIND)])
 def test_what_another_version_calls_a_kind_is_not_judged(read_kind: Callable[[bytes], object]) -> None:
     with pytest.raises(MalformedMessage) as caught:
         read_kind(b"SAGG\x02\xff\xff")

@@ -137,7 +137,7 @@ def test_truncated_and_extended_bytes_are_refused(ring: Ring) -> None:
 
 @AT_WORD_EDGES
 def test_an_impossible_length_is_refused_before_anything_is_allocated(ring: Ring) -> None:
-    for make in (ring.zeros, lambda length: ring.unpack(b"", length)):
+    for make in (ring.zeros, partial(ring.unpack, b"")):
         with pytest.raises(InvalidParameters):
             make(-1)
     # An allocation of this size would raise MemoryError instead.

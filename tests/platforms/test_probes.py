@@ -118,8 +118,9 @@ def test_a_fixed_rate_asks_nobody() -> None:
 )
 def test_settings_that_find_no_rate_are_refused(changes: dict[str, Any], sentence: str) -> None:
     given: dict[str, Any] = {"protocol": "enclave", "roster": "any", "compression": "peak", "rate": "auto"}
+    given |= {"evaluation_metrics": "loss"} | changes
     with pytest.raises(SecAggError, match=sentence):
-        SecAggSettings(**{**given, "evaluation_metrics": "loss", **changes})
+        SecAggSettings(**given)
 
 
 def test_the_noise_of_a_first_round_is_not_that_of_the_scales_that_follow_from_it() -> None:

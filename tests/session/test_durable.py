@@ -77,7 +77,11 @@ def test_a_file_grows_by_the_whole_of_some_data(tmp_path: Path, disk: Disk, monk
     with path.open("wb", buffering=0) as file:
         append_whole(file.fileno(), b"before")
         disk.flushed.clear()
-        monkeypatch.setattr(os, "write", lambda number, data: write(number, data[:3]))
+
+        def few(number: int, data: bytes) -> int:
+            return write(number, data[:3])
+
+        monkeypatch.setattr(os, "write", few)
         append_whole(file.fileno(), b" and after")
     assert disk.flushed == ["kept"]
     assert path.read_bytes() == b"before and after"

@@ -64,8 +64,14 @@ def client_of(session: InsecureEnclaveSession, **changes: Any) -> Client:
     """Make the session's first client with something of its own."""
     about: dict[str, Any] = {"capacity": 1 << 20}
     about |= {name: changes.pop(name) for name in ("layout", "tables", "capacity") if name in changes}
-    kept = changes.pop("ledger", SealLedger(session.setup.task, maximum_seals=session.setup.ledger_limit or 9))
-    return session.new_client(1, about=replace(session.subject, **about), ledger=lambda _: kept, **changes)
+    kept: SealLedger = changes.pop(
+        "ledger", SealLedger(session.setup.task, maximum_seals=session.setup.ledger_limit or 9)
+    )
+
+    def ledger(_: object) -> SealLedger:
+        return kept
+
+    return session.new_client(1, about=replace(session.subject, **about), ledger=ledger, **changes)
 
 
 def sealing(session: InsecureEnclaveSession, client: Client, **changes: Any) -> Callable[[], object]:

@@ -404,7 +404,7 @@ def test_a_budget_is_not_spent_on_an_upload_that_is_refused(refusing: str) -> No
 
     update = LateUpdate(lambda: Update(payload, NO_DIGEST), NO_DIGEST, charge=charge("the update's ledger"))
     member = session.member(asked)
-    budget: Any = SimpleNamespace(require_room=lambda _: None, charge=charge("a budget"))
+    budget: Any = SimpleNamespace(require_room=print, charge=charge("a budget"))
     member.charge, member.privacy = charge("the member's ledger"), budget
     session.clients[asked] = Client(member, session.setup.subject, update)
     session.reach(ServerState.AWAITING_MASKED_INPUTS)
