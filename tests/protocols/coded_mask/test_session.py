@@ -200,7 +200,7 @@ def test_a_model_has_its_attempts() -> None:
         if subject is SUBJECT:
             clients[client].answer(message)
             continue
-        with pytest.raises(PeerMisbehaved, match="1 times for the model"):
+        with pytest.raises(PeerMisbehaved, match="once for the model"):
             clients[client].answer(message)
         with pytest.raises(Misuse, match="has left"):
             clients[client].answer(message)
