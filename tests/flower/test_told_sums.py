@@ -167,8 +167,8 @@ def test_a_rate_without_a_loss_to_find_it_by_is_refused() -> None:
         SecAggSettings(protocol="enclave", roster="any", compression="peak", rate="auto")
 
 
-def test_nodes_of_a_simulation_keep_the_model_between_rounds(eight: dict[str, Any]) -> None:
-    outcome = eight["enclave_told"]
+def test_nodes_of_a_simulation_keep_the_model_between_rounds(outcomes: dict[str, Any]) -> None:
+    outcome = outcomes["enclave_told"]
     assert outcome["error"] is None
     assert [(stage["sent"], stage["received"]) for stage in outcome["stages"]] == [(8, 8)]
     assert outcome["left"] == 0
