@@ -479,6 +479,7 @@ def test_forged_certificates() -> None:
         "one twice": (*signatures[:-1], signatures[-2]),
         "out of order": signatures[::-1],
         "no such holder": (*signatures[:-1], replace(signatures[-1], holder=9)),
+        "one past the last": (*signatures[:-1], replace(signatures[-1], holder=len(world.holders))),
         "another's signature": (*signatures[:-1], replace(signatures[-1], signature=signatures[0].signature)),
         "none": (*signatures[:-1], replace(signatures[-1], signature=b"")),
     }

@@ -327,6 +327,13 @@ def test_a_servers_key_is_of_one_round() -> None:
 # --- The end ----------------------------------------------------------------------------------------------------------
 
 
+def test_a_round_that_was_given_up_stays_so_and_the_log_says_why(caplog: pytest.LogCaptureFixture) -> None:
+    made = collected()
+    made.zero.give_up("the other server is gone")
+    assert "server/0 gives round 7 up: the other server is gone" in caplog.text
+    is_refused(made, made.zero.close, Misuse)
+
+
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there are no forks")
 def test_a_fork_takes_no_step_of_a_round() -> None:
     """It holds the root and what was uploaded as well: parent and child would sign lists of their own."""
