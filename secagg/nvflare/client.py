@@ -151,7 +151,8 @@ class SecAggClient(FLComponent):
         # Scripts may train in place.
         arrays, dxo = _model_in(shareable)
         if is_told(told := shareable.get(RECORD)):
-            forms = {name: (arrays[name].shape[1:], arrays[name].dtype) for name in begun.terms.joined}
+            names = [name for name in begun.terms.joined if name in arrays]
+            forms = {name: (arrays[name].shape[1:], arrays[name].dtype) for name in names}
             self.held = followed(told, self.held, forms, begun.update)
             arrays = {**arrays, **parted(self.held.values, forms)}
             dxo.data = like(dxo.data, arrays)

@@ -341,7 +341,7 @@ class Standing:
         self.begin()
 
     def begin(self, boot: bytes = BOOT) -> None:
-        """Begin, or go on from the folder."""
+        """Begin, or resume from the folder."""
         coins = self.world.setup.coins_of(f"journal {len(OPENED)} of {self.folder}")
         self.journal = FileJournal(self.folder, self.world.record.context.digest, boot, coins)
         OPENED.append(self.journal)

@@ -358,7 +358,7 @@ def test_weights_that_nobody_has_enough_of_are_nobodys_sum() -> None:
 
 
 def test_a_commitment_does_not_tell_the_share() -> None:
-    """A sum of one ring element has 2^16 shares: whoever hears a commitment tries them all."""
+    """A sum of one ring element has 2^16 shares: anybody who hears a commitment tries them all."""
     setup: dict[str, Any] = {"layout": Layout((RingSegment(16, 1),)), "capacity": 1 << 16}
     made = with_uploads(1, 2, **setup)
     commitments, listed = agreed(made), list_digest(made)

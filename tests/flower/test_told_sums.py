@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
 import pytest
 
 import secagg.flower as plugin
-from secagg.errors import InvalidParameters
+from secagg.errors import InvalidParameters, MalformedMessage
 from secagg.platforms.round_task import Rounds
 from secagg.platforms.settings import SecAggSettings
 from tests.flower.test_rounds_in_memory import CLIENTS, MemoryGrid, folders, lenient, log, settings_of
@@ -99,6 +100,18 @@ def test_a_client_that_missed_a_round_is_sent_the_model(folders: Path) -> None:
     assert sorted(made.received) == list(range(CLIENTS))
     assert made.down(2) > 1.5 * made.down(0)
     assert made.are_alike()
+
+
+def test_terms_that_name_tensors_that_are_not_there_are_refused(folders: Path) -> None:
+    from secagg.flower.app.client_round import training_of  # noqa: PLC0415 -- Flower warns where it is imported
+
+    made = Federation(folders, "enclave", **SUMS)
+    made.round()
+    (message, *_) = [sent for sent in made.inner.sent if sent.content.array_records]
+    named = SimpleNamespace(joined=("w", "absent"))
+    begun: Any = SimpleNamespace(terms=named, update=SimpleNamespace(names=()), charges=None)
+    with pytest.raises(MalformedMessage):
+        training_of(message, made.inner.contexts[0], made.inner.call, begun)
 
 
 def test_an_evaluated_model_is_not_sent_again(folders: Path) -> None:

@@ -119,7 +119,7 @@ async def test_a_name_is_kept_before_anything_is_said_to_it(tmp_path: Path) -> N
         assert await held.post(ClientId(2)) == 202
         kept = ServerStore(tmp_path / "server").claims(held.card.session)
         assert set(kept) == {ONE, ClientId(2)}
-        # The next process goes on with these.
+        # The next process continues with these.
         admission = FirstCome(None, held.card.session, kept)
         assert admission.admits(held.card.session, ONE, PROOF)
         assert not admission.admits(held.card.session, ONE, bytes([1]) * 64)

@@ -191,7 +191,8 @@ def _held_arrays(
     Raises:
         SecAggError: it holds none that the server's record is about.
     """
-    forms = {name: (record[name].shape, np.dtype(record[name].dtype)) for name in begun.terms.joined}
+    names = [name for name in begun.terms.joined if name in record]
+    forms = {name: (record[name].shape, np.dtype(record[name].dtype)) for name in names}
     known = context.state.array_records.get(HELD_RECORD)
     own = None if known is None else restored({name: array.numpy() for name, array in known.items()})
     held = followed(told, own, forms, begun.update)
