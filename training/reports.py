@@ -129,6 +129,7 @@ _COLOURS: Final = ("#1b6ca8", "#c8553d", "#3c8d53", "#8f5bb0", "#c79a1b", "#3aa6
 _GRID: Final = "#dddddd"
 _MOST_CURVES: Final = 10
 _LEAST_PERIODS: Final = 2
+_DECADE: Final = 10
 _NEAR: Final = 1.5  # Kilobytes that differ by less than this factor have labels that would touch.
 _LEAST_SPAN: Final = 6.0
 """Points of accuracy that an axis shows at least: noise is not a finding."""
@@ -323,10 +324,11 @@ def new_figure(width: float, height: float, columns: int = 1) -> tuple[Any, Any]
 
 
 def plain_ticks(axes: Any) -> None:  # noqa: ANN401 -- matplotlib's
-    """Write the ticks of a logarithmic axis as plain numbers, at 1, 2 and 5."""
+    """Write the ticks of a logarithmic axis as plain numbers: at 1, 2 and 5, and at all digits within a decade."""
     from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter  # noqa: PLC0415 -- an extra
 
-    axes.xaxis.set_major_locator(LogLocator(base=10, subs=(1, 2, 5)))
+    low, high = axes.get_xlim()
+    axes.xaxis.set_major_locator(LogLocator(base=10, subs=(1, 2, 5) if high > _DECADE * low else range(1, _DECADE)))
     axes.xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
     axes.xaxis.set_minor_formatter(NullFormatter())
 
