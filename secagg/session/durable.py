@@ -90,7 +90,9 @@ class WholeFile(io.RawIOBase):
         self._descriptor = descriptor
 
     def write(self, data: ReadableBuffer) -> int:
-        """Write all of it."""
+        """Write all of it; once the file is closed its descriptor may be another file's."""
+        if self.closed:
+            raise ValueError("the file was closed")
         with memoryview(data) as view, view.cast("B") as octets:
             write_whole(self._descriptor, octets)
             return len(octets)
@@ -210,7 +212,8 @@ def _made(path: Path, mode: int) -> Generator[WholeFile]:
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
     try:
         try:
-            yield WholeFile(descriptor)
+            with WholeFile(descriptor) as file:
+                yield file
             os.fsync(descriptor)
         finally:
             os.close(descriptor)

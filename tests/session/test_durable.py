@@ -8,7 +8,16 @@ from pathlib import Path
 import pytest
 
 from secagg.errors import InvalidParameters
-from secagg.session.durable import append_whole, claim, create, erase, replace, require_own_folder, sync_folder
+from secagg.session.durable import (
+    append_whole,
+    claim,
+    create,
+    erase,
+    replace,
+    replacing,
+    require_own_folder,
+    sync_folder,
+)
 
 
 class Disk:
@@ -120,3 +129,13 @@ def test_a_file_is_held_by_one_opener_at_a_time(tmp_path: Path) -> None:
         claim(first.fileno(), "somebody has it")
         with pytest.raises(InvalidParameters, match="somebody has it"):
             claim(second.fileno(), "somebody has it")
+
+
+def test_a_file_that_was_closed_does_not_write_to_the_next_one_with_its_descriptor(tmp_path: Path) -> None:
+    """An archive that a full disk cut short writes its end when it is collected."""
+    with pytest.raises(OSError, match="full"), replacing(tmp_path / "one") as file:
+        raise OSError("full")
+    with (tmp_path / "other").open("wb"), pytest.raises(ValueError, match="closed"):
+        file.write(b"end")
+    assert (tmp_path / "other").read_bytes() == b""
+    assert not (tmp_path / "one").exists()
