@@ -245,19 +245,27 @@ class LevelCode:
     def decode(self, aggregate: Aggregate) -> Floats:
         """Return the sum of the contributors' directions, from a histogram."""
         require_sum(aggregate, self.layout, self.capacity)
-        counts = aggregate.values[0].view(np.int64)
-        return self._decoded((counts @ _places(self.levels)).astype(np.float32))
+        return self.rotation.turned_back(self.signs(aggregate), self.gains)
 
     def decode_summed(self, aggregate: Aggregate) -> Floats:
         require_summed(aggregate.layout, self.layout, self.tables, aggregate.total_weight)
-        require_capacity(aggregate.total_weight, self.capacity)
-        (segment,) = aggregate.layout.require_rings()
-        lifted: Any = segment.ring.lift(aggregate.values[0])
-        return self._decoded(lifted.astype(np.float32))
+        return self.rotation.turned_back(self.signs(aggregate), self.gains)
 
-    def _decoded(self, sums: Floats) -> Floats:
-        sums *= np.float32(1 / (_best(self.levels).gain * math.sqrt(self.rotation.padded)))
-        return self.rotation.turned_back(sums)
+    def signs(self, aggregate: Aggregate) -> Floats:
+        """Return the sums of the levels, of a histogram or of sums of codewords; they are whole."""
+        require_capacity(aggregate.total_weight, self.capacity)
+        if aggregate.layout == self.layout:
+            counts: Any = aggregate.values[0].view(np.int64)
+            sums: Floats = (counts @ _places(self.levels)).astype(np.float32)
+        else:
+            (segment,) = aggregate.layout.require_rings()
+            sums = segment.ring.lift(aggregate.values[0]).astype(np.float32)
+        return sums
+
+    @property
+    def gains(self) -> Gains:
+        """Value of half a step, of a direction."""
+        return Gains(1 / (_best(self.levels).gain * math.sqrt(self.rotation.padded)))
 
 
 def level_noise(levels: int, cohort: int) -> float:

@@ -366,7 +366,7 @@ def take_lengths(
 
 @dataclass(frozen=True, slots=True)
 class PeakSum:
-    """Sums of the signs of a peak code, and the factors that make them a mean of updates."""
+    """Sums of the signs or levels of a code, and the factors that make them a mean of updates."""
 
     sums: Sums
     rotation: JoinedRotation
@@ -374,8 +374,8 @@ class PeakSum:
 
 
 def peak_sum(update: ModelUpdate, aggregate: Aggregate, length: float) -> PeakSum:
-    """Return what a sum of peaks holds, for updates of this length."""
-    code = cast("PeakCode", whole_code(update))
+    """Return what a sum of peaks or levels holds, for updates of this length."""
+    code = whole_code(update)
     sums = code.signs(update.part(aggregate, UPDATE)).astype(np.int32)
     return PeakSum(sums, code.rotation, code.gains.times(length / aggregate.total_weight))
 

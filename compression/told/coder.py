@@ -5,6 +5,7 @@ counts: a Skellam variable, which one number describes, its variance V. For a su
 measures V, tells it in two bytes, and codes the values by interleaved range coders of asymmetric numerals [Dud13]. No
 table is sent: both ends make it from V by integer arithmetic alone, so that it is the same on every machine, and so is
 every byte. Values beyond the table follow it in four bytes each, and low bits of values that spread far are not coded.
+Values of one parity, such as sums of N signs, are coded as their halves.
 
 The encoding of a list of values is unique. ``decode_sums`` refuses any other, and nothing in it can make a decoder
 reserve more memory than the number of values that it expects.
@@ -30,10 +31,14 @@ GREATEST: Final = 1 << 24
 """The greatest magnitude of a value: up to here sums are float32."""
 _LEVEL: Final = struct.Struct(">H")
 LEVELS: Final = 8 * 59 + 1
+_PARITY: Final = 14
+"""Bits of a level; those above them are the parity of all values."""
 _FINEST: Final = 14
 """Variances are (8 + k % 8) 2^(k // 8) in units of 2^-14."""
 _WIDEST: Final = 8
 """Variances above 2^8 are those of values without so many low bits that they are below."""
+_EVEN: Final = 1
+_ODD: Final = 2
 _TOTAL_BITS: Final = 16
 _TOTAL: Final = 1 << _TOTAL_BITS
 _TOP: Final = 512
@@ -72,7 +77,9 @@ def encode_sums(sums: npt.NDArray[Any]) -> bytes:
         raise Misuse("sums are a vector of signed integers")
     if len(given) and max(int(given.max()), -int(given.min())) > GREATEST:
         raise Misuse("a sum is 2^24 at most in magnitude")
-    values: Sums = given.astype(np.int32, copy=False)
+    whole: Sums = given.astype(np.int32, copy=False)
+    parity = parity_of(whole)
+    values = whole >> 1 if parity else whole
     level = level_of(values)
     table, lanes = table_of(level), _lanes(len(values))
     high, low = _parted(values, table.low_bits)
@@ -82,7 +89,13 @@ def encode_sums(sums: npt.NDArray[Any]) -> bytes:
     symbols[: len(values)][outside] = table.beyond
     states, words = pushed(symbols.reshape(-1, lanes), table)
     escaped = high[outside].astype(">i4").tobytes()
-    return _LEVEL.pack(level) + low + states.astype(">u4").tobytes() + words.astype(">u2").tobytes() + escaped
+    return (
+        _LEVEL.pack(parity << _PARITY | level)
+        + low
+        + states.astype(">u4").tobytes()
+        + words.astype(">u2").tobytes()
+        + escaped
+    )
 
 
 def decode_sums(data: bytes, count: int) -> Sums:
@@ -97,7 +110,8 @@ def decode_sums(data: bytes, count: int) -> Sums:
         raise MalformedMessage("coded sums end before their coders' states", reason=Reason.TRUNCATED)
     if len(data) > longest(count):
         raise MalformedMessage(f"{count} sums take {longest(count)} bytes at most", reason=Reason.TRAILING_BYTES)
-    (level,) = _LEVEL.unpack_from(data)
+    (head,) = _LEVEL.unpack_from(data)
+    parity, level = divmod(head, 1 << _PARITY)
     if level >= LEVELS:
         raise MalformedMessage(f"the variance of coded sums is a level below {LEVELS}", reason=Reason.NOT_CANONICAL)
     table = table_of(level)
@@ -114,7 +128,10 @@ def decode_sums(data: bytes, count: int) -> Sums:
     high <<= table.low_bits
     if table.low_bits:
         high += Ring(table.low_bits).unpack(data[_LEVEL.size : first], count).astype(np.int64)
-    if int(np.abs(high).max(initial=0)) > GREATEST or level_of(values := high.astype(np.int32)) != level:
+    whole = 2 * high + (parity == _ODD) if parity else high
+    if int(np.abs(whole).max(initial=0)) > GREATEST or level_of(high.astype(np.int32)) != level:
+        raise _other()
+    if parity_of(values := whole.astype(np.int32)) != parity:
         raise _other()
     return values
 
@@ -125,6 +142,14 @@ def longest(count: int) -> int:
     padded = -(-count // lanes) * lanes
     # A word for each symbol, four bytes for each value beyond the table, and 20 low bits.
     return _LEVEL.size + 4 * lanes + 2 * padded + 7 * count
+
+
+def parity_of(values: Sums) -> int:
+    """Return 1 where all values are even, 2 where all are odd, and 0 otherwise."""
+    odd = int(np.count_nonzero(values & 1))
+    if odd == 0:
+        return _EVEN
+    return _ODD if odd == len(values) else 0
 
 
 # --- The model --------------------------------------------------------------------------------------------------------

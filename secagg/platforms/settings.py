@@ -205,7 +205,7 @@ class SecAggSettings:
         yield "down", is_told and not self.has_peaks, sentence
         sentence = "tells sums of peaks, each of which counts once: take"
         yield "down", is_told and self.weighting != "uniform", f"{sentence} {PREFIX}weighting = 'uniform'"
-        yield "down", is_told and is_auto, f"{sentence} {PREFIX}rate = 'fixed', as 'auto' sends other codes, too"
+        yield "down", is_told and is_auto, f"{sentence} {PREFIX}rate = 'fixed', as 'auto' sends whole models, too"
         sentence = f"is found from the loss that {PREFIX}evaluation-metrics names first; name it there"
         yield "rate", is_auto and not self.evaluated_names, sentence
         yield "cohort_bits", is_auto and self.cohort_bits != COHORT_BITS, f"is found by {PREFIX}rate = 'auto'"

@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
+from secagg.compression.told import coder
 from secagg.compression.told.coder import (
     GREATEST,
     LEVELS,
@@ -62,7 +63,7 @@ def test_sums_come_back_and_no_encoding_is_longer_than_said(sums: Sums) -> None:
 
 
 @pytest.mark.parametrize(
-    ("clients", "places"), [(20, 116), (20, 94), (20, 23), (20, 8), (100, 580), (2, 32768), (60, 2)]
+    ("clients", "places"), [(20, 116), (20, 94), (20, 23), (20, 8), (100, 580), (2, 32768), (60, 2), (20, 1)]
 )
 @pytest.mark.parametrize("count", [19_456, 100_000])
 def test_a_sum_of_peaks_takes_little_more_than_its_entropy(clients: int, places: int, count: int) -> None:
@@ -199,11 +200,27 @@ def test_no_byte_can_be_changed_cut_or_added(sums: Sums) -> None:
 def test_values_that_the_table_has_are_not_told_beyond_it() -> None:
     """An escaped value of the table would be a second encoding."""
     sums = np.zeros(64, np.int64)
-    sums[3] = 90
+    sums[3] = 91
     coded = encode_sums(sums)
-    assert coded[-4:] == (90 >> table_of(int.from_bytes(coded[:2], "big")).low_bits).to_bytes(4, "big")
+    assert coded[-4:] == (91 >> table_of(int.from_bytes(coded[:2], "big")).low_bits).to_bytes(4, "big")
     with pytest.raises(MalformedMessage):
         decode_sums(coded[:-4] + bytes(4), len(sums))
+
+
+@pytest.mark.parametrize("parity", [0, 1])
+def test_sums_of_one_parity_cost_what_their_halves_do_and_have_one_encoding(
+    monkeypatch: pytest.MonkeyPatch, parity: int
+) -> None:
+    halves = skellam(3.0, 5000)
+    coded = encode_sums(2 * halves + parity)
+    assert len(coded) == len(encode_sums(halves))
+    with pytest.raises(MalformedMessage, match="as their encoder writes them"):
+        decode_sums(bytes([coded[0] | 0xC0]) + coded[1:], len(halves))
+    monkeypatch.setattr(coder, "parity_of", lambda _: 0)
+    whole = encode_sums(2 * halves + parity)
+    monkeypatch.undo()
+    with pytest.raises(MalformedMessage, match="as their encoder writes them"):
+        decode_sums(whole, len(halves))
 
 
 def test_a_state_below_its_interval_is_refused() -> None:

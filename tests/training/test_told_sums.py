@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from secagg.compression.cohort_bits import AutoRate
+from secagg.compression.peak import LevelCode, PeakCode
 from secagg.compression.told import HeldModel
 from secagg.errors import InvalidParameters
 from secagg.training.codec import WholeUpdates
@@ -54,6 +56,26 @@ def test_a_client_that_follows_the_messages_has_the_servers_model(
         assert all(np.array_equal(mine[name], value) for name, value in run.parameters.items())
         assert any(not np.array_equal(before[name], value) for name, value in run.parameters.items())
     assert len(kept) == configuration.rounds
+
+
+def test_a_rate_that_is_found_tells_sums_of_levels_too(
+    toy_run: Make, toy_pieces: Pieced, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Careful peaks first, then levels; a client follows both."""
+    kept = messages(monkeypatch)
+    monkeypatch.setattr(AutoRate, "noise", lambda _, number: 0.5 if number < 1 else 1e-4)
+    configuration = toy_run(*SUMS, "compression.rate=auto")
+    run, codes = Run(configuration, toy_pieces(configuration)), list[object]()
+    assert isinstance(run.operators, WholeUpdates)
+    client = run.operators.held(run.parameters)
+    for _ in range(configuration.rounds):
+        run.advance()
+        codes.append(type(run.operators.codec.tensors[0].scheme))
+        client = client.after(kept[-1])
+        mine = run.operators.parted(client.values)
+        assert all(np.array_equal(mine[name], value) for name, value in run.parameters.items())
+    assert codes[0] is PeakCode
+    assert set(codes[1:]) == {LevelCode}
 
 
 @pytest.mark.parametrize("lengths", ["median", "voted", "own"])
@@ -123,8 +145,6 @@ def test_wire_down_is_of_rounds_with_a_real_protocol(tmp_path: Path, toy_run: Ma
 def test_other_schemes_and_optimizers_are_refused(toy_run: Make, toy_pieces: Pieced) -> None:
     with pytest.raises(InvalidParameters, match=r"compression\.down"):
         toy_run("compression.down=sums")
-    with pytest.raises(InvalidParameters, match="sends other codes"):
-        toy_run(*SUMS, "compression.rate=auto")
     configuration = toy_run(*SUMS)
     own = toy_pieces(configuration)
     given: dict[str, Any] = _fields(own) | {"optimizer": lambda: ServerOptimizer(configuration.server)}

@@ -389,11 +389,6 @@ def require_belonging(compression: CompressionSettings) -> None:
         raise InvalidParameters(
             "compression.rate = 'auto' finds the bits itself: leave out compression.cohort_bits and places"
         )
-    if compression.rate is Rate.AUTO and compression.down is Down.SUMS:
-        raise InvalidParameters(
-            "compression.down = 'sums' tells sums of peaks, and compression.rate = 'auto' sends other codes, too: take "
-            "compression.rate = 'fixed', or compression.down = 'model'"
-        )
     if compression.cohort_bits != _USUAL.cohort_bits and (compression.places or compression.kept):
         raise InvalidParameters(
             "compression.cohort_bits says how many places or values there are: leave out compression.places and kept"
