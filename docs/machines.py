@@ -39,7 +39,7 @@ HELPERS: Final = {"enclave": "Enclave", "two-servers": "Server 1", "one-message"
 _OPENING: Final = {
     "enclave": "secagg.protocols.enclave.simulation.open_session",
     "two-servers": "secagg.protocols.two_servers.simulation.open_session",
-    "one-message": "secagg.protocols.one_message.simulation.open_any_session",
+    "one-message": "secagg.protocols.one_message.simulation.open_session",
 }
 """Where a simulation opens a session with its helpers."""
 _CLIENTS: Final = 5

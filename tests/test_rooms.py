@@ -28,7 +28,7 @@ BUDGETS = {
     "protocols/pairwise_mask": 6_590,
     "protocols/enclave": 6_370,
     "protocols/two_servers": 7_550,
-    "protocols/one_message": 6_490,
+    "protocols/one_message": 6218,
     "protocols/coded_mask": 1_190,
     "secagg/planning": 1_315,
     "secagg/simulation": 550,

@@ -78,7 +78,6 @@ _ONE_MESSAGE_TESTS: Final = (
         "test_messages.py",
         "test_split_lists.py",
         "test_committee.py",
-        "test_buffers.py",
         "test_session.py",
         "test_server.py",
         "test_cut.py",

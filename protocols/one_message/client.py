@@ -319,13 +319,18 @@ class Client(Confined):
         if member.privacy is not None:
             member.privacy.require_room(noise)
         configuration = agreement.configuration
-        ledger.charge(configuration.task, agreement.record.number, terms.round_number, terms.model_digest)
-        if member.privacy is not None:
-            member.privacy.charge(noise)
+
+        def charge() -> None:
+            # The budget comes last: it is not spent on an upload that the other ledgers refuse.
+            ledger.charge(configuration.task, agreement.record.number, terms.round_number, terms.model_digest)
+            if member.privacy is not None:
+                member.privacy.charge(noise)
+
         made = update.take(
             configuration.layout,
             range(1, configuration.maximum_weight + 1),
             [values.bounds for values in agreement.parameters.segments],
+            charge=charge,
         )
         member.floors.admit(agreement, member.clock())
         # Coins that another update, weight or sum would not have, and nobody without the key.

@@ -288,9 +288,6 @@ class OneMessageSettings(BudgetedNoise):
     capacity: int | None = None
     """The most clients of a sum; by default all who are invited."""
     maximum_weight: int = 1
-    staleness_weights: tuple[int, ...] = ()
-    """Of asynchronous buffers: what an upload for a model that is so many versions old counts; older ones are refused.
-    Each age is a list of its own, of the minimum cohort at least, under the rule ``certified``."""
     bounds: tuple[Bounds, ...] | None = None
     """Bounds of one value of each segment of the layout: several then share a coefficient."""
     delivered_at_once: int = 64
@@ -300,17 +297,6 @@ class OneMessageSettings(BudgetedNoise):
     """Number of holders of a simulation; elsewhere the epoch's record says it."""
     lifetime: timedelta = timedelta(hours=24)
     """Lifetime of an epoch."""
-
-    def __post_init__(self) -> None:
-        """Refuse weights by age that no sum can have, or under a rule by which an upload names its one sum."""
-        if any(type(weight) is not int or not 1 <= weight < 1 << 16 for weight in self.staleness_weights):
-            raise InvalidParameters(f"staleness_weights are integers in 1..65535; got {self.staleness_weights}")
-        if self.staleness_weights and self.rule is ThresholdRule.ONE_ANSWER:
-            raise InvalidParameters("a buffer has a list for each age, under the rule certified; take rule = certified")
-        if self.staleness_weights:
-            object.__setattr__(self, "rule", ThresholdRule.CERTIFIED)
-        if self.staleness_weights and self.noise_multiplier is not None:
-            raise InvalidParameters("noise is planned for the sum of a round: take no staleness_weights, or no noise")
 
 
 def costs(layout: Layout, clients: int, suite: Suite) -> Iterator[Costs]:

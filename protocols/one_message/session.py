@@ -1,33 +1,24 @@
-"""One message a client as a session: one stage where holders stand, three to five where clients hold.
-
-An asynchronous buffer is a session of one stage with uploads for several models, and a list for each of them: a list
-with uploads of two models would let a server give all but one client a dead model. So the sums of a buffer come apart
-by the age of the model: the server learns each, and multiplies it by the weight of its age. An age with fewer uploads
-than the minimum cohort is never summed, and its clients are left out by name.
-"""
+"""One message a client as a session: one stage where holders stand, three to five where clients hold."""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Final
 
-from secagg.blame import said_by, unverified
-from secagg.contract import Aggregate
+from secagg.blame import said_by
 from secagg.crypto.entropy import Coins
 from secagg.crypto.labels import Label
-from secagg.crypto.ring import RingVector, low_bits, require_capacity
+from secagg.crypto.ring import require_capacity
 from secagg.crypto.secret import draw_exactly
 from secagg.errors import (
-    NOBODY,
     UNDECIDED,
     InvalidParameters,
     Misuse,
     PeerError,
     PeerMisbehaved,
     Reason,
-    SecAggError,
     ThresholdNotMet,
 )
 from secagg.identifiers import ClientId, HolderId
@@ -42,11 +33,10 @@ from secagg.wire import MessageKind, message_kind
 from .configuration import SUM_ID_BYTES, Agreement, noise_of
 from .epoch import EpochRecord, HolderKeys
 from .lattice.opening import Adder, FiledSum, OneMessageCut
-from .messages import NoHolder, Upload
-from .parameters import ThresholdRule
+from .messages import NoHolder
 from .plan import OneMessageSettings, plan_offer
 from .requests import Answer, ListSignature, Receipt, require_signed_by
-from .tally import CheckedUpload, Opened, State, Tally
+from .tally import CheckedUpload, Opened, Tally
 
 KEYS: Final = Stage(name="keys", takes_update=False)
 """Before the others in the first sum of a task whose holders are clients: they publish their keys."""
@@ -59,35 +49,6 @@ Said = HolderKeys | NoHolder | Receipt | ListSignature | Answer
 Publish = Callable[[tuple[bytes, ...]], None]
 
 
-@dataclass(slots=True)
-class Answered:
-    """Clients that uploaded, by model, over all buffers of an epoch: a holder puts an upload on one list ever."""
-
-    _by_version: dict[int, set[ClientId]] = field(default_factory=dict[int, set[ClientId]])
-
-    def require_new(self, version: int, client: ClientId) -> None:
-        """Refuse a client's second upload for a model.
-
-        Raises:
-            PeerMisbehaved: naming the client.
-        """
-        if client in self._by_version.get(version, ()):
-            raise PeerMisbehaved(
-                f"{client} uploaded for model {version} before, to this buffer or another",
-                reason=Reason.ALREADY_ANSWERED,
-                culprits={client},
-            )
-
-    def add(self, version: int, client: ClientId) -> None:
-        """Remember an upload."""
-        self._by_version.setdefault(version, set()).add(client)
-
-    def forget(self, before: int) -> None:
-        """Let go of models whose uploads are too old for any buffer to come."""
-        for version in [version for version in self._by_version if version < before]:
-            del self._by_version[version]
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OneMessageHelpers:
     """The epoch that runs, and how its holders are reached."""
@@ -98,8 +59,6 @@ class OneMessageHelpers:
     coins: Coins
     ask_all: AskAll | None = None
     """Reaches standing holders by position; without it the holders are clients, whose ids are the holders' numbers."""
-    answered: Answered = field(default_factory=Answered)
-    """Clients that uploaded, by model; the same for all buffers of an epoch."""
 
 
 def open_session(
@@ -122,30 +81,12 @@ def open_session(
     return Server(subject, settings, invited, helpers, published)
 
 
-def open_any_session(
-    subject: Subject,
-    settings: OneMessageSettings,
-    invited: frozenset[ClientId] | None,
-    helpers: OneMessageHelpers,
-) -> Server | BufferSession:
-    """Begin a sum, or a buffer where the settings weigh uploads by age.
-
-    Raises:
-        InvalidParameters, CapacityExceeded, PeerError: as for ``open_session``.
-    """
-    if settings.staleness_weights:
-        return BufferSession(subject, settings, invited, helpers)
-    return open_session(subject, settings, invited, helpers)
-
-
-def _capacity(
-    subject: Subject, settings: OneMessageSettings, invited: frozenset[ClientId] | None, heaviest_age: int = 1
-) -> int:
+def _capacity(subject: Subject, settings: OneMessageSettings, invited: frozenset[ClientId] | None) -> int:
     """Return how many upload at most; every client refuses a sum that its codec cannot decode."""
     capacity = settings.capacity or (None if invited is None else len(invited))
     if capacity is None:
         raise InvalidParameters("settings.capacity says how many upload at most, unless the invited are named")
-    require_capacity(capacity * settings.maximum_weight * heaviest_age, subject.capacity)
+    require_capacity(capacity * settings.maximum_weight, subject.capacity)
     return capacity
 
 
@@ -422,193 +363,3 @@ def ask_holders(tally: Tally, ask_all: AskAll, requests: dict[int, bytes]) -> No
             tally.faults.append(error)
     for position in missing:
         tally.lose(position)
-
-
-class BufferSession(StagedServerSession[CheckedUpload]):
-    """The server's side of one buffer; its subject is about the newest model."""
-
-    noise: ClientNoise | None = None
-    """None: noise is planned for the sum of a round."""
-
-    def __init__(
-        self,
-        subject: Subject,
-        settings: OneMessageSettings,
-        invited: frozenset[ClientId] | None,
-        helpers: OneMessageHelpers,
-    ) -> None:
-        """Open the buffer.
-
-        Raises:
-            InvalidParameters: the epoch has another rule than ``certified``, its holders do not stand, or nothing fits.
-            CapacityExceeded: so many fresh uploads could weigh more than the codec can decode.
-        """
-        capacity = _capacity(subject, settings, invited, max(settings.staleness_weights))
-        if helpers.record.rule is not ThresholdRule.CERTIFIED:
-            raise InvalidParameters(
-                "a buffer has several lists, and under the rule one_answer an upload names its one sum; begin an epoch "
-                "under the rule certified"
-            )
-        if helpers.ask_all is None:
-            raise InvalidParameters("a buffer is summed by standing holders; a committee of clients holds for rounds")
-        self._subject, self._settings, self._helpers = subject, settings, helpers
-        self._ask_all, self._capacity = helpers.ask_all, capacity
-        self._tallies = dict[int, Tally]()
-        self._sums, self._failed = dict[int, Opened](), dict[int, SecAggError]()
-        """Opened sums by the number of the model, and reasons why others never will be."""
-        super().__init__(UPLOAD, self._tally_for(subject).offer, invited, settings.minimum_cohort)
-        helpers.answered.forget(subject.round_number - len(settings.staleness_weights) + 1)
-
-    @property
-    def agreement(self) -> Agreement:
-        """Agreement of the parties, whatever the model."""
-        return self._tallies[self._subject.round_number].agreement
-
-    def invitation_for(self, subject: Subject) -> bytes:
-        """Return the offer for a client that started from an older model; uploads for that model are taken from now on.
-
-        Raises:
-            InvalidParameters: the model is too old or too new, or the subject is about something else besides.
-        """
-        with self._lock:
-            mine = replace(self._subject, round_number=subject.round_number, model_digest=subject.model_digest)
-            if subject != mine or subject.model_digest is None:
-                raise InvalidParameters("a buffer sums updates that differ in the model that they started from alone")
-            if self._age(subject.round_number) is None:
-                newest, ages = self._subject.round_number, len(self._settings.staleness_weights)
-                raise InvalidParameters(
-                    f"model {subject.round_number} is not one of {max(0, newest - ages + 1)}..{newest}, which this "
-                    "buffer takes; start from a newer one"
-                )
-            tally = self._tally_for(subject)
-            if tally.terms.model_digest != subject.model_digest:
-                raise InvalidParameters(f"model {subject.round_number} has another digest than this buffer was told")
-            return tally.offer
-
-    def _tally_for(self, subject: Subject) -> Tally:
-        version = subject.round_number
-        if version not in self._tallies:
-            tally = _tally(subject, self._settings, self._capacity, self._helpers)
-            ask_holders(tally, self._ask_all, tally.introduce())
-            self._tallies[version] = tally
-        return self._tallies[version]
-
-    def _age(self, version: int) -> int | None:
-        """Return how old a model is, unless it is too old, or newer than the buffer's."""
-        age = self._subject.round_number - version
-        return age if 0 <= age < len(self._settings.staleness_weights) else None
-
-    @property
-    def is_signed(self) -> bool:
-        """Whether clients sign."""
-        return self._helpers.record.mode is SecurityMode.ACTIVE
-
-    def _check(self, sender: ClientId, message: bytes) -> Checked[CheckedUpload]:
-        version = Upload.decode(message).header.terms.round_number
-        if (tally := self._tallies.get(version)) is None:
-            raise PeerMisbehaved(
-                f"{sender} started from model {version}, which this buffer does not take",
-                reason=Reason.STALE_UPDATE,
-                culprits=unverified(sender),
-            )
-        checked = tally.check_upload(sender, message)
-        return Checked(checked, checked.digest)
-
-    def _take(self, sender: ClientId, content: CheckedUpload) -> None:
-        version = content.upload.header.terms.round_number
-        tally = self._tallies[version]
-        if sum(len(one.taken) for one in self._tallies.values()) >= self._capacity:
-            raise PeerMisbehaved("the buffer is full", reason=Reason.BUFFER_FULL, culprits=NOBODY)
-        self._helpers.answered.require_new(version, sender)
-        tally.take_upload(sender, content)
-        self._helpers.answered.add(version, sender)
-        if tally.is_due(self._settings.delivered_at_once):
-            self._deliver(tally)
-
-    def _deliver(self, tally: Tally) -> None:
-        ask_holders(tally, self._ask_all, tally.deliver())
-        tally.settle()
-        self._record(*tally.found_faults())
-
-    def _next(self) -> None:
-        for tally in self._tallies.values():
-            self._deliver(tally)
-        largest = max(len(tally.listed) for tally in self._tallies.values())
-        if largest < self._settings.minimum_cohort:
-            raise ThresholdNotMet(
-                needed=self._settings.minimum_cohort,
-                present=largest,
-                what="accepted uploads for one model",
-                round_name=UPLOAD.name,
-            )
-
-    def _gather(self, progress: Callable[[int, int], None] | None) -> None:
-        """Open the sum of each age; one that does not open is left out by name, and the others are released."""
-        for done, (version, tally) in enumerate(sorted(self._tallies.items()), 1):
-            self._open_age(version, tally)
-            if progress is not None:
-                progress(done, len(self._tallies))
-
-    def _open_age(self, version: int, tally: Tally) -> None:
-        """Have the list of one model signed and answered, unless it was before, or was found to give no sum.
-
-        Raises:
-            ThresholdNotMet: too few holders answer for now.
-        """
-        if version in self._sums or version in self._failed:
-            return
-        try:
-            if tally.state is State.COLLECTING:
-                self._fix_list(version, tally)
-        except ThresholdNotMet as error:
-            self._failed[version] = error
-            return
-        try:
-            self._sums[version] = opened_by(tally, self._ask_all)
-        except PeerMisbehaved as error:
-            self._failed[version] = error
-            self._record(error)
-        finally:
-            self._record(*tally.found_faults())
-
-    def _fix_list(self, version: int, tally: Tally) -> None:
-        if (present := len(tally.listed)) < (needed := self._settings.minimum_cohort):
-            what = f"uploads for model {version}, which are never summed"
-            raise ThresholdNotMet(needed=needed, present=present, what=what, round_name=UPLOAD.name)
-        tally.fix_list()
-
-    def _sum(self, progress: Callable[[int, int], None] | None) -> Released:
-        del progress
-        if not self._sums:
-            raise max(self._failed.values(), key=lambda error: isinstance(error, PeerMisbehaved))
-        counted = frozenset(client for one in self._sums.values() for client in one.counted)
-        left_out = dict[ClientId, SecAggError]()
-        for version, tally in self._tallies.items():
-            left_out |= tally.left_out
-            if version in self._failed:
-                left_out |= dict.fromkeys(tally.listed, self._failed[version])
-        return Released(
-            aggregate=self._weighted(self._sums),
-            counted=counted,
-            left_out={client: error for client, error in left_out.items() if client not in counted},
-            revealed=frozenset(one.counted for one in self._sums.values()),
-            unbounded=self._subject.layout.ring_positions,
-        )
-
-    def _weighted(self, opened: dict[int, Opened]) -> Aggregate:
-        """Add the sums up, each as often as its age says."""
-        layout, contributors, total_weight = self._subject.layout, 0, 0
-        totals: list[RingVector] = [one.ring.zeros(one.length) for one in layout.require_rings()]
-        for version, one in opened.items():
-            weight = self._settings.staleness_weights[self._subject.round_number - version]
-            contributors += one.aggregate.contributors
-            total_weight += weight * one.aggregate.total_weight
-            for at, (segment, values) in enumerate(zip(layout.require_rings(), one.aggregate.values, strict=True)):
-                ring = segment.ring
-                scaled: RingVector = values * ring.word.type(weight & low_bits(ring.modulus_bits))
-                totals[at] = ring.add(totals[at], scaled)
-        return Aggregate(layout, tuple(totals), contributors, total_weight)
-
-    def _wipe(self) -> None:
-        for tally in self._tallies.values():
-            tally.end()

@@ -25,18 +25,16 @@ from .journal import ROOT_BYTES, NoJournal
 from .plan import OneMessageSettings, costs, plan_epoch
 from .session import (
     UPLOAD,
-    Answered,
-    BufferSession,
     OneMessageHelpers,
     Server,
-    open_any_session,
+    open_session,
 )
 
 _LONGEST: Final = 1 << 40
 _MOST_CLIENTS: Final = 1 << 20
 
 
-def describe(session: Server | BufferSession) -> tuple[str, ...]:
+def describe(session: Server) -> tuple[str, ...]:
     """Return the plan, a line each."""
     agreement = session.agreement
     record, parameters = agreement.record, agreement.parameters
@@ -83,21 +81,19 @@ class OneMessageSimulation(Confined):
         self._ledgers = dict[tuple[ClientId, bytes], Ledger]()
         self._holders, self._number, self._bytes = list[Holder](), 0, 0
         self._record: EpochRecord | None = None
-        self._answered = Answered()
 
     def _key(self) -> SigningKey | None:
         return new_signing_key(self._coins) if self._settings.mode is SecurityMode.ACTIVE else None
 
-    def open(self, subject: Subject, invited: frozenset[ClientId] | None) -> Server | BufferSession:
-        """Begin a sum or a buffer of the epoch that runs."""
+    def open(self, subject: Subject, invited: frozenset[ClientId] | None) -> Server:
+        """Begin a sum of the epoch that runs."""
         helpers = OneMessageHelpers(
             record=self._running(),
             keys=tuple(holder.keys for holder in self._holders),
             coins=self._coins,
             ask_all=self._ask_all,
-            answered=self._answered,
         )
-        return open_any_session(subject, self._settings, invited, helpers)
+        return open_session(subject, self._settings, invited, helpers)
 
     def _running(self) -> EpochRecord:
         """Return the record of the epoch that runs; begin the next one when it is over."""
@@ -121,7 +117,6 @@ class OneMessageSimulation(Confined):
             authority=NO_KEY if self._authority is None else self._authority.public_key,
         )
         self._record = record if self._authority is None else record.signed(self._authority)
-        self._answered = Answered()
         self._holders = [self._holder(self._record, position) for position in range(self._settings.holders)]
         return self._record
 
@@ -201,7 +196,7 @@ ENTRY: Final = ProtocolEntry(
     rounds=True,
     stages=(UPLOAD,),
     describe=describe,
-    open_session=open_any_session,
+    open_session=open_session,
     helpers=OneMessageHelpers,
     simulate=OneMessageSimulation,
     costs=costs,

@@ -442,8 +442,8 @@ def test_weights_that_no_clients_have_are_refused(rule: ThresholdRule, monkeypat
     offer = world.offer()
     clamped = LateUpdate.take
 
-    def heavier(self: LateUpdate, *terms: Any) -> Update:
-        return replace(clamped(self, *terms), weight=3)
+    def heavier(self: LateUpdate, *terms: Any, **more: Any) -> Update:
+        return replace(clamped(self, *terms, **more), weight=3)
 
     monkeypatch.setattr(LateUpdate, "take", heavier)
     server = world.collected(offer)

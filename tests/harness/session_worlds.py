@@ -41,7 +41,6 @@ SETTINGS: Final[dict[str, tuple[str, Any, int]]] = {
     "one message": ("one-message", OneMessageSettings(capacity=8), 5),
     "one message, certified": ("one-message", OneMessageSettings(rule=ThresholdRule.CERTIFIED, capacity=8), 5),
     "coded mask, semi-honest": ("coded-mask", CodedMaskSettings(dropped=2, population=7), 7),
-    "one message, a buffer": ("one-message", OneMessageSettings(staleness_weights=(1, 1), capacity=8), 5),
     "plain": ("plain", plain_sum.PlainSettings(), 5),
 }
 """By name: the protocol, its settings, and how many clients."""

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from secagg.contract.codewords import CodewordTable
-from secagg.errors import CapacityExceeded, InvalidParameters, Misuse
+from secagg.errors import NOBODY, CapacityExceeded, InvalidParameters, Misuse, PeerMisbehaved, Reason, SecAggError
 from secagg.protocols.one_message.client import Ledger, OneMessageMember
 from secagg.protocols.one_message.configuration import Offer
 from secagg.session.certificates import issue_certificate
-from secagg.session.roles import LateUpdate, Subject
+from secagg.session.roles import LateUpdate, Subject, Update
 from tests.harness.one_message_sums import TASK, InsecureSum, SumSetup
 
 FIRST, SECOND = SumSetup().clients[:2]
@@ -34,6 +37,32 @@ def test_an_update_of_another_model_is_refused_before_it_is_made() -> None:
     with pytest.raises(InvalidParameters, match="another model"):
         world.member(FIRST).join(world.setup.subject, late).answer(world.offer().encode())
     assert FIRST not in world.stored
+
+
+@pytest.mark.parametrize("refusing", ["an update that was taken", "the update's ledger", "the member's ledger", "room"])
+def test_a_budget_is_not_spent_on_an_upload_that_is_refused(refusing: str) -> None:
+    world, charged = InsecureSum(), list[str]()
+    setup = world.setup
+
+    def charge(name: str) -> Callable[..., None]:
+        def charged_or_refused(*_: object) -> None:
+            if name == refusing:
+                raise PeerMisbehaved(name, reason=Reason.ALREADY_ANSWERED, culprits=NOBODY)
+            charged.append(name)
+
+        return charged_or_refused
+
+    make = partial(Update, setup.values_of(FIRST), setup.model)
+    update = LateUpdate(make, setup.model, charge=charge("the update's ledger"))
+    if refusing == "an update that was taken":
+        update.take(setup.layout, [1])
+        charged.clear()
+    budget: Any = SimpleNamespace(require_room=charge("room"), charge=charge("a budget"))
+    ledger = SimpleNamespace(sent_for=lambda _: None, charge=charge("the member's ledger"), keep=charge("kept"))
+    member = world.member(FIRST, ledger=lambda _: ledger, privacy=budget)
+    with pytest.raises(SecAggError):
+        member.join(setup.subject, update).answer(world.offer().encode())
+    assert charged == {"the member's ledger": ["room", "the update's ledger"], "room": []}.get(refusing, ["room"])
 
 
 def test_codebooks_are_not_summed() -> None:

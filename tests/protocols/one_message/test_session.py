@@ -125,12 +125,13 @@ def test_a_committee_below_the_threshold_releases_nothing() -> None:
     assert session.stage is None or session.stage.name == "deliver"
 
 
-def test_a_release_that_lacks_holders_can_be_asked_for_later() -> None:
-    world = InsecureSum(SumSetup())
+@pytest.mark.parametrize("rule", RULES)
+def test_a_release_that_lacks_holders_can_be_asked_for_later(rule: ThresholdRule) -> None:
+    world = InsecureSum(SumSetup(rule=rule))
     standing = Standing(world)
     session = opened(world, standing)
     carry(session, members(world, hold=False), {})
-    standing.away = {0, 1}
+    standing.away = {0, 1, 2, 3}
     with pytest.raises(ThresholdNotMet, match="missing: holder/0, holder/1"):
         session.release()
     standing.away = set()
@@ -165,6 +166,19 @@ def test_a_client_on_the_committee_goes_on_as_a_holder() -> None:
     assert message_kind(resumed.answer(world.record.encode())) is MessageKind.ONE_MESSAGE_HOLDER_KEYS
     plain = world.member(world.setup.clients[1]).join(world.setup.subject)
     assert plain.suspend() is None
+
+
+@pytest.mark.parametrize("most_bytes", [1 << 24, 1])
+def test_uploads_are_delivered_as_many_at_once_as_settings_say_and_long_ones_alone(
+    most_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("secagg.protocols.one_message.tally._WAITING_BYTES", most_bytes)
+    world = InsecureSum(SumSetup())
+    session, counted = opened(world, Standing(world)), list[int]()
+    for client, one in members(world, hold=False).items():
+        session.receive(client, one.answer(session.invitation))
+        counted.append(len(session.tally.listed))
+    assert counted[:4] == ([0, 2, 2, 4] if most_bytes > 1 else [1, 2, 3, 4])
 
 
 def test_parameters_that_do_not_fit_name_those_that_do() -> None:
