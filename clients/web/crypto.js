@@ -2,7 +2,7 @@
  * WebCrypto under the names of the specification, and SHAKE-256, which it lacks.
  * @module
  */
-import { bind, concat, integer, must } from "./wire.js";
+import { bind, concat, integer, must, utf8 } from "./wire.js";
 
 const { subtle } = globalThis.crypto;
 /** @typedef {(count: number) => Uint8Array} Coins */
@@ -181,99 +181,70 @@ export async function counterMode(key, counter, count) {
 
 // --- HPKE ------------------------------------------------------------------------------------
 
-const [KEM_X25519, KDF_SHA256, AES_128_GCM] = [0x20, 1, 1];
-const KEM = concat(new TextEncoder().encode("KEM"), integer(KEM_X25519, 2));
-const SUITE = concat(
-  new TextEncoder().encode("HPKE"),
-  integer(KEM_X25519, 2), integer(KDF_SHA256, 2), integer(AES_128_GCM, 2),
-);
+const [KEM_X25519, KDF_SHA256, AES_128_GCM] = [0x20, 1, 1].map((algorithm) => integer(algorithm, 2));
+const KEM = concat(utf8("KEM"), KEM_X25519);
+const SUITE = concat(utf8("HPKE"), KEM_X25519, KDF_SHA256, AES_128_GCM);
+const NONE = new Uint8Array(0);
 
-/** @param {Uint8Array} suite @param {Uint8Array} salt @param {string} label @param {Uint8Array} secret */
-const labeledExtract = (suite, salt, label, secret) =>
-  hmac(salt.length ? salt : new Uint8Array(32), concat(labeled(suite, label), secret));
+/** @param {Uint8Array} suite @param {string} label @param {...Uint8Array} parts */
+const labeled = (suite, label, ...parts) => concat(utf8("HPKE-v1"), suite, utf8(label), ...parts);
 
-/** @param {Uint8Array} suite @param {Uint8Array} key @param {string} label @param {Uint8Array} info @param {number} count */
-const labeledExpand = (suite, key, label, info, count) =>
-  expand(key, concat(integer(count, 2), labeled(suite, label), info), count);
-
-/** @param {Uint8Array} suite @param {string} label */
-const labeled = (suite, label) =>
-  concat(new TextEncoder().encode("HPKE-v1"), suite, new TextEncoder().encode(label));
+/** The info of LabeledExpand. @param {number} count @param {Parameters<typeof labeled>} parts */
+const expanding = (count, ...parts) => concat(integer(count, 2), labeled(...parts));
 
 /**
- * Seal to an X25519 key: RFC 9180, base mode, single shot, without associated data.
+ * Seal to an X25519 key: RFC 9180, base mode, single shot, without associated data. An extraction of which one
+ * expansion is made is HKDF as a whole.
  * @param {Uint8Array} receiver @param {Uint8Array} info @param {Uint8Array} text
  */
 export async function sealTo(receiver, info, text) {
-  const none = new Uint8Array(0);
   const scalar = random(32);
   const ephemeral = await keyPair(scalar);
-  const exchanged = await agree(ephemeral.own, receiver);
-  const extracted = await labeledExtract(KEM, none, "eae_prk", exchanged);
+  const exchanged = labeled(KEM, "eae_prk", await agree(ephemeral.own, receiver));
   const both = concat(ephemeral.public, receiver);
-  const shared = await labeledExpand(KEM, extracted, "shared_secret", both, 32);
-  const context = concat(
-    [0],
-    await labeledExtract(SUITE, none, "psk_id_hash", none),
-    await labeledExtract(SUITE, none, "info_hash", info),
+  const shared = await derive(exchanged, NONE, expanding(32, KEM, "shared_secret", both));
+  const [noKey, about] = await Promise.all(
+    [labeled(SUITE, "psk_id_hash"), labeled(SUITE, "info_hash", info)].map((part) => hmac(new Uint8Array(32), part)),
   );
-  const secret = await labeledExtract(SUITE, shared, "secret", none);
-  const key = await labeledExpand(SUITE, secret, "key", context, 16);
-  const nonce = await labeledExpand(SUITE, secret, "base_nonce", context, 12);
-  const sealed = await seal(key, nonce, text, none);
-  for (const each of [scalar, exchanged, extracted, shared, secret, key]) each.fill(0);
+  const context = concat([0], noKey, about);
+  const scheduled = (/** @type {string} */ label, /** @type {number} */ count) =>
+    derive(labeled(SUITE, "secret"), shared, expanding(count, SUITE, label, context), count);
+  const [key, nonce] = [await scheduled("key", 16), await scheduled("base_nonce", 12)];
+  const sealed = await seal(key, nonce, text, NONE);
+  for (const secret of [scalar, exchanged, shared, key]) secret.fill(0);
   return concat(ephemeral.public, sealed);
 }
 
 // --- SHAKE-256, of public bytes alone: BigInt is not constant time ----------------------------
 
-const RATE = 136;
-const ROUNDS = 24;
-const LANES = [...Array(25).keys()];
+const [RATE, ROUNDS] = [136, 24];
 
 /** @param {bigint} lane @param {number} by */
 const rotated = (lane, by) => BigInt.asUintN(64, (lane << BigInt(by)) | (lane >> BigInt(64 - by)));
 
-/** What is added to the first lane in each round. */
-const CONSTANTS = (() => {
+/** Keccak-f[1600] on the lanes x + 5 y, in place; the steps of a round are named as in FIPS 202. @param {BigUint64Array} lanes */
+function permute(lanes) {
   let register = 1;
-  return Array.from({ length: ROUNDS }, () => {
-    let constant = 0n;
+  for (let round = 0; round < ROUNDS; round++) {
+    // theta
+    const parity = [0, 1, 2, 3, 4].map((x) => lanes[x] ^ lanes[x + 5] ^ lanes[x + 10] ^ lanes[x + 15] ^ lanes[x + 20]);
+    for (let at = 0; at < 25; at++) lanes[at] ^= parity[(at + 4) % 5] ^ rotated(parity[(at + 1) % 5], 1);
+    // rho and pi
+    let [x, y, moved] = [1, 0, lanes[1]];
+    for (let t = 1; t <= 24; t++) {
+      [x, y] = [y, (2 * x + 3 * y) % 5];
+      [moved, lanes[x + 5 * y]] = [lanes[x + 5 * y], rotated(moved, ((t * (t + 1)) / 2) % 64)];
+    }
+    // chi
+    for (let row = 0; row < 25; row += 5) {
+      const own = lanes.slice(row, row + 5);
+      for (let at = 0; at < 5; at++) lanes[row + at] ^= ~own[(at + 1) % 5] & own[(at + 2) % 5];
+    }
+    // iota
     for (let j = 0; j < 7; j++) {
-      if (register & 1) constant |= 1n << BigInt((1 << j) - 1);
+      if (register & 1) lanes[0] ^= 1n << BigInt(2 ** j - 1);
       register = (register << 1) ^ (register & 128 ? 0x171 : 0);
     }
-    return constant;
-  });
-})();
-
-/** By how many bits each lane is rotated. */
-const ROTATIONS = (() => {
-  const by = new Array(25).fill(0);
-  let [x, y] = [1, 0];
-  for (let t = 0; t < ROUNDS; t++) {
-    by[x + 5 * y] = (((t + 1) * (t + 2)) / 2) % 64;
-    [x, y] = [y, (2 * x + 3 * y) % 5];
-  }
-  return by;
-})();
-
-/** Keccak-f[1600] on the lanes x + 5 y, in place. @param {BigUint64Array} lanes */
-function permute(lanes) {
-  const moved = new BigUint64Array(25);
-  for (const constant of CONSTANTS) {
-    const parity = LANES.slice(0, 5).map((x) =>
-      lanes[x] ^ lanes[x + 5] ^ lanes[x + 10] ^ lanes[x + 15] ^ lanes[x + 20]);
-    for (const at of LANES) {
-      const [x, y] = [at % 5, Math.floor(at / 5)];
-      const lane = lanes[at] ^ parity[(x + 4) % 5] ^ rotated(parity[(x + 1) % 5], 1);
-      moved[y + 5 * ((2 * x + 3 * y) % 5)] = rotated(lane, ROTATIONS[at]);
-    }
-    for (const at of LANES) {
-      const row = at - (at % 5);
-      lanes[at] = moved[at] ^ (~moved[row + ((at + 1) % 5)] & moved[row + ((at + 2) % 5)]);
-    }
-    lanes[0] ^= constant;
   }
 }
 

@@ -4,7 +4,7 @@ import { readFileSync } from "node:fs";
 import { test } from "node:test";
 import { fileURLToPath } from "node:url";
 
-import { SigningKey, counterMode, random } from "../crypto.js";
+import { SigningKey, counterMode, random, sealTo } from "../crypto.js";
 import { Coefficients, addMask, gaussian, pieces } from "../lattice.js";
 import { readOffer, upload } from "../one_message.js";
 import { Reader, hex, integer, unhex } from "../wire.js";
@@ -149,4 +149,31 @@ test("a weight out of range counts as the bound", async () => {
     pinned(await upload(offer, { id: BigInt(role.split("/")[1]), vectors, weight, coins: unhex(vector.coins[role]) }));
   for (const low of [0, -3, NaN]) assert.deepEqual(await made(low), await made(1));
   assert.deepEqual(await made(2 ** 45), await made(offer.maximumWeight));
+});
+
+test("shares are sealed as RFC 9180 says, appendix A.1.1", async () => {
+  const [scalar, receiver, info, text] = [
+    "52c4a758a802cd8b936eceea314432798d5baf2d7e9235dc084ab1b9cfa2f736",
+    "3948cfe0ad1ddb695d780e59077195da6c56506b027329794ab02bca80815c4d",
+    "4f6465206f6e2061204772656369616e2055726e",
+    "4265617574792069732074727574682c20747275746820626561757479",
+  ].map(unhex);
+  const { getRandomValues } = globalThis.crypto;
+  globalThis.crypto.getRandomValues = (out) => {
+    out.set(scalar);
+    return out;
+  };
+  let sealed;
+  try {
+    sealed = await sealTo(receiver, info, text);
+  } finally {
+    globalThis.crypto.getRandomValues = getRandomValues;
+  }
+  // The tag is another one: the appendix has associated data, and shares have none.
+  assert.equal(sealed.length, 32 + text.length + 16);
+  assert.equal(
+    hex(sealed.slice(0, 32 + text.length)),
+    "37fda3567bdbd628e88668c3c8d7e97d1d1253b6d4ea6d44c150f741f1bf4431" +
+      "f938558b5d72f1a23810b4be2ab4f84331acc02fc97babc53a52ae8218",
+  );
 });
