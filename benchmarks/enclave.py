@@ -113,7 +113,8 @@ class _Bench:
 
     def seal(self, client: Client, payload: Payload, version: int) -> Upload:
         model = ModelStamp(version=version, digest=version.to_bytes(32, "big"))
-        client.charge(self.verified, model, self.now)
+        client.admit(self.verified, self.now)
+        client.charge(self.configuration, version, model.digest)
         return client.sealed(payload, enclave=self.verified, model=model, now=self.now)
 
     def sealer(self, payload: Payload) -> Callable[[], Upload]:

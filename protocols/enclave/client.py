@@ -142,8 +142,6 @@ class Client(OneStageClientSession):
                 "computed for"
             )
         self._member = member
-        self._admitted: EnclaveConfiguration | None = None
-        """The configuration that was held to the floors last; judging noise twice would take longer."""
 
     @property
     def ledger(self) -> SealLedger:
@@ -164,31 +162,48 @@ class Client(OneStageClientSession):
                 "the buffer is about another model, capacity or terms than this client's", reason=Reason.BELOW_FLOOR
             )
         enclave = member.verified(invited.attested, configuration)
-        self.charge(enclave, named, member.clock(), model)
-        made = update.take(configuration.layout, range(1, configuration.maximum_weight + 1))
+        self.admit(enclave, member.clock())
+        made = update.take(
+            configuration.layout,
+            range(1, configuration.maximum_weight + 1),
+            charge=lambda: self.charge(configuration, named.version, model),
+        )
         upload = self.sealed(made.payload, enclave=enclave, model=named, now=member.clock(), weight=made.weight)
         return upload.shortened() if invited.is_short else upload.encode()
 
-    def charge(self, enclave: VerifiedEnclave, model: ModelStamp, now: datetime, trained_from: bytes = b"") -> None:
-        """Check everything that does not depend on an update, and spend its model; ``sealed`` follows, once.
+    def admit(self, enclave: VerifiedEnclave, now: datetime) -> None:
+        """Check everything that does not depend on an update; ``charge`` and ``sealed`` follow, once each.
 
         Args:
             enclave: verified by this client; it is checked again.
-            model: what the update was trained from.
             now: the client's own time, with a time zone.
-            trained_from: the digest of the model itself, where that of the stamp covers more.
         Raises:
             InvalidParameters: the enclave's configuration goes below this client's floors.
-            PeerMisbehaved: the enclave's verification has run out, or the ledger refuses another upload.
-        Security: a charge is durable where the ledger has a file.
+            PeerMisbehaved: the enclave's verification has run out.
         """
-        if type(enclave) is not VerifiedEnclave or type(model) is not ModelStamp:
-            raise Misuse("an update is sealed to a VerifiedEnclave, and trained from a model with a ModelStamp")
-        configuration = enclave.configuration
+        if type(enclave) is not VerifiedEnclave:
+            raise Misuse("an update is sealed to a VerifiedEnclave")
         enclave.require_current(now)
-        self._admit(configuration, now)
-        spent = Spent(configuration.task, model.version, trained_from or model.digest)
-        self.ledger.charge(spent, is_noised=configuration.noise is not None)
+        configuration, subject = enclave.configuration, self._subject
+        tables = subject.tables if configuration.index_segments else ()
+        self._member.floors.admit(
+            configuration, layout=subject.layout, tables=tables, maximum_seals=self.ledger.maximum_seals, now=now
+        )
+        if configuration.maximum_total_weight > subject.capacity:
+            raise InvalidParameters(
+                f"a buffer may reach a weight of {configuration.maximum_total_weight}, and the codec's capacity is "
+                f"{subject.capacity}; use a wider ring, or smaller cohorts and weights"
+            )
+
+    def charge(self, configuration: EnclaveConfiguration, version: int, model: bytes) -> None:
+        """Spend a model before its update is made; durable where the ledger has a file.
+
+        Args:
+            model: the digest of the model itself; that of the stamp covers more.
+        Raises:
+            Misuse, PeerMisbehaved: the ledger refuses another upload.
+        """
+        self.ledger.charge(Spent(configuration.task, version, model), is_noised=configuration.noise is not None)
 
     def sealed(
         self, payload: Payload, *, enclave: VerifiedEnclave, model: ModelStamp, now: datetime, weight: int = 1
@@ -228,20 +243,6 @@ class Client(OneStageClientSession):
             beside = seal_indices(seed, digest, indices) if len(indices) and not is_one else b""
         sealed = SealedUpload(header=header, sealed_seed=sealed_seed, sealed_indices=beside)
         return Upload(sealed, masked, packed, nonce)
-
-    def _admit(self, configuration: EnclaveConfiguration, now: datetime) -> None:
-        if self._admitted is not configuration:
-            subject = self._subject
-            tables = subject.tables if configuration.index_segments else ()
-            self._member.floors.admit(
-                configuration, layout=subject.layout, tables=tables, maximum_seals=self.ledger.maximum_seals, now=now
-            )
-            self._admitted = configuration
-        if configuration.maximum_total_weight > self._subject.capacity:
-            raise InvalidParameters(
-                f"a buffer may reach a weight of {configuration.maximum_total_weight}, and the codec's capacity is "
-                f"{self._subject.capacity}; use a wider ring, or smaller cohorts and weights"
-            )
 
     def _masked(
         self, payload: Payload, enclave: VerifiedEnclave, weight: int, seed: Secret, version: int

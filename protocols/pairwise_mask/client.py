@@ -334,9 +334,10 @@ class Client(Confined):
         return reply
 
     def abort(self) -> None:
-        """Leave the session and overwrite every secret; the input stays spent if it was uploaded."""
+        """Leave the session, unless it is completed, and overwrite every secret; an uploaded input stays spent."""
         with self._lock:
-            self._abort()
+            self._state = self._state if self._state is ClientState.COMPLETED else ClientState.ABORTED
+            self._wipe()
 
     def _step_on(self, kind: MessageKind, message: bytes) -> tuple[bytes, ClientState | None]:
         """Return the answer, and which state follows where the table allows several."""
@@ -464,8 +465,7 @@ class Client(Confined):
                 record = self._recording.suspended(self.client, self._state, self._step, self._answered)
                 # The session continues, so its number stays in the latch.
                 self._recording = None
-            self._state = self._state if self._state is ClientState.COMPLETED else ClientState.ABORTED
-            self._wipe()
+            self.abort()
             return record
 
     def resume(self, suspended: Secret) -> None:

@@ -95,9 +95,12 @@ class Client(OneStageClientSession):
             sealing_key(configuration.suite, offer.sealing_key, culprits={offer.stamp.server})
             for offer in self._verified(configuration, round_number, invited.shown.offers)
         ]
-        self._charge(configuration.task, round_number, model)
+        made = update.take(
+            self._subject.layout,
+            configuration.weights,
+            charge=lambda: self._charge(configuration.task, round_number, model),
+        )
         # Nothing is refused after that.
-        made = update.take(self._subject.layout, configuration.weights)
         payload = Payload(layout, clipped(made.payload, configuration.noise).values)
         indices = SharedIndices(configuration, round_number, self.client, payload, self._coins, threads=self._threads)
         try:

@@ -143,7 +143,8 @@ def sealed_by(  # noqa: PLR0913 -- all but two by name
     trained_from: bytes = b"",
 ) -> Upload:
     """Let a client charge a model and seal an update, below the session."""
-    client.charge(enclave, model, now, trained_from)
+    client.admit(enclave, now)
+    client.charge(enclave.configuration, model.version, trained_from or model.digest)
     return client.sealed(payload, enclave=enclave, model=model, now=now, weight=weight)
 
 

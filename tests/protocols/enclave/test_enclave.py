@@ -19,11 +19,13 @@ from hypothesis import strategies as st
 from secagg.contract import Aggregate, IndexSegment, Layout, Payload, RingSegment, ideal_aggregate
 from secagg.crypto.ring import RingVector, add_into, low_bits
 from secagg.errors import (
+    NOBODY,
     AuthenticationFailed,
     InvalidParameters,
     MalformedMessage,
     Misuse,
     PeerError,
+    PeerMisbehaved,
     Reason,
     ThresholdNotMet,
     UnexpectedMessage,
@@ -450,6 +452,23 @@ def test_a_client_answers_for_its_own_task_round_and_model_and_charges_them() ->
         assert (caught.value.reason, other.ledger.seals) == (Reason.BELOW_FLOOR, 0)
     client.answer(server.invitation)
     assert client.ledger.seals == 1
+
+
+@pytest.mark.parametrize("was_taken", [False, True], ids=["the update's ledger refuses", "the update was taken"])
+def test_no_seal_is_spent_on_an_update_that_is_not_made(was_taken: bool) -> None:  # noqa: FBT001 -- a parameter
+    def refuse() -> None:
+        raise PeerMisbehaved("a ledger of its own", reason=Reason.ALREADY_ANSWERED, culprits=NOBODY)
+
+    session = InsecureEnclaveSession(EnclaveSetup())
+    server, _ = on_one_page(session)
+    payload = session.setup.payload_of(1)
+    update = LateUpdate(lambda: Update(payload, bytes(32)), charge=(lambda: None) if was_taken else refuse)
+    if was_taken:
+        update.take(payload.layout, [1])
+    client = session.new_client(1, update=update)
+    with pytest.raises(Misuse if was_taken else PeerMisbehaved):
+        client.answer(server.invitation)
+    assert client.ledger.seals == 0
 
 
 def test_the_protocol_on_one_page_releases_nothing_of_too_few() -> None:

@@ -381,9 +381,10 @@ def test_a_number_of_threads_is_at_least_one(threads: Any) -> None:
         Server(session.setup.plan(), threads=threads)
 
 
-def test_a_completed_client_that_is_suspended_stays_completed() -> None:
+@pytest.mark.parametrize("end", [Client.suspend, Client.abort])
+def test_a_completed_client_that_leaves_stays_completed(end: Callable[[Client], object]) -> None:
     client, steps = client_in(SecurityMode.ACTIVE, ClientState.COMPLETED)
-    assert client.suspend() is None
+    assert end(client) is None
     assert client.state is ClientState.COMPLETED
     with pytest.raises(UnexpectedMessage, match="the session is completed"):
         client.answer(steps[-1][0])

@@ -13,13 +13,15 @@ import pytest
 
 from secagg.contract import IndexSegment, Layout, Payload, RingSegment
 from secagg.crypto.secret import Secret
-from secagg.errors import InvalidParameters, Misuse, PeerMisbehaved, Reason
+from secagg.errors import NOBODY, InvalidParameters, Misuse, PeerMisbehaved, Reason
 from secagg.identifiers import ClientId, ServerId
 from secagg.protocols.two_servers import client as client_module
 from secagg.protocols.two_servers.offers import Invitation, RoundOffers, RoundStamp, ServerOffer
 from secagg.protocols.two_servers.upload import Upload
 from secagg.session.certificates import issue_certificate
-from tests.harness.indexing_rounds import NOW, IndexingSetup, InsecureIndexingRound, SharingClient
+from secagg.session.ledger import NO_MODEL
+from secagg.session.roles import LateUpdate, Update
+from tests.harness.indexing_rounds import NOW, IndexingSetup, InsecureIndexingRound, SharingClient, invitation_of
 
 ZERO, ONE = ServerId(0), ServerId(1)
 LAYOUT = Layout((RingSegment(20, 3), IndexSegment(5, 3), RingSegment(7, 2)))
@@ -81,6 +83,23 @@ def test_a_round_of_something_else_is_refused_before_anything_is_spent(changes: 
         session.answer(Invitation(chosen["round_number"], chosen["configuration"], offers).encode())
     assert caught.value.reason is Reason.BELOW_FLOOR
     assert "than this client's" in str(caught.value) or chosen["is_simulated"]
+    assert client.ledger.last(SETUP.task) == -1
+
+
+@pytest.mark.parametrize("was_taken", [False, True], ids=["the update's ledger refuses", "the update was taken"])
+def test_no_round_is_spent_on_an_update_that_is_not_made(was_taken: bool) -> None:  # noqa: FBT001 -- a parameter
+    def refuse() -> None:
+        raise PeerMisbehaved("a ledger of its own", reason=Reason.ALREADY_ANSWERED, culprits=NOBODY)
+
+    client = client_of()
+    session = client.session(SETUP.payload_of(1), task=SETUP.task, round_number=7)
+    vars(session)["_update"] = update = LateUpdate(
+        lambda: Update(SETUP.payload_of(1), NO_MODEL), NO_MODEL, charge=(lambda: None) if was_taken else refuse
+    )
+    if was_taken:
+        update.take(LAYOUT, [1])
+    with pytest.raises(Misuse if was_taken else PeerMisbehaved):
+        session.answer(invitation_of(ROUND.configuration, 7, (ROUND.zero.offer, ROUND.one.offer)))
     assert client.ledger.last(SETUP.task) == -1
 
 
