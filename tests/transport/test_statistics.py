@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +12,18 @@ import pytest
 
 from secagg.cli import main
 from secagg.site_statistics import summed
+from tests.harness.standing_holders import StandingHolders
 from tests.harness.town_of_sites import People, declared, functions, people, write_declaration, write_people
 from tests.harness.wire_town import Process, Town
 
 SITES = 3
-SIMULATED = {"enclave": "allow_simulated_enclave=yes", "two-servers": "allow_simulated_second_server=yes"}
+HOLDERS = 4
+CERTIFIED = {
+    "enclave": ["--set", "allow_simulated_enclave=yes"],
+    "two-servers": ["--set", "allow_simulated_second_server=yes"],
+    "one-message": [],
+}
+"""Floors of a site, by protocols whose sites have keys."""
 URL = "http://127.0.0.1:1"
 
 
@@ -46,15 +54,35 @@ def answer(town: Town, number: int, declaration: str, *arguments: str) -> Proces
     )
 
 
+@pytest.fixture
+def holding(town: Town) -> Iterator[Callable[[], list[str]]]:
+    """Let standing holders run, and return the options of a server that asks them."""
+    made = list[StandingHolders]()
+
+    def start() -> list[str]:
+        authority = town.folder / "keys" / "authority.key"
+        made.append(StandingHolders(town.folder, authority, HOLDERS, serve=("--minimum-cohort", "3")))
+        sockets = ",".join(map(made[0].socket, range(HOLDERS)))
+        return ["--set", f"epoch={town.folder / 'record'}", "--set", f"holders={sockets}"]
+
+    yield start
+    for holders in made:
+        holders.end()
+
+
 @pytest.mark.wire
-@pytest.mark.parametrize("protocol", ["pairwise", "coded-mask", "enclave", "two-servers"])
-def test_three_sites_have_the_statistics_of_all_their_people(town: Town, protocol: str) -> None:
+@pytest.mark.parametrize("protocol", ["pairwise", "coded-mask", "enclave", "two-servers", "one-message"])
+def test_three_sites_have_the_statistics_of_all_their_people(
+    town: Town, protocol: str, holding: Callable[[], list[str]]
+) -> None:
     declaration = written(town.folder)
     chosen, own = ("--protocol", protocol), list[str]()
     who = ["--clients", "3", *(["--set", "threshold=1.0"] if protocol == "coded-mask" else [])]
-    if protocol in SIMULATED:
+    if protocol in CERTIFIED:
         assert town.command("keys", "--clients", "3", "--out", str(town.folder / "keys")).ended() == 0
-        who, own = ["--set", f"roster={town.folder / 'keys' / 'roster.json'}"], ["--set", SIMULATED[protocol]]
+        who, own = ["--set", f"roster={town.folder / 'keys' / 'roster.json'}"], CERTIFIED[protocol]
+    if protocol == "one-message":
+        who += holding()
     server = serve(town, "--statistics", declaration, *who, *chosen)
     sites = [answer(town, number, declaration, *chosen, *own) for number in range(SITES)]
     assert [site.ended() for site in sites] == [0] * SITES, sites[0].text
