@@ -26,8 +26,9 @@ from secagg.training.settings.parts import Examples
 RESULTS: Final = Path(__file__).parent / "results" / "told_sums.json"
 SEEDS: Final = (0, 1, 2)
 PEAK: Final = ("compression.places=116", "compression.lengths=median")
-COHORTS: Final = {"drawn": 100, "stays": 60}
-"""Rounds of each kind of cohort."""
+AUTO: Final = ("compression.rate=auto",)
+COHORTS: Final = {"drawn": (100, PEAK), "stays": (60, PEAK), "stays, auto": (100, AUTO)}
+"""Rounds of each kind of cohort, and its code."""
 
 
 @dataclass(frozen=True)
@@ -52,10 +53,11 @@ class FirstClients:
 
 def measure(cohort: str, down: str, seed: int) -> dict[str, Any]:
     """Train one run, and return its bytes and tests."""
-    cell = StudyCell(f"{cohort}, {down}", "fashion-peak", (*PEAK, f"compression.down={down}"))
-    configuration = cell.run(seed, COHORTS[cohort])
+    rounds, changes = COHORTS[cohort]
+    cell = StudyCell(f"{cohort}, {down}", "fashion-peak", (*changes, f"compression.down={down}"))
+    configuration = cell.run(seed, rounds)
     data = federated_data("fashion", clients=200, alpha=configuration.data.alpha, seed=seed)
-    chosen: Any = FirstClients(data, 20) if cohort == "stays" else data
+    chosen: Any = FirstClients(data, 20) if cohort.startswith("stays") else data
     run = Run(configuration, pieces_of(configuration, data=chosen))
     records = [run.advance() for _ in range(configuration.rounds)]
     return {
@@ -63,7 +65,7 @@ def measure(cohort: str, down: str, seed: int) -> dict[str, Any]:
         "down": down,
         "seed": seed,
         "rounds": configuration.rounds,
-        "payload bytes": records[-1].payload_bytes,
+        "payload bytes": round(fmean(record.payload_bytes for record in records), 1),
         "model bytes": [round(record.model_bytes, 1) for record in records],
         "tests": {str(record.round): record.test.accuracy for record in records if record.test is not None},
     }

@@ -32,7 +32,7 @@ COHORT_BITS: Final = 1.6
 """Bits that a cohort needs for a value, all clients together."""
 MOST_NOISE: Final = 1.0
 """Above, the noise of the code costs accuracy even where the server's rate falls."""
-CAREFUL_BITS: Final = 12.8
+CAREFUL_BITS: Final = 6.4
 """Bits of a value in the first rounds of a run that finds its own."""
 CAREFUL_ROUNDS: Final = 20
 FIRST_PROBE: Final = 5
