@@ -56,7 +56,11 @@ EXTRAS = {
     "nvflare": Extra("from secagg.nvflare import secure; assert secure", is_small=False),
     "plot": Extra("from secagg.training.reports import new_figure; new_figure(3, 2)", is_small=True),
     "proofs": Extra("import z3; assert z3.get_version_string()", is_small=False, has_call=False),
-    "ray": Extra("from secagg.scale.engines import OnRay; OnRay(1).close()", is_small=False),
+    "ray": Extra(
+        "import os; os.environ |= {'RAY_AUTH_MODE': 'token', 'RAY_AUTH_TOKEN': '7' * 64}; "
+        "from secagg.scale.engines import OnRay; OnRay(1).close()",
+        is_small=False,
+    ),
     "storage": Extra("from secagg.scale.storage import FsspecStore; FsspecStore('memory://sums')", is_small=True),
     "train": Extra(COMMAND.format(arguments=["train", "--preset", "fashion-peak", "--show"]), is_small=False),
 }

@@ -26,7 +26,7 @@ from secagg.training.settings.parts import Examples
 RESULTS: Final = Path(__file__).parent / "results" / "told_sums.json"
 SEEDS: Final = (0, 1, 2)
 PEAK: Final = ("compression.places=116", "compression.lengths=median")
-AUTO: Final = ("compression.rate=auto",)
+AUTO: Final = ("compression.rate=auto", "compression.places=0")
 COHORTS: Final = {"drawn": (100, PEAK), "stays": (60, PEAK), "stays, auto": (100, AUTO)}
 """Rounds of each kind of cohort, and its code."""
 
