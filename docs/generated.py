@@ -134,6 +134,11 @@ def api(module: str) -> str:
     return "\n\n".join(f"::: {name}" for name in found if name.startswith("secagg."))
 
 
+def modules(*names: str) -> str:
+    """Return what mkdocstrings shows of whole modules, under their full names."""
+    return "\n\n".join(f"::: secagg.{name}\n    options:\n      show_root_full_path: true" for name in names)
+
+
 def labels() -> str:
     """Return every label's text, and the files that use it."""
     users: dict[str, list[str]] = {label.name: [] for label in Label}
@@ -285,6 +290,7 @@ _MAKERS: Final[Mapping[str, Callable[..., str]]] = {
         states,
         settings,
         api,
+        modules,
         labels,
         commands,
         file,

@@ -16,13 +16,12 @@ from attacks import ATTACKS
 INTRODUCTION = """\
 # Attacks on other libraries, and on this one
 
-`make scoreboard` installs each library in an environment of its own, runs an honest round with its
-own code, and then these attacks. *Succeeded*: the script got what the attack is for, and checked
-it. *Refused*: the library stopped it, or what it yields is of no use. *Not applicable*: there is
-nothing to aim at. *Not shown*: a defence looks weak, and no attack was run. Each verdict is about
-the version named and about what the script does, and no more; libraries differ in what they
-promise, and some of these attacks are outside of it: APPFL's documents exclude a malicious server
-and dropouts, and Flower's SecAgg+ and OpenFL's name no defence against a server that lies.
+`make scoreboard` installs each library, runs an honest round with its own code, and then these
+attacks. *Succeeded*: the script got what the attack is for, and checked it. *Refused*: the library
+stopped it, or the result is of no use. *Not applicable*: there is nothing to aim at. *Not shown*: a
+defence looks weak, and no attack was run. A verdict is about the version and the script alone. Some
+attacks are outside of what a library promises: APPFL's documents exclude a malicious server and
+dropouts, and Flower's SecAgg+ and OpenFL's name no defence against a server that lies.
 """
 
 
@@ -47,9 +46,9 @@ def lines(read: list[dict[str, Any]]) -> Iterator[str]:
         yield from ("", f"## {attack.capitalize()}", "", what, "")
         found = dict[tuple[str, str], list[str]]()
         for one in read:
-            verdict, why = one["attacks"][attack]["verdict"], one["attacks"][attack]["why"]
+            why = one["attacks"][attack]["why"]
             mode = one["what"].partition(" (")[0].rpartition(", ")[2]
-            found.setdefault((one["package"], f"{verdict}. {why[0].upper()}{why[1:].rstrip('.')}."), []).append(mode)
+            found.setdefault((one["package"], f"{why[0].upper()}{why[1:].rstrip('.')}."), []).append(mode)
         for (package, said), modes in found.items():
             # A library whose modes have different results has a line for each.
             several = sum(name == package for name, _ in found) > 1

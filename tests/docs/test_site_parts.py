@@ -130,6 +130,15 @@ def test_a_page_that_asks_for_nothing_known_is_refused() -> None:
         generated.filled("a.md", "{{ figures }}")
 
 
+def test_modules_are_shown_under_their_full_names() -> None:
+    shown = generated.filled("a.md", "{{ modules session.roles session.run }}")
+    assert [line for line in shown.splitlines() if line.startswith(":::")] == [
+        "::: secagg.session.roles",
+        "::: secagg.session.run",
+    ]
+    assert shown.count("show_root_full_path: true") == 2
+
+
 def test_links_of_generated_parts_are_relative_to_the_page() -> None:
     assert "](../protocols/enclave.md)" in generated.filled("tutorials/a.md", "{{ trust }}")
     assert "](enclave.md)" in generated.filled("protocols/a.md", "{{ trust }}")
