@@ -67,7 +67,7 @@ Names = frozenset[Name]
 
 
 @dataclass
-class MemoryJournal:
+class MemoryJournal(Journal):
     """Records that outlast a process; what a class below this one loses, a crash loses."""
 
     written: list[tuple[Event, tuple[bytes, ...]]] = field(default_factory=list[tuple[Event, tuple[bytes, ...]]])

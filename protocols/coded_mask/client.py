@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from enum import StrEnum
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -33,6 +33,8 @@ from .messages import decode_entries, encode_body, encode_entries, roster_digest
 
 if TYPE_CHECKING:
     from secagg.session.roles import LateUpdate, Subject
+
+    from .session import CodedMaskMember
 
 _ROOT_BYTES = 32
 
@@ -73,28 +75,17 @@ class Client(Confined):
     faults: tuple[PeerError, ...] = ()
     """None: a piece that does not open ends the session."""
 
-    def __init__(  # noqa: PLR0913 -- what a client brings
-        self,
-        client: ClientId,
-        subject: Subject,
-        update: LateUpdate | None,
-        *,
-        coins: Coins,
-        admit: Callable[[Configuration], None],
-        charge: Callable[[Configuration], None],
-        keep: Callable[[Held], Secret],
-        held: Held | None = None,
+    def __init__(
+        self, member: CodedMaskMember, subject: Subject, update: LateUpdate | None, held: Held | None = None
     ) -> None:
-        """Begin, or resume a suspended state.
-
-        Args:
-            admit: refuses an offer below the client's floors.
-            charge: spends the round and the model for good before the update is made; raises to refuse.
-            keep: keeps the suspended state, and returns the key by which it is fetched.
-        """
-        self.client, self._subject, self._update, self._held = client, subject, update, held
-        self._coins, self._admit, self._charge, self._keep = coins, admit, charge, keep
+        """Begin, or resume a suspended state."""
+        self._member, self._subject, self._update, self._held = member, subject, update, held
         self._is_over = False
+
+    @property
+    def client(self) -> ClientId:
+        """The client's identifier."""
+        return self._member.client
 
     def answer(self, message: bytes) -> bytes:
         """Return the answer to a message; that to the offer, which floors and subject have to admit, is a key."""
@@ -102,9 +93,9 @@ class Client(Confined):
             raise Misuse("the client has left this session", reason=Reason.ALREADY_SPENT)
         if self._held is None:
             configuration = Configuration.decode(message)
-            self._admit(configuration)
+            self._member.floors.admit(configuration)
             configuration.require_subject(self._subject)
-            self._held = Held(configuration, self._coins)
+            self._held = Held(configuration, self._member.coins)
             return encode_body(MessageKind.CODED_MASK_KEY, configuration, self._held.pair.public_key.encoded)
         if self._held.state is State.DONE:
             raise UnexpectedMessage(expected=State.DONE, received=message_kind(message).name)
@@ -122,7 +113,7 @@ class Client(Confined):
     def suspend(self) -> Secret | None:
         """Return a handle, and answer no more; what it stands for stays in the member's memory."""
         held, self._held, self._is_over = self._held, None, True
-        return None if held is None or held.state is State.DONE else self._keep(held)
+        return None if held is None or held.state is State.DONE else self._member.keep(held)
 
     def abort(self) -> None:
         """Leave and wipe; an update that was taken stays spent."""
@@ -145,7 +136,7 @@ class Client(Confined):
         length, count = configuration.piece_length, configuration.target - configuration.privacy
         parts = np.zeros((configuration.target, length), np.int64)
         parts[:count].reshape(-1)[: held.mask.size] = held.mask
-        noise = uniform(configuration.privacy * length, self._coins)
+        noise = uniform(configuration.privacy * length, self._member.coins)
         parts[count:] = noise.reshape(configuration.privacy, length)
         pieces = pieces_of(parts, len(keys))
         sealed = dict[ClientId, bytes]()
@@ -180,9 +171,9 @@ class Client(Confined):
             raise InvalidParameters(
                 "the sum is about another model than the update was trained from", reason=Reason.BELOW_FLOOR
             )
-        self._charge(configuration)
         # Nothing is refused after that.
-        made = self._update.take(configuration.layout, range(1, configuration.maximum_weight + 1))
+        weights, charge = range(1, configuration.maximum_weight + 1), partial(self._member.charge, configuration)
+        made = self._update.take(configuration.layout, weights, charge=charge)
         elements = elements_of(configuration, made.payload, made.weight)
         masked = (elements + held.mask) % FIELD
         elements[:] = held.mask[:] = 0

@@ -120,7 +120,7 @@ class CodedMaskMember(Confined):
             charge: told of an upload before its update is made; raises to refuse, and is durable when it returns, as
                 ``SpentUpdates.charge`` is.
         """
-        self.client, self._floors, self._coins, self._charge = client, floors, coins, charge
+        self.client, self.floors, self.coins, self._charge = client, floors, coins, charge
         self._suspended = dict[bytes, Held]()
 
     def join(self, subject: Subject, update: LateUpdate | None = None, suspended: Secret | None = None) -> Client:
@@ -130,7 +130,7 @@ class CodedMaskMember(Confined):
             Misuse: it was resumed before, or by another process: a client that restarts has dropped out.
         """
         if suspended is None:
-            return self._client(subject, update)
+            return Client(self, subject, update)
         handle = bytes(suspended.expose())
         suspended.wipe()
         if (held := self._suspended.pop(handle, None)) is None:
@@ -143,22 +143,15 @@ class CodedMaskMember(Confined):
         except SecAggError:
             held.wipe()
             raise
-        return self._client(subject, update, held)
+        return Client(self, subject, update, held)
 
-    def _client(self, subject: Subject, update: LateUpdate | None, held: Held | None = None) -> Client:
-        return Client(
-            self.client,
-            subject,
-            update,
-            coins=self._coins,
-            admit=self._floors.admit,
-            charge=lambda one: self._charge(Spent(one.task, one.round_number, one.model_digest)),
-            keep=self._keep,
-            held=held,
-        )
+    def charge(self, configuration: Configuration) -> None:
+        """Spend the round and the model for good before the update is made, or refuse."""
+        self._charge(Spent(configuration.task, configuration.round_number, configuration.model_digest))
 
-    def _keep(self, held: Held) -> Secret:
-        handle = Secret.random("coded-mask handle", _HANDLE_BYTES, self._coins)
+    def keep(self, held: Held) -> Secret:
+        """Keep a suspended state, and return the key by which it is fetched."""
+        handle = Secret.random("coded-mask handle", _HANDLE_BYTES, self.coins)
         self._suspended[bytes(handle.expose())] = held
         return handle
 

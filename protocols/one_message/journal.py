@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 from enum import IntEnum, StrEnum
 from functools import reduce
 from pathlib import Path
-from typing import Annotated, ClassVar, Final, Protocol
+from typing import Annotated, ClassVar, Final
 
 from secagg.crypto.entropy import Coins
 from secagg.crypto.labels import Label, bind
@@ -80,8 +80,8 @@ class HolderSecret(Message):
         return "<HolderSecret>"
 
 
-class Journal(Protocol):
-    """The records of one holder and epoch."""
+class Journal:
+    """The records of one holder and epoch: none, where its keys are in memory alone and a restart is an absence."""
 
     def append(self, event: Event, *parts: bytes) -> None:
         """Write a record down; when this returns, a crash does not lose it."""
@@ -91,27 +91,10 @@ class Journal(Protocol):
 
     def records(self) -> Iterator[Entry]:
         """Return the earlier records, once."""
-        ...
-
-    def erase(self) -> None:
-        """Destroy the records and the secret, at the end of the epoch."""
-
-
-class NoJournal:
-    """Journal of a client that holds: its keys are in memory alone, so a restart is an absence; nothing is repeated."""
-
-    def append(self, event: Event, *parts: bytes) -> None:
-        """Forget a record."""
-
-    def restart(self, event: Event, *parts: bytes) -> None:
-        """Do nothing."""
-
-    def records(self) -> Iterator[Entry]:
-        """Return nothing."""
         return iter(())
 
     def erase(self) -> None:
-        """Do nothing."""
+        """Destroy the records and the secret, at the end of the epoch."""
 
 
 class Placements:
@@ -174,7 +157,7 @@ class State(StrEnum):
     OLDER = "is older than what this holder has done; this holder's epoch is over"
 
 
-class FileJournal(Confined):
+class FileJournal(Confined, Journal):
     """A journal in a folder of its owner's, which one process has open at a time.
 
     Security: exclude the folder from backups. It holds the secret that opens the epoch's shares. A snapshot of the

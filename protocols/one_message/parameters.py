@@ -182,7 +182,7 @@ class Parameters:
     @property
     def upload_bytes(self) -> int:
         """The length of a masked upload."""
-        return sum(run.cut_bytes for run in self.whole_runs)
+        return sum(self.piece_bytes)
 
     @property
     def noise_variance(self) -> float:

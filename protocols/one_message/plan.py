@@ -108,7 +108,9 @@ def _cheapest(  # noqa: PLR0913, PLR0917 -- a platform asks for the same in ever
                 **thresholds,
             )
             words = _SECOND_WORD_COSTS if modulus_bits > _WORD_BITS else 1.0
-            found.append(((fitting.upload_bytes + fitting.dealt_bytes) * words, fitting))
+            # Without the ends of pieces, which are many in a long upload and alike in every lattice.
+            sent = sum(run.sent_bytes for run in fitting.whole_runs)
+            found.append(((sent + fitting.dealt_bytes) * words, fitting))
         except InvalidParameters as error:
             refused = error
     if not found:

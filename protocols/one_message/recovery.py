@@ -33,6 +33,7 @@ from .sharing import (
     holder_point,
     multiply,
     power_matrix,
+    reduced,
     slot_points,
     transfer_matrix,
 )
@@ -243,23 +244,9 @@ def _wrong_positions(points: Sequence[int], values: Sequence[int], threshold: in
 
 def _kernel_vector(matrix: _Columns) -> npt.NDArray[np.int64]:
     """Return a vector that a matrix takes to zero, by elimination: not the zero vector, if there is another."""
-    reduced = matrix % FIELD
-    pivots = list[int]()
-    for column in range(reduced.shape[1]):
-        row = len(pivots)
-        candidates = np.flatnonzero(reduced[row:, column])
-        if not candidates.size:
-            break
-        reduced[[row, row + candidates[0]]] = reduced[[row + candidates[0], row]]
-        reduced[row] = reduced[row] * pow(int(reduced[row, column]), -1, FIELD) % FIELD
-        others = reduced[:, column].copy()
-        others[row] = 0
-        reduced = (reduced - others[:, None] * reduced[row]) % FIELD
-        pivots.append(column)
-    free = len(pivots)
-    vector = np.zeros(reduced.shape[1], np.int64)
-    if free == vector.size:
-        return vector
-    vector[free] = 1
-    vector[:free] = -reduced[:free, free] % FIELD
+    rows, free = reduced(matrix)
+    vector = np.zeros(matrix.shape[1], np.int64)
+    if free < vector.size:
+        vector[free] = 1
+        vector[:free] = -rows[:free, free] % FIELD
     return vector

@@ -95,41 +95,32 @@ def power_matrix(points: tuple[int, ...], count: int) -> Matrix:
 @lru_cache(maxsize=64)
 def interpolation_matrix(points: tuple[int, ...]) -> Matrix:
     """Return what takes a polynomial's values at the points to its coefficients."""
-    if len({point % FIELD for point in points}) < len(points):
+    count = len(points)
+    if len({point % FIELD for point in points}) < count:
         raise InvalidParameters("points of interpolation are distinct; one is given twice")
-    product = [1]
-    for point in points:
-        shifted, scaled = [0, *product], [*(coefficient * point for coefficient in product), 0]
-        product = [(a - b) % FIELD for a, b in zip(shifted, scaled, strict=True)]
-    columns = np.zeros((len(points), len(points)))
-    for index, point in enumerate(points):
-        quotient = _divided(product, point)
-        scale = pow(_evaluated(quotient, point), -1, FIELD)
-        columns[:, index] = [coefficient * scale % FIELD for coefficient in quotient]
-    return columns
+    inverted, _ = reduced(np.concatenate([power_matrix(points, count), np.eye(count)], axis=1).astype(np.int64))
+    return inverted[:, count:].astype(np.float64)
+
+
+def reduced(matrix: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], int]:
+    """Return a matrix after elimination up to the first column without a pivot, and the number of that column."""
+    rows = matrix % FIELD
+    for column in range(rows.shape[1]):
+        candidates = np.flatnonzero(rows[column:, column])
+        if not candidates.size:
+            return rows, column
+        rows[[column, column + candidates[0]]] = rows[[column + candidates[0], column]]
+        rows[column] = rows[column] * pow(int(rows[column, column]), -1, FIELD) % FIELD
+        others = rows[:, column].copy()
+        others[column] = 0
+        rows = (rows - others[:, None] * rows[column]) % FIELD
+    return rows, rows.shape[1]
 
 
 @lru_cache(maxsize=64)
 def transfer_matrix(sources: tuple[int, ...], targets: tuple[int, ...]) -> Matrix:
     """Return what takes a polynomial's values at as many points as it has coefficients to its values at others."""
     return multiply(power_matrix(targets, len(sources)), interpolation_matrix(sources)).astype(np.float64)
-
-
-def _divided(polynomial: Sequence[int], root: int) -> list[int]:
-    """Return the polynomial divided by X - root, lowest coefficient first."""
-    quotient = [0] * (len(polynomial) - 1)
-    carry = 0
-    for index in range(len(polynomial) - 1, 0, -1):
-        carry = (polynomial[index] + carry * root) % FIELD
-        quotient[index - 1] = carry
-    return quotient
-
-
-def _evaluated(polynomial: Sequence[int], point: int) -> int:
-    value = 0
-    for coefficient in reversed(polynomial):
-        value = (value * point + coefficient) % FIELD
-    return value
 
 
 CHALLENGE_BYTES: Final = 32

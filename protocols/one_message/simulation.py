@@ -21,7 +21,7 @@ from .client import Ledger, OneMessageMember
 from .epoch import NO_KEY, EpochRecord, HolderIdentity, draw_nonce
 from .floors import Floors
 from .holder import Holder
-from .journal import ROOT_BYTES, NoJournal
+from .journal import ROOT_BYTES, Journal
 from .plan import OneMessageSettings, costs, plan_epoch
 from .session import (
     UPLOAD,
@@ -127,7 +127,7 @@ class OneMessageSimulation(Confined):
                 position,
                 root=root,
                 nonce=draw_nonce(self._coins),
-                journal=NoJournal(),
+                journal=Journal(),
                 floors=self._floors(),
                 clock=self._clock,
                 signing_key=self._holder_keys[position],

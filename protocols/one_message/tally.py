@@ -89,6 +89,11 @@ TRANSITIONS: Final[Mapping[State, tuple[frozenset[MessageKind], frozenset[State]
 
 
 HolderSaid = Receipt | ListSignature | Answer
+_HOLDERS_SAY: Final[Mapping[MessageKind, tuple[type[HolderSaid], Label]]] = {
+    MessageKind.ONE_MESSAGE_RECEIPT: (Receipt, Label.ONE_MESSAGE_RECEIPT),
+    MessageKind.ONE_MESSAGE_LIST_SIGNATURE: (ListSignature, Label.ONE_MESSAGE_SIGNED_LIST),
+    MessageKind.ONE_MESSAGE_ANSWER: (Answer, Label.ONE_MESSAGE_ANSWER),
+}
 
 
 # --- Receipts ---------------------------------------------------------------------------------------------------------
@@ -388,23 +393,17 @@ class Tally(Confined):
         Raises:
             PeerError: it is of another state, holder, session, delivery or list, or is not signed.
         """
-        said: HolderSaid
         kind = message_kind(message)
         self._require(kind)
         if position not in self.present:
             raise PeerMisbehaved("the holder was lost", reason=Reason.NOT_ELIGIBLE, culprits=UNDECIDED)
-        match kind:
-            case MessageKind.ONE_MESSAGE_RECEIPT:
-                said = Receipt.decode(message)
-                self._require_signed(position, said, Label.ONE_MESSAGE_RECEIPT)
-                self._require_delivered(said)
-            case MessageKind.ONE_MESSAGE_LIST_SIGNATURE:
-                said = ListSignature.decode(message)
-                self._require_signed(position, said, Label.ONE_MESSAGE_SIGNED_LIST)
-            case _:
-                said = Answer.decode(message)
-                self._require_signed(position, said, Label.ONE_MESSAGE_ANSWER)
-                require_answer(self.agreement.parameters, said.sums)
+        declared, label = _HOLDERS_SAY[kind]
+        said = declared.decode(message)
+        self._require_signed(position, said, label)
+        if isinstance(said, Receipt):
+            self._require_delivered(said)
+        elif isinstance(said, Answer):
+            require_answer(self.agreement.parameters, said.sums)
         return said
 
     def take(self, said: HolderSaid) -> None:

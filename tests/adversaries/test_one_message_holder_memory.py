@@ -22,7 +22,7 @@ from secagg.crypto.hpke import CLASSIC_OVERHEAD_BYTES
 from secagg.crypto.secret import Secret
 from secagg.errors import InvalidParameters, Misuse, PeerMisbehaved, Reason
 from secagg.protocols.one_message.holder import HeldShare, Holder, open_share
-from secagg.protocols.one_message.journal import Entry, Event, NoJournal
+from secagg.protocols.one_message.journal import Entry, Event, Journal
 from secagg.protocols.one_message.lattice.masks import EpochRing
 from secagg.protocols.one_message.parameters import ThresholdRule
 from secagg.protocols.one_message.requests import Receipt, UploadList, Verdict
@@ -34,7 +34,7 @@ from tests.harness.one_message_sums import COINS, NOW, InsecureSum, SumSetup
 __all__ = ["closed_journals"]
 
 
-def forgetful(world: InsecureSum, position: int, journal: NoJournal | None = None) -> Holder:
+def forgetful(world: InsecureSum, position: int, journal: Journal | None = None) -> Holder:
     """Return the holder at a position with a memory of one round; its keys are those that were offered."""
     coins = world.setup.coins_of(f"holder {position}")
     root = Secret.random("holder root", 32, coins)
@@ -43,7 +43,7 @@ def forgetful(world: InsecureSum, position: int, journal: NoJournal | None = Non
         position,
         root=root,
         nonce=bytes(coins.draw(32)),
-        journal=journal or NoJournal(),
+        journal=journal or Journal(),
         floors=world.floors,
         clock=world.clock,
         signing_key=world.holder_keys[position],
@@ -181,7 +181,7 @@ def test_a_share_that_is_off_the_polynomial_is_overwritten(monkeypatch: pytest.M
     assert len(held) == len(world.setup.clients)
 
 
-class Written(NoJournal):
+class Written(Journal):
     """A journal whose records are these."""
 
     def __init__(self, *records: Entry) -> None:
@@ -245,7 +245,7 @@ def test_a_holder_that_signed_another_list_answers_none_that_others_certified(tm
 def test_a_round_is_begun_in_the_journal_before_anything_is_forgotten() -> None:
     world, begun = InsecureSum(SumSetup(round_number=1)), list[tuple[Event, bytes]]()
 
-    class Restarted(NoJournal):
+    class Restarted(Journal):
         def restart(self, event: Event, *parts: bytes) -> None:
             begun.append((event, parts[0]))
 
@@ -255,7 +255,7 @@ def test_a_round_is_begun_in_the_journal_before_anything_is_forgotten() -> None:
     assert begun == [(Event.BEGUN, (1).to_bytes(8, "big"))]
 
 
-class Full(NoJournal):
+class Full(Journal):
     """A journal on a disk that is full when it is to take an event."""
 
     def __init__(self) -> None:

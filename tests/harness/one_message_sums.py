@@ -22,7 +22,7 @@ from secagg.protocols.one_message.configuration import Offer
 from secagg.protocols.one_message.epoch import NO_KEY, EpochRecord, HolderIdentity
 from secagg.protocols.one_message.floors import Floors
 from secagg.protocols.one_message.holder import Holder
-from secagg.protocols.one_message.journal import Journal, NoJournal
+from secagg.protocols.one_message.journal import Journal
 from secagg.protocols.one_message.lattice.masks import EpochRing
 from secagg.protocols.one_message.lattice.opening import Accumulator, OpenedSum, Opening, SumOfSecrets
 from secagg.protocols.one_message.messages import Upload
@@ -229,7 +229,7 @@ class InsecureSum:
             position,
             root=root or Secret("holder root", bytes(32)),
             nonce=nonce,
-            journal=journal or NoJournal(),
+            journal=journal or Journal(),
             floors=self.floors,
             clock=self.clock,
             signing_key=key,

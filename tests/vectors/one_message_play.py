@@ -17,7 +17,7 @@ from secagg.protocols.one_message.configuration import Agreement, Offer
 from secagg.protocols.one_message.epoch import NO_KEY, EpochRecord, HolderIdentity
 from secagg.protocols.one_message.floors import Floors
 from secagg.protocols.one_message.holder import Holder
-from secagg.protocols.one_message.journal import NoJournal
+from secagg.protocols.one_message.journal import Journal
 from secagg.protocols.one_message.messages import Upload
 from secagg.protocols.one_message.parameters import ThresholdRule
 from secagg.protocols.one_message.plan import plan_epoch, plan_offer
@@ -108,7 +108,7 @@ class Play:
                 position,
                 root=Secret("holder root", root),
                 nonce=nonce,
-                journal=NoJournal(),
+                journal=Journal(),
                 floors=self.floors,
                 clock=_clock,
                 signing_key=self.keys.get(role),

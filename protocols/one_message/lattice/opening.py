@@ -131,46 +131,6 @@ def _is_filled_with_zeros(plane: Plane, count: int, bits: int) -> bool:
     return not (plane[-BYTE_BITS:] & ~filled[-BYTE_BITS:]).any()
 
 
-def unpack(parameters: Parameters, words: Sequence[Word], index: int, total_weight: int) -> RingVector:
-    """Return the sum of one segment, modulo 2^ring_bits, out of coefficients whose noise is between 0 and 2^g."""
-    segment = parameters.segments[index]
-    first, end = parameters.starts[index : index + 2]
-    bits, lowest = segment.field_bits(parameters.capacity_weight), lowest_bit(parameters, index)
-    shifted_by = 0 if segment.bounds is None else segment.bounds[0] * total_weight & low_bits(WORD_BITS)
-    summed: RingVector = np.empty(segment.length, Ring(segment.ring_bits).word)
-    for position in range(parameters.per_coefficient[index]):
-        field = summed[position * (end - first) : (position + 1) * (end - first)]
-        for start in range(0, field.size, VALUES_AT_ONCE):
-            part = field[start : start + VALUES_AT_ONCE]
-            place = first + start
-            values = field_of([word[place : place + part.size] for word in words], lowest + position * bits, bits)
-            part[:] = (values + np.uint64(shifted_by)) & np.uint64(low_bits(segment.ring_bits))
-    return summed
-
-
-def agrees(parameters: Parameters, seed: bytes, words: Sequence[Word]) -> bool:
-    """Whether sums of rounded values agree with their check words, which were centred before."""
-    return all(
-        (
-            check_words_of(parameters, seed, fine, _coefficients(parameters, words, fine))
-            == unpack(parameters, words, check, 1)
-        ).all()
-        for fine, check in parameters.checked
-    )
-
-
-def remove_bias(parameters: Parameters, words: Sequence[Word], count: int) -> None:
-    """Take off what so many roundings add on average: half a fine step each."""
-    for fine, _ in parameters.checked:
-        part = _coefficients(parameters, words, fine)
-        part -= np.uint64(count // 2)
-
-
-def _coefficients(parameters: Parameters, words: Sequence[Word], segment: int) -> Word:
-    first, end = parameters.starts[segment : segment + 2]
-    return words[0][first:end]
-
-
 class WrongSecret(PeerMisbehaved):
     """A sum of secrets that does not open these uploads; nothing was released, and the evidence names nobody."""
 
@@ -213,10 +173,9 @@ class Opening:
             WrongSecret: the noise, or the check words, are not what honest secrets leave.
         """
         _center(self._parameters, words, count)
-        if not agrees(self._parameters, self._ring.seed, words):
-            raise WrongSecret("what it unmasks does not agree with its check words")
-        remove_bias(self._parameters, words, count)
-        return OpenedSum(self._parameters, words)
+        opened = OpenedSum(self._parameters, words)
+        opened.require_checked(self._ring.seed, count)
+        return opened
 
     def require_plausible(self, sum_secret: SumOfSecrets, count: int) -> None:
         """Refuse a sum of secrets whose largest entry or norm honest secrets do not give.
@@ -232,20 +191,42 @@ class Opening:
 
 
 class OpenedSum:
-    """The sum of values over a list, still as coefficients."""
+    """The sum of values over a list, still as coefficients, whose noise is between 0 and 2^g."""
 
     def __init__(self, parameters: Parameters, words: list[Word]) -> None:
-        self._parameters = parameters
-        self._words = words
+        self._parameters, self._words = parameters, words
 
     def vector(self, index: int, total_weight: int) -> RingVector:
         """Return the sum of one segment modulo 2^ring_bits; a segment without bounds does not look at the weight."""
-        segment = self._parameters.segments[index]
-        if segment.bounds is not None and not 1 <= total_weight <= self._parameters.capacity_weight:
+        parameters, segment = self._parameters, self._parameters.segments[index]
+        if segment.bounds is not None and not 1 <= total_weight <= parameters.capacity_weight:
             raise InvalidParameters(
-                f"a total weight is in 1..{self._parameters.capacity_weight}, what the fields hold; got {total_weight}"
+                f"a total weight is in 1..{parameters.capacity_weight}, what the fields hold; got {total_weight}"
             )
-        return unpack(self._parameters, self._words, index, total_weight)
+        first, end = parameters.starts[index : index + 2]
+        bits, lowest = segment.field_bits(parameters.capacity_weight), lowest_bit(parameters, index)
+        shifted_by = 0 if segment.bounds is None else segment.bounds[0] * total_weight & low_bits(WORD_BITS)
+        summed: RingVector = np.empty(segment.length, Ring(segment.ring_bits).word)
+        for position in range(parameters.per_coefficient[index]):
+            field = summed[position * (end - first) : (position + 1) * (end - first)]
+            for start in range(0, field.size, VALUES_AT_ONCE):
+                part, place = field[start : start + VALUES_AT_ONCE], first + start
+                words = [word[place : place + part.size] for word in self._words]
+                values = field_of(words, lowest + position * bits, bits)
+                part[:] = (values + np.uint64(shifted_by)) & np.uint64(low_bits(segment.ring_bits))
+        return summed
+
+    def require_checked(self, seed: bytes, count: int) -> None:
+        """Refuse sums of rounded values that their check words do not fit; take off the half step of each rounding.
+
+        Raises:
+            WrongSecret: they do not fit.
+        """
+        for fine, check in self._parameters.checked:
+            rounded = self._words[0][slice(*self._parameters.starts[fine : fine + 2])]
+            if (check_words_of(self._parameters, seed, fine, rounded) != self.vector(check, 1)).any():
+                raise WrongSecret("what it unmasks does not agree with its check words")
+            rounded -= np.uint64(count // 2)
 
 
 def energy_factor(coefficients: int) -> float:
@@ -331,15 +312,18 @@ class OneMessageCut:
 
 
 class Adder(Protocol):
-    """Adder of a server's uploads, and the part of the sum that an earlier process has left."""
+    """Adder of a server's uploads, and the part of the sum that an earlier process has left; by default there is none.
+
+    A default remembers nothing.
+    """
 
     def uploads(self) -> Collection[Upload]:
         """Return the uploads that were kept by an earlier process, without their vectors, as they came."""
-        ...
+        return ()
 
     def listed(self) -> bytes | None:
         """Return the list that an earlier process has fixed, if it came so far."""
-        ...
+        return None
 
     def keep(self, upload: Upload) -> bytes:
         """Keep an upload whose pieces were checked; return what ``add`` is to be given.
@@ -354,7 +338,7 @@ class Adder(Protocol):
 
     def settle(self) -> Mapping[ClientId, SecAggError]:
         """Finish the sum, and return whose pieces were lost, and how; nobody is to blame."""
-        ...
+        return {}
 
     def fix(self, upload_list: bytes) -> None:
         """Write down the one list of this sum, before a holder sees it.
@@ -374,20 +358,12 @@ class Adder(Protocol):
         """Give up the added sums."""
 
 
-class LocalSum:
+class LocalSum(Adder):
     """Adds in this process, and remembers nothing."""
 
     def __init__(self, cut: OneMessageCut) -> None:
         self._cut = cut
         self._totals = [cut.zeros(number) for number in range(len(cut.lengths))]
-
-    def uploads(self) -> Collection[Upload]:
-        """Return none."""
-        return ()
-
-    def listed(self) -> bytes | None:
-        """Return none."""
-        return None
 
     def keep(self, upload: Upload) -> bytes:
         """Keep the vector."""
@@ -399,16 +375,12 @@ class LocalSum:
         for number, piece in enumerate(pieces_of(kept, self._cut.lengths)):
             self._cut.add(self._totals[number], number, piece)
 
-    def settle(self) -> Mapping[ClientId, SecAggError]:
-        """Return nobody: everything is added."""
-        return {}
-
-    def fix(self, upload_list: bytes) -> None:
-        """Forget it."""
-
     def open(self, secret: SumOfSecrets) -> list[Word]:
         """Open every piece."""
         return joined([self._cut.open(total, number, secret) for number, total in enumerate(self._totals)])
+
+    def fix(self, upload_list: bytes) -> None:
+        """Forget it."""
 
     def over(self) -> None:
         """Forget it."""

@@ -121,14 +121,6 @@ class Run(NamedTuple):
         """Number of its piece of an upload."""
         return self.first // PIECE_COEFFICIENTS
 
-    @property
-    def cut_bytes(self) -> int:
-        """The length of the planes of all its pieces; those between the first and the last are alike."""
-        head = min(self.end, (self.piece + 1) * PIECE_COEFFICIENTS)
-        tail = max(head, self.end // PIECE_COEFFICIENTS * PIECE_COEFFICIENTS)
-        edges = self._replace(end=head).sent_bytes + self._replace(first=tail).sent_bytes
-        return edges + (tail - head) // PIECE_COEFFICIENTS * self._replace(first=0, end=PIECE_COEFFICIENTS).sent_bytes
-
     def cut(self) -> tuple[Run, ...]:
         """Return it in pieces."""
         edges = [self.first, *range((self.piece + 1) * PIECE_COEFFICIENTS, self.end, PIECE_COEFFICIENTS), self.end]

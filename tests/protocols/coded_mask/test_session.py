@@ -222,6 +222,19 @@ def test_a_client_that_the_ledger_refuses_is_wiped_before_anything_of_its_update
         clients[CLIENTS[0]].answer(message)
 
 
+def test_the_ledger_is_not_charged_for_an_update_that_was_taken() -> None:
+    session, clients, charged, update = opened(), joined(), list[Spent](), update_of(CLIENTS[0])
+    once = CodedMaskMember(CLIENTS[0], floors=FLOORS, coins=SystemCoins(), charge=charged.append)
+    clients[CLIENTS[0]] = once.join(SUBJECT, update)
+    reach(session, clients, 2)
+    update.take(LAYOUT, [1])
+    message = session.message_to(CLIENTS[0])
+    assert message is not None
+    with pytest.raises(Misuse, match="one sum alone"):
+        clients[CLIENTS[0]].answer(message)
+    assert not charged
+
+
 def test_what_a_client_suspends_ends_with_its_process() -> None:
     session, clients = opened(), joined()
     reach(session, clients, 1)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from secagg.errors import InvalidParameters
 from secagg.protocols.one_message.lattice.gaussian import LARGEST, weights
 from secagg.protocols.one_message.lattice.opening import energy_factor
-from secagg.protocols.one_message.lattice.values import MAXIMUM_COEFFICIENTS, PIECE_COEFFICIENTS, Run, Values
+from secagg.protocols.one_message.lattice.values import MAXIMUM_COEFFICIENTS, Values
 from secagg.protocols.one_message.parameters import (
     LEAST_SECURITY,
     MAXIMUM_DROPPED_BITS,
@@ -339,9 +339,3 @@ def test_a_layout_that_nothing_fits_names_what_does() -> None:
 def test_segments_that_make_no_sense_are_refused(bad: tuple[int, int, tuple[int, int] | None]) -> None:
     with pytest.raises(InvalidParameters):
         Values(*bad)
-
-
-@given(st.integers(0, 3 * PIECE_COEFFICIENTS), st.integers(1, 4 * PIECE_COEFFICIENTS), st.integers(1, 60))
-def test_a_run_has_the_bytes_of_its_pieces(first: int, size: int, sent: int) -> None:
-    run = Run(first, first + size, 0, sent)
-    assert run.cut_bytes == sum(piece.sent_bytes for piece in run.cut())

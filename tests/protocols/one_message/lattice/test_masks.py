@@ -447,10 +447,10 @@ def test_a_wrong_secret_that_leaves_the_guard_bits_is_noticed_by_the_check_words
     with pytest.raises(WrongSecret, match="check words"):
         opened_by(ring, total, wrong)
 
-    def accepted(*_: object) -> bool:
-        return True
+    def accepted(*_: object) -> None:
+        pass
 
-    monkeypatch.setattr(opening, "agrees", accepted)
+    monkeypatch.setattr(OpenedSum, "require_checked", accepted)
     garbage = opened_by(ring, total, wrong).vector(0, 3)
     assert np.abs(Ring(16).lift(garbage)).max() > 1 << 14
 
