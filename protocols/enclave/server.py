@@ -19,7 +19,7 @@ import numpy as np
 
 from secagg.blame import unverified
 from secagg.contract import Aggregate
-from secagg.contract.layout import RingSegment
+from secagg.contract.layout import RingSegment, RowSegment
 from secagg.crypto.ring import RingVector, add_into, low_bits
 from secagg.errors import (
     UNDECIDED,
@@ -298,6 +298,8 @@ class Server(StagedServerSession[ReadUpload]):
                 if isinstance(segment, RingSegment):
                     unmasked = segment.ring.subtract(next(masked), released.values[position])
                     values[position] = segment.unbiased(unmasked, self._roundings)
+                elif isinstance(segment, RowSegment):
+                    values[position - 1].reshape(segment.blocks, -1)[values[position] == 0] = 0  # Still masked.
             self._sums = None
             return (
                 Aggregate(configuration.released, tuple(values), released.contributors, released.total_weight),

@@ -6,6 +6,7 @@ from functools import partial
 from typing import Final
 
 from secagg.contract import IndexSegment, RingSegment
+from secagg.contract.layout import RowSegment
 from secagg.crypto.entropy import Coins
 from secagg.crypto.secret import Confined
 from secagg.identifiers import ClientId
@@ -26,7 +27,9 @@ def describe(session: Server) -> tuple[str, ...]:
     """Return what the epoch was configured for, a line each."""
     configuration = session.configuration
     lines = [f"an enclave behind an untrusted host, {configuration.suite.value}"]
-    if configuration.index_segments:
+    if configuration.has_rows:
+        lines.append("rows that few clients touched are not released")
+    elif configuration.index_segments:
         form = configuration.form.name.lower().replace("_", " ")
         lines.append(f"the enclave counts in {configuration.accumulation.name.lower()} form and releases the {form}")
     if session.is_simulated:
@@ -126,7 +129,7 @@ ENTRY: Final = ProtocolEntry(
     name="enclave",
     summary="an attested enclave behind an untrusted host: one exchange, any segment",
     settings=EnclaveSettings,
-    segments=frozenset({RingSegment, IndexSegment}),
+    segments=frozenset({RingSegment, IndexSegment, RowSegment}),
     rounds=True,
     stages=(STAGE,),
     describe=describe,

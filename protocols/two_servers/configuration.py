@@ -20,7 +20,7 @@ from functools import cached_property
 from math import ceil, sqrt
 from typing import Annotated, Any, ClassVar, Final
 
-from secagg.contract.layout import IndexSegment, Layout, Payload, RingSegment
+from secagg.contract.layout import IndexSegment, Layout, Payload, RingSegment, RowSegment
 from secagg.crypto.labels import Label, bind
 from secagg.errors import CapacityExceeded, InvalidParameters, MalformedMessage, Misuse, Reason
 from secagg.fields import Field, Message, choice, encoded, fixed, listed, numbered, repeated, unsigned, variable
@@ -250,6 +250,8 @@ class IndexingConfiguration(Message):
         for number, segment in enumerate(self.layout.segments):
             if isinstance(segment, RingSegment):
                 continue
+            if isinstance(segment, RowSegment):
+                raise InvalidParameters(f"segment {number} withholds rows, which two servers cannot; take an enclave")
             if segment.codewords > MAXIMUM_CODEWORDS or segment.blocks > MAXIMUM_BLOCKS:
                 raise InvalidParameters(
                     f"segment {number} has {segment.codewords} codewords and {segment.blocks} blocks; at most "

@@ -13,6 +13,7 @@ import numpy as np
 from secagg.crypto.labels import Label, bind
 from secagg.crypto.ring import MAXIMUM_MODULUS_BITS, Ring, RingVector, low_bits, round_off, subtract
 from secagg.errors import CapacityExceeded, InvalidParameters, MalformedMessage, Misuse, Reason
+from secagg.parameters import LEAST_COHORT, require_integer
 from secagg.wire import MessageKind, Reader, Writer
 
 VERSION_BYTES: Final = 32
@@ -32,6 +33,7 @@ class _Tag(IntEnum):
     RING = 1
     INDEX = 2
     FINE_RING = 3
+    ROWS = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +139,22 @@ class IndexSegment:
         return self.ring.packed_bytes(self.blocks)
 
 
+@dataclass(frozen=True, slots=True)
+class RowSegment(IndexSegment):
+    """For each row of the ring segment before it a 1 if the client touched it: if a value there is not zero.
+
+    Rows that fewer than ``least`` clients touched are withheld, and the aggregate says which were not. An enclave can
+    withhold them; the server of any other protocol sees their sum, so that those refuse this segment.
+    """
+
+    codewords: int = field(default=LEAST_CODEWORDS, init=False, repr=False)
+    least: int = field(kw_only=True)
+
+    def __post_init__(self) -> None:
+        IndexSegment.__post_init__(self)
+        require_integer("least", self.least, LEAST_COHORT, (1 << 32) - 1)
+
+
 Segment = RingSegment | IndexSegment
 
 
@@ -153,8 +171,9 @@ class Layout:
     """The digest of the public parameters under which values of this layout are encoded."""
 
     def __post_init__(self) -> None:
-        if type(self.segments) is not tuple or any(type(s) not in (RingSegment, IndexSegment) for s in self.segments):
-            raise Misuse("a layout is made from a tuple of RingSegment and IndexSegment")
+        kinds = (RingSegment, IndexSegment, RowSegment)
+        if type(self.segments) is not tuple or any(type(segment) not in kinds for segment in self.segments):
+            raise Misuse("a layout is made from a tuple of RingSegment, IndexSegment and RowSegment")
         if type(self.version) is not bytes or len(self.version) != VERSION_BYTES:
             raise Misuse(f"a version is a digest of {VERSION_BYTES} bytes; make one with public_parameters_digest")
         if not 1 <= len(self.segments) <= MAXIMUM_SEGMENTS:
@@ -180,6 +199,8 @@ class Layout:
                     writer.integer(segment.modulus_bits, 4).integer(segment.length, 8)
                     if segment.fine_bits:
                         writer.integer(segment.fine_bits, 1)
+                case RowSegment():
+                    writer.integer(_Tag.ROWS, 1).integer(segment.least, 4).integer(segment.blocks, 8)
                 case IndexSegment():
                     writer.integer(_Tag.INDEX, 1).integer(segment.codewords, 4).integer(segment.blocks, 8)
         return writer.fixed(self.version, VERSION_BYTES).finish()
@@ -320,6 +341,8 @@ def _decode_segment(reader: Reader) -> Segment:
             return RingSegment(first, second, fine_bits)
         case _Tag.INDEX:
             return IndexSegment(first, second)
+        case _Tag.ROWS:
+            return RowSegment(second, least=first)
         case _:
             raise MalformedMessage(f"{tag} is not the tag of a segment", reason=Reason.NOT_CANONICAL)
 

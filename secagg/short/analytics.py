@@ -9,7 +9,7 @@ from typing import Any, Final, TypeVar, Unpack, cast
 import numpy as np
 
 from secagg.contract import Layout, Payload, RingSegment
-from secagg.crypto.ring import Ring
+from secagg.contract.layout import RowSegment, Segment
 from secagg.errors import InvalidParameters
 from secagg.parameters import LEAST_COHORT
 from secagg.session.registry import ProtocolEntry, ProtocolName, find
@@ -65,9 +65,10 @@ def heavy_hitters(
 ) -> dict[str, int]:
     """Return the strings that at least so many clients have, with how many do, the most frequent first.
 
-    Prefixes grow by one byte a session, and only those that enough clients have grow further. The decoder sees the
-    count of every candidate, also of those below ``least``: more is released than is returned. Each byte of the longest
-    heavy string takes a session, so hundreds of clients take many seconds; coded masks or an enclave are faster.
+    Prefixes grow by one byte a session, and only those that enough clients have grow further. An enclave withholds the
+    counts below ``least``; from other protocols the decoder gets them, so that more is released than is returned. Each
+    byte of the longest heavy string takes a session, so hundreds of clients take many seconds; coded masks or an
+    enclave are faster.
 
     Args:
         values: one string for each client. One that is too long, that holds a null character or that UTF-8 cannot
@@ -105,7 +106,7 @@ def heavy_hitters(
             for name, text in texts.items()
             for row in [starts.get(text[: length - 1]) if len(text) >= length else None]
         }
-        counts = _counted(places, other + 1, drop=0, protocol=protocol, settings=settings)
+        counts = _counted(places, other + 1, drop=0, protocol=protocol, settings=settings, least=least)
         heavy = {
             growing[place // _BYTES] + bytes([place % _BYTES]): count
             for place, count in enumerate(counts[:-1])
@@ -116,31 +117,38 @@ def heavy_hitters(
     return dict(sorted(found.items(), key=lambda item: -item[1]))
 
 
-def _counted(
+def _counted(  # noqa: PLR0913 -- all but two by name
     chosen: Mapping[Any, int],
     places: int,
     *,
     drop: int | Collection[Hashable],
     protocol: ProtocolName | ProtocolEntry,
     settings: Mapping[str, Any],
+    least: int = 0,
 ) -> list[int]:
-    """Return how many clients have each place, by a sum of vectors that are zero but for a one."""
+    """Return how many clients have each place, by a sum of vectors that are zero but for a one.
+
+    Args:
+        least: counts below it are zeros where the protocol can withhold them.
+    """
     clients, entry = len(chosen), find(protocol)
     made = planned(entry, clients, dropped=leaving(drop, chosen, settings), settings=settings)
-    segment = RingSegment(clients.bit_length(), places)
-    layout, ring = Layout((segment,)), Ring(segment.modulus_bits)
+    segments: tuple[Segment, ...] = (RingSegment(clients.bit_length(), places),)
+    if least and RowSegment in entry.segments:
+        segments = (*segments, RowSegment(places, least=least))
+    layout = Layout(segments)
     subject = Subject(task=_TASK, round_number=1, layout=layout, capacity=clients, model_digest=_MODEL)
     entry.require_segments(layout)
 
     def update_of(place: int) -> LateUpdate:
-        one = ring.zeros(places)
-        one[place] = 1
-        return LateUpdate(lambda: Update(Payload(layout, (one,)), _MODEL))
+        ones = tuple(segment.ring.zeros(places) for segment in segments)
+        for one in ones:
+            one[place] = 1
+        return LateUpdate(lambda: Update(Payload(layout, ones), _MODEL))
 
     making = {name: partial(update_of, place) for name, place in chosen.items()}
     released, _ = simulated(entry, made, subject, making, drop)
-    (counts,) = released.aggregate.values
-    return [int(count) for count in np.asarray(counts).astype(np.uint64)]
+    return [int(count) for count in np.asarray(released.aggregate.values[0]).astype(np.uint64)]
 
 
 def _place(places: Mapping[Value, int], value: Value) -> int:

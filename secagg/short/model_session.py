@@ -13,6 +13,7 @@ from numbers import Real
 from typing import TYPE_CHECKING, Any, Final, Generic, TypedDict, TypeVar, Unpack, cast
 
 import numpy as np
+import numpy.typing as npt
 
 from secagg.compression.scalar_quantization import LEAST_BITS, MAXIMUM_BITS, Rounding, ScalarQuantization
 from secagg.contract import Aggregate, Payload
@@ -25,6 +26,7 @@ from secagg.session.registry import Clock, ProtocolEntry, ProtocolName, Simulati
 from secagg.session.roles import LateUpdate, Released, ServerSession, Subject, Update
 from secagg.session.settings import known_settings, planned_settings
 
+from .rows import Rows, require_floor
 from .trees import Shapes, Tree, Vector, digest_of
 
 if TYPE_CHECKING:
@@ -103,6 +105,8 @@ class Session(Generic[Form]):
     codec: ScalarQuantization
     clip: float
     like: Form = field(repr=False)
+    rows: Rows | None = None
+    """Rows that are withheld where few clients touched them."""
 
     @staticmethod
     def for_model(  # noqa: PLR0913 -- all but three have defaults
@@ -118,6 +122,8 @@ class Session(Generic[Form]):
         corrupted: int | None = None,
         weights: Collection[int] = (1,),
         all_clients: int | None = None,
+        at_least: int | None = None,
+        rows: Iterable[str] = (),
         **settings: Unpack[Settings],
     ) -> Session[Model]:
         """Plan sums of updates that have the form of a model.
@@ -135,6 +141,10 @@ class Session(Generic[Form]):
             corrupted: how many may work with the server; by default one in ten, which usual floors assume too.
             weights: which ones clients may have, each an integer from 1.
             all_clients: how many are invited in all groups whose sums are added; by default there is one group.
+            at_least: withholds rows, such as embeddings of words, that fewer clients changed: they come back as zeros.
+                Takes an enclave; clients who say another number refuse each other's sessions.
+            rows: patterns, or one, of the tensors that have rows, which are the indices of their first axis; by default
+                those of two or more dimensions.
             settings: any other setting of the protocol; as text too, such as ``mode="semi_honest"``.
         Raises:
             InvalidParameters: no such session is safe, or a number is out of range; the message says what to change.
@@ -144,7 +154,7 @@ class Session(Generic[Form]):
         require_cohort(clients, weights)
         if not isinstance(cast("object", clip), Real) or not 2.0**-100 <= clip <= 2.0**100:
             raise InvalidParameters(f"clip is a positive number in 2^-100..2^100; got {clip!r:.40}")
-        patterns = [(each,) if isinstance(each, str) else tuple(each) for each in (only, exclude)]
+        *patterns, named = ((each,) if isinstance(each, str) else tuple(each) for each in (only, exclude, rows))
         shapes, entry = Shapes.of(like, *patterns), find(protocol)
         if all_clients is not None and not all_clients >= clients:
             raise InvalidParameters(f"{clients} clients are a group of {clients} or more; got {all_clients} in all")
@@ -160,7 +170,15 @@ class Session(Generic[Form]):
         )
         entry.require_segments(codec.layout)
         made = planned(entry, clients, weights=weights, dropped=dropped, corrupted=corrupted, settings=settings)
-        return Session(entry=entry, settings=made, shapes=shapes, codec=codec, clip=float(clip), like=like)
+        kept = None
+        if at_least is not None:
+            require_floor(
+                at_least, entry, clients, usual_corrupted(clients) if corrupted is None else corrupted, weights
+            )
+            kept = Rows.of(shapes, codec.layout, named, at_least)
+        elif named:
+            raise InvalidParameters("rows are for at_least, how many clients a row needs to be released; give both")
+        return Session(entry=entry, settings=made, shapes=shapes, codec=codec, clip=float(clip), like=like, rows=kept)
 
     @property
     def step(self) -> float:
@@ -179,7 +197,7 @@ class Session(Generic[Form]):
         return Subject(
             task=task,
             round_number=round_number,
-            layout=self.codec.layout,
+            layout=self.codec.layout if self.rows is None else self.rows.layout,
             capacity=self.codec.capacity,
             terms=self.shapes.digest,
             model_digest=digest_of(model),
@@ -219,7 +237,8 @@ class Session(Generic[Form]):
             LOG.warning("%s is beyond the clip of %g in %s; raise clip", whose, self.clip, found)
         if 0 < float(np.abs(vector).max()) < self.step:
             LOG.warning("no value of %s reaches one step, %.3g; lower clip or raise bits", whose, self.step)
-        return self.codec.encode(np.clip(vector, -self.clip, self.clip, out=vector), coins)
+        payload = self.codec.encode(np.clip(vector, -self.clip, self.clip, out=vector), coins)
+        return payload if self.rows is None else self.rows.split(payload)
 
     def clipped(self, vector: Vector) -> int:
         """Return how many values are NaN or beyond the clip."""
@@ -235,7 +254,12 @@ class Session(Generic[Form]):
         mean: Form = self.shapes.tree(self._sum(released.aggregate) / released.aggregate.total_weight, self.like)
         return mean
 
+    def released_rows(self, released: Released) -> dict[str, npt.NDArray[np.bool_]]:
+        """Return, for each tensor with rows, which of them were released; the others are zeros in sums and means."""
+        return {} if self.rows is None else self.rows.released(released.aggregate)
+
     def _sum(self, aggregate: Aggregate) -> Vector:
+        aggregate = aggregate if self.rows is None else self.rows.joined(aggregate)
         return np.asarray(self.codec.decode(aggregate), dtype=np.float64)
 
 

@@ -148,6 +148,11 @@ def leaves(tree: Tree) -> Iterator[tuple[str, npt.NDArray[Any]]]:
     return iter(sorted(found, key=itemgetter(0)))
 
 
+def matches(path: str, patterns: tuple[str, ...]) -> bool:
+    """Whether a path matches one of some patterns, as a shell has them."""
+    return any(fnmatchcase(path, pattern) for pattern in patterns)
+
+
 # --- Private ----------------------------------------------------------------------------------------------------------
 
 
@@ -220,11 +225,7 @@ def _in_kind_of(leaf: Any, values: Vector) -> Any:  # noqa: ANN401 -- any framew
 
 
 def _is_summed(path: str, only: tuple[str, ...], exclude: tuple[str, ...]) -> bool:
-    return (not only or _matches(path, only)) and not _matches(path, exclude)
-
-
-def _matches(path: str, patterns: tuple[str, ...]) -> bool:
-    return any(fnmatchcase(path, pattern) for pattern in patterns)
+    return (not only or matches(path, only)) and not matches(path, exclude)
 
 
 def _what(path: str) -> str:

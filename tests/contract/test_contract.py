@@ -459,7 +459,7 @@ def test_more_segments_than_are_there_or_can_be_are_refused(count: int) -> None:
     assert caught.value.reason is (Reason.LENGTH_OVER_LIMIT if count > MAXIMUM_SEGMENTS else Reason.TRUNCATED)
 
 
-@pytest.mark.parametrize("tag", [0, 4, 255])
+@pytest.mark.parametrize("tag", [0, 5, 255])
 def test_an_unknown_segment_is_refused(tag: int) -> None:
     with pytest.raises(MalformedMessage) as caught:
         Layout.decode(layout_message(1, (tag, 8, 1)))
@@ -482,6 +482,9 @@ def test_an_unknown_segment_is_refused(tag: int) -> None:
         (3, 8, 1, 0),
         (3, 8, 1, 57),
         (3, 8, 0, 1),
+        (4, 1, 1),
+        (4, 2, 0),
+        (4, 2, MAXIMUM_LENGTH + 1),
     ],
 )
 def test_a_segment_outside_its_limits_is_malformed_on_the_wire(segment: tuple[int, ...]) -> None:

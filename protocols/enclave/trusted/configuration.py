@@ -15,7 +15,7 @@ from math import ceil, isqrt
 from typing import Final
 
 from secagg.contract.codewords import CodewordTable, Tables, require_tables, summed_layout, tables_digest
-from secagg.contract.layout import MAXIMUM_WEIGHT, IndexSegment, Layout, RingSegment, Segment
+from secagg.contract.layout import MAXIMUM_WEIGHT, IndexSegment, Layout, RingSegment, RowSegment, Segment
 from secagg.crypto.labels import Label, bind
 from secagg.crypto.ring import Ring, require_capacity
 from secagg.errors import CapacityExceeded, InvalidParameters, MalformedMessage, Misuse, Reason, UnexpectedMessage
@@ -139,6 +139,7 @@ class EnclaveConfiguration:
             require_range("a staleness weight", weight, 1, (1 << 16) - 1)
         require_capacity(self.maximum_total_weight, MAXIMUM_WEIGHT)
         self._check_noise()
+        self._check_rows()
         object.__setattr__(self, "released", self._released())
         self._check_codewords()
         encoded, entries = self.encode(), sum(table.entries.size for some in self.tables for table in some)
@@ -172,6 +173,21 @@ class EnclaveConfiguration:
                 "given; give one for each ring segment and for each codebook, or histogram"
             )
 
+    def _check_rows(self) -> None:
+        if not self.has_rows:
+            return
+        if any(type(segment) is IndexSegment for segment in self.layout.segments):
+            raise InvalidParameters("rows that are withheld stand beside rings alone; leave out index segments")
+        if (self.maximum_weight, set(self.staleness_weights), self.noise) != (1, {1}, None):
+            raise InvalidParameters(
+                "where rows are withheld every client weighs 1, at any age, and there is no noise: among the few of a "
+                "row weights would tell one apart, and which rows are withheld is told exactly"
+            )
+        rings = (None, *self.layout.segments)
+        for ring, rows in zip(rings, self.layout.segments, strict=False):
+            if isinstance(rows, RowSegment) and not (isinstance(ring, RingSegment) and not ring.length % rows.blocks):
+                raise InvalidParameters(f"{rows.blocks} rows follow the ring segment that they divide evenly")
+
     def _check_codewords(self) -> None:
         require_range("codeword_bound", self.codeword_bound, 0, (1 << 40) - 1)
         if not self.codeword_bound:
@@ -188,10 +204,12 @@ class EnclaveConfiguration:
             )
 
     def _released(self) -> Layout:
-        if not self.index_segments:
+        if self.has_rows or not self.index_segments:
             if self.tables:
                 raise InvalidParameters("the layout has no index segment; leave tables empty")
-            return self.layout
+            # One bit tells whether a row is released; how many clients touched it would tell more.
+            rings = (RingSegment(1, s.blocks) if isinstance(s, RowSegment) else s for s in self.layout.segments)
+            return Layout(tuple(rings), self.layout.version)
         if self.form is ReleaseForm.DECODED_SUM:
             require_tables(self.layout, self.tables)
             return summed_layout(self.layout, self.tables, self.maximum_total_weight + self._room_for_noise())
@@ -243,6 +261,11 @@ class EnclaveConfiguration:
     def has_authority(self) -> bool:
         """Whether somebody whom the host does not control says who is a client."""
         return self.authority != NO_AUTHORITY
+
+    @property
+    def has_rows(self) -> bool:
+        """Whether rows that few clients touched are withheld."""
+        return any(isinstance(segment, RowSegment) for segment in self.layout.segments)
 
     @property
     def ring_segments(self) -> tuple[RingSegment, ...]:

@@ -17,7 +17,7 @@ from typing import Any, Final
 from secagg.blame import Evidence, culprits, unverified
 from secagg.contract.codewords import CodewordTable, sum_of_codewords
 from secagg.contract.decoder import Aggregate, Histogram
-from secagg.contract.layout import RingSegment
+from secagg.contract.layout import RingSegment, RowSegment
 from secagg.crypto.entropy import Coins
 from secagg.crypto.hpke import sealing_pair
 from secagg.crypto.mask_expansion import accumulate, segment_count
@@ -336,13 +336,25 @@ class Enclave(Confined):
         """Make the release without noise, each vector with the function that adds noise to it."""
         configuration, first_segment = self.configuration, 0
         histograms, tables = iter(self._histograms), iter(configuration.tables)
-        released = iter(configuration.released.segments)
-        for segment in configuration.layout.segments:
+        released, segments = iter(configuration.released.segments), configuration.layout.segments
+        for segment, following in zip(segments, (*segments[1:], None), strict=True):
             if isinstance(segment, RingSegment):
                 # The host takes masks from its own sum, and values taken from the masks stay in it.
-                yield subtract_into, self._mask_sum(segment, first_segment)
+                masks = self._mask_sum(segment, first_segment)
                 first_segment += segment_count(segment.ring, segment.length)
                 next(released)
+                if not isinstance(following, RowSegment):
+                    yield subtract_into, masks
+                    continue
+                counts = next(histograms).histogram(0, following.blocks)
+                is_released = (counts[:, 1] >= following.least).astype(next(released).ring.word)
+                counts[:] = 0
+                # Without their masks the host's sums of the other rows stay uniform.
+                masks.reshape(following.blocks, -1)[is_released == 0] = 0
+                yield subtract_into, masks
+                yield add_into, is_released
+            elif isinstance(segment, RowSegment):
+                continue  # It was released with its ring segment.
             elif configuration.form is ReleaseForm.HISTOGRAM:
                 counts, form = next(histograms).histogram(0, segment.blocks), next(released)
                 if not isinstance(form, RingSegment):

@@ -20,7 +20,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from secagg.contract.layout import IndexSegment
+from secagg.contract.layout import IndexSegment, RowSegment
 from secagg.crypto.ring import Ring, RingVector
 from secagg.crypto.secret import Confined
 from secagg.errors import CapacityExceeded, InvalidParameters, MalformedMessage, Misuse, Reason
@@ -42,7 +42,7 @@ class HistogramAccumulator(Confined):
 
     def __init__(self, segment: IndexSegment, maximum_total_weight: int, accumulation: Accumulation) -> None:
         """Start from zeros, in the smallest word that holds ``maximum_total_weight``."""
-        if type(segment) is not IndexSegment or type(accumulation) is not Accumulation:
+        if type(segment) not in (IndexSegment, RowSegment) or type(accumulation) is not Accumulation:
             raise Misuse("a histogram is made for an IndexSegment, with an Accumulation")
         if type(maximum_total_weight) is not int or not 1 <= maximum_total_weight < 1 << 64:
             raise InvalidParameters(f"a total weight is an integer in 1..2^64 - 1; got {maximum_total_weight!r}")
