@@ -83,9 +83,7 @@ def test_a_site_that_starts_again_leaves_a_round_and_is_sent_the_model(folder: P
     assert means.contributors == SITES
 
 
-def test_a_model_without_a_tensor_that_the_terms_name_is_refused_and_not_trained(
-    folder: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_model_without_a_tensor_that_the_terms_name_is_refused_and_not_trained(folder: Path) -> None:
 
     def lacking(site: str, task: str, data: Any) -> Any:
         del site
