@@ -13,12 +13,13 @@ import pytest
 
 pytest.importorskip("nvflare")
 
-from nvflare.apis.dxo import MetaKey
+from nvflare.apis.dxo import MetaKey, from_shareable
 from nvflare.app_common.abstract.fl_model import FLModel
 from nvflare.app_common.workflows.scaffold import Scaffold
 
-from secagg.errors import InvalidParameters
+from secagg.errors import InvalidParameters, MalformedMessage, ThresholdNotMet
 from secagg.nvflare import secure
+from secagg.nvflare.client import SecAggFilter
 from tests.nvflare.sites import SITES, Federation, Model, Site
 from tests.nvflare.test_jobs import lab
 from tests.nvflare.test_recipe import recipe, replace
@@ -80,6 +81,37 @@ def test_a_site_that_starts_again_leaves_a_round_and_is_sent_the_model(folder: P
     assert means.contributors == SITES - 1
     _, means = made.run(made.rounds.restored(model))
     assert means.contributors == SITES
+
+
+def test_a_model_without_a_tensor_that_the_terms_name_is_refused_and_not_trained(folder: Path) -> None:
+
+    def lacking(site: str, task: str, data: Any) -> Any:
+        del site
+        if task == "train":
+            dxo = from_shareable(data)
+            dxo.data = {name: values for name, values in dxo.data.items() if name != "b"}
+            dxo.update_shareable(data)
+        return data
+
+    class Watching(SecAggFilter):
+        def process(self, shareable: Any, fl_ctx: Any) -> Any:
+            try:
+                return super().process(shareable, fl_ctx)
+            except MalformedMessage as error:
+                refused.append(str(error))
+                raise
+
+    trainers, refused = Trainers(), list[str]()
+    made = federation(folder, "enclave", SUMS, FLOORS, train=trainers.train)
+    model, _ = made.run(made.rounds.restored(START))
+    trainers.received.clear()
+    made.meddling = lacking
+    for site in made.sites.values():
+        site.filter = Watching()
+    with pytest.raises(ThresholdNotMet):
+        made.run(made.rounds.restored(model))
+    assert not trainers.received
+    assert refused == ["only the session's tensors of floats are held"] * SITES
 
 
 def test_the_rate_follows_from_the_losses_with_noise(folder: Path) -> None:

@@ -47,3 +47,21 @@ def test_a_recipe_ends_with_the_model_of_its_plain_twin(tmp_path: Path, kind: st
     best = re.findall(r"new best validation metric at round \d+: ([0-9.]+)", log)
     assert sorted(best) == best
     assert best
+
+
+@pytest.mark.parametrize("kind", ["told", "told-tensors"])
+def test_sites_that_are_told_sums_train_one_model_to_the_bit(tmp_path: Path, kind: str) -> None:
+    model, log = run(tmp_path, kind, "secure")
+    for number in range(1, ROUNDS + 1):
+        assert f"round {number}, sum: 3 clients of total weight 3" in log
+    sent = re.findall("sent model ([0-9a-f]{64})", log)
+    assert len(sent) == 3 * ROUNDS
+    assert sorted(map(sent.count, set(sent))) == [3] * ROUNDS
+    whole = 3 * sum(values.element_size() * values.numel() for values in model.values()) / 1000
+    down = [float(found) for found in re.findall(r"sealed upload: sent 3 \((.*?) kB\)", log)]
+    assert len(down) == ROUNDS
+    assert max(down[1:]) < whole / 3
+    # Steps of the running statistics, and a counter that stays one of whole numbers.
+    assert int(model["layers.1.num_batches_tracked"]) == 10 * ROUNDS
+    best = [float(found) for found in re.findall(r"new best validation metric at round \d+: ([0-9.]+)", log)]
+    assert best[-1] > 0.5

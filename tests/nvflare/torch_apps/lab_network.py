@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import torch
-from network import Network
+from network import CLASSES, FEATURES, Network
+from torch import nn
+
+HIDDEN = 512
 
 
 class Seeded(Network):
@@ -13,3 +16,15 @@ class Seeded(Network):
         """Draw them."""
         torch.manual_seed(5)
         super().__init__()
+
+
+class Wide(Network):
+    """Has so many weights that what is told in their place is smaller."""
+
+    def __init__(self) -> None:
+        """Draw them."""
+        torch.manual_seed(5)
+        super().__init__()
+        self.layers = nn.Sequential(
+            nn.Linear(FEATURES, HIDDEN), nn.BatchNorm1d(HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, CLASSES)
+        )

@@ -1,4 +1,8 @@
-"""A recipe of PyTorch's in the simulator: ``lab_recipes.py fedopt|scaffold|evaluated plain|secure <workspace>``."""
+"""A recipe of PyTorch's in the simulator: ``lab_recipes.py KIND plain|secure <workspace>``.
+
+Kinds are ``fedopt``, ``scaffold``, ``evaluated``, and those that are told sums in place of models: ``told`` as arrays,
+``told-tensors`` as tensors.
+"""
 
 from __future__ import annotations
 
@@ -7,13 +11,17 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from lab_network import Seeded
+from lab_network import Seeded, Wide
 from nvflare.app_opt.pt.recipes.fedavg import FedAvgRecipe
 from nvflare.app_opt.pt.recipes.fedopt import FedOptRecipe
 from nvflare.app_opt.pt.recipes.scaffold import ScaffoldRecipe
+from nvflare.client.config import ExchangeFormat
 from nvflare.recipe import SimEnv
 
+from secagg.crypto.entropy import SystemCoins
+from secagg.identifiers import ClientId
 from secagg.nvflare import secure
+from secagg.platforms.keys.identities import make_identities
 
 SITES, ROUNDS = 3, 3
 OPTIMIZER = {"path": "torch.optim.SGD", "args": {"lr": 0.9, "momentum": 0.6}, "config_type": "dict"}
@@ -29,13 +37,33 @@ def made(kind: str) -> Any:
     }
     if kind == "fedopt":
         return FedOptRecipe(name=kind, optimizer_args=OPTIMIZER, device="cpu", **given)
+    if kind.startswith("told"):
+        given |= {"model": Wide(), "train_script": "lab_wide.py"}
+    if kind == "told-tensors":
+        given["server_expected_format"] = ExchangeFormat.PYTORCH
     return ScaffoldRecipe(name=kind, **given) if kind == "scaffold" else FedAvgRecipe(name=kind, **given)
+
+
+def told(keys: Path) -> dict[str, Any]:
+    """Return the settings of told sums, through an enclave that is simulated."""
+    make_identities(keys, map(ClientId, range(1, SITES + 1)), SystemCoins())
+    return {
+        "protocol": "enclave",
+        "roster": str(keys / "roster.json"),
+        "floors": {"identity": str(keys), "allow_simulated_enclave": True},
+        "weighting": "uniform",
+        "minimum_cohort": SITES,
+        "compression": "peak-8",
+        "down": "sums",
+    }
 
 
 def main(kind: str, how: str, workspace: str) -> None:
     """Run it, and write where its results are."""
     recipe = made(kind)
-    if how == "secure":
+    if kind.startswith("told"):
+        secure(recipe, metrics="accuracy", **told(Path(workspace, "keys")))
+    elif how == "secure":
         metrics = {"evaluation_metrics": "accuracy"} if kind == "evaluated" else {"metrics": "accuracy"}
         secure(recipe, clip=32.0, fraction_bits=20, **metrics)
     result = recipe.execute(SimEnv(num_clients=SITES, workspace_root=workspace)).get_result()
