@@ -4,7 +4,6 @@
  * @module
  */
 import { random } from "./crypto.js";
-import { arrayOf } from "./ring.js";
 import { concat, hash, header, integer, json, must, utf8 } from "./wire.js";
 
 /**
@@ -92,14 +91,14 @@ export function requireFit(values, terms) {
  * Values as codes, rounded at random in steps of the scale. What is beyond the clip counts as the
  * clip, and NaN as zero: whether a client answers tells nothing of its values.
  * @param {ArrayLike<number>} values @param {Terms} terms
- * @returns {{codes: import("./ring.js").Words, clamped: number}}
+ * @returns {{codes: Uint32Array, clamped: number}}
  */
 export function encode(values, terms) {
   const { ringBits, scale } = planOf(terms);
   const { bits, clip } = terms;
   const greatest = 2 ** (bits - 1) - 1;
   const mask = ringBits === 32 ? -1 : 2 ** ringBits - 1;
-  const codes = new (arrayOf(ringBits))(values.length);
+  const codes = new Uint32Array(values.length);
   let clamped = 0;
   for (let start = 0; start < values.length; start += BLOCK) {
     const coins = new Uint32Array(random(4 * BLOCK).buffer);

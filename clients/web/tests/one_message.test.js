@@ -7,16 +7,16 @@ import { fileURLToPath } from "node:url";
 import { SigningKey, counterMode, random, sealTo } from "../crypto.js";
 import { Coefficients, addMask, gaussian, pieces } from "../lattice.js";
 import { readOffer, upload } from "../one_message.js";
-import { Reader, hex, integer, unhex } from "../wire.js";
+import { Reader, bytes, hex, integer, list, sized, unhex } from "../wire.js";
 
 const folder = fileURLToPath(new URL("../../../tests/vectors/one_message/", import.meta.url));
 
 /** The parts of an upload that follow from recorded coins. @param {Uint8Array} message */
 function pinned(message) {
   const reader = new Reader(message, 103);
-  const head = [reader.take(32), reader.take(8), reader.variable(96), reader.take(88), reader.take(32)];
-  const pieces = reader.list(reader.number(4), () => reader.take(32));
-  return [...head, ...pieces, reader.variable(2 ** 20)].map(hex);
+  const head = [bytes(32), bytes(8), sized(96), bytes(88), bytes(32)].map((field) => field(reader));
+  const [pieces, vector] = [list(2 ** 15, bytes(32))(reader), sized(2 ** 20)(reader)];
+  return [...head, ...pieces, vector].map(hex);
 }
 
 for (const name of ["semi_honest", "certified", "one_answer"]) {
