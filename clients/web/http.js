@@ -159,9 +159,9 @@ function oneMessageClient(card, id, { identity, floors }, make) {
       const [segment, ...others] = offer.segments;
       must(
         equal(offer.layout, await layoutOf(card.terms)) && others.length === 1 &&
-          segment.ringBits === ringBits && segment.length === card.terms.values &&
+          segment.ringBits === ringBits && segment.length === card.terms.values && !segment.bounds &&
           offer.capacityWeight <= capacity,
-        "below_floor", "the offer has another layout than the card's terms",
+        "below_floor", "the offer has another layout, or other bounds, than the card's terms",
       );
       const signed = new Int32Array((await make(offer.epoch)).buffer);
       const shift = 32 - ringBits;

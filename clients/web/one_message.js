@@ -5,7 +5,7 @@
  */
 import { START, counterMode, expand, isCanonical, isLowOrder, random, sealTo, sha256, verify } from "./crypto.js";
 import { addMask, gaussian, pieces, placed, shapeOf } from "./lattice.js";
-import { arrayOf, pack, reduce } from "./ring.js";
+import { pack, reduce } from "./ring.js";
 import { CHECKS, PRIME, elements, evaluation, interpolation, multiply } from "./sharing.js";
 import {
   Reader, bind, bytes, choice, concat, decode, equal, flag, hash, header, hex, integer, list, long, must, number,
@@ -13,7 +13,7 @@ import {
 } from "./wire.js";
 
 /** @typedef {import("./pairwise.js").Identity} Identity */
-/** @typedef {{length: number, ringBits: number, bounds: [bigint, bigint] | null}} Segment */
+/** @typedef {{length: number, ringBits: number, bounds: [number, number] | null}} Segment */
 /** @typedef {Awaited<ReturnType<typeof readOffer>>} Offer */
 /** @typedef {{[name in keyof typeof HOLDER_FLOORS]: number}} HolderFloors */
 /** The least that a client accepts, whatever a server offers. */
@@ -32,8 +32,8 @@ const KIND = Object.freeze({
 const [DIGEST, KEY, SIGNATURE] = [32, 32, 64];
 const NONE = new Uint8Array(0);
 const OFFSET = 1n << 63n;
-/** Beyond every value of a ring. */
-const FAR = 2 ** 64;
+/** Bits of values and of weights: their products are exact in numbers. */
+const [VALUE_BITS, WEIGHT_BITS] = [32, 20];
 /** The widest modulus of each degree that is estimated at 128 bits, and of 64 bits, which a word here holds. */
 const GREATEST_MODULUS = new Map([[1024, 28], [2048, 54], [4096, 64]]);
 const WIDTH = 4.5;
@@ -130,9 +130,10 @@ export async function readOffer(message, authority) {
 /** @param {Reader} reader @returns {Segment} */
 function readSegment(reader) {
   const [length, ringBits, isBounded] = [reader.number(8), reader.number(1), flag(reader)];
-  /** @type {[bigint, bigint] | null} */
-  const bounds = isBounded ? [long(reader) - OFFSET, long(reader) - OFFSET] : null;
-  const half = 1n << BigInt(Math.max(0, ringBits - 1));
+  const bound = () => Number(long(reader) - OFFSET);
+  /** @type {[number, number] | null} */
+  const bounds = isBounded ? [bound(), bound()] : null;
+  const half = 2 ** (ringBits - 1);
   must(
     length >= 1 && ringBits >= 1 && ringBits <= 64 &&
       (!bounds || (bounds[0] >= -half && bounds[0] < bounds[1] && bounds[1] < half)),
@@ -169,6 +170,11 @@ export function requireExact(offer) {
     last.length === 1 + Math.max(0, Math.ceil(missing / (modulusBits - noise))) && !last.bounds &&
       last.ringBits === BigInt(capacityWeight).toString(2).length,
     "not_canonical", "the weight, or the zeros behind it, are not those of the numbers",
+  );
+  const areNarrow = segments.slice(0, -1).every(({ ringBits }) => ringBits <= VALUE_BITS);
+  must(
+    areNarrow && offer.maximumWeight <= 2 ** WEIGHT_BITS,
+    "below_floor", `this client masks values of ${VALUE_BITS} bits and weights of ${WEIGHT_BITS} at most`,
   );
 }
 
@@ -275,7 +281,7 @@ export function requireHolderFloors(offer, floors, now, authority) {
  * @param {Offer} offer
  * @param {object} own
  * @param {bigint} own.id
- * @param {ArrayLike<number | bigint>[]} own.vectors integers for each segment of the layout; others are cut to integers in range
+ * @param {ArrayLike<number>[]} own.vectors integers for each segment of the layout; others are cut to integers in range
  * @param {number} [own.weight]
  * @param {Identity} [own.identity]
  * @param {Uint8Array} [own.coins] 32 fresh bytes, which are overwritten
@@ -300,7 +306,7 @@ export async function upload(offer, { id, vectors, weight: given = 1, identity, 
   const secret = await gaussian(await expand(seed, bind("one-message-secret"), 32), offer.degree);
   const noise = await gaussian(await expand(seed, bind("one-message-noise"), 32), words.length);
   await addMask(offer, words, secret, noise);
-  for (const used of [seed, noise, ...clamped]) used.fill(/** @type {never} */ (0));
+  for (const used of [seed, noise, ...clamped]) used.fill(0);
   const vector = pieces(offer, words);
   const { shares, rows, toPolynomial } = await dealt(offer, secret, free, seeds, (j) =>
     boundTo("one-message-dealt", offer, me, j, terms, nonce),
@@ -337,30 +343,21 @@ async function signed(key, label, ...parts) {
 
 /**
  * Values as integers within their bounds, or their ring's: nothing is refused once they were made.
- * @param {ArrayLike<number | bigint>} values @param {Segment} segment
- * @returns {import("./lattice.js").Integers}
+ * @param {ArrayLike<number>} values @param {Segment} segment
  */
 function within(values, { bounds, length, ringBits }) {
   must(values.length === length, "layout_mismatch", `expected ${length} values, got ${values.length}`);
-  const [least, greatest] = bounds ?? [-1n << BigInt(ringBits - 1), (1n << BigInt(ringBits)) - 1n];
-  const [low, high] = [Number(least), Number(greatest)];
-  if (Number.isSafeInteger(low) && Number.isSafeInteger(high)) {
-    const out = new (ringBits < 32 ? Int32Array : Float64Array)(length);
-    for (let i = 0; i < length; i++) out[i] = Math.trunc(Math.min(high, Math.max(low, Number(values[i])))) || 0;
-    return out;
-  }
-  return Array.from(values, (value) => {
-    const whole = typeof value === "bigint" ? value : BigInt(Math.trunc(Math.min(FAR, Math.max(-FAR, value))) || 0);
-    return whole < least ? least : whole > greatest ? greatest : whole;
-  });
+  const [least, greatest] = bounds ?? [-(2 ** (ringBits - 1)), 2 ** ringBits - 1];
+  const out = new (ringBits < 32 ? Int32Array : Float64Array)(length);
+  for (let i = 0; i < length; i++) out[i] = Math.trunc(Math.min(greatest, Math.max(least, values[i]))) || 0;
+  return out;
 }
 
-/** The digest of an update in its canonical encoding; it and the coins decide what is drawn. @param {Offer} offer @param {ArrayLike<any>[]} vectors */
+/** The digest of an update in its canonical encoding; it and the coins decide what is drawn. @param {Offer} offer @param {ArrayLike<number>[]} vectors */
 export async function payloadDigest(offer, vectors) {
   const packed = vectors.map((values, i) => {
     const { ringBits } = offer.segments[i];
-    const Words = arrayOf(ringBits);
-    return pack(reduce(ringBits > 32 ? Words.from(values, BigInt) : new Words(values), ringBits), ringBits);
+    return pack(reduce(new Uint32Array(values), ringBits), ringBits);
   });
   return sha256(concat(header(KIND.payload), await hash("layout", offer.layout), ...packed));
 }
