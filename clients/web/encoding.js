@@ -36,12 +36,9 @@ export function readTerms(text) {
   return terms;
 }
 
-/** Binary digits of an integer. @param {number} value */
-const bitLength = (value) => (value ? Math.floor(Math.log2(value)) + 1 : 0);
-
 /** The bits that travel for a value, and how many clients they have room for. @param {Terms} terms */
 export function planOf({ bits, all_clients, clip }) {
-  const ringBits = bits + bitLength(all_clients - 1);
+  const ringBits = bits + Math.ceil(Math.log2(all_clients));
   return {
     ringBits,
     scale: Math.fround(clip / (2 ** (bits - 1) - 1)),
@@ -49,12 +46,8 @@ export function planOf({ bits, all_clients, clip }) {
   };
 }
 
-/** @param {number} value */
-function float32(value) {
-  const out = new Uint8Array(4);
-  new DataView(out.buffer).setFloat32(0, value);
-  return out;
-}
+/** A float of four bytes, big-endian; the machine is little-endian. @param {number} value */
+const float32 = (value) => new Uint8Array(Float32Array.of(value).buffer).reverse();
 
 /** A digest of the scheme's public parameters. @param {Terms} terms */
 export async function layoutVersion(terms) {
@@ -77,14 +70,6 @@ export async function layoutOf(terms) {
 export async function applicationDigest(text, terms) {
   const digest = await hash("http-terms", utf8(text));
   return hash("session-terms", integer(planOf(terms).capacity, 8), digest);
-}
-
-/** Refuse a sum of another number of values. @param {ArrayLike<number>} values @param {Terms} terms */
-export function requireFit(values, terms) {
-  must(
-    values.length === terms.values,
-    "layout_mismatch", `this sum is of ${terms.values} values, and ${values.length} are here`,
-  );
 }
 
 /**

@@ -4,9 +4,7 @@
  * @module
  */
 import { SigningKey, isStrong, random, sha256, verify } from "./crypto.js";
-import {
-  applicationDigest, encode, layoutOf, layoutVersion, planOf, readTerms, requireFit,
-} from "./encoding.js";
+import { applicationDigest, encode, layoutOf, layoutVersion, planOf, readTerms } from "./encoding.js";
 import { RoundLedger } from "./ledger.js";
 import { HOLDER_FLOORS, readOffer, requireHolderFloors, upload } from "./one_message.js";
 import { FLOORS, PairwiseClient } from "./pairwise.js";
@@ -113,7 +111,8 @@ function requireWanted(card, values, { task = "sum", protocols = Object.keys(USU
     card.mode === (identity ? "active" : "semi_honest"),
     "below_floor", "clients with a key take part in active mode, and others in semi_honest mode",
   );
-  requireFit(values, terms);
+  const sentence = `this sum is of ${terms.values} values, and ${values.length} are here`;
+  must(values.length === terms.values, "layout_mismatch", sentence);
   const floors = /** @type {any} */ (floorsOf(USUAL[protocol], own));
   const most = floors.maximumPopulation ?? floors.maximumCapacity;
   must(
