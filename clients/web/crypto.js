@@ -2,7 +2,7 @@
  * WebCrypto under the names of the specification, and SHAKE-256, which it lacks.
  * @module
  */
-import { bind, concat, integer, must, utf8 } from "./wire.js";
+import { bind, concat, integer, must, toBigInt, utf8 } from "./wire.js";
 
 const { subtle } = globalThis.crypto;
 /** @typedef {(count: number) => Uint8Array} Coins */
@@ -56,9 +56,7 @@ export async function derive(secret, salt, info, count = 32) {
 // --- X25519 ----------------------------------------------------------------------------------
 
 /** @param {Uint8Array} bytes */
-function littleEndian(bytes) {
-  return bytes.reduceRight((value, byte) => (value << 8n) | BigInt(byte), 0n);
-}
+const littleEndian = (bytes) => toBigInt(bytes.slice().reverse());
 
 /** The u-coordinates of points of low order. */
 const LOW_ORDER = new Set([

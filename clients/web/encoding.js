@@ -4,7 +4,6 @@
  * @module
  */
 import { random } from "./crypto.js";
-import { arrayOf } from "./ring.js";
 import { concat, hash, header, integer, json, must, utf8 } from "./wire.js";
 
 /**
@@ -37,12 +36,9 @@ export function readTerms(text) {
   return terms;
 }
 
-/** Binary digits of an integer. @param {number} value */
-const bitLength = (value) => (value ? Math.floor(Math.log2(value)) + 1 : 0);
-
 /** The bits that travel for a value, and how many clients they have room for. @param {Terms} terms */
 export function planOf({ bits, all_clients, clip }) {
-  const ringBits = bits + bitLength(all_clients - 1);
+  const ringBits = bits + Math.ceil(Math.log2(all_clients));
   return {
     ringBits,
     scale: Math.fround(clip / (2 ** (bits - 1) - 1)),
@@ -50,12 +46,8 @@ export function planOf({ bits, all_clients, clip }) {
   };
 }
 
-/** @param {number} value */
-function float32(value) {
-  const out = new Uint8Array(4);
-  new DataView(out.buffer).setFloat32(0, value);
-  return out;
-}
+/** A float of four bytes, big-endian; the machine is little-endian. @param {number} value */
+const float32 = (value) => new Uint8Array(Float32Array.of(value).buffer).reverse();
 
 /** A digest of the scheme's public parameters. @param {Terms} terms */
 export async function layoutVersion(terms) {
@@ -80,26 +72,18 @@ export async function applicationDigest(text, terms) {
   return hash("session-terms", integer(planOf(terms).capacity, 8), digest);
 }
 
-/** Refuse a sum of another number of values. @param {ArrayLike<number>} values @param {Terms} terms */
-export function requireFit(values, terms) {
-  must(
-    values.length === terms.values,
-    "layout_mismatch", `this sum is of ${terms.values} values, and ${values.length} are here`,
-  );
-}
-
 /**
  * Values as codes, rounded at random in steps of the scale. What is beyond the clip counts as the
  * clip, and NaN as zero: whether a client answers tells nothing of its values.
  * @param {ArrayLike<number>} values @param {Terms} terms
- * @returns {{codes: import("./ring.js").Words, clamped: number}}
+ * @returns {{codes: Uint32Array, clamped: number}}
  */
 export function encode(values, terms) {
   const { ringBits, scale } = planOf(terms);
   const { bits, clip } = terms;
   const greatest = 2 ** (bits - 1) - 1;
   const mask = ringBits === 32 ? -1 : 2 ** ringBits - 1;
-  const codes = new (arrayOf(ringBits))(values.length);
+  const codes = new Uint32Array(values.length);
   let clamped = 0;
   for (let start = 0; start < values.length; start += BLOCK) {
     const coins = new Uint32Array(random(4 * BLOCK).buffer);

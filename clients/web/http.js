@@ -4,9 +4,7 @@
  * @module
  */
 import { SigningKey, isStrong, random, sha256, verify } from "./crypto.js";
-import {
-  applicationDigest, encode, layoutOf, layoutVersion, planOf, readTerms, requireFit,
-} from "./encoding.js";
+import { applicationDigest, encode, layoutOf, layoutVersion, planOf, readTerms } from "./encoding.js";
 import { RoundLedger } from "./ledger.js";
 import { HOLDER_FLOORS, readOffer, requireHolderFloors, upload } from "./one_message.js";
 import { FLOORS, PairwiseClient } from "./pairwise.js";
@@ -15,13 +13,7 @@ import { Refused, as, equal, hash, hex, integer, json, must, requireSubject, unh
 
 /** @typedef {import("./pairwise.js").Identity} Identity */
 /** @typedef {import("./pairwise.js").Floors & import("./one_message.js").HolderFloors} Floors */
-/**
- * What a server says of the session that it holds.
- * @typedef {object} Card
- * @property {string} session @property {string} protocol @property {string} mode
- * @property {string} task @property {bigint} round @property {string} text the terms as they stand
- * @property {import("./encoding.js").Terms} terms
- */
+/** What a server says of the session that it holds. @typedef {ReturnType<typeof readCard>} Card */
 /**
  * @typedef {object} Options
  * @property {Identity} [identity] a certified key, for active mode
@@ -58,6 +50,8 @@ const PAUSE = { first: 50, longest: 5000 };
 const MOST = { message: 2 ** 26, other: 2 ** 20, sentence: 400 };
 /** Milliseconds that a request takes at most, and bytes of its body each millisecond, at least. */
 const [PATIENCE, SLOWEST] = [60_000, 16];
+const NOT_MADE = -1;
+/** Hosts that are this machine. */
 export const NEAR = ["localhost", "127.0.0.1", "[::1]"];
 
 /**
@@ -85,22 +79,20 @@ export async function contribute(url, values, options = {}) {
     await server.pause(PAUSE.first);
     card = await server.card(card.session);
   }
-  /** How many values were out of range; null until they are encoded. @type {{clamped: number | null}} */
-  const counted = { clamped: null };
+  let clamped = NOT_MADE;
   const make = async (/** @type {bigint | undefined} */ epoch) => {
     await ledger.charge(name, { round: card.round, update, epoch });
-    const { codes, clamped } = encode(given, card.terms);
-    counted.clamped = clamped;
-    return codes;
+    const encoded = encode(given, card.terms);
+    clamped = encoded.clamped;
+    return encoded.codes;
   };
   const client = card.protocol === "pairwise"
     ? await pairwiseClient(card, id, options, make)
     : oneMessageClient(card, id, options, make);
   try {
-    const { isReleased, sentence, result } = await exchange(server, client, options);
-    const { clamped } = counted;
-    if (clamped !== null) return { isReleased, sentence, result, card, clamped };
-    return { isReleased: false, sentence: `without this client: ${sentence}`, result, card, clamped: 0 };
+    const end = { ...endOf(await exchange(server, client, options), card), card };
+    if (clamped !== NOT_MADE) return { ...end, clamped };
+    return { ...end, isReleased: false, sentence: `without this client: ${end.sentence}`, clamped: 0 };
   } catch (error) {
     server.leave();
     throw error;
@@ -111,28 +103,28 @@ export async function contribute(url, values, options = {}) {
 
 /** Refuse a session of another kind than this client's. @param {Card} card @param {ArrayLike<number>} values @param {Options} options */
 function requireWanted(card, values, { task = "sum", protocols = Object.keys(USUAL), identity, floors: own }) {
-  must(
-    Object.hasOwn(USUAL, card.protocol) && protocols.includes(card.protocol) && card.task === task,
-    "below_floor", "the server sums something else, or by another protocol",
-  );
+  const { protocol, terms } = card;
+  const isSpoken = Object.hasOwn(USUAL, protocol) && protocols.includes(protocol);
+  must(isSpoken, "below_floor", `this client takes no part in a sum by ${protocol.slice(0, 40)}`);
+  must(card.task === task, "below_floor", "the server sums something else");
   must(
     card.mode === (identity ? "active" : "semi_honest"),
     "below_floor", "clients with a key take part in active mode, and others in semi_honest mode",
   );
-  requireFit(values, card.terms);
-  const floors = floorsOf(USUAL[card.protocol], own);
-  const { clients, values: length } = card.terms;
+  const sentence = `this sum is of ${terms.values} values, and ${values.length} are here`;
+  must(values.length === terms.values, "layout_mismatch", sentence);
+  const floors = /** @type {any} */ (floorsOf(USUAL[protocol], own));
   const most = floors.maximumPopulation ?? floors.maximumCapacity;
   must(
-    clients >= floors.minimumCohort && clients <= most && length <= floors.maximumLength,
-    "below_floor", `a sum of ${clients} clients, or of ${length} values, is beyond a floor`,
+    terms.clients >= floors.minimumCohort && terms.clients <= most && terms.values <= floors.maximumLength,
+    "below_floor", `a sum of ${terms.clients} clients, or of ${terms.values} values, is beyond a floor`,
   );
 }
 
 // --- The client of each protocol -------------------------------------------------------------
 
 /** @typedef {{answer: (message: Uint8Array) => Promise<Uint8Array>, abort: () => void}} Client */
-/** @typedef {(epoch?: bigint) => Promise<import("./ring.js").Words>} Make */
+/** @typedef {(epoch?: bigint) => Promise<Uint32Array>} Make */
 
 /** @param {Card} card @param {bigint} id @param {Options} options @param {Make} make @returns {Promise<Client>} */
 async function pairwiseClient(card, id, { identity, floors }, make) {
@@ -152,10 +144,10 @@ async function pairwiseClient(card, id, { identity, floors }, make) {
 /** @param {Card} card @param {bigint} id @param {Options} options @param {Make} make @returns {Client} */
 function oneMessageClient(card, id, { identity, floors }, make) {
   const { ringBits, capacity } = planOf(card.terms);
+  const authority = identity ? identity.authority : new Uint8Array(32);
   return {
     abort: () => {},
     answer: async (message) => {
-      const authority = identity ? identity.authority : new Uint8Array(32);
       const offer = await readOffer(message, authority);
       must(
         offer.isActive === Boolean(identity),
@@ -166,13 +158,12 @@ function oneMessageClient(card, id, { identity, floors }, make) {
       const [segment, ...others] = offer.segments;
       must(
         equal(offer.layout, await layoutOf(card.terms)) && others.length === 1 &&
-          segment.ringBits === ringBits && segment.length === card.terms.values &&
+          segment.ringBits === ringBits && segment.length === card.terms.values && !segment.bounds &&
           offer.capacityWeight <= capacity,
-        "below_floor", "the offer has another layout than the card's terms",
+        "below_floor", "the offer has another layout, or other bounds, than the card's terms",
       );
-      const codes = await make(offer.epoch);
+      const signed = new Int32Array((await make(offer.epoch)).buffer);
       const shift = 32 - ringBits;
-      const signed = new Int32Array(/** @type {Uint32Array} */ (codes));
       for (let i = 0; i < signed.length; i++) signed[i] = (signed[i] << shift) >> shift;
       return upload(offer, { id, vectors: [signed], identity });
     },
@@ -186,29 +177,25 @@ const subjectOf = async ({ task, round, text, terms }) => ({
 });
 
 /** Answer every stage; a stage that is asked for again gets the same bytes. @param {Server} server @param {Client} client @param {Options} options */
-async function exchange(server, client, { onStage = () => {}, signal }) {
+async function exchange(server, client, { onStage = () => {} }) {
   let stage = -1;
-  let answered = new Uint8Array(0);
-  let kept = new Uint8Array(0);
+  let [answered, kept] = [new Uint8Array(0), new Uint8Array(0)];
   for (;;) {
-    signal?.throwIfAborted();
     const message = await server.ask("GET", "/message");
     if (message.status === NOTHING_YET) {
       await server.pause(PAUSE.first);
       continue;
     }
-    if (message.stage === null) return endOf(message);
+    if (message.stage === null) return message;
     must(message.stage >= stage, "wrong_kind", "a stage is asked for after a later one");
     if (message.stage !== stage) {
       must(!equal(message.bytes, answered), "wrong_kind", "a stage has the message of the one before");
       answered = message.bytes;
       const began = performance.now();
-      kept = await client.answer(message.bytes);
+      kept = await client.answer(answered);
       stage = message.stage;
-      onStage({
-        number: stage, answer: kept, received: message.bytes.length,
-        milliseconds: performance.now() - began,
-      });
+      const milliseconds = performance.now() - began;
+      onStage({ number: stage, answer: kept, received: answered.length, milliseconds });
     } else {
       await server.pause(4 * PAUSE.first);
     }
@@ -216,12 +203,12 @@ async function exchange(server, client, { onStage = () => {}, signal }) {
   }
 }
 
-/** How a session ended, as its server says. @param {Reply} reply */
-function endOf({ status, bytes, isJson }) {
+/** How a session ended, as its server says. @param {Reply} reply @param {Card} card */
+function endOf({ status, bytes, isJson }, { terms }) {
   const isReleased = status === 200;
   if (!isJson) return { isReleased, sentence: sentenceOf(bytes), result: null };
   const { sentence, mean, count } = json(new TextDecoder().decode(bytes), "not_canonical");
-  const isMean = Array.isArray(mean) && mean.every(Number.isFinite);
+  const isMean = Array.isArray(mean) && mean.length === terms.values && mean.every(Number.isFinite);
   const result = isMean && Number.isSafeInteger(count) ? { mean, count } : null;
   return { isReleased, sentence: sentenceOf(utf8(String(sentence))), result };
 }
@@ -234,21 +221,22 @@ function sentenceOf(bytes) {
 
 // --- Cards -----------------------------------------------------------------------------------
 
-/** Read a card, and refuse anything else. @param {string} text @returns {Card} */
+/** Read a card, and refuse anything else. @param {string} text */
 export function readCard(text) {
-  const { session, protocol, mode, task, round_number, answer_bytes, terms } = json(text, "not_canonical");
-  const isText = (/** @type {unknown} */ value) => typeof value === "string" && !/\p{C}/u.test(value);
-  must(
-    [session, protocol, mode, task, round_number, terms].every(isText) && /^[0-9a-f]{32}$/.test(session),
-    "not_canonical", "this is not a card of a session",
-  );
+  const card = json(text, "not_canonical");
+  const { session, protocol, mode, task, round_number, answer_bytes, terms } = card;
+  const texts = { session, protocol, mode, task, round_number, terms };
+  const areTexts = Object.values(texts).every((value) => typeof value === "string" && !/\p{C}/u.test(value));
+  must(areTexts && /^[0-9a-f]{32}$/.test(session), "not_canonical", "this is not a card of a session");
   must(
     /^(0|[1-9][0-9]{0,18})$/.test(round_number) && BigInt(round_number) < 1n << 63n &&
       Number.isInteger(answer_bytes) && answer_bytes > 0,
     "not_canonical", "the card has no round, or no longest answer",
   );
   json(terms, "not_canonical");
-  return { session, protocol, mode, task, round: BigInt(round_number), text: terms, terms: readTerms(terms) };
+  /** @type {Record<"session" | "protocol" | "mode" | "task" | "text", string>} The text is that of the terms as it stands. */
+  const said = { session, protocol, mode, task, text: terms };
+  return { ...said, round: BigInt(round_number), terms: readTerms(terms) };
 }
 
 // --- Requests --------------------------------------------------------------------------------
@@ -326,7 +314,9 @@ class Server {
     for (;;) {
       this.signal?.throwIfAborted();
       try {
-        const response = await this.#fetched(method, path, body);
+        const timeout = AbortSignal.timeout(PATIENCE + Math.ceil((body ?? "").length / SLOWEST));
+        const signal = this.signal ? AbortSignal.any([timeout, this.signal]) : timeout;
+        const response = await this.#fetched(method, path, { body: /** @type {BodyInit | undefined} */ (body), signal });
         const { status } = response;
         const stage = response.headers.get("secagg-stage");
         const isMessage = method === "GET" && path === "/message";
@@ -352,37 +342,25 @@ class Server {
     }
   }
 
-  /** @param {string} method @param {string} path @param {Uint8Array} [body] */
-  #fetched(method, path, body) {
-    const timeout = AbortSignal.timeout(PATIENCE + Math.ceil((body ?? "").length / SLOWEST));
-    const signal = this.signal ? AbortSignal.any([timeout, this.signal]) : timeout;
-    const sent = /** @type {BodyInit | undefined} */ (body);
-    return fetch(this.#place(path), { ...this.#request(method), body: sent, signal });
-  }
-
-  /** @param {string} path */
-  #place(path) {
-    return this.url + (path.startsWith("/v1/") ? path : this.path + path);
-  }
-
   /**
    * Nothing but what stands here is sent, and to nowhere else.
-   * @param {string} method @returns {RequestInit}
+   * @param {string} method @param {string} path @param {RequestInit} more
    */
-  #request(method) {
-    return {
+  #fetched(method, path, more) {
+    return fetch(this.url + (path.startsWith("/v1/") ? path : this.path + path), {
       method,
       headers: this.authorization ? { authorization: this.authorization } : {},
       cache: "no-store",
       credentials: "omit",
       redirect: "error",
       referrerPolicy: "no-referrer",
-    };
+      ...more,
+    });
   }
 
   /** Say that this client is gone; whether that arrives makes no difference to it. */
   leave() {
-    fetch(this.#place("/client"), { ...this.#request("DELETE"), keepalive: true }).catch(() => {});
+    this.#fetched("DELETE", "/client", { keepalive: true }).catch(() => {});
   }
 }
 

@@ -23,11 +23,9 @@ const BATCH = 64;
 
 /** How the values of a segment stand in coefficients. @param {Pick<Offer, "modulusBits" | "guardBits" | "capacityWeight">} offer @param {import("./one_message.js").Segment} segment */
 export function shapeOf(offer, { length, ringBits, bounds }) {
-  if (!bounds) {
-    return { bits: ringBits, lowest: offer.modulusBits - ringBits, count: length, least: 0n };
-  }
+  if (!bounds) return { bits: ringBits, lowest: offer.modulusBits - ringBits, count: length, least: 0 };
   const [least, greatest] = bounds;
-  const bits = (BigInt(offer.capacityWeight) * (greatest - least)).toString(2).length;
+  const bits = (BigInt(offer.capacityWeight) * BigInt(greatest - least)).toString(2).length;
   const fields = Math.floor((offer.modulusBits - offer.guardBits) / bits);
   return { bits, lowest: offer.guardBits, count: Math.ceil(length / fields), least };
 }
@@ -57,12 +55,6 @@ export class Coefficients {
     this.high[at] += high + (sum >= 2 ** 32 ? 1 : 0);
   }
 
-  /** Add an integer of any size. @param {number} at @param {bigint} value */
-  addExact(at, value) {
-    this.add(at, Number(BigInt.asUintN(32, value)), 0);
-    this.add(at, Number(BigInt.asUintN(32, value >> 32n)), 32);
-  }
-
   /** 32 bits of some coefficients, from a lowest one on. @param {number} start @param {number} end @param {number} lowest */
   bits(start, end, lowest) {
     const { low, high } = this;
@@ -75,10 +67,9 @@ export class Coefficients {
   }
 }
 
-/** Integers: numbers where all that a segment may hold are safe, else BigInts. @typedef {Int32Array | Float64Array | bigint[]} Integers */
 /**
  * Values, times a weight, in coefficients. They are within their bounds: the caller has clamped them.
- * @param {Offer} offer @param {Integers[]} vectors @param {number} weight
+ * @param {Offer} offer @param {ArrayLike<number>[]} vectors @param {number} weight
  */
 export function placed(offer, vectors, weight) {
   const shapes = offer.segments.map((segment) => shapeOf(offer, segment));
@@ -86,16 +77,12 @@ export function placed(offer, vectors, weight) {
   let first = 0;
   shapes.forEach(({ bits, lowest, count, least }, i) => {
     const values = vectors[i];
-    const smallest = Number(least);
     for (let at = 0, j = 0, shift = lowest; at < values.length; at++, j++) {
       if (j === count) {
         j = 0;
         shift += bits;
       }
-      const own = values[at];
-      const value = typeof own === "number" ? (own - smallest) * weight : NaN;
-      if (Number.isSafeInteger(value)) out.add(first + j, value, shift);
-      else out.addExact(first + j, ((BigInt(own) - least) * BigInt(weight)) << BigInt(shift));
+      out.add(first + j, (values[at] - least) * weight, shift);
     }
     first += count;
   });

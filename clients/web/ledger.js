@@ -10,7 +10,10 @@ const STORE = "rounds";
 const BLANK = Object.freeze({ next: "0", epoch: "0", updates: [] });
 
 /** @typedef {{next: string, epoch: string, updates: readonly string[]}} Spent */
-/** @typedef {{round: bigint, update?: string}} Wanted with the digest of the update, if any */
+/**
+ * A round, with the digest of the update, if any, and the epoch of its holders where a protocol has some.
+ * @typedef {{round: bigint, update?: string, epoch?: bigint}} Wanted
+ */
 /** @typedef {(name: string, change: (spent: Spent) => Spent) => Promise<void>} Store */
 
 /** What one client has spent, before its update is made. */
@@ -23,32 +26,26 @@ export class RoundLedger {
   /** Refuse what `charge` would refuse; nothing changes. @param {string} name @param {Wanted} wanted */
   async requireOpen(name, wanted) {
     await this.store(name, (spent) => {
-      requireUnspent(spent, wanted);
+      charged(spent, wanted);
       return spent;
     });
   }
 
   /**
    * Spend a round, durably; refuse one that was answered, an update that was sent, or an old epoch.
-   * @param {string} name of a client and its task @param {Wanted & {epoch?: bigint}} wanted
+   * @param {string} name of a client and its task @param {Wanted} wanted
    */
-  async charge(name, { round, update = "", epoch }) {
-    await this.store(name, (spent) => {
-      requireUnspent(spent, { round, update });
-      const { epoch: newest, updates } = spent;
-      // A protocol without epochs leaves them as they are.
-      const own = epoch ?? BigInt(newest);
-      must(own >= BigInt(newest), "wrong_session", `epoch ${own} of the holders is an old one`);
-      const sent = update ? [...updates, update] : updates;
-      return { next: String(round + 1n), epoch: String(own), updates: sent };
-    });
+  async charge(name, wanted) {
+    await this.store(name, (spent) => charged(spent, wanted));
   }
 }
 
-/** @param {Spent} spent @param {Wanted} wanted */
-function requireUnspent({ next, updates }, { round, update = "" }) {
+/** What is spent afterwards. @param {Spent} spent @param {Wanted} wanted @returns {Spent} */
+function charged({ next, epoch: newest, updates }, { round, update, epoch = BigInt(newest) }) {
   must(round >= BigInt(next), "already_answered", `round ${round} was answered here`);
-  must(!updates.includes(update), "already_spent", "this very update was sent before");
+  must(!update || !updates.includes(update), "already_spent", "this very update was sent before");
+  must(epoch >= BigInt(newest), "wrong_session", `epoch ${epoch} of the holders is an old one`);
+  return { next: String(round + 1n), epoch: String(epoch), updates: update ? [...updates, update] : updates };
 }
 
 /** A store in memory, for what outlives no page and no test. @returns {Store} */

@@ -5,49 +5,35 @@
  */
 import { START, counterMode, expand, isCanonical, isLowOrder, random, sealTo, sha256, verify } from "./crypto.js";
 import { addMask, gaussian, pieces, placed, shapeOf } from "./lattice.js";
-import { arrayOf, pack, reduce } from "./ring.js";
+import { pack, reduce } from "./ring.js";
 import { CHECKS, PRIME, elements, evaluation, interpolation, multiply } from "./sharing.js";
 import {
-  Reader, bind, concat, equal, hash, header, hex, integer, must, treeRoot, variable,
+  Reader, bind, bytes, choice, concat, decode, equal, flag, hash, header, hex, integer, list, long, must, number,
+  record, sized, treeRoot, variable,
 } from "./wire.js";
 
-/** @typedef {{length: number, ringBits: number, bounds: [bigint, bigint] | null}} Segment */
-/**
- * @typedef {object} Offer
- * @property {Uint8Array} task @property {Uint8Array} layout @property {Segment[]} segments
- * @property {number} degree @property {number} modulusBits @property {number} guardBits
- * @property {number} droppedBits @property {number} capacity @property {number} capacityWeight
- * @property {number} threshold @property {number} packing @property {number} corrupted
- * @property {boolean} isCertified @property {number} quorum
- * @property {number} minimumCohort @property {number} corruptedClients
- * @property {number} maximumWeight
- * @property {Uint8Array} sum @property {bigint} round @property {Uint8Array} model
- * @property {Uint8Array} application @property {Uint8Array} terms as they stand in the offer
- * @property {boolean} isActive @property {Uint8Array} authority @property {bigint} epoch @property {number} expiry in seconds
- * @property {{id: Uint8Array, key: Uint8Array, sealingKey: Uint8Array}[]} holders
- * @property {Uint8Array} publicSeed @property {Uint8Array} t0
- */
-/**
- * The least that a client accepts, whatever a server offers.
- * @typedef {object} HolderFloors
- * @property {number} minimumCohort @property {number} assumedCorrupted clients
- * @property {number} minimumHolders @property {number} assumedCorruptedHolders
- * @property {number} maximumCapacity @property {number} maximumLength
- */
-/** @type {Readonly<HolderFloors>} */
+/** @typedef {import("./pairwise.js").Identity} Identity */
+/** @typedef {{length: number, ringBits: number, bounds: [number, number] | null}} Segment */
+/** @typedef {Awaited<ReturnType<typeof readOffer>>} Offer */
+/** @typedef {{[name in keyof typeof HOLDER_FLOORS]: number}} HolderFloors */
+/** The least that a client accepts, whatever a server offers. */
 export const HOLDER_FLOORS = Object.freeze({
-  minimumCohort: 3, assumedCorrupted: 1, minimumHolders: 4, assumedCorruptedHolders: 1,
-  maximumCapacity: 2 ** 14, maximumLength: 2 ** 34,
+  minimumCohort: 3,
+  assumedCorrupted: 1,
+  minimumHolders: 4,
+  assumedCorruptedHolders: 1,
+  maximumCapacity: 2 ** 14,
+  maximumLength: 2 ** 34,
 });
 
 const KIND = Object.freeze({
   payload: 2, record: 100, keys: 101, offer: 102, upload: 103, configuration: 110,
 });
-const DIGEST = 32;
-const KEY = 32;
+const [DIGEST, KEY, SIGNATURE] = [32, 32, 64];
+const NONE = new Uint8Array(0);
 const OFFSET = 1n << 63n;
-/** Beyond every value of a ring. */
-const FAR = 2 ** 64;
+/** Bits of values and of weights: their products are exact in numbers. */
+const [VALUE_BITS, WEIGHT_BITS] = [32, 20];
 /** The widest modulus of each degree that is estimated at 128 bits, and of 64 bits, which a word here holds. */
 const GREATEST_MODULUS = new Map([[1024, 28], [2048, 54], [4096, 64]]);
 const WIDTH = 4.5;
@@ -56,87 +42,100 @@ const DEVIATIONS = 10;
 const MOST = Object.freeze({
   holders: 256, droppedBits: 4, capacityWeight: 2 ** 40, message: 2 ** 22, task: 256, segments: 2 ** 16, key: 2 ** 11,
 });
-const SIGNATURE = 64;
 
 // --- The offer -------------------------------------------------------------------------------
+
+const OFFER = { record: sized(MOST.message), keys: list(MOST.holders, sized(MOST.message)) };
+const CONFIGURATION = {
+  task: sized(MOST.task),
+  layout: sized(MOST.message),
+  degree: number(2),
+  modulusBits: number(1),
+  guardBits: number(1),
+  droppedBits: number(1),
+  segments: list(MOST.segments, readSegment),
+  capacity: number(4),
+  capacityWeight: number(8),
+  holderCount: number(2),
+  corrupted: number(2),
+  threshold: number(2),
+  packing: number(2),
+  isCertified: flag,
+  quorum: number(2),
+  minimumCohort: number(4),
+  corruptedClients: number(4),
+  maximumWeight: number(4),
+};
+const TERMS = { sum: bytes(16), round: long, model: bytes(DIGEST), application: bytes(DIGEST) };
+const RECORD = {
+  epoch: long,
+  isActive: flag,
+  suite: choice(2),
+  isCertified: flag,
+  corrupted: number(2),
+  threshold: number(2),
+  packing: number(2),
+  quorum: number(2),
+  expiry: number(8),
+  authority: bytes(KEY),
+  holders: list(MOST.holders, record({ id: bytes(8), key: bytes(KEY) })),
+};
+/** What the authority signed of the thresholds; an offer says the same. */
+const SIGNED = /** @type {const} */ (["corrupted", "threshold", "packing", "quorum", "isCertified"]);
 
 /**
  * Read an offer, and believe it as far as its signatures go.
  * @param {Uint8Array} message
  * @param {Uint8Array} [authority] of another one no signature is looked at
- * @returns {Promise<Offer>}
  */
 export async function readOffer(message, authority) {
   const reader = new Reader(message, KIND.offer);
-  const encoded = reader.variable(MOST.message);
-  const keys = reader.list(reader.count(4, MOST.holders), () => reader.variable(MOST.message));
+  const epochOf = record(OFFER)(reader);
   const start = reader.at;
-  const task = reader.variable(MOST.task);
-  const layout = reader.variable(MOST.message);
-  const [degree, modulusBits, guardBits, droppedBits] = [2, 1, 1, 1].map((size) => reader.number(size));
-  const segments = reader.list(reader.count(4, MOST.segments), () => readSegment(reader));
-  const [capacity, capacityWeight] = [reader.number(4), reader.number(8)];
-  const [holders, corrupted, threshold, packing, rule, quorum] = [2, 2, 2, 2, 1, 2].map((size) =>
-    reader.number(size),
-  );
-  const [minimumCohort, corruptedClients, maximumWeight] = [4, 4, 4].map((size) => reader.number(size));
-  const configuration = message.slice(start, reader.at);
-  const termsStart = reader.at;
-  const sum = reader.take(16);
-  const round = reader.bigint();
-  const [model, application] = reader.list(2, () => reader.take(DIGEST));
-  const terms = message.slice(termsStart, reader.at);
+  const configuration = record(CONFIGURATION)(reader);
+  const middle = reader.at;
+  const terms = record(TERMS)(reader);
   reader.end();
-  must(rule <= 1, "not_canonical", "an unknown rule");
-  requireExact({
-    task, segments, degree, modulusBits, guardBits, droppedBits, capacity, capacityWeight,
-    minimumCohort, corruptedClients, maximumWeight,
-  });
-  const record = readRecord(encoded);
-  must(!authority || equal(record.authority, authority), "below_floor", "another authority");
-  await requireSigned(record);
+  requireExact(configuration);
+  const { statement, signature, ...signed } = readRecord(epochOf.record);
+  must(!authority || equal(signed.authority, authority), "below_floor", "another authority");
+  await requireSigned(signed.isActive, signed.authority, signature, "one-message-record", statement);
+  const isWhole = epochOf.keys.length === signed.holders.length;
+  must(isWhole, "roster_invalid", "the keys are not those of all holders of the record");
+  const digest = await hash("one-message-record", statement);
+  const holders = [];
+  for (const [at, holder] of signed.holders.entries()) {
+    holders.push({ ...holder, sealingKey: await readKeys(epochOf.keys[at], at, signed, digest) });
+  }
+  const sealingKeys = new Set(holders.map(({ sealingKey }) => hex(sealingKey)));
+  must(sealingKeys.size === holders.length, "public_key_reused", "two holders published one key");
   must(
-    keys.length === record.holders.length,
-    "roster_invalid", "the keys are not those of all holders of the record",
+    configuration.holderCount === holders.length && SIGNED.every((name) => configuration[name] === signed[name]),
+    "parameter_out_of_range", "the record says otherwise than the offer",
   );
-  /** @type {Uint8Array[]} */
-  const sealingKeys = [];
-  const digest = await hash("one-message-record", record.statement);
-  for (const [at, key] of keys.entries()) sealingKeys.push(await readKeys(key, at, record, digest));
   must(
-    new Set(sealingKeys.map(hex)).size === sealingKeys.length,
-    "public_key_reused", "two holders published one key",
-  );
-  const stated = [holders, corrupted, threshold, packing, quorum, rule].join();
-  must(stated === record.stated, "parameter_out_of_range", "the record says otherwise than the offer");
-  must(
-    sum.some(Boolean) === (rule === 0),
+    terms.sum.some(Boolean) !== configuration.isCertified,
     "parameter_out_of_range", "an upload names its sum under the rule one_answer, and else none",
   );
-  const epoch = await hash("one-message-epoch", ...keys);
+  const epoch = await hash("one-message-epoch", ...epochOf.keys);
+  const agreed = concat(header(KIND.configuration), message.slice(start, middle));
   return {
-    task, layout, segments, degree, modulusBits, guardBits, droppedBits, capacity, capacityWeight,
-    threshold, packing, corrupted, isCertified: rule === 1, quorum, minimumCohort, corruptedClients,
-    maximumWeight, sum, round, model, application, terms,
-    isActive: record.isActive, epoch: record.number, expiry: record.expiry, authority: record.authority,
-    holders: record.holders.map((holder, at) => ({ ...holder, sealingKey: sealingKeys[at] })),
+    ...signed, ...configuration, ...terms, holders,
+    terms: message.slice(middle), // as they stand
     publicSeed: await hash("one-message-public-seed", epoch),
-    t0: await hash(
-      "one-message-configuration", epoch, concat(header(KIND.configuration), configuration),
-    ),
+    t0: await hash("one-message-configuration", epoch, agreed),
   };
 }
 
 /** @param {Reader} reader @returns {Segment} */
 function readSegment(reader) {
-  const length = reader.number(8);
-  const ringBits = reader.number(1);
-  const isBounded = reader.number(1);
-  /** @type {[bigint, bigint] | null} */
-  const bounds = isBounded ? [reader.bigint() - OFFSET, reader.bigint() - OFFSET] : null;
-  const half = 1n << BigInt(Math.max(0, ringBits - 1));
+  const [length, ringBits, isBounded] = [reader.number(8), reader.number(1), flag(reader)];
+  const bound = () => Number(long(reader) - OFFSET);
+  /** @type {[number, number] | null} */
+  const bounds = isBounded ? [bound(), bound()] : null;
+  const half = 2 ** (ringBits - 1);
   must(
-    isBounded <= 1 && length >= 1 && ringBits >= 1 && ringBits <= 64 &&
+    length >= 1 && ringBits >= 1 && ringBits <= 64 &&
       (!bounds || (bounds[0] >= -half && bounds[0] < bounds[1] && bounds[1] < half)),
     "not_canonical", "a segment has no values, or bounds that are not of its ring and in order",
   );
@@ -144,12 +143,9 @@ function readSegment(reader) {
   return { length, ringBits, bounds };
 }
 
-/** @typedef {"degree" | "modulusBits" | "guardBits" | "droppedBits" | "capacity" | "capacityWeight"} Lattice */
-/** @typedef {"task" | "segments" | "minimumCohort" | "corruptedClients" | "maximumWeight"} Numbers */
-
 /**
  * Refuse numbers with which a sum would not be exact, or another sum of secrets than the right one could pass.
- * @param {Pick<Offer, Lattice | Numbers>} offer
+ * @param {import("./wire.js").Values<typeof CONFIGURATION>} offer
  */
 export function requireExact(offer) {
   const { segments, degree, modulusBits, guardBits, droppedBits, capacity, capacityWeight } = offer;
@@ -161,15 +157,11 @@ export function requireExact(offer) {
     segments.length >= 2;
   const variance = WIDTH ** 2 + (4 ** droppedBits - 1) / 12;
   const least = Math.ceil(Math.log2(2 * DEVIATIONS * Math.sqrt(capacity * variance) + 1));
-  must(
-    isInRange && guardBits >= least && guardBits < modulusBits,
-    "not_canonical", "the numbers of the offer do not go together",
-  );
+  const fits = isInRange && guardBits >= least && guardBits < modulusBits;
+  must(fits, "not_canonical", "the numbers of the offer do not go together");
   const shapes = segments.map((segment) => shapeOf(offer, segment));
-  must(
-    shapes.every(({ bits }, i) => bits <= Math.min(modulusBits - guardBits, segments[i].ringBits)),
-    "not_canonical", "a segment has no room in a coefficient",
-  );
+  const areRoomy = shapes.every(({ bits }, i) => bits <= Math.min(modulusBits - guardBits, segments[i].ringBits));
+  must(areRoomy, "not_canonical", "a segment has no room in a coefficient");
   const noise = bitsOf(Math.sqrt(2.1 * capacity * variance));
   let missing = 64 + degree * bitsOf(WIDTH * Math.sqrt(1.5 * capacity));
   for (const { lowest, count } of shapes.slice(0, -1)) missing -= count * (lowest - noise);
@@ -179,65 +171,65 @@ export function requireExact(offer) {
       last.ringBits === BigInt(capacityWeight).toString(2).length,
     "not_canonical", "the weight, or the zeros behind it, are not those of the numbers",
   );
+  const areNarrow = segments.slice(0, -1).every(({ ringBits }) => ringBits <= VALUE_BITS);
+  must(
+    areNarrow && offer.maximumWeight <= 2 ** WEIGHT_BITS,
+    "below_floor", `this client masks values of ${VALUE_BITS} bits and weights of ${WEIGHT_BITS} at most`,
+  );
 }
 
 /** Bits of an entry of a vector whose entries' root mean square is below a radius. @param {number} radius */
 const bitsOf = (radius) => Math.log2(Math.sqrt(2 * Math.PI * Math.E) * (radius + 0.5));
 
-/** The authority's record of an epoch. @param {Uint8Array} record */
-function readRecord(record) {
-  const reader = new Reader(record, KIND.record);
-  const number = reader.bigint();
-  const [mode, suite, rule] = [reader.number(1), reader.number(1), reader.number(1)];
-  must(suite === 0, "below_floor", "this client speaks the classic suite alone");
-  must(mode <= 1 && rule <= 1, "not_canonical", "an unknown mode or rule");
-  const numbers = [reader.number(2), reader.number(2), reader.number(2), reader.number(2)];
-  const expiry = reader.number(8);
-  const authority = reader.take(32);
-  const holders = reader.list(reader.count(4, MOST.holders), () => ({ id: reader.take(8), key: reader.take(32) }));
-  const statement = concat(record.slice(0, reader.at), integer(0, 4));
-  const signature = reader.variable(SIGNATURE);
+/** The authority's record of an epoch, and what it signed of it. @param {Uint8Array} message */
+function readRecord(message) {
+  const reader = new Reader(message, KIND.record);
+  const fields = record(RECORD)(reader);
+  const statement = concat(message.slice(0, reader.at), integer(0, 4));
+  const signature = sized(SIGNATURE)(reader);
   reader.end();
-  const keys = holders.map(({ key }) => hex(key));
+  const { isActive, holders } = fields;
+  must(fields.suite === 0, "below_floor", "this client speaks the classic suite alone");
+  const [ids, keys] = [holders.map(({ id }) => hex(id)), holders.map(({ key }) => hex(key))];
+  const areKeys = isActive ? new Set(keys).size === keys.length : !keys.some((key) => /[^0]/.test(key));
   must(
-    new Set(holders.map(({ id }) => hex(id))).size === holders.length &&
-      (mode === 1 ? new Set(keys).size === holders.length : !keys.some((key) => /[^0]/.test(key))),
+    areKeys && new Set(ids).size === ids.length,
     "parameter_out_of_range", "a holder, or its key, stands at two positions",
   );
-  return {
-    number, expiry, holders, authority, statement, signature, isActive: mode === 1,
-    stated: [holders.length, ...numbers, rule].join(),
-  };
+  return { ...fields, statement, signature };
 }
 
-/** Refuse a record that its authority did not sign. @param {ReturnType<typeof readRecord>} record */
-async function requireSigned({ isActive, authority, statement, signature }) {
-  if (isActive) await verify(authority, signature, "one-message-record", statement);
+/**
+ * Refuse what is not signed in active mode, or signed in semi_honest mode.
+ * @param {boolean} isActive @param {Uint8Array} key @param {Uint8Array} signature
+ * @param {string} label @param {...Uint8Array} parts
+ */
+async function requireSigned(isActive, key, signature, label, ...parts) {
+  if (isActive) await verify(key, signature, label, ...parts);
   else must(!signature.length, "trailing_bytes", "a signature in semi_honest mode");
 }
 
 /**
- * A holder's sealing key. @param {Uint8Array} message @param {number} position
- * @param {ReturnType<typeof readRecord>} record @param {Uint8Array} digest of the record
+ * A holder's sealing key. @param {Uint8Array} message @param {number} at the holder's position
+ * @param {import("./wire.js").Values<typeof RECORD>} signed @param {Uint8Array} digest of the record
  */
-async function readKeys(message, position, record, digest) {
-  const reader = new Reader(message, KIND.keys);
-  const named = reader.take(DIGEST);
-  must(reader.number(2) === position, "roster_invalid", "the keys of holders stand in another order");
+async function readKeys(message, at, { isActive, holders }, digest) {
+  const { named, position, key, nonce, signature } = decode(message, KIND.keys, {
+    named: bytes(DIGEST),
+    position: number(2),
+    key: sized(MOST.key),
+    nonce: bytes(32),
+    signature: sized(SIGNATURE),
+  });
+  must(position === at, "roster_invalid", "the keys of holders stand in another order");
   must(equal(named, digest), "wrong_session", "keys of another record");
-  const sealingKey = reader.variable(MOST.key);
-  const nonce = reader.take(32);
-  const signature = reader.variable(SIGNATURE);
-  reader.end();
-  if (record.isActive) {
-    const parts = [digest, integer(position, 2), sealingKey, nonce];
-    await verify(record.holders[position].key, signature, "one-message-holder-keys", ...parts);
-  } else must(!signature.length, "trailing_bytes", "a signature in semi_honest mode");
-  must(sealingKey.length >= KEY, "truncated", "a sealing key is too short");
-  must(sealingKey.length === KEY, "trailing_bytes", "a sealing key is too long");
-  must(isCanonical(sealingKey), "public_key_not_canonical", "a sealing key is not in canonical form");
-  must(!isLowOrder(sealingKey), "public_key_low_order", "a sealing key is a point of low order");
-  return sealingKey;
+  const parts = [digest, integer(position, 2), key, nonce];
+  await requireSigned(isActive, holders[at].key, signature, "one-message-holder-keys", ...parts);
+  must(key.length >= KEY, "truncated", "a sealing key is too short");
+  must(key.length === KEY, "trailing_bytes", "a sealing key is too long");
+  must(isCanonical(key), "public_key_not_canonical", "a sealing key is not in canonical form");
+  must(!isLowOrder(key), "public_key_low_order", "a sealing key is a point of low order");
+  return key;
 }
 
 /**
@@ -289,9 +281,9 @@ export function requireHolderFloors(offer, floors, now, authority) {
  * @param {Offer} offer
  * @param {object} own
  * @param {bigint} own.id
- * @param {ArrayLike<number | bigint>[]} own.vectors integers for each segment of the layout; others are cut to integers in range
+ * @param {ArrayLike<number>[]} own.vectors integers for each segment of the layout; others are cut to integers in range
  * @param {number} [own.weight]
- * @param {import("./pairwise.js").Identity} [own.identity]
+ * @param {Identity} [own.identity]
  * @param {Uint8Array} [own.coins] 32 fresh bytes, which are overwritten
  */
 export async function upload(offer, { id, vectors, weight: given = 1, identity, coins = random(32) }) {
@@ -302,7 +294,7 @@ export async function upload(offer, { id, vectors, weight: given = 1, identity, 
   const terms = await hash(
     "one-message-terms", offer.sum, integer(offer.round, 8), offer.model, offer.application,
   );
-  const key = offer.isActive ? /** @type {import("./pairwise.js").Identity} */ (identity).key : null;
+  const key = offer.isActive ? /** @type {Identity} */ (identity).key : null;
   const clamped = offer.segments.slice(0, -1).map((segment, i) => within(vectors[i], segment));
   const about = [terms, await payloadDigest(offer, clamped), integer(weight, 8)];
   const hedge = await signed(key, "one-message-hedge", t0, ...about);
@@ -314,7 +306,7 @@ export async function upload(offer, { id, vectors, weight: given = 1, identity, 
   const secret = await gaussian(await expand(seed, bind("one-message-secret"), 32), offer.degree);
   const noise = await gaussian(await expand(seed, bind("one-message-noise"), 32), words.length);
   await addMask(offer, words, secret, noise);
-  for (const used of [seed, noise, ...clamped]) used.fill(/** @type {never} */ (0));
+  for (const used of [seed, noise, ...clamped]) used.fill(0);
   const vector = pieces(offer, words);
   const { shares, rows, toPolynomial } = await dealt(offer, secret, free, seeds, (j) =>
     boundTo("one-message-dealt", offer, me, j, terms, nonce),
@@ -346,35 +338,26 @@ export async function upload(offer, { id, vectors, weight: given = 1, identity, 
 
 /** @param {import("./crypto.js").SigningKey | null} key @param {string} label @param {...Uint8Array} parts */
 async function signed(key, label, ...parts) {
-  return key ? key.sign(label, ...parts) : new Uint8Array(0);
+  return key ? key.sign(label, ...parts) : NONE;
 }
 
 /**
  * Values as integers within their bounds, or their ring's: nothing is refused once they were made.
- * @param {ArrayLike<number | bigint>} values @param {Segment} segment
- * @returns {import("./lattice.js").Integers}
+ * @param {ArrayLike<number>} values @param {Segment} segment
  */
 function within(values, { bounds, length, ringBits }) {
   must(values.length === length, "layout_mismatch", `expected ${length} values, got ${values.length}`);
-  const [least, greatest] = bounds ?? [-1n << BigInt(ringBits - 1), (1n << BigInt(ringBits)) - 1n];
-  const [low, high] = [Number(least), Number(greatest)];
-  if (Number.isSafeInteger(low) && Number.isSafeInteger(high)) {
-    const out = new (ringBits < 32 ? Int32Array : Float64Array)(length);
-    for (let i = 0; i < length; i++) out[i] = Math.trunc(Math.min(high, Math.max(low, Number(values[i])))) || 0;
-    return out;
-  }
-  return Array.from(values, (value) => {
-    const whole = typeof value === "bigint" ? value : BigInt(Math.trunc(Math.min(FAR, Math.max(-FAR, value))) || 0);
-    return whole < least ? least : whole > greatest ? greatest : whole;
-  });
+  const [least, greatest] = bounds ?? [-(2 ** (ringBits - 1)), 2 ** ringBits - 1];
+  const out = new (ringBits < 32 ? Int32Array : Float64Array)(length);
+  for (let i = 0; i < length; i++) out[i] = Math.trunc(Math.min(greatest, Math.max(least, values[i]))) || 0;
+  return out;
 }
 
-/** The digest of an update in its canonical encoding; it and the coins decide what is drawn. @param {Offer} offer @param {ArrayLike<any>[]} vectors */
+/** The digest of an update in its canonical encoding; it and the coins decide what is drawn. @param {Offer} offer @param {ArrayLike<number>[]} vectors */
 export async function payloadDigest(offer, vectors) {
   const packed = vectors.map((values, i) => {
     const { ringBits } = offer.segments[i];
-    const Words = arrayOf(ringBits);
-    return pack(reduce(ringBits > 32 ? Words.from(values, BigInt) : new Words(values), ringBits), ringBits);
+    return pack(reduce(new Uint32Array(values), ringBits), ringBits);
   });
   return sha256(concat(header(KIND.payload), await hash("layout", offer.layout), ...packed));
 }
@@ -410,7 +393,7 @@ const boundTo = (label, offer, me, j, terms, nonce) =>
 async function dealt(offer, secret, freeSeed, seeds, context) {
   const { packing, threshold, holders } = offer;
   const width = offer.degree / packing;
-  const free = await elements(freeSeed, "one-message-free-values", new Uint8Array(0), packing * CHECKS);
+  const free = await elements(freeSeed, "one-message-free-values", NONE, packing * CHECKS);
   const rows = Array.from({ length: packing }, (_, i) => {
     const row = new Uint16Array(width + CHECKS);
     for (let k = 0; k < width; k++) row[k] = (secret[i * width + k] + PRIME) % PRIME;
@@ -437,7 +420,7 @@ async function dealt(offer, secret, freeSeed, seeds, context) {
 /** The polynomials that prove a sharing. @param {Uint16Array[]} rows @param {number[][]} toPolynomial @param {Uint8Array} challenge */
 async function proof(rows, toPolynomial, challenge) {
   const width = rows[0].length - CHECKS;
-  const factors = await elements(challenge, "one-message-challenge", new Uint8Array(0), width * CHECKS);
+  const factors = await elements(challenge, "one-message-challenge", NONE, width * CHECKS);
   const combined = rows.map((row) => {
     const out = new Uint16Array(CHECKS);
     for (let check = 0; check < CHECKS; check++) {

@@ -11,34 +11,17 @@ import { addMasks, arrayOf, checkWords, pack, scale, wordBytes } from "./ring.js
 import { PRIME, deal, fieldElement } from "./shamir.js";
 import { floorsOf, requireParameters } from "./thresholds.js";
 import {
-  Reader, Refused, allOf, as, bind, bitSet, commit, concat, equal, hash, header, hex, idsOf, integer,
-  isLess, kindOf, must, requireSubject, rootFrom, toBigInt, treeRoot, utf8,
+  Reader, Refused, allOf, as, bind, bitSet, bytes, choice, commit, concat, decode, equal, flag, hash, header, hex,
+  idsOf, integer, kindOf, list, long, must, number, record, requireSubject, rootFrom, set, sized, tag, toBigInt,
+  treeRoot, utf8,
 } from "./wire.js";
 
 /** @typedef {import("./ring.js").Words} Words */
-/** @typedef {import("./ring.js").Mask} Mask */
-/**
- * @typedef {object} Identity
- * @property {bigint} id
- * @property {import("./crypto.js").SigningKey} key
- * @property {Uint8Array} certificate
- * @property {Uint8Array} authority
- */
-/**
- * The least that a client accepts, whatever a server offers.
- * @typedef {object} Floors
- * @property {readonly string[]} modes
- * @property {number} minimumCohort
- * @property {number} assumedCorrupted
- * @property {number} privacyBits
- * @property {number} maximumPopulation
- * @property {number} maximumDegree
- * @property {number} minimumModulusBits
- * @property {number} maximumLength
- */
-/** @type {Readonly<Floors>} */
+/** @typedef {import("./crypto.js").SigningKey} SigningKey */
+/** A certified key. @typedef {{id: bigint, key: SigningKey, certificate: Uint8Array, authority: Uint8Array}} Identity */
+/** The least that a client accepts, whatever a server offers. */
 export const FLOORS = Object.freeze({
-  modes: Object.freeze(["semi_honest", "active"]),
+  modes: /** @type {readonly string[]} */ (Object.freeze(["semi_honest", "active"])),
   minimumCohort: 3,
   assumedCorrupted: 1,
   privacyBits: 40,
@@ -47,13 +30,14 @@ export const FLOORS = Object.freeze({
   minimumModulusBits: 4,
   maximumLength: 2 ** 28,
 });
+/** @typedef {{[name in keyof typeof FLOORS]: name extends "modes" ? readonly string[] : number}} Floors */
 /**
  * What a session is about; what is left out is not compared.
  * @typedef {object} OwnValues
  * @property {number[][]} [layout] bits and length of each segment @property {Uint8Array} [layoutVersion]
  * @property {number} [capacity] the largest total weight that the codes have room for
  */
-/** @typedef {import("./wire.js").Subject & OwnValues} About */
+/** @typedef {Partial<import("./wire.js").Subject> & OwnValues} About */
 
 /** Bits of safety that each mode takes at least. */
 const PRIVACY_BITS = { semi_honest: 40, active: 100 };
@@ -63,114 +47,92 @@ const KIND = Object.freeze({
   offer: 16, advertisement: 17, advertisedKeys: 18, shares: 19, deliveredShares: 20,
   maskedInput: 21, survivors: 22, survivorSignature: 23, request: 24, unmasking: 25,
 });
+/** The kind that is expected once the session is over. */
+const OVER = -1;
 const FORMAT = 2;
-const TAG = 8;
-const KEY = 32;
-const DIGEST = 32;
-const SIGNATURE = 64;
+const [KEY, DIGEST, SIGNATURE] = [32, 32, 64];
 /** Two shares, sealed. */
 const SEALED = 80;
 const NONE = new Uint8Array(0);
 /** @type {import("./crypto.js").KeyPair} */
 const NO_KEYS = Object.freeze({ own: /** @type {any} */ (null), public: NONE });
-const left = () => new Refused("wrong_kind", "this client left the session");
+const LEFT = "this client left the session";
 /** Bytes and items of a field at most, where the session does not say less. */
 const MOST = Object.freeze({ task: 256, layout: 2 ** 21, segments: 2 ** 16, id: 10, path: 64 });
 /** Segments of the stream of one key. */
 const MOST_PARTS = 2 ** 16;
-/** The kind that is expected once the session is over. */
-const OVER = -1;
 /** An offer that is refused for one of these changes nothing, and another one may come. */
 const OFFER_IS_REFUSED = ["below_floor", "parameter_out_of_range"];
 
 // --- The offer -------------------------------------------------------------------------------
 
-/**
- * @typedef {object} Offer
- * @property {Uint8Array} task @property {Uint8Array} model @property {bigint} round
- * @property {boolean} isActive @property {boolean} isSparse @property {number} degree
- * @property {number} threshold @property {number} committee @property {number} quorum
- * @property {number} minimumCohort @property {number} population @property {number} weight
- * @property {{bits: number, length: number}[]} segments @property {Uint8Array} layoutVersion
- * @property {number} checkWords @property {Uint8Array} application @property {Uint8Array} authority
- * @property {Uint8Array} commitment
- */
+const OFFER = {
+  form: (/** @type {Reader} */ reader) =>
+    must(reader.number(1) === FORMAT, "wrong_version", "the offer has another format"),
+  task: sized(MOST.task),
+  model: bytes(DIGEST),
+  round: long,
+  attempt: number(4),
+  isActive: flag,
+  suite: choice(2),
+  isSparse: flag,
+  degree: number(4),
+  threshold: number(4),
+  committee: number(4),
+  quorum: number(4),
+  minimumCohort: number(4),
+  population: number(4),
+  weight: number(4),
+  layout: sized(MOST.layout),
+  checkWords: number(1),
+  application: bytes(DIGEST),
+  authority: bytes(DIGEST),
+  commitment: bytes(DIGEST),
+  nonce: bytes(DIGEST),
+};
+const LAYOUT = { segments: list(MOST.segments, readSegment), version: bytes(DIGEST) };
+/** @typedef {ReturnType<typeof readOffer>} Offer */
 
-/** Read an offer to the byte. @param {Uint8Array} message @returns {Offer} */
+/** Read an offer to the byte. @param {Uint8Array} message */
 export function readOffer(message) {
-  const reader = new Reader(message, KIND.offer);
-  must(reader.number(1) === FORMAT, "wrong_version", "the offer has another format");
-  const task = reader.variable(MOST.task);
-  const model = reader.take(DIGEST);
-  const round = reader.bigint();
-  reader.number(4); // the attempt, which only the digest of the offer needs
-  const [mode, suite, topology] = [reader.number(1), reader.number(1), reader.number(1)];
+  const fields = decode(message, KIND.offer, OFFER);
+  const { segments, version } = decode(fields.layout, 1, LAYOUT);
+  const offer = { ...fields, segments, layoutVersion: version };
+  const { isActive, isSparse, degree, committee, population } = offer;
+  const parts = segments.map(({ bits, length }) => {
+    const words = length + Math.max(offer.checkWords, Math.ceil(64 / bits));
+    return Math.ceil((words * wordBytes(bits)) / SEGMENT);
+  });
+  /** Numbers, each with its least and its greatest value. @type {[number, number, number][]} */
+  const ranges = [
+    [offer.task.length, 1, MOST.task],
+    [population, 2, isSparse ? 2 ** 20 : 65535],
+    [offer.minimumCohort, 2, population],
+    [population * offer.weight, population, 2 ** 47],
+    [offer.checkWords, 8, 64],
+    [degree, isSparse ? 2 : 0, isSparse ? Math.min(population - 1, 65535) : 0],
+    [offer.threshold, 2, isSparse ? degree : population - 1],
+    [committee, 0, isActive ? population : 0],
+    [offer.quorum, Number(isActive), isActive ? committee || population : 0],
+    [Number(offer.authority.some(Boolean)), Number(isActive), Number(isActive)],
+    [parts.reduce((sum, each) => sum + each, 1), 2, MOST_PARTS], // one more for the weight
+  ];
   must(
-    mode <= 1 && suite <= 1 && topology <= 1,
-    "not_canonical", "the offer has an unknown mode, suite or topology",
+    degree % 2 === 0 && ranges.every(([value, least, most]) => value >= least && value <= most),
+    "not_canonical", "the offer is no configuration: a number is out of its range, or not of its mode",
   );
-  const [degree, threshold, committee, quorum] = reader.list(4, () => reader.number(4));
-  const [minimumCohort, population, weight] = reader.list(3, () => reader.number(4));
-  const layout = reader.variable(MOST.layout);
-  const checkWords = reader.number(1);
-  const [application, authority, commitment] = reader.list(3, () => reader.take(DIGEST));
-  reader.take(DIGEST); // the server's nonce
-  reader.end();
-  const { segments, version } = readLayout(layout);
-  const offer = {
-    task, model, round, isActive: mode === 1, isSparse: topology === 1, degree, threshold,
-    committee, quorum, minimumCohort, population, weight, segments, layoutVersion: version,
-    checkWords, application, authority, commitment,
-  };
-  requireConsistent(offer);
-  must(suite === 0, "below_floor", "this client speaks the classic suite alone");
+  must(offer.suite === 0, "below_floor", "this client speaks the classic suite alone");
   return offer;
 }
 
-/** Refuse numbers that no session has, whatever a client's floors are. @param {Offer} offer */
-function requireConsistent(offer) {
-  const { task, isActive, isSparse, degree, threshold, committee, quorum, population, weight } = offer;
-  const most = isSparse ? degree : population - 1;
-  must(
-    task.length >= 1 && population >= 2 && population <= 2 ** 20 &&
-      offer.minimumCohort >= 2 && offer.minimumCohort <= population &&
-      weight >= 1 && population * weight <= 2 ** 47 && offer.checkWords >= 8 && offer.checkWords <= 64 &&
-      (isSparse || population <= 65535) &&
-      (isSparse ? degree >= 2 && degree % 2 === 0 && degree <= Math.min(population - 1, 65535) : !degree) &&
-      threshold >= 2 && threshold <= most,
-    "not_canonical", "the offer is no configuration: a number is out of its range",
-  );
-  const hasAuthority = offer.authority.some(Boolean);
-  must(
-    isActive
-      ? committee <= population && quorum >= 1 && quorum <= (committee || population) && hasAuthority
-      : !committee && !quorum && !hasAuthority,
-    "not_canonical", "committee, quorum and authority are not those of the mode",
-  );
-  let parts = 1;
-  for (const { bits, length } of offer.segments) {
-    const words = length + Math.max(offer.checkWords, Math.ceil(64 / bits));
-    parts += Math.ceil((words * wordBytes(bits)) / SEGMENT);
-  }
-  must(parts <= MOST_PARTS, "not_canonical", "a layout has more values than the stream of one key masks");
-}
-
-/** @param {Uint8Array} layout */
-function readLayout(layout) {
-  const reader = new Reader(layout, 1);
-  const count = reader.count(4, MOST.segments);
-  must(count >= 1, "not_canonical", "a layout of no segments");
-  const segments = reader.list(count, () => {
-    const kind = reader.number(1);
-    must(kind >= 1 && kind <= 3, "not_canonical", "a segment of an unknown kind");
-    must(kind === 1, "below_floor", "this client sums rings alone, without fine bits");
-    const [bits, length] = [reader.number(4), reader.number(8)];
-    must(bits >= 1 && bits <= 64 && length >= 1, "not_canonical", "a segment that no ring has");
-    return { bits, length };
-  });
-  const version = reader.take(DIGEST);
-  reader.end();
-  return { segments, version };
+/** @param {Reader} reader */
+function readSegment(reader) {
+  const kind = reader.number(1);
+  must(kind >= 1 && kind <= 3, "not_canonical", "a segment of an unknown kind");
+  must(kind === 1, "below_floor", "this client sums rings alone, without fine bits");
+  const [bits, length] = [reader.number(4), reader.number(8)];
+  must(bits >= 1 && bits <= 64 && length >= 1, "not_canonical", "a segment that no ring has");
+  return { bits, length };
 }
 
 // --- The graph -------------------------------------------------------------------------------
@@ -227,8 +189,7 @@ export function committeeOf(offer, seed, clients) {
  * ends the session for it, and its secrets are overwritten.
  */
 export class PairwiseClient {
-  /** @type {Offer} */
-  offer = /** @type {any} */ (undefined);
+  offer = /** @type {Offer} */ (/** @type {unknown} */ (undefined));
   channelRoot = NONE;
   maskRoot = NONE;
   selfMaskSeed = NONE;
@@ -237,17 +198,16 @@ export class PairwiseClient {
   /** Digests: of the offer, and of the session that the roster makes of it. */
   attempt = NONE;
   context = NONE;
-  seed = NONE;
   /** This client's own entry of the roster. */
   entry = NONE;
   /** The root over the entries that were delivered. */
   entries = NONE;
-  /** @type {bigint[]} */
+  /** Of all advertisers. @type {bigint[]} */
   ids = [];
-  clients = 0;
   position = 0;
-  /** @type {(at: number) => number[]} */
-  graph = () => [];
+  /** The seed of the graph and the committee, and the neighbours of a position. */
+  seed = NONE;
+  graph = /** @type {(at: number) => number[]} */ (() => []);
   /** Positions: of neighbours, of those that shared, of neighbours among them. @type {number[]} */
   near = [];
   /** @type {number[]} */
@@ -260,6 +220,12 @@ export class PairwiseClient {
   neighbours = new Map();
   /** @type {Map<number, Held>} */
   held = new Map();
+  /** @type {number} */
+  expected = KIND.offer;
+  /** How often the session was ended. */
+  ends = 0;
+  /** By kind, the message that was answered and the answer. @type {Map<number, {message: string, answer: Uint8Array}>} */
+  answered = new Map();
 
   /**
    * @param {object} own
@@ -280,12 +246,10 @@ export class PairwiseClient {
     this.weight = weight;
     this.coins = coins;
     this.about = about;
-    /** @type {number} */
-    this.expected = KIND.offer;
-    this.hasLeft = false;
-    this.ends = 0;
-    /** By kind, the message that was answered and the answer. @type {Map<number, {message: string, answer: Uint8Array}>} */
-    this.answered = new Map();
+  }
+
+  get clients() {
+    return this.ids.length;
   }
 
   /**
@@ -296,9 +260,9 @@ export class PairwiseClient {
     const kind = kindOf(message);
     const digest = hex(await sha256(message));
     const before = this.answered.get(kind);
-    if (before && before.message === digest) return before.answer;
+    if (before?.message === digest) return before.answer;
     if (before) {
-      this.#end();
+      this.abort();
       throw new Refused("already_answered", `a second message of kind ${kind} differs from the first`);
     }
     must(kind === this.expected, "wrong_kind", `a message of kind ${kind} is not expected now`);
@@ -306,28 +270,19 @@ export class PairwiseClient {
     const { ends } = this;
     try {
       const { answer, next } = await this.#step(kind, message);
-      // Another message may have ended the session meanwhile.
-      if (this.hasLeft || ends !== this.ends) throw left();
+      must(ends === this.ends, "wrong_kind", LEFT);
       this.expected = next;
       this.answered.set(kind, { message: digest, answer });
       return answer;
     } catch (error) {
-      const isOver = this.hasLeft || ends !== this.ends;
-      this.#end();
-      // Whatever failed because secrets were gone, the client has left.
-      if (isOver) throw left();
+      // Another message may have ended the session meanwhile; what failed then failed because secrets were gone.
+      const isOver = ends !== this.ends;
+      this.abort();
+      must(!isOver, "wrong_kind", LEFT);
       const isBelow = error instanceof Refused && OFFER_IS_REFUSED.includes(error.reason);
       if (kind === KIND.offer && isBelow) this.expected = KIND.offer;
       throw error;
     }
-  }
-
-  /** Answer nothing any more. */
-  #end() {
-    this.ends += 1;
-    this.#clear();
-    this.answered.clear();
-    this.expected = OVER;
   }
 
   /** The answer to a message, and the kind that is expected next. @param {number} kind @param {Uint8Array} message */
@@ -337,7 +292,7 @@ export class PairwiseClient {
       case KIND.advertisedKeys: return { answer: await this.#share(message), next: KIND.deliveredShares };
       case KIND.deliveredShares: {
         const answer = await this.#upload(message);
-        return { answer, next: this.#isMember() ? KIND.survivors : KIND.request };
+        return { answer, next: this.#committee().has(this.position) ? KIND.survivors : KIND.request };
       }
       case KIND.survivors: return { answer: await this.#endorse(message), next: KIND.request };
       default: return { answer: await this.#unmask(message), next: OVER };
@@ -346,14 +301,10 @@ export class PairwiseClient {
 
   /** Leave the session, also while an answer is under way; nothing is answered any more. */
   abort() {
-    this.hasLeft = true;
-    this.#end();
-  }
-
-  /** Whether this client certifies the survivors. */
-  #isMember() {
-    const { offer, seed, clients, position } = this;
-    return offer.isActive && committeeOf(offer, seed, clients).has(position);
+    this.ends += 1;
+    this.#clear();
+    this.answered.clear();
+    this.expected = OVER;
   }
 
   /** Overwrite this client's own secrets, and those that it shares with neighbours; keys of WebCrypto are forgotten. */
@@ -378,85 +329,72 @@ export class PairwiseClient {
     this.signed = undefined;
   }
 
+  /** The positions that certify the survivors: nobody in semi_honest mode. */
+  #committee() {
+    const { offer, seed, clients } = this;
+    return offer.isActive ? committeeOf(offer, seed, clients) : new Set();
+  }
+
+  /** The own key and its certificate, which the floors have asked for in active mode. */
+  #certified() {
+    return /** @type {Identity} */ (this.identity);
+  }
+
   /** A signature in active mode, else nothing. @param {string} label @param {...Uint8Array} parts */
   async #sign(label, ...parts) {
-    if (!this.offer.isActive) return NONE;
-    return /** @type {Identity} */ (this.identity).key.sign(label, ...parts);
+    return this.offer.isActive ? this.#certified().key.sign(label, ...parts) : NONE;
   }
 
   // --- Round 0: advertise keys ---------------------------------------------------------------
 
   /** @param {Uint8Array} message */
   async #advertise(message) {
+    const { me, coins } = this;
     const offer = readOffer(message);
-    this.#requireAbout(offer);
     this.#requireFloors(offer);
     this.offer = offer;
-    this.attempt = await hash("configuration", message);
-    this.channelRoot = this.coins(KEY);
-    this.maskRoot = fieldElement(this.coins);
-    this.selfMaskSeed = fieldElement(this.coins);
+    const attempt = await hash("configuration", message);
+    this.attempt = attempt;
+    this.channelRoot = coins(KEY);
+    this.maskRoot = fieldElement(coins);
+    this.selfMaskSeed = fieldElement(coins);
     this.channel = await this.#derivedPair(this.channelRoot, "channel-x25519-key");
     this.mask = await this.#derivedPair(this.maskRoot, "mask-x25519-key");
-    const commitment = await commit(
-      "commitment-to-self-mask", [this.attempt, this.me], this.selfMaskSeed,
-    );
-    const keys = concat(this.channel.public, this.mask.public);
-    const start = concat(header(KIND.advertisement), this.attempt.slice(0, TAG), this.me, keys);
-    if (!offer.isActive) {
-      this.entry = keys;
-      return concat(start, commitment);
-    }
-    const { key, certificate } = /** @type {Identity} */ (this.identity);
-    const signature = await this.#sign(
-      "signed-advertisement", this.attempt, this.me, this.channel.public, this.mask.public, commitment,
-    );
-    const certified = concat(commitment, key.public, certificate, signature);
-    this.entry = concat(keys, certified);
-    return concat(start, certified);
+    const keys = [this.channel.public, this.mask.public];
+    const commitment = await commit("commitment-to-self-mask", [attempt, me], this.selfMaskSeed);
+    const start = concat(header(KIND.advertisement, attempt), me);
+    this.entry = concat(...keys);
+    if (!offer.isActive) return concat(start, this.entry, commitment);
+    const { key, certificate } = this.#certified();
+    const signature = await this.#sign("signed-advertisement", attempt, me, ...keys, commitment);
+    this.entry = concat(...keys, commitment, key.public, certificate, signature);
+    return concat(start, this.entry);
   }
 
-  /** Refuse a session about something else. @param {Offer} offer */
-  #requireAbout(offer) {
-    const { layout, layoutVersion, capacity } = this.about;
-    const shape = JSON.stringify(offer.segments.map(({ bits, length }) => [bits, length]));
-    must(
-      (!layout || shape === JSON.stringify(layout)) &&
-        (!layoutVersion || equal(offer.layoutVersion, layoutVersion)),
-      "below_floor", "the offer has another layout than this client's values",
-    );
-    requireSubject(this.about, offer);
-    must(
-      capacity === undefined || offer.population * offer.weight <= capacity,
-      "below_floor", "more clients than the codes have room for",
-    );
-  }
-
-  /** @param {Offer} offer */
+  /** Refuse a session about something else, or below a floor. @param {Offer} offer */
   #requireFloors(offer) {
-    const { floors, identity } = this;
+    const { floors, identity, weight } = this;
+    const { layout, layoutVersion, capacity = Infinity } = this.about;
     const mode = offer.isActive ? "active" : "semi_honest";
-    must(floors.modes.includes(mode), "below_floor", `${mode} mode is below a floor`);
-    must(
-      offer.minimumCohort >= floors.minimumCohort,
-      "below_floor", `a cohort of ${offer.minimumCohort} is below a floor`,
-    );
-    must(
-      offer.population <= floors.maximumPopulation, "below_floor", "the population is above a floor",
-    );
     const degree = offer.isSparse ? offer.degree : offer.population - 1;
-    must(degree <= floors.maximumDegree, "below_floor", `a degree of ${degree} is above a floor`);
-    const bits = offer.segments.map((segment) => segment.bits);
-    must(
-      bits.every((width) => width >= floors.minimumModulusBits),
-      "below_floor", "a ring is narrower than a floor",
-    );
-    const length = offer.segments.reduce((total, segment) => total + segment.length, 0);
-    must(length <= floors.maximumLength, "below_floor", `${length} values are above a floor`);
-    must(
-      Number.isSafeInteger(this.weight) && this.weight >= 1 && this.weight <= offer.weight,
-      "layout_mismatch", `a weight of ${this.weight} is not in 1..${offer.weight}`,
-    );
+    const shape = offer.segments.map(({ bits, length }) => [bits, length]);
+    const length = shape.reduce((total, segment) => total + segment[1], 0);
+    requireSubject(this.about, offer);
+    /** @type {[boolean, string][]} */
+    const conditions = [
+      [!layout || `${layout}` === `${shape}`, "the offer has another layout than this client's values"],
+      [!layoutVersion || equal(offer.layoutVersion, layoutVersion), "the offer has another version of the layout"],
+      [offer.population * offer.weight <= capacity, "more clients than the codes have room for"],
+      [floors.modes.includes(mode), `${mode} mode is below a floor`],
+      [offer.minimumCohort >= floors.minimumCohort, `a cohort of ${offer.minimumCohort} is below a floor`],
+      [offer.population <= floors.maximumPopulation, "the population is above a floor"],
+      [degree <= floors.maximumDegree, `a degree of ${degree} is above a floor`],
+      [shape.every(([bits]) => bits >= floors.minimumModulusBits), "a ring is narrower than a floor"],
+      [length <= floors.maximumLength, `${length} values are above a floor`],
+    ];
+    for (const [holds, sentence] of conditions) must(holds, "below_floor", sentence);
+    const isWeight = Number.isSafeInteger(weight) && weight >= 1 && weight <= offer.weight;
+    must(isWeight, "layout_mismatch", `a weight of ${weight} is not in 1..${offer.weight}`);
     must(
       !offer.isActive || (identity && equal(offer.authority, identity.authority)),
       "parameter_out_of_range", "active mode takes a key, certified by the authority of the offer",
@@ -481,8 +419,7 @@ export class PairwiseClient {
     const seeds = deal(this.selfMaskSeed, offer.threshold, near.length, coins);
     const entries = await Promise.all(near.map(async (position, i) => {
       const neighbour = this.#neighbour(position);
-      const info = bind("channel-aead-key", me, neighbour.id, this.channel.public, neighbour.channel);
-      const key = await derive(neighbour.channelSecret, context, info);
+      const key = await this.#channelKey(neighbour, true);
       const pair = concat(roots[i], seeds[i]);
       const sealed = await seal(key, integer(KIND.shares, 12), pair, this.#aeadHeader(me, neighbour.id));
       for (const secret of [key, pair]) secret.fill(0);
@@ -491,85 +428,70 @@ export class PairwiseClient {
     }));
     for (const share of [...roots, ...seeds]) share.fill(0);
     const leaves = entries.map((entry, i) => hash("shares-entry", this.#neighbour(near[i]).id, entry));
-    const signature = await this.#sign(
-      "signed-shares", context, me, integer(near.length, 4), await treeRoot(await Promise.all(leaves)),
-    );
-    return concat(header(KIND.shares), context.slice(0, TAG), signature, ...entries);
+    const root = await treeRoot(await Promise.all(leaves));
+    const signature = await this.#sign("signed-shares", context, me, integer(near.length, 4), root);
+    return concat(header(KIND.shares, context), signature, ...entries);
   }
 
   /** @param {Uint8Array} message */
   async #readRoster(message) {
     const { offer, attempt } = this;
-    const reader = new Reader(message, KIND.advertisedKeys);
-    must(equal(reader.take(TAG), attempt.slice(0, TAG)), "wrong_session", "another attempt");
-    const list = reader.variable(MOST.id * offer.population);
-    const root = reader.take(DIGEST);
-    const opening = reader.take(DIGEST);
+    const { population } = offer;
     const size = 2 * KEY + (offer.isActive ? DIGEST + KEY + 2 * SIGNATURE : 0);
-    const entries = reader.list(reader.count(4, offer.population), () => reader.take(size));
-    const nodes = reader.list(reader.count(4, offer.population), () => reader.take(DIGEST));
-    reader.end();
-    must(
-      equal(await hash("graph-opening", opening), offer.commitment),
-      "roster_invalid", "the graph's seed is not the one that was committed to",
-    );
-    this.ids = as("roster_invalid", () => idsOf(list, offer.population));
-    this.clients = this.ids.length;
-    must(
-      this.clients >= offer.minimumCohort,
-      "threshold_not_met", `${this.clients} advertisers are below the minimum cohort`,
-    );
-    const bits = PRIVACY_BITS[offer.isActive ? "active" : "semi_honest"];
-    requireParameters(
-      offer, this.clients, this.floors.assumedCorrupted, Math.max(this.floors.privacyBits, bits),
-    );
+    const { clients: ids, root, opening, entries, nodes } = decode(message, KIND.advertisedKeys, {
+      attempt: tag(attempt),
+      clients: sized(MOST.id * population),
+      root: bytes(DIGEST),
+      opening: bytes(DIGEST),
+      entries: list(population, bytes(size)),
+      nodes: list(population, bytes(DIGEST)),
+    });
+    const isOpened = equal(await hash("graph-opening", opening), offer.commitment);
+    must(isOpened, "roster_invalid", "the graph's seed is not the one that was committed to");
+    this.ids = await as("roster_invalid", () => idsOf(ids, population));
+    const { clients } = this;
+    const isCohort = clients >= offer.minimumCohort;
+    must(isCohort, "threshold_not_met", `${clients} advertisers are below the minimum cohort`);
+    const least = PRIVACY_BITS[offer.isActive ? "active" : "semi_honest"];
+    requireParameters(offer, clients, this.floors.assumedCorrupted, Math.max(this.floors.privacyBits, least));
     this.position = this.ids.indexOf(this.id);
     must(this.position >= 0, "roster_invalid", "this client is not on the list");
-    const clients = integer(this.clients, 4);
-    const roster = await hash("roster-root", clients, await hash("client-list", list), root);
+    const roster = await hash("roster-root", integer(clients, 4), await hash("client-list", ids), root);
     this.seed = await hash("graph-seed", attempt, roster, opening);
     this.context = await hash("session-context", attempt, roster, this.seed);
-    this.graph = graphOf(offer, this.seed, this.clients);
-    this.near = this.graph(this.position);
-    must(entries.length === this.near.length, "roster_invalid", "other neighbours than the graph's");
-    const leaves = new Map([[this.position, await hash("roster-entry", this.me, this.entry)]]);
-    await Promise.all(this.near.map(async (position, i) => {
-      leaves.set(position, await hash("roster-entry", integer(this.ids[position], 8), entries[i]));
-    }));
-    const proven = await as("roster_invalid", () => rootFrom(this.clients, leaves, nodes));
+    this.graph = graphOf(offer, this.seed, clients);
+    const near = this.graph(this.position);
+    this.near = near;
+    must(entries.length === near.length, "roster_invalid", "other neighbours than the graph's");
+    const leaf = (/** @type {number} */ position, /** @type {Uint8Array} */ entry) =>
+      hash("roster-entry", integer(this.ids[position], 8), entry);
+    const leaves = new Map([[this.position, await leaf(this.position, this.entry)]]);
+    for (const [i, position] of near.entries()) leaves.set(position, await leaf(position, entries[i]));
+    const proven = await as("roster_invalid", () => rootFrom(clients, leaves, nodes));
     must(equal(proven, root), "roster_invalid", "the entries are not those of the roster");
-    await allOf(this.near.map(async (position, i) => {
-      const id = integer(this.ids[position], 8);
-      this.neighbours.set(position, await this.#readEntry(id, entries[i]));
+    await allOf(near.map(async (position, i) => {
+      this.neighbours.set(position, await this.#readEntry(integer(this.ids[position], 8), entries[i]));
     }));
     const own = [this.channel.public, this.mask.public];
     const others = [...this.neighbours.values()].flatMap(({ channel, mask, identity }) =>
       offer.isActive ? [channel, mask, identity] : [channel, mask],
     );
-    if (offer.isActive) own.push(/** @type {Identity} */ (this.identity).key.public);
+    if (offer.isActive) own.push(this.#certified().key.public);
     const keys = [...own, ...others].map(hex);
     must(new Set(keys).size === keys.length, "public_key_reused", "one key stands twice");
   }
 
   /** @param {Uint8Array} id @param {Uint8Array} entry @returns {Promise<Neighbour>} */
   async #readEntry(id, entry) {
-    const channel = entry.slice(0, KEY);
-    const mask = entry.slice(KEY, 2 * KEY);
-    const commitment = entry.slice(64, 96);
-    const identity = entry.slice(96, 128);
-    must(
-      isCanonical(channel) && isCanonical(mask),
-      "public_key_not_canonical", "a key of a neighbour is not in canonical form",
-    );
-    must(
-      !isLowOrder(channel) && !isLowOrder(mask),
-      "public_key_low_order", "a key of a neighbour is a point of low order",
-    );
+    const [channel, mask, commitment, identity] = [0, 32, 64, 96].map((at) => entry.slice(at, at + 32));
+    for (const key of [channel, mask]) {
+      must(isCanonical(key), "public_key_not_canonical", "a key of a neighbour is not in canonical form");
+      must(!isLowOrder(key), "public_key_low_order", "a key of a neighbour is a point of low order");
+    }
     if (this.offer.isActive) {
       await this.#requireCertified(id, identity, entry.slice(128, 192));
-      await verify(
-        identity, entry.slice(192), "signed-advertisement", this.attempt, id, channel, mask, commitment,
-      );
+      const statement = [this.attempt, id, channel, mask, commitment];
+      await verify(identity, entry.slice(192), "signed-advertisement", ...statement);
     }
     return {
       id, channel, mask, identity,
@@ -580,13 +502,20 @@ export class PairwiseClient {
 
   /** @param {Uint8Array} id @param {Uint8Array} key @param {Uint8Array} certificate */
   async #requireCertified(id, key, certificate) {
-    const { authority } = /** @type {Identity} */ (this.identity);
+    const { authority } = this.#certified();
     await verify(authority, certificate, "certificate", authority, id, key);
   }
 
   /** @param {number} position */
   #neighbour(position) {
     return /** @type {Neighbour} */ (this.neighbours.get(position));
+  }
+
+  /** The key that seals shares to a neighbour, or from it. @param {Neighbour} neighbour @param {boolean} isSent */
+  #channelKey({ id, channel, channelSecret }, isSent) {
+    const own = this.channel.public;
+    const ends = isSent ? [this.me, id, own, channel] : [id, this.me, channel, own];
+    return derive(channelSecret, this.context, bind("channel-aead-key", ...ends));
   }
 
   /** @param {Uint8Array} sender @param {Uint8Array} receiver */
@@ -620,48 +549,38 @@ export class PairwiseClient {
   /** @param {Uint8Array} message */
   async #upload(message) {
     await this.#readShares(message);
+    const { context } = this;
     const masks = await this.#masks();
-    const vectors = await this.#inputVectors();
     const packed = [];
     let first = 0;
-    for (const { bits, vector } of vectors) {
+    for (const { bits, vector } of await this.#inputVectors()) {
       first = await addMasks(vector, bits, masks, first);
       packed.push(pack(vector, bits));
     }
     const digest = await sha256(concat(bind("upload-digest"), ...packed));
-    const sharers = await this.#setDigest(this.sharers);
-    const signature = await this.#sign("signed-view", this.context, this.me, sharers, digest);
+    const signature = await this.#sign("signed-view", context, this.me, await this.#setDigest(this.sharers), digest);
     this.#clearOwn();
-    return concat(header(KIND.maskedInput), this.context.slice(0, TAG), signature, ...packed);
+    return concat(header(KIND.maskedInput, context), signature, ...packed);
   }
 
   /** @param {Uint8Array} message */
   async #readShares(message) {
-    const { offer, context } = this;
+    const { offer, clients } = this;
+    const signed = { commitment: bytes(DIGEST), signature: bytes(SIGNATURE), path: list(MOST.path, bytes(DIGEST), 1) };
+    const entry = record({ sealed: bytes(SEALED), ...(offer.isActive ? signed : {}) });
     const reader = new Reader(message, KIND.deliveredShares);
-    must(equal(reader.take(TAG), context.slice(0, TAG)), "wrong_session", "another session");
-    const sharers = reader.set(this.clients);
+    tag(this.context)(reader);
+    const sharers = set(clients)(reader);
     const peers = this.near.filter((position) => sharers.includes(position));
-    const delivered = peers.map((position) => {
-      const sealed = reader.take(SEALED);
-      if (!offer.isActive) return { position, sealed };
-      const commitment = reader.take(DIGEST);
-      const signature = reader.take(SIGNATURE);
-      const path = reader.list(reader.count(1, MOST.path), () => reader.take(DIGEST));
-      return { position, sealed, commitment, signature, path };
-    });
+    const delivered = peers.map((position) => ({ position, ...entry(reader) }));
     reader.end();
-    must(
-      sharers.includes(this.position),
-      "survivors_invalid", "the server says that this client shared nothing",
-    );
-    must(
-      sharers.length >= offer.minimumCohort && peers.length >= offer.threshold,
-      "threshold_not_met", "too few clients shared their keys",
-    );
+    const isSharer = sharers.includes(this.position);
+    must(isSharer, "survivors_invalid", "the server says that this client shared nothing");
+    const areEnough = sharers.length >= offer.minimumCohort && peers.length >= offer.threshold;
+    must(areEnough, "threshold_not_met", "too few clients shared their keys");
     this.sharers = sharers;
     this.peers = peers;
-    const leaves = await allOf(delivered.map((entry) => this.#readDelivery(entry)));
+    const leaves = await allOf(delivered.map((each) => this.#readDelivery(each)));
     this.entries = offer.isActive ? await treeRoot(leaves) : NONE;
   }
 
@@ -674,8 +593,7 @@ export class PairwiseClient {
     const neighbour = this.#neighbour(position);
     const dealt = this.graph(position);
     const place = dealt.indexOf(this.position) + 1;
-    const bytes = commitment ? concat(sealed, commitment) : sealed;
-    const leaf = await hash("shares-entry", me, bytes);
+    const leaf = await hash("shares-entry", me, concat(sealed, commitment ?? NONE));
     if (commitment && signature && path) {
       const leaves = new Map([[place - 1, leaf]]);
       const root = await as("authentication_failed", () => rootFrom(dealt.length, leaves, path));
@@ -683,76 +601,56 @@ export class PairwiseClient {
       await verify(neighbour.identity, signature, "signed-shares", context, neighbour.id, count, root);
     }
     const pair = await this.#opened(neighbour, sealed);
-    if (pair) {
-      const [root, seed] = [pair.slice(0, KEY), pair.slice(KEY)];
-      pair.fill(0);
-      const isWhole = toBigInt(root) < PRIME && toBigInt(seed) < PRIME;
-      const fits =
-        isWhole &&
-        (!commitment ||
-          equal(await this.#commitment(neighbour.id, me, place, root, seed), commitment));
-      if (fits) this.held.set(position, { root, seed, place });
-    }
+    const [root, seed] = [pair.slice(0, KEY), pair.slice(KEY)];
+    pair.fill(0);
+    const isWhole = pair.length > 0 && toBigInt(root) < PRIME && toBigInt(seed) < PRIME;
+    const fits = isWhole &&
+      (!commitment || equal(await this.#commitment(neighbour.id, me, place, root, seed), commitment));
+    if (fits) this.held.set(position, { root, seed, place });
     return leaf;
   }
 
-  /** The pair of shares of a neighbour; null if it does not open. @param {Neighbour} neighbour @param {Uint8Array} sealed */
+  /** The pair of shares of a neighbour; nothing if it does not open. @param {Neighbour} neighbour @param {Uint8Array} sealed */
   async #opened(neighbour, sealed) {
-    const info = bind("channel-aead-key", neighbour.id, this.me, neighbour.channel, this.channel.public);
-    const key = await derive(neighbour.channelSecret, this.context, info);
+    const key = await this.#channelKey(neighbour, false);
     try {
       return await open(key, integer(KIND.shares, 12), sealed, this.#aeadHeader(neighbour.id, this.me));
     } catch {
-      return null;
+      return NONE;
     } finally {
       key.fill(0);
     }
   }
 
-  /** The self mask, and the mask of every edge to a neighbour that shared. @returns {Promise<Mask[]>} */
+  /** The self mask, and the mask of every edge to a neighbour that shared. */
   async #masks() {
-    const { me, context } = this;
-    const own = await expand(this.selfMaskSeed, bind("self-mask-key", context, me), 16);
+    const { me, context, position: own } = this;
     const edges = this.peers.map(async (position) => {
-      const neighbour = this.#neighbour(position);
-      const isLower = isLess(me, neighbour.id);
-      const ids = isLower ? [me, neighbour.id] : [neighbour.id, me];
-      const keys = isLower
-        ? [this.mask.public, neighbour.mask]
-        : [neighbour.mask, this.mask.public];
-      const info = bind("pairwise-seed", ...ids, ...keys);
-      const seed = await derive(neighbour.maskSecret, context, info);
-      const key = await expand(seed, bind("pairwise-mask-key", context, ...ids), 16);
+      const { id, mask, maskSecret } = this.#neighbour(position);
+      // Positions are in the order of ids: the client with the larger one adds the mask.
+      const ends = own < position ? [me, id, this.mask.public, mask] : [id, me, mask, this.mask.public];
+      const seed = await derive(maskSecret, context, bind("pairwise-seed", ...ends));
+      const key = await expand(seed, bind("pairwise-mask-key", context, ends[0], ends[1]), 16);
       seed.fill(0);
-      return this.#mask(isLower ? -1 : 1, key);
+      return streamOf(own < position ? -1 : 1, key);
     });
-    return Promise.all([this.#mask(1, own), ...edges]);
-  }
-
-  /** @param {1 | -1} sign @param {Uint8Array} key which is overwritten @returns {Promise<Mask>} */
-  async #mask(sign, key) {
-    const imported = await streamKey(key);
-    key.fill(0);
-    return { sign, key: imported };
+    const key = await expand(this.selfMaskSeed, bind("self-mask-key", context, me), 16);
+    return Promise.all([streamOf(1, key), ...edges]);
   }
 
   /** The input times the weight, and the weight, each with its check words. */
   async #inputVectors() {
     const { offer, weight } = this;
     const input = await this.input();
-    must(
-      input.length === offer.segments.length, "layout_mismatch", "the input has another layout",
-    );
-    const weightBits = BigInt(offer.population * offer.weight).toString(2).length;
+    must(input.length === offer.segments.length, "layout_mismatch", "the input has another layout");
     const segments = offer.segments.map(({ bits, length }, i) => {
       const values = input[i];
-      must(
-        values instanceof arrayOf(bits) && values.length === length,
-        "layout_mismatch", `segment ${i} of the input has another length or type`,
-      );
+      const fits = values instanceof arrayOf(bits) && values.length === length;
+      must(fits, "layout_mismatch", `segment ${i} of the input has another length or type`);
       scale(values, bits, weight);
       return { bits, values };
     });
+    const weightBits = BigInt(offer.population * offer.weight).toString(2).length;
     const last = arrayOf(weightBits).of(weightBits > 32 ? BigInt(weight) : weight);
     segments.push({ bits: weightBits, values: last });
     return Promise.all(segments.map(async ({ bits, values }, i) => {
@@ -769,30 +667,28 @@ export class PairwiseClient {
 
   /** @param {Uint8Array} message */
   async #endorse(message) {
-    const reader = new Reader(message, KIND.survivors);
-    must(equal(reader.take(TAG), this.context.slice(0, TAG)), "wrong_session", "another session");
-    const sharers = reader.set(this.clients);
-    const contributors = reader.set(this.clients);
-    reader.end();
+    const { context, clients } = this;
+    const { sharers, contributors } = decode(message, KIND.survivors, {
+      context: tag(context),
+      sharers: set(clients),
+      contributors: set(clients),
+    });
     this.#requireContributors(contributors);
-    must(sharers.join() === this.sharers.join(), "survivors_invalid", "other sharers than before");
+    must(`${sharers}` === `${this.sharers}`, "survivors_invalid", "other sharers than before");
     this.signed = contributors;
     const statement = await this.#survivorStatement(this.me, contributors);
-    const signature = await this.#sign("signed-survivors", ...statement);
-    return concat(header(KIND.survivorSignature), this.context.slice(0, TAG), signature);
+    return concat(header(KIND.survivorSignature, context), await this.#sign("signed-survivors", ...statement));
   }
 
   /** @param {number[]} contributors */
   #requireContributors(contributors) {
+    const areSharers = contributors.every((position) => this.sharers.includes(position));
     must(
-      contributors.every((position) => this.sharers.includes(position)) &&
-        contributors.includes(this.position),
+      areSharers && contributors.includes(this.position),
       "survivors_invalid", "contributors that did not share, or without this client",
     );
-    must(
-      contributors.length >= this.offer.minimumCohort,
-      "threshold_not_met", `a sum of ${contributors.length} is below the minimum cohort`,
-    );
+    const areEnough = contributors.length >= this.offer.minimumCohort;
+    must(areEnough, "threshold_not_met", `a sum of ${contributors.length} is below the minimum cohort`);
   }
 
   /** @param {number[]} positions */
@@ -813,52 +709,40 @@ export class PairwiseClient {
 
   /** @param {Uint8Array} message */
   async #unmask(message) {
-    const { offer, context, me } = this;
+    const { offer, context, me, peers } = this;
     const contributors = await this.#readRequest(message);
-    const holding = this.peers.filter((position) => this.held.has(position));
-    const indices = holding.map((position) => this.peers.indexOf(position));
-    const held = bitSet(indices, this.peers.length);
+    const holding = peers.filter((position) => this.held.has(position));
+    const held = bitSet(holding.map((position) => peers.indexOf(position)), peers.length);
     const shares = concat(...(await Promise.all(holding.map(async (position) => {
       const { root, seed, place } = /** @type {Held} */ (this.held.get(position));
       const isIn = contributors.includes(position);
       const shown = isIn ? seed : root;
       if (!offer.isActive) return shown;
-      const [name, other] = isIn
-        ? /** @type {const} */ (["mask root", root])
-        : /** @type {const} */ (["self-mask seed", seed]);
       const dealer = this.#neighbour(position).id;
-      return concat(shown, await this.#shareDigest(name, dealer, me, place, other));
+      const other = isIn
+        ? this.#shareDigest("mask root", dealer, me, place, root)
+        : this.#shareDigest("self-mask seed", dealer, me, place, seed);
+      return concat(shown, await other);
     }))));
     const signature = await this.#sign(
       "signed-unmasking", context, me, await this.#setDigest(contributors), this.entries, held, shares, NONE,
     );
-    const answer = concat(header(KIND.unmasking), context.slice(0, TAG), signature, held, shares);
     this.#clear();
-    return answer;
+    return concat(header(KIND.unmasking, context), signature, held, shares);
   }
 
   /** Read a request, and refuse it unless this very set may be unmasked. @param {Uint8Array} message */
   async #readRequest(message) {
-    const { offer, context } = this;
-    const reader = new Reader(message, KIND.request);
-    must(equal(reader.take(TAG), context.slice(0, TAG)), "wrong_session", "another session");
-    const contributors = reader.set(this.clients);
-    const endorsements = reader.list(reader.count(4, this.clients), () => ({
-      position: reader.number(4),
-      key: reader.take(KEY),
-      certificate: reader.take(SIGNATURE),
-      signature: reader.take(SIGNATURE),
-    }));
-    const views = reader.list(reader.count(4, this.clients), () => ({
-      upload: reader.take(DIGEST),
-      signature: reader.take(SIGNATURE),
-    }));
-    reader.end();
+    const { offer, clients } = this;
+    const { contributors, endorsements, views } = decode(message, KIND.request, {
+      context: tag(this.context),
+      contributors: set(clients),
+      endorsements: list(clients, record(ENDORSEMENT)),
+      views: list(clients, record(VIEW)),
+    });
     this.#requireContributors(contributors);
-    must(
-      !this.signed || this.signed.join() === contributors.join(),
-      "survivors_invalid", "another set than the one that was signed",
-    );
+    const isSigned = !this.signed || `${this.signed}` === `${contributors}`;
+    must(isSigned, "survivors_invalid", "another set than the one that was signed");
     const present = this.near.filter((position) => contributors.includes(position));
     must(present.length >= offer.threshold, "threshold_not_met", "too few neighbours contributed");
     if (offer.isActive) {
@@ -870,16 +754,11 @@ export class PairwiseClient {
     return contributors;
   }
 
-  /**
-   * @param {{position: number, key: Uint8Array, certificate: Uint8Array, signature: Uint8Array}[]} endorsements
-   * @param {number[]} contributors
-   */
+  /** @param {import("./wire.js").Values<typeof ENDORSEMENT>[]} endorsements @param {number[]} contributors */
   async #requireQuorum(endorsements, contributors) {
-    const committee = committeeOf(this.offer, this.seed, this.clients);
-    const isOrdered = endorsements.every(
-      ({ position }, i) =>
-        committee.has(position) && (i === 0 || endorsements[i - 1].position < position),
-    );
+    const committee = this.#committee();
+    const isOrdered = endorsements.every(({ position }, i) =>
+      committee.has(position) && (i === 0 || endorsements[i - 1].position < position));
     must(
       isOrdered && endorsements.length >= this.offer.quorum,
       "quorum_not_met", "the committee does not certify these contributors",
@@ -894,7 +773,7 @@ export class PairwiseClient {
     }));
   }
 
-  /** @param {{upload: Uint8Array, signature: Uint8Array}[]} views @param {number[]} present */
+  /** @param {import("./wire.js").Values<typeof VIEW>[]} views @param {number[]} present */
   async #requireViews(views, present) {
     must(views.length === present.length, "quorum_not_met", "a neighbour's view is missing");
     const sharers = await this.#setDigest(this.sharers);
@@ -903,4 +782,14 @@ export class PairwiseClient {
       return verify(identity, signature, "signed-view", this.context, id, sharers, upload);
     }));
   }
+}
+
+const ENDORSEMENT = { position: number(4), key: bytes(KEY), certificate: bytes(SIGNATURE), signature: bytes(SIGNATURE) };
+const VIEW = { upload: bytes(DIGEST), signature: bytes(SIGNATURE) };
+
+/** @param {1 | -1} sign @param {Uint8Array} key which is overwritten @returns {Promise<import("./ring.js").Mask>} */
+async function streamOf(sign, key) {
+  const imported = await streamKey(key);
+  key.fill(0);
+  return { sign, key: imported };
 }

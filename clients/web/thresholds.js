@@ -8,7 +8,7 @@ import { must } from "./wire.js";
 /**
  * A client's own floors in the place of the usual ones; one that is no number would refuse nothing.
  * @template {{minimumCohort: number}} T
- * @param {Readonly<T>} usual @param {Partial<T>} [own] @returns {T}
+ * @param {Readonly<T>} usual @param {Partial<Record<keyof T, any>>} [own] @returns {T}
  */
 export function floorsOf(usual, own) {
   const floors = { ...usual, ...own };

@@ -1,14 +1,14 @@
 /**
- * Bytes on the wire: integers, bound strings, messages, sets of clients and hash trees.
+ * Bytes on the wire: integers, bound strings, declared messages, sets of clients and hash trees.
  * Implements protocols/README.md and the formats of protocols/pairwise_mask/README.md.
  * @module
  */
 import { sha256 } from "./crypto.js";
 
-const encoder = new TextEncoder();
 const PREFIX = "secagg/1/";
 const MAGIC = "SAGG";
 const FORMAT = 1;
+const TAG = 8;
 
 /** A message, an offer or a request that this client does not accept. */
 export class Refused extends Error {
@@ -38,43 +38,31 @@ export async function allOf(under) {
 }
 
 /**
- * Refuse with another reason what a function refuses.
- * @template T @param {string} reason @param {() => T} made @returns {T}
+ * Refuse for another reason what a function refuses.
+ * @template T @param {string} reason @param {() => T} made
  */
-export function as(reason, made) {
-  const renamed = (/** @type {unknown} */ error) => {
-    throw error instanceof Refused ? new Refused(reason, error.message) : error;
-  };
+export async function as(reason, made) {
   try {
-    const value = made();
-    return value instanceof Promise ? /** @type {any} */ (value.catch(renamed)) : value;
+    return await made();
   } catch (error) {
-    return renamed(error);
+    throw error instanceof Refused ? new Refused(reason, error.message) : error;
   }
 }
 
-/**
- * What an offer is about; what is left out is not compared.
- * @typedef {object} Subject
- * @property {Uint8Array} [task] @property {bigint} [round] @property {Uint8Array} [model]
- * @property {Uint8Array} [application]
- */
+/** What an offer is about. @typedef {{task: Uint8Array, round: bigint, model: Uint8Array, application: Uint8Array}} Subject */
+const SUBJECT = /** @type {const} */ (["task", "round", "model", "application"]);
 
 /**
- * Refuse an offer about something else than this client has in mind.
- * @param {Subject} subject
- * @param {{task: Uint8Array, round: bigint, model: Uint8Array, application: Uint8Array}} offer
+ * Refuse an offer about something else than this client has in mind; what is left out is not compared.
+ * @param {Partial<Subject>} subject @param {Subject} offer
  */
-export function requireSubject({ task, round, model, application }, offer) {
-  must(
-    (!task || equal(offer.task, task)) && (round === undefined || offer.round === round) &&
-      (!model || equal(offer.model, model)),
-    "below_floor", "the offer is about another task, round or model than this client's",
-  );
-  must(
-    !application || equal(offer.application, application),
-    "below_floor", "the offer binds other terms than this client's",
-  );
+export function requireSubject(subject, offer) {
+  for (const name of SUBJECT) {
+    const own = subject[name];
+    // Bytes and integers alike are compared by their digits.
+    const isSame = own === undefined || String(own) === String(offer[name]);
+    must(isSame, "below_floor", `the offer is about another ${name} than this client's`);
+  }
 }
 
 /** The object that a JSON text encodes. @param {string} text @param {string} reason to refuse anything else */
@@ -126,19 +114,15 @@ export function unhex(digits) {
 export const toBigInt = (bytes) => (bytes.length ? BigInt(`0x${hex(bytes)}`) : 0n);
 
 /** @param {string} text */
-export const utf8 = (text) => encoder.encode(text);
+export function utf8(text) {
+  return new TextEncoder().encode(text);
+}
 
 /** @param {Uint8Array} a @param {Uint8Array} b */
 export function equal(a, b) {
   let difference = a.length ^ b.length;
   for (let i = 0; i < a.length; i++) difference |= a[i] ^ b[i];
   return difference === 0;
-}
-
-/** Whether a stands before b, as numbers of one length. @param {Uint8Array} a @param {Uint8Array} b */
-export function isLess(a, b) {
-  const at = a.findIndex((byte, i) => byte !== b[i]);
-  return at >= 0 && a[at] < b[at];
 }
 
 // --- Bound strings ---------------------------------------------------------------------------
@@ -162,8 +146,9 @@ export async function commit(label, parts, secret) {
 
 // --- Messages --------------------------------------------------------------------------------
 
-/** The first seven bytes of a message. @param {number} kind */
-export const header = (kind) => concat(utf8(MAGIC), [FORMAT], integer(kind, 2));
+/** The first seven bytes of a message, and the tag of its session. @param {number} kind @param {Uint8Array} [digest] */
+export const header = (kind, digest = new Uint8Array(0)) =>
+  concat(utf8(MAGIC), [FORMAT], integer(kind, 2), digest.slice(0, TAG));
 
 /** First and last kinds of messages; no number between or beyond is one. */
 const KINDS = [
@@ -175,17 +160,15 @@ const KINDS = [
 export function kindOf(message) {
   const kind = (message[5] << 8) | message[6];
   new Reader(message, kind);
-  must(
-    KINDS.some(([first, last]) => first <= kind && kind <= last),
-    "not_canonical", `${kind} is no kind of message`,
-  );
+  const isKnown = KINDS.some(([first, last]) => first <= kind && kind <= last);
+  must(isKnown, "not_canonical", `${kind} is no kind of message`);
   return kind;
 }
 
 /** Bytes with their length before them. @param {Uint8Array} bytes */
 export const variable = (bytes) => concat(integer(bytes.length, 4), bytes);
 
-/** Reads a message from its header to its end, and refuses what is left over. */
+/** Reads a message from its header on. */
 export class Reader {
   /** @param {Uint8Array} message @param {number} kind */
   constructor(message, kind) {
@@ -210,41 +193,11 @@ export class Reader {
     return Number(value);
   }
 
-  /** An integer of 64 bits. */
-  bigint() {
-    return toBigInt(this.take(8));
-  }
-
-  /** Bytes with their length before them. @param {number} most */
-  variable(most) {
-    return this.take(this.count(4, most));
-  }
-
-  /** A length, or a number of items. @param {number} size @param {number} most */
-  count(size, most) {
+  /** A length, or a number of items. @param {number} most @param {number} [size] */
+  count(most, size = 4) {
     const count = this.number(size);
     must(count <= most, "length_over_limit", `a message has ${count} where ${most} is the limit`);
     return count;
-  }
-
-  /** So many values, each read by a function. @template T @param {number} count @param {() => T} read */
-  list(count, read) {
-    /** @type {T[]} */
-    const out = [];
-    for (let i = 0; i < count; i++) out.push(read());
-    return out;
-  }
-
-  /** Positions below a size, as a set of bits. @param {number} size */
-  set(size) {
-    const bits = this.take((size + 7) >> 3);
-    const out = [];
-    for (let i = 0; i < bits.length * 8; i++) {
-      if (!((bits[i >> 3] >> (i & 7)) & 1)) continue;
-      must(i < size, "not_canonical", "bits beyond the end of a set are not zero");
-      out.push(i);
-    }
-    return out;
   }
 
   /** Refuse what is left over. */
@@ -252,6 +205,64 @@ export class Reader {
     must(this.at === this.message.length, "trailing_bytes", "bytes follow the end of a message");
   }
 }
+
+// Fields of declared messages, in the order of their tables: how each is read.
+
+/** @template T @typedef {(reader: Reader) => T} Field */
+/** @template {Record<string, Field<any>>} F @typedef {{[name in keyof F]: ReturnType<F[name]>}} Values */
+
+/** Read a whole message. @template {Record<string, Field<any>>} F @param {Uint8Array} message @param {number} kind @param {F} fields */
+export function decode(message, kind, fields) {
+  const reader = new Reader(message, kind);
+  const values = record(fields)(reader);
+  reader.end();
+  return values;
+}
+
+/** Fields one after another. @template {Record<string, Field<any>>} F @param {F} fields @returns {Field<Values<F>>} */
+export const record = (fields) => (reader) =>
+  /** @type {any} */ (Object.fromEntries(Object.entries(fields).map(([name, field]) => [name, field(reader)])));
+
+/** So many bytes. @param {number} count @returns {Field<Uint8Array>} */
+export const bytes = (count) => (reader) => reader.take(count);
+
+/** An integer below 2^53. @param {number} size @returns {Field<number>} */
+export const number = (size) => (reader) => reader.number(size);
+
+/** An integer of 64 bits. @type {Field<bigint>} */
+export const long = (reader) => toBigInt(reader.take(8));
+
+/** One of so many choices, in a byte. @param {number} choices @returns {Field<number>} */
+export const choice = (choices) => (reader) => {
+  const value = reader.number(1);
+  must(value < choices, "not_canonical", "a number stands for no choice");
+  return value;
+};
+
+/** Whether, in a byte. @type {Field<boolean>} */
+export const flag = (reader) => choice(2)(reader) === 1;
+
+/** Bytes with their length before them. @param {number} most @returns {Field<Uint8Array>} */
+export const sized = (most) => (reader) => reader.take(reader.count(most));
+
+/** Items with their number before them. @template T @param {number} most @param {Field<T>} item @param {number} [size] @returns {Field<T[]>} */
+export const list = (most, item, size) => (reader) => {
+  const out = [];
+  for (let left = reader.count(most, size); left > 0; left--) out.push(item(reader));
+  return out;
+};
+
+/** Positions below a size, as a set of bits. @param {number} size @returns {Field<number[]>} */
+export const set = (size) => (reader) => {
+  const bits = reader.take((size + 7) >> 3);
+  const out = [...Array(8 * bits.length).keys()].filter((i) => (bits[i >> 3] >> (i & 7)) & 1);
+  must(out.every((i) => i < size), "not_canonical", "bits beyond the end of a set are not zero");
+  return out;
+};
+
+/** The first bytes of a digest, which tell sessions apart. @param {Uint8Array} digest @returns {Field<void>} */
+export const tag = (digest) => (reader) =>
+  must(equal(reader.take(TAG), digest.slice(0, TAG)), "wrong_session", "a message of another session");
 
 // --- Sets and lists of clients ---------------------------------------------------------------
 

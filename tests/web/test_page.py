@@ -97,6 +97,48 @@ def test_an_invitation_takes_part_once_with_one_drawing(town: Any, browser: Any,
     assert "sent before" in tabs[0].inner_text("#say")
 
 
+def invited(town: Any, context: Any, count: int) -> list[Any]:
+    """Open tabs with an invitation each, and a drawing; the first two have the same."""
+    keys = town.keys(count - 1)
+    patience = ("--patience", "1", "--exchange-seconds", "30")
+    url = town.serve("--page", "--set", f"roster={keys / 'roster.json'}", *patience)
+    tabs = [context.new_page() for _ in range(count)]
+    for number, tab in enumerate(tabs):
+        tab.goto(f"{url}/page/#{quote((keys / f'client-{max(0, number - 1)}.key').read_text())}")
+        tab.wait_for_url(f"{url}/page/", timeout=LONG)
+        draw(tab)
+    return tabs
+
+
+def said_at_the_end(tabs: list[Any]) -> list[str]:
+    for tab in tabs:
+        tab.evaluate("document.getElementById('send').click()")
+    for tab in tabs:
+        tab.wait_for_selector("body[data-ended=yes]", timeout=LONG)
+    return [tab.inner_text("#say") for tab in tabs]
+
+
+def test_two_tabs_with_one_invitation_at_once_take_part_at_most_once(town: Any, browser: Any) -> None:
+    tabs = invited(town, browser.new_context(), 7)
+    ended = said_at_the_end(tabs)
+    assert sum(each.startswith("the sum of") for each in ended[:2]) <= 1
+    assert set(ended[2:]) <= {"the sum of 5 clients was released", "the sum of 6 clients was released"}
+
+
+def test_a_browser_without_room_for_what_is_spent_sends_no_drawing(town: Any, browser: Any) -> None:
+    """The disk is full for one visitor alone, whose tab stops before its upload."""
+    tabs = invited(town, browser.new_context(), 7)[1:]
+    tabs[0].evaluate(
+        """() => {
+        IDBObjectStore.prototype.put = () => { throw new DOMException("the disk is full", "QuotaExceededError"); };
+    }"""
+    )
+    ended = said_at_the_end(tabs)
+    assert ended[0] == "This browser cannot take part."
+    assert "Nothing yet" in tabs[0].inner_text("#seen-note")
+    assert set(ended[1:]) == {"the sum of 5 clients was released"}
+
+
 def test_a_tab_that_is_closed_has_dropped_out_and_the_next_sum_begins(town: Any, browser: Any) -> None:
     url = town.serve("--page", "--clients", "5", "--patience", "1", "--exchange-seconds", "30")
     tabs = [tab_of(browser, url) for _ in range(5)]

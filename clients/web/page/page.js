@@ -29,15 +29,6 @@ const ofTab = new RoundLedger(inMemory());
 /** @param {string} sentence */
 const say = (sentence) => (element("say").textContent = sentence);
 
-/** A percent-encoded text; one that is not is taken as it stands, and is no key file. @param {string} text */
-function decoded(text) {
-  try {
-    return decodeURIComponent(text);
-  } catch {
-    return text;
-  }
-}
-
 /** The visitor's key, where an invitation brought one. @type {Promise<import("../pairwise.js").Identity | undefined>} */
 let invitation = Promise.resolve(undefined);
 
@@ -46,7 +37,8 @@ function takeInvitation() {
   const text = location.hash.slice(1);
   if (!text) return;
   history.replaceState(null, "", location.pathname);
-  invitation = identityOf(decoded(text));
+  // Read as a query is: text that is not encoded as it should be is no key file, and no error.
+  invitation = identityOf(new URLSearchParams(`key=${text}`).get("key") ?? "");
   invitation.catch(() => {}); // It is awaited, and the error shown, when the visitor takes part.
 }
 

@@ -15,7 +15,7 @@ import { PairwiseClient, committeeOf, graphOf } from "../pairwise.js";
 import { addMasks, arrayOf, checkWords, pack } from "../ring.js";
 import { deal } from "../shamir.js";
 import {
-  Refused, bind, bitSet, commit, concat, equal, hash, header, hex, idsOf, integer, isLess, kindOf,
+  Refused, bind, bitSet, commit, concat, equal, hash, header, hex, idsOf, integer, kindOf,
   requireSubject, rootFrom, treeRoot, unhex, utf8,
 } from "../wire.js";
 
@@ -133,7 +133,7 @@ const derivedPair = async (root, role, t0) =>
 
 /** What two clients with these key pairs mask with. */
 async function edge([mine, theirs], ids, context) {
-  const [low, high] = isLess(ids[0], ids[1]) ? [0, 1] : [1, 0];
+  const [low, high] = hex(ids[0]) < hex(ids[1]) ? [0, 1] : [1, 0];
   const keys = [mine, theirs];
   const info = bind("pairwise-seed", ids[low], ids[high], keys[low].public, keys[high].public);
   const seed = await derive(await agree(mine.own, theirs.public), context, info);

@@ -1,0 +1,231 @@
+/** A server that alters what it said, over HTTP: offers of one message, bodies, stores. What it gets is counted. */
+import assert from "node:assert/strict";
+import { createServer } from "node:http";
+import { after, before, beforeEach, test } from "node:test";
+import { gzipSync } from "node:zlib";
+
+import { keyPair, random, sha256 } from "../crypto.js";
+import { applicationDigest, layoutOf } from "../encoding.js";
+import { Left, contribute } from "../http.js";
+import { RoundLedger, inMemory } from "../ledger.js";
+import { requireExact } from "../one_message.js";
+import { Refused, concat, hash, header, integer, utf8, variable } from "../wire.js";
+
+const TERMS = { all_clients: 3, bits: 16, clip: 1, clients: 3, group: 1, groups: 1, values: 2 };
+const text = JSON.stringify(TERMS);
+const CARD = {
+  session: "0".repeat(32), protocol: "one-message", mode: "semi_honest", task: "sum", round_number: "7",
+  answer_bytes: 1, terms: text,
+};
+const DONE = { status: 200, body: "the sum of 3 clients was released" };
+/** What the server says to each request for a message, the last one for ever. @type {any[]} */
+let script = [];
+/** Cards, likewise. @type {any[]} */
+let cards = [];
+/** @type {any[]} */
+let seats = [];
+/** @type {string[]} */
+let heard = [];
+const next = (/** @type {any[]} */ said) => (said.length > 1 ? said.shift() : said[0]);
+const server = createServer((request, response) => {
+  const { method, url: path = "" } = request;
+  heard.push(`${method} ${path}`);
+  request.resume();
+  let said = { status: 202, body: "" };
+  if (/session(\?|$)/.test(path)) said = next(cards);
+  else if (path.endsWith("/seats")) said = next(seats);
+  else if (path.endsWith("/message")) said = next(script);
+  const { status, body, cut, ...headers } = /** @type {any} */ (said);
+  response.writeHead(status, headers);
+  response.write(body);
+  if (cut) setTimeout(() => response.destroy(), 20);
+  else response.end();
+});
+let url = "";
+before(async () => {
+  await new Promise((resolve) => server.listen(0, "127.0.0.1", () => resolve(null)));
+  url = `http://127.0.0.1:${/** @type {any} */ (server.address()).port}`;
+});
+after(() => {
+  server.closeAllConnections();
+  server.close();
+});
+beforeEach(() => {
+  [heard, cards, seats] = [[], [cardOf()], [{ status: 201, body: "0" }]];
+});
+
+/** @param {object} [changes] */
+const cardOf = (changes) => ({ status: 200, body: JSON.stringify({ ...CARD, ...changes }) });
+/** @param {number} stage @param {Uint8Array} bytes */
+const messageOf = (stage, bytes) => ({ status: 200, body: Buffer.from(bytes), "secagg-stage": String(stage) });
+/** Answers that the server was sent. */
+const answers = () => heard.filter((each) => each.includes("/answers/"));
+const FLOORS = { minimumHolders: 3, assumedCorruptedHolders: 0 };
+
+/** @param {any[]} said @param {object} [options] */
+function take(said, options = {}) {
+  script = said;
+  return contribute(url, [0.5, -0.5], { floors: FLOORS, ledger: new RoundLedger(inMemory()), patience: 1, ...options });
+}
+
+/** The offer of a server that is its own holders, for the card's terms, with changes. @param {any} [changes] */
+async function offerOf(changes = {}) {
+  const given = {
+    epoch: 5n, mode: 0, suite: 0, threshold: 3, packing: 1, expiry: 2 ** 40, task: utf8("sum"), round: 7n,
+    capacity: 3, bounds: null, sum: random(16), model: await sha256(new Uint8Array(0)),
+    application: await applicationDigest(text, TERMS), ...changes,
+  };
+  const thresholds = [0, given.threshold, given.packing, 0].map((each) => integer(each, 2));
+  const holders = [1, 2, 3].map((id) => concat(integer(id, 8), new Uint8Array(32)));
+  const statement = concat(
+    header(100), integer(given.epoch, 8), [given.mode, given.suite, 0], ...thresholds, integer(given.expiry, 8),
+    new Uint8Array(32), integer(3, 4), ...holders, integer(0, 4),
+  );
+  const digest = await hash("one-message-record", statement);
+  const keys = await Promise.all(holders.map(async (_, at) => {
+    const { public: key } = await keyPair(random(32));
+    return variable(concat(header(101), digest, integer(at, 2), variable(key), random(32), integer(0, 4)));
+  }));
+  const segments = [{ length: 2, ringBits: 18, bounds: given.bounds }, { length: 1, ringBits: given.capacity.toString(2).length, bounds: null }];
+  const numbers = {
+    task: given.task, segments, degree: 1024, modulusBits: 28, guardBits: 8, droppedBits: 0, capacity: given.capacity,
+    capacityWeight: given.capacity, minimumCohort: 3, corruptedClients: 1, maximumWeight: 1,
+  };
+  for (let isExact = false; !isExact; segments[1].length++) {
+    try {
+      requireExact(/** @type {any} */ (numbers));
+      isExact = true;
+      segments[1].length--;
+    } catch {
+      assert.ok(segments[1].length < 10_000);
+    }
+  }
+  const rows = segments.map(({ length, ringBits, bounds }) => concat(
+    integer(length, 8), [ringBits, bounds ? 1 : 0], ...(bounds ?? []).map((each) => integer(2n ** 63n + BigInt(each), 8)), [0],
+  ));
+  const capacity = [integer(given.capacity, 4), integer(given.capacity, 8)];
+  return concat(
+    header(102), variable(statement), integer(3, 4), ...keys, variable(given.task), variable(await layoutOf(TERMS)),
+    integer(1024, 2), [28, 8, 0], integer(2, 4), ...rows, ...capacity, integer(3, 2), integer(0, 2),
+    integer(given.threshold, 2), integer(given.packing, 2), [0], integer(0, 2), integer(3, 4), integer(1, 4), integer(1, 4),
+    given.sum, integer(given.round, 8), given.model, given.application,
+  );
+}
+
+test("an offer that fits the card gets one upload", async () => {
+  const { isReleased, clamped } = await take([messageOf(0, await offerOf()), DONE]);
+  assert.deepEqual([isReleased, clamped, answers().length], [true, 0, 1]);
+});
+
+for (const [name, changes] of Object.entries({
+  "another round": { round: 8n },
+  "another task": { task: utf8("mus") },
+  "other terms": { application: new Uint8Array(32) },
+  "another model": { model: new Uint8Array(32) },
+  "bounds that the terms do not have": { bounds: [-1, 1] },
+  "the hybrid suite": { suite: 1 },
+  "an epoch that is over": { expiry: 1 },
+  "a threshold that one holder reaches": { threshold: 1 },
+  "no sum": { sum: new Uint8Array(16) },
+  "more clients than the codes have room for": { capacity: 5 },
+})) {
+  test(`an offer of one message with ${name} gets no upload, and nothing is spent`, async () => {
+    const ledger = new RoundLedger(inMemory());
+    const offer = await offerOf(changes);
+    const reason = name === "no sum" ? "parameter_out_of_range" : "below_floor";
+    await assert.rejects(take([messageOf(0, offer), DONE], { ledger }), { reason });
+    assert.deepEqual(answers(), []);
+    await ledger.requireOpen(":sum", { round: 7n });
+  });
+}
+
+test("an offer that is cut short, or has a byte more, gets no upload", async () => {
+  const offer = await offerOf();
+  for (const bytes of [offer.slice(0, -1), offer.slice(0, 200), concat(offer, [0])]) {
+    await assert.rejects(take([messageOf(0, bytes), DONE]), Refused);
+    assert.deepEqual(answers(), []);
+  }
+});
+
+test("a second offer gets no second upload, at the same stage or a later one", async () => {
+  for (const stage of [0, 1]) {
+    heard = [];
+    const said = [messageOf(0, await offerOf()), messageOf(stage, await offerOf()), DONE];
+    if (stage) await assert.rejects(take(said), { reason: "already_answered" });
+    else await take(said);
+    assert.deepEqual(new Set(answers().map((each) => each.slice(-1))), new Set(["0"]));
+  }
+});
+
+test("an epoch of holders before the newest gets no upload", async () => {
+  const ledger = new RoundLedger(inMemory());
+  await ledger.charge(":sum", { round: 6n, epoch: 6n });
+  await assert.rejects(take([messageOf(0, await offerOf()), DONE], { ledger }), { reason: "wrong_session" });
+  assert.deepEqual(answers(), []);
+});
+
+test("of two tabs with one ledger one uploads", async () => {
+  const ledger = new RoundLedger(inMemory());
+  const offer = messageOf(0, await offerOf());
+  const both = [take([offer, offer, DONE], { ledger }), take([offer, offer, DONE], { ledger })];
+  const ended = await Promise.allSettled(both);
+  const refused = ended.filter(({ status }) => status === "rejected");
+  assert.deepEqual(refused.map(({ reason }) => reason.reason), ["already_answered"]);
+  assert.equal(answers().length, 1);
+});
+
+test("a store that is full keeps the upload back, and the server hears that the client left", async () => {
+  const full = inMemory();
+  const ledger = new RoundLedger(async (name, change) => {
+    await full(name, (spent) => {
+      const changed = change(spent);
+      if (changed !== spent) throw new DOMException("the disk is full", "QuotaExceededError");
+      return changed;
+    });
+  });
+  await assert.rejects(take([messageOf(0, await offerOf()), DONE], { ledger }), { name: "QuotaExceededError" });
+  await new Promise((resolve) => setTimeout(resolve, 100));
+  assert.deepEqual(answers(), []);
+  assert.ok(heard.some((each) => each.startsWith("DELETE")));
+});
+
+// --- Cards and bodies ------------------------------------------------------------------------
+
+for (const protocol of ["enclave", "two-servers", "coded-mask", "__proto__", "constructor"]) {
+  test(`a card of ${protocol} is refused by its name before anything is sent`, async () => {
+    cards = [cardOf({ protocol })];
+    await assert.rejects(take([DONE]), new RegExp(`no part in a sum by ${protocol}`));
+    assert.deepEqual(heard, ["GET /v1/session"]);
+  });
+}
+
+test("the card of the next session is held to the same floors as the first", async () => {
+  for (const changes of [{ task: "mus" }, { mode: "active" }, { terms: JSON.stringify({ ...TERMS, clients: 2 }) }]) {
+    [heard, cards, seats] = [[], [cardOf(), cardOf(changes)], [{ status: 403, body: "" }, { status: 201, body: "0" }]];
+    await assert.rejects(take([DONE]), Refused);
+    assert.equal(heard.filter((each) => each.endsWith("/seats")).length, 1);
+  }
+});
+
+test("a body that ends early is asked for again, and never taken for whole", async () => {
+  const offer = await offerOf();
+  const cut = { ...messageOf(0, offer.slice(0, -1)), "content-length": offer.length, cut: true };
+  await assert.rejects(take([cut]), Left);
+  assert.deepEqual(answers(), []);
+  const { isReleased } = await take([cut, messageOf(0, offer), DONE]);
+  assert.deepEqual([isReleased, answers().length], [true, 1]);
+});
+
+test("a body that grows when it is unpacked is not read to its end", async () => {
+  const body = gzipSync(Buffer.alloc(2 ** 27));
+  cards = [{ status: 200, body, "content-encoding": "gzip" }];
+  await assert.rejects(take([DONE]), /longer than 1048576/);
+});
+
+test("a mean of another length than the values is no result", async () => {
+  const json = (/** @type {number[]} */ mean) => ({
+    status: 200, "content-type": "application/json", body: JSON.stringify({ sentence: "done", mean, count: 3 }),
+  });
+  assert.deepEqual((await take([messageOf(0, await offerOf()), json([0, 1])])).result, { mean: [0, 1], count: 3 });
+  assert.equal((await take([messageOf(0, await offerOf()), json([0, 1, 2])])).result, null);
+});
