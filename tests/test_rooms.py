@@ -27,7 +27,7 @@ BUDGETS = {
     "compression": 5_850,
     "protocols/pairwise_mask": 6_590,
     "protocols/enclave": 6_405,
-    "protocols/two_servers": 7_550,
+    "protocols/two_servers": 7_551,
     "protocols/one_message": 6_144,
     "protocols/coded_mask": 1_173,
     "secagg/planning": 1_315,

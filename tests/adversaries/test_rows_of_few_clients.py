@@ -201,11 +201,7 @@ def test_a_histogram_of_touches_is_another_layout() -> None:
     theirs = InsecureEnclaveSession(setup_of(histograms, form=ReleaseForm.HISTOGRAM))
     client = theirs.new_client(1, about=replace(theirs.subject, layout=LAYOUT))
     with pytest.raises(InvalidParameters, match="floors on rows"):
-        client.charge(theirs.verified(), theirs_stamp(theirs), NOW)
-
-
-def theirs_stamp(session: InsecureEnclaveSession) -> Any:
-    return session.seal(2, payload=session.setup.payload_of(2)).sealed.header.model
+        client.admit(theirs.verified(), NOW)
 
 
 # --- What is no floor -------------------------------------------------------------------------------------------------
