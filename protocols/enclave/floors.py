@@ -126,7 +126,7 @@ class EnclaveFloors:
         yield least < self.minimum_cohort, f"a cohort of {least} is below {self.minimum_cohort}"
         is_other = self.authority is not None and configuration.authority != self.authority
         yield is_other, "clients are certified by another authority than this client's"
-        yield configuration.layout != layout, "its layout, codebooks or floors on rows are not those of this client"
+        yield configuration.layout != layout, "its layout or codebooks, or floors on rows, are not those of this client"
         length = sum(segment.length for segment in configuration.layout.segments)
         yield length > self.maximum_length, f"its vectors are longer than {self.maximum_length}"
         weight = configuration.maximum_weight
