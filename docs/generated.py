@@ -265,14 +265,26 @@ def _files(sentence: str, read: Mapping[str, int]) -> str:
 
 
 def scoreboard() -> str:
-    """Return the results of attacks on other libraries and on this one, or say how to get them."""
-    if (written := RESULTS / "scoreboard.md").exists():
-        # The page has the title.
-        return written.read_text(encoding="utf-8").partition("\n")[2].strip()
-    if (results := RESULTS / "scoreboard.json").exists():
-        rows = json.loads(results.read_text(encoding="utf-8"))
-        return table(tuple(rows[0]), [tuple(str(value) for value in row.values()) for row in rows])
-    return "No results are in this checkout yet."
+    """Return the verdicts on attacks on other libraries and on this one, and what each script found."""
+    # The page has the title.
+    verdicts = (RESULTS / "scoreboard.md").read_text(encoding="utf-8").partition("\n")[2].strip()
+    verdicts = verdicts.replace("](scoreboard.json)", "](/benchmarks/results/scoreboard.json)")
+    record = json.loads((RESULTS / "scoreboard.json").read_text(encoding="utf-8"))
+    return "\n\n".join([verdicts, *(_found(record, attack, what) for attack, what in record["attacks"].items())])
+
+
+def _found(record: Mapping[str, Any], attack: str, what: str) -> str:
+    found = dict[tuple[str, str], list[str]]()
+    for library in record["libraries"]:
+        why, mode = library["attacks"][attack]["why"], library["what"].partition(" (")[0].rpartition(", ")[2]
+        found.setdefault((library["package"], f"{why[0].upper()}{why[1:].rstrip('.')}."), []).append(mode)
+    names = [package for package, _ in found]
+    # A library whose modes have different results has a line for each.
+    said = [
+        f"- {package}{f', {modes[0]}' if names.count(package) > 1 else ''}: {sentence}"
+        for (package, sentence), modes in found.items()
+    ]
+    return "\n".join([f"## {attack.capitalize()}", "", what, "", *said])
 
 
 def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

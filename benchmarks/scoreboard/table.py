@@ -21,7 +21,8 @@ attacks. *Succeeded*: the script got what the attack is for, and checked it. *Re
 stopped it, or the result is of no use. *Not applicable*: there is nothing to aim at. *Not shown*: a
 defence looks weak, and no attack was run. A verdict is about the version and the script alone. Some
 attacks are outside of what a library promises: APPFL's documents exclude a malicious server and
-dropouts, and Flower's SecAgg+ and OpenFL's name no defence against a server that lies.
+dropouts, and Flower's SecAgg+ and OpenFL's name no defence against a server that lies. The findings
+behind each verdict are in [the record](scoreboard.json), and on the site below this table.
 """
 
 
@@ -35,24 +36,13 @@ def main() -> None:
 
 
 def lines(read: list[dict[str, Any]]) -> Iterator[str]:
-    """Write the verdicts in one table, and then what each script saw."""
+    """Write the verdicts in one table."""
     yield INTRODUCTION
     heads = [f"{one['package']} {one['version']}, {one['what'].partition(' (')[0]}" for one in read]
     yield from ("| attack | " + " | ".join(heads) + " |", "|---" * (len(read) + 1) + "|")
     for attack in ATTACKS:
         verdicts = [one["attacks"][attack]["verdict"] for one in read]
         yield f"| {attack} | " + " | ".join(f"**{v}**" if v == "succeeded" else v for v in verdicts) + " |"
-    for attack, what in ATTACKS.items():
-        yield from ("", f"## {attack.capitalize()}", "", what, "")
-        found = dict[tuple[str, str], list[str]]()
-        for one in read:
-            why = one["attacks"][attack]["why"]
-            mode = one["what"].partition(" (")[0].rpartition(", ")[2]
-            found.setdefault((one["package"], f"{why[0].upper()}{why[1:].rstrip('.')}."), []).append(mode)
-        for (package, said), modes in found.items():
-            # A library whose modes have different results has a line for each.
-            several = sum(name == package for name, _ in found) > 1
-            yield f"- {package}{f', {modes[0]}' if several else ''}: {said}"
 
 
 if __name__ == "__main__":

@@ -161,13 +161,15 @@ def test_every_name_of_a_face_is_in_the_reference() -> None:
     assert "EnclaveHelpers" in generated.api("secagg.protocols.enclave")
 
 
-def test_results_of_the_scoreboard_are_shown_where_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(generated, "RESULTS", tmp_path)
-    assert generated.scoreboard() == "No results are in this checkout yet."
-    (tmp_path / "scoreboard.json").write_text(json.dumps([{"attack": "replay", "secagg": "refused"}]), encoding="utf-8")
-    assert "| replay | refused |" in generated.scoreboard()
-    (tmp_path / "scoreboard.md").write_text("# Title\n\na table\n", encoding="utf-8")
-    assert generated.scoreboard() == "a table"
+def test_the_scoreboard_has_the_verdicts_and_what_each_script_found() -> None:
+    text, record = generated.scoreboard(), json.loads((generated.RESULTS / "scoreboard.json").read_text("utf-8"))
+    assert "| cohort of one | **succeeded** |" in text
+    for attack, what in record["attacks"].items():
+        section = text.partition(f"## {attack.capitalize()}\n\n{what}\n\n")[2].partition("\n##")[0]
+        for library in record["libraries"]:
+            assert library["attacks"][attack]["why"][1:].rstrip(".") in section
+    assert "- secagg, `active`: " in text
+    assert text.count("- flwr: ") == len(record["attacks"])
 
 
 # --- Links of the built site ------------------------------------------------------------------------------------------
