@@ -28,7 +28,7 @@ BUDGETS = {
     "protocols/pairwise_mask": 6_590,
     "protocols/enclave": 6_370,
     "protocols/two_servers": 7_550,
-    "protocols/one_message": 6_144,
+    "protocols/one_message": 6_121,
     "protocols/coded_mask": 1_173,
     "secagg/planning": 1_315,
     "secagg/simulation": 550,
