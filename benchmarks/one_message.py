@@ -19,7 +19,7 @@ from secagg.crypto.mask_expansion import expand
 from secagg.crypto.ring import Ring, RingVector
 from secagg.crypto.secret import Secret
 from secagg.protocols.one_message.holder import HeldShare, open_share, summed
-from secagg.protocols.one_message.lattice.masks import EpochRing, RingSecret
+from secagg.protocols.one_message.lattice.masks import EpochRing
 from secagg.protocols.one_message.lattice.opening import Accumulator, Opening, SumOfSecrets
 from secagg.protocols.one_message.lattice.values import Values
 from secagg.protocols.one_message.parameters import Parameters, ThresholdRule
@@ -72,7 +72,7 @@ def _client(parameters: Parameters, ring: EpochRing, vector: RingVector) -> Iter
 
 
 def _server(
-    parameters: Parameters, ring: EpochRing, uploads: list[tuple[bytes, RingSecret]], vector: RingVector
+    parameters: Parameters, ring: EpochRing, uploads: list[tuple[bytes, Secret]], vector: RingVector
 ) -> Iterator[Figure]:
     planes = [np.zeros(parameters.coefficients, f"<u{bits // 8 or 1}") for bits in parameters.runs[0].plane_bits]
     sums = [
@@ -147,7 +147,7 @@ def _full_sum(parameters: Parameters, ring: EpochRing, vector: RingVector) -> tu
     for _ in range(CLIENTS):
         upload, secret = ring.mask([vector], _seed())
         total.add(upload)
-        secrets += secret.expose()
+        secrets += np.frombuffer(secret.expose(), np.int8)
     return total, secrets
 
 
@@ -158,7 +158,7 @@ def _opened(ring: EpochRing, total: Accumulator, secrets: SumOfSecrets) -> RingV
 
 
 def _dealt(parameters: Parameters, contexts: list[bytes]) -> Dealing:
-    secret = RingSecret(np.ones(parameters.degree, np.int8))
+    secret = Secret("ring secret", bytes([1]) * parameters.degree)
     return deal(secret, parameters, contexts, COINS)
 
 

@@ -334,7 +334,7 @@ ROOMS: Final = (
         _ENCLAVE_ATTACKS,
     ),
     Room(
-        "one message: client, server, buffers",
+        "one message: client, server",
         _in(
             "protocols/one_message",
             "client.py",

@@ -25,7 +25,6 @@ from secagg.crypto.labels import Label
 from secagg.crypto.secret import Confined, Secret
 from secagg.errors import InvalidParameters, MalformedMessage, Misuse, Reason
 
-from .lattice.masks import RingSecret
 from .parameters import CHECK_WORDS, FIELD, SEED_BYTES, Parameters
 
 WORD: Final = np.dtype("<u2")
@@ -163,11 +162,11 @@ class Dealing(Confined):
         return f"<Dealing, {len(self.shares)} shares>"
 
 
-def deal(secret: RingSecret, parameters: Parameters, contexts: Sequence[bytes], coins: Coins) -> Dealing:
+def deal(secret: Secret, parameters: Parameters, contexts: Sequence[bytes], coins: Coins) -> Dealing:
     """Share the secret of an upload; the secret is wiped.
 
     Args:
-        secret: the short polynomial of one upload.
+        secret: the short polynomial of one upload, a signed byte for each coefficient.
         parameters: the epoch's.
         contexts: for each holder, what its share is bound to: the epoch, the client, the holder and a nonce.
         coins: fresh seeds are drawn from them.
@@ -179,7 +178,7 @@ def deal(secret: RingSecret, parameters: Parameters, contexts: Sequence[bytes], 
         raise Misuse(f"{parameters.holders} holders need as many distinct contexts; got {len(set(contexts))}")
     columns, packing = parameters.secret_columns, parameters.packing
     values = np.empty((parameters.threshold, columns + CHECK_WORDS), np.int64)
-    values[:packing, :columns] = secret.expose().reshape(packing, columns)
+    values[:packing, :columns] = np.frombuffer(secret.expose(), np.int8).reshape(packing, columns)
     values[:packing, :columns] %= FIELD
     secret.wipe()
     with Secret.random("seed of free values", SEED_BYTES, coins) as seed:

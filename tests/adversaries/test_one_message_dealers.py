@@ -28,7 +28,7 @@ from secagg.identifiers import ClientId, HolderId, ServerId
 from secagg.protocols.one_message import client as client_module
 from secagg.protocols.one_message import sharing
 from secagg.protocols.one_message.configuration import Agreement, Offer
-from secagg.protocols.one_message.lattice.masks import EpochRing, RingSecret, epoch_ring
+from secagg.protocols.one_message.lattice.masks import EpochRing, epoch_ring
 from secagg.protocols.one_message.lattice.opening import WrongSecret
 from secagg.protocols.one_message.messages import (
     Upload,
@@ -420,7 +420,7 @@ def test_a_wrong_input_spoils_the_sum_and_names_nobody() -> None:
         ring = epoch_ring(offer.agree().parameters, offer.agree().epoch.seed)
         masked = type(ring).mask
 
-        def mask(self: EpochRing, *arguments: Any) -> tuple[bytes, RingSecret]:
+        def mask(self: EpochRing, *arguments: Any) -> tuple[bytes, Secret]:
             return upload.vector, masked(self, *arguments)[1]
 
         patched.setattr(type(ring), "mask", mask)

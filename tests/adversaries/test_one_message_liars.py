@@ -21,12 +21,12 @@ import numpy as np
 import pytest
 
 from secagg.contract import Layout, RingSegment
+from secagg.crypto.secret import Secret
 from secagg.errors import PeerMisbehaved, ThresholdNotMet
 from secagg.identifiers import HolderId
 from secagg.protocols.one_message import client as client_module
 from secagg.protocols.one_message import sharing
 from secagg.protocols.one_message.configuration import Offer
-from secagg.protocols.one_message.lattice.masks import RingSecret
 from secagg.protocols.one_message.lattice.opening import OpenedSum, Opening, WrongSecret
 from secagg.protocols.one_message.parameters import FIELD, ThresholdRule
 from secagg.protocols.one_message.session import Server
@@ -69,10 +69,11 @@ def collected(standing: Lying) -> Server:
 def share_another_secret(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have the next client share s - delta beside a vector that s masks."""
 
-    def deal(secret: RingSecret, *arguments: object, **named: object) -> Dealing:
+    def deal(secret: Secret, *arguments: object, **named: object) -> Dealing:
         monkeypatch.setattr(client_module, "deal", sharing.deal)
-        secret.expose()[0] -= DELTA
-        return sharing.deal(secret, *arguments, **named)  # type: ignore[arg-type]
+        other = np.frombuffer(secret.expose(), np.int8).copy()
+        other[0] -= DELTA
+        return sharing.deal(Secret("another", other.tobytes()), *arguments, **named)  # type: ignore[arg-type]
 
     monkeypatch.setattr(client_module, "deal", deal)
 

@@ -20,7 +20,7 @@ from secagg.crypto import key_derivation
 from secagg.crypto.check_words import CHECK_KEY_BYTES, check_words
 from secagg.crypto.labels import Label
 from secagg.crypto.ring import Ring, RingVector
-from secagg.crypto.secret import Confined, Secret
+from secagg.crypto.secret import Secret
 from secagg.errors import CapacityExceeded, InternalError, InvalidParameters, Misuse, Reason
 from secagg.protocols.one_message.parameters import SEED_BYTES, Parameters
 
@@ -236,32 +236,6 @@ def check_words_of(parameters: Parameters, seed: bytes, segment: int, values: Wo
 # --- Masks ------------------------------------------------------------------------------------------------------------
 
 
-class RingSecret(Confined):
-    """The short polynomial of one upload, until it is shared."""
-
-    def __init__(self, coefficients: SmallVector) -> None:
-        self._coefficients = coefficients
-        self._wiped = False
-
-    def expose(self) -> SmallVector:
-        """Return the coefficients for the one call that needs them; they read as zeros after ``wipe``.
-
-        Raises:
-            Misuse: they were wiped.
-        """
-        if self._wiped:
-            raise Misuse("the secret of an upload was wiped; mask again", reason=Reason.ALREADY_SPENT)
-        return self._coefficients
-
-    def wipe(self) -> None:
-        """Overwrite the coefficients."""
-        self._coefficients[:] = 0
-        self._wiped = True
-
-    def __repr__(self) -> str:
-        return f"<RingSecret, degree {self._coefficients.size}{', wiped' if self._wiped else ''}>"
-
-
 class EpochRing:
     """The public polynomials of an epoch, and the masks that clients make with them."""
 
@@ -283,10 +257,10 @@ class EpochRing:
         if self._prepared is None and size <= MOST_KEPT_BYTES:
             self._prepared = np.concatenate([self._transform(*block) for block in self.blocks()])
 
-    def mask(self, vectors: Sequence[RingVector], coins_seed: Secret, weight: int = 1) -> tuple[bytes, RingSecret]:
+    def mask(self, vectors: Sequence[RingVector], coins_seed: Secret, weight: int = 1) -> tuple[bytes, Secret]:
         """Return the masked upload of ring vectors, one a segment, and the secret that is to be shared.
 
-        Every value is multiplied by ``weight``. The seed is wiped.
+        Every value is multiplied by ``weight``. The seed is wiped. The secret is a byte for each coefficient, signed.
 
         Raises:
             Misuse: the vectors are not of the layout, or the weight is not a positive integer.
@@ -305,9 +279,13 @@ class EpochRing:
                 key_derivation.expand("secret's key", SEED_BYTES, coins_seed, Label.ONE_MESSAGE_SECRET) as secret_key,
                 key_derivation.expand("noise key", SEED_BYTES, coins_seed, Label.ONE_MESSAGE_NOISE) as noise_key,
             ):
-                secret = RingSecret(Sampler(secret_key).draw(self.parameters.degree))
-                ring_products.require_short(secret.expose())
-                upload = self._masked(words, secret.expose(), Sampler(noise_key))
+                drawn = Sampler(secret_key).draw(self.parameters.degree)
+                ring_products.require_short(drawn)
+                upload, secret = (
+                    self._masked(words, drawn, Sampler(noise_key)),
+                    Secret("ring secret", drawn.data.cast("B")),
+                )
+                drawn[:] = 0
         finally:
             coins_seed.wipe()
             for word in words:

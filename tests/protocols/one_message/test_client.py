@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from datetime import datetime, timedelta
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -15,9 +16,11 @@ from secagg.contract.codewords import CodewordTable
 from secagg.errors import NOBODY, CapacityExceeded, InvalidParameters, Misuse, PeerMisbehaved, Reason, SecAggError
 from secagg.protocols.one_message.client import Ledger, OneMessageMember
 from secagg.protocols.one_message.configuration import Offer
+from secagg.protocols.one_message.messages import Upload
 from secagg.session.certificates import issue_certificate
 from secagg.session.roles import LateUpdate, Subject, Update
 from tests.harness.one_message_sums import TASK, InsecureSum, SumSetup
+from tests.harness.planted import always
 
 FIRST, SECOND = SumSetup().clients[:2]
 
@@ -58,11 +61,59 @@ def test_a_budget_is_not_spent_on_an_upload_that_is_refused(refusing: str) -> No
         update.take(setup.layout, [1])
         charged.clear()
     budget: Any = SimpleNamespace(require_room=charge("room"), charge=charge("a budget"))
-    ledger = SimpleNamespace(sent_for=lambda _: None, charge=charge("the member's ledger"), keep=charge("kept"))
-    member = world.member(FIRST, ledger=lambda _: ledger, privacy=budget)
+    ledger = SimpleNamespace(sent_for=always(None), charge=charge("the member's ledger"), keep=charge("kept"))
+    member = world.member(FIRST, ledger=always(ledger), privacy=budget)
     with pytest.raises(SecAggError):
         member.join(setup.subject, update).answer(world.offer().encode())
     assert charged == {"the member's ledger": ["room", "the update's ledger"], "room": []}.get(refusing, ["room"])
+
+
+def test_an_upload_is_charged_everywhere_and_kept_before_it_is_handed_over() -> None:
+    world, done = InsecureSum(SumSetup(maximum_weight=3)), list[tuple[str, tuple[object, ...]]]()
+    setup, offer = world.setup, world.offer()
+
+    def noted(name: str) -> Callable[..., None]:
+        return lambda *arguments: done.append((name, arguments))
+
+    def make() -> Update:
+        done.append(("made", ()))
+        return Update(setup.values_of(FIRST), setup.model, 4)
+
+    budget: Any = SimpleNamespace(require_room=noted("room"), charge=noted("budget"))
+    ledger = SimpleNamespace(sent_for=always(None), charge=noted("ledger"), keep=noted("kept"))
+    member = world.member(FIRST, ledger=always(ledger), privacy=budget)
+    upload = member.join(setup.subject, LateUpdate(make, setup.model)).answer(offer.encode())
+    spent = (TASK, world.record.number, setup.round_number, setup.model)
+    charged = [("room", (None,)), ("ledger", spent), ("budget", (None,))]
+    assert done == [*charged, ("made", ()), ("kept", (offer.encode(), upload))]
+
+
+def test_a_weight_counts_as_the_largest_that_the_offer_takes() -> None:
+    world, found = InsecureSum(SumSetup(maximum_weight=3)), list[bytes]()
+    for weight in (3, 4):
+        make = partial(Update, world.setup.values_of(FIRST), world.setup.model, weight)
+        joined = world.member(FIRST).join(world.setup.subject, LateUpdate(make, world.setup.model))
+        found.append(Upload.decode(joined.answer(world.offer().encode())).vector)
+        world.stored.clear()
+    assert found[0] == found[1]
+
+
+def test_an_epoch_that_ends_while_a_client_trains_gets_no_upload() -> None:
+    world = InsecureSum()
+    setup, now, made = world.setup, world.clock(), list[str]()
+
+    def make() -> Update:
+        made.append("an update")
+        return Update(setup.values_of(FIRST), setup.model)
+
+    def clock() -> datetime:
+        return now + timedelta(days=10_000) if made else now
+
+    update = LateUpdate(make, setup.model)
+    with pytest.raises(InvalidParameters, match="epoch has expired"):
+        world.member(FIRST, clock=clock).join(setup.subject, update).answer(world.offer().encode())
+    assert made
+    assert not world.stored_upload(FIRST)
 
 
 def test_codebooks_are_not_summed() -> None:

@@ -38,7 +38,7 @@ def uploads() -> list[tuple[bytes, np.ndarray]]:
         ]
         coins = InsecureSeededCoins(bytes([number]))
         vector, secret = ring.mask(vectors, Secret.random("seed", 32, coins))
-        made.append((vector, secret.expose().astype(np.int32)))
+        made.append((vector, np.frombuffer(secret.expose(), np.int8).astype(np.int32)))
     return made
 
 

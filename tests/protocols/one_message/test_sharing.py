@@ -12,7 +12,6 @@ from secagg.crypto.secret import Secret
 from secagg.errors import InvalidParameters, MalformedMessage, Misuse, PeerMisbehaved, Reason, ThresholdNotMet
 from secagg.protocols.one_message.holder import HeldShare, open_share, summed
 from secagg.protocols.one_message.lattice.gaussian import Sampler
-from secagg.protocols.one_message.lattice.masks import RingSecret
 from secagg.protocols.one_message.lattice.opening import SumOfSecrets
 from secagg.protocols.one_message.lattice.values import Values
 from secagg.protocols.one_message.parameters import CHECK_WORDS, FIELD, Parameters, ThresholdRule
@@ -46,9 +45,9 @@ def contexts_of(parameters: Parameters, client: int = 0) -> list[bytes]:
     return [b"client %d, holder %d" % (client, position) for position in range(parameters.holders)]
 
 
-def secret_of(parameters: Parameters, client: int = 0) -> RingSecret:
+def secret_of(parameters: Parameters, client: int = 0) -> Secret:
     key = Secret("key", bytes(InsecureSeededCoins(b"secret %d" % client).draw(32)))
-    return RingSecret(Sampler(key).draw(parameters.degree))
+    return Secret("ring secret", Sampler(key).draw(parameters.degree).tobytes())
 
 
 def dealt(parameters: Parameters, client: int = 0) -> Dealing:
@@ -61,7 +60,7 @@ def answered(parameters: Parameters, clients: int) -> tuple[dict[int, bytes], Su
     held = [list[HeldShare]() for _ in range(parameters.holders)]
     secrets = np.zeros(parameters.degree, np.int32)
     for client in range(clients):
-        secrets += secret_of(parameters, client).expose()
+        secrets += np.frombuffer(secret_of(parameters, client).expose(), np.int8)
         dealing = dealt(parameters, client)
         published = dealing.polynomial(CHALLENGE)
         for position, context in enumerate(contexts_of(parameters, client)):

@@ -55,7 +55,7 @@ def summed(
         upload, secret = ring.mask(vectors_of(parameters, values), seed(client, parameters.degree), weight)
         assert len(upload) == parameters.upload_bytes
         total.add(upload)
-        secrets += secret.expose()
+        secrets += np.frombuffer(secret.expose(), np.int8)
     return total, secrets
 
 
@@ -129,7 +129,7 @@ def test_prepared_rings_mask_and_open_alike() -> None:
         again, _ = prepared.mask([vector], seed(client))
         assert upload == again
         total.add(upload)
-        secrets += secret.expose()
+        secrets += np.frombuffer(secret.expose(), np.int8)
     assert np.array_equal(opened_by(prepared, total, secrets).vector(0, 3), 3 * vector)
 
 
@@ -258,7 +258,7 @@ def test_malformed_uploads_change_nothing() -> None:
             total.add(bad)
         assert refused.value.reason is reason
     assert total.count == 1
-    opened_by(ring, total, secret.expose().astype(np.int32))
+    opened_by(ring, total, np.frombuffer(secret.expose(), np.int8).astype(np.int32))
 
 
 def test_what_a_client_may_not_mask() -> None:
@@ -294,7 +294,7 @@ def test_seeds_and_secrets_are_wiped() -> None:
     coins = seed(1)
     _, secret = EpochRing(PARAMETERS, EPOCH).mask([np.zeros(64, np.uint16)], coins)
     assert coins.is_wiped
-    view = secret.expose()
+    view = np.frombuffer(secret.expose(), np.int8)
     assert view.any()
     secret.wipe()
     assert not view.any()
@@ -379,7 +379,7 @@ def test_rounded_sums_are_within_half_a_step_and_the_noise_of_each_upload(
         upload, secret = EpochRing(parameters, EPOCH).mask(vectors, seed(client, degree), weight)
         assert len(upload) == parameters.upload_bytes
         total.add(upload)
-        secrets += secret.expose()
+        secrets += np.frombuffer(secret.expose(), np.int8)
     opened = vectors_in(parameters, opened_by(EpochRing(parameters, EPOCH), total, secrets), sum(weights))
     assert opened[-1].tolist() == [sum(weights)]
     due = sum(np.array(rows[0], np.int64) * weight for rows, weight in zip(inputs, weights, strict=True))
@@ -411,7 +411,7 @@ def test_what_roundings_add_on_average_is_taken_off() -> None:
     for client in range(clients):
         upload, secret = ring.mask([np.zeros(size, np.uint16), np.ones(1, np.uint16)], seed(client, 79))
         total.add(upload)
-        secrets += secret.expose()
+        secrets += np.frombuffer(secret.expose(), np.int8)
     errors = Ring(16).lift(opened_by(ring, total, secrets).vector(0, clients)).astype(np.int64)
     allowed = 6 * (clients * (128**2 / 12 + 4.5**2) / size) ** 0.5
     # Half a fine step for each upload would be twice as far.
@@ -434,7 +434,7 @@ def test_a_wrong_secret_that_leaves_the_guard_bits_is_noticed_by_the_check_words
     for client in range(3):
         upload, secret = ring.mask([np.zeros(2000, np.uint16), np.ones(1, np.uint16)], seed(client, 77))
         total.add(upload)
-        secrets += secret.expose()
+        secrets += np.frombuffer(secret.expose(), np.int8)
     opened_by(ring, total, secrets)
     wrong = secrets.copy()
     wrong[5] += 1
@@ -465,7 +465,7 @@ def test_an_altered_rounded_upload_is_noticed_by_the_check_words(place: int) -> 
     total = Total(ring.parameters)
     total.add(altered)
     with pytest.raises(WrongSecret, match="check words"):
-        opened_by(ring, total, secret.expose().astype(np.int32))
+        opened_by(ring, total, np.frombuffer(secret.expose(), np.int8).astype(np.int32))
 
 
 def test_rounded_values_travel_in_exactly_their_bits_and_check_words() -> None:
