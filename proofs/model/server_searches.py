@@ -50,7 +50,7 @@ def batches() -> Search:
     search = Search([at], ((0, 0), (0, 1)))
     for driven in search.driven:
         driven.actions += [*_receipts(at, driven.index), Action("close", "close"), Action(STARTS_AGAIN, STARTS_AGAIN)]
-        driven.actions.append(Action("give up", "give_up", ("the operator wants it so",)))
+        driven.actions.append(Action("give up", "wipe"))
     search.driven[1].actions += [
         Action("propose both", "propose", (both,)),
         Action("propose 2", "propose", (both[1:],)),

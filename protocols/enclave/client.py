@@ -128,10 +128,10 @@ class Client(OneStageClientSession):
             AuthenticationFailed: the authority of its floors did not issue the certificate.
         """
         super().__init__(member.certificate.client, subject, update, suspended)
-        self._ledger = member.ledger(subject.task)
-        if type(self._ledger) is not SealLedger or type(member.floors) is not EnclaveFloors:
-            raise Misuse("a client has EnclaveFloors and a SealLedger")
         certificate = member.certificate
+        self.ledger = member.ledger(subject.task)
+        if type(self.ledger) is not SealLedger or type(member.floors) is not EnclaveFloors:
+            raise Misuse("a client has EnclaveFloors and a SealLedger")
         if certificate.public_key != member.signing_key.public_key:
             raise InvalidParameters("the certificate is for another key than the signing key")
         authority = certificate.public_key if member.floors.authority is None else member.floors.authority
@@ -142,11 +142,6 @@ class Client(OneStageClientSession):
                 "computed for"
             )
         self._member = member
-
-    @property
-    def ledger(self) -> SealLedger:
-        """Ledger of this client's seals for the task."""
-        return self._ledger
 
     def _upload(self, message: bytes, update: LateUpdate) -> bytes:
         member, subject = self._member, self._subject

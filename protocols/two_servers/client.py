@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import datetime
+from functools import partial
 from typing import TYPE_CHECKING
 
 from secagg.contract.layout import Layout, Payload
@@ -95,11 +96,8 @@ class Client(OneStageClientSession):
             sealing_key(configuration.suite, offer.sealing_key, culprits={offer.stamp.server})
             for offer in self._verified(configuration, round_number, invited.shown.offers)
         ]
-        made = update.take(
-            self._subject.layout,
-            configuration.weights,
-            charge=lambda: self._charge(configuration.task, round_number, model),
-        )
+        charge = partial(self._charge, configuration.task, round_number, model)
+        made = update.take(self._subject.layout, configuration.weights, charge=charge)
         # Nothing is refused after that.
         payload = Payload(layout, clipped(made.payload, configuration.noise).values)
         indices = SharedIndices(configuration, round_number, self.client, payload, self._coins, threads=self._threads)

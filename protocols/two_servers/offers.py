@@ -191,10 +191,11 @@ class RoundRules:
             )
         return counted
 
-    def sign(self) -> None:
-        """Close the round with the list that stands now."""
+    def sign(self) -> tuple[Entry, ...]:
+        """Close the round with the list that stands now, and return it."""
         self.counted = self.list_to_sign()
         self.state = RoundState.SIGNED
+        return self.counted
 
     def agree(self) -> None:
         """Remember that the other server signed the same list."""

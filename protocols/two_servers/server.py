@@ -100,11 +100,11 @@ class IndexingServer(Confined):
         Raises:
             InvalidParameters: the signing key is not the one that the configuration names.
         """
+        require_integer("a round number", round_number, 0, (1 << (8 * ROUND_BYTES)) - 1)
         if (type(configuration), type(server)) != (IndexingConfiguration, ServerId):
             raise Misuse("a server has an IndexingConfiguration and a ServerId")
         if signing_key.public_key != configuration.server_keys[server.index]:
             raise InvalidParameters(f"the signing key is not the one that the configuration names for {server}")
-        require_integer("a round number", round_number, 0, (1 << (8 * ROUND_BYTES)) - 1)
         self.configuration = configuration
         self.server, self.peer = server, ServerId(1 - server.index)
         self.round_number = round_number
@@ -159,16 +159,15 @@ class IndexingServer(Confined):
         """Take a half that ``read`` has returned, and return the upload's id.
 
         Raises:
-            AuthenticationFailed, MalformedMessage, PeerMisbehaved, UnexpectedMessage: as for ``receive``.
+            AuthenticationFailed, MalformedMessage, PeerMisbehaved: as for ``receive``.
+            Misuse: the round is closed.
         """
         with self._held():
-            self._require_collecting()
-            upload_id = upload.upload_id(self.configuration)
-            if self._rules.require_new(Entry(upload.header.client, upload_id, upload.header.weight)):
-                opened = self._opener.open(upload)
-                self._rules.receive(opened.entry)
-                self._pending[upload_id] = opened
-            return upload_id
+            entry = Entry(upload.header.client, upload.upload_id(self.configuration), upload.header.weight)
+            if self._rules.require_new(entry):
+                self._pending[entry.upload_id] = self._opener.open(upload)
+                self._rules.receive(entry)
+            return entry.upload_id
 
     def _require_collecting(self) -> None:
         if self._rules.state is not RoundState.COLLECTING:
@@ -270,12 +269,10 @@ class IndexingServer(Confined):
         with self._held():
             if self._release.signed_list is None:
                 try:
-                    entries = self._rules.list_to_sign()
+                    self._release.signed_list = self._release.sign(self._rules.sign())
                 except PeerMisbehaved:
                     self.wipe()
                     raise
-                self._release.signed_list = self._release.sign(entries)
-                self._rules.sign()
             self._rules.require(RoundState.SIGNED, RoundState.AGREED)
             return self._release.signed_list or b""
 
@@ -297,7 +294,7 @@ class IndexingServer(Confined):
                 raise
             if self._release.share is None:
                 self._release.share = self._release.encode_share(self._nonce_key, self._totals, self._rules.counted)
-                self._rules.agree()
+            self._rules.agree()
             return self.commitment
 
     @property
@@ -326,7 +323,6 @@ class IndexingServer(Confined):
             UnexpectedMessage: the other server has not committed to its share yet.
         """
         with self._held():
-            self._require_turn("a share", RoundState.AGREED)
             if self._release.peer_commitment is None:
                 raise UnexpectedMessage(expected="a commitment first", received="a share", culprits=[self.peer])
             return self._release.own_share()
@@ -348,17 +344,11 @@ class IndexingServer(Confined):
             undecided = {self._rules.entry(upload_id).client: _UNDECIDED for upload_id in self._rules.waiting()}
             return RoundResult(aggregate, counted, left_out, self.rejected | undecided)
 
-    def give_up(self, reason: str) -> None:
-        """Give the round up; nothing of it is released by this server any more."""
-        _LOG.warning("%s gives round %d up: %s", self.server, self.round_number, reason)
-        self.wipe()
-
     def wipe(self) -> None:
-        """Overwrite sums, seeds and keys; the round is over, and nothing of it is released any more."""
+        """Give the round up: overwrite sums, seeds and keys; nothing of it is released by this server any more."""
         with self._lock:
-            for pending in self._pending.values():
-                pending.wipe()
-            self._pending.clear()
+            while self._pending:
+                self._pending.popitem()[1].wipe()
             for part in (self._totals, self._release, self._opener, self._nonce_key):
                 part.wipe()
             self._rules.fail()
@@ -390,14 +380,13 @@ class IndexingServer(Confined):
                 culprits=[self.peer],
                 round_name="answer",
             )
+        pending.asked = question
         try:
             said = say()
         except PeerError as error:
             self._reject(upload_id, error)
             return None
-        if pending.asked is None:
-            self._rules.ask(upload_id)
-            pending.asked = question
+        self._rules.ask(upload_id)
         return said
 
     def _decide(
@@ -425,10 +414,11 @@ class IndexingServer(Confined):
         )
 
     def _reject(self, upload_id: bytes, error: PeerError) -> None:
-        _LOG.warning("%s rejects an upload of %s: %s", self.server, self._rules.entry(upload_id).client, error)
         self._rules.reject(upload_id)
-        self._rejected[self._rules.entry(upload_id).client] = str(error)
+        client = self._rules.entry(upload_id).client
         self._pending.pop(upload_id).wipe()
+        self._rejected[client] = reason = str(error)
+        _LOG.warning("%s rejects an upload of %s: %s", self.server, client, reason)
 
     def _require_turn(self, received: str, *states: RoundState) -> None:
         """Refuse what the other server says out of turn."""

@@ -167,9 +167,9 @@ class SpentUpdates(Confined):
     def _remember(self, body: bytes) -> None:
         task, rest = body[:DIGEST_BYTES], body[DIGEST_BYTES:]
         number = int.from_bytes(rest[:_NUMBER_BYTES], "big")
-        named = {rest[_NUMBER_BYTES : _NUMBER_BYTES + DIGEST_BYTES], rest[_NUMBER_BYTES + DIGEST_BYTES :]}
         self._last[task] = max(number, self._last.get(task, -1))
         self._count[task] += 1
+        named = {rest[_NUMBER_BYTES : _NUMBER_BYTES + DIGEST_BYTES], rest[_NUMBER_BYTES + DIGEST_BYTES :]}
         self._uploads.update(named - {NO_MODEL})
 
     def __repr__(self) -> str:

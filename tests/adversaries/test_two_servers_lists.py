@@ -194,7 +194,7 @@ def test_a_round_that_was_given_up_releases_nothing() -> None:
             made.zero.close()
         if stage == 2:
             made.zero.agree(made.one.close())
-        made.zero.give_up("the operator wants it so")
+        made.zero.wipe()
         releases_nothing(made.zero, made.one.close(), commitments[1])
 
 

@@ -111,6 +111,10 @@ def test_both_servers_noise_is_in_what_is_released() -> None:
     assert float((decoded**2).mean()) == pytest.approx(due, rel=0.35)
 
 
+def test_without_noise_histograms_are_released_though_there_are_tables() -> None:
+    assert ran(replace(SETTINGS, noise_multiplier=None, l2_bounds=())).aggregate.layout == LAYOUT
+
+
 def test_one_servers_noise_is_enough_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Server 0 adds none, which nobody can see; what is left is V, of which epsilon is computed."""
     right = add_noise

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable
 from fractions import Fraction
+from types import SimpleNamespace
 
 import pytest
 
@@ -13,7 +16,9 @@ from secagg.privacy.budget import PrivacyBudget
 from secagg.privacy.client_noise import NoiseSettings
 from secagg.privacy.kinds import NoiseKind
 from secagg.privacy.sensitivity import Adjacency
+from secagg.session import privacy_ledger
 from secagg.session.privacy_ledger import PrivacyLedger, PrivacyLedgers
+from tests.harness.planted import always
 
 TWO = PrivacyBudget(epsilon=8.5, delta=1e-6, adjacency=Adjacency.ZERO_OUT)
 """Pays for two sums, and not for three."""
@@ -60,3 +65,11 @@ def test_what_was_released_is_an_event_for_anothers_accountant_and_costs_no_less
 
 def test_without_a_budget_there_is_no_ledger() -> None:
     assert PrivacyLedgers(None).of(ClientId(1)) is None
+
+
+def test_a_time_of_birth_is_what_the_system_says_where_it_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    birth_of: Callable[[int], int] = vars(privacy_ledger)["_birth_of"]
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "fstat", always(SimpleNamespace(st_birthtime=1.5)))
+        birth = birth_of(-1)
+    assert birth == 1_500_000_000

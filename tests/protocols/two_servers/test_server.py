@@ -23,6 +23,7 @@ from secagg.errors import (
 from secagg.identifiers import ClientId, ServerId
 from secagg.protocols.two_servers.configuration import SharingMode
 from secagg.protocols.two_servers.offers import RoundStamp
+from secagg.protocols.two_servers.opened_upload import ClassTotals
 from secagg.protocols.two_servers.release import RoundResult
 from secagg.protocols.two_servers.server import IndexingServer
 from secagg.protocols.two_servers.server_messages import decode_batch, encode_batch
@@ -74,7 +75,7 @@ def collected(setup: IndexingSetup = SETUP) -> Round:
     return made
 
 
-STATES = ("collecting", "signed", "agreed", "opened", "failed", "wiped")
+STATES = ("collecting", "signed", "agreed", "opened", "wiped")
 
 
 def inside(kept: object) -> dict[str, Any]:
@@ -89,13 +90,6 @@ def remembered(server: IndexingServer) -> tuple[object, ...]:
     return repr(server), server.waiting(), server.rejected, inside(server)["_concluded"], said, sums
 
 
-def end(server: IndexingServer, how: str) -> None:
-    if how == "wipe":
-        server.wipe()
-    else:
-        server.give_up("tired")
-
-
 def at(state: str) -> Round:
     made = collected()
     if state in ("signed", "agreed", "opened"):
@@ -105,9 +99,9 @@ def at(state: str) -> Round:
             if state == "opened":
                 made.zero.open(made.heard["commitment"])
                 made.heard["share"] = made.one.open(commitment)
-    if state in ("failed", "wiped"):
+    if state == "wiped":
         for server in made.servers:
-            end(server, "give_up" if state == "failed" else "wipe")
+            server.wipe()
     return made
 
 
@@ -144,7 +138,6 @@ CALLS: dict[str, tuple[Callable[[Round], object], set[str], type[SecAggError]]] 
     "combine": (lambda made: made.zero.combine(made.heard["share"]), {"opened"}, UnexpectedMessage),
     "opened share": (lambda made: made.zero.opened_share(), {"opened"}, UnexpectedMessage),
     "close": (lambda made: made.zero.close(), COLLECTING | CLOSED, Misuse),
-    "give_up": (lambda made: made.zero.give_up("tired"), ALWAYS, Misuse),
     "wipe": (lambda made: made.zero.wipe(), ALWAYS, Misuse),
     "repr": (lambda made: repr(made.zero), ALWAYS, Misuse),
 }
@@ -175,9 +168,13 @@ def test_every_call_is_for_its_states(state: str) -> None:
 def test_what_the_other_server_says_out_of_turn_is_its_own_doing(state: str) -> None:
     made = at(state)
     zero, one = made.servers
+    stamp = RoundStamp(context=made.configuration.context, round_number=7, server=ONE)
+    asked = made.halves[3][0].upload_id(made.configuration)
+    late = encode_batch(MessageKind.INDEXING_CONCLUSION, stamp, [(asked, b"")])
     for server, peer, call, states in (
         (zero, ONE, lambda: zero.answer(empty(made, ONE)), COLLECTING),
         (one, ZERO, lambda: one.conclude(empty(made, ZERO)), COLLECTING),
+        (zero, ONE, lambda: zero.settle(late), COLLECTING),
         (zero, ONE, lambda: zero.agree(b"a list"), CLOSED),
         (zero, ONE, lambda: zero.open(b"a commitment"), AGREED),
         (zero, ONE, lambda: zero.combine(b"a share"), AGREED),
@@ -205,6 +202,24 @@ def test_a_list_of_uploads_that_do_not_wait_is_not_proposed() -> None:
     (waiting, *_), taken = made.one.waiting(), made.halves[1][0].upload_id(made.configuration)
     for uploads in ([taken], [bytes(32)], [waiting, waiting], [waiting, bytes(32)]):
         is_refused(made, lambda uploads=uploads: made.one.propose(uploads), Misuse)  # type: ignore[misc]
+
+
+def test_only_an_upload_that_was_asked_about_is_added_and_only_one_that_was_added_is_taken(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made = collected()
+    take: Callable[[IndexingServer, bytes], None] = vars(IndexingServer)["_take"]
+    asked, came = (made.halves[number][0].upload_id(made.configuration) for number in (3, 4))
+    is_refused(made, partial(take, made.zero, came), Misuse)
+    before = repr(made.zero)
+    monkeypatch.setattr(ClassTotals, "add_masks", always_full)
+    with pytest.raises(MemoryError):
+        take(made.zero, asked)
+    assert repr(made.zero) == before
+
+
+def always_full(*_: object) -> None:
+    raise MemoryError
 
 
 # --- The sum ----------------------------------------------------------------------------------------------------------
@@ -325,13 +340,6 @@ def test_a_servers_key_is_of_one_round() -> None:
 
 
 # --- The end ----------------------------------------------------------------------------------------------------------
-
-
-def test_a_round_that_was_given_up_stays_so_and_the_log_says_why(caplog: pytest.LogCaptureFixture) -> None:
-    made = collected()
-    made.zero.give_up("the other server is gone")
-    assert "server/0 gives round 7 up: the other server is gone" in caplog.text
-    is_refused(made, made.zero.close, Misuse)
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there are no forks")

@@ -18,6 +18,7 @@ from secagg.errors import (
     InvalidParameters,
     MalformedMessage,
     Misuse,
+    PeerMisbehaved,
     SecAggError,
     UnexpectedMessage,
 )
@@ -38,6 +39,7 @@ from secagg.session.roles import Released, Subject
 from secagg.session.sockets import HelperLost
 from secagg.wire import MessageKind, Writer, message_kind
 from tests.harness.indexing_rounds import NOW, IndexingSetup, InsecureIndexingRound
+from tests.harness.planted import always
 
 SETUP = IndexingSetup(population=4)
 Ask = Callable[[bytes], bytes]
@@ -155,6 +157,18 @@ def test_a_relayed_round_gives_the_exact_sum(setup: IndexingSetup) -> None:
     result = pair.finish()
     assert result.aggregate.encode() == pair.rig.ideal(range(1, setup.population + 1)).encode()
     assert repr(pair.standing) == "<StandingServer None>"
+
+
+def test_a_session_begins_with_server_1_alone_and_ends_with_both() -> None:
+    pair = Pair()
+    pair.asked = always(pair.rig.zero.offer)
+    with pytest.raises(PeerMisbehaved):
+        pair.begin()
+    pair.asked = pair.ask
+    pair.begin()
+    pair.zero.abort()
+    with pytest.raises(UnexpectedMessage):
+        pair.rig.zero.receive(decode_halves(pair.halves(1))[0])
 
 
 def test_what_is_relayed_is_sealed_to_server_1() -> None:
