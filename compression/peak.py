@@ -136,12 +136,13 @@ class PeakCode:
         step = max(1, min(self.blocks, _VALUES_AT_A_TIME // self.places))
         indices = np.empty(self.blocks, self.layout.segments[0].ring.word)
         peaks, sizes = np.empty(self.blocks, np.float32), np.empty((step, self.places), np.float32)
+        begins = np.arange(0, sizes.size, self.places)
         for first in range(0, self.blocks, step):
             some = rows[first : first + step]
             at = np.abs(some, out=sizes[: len(some)]).argmax(axis=1)
             indices[first : first + step] = at
-            peaks[first : first + step] = some[np.arange(len(some)), at]
-        indices[peaks < 0] += self.places
+            peaks[first : first + step] = some.reshape(-1).take(at + begins[: len(some)])
+        indices += (peaks < 0) * indices.dtype.type(self.places)
         empty = np.flatnonzero(peaks == 0)
         if len(empty):
             # Whatever is chosen here counts like any other block, so it must have no direction on average.

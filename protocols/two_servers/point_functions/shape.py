@@ -34,7 +34,8 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Final, Protocol
+from functools import cache
+from typing import Final, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -184,8 +185,7 @@ class KeyBinding:
         return (self.context, self.client.encode(), self.nonce)
 
 
-@dataclass(frozen=True, slots=True)
-class Role:
+class Role(NamedTuple):
     """Purpose of a hash: the left child (0), the right child (1), or lanes (2)."""
 
     use: int
@@ -203,6 +203,7 @@ LEFT: Final = Role(0)
 RIGHT: Final = Role(1)
 
 
+@cache
 def lanes_role(piece: int, attempt: int = 0) -> Role:
     """Return the role of a piece of a leaf's lanes."""
     return Role(2, piece, attempt)
@@ -240,7 +241,7 @@ class AesHash:
             # Safe because: the key is public and the mode is a permutation of nodes, not an encryption of messages.
             cipher = Cipher(algorithms.AES(key), modes.ECB()).encryptor()  # noqa: S305 -- as said above
             self._ciphers[role] = cipher
-        data: npt.NDArray[Any] = nodes.reshape(-1).view(np.uint8)
+        data: npt.NDArray[np.uint8] = nodes.reshape(-1).view(np.uint8)
         cipher.update_into(data.data, target[: data.size + SLACK_BYTES].data)
 
 

@@ -29,9 +29,10 @@ An explicit share is secret: together with the seed of server 0, it is the assig
 
 One server's share of a tree's point functions: the evaluation of a key, for any range of blocks.
 
-A chunk of blocks is grown level by level. The children of a level are stored as all left ones and then all right ones,
-so that every cipher call and every pass over memory is contiguous; chunks are chosen so that the widest level stays in
-a second-level cache. The result is added into a grid, which may hold one client's share or the sum of many.
+A chunk of blocks is grown level by level until a level is as wide as the memory for it, and depth first below. The
+children of a level are stored as all left ones and then all right ones, so that every cipher call and every pass over
+memory is contiguous; nodes of one path and their siblings stay in a second-level cache. The result is added into a
+grid, which may hold one client's share or the sum of many.
 """
 
 from __future__ import annotations
@@ -98,7 +99,7 @@ class LaneGrid(Confined):
             raise Misuse(f"a shape is a PointFunctionShape; got {type(shape).__name__}")
         require_blocks(blocks)
         width, height = (shape.lanes_per_piece, shape.pieces * shape.leaves) if shape.depth else (1, shape.codewords)
-        flat = np.zeros(height * blocks * width, dtype=shape.group.word)
+        flat = Ring(shape.group.bits).zeros(height * blocks * width)
         arrays = list[Lanes]()
         for start, stop in runs(first, first + blocks):
             low, high = ((edge - first) * height * width for edge in (start, stop))
@@ -175,6 +176,7 @@ def require_range(first: int, stop: int, least: int, greatest: int) -> None:
 NODE_WORDS: Final = 2
 NODE_BYTES: Final = 16
 _NODE_WORD = np.dtype("<u8")
+_ONE: Final = np.uint64(1)
 _BITS: Final = Ring(1)
 
 
@@ -408,8 +410,8 @@ class _Fixed:
         return self._lanes[start : start + count]
 
 
-_WIDEST_NODES: Final = 1 << 14
-_LEAST_CHUNK: Final = 16
+_CHUNK_NODES: Final = 1 << 13
+"""Nodes that are grown at a time: fewer take the interpreter longer, and more leave a second-level cache."""
 
 
 class TreeShare(Confined):
@@ -441,7 +443,7 @@ class TreeShare(Confined):
         self.binding = binding
         self.seed = seed
         self.correction = correction
-        self._chunk_blocks = chunk_blocks or default_chunk(correction.shape)
+        self._chunk_blocks = chunk_blocks or _CHUNK_NODES
         self._hash_family = hash_family
         with self._roots_key() as key:
             # A wiped seed, or one of another length, is refused here and not on the way.
@@ -477,8 +479,8 @@ class TreeShare(Confined):
                 then holds part of its share.
         """
         require_range(grid.first, grid.stop, 0, self.blocks)
-        nodes_at_once = min(self._chunk_blocks, grid.blocks) * self.shape.leaves
-        scratch = _scratch(nodes_at_once)
+        chunk, depth = min(self._chunk_blocks, grid.blocks), self.shape.depth
+        scratch = _scratch(max(chunk, min(chunk << depth, _CHUNK_NODES)), depth)
         try:
             with self._roots_key() as key:
                 roots = CounterStream(key)
@@ -487,112 +489,113 @@ class TreeShare(Confined):
                     node_hash = self._hash_family(self.binding, first // GROUP_BLOCKS)
                     for start in range(first, end, self._chunk_blocks):
                         blocks = slice(start, min(end, start + self._chunk_blocks))
-                        nodes, control = self._leaves(roots, node_hash, blocks, scratch)
+                        root = scratch.words(0, blocks.stop - start)
+                        roots.fill(scratch.levels[0], start, root.nbytes)
+                        root_into(root, self.server_index)
                         part = lanes[:, start - first : blocks.stop - first]
-                        self._add_lanes(part, blocks, nodes, control, node_hash, scratch)
+                        _Chunk(self, blocks, node_hash, part, scratch).grow(0, 0, root.reshape(1, -1))
         finally:
-            scratch.wipe(nodes_at_once)
+            scratch.wipe()
 
     def _roots_key(self) -> Secret:
         return roots_key(self.shape, self.blocks, self.binding, self.server_index, self.seed)
 
-    def _leaves(
-        self, roots: CounterStream, node_hash: NodeHash, blocks: slice, scratch: _Scratch
-    ) -> tuple[NodeWords, NodeWords]:
-        """Grow the trees of a chunk and return their leaves, with the control bits of these."""
-        count = blocks.stop - blocks.start
-        node = scratch.words(count)
-        roots.fill(scratch.memory, blocks.start, node.nbytes)
-        root_into(node, self.server_index)
-        for level in range(self.shape.depth):
-            half = (count << level) * NODE_BYTES
-            scratch.swap()
-            # The right half comes first, because the slack of the left one lies in it.
-            node_hash.permute_into(RIGHT, node, scratch.memory[half:])
-            node_hash.permute_into(LEFT, node, scratch.memory)
-            parents = node.reshape(1 << level, -1)
-            children = scratch.words(count << (level + 1)).reshape(2, 1 << level, -1)
-            control = control_bits_in(scratch.control, parents)
-            shared = masked_in(scratch.shared, control, self.correction.left[level, blocks].reshape(-1))
-            difference = self.correction.difference[level, blocks].reshape(-1)
-            grow_into(parents, (children[0], children[1]), control, shared, difference)
-            node = children.reshape(-1)
-        return node, control_bits_in(scratch.control, node.reshape(self.shape.leaves, -1))
 
-    def _add_lanes(  # noqa: PLR0913, PLR0917 -- the pieces of one step
-        self,
-        part: Lanes,
-        blocks: slice,
-        nodes: NodeWords,
-        control: NodeWords,
-        node_hash: NodeHash,
-        scratch: _Scratch,
-    ) -> None:
-        """Turn the leaves into lanes and add these to a part of the grid, piece by piece."""
-        group, leaves = self.shape.group, self.shape.leaves
-        combine = group.subtract_into if self.server_index else group.add_into
-        scratch.swap()
-        for piece in range(self.shape.pieces):
-            lanes = leaf_lanes(node_hash, group, piece, nodes, scratch.memory)
-            correction: Any = self.correction.leaf[piece, blocks].reshape(-1).view(nodes.dtype)
-            group.add_into(lanes, masked_in(scratch.shared, control, correction).view(group.word).reshape(-1))
-            combine(part[piece * leaves : (piece + 1) * leaves], lanes.reshape(leaves, part.shape[1], -1))
+class _Chunk:
+    """Some blocks' trees on their way to the grid; all nodes of a level use the same memory."""
+
+    def __init__(self, share: TreeShare, blocks: slice, node_hash: NodeHash, part: Lanes, scratch: _Scratch) -> None:
+        self._node_hash, self._part, self._memory = node_hash, part, scratch.lanes
+        self._group, self._places = share.shape.group, share.shape.leaves
+        self._combine = self._group.subtract_into if share.server_index else self._group.add_into
+        self._levels = list[tuple[Any, ...]]()
+        correction, rows, words = share.correction, 1, part.shape[1] * NODE_WORDS
+        for level in range(share.shape.depth):
+            half, memory = rows * words, scratch.levels[level + 1]
+            children = scratch.words(level + 1, half).reshape(2, rows, words)
+            targets = (memory, memory[half * _NODE_WORD.itemsize :])
+            corrections = (lanes[level, blocks].reshape(1, words) for lanes in (correction.left, correction.difference))
+            is_narrow = half <= scratch.nodes
+            below = ((0, children.reshape(-1, words)),) if is_narrow else ((0, children[0]), (1 << level, children[1]))
+            self._levels.append((targets, children, below, scratch.pair(rows, words), *corrections))
+            rows <<= is_narrow
+        self._pair = scratch.pair(rows, words)
+        self._leaf: list[NodeWords] = [lanes[blocks].reshape(1, -1).view(_NODE_WORD) for lanes in correction.leaf]
+
+    def grow(self, level: int, place: int, parents: NodeWords) -> None:
+        """Grow nodes of a level, a row for each place in the grid from one on, and add their leaves."""
+        if level == len(self._levels):
+            self._add(place, parents)
+            return
+        targets, children, below, (control, shared), correction, difference = self._levels[level]
+        # The right half comes first, because the slack of the left one lies in it.
+        self._node_hash.permute_into(RIGHT, parents, targets[1])
+        self._node_hash.permute_into(LEFT, parents, targets[0])
+        control = control_bits_in(control, parents)
+        grow_into(parents, children, control, masked_in(shared, control, correction), difference)
+        for offset, nodes in below:
+            self.grow(level + 1, place + offset, nodes)
+
+    def _add(self, place: int, nodes: NodeWords) -> None:
+        """Turn leaves into lanes and add these to their places, piece by piece."""
+        group, flat, (control, shared) = self._group, nodes.reshape(-1), self._pair
+        control_bits_in(control, nodes)
+        for piece, correction in enumerate(self._leaf):
+            lanes = leaf_lanes(self._node_hash, group, piece, flat, self._memory)
+            group.add_into(lanes, masked_in(shared, control, correction).view(lanes.dtype).reshape(-1))
+            part = self._part[piece * self._places + place :][: len(nodes)]
+            self._combine(part, lanes.reshape(part.shape))
 
 
 class _Scratch:
-    """Two buffers for nodes, which alternate as parents and children, and two for intermediate values.
+    """Nodes of one path's levels with their siblings, and intermediate values of as many nodes.
 
     Memory that is kept: the system may map fresh memory of this size again for every operation, which was measured to
-    take as long as the operation.
+    take as long as the operation. All of it begins at cache lines, which makes a pass a quarter faster.
     """
 
-    def __init__(self, nodes: int) -> None:
-        self.nodes = nodes
-        self.control = np.empty(nodes * NODE_WORDS, dtype="<u8")
-        self.shared = np.empty(nodes * NODE_WORDS, dtype="<u8")
-        self.memory = np.empty(nodes * NODE_BYTES + SLACK_BYTES + 1, dtype=np.uint8)
-        self._other = np.empty_like(self.memory)
+    def __init__(self, nodes: int, depth: int) -> None:
+        self.room, self.nodes, self.depth = nodes, nodes, depth
+        bytes_of = Ring(8).zeros
+        self.levels = [bytes_of(2 * nodes * NODE_BYTES + SLACK_BYTES) for _ in range(depth + 1)]
+        self.lanes = bytes_of(nodes * NODE_BYTES + SLACK_BYTES)
+        self.control, self.shared = (Ring(64).zeros(nodes * NODE_WORDS) for _ in range(2))
 
-    def swap(self) -> None:
-        """Write to the other buffer from here on."""
-        self.memory, self._other = self._other, self.memory
+    def words(self, level: int, nodes: int) -> NodeWords:
+        """Return the first nodes of a level."""
+        return self.levels[level][: nodes * NODE_BYTES].view(_NODE_WORD)
 
-    def words(self, nodes: int) -> NodeWords:
-        """Return the first nodes of the buffer that is written to."""
-        return self.memory[: nodes * NODE_BYTES].view("<u8")
+    def pair(self, rows: int, words: int) -> tuple[NodeWords, NodeWords]:
+        """Return memory for control bits and for what they mask, in rows of so many words."""
+        control, shared = (memory[: rows * words].reshape(rows, words) for memory in (self.control, self.shared))
+        return control, shared
 
-    def wipe(self, nodes: int) -> None:
-        """Overwrite what so many nodes have used."""
-        for words in (self.control, self.shared):
-            words[: nodes * NODE_WORDS] = 0
-        for memory in (self.memory, self._other):
-            memory[: nodes * NODE_BYTES] = 0
+    def wipe(self) -> None:
+        """Overwrite everything that depends on a seed."""
+        for memory in (*self.levels, self.lanes, self.control, self.shared):
+            memory[: 2 * self.nodes * NODE_BYTES // memory.itemsize] = 0
 
 
 _kept = threading.local()
 
 
-def _scratch(nodes: int) -> _Scratch:
-    """Return this thread's scratch memory, of at least so many nodes; the caller wipes it."""
+def _scratch(nodes: int, depth: int) -> _Scratch:
+    """Return this thread's scratch memory for a tree, of at least so many nodes a level; the caller wipes it."""
     scratch: _Scratch | None = getattr(_kept, "scratch", None)
-    if scratch is None or scratch.nodes < nodes:
-        scratch = _kept.scratch = _Scratch(nodes)
+    if scratch is None or scratch.room < nodes or scratch.depth < depth:
+        scratch = _kept.scratch = _Scratch(nodes, depth)
+    scratch.nodes = nodes
     return scratch
 
 
-def default_chunk(shape: PointFunctionShape) -> int:
-    """Return how many blocks are grown at a time: as many as a cache holds at the widest level."""
-    return max(_LEAST_CHUNK, min(GROUP_BLOCKS, _WIDEST_NODES >> shape.depth))
-
-
 def control_bits_in(memory: NodeWords, nodes: NodeWords) -> NodeWords:
-    """Return what ``control_bits`` gives, in memory that is there already."""
-    return np.bitwise_and(nodes, nodes.dtype.type(1), out=memory[: nodes.size].reshape(nodes.shape))
+    """Return what ``control_bits`` gives, in memory of the same form."""
+    return np.bitwise_and(nodes, _ONE, out=memory)
 
 
 def masked_in(memory: NodeWords, control: NodeWords, correction: NodeWords) -> NodeWords:
-    """Return what ``masked`` gives, in memory that is there already."""
-    return np.multiply(control, correction, out=memory[: control.size].reshape(control.shape))
+    """Return what ``masked`` gives, in memory of the same form."""
+    return np.multiply(control, correction, out=memory)
 
 
 def leaf_lanes(node_hash: NodeHash, group: LaneGroup, piece: int, nodes: NodeWords, memory: Bytes) -> Lanes:

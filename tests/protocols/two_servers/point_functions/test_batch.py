@@ -208,9 +208,10 @@ def test_no_node_stays_in_memory_that_is_kept(blocks: int, share: Share) -> None
     for mine in share(TREE, np.arange(blocks) % 20):
         assert mine.lanes(0, blocks).any()
         scratch: Any = shares_module._kept.scratch  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
-        arrays: list[Any] = [scratch.control, scratch.shared, scratch.memory, scratch._other]  # noqa: SLF001
         # Beyond the last node is memory that was never written to.
-        assert not any(array.view(np.uint8)[: blocks * TREE.leaves * 16].any() for array in arrays)
+        used = scratch.nodes * 16
+        assert not any(level[: used if not depth else 2 * used].any() for depth, level in enumerate(scratch.levels))
+        assert not any(words.view(np.uint8)[:used].any() for words in (scratch.lanes, scratch.control, scratch.shared))
 
 
 def test_a_sum_that_holds_part_of_a_share_is_given_up(share: Share, monkeypatch: pytest.MonkeyPatch) -> None:

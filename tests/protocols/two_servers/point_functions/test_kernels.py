@@ -62,7 +62,7 @@ def test_a_root_has_its_servers_control_bits(control: int) -> None:
 
 
 def test_memory_that_is_kept_holds_what_the_kernels_give() -> None:
-    memory = np.zeros(SAMPLES + 3, dtype="<u8")
+    memory = np.zeros((2, SAMPLES // 2), dtype="<u8")
     nodes, correction = (np.array(drawn(name), dtype="<u8") for name in ("nodes", "correction"))
     control = control_bits_in(memory, nodes.reshape(2, -1))
     assert (control == control_bits(nodes).reshape(2, -1)).all()
