@@ -1,6 +1,6 @@
 """Scenarios on a simulated federation: each runs rounds of a real strategy, and says what came out.
 
-Run as ``python lab_server.py OUTPUT SCENARIO...``; the scenarios share one simulation, because starting one takes
+Run as ``python lab_server.py memory|simulation OUTPUT SCENARIO...``; the scenarios share one simulation, because starting one takes
 longer than a round. Those of sparse graphs are of all its nodes, the others of the first eight.
 """
 
@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
-from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from flwr.server.superlink.fleet.vce.backend.backend import BackendConfig
 from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp import strategy as strategies
@@ -26,6 +26,7 @@ from flwr.serverapp.strategy import FedAvg
 from flwr.simulation import run_simulation
 from lab_app import CHAOS_FILE, LENIENT_TYPE, PLAIN_TYPE, kind_of, over
 from lab_lies import LIES, with_field, with_terms
+from lab_memory import MemoryGrid
 from lab_one_message import ONE_MESSAGE
 from lab_statistics import app
 from lab_strategies import Lenient, PlainTwin
@@ -692,39 +693,42 @@ def active(scenario: Callable[[Lab], dict[str, Any]]) -> Callable[[Lab], dict[st
 
 
 def main() -> None:
-    output, names = Path(sys.argv[1]), sys.argv[2:]
+    where, output, names = sys.argv[1], Path(sys.argv[2]), sys.argv[3:]
+    if where == "memory":
+        serve(MemoryGrid(app, MANY), Context(0, 0, {}, RecordDict(), {}), output, names)
+        return
     server = ServerApp()
 
     @server.main()
-    def serve(grid: Grid, context: Any) -> None:
-        while len(list(grid.get_node_ids())) < MANY:
-            time.sleep(0.05)
-        partitions = states(grid, "partition")
-        nodes = sorted(partitions, key=partitions.__getitem__)
-        many, eight = (Lab(grid, nodes[:count], context) for count in (MANY, EIGHT))
-        outcomes, log = dict[str, Any](), Path(os.environ["LAB_LOG"])
-        for name in names:
-            scenario, lab = SCENARIOS[name.removeprefix("active:")], many if "sparse" in name else eight
-            before = log.stat().st_size if log.exists() else 0
-            try:
-                outcomes[name] = (active(scenario) if name.startswith("active:") else scenario)(lab)
-            except Exception:  # noqa: BLE001 -- the other scenarios still run
-                outcomes[name] = {"crashed": traceback.format_exc()}
-            time.sleep(0.1)
-            with log.open("rb") as file:
-                file.seek(before)
-                outcomes[name]["log"] = file.read().decode()
-            output.write_text(json.dumps(outcomes, default=str), encoding="utf-8")
+    def simulated_server(grid: Grid, context: Any) -> None:
+        serve(grid, context, output, names)
 
     backend: BackendConfig = {"client_resources": {"num_cpus": 1, "num_gpus": 0.0}}
-    run_simulation(
-        server_app=server,
-        client_app=app,
-        num_supernodes=MANY,
-        backend_config=backend,
-    )
+    run_simulation(server_app=server, client_app=app, num_supernodes=MANY, backend_config=backend)
     if not math.isfinite(output.stat().st_size):
         raise SystemExit(1)
+
+
+def serve(grid: Grid, context: Any, output: Path, names: list[str]) -> None:
+    """Run scenarios, and write what came out."""
+    while len(list(grid.get_node_ids())) < MANY:
+        time.sleep(0.05)
+    partitions = states(grid, "partition")
+    nodes = sorted(partitions, key=partitions.__getitem__)
+    many, eight = (Lab(grid, nodes[:count], context) for count in (MANY, EIGHT))
+    outcomes, log = dict[str, Any](), Path(os.environ["LAB_LOG"])
+    for name in names:
+        scenario, lab = SCENARIOS[name.removeprefix("active:")], many if "sparse" in name else eight
+        before, began = log.stat().st_size if log.exists() else 0, time.monotonic()
+        try:
+            outcomes[name] = (active(scenario) if name.startswith("active:") else scenario)(lab)
+        except Exception:  # noqa: BLE001 -- the other scenarios still run
+            outcomes[name] = {"crashed": traceback.format_exc()}
+        outcomes[name]["took"] = time.monotonic() - began
+        with log.open("rb") as file:
+            file.seek(before)
+            outcomes[name]["log"] = file.read().decode()
+    output.write_text(json.dumps(outcomes, default=str), encoding="utf-8")
 
 
 if __name__ == "__main__":
