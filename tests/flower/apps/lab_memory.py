@@ -1,4 +1,4 @@
-"""A grid whose nodes answer in this process, at once: the app, its mod and its contexts are Flower's, and nothing waits."""
+"""A grid whose nodes answer in this process, at once: the app, its mod and its contexts are Flower's."""
 
 from __future__ import annotations
 
@@ -22,9 +22,8 @@ class MemoryGrid(Grid):
             setattr(TaskIdentity, name, 1)
         self.app, self._replies, self._pushed = app, dict[str, Message](), 0
         self._run: Any = SimpleNamespace(run_id=RUN)
-        self.contexts = {
-            1000 + place: Context(RUN, 1000 + place, {"partition-id": place}, RecordDict(), {}) for place in range(count)
-        }
+        places: dict[int, dict[str, Any]] = {1000 + place: {"partition-id": place} for place in range(count)}
+        self.contexts = {node: Context(RUN, node, config, RecordDict(), {}) for node, config in places.items()}
 
     def set_run(self, run: Any) -> None:
         self._run = run
@@ -44,8 +43,8 @@ class MemoryGrid(Grid):
         for message in messages:
             self._pushed += 1
             identity, node = f"message {self._pushed}", message.metadata.dst_node_id
+            message.metadata.__dict__["_message_id"] = identity
             sent = copy.deepcopy(message)
-            sent.metadata.__dict__["_message_id"] = identity
             sent.metadata.__dict__["_run_id"] = RUN
             context = copy.deepcopy(self.contexts[node])
             try:
