@@ -32,6 +32,13 @@ APPS = Path(__file__).resolve().parent / "apps"
 GRACE_SECONDS = 2
 _PORTS = iter(range(20_000 + os.getpid() * 97 % 10_000, 32_000))
 """Below those that the kernel gives to connections, of which one may come between the test and what it starts."""
+SIMULATED = frozenset(
+    {
+        *("twin", "silent", "restarted", "fail_training", "active:drop_survivors", "statistics"),
+        *("enclave_served", "enclave_told", "two_restarted", "one_holder_killed", "active:low_threshold"),
+    }
+)
+"""Scenarios that need Flower's own processes; all others run in memory, which shows the same sooner."""
 HAS_FLOWER = importlib.util.find_spec("flwr") is not None and importlib.util.find_spec("ray") is not None
 
 
@@ -173,13 +180,20 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workplace]:
 
 @pytest.fixture(scope="session")
 def outcomes(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """Run the scenarios of all modules whose tests are selected in one simulation of ``apps/lab_server.py``."""
+    """Run the scenarios of all modules whose tests are selected: most in memory, and some in Flower's simulation."""
     modules = dict.fromkeys(item.module for item in request.session.items if isinstance(item, pytest.Function))
-    scenarios = [name for module in modules for name in getattr(module, "SCENARIOS", ())]
-    folder = tmp_path_factory.mktemp("simulated")
+    wanted = [name for module in modules for name in getattr(module, "SCENARIOS", ())]
+    found = dict[str, Any]()
+    for where in ("memory", "simulation"):
+        if names := [name for name in wanted if (name in SIMULATED) is (where == "simulation")]:
+            found |= _outcomes(tmp_path_factory.mktemp(where), where, names)
+    return found
+
+
+def _outcomes(folder: Path, where: str, scenarios: list[str]) -> dict[str, Any]:
     output, script = folder / "outcomes.json", str(APPS / "lab_server.py")
     with _with_keys(folder) as place:
-        written = place.run(sys.executable, script, str(output), *scenarios, timeout=3600)
+        written = place.run(sys.executable, script, where, str(output), *scenarios, timeout=3600)
     found: dict[str, Any] = json.loads(output.read_text(encoding="utf-8"))
     for name, outcome in found.items():
         assert "crashed" not in outcome, f"{name}: {outcome['crashed']}\n{written[-2000:]}"

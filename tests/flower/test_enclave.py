@@ -14,10 +14,9 @@ REFUSED = {
     "enclave_low_cohort": "a cohort of 2 is below 3",
     "enclave_heavy": "a client may weigh 2000, above 1000",
     "enclave_of_others": "another authority",
-    "enclave_other_evidence": "it is bound to other keys, another epoch or another configuration",
 }
 SCENARIOS = [
-    *("enclave", "enclave_dropped", "enclave_too_few", "enclave_pq"),
+    *("enclave", "enclave_dropped", "enclave_too_few"),
     *("enclave_served", "enclave_absent", "enclave_other_terms", "enclave_other_models", "enclave_again", *REFUSED),
     "enclave_other_task",
 ]
@@ -50,14 +49,6 @@ def test_an_enclave_in_a_process_of_its_own_gives_the_same(outcomes: dict[str, A
 
 def test_an_enclave_that_is_not_there_is_named(outcomes: dict[str, Any]) -> None:
     assert "secagg-enclave-socket is /absent/socket" in outcomes["enclave_absent"]["error"]
-
-
-def test_codewords_are_counted_after_the_first_round(outcomes: dict[str, Any]) -> None:
-    outcome = outcomes["enclave_pq"]
-    assert outcome["error"] is None
-    assert "the first round travels in fixed point" in outcome["log"]
-    assert outcome["difference"]["steps"] == 0
-    assert 0 < outcome["difference"]["layer"] < 0.15
 
 
 def test_too_few_uploads_release_nothing(outcomes: dict[str, Any]) -> None:

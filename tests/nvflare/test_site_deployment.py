@@ -1,4 +1,7 @@
-"""Deployments of three sites under files of `secagg nvflare site`: each way around, and every byte that arrives."""
+"""Deployments: models and statistics of five sites, and three under files of `secagg nvflare site`, way around by way.
+
+Every byte that arrives at the server is looked at.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +9,13 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 pytest.importorskip("nvflare")
 
+from secagg.site_statistics import summed
+from tests.harness.town_of_sites import declared, functions, people
 from tests.nvflare.test_jobs import lab
 
 pytestmark = pytest.mark.nvflare
@@ -28,12 +34,40 @@ def require_nothing_arrived(job: dict[str, Any]) -> None:
     assert "COMPLETED" not in job["ended"]
 
 
-def test_without_the_operators_files_a_plain_job_gets_every_update(tmp_path: Path) -> None:
-    job = jobs_under("open", tmp_path)["plain"]
+@pytest.fixture(scope="module")
+def open_sites(tmp_path_factory: pytest.TempPathFactory) -> Found:
+    """Run the jobs of five sites whose operators force nothing."""
+    return jobs_under("open", tmp_path_factory.mktemp("open"))
+
+
+def test_without_the_operators_files_a_plain_job_gets_every_update(open_sites: Found) -> None:
+    job = open_sites["plain"]
     assert "COMPLETED" in job["ended"]
     # The search for bytes finds them: it looks at the right ones.
-    assert job["updates"] == 3
+    assert job["updates"] == 5
     assert job["analytics"]
+
+
+def test_statistics_of_deployed_sites_are_those_of_all_their_people(open_sites: Found) -> None:
+    (path,) = Path(open_sites["statistics"]["result"]).rglob("statistics.json")
+    here = summed(declared(), [functions(people(number, 20 * number)) for number in range(1, 6)])
+    assert json.loads(path.read_text())["statistics"] == json.loads(json.dumps(here.statistics))
+
+
+def test_a_deployment_goes_on_without_a_site_that_is_killed_while_it_trains(open_sites: Found) -> None:
+    job = open_sites["killed"]
+    found = Path(job["result"]) / "workspace"
+    log = (found / "log.txt").read_text()
+    assert "round 1, sum: 5 clients of total weight 15" in log
+    assert "round 2, masked input: sent 5" in log
+    assert "round 2, sum: 4 clients of total weight 10" in log
+    model = np.load(found / "models" / "server.npy")
+    first = np.array([[1, 2], [3, 4]], np.float32)
+    moved = [sum(n * n for n in sites) / sum(sites) / 16 for sites in (range(1, 6), range(1, 5))]
+    assert np.abs(model - first - sum(moved)).max() < 2 * 2.0**-16
+    # What a script logs as analytics is in the clear, and is found: the search looks at the right bytes.
+    assert job["analytics"]
+    assert (job["updates"], job["differences"]) == (0, 0)
 
 
 def test_the_scope_stops_jobs_that_forgot_and_not_what_hostile_code_says_besides(tmp_path: Path) -> None:

@@ -25,11 +25,9 @@ from secagg.platforms.leaving import Left
 from secagg.site_statistics import summed
 from tests.harness.platform_keys import PROTOCOLS, named
 from tests.harness.town_of_sites import TABLE, functions, people, write_declaration, write_people
-from tests.nvflare.conftest import written
 from tests.nvflare.sites import JOB, SITES, crossed
 
 pytestmark = pytest.mark.nvflare
-SCRIPT = Path(__file__).resolve().parent / "apps" / "lab_statistics.py"
 
 
 class Site:
@@ -161,13 +159,3 @@ def test_a_site_whose_file_says_nothing_leaves(folder: Path, said: str) -> None:
 def test_a_task_without_a_message_is_refused(folder: Path) -> None:
     site = Site(1, folder, {})
     assert failure_in(site.executor.execute("secagg", Shareable(), site.context, Signal())) is not None
-
-
-def test_a_job_in_the_simulator_has_the_statistics_of_all_its_people(tmp_path: Path) -> None:
-    for number in range(1, SITES + 1):
-        write_files(tmp_path / "own" / f"site-{number}", number)
-    own = {"PYTHONPATH": str(SCRIPT.parents[3]), "SECAGG_STATISTICS_DIRECTORY": str(tmp_path / "own")}
-    written(tmp_path, str(SCRIPT), str(tmp_path / "work"), str(tmp_path / "result.json"), home=tmp_path, **own)
-    place = Path(json.loads((tmp_path / "result.json").read_text()))
-    (found,) = place.rglob(RESULT)
-    assert json.loads(found.read_text())["statistics"] == here()

@@ -89,17 +89,7 @@ def chaos(message: Message, context: Any, call_next: Any) -> Message:
     """Stand outside the mod, and do to its messages what the scenario says of this client."""
     if RECORD not in message.content.config_records:
         return answered(call_next(message, context))
-    own = context.node_config["partition-id"]
-    told = told_to(own)
-    context.node_config["partition-id"] = told.get("as", own)
-    try:
-        return misbehaved(message, context, call_next, told)
-    finally:
-        context.node_config["partition-id"] = own
-
-
-def misbehaved(message: Message, context: Any, call_next: Any, told: dict[str, Any]) -> Message:
-    """Answer as a client does that is told something."""
+    told = told_to(context.node_config["partition-id"])
     at = told.get("at") == kind_of(message)
     match told.get("do") if at else None:
         case "raise":

@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
-from lab_app import kind_of
 from lab_truth import initial_model
 
 from secagg.compression.model_update import encode_parameters
@@ -23,6 +22,7 @@ from secagg.platforms.round_task import RECORD
 from secagg.platforms.schemes import SchemeChoice
 
 LIED_TO = 2
+Scenario = Callable[[Any], dict[str, Any]]
 
 
 def with_field(message: Message, name: str, value: bytes | int | str) -> Message:
@@ -43,15 +43,16 @@ def with_terms(message: Message, **changes: Any) -> Message:
     return with_field(message, "terms", json.dumps({**terms, **changes}))
 
 
-def terms_for_some(**changes: Any) -> Callable[[Any], dict[str, Any]]:
+def terms_for_some(settings: Callable[[Any], dict[str, Any]] | None = None, **changes: Any) -> Scenario:
     """Return a scenario in which two clients are told something else."""
 
     def scenario(lab: Any) -> dict[str, Any]:
         def tamper(message: Message) -> Iterable[Message]:
-            is_told = message.metadata.dst_node_id in lab.nodes[:LIED_TO] and kind_of(message) == "OFFER"
+            brings = "terms" in message.content.config_records[RECORD]
+            is_told = brings and message.metadata.dst_node_id in lab.nodes[:LIED_TO]
             yield with_terms(message, **changes) if is_told else message
 
-        outcome: dict[str, Any] = lab.secure(tamper=tamper)
+        outcome: dict[str, Any] = lab.secure(**(settings(lab) if settings else {}), tamper=tamper)
         return outcome
 
     return scenario
@@ -90,31 +91,12 @@ def unreadable_model(lab: Any) -> dict[str, Any]:
     return outcome
 
 
-def _with_roster(lab: Any, roster: Path, **more: Any) -> dict[str, Any]:
-    outcome: dict[str, Any] = lab.secure(mode="active", roster=str(roster), **more)
-    return outcome
-
-
-def unlisted_client(lab: Any) -> dict[str, Any]:
-    """Leave a client out of the roster that its authority certified."""
-    keys = Path(os.environ["LAB_KEYS"])
-    roster = json.loads((keys / "roster.json").read_text(encoding="utf-8"))
-    roster["clients"] = [entry for entry in roster["clients"] if entry["id"] != 3]
-    path = keys.parent / "short-roster.json"
-    path.write_text(json.dumps(roster), encoding="utf-8")
-    return _with_roster(lab, path, present=[p for p in range(lab.count) if p != 3])
-
-
-def one_key_twice(lab: Any) -> dict[str, Any]:
-    """Let one node take part with the key of another as well."""
-    return _with_roster(lab, Path(os.environ["LAB_KEYS"]) / "roster.json", chaos={3: {"as": 4}})
-
-
 def other_authority(lab: Any) -> dict[str, Any]:
     """Bring a roster of the server's own authority."""
     folder = Path(os.environ["LAB_KEYS"]).parent / "others"
     make_identities(folder, map(ClientId, range(lab.count)), SystemCoins())
-    return _with_roster(lab, folder / "roster.json")
+    outcome: dict[str, Any] = lab.secure(mode="active", roster=str(folder / "roster.json"))
+    return outcome
 
 
 def server_side(lab: Any) -> dict[str, Any]:
@@ -153,17 +135,14 @@ def sparse_threshold(lab: Any) -> dict[str, Any]:
     return outcome
 
 
-LIES: dict[str, Callable[[Any], dict[str, Any]]] = {
+LIES: dict[str, Scenario] = {
     "other_terms": terms_for_some(weighting="uniform"),
     "other_task": terms_for_some(task="{task} again"),
     "other_round": terms_for_some(round_number=1 << 40),
     "other_layout": terms_for_some(parameters=coarser_parameters()),
-    "unknown_protocol": terms_for_some(protocol="two-servers-of-tomorrow"),
     "other_field": terms_for_some(metrics=[1]),
     "two_models": two_models,
     "unreadable_model": unreadable_model,
-    "unlisted_client": unlisted_client,
-    "one_key_twice": one_key_twice,
     "other_authority": other_authority,
     "server_side": server_side,
     "sparse_threshold": sparse_threshold,

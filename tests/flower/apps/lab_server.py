@@ -1,7 +1,7 @@
-"""Scenarios on a simulated federation: each runs rounds of a real strategy, and says what came out.
+"""Scenarios on a federation in memory or simulated: each runs rounds of a real strategy, and says what came out.
 
-Run as ``python lab_server.py OUTPUT SCENARIO...``; the scenarios share one simulation, because starting one takes
-longer than a round. Those of sparse graphs are of all its nodes, the others of the first eight.
+Run as ``python lab_server.py memory|simulation OUTPUT SCENARIO...``; the scenarios share one federation. Those of
+sparse graphs are of all its nodes, the others of the first eight.
 """
 
 from __future__ import annotations
@@ -15,17 +15,18 @@ import traceback
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
-from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
+from flwr.app import Array, ArrayRecord, Context, Message, RecordDict
 from flwr.server.superlink.fleet.vce.backend.backend import BackendConfig
 from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp import strategy as strategies
 from flwr.serverapp.strategy import FedAvg
 from flwr.simulation import run_simulation
 from lab_app import CHAOS_FILE, LENIENT_TYPE, PLAIN_TYPE, kind_of, over
-from lab_lies import LIES, with_field, with_terms
+from lab_lies import LIES, terms_for_some
+from lab_memory import MemoryGrid
 from lab_one_message import ONE_MESSAGE
 from lab_statistics import app
 from lab_strategies import Lenient, PlainTwin
@@ -322,16 +323,6 @@ def hybrid(lab: Lab) -> dict[str, Any]:
 # --- Attacks by the server --------------------------------------------------------------------------------------------
 
 
-def unwrapped(lab: Lab) -> dict[str, Any]:
-    """Ask for the update as if nothing were."""
-    hostile = HostileGrid(lab.grid)
-    messages = FedAvg(fraction_evaluate=0.0).configure_train(
-        1, ArrayRecord({n: Array(np.asarray(v)) for n, v in initial_model().items()}), ConfigRecord(), lab.grid
-    )
-    replies = list(hostile.send_and_receive(messages, timeout=FOR_EVER))
-    return {"content": sum(reply.has_content() for reply in replies), "replies": len(replies)}
-
-
 def second_request(lab: Lab) -> dict[str, Any]:
     """Ask for the shares of both secrets: once with everybody, and once with a victim declared dropped."""
 
@@ -469,10 +460,6 @@ def nan(lab: Lab) -> dict[str, Any]:
     return lab.secure(chaos={2: {"do": "nan"}})
 
 
-def heavy(lab: Lab) -> dict[str, Any]:
-    return lab.secure(maximum_weight=1000, chaos={2: {"examples": 1001}}, weights={2: 1000})
-
-
 def light(lab: Lab) -> dict[str, Any]:
     """Precision does not fall with the weight."""
     outcome = {}
@@ -549,38 +536,6 @@ def enclave_of_others(lab: Lab) -> dict[str, Any]:
     return lab.secure(**{**_enclave_of(lab), "roster": str(folder / "roster.json")})
 
 
-def enclave_with_other_evidence(lab: Lab) -> dict[str, Any]:
-    """Show evidence for other keys than those that clients are to seal to."""
-
-    def tamper(message: Message) -> Iterable[Message]:
-        shown = bytearray(cast("bytes", message.content.config_records[RECORD]["message"]))
-        # The evidence stands before the number and the digest of the model, and whether uploads are short.
-        shown[-(8 + 32 + 1) - 1] ^= 1
-        yield with_field(message, "message", bytes(shown))
-
-    return lab.secure(**_enclave_of(lab), tamper=tamper)
-
-
-def enclave_with_other_terms(lab: Lab) -> dict[str, Any]:
-    """Tell half of the clients that another number of examples counts as one."""
-
-    def tamper(message: Message) -> Iterable[Message]:
-        is_told = message.metadata.dst_node_id in lab.nodes[:2]
-        yield with_terms(message, weight_unit=2) if is_told else message
-
-    return lab.secure(**{**_enclave_of(lab), **UNIFORM}, tamper=tamper)
-
-
-def enclave_other_task(lab: Lab) -> dict[str, Any]:
-    """Name two clients another task than the enclave counts for."""
-
-    def tamper(message: Message) -> Iterable[Message]:
-        is_told = message.metadata.dst_node_id in lab.nodes[:2]
-        yield with_terms(message, task="{task} again") if is_told else message
-
-    return lab.secure(**_enclave_of(lab), tamper=tamper)
-
-
 def statistics(lab: Lab) -> dict[str, Any]:
     return {"statistics": dict(ask(lab.grid, lab.context, declared()).statistics)}
 
@@ -627,7 +582,6 @@ SCENARIOS: dict[str, Callable[[Lab], dict[str, Any]]] = {
     "private": private,
     "not_averaging": strategies_that_do_not,
     "hybrid": hybrid,
-    "unwrapped": unwrapped,
     "second_request": second_request,
     "low_cohort": _offering(minimum_cohort=2),
     "low_threshold": _offering(threshold=2),
@@ -641,7 +595,6 @@ SCENARIOS: dict[str, Callable[[Lab], dict[str, Any]]] = {
     "two_stories": two_stories,
     "wrong_share": wrong_share,
     "nan": nan,
-    "heavy": heavy,
     "light": light,
     "narrow_ring": narrow_ring,
     "clipped": clipped,
@@ -651,16 +604,14 @@ SCENARIOS: dict[str, Callable[[Lab], dict[str, Any]]] = {
         minimum_cohort=3, chaos={p: {"at": "TRAIN", "do": "raise"} for p in (1, 4)}, present=(0, 2, 3, 5, 6, 7)
     ),
     "enclave_too_few": enclave(threshold=1.0, chaos={1: {"at": "TRAIN", "do": "raise"}}),
-    "enclave_pq": enclave(rounds=3, compression="pq-256x5"),
     "enclave_served": enclave_served,
     "enclave_absent": enclave(enclave_socket="/absent/socket"),
     "enclave_by_default": enclave_by_default,
     "enclave_low_cohort": enclave(minimum_cohort=2),
     "enclave_heavy": enclave(maximum_weight=2000),
     "enclave_of_others": enclave_of_others,
-    "enclave_other_evidence": enclave_with_other_evidence,
-    "enclave_other_terms": enclave_with_other_terms,
-    "enclave_other_task": enclave_other_task,
+    "enclave_other_terms": terms_for_some(lambda lab: {**_enclave_of(lab), **UNIFORM}, weight_unit=2),
+    "enclave_other_task": terms_for_some(_enclave_of, task="{task} again"),
     "enclave_other_models": lambda lab: other_models(lab, **_enclave_of(lab)),
     "enclave_again": lambda lab: same_round_again(lab, **_enclave_of(lab)),
     "active": lambda lab: lab.secure(mode="active", roster=f"{os.environ['LAB_KEYS']}/roster.json"),
@@ -692,39 +643,42 @@ def active(scenario: Callable[[Lab], dict[str, Any]]) -> Callable[[Lab], dict[st
 
 
 def main() -> None:
-    output, names = Path(sys.argv[1]), sys.argv[2:]
+    where, output, names = sys.argv[1], Path(sys.argv[2]), sys.argv[3:]
+    if where == "memory":
+        serve(MemoryGrid(app, MANY), Context(0, 0, {}, RecordDict(), {}), output, names)
+        return
     server = ServerApp()
 
     @server.main()
-    def serve(grid: Grid, context: Any) -> None:
-        while len(list(grid.get_node_ids())) < MANY:
-            time.sleep(0.05)
-        partitions = states(grid, "partition")
-        nodes = sorted(partitions, key=partitions.__getitem__)
-        many, eight = (Lab(grid, nodes[:count], context) for count in (MANY, EIGHT))
-        outcomes, log = dict[str, Any](), Path(os.environ["LAB_LOG"])
-        for name in names:
-            scenario, lab = SCENARIOS[name.removeprefix("active:")], many if "sparse" in name else eight
-            before = log.stat().st_size if log.exists() else 0
-            try:
-                outcomes[name] = (active(scenario) if name.startswith("active:") else scenario)(lab)
-            except Exception:  # noqa: BLE001 -- the other scenarios still run
-                outcomes[name] = {"crashed": traceback.format_exc()}
-            time.sleep(0.1)
-            with log.open("rb") as file:
-                file.seek(before)
-                outcomes[name]["log"] = file.read().decode()
-            output.write_text(json.dumps(outcomes, default=str), encoding="utf-8")
+    def simulated_server(grid: Grid, context: Any) -> None:
+        serve(grid, context, output, names)
 
     backend: BackendConfig = {"client_resources": {"num_cpus": 1, "num_gpus": 0.0}}
-    run_simulation(
-        server_app=server,
-        client_app=app,
-        num_supernodes=MANY,
-        backend_config=backend,
-    )
+    run_simulation(server_app=server, client_app=app, num_supernodes=MANY, backend_config=backend)
     if not math.isfinite(output.stat().st_size):
         raise SystemExit(1)
+
+
+def serve(grid: Grid, context: Any, output: Path, names: list[str]) -> None:
+    """Run scenarios, and write what came out."""
+    while len(list(grid.get_node_ids())) < MANY:
+        time.sleep(0.05)
+    partitions = states(grid, "partition")
+    nodes = sorted(partitions, key=partitions.__getitem__)
+    many, eight = (Lab(grid, nodes[:count], context) for count in (MANY, EIGHT))
+    outcomes, log = dict[str, Any](), Path(os.environ["LAB_LOG"])
+    for name in names:
+        scenario, lab = SCENARIOS[name.removeprefix("active:")], many if "sparse" in name else eight
+        before, began = log.stat().st_size if log.exists() else 0, time.monotonic()
+        try:
+            outcomes[name] = (active(scenario) if name.startswith("active:") else scenario)(lab)
+        except Exception:  # noqa: BLE001 -- the other scenarios still run
+            outcomes[name] = {"crashed": traceback.format_exc()}
+        outcomes[name]["took"] = time.monotonic() - began
+        with log.open("rb") as file:
+            file.seek(before)
+            outcomes[name]["log"] = file.read().decode()
+    output.write_text(json.dumps(outcomes, default=str), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -9,15 +9,13 @@ import sys
 import time
 from collections.abc import Callable, Generator, Iterable
 from contextlib import closing, contextmanager
-from dataclasses import replace
 from pathlib import Path
-from types import ModuleType
 from typing import Any, cast
 
 import numpy as np
 from flwr.app import Message
 from flwr.serverapp.strategy import FedAvg
-from lab_lies import with_terms
+from lab_lies import terms_for_some
 from lab_strategies import Lenient, PlainTwin
 
 from secagg.crypto.entropy import SystemCoins
@@ -25,16 +23,10 @@ from secagg.flower.app import server_grid
 from secagg.identifiers import ClientId
 from secagg.platforms.keys.identities import make_identities
 from secagg.platforms.keys.server_pair import make_trial_pair
-from secagg.protocols.two_servers import server as two_servers_server
-from secagg.protocols.two_servers import session as two_servers_session
-from secagg.protocols.two_servers.offers import RoundOffers
 from secagg.protocols.two_servers.operators.process import PeerLink
-from secagg.protocols.two_servers.server import Server
-from secagg.protocols.two_servers.server_messages import Beginning
 from secagg.session.ledger import SpentUpdates
 
 READY_SECONDS = 60
-LIED_TO = 2
 Scenario = Callable[[Any], dict[str, Any]]
 
 
@@ -202,48 +194,11 @@ def absent(lab: Any) -> dict[str, Any]:
 # --- A server 0 that does what it likes -------------------------------------------------------------------------------
 
 
-@contextmanager
-def _in_place_of(module: ModuleType, name: str, other: Any) -> Generator[None]:
-    """Let the server's round use something else than the library's own."""
-    replaced = vars(module)
-    own = replaced[name]
-    replaced[name] = other
-    try:
-        yield
-    finally:
-        replaced[name] = own
-
-
 def low_cohort(lab: Any) -> dict[str, Any]:
     """Ask for less than clients insist on, and then for the same round as they want it, which they have not spent."""
     outcome: dict[str, Any] = lab.secure(**simulated(lab, minimum_cohort=2))
     vars(server_grid)["_ROUNDS"][lab.grid.run.run_id] -= 1
     outcome["again"] = lab.secure(**simulated(lab))["error"]
-    return outcome
-
-
-def other_configuration(lab: Any) -> dict[str, Any]:
-    """Offer server 1 another configuration than clients are shown, with an offer of server 0's for either."""
-
-    class Lying(Server):
-        def _begun(self) -> bytes:
-            zero = self._zero
-            other = replace(zero.configuration, minimum_cohort=zero.configuration.minimum_cohort + 1)
-            return self._ask(Beginning(other, zero.round_number).encode())
-
-    with _in_place_of(two_servers_session, "Server", Lying):
-        outcome: dict[str, Any] = lab.secure(**simulated(lab))
-    return outcome
-
-
-def own_second_server(lab: Any) -> dict[str, Any]:
-    """Be both servers, and say that the second one is another's."""
-
-    def lying(*, is_simulated: bool, offers: tuple[bytes, bytes]) -> RoundOffers:
-        return RoundOffers(is_simulated=not is_simulated, offers=offers)
-
-    with _in_place_of(two_servers_server, "RoundOffers", lying):
-        outcome: dict[str, Any] = lab.secure(**simulated(lab))
     return outcome
 
 
@@ -258,18 +213,6 @@ def with_own_key(lab: Any) -> dict[str, Any]:
     return outcome
 
 
-def _terms_for_two(**changes: Any) -> Scenario:
-    def scenario(lab: Any) -> dict[str, Any]:
-        def tamper(message: Message) -> Iterable[Message]:
-            is_told = message.metadata.dst_node_id in lab.nodes[:LIED_TO]
-            yield with_terms(message, **changes) if is_told else message
-
-        outcome: dict[str, Any] = lab.secure(**simulated(lab), tamper=tamper)
-        return outcome
-
-    return scenario
-
-
 TWO_SERVERS: dict[str, Scenario] = {
     "two": plain_rounds,
     "two_twin": twin,
@@ -277,7 +220,6 @@ TWO_SERVERS: dict[str, Scenario] = {
         minimum_cohort=3, chaos={1: {"at": "TRAIN", "do": "raise"}, 4: {"do": "fail"}}, present=(0, 2, 3, 4, 5, 6, 7)
     ),
     "two_too_few": _simulated(threshold=1.0, chaos={1: {"at": "TRAIN", "do": "raise"}}),
-    "two_pq": _simulated(rounds=3, compression="pq-64x5"),
     "two_hybrid": _simulated(suite="hybrid"),
     "two_served": _served(compression="pq-16x5", rounds=2),
     "two_restarted": restarted,
@@ -286,10 +228,8 @@ TWO_SERVERS: dict[str, Scenario] = {
     "two_by_default": _simulated(strategy=None),
     "two_low_cohort": low_cohort,
     "two_offered_low_cohort": _served(minimum_cohort=2),
-    "two_other_configuration": other_configuration,
-    "two_own_second": own_second_server,
     "two_own_key": with_own_key,
-    "two_other_terms": _terms_for_two(weight_unit=2),
-    "two_other_task": _terms_for_two(task="{task} again"),
-    "two_other_round": _terms_for_two(round_number=1 << 40),
+    "two_other_terms": terms_for_some(simulated, weight_unit=2),
+    "two_other_task": terms_for_some(simulated, task="{task} again"),
+    "two_other_round": terms_for_some(simulated, round_number=1 << 40),
 }

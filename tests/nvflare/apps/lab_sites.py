@@ -1,7 +1,7 @@
-"""A deployment of three sites under files of their operators, and jobs: ``lab_sites.py open|scope|closed <workspace>``.
+"""A deployment of sites under files of their operators, and jobs: ``lab_sites.py open|scope|closed <workspace>``.
 
 It prints a line of JSON for each job: how it ended, which of the bytes that were looked for reached the server, and
-what the logs say.
+what the logs say. The processes of the deployment are left to the test, which ends them.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import shutil
 import sys
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -23,15 +22,15 @@ from nvflare.app_common.np.recipes.fedavg import NumpyFedAvgRecipe
 from nvflare.fuel.flare_api.flare_api import new_secure_session
 from nvflare.tool.poc.poc_commands import (
     _start_poc,
-    _stop_poc,
     get_prod_dir,
     prepare_poc_provision,
     setup_service_config,
 )
 
-from secagg.nvflare import secure
+from secagg.nvflare import secure, statistics_job
+from tests.harness.town_of_sites import declared, people, write_declaration, write_people
 
-SITES = 3
+SITES = {"open": 5, "scope": 3, "closed": 3}
 ADMIN = "admin@nvidia.com"
 APPS = Path(__file__).resolve().parent
 MARKER = "a-marker-in-the-clear"
@@ -120,11 +119,32 @@ JOBS: dict[str, list[tuple[str, bool, Change]]] = {
 """For each kit of the operator's: jobs by name, whether they are secure, and what is changed of them."""
 
 
-def job(folder: Path, name: str, change: Change, *, is_secure: bool) -> str:
-    """Write a job, and return where it is."""
-    recipe = NumpyFedAvgRecipe(
-        name="lab", model=FIRST.tolist(), min_clients=SITES, num_rounds=1, train_script="lab_script.py", train_args="99"
+def training(sites: int, rounds: int = 1, fatal_round: int = 99) -> NumpyFedAvgRecipe:
+    """Return a job in the clear."""
+    return NumpyFedAvgRecipe(
+        name="lab",
+        model=FIRST.tolist(),
+        min_clients=sites,
+        num_rounds=rounds,
+        train_script="lab_script.py",
+        train_args=str(fatal_round),
     )
+
+
+def deployed(folder: Path) -> list[tuple[str, str]]:
+    """Write jobs that nothing is changed of: statistics, and two rounds, in the second of which a site is killed."""
+    sites = SITES["open"]
+    killed = training(sites - 1, rounds=2, fatal_round=1)
+    secure(killed, invited=sites, metrics="accuracy", training_patience=1.0)
+    made: list[tuple[str, Any]] = [("statistics", statistics_job(declared())), ("killed", killed)]
+    for name, recipe in made:
+        recipe.export(str(folder / name))
+    return [(name, str(folder / name / recipe.name)) for name, recipe in made]
+
+
+def job(folder: Path, name: str, change: Change, sites: int, *, is_secure: bool) -> str:
+    """Write a job, and return where it is."""
+    recipe = training(sites)
     if is_secure:
         secure(recipe, metrics="accuracy", training_timeout=30.0)
     to = folder / name.replace(" ", "-")
@@ -142,7 +162,7 @@ def prepared(kit: str, workspace: Path) -> Path:
     """Provision a project, write its operators' files, and return where its kits are."""
     prepare_poc_provision(
         clients=[],
-        number_of_clients=SITES,
+        number_of_clients=SITES[kit],
         workspace=str(workspace),
         docker_image=None,
         use_he=False,
@@ -152,7 +172,12 @@ def prepared(kit: str, workspace: Path) -> Path:
     project, _ = setup_service_config(str(workspace))
     kits = Path(get_prod_dir(str(workspace), project.get("name")))
     closed = ["--closed", "--script", str(APPS / "lab_script.py")] if kit == "closed" else []
-    for number in range(1, SITES + 1):
+    for number in range(1, SITES[kit] + 1):
+        local = kits / f"site-{number}" / "local"
+        write_declaration(local / "outcomes.toml")
+        write_people(local / "people.csv", people(number, 20 * number))
+        said = 'declaration = "outcomes.toml"\ndata = "people.csv"\nversion = "1"\n'
+        (local / "secagg_statistics.toml").write_text(said, encoding="utf-8")
         if kit != "open":
             asked = ["nvflare", "site", str(kits / f"site-{number}"), "--floors", "minimum-cohort=3", *closed]
             assert import_module("secagg.cli").main([*asked, "--write"]) == 0
@@ -165,8 +190,8 @@ def prepared(kit: str, workspace: Path) -> Path:
     return kits
 
 
-def run(kits: Path, job_folder: str) -> str:
-    """Run a job, and say how it ended."""
+def run(kits: Path, job_folder: str) -> tuple[str, str]:
+    """Run a job, and say how it ended and where its results are."""
     session = new_secure_session(username=ADMIN, startup_kit_location=str(kits / ADMIN), timeout=60)
     try:
         job_id = session.submit_job(job_folder)
@@ -175,7 +200,8 @@ def run(kits: Path, job_folder: str) -> str:
         if not str(status := meta.get("status")).startswith("FINISHED"):
             session.abort_job(job_id)
             time.sleep(3)
-        return f"{status} {meta.get('job_deploy_detail')} {job_id}"
+            return f"{status} {meta.get('job_deploy_detail')} {job_id}", ""
+        return f"{status} {meta.get('job_deploy_detail')} {job_id}", str(session.download_job_result(job_id))
     finally:
         session.close()
 
@@ -184,36 +210,38 @@ def main(kit: str, home: Path) -> None:
     """Run every job of a kit."""
     workspace, reached = home / "poc", Path(os.environ["LAB_REACHED"])
     kits = prepared(kit, workspace)
-    jobs = [(name, job(home / "jobs", name, change, is_secure=secured)) for name, secured, change in JOBS[kit]]
+    sites, folder = SITES[kit], home / "jobs"
+    jobs = [(name, job(folder, name, change, sites, is_secure=secured)) for name, secured, change in JOBS[kit]]
+    if kit == "open":
+        jobs += deployed(folder)
     reached.touch()
     _start_poc(poc_workspace=str(workspace), gpu_ids=[], excluded=[ADMIN], services_list=[])
-    try:
-        for name, folder in jobs:
-            mark, began = reached.stat().st_size, time.monotonic()
-            ended = run(kits, folder)
-            time.sleep(1)
-            data = reached.read_bytes()[mark:]
-            updates = [(FIRST + np.float32(number / 16)).tobytes() in data for number in range(1, SITES + 1)]
-            logs = [path.read_text(errors="replace") for path in kits.glob(f"site-*/{ended.split()[-1]}/log.txt")]
-            # A job ends with the first site that refuses, so the others may have said nothing.
-            lines = [line for text in logs for line in text.splitlines() if "Traceback" not in line]
-            said = [line for line in lines if re.search("ERROR|left the round", line)]
-            found = {
-                "job": name,
-                "ended": ended,
-                "seconds": round(time.monotonic() - began, 1),
-                "updates": sum(updates),
-                "array": np.full((2, 2), 7.25, np.float32).tobytes() in data,
-                "analytics": MARKER.encode() in data,
-                "marks": sorted({m.decode() for m in re.findall(rb"leak-of-([a-z]+)-site", data)}),
-                "files": sorted(path.name for path in home.rglob("leak-of-*")),
-                "said": [line.partition(" - ")[2] for line in said[:6]],
-            }
-            print("RESULT", json.dumps(found), flush=True)  # noqa: T201 -- the test reads it
-    finally:
-        # On a loaded machine this takes longer than NVFlare waits; the test ends what is left.
-        with suppress(TimeoutError):
-            _stop_poc(poc_workspace=str(workspace), excluded=[ADMIN], services_list=[])
+    for name, written in jobs:
+        mark, began = reached.stat().st_size, time.monotonic()
+        ended, result = run(kits, written)
+        seconds = time.monotonic() - began
+        # What sites have sent may still be on its way.
+        time.sleep(1)
+        data = reached.read_bytes()[mark:]
+        updates = [(FIRST + np.float32(number / 16)).tobytes() in data for number in range(1, sites + 1)]
+        logs = [path.read_text(errors="replace") for path in kits.glob(f"site-*/{ended.split()[-1]}/log.txt")]
+        # A job ends with the first site that refuses, so the others may have said nothing.
+        lines = [line for text in logs for line in text.splitlines() if "Traceback" not in line]
+        said = [line for line in lines if re.search("ERROR|left the round", line)]
+        found = {
+            "job": name,
+            "ended": ended,
+            "result": result,
+            "seconds": round(seconds, 1),
+            "updates": sum(updates),
+            "array": np.full((2, 2), 7.25, np.float32).tobytes() in data,
+            "differences": sum(np.full(4, n / 16, np.float32).tobytes() in data for n in range(1, sites + 1)),
+            "analytics": MARKER.encode() in data,
+            "marks": sorted({m.decode() for m in re.findall(rb"leak-of-([a-z]+)-site", data)}),
+            "files": sorted(path.name for path in home.rglob("leak-of-*")),
+            "said": [line.partition(" - ")[2] for line in said[:6]],
+        }
+        print("RESULT", json.dumps(found), flush=True)  # noqa: T201 -- the test reads it
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The lab's training on a SuperNode, which is killed at the stage that its node config names."""
+"""The lab's training and people on a SuperNode, which is killed at the stage that its node config names."""
 
 import os
 import signal
@@ -10,8 +10,10 @@ from federated.lab_app import kind_of, train
 from flwr.app import Message
 from flwr.clientapp import ClientApp
 
-from secagg.flower import SecAggMod
+from secagg.flower import SecAggMod, SiteStatistics
 from secagg.platforms.round_task import RECORD
+from secagg.site_statistics import Site
+from tests.harness.town_of_sites import declared, functions, people
 
 
 def killed(message: Message, context: Any, call_next: Any) -> Message:
@@ -27,5 +29,13 @@ def killed(message: Message, context: Any, call_next: Any) -> Message:
     return call_next(message, context)
 
 
+def site(context: Any) -> Site:
+    """Return a node's people."""
+    number = int(context.node_config["partition-id"])
+    return Site(declaration=declared(), functions=functions(people(number, 20 * number)))
+
+
+LENIENT: dict[str, Any] = {"allow_simulated_enclave": True, "allow_simulated_second_server": True}
 app = ClientApp()
-app.train(mods=[killed, SecAggMod(minimum_cohort=4)])(train)
+app.train(mods=[killed, SecAggMod(minimum_cohort=4, **LENIENT)])(train)
+app.query("statistics", mods=[killed])(SiteStatistics(site, **LENIENT))
