@@ -39,7 +39,7 @@ export class Coefficients {
     this.length = count;
   }
 
-  /** Add an integer, times a power of two. @param {number} at @param {number} value below 2^53 @param {number} shift */
+  /** Add an integer, negative ones in two's complement, times a power of two. @param {number} at @param {number} value below 2^53 @param {number} shift */
   add(at, value, shift) {
     let low = value | 0;
     let high = Math.floor(value / 2 ** 32) | 0;
@@ -97,6 +97,8 @@ const WIDTH = 64;
  * bits of a draw its value, and whether 128 more bits decide.
  */
 const TABLE = (() => {
+  // In 130 decimals: the ratio is exp(-2 / 81) by its series, and the mass of a value v is the ratio to the power v^2,
+  // which each step multiplies by the ratio to the power 2 v + 1.
   const one = 10n ** 130n;
   let ratio = 0n;
   let term = one;
@@ -153,7 +155,7 @@ export async function gaussian(key, count) {
 
 // --- Masks -----------------------------------------------------------------------------------
 
-/** Two limbs, the lower ones first, as numbers modulo 2^w around 0. @param {Int32Array} limbs @param {number} bits @param {number} w @param {Float64Array} out */
+/** Two limbs, the lower ones first, as numbers modulo 2^w around 0: of the upper one only w - bits bits count. @param {Int32Array} limbs @param {number} bits @param {number} w @param {Float64Array} out */
 function join(limbs, bits, w, out) {
   const above = 32 - (w - bits);
   const weight = 2 ** bits;

@@ -162,6 +162,7 @@ export function requireExact(offer) {
   const shapes = segments.map((segment) => shapeOf(offer, segment));
   const areRoomy = shapes.every(({ bits }, i) => bits <= Math.min(modulusBits - guardBits, segments[i].ringBits));
   must(areRoomy, "not_canonical", "a segment has no room in a coefficient");
+  // The zeros behind the weight, for the specification's section "Offer": r(q), and what the sum over coefficients lacks.
   const noise = bitsOf(Math.sqrt(2.1 * capacity * variance));
   let missing = 64 + degree * bitsOf(WIDTH * Math.sqrt(1.5 * capacity));
   for (const { lowest, count } of shapes.slice(0, -1)) missing -= count * (lowest - noise);
