@@ -32,7 +32,7 @@ export const sha256 = async (bytes) =>
   new Uint8Array(await subtle.digest("SHA-256", bytes));
 
 /** @param {Uint8Array} key @param {Uint8Array} bytes */
-export async function hmac(key, bytes) {
+async function hmac(key, bytes) {
   const algorithm = { name: "HMAC", hash: "SHA-256" };
   const imported = await subtle.importKey("raw", key, algorithm, false, ["sign"]);
   return new Uint8Array(await subtle.sign("HMAC", imported, bytes));
