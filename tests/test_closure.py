@@ -13,7 +13,7 @@ import pytest
 from tests.harness.closure import closure, code_lines, late_imports
 from tests.harness.house import copy_of, plant, report, shipped_modules, typing_only_nodes
 
-BARS = {"pairwise_mask": 4_170, "one_message": 3_230, "enclave": 3_030, "two_servers": 4_060, "coded_mask": 1_630}
+BARS = {"pairwise_mask": 4_170, "one_message": 3_220, "enclave": 3_030, "two_servers": 4_060, "coded_mask": 1_625}
 """The most lines of code of each client. Lower it with the code."""
 GOALS = {"pairwise_mask": 4_300, "one_message": 3_600, "enclave": 3_200, "two_servers": 4_200, "coded_mask": 1_650}
 LATE = {"secagg.crypto.hpke", "secagg.protocols.pairwise_mask.suites"}
