@@ -450,6 +450,10 @@ def test_a_client_answers_for_its_own_task_round_and_model_and_charges_them() ->
         with pytest.raises(InvalidParameters, match=saying) as caught:
             other.answer(server.invitation)
         assert (caught.value.reason, other.ledger.seals) == (Reason.BELOW_FLOOR, 0)
+    stricter = session.new_client(2, update=update, floors=replace(session.floors, minimum_cohort=4))
+    with pytest.raises(InvalidParameters, match="cohort of 3 is below 4"):
+        stricter.answer(server.invitation)
+    assert stricter.ledger.seals == 0
     client.answer(server.invitation)
     assert client.ledger.seals == 1
 
