@@ -56,6 +56,7 @@ def test_statistics_of_deployed_sites_are_those_of_all_their_people(open_sites: 
 
 def test_a_deployment_goes_on_without_a_site_that_is_killed_while_it_trains(open_sites: Found) -> None:
     job = open_sites["killed"]
+    # Whether NVFlare calls the job completed depends on when the killed site is back, and has nothing to say of it.
     found = Path(job["result"]) / "workspace"
     log = (found / "log.txt").read_text()
     assert "round 1, sum: 5 clients of total weight 15" in log
