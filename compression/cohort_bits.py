@@ -133,7 +133,7 @@ class AutoRate:
     allowed: float
     """The harm that a round may do."""
     slope: float | None = None
-    """Harm over noise, a moving mean; None before anybody told."""
+    """Harm over noise, at most what takes the finest code, a moving mean: a lie fades. None before anybody told."""
 
     def noise(self, round_number: int) -> float:
         """Return the noise that the code of a round may have; early harm reads about zero and its damage stays."""
@@ -144,7 +144,7 @@ class AutoRate:
     def after(self, losses: tuple[float, float, float], noise: float) -> AutoRate:
         """Return what is known once clients told their mean losses: at the model, with noise, and with its opposite."""
         harm = (losses[1] + losses[2]) / 2 - losses[0]
-        told = harm / noise
+        told = min(harm / noise, self.allowed / level_noise(_LEVELS[-1], self.cohort))
         slope = told if self.slope is None or self.slope <= 0 else (self.slope + told) / 2
         return AutoRate(self.cohort, self.allowed, slope)
 

@@ -117,7 +117,8 @@ class Moments(Kind):
 
     def result(self, sums: Sequence[Integers]) -> Result:
         count, clamped = (int(each) for each in sums[0])
-        found: Result = {"count": self.shown(count), "clamped": self.shown(clamped)}
+        outside, _ = suppressed(np.array([clamped, count - clamped]), [range(2)], self.least)  # One tells the other.
+        found: Result = {"count": self.shown(count), "clamped": outside}
         if found["count"] is None or count < 1:
             return found | {self.statistic.kind: None}
         totals = [int(each) for each in sums[1]]

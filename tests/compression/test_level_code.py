@@ -75,3 +75,16 @@ def test_a_run_begins_carefully_and_then_bears_what_the_losses_say() -> None:
     assert told.noise(20) == pytest.approx(0.001 / 0.04)
     assert told.after((1.0, 1.0, 1.0), 0.5).noise(20) == pytest.approx(2 * 0.001 / 0.04)
     assert unknown.after((1.0, 0.9, 1.0), 0.5).noise(20) == peak_noise(places_for(20), 20)
+
+
+def test_one_lie_holds_the_rate_between_its_bounds_and_for_a_few_probes() -> None:
+    honest = AutoRate(20, 0.001).after((1.0, 1.02, 1.02), 0.5)
+    lied = honest.after((0.0, 1024.0, 1024.0), 0.5)
+    assert levels_within(20, lied.noise(20)) == 16
+    for _ in range(6):
+        lied = lied.after((1.0, 1.02, 1.02), 0.5)
+    assert lied.noise(20) > honest.noise(20) / 3
+    # A lie the other way lasts until somebody tells the truth.
+    lied = honest.after((1024.0, 0.0, 0.0), 0.5)
+    assert lied.noise(20) == peak_noise(places_for(20), 20)
+    assert lied.after((1.0, 1.02, 1.02), 0.5).noise(20) == honest.noise(20)

@@ -47,7 +47,7 @@ def trained(count: int, **changes: Any) -> tuple[Rounds, Means, Model]:
 
 def test_losses_are_told_at_the_model_with_the_noise_of_the_code_and_with_its_opposite() -> None:
     made, means, sent = trained(5)
-    known, asked = made.known_of(sent), Evaluations(means, 1.0, 1.5, 1.7)
+    known, asked = made.known_of(sent), Evaluations(means, 1.0, 1.0005, 1.0007)
     made.probe(sent, asked.first, asked)
     added, taken = asked.models
     assert set(known.deviations) == set(FLOATS)
@@ -58,7 +58,7 @@ def test_losses_are_told_at_the_model_with_the_noise_of_the_code_and_with_its_op
         assert noise.size < 32 or abs(np.sign(noise).mean()) < 0.5
     assert all(added[name] is sent[name] for name in ("steps", "empty"))
     assert known.rate is not None
-    assert known.rate.slope == pytest.approx(0.6 / known.noise)
+    assert known.rate.slope == pytest.approx(0.0006 / known.noise)
 
 
 def test_clients_are_asked_after_the_fifth_and_every_tenth_round_and_once() -> None:

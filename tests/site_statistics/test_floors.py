@@ -47,6 +47,8 @@ def test_a_mean_of_fewer_people_than_the_floor_is_not_shown(kind: str) -> None:
     found = of_one(kind, [[5, 4], *cells[1:]])
     assert (found["count"], found["clamped"]) == (5, None)
     assert found[kind] is not None
+    # All but the clamped are in range, and fewer than five, too.
+    assert [of_one(kind, [[10, clamped], *cells[1:]])["clamped"] for clamped in (5, 6, 10)] == [5, None, None]
 
 
 def test_a_bin_below_the_floor_is_not_shown_nor_what_would_tell_it() -> None:
