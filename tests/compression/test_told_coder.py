@@ -216,7 +216,11 @@ def test_sums_of_one_parity_cost_what_their_halves_do_and_have_one_encoding(
     assert len(coded) == len(encode_sums(halves))
     with pytest.raises(MalformedMessage, match="as their encoder writes them"):
         decode_sums(bytes([coded[0] | 0xC0]) + coded[1:], len(halves))
-    monkeypatch.setattr(coder, "parity_of", lambda _: 0)
+
+    def mixed(_: Sums) -> int:
+        return 0
+
+    monkeypatch.setattr(coder, "parity_of", mixed)
     whole = encode_sums(2 * halves + parity)
     monkeypatch.undo()
     with pytest.raises(MalformedMessage, match="as their encoder writes them"):

@@ -63,7 +63,11 @@ def test_a_rate_that_is_found_tells_sums_of_levels_too(
 ) -> None:
     """Careful peaks first, then levels; a client follows both."""
     kept = messages(monkeypatch)
-    monkeypatch.setattr(AutoRate, "noise", lambda _, number: 0.5 if number < 1 else 1e-4)
+
+    def noise(_: AutoRate, number: int) -> float:
+        return 0.5 if number < 1 else 1e-4
+
+    monkeypatch.setattr(AutoRate, "noise", noise)
     configuration = toy_run(*SUMS, "compression.rate=auto")
     run, codes = Run(configuration, toy_pieces(configuration)), list[object]()
     assert isinstance(run.operators, WholeUpdates)
