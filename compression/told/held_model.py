@@ -183,7 +183,7 @@ class HeldModel:
             PeerMisbehaved: it is of another round, or another model results; ask for the model.
         """
         told = ToldSum.decode(message, self._padded)
-        is_later = told.round_number >= self.round_number and len(told.scales) == len(self.sizes)
+        is_later = self.round_number <= told.round_number < (1 << 64) - 1 and len(told.scales) == len(self.sizes)
         model = self._moved(told.round_number, told.sums, told.scales, told.gains) if is_later else None
         if model is None or model.digest != told.digest:
             raise PeerMisbehaved(

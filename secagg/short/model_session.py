@@ -144,7 +144,7 @@ class Session(Generic[Form]):
             at_least: withholds rows, such as embeddings of words, that fewer clients changed: they come back as zeros.
                 Takes an enclave; clients who say another number refuse each other's sessions.
             rows: patterns, or one, of the tensors that have rows, which are the indices of their first axis; by default
-                those of two or more dimensions.
+                those of two or more dimensions. Others are released whole: name a vector with a value for each word.
             settings: any other setting of the protocol; as text too, such as ``mode="semi_honest"``.
         Raises:
             InvalidParameters: no such session is safe, or a number is out of range; the message says what to change.

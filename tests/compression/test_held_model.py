@@ -233,3 +233,11 @@ def test_scales_and_codes_out_of_range_are_refused() -> None:
 
 
 PINNED = "474b5e17f5027bfa19b3f46a6336174eb002c7334934e535573e296efb9ca811"
+
+
+def test_a_sum_of_the_last_round_that_a_message_can_name_leads_to_no_model() -> None:
+    told = ToldSum.decode(tell(held(), 0)[1], 4096)
+    last = replace(told, round_number=(1 << 64) - 1).encode()
+    with pytest.raises(PeerMisbehaved) as caught:
+        held().after(last)
+    assert caught.value.reason is Reason.MODEL_MISMATCH
