@@ -12,13 +12,17 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from nvflare.apis.app_validation import AppValidationKey
 from nvflare.apis.event_type import EventType
 from nvflare.apis.filter import Filter
 from nvflare.apis.fl_constant import FilterKey, FLContextKey
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.fl_exception import UnsafeComponentError
+from nvflare.apis.job_launcher_spec import add_launcher
 from nvflare.apis.shareable import Shareable
 from nvflare.fuel.f3.cellnet.utils import make_reply
+from nvflare.private.fed.client.client_req_processors import ClientRequestProcessors
+from nvflare.private.fed.client.shell_cmd import ShellCommandProcessor
 from nvflare.widgets.widget import Widget, WidgetID
 
 from secagg.errors import InvalidParameters, Misuse, Reason
@@ -33,6 +37,7 @@ _PATHS: Final = ("path", "class_path", "name")
 _SCRIPT: Final = "task_script_path"
 _MODE: Final = "execution_mode"
 _IN_PROCESS: Final = "in_process"
+_BROUGHT: Final = AppValidationKey.BYOC
 _REFUSED: Final = ("command", "launcher_id", "attach_id", "class_attributes", "scheme")
 """Arguments that start another program, replace those that the gate has looked at, or import a module."""
 
@@ -122,11 +127,20 @@ class SiteGate(Widget):
         self.classes, self.scripts = list(classes), dict(scripts)
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
-        """Refuse a component.
+        """Refuse a component, or the start of a job that brings code.
 
         Raises:
             UnsafeComponentError: the operator does not allow it; of all errors NVFlare heeds this one alone.
         """
+        if event_type == EventType.SYSTEM_BOOTSTRAP:
+            # A server asks for authorization itself, or leaves it out, and would read files of the site.
+            served = ClientRequestProcessors.request_processors
+            served[:] = [one for one in served if type(one) is not ShellCommandProcessor]
+        launched = event_type == EventType.BEFORE_JOB_LAUNCH
+        if launched and (fl_ctx.get_prop(FLContextKey.JOB_META) or {_BROUGHT: True}).get(_BROUGHT):
+            # Roles in authorization.json are the server's word, and "super" passes it. NVFlare looks for the code
+            # itself, and starts no job that two launchers want.
+            add_launcher(self, fl_ctx)
         if event_type != EventType.BEFORE_BUILD_COMPONENT:
             return
         try:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -23,7 +25,12 @@ from nvflare.apis.fl_exception import UnsafeComponentError
 from nvflare.apis.shareable import Shareable
 from nvflare.app_common.abstract.fl_model import FLModel
 from nvflare.app_common.filters.percentile_privacy import PercentilePrivacy
+from nvflare.app_common.job_launcher.client_process_launcher import ClientProcessJobLauncher
 from nvflare.fuel.f3.cellnet.defs import MessageHeaderKey
+from nvflare.fuel.sec.authz import Authorizer, AuthzContext, Person
+from nvflare.private.fed.client.client_req_processors import ClientRequestProcessors
+from nvflare.private.fed.client.shell_cmd import ShellCommandProcessor
+from nvflare.private.fed.utils.fed_utils import get_job_launcher
 from nvflare.widgets.widget import WidgetID
 
 from secagg.errors import InvalidParameters, Misuse, ThresholdNotMet
@@ -266,3 +273,42 @@ def test_the_gate_refuses_a_script_that_was_changed_or_is_gone(gate: SiteGate, s
     script.unlink()
     with pytest.raises(UnsafeComponentError, match="could not be looked at"):
         looked_at(gate, component)
+
+
+@pytest.mark.parametrize("brings_code", [True, False])
+def test_a_job_that_brings_code_is_not_started_whatever_role_the_server_says(
+    gate: SiteGate, *, brings_code: bool
+) -> None:
+    """NVFlare's role for tests passes every authorization.json, and a server names the role of an unsigned job."""
+    authorizer = Authorizer(site_org="org")
+    boss = Person("anybody", "org", "super")
+    assert authorizer.authorize(AuthzContext(user=boss, submitter=boss, right="byoc")) == (True, "")
+    handlers, context = [ClientProcessJobLauncher(), gate], FLContext()
+
+    @contextmanager
+    def new_context() -> Iterator[FLContext]:
+        yield context
+
+    def fire_event(event: str, about: FLContext) -> None:
+        for handler in handlers:
+            handler.handle_event(event, about)
+
+    engine = SimpleNamespace(new_context=new_context, fire_event=fire_event)
+    asked = SimpleNamespace(get_engine=lambda: engine)
+    meta = {"submitter_role": "super"} | ({"byoc": True} if brings_code else {})
+    if not brings_code:
+        assert get_job_launcher(meta, asked) is handlers[0]
+        return
+    with pytest.raises(RuntimeError, match="SiteGate"):
+        get_job_launcher(meta, asked)
+
+
+def test_a_closed_site_runs_no_shell_command_whether_or_not_the_server_asks_for_authorization(
+    gate: SiteGate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    served = list(ClientRequestProcessors.request_processors)
+    monkeypatch.setattr(ClientRequestProcessors, "request_processors", served)
+    assert any(type(one) is ShellCommandProcessor for one in served)
+    gate.handle_event(EventType.SYSTEM_BOOTSTRAP, FLContext())
+    assert served
+    assert not any(type(one) is ShellCommandProcessor for one in served)
