@@ -722,11 +722,12 @@ class WholeUpdates:
         ring = sketch_ring(bits, self.maximum_total_weight)
         return Sketch(rotation=rotation, kept=kept, bits=bits, modulus_bits=ring)
 
-    def noise_warning(self, parameters: Arrays) -> str | None:
-        """Say that a round's noise is large for a matrix that it falls on, where nobody probes its harm."""
+    def noise_warning(self, parameters: Arrays, rate: float = 1.0) -> str | None:
+        """Say that a round's noise, times the server's rate, is large for a matrix, where nobody probes its harm."""
         if self._auto is not None:
             return None
-        name, share = noisiest_matrix(parameters, self.deviations(self._length))
+        noise = {name: rate * deviation for name, deviation in self.deviations(self._length).items()}
+        name, share = noisiest_matrix(parameters, noise)
         if share <= MOST_OF_A_MATRIX:
             return None
         return (

@@ -28,6 +28,7 @@ from secagg.simulation.insecure_coins import InsecureSeededCoins
 from secagg.training.codec import NORMS, WholeUpdates
 from secagg.training.records import RoundRecord, read_records, summarise
 from secagg.training.runs.driver import MODEL_NAME, Progress, train
+from secagg.training.runs.probe import Probe
 from secagg.training.runs.rounds import Pieces, Run, falling_rate
 from secagg.training.settings.configuration import (
     CompressionSettings,
@@ -268,6 +269,10 @@ def test_noise_that_is_large_for_a_matrix_is_said_where_nobody_probes() -> None:
     said = codecs.noise_warning(small)
     assert said is not None
     assert "squared length of weight" in said or "squared length of embedding" in said
+    faster = codecs.noise_warning(small, 3.0)
+    assert faster is not None
+    share, wider = (float(sentence.split()[6]) for sentence in (said, faster))
+    assert wider == pytest.approx(9 * share, rel=0.06)
     auto = made(settings(rate=Rate.AUTO))
     play(auto, 0, updates(20))
     assert auto.noise_warning(small) is None
@@ -289,6 +294,29 @@ def test_losses_choose_the_bits(toy_run: Make, toy_pieces: Pieced) -> None:
     assert sent[1.0][21] < sent[1.0][1], "after a careful start"
     assert sent[1.0][5] == sent[1.0][4] + 12, "three losses in fixed point"
     assert sent[1e-6][21] > sent[1.0][21]
+
+
+def test_losses_are_told_under_the_noise_that_falls_on_the_model(
+    toy_run: Make, toy_pieces: Pieced, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server's rate lengthens a step, and its noise as much."""
+    runs, losses, scaled = list[Run](), Probe.losses, list[dict[str, Any]]()
+
+    def listened(probe: Probe, parameters: Any, noise: dict[str, Any], *given: Any) -> Any:
+        operators = runs[-1].operators
+        assert isinstance(operators, WholeUpdates)
+        scaled.append({name: noise[name] / deviation for name, deviation in operators.deviations().items()})
+        return losses(probe, parameters, noise, *given)
+
+    monkeypatch.setattr(Probe, "losses", listened)
+    for rate in (1.0, 0.25):
+        changes = ("compression.scheme=peak", "compression.rate=auto", "secagg.protocol=enclave")
+        chosen = toy_run("rounds=6", *changes, f"server.rate={rate}")
+        runs.append(Run(chosen, toy_pieces(chosen)))
+        for _ in range(6):
+            runs[-1].advance()
+    for name, full in scaled[0].items():
+        assert np.allclose(scaled[1][name], 0.25 * full, rtol=1e-4)
 
 
 def test_a_first_round_that_is_too_long_is_said() -> None:

@@ -454,7 +454,7 @@ class Run:
                 self._step(outcome.aggregate)
                 warning = self.operators.warning
                 if warning is None and isinstance(self.operators, WholeUpdates):
-                    warning = self.operators.noise_warning(self.parameters)
+                    warning = self.operators.noise_warning(self.parameters, self._step_rate(number))
         elif self.told is not None:
             self.told.skip()
         if self.told is not None:
@@ -586,13 +586,19 @@ class Run:
             return {}
         seed, deviations = self.configuration.seed, self.operators.deviations()
         coins = generator(seed_of(seed, Stream.PROBE, number))
+        rate = self._step_rate(number)
         noise = {
-            name: np.float32(deviations[name]) * coins.standard_normal(value.shape, dtype=np.float32)
+            name: np.float32(rate * deviations[name]) * coins.standard_normal(value.shape, dtype=np.float32)
             for name, value in self.parameters.items()
         }
         if self._probe is None:
             self._probe = Probe(self.pieces.factory, self.configuration.device)
         return self._probe.losses(self.parameters, noise, work, partial(seed_of, seed, Stream.PROBE, number))
+
+    def _step_rate(self, number: int) -> float:
+        """Return what a mean of updates is multiplied by, and its noise with it."""
+        server = self.configuration.server
+        return server.rate * falling_rate(server.falling, number + 1, self.configuration.rounds)
 
     def _step(self, aggregate: Aggregate) -> None:
         mean = self.operators.decode(aggregate)
@@ -600,7 +606,9 @@ class Run:
         rate = falling_rate(settings.falling, self.next_round + 1, self.configuration.rounds)
         if self.told is not None:
             found = self._whole.signs(aggregate)
-            moved = self.told.tell(self.next_round, found.sums, found.rotation, found.gains.times(settings.rate * rate))
+            moved = self.told.tell(
+                self.next_round, found.sums, found.rotation, found.gains.times(self._step_rate(self.next_round))
+            )
             self.parameters = self._whole.parted(moved)
         else:
             self.parameters = self.optimizer.step(before, mean)
