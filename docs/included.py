@@ -45,7 +45,6 @@ _NAMED: Final = {
     "proofs/README.md": "trust/proofs.md",
     "proofs/BELIEVE.md": "trust/believe.md",
     "proofs/SOUNDNESS.md": "trust/soundness.md",
-    "proofs/MUTATION.md": "trust/mutation.md",
     "proofs/REFERENCES.md": "trust/references.md",
     "proofs/argument.md": "trust/argument.md",
 }
