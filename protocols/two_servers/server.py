@@ -402,9 +402,13 @@ class IndexingServer(Confined):
             return None
 
     def _take(self, upload_id: bytes) -> None:
-        """Add an upload to the sums, once."""
+        """Add an upload to the sums, once; if that fails, a part of it may be there, and the round is over."""
         self._rules.require_asked(upload_id)
-        self._pending[upload_id].add_to(self._totals)
+        try:
+            self._pending[upload_id].add_to(self._totals)
+        except BaseException:
+            self.wipe()
+            raise
         self._rules.take(upload_id)
         self._pending.pop(upload_id).wipe()
 
