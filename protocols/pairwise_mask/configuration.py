@@ -361,13 +361,13 @@ class ClientSet:
         return (position for position in range(self.population) if flags[position >> 3] >> (position & 7) & 1)
 
 
-def client_set(population: Sizing) -> Field:
+def client_set(population: Sizing, text: str = "one bit for each position") -> Field:
     """Return the field of a set among so many clients as the place of a message says."""
 
     def write(writer: Writer, value: ClientSet) -> None:
         writer.borrowed(value.encode())
 
-    return Field(write, lambda reader, at: ClientSet.read(reader, population(at)), "one bit for each position")
+    return Field(write, lambda reader, at: ClientSet.read(reader, population(at)), text)
 
 
 def set_bytes(population: int) -> int:

@@ -296,7 +296,10 @@ class Complaint(Placed):
     context: Annotated[bytes, fixed(CONTEXT_TAG_BYTES)]
     signature: Annotated[bytes, SIGNATURE]
     """Empty in semi-honest mode."""
-    accused: Annotated[ClientSet, client_set(lambda at: len(at.place.roster.graph.neighbours(at.place.position)))]
+    accused: Annotated[
+        ClientSet,
+        client_set(lambda at: len(at.place.roster.graph.neighbours(at.place.position)), "one bit for each neighbour"),
+    ]
     """Places of the accused among the neighbours of the client that complains."""
 
     @classmethod

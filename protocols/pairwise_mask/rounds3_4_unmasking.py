@@ -124,7 +124,9 @@ class UnmaskingShares(Placed):
     context: Annotated[bytes, fixed(CONTEXT_TAG_BYTES)]
     signature: Annotated[bytes, SIGNATURE]
     """Empty in semi-honest mode."""
-    held: Annotated[ClientSet, client_set(lambda at: len(at.place.answered.neighbours))]
+    held: Annotated[
+        ClientSet, client_set(lambda at: len(at.place.answered.neighbours), "one bit for each neighbour that shared")
+    ]
     """Which of these neighbours' shares this client holds, by their place among them."""
     shares: Annotated[
         bytes,

@@ -29,6 +29,7 @@ from .kit_parts import (
     secret,
     signing,
 )
+from .one_message_play import NOW
 
 Vector = dict[str, Any]
 
@@ -124,7 +125,7 @@ def one_message(vector: Vector) -> Vector:
         digests = {"terms_digest": about[0].hex(), "payload_digest": payload.hex(), "hedge": own.hex()}
         computed["clients"][role] = digests | {"draws": hexes(draws)} | noise
     parts = {name: one_message_parts(name, message) for name, message in messages.items()}
-    return _session(vector, "one_message/1", computed, parts)
+    return _session(vector | {"setting": vector["setting"] | {"now": NOW}}, "one_message/1", computed, parts)
 
 
 def _hedged(root: bytes, number: int) -> bytes:

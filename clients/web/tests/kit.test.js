@@ -230,7 +230,6 @@ for (const name of files("pairwise")) {
 
 /** Parts of an upload that hold what HPKE drew, or follow from it. */
 const FRESH = /^(polynomial|sealed [0-9]+|signature)$/;
-const NOW = 1_800_000_000;
 
 for (const name of files("one_message")) {
   const session = sessions.get(name);
@@ -290,11 +289,11 @@ for (const refusal of read("refusals/one_message_client").cases) {
     const session = sessions.get(refusal.session);
     const identity = await identityIn(session, refusal.taker);
     const good = await readOffer(session.messages.get("offer"));
-    const { corrupted, capacity, holders } = session.setting;
+    const { corrupted, capacity, holders, now } = session.setting;
     const floors = { ...HOLDER_FLOORS, minimumHolders: holders, assumedCorruptedHolders: corrupted, maximumCapacity: capacity };
     const accept = async (message) => {
       const offer = await readOffer(message);
-      requireHolderFloors(offer, floors, NOW, identity ? identity.authority : new Uint8Array(32));
+      requireHolderFloors(offer, floors, now, identity ? identity.authority : new Uint8Array(32));
       requireSubject(good, offer);
     };
     await accept(session.messages.get("offer"));
