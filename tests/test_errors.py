@@ -40,7 +40,6 @@ from secagg.protocols.enclave.attestation.certificates import ECDSA_P256, Certif
 from secagg.protocols.enclave.trusted.buffer import Entry, ReleaseRules
 from secagg.protocols.pairwise_mask.client import CLIENT_TRANSITIONS, ClientState, advance
 from secagg.protocols.pairwise_mask.floors import ClientFloors
-from secagg.protocols.pairwise_mask.graph import Topology
 from secagg.protocols.two_servers.configuration import SharingMode
 from secagg.protocols.two_servers.offers import RoundStamp
 from secagg.protocols.two_servers.one_hot.check import RoundChallenges
@@ -94,8 +93,7 @@ def offer_a_small_cohort() -> None:
         assumed_corrupted=25,
         privacy_bits=40,
     )
-    offer = {"cohort": 2, "threshold": 67, "modulus_bits": 20, "length": 1000, "population": 500}
-    floors.admit(suite=Suite.CLASSIC, mode=SecurityMode.ACTIVE, topology=Topology.FULL, degree=499, **offer)
+    SessionSetup().plan(b"a" * 32).configuration.require_floors(floors)
 
 
 def use_a_backend_without_mlkem() -> None:

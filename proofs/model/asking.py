@@ -13,7 +13,7 @@ from itertools import chain
 from bits import Bits
 from knowledge import EDGE, ROOT, SELF, Owner, Share
 from paths import Messages, Path, Paths
-from secagg.protocols.pairwise_mask.rounds3_4_unmasking import AnsweredFor, Endorsement, UnmaskingShares
+from secagg.protocols.pairwise_mask.rounds3_4_unmasking import AnsweredFor, Asked, Endorsement, UnmaskingShares
 from secagg.protocols.pairwise_mask.suites import SHARES_BYTES
 from setups import GENUINE, Set
 from showing import NO_SIGNATURE, World, set_on
@@ -213,7 +213,7 @@ class Request:
         roster, numbers = world.roster(path.shown), sorted(path.shown.clients)
         sets = set_on(path.shown, path.sharers), set_on(path.shown, self.contributors)
         answered = AnsweredFor.by(roster, *sets, numbers.index(self.client))
-        reply = UnmaskingShares.decode(answers.replies[-1], roster, answered)
+        reply = UnmaskingShares.decode(answers.replies[-1], Asked(roster, answered))
         half = SHARES_BYTES // 2
         dealers = {numbers[place] for place in answered.neighbours} - self._world.setup.corrupted
         found = [

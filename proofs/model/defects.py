@@ -178,7 +178,7 @@ DEFECTS: dict[str, tuple[Replacement, ...]] = {
         altered(
             rounds3_4_unmasking,
             "_show",
-            ("place.digest_of_view(hidden, other)", "bytes(hidden)"),
+            ("place.digest_of(hidden, other)", "bytes(hidden)"),
         ),
     ),
     "the other share shown": (

@@ -11,7 +11,7 @@ from secagg.crypto.labels import Label, bind
 from secagg.crypto.merkle import MerkleTree
 from secagg.errors import SecAggError
 from secagg.protocols.pairwise_mask import round2_masked_input, rounds3_4_unmasking
-from secagg.protocols.pairwise_mask.configuration import ClientSet, Roster
+from secagg.protocols.pairwise_mask.configuration import ClientSet, Roster, Seat
 from secagg.protocols.pairwise_mask.relay import PublishedRoster, RelayedShares
 from secagg.protocols.pairwise_mask.round0_advertise_keys import KeyAdvertisement
 from secagg.protocols.pairwise_mask.round1_share_keys import (
@@ -109,7 +109,7 @@ class World(Clients):
         if not answers.accepted:
             return None
         roster, place = self.roster(shown), shown.place(number)
-        return RelayedShares(roster, place, EncryptedShares.decode(answers.replies[1], roster, place), None)
+        return RelayedShares(roster, place, EncryptedShares.decode(answers.replies[1], Seat(roster, place)), None)
 
     def dealt(self, shown: Shown, number: int) -> dict[int, bytes]:
         """Return the two shares, one after the other, that a client sealed to each neighbour."""

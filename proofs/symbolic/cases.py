@@ -35,7 +35,7 @@ class Case:
 CHECKS = {
     ("keys", "terms"): "secagg.protocols.pairwise_mask.client:Client._require_subject",
     ("keys", "opening"): "secagg.protocols.pairwise_mask.round0_advertise_keys:accept_advertised_keys",
-    ("keys", "certificate"): "secagg.protocols.pairwise_mask.round0_advertise_keys:verify_advertisement",
+    ("keys", "certificate"): "secagg.protocols.pairwise_mask.round0_advertise_keys:verify_entry",
     ("keys", "certified client"): "secagg.session.certificates:Authority.verify",
     ("keys", "advertisement"): "secagg.protocols.pairwise_mask.round0_advertise_keys:verify_entry",
     ("keys", "signed attempt"): "secagg.protocols.pairwise_mask.round0_advertise_keys:verify_entry",

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from enum import StrEnum
 from hmac import compare_digest
 from threading import RLock
-from typing import TYPE_CHECKING, Final, Protocol, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from secagg.contract.layout import Payload
 from secagg.crypto.entropy import Coins
@@ -34,7 +34,7 @@ from secagg.identifiers import ClientId, ServerId
 from secagg.session.certificates import Authority, Certificate, SigningKey
 from secagg.wire import MessageKind, message_kind, owned_bytes
 
-from .configuration import SessionConfiguration, noise_of
+from .configuration import Seat, SessionConfiguration, noise_of
 from .floors import ClientFloors
 from .graph import require_number
 from .round0_advertise_keys import Advertised, AdvertisedKeys, accept_advertised_keys, advertise_keys
@@ -46,6 +46,8 @@ if TYPE_CHECKING:
     from secagg.privacy.client_noise import ClientNoise, NoiseSettings
     from secagg.session.privacy_ledger import PrivacyLedger
     from secagg.session.roles import LateUpdate, Subject
+
+    from .client_record import Recorder
 
 # --- States -----------------------------------------------------------------------------------------------------------
 
@@ -107,7 +109,7 @@ CLIENT_TRANSITIONS: Final[Transitions[ClientState]] = {
         frozenset({ClientState.COMPLETED}),
     ),
 }
-"""The one message that each state accepts, and the states that an answer leads to. Any failure leads to ``ABORTED``."""
+"""Any failure leads to ``ABORTED`` as well."""
 
 
 # --- The client -------------------------------------------------------------------------------------------------------
@@ -115,37 +117,6 @@ CLIENT_TRANSITIONS: Final[Transitions[ClientState]] = {
 Step = Advertised | Shared | Masked | Confirmed
 Answers = dict[MessageKind, tuple[bytes, bytes]]
 """Digest of each answered message, and the answer, by kind; the upload, which is as large as the model, is not kept."""
-
-
-class Recording(Protocol):
-    """Recorder of a session, so that it can be suspended; without one a client holds nothing but its step."""
-
-    @property
-    def coins(self) -> Coins:
-        """The client's coins, remembered as far as its keys follow from them."""
-        ...
-
-    def note(self, kind: MessageKind, message: bytes) -> None:
-        """Remember a message that was answered, as far as it is needed later."""
-
-    def suspended(self, client: ClientId, state: ClientState, step: Step, answered: Answers) -> Secret:
-        """Return the record of a client, and forget it."""
-        ...
-
-    def claim(self, suspended: Secret, client: ClientId) -> None:
-        """Claim the number of this client's record, once and for all; nothing else of it is read."""
-
-    def resumed(
-        self, suspended: Secret, member: PairwiseMember, admit: Callable[[SessionConfiguration], None]
-    ) -> tuple[SessionConfiguration, ClientState, Step, Answers]:
-        """Overwrite a record that was claimed, and return where it stands, if ``admit`` does not refuse its session."""
-        ...
-
-    def forget(self) -> None:
-        """Wipe the coins that were drawn for an offer that was refused."""
-
-    def end(self) -> None:
-        """Wipe, and let no record of this session be resumed any more; a latch that fails raises nothing here."""
 
 
 def charged_elsewhere(task: bytes, round_number: int, model: bytes) -> None:
@@ -165,7 +136,7 @@ class PairwiseMember(Confined):
         signing_key: SigningKey | None = None,
         certificate: Certificate | None = None,
         charge: Callable[[bytes, int, bytes], None],
-        recording: Callable[[Coins], Recording] | None = None,
+        recording: Callable[[Coins], Recorder] | None = None,
         threads: int = 1,
         noise: NoiseSettings | None = None,
         privacy: PrivacyLedger | None = None,
@@ -226,7 +197,7 @@ class Client(Confined):
         member: PairwiseMember,
         subject: Subject,
         update: LateUpdate | None = None,
-        recording: Recording | None = None,
+        recording: Recorder | None = None,
     ) -> None:
         """Prepare to take part.
 
@@ -248,17 +219,14 @@ class Client(Confined):
 
     @property
     def client(self) -> ClientId:
-        """The client's identifier."""
         return self._member.client
 
     @property
     def configuration(self) -> SessionConfiguration | None:
-        """Configuration of the session, once an offer was accepted."""
         return self._configuration
 
     @property
     def state(self) -> ClientState:
-        """The message that the client waits for."""
         return self._state
 
     @property
@@ -302,7 +270,7 @@ class Client(Confined):
             if not isinstance(error, refusals) or kind is not MessageKind.SESSION_OFFER:
                 self._abort()
             elif self._recording is not None:
-                self._recording.forget()
+                self._recording.coins.wipe()
             raise
         if state is ClientState.ABORTED:
             self._abort()
@@ -340,7 +308,6 @@ class Client(Confined):
             self._wipe()
 
     def _step_on(self, kind: MessageKind, message: bytes) -> tuple[bytes, ClientState | None]:
-        """Return the answer, and which state follows where the table allows several."""
         step, member = self._step, self._member
         match kind, step:
             case MessageKind.SESSION_OFFER, None:
@@ -359,7 +326,7 @@ class Client(Confined):
                 return encrypted.encode(), None
             case MessageKind.DELIVERED_SHARES, Shared():
                 roster, position = step.key_set.roster, step.key_set.position
-                delivered = DeliveredShares.decode(message, roster, position)
+                delivered = DeliveredShares.decode(message, Seat(roster, position))
                 masked, upload, faults = mask_input(member, step, delivered, lambda: self._taken(roster.configuration))
                 self._faults += faults
                 self._step = masked or step
@@ -517,7 +484,6 @@ class Client(Confined):
 
 
 def _state_after_upload(masked: Masked | None) -> ClientState:
-    """Return the messages awaited next; clients that complained in place of uploading are out."""
     if masked is None:
         return ClientState.ABORTED
     roster = masked.key_set.roster

@@ -14,6 +14,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import accumulate, islice
 from typing import Final
 
 from secagg.crypto.entropy import Coins
@@ -61,7 +62,6 @@ class RecordedCoins(Confined):
     def __init__(self, coins: Coins) -> None:
         self._coins = coins
         self.drawn = list[Secret]()
-        """Secrets that were drawn so far."""
         self._replayed, self._remembers = 0, True
 
     def replay(self, drawn: list[Secret]) -> None:
@@ -69,7 +69,6 @@ class RecordedCoins(Confined):
         self.drawn = drawn
 
     def draw(self, count: int) -> bytearray:
-        """Return the next coins."""
         if self._replayed < len(self.drawn):
             again = bytearray(self.drawn[self._replayed].expose())
             self._replayed += 1
@@ -87,7 +86,6 @@ class RecordedCoins(Confined):
         self._remembers = False
 
     def wipe(self) -> None:
-        """Overwrite the drawn coins."""
         for secret in self.drawn:
             secret.wipe()
         self.drawn.clear()
@@ -98,7 +96,7 @@ class RecordedCoins(Confined):
 
 
 class Recorder(Confined):
-    """State of a client that can be suspended, in addition to its step, and the latch that numbers its records."""
+    """What a client remembers in addition to its step so that it can be suspended, and the latch of its records."""
 
     def __init__(self, latch: Latch, coins: Coins) -> None:
         """Remember nothing yet."""
@@ -179,10 +177,6 @@ class Recorder(Confined):
         self.coins.stop()
         return configuration, record.state, step, record.answered
 
-    def forget(self) -> None:
-        """Wipe the coins that were drawn for an offer that was refused."""
-        self.coins.wipe()
-
     def end(self) -> None:
         """Wipe, and let no record of this session be resumed any more; a latch that fails raises nothing here."""
         self.coins.wipe()
@@ -257,63 +251,45 @@ class ClientRecord:
         view = record.expose()
         end = _LENGTH_BYTES + int.from_bytes(view[:_LENGTH_BYTES], "big")
         reader = Reader(bytes(view[_LENGTH_BYTES:end]), MessageKind.CLIENT_SNAPSHOT)
-        secrets = _Cut(view[end:])
         name, number, client = reader.fixed(NAME_BYTES), reader.integer(4), ClientId(reader.integer(8))
         if (state := reader.integer(1)) not in _SUSPENDED:
             raise _malformed()
-        try:
-            decoded = cls(
-                name=name,
-                number=number,
-                state=_STATES[state],
-                client=client,
-                offer=reader.variable(_MOST_BYTES),
-                advertised_keys=reader.variable(_MOST_BYTES),
-                answered=_read_answers(reader),
-                coins=[secrets.next("coins", reader.integer(1)) for _ in range(reader.integer(1))],
-                edges={reader.integer(4): reader.variable(_MOST_BYTES) for _ in range(reader.integer(4))},
-                sharers=reader.variable(_MOST_BYTES),
-                delivered=reader.fixed(_ROOT_BYTES),
-                contributors=reader.variable(_MOST_BYTES),
-                shares={reader.integer(4): secrets.next("shares", SHARES_BYTES) for _ in range(reader.integer(4))},
-                edge_seeds={
-                    reader.integer(4): secrets.next("pairwise_seed", KEY_BYTES) for _ in range(reader.integer(4))
-                },
-            )
-            reader.finish()
-            secrets.finish()
-        except BaseException:
-            secrets.wipe()
-            raise
-        return decoded
+        offer, advertised_keys, answered = reader.variable(_MOST_BYTES), reader.variable(_MOST_BYTES), _answers(reader)
+        coins = [("coins", reader.integer(1)) for _ in range(reader.integer(1))]
+        edges = {reader.integer(4): reader.variable(_MOST_BYTES) for _ in range(reader.integer(4))}
+        sharers, delivered = reader.variable(_MOST_BYTES), reader.fixed(_ROOT_BYTES)
+        contributors = reader.variable(_MOST_BYTES)
+        held, seeds = ([reader.integer(4) for _ in range(reader.integer(4))] for _ in range(2))
+        reader.finish()
+        kinds = [*coins, *(("shares", SHARES_BYTES) for _ in held), *(("pairwise_seed", KEY_BYTES) for _ in seeds)]
+        secrets = iter(_cut(view[end:], kinds))
+        return cls(
+            name=name,
+            number=number,
+            state=_STATES[state],
+            client=client,
+            offer=offer,
+            advertised_keys=advertised_keys,
+            answered=answered,
+            coins=list(islice(secrets, len(coins))),
+            edges=edges,
+            sharers=sharers,
+            delivered=delivered,
+            contributors=contributors,
+            shares=dict(zip(held, secrets, strict=False)),
+            edge_seeds=dict(zip(seeds, secrets, strict=False)),
+        )
 
     def wipe(self) -> None:
-        """Overwrite the secrets."""
         for secret in (*self.coins, *self.shares.values(), *self.edge_seeds.values()):
             secret.wipe()
 
 
-class _Cut:
-    """Cuts secrets off, one behind the other."""
-
-    def __init__(self, rest: memoryview) -> None:
-        self._rest = rest
-        self._cut = list[Secret]()
-
-    def next(self, kind: str, size: int) -> Secret:
-        if len(self._rest) < size:
-            raise _malformed()
-        self._cut.append(Secret(kind, self._rest[:size]))
-        self._rest = self._rest[size:]
-        return self._cut[-1]
-
-    def finish(self) -> None:
-        if len(self._rest):
-            raise _malformed()
-
-    def wipe(self) -> None:
-        for secret in self._cut:
-            secret.wipe()
+def _cut(view: memoryview, kinds: list[tuple[str, int]]) -> list[Secret]:
+    if len(view) != sum(size for _, size in kinds):
+        raise _malformed()
+    ends = accumulate(size for _, size in kinds)
+    return [Secret(kind, view[end - size : end]) for (kind, size), end in zip(kinds, ends, strict=True)]
 
 
 def _write_answers(answered: Answers, public: Writer) -> None:
@@ -322,7 +298,7 @@ def _write_answers(answered: Answers, public: Writer) -> None:
         public.integer(kind, 2).fixed(digest, 32).variable(reply, _MOST_BYTES)
 
 
-def _read_answers(reader: Reader) -> Answers:
+def _answers(reader: Reader) -> Answers:
     answered: Answers = {}
     for _ in range(reader.integer(1)):
         try:

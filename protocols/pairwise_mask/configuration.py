@@ -1,15 +1,8 @@
 """Agreement on one attempt, before anybody advertises a key; and the roster, which binds everything that follows.
 
-The digest of a configuration (T0) is in every key, ciphertext and signature of the attempt, so two clients that were
-offered different sessions cannot agree on anything. A retry is another attempt, with another configuration.
-
-rho = H(population, H(list of clients), root of the tree of advertisements in the order of the list)
-seed of the graph = H(T0, rho, opening of the server's commitment)
-ctx = H(T0, rho, seed of the graph)
-
-The list is sent whole, as gaps between increasing numbers, because proofs of inclusion do not prove that nobody is
-listed twice. A client that is shown another list, another key or another graph derives another context, and its keys,
-ciphertexts and signatures then fit nobody else's.
+The digest of a configuration (T0) is in every key, ciphertext and signature of the attempt, so clients that were
+offered different sessions cannot agree on anything; those that are shown another list, key or graph derive another
+context. The list is sent whole, because proofs of inclusion do not prove that nobody is listed twice.
 """
 
 from __future__ import annotations
@@ -19,7 +12,7 @@ from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import TYPE_CHECKING, Annotated, ClassVar, Final, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Annotated, ClassVar, Final, Generic, NamedTuple, Self, TypeVar
 
 from secagg.contract.layout import MAXIMUM_WEIGHT, Layout, RingSegment
 from secagg.crypto.labels import Label, bind
@@ -27,7 +20,7 @@ from secagg.crypto.mask_expansion import KEY_LIMIT_BYTES, SEGMENT_BYTES, segment
 from secagg.crypto.ring import Ring, require_capacity
 from secagg.crypto.shamir import MAX_HOLDERS
 from secagg.errors import InternalError, InvalidParameters, MalformedMessage, Misuse, PeerMisbehaved, Reason
-from secagg.fields import Field, Message, Sizing, choice, encoded, fixed, unsigned, variable
+from secagg.fields import Field, Message, Placed, Sizing, choice, encoded, fixed, unsigned, variable
 from secagg.identifiers import CLIENT_ID_BYTES, AttemptContext, ClientId, Party, SessionContext
 from secagg.parameters import LEAST_COHORT, LEAST_THRESHOLD, SecurityMode, Suite
 from secagg.session.certificates import IDENTITY_KEY_BYTES
@@ -40,6 +33,7 @@ if TYPE_CHECKING:
     from secagg.privacy.client_noise import ClientNoise, NoiseSettings
 
 Known = TypeVar("Known")
+Place = TypeVar("Place")
 DIGEST_BYTES: Final = 32
 OPENING_BYTES: Final = 32
 LEAST_CHECK_WORDS: Final = 8
@@ -86,7 +80,7 @@ class SessionConfiguration(Message):
     layout: Annotated[Layout, encoded(Layout, _MAXIMUM_LAYOUT_BYTES)]
     check_words: Annotated[int, unsigned(1)]
     application_digest: Annotated[bytes, fixed(DIGEST_BYTES)]
-    """The digest of what else the platform binds: noise, deadlines, the rules of participation."""
+    """The digest of what else the platform binds, such as noise."""
     authority: Annotated[bytes, fixed(IDENTITY_KEY_BYTES)]
     """The public key of the authority that certifies identities; zeros in ``semi_honest`` mode, which has none."""
     graph_commitment: Annotated[bytes, fixed(DIGEST_BYTES)]
@@ -170,7 +164,6 @@ class SessionConfiguration(Message):
 
     @property
     def maximum_total_weight(self) -> int:
-        """The largest sum of weights that a session can reach."""
         return self.maximum_population * self.maximum_weight
 
     @property
@@ -184,7 +177,6 @@ class SessionConfiguration(Message):
         return (*self.layout.require_rings(), RingSegment(self.weight_ring.modulus_bits, 1))
 
     def check_words_of(self, segment: RingSegment) -> int:
-        """Return how many check words follow a segment."""
         return max(self.check_words, -(-_CHECK_BITS // segment.modulus_bits))
 
     @property
@@ -200,11 +192,9 @@ class SessionConfiguration(Message):
         return segment.ring.packed_bytes(segment.length + words)
 
     def degree_among(self, population: int) -> int:
-        """Return how many neighbours a client has when this many advertised."""
         return population - 1 if self.topology is Topology.FULL else self.degree
 
     def committee_among(self, population: int) -> int:
-        """Return how many clients are on the committee when this many advertised."""
         return self.committee_size or population
 
     def require_population(self, population: int, *, corrupted: int, privacy_bits: int, dropped: int = 0) -> None:
@@ -248,19 +238,33 @@ class SessionConfiguration(Message):
         """Refuse a configuration that goes below what a client insists on, whatever the number of advertisers.
 
         Raises:
-            InvalidParameters: with reason ``below_floor``.
+            InvalidParameters: with reason ``below_floor``, naming the value and the floor.
         """
-        floors.admit(
-            suite=self.suite,
-            mode=self.mode,
-            cohort=self.minimum_cohort,
-            threshold=self.threshold,
-            modulus_bits=min(segment.modulus_bits for segment in self.layout.require_rings()),
-            length=sum(segment.length for segment in self.layout.segments),
-            population=self.maximum_population,
-            topology=self.topology,
-            degree=self.degree_among(self.maximum_population),
-        )
+        cohort, threshold, population = self.minimum_cohort, self.threshold, self.maximum_population
+        width = min(segment.modulus_bits for segment in self.layout.require_rings())
+        length, degree = sum(segment.length for segment in self.layout.segments), self.degree_among(population)
+        for weak, sentence in (
+            (self.suite not in floors.suites, f"suite {self.suite} is not among {_names(floors.suites)}"),
+            (self.mode not in floors.modes, f"mode {self.mode} is not among {_names(floors.modes)}"),
+            (
+                self.topology not in floors.topologies,
+                f"a {self.topology} graph is not among {_names(floors.topologies)}",
+            ),
+            (degree > floors.maximum_degree, f"a degree of {degree} exceeds {floors.maximum_degree}"),
+            (cohort < floors.minimum_cohort, f"a cohort of {cohort} is below {floors.minimum_cohort}"),
+            (threshold < floors.minimum_threshold, f"a threshold of {threshold} is below {floors.minimum_threshold}"),
+            (width < floors.minimum_modulus_bits, f"a ring of {width} bits is below {floors.minimum_modulus_bits}"),
+            (length > floors.maximum_length, f"a vector of {length} is longer than {floors.maximum_length}"),
+            (
+                population > floors.maximum_population,
+                f"a population of {population} exceeds {floors.maximum_population}",
+            ),
+        ):
+            if weak:
+                raise InvalidParameters(
+                    f"the offered session is refused: {sentence}; change the offer or this client's floors",
+                    reason=Reason.BELOW_FLOOR,
+                )
 
     def require_protected(self, floors: ClientFloors, population: int) -> None:
         """Refuse a number of advertisers for which these parameters do not protect a client with these floors.
@@ -316,7 +320,6 @@ class ClientSet:
 
     @classmethod
     def of(cls, population: int, positions: Iterable[int]) -> ClientSet:
-        """Make the set of these positions."""
         flags = bytearray(set_bytes(population))
         for position in positions:
             flags[position >> 3] |= 1 << (position & 7)
@@ -324,18 +327,12 @@ class ClientSet:
 
     @classmethod
     def read(cls, reader: Reader, population: int) -> ClientSet:
-        """Read a set from a message.
-
-        Raises:
-            MalformedMessage: a bit beyond the population is set.
-        """
         bits = int.from_bytes(reader.fixed(set_bytes(population)), "little")
         if bits >> population:
             raise MalformedMessage("a set has positions beyond the population", reason=Reason.NOT_CANONICAL)
         return cls(population, bits)
 
     def encode(self) -> bytes:
-        """Return the bits, filled up with zeros to whole bytes."""
         return self._flags
 
     def digest(self, context: SessionContext) -> bytes:
@@ -347,7 +344,6 @@ class ClientSet:
         return known
 
     def issubset(self, other: ClientSet) -> bool:
-        """Whether the other set holds every position of this one."""
         return self.population == other.population and not self.bits & ~other.bits
 
     def __contains__(self, position: int) -> bool:
@@ -373,6 +369,17 @@ def client_set(population: Sizing, text: str = "one bit for each position") -> F
 def set_bytes(population: int) -> int:
     """Return how many bytes a set among this many clients has on the wire."""
     return (population + 7) // 8
+
+
+class MessageIn(Placed, Generic[Place]):
+    """The base of messages whose lengths follow from a place: a configuration, a roster, a seat."""
+
+    __slots__ = ()
+
+    @classmethod
+    def decode(cls, message: bytes, place: Place) -> Self:
+        """Read the canonical encoding back, as ``read_in`` does."""
+        return cls.read_in(place, message)
 
 
 # --- The list of clients ----------------------------------------------------------------------------------------------
@@ -435,7 +442,6 @@ class Roster:
 
     @property
     def population(self) -> int:
-        """Number of advertisers."""
         return len(self.clients)
 
     @property
@@ -444,12 +450,10 @@ class Roster:
         return self.graph.committee(self.configuration.committee_among(self.population))
 
     def position_of(self, client: ClientId) -> int | None:
-        """Return where a client stands in the list, if it does."""
         position = bisect_left(self.clients, client)
         return position if position < len(self.clients) and self.clients[position] == client else None
 
     def set_of(self, positions: Iterable[int]) -> ClientSet:
-        """Return the set of these positions."""
         return ClientSet.of(self.population, positions)
 
 
@@ -462,10 +466,7 @@ class Seat(NamedTuple):
 
 @lru_cache(maxsize=_CACHED_ROSTERS)
 def roster_of(configuration: SessionConfiguration, encoded_clients: bytes, root: bytes, opening: bytes) -> Roster:
-    """Derive what a list of advertisers and their advertisements determine.
-
-    Everything in it is public. It is cached because a simulation holds thousands of clients that are all shown the same
-    list.
+    """Derive what a list of advertisers and their advertisements determine; cached for simulations of many clients.
 
     Raises:
         MalformedMessage: the list is not in its one encoding.
@@ -514,6 +515,10 @@ def certain(value: Known | None) -> Known:
     if value is None:
         raise InternalError("a round reads what no round before it has settled")
     return value
+
+
+def _names(members: frozenset[Suite] | frozenset[SecurityMode] | frozenset[Topology]) -> str:
+    return ", ".join(sorted(members))
 
 
 def _hash(label: Label, *parts: bytes) -> bytes:

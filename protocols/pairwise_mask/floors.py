@@ -7,25 +7,19 @@ from enum import StrEnum
 from typing import Final, cast
 
 from secagg.crypto.ring import MAXIMUM_MODULUS_BITS
-from secagg.errors import InvalidParameters, Reason
+from secagg.errors import InvalidParameters
 from secagg.parameters import LEAST_COHORT, LEAST_THRESHOLD, SecurityMode, Suite, usual_corrupted
 
 from .graph import CURIOUS_PRIVACY_BITS, Topology, least_privacy_bits
 
 USUAL_LENGTH: Final = 1 << 28
 USUAL_DEGREE: Final = 1024
-"""Number of neighbours that plans of 10^4 clients take with room to spare; sharing among them takes a tenth of a
-second.
-"""
+"""Plans of 10^4 clients take fewer neighbours; sharing among so many takes a tenth of a second."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientFloors:
-    """Floors of a client, which hold whatever a server offers.
-
-    A server chooses the parameters of a session; without floors of its own a client would follow it to a cohort of
-    one, a threshold of one or a ring that wraps.
-    """
+    """Floors of a client; without them it would follow a server to a cohort of one, or to a ring that wraps."""
 
     suites: frozenset[Suite]
     modes: frozenset[SecurityMode]
@@ -127,49 +121,6 @@ class ClientFloors:
         """Return what the client insists on in a mode, which is never less than that mode's least."""
         return max(self.privacy_bits, least_privacy_bits(mode))
 
-    def admit(  # noqa: PLR0913 -- one for each floor
-        self,
-        *,
-        suite: Suite,
-        mode: SecurityMode,
-        cohort: int,
-        threshold: int,
-        modulus_bits: int,
-        length: int,
-        population: int,
-        topology: Topology,
-        degree: int,
-    ) -> None:
-        """Refuse an offer that is weaker than these floors.
-
-        Raises:
-            InvalidParameters: with reason ``below_floor``, naming the value and the floor.
-        """
-        _require_integers(cohort, threshold, modulus_bits, length, population, degree)
-        for weak, sentence in (
-            (suite not in self.suites, f"suite {suite} is not among {_names(self.suites)}"),
-            (mode not in self.modes, f"mode {mode} is not among {_names(self.modes)}"),
-            (topology not in self.topologies, f"a {topology} graph is not among {_names(self.topologies)}"),
-            (degree > self.maximum_degree, f"a degree of {degree} exceeds {self.maximum_degree}"),
-            (cohort < self.minimum_cohort, f"a cohort of {cohort} is below {self.minimum_cohort}"),
-            (threshold < self.minimum_threshold, f"a threshold of {threshold} is below {self.minimum_threshold}"),
-            (
-                modulus_bits < self.minimum_modulus_bits,
-                f"a ring of {modulus_bits} bits is below {self.minimum_modulus_bits}",
-            ),
-            (length > self.maximum_length, f"a vector of {length} is longer than {self.maximum_length}"),
-            (population > self.maximum_population, f"a population of {population} exceeds {self.maximum_population}"),
-            (population < cohort, f"a population of {population} cannot hold a cohort of {cohort}"),
-            (threshold > population, f"a threshold of {threshold} cannot be met by a population of {population}"),
-            (modulus_bits > MAXIMUM_MODULUS_BITS, f"no ring has {modulus_bits} bits"),
-            (length < 1, f"no vector has a length of {length}"),
-        ):
-            if weak:
-                raise InvalidParameters(
-                    f"the offered session is refused: {sentence}; change the offer or this client's floors",
-                    reason=Reason.BELOW_FLOOR,
-                )
-
 
 def _require_integers(*values: object) -> None:
     """Refuse anything else first: a NaN, which a parser of JSON may hand over, is below no floor."""
@@ -182,7 +133,3 @@ def _require_members(name: str, members: object, kind: type[StrEnum]) -> None:
     """Refuse a plain string, in which every part of it would be found."""
     if type(members) is not frozenset or not members or {type(m) for m in cast("frozenset[object]", members)} != {kind}:
         raise InvalidParameters(f"{name} is a frozenset of at least one {kind.__name__} that this client accepts")
-
-
-def _names(members: frozenset[Suite] | frozenset[SecurityMode] | frozenset[Topology]) -> str:
-    return ", ".join(sorted(members))

@@ -1,16 +1,8 @@
 """The end of a session: what its transcript reveals, the recovery of secrets, and the release of one sum.
 
-Of the survivors' shares the server recovers one secret of each client, and the masks that follow.
-
-A recovered secret is compared with what its owner published before: a self-mask seed with its commitment, a mask root
-with the public key that it gives. Only if they differ are the shares examined. In active mode every share was committed
-to: one that does not fit names its holder and is left out, and what is wrong among the rest was dealt wrongly. In both
-modes wrong shares are then located by their code, as long as they are few enough.
-
-A holder that was found to be wrong once is asked last afterwards, so that a liar costs one search and not one for each
-client whose shares it holds. In semi-honest mode a wrong share says that its dealer or its holder lies, and not which:
-a holder is named alone when it was wrong for more dealers than are assumed to lie, a dealer when it was wrong at so
-many holders.
+A recovered secret is compared with what its owner published before. Only if they differ are the shares examined: first
+those that do not fit their commitment (active mode), then by their code. A holder that was wrong once is asked last
+afterwards, so that a liar costs one search and not one for each client whose shares it holds.
 """
 
 from __future__ import annotations
@@ -191,7 +183,7 @@ class Recovery:
 
     @property
     def faults(self) -> list[PeerError]:
-        """Faults of single clients that did not prevent the sum, as far as they are known."""
+        """Faults of single clients that did not prevent the sum."""
         return [*self._faults, *self._judge_shares(), *self._judge_edges()]
 
     @property
@@ -426,7 +418,7 @@ class Recovery:
     # --- Who ----------------------------------------------------------------------------------------------------------
 
     def _dropped(self) -> Iterator[int]:
-        """Go through those that shared keys and did not contribute, and whose masks some contributor has added."""
+        """Yield those that shared keys and did not contribute, and whose masks some contributor has added."""
         for position in self._settled.sharers:
             if position not in self._settled.contributors and self._masked_with(position):
                 yield position
@@ -458,23 +450,7 @@ _LOG = logging.getLogger(__name__)
 
 
 def count_revealed_sets(settled: Settled) -> frozenset[frozenset[ClientId]]:
-    """Return the sets of clients whose sums the transcript reveals, unless one of them is too small.
-
-    Raises:
-        ThresholdNotMet: the sum of fewer clients than the minimum cohort would be revealed.
-    """
-    revealed = revealed_sets(transcript_of(settled))
-    sizes = sorted(map(len, revealed))
-    _LOG.info("the session reveals the sums of %d sets of clients, of sizes %s", len(sizes), sizes)
-    smallest, needed = sizes[0] if sizes else 0, settled.configuration.minimum_cohort
-    if smallest < needed:
-        what = "contributors in the smallest set whose sum would be revealed"
-        raise ThresholdNotMet(needed=needed, present=smallest, what=what, round_name="unmasking")
-    return revealed
-
-
-def transcript_of(settled: Settled) -> Transcript:
-    """Return a finished session's facts about contributors: who masked with whom, and the recovered secrets."""
+    """Return the sets of clients whose sums the transcript reveals; refuse one below the minimum cohort."""
     clients, neighbours_of = settled.roster.clients, settled.roster.graph.neighbours
     sharers, contributors = settled.sharers, settled.contributors
     masked_with = {
@@ -482,7 +458,16 @@ def transcript_of(settled: Settled) -> Transcript:
         for position in contributors
     }
     dropped = frozenset(clients[position] for position in sharers if position not in contributors)
-    return Transcript(masked_with=masked_with, self_mask_seeds=frozenset(masked_with), mask_roots=dropped)
+    revealed = revealed_sets(
+        Transcript(masked_with=masked_with, self_mask_seeds=frozenset(masked_with), mask_roots=dropped)
+    )
+    sizes = sorted(map(len, revealed))
+    _LOG.info("the session reveals the sums of %d sets of clients, of sizes %s", len(sizes), sizes)
+    smallest, needed = sizes[0] if sizes else 0, settled.configuration.minimum_cohort
+    if smallest < needed:
+        what = "contributors in the smallest set whose sum would be revealed"
+        raise ThresholdNotMet(needed=needed, present=smallest, what=what, round_name="unmasking")
+    return revealed
 
 
 def release_sum(settled: Settled, total: MaskedVector) -> Aggregate:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import accumulate as running_sum
 
 from secagg.blame import said_by, unverified
@@ -53,6 +53,7 @@ from .rounds3_4_unmasking import CHECK_ROUND as CONFIRMING
 from .rounds3_4_unmasking import ROUND as UNMASKING
 from .rounds3_4_unmasking import (
     AnsweredFor,
+    Asked,
     Endorsement,
     SignedView,
     SurvivorSignature,
@@ -78,12 +79,10 @@ class Settled:
 
     @property
     def roster(self) -> Roster:
-        """The advertisers."""
         return self.published.roster
 
     @property
     def configuration(self) -> SessionConfiguration:
-        """Configuration of the session."""
         return self.published.roster.configuration
 
     @property
@@ -98,12 +97,7 @@ class Settled:
 
     @property
     def is_active(self) -> bool:
-        """Whether clients sign what they send."""
-        return self.configuration.mode is SecurityMode.ACTIVE
-
-    def identity_of(self, position: int) -> VerifiedIdentity:
-        """Return the identity of a client of an active session."""
-        return certain(self.advertisers[position].identity)
+        return self.configuration.is_active
 
     def position_of(self, client: ClientId) -> int:
         """Return where a client stands in the roster.
@@ -119,20 +113,35 @@ class Settled:
         return position
 
     def set_of(self, clients: Iterable[ClientId]) -> ClientSet:
-        """Return the set of these clients."""
         return self.roster.set_of(self.position_of(client) for client in clients)
-
-    def with_sharers(self, clients: Iterable[ClientId]) -> Settled:
-        """Return the results of the second round, which is closed."""
-        return replace(self, known_sharers=self.set_of(clients))
-
-    def with_contributors(self, clients: Iterable[ClientId]) -> Settled:
-        """Return the results of the third round, which is closed."""
-        return replace(self, known_contributors=self.set_of(clients))
 
     def said_by(self, position: int) -> frozenset[Party]:
         """Return who answers for what a client sent."""
         return said_by(self.roster.clients[position], self.configuration.mode)
+
+    def verify(  # noqa: PLR0913 -- what a signed message is
+        self,
+        sender: int,
+        message: MaskedInput | Complaint | SurvivorSignature | UnmaskingShares,
+        label: Label,
+        parts: tuple[bytes, ...],
+        *,
+        round_name: str,
+        act: str,
+    ) -> None:
+        """Check for which session a message was made, and in active mode who signed it.
+
+        Args:
+            act: what its sender did in another session, if it was made for one.
+        Raises:
+            PeerMisbehaved: it was made for another session.
+            AuthenticationFailed: its sender did not sign these parts.
+        """
+        client = self.roster.clients[sender]
+        culprits = unverified(client)
+        require_context(message.context, self.roster.context, f"{client} {act} another session", culprits, round_name)
+        if self.is_active:
+            certain(self.advertisers[sender].identity).verify(message.signature, label, *parts, culprits=culprits)
 
 
 # --- Round 0, advertise keys ------------------------------------------------------------------------------------------
@@ -227,11 +236,12 @@ class RelayedShares:
             PeerMisbehaved: made for another session.
             AuthenticationFailed: not signed by its sender.
         """
+        client = roster.clients[sender]
         require_context(
             message.context,
             roster.context,
-            f"{roster.clients[sender]} shared keys for another session",
-            unverified(roster.clients[sender]),
+            f"{client} shared keys for another session",
+            unverified(client),
             SHARING,
         )
         self.message = message
@@ -247,11 +257,9 @@ class RelayedShares:
             identity.verify(message.signature, Label.SIGNED_SHARES, *parts, culprits=culprits)
 
     def entry_to(self, receiver: int) -> SharesEntry:
-        """Return the entry for one neighbour."""
         return SharesEntry.decode(self.bytes_to(receiver), EntryForm.between(self._roster, self._sender, receiver))
 
     def deliver_to(self, receiver: int) -> DeliveredEntry:
-        """Return what that neighbour is to get."""
         entry = self.bytes_to(receiver)
         if not self.message.signature:
             return DeliveredEntry(entry=entry, signature=b"", path=())
@@ -259,7 +267,6 @@ class RelayedShares:
         return DeliveredEntry(entry=entry, signature=self.message.signature, path=path)
 
     def bytes_to(self, receiver: int) -> bytes:
-        """Return the encoded entry for one neighbour."""
         place = bisect_left(self._neighbours, receiver)
         return self.message.entries[self._starts[place] : self._starts[place + 1]]
 
@@ -300,18 +307,11 @@ def check_masked_input(settled: Settled, sender: int, message: MaskedInput) -> b
     Returns:
         The digest of the vector, which the client signed in active mode: evidence of what it sent.
     Raises:
-        PeerMisbehaved: made for another session.
         AuthenticationFailed: its sender did not send this vector, or did not mask under the sharers of this session.
     """
-    roster, client = settled.roster, settled.roster.clients[sender]
-    require_context(
-        message.context, roster.context, f"{client} masked its input for another session", unverified(client), MASKING
-    )
-    digest = upload_digest(message.packed)
-    if settled.is_active:
-        parts = signed_view(roster.context, client, settled.sharers, digest)
-        identity = settled.identity_of(sender)
-        identity.verify(message.signature, Label.SIGNED_VIEW, *parts, culprits=unverified(client))
+    roster, digest = settled.roster, upload_digest(message.packed)
+    parts = signed_view(roster.context, roster.clients[sender], settled.sharers, digest)
+    settled.verify(sender, message, Label.SIGNED_VIEW, parts, round_name=MASKING, act="masked its input for")
     return digest
 
 
@@ -319,17 +319,11 @@ def check_complaint(settled: Settled, sender: int, delivered: bytes, message: Co
     """Return the positions of those who are accused.
 
     Raises:
-        PeerMisbehaved: made for another session.
         AuthenticationFailed: not signed by its sender, or about other entries than were delivered.
     """
-    roster, client = settled.roster, settled.roster.clients[sender]
-    require_context(
-        message.context, roster.context, f"{client} complains in another session", unverified(client), MASKING
-    )
-    if settled.is_active:
-        parts = signed_complaint(roster.context, client, settled.sharers, delivered, message.accused)
-        identity = settled.identity_of(sender)
-        identity.verify(message.signature, Label.SIGNED_COMPLAINT, *parts, culprits=unverified(client))
+    roster = settled.roster
+    parts = signed_complaint(roster.context, roster.clients[sender], settled.sharers, delivered, message.accused)
+    settled.verify(sender, message, Label.SIGNED_COMPLAINT, parts, round_name=MASKING, act="complains in")
     neighbours = roster.graph.neighbours(sender)
     return tuple(neighbours[place] for place in message.accused)
 
@@ -364,13 +358,9 @@ def check_survivor_signature(settled: Settled, sender: int, message: SurvivorSig
 
     Implements: [BIK+17] Fig. 4, Round 3, server.
     """
-    roster, client = settled.roster, settled.roster.clients[sender]
-    require_context(
-        message.context, roster.context, f"{client} signed for another session", unverified(client), CONFIRMING
-    )
-    parts = signed_survivors(roster.context, client, settled.sharers, settled.contributors)
-    identity = settled.identity_of(sender)
-    identity.verify(message.signature, Label.SIGNED_SURVIVORS, *parts, culprits=unverified(client))
+    roster = settled.roster
+    parts = signed_survivors(roster.context, roster.clients[sender], settled.sharers, settled.contributors)
+    settled.verify(sender, message, Label.SIGNED_SURVIVORS, parts, round_name=CONFIRMING, act="signed for")
 
 
 # --- Round 4, unmasking -----------------------------------------------------------------------------------------------
@@ -422,26 +412,17 @@ class RevealedShares:
 
         Implements: [BIK+17] Fig. 4, Round 4, server, the collection.
         Raises:
-            PeerMisbehaved: made for another session.
             AuthenticationFailed: not signed by its sender, or about other entries than were delivered.
             MalformedMessage: it does not decode.
         """
         roster = settled.roster
         self._roster, self.sender = roster, sender
         self._answered = AnsweredFor.by(roster, settled.sharers, settled.contributors, sender)
-        self._message = UnmaskingShares.decode(message, roster, self._answered)
-        client = roster.clients[sender]
-        require_context(
-            self._message.context,
-            roster.context,
-            f"{client} reveals shares of another session",
-            unverified(client),
-            UNMASKING,
-        )
-        if settled.is_active:
-            parts = signed_unmasking(roster.context, client, settled.contributors, delivered, self._message)
-            identity = settled.identity_of(sender)
-            identity.verify(self._message.signature, Label.SIGNED_UNMASKING, *parts, culprits=unverified(client))
+        self._message = UnmaskingShares.decode(message, Asked(roster, self._answered))
+        client, contributors = roster.clients[sender], settled.contributors
+        parts = signed_unmasking(roster.context, client, contributors, delivered, self._message)
+        act = "reveals shares of"
+        settled.verify(sender, self._message, Label.SIGNED_UNMASKING, parts, round_name=UNMASKING, act=act)
 
     def require_in_range(self, culprits: Iterable[Party]) -> None:
         """Refuse shares that are not field elements."""

@@ -1,10 +1,6 @@
 """Round 0, advertise keys: every client publishes two public keys; every client learns its neighbours' and the context.
 
 [BIK+17] Fig. 4, Round 0. Client to server: ``KeyAdvertisement``. Server to each client: ``AdvertisedKeys``.
-
-After this round a client knows that the list of advertisers has no duplicates, that it is on it with its own keys, that
-its neighbours are those that the seed gives it and nobody chose for it, and, in active mode, that the authority vouches
-for each of them. The session context binds all of it.
 """
 
 from __future__ import annotations
@@ -31,7 +27,7 @@ from secagg.errors import (
     Reason,
     ThresholdNotMet,
 )
-from secagg.fields import CLIENT, Placed, fixed, nested, optional, repeated, sized, variable
+from secagg.fields import CLIENT, fixed, nested, optional, repeated, sized, variable
 from secagg.identifiers import CONTEXT_TAG_BYTES, AttemptContext, ClientId, ServerId
 from secagg.parameters import SecurityMode
 from secagg.session.certificates import IDENTITY_KEY_BYTES, SIGNATURE_BYTES, Authority, Certificate, VerifiedIdentity
@@ -39,6 +35,7 @@ from secagg.wire import MessageKind
 
 from .configuration import (
     OPENING_BYTES,
+    MessageIn,
     Roster,
     SessionConfiguration,
     commit_to_opening,
@@ -62,7 +59,6 @@ class Credential:
     signature: Annotated[bytes, fixed(SIGNATURE_BYTES)]
 
     def encode(self) -> bytes:
-        """Return the three, one after another."""
         return self.identity_key + self.certificate + self.signature
 
 
@@ -70,7 +66,7 @@ _KEY = sized(lambda at: key_suite(at.place.suite).public_key_bytes, "32 classic,
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class KeyAdvertisement(Placed):
+class KeyAdvertisement(MessageIn[SessionConfiguration]):
     """A client's public keys for one attempt, and a commitment to its self-mask seed."""
 
     kind: ClassVar = MessageKind.KEY_ADVERTISEMENT
@@ -95,11 +91,6 @@ class KeyAdvertisement(Placed):
         keys = self.channel_key + self.mask_key
         return keys if self.credential is None else keys + self.self_mask_commitment + self.credential.encode()
 
-    @classmethod
-    def decode(cls, message: bytes, configuration: SessionConfiguration) -> KeyAdvertisement:
-        """Read the canonical encoding back."""
-        return cls.read_in(configuration, message)
-
 
 @dataclass(frozen=True, slots=True)
 class VerifiedAdvertiser:
@@ -111,7 +102,6 @@ class VerifiedAdvertiser:
 
     @property
     def public_keys(self) -> tuple[bytes, ...]:
-        """Every key that it named; each is one client's alone."""
         keys = self.keys.channel.encoded, self.keys.mask.encoded
         return keys if self.identity is None else (*keys, self.identity.public_key)
 
@@ -166,17 +156,10 @@ def verify_keys(
     return VerifiedAdvertiser(keys, identity, advertisement.self_mask_commitment)
 
 
-def verify_advertisement(
-    advertisement: KeyAdvertisement, configuration: SessionConfiguration, authority: Authority | None
-) -> VerifiedAdvertiser:
-    """Check certificate, signature and keys of an advertisement."""
-    return verify_keys(advertisement, configuration, authenticate(advertisement, configuration, authority))
-
-
 def verify_entry(
     entry: bytes, client: ClientId, configuration: SessionConfiguration, authority: Authority | None
 ) -> VerifiedAdvertiser:
-    """Read what the roster holds of a client, and check it as if it had come from there."""
+    """Check certificate, signature and keys of a client's entry in the roster, as if they had come from there."""
     key_bytes = key_suite(configuration.suite).public_key_bytes
     channel_key, mask_key, rest = entry[:key_bytes], entry[key_bytes : 2 * key_bytes], entry[2 * key_bytes :]
     commitment, credential = b"", None
@@ -195,7 +178,7 @@ def verify_entry(
         self_mask_commitment=commitment,
         credential=credential,
     )
-    return verify_advertisement(advertisement, configuration, authority)
+    return verify_keys(advertisement, configuration, authenticate(advertisement, configuration, authority))
 
 
 def entry_bytes(configuration: SessionConfiguration) -> int:
@@ -216,8 +199,7 @@ def _signed_parts(advertisement: KeyAdvertisement, attempt: AttemptContext) -> t
     )
 
 
-# --- Messages of the roster -------------------------------------------------------------------------------------------
-
+# --- The roster, as a client is shown it ------------------------------------------------------------------------------
 
 ROUND: Final = "advertise_keys"
 _MAXIMUM_LIST_BYTES = 10 << 20
@@ -225,16 +207,12 @@ _MAXIMUM_ID_BYTES = 10
 """Bytes of an id below 2^64, in groups of 7 bits."""
 _ROOT_BYTES = 32
 _ENTRY = sized(lambda at: entry_bytes(at.place), "both keys; in active mode commitment and credential")
-
-
-# --- Messages ---------------------------------------------------------------------------------------------------------
-
 Shown = TypeVar("Shown")
 Known = TypeVar("Known")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AdvertisedKeys(Placed):
+class AdvertisedKeys(MessageIn[SessionConfiguration]):
     """One client's view of the roster: everybody's id, its neighbours' entries, and their proof."""
 
     kind: ClassVar = MessageKind.ADVERTISED_KEYS
@@ -252,34 +230,20 @@ class AdvertisedKeys(Placed):
         tuple[bytes, ...], repeated(fixed(NODE_BYTES), MAXIMUM_POPULATION, lambda at: at.place.maximum_population)
     ] = field(repr=False)
 
-    @classmethod
-    def decode(cls, message: bytes, configuration: SessionConfiguration) -> AdvertisedKeys:
-        """Read the canonical encoding back."""
-        return cls.read_in(configuration, message)
-
 
 # --- Client -----------------------------------------------------------------------------------------------------------
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Advertised(Confined):
     """A client that has advertised its keys: it holds everything secret that the session rests on."""
 
-    __slots__ = ("advertisement", "configuration", "keys", "self_mask_seed")
-
-    def __init__(
-        self,
-        configuration: SessionConfiguration,
-        keys: OwnKeys,
-        self_mask_seed: Secret,
-        advertisement: KeyAdvertisement,
-    ) -> None:
-        self.configuration = configuration
-        self.keys = keys
-        self.self_mask_seed = self_mask_seed
-        self.advertisement = advertisement
+    configuration: SessionConfiguration
+    keys: OwnKeys
+    self_mask_seed: Secret
+    advertisement: KeyAdvertisement
 
     def wipe(self) -> None:
-        """Overwrite the secrets."""
         self.keys.wipe()
         self.self_mask_seed.wipe()
 

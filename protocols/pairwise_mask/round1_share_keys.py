@@ -2,12 +2,8 @@
 
 [BIK+17] Fig. 4, Round 1. Client to server: ``EncryptedShares``. Server to each client that shared: ``DeliveredShares``.
 
-The shared secrets are the root of the mask key pair, which is recovered if the client drops out, and the seed of its
-self mask, which is recovered if it does not. A neighbour's share stands at its position in the sorted list of
-neighbours, counted from 1, which both ends derive.
-
-In active mode the client commits to every pair of shares and signs the tree of all entries, one leaf for each
-neighbour. Each neighbour gets its leaf with its path; a share that does not fit its commitment then names a liar.
+In active mode the client commits to every pair of shares and signs the tree of all entries. Each neighbour gets its
+leaf with its path; a share that does not fit its commitment then names a liar.
 """
 
 from __future__ import annotations
@@ -26,13 +22,13 @@ from secagg.crypto.prime_field import ELEMENT_BYTES
 from secagg.crypto.secret import Confined, Secret
 from secagg.crypto.shamir import split_many
 from secagg.errors import AuthenticationFailed, MalformedMessage, Reason
-from secagg.fields import At, Field, Placed, fixed, sized
+from secagg.fields import At, Field, fixed, sized
 from secagg.identifiers import CONTEXT_TAG_BYTES, ClientId, SessionContext
 from secagg.parameters import SecurityMode, Suite
 from secagg.session.certificates import SIGNATURE_BYTES, VerifiedIdentity
 from secagg.wire import MessageKind, Reader, Writer
 
-from .configuration import ClientSet, Roster, Seat, certain, client_set
+from .configuration import ClientSet, MessageIn, Roster, Seat, certain, client_set
 from .round0_advertise_keys import Advertised, VerifiedKeySet
 from .suites import COMMITMENT_BYTES, SHARES_BYTES, OwnKeys, SharedSecret, SharePlace, key_suite
 
@@ -56,12 +52,10 @@ class SharesEntry:
     """Commitment to both shares; empty in semi-honest mode."""
 
     def encode(self) -> bytes:
-        """Return the parts, whose lengths both ends know."""
         return self.sealed + self.edge + self.commitment
 
     @classmethod
     def decode(cls, encoded: bytes, form: EntryForm) -> SharesEntry:
-        """Cut the parts apart."""
         edge_start, edge_end = form.sealed_bytes, form.sealed_bytes + form.edge_bytes
         return cls(sealed=encoded[:edge_start], edge=encoded[edge_start:edge_end], commitment=encoded[edge_end:])
 
@@ -76,14 +70,12 @@ class EntryForm:
 
     @classmethod
     def between(cls, roster: Roster, sender: int, receiver: int) -> EntryForm:
-        """Return the form of the entry from one position to another."""
         suite = key_suite(roster.configuration.suite)
         sends = bool(suite.edge_bytes) and roster.graph.sends_edge_seed(sender, receiver)
         return _form(roster.configuration.suite, sends, roster.configuration.is_active)
 
     @property
     def size(self) -> int:
-        """The length of the whole entry."""
         return self.sealed_bytes + self.edge_bytes + self.commitment_bytes
 
 
@@ -107,7 +99,7 @@ SIGNATURE: Final = sized(lambda at: signature_bytes(at.place.roster), "64 in act
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EncryptedShares(Placed):
+class EncryptedShares(MessageIn[Seat]):
     """A client's entries for all its neighbours, in their order, under one signature."""
 
     kind: ClassVar = MessageKind.ENCRYPTED_SHARES
@@ -115,11 +107,6 @@ class EncryptedShares(Placed):
     signature: Annotated[bytes, SIGNATURE]
     """Empty in semi-honest mode."""
     entries: Annotated[bytes, sized(lambda at: _entries_bytes(at.place), "all entries")] = field(repr=False)
-
-    @classmethod
-    def decode(cls, message: bytes, roster: Roster, sender: int) -> EncryptedShares:
-        """Read the canonical encoding back."""
-        return cls.read_in(Seat(roster, sender), message)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,7 +139,7 @@ def _read_entries(reader: Reader, at: At) -> tuple[DeliveredEntry, ...]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DeliveredShares(Placed):
+class DeliveredShares(MessageIn[Seat]):
     """The clients that shared keys, and the entries of one's neighbours among them."""
 
     kind: ClassVar = MessageKind.DELIVERED_SHARES
@@ -163,28 +150,20 @@ class DeliveredShares(Placed):
     ] = field(repr=False)
     """One for each neighbour that shared, in their order."""
 
-    @classmethod
-    def decode(cls, message: bytes, roster: Roster, receiver: int) -> DeliveredShares:
-        """Read the canonical encoding back."""
-        return cls.read_in(Seat(roster, receiver), message)
-
 
 # --- Client -----------------------------------------------------------------------------------------------------------
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Shared(Confined):
     """A client that has shared its secrets; from here on its keys serve to open what the others shared."""
 
-    __slots__ = ("edges", "key_set", "keys", "self_mask_seed")
-
-    def __init__(self, key_set: VerifiedKeySet, keys: OwnKeys, self_mask_seed: Secret, edges: dict[int, bytes]) -> None:
-        self.key_set = key_set
-        self.keys = keys
-        self.self_mask_seed = self_mask_seed
-        self.edges = edges
+    key_set: VerifiedKeySet
+    keys: OwnKeys
+    self_mask_seed: Secret
+    edges: dict[int, bytes]
 
     def wipe(self) -> None:
-        """Overwrite the secrets."""
         self.keys.wipe()
         self.self_mask_seed.wipe()
 
@@ -219,8 +198,8 @@ def share_keys(
             if form.commitment_bytes:
                 place = SharePlace(roster.context, keys.client, peer.client, root_share.point)
                 commitment = place.commit_to(
-                    place.digest_of(mask_share, SharedSecret.MASK_ROOT),
-                    place.digest_of(self_share, SharedSecret.SELF_MASK_SEED),
+                    place.digest_of(mask_share.expose(), SharedSecret.MASK_ROOT),
+                    place.digest_of(self_share.expose(), SharedSecret.SELF_MASK_SEED),
                 )
             both = bytearray(SHARES_BYTES)
             both[:ELEMENT_BYTES], both[ELEMENT_BYTES:] = mask_share.expose(), self_share.expose()

@@ -6,22 +6,10 @@ The set of edges is exactly the neighbours that shared keys, for both ends. A cl
 of them complains and leaves the session; it never leaves out a mask. A share that does not open is another matter:
 nothing is masked with it, so the edge stays and the share is recorded as missing.
 
-In active mode the signature over the neighbour's tree says whose entry it is. Whatever this client later says of its
-entries, in a complaint or at unmasking, it signs together with the root over all of them, so that it answers for no
-others.
-
 In active mode the client signs what it uploads and the set of sharers under which it masked. Its neighbours show no
 share of its self-mask seed without that signature, so a server cannot have it mask under one set and unmask under
-another; and nobody on the way can add to its vector, which check words alone do not notice.
-
-A client's vector has, for each segment of the layout, its values times the client's weight and then the segment's check
-words; the last segment holds the weight alone. Each segment has a part of every mask's stream to itself.
-
-Check words (``secagg.crypto.check_words``) are functions of what the sum reveals anyway. A wrong seed or a lost upload
-makes them disagree. They do not stop a malicious client, which can compute the words of whatever it sends.
-
-Values with fine bits are masked on their fine grid and then rounded. They count as the sent values less the mask,
-so their check words are those of that difference, and are themselves exact.
+another; and nobody on the way can add to its vector, which check words alone do not notice. They are functions of what
+the sum reveals anyway; a wrong seed or a lost upload makes them disagree.
 """
 
 from __future__ import annotations
@@ -50,7 +38,7 @@ from secagg.fields import At, Field, Placed, fixed, sized
 from secagg.identifiers import CONTEXT_TAG_BYTES, ClientId, ServerId, SessionContext
 from secagg.wire import MessageKind, Reader, Writer
 
-from .configuration import ClientSet, Roster, Seat, SessionConfiguration, client_set, require_context
+from .configuration import ClientSet, MessageIn, Roster, Seat, SessionConfiguration, client_set, require_context
 from .round0_advertise_keys import VerifiedKeySet
 from .round1_share_keys import (
     SIGNATURE,
@@ -140,7 +128,6 @@ class MaskedVector:
         return framed
 
     def apply(self, add: Sequence[Secret], subtract: Sequence[Secret], *, threads: int = 1) -> None:
-        """Add and subtract the masks of these keys."""
         for segment, vector, first in zip(
             self._configuration.segments, self.vectors, self._first_segments, strict=True
         ):
@@ -218,11 +205,9 @@ class MaskedVector:
 
     @property
     def weight(self) -> int:
-        """The sum of the weights."""
         return int(self.vectors[-1][0])
 
     def wipe(self) -> None:
-        """Overwrite the vectors with zeros."""
         for vector in self.vectors:
             vector[:] = 0
 
@@ -264,7 +249,7 @@ def _read_vector(reader: Reader, at: At) -> tuple[memoryview, ...]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MaskedInput(Placed):
+class MaskedInput(MessageIn[Roster]):
     """A client's masked vector, and its signature on the set of clients under which it masked."""
 
     kind: ClassVar = MessageKind.MASKED_INPUT
@@ -275,11 +260,6 @@ class MaskedInput(Placed):
         repr=False
     )
     """The vectors, one after another; in one run of bytes when they were received."""
-
-    @classmethod
-    def decode(cls, message: bytes, roster: Roster) -> MaskedInput:
-        """Read the canonical encoding back."""
-        return cls.read_in(roster, message)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -323,30 +303,20 @@ class Complaint(Placed):
 # --- Client -----------------------------------------------------------------------------------------------------------
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Masked(Confined):
     """A client that has uploaded: of its own secrets nothing is left, of its neighbours' it holds shares."""
 
-    __slots__ = ("delivered", "edge_seeds", "key_set", "sharers", "shares")
-
-    def __init__(
-        self,
-        key_set: VerifiedKeySet,
-        sharers: ClientSet,
-        delivered: bytes,
-        shares: dict[int, Secret],
-        edge_seeds: dict[int, Secret],
-    ) -> None:
-        self.key_set = key_set
-        self.sharers = sharers
-        self.delivered = delivered
-        """The root over the entries from which the shares are."""
-        self.shares = shares
-        """Each neighbour's share of the mask root and of the self-mask seed, one after the other."""
-        self.edge_seeds = edge_seeds
-        """The seeds of this client's edges (hybrid suite); one is shown if the other end drops out."""
+    key_set: VerifiedKeySet
+    sharers: ClientSet
+    delivered: bytes
+    """The root over the entries from which the shares are."""
+    shares: dict[int, Secret]
+    """Each neighbour's share of the mask root and of the self-mask seed, one after the other."""
+    edge_seeds: dict[int, Secret]
+    """The seeds of this client's edges (hybrid suite); one is shown if the other end drops out."""
 
     def wipe(self) -> None:
-        """Overwrite the shares."""
         for secret in (*self.shares.values(), *self.edge_seeds.values()):
             secret.wipe()
 
@@ -533,8 +503,8 @@ def _check_shares(both: Secret, place: SharePlace, commitment: bytes) -> None:
     if not commitment:
         return
     digests = (
-        place.digest_of_view(root_share, SharedSecret.MASK_ROOT),
-        place.digest_of_view(seed_share, SharedSecret.SELF_MASK_SEED),
+        place.digest_of(root_share, SharedSecret.MASK_ROOT),
+        place.digest_of(seed_share, SharedSecret.SELF_MASK_SEED),
     )
     if not compare_digest(place.commit_to(*digests), commitment):
         raise PeerMisbehaved(

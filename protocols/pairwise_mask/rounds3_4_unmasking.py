@@ -3,14 +3,10 @@
 [BIK+17] Fig. 4. Round 3, in active mode only: ``SurvivorSet`` to the committee, ``SurvivorSignature`` back. Round 4:
 ``UnmaskingRequest`` to each contributor, ``UnmaskingShares`` back.
 
-In a full graph everybody is on the committee. Each member signs one pair of sets in its life: who shared keys, and who
-of them contributed. A certificate takes so many signatures that any two certificates have an honest signer in common.
-So all honest clients unmask the same sum.
-
-For each neighbour a client shows either its share of the self-mask seed, if the neighbour contributed, or its share of
-the mask root, if it did not. It decides that itself, from the one set of contributors, and it answers once. In active
-mode it answers only for a certified set, and only if every neighbour in it signed that it masked under the same
-sharers as this client.
+Each member of the committee signs one pair of sets in its life: who shared keys, and who of them contributed. A
+certificate takes so many signatures that any two certificates have an honest signer in common, so all honest clients
+unmask the same sum. Each shows, for a neighbour, its share of the self-mask seed if that one contributed, and of the
+mask root if not.
 """
 
 from __future__ import annotations
@@ -25,13 +21,13 @@ from secagg.crypto.prime_field import ELEMENT_BYTES
 from secagg.crypto.public_keys import KEY_BYTES
 from secagg.crypto.secret import Confined, Secret
 from secagg.errors import MalformedMessage, PeerError, PeerMisbehaved, Reason, ThresholdNotMet
-from secagg.fields import Message, Placed, fixed, nested, repeated, sized, unsigned
+from secagg.fields import Message, fixed, nested, repeated, sized, unsigned
 from secagg.identifiers import CONTEXT_TAG_BYTES, ClientId, ServerId, SessionContext
 from secagg.parameters import SecurityMode
 from secagg.session.certificates import IDENTITY_KEY_BYTES, SIGNATURE_BYTES, Certificate
 from secagg.wire import MessageKind
 
-from .configuration import DIGEST_BYTES, ClientSet, Roster, certain, client_set, require_context
+from .configuration import DIGEST_BYTES, ClientSet, MessageIn, Roster, certain, client_set, require_context
 from .graph import MAXIMUM_POPULATION
 from .round0_advertise_keys import in_parallel
 from .round1_share_keys import SIGNATURE
@@ -49,18 +45,13 @@ ROUND: Final = "unmasking"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SurvivorSet(Placed):
+class SurvivorSet(MessageIn[Roster]):
     """The clients that shared keys, and the contributors among them, as the server says."""
 
     kind: ClassVar = MessageKind.SURVIVOR_SET
     context: Annotated[bytes, fixed(CONTEXT_TAG_BYTES)]
     sharers: Annotated[ClientSet, client_set(lambda at: at.place.population)]
     contributors: Annotated[ClientSet, client_set(lambda at: at.place.population)]
-
-    @classmethod
-    def decode(cls, message: bytes, roster: Roster) -> SurvivorSet:
-        """Read the canonical encoding back."""
-        return cls.read_in(roster, message)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,7 +82,7 @@ class SignedView:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class UnmaskingRequest(Placed):
+class UnmaskingRequest(MessageIn[Roster]):
     """The contributors; in active mode with the committee's certificate and the neighbours' signed views."""
 
     kind: ClassVar = MessageKind.UNMASKING_REQUEST
@@ -105,19 +96,16 @@ class UnmaskingRequest(Placed):
     ] = field(repr=False)
     """One of each contributing neighbour, in their order."""
 
-    @classmethod
-    def decode(cls, message: bytes, roster: Roster) -> UnmaskingRequest:
-        """Read the canonical encoding back."""
-        return cls.read_in(roster, message)
 
+class Asked(NamedTuple):
+    """Place of an answer."""
 
-class _Asked(NamedTuple):
     roster: Roster
     answered: AnsweredFor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class UnmaskingShares(Placed):
+class UnmaskingShares(MessageIn[Asked]):
     """One share for each neighbour that shared keys; in the hybrid suite also the edge seeds of those that dropped."""
 
     kind: ClassVar = MessageKind.UNMASKING_SHARES
@@ -139,11 +127,6 @@ class UnmaskingShares(Placed):
         repr=False
     )
 
-    @classmethod
-    def decode(cls, message: bytes, roster: Roster, answered: AnsweredFor) -> UnmaskingShares:
-        """Read the canonical encoding back."""
-        return cls.read_in(_Asked(roster, answered), message)
-
 
 @dataclass(frozen=True, slots=True)
 class AnsweredFor:
@@ -154,7 +137,6 @@ class AnsweredFor:
 
     @classmethod
     def by(cls, roster: Roster, sharers: ClientSet, contributors: ClientSet, position: int) -> AnsweredFor:
-        """Return what the client at a position answers for."""
         neighbours = array("I", (n for n in roster.graph.neighbours(position) if n in sharers))
         has_edges = key_suite(roster.configuration.suite).edge_bytes
         return cls(neighbours, array("I", (n for n in neighbours if has_edges and n not in contributors)))
@@ -163,17 +145,14 @@ class AnsweredFor:
 # --- Round 3, consistency check ---------------------------------------------------------------------------------------
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Confirmed(Confined):
     """A client that has signed a set of survivors, and will unmask no other."""
 
-    __slots__ = ("contributors", "masked")
-
-    def __init__(self, masked: Masked, contributors: ClientSet) -> None:
-        self.masked = masked
-        self.contributors = contributors
+    masked: Masked
+    contributors: ClientSet
 
     def wipe(self) -> None:
-        """Overwrite the shares."""
         self.masked.wipe()
 
     def __repr__(self) -> str:
@@ -311,7 +290,7 @@ def _show(masked: Masked, dealer: int, both: Secret, secret: SharedSecret) -> by
         return bytes(share)
     other = SharedSecret.MASK_ROOT if secret is SharedSecret.SELF_MASK_SEED else SharedSecret.SELF_MASK_SEED
     place = share_place(roster, dealer, masked.key_set.position)
-    return bytes(share) + place.digest_of_view(hidden, other)
+    return bytes(share) + place.digest_of(hidden, other)
 
 
 def _verify_certificate(member: PairwiseMember, masked: Masked, message: UnmaskingRequest) -> None:

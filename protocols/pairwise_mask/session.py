@@ -7,7 +7,7 @@ they arrive, so memory is a few vectors however many clients there are.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import lru_cache
 from typing import Final
@@ -34,7 +34,16 @@ from secagg.session.stages import Checked, StagedServerSession
 from secagg.wire import MessageKind, Reader, Writer, message_kind
 
 from .client import Transitions, advance
-from .configuration import DIGEST_BYTES, NO_AUTHORITY, OPENING_BYTES, Roster, SessionConfiguration, certain, noise_of
+from .configuration import (
+    DIGEST_BYTES,
+    NO_AUTHORITY,
+    OPENING_BYTES,
+    Roster,
+    Seat,
+    SessionConfiguration,
+    certain,
+    noise_of,
+)
 from .graph import Graph, Topology, require_number
 from .plan import PairwiseSettings, SessionPlan
 from .recovery import Recovery, count_revealed_sets, release_sum, remove_masks
@@ -140,7 +149,7 @@ class Server(StagedServerSession[Take]):
         self.revealed = frozenset[frozenset[ClientId]]()
         """The sets of clients whose sums the finished session reveals; one set, if all went well."""
         self.noise = noise
-        """Noise of its clients; unknown after a restart, which only they need to know."""
+        """Noise of its clients; unknown after a restart."""
         self._begin(ServerRecord(plan), invited, threads)
 
     def _begin(self, kept: ServerRecord, invited: frozenset[ClientId] | None, threads: int) -> None:
@@ -166,28 +175,20 @@ class Server(StagedServerSession[Take]):
 
     @property
     def configuration(self) -> SessionConfiguration:
-        """Configuration of the session."""
         return self._kept.plan.configuration
 
     @property
     def state(self) -> ServerState:
-        """The messages that the server waits for."""
         return self._kept.state
 
     @property
     def settled(self) -> Settled:
-        """Results of the closed rounds.
-
-        Raises:
-            Misuse: no round is closed.
-        """
         if self._known is None:
             raise Misuse("there is no roster before the first round is closed")
         return self._known
 
     @property
     def roster(self) -> Roster:
-        """The advertisers, once that round is closed."""
         return self.settled.roster
 
     @property
@@ -200,7 +201,6 @@ class Server(StagedServerSession[Take]):
         return self._kept.views[client]
 
     def relayed_root(self, client: ClientId) -> bytes:
-        """Return the root over the entries that a client was delivered."""
         return relayed_root(self.settled, self._relayed, self.settled.position_of(client))
 
     def masked_vector(self, upload: bytes) -> RingVector:
@@ -213,7 +213,6 @@ class Server(StagedServerSession[Take]):
 
     @property
     def is_signed(self) -> bool:
-        """Whether clients sign what they send."""
         return self.configuration.is_active
 
     def _check(self, sender: ClientId, message: bytes) -> Checked[Take]:
@@ -267,7 +266,7 @@ class Server(StagedServerSession[Take]):
 
     def _checked_shares(self, sender: ClientId, message: bytes, *, is_restored: bool = False) -> Take:
         settled, position = self.settled, self.settled.position_of(sender)
-        shares = EncryptedShares.decode(message, settled.roster, position)
+        shares = EncryptedShares.decode(message, Seat(settled.roster, position))
         identity = None if is_restored else settled.advertisers[position].identity
         relayed = RelayedShares(settled.roster, position, shares, identity)
 
@@ -394,9 +393,9 @@ class Server(StagedServerSession[Take]):
                 published = PublishedRoster(self.configuration, kept.plan.opening, advertised)
                 self._known = Settled(published, tuple(self._verified[client] for client in published.roster.clients))
             case ServerState.AWAITING_ENCRYPTED_SHARES:
-                self._known = self.settled.with_sharers(kept.shares)
+                self._known = replace(self.settled, known_sharers=self.settled.set_of(kept.shares))
             case ServerState.AWAITING_MASKED_INPUTS:
-                self._known = self.settled.with_contributors(kept.views)
+                self._known = replace(self.settled, known_contributors=self.settled.set_of(kept.views))
             case _:
                 pass
 
@@ -468,10 +467,6 @@ class Server(StagedServerSession[Take]):
         """Recover the masks that are left, remove them, and return the sum.
 
         Implements: [BIK+17] Fig. 4, Round 4, server.
-        Raises:
-            ThresholdNotMet: too few answered; nothing is released.
-            PeerMisbehaved: wrong shares or seeds, or a sum that does not agree with its check words; nothing is
-                released, and ``culprits`` names those that the evidence names.
         Security: once for each session, whose one set of survivors the clients agreed on.
         """
         settled, total = self.settled, certain(self._kept.total)
@@ -482,10 +477,8 @@ class Server(StagedServerSession[Take]):
         finally:
             self._record(*recovery.faults)
         aggregate = release_sum(settled, total)
-        self._kept.state, self.revealed = (
-            advance(SERVER_TRANSITIONS, self.state, MessageKind.UNMASKING_SHARES),
-            revealed,
-        )
+        self._kept.state = advance(SERVER_TRANSITIONS, self.state, MessageKind.UNMASKING_SHARES)
+        self.revealed = revealed
         return Released(
             aggregate=aggregate,
             counted=self.contributors,
@@ -514,11 +507,7 @@ class Server(StagedServerSession[Take]):
 
     @classmethod
     def restore(cls, snapshot: Secret, invited: frozenset[ClientId] | None = None, *, threads: int = 1) -> Server:
-        """Continue from a snapshot, in any process.
-
-        Raises:
-            MalformedMessage: it is not a snapshot.
-        """
+        """Continue from a snapshot, in any process."""
         kept = ServerRecord.decode(bytes(snapshot.expose()))
         server = cls(kept.plan, invited, threads=threads)
         try:
@@ -531,9 +520,8 @@ class Server(StagedServerSession[Take]):
 class OpenRound(Confined, Mapping[ClientId, bytes]):
     """The messages of a round after the first, by client, each made when it is asked for; and whether answers suffice.
 
-    Enough is not a number alone: around each client that shared its secrets, enough of its neighbours have to answer,
-    because they hold the shares. In a sparse graph it matters who does. Answers are counted as they come, so that
-    asking costs nothing however many clients there are.
+    Around each client that shared its secrets enough of its neighbours have to answer, because they hold the shares.
+    Answers are counted as they come, so that asking costs nothing however many clients there are.
     """
 
     def __init__(  # noqa: PLR0913 -- what a round is
@@ -593,7 +581,6 @@ class OpenRound(Confined, Mapping[ClientId, bytes]):
 
     @property
     def is_enough(self) -> bool:
-        """Whether closing now can succeed."""
         return self._answers >= self._needed and not self._short
 
 
@@ -601,9 +588,9 @@ class OpenRound(Confined, Mapping[ClientId, bytes]):
 class ServerRecord:
     """Everything that a server remembers of a session, and its canonical encoding, from which another continues.
 
-    A record holds what clients sent, as they sent it; the sum of the uploads stands for the uploads. It is not public:
-    with the answers of the last round in it, it determines what the server would compute. Reading it back checks its
-    form and not its signatures, which were checked before: keep it where only the server writes.
+    The sum of the uploads stands for the uploads. A record is not public: with the answers of the last round in it, it
+    determines what the server would compute. Reading it back checks its form and not its signatures, which were checked
+    before: keep it where only the server writes.
 
     Claim PM-11: the model checker ends a server's process at any time, and resumes from the stored record.
     """
@@ -615,13 +602,10 @@ class ServerRecord:
     views: dict[ClientId, bytes] = field(default_factory=dict[ClientId, bytes], repr=False)
     """The contributors so far; in active mode with the digest of what each sent and its signature, as evidence."""
     complaints: dict[ClientId, bytes] = field(default_factory=dict[ClientId, bytes], repr=False)
-    """Complaints of the clients that left because the seed of an edge was unusable."""
     signatures: dict[ClientId, bytes] = field(default_factory=dict[ClientId, bytes], repr=False)
     answers: dict[ClientId, bytes] = field(default_factory=dict[ClientId, bytes], repr=False)
     said: dict[ClientId, bytes] = field(default_factory=dict[ClientId, bytes], repr=False)
-    """The digest of each answer that was taken in the open stage."""
     heard: dict[ClientId, set[bytes]] = field(default_factory=dict[ClientId, set[bytes]], repr=False)
-    """The digests of all answers that were taken, by which one that is sent again is recognised."""
     out: set[ClientId] = field(default_factory=set[ClientId])
     """Clients that left, or were put out; they count as dropped from then on."""
     total: MaskedVector | None = field(default=None, repr=False)
@@ -648,7 +632,6 @@ class ServerRecord:
         return *sent, self.said
 
     def encode(self) -> bytes:
-        """Return the canonical encoding."""
         writer = Writer(MessageKind.SERVER_SNAPSHOT).integer(_STATES.index(self.state), 1)
         writer.variable(self.plan.configuration.encode(), _MAXIMUM_OFFER_BYTES).fixed(self.plan.opening, OPENING_BYTES)
         writer.integer(self.plan.corrupted, 8).integer(self.plan.dropped, 8).integer(self.plan.privacy_bits, 2)
@@ -715,7 +698,6 @@ class PairwiseHelpers:
 
     coins: Coins
     authority: bytes = NO_AUTHORITY
-    """The public key of who certifies clients; for active mode."""
     threads: int = 1
 
 

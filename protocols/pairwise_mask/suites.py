@@ -60,12 +60,7 @@ class SharePlace:
         parts = self.context.digest, self.dealer.encode(), self.holder.encode(), self.point.to_bytes(2, "big")
         object.__setattr__(self, "_framed", frame(*parts))
 
-    def digest_of(self, share: Secret, secret: SharedSecret) -> bytes:
-        """Return the digest of one share."""
-        return self.digest_of_view(share.expose(), secret)
-
-    def digest_of_view(self, share: memoryview, secret: SharedSecret) -> bytes:
-        """Return the digest of one share, from a view of its bytes."""
+    def digest_of(self, share: memoryview, secret: SharedSecret) -> bytes:
         digest = hashlib.sha256(_SHARE_DIGESTS[secret] + self._framed)
         digest.update(share)
         return digest.digest()
@@ -82,7 +77,7 @@ class SharePlace:
 
     def fits(self, share: Secret, secret: SharedSecret, other_digest: bytes, commitment: bytes) -> bool:
         """Whether one share and the digest of the other match the dealer's commitment."""
-        own = self.digest_of(share, secret)
+        own = self.digest_of(share.expose(), secret)
         digests = (own, other_digest) if secret is SharedSecret.MASK_ROOT else (other_digest, own)
         return compare_digest(self.commit_to(*digests), commitment)
 
@@ -124,18 +119,15 @@ class PublishedKeys:
     mask: PublicKey
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class MaskKeys(Confined):
     """The key pair that a client masks with, and the root that it follows from: its own, or a recovered one."""
 
-    __slots__ = ("client", "pair", "root")
-
-    def __init__(self, client: ClientId, pair: KeyPair, root: Secret) -> None:
-        self.client = client
-        self.pair = pair
-        self.root = root
+    client: ClientId
+    pair: KeyPair
+    root: Secret
 
     def wipe(self) -> None:
-        """Give up the pair and overwrite the root."""
         self.pair.wipe()
         self.root.wipe()
 
@@ -143,23 +135,19 @@ class MaskKeys(Confined):
         return f"<MaskKeys of {self.client}>"
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class OwnKeys(Confined):
     """The two key pairs of one client in one attempt."""
 
-    __slots__ = ("channel", "client", "mask")
-
-    def __init__(self, client: ClientId, channel: KeyPair, mask: MaskKeys) -> None:
-        self.client = client
-        self.channel = channel
-        self.mask = mask
+    client: ClientId
+    channel: KeyPair
+    mask: MaskKeys
 
     @property
     def published(self) -> PublishedKeys:
-        """The public keys."""
         return PublishedKeys(self.client, self.channel.public_key, self.mask.pair.public_key)
 
     def wipe(self) -> None:
-        """Give up both."""
         self.channel.wipe()
         self.mask.wipe()
 
@@ -168,10 +156,7 @@ class OwnKeys(Confined):
 
 
 class ClassicSuite:
-    """X25519: a pairwise seed follows from two public keys, and nothing more is sent.
-
-    What the rounds need of a suite; the hybrid one does each of it in its own way.
-    """
+    """X25519: a pairwise seed follows from two public keys. The hybrid suite does each of this in its own way."""
 
     public_key_bytes: int = X25519_BYTES
     sealed_bytes: int = SHARES_BYTES + TAG_BYTES
@@ -180,11 +165,9 @@ class ClassicSuite:
     """The length of what the sending end of an edge adds in round 1; 0 where both ends derive the seed."""
 
     def key_pair(self, root: Secret, role: KeyRole, attempt: AttemptContext) -> KeyPair:
-        """Derive a key pair from a root."""
         return X25519KeyPair(root, role, attempt)
 
     def public_key(self, encoded: bytes, culprits: Iterable[Party]) -> PublicKey:
-        """Check an encoded public key."""
         return X25519PublicKey(encoded, culprits)
 
     def seal_shares(self, own: OwnKeys, peer: PublishedKeys, context: SessionContext, shares: Secret) -> bytes:
@@ -193,7 +176,6 @@ class ClassicSuite:
         return key.seal(_header(context, own.client, peer.client), shares)
 
     def open_shares(self, own: OwnKeys, peer: PublishedKeys, context: SessionContext, sealed: bytes) -> Secret:
-        """Decrypt the two shares that a neighbour sealed."""
         with own.channel.channel_key_from(own.client, (peer.client, peer.channel), context) as key:
             header = _header(context, peer.client, own.client)
             return open_sealed(key, header, sealed, kind="shares", length=SHARES_BYTES)
@@ -234,19 +216,15 @@ class HybridSuite(ClassicSuite):
         self.edge_bytes = COMMITMENT_BYTES + KEY_BYTES + backend.SEALING_OVERHEAD_BYTES
 
     def key_pair(self, root: Secret, role: KeyRole, attempt: AttemptContext) -> HybridKeyPair:
-        """Derive a key pair from a root."""
         return self._backend.HybridKeyPair(root, role, attempt)
 
     def public_key(self, encoded: bytes, culprits: Iterable[Party]) -> HybridPublicKey:
-        """Check an encoded public key."""
         return self._backend.HybridPublicKey(encoded, culprits)
 
     def seal_shares(self, own: OwnKeys, peer: PublishedKeys, context: SessionContext, shares: Secret) -> bytes:
-        """Encrypt two shares to a neighbour."""
         return cast("HybridPublicKey", peer.channel).seal(shares, _sealing_info(context, own.client, peer.client))
 
     def open_shares(self, own: OwnKeys, peer: PublishedKeys, context: SessionContext, sealed: bytes) -> Secret:
-        """Decrypt the two shares that a neighbour sealed."""
         info = _sealing_info(context, peer.client, own.client)
         pair = cast("HybridKeyPair", own.channel)
         return pair.open("shares", sealed, SHARES_BYTES, info, culprits=unverified(peer.client))
@@ -281,7 +259,6 @@ class HybridSuite(ClassicSuite):
     def check_revealed_seed(
         self, seed: Secret, sender: ClientId, receiver: ClientId, context: SessionContext, edge: bytes
     ) -> bool:
-        """Whether a seed is the one that the sending end committed to."""
         return compare_digest(commit_to_edge_seed(seed, sender, receiver, context), edge[:COMMITMENT_BYTES])
 
     def _require_committed(

@@ -30,6 +30,7 @@ from secagg.errors import AuthenticationFailed, Misuse, PeerError, PeerMisbehave
 from secagg.identifiers import CONTEXT_TAG_BYTES, ClientId, Party, ServerId, SessionContext
 from secagg.parameters import SecurityMode, Suite
 from secagg.protocols.pairwise_mask import ServerState, Topology
+from secagg.protocols.pairwise_mask.configuration import Seat
 from secagg.protocols.pairwise_mask.relay import RelayedShares
 from secagg.protocols.pairwise_mask.round0_advertise_keys import AdvertisedKeys, accept_advertised_keys, advertise_keys
 from secagg.protocols.pairwise_mask.round1_share_keys import (
@@ -39,7 +40,7 @@ from secagg.protocols.pairwise_mask.round1_share_keys import (
     share_keys,
 )
 from secagg.protocols.pairwise_mask.round2_masked_input import complain
-from secagg.protocols.pairwise_mask.rounds3_4_unmasking import AnsweredFor, UnmaskingShares
+from secagg.protocols.pairwise_mask.rounds3_4_unmasking import AnsweredFor, Asked, UnmaskingShares
 from secagg.protocols.pairwise_mask.suites import ClassicSuite, HybridSuite, OwnKeys, PublishedKeys
 from secagg.wire import MessageKind
 from tests.harness.pairwise_sessions import Delivery, InsecurePairwiseSession, SessionSetup, is_spent
@@ -65,7 +66,7 @@ def at_delivery(
 def delivered_to(session: InsecurePairwiseSession, receiver: int) -> DeliveredShares:
     """Return what one client is about to get."""
     message = next(out.message for out in session.pending if out.receiver == session.client_ids[receiver])
-    return DeliveredShares.decode(message, session.server.roster, receiver)
+    return DeliveredShares.decode(message, Seat(session.server.roster, receiver))
 
 
 def with_entry(message: DeliveredShares, place: int, entry: DeliveredEntry) -> bytes:
@@ -85,7 +86,7 @@ def held_by(session: InsecurePairwiseSession, holder: int) -> list[int]:
     everybody = roster.set_of(range(roster.population))
     answered = AnsweredFor.by(roster, everybody, everybody, holder)
     sent = session.sent_by(session.client_ids[holder], MessageKind.UNMASKING_SHARES)
-    message = UnmaskingShares.decode(sent, roster, answered)
+    message = UnmaskingShares.decode(sent, Asked(roster, answered))
     return [neighbour for place, neighbour in enumerate(answered.neighbours) if place in message.held]
 
 
@@ -411,7 +412,7 @@ def with_entries_exchanged(session: InsecurePairwiseSession, other: RelayedShare
         if delivery.kind is not MessageKind.DELIVERED_SHARES or delivery.receiver not in victims:
             return (delivery,)
         holder = victims[delivery.receiver]
-        message = DeliveredShares.decode(delivery.message, session.server.roster, holder)
+        message = DeliveredShares.decode(delivery.message, Seat(session.server.roster, holder))
         assert message.entries[0].entry != other.deliver_to(holder).entry
         return (replace(delivery, message=with_entry(message, 0, other.deliver_to(holder))),)
 

@@ -26,11 +26,13 @@ from secagg.crypto.secret import Secret
 from secagg.errors import SecAggError
 from secagg.identifiers import ClientId, Party, ServerId
 from secagg.parameters import SecurityMode, Suite
-from secagg.protocols.pairwise_mask.client import Client, ClientState, PairwiseMember, Recording, charged_elsewhere
+from secagg.protocols.pairwise_mask.client import Client, ClientState, PairwiseMember, charged_elsewhere
+from secagg.protocols.pairwise_mask.client_record import Recorder
 from secagg.protocols.pairwise_mask.configuration import (
     LEAST_CHECK_WORDS,
     NO_AUTHORITY,
     NO_DIGEST,
+    Seat,
     SessionConfiguration,
 )
 from secagg.protocols.pairwise_mask.floors import ClientFloors
@@ -38,7 +40,7 @@ from secagg.protocols.pairwise_mask.graph import Topology
 from secagg.protocols.pairwise_mask.plan import SessionPlan, plan_session
 from secagg.protocols.pairwise_mask.relay import RelayedShares, Settled, deliver_shares
 from secagg.protocols.pairwise_mask.round1_share_keys import EncryptedShares
-from secagg.protocols.pairwise_mask.rounds3_4_unmasking import AnsweredFor, UnmaskingShares, signed_unmasking
+from secagg.protocols.pairwise_mask.rounds3_4_unmasking import AnsweredFor, Asked, UnmaskingShares, signed_unmasking
 from secagg.protocols.pairwise_mask.session import Server, ServerState
 from secagg.session.certificates import Authority, Certificate, SigningKey, issue_certificate
 from secagg.session.roles import LateUpdate, Subject, Update
@@ -394,7 +396,7 @@ class InsecurePairwiseSession:
         coins: Coins | None = None,
         signing_key: SigningKey | None = None,
         certificate: Certificate | None = None,
-        recording: Callable[[Coins], Recording] | None = None,
+        recording: Callable[[Coins], Recorder] | None = None,
     ) -> PairwiseMember:
         """Return what a client brings along, with its identity key, for an adversary that corrupts it."""
         key, active = signing_key or self.signing_keys[client], self.setup.mode is SecurityMode.ACTIVE
@@ -425,7 +427,7 @@ class InsecurePairwiseSession:
         """Return a delivery of shares that fits together, for sharers or with messages of the server's choice."""
         roster, kind = self.server.roster, MessageKind.ENCRYPTED_SHARES
         relayed = {
-            position: RelayedShares(roster, position, EncryptedShares.decode(message, roster, position), None)
+            position: RelayedShares(roster, position, EncryptedShares.decode(message, Seat(roster, position)), None)
             for position, client in enumerate(roster.clients)
             for message in [sent.get(position) or self.sent_by(client, kind)]
         }
@@ -436,7 +438,7 @@ class InsecurePairwiseSession:
         """Sign an answer that was altered, as its sender does that lies; in semi_honest mode nobody signs."""
         settled = self.settled()
         answered = AnsweredFor.by(settled.roster, settled.sharers, settled.contributors, settled.position_of(client))
-        decoded = UnmaskingShares.decode(answer, settled.roster, answered)
+        decoded = UnmaskingShares.decode(answer, Asked(settled.roster, answered))
         if not settled.is_active:
             return answer
         parts = signed_unmasking(

@@ -6,9 +6,8 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
+from secagg.contract import Layout, RingSegment
 from secagg.crypto.ring import MAXIMUM_MODULUS_BITS
 from secagg.errors import InvalidParameters, Reason
 from secagg.parameters import SecurityMode, Suite
@@ -28,29 +27,27 @@ FLOORS: dict[str, Any] = {
     "privacy_bits": 40,
 }
 COSTS: dict[str, Any] = {"topologies": frozenset({Topology.SPARSE}), "maximum_degree": 80}
-AT_THE_FLOOR: dict[str, Any] = {
-    "suite": Suite.CLASSIC,
-    "mode": SecurityMode.ACTIVE,
-    "cohort": 100,
-    "threshold": 67,
-    "modulus_bits": 20,
-    "length": 1000,
-    "population": 500,
-    "topology": Topology.SPARSE,
-    "degree": 80,
-}
+AT_THE_FLOOR = replace(
+    SessionSetup(layout=Layout((RingSegment(20, 1000),))).plan(b"a" * 32).configuration,
+    topology=Topology.SPARSE,
+    degree=80,
+    threshold=67,
+    minimum_cohort=100,
+    maximum_population=500,
+    quorum=300,
+)
 
 # Each row: what is offered, one step below the floor, and the value and the floor that the message must name.
-BELOW = [
-    ("suite", Suite.HYBRID, ("mlkem768x25519-aes256", "x25519-aes128")),
-    ("mode", SecurityMode.SEMI_HONEST, ("semi_honest", "active")),
-    ("cohort", 99, ("99", "100")),
-    ("threshold", 66, ("66", "67")),
-    ("modulus_bits", 19, ("19", "20")),
-    ("length", 1001, ("1001", "1000")),
-    ("population", 501, ("501", "500")),
-    ("topology", Topology.FULL, ("full", "sparse")),
-    ("degree", 81, ("81", "80")),
+BELOW: list[tuple[dict[str, Any], tuple[str, str]]] = [
+    ({"suite": Suite.HYBRID}, ("mlkem768x25519-aes256", "x25519-aes128")),
+    ({"mode": SecurityMode.SEMI_HONEST, "quorum": 0, "authority": bytes(32)}, ("semi_honest", "active")),
+    ({"minimum_cohort": 99}, ("99", "100")),
+    ({"threshold": 66}, ("66", "67")),
+    ({"layout": Layout((RingSegment(30, 1), RingSegment(19, 999)))}, ("19", "20")),
+    ({"layout": Layout((RingSegment(20, 500), RingSegment(20, 501)))}, ("1001", "1000")),
+    ({"maximum_population": 501}, ("501", "500")),
+    ({"topology": Topology.FULL, "degree": 0}, ("full", "sparse")),
+    ({"degree": 82}, ("82", "80")),
 ]
 
 # Each row: a floor, a value that makes no floor, and one step inside, which does.
@@ -76,57 +73,21 @@ def floors(**changes: Any) -> ClientFloors:
     return ClientFloors(**(FLOORS | COSTS | changes))
 
 
-def admit(accepting: ClientFloors, **changes: Any) -> None:
-    accepting.admit(**(AT_THE_FLOOR | changes))
-
-
 def test_an_offer_exactly_at_every_floor_is_admitted() -> None:
-    admit(floors())
-
-
-@pytest.mark.parametrize(("offered", "value", "named"), BELOW, ids=[row[0] for row in BELOW])
-def test_an_offer_one_step_below_a_floor_is_refused_by_name(
-    offered: str, value: object, named: tuple[str, str]
-) -> None:
-    with pytest.raises(InvalidParameters) as caught:
-        admit(floors(), **{offered: value})
-    assert caught.value.reason is Reason.BELOW_FLOOR
-    assert all(name in str(caught.value) for name in named)
-
-
-def test_every_offered_value_has_a_row() -> None:
-    assert {row[0] for row in BELOW} == set(AT_THE_FLOOR)
-
-
-@given(
-    cohort=st.integers(100, 500),
-    threshold=st.integers(67, 500),
-    modulus_bits=st.integers(20, MAXIMUM_MODULUS_BITS),
-    length=st.integers(1, 1000),
-)
-def test_a_stronger_offer_is_admitted(cohort: int, threshold: int, modulus_bits: int, length: int) -> None:
-    admit(floors(), cohort=cohort, threshold=threshold, modulus_bits=modulus_bits, length=length)
+    AT_THE_FLOOR.require_floors(floors())
 
 
 def test_the_strongest_offer_that_can_be_is_admitted() -> None:
-    admit(floors(), cohort=500, threshold=500, modulus_bits=MAXIMUM_MODULUS_BITS, length=1)
+    strongest = Layout((RingSegment(MAXIMUM_MODULUS_BITS, 1),))
+    replace(AT_THE_FLOOR, minimum_cohort=500, threshold=80, layout=strongest).require_floors(floors())
 
 
-@pytest.mark.parametrize("value", [float("nan"), 1e9, "1000", None, True])
-@pytest.mark.parametrize("offered", ["cohort", "threshold", "modulus_bits", "length", "population"])
-def test_an_offer_that_is_no_integer_is_refused(offered: str, value: object) -> None:
-    # A NaN, which Python's own parser of JSON accepts, is below no floor.
-    with pytest.raises(InvalidParameters, match="integers"):
-        admit(floors(), **{offered: value})
-
-
-@pytest.mark.parametrize(
-    ("offered", "value"),
-    [("threshold", 501), ("cohort", 501), ("modulus_bits", MAXIMUM_MODULUS_BITS + 1), ("length", 0), ("length", -3)],
-)
-def test_an_offer_that_cannot_be_is_refused(offered: str, value: int) -> None:
-    with pytest.raises(InvalidParameters, match=str(value)):
-        admit(floors(), **{offered: value})
+@pytest.mark.parametrize(("offered", "named"), BELOW, ids=[" ".join(row[0]) for row in BELOW])
+def test_an_offer_one_step_below_a_floor_is_refused_by_name(offered: dict[str, Any], named: tuple[str, str]) -> None:
+    with pytest.raises(InvalidParameters) as caught:
+        replace(AT_THE_FLOOR, **offered).require_floors(floors())
+    assert caught.value.reason is Reason.BELOW_FLOOR
+    assert all(name in str(caught.value) for name in named)
 
 
 @pytest.mark.parametrize(

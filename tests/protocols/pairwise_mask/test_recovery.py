@@ -30,6 +30,7 @@ from secagg.protocols.pairwise_mask.graph import Topology
 from secagg.protocols.pairwise_mask.round2_masked_input import Complaint
 from secagg.protocols.pairwise_mask.rounds3_4_unmasking import (
     AnsweredFor,
+    Asked,
     UnmaskingShares,
 )
 from secagg.protocols.pairwise_mask.session import ServerState
@@ -64,7 +65,7 @@ def edited_session(setup: SessionSetup, edits: Mapping[ClientId, Edit]) -> Insec
         settled = session.settled()
         position = settled.position_of(sender)
         answered = AnsweredFor.by(settled.roster, settled.sharers, settled.contributors, position)
-        answer = edits[sender](UnmaskingShares.decode(delivery.message, settled.roster, answered), answered)
+        answer = edits[sender](UnmaskingShares.decode(delivery.message, Asked(settled.roster, answered)), answered)
         return (replace(delivery, message=session.signed_again(sender, answer.encode())),)
 
     session.adversary = rewrite

@@ -35,6 +35,7 @@ from secagg.protocols.pairwise_mask.client import (
 )
 from secagg.protocols.pairwise_mask.configuration import (
     Roster,
+    Seat,
     SessionConfiguration,
     encode_clients,
     set_bytes,
@@ -50,6 +51,7 @@ from secagg.protocols.pairwise_mask.round1_share_keys import DeliveredShares, En
 from secagg.protocols.pairwise_mask.round2_masked_input import MaskedInput
 from secagg.protocols.pairwise_mask.rounds3_4_unmasking import (
     AnsweredFor,
+    Asked,
     SurvivorSet,
     SurvivorSignature,
     UnmaskingRequest,
@@ -106,20 +108,20 @@ def recorded(form: Form) -> tuple[InsecurePairwiseSession, dict[MessageKind, Rec
     client = roster.clients[position]
     own = {item.kind: item.message for item in session.log if client in {item.sender, item.receiver}}
     configuration = session.server.configuration
-    delivered = DeliveredShares.decode(own[MessageKind.DELIVERED_SHARES], roster, position)
+    delivered = DeliveredShares.decode(own[MessageKind.DELIVERED_SHARES], Seat(roster, position))
     request = UnmaskingRequest.decode(own[MessageKind.UNMASKING_REQUEST], roster)
     answered = AnsweredFor.by(roster, delivered.sharers, request.contributors, position)
     decoders: dict[MessageKind, Callable[[bytes], bytes]] = {
         MessageKind.SESSION_OFFER: lambda m: SessionConfiguration.decode(m).encode(),
         MessageKind.KEY_ADVERTISEMENT: lambda m: KeyAdvertisement.decode(m, configuration).encode(),
         MessageKind.ADVERTISED_KEYS: lambda m: AdvertisedKeys.decode(m, configuration).encode(),
-        MessageKind.ENCRYPTED_SHARES: lambda m: EncryptedShares.decode(m, roster, position).encode(),
-        MessageKind.DELIVERED_SHARES: lambda m: DeliveredShares.decode(m, roster, position).encode(),
+        MessageKind.ENCRYPTED_SHARES: lambda m: EncryptedShares.decode(m, Seat(roster, position)).encode(),
+        MessageKind.DELIVERED_SHARES: lambda m: DeliveredShares.decode(m, Seat(roster, position)).encode(),
         MessageKind.MASKED_INPUT: lambda m: MaskedInput.decode(m, roster).encode(),
         MessageKind.SURVIVOR_SET: lambda m: SurvivorSet.decode(m, roster).encode(),
         MessageKind.SURVIVOR_SIGNATURE: lambda m: SurvivorSignature.decode(m).encode(),
         MessageKind.UNMASKING_REQUEST: lambda m: UnmaskingRequest.decode(m, roster).encode(),
-        MessageKind.UNMASKING_SHARES: lambda m: UnmaskingShares.decode(m, roster, answered).encode(),
+        MessageKind.UNMASKING_SHARES: lambda m: UnmaskingShares.decode(m, Asked(roster, answered)).encode(),
     }
     return session, {kind: Recorded(own[kind], decoders[kind]) for kind in own}
 
@@ -246,7 +248,9 @@ def _path_nodes(form: Form) -> int:
     session, messages = recorded(form)
     position = session.server.roster.position_of(_owner(form))
     assert position is not None
-    delivered = DeliveredShares.decode(messages[MessageKind.DELIVERED_SHARES].message, session.server.roster, position)
+    delivered = DeliveredShares.decode(
+        messages[MessageKind.DELIVERED_SHARES].message, Seat(session.server.roster, position)
+    )
     return len(delivered.entries[-1].path)
 
 
@@ -285,10 +289,10 @@ def test_nobody_sends_an_edge_seed_in_the_classic_suite(form: Form) -> None:
     roster = session.server.roster
     position = roster.position_of(_owner(form))
     assert position is not None
-    delivered = DeliveredShares.decode(messages[MessageKind.DELIVERED_SHARES].message, roster, position)
+    delivered = DeliveredShares.decode(messages[MessageKind.DELIVERED_SHARES].message, Seat(roster, position))
     request = UnmaskingRequest.decode(messages[MessageKind.UNMASKING_REQUEST].message, roster)
     answered = AnsweredFor.by(roster, delivered.sharers, request.contributors, position)
-    answer = UnmaskingShares.decode(messages[MessageKind.UNMASKING_SHARES].message, roster, answered)
+    answer = UnmaskingShares.decode(messages[MessageKind.UNMASKING_SHARES].message, Asked(roster, answered))
     assert len(answer.edge_seeds) == (32 if form[1] is Suite.HYBRID else 0)
     assert list(answered.neighbours) == list(roster.graph.neighbours(position))
     assert len(answer.held) == roster.graph.degree
@@ -332,7 +336,7 @@ def told(form: Form, kind: MessageKind, edit: Edit) -> tuple[Client, SecAggError
     original = messages[kind].message
     decoders: dict[MessageKind, Callable[[], Any]] = {
         MessageKind.ADVERTISED_KEYS: lambda: AdvertisedKeys.decode(original, configuration),
-        MessageKind.DELIVERED_SHARES: lambda: DeliveredShares.decode(original, roster, position),
+        MessageKind.DELIVERED_SHARES: lambda: DeliveredShares.decode(original, Seat(roster, position)),
         MessageKind.SURVIVOR_SET: lambda: SurvivorSet.decode(original, roster),
         MessageKind.UNMASKING_REQUEST: lambda: UnmaskingRequest.decode(original, roster),
     }

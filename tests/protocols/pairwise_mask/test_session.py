@@ -26,10 +26,10 @@ from secagg.errors import (
 from secagg.identifiers import ClientId
 from secagg.parameters import SecurityMode, Suite
 from secagg.protocols.pairwise_mask.client import Client, ClientState, PairwiseMember, charged_elsewhere
-from secagg.protocols.pairwise_mask.configuration import Roster
+from secagg.protocols.pairwise_mask.configuration import Roster, Seat
 from secagg.protocols.pairwise_mask.graph import Topology
 from secagg.protocols.pairwise_mask.round1_share_keys import DeliveredShares
-from secagg.protocols.pairwise_mask.rounds3_4_unmasking import AnsweredFor, UnmaskingRequest, UnmaskingShares
+from secagg.protocols.pairwise_mask.rounds3_4_unmasking import AnsweredFor, Asked, UnmaskingRequest, UnmaskingShares
 from secagg.protocols.pairwise_mask.run import run
 from secagg.protocols.pairwise_mask.session import ServerState
 from secagg.wire import MessageKind, message_kind
@@ -418,11 +418,11 @@ class SetBackMachine(RuleBasedStateMachine):
             position = roster.position_of(holder)
             assert position is not None
             delivered = self.received[holder, MessageKind.DELIVERED_SHARES]
-            sharers = DeliveredShares.decode(delivered, roster, position).sharers
+            sharers = DeliveredShares.decode(delivered, Seat(roster, position)).sharers
             contributors = UnmaskingRequest.decode(request, roster).contributors
             answered = AnsweredFor.by(roster, sharers, contributors, position)
             answer = self.answers[holder, MessageKind.UNMASKING_SHARES]
-            for place in UnmaskingShares.decode(answer, roster, answered).held:
+            for place in UnmaskingShares.decode(answer, Asked(roster, answered)).held:
                 dealer = answered.neighbours[place]
                 shown.setdefault((roster.clients[dealer], dealer in contributors), set()).add(holder)
         threshold = self.session.server.configuration.threshold
