@@ -55,6 +55,8 @@ def noting() -> Generator[Bound]:
     """Note all that is bound to a label meanwhile."""
     bound: Bound = defaultdict(set)
     original = labels.bind
+    # Imported late, it would keep the function that notes, and the next session would find it patched already.
+    import_module("secagg.crypto.hybrid_key_agreement")
 
     def noted(label: Label, *parts: bytes) -> bytes:
         bound[label].add(parts)

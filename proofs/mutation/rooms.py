@@ -101,7 +101,6 @@ _TWO_SERVERS_ATTACKS: Final = _in(
 _ENCLAVE_ATTACKS: Final = _in(
     "tests/adversaries",
     "test_enclave_codewords.py",
-    "test_enclave_layers.py",
     "test_enclave_memory.py",
     "test_enclave_offers.py",
     "test_enclave_models.py",

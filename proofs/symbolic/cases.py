@@ -88,7 +88,7 @@ CHECKS = {
     ("one_message", "one list"): "secagg.protocols.one_message.holder:Holder.respond",
     ("enclave", "measurement"): "secagg.protocols.enclave.session:HardwareJudge.judge",
     ("enclave", "own configuration"): "secagg.protocols.enclave.verified_enclave:VerifiedEnclave.__init__",
-    ("enclave", "bound key"): "secagg.protocols.enclave.trusted.messages:EnclaveOffer.binding_for",
+    ("enclave", "bound key"): "secagg.protocols.enclave.attestation.policy:Policy.check",
     ("enclave", "evidence"): "secagg.protocols.enclave.session:HardwareJudge.judge",
     ("enclave", "certificate"): "secagg.protocols.enclave.trusted.enclave:Enclave.receive",
     ("enclave", "proven header"): "secagg.protocols.enclave.trusted.upload_keys:proof_of",

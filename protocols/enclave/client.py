@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TYPE_CHECKING, Annotated, ClassVar, Final
 
-from secagg.contract.layout import IndexSegment, Layout, Payload
+from secagg.contract.layout import IndexSegment, Payload
 from secagg.crypto.labels import Label, bind
 from secagg.crypto.mask_expansion import accumulate, segment_count
-from secagg.crypto.ring import RingVector, low_bits, reduce_into
+from secagg.crypto.ring import low_bits, reduce_into
 from secagg.crypto.secret import Secret, draw_exactly, overwrite
 from secagg.errors import InvalidParameters, Misuse, Reason
 from secagg.fields import FLAG, Message, fixed, unsigned, variable
@@ -74,15 +74,10 @@ class Upload:
     """A client's message for one update: a sealed part for the enclave, and masked vectors for the host."""
 
     sealed: SealedUpload = field(repr=False)
-    masked: tuple[RingVector, ...] = field(repr=False)
     packed: Sequence[bytes | memoryview] = field(repr=False)
     """The masked vectors as they are sent."""
     nonce: bytes = field(repr=False)
     """Nonce of the commitment to the masked vectors; it goes with them to the host."""
-
-    def masked_payload(self, layout: Layout) -> Payload:
-        """Return the masked vectors as a payload of rings, for a protocol that masks and sums them once more."""
-        return Payload(layout, self.masked)
 
     def encode(self) -> bytes:
         """Return both as the one message that the client sends to the host."""
@@ -218,10 +213,7 @@ class Client(OneStageClientSession):
         if configuration.ring_segments:
             nonce = bytes(draw_exactly(VECTOR_NONCE_BYTES, member.coins))
         with Secret.random("upload_seed", SEED_BYTES, member.coins) as seed:
-            masked = self._masked(payload, enclave, weight, seed, model.version)
-            packed = [
-                segment.pack_sent(vector) for segment, vector in zip(configuration.ring_segments, masked, strict=True)
-            ]
+            packed = self._masked(payload, enclave, weight, seed, model.version)
             header = UploadHeader(
                 epoch=enclave.offer.epoch,
                 certificate=member.certificate,
@@ -237,13 +229,13 @@ class Client(OneStageClientSession):
                 sealed_seed = enclave.seal(secret, sealing_info(digest), now)
             beside = seal_indices(seed, digest, indices) if len(indices) and not is_one else b""
         sealed = SealedUpload(header=header, sealed_seed=sealed_seed, sealed_indices=beside)
-        return Upload(sealed, masked, packed, nonce)
+        return Upload(sealed, packed, nonce)
 
     def _masked(
         self, payload: Payload, enclave: VerifiedEnclave, weight: int, seed: Secret, version: int
-    ) -> tuple[RingVector, ...]:
-        """Return the ring segments, each value as often as the weight says, under one mask."""
-        configuration, masked, first_segment = enclave.configuration, list[RingVector](), 0
+    ) -> list[bytes | memoryview]:
+        """Return the packed ring segments, each value as often as the weight says, under one mask."""
+        configuration, packed, first_segment = enclave.configuration, list[bytes | memoryview](), 0
         threads = self._member.threads
         place = enclave.offer.epoch, self.client, version
         bounds = iter(configuration.noise.l2_bounds if configuration.noise is not None else ())
@@ -259,8 +251,8 @@ class Client(OneStageClientSession):
                     reduce_into(vector, segment.ring.modulus_bits)
                 accumulate(vector, segment.ring, add=[key], subtract=[], first_segment=first_segment, threads=threads)
                 first_segment += segment_count(segment.ring, segment.length)
-                masked.append(segment.rounded(vector) if segment.fine_bits else vector)
-        return tuple(masked)
+                packed.append(segment.pack_sent(vector))
+        return packed
 
     def __repr__(self) -> str:
         return f"<Client {self.client}{', done' if self._is_done else ''}, {self.ledger!r}>"
@@ -269,8 +261,7 @@ class Client(OneStageClientSession):
 def vector_digest(nonce: bytes, packed: Iterable[bytes | memoryview]) -> bytes:
     """Return the digest of the packed masked vectors under a nonce; their lengths are the configuration's.
 
-    The nonce travels with the vectors. Where another protocol masks and sums them it stays with the client, so that
-    nobody can try out updates against the digest.
+    The nonce travels with the vectors and not with the sealed part, so that an enclave cannot try out updates.
     """
     hashed = hashlib.sha256(bind(Label.ENCLAVE_VECTOR_DIGEST, nonce))
     for run in packed:

@@ -7,14 +7,14 @@ from pathlib import Path
 from typing import Final, Self, TypeVar
 
 from secagg.contract.layout import IndexSegment
-from secagg.errors import MalformedMessage, Misuse, PeerError, Reason, blaming
+from secagg.errors import MalformedMessage, PeerError, Reason, blaming
 from secagg.identifiers import ServerId
 from secagg.session.sockets import HelperLost, SocketAsk
 from secagg.wire import MessageKind, Reader, Writer
 
 from .attestation import Evidence, EvidenceFormat
 from .trusted.configuration import EnclaveConfiguration, encode_start
-from .trusted.messages import DIGEST_BYTES, NONCE_BYTES, EnclaveOffer, ModelStamp
+from .trusted.messages import DIGEST_BYTES, EnclaveOffer, ModelStamp
 from .trusted.process import (
     MAXIMUM_DOCUMENT_BYTES,
     MAXIMUM_OFFER_BYTES,
@@ -66,7 +66,6 @@ class RemoteEnclave:
         self._path = socket_path
         self._weights = frozenset[int]()
         self._request_bytes = request_limit(None)
-        self._offer: EnclaveOffer | None = None
         self._connection = SocketAsk(socket_path, limit=_SHORT_ANSWER_BYTES, timeout=timeout)
         self._connection.connect()
 
@@ -88,26 +87,7 @@ class RemoteEnclave:
         self._weights = frozenset(configuration.staleness_weights)
         self._connection.limit = _largest_release(configuration)
         self._request_bytes = request_limit(configuration)
-        self._offer = started[0]
         return started
-
-    def attest_again(self, nonce: bytes) -> Evidence | SimulatedEvidence:
-        """Return new evidence for the keys of the epoch that runs, made for a nonce; a verifier draws it.
-
-        Raises:
-            Misuse: no epoch runs, or the nonce is none.
-            EnclaveLost: the process ended, or answered with other keys.
-        """
-
-        def read(answer: bytes) -> Evidence | SimulatedEvidence:
-            offer, evidence = decode_attested_offer(answer)
-            if offer != self._offer:
-                raise MalformedMessage("the evidence is for another epoch's keys", reason=Reason.WRONG_SESSION)
-            return evidence
-
-        if type(nonce) is not bytes or len(nonce) != NONCE_BYTES:
-            raise Misuse(f"a nonce has {NONCE_BYTES} bytes; draw it at random, once for each request")
-        return self._ask(Writer(MessageKind.ATTEST_AGAIN).fixed(nonce, NONCE_BYTES).finish(), read)
 
     def open_buffer(self, version: int, model_digest: bytes) -> None:
         """Begin to collect updates for a model.

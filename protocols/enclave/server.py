@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -37,7 +37,7 @@ from secagg.session.roles import Released, Stage, Subject
 from secagg.session.stages import Checked, StagedServerSession
 from secagg.wire import MessageKind, Reader, message_kind
 
-from .client import VECTOR_NONCE_BYTES, Invitation, Upload, stamp_of, vector_digest
+from .client import VECTOR_NONCE_BYTES, Invitation, stamp_of, vector_digest
 from .trusted.configuration import EnclaveConfiguration
 from .trusted.messages import (
     BufferRelease,
@@ -264,31 +264,15 @@ class Server(StagedServerSession[ReadUpload]):
         upload = SealedUpload(header=header, sealed_seed=sealed_seed, sealed_indices=indices)
         return upload.encode(), client, packed
 
-    def relay(self, upload: Upload) -> None:
-        """Relay the sealed part of an upload whose masked vectors another protocol sums.
-
-        Raises:
-            PeerError: the enclave does not take it.
-            Misuse: the session has ended, or uploads of some age count more than once, which the other protocol's sum
-                would not know.
-        """
-        if set(self.configuration.staleness_weights) != {1}:
-            raise Misuse("another protocol sums every vector once; configure staleness_weights of 1 for two layers")
-        with self._lock:
-            self._open_sums()
-            self._roundings += self._enclave.receive(upload.sealed.encode())
-
-    def unmasked(self, sums: Sequence[RingVector] | None = None) -> tuple[Aggregate, Receipt]:
+    def unmasked(self) -> tuple[Aggregate, Receipt]:
         """Have the enclave release the buffer, and return its sum with the enclave's receipt.
 
-        Args:
-            sums: of the masked vectors, where another protocol has summed them.
         Raises:
             ThresholdNotMet: the buffer holds fewer uploads than the minimum cohort.
             PeerMisbehaved: one weight dominates the buffer, which is given up.
         """
         with self._lock:
-            configuration, masked = self.configuration, iter(self._open_sums() if sums is None else sums)
+            configuration, masked = self.configuration, iter(self._open_sums())
             release = BufferRelease.decode(self._enclave.release())
             if hashlib.sha256(release.aggregate).digest() != release.receipt.released_digest:
                 raise MalformedMessage("the release is not the one of its receipt", reason=Reason.NOT_CANONICAL)

@@ -41,7 +41,7 @@ class VerifiedEnclave(Confined):
 
     __slots__ = ("_key", "configuration", "not_after", "offer", "program")
 
-    def __init__(  # noqa: PLR0913 -- all but two by name
+    def __init__(
         self,
         offer: EnclaveOffer,
         evidence: Any,  # noqa: ANN401 -- the judge knows which it takes
@@ -49,7 +49,6 @@ class VerifiedEnclave(Confined):
         configuration: EnclaveConfiguration,
         judge: Judge,
         now: datetime,
-        nonce: bytes | None = None,
     ) -> None:
         """Verify that the evidence vouches for the offer, and that the offer is for this configuration.
 
@@ -57,8 +56,6 @@ class VerifiedEnclave(Confined):
             configuration: as the client fixed or checked it; its digest is computed here and never taken from an offer.
             judge: a ``HardwareJudge`` in production.
             now: the client's own time, with a time zone.
-            nonce: that the evidence was made for, where it was asked for again; drawn by the client itself, it also
-                proves that the evidence is new.
         Raises:
             PeerMisbehaved: the offer is for another configuration, has expired, or the evidence does not pass.
             MalformedMessage: a key of the offer is none.
@@ -74,7 +71,7 @@ class VerifiedEnclave(Confined):
             )
         if len(offer.epoch) != EPOCH_BYTES or len(offer.receipt_key) != IDENTITY_KEY_BYTES:
             raise Misuse("an offer is a value that EnclaveOffer.decode returned")
-        judgement = judge.judge(evidence, offer.binding_for(nonce), now)
+        judgement = judge.judge(evidence, offer.binding, now)
         self.offer = offer
         self.configuration = configuration
         self.program = judgement.program

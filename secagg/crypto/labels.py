@@ -78,7 +78,6 @@ class Label(bytes, Enum):
     ENCLAVE_SEALING = b"secagg/1/enclave-sealing"
     ENCLAVE_MASK_KEY = b"secagg/1/enclave-mask-key"
     ENCLAVE_INDICES_KEY = b"secagg/1/enclave-indices-key"
-    ENCLAVE_FRESH_BINDING = b"secagg/1/enclave-fresh-binding"
     ENCLAVE_VECTOR_DIGEST = b"secagg/1/enclave-vector-digest"
     ENCLAVE_PROOF = b"secagg/1/enclave-proof"
     ENCLAVE_UPLOAD_LIST = b"secagg/1/enclave-upload-list"

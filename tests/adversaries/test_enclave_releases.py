@@ -12,6 +12,7 @@
 | has one client be of another age than all others, whose weight it divides by | enough of each weight of age |
 | gives clients different models under one number | the digest that it opened the buffer with stands |
 | lets the enclave fail in the middle of an upload | the buffer is given up |
+| adds up masked vectors of its own choice | the released masks fit those that were counted, each once |
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from collections import Counter
 from dataclasses import replace
 from fractions import Fraction
 from itertools import pairwise
+from math import sqrt
 from typing import Any
 
 import numpy as np
@@ -28,6 +30,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from secagg.contract import Aggregate, IndexSegment, Layout, RingSegment
+from secagg.crypto.ring import RingVector
 from secagg.errors import Misuse, PeerMisbehaved, Reason, SecAggError, ThresholdNotMet
 from secagg.identifiers import ClientId, ServerId
 from secagg.protocols.enclave.budget import PrivacyFloor
@@ -37,7 +40,14 @@ from secagg.protocols.enclave.trusted.configuration import ReleaseForm
 from secagg.protocols.enclave.trusted.histogram import HistogramAccumulator
 from secagg.protocols.enclave.trusted.messages import BufferRelease, ModelStamp
 from secagg.protocols.enclave.unattested import SimulatedEnclave
-from tests.harness.enclave_buffers import RING_LAYOUT, EnclaveSetup, InsecureEnclaveSession, model_digest, sealed_by
+from tests.harness.enclave_buffers import (
+    RING_LAYOUT,
+    EnclaveSetup,
+    InsecureEnclaveSession,
+    masked_of,
+    model_digest,
+    sealed_by,
+)
 
 HOST = ServerId()
 HISTOGRAMS = EnclaveSetup(form=ReleaseForm.HISTOGRAM)
@@ -268,7 +278,32 @@ def test_two_buffers_have_noise_of_their_own() -> None:
     assert any(noises[0])
 
 
-# --- Sums that differ in one client -----------------------------------------------------------------------------------
+# --- Sums of a part, and sums that differ in one client ---------------------------------------------------------------
+
+BYTES = Layout((RingSegment(8, 4096),))
+
+
+def looks_uniform(vector: RingVector) -> bool:
+    """Say whether bytes pass a chi-square test that uniform ones fail less than once in a million."""
+    counts, freedom = np.bincount(vector, minlength=256), 255
+    expected = vector.size / 256
+    statistic = float(((counts - expected) ** 2 / expected).sum())
+    return statistic < freedom + 2 * sqrt(freedom * 14) + 28
+
+
+@pytest.mark.parametrize("chosen", [(), (0,), (1,), (0, 1), (0, 2), (1, 2), (0, 0, 1), (0, 0, 1, 1, 2)])
+def test_what_an_enclave_releases_unmasks_the_whole_sum_and_no_part_of_it(chosen: tuple[int, ...]) -> None:
+    session, ring = opened(EnclaveSetup(layout=BYTES)), BYTES.segments[0].ring
+    masked = list[RingVector]()
+    for number in (1, 2, 3):
+        upload = session.seal(number)
+        session.host.receive(upload.encode())
+        masked += masked_of(upload, BYTES)
+    release = BufferRelease.decode(session.enclave.release())
+    masks: Any = Aggregate.decode(release.aggregate, session.configuration.released).values[0]
+    assert not looks_uniform(ring.subtract(ring.sum(masked, 4096), masks)), "the sum is what it is meant to be"
+    part = ring.sum([masked[place] for place in chosen], 4096)
+    assert looks_uniform(ring.subtract(part, masks))
 
 
 def test_two_buffers_do_not_overlap() -> None:

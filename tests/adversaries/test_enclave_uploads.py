@@ -66,6 +66,7 @@ from tests.harness.enclave_buffers import (
     Host,
     InsecureEnclaveSession,
     crafted,
+    masked_of,
     model_digest,
 )
 
@@ -215,7 +216,7 @@ def test_a_commitment_does_not_let_anybody_try_out_vectors(session: InsecureEncl
     committed = upload.sealed.header.vector_digest
     assert vector_digest(upload.nonce, upload.packed) == committed
     assert vector_digest(bytes(32), upload.packed) != committed
-    assert upload.nonce not in upload.sealed.encode(), "in two layers only the sealed part is sent"
+    assert upload.nonce not in upload.sealed.encode(), "the enclave does not get it"
 
 
 def test_a_sealed_seed_serves_nobody_but_its_client(session: InsecureEnclaveSession) -> None:
@@ -434,7 +435,7 @@ WIDE = Layout((RingSegment(64, 64), IndexSegment(256, 64)))
 
 
 def masks(upload: Upload, payload: Payload) -> set[int]:
-    return set(WIDE.segments[0].ring.subtract(upload.masked[0], payload.values[0]).tolist())
+    return set(WIDE.segments[0].ring.subtract(masked_of(upload, WIDE)[0], payload.values[0]).tolist())
 
 
 @pytest.mark.parametrize("suite", Suite)
@@ -465,7 +466,7 @@ def test_no_two_segments_and_no_two_clients_share_a_mask() -> None:
     for number in (1, 2):
         payload, upload = session.setup.payload_of(number), session.seal(number)
         for segment, masked, plain in zip(
-            session.configuration.ring_segments, upload.masked, payload.values, strict=True
+            session.configuration.ring_segments, masked_of(upload, layout), payload.values, strict=True
         ):
             mask = set(segment.ring.subtract(masked, plain).tolist())
             assert len(mask) == segment.length
@@ -543,7 +544,8 @@ def test_the_enclave_gets_a_short_upload_byte_for_byte_as_a_long_one(name: str, 
     short, long = (session.host.server.read(message) for message in (upload.shortened(), upload.encode()))
     assert short.sealed == long.sealed == upload.sealed.encode()
     for vectors in (short.vectors, long.vectors):
-        assert all(np.array_equal(vector, masked) for vector, masked in zip(vectors, upload.masked, strict=True))
+        pairs = zip(vectors, masked_of(upload, LAYOUTS[name]), strict=True)
+        assert all(np.array_equal(vector, masked) for vector, masked in pairs)
 
 
 @pytest.mark.parametrize("is_short", [True, False])

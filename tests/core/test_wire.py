@@ -268,7 +268,6 @@ def test_the_kinds_are_pinned() -> None:
         "SERVER_SNAPSHOT": 26,
         "CLIENT_SNAPSHOT": 27,
         "COMPLAINT": 28,
-        "ATTEST_AGAIN": 29,
         "ENCLAVE_CONFIGURATION": 32,
         "ENCLAVE_OFFER": 33,
         "ENCLAVE_UPLOAD": 34,

@@ -148,6 +148,12 @@ def sealed_by(  # noqa: PLR0913 -- all but two by name
     return client.sealed(payload, enclave=enclave, model=model, now=now, weight=weight)
 
 
+def masked_of(upload: Upload, layout: Layout) -> list[RingVector]:
+    """Return the masked vectors of an upload, as the host reads them."""
+    rings = [segment for segment in layout.segments if isinstance(segment, RingSegment)]
+    return [segment.unpack_sent(packed) for segment, packed in zip(rings, upload.packed, strict=True)]
+
+
 class Host:
     """One server after another in front of one enclave, below the session: it takes an upload from anybody."""
 
@@ -183,11 +189,8 @@ class Host:
         self.server.add(read)
         return read.digest
 
-    def relay(self, upload: Upload) -> None:
-        self.server.relay(upload)
-
-    def release(self, sums: Sequence[RingVector] | None = None) -> tuple[Aggregate, Receipt]:
-        return self.server.unmasked(sums)
+    def release(self) -> tuple[Aggregate, Receipt]:
+        return self.server.unmasked()
 
     def give_up_buffer(self) -> None:
         self.server.abort()

@@ -90,7 +90,6 @@ class Enclave(Confined):
             )
         self.configuration = configuration
         self._coins = coins
-        self._quote = quote
         self._threads = threads
         self._lock = RLock()
         self._rules = ReleaseRules(configuration)
@@ -123,17 +122,6 @@ class Enclave(Confined):
     def state(self) -> BufferState:
         """The calls that are allowed next."""
         return self._rules.state
-
-    def attest_again(self, nonce: bytes) -> Any:  # noqa: ANN401 -- what the driver makes
-        """Return new evidence for the same keys and a nonce: documents of some kinds end before an epoch does.
-
-        Raises:
-            Misuse: the epoch has ended, or the nonce is none.
-        """
-        with self._lock:
-            if self.state is BufferState.DESTROYED:
-                raise Misuse("the epoch has ended; start another one")
-            return self._quote(self.offer.binding_for(nonce))
 
     def open_buffer(self, version: int, model_digest: bytes) -> None:
         """Begin to collect updates for a model; the previous release can no longer be fetched again.

@@ -22,7 +22,6 @@ from .upload_keys import PROOF_BYTES, TAG_BYTES
 
 EPOCH_BYTES: Final = 32
 DIGEST_BYTES: Final = 32
-NONCE_BYTES: Final = 32
 SEED_BYTES: Final = 32
 WEIGHT_BYTES: Final = 4
 _MAXIMUM_RECEIPT_BYTES: Final = 1 << 10
@@ -48,14 +47,6 @@ class EnclaveOffer:
         """The 64 bytes that the evidence holds: report_data of a quote or a report, user_data of a document."""
         statement = bind(Label.ENCLAVE_BINDING, self.context.digest, self.epoch, self.sealing_key, self.receipt_key)
         return hashlib.sha512(statement).digest()
-
-    def binding_for(self, nonce: bytes | None) -> bytes:
-        """Return the 64 bytes of evidence that was made for a nonce; without one, of that made with the keys."""
-        if nonce is None:
-            return self.binding
-        if type(nonce) is not bytes or len(nonce) != NONCE_BYTES:
-            raise Misuse(f"a nonce has {NONCE_BYTES} bytes; draw it at random, once for each request")
-        return hashlib.sha512(bind(Label.ENCLAVE_FRESH_BINDING, self.binding, nonce)).digest()
 
     def encode(self) -> bytes:
         """Return the canonical encoding."""

@@ -34,7 +34,6 @@ from secagg.protocols.enclave.trusted.configuration import MAXIMUM_START_BYTES, 
 from secagg.protocols.enclave.trusted.enclave import DEFAULT_MEMORY_BYTES, Enclave
 from secagg.protocols.enclave.trusted.messages import (
     DIGEST_BYTES,
-    NONCE_BYTES,
     EnclaveOffer,
     ModelStamp,
     sealed_upload_bytes,
@@ -57,7 +56,6 @@ _BARE_REQUESTS: Final = (
     MessageKind.RELEASE_BUFFER,
     MessageKind.GIVE_UP_BUFFER,
     MessageKind.DESTROY_ENCLAVE,
-    MessageKind.ATTEST_AGAIN,
 )
 
 Quote = Callable[[bytes], tuple[str, bytes]]
@@ -124,8 +122,6 @@ class EnclaveService(Confined):
                 self._enclave.open_buffer(model.version, model.digest)
             case MessageKind.ANNOUNCE_MODEL, ModelStamp() as model:
                 self._enclave.announce_model(model.version, model.digest)
-            case MessageKind.ATTEST_AGAIN, bytes() as nonce:
-                return encode_attested_offer(self._enclave.offer, *self._enclave.attest_again(nonce))
             case _:
                 self._enclave.give_up_buffer()
         return _done()
@@ -169,16 +165,14 @@ def request_limit(configuration: EnclaveConfiguration | None) -> int:
     return max(MAXIMUM_START_BYTES, upload)
 
 
-def _read_bare(request: bytes, kind: MessageKind) -> ModelStamp | bytes | None:
-    """Read a request that holds a model's stamp, a nonce, or nothing."""
+def _read_bare(request: bytes, kind: MessageKind) -> ModelStamp | None:
+    """Read a request that holds a model's stamp or nothing."""
     if kind not in _BARE_REQUESTS:
         raise UnexpectedMessage(expected="a request of a host", received=kind.name)
     reader = Reader(request, kind)
-    read: ModelStamp | bytes | None = None
+    read: ModelStamp | None = None
     if kind in (MessageKind.OPEN_BUFFER, MessageKind.ANNOUNCE_MODEL):
         read = ModelStamp(version=reader.integer(VERSION_BYTES), digest=reader.fixed(DIGEST_BYTES))
-    elif kind is MessageKind.ATTEST_AGAIN:
-        read = reader.fixed(NONCE_BYTES)
     reader.finish()
     return read
 

@@ -41,6 +41,7 @@ from tests.harness.enclave_buffers import (
     RING_LAYOUT,
     EnclaveSetup,
     InsecureEnclaveSession,
+    masked_of,
     sealed_by,
 )
 
@@ -300,7 +301,7 @@ def test_with_noise_the_norm_of_every_segment_is_the_clients_own_to_bound() -> N
             sealing(session, client_of(session), payload=payload(*values))()
             for values in ((one, other), ([0] * 6, [0] * 3))
         ]
-        masked = zip((first, second), *(upload.masked for upload in uploads), strict=True)
+        masked = zip((first, second), *(masked_of(upload, MIXED_LAYOUT) for upload in uploads), strict=True)
         return [segment.ring.lift(segment.ring.subtract(left, right)).tolist() for segment, left, right in masked]
 
     assert sent([3, 0, -4, 0, 0, 0], [2, -3, 6]) == [[3, 0, -4, 0, 0, 0], [2, -3, 6]]

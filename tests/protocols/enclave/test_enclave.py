@@ -383,13 +383,12 @@ def test_an_enclave_runs_a_configuration_and_nothing_else(configuration: Any) ->
         SimulatedEnclave(configuration, coins=EnclaveSetup().coins_of("enclave"))
 
 
-@pytest.mark.parametrize("call", ["receive", "relay", "release"])
+@pytest.mark.parametrize("call", ["receive", "release"])
 def test_a_host_without_an_open_buffer_does_nothing(call: str) -> None:
     session = InsecureEnclaveSession(EnclaveSetup())
     upload = session.seal(1)
     calls: dict[str, Any] = {
         "receive": lambda: session.host.receive(upload.encode()),
-        "relay": lambda: session.host.relay(upload),
         "release": session.host.release,
     }
     with pytest.raises(Misuse):

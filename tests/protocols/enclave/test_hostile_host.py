@@ -7,7 +7,6 @@
 | half a message, or a byte a minute | one message has one time in which it comes |
 | silence, with another host waiting | the silent one gives way to one that has something to say; a probe ends nothing |
 | a killed process leaves its socket behind | a socket at which nobody listens is replaced |
-| evidence that ends before the epoch does | new evidence for the same keys, made for the verifier's nonce |
 | code that runs inside the process opens connections or starts programs | the kernel refuses, for every thread |
 """
 
@@ -34,10 +33,9 @@ from hypothesis import strategies as st
 
 from secagg.contract import IndexSegment, Layout, RingSegment
 from secagg.contract.codewords import CodewordTable
-from secagg.errors import InternalError, InvalidParameters, MalformedMessage, Misuse, PeerMisbehaved, Reason
+from secagg.errors import InternalError, InvalidParameters, MalformedMessage, Reason
 from secagg.privacy.kinds import NoiseKind
-from secagg.protocols.enclave.remote_enclave import EnclaveLost, RemoteEnclave
-from secagg.protocols.enclave.trusted import process as service_module
+from secagg.protocols.enclave.remote_enclave import RemoteEnclave
 from secagg.protocols.enclave.trusted.configuration import (
     EnclaveConfiguration,
     Noise,
@@ -45,11 +43,7 @@ from secagg.protocols.enclave.trusted.configuration import (
     decode_start,
     encode_start,
 )
-from secagg.protocols.enclave.trusted.enclave import Enclave
-from secagg.protocols.enclave.trusted.messages import NONCE_BYTES
 from secagg.protocols.enclave.trusted.process import SIMULATED, EnclaveService, serve
-from secagg.protocols.enclave.unattested import SimulatedEvidence, SimulatedJudge
-from secagg.protocols.enclave.verified_enclave import VerifiedEnclave
 from secagg.session.frames import decode_refusal, receive_frame, send_frame
 from secagg.simulation.insecure_coins import InsecureSeededCoins
 from secagg.wire import MessageKind, Writer, message_kind
@@ -164,7 +158,6 @@ MESSAGES: list[Callable[[bytes], bytes]] = [
     lambda _: Writer(MessageKind.RELEASE_BUFFER).finish(),
     lambda _: Writer(MessageKind.GIVE_UP_BUFFER).finish(),
     lambda _: Writer(MessageKind.DESTROY_ENCLAVE).finish(),
-    lambda _: Writer(MessageKind.ATTEST_AGAIN).fixed(bytes(NONCE_BYTES), NONCE_BYTES).finish(),
 ]
 MUTATIONS = st.lists(
     st.tuples(st.integers(0, 1 << 20), st.one_of(st.sampled_from([0, 1, 0x7F, 0x80, 0xFF]), st.integers(0, 255))),
@@ -434,48 +427,3 @@ def test_what_the_kernel_says_of_the_program(program: Callable[[], tuple[Program
     assert ("it may gain privileges" in line) is not (fields["NoNewPrivs"].strip() == "1")
     assert ("start programs" in line) is not (fields["Seccomp"].strip() == "2")
     assert ("written to swap" in line) is (int(fields["VmLck"].split()[0]) == 0)
-
-
-# --- New evidence -----------------------------------------------------------------------------------------------------
-
-
-def test_new_evidence_is_for_the_same_keys_and_the_nonce_of_who_asked(served: Path) -> None:
-    nonce = bytes(range(NONCE_BYTES))
-    with RemoteEnclave(served, timeout=ANSWERED_IN) as remote:
-        with pytest.raises(Misuse, match="no epoch runs"):
-            remote.attest_again(nonce)
-        offer, first = remote.start(CONFIGURATION)
-        again = remote.attest_again(nonce)
-        named: dict[str, Any] = {"configuration": CONFIGURATION, "judge": SimulatedJudge(), "now": SESSION.now}
-        VerifiedEnclave(offer, first, **named)
-        VerifiedEnclave(offer, again, **named, nonce=nonce)
-        for evidence, drawn in ((first, nonce), (again, None), (again, bytes(NONCE_BYTES))):
-            with pytest.raises(PeerMisbehaved) as caught:
-                VerifiedEnclave(offer, evidence, **named, nonce=drawn)
-            assert caught.value.reason is Reason.ATTESTATION_REFUSED
-        assert remote.attest_again(nonce) == again
-        for wrong in (b"", bytes(31), bytearray(32), None):
-            with pytest.raises(Misuse, match="32 bytes"):
-                remote.attest_again(wrong)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
-        remote.open_buffer(1, model_digest(1))
-
-
-def test_evidence_of_another_epoch_is_no_answer(served: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    other = Enclave(CONFIGURATION, coins=InsecureSeededCoins(b"other"), quote=simulated)
-    with RemoteEnclave(served, timeout=ANSWERED_IN) as remote:
-        remote.start(CONFIGURATION)
-        encode = service_module.encode_attested_offer
-
-        def of_another_epoch(_: bytes, *evidence: Any) -> bytes:
-            return encode(other.offer, *evidence)
-
-        monkeypatch.setattr(service_module, "encode_attested_offer", of_another_epoch)
-        with pytest.raises(EnclaveLost, match="another epoch"):
-            remote.attest_again(bytes(NONCE_BYTES))
-
-
-def test_an_epoch_that_has_ended_attests_nothing() -> None:
-    enclave = Enclave(CONFIGURATION, coins=InsecureSeededCoins(b"coins"), quote=SimulatedEvidence)
-    enclave.destroy()
-    with pytest.raises(Misuse, match="has ended"):
-        enclave.attest_again(bytes(NONCE_BYTES))
