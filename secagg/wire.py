@@ -110,7 +110,6 @@ class MessageKind(IntEnum):
     CODED_MASK_ANSWER = 127
     HTTP_SERVER_RECORD = 130
     HTTP_CLIENT_RECORD = 131
-    SUM_RECORD = 144
     GROUP_SUM = 146
 
 

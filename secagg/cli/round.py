@@ -119,7 +119,9 @@ def run_round(options: argparse.Namespace) -> int:
         writable(options.json)
     bar = Bar()
     try:
-        with spreading.workers_for(entry, options, lambda told: bar.update(_TASKS, *told.tasks)) as workers:
+        with spreading.workers_for(
+            entry, options, lambda told: bar.update(_TASKS, told.tasks_done, told.tasks_done + told.tasks_left)
+        ) as workers:
             results = spreading.run_all(rehearsals, bar.update, workers.opened)
     finally:
         bar.clear()

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import logging
 import os
+import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -26,6 +28,8 @@ if TYPE_CHECKING:
     from secagg.session.run import Progress
     from secagg.simulation.rehearsal import Rehearsal, Rehearsed
 
+_LOG: Final = logging.getLogger("secagg")
+_PROGRESS_SECONDS: Final = 10.0
 ENGINES = ("memory", "processes", "ray")
 SPREAD: Final = "one-message"
 """The protocol whose uploads workers can add."""
@@ -49,6 +53,19 @@ def add_options(command: Any) -> None:  # noqa: ANN401 -- argparse names the typ
     )
     group.add_argument("--storage", metavar="URL", help="that all workers see (default: a folder for this run alone)")
     group.add_argument("--metrics", type=Path, metavar="FILE", help="keep figures there, as Prometheus reads them")
+
+
+class Telling:
+    """Writes to the log how far workers are; ``/metrics`` has the same at any time."""
+
+    def __init__(self) -> None:
+        self._due, self._said = 0.0, ""
+
+    def __call__(self, figures: Figures) -> None:
+        said = str(figures)
+        if said != self._said and (time.monotonic() >= self._due or not figures.tasks_left):
+            self._due, self._said = time.monotonic() + _PROGRESS_SECONDS, said
+            _LOG.info("workers: %s", said)
 
 
 @dataclass(slots=True)
@@ -78,7 +95,7 @@ def workers_for(
     from secagg.crypto.entropy import SystemCoins
     from secagg.protocols.one_message import Server
     from secagg.scale.engines import open_engine
-    from secagg.scale.spread import SpreadSettings, SpreadSum
+    from secagg.scale.spread import SpreadSum
     from secagg.scale.state import State
     from secagg.scale.storage import require_usable
 
@@ -99,12 +116,12 @@ def workers_for(
                 "--engine is for sums with standing holders; name their sockets in --set holders=..., or leave it out"
             )
         own = state or State(Path(folder) / f"sum-{next(numbers)}", SystemCoins(), lasts=False)
-        session.add_through(lambda cut: SpreadSum(cut, engine, settings, own, is_kept=is_kept, progress=told))
+        session.add_through(lambda cut: SpreadSum(cut, engine, own, storage, is_kept=is_kept, progress=told))
 
     with TemporaryDirectory() as folder:
-        settings, numbers = SpreadSettings(storage=options.storage or f"{folder}/storage"), count()
+        storage, numbers = options.storage or f"{folder}/storage", count()
         # Before anybody uploads: an update that went into a sum that cannot be finished is spent.
-        require_usable(settings.storage)
+        require_usable(storage)
         if options.metrics is not None:
             writable(options.metrics)
         engine = open_engine(options.engine, options.workers or _WORKERS, options.ray_address)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import platform
-from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor
 from concurrent.futures import wait as wait_for
@@ -33,58 +32,20 @@ Result = tuple[Task, BaseException | None]
 
 def attempt(task: Task) -> None:
     """Do a task, and do it again if the storage fails."""
-    for number in range(ATTEMPTS):
-        try:
+    for number in range(1, ATTEMPTS):
+        with suppress(OSError, Lost):
             add(task)
-        except (OSError, Lost):
-            if number == ATTEMPTS - 1:
-                raise
-            sleep(_PAUSE_SECONDS * 2**number)
-        else:
             return
+        sleep(_PAUSE_SECONDS * number)
+    add(task)
 
 
-class Engine(ABC):
-    """Runs tasks, and retries each of them."""
+class Engine:
+    """Runs tasks, and retries each of them; without more, in the coordinator's process."""
 
     def __init__(self, count: int = 1) -> None:
         self.count, self._running = count, dict[Future[None], Task]()
-        """Numbers of tasks that run at once, and of those that were begun."""
-
-    @abstractmethod
-    def _start(self, task: Task) -> Future[None]: ...
-
-    def submit(self, task: Task) -> None:
-        """Run a task, now or later."""
-        self._running[self._start(task)] = task
-
-    def wait(self, seconds: float) -> list[Result]:
-        """Wait at most so long for the first that is done, and return all that are.
-
-        Raises:
-            ConnectionError: the workers are lost.
-        """
-        done = wait_for(self._running, seconds, FIRST_COMPLETED).done
-        return [(self._running.pop(future), future.exception()) for future in done]
-
-    def begin_again(self, tasks: Iterable[Task] = ()) -> None:
-        """Run some tasks again, and all that run: for a long time nothing was done, or workers were lost."""
-        again = [*tasks, *self._running.values()]
-        self._give_up()
-        self._running.clear()
-        for task in again:
-            self.submit(task)
-
-    def _give_up(self) -> None:  # noqa: B027 -- in one process nothing runs
-        """End what runs."""
-
-    def close(self) -> None:
-        """End the workers."""
-        self._running.clear()
-
-
-class InProcess(Engine):
-    """The coordinator's process alone."""
+        """Number of tasks that run at once, and those that were begun."""
 
     def _start(self, task: Task) -> Future[None]:
         done = Future[None]()
@@ -96,9 +57,35 @@ class InProcess(Engine):
             done.set_result(None)
         return done
 
+    def submit(self, task: Task) -> None:
+        self._running[self._start(task)] = task
+
+    def wait(self, seconds: float) -> list[Result]:
+        """Wait at most so long for the first task to finish, and return all that have finished.
+
+        Raises:
+            ConnectionError: the workers are lost.
+        """
+        done = wait_for(self._running, seconds, FIRST_COMPLETED).done
+        return [(self._running.pop(future), future.exception()) for future in done]
+
+    def begin_again(self, tasks: Iterable[Task] = ()) -> None:
+        """Run some tasks again, and all that are running: nothing was done for a long time, or workers were lost."""
+        again = [*tasks, *self._running.values()]
+        self._give_up()
+        self._running.clear()
+        for task in again:
+            self.submit(task)
+
+    def _give_up(self) -> None:
+        """End what is running; in one process nothing is."""
+
+    def close(self) -> None:
+        self._running.clear()
+
 
 class Processes(Engine):
-    """Processes of this machine; where one is lost, all are started again, with the tasks that were not done."""
+    """Processes of this machine; if one is lost, all are started again, with the tasks that were not done."""
 
     def __init__(self, count: int) -> None:
         super().__init__(count)
@@ -110,28 +97,19 @@ class Processes(Engine):
             pool.submit(int)  # So that each process is there before it is needed.
         return pool
 
-    @property
-    def process_ids(self) -> tuple[int, ...]:
-        """The processes that were started so far, for those who watch them."""
-        return tuple(self._pool._processes or ())  # noqa: SLF001 -- there is no other way to name them
-
     def _start(self, task: Task) -> Future[None]:
-        try:
+        with suppress(BrokenProcessPool):
             return self._pool.submit(attempt, task)
-        except BrokenProcessPool as error:
-            lost = Future[None]()
-            lost.set_exception(error)
-            return lost
+        self.begin_again()
+        return self._start(task)
 
     def wait(self, seconds: float) -> list[Result]:
-        """Return the finished tasks; after a loss, run the rest again."""
         results = super().wait(seconds)
-        lost = [task for task, error in results if isinstance(error, BrokenProcessPool)]
-        if len(lost) < len(results):
-            self._losses = 0
-        if lost:
-            self.begin_again(lost)
-        return [result for result in results if not isinstance(result[1], BrokenProcessPool)]
+        done = [result for result in results if not isinstance(result[1], BrokenProcessPool)]
+        self._losses = 0 if done else self._losses
+        if len(done) < len(results):
+            self.begin_again(task for task, error in results if isinstance(error, BrokenProcessPool))
+        return done
 
     def _give_up(self) -> None:
         self._losses += 1
@@ -141,12 +119,11 @@ class Processes(Engine):
         self._pool = self._started()
 
     def _kill(self) -> None:
-        for process in list((self._pool._processes or {}).values()):  # noqa: SLF001 -- a frozen one does not end
+        for process in list((self._pool._processes or {}).values()):  # noqa: SLF001 -- a frozen one ignores the pool
             process.kill()
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def close(self) -> None:
-        """End them."""
         super().close()
         self._kill()
 
@@ -163,14 +140,9 @@ def _end_with_parent() -> None:
 
 
 class OnRay(Engine):
-    """Tasks of a Ray cluster, which all see the storage."""
+    """The nodes of a Ray cluster, which all see the storage; they must have this machine's versions."""
 
     def __init__(self, count: int, address: str = "") -> None:
-        """Connect to a cluster, as Ray finds it, or start one on this machine.
-
-        Raises:
-            InvalidParameters: Ray is not installed, lets anybody in, or has nodes of other versions.
-        """
         super().__init__(count)
         self._ray: Any = connect(count, address)
         try:
@@ -201,7 +173,6 @@ class OnRay(Engine):
         return started
 
     def wait(self, seconds: float) -> list[Result]:
-        """Return the finished tasks, with the errors that Ray wraps."""
         return [(task, getattr(error, "cause", error)) for task, error in super().wait(seconds)]
 
     def _give_up(self) -> None:
@@ -210,17 +181,12 @@ class OnRay(Engine):
                 self._ray.cancel(vars(future)["object_ref"], force=True)
 
     def close(self) -> None:
-        """Leave the cluster, and end it if it was started here."""
         super().close()
         self._ray.shutdown()
 
 
 def connect(count: int, address: str = "") -> Any:  # noqa: ANN401 -- an optional module
-    """Connect to a cluster: at the address, or at ``RAY_ADDRESS``; without either one is started on this machine.
-
-    Raises:
-        InvalidParameters: Ray is not installed, there is no such cluster, or it lets anybody in.
-    """
+    """Connect to the cluster at the address or at ``RAY_ADDRESS``; without either, one is started on this machine."""
     try:
         ray: Any = import_module("ray")
     except ImportError:
@@ -232,19 +198,15 @@ def connect(count: int, address: str = "") -> Any:  # noqa: ANN401 -- an optiona
             "anyone who reaches a Ray cluster without tokens can run code on it: set RAY_AUTH_MODE=token on all of its "
             "nodes and here, with one token (`ray get-auth-token --generate`)"
         )
-    options: dict[str, Any] = {"log_to_driver": False, "configure_logging": False}
-    if address or os.environ.get("RAY_ADDRESS"):
-        options |= {"address": address} if address else {}
-    else:
-        options |= {"num_cpus": count, "include_dashboard": False, "_node_ip_address": "127.0.0.1"}
-    ending = getsignal(SIGTERM)
+    address, ending = address or os.environ.get("RAY_ADDRESS", ""), getsignal(SIGTERM)
+    local = {"num_cpus": count, "include_dashboard": False, "_node_ip_address": "127.0.0.1"}
     try:
-        ray.init(**options)
+        ray.init(**({"address": address} if address else local), log_to_driver=False, configure_logging=False)
     except (ConnectionError, RuntimeError, ValueError) as error:
-        where = f"no Ray cluster at {address or os.environ.get('RAY_ADDRESS') or 'this machine'}"
+        where = f"no Ray cluster at {address or 'this machine'}"
         raise InvalidParameters(f"{where} lets us in ({error}); compare addresses, tokens and versions") from None
     finally:
-        # Ray takes this signal over, and who called has something to finish when it comes.
+        # Ray takes over this signal, and the caller has something to finish when it comes.
         if ending is not None and current_thread() is main_thread():
             signal(SIGTERM, ending)
     return ray
@@ -255,7 +217,7 @@ def _has_tokens() -> bool:
 
 
 def versions() -> str:
-    """Return what coordinator and workers must have alike."""
+    """Return what must be the same for coordinator and workers."""
     try:
         library = version("secagg")
     except PackageNotFoundError:
@@ -264,13 +226,9 @@ def versions() -> str:
 
 
 def open_engine(engine: str, count: int, address: str = "") -> Engine:
-    """Return an engine: ``memory``, ``processes`` or ``ray``.
-
-    Raises:
-        InvalidParameters: there are no workers, or Ray is not there.
-    """
+    """Return an engine: ``memory``, ``processes`` or ``ray``."""
     if count < 1:
         raise InvalidParameters(f"a sum needs at least one worker; got {count}")
     if engine == "ray":
         return OnRay(count, address)
-    return Processes(count) if engine == "processes" else InProcess()
+    return Processes(count) if engine == "processes" else Engine()

@@ -1,8 +1,7 @@
 """State of a coordinator in a folder of its own, from which it is restarted: each file is made once, and tagged.
 
-The offer is written before anybody is invited, an upload without its vector before it is acknowledged, the list before
-a holder sees it, and that the sum is over before it is released. A file is whole or absent: it is written under
-another name, flushed, and linked. So a file that does not verify was damaged or put there, and nothing resumes from it.
+A file is whole or absent: it is written under another name, flushed, and linked. So one that does not verify was
+damaged or put there, and nothing resumes from it.
 """
 
 from __future__ import annotations
@@ -18,7 +17,9 @@ from secagg.crypto.entropy import Coins
 from secagg.crypto.labels import Label, bind
 from secagg.crypto.secret import draw_exactly
 from secagg.errors import InvalidParameters
-from secagg.session.durable import claim, erase, require_own_folder, sync_folder, write_whole
+from secagg.session.durable import claim, erase, require_own_folder, sync_folder
+
+from .storage import fill
 
 OFFER: Final = "offer"
 LIST: Final = "list"
@@ -30,18 +31,15 @@ _DIGEST_BYTES: Final = 32
 
 
 class State:
-    """The folder of one sum, which one process has."""
+    """The folder of one sum, held by one process."""
 
     def __init__(self, folder: Path, coins: Coins, *, lasts: bool = True, begins: bool = False) -> None:
-        """Use a folder, for the sum that it is about or for another one.
+        """Use a folder for the sum that it is about, or for another one.
 
         Args:
-            coins: draw the key of a sum that begins.
-            lasts: whether files are flushed; not where nobody resumes a sum.
-            begins: whether another sum begins, even if the one of before is not over.
-
-        Raises:
-            InvalidParameters: another process has it, others may look into it, or it is damaged.
+            coins: source of the key of a sum that begins.
+            lasts: whether files are flushed; not needed where nobody resumes a sum.
+            begins: whether another sum begins, even if the earlier one is not over.
         """
         for each in (folder, folder / UPLOADS):
             require_own_folder(each)
@@ -50,7 +48,7 @@ class State:
         try:
             claim(self._lock, f"{folder} is in use; one coordinator at a time has a sum")
             self.left_by: bytes | None = None
-            """The key of a sum that is over, and may have left objects in the storage."""
+            """Key of an earlier sum, which may have left objects in the storage."""
             if begins or not goes_on(folder):
                 if (folder / _KEY).exists():
                     self.left_by = (folder / _KEY).read_bytes()
@@ -59,40 +57,31 @@ class State:
                 if lasts:
                     sync_folder(folder.parent)
             self.key = (folder / _KEY).read_bytes()
-            """Authenticates everything that is written for the sum, here and in the storage."""
-            self._require(len(self.key) == _DIGEST_BYTES, _KEY)
         except BaseException:
             os.close(self._lock)
             raise
 
     def get(self, name: str) -> bytes | None:
-        """Return a file; None if it was never written.
-
-        Raises:
-            InvalidParameters: it differs from what was written.
-        """
+        """Return a file, or None if it was never written; a damaged one is refused."""
         path = self._folder / name
         if not path.exists():
             return None
         stored = path.read_bytes()
         data = stored[:-_DIGEST_BYTES]
-        self._require(compare_digest(self._tagged(name, data), stored), name)
+        if not compare_digest(self._tagged(name, data), stored):
+            raise InvalidParameters(
+                f"{path} is damaged, or of another sum; it cannot be resumed: begin another sum in an empty folder"
+            )
         return data
 
     def put(self, name: str, data: bytes) -> None:
-        """Write a file that was not there.
-
-        Raises:
-            FileExistsError: it was.
-            OSError: it cannot be written, or does not read back.
-        """
+        """Write a file, and read it back; ``OSError`` if it was there, cannot be written, or reads otherwise."""
         stored = self._tagged(name, data)
         self._make(name, stored)
         if (self._folder / name).read_bytes() != stored:
             raise OSError(f"{self._folder / name} reads otherwise than it was written")
 
     def uploads(self) -> Iterator[bytes]:
-        """Return the uploads of earlier processes, in the order of their names."""
         for path in sorted((self._folder / UPLOADS).iterdir()):
             if path.suffix != _UNFINISHED:
                 yield self.get(f"{UPLOADS}/{path.name}") or b""
@@ -107,27 +96,15 @@ class State:
         written.unlink(missing_ok=True)
         descriptor = os.open(written, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         try:
-            try:
-                write_whole(descriptor, data)
-                if self.lasts:
-                    os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
+            fill(descriptor, (data,), lasts=self.lasts)
             path.hardlink_to(written)
         finally:
             written.unlink(missing_ok=True)
         if self.lasts:
             sync_folder(path.parent)
 
-    def _require(self, is_whole: bool, name: str) -> None:  # noqa: FBT001 -- what is required
-        if not is_whole:
-            raise InvalidParameters(
-                f"{self._folder / name} is damaged, or of another sum; it cannot be resumed: begin another sum in "
-                "an empty folder"
-            )
-
     def clear(self) -> None:
-        """Remove everything: nobody resumes the sum. Nothing can without the offer; the mark of the end goes last."""
+        """Remove everything: the offer, without which nothing is resumed, first, and the mark of the end last."""
         (self._folder / OFFER).unlink(missing_ok=True)
         sync_folder(self._folder)
         for path in (self._folder / UPLOADS).iterdir():
@@ -136,44 +113,37 @@ class State:
             erase(self._folder / name)
 
     def close(self) -> None:
-        """Let another process have the folder."""
         if self._lock >= 0:
             os.close(self._lock)
             self._lock = -1
 
 
 def goes_on(folder: Path) -> bool:
-    """Return whether a sum was begun in a folder, and is not over."""
+    """Whether a sum was begun in a folder and is not over."""
     return (folder / OFFER).exists() and not (folder / OVER).exists()
 
 
 class RecordedCoins:
-    """Coins that an earlier process drew for its offer, which is not a secret, and behind them fresh ones.
-
-    So a session that is opened with them has the offer that its clients signed for.
-    """
+    """Coins that an earlier process drew for its offer, which is public, then fresh ones: they give the same offer."""
 
     def __init__(self, state: State, coins: Coins) -> None:
-        self._state, self._coins, self._at = state, coins, 0
+        self._state, self._coins, self._drawn = state, coins, b""
         recorded = state.get(OFFER) or b""
-        self._offered, self._drawn = recorded[:_DIGEST_BYTES], recorded[_DIGEST_BYTES:]
+        self._offered, self._left = recorded[:_DIGEST_BYTES], recorded[_DIGEST_BYTES:]
 
     def draw(self, count: int) -> bytearray:
-        """Return coins."""
-        if (missing := self._at + count - len(self._drawn)) > 0:
-            self._drawn += bytes(self._coins.draw(missing))
-        self._at += count
-        return bytearray(self._drawn[self._at - count : self._at])
+        drawn, self._left = bytearray(self._left[:count]), self._left[count:]
+        drawn += self._coins.draw(count - len(drawn))
+        if not self._offered:
+            self._drawn += drawn
+        return drawn
 
     def require_offer(self, invitation: bytes) -> None:
-        """Write an offer down before anybody is invited, or compare it with the one that was.
-
-        Raises:
-            InvalidParameters: it is another one; who uploaded to that cannot be counted.
-        """
+        """Write an offer down before anybody is invited, or refuse one that differs from what clients signed for."""
         offered = hashlib.sha256(invitation).digest()
         if not self._offered:
             self._state.put(OFFER, offered + self._drawn)
+            self._offered = offered
         elif self._offered != offered:
             raise InvalidParameters(
                 "the sum that was begun here has another offer: open it with the same arguments, holders and epoch, or "

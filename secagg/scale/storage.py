@@ -1,9 +1,8 @@
 """Storage of pieces and partial sums, a folder that all machines see or an fsspec address, and the task that adds them.
 
-A tag authenticates the name with the contents (GMAC under a key that follows from the sum's key and the name). A name
-follows from what the object is made of, so no key ever tags two contents, and no nonce can come twice. A task keeps
-nothing. It adds the very buffers whose tags it has checked, and stores all of its sum or nothing, so it may run twice,
-at once or again.
+A tag authenticates the name with the contents (GMAC under a key derived from the sum's key and the name). A name
+follows from what the object is made of, so no key ever tags two contents, and no nonce is used twice. A task keeps
+nothing. It adds the very buffers whose tags it has checked, and stores all of its sum or nothing, so it may run twice.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from cryptography.hazmat.primitives.ciphers.algorithms import AES
 from cryptography.hazmat.primitives.ciphers.modes import GCM
 
 from secagg.crypto.labels import Label, bind
-from secagg.crypto.ring import RingVector, add_into
+from secagg.crypto.ring import RingVector
 from secagg.errors import InvalidParameters
 from secagg.protocols.one_message import OneMessageCut
 from secagg.session.durable import sync_folder, write_whole
@@ -41,10 +40,6 @@ _NOT_THERE: Final = frozenset({ENOENT, EACCES, ELOOP, ENXIO, EAGAIN, EISDIR, ENO
 class Lost(Exception):
     """An object that is missing, or differs from the one written under its name."""
 
-    def __init__(self, name: str) -> None:
-        super().__init__(name)
-        self.name = name
-
 
 class Objects:
     """The objects of one sum, whose key authenticates them and names their folder."""
@@ -57,15 +52,11 @@ class Objects:
         self._folder = digest(key, b"folder", "sha256").hex()[:32]
 
     def put(self, name: str, *parts: bytes | memoryview, lasts: bool = False) -> None:
-        """Write all of an object, or nothing; one that lasts is there after a power failure, too.
-
-        Raises:
-            OSError: the storage fails.
-        """
+        """Write all of an object, or nothing; one that lasts survives a power failure."""
         self._store.put(f"{self._folder}/{name}", (*parts, tag_of(self._key, name, *parts)), lasts=lasts)
 
     def read(self, name: str, size: int) -> memoryview:
-        """Return the contents of an object: the buffer that was checked, until the next one is read.
+        """Return the contents of an object: the buffer that was checked, which is valid until the next read.
 
         Raises:
             Lost: it is missing, or differs from the one that was written.
@@ -77,16 +68,11 @@ class Objects:
         return stored[:size]
 
     def remove(self) -> None:
-        """Remove everything.
-
-        Raises:
-            OSError: something is left.
-        """
         self._store.remove(self._folder)
 
 
 def tag_of(key: bytes, name: str, *parts: bytes | memoryview) -> bytes:
-    """Return the tag of an object; it depends on nothing but its arguments."""
+    """Return the tag of an object."""
     cipher = Cipher(AES(digest(key, bind(Label.SPREAD_TAG, name.encode()), "sha256")), GCM(_NONCE)).encryptor()
     for part in parts:
         cipher.authenticate_additional_data(part)
@@ -102,64 +88,38 @@ Sums = list[RingVector]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """One piece of some clients, or some partial sums of it, to be added; names and key authenticate them."""
+    """One piece of some clients' uploads, to be added; names and key authenticate them."""
 
     storage: str
     key: bytes = field(repr=False)
     cut: OneMessageCut
     piece: int
     inputs: tuple[str, ...]
-    is_merge: bool = False
-    """Whether the inputs are partial sums."""
 
     @property
     def output(self) -> str:
-        """The name of the sum, which follows from its inputs."""
-        parts = (str(self.piece), str(self.is_merge), *self.inputs)
-        return f"sums/{sha256(' '.join(parts).encode()).hexdigest()}"
+        """Name of the sum, which follows from its inputs."""
+        return f"sums/{sha256(' '.join((str(self.piece), *self.inputs)).encode()).hexdigest()}"
 
 
 def add(task: Task) -> None:
-    """Add, unless it was done before.
-
-    Raises:
-        Lost: an input is missing, or differs from the one that was written; nothing was stored.
-        OSError: the storage fails.
-    """
+    """Add, unless it was done before; nothing is stored if ``Objects.read`` raises."""
     objects, total = Objects(task.storage, task.key), task.cut.zeros(task.piece)
     with suppress(Lost):
         read_sum(objects, task.output, total)
         return
     for name in task.inputs:
-        if task.is_merge:
-            _merge(total, read_sum(objects, name, total))
-        else:
-            task.cut.add(total, task.piece, objects.read(name, task.cut.lengths[task.piece]))
-    objects.put(task.output, *octets(total))
-
-
-def _merge(total: Sums, more: Sums) -> None:
-    for words, others in zip(total, more, strict=True):
-        add_into(words, others)
+        task.cut.add(total, task.piece, objects.read(name, task.cut.lengths[task.piece]))
+    objects.put(task.output, *(words.data.cast("B") for words in total))
 
 
 def read_sum(objects: Objects, name: str, like: Sums) -> Sums:
-    """Return the words of a partial sum, which has the form of another one, until the next object is read.
-
-    Raises:
-        Lost: it is missing, or differs from the one that was written.
-        OSError: the storage fails.
-    """
+    """Return a partial sum of the form of another one, as ``Objects.read`` does."""
     data, sums, at = objects.read(name, sum(words.nbytes for words in like)), Sums(), 0
     for words in like:
         sums.append(np.frombuffer(data, words.dtype, words.size, at))
         at += words.nbytes
     return sums
-
-
-def octets(total: Sums) -> list[memoryview]:
-    """Return a partial sum as it is stored; its form follows from the cut."""
-    return [words.data.cast("B") for words in total]
 
 
 # --- Storages ---------------------------------------------------------------------------------------------------------
@@ -172,18 +132,12 @@ class FolderStore:
         self._folder, self._buffer = folder, memoryview(b"")
 
     def put(self, name: str, parts: tuple[bytes | memoryview, ...], *, lasts: bool = False) -> None:
-        """Write another file, then rename it; many machines may write one name at once."""
+        """Write another file, then rename it; several machines may write one name at once."""
         path = self._folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         descriptor, written = tempfile.mkstemp(dir=path.parent)
         try:
-            try:
-                for part in parts:
-                    write_whole(descriptor, part)
-                if lasts:
-                    os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
+            fill(descriptor, parts, lasts=lasts)
             Path(written).replace(path)
         except BaseException:
             Path(written).unlink(missing_ok=True)
@@ -192,7 +146,7 @@ class FolderStore:
             sync_folder(self._folder / above)
 
     def read(self, name: str, size: int) -> memoryview | None:
-        """Read a file of this size, if it is one; nobody waits for a pipe or follows a link."""
+        """Read a file of this size, if it is one, without waiting for a pipe or following a link."""
         try:
             descriptor = os.open(self._folder / name, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
         except OSError as error:
@@ -214,11 +168,22 @@ class FolderStore:
         return self._buffer[:size]
 
     def remove(self, folder: str) -> None:
-        """Remove a folder; one file that cannot be removed keeps no other."""
+        """Remove a folder, and all of it that can be removed."""
         path = self._folder / folder
         shutil.rmtree(path, ignore_errors=True)
         if path.exists():
             raise OSError(ENOTEMPTY, "not everything can be removed", str(path))
+
+
+def fill(descriptor: int, parts: tuple[bytes | memoryview, ...], *, lasts: bool) -> None:
+    """Write a file, flush it if it is to last, and close it."""
+    try:
+        for part in parts:
+            write_whole(descriptor, part)
+        if lasts:
+            os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 class FsspecStore:
@@ -231,18 +196,15 @@ class FsspecStore:
             raise InvalidParameters(
                 f"{url} needs fsspec: pip install 'secagg[storage]', and the package of that storage"
             ) from None
-        found: tuple[Any, str] = fsspec.core.url_to_fs(url)
-        self._files, self._root = found
+        self._files, self._root = fsspec.core.url_to_fs(url)
 
     def put(self, name: str, parts: tuple[bytes | memoryview, ...], *, lasts: bool = False) -> None:
-        """Write an object, which object storages do at once and for good."""
-        del lasts
+        del lasts  # An object storage writes at once and for good.
         path = f"{self._root}/{name}"
         self._files.makedirs(path.rpartition("/")[0], exist_ok=True)
         self._files.pipe_file(path, b"".join(parts))
 
     def read(self, name: str, size: int) -> memoryview | None:
-        """Read an object of this size, if it is one that can be read."""
         try:
             data = self._files.cat_file(f"{self._root}/{name}", start=0, end=size + 1)
         except (FileNotFoundError, IsADirectoryError, NotADirectoryError, PermissionError):
@@ -254,23 +216,18 @@ class FsspecStore:
         return memoryview(data) if len(data) == size else None
 
     def remove(self, folder: str) -> None:
-        """Remove all objects below a folder."""
         with suppress(FileNotFoundError):
             self._files.rm(f"{self._root}/{folder}", recursive=True)
 
 
 def located(url: str) -> str:
-    """Return an address that is the same for processes in other folders: a path, or a URL for fsspec."""
+    """Return an address that does not depend on the current folder: a path, or a URL for fsspec."""
     path = url.removeprefix("file://")
     return path if "://" in path else str(Path(path).absolute())
 
 
 def require_usable(url: str) -> None:
-    """Write, read and remove an object.
-
-    Raises:
-        InvalidParameters: that cannot be done there.
-    """
+    """Refuse a storage in which no object can be written, read and removed."""
     try:
         probe = Objects(located(url), f"probe {os.getpid()}".encode())
         probe.put("object", b"probe")

@@ -1,7 +1,6 @@
 """A sum over more clients than one session holds: of groups with a session each, whose released sums are added.
 
-The party that adds them knows every one of them, so each session keeps to its own minimum cohort and adds its own
-noise.
+The server knows each of them, so each session has a minimum cohort and noise of its own.
 """
 
 from __future__ import annotations
@@ -23,11 +22,7 @@ MOST_IN_A_GROUP: Final = 10_000
 
 
 def divided(clients: int, groups: int) -> list[range]:
-    """Return the numbers of each group's clients, from 1; sizes differ by one at most.
-
-    Raises:
-        InvalidParameters: a group would be smaller than any cohort, or larger than a session.
-    """
+    """Return the numbers of each group's clients, from 1; sizes differ by one at most."""
     least, most = -(-clients // MOST_IN_A_GROUP), clients // LEAST_COHORT
     if not max(1, least) <= groups <= most:
         raise InvalidParameters(
@@ -41,9 +36,9 @@ def joined(groups: Sequence[Released], layout: Layout, capacity: int, tables: Ta
     """Add what the sessions of all groups released; ``revealed`` has what the server learned of each.
 
     Args:
-        layout: that of the updates, planned for everybody.
-        capacity: the largest total weight that its rings can hold.
-        tables: the codewords, where sums of them are released; these are added in rings that are wide enough.
+        layout: layout of the updates, planned for all clients.
+        capacity: largest total weight that its rings can hold.
+        tables: codewords, where sums of them are released; these are added in rings that are wide enough.
 
     Raises:
         InvalidParameters: a sum is of another layout, shows too few clients, or counts one that another counts.
@@ -78,11 +73,7 @@ def joined(groups: Sequence[Released], layout: Layout, capacity: int, tables: Ta
 
 
 def require_addable(groups: Sequence[Released], layout: Layout, tables: Tables = ()) -> Layout:
-    """Return the layout of the sum of what groups released: that of the updates, or of sums of their codewords.
-
-    Raises:
-        InvalidParameters: one is of another layout.
-    """
+    """Return the layout of the sum of what groups released: that of the updates, or of sums of their codewords."""
     if all(group.aggregate.layout == layout for group in groups):
         return layout
     try:
@@ -97,5 +88,5 @@ def require_addable(groups: Sequence[Released], layout: Layout, tables: Tables =
 
 
 def _within(ring: Ring, segment: Segment, values: RingVector) -> RingVector:
-    """Return values as elements of a ring that holds the total, and so all that is part of it."""
+    """Return values as elements of a ring that holds the total, and so every part of it."""
     return values if segment.ring == ring else ring.from_integers(segment.ring.lift(values))

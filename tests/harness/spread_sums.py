@@ -18,8 +18,8 @@ from secagg.crypto.entropy import Coins, SystemCoins
 from secagg.errors import SecAggError
 from secagg.identifiers import ClientId
 from secagg.protocols.one_message import OneMessageHelpers, OneMessageSettings, Server, open_session
-from secagg.scale.engines import Engine, InProcess
-from secagg.scale.spread import Figures, SpreadSettings, SpreadSum
+from secagg.scale.engines import Engine
+from secagg.scale.spread import Figures, SpreadSum
 from secagg.scale.state import RecordedCoins, State
 from secagg.scale.storage import FolderStore
 from secagg.session.roles import Released
@@ -102,19 +102,17 @@ class Life:
         begins: bool = False,
         progress: Callable[[Figures], None] = lambda _: None,
     ) -> None:
-        self.place, self.engine, self.told = place, engine or InProcess(), Figures()
+        self.place, self.engine, self.told = place, engine or Engine(), Figures()
         self.state = State(place.state, SystemCoins(), begins=begins)
         try:
             coins = RecordedCoins(self.state, SystemCoins())
             self.session = place.session(coins, ask or place.ask)
             coins.require_offer(self.session.invitation)
-            settings = SpreadSettings(storage=place.storage, **place.settings)
             made = list[SpreadSum]()
 
             def adding(cut: Any) -> SpreadSum:
-                made.append(
-                    SpreadSum(cut, self.engine, settings, self.state, is_kept=lambda: is_kept, progress=progress)
-                )
+                settings: dict[str, Any] = {**place.settings, "is_kept": lambda: is_kept, "progress": progress}
+                made.append(SpreadSum(cut, self.engine, self.state, place.storage, **settings))
                 return made[0]
 
             self.session.add_through(adding)

@@ -23,7 +23,7 @@ import pytest
 from secagg.contract import Layout, RingSegment
 from secagg.errors import InvalidParameters
 from secagg.scale import engines
-from secagg.scale.engines import Engine, InProcess, OnRay, Processes, Result, open_engine
+from secagg.scale.engines import Engine, OnRay, Processes, Result, open_engine
 from secagg.scale.spread import Figures
 from secagg.scale.state import goes_on
 from secagg.scale.storage import Task, add
@@ -81,12 +81,16 @@ def test_a_coordinator_that_is_killed_before_or_after_any_write_goes_on_or_is_ov
 # --- Processes --------------------------------------------------------------------------------------------------------
 
 
+def processes_of(engine: Processes) -> set[int]:
+    return set(engine._pool._processes or ())  # pyright: ignore[reportPrivateUsage]
+
+
 def killing(engine: Processes, moments: list[int], killed: set[int]) -> Callable[[Figures], None]:
     generator, seen = np.random.default_rng(5), [0]
 
     def watch(_: Figures) -> None:
         seen[0] += 1
-        living = sorted(set(engine.process_ids) - killed)
+        living = sorted(processes_of(engine) - killed)
         if moments and seen[0] >= moments[0] and living:
             moments.pop(0)
             killed.add(chosen := int(generator.choice(living)))
@@ -127,8 +131,8 @@ def test_a_frozen_worker_with_one_task_left_ends_nobody(tmp_path: Path) -> None:
     engine, place = Hasty(2), Place(tmp_path / "place")
     place.settings = {"clients_in_a_task": 256, "patience": 0.5}
     try:
-        assert len(engine.process_ids) == 2, "they are started before they are needed"
-        for process in engine.process_ids:
+        assert len(processes_of(engine)) == 2, "they are started before they are needed"
+        for process in processes_of(engine):
             os.kill(process, signal.SIGSTOP)
         life = Life(place, engine)
         life.upload()
@@ -167,7 +171,7 @@ def test_processes_end_with_their_coordinator(tmp_path: Path) -> None:
         "import time\n"
         "from secagg.scale.engines import Processes\n"
         "if __name__ == '__main__':\n"
-        "    print(*Processes(2).process_ids, flush=True)\n"
+        "    print(*Processes(2)._pool._processes, flush=True)\n"
         "    time.sleep(600)\n"
     )
     script = tmp_path / "coordinator.py"
@@ -191,7 +195,7 @@ def is_zombie(process: int) -> bool:
 
 
 def test_a_fault_of_the_library_in_a_task_is_said(tmp_path: Path) -> None:
-    class Broken(InProcess):
+    class Broken(Engine):
         def submit(self, task: Task) -> None:
             super().submit(dataclasses.replace(task, cut=cast("Any", None)))
 
@@ -200,7 +204,7 @@ def test_a_fault_of_the_library_in_a_task_is_said(tmp_path: Path) -> None:
 
 
 def test_an_engine_is_chosen_by_name() -> None:
-    assert isinstance(open_engine("memory", 1), InProcess)
+    assert isinstance(open_engine("memory", 1), Engine)
     with pytest.raises(InvalidParameters, match="at least one worker"):
         open_engine("processes", 0)
 
@@ -234,7 +238,7 @@ def test_ray_takes_no_signal_over(monkeypatch: pytest.MonkeyPatch) -> None:
     ("address", "variable", "options"),
     [
         ("", "", {"num_cpus": 3, "include_dashboard": False, "_node_ip_address": "127.0.0.1"}),
-        ("", "10.0.0.1:6379", {}),
+        ("", "10.0.0.1:6379", {"address": "10.0.0.1:6379"}),
         ("10.0.0.2:6379", "10.0.0.1:6379", {"address": "10.0.0.2:6379"}),
     ],
 )

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from secagg.cli.figures import writable, write_json
-from secagg.cli.spreading import Spreading, SpreadInState, workers_for
+from secagg.cli.spreading import Spreading, SpreadInState, Telling, workers_for
 from secagg.errors import InternalError, InvalidParameters, SecAggError
 from secagg.session.registry import find
 
@@ -41,7 +41,6 @@ if TYPE_CHECKING:
     from secagg.identifiers import ClientId
     from secagg.platforms.keys.identities import Roster
     from secagg.platforms.settings import SecAggSettings
-    from secagg.scale.spread import Figures
     from secagg.session.roles import Released, ServerSession, Subject
     from secagg.short.model_session import Session
     from secagg.site_statistics import Plan
@@ -51,7 +50,6 @@ if TYPE_CHECKING:
     from secagg.transport.server import SumServer
 
 _LOG: Final = logging.getLogger("secagg")
-_PROGRESS_SECONDS: Final = 10.0
 _AGAIN_SECONDS: Final = 1.0
 _USED: Final = (
     *("corrupted", "enclave-socket", "epoch", "holders", "minimum-cohort", "mode", "privacy-bits", "roster"),
@@ -167,7 +165,7 @@ async def _serve(options: argparse.Namespace) -> None:
     token = options.metrics_token and options.metrics_token.read_text(errors="replace").strip()
     operators = Operators(token, is_behind_proxy=options.behind_proxy)
     with ExitStack() as resources:
-        workers = resources.enter_context(workers_for(find(options.protocol), options, _Telling()))
+        workers = resources.enter_context(workers_for(find(options.protocol), options, Telling()))
         sums = _sum_of(options, settings, resources, workers)
         held = sums.held()
         limits = _limits(options, held.card)
@@ -265,19 +263,6 @@ def _limits(options: argparse.Namespace, card: Card) -> WireLimits:
         ),
         answer_bytes=card.answer_bytes,
     )
-
-
-class _Telling:
-    """Writes to the log how far workers are; ``/metrics`` has the same at any time."""
-
-    def __init__(self) -> None:
-        self._due, self._said = 0.0, ""
-
-    def __call__(self, figures: Figures) -> None:
-        said = str(figures)
-        if said != self._said and (time.monotonic() >= self._due or not figures.tasks_left):
-            self._due, self._said = time.monotonic() + _PROGRESS_SECONDS, said
-            _LOG.info("workers: %s", said)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
