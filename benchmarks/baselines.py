@@ -25,8 +25,7 @@ import numpy.typing as npt
 from secagg.compression.count_sketch import CountSketch, HeavyHitters
 from secagg.compression.fixed_point import FixedPoint
 from secagg.compression.joined_rotation import Floats, JoinedRotation
-from secagg.compression.product_quantization import Codebook, ProductQuantization
-from secagg.compression.product_quantization.nearest_codeword import learn_codewords
+from secagg.compression.product_quantization import Codebook, ProductQuantization, learn_codewords
 from secagg.compression.public_stream import PublicStream
 from secagg.contract import Aggregate, Layout, Payload, public_parameters_digest
 from secagg.contract.codewords import Tables

@@ -18,7 +18,6 @@ import numpy.typing as npt
 import torch
 
 from secagg.training.engines.one_by_one import (
-    Computing,
     Descent,
     changes,
     device_named,
@@ -76,7 +75,7 @@ class Lockstep:
         self._device, self._settings = device_named(device), settings
         self._model = trainable(factory).to(self._device)
         self._names = [name for name, _ in self._model.named_parameters()]
-        self._mapped = Mapped(self._model, Computing(device=self._device))
+        self._mapped = Mapped(self._model)
         self._turn = threading.Condition()
         self._members, self._due, self._number = 0, list[Work](), 0
         self._graphs = dict[Any, Any]()

@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from figures import best_seconds, machine
-from secagg.compression.byte_accounting import Accounting, parameter_count
+from secagg.compression.byte_accounting import Accounting, parameter_count, upload_bytes
 from secagg.compression.model_update import (
     Calibration,
     CalibrationSource,
@@ -32,7 +32,7 @@ from secagg.compression.model_update import (
     Rotated,
     Sketched,
     UpdatePlan,
-    round_bytes,
+    downlink_bytes,
 )
 from secagg.compression.scalar_quantization import Rounding
 from secagg.contract import ideal_aggregate
@@ -114,11 +114,10 @@ def _row(name: str, decoder: ModelUpdate, clients: list[Update], true_mean: dict
         },
         ROUNDS,
     )
-    cost = round_bytes(decoder, Accounting.WIRE)
     return Row(
         name=name,
-        bits=float(8 * cost.uplink / parameter_count(SHAPES)),
-        broadcast=int(cost.downlink),
+        bits=float(8 * upload_bytes(decoder.layout, Accounting.WIRE) / parameter_count(SHAPES)),
+        broadcast=downlink_bytes(decoder, Accounting.WIRE),
         error=(lost / whole) ** 0.5,
         encode=seconds["encode"] / seconds["cast"],
         decode=seconds["decode"] / seconds["cast"],

@@ -36,7 +36,7 @@ from secagg.training.settings.parts import (
     Tensors,
     generator,
     seed_of,
-    torch_generator,
+    torch_seed,
 )
 
 _SEED: Final = 0
@@ -186,11 +186,19 @@ def assignments_of(load: Load, clients: int) -> list[Assignment]:
     return [
         Assignment(
             client=client,
-            examples=_examples(load, int(size), torch_generator(seed_of(_SEED, Stream.PARTITION, client=client))),
+            examples=_examples(
+                load,
+                int(size),
+                _coins(client),
+            ),
             seed=seed_of(_SEED, Stream.TRAINING, client=client),
         )
         for client, size in enumerate(sizes)
     ]
+
+
+def _coins(client: int) -> torch.Generator:
+    return torch.Generator().manual_seed(torch_seed(seed_of(_SEED, Stream.PARTITION, client=client)))
 
 
 def _examples(load: Load, count: int, coins: torch.Generator) -> Examples:

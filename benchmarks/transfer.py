@@ -41,8 +41,8 @@ from more_tasks import digits, small, wide
 from secagg.training.codec import WholeUpdates
 from secagg.training.datasets import PreparedData, federated_data
 from secagg.training.datasets.prepared import Dealing
+from secagg.training.engines.one_by_one import Probe
 from secagg.training.runs.driver import pieces_of
-from secagg.training.runs.probe import Probe
 from secagg.training.runs.rounds import Pieces, Run, ServerOptimizer
 from secagg.training.settings.configuration import (
     Configuration,

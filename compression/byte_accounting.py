@@ -7,7 +7,7 @@ header with the layout's digest precedes them. Sizes are exact rationals; only p
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from enum import StrEnum
 from fractions import Fraction
 from math import prod
@@ -16,7 +16,7 @@ from typing import Final
 from secagg.contract import DIGEST_BYTES, IndexSegment, Layout, RingSegment, Segment
 from secagg.wire import MessageKind, Writer
 
-from .product_quantization.nearest_codeword import block_geometry, is_quantizable
+from .product_quantization import block_geometry, is_quantizable
 from .random_pruning import kept_count
 
 Shape = tuple[int, ...]
@@ -74,9 +74,8 @@ def codebook_bytes(shapes: Shapes, codewords: int, block: int) -> int:
 
 def scalar_quantization_layout(shapes: Shapes, modulus_bits: int) -> Layout:
     """Return the layout with tensors of two or more dimensions in a ring of this width, and the others plain."""
-    return _layout(
-        RingSegment(modulus_bits if len(shape) > 1 else PLAIN_BITS, prod(shape)) for shape in shapes.values()
-    )
+    widths = (modulus_bits if len(shape) > 1 else PLAIN_BITS for shape in shapes.values())
+    return Layout(tuple(RingSegment(bits, prod(shape)) for bits, shape in zip(widths, shapes.values(), strict=True)))
 
 
 def pruning_layout(shapes: Shapes, sparsity: Fraction) -> Layout:
@@ -84,26 +83,17 @@ def pruning_layout(shapes: Shapes, sparsity: Fraction) -> Layout:
 
     The paper's sentence leaves norms alone; its sizes do not: the weights of norms are pruned as well.
     """
-    return _layout(
-        _plain(prod(shape) if is_bias(name) else kept_count(prod(shape), sparsity)) for name, shape in shapes.items()
-    )
+    kept = (prod(shape) if is_bias(name) else kept_count(prod(shape), sparsity) for name, shape in shapes.items())
+    return Layout(tuple(RingSegment(PLAIN_BITS, count) for count in kept))
 
 
 def product_quantization_layout(shapes: Shapes, codewords: int, block: int) -> Layout:
     """Return the layout with an index for each block of the tensors that have codebooks, and the others plain."""
-    return _layout(_indexed_or_plain(shape, codewords, block) for shape in shapes.values())
+    return Layout(tuple(_indexed_or_plain(shape, codewords, block) for shape in shapes.values()))
 
 
 def _indexed_or_plain(shape: Shape, codewords: int, block: int) -> Segment:
     if not is_quantizable(shape, block):
-        return _plain(prod(shape))
+        return RingSegment(PLAIN_BITS, prod(shape))
     geometry = block_geometry(shape, block, codewords)
     return IndexSegment(geometry.codewords, geometry.blocks)
-
-
-def _plain(length: int) -> Segment:
-    return RingSegment(PLAIN_BITS, length)
-
-
-def _layout(segments: Iterator[Segment]) -> Layout:
-    return Layout(tuple(segments))

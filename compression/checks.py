@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import logging
 import math
+from collections.abc import Callable
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
-from secagg.contract import Aggregate, Layout
-from secagg.crypto.ring import require_capacity
-from secagg.errors import Misuse
+from secagg.contract import Aggregate, Layout, LinearDecoder
+from secagg.crypto.ring import Ring, RingVector, reduce_into, require_capacity
+from secagg.errors import ContractViolation, Misuse
 
 LARGEST: Final = 2.0**100
 """The largest value of an update that is turned: sums of many are still float32."""
+_PIECE: Final = 1 << 15
+"""Values that are encoded at a time: those between two steps stay in the processor's cache."""
 LOG: Final = logging.getLogger("secagg.compression")
 
 
@@ -38,6 +41,19 @@ def finite(values: npt.NDArray[Any], limit: float = math.inf) -> npt.NDArray[Any
     return within
 
 
+def encoded(
+    values: npt.NDArray[Any], ring: Ring, steps: Callable[[npt.NDArray[Any]], npt.NDArray[np.float64]]
+) -> RingVector:
+    """Return a vector of floats as ring elements; ``steps`` makes whole numbers within the ring of a few of them."""
+    codes = ring.zeros(len(values))
+    signed = codes.view(f"<i{ring.word_bytes}")
+    for start in range(0, len(values), _PIECE):
+        # What Ring.from_integers does, without its temporaries.
+        np.copyto(signed[start : start + _PIECE], steps(finite(values[start : start + _PIECE])), casting="unsafe")
+        reduce_into(codes[start : start + _PIECE], ring.modulus_bits)
+    return codes
+
+
 def require_sum(aggregate: Aggregate, layout: Layout, capacity: int | None = None) -> None:
     """Refuse a sum that is not of a scheme's own layout (``Misuse``), or of more weight than its rings hold."""
     if aggregate.layout != layout:
@@ -46,7 +62,11 @@ def require_sum(aggregate: Aggregate, layout: Layout, capacity: int | None = Non
         require_capacity(aggregate.total_weight, capacity)
 
 
-def inner_sum(aggregate: Aggregate, layout: Layout, inner: Layout) -> Aggregate:
-    """Return a sum of a scheme around another one as that one's, whose segments are the same."""
+def inner_decoded(aggregate: Aggregate, layout: Layout, inner: LinearDecoder[Any], length: int) -> npt.NDArray[Any]:
+    """Return what the scheme inside another one decodes a sum of the latter to; their segments are the same."""
     require_sum(aggregate, layout)
-    return Aggregate(inner, aggregate.values, aggregate.contributors, aggregate.total_weight)
+    counts = (aggregate.contributors, aggregate.total_weight)
+    values: npt.NDArray[Any] = inner.decode(Aggregate(inner.layout, aggregate.values, *counts))
+    if values.shape != (length,):
+        raise ContractViolation(f"the inner scheme has to decode a vector of {length}, not of {values.shape}")
+    return values

@@ -1,20 +1,14 @@
 """The rate that a cohort needs: how noisy the decoded mean is, and how many bits a value are enough.
 
 Where a code keeps the share r of a client's update and the sum is divided by r, the mean over N clients whose updates
-are nearly orthogonal has noise of the energy
-
-    nu = (1 - r) / (r N)
-
-in units of one client's energy. The best code of R bits a value keeps 1 - 2^(-2R), and peak codes come as far as one of
-0.74 R. At few bits that is 0.97 / (N R): only the bits of the whole cohort count. What that costs
-is said by the noise's harm to the loss (``AutoRate``), and not by nu alone: 0.6 was hardly seen on images, and cost
-three points on the next character of a text.
+are nearly orthogonal has noise of the energy nu = (1 - r) / (r N), in units of one client's. The best code of R bits a
+value keeps 1 - 2^(-2R), and peak codes come as far as one of 0.74 R: only the bits of the whole cohort count.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -69,19 +63,19 @@ def sketch_noise(kept: float, bits: int, cohort: int) -> float:
 def places_for(cohort: int, cohort_bits: float = COHORT_BITS) -> int:
     """Return the largest block where the peak's place has at least ``cohort_bits / cohort`` bits a value."""
     wanted = _bits(cohort_bits) / _clients(cohort)
-    low, high = 1, MAXIMUM_PLACES
-    while low < high:
-        middle = (low + high + 1) // 2
-        low, high = (middle, high) if math.log2(2 * middle) / middle >= wanted else (low, middle - 1)
-    return low
+    return _most_places(lambda places: math.log2(2 * places) / places >= wanted)
 
 
 def places_within(cohort: int, noise: float) -> int:
     """Return the largest block whose peaks have at most this noise; 1 where none has."""
+    return _most_places(lambda places: peak_noise(places, cohort) <= noise)
+
+
+def _most_places(are_fine: Callable[[int], bool]) -> int:
     low, high = 1, MAXIMUM_PLACES
     while low < high:
         middle = (low + high + 1) // 2
-        low, high = (middle, high) if peak_noise(middle, cohort) <= noise else (low, middle - 1)
+        low, high = (middle, high) if are_fine(middle) else (low, middle - 1)
     return low
 
 

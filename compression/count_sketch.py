@@ -31,8 +31,8 @@ from secagg.crypto.secret import Secret
 from secagg.errors import InvalidParameters, Misuse
 from secagg.parameters import require_integer
 
-from .checks import finite, inner_sum, require_floats
-from .public_stream import SEED_BYTES
+from .checks import finite, inner_decoded, require_floats
+from .public_stream import require_seed
 
 Floats = npt.NDArray[np.float64]
 MAXIMUM_ROWS: Final = 32
@@ -71,8 +71,7 @@ class CountSketch:
                 f"{self.rows} rows of hashes for {self.length} coordinates exceed one key's stream; use fewer rows, or "
                 "sketch the update in parts"
             )
-        if type(self.seed) is not bytes or len(self.seed) != SEED_BYTES:
-            raise InvalidParameters(f"a public seed is {SEED_BYTES} bytes")
+        require_seed(self.seed)
         carried = sum(segment.length for segment in self.inner.layout.require_rings())
         if carried != self.cells:
             raise InvalidParameters(
@@ -82,12 +81,10 @@ class CountSketch:
 
     @property
     def cells(self) -> int:
-        """Length of the inner scheme's vector."""
         return self.rows * self.columns
 
     @property
     def layout(self) -> Layout:
-        """The inner scheme's segments, under a version that covers the hashes as well."""
         inner = self.inner.layout
         parameters = struct.pack(">QBI", self.length, self.rows, self.columns) + self.seed + inner.version
         return Layout(inner.segments, public_parameters_digest("count_sketch", parameters))
@@ -98,7 +95,6 @@ class CountSketch:
         return self.inner.capacity
 
     def encode(self, update: npt.NDArray[np.floating[Any]], coins: Coins) -> Payload:
-        """Sketch the update and let the inner scheme encode the table."""
         payload = encode_update(self.inner, self.sketch(update).reshape(-1), coins)
         return Payload(self.layout, payload.values)
 
@@ -110,22 +106,12 @@ class CountSketch:
         return estimate
 
     def table_of(self, aggregate: Aggregate) -> Floats:
-        """Return the summed table, of shape (rows, columns), as the inner scheme decodes it.
-
-        Raises:
-            Misuse: the aggregate belongs to another layout.
-            CapacityExceeded: the contributors' weight exceeds the inner scheme's capacity.
-        """
-        inner = inner_sum(aggregate, self.layout, self.inner.layout)
-        table: Floats = np.asarray(self.inner.decode(inner), dtype=np.float64).reshape(self.rows, self.columns)
-        return table
+        """Return the summed table, of shape (rows, columns), as the inner scheme decodes it."""
+        table = inner_decoded(aggregate, self.layout, self.inner, self.cells)
+        return np.asarray(table, dtype=np.float64).reshape(self.rows, self.columns)
 
     def sketch(self, update: npt.NDArray[np.floating[Any]]) -> Floats:
-        """Return the table of one vector, before the inner scheme rounds it.
-
-        Raises:
-            Misuse: the update is not a vector of floats of this length.
-        """
+        """Return the table of one vector, before the inner scheme rounds it."""
         require_floats(update, (self.length,))
         signed = np.zeros((self.rows, 2 * self.columns))
         # No cell overflows, whichever coordinates are in it.
@@ -138,11 +124,7 @@ class CountSketch:
         return table
 
     def medians(self, table: Floats) -> Floats:
-        """Return the median over the rows for each coordinate: robust against heavy cells, and not linear.
-
-        Raises:
-            Misuse: the table has another shape.
-        """
+        """Return the median over the rows for each coordinate: robust against heavy cells, and not linear."""
         if type(table) is not np.ndarray or table.shape != (self.rows, self.columns):
             raise Misuse(f"a table has the shape {(self.rows, self.columns)}")
         middle = ((self.rows - 1) // 2, self.rows // 2)
@@ -205,10 +187,6 @@ class HeavyHitters:
 
         Returns:
             The step of the model, in the direction of the updates; all but ``extracted`` coordinates are zero.
-
-        Raises:
-            Misuse: the aggregate belongs to another layout; the memory is unchanged.
-            CapacityExceeded: the contributors' weight exceeds the capacity; the memory is unchanged.
         """
         if not 0 < learning_rate < math.inf:
             raise InvalidParameters(f"a learning rate is a positive number; got {learning_rate}")

@@ -1,10 +1,7 @@
 """Dithered quantization: values on a fine grid, which a protocol that masks rounds to whole steps once they are masked.
 
-A step is divided into 2^f fine steps. A value becomes a whole number of fine steps; the protocol adds a uniform mask to
-it and rounds the sum to whole steps of ``modulus_bits`` bits, which alone travel. Taking the mask off again makes this
-a subtractive dither: the error is uniform between -1/2 and 1/2 step, whatever the value, and its mean is zero. A sum of
-N clients errs by sqrt(N / 12) steps. Rounding at random before masking sends as many bits and errs by up to
-sqrt(N / 4).
+A step has 2^f fine steps. The protocol adds a uniform mask to fine steps and rounds to whole ones, which alone travel:
+a subtractive dither, whose error is uniform between -1/2 and 1/2 step, whatever the value.
 """
 
 from __future__ import annotations
@@ -19,11 +16,11 @@ import numpy.typing as npt
 
 from secagg.contract import Aggregate, Layout, Payload, RingSegment, public_parameters_digest
 from secagg.crypto.entropy import Coins
-from secagg.crypto.ring import capacity_between, reduce_into
+from secagg.crypto.ring import capacity_between
 from secagg.errors import InvalidParameters
 from secagg.parameters import require_integer
 
-from .checks import finite, require_floats, require_sum
+from .checks import encoded, require_floats, require_sum
 from .public_stream import require_shape
 
 Tensor = npt.NDArray[np.floating[Any]]
@@ -33,16 +30,13 @@ MOST_BITS: Final = 16
 _FLOAT_BITS: Final = 53
 """Every integer of so many bits is a float64, so decoding gives the number that is meant."""
 _LEAST_SCALE: Final = 2.0**-100
-_PIECE: Final = 1 << 15
-"""Number of values that are encoded at once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DitheredQuantization:
     """A tensor of floats in steps of ``scale``, clamped to 2^(bits - 1) steps on both sides of zero.
 
-    Encoding errs by half a fine step. Rounding under the mask adds up to half a step for each client, for which the
-    capacity keeps room, and 1/12 of a squared step of variance.
+    The capacity keeps room for half a step that rounding under the mask may add for each client.
     """
 
     shape: tuple[int, ...]
@@ -66,11 +60,11 @@ class DitheredQuantization:
                 f"{self.bits} bits and the room for rounding leave a ring of {self.modulus_bits} bits; use a ring of "
                 f"at least {dithered_ring(self.bits, 1, self.fine_bits)} bits"
             )
-        encoded = struct.pack(
+        parameters = struct.pack(
             f">I{len(self.shape)}QBBBd",
             *(len(self.shape), *self.shape, self.bits, self.modulus_bits, self.fine_bits, self.scale),
         )
-        version = public_parameters_digest("dithered_quantization", encoded)
+        version = public_parameters_digest("dithered_quantization", parameters)
         object.__setattr__(self, "layout", Layout((segment,), version))
 
     @property
@@ -90,21 +84,17 @@ class DitheredQuantization:
         return segment
 
     def encode(self, update: Tensor, coins: Coins) -> Payload:  # noqa: ARG002 -- the contract's; the mask dithers
-        """Divide by the scale, clamp, and round to the nearest fine step."""
         require_floats(update, self.shape)
-        ring, flat = self._segment.ring, update.reshape(-1)
-        codes = ring.zeros(flat.size)
-        signed = codes.view(f"<i{ring.word_bytes}")
-        for start in range(0, flat.size, _PIECE):
-            piece = finite(flat[start : start + _PIECE]).astype(np.float64)
+
+        def steps(piece: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
             # A value beyond a float becomes infinite here, and is clamped like every other.
             with np.errstate(over="ignore"):
-                piece /= self.scale
-                piece *= 1 << self.fine_bits
-            np.rint(np.clip(piece, -self.bound, self.bound, out=piece), out=piece)
-            np.copyto(signed[start : start + _PIECE], piece, casting="unsafe")
-            reduce_into(codes[start : start + _PIECE], ring.modulus_bits)
-        return Payload(self.layout, (codes,))
+                fine = piece.astype(np.float64)
+                fine /= self.scale
+                fine *= 1 << self.fine_bits
+            return np.rint(np.clip(fine, -self.bound, self.bound, out=fine), out=fine)
+
+        return Payload(self.layout, (encoded(update.reshape(-1), self._segment.ring, steps),))
 
     def decode(self, aggregate: Aggregate) -> npt.NDArray[np.float32]:
         require_sum(aggregate, self.layout, self.capacity)
@@ -123,11 +113,7 @@ def dithered_ring(bits: int, total_weight: int, fine_bits: int = DEFAULT_FINE_BI
 def calibrate(
     sample: Tensor, *, bits: int, modulus_bits: int, fine_bits: int = DEFAULT_FINE_BITS
 ) -> DitheredQuantization:
-    """Return the scheme whose ends are the largest value of a sample.
-
-    Raises:
-        InvalidParameters: the sample holds zeros alone, NaN or infinity.
-    """
+    """Return the scheme whose ends are the largest value of a sample."""
     largest = float(np.abs(sample).max(initial=0))
     if not 0 < largest < np.inf:
         raise InvalidParameters("a scale is calibrated on finite values, not all of them zero; give another sample")

@@ -12,18 +12,16 @@ import numpy.typing as npt
 
 from secagg.contract import Aggregate, Layout, Payload, RingSegment, public_parameters_digest
 from secagg.crypto.entropy import Coins
-from secagg.crypto.ring import Ring, capacity_between, reduce_into
+from secagg.crypto.ring import Ring, capacity_between
 from secagg.errors import CapacityExceeded, InvalidParameters
 
-from .checks import finite, require_floats, require_sum
+from .checks import encoded, require_floats, require_sum
 
 Floats = npt.NDArray[np.float64]
 MAXIMUM_FRACTION_BITS: Final = 52
 MAXIMUM_STEPS: Final = (1 << 52) - 1
 EXACT_FLOAT: Final = 1 << 53
 """Every integer up to here is a float64, so rounding and decoding give the number that is meant."""
-_PIECE: Final = 1 << 15
-"""Number of values that are encoded at once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,8 +53,8 @@ class FixedPoint:
                 f"one value of {self.bound} steps leaves a ring of {self.modulus_bits} bits; use fewer fraction bits, "
                 "a smaller clip or a wider ring"
             )
-        encoded = struct.pack(">QdII", self.length, self.clip, self.fraction_bits, self.modulus_bits)
-        version = public_parameters_digest("fixed_point", encoded)
+        parameters = struct.pack(">QdII", self.length, self.clip, self.fraction_bits, self.modulus_bits)
+        version = public_parameters_digest("fixed_point", parameters)
         object.__setattr__(self, "layout", Layout((segment,), version))
 
     @property
@@ -72,23 +70,16 @@ class FixedPoint:
     def encode(self, update: npt.NDArray[np.floating[Any]], coins: Coins) -> Payload:  # noqa: ARG002 -- the contract's
         """Clip, scale and round to nearest, ties to even."""
         require_floats(update, (self.length,))
-        ring, wide = Ring(self.modulus_bits), np.promote_types(update.dtype, np.float64)
-        encoded = ring.zeros(self.length)
-        signed = encoded.view(f"<i{ring.word_bytes}")
-        # Piece by piece, so that the values between two steps stay in the processor's cache.
-        for start in range(0, self.length, _PIECE):
-            piece = finite(update[start : start + _PIECE]).astype(wide)
-            np.minimum(piece, self.clip, out=piece)
-            clipped = np.maximum(piece, -self.clip, out=piece).astype(np.float64, copy=False)
-            scaled = np.rint(np.ldexp(clipped, self.fraction_bits, out=clipped), out=clipped)
-            # What Ring.from_integers does, without its temporaries; it would refuse nothing, because steps are clipped
-            # and the ring holds ``bound``.
-            np.copyto(signed[start : start + _PIECE], scaled, casting="unsafe")
-            reduce_into(encoded[start : start + _PIECE], self.modulus_bits)
-        return Payload(self.layout, (encoded,))
+        wide = np.promote_types(update.dtype, np.float64)
+
+        def steps(piece: npt.NDArray[Any]) -> Floats:
+            values = piece.astype(wide)
+            clipped: Floats = np.clip(values, -self.clip, self.clip, out=values).astype(np.float64, copy=False)
+            return np.rint(np.ldexp(clipped, self.fraction_bits, out=clipped), out=clipped)
+
+        return Payload(self.layout, (encoded(update, Ring(self.modulus_bits), steps),))
 
     def decode(self, aggregate: Aggregate) -> Floats:
-        """Return the sum of the contributors' clipped and rounded updates."""
         require_sum(aggregate, self.layout, self.capacity)
         sums = Ring(self.modulus_bits).lift(aggregate.values[0])
         return np.ldexp(sums.astype(np.float64), -self.fraction_bits)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
 from typing import Any, Final
@@ -18,10 +18,15 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from secagg.contract import Aggregate, Layout, Payload, RingSegment, public_parameters_digest
+from secagg.crypto.entropy import Coins
 from secagg.crypto.labels import Label
+from secagg.crypto.ring import reduce_into
 from secagg.errors import InvalidParameters
+from secagg.parameters import require_integer
+from secagg.privacy.rounding import bound_for_ring, rounded, unrounded_norm
 
-from .checks import LARGEST, finite, require_floats
+from .checks import LARGEST, finite, require_floats, require_sum
 from .public_stream import PublicStream
 from .rotation import padded_size, require_block_size, transform
 
@@ -43,7 +48,6 @@ class Gains:
     last_gain: float = 1.0
 
     def times(self, factor: float) -> Gains:
-        """Return the gains of values that are multiplied."""
         return Gains(self.gain * factor, self.last, self.last_gain * factor)
 
 
@@ -91,7 +95,6 @@ class JoinedRotation:
 
     @property
     def size(self) -> int:
-        """Number of values of an update."""
         return self.stream.size
 
     @property
@@ -106,12 +109,8 @@ class JoinedRotation:
         return self.stream.encode() + numbers
 
     def turned(self, update: Update, count: int | None = None) -> Floats:
-        """Return the scaled and turned update, with zeros behind it up to so many values.
-
-        Raises:
-            Misuse: it is not a vector of floats of this size.
-        """
-        self.require_form(update)
+        """Return the scaled and turned update, with zeros behind it up to so many values."""
+        require_floats(update, (self.size,))
         turned = np.empty(self.padded if count is None else count, np.float32)
         if not self._scaled(update, turned):
             self._scaled(finite(update), turned)
@@ -121,10 +120,7 @@ class JoinedRotation:
         return turned
 
     def _scaled(self, update: Update, out: Floats) -> bool:
-        """Write the scaled update, and return whether all of it is finite and within limits.
-
-        By pieces, which are still in the cache when they are looked at.
-        """
+        """Write the scaled update by pieces, and return whether all of it is finite and within limits."""
         is_within = True
         with np.errstate(over="ignore", invalid="ignore"):
             for first in range(0, self.size, _PIECE):
@@ -135,11 +131,6 @@ class JoinedRotation:
         return is_within
 
     def turned_with_norm(self, update: Update) -> tuple[Floats, float]:
-        """Return the scaled and turned update, and its length.
-
-        Raises:
-            Misuse: it is not a vector of floats of this size.
-        """
         turned = self.turned(update)
         return turned, math.sqrt(energy(turned))
 
@@ -163,26 +154,13 @@ class JoinedRotation:
         return update
 
     def norm(self, update: Update) -> float:
-        """Return the length of the scaled update, which is that of the turned one.
-
-        Raises:
-            Misuse: it is not a vector of floats of this size.
-        """
+        """Return the length of the scaled update, which is that of the turned one."""
         return math.sqrt(sum((norm / scale) ** 2 for norm, scale in zip(self.norms(update), self.scales, strict=True)))
 
     def norms(self, update: Update) -> tuple[float, ...]:
-        """Return the length of each tensor, not scaled; it raises what ``norm`` does."""
-        self.require_form(update)
+        require_floats(update, (self.size,))
         edges, within = [0, *np.cumsum(self.sizes).tolist()], finite(update, LARGEST)
         return tuple(math.sqrt(energy(within[start:end])) for start, end in pairwise(edges))
-
-    def require_form(self, update: Update) -> None:
-        """Require a vector of floats of this size.
-
-        Raises:
-            Misuse: it is not.
-        """
-        require_floats(update, (self.size,))
 
 
 def square_root_scales(sizes: tuple[int, ...], norms: tuple[float, ...]) -> tuple[float, ...]:
@@ -206,3 +184,85 @@ def energy(values: Update) -> float:
             wide = values[first : first + _PIECE].astype(np.float64)
             total += float(wide @ wide)
     return total
+
+
+# --- Rounded for noise ------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class RoundedRotation:
+    """One vector of all values of a model as whole steps of its rotation, of a bounded norm: for noise of clients.
+
+    Noise has to hide how far one client can move a sum. So a client scales its update down to a public length, turns
+    it, and rounds each coordinate up or down at random until the norm in steps is within the public bound. The ring is
+    narrow: four deviations of the largest sum with its noise fit (``secagg.privacy.rounding``). A sum that wraps costs
+    accuracy and no privacy.
+    """
+
+    rotation: JoinedRotation
+    clip: float
+    """The greatest length of a scaled update; longer ones are shortened to it."""
+    l2_bound: int
+    """The greatest norm of what a client sends, in steps: what its noise is in proportion to."""
+    modulus_bits: int
+    clients: int
+    """Number of clients that the ring is planned for."""
+    layout: Layout = field(init=False, repr=False)
+
+    @classmethod
+    def planned(
+        cls, rotation: JoinedRotation, *, clip: float, modulus_bits: int, clients: int, noise_share: float
+    ) -> RoundedRotation:
+        """Return the code of the finest steps whose sums a ring holds with their noise.
+
+        Args:
+            noise_share: the greatest variance of the sum's noise over the square of the bound.
+        """
+        bound = bound_for_ring(modulus_bits, rotation.padded, clients, noise_share)
+        return cls(rotation=rotation, clip=clip, l2_bound=bound, modulus_bits=modulus_bits, clients=clients)
+
+    def __post_init__(self) -> None:
+        if type(self.clip) is not float or not 2.0**-100 <= self.clip <= 2.0**100:
+            raise InvalidParameters(f"clip is a float in 2^-100..2^100; got {self.clip!r}")
+        require_integer("clients", self.clients, 1)
+        unrounded_norm(self.l2_bound, self.rotation.padded)
+        encoded = self.rotation.encode()
+        encoded += struct.pack(">dQBQ", self.clip, self.l2_bound, self.modulus_bits, self.clients)
+        version = public_parameters_digest("rounded_rotation", encoded)
+        object.__setattr__(self, "layout", Layout((RingSegment(self.modulus_bits, self.rotation.padded),), version))
+
+    @property
+    def length(self) -> int:
+        return self.rotation.size
+
+    @property
+    def capacity(self) -> int:
+        return self.clients
+
+    @property
+    def step(self) -> float:
+        return self.clip / unrounded_norm(self.l2_bound, self.rotation.padded)
+
+    @property
+    def largest_norm(self) -> float:
+        """The greatest length of a decoded update, if its client rounds as it should; nothing here holds it to that."""
+        return max(self.rotation.scales) * self.l2_bound * self.step
+
+    def encode(self, update: Update, coins: Coins) -> Payload:
+        turned, norm = self.rotation.turned_with_norm(update)
+        steps = turned.astype(np.float64)
+        steps *= min(1.0, self.clip / norm if norm else 1.0) / self.step
+        ring = self.layout.segments[0].ring
+        vector = rounded(steps, self.l2_bound, coins).astype(ring.word)
+        reduce_into(vector, ring.modulus_bits)
+        return Payload(self.layout, (vector,))
+
+    def decode(self, aggregate: Aggregate) -> Floats:
+        require_sum(aggregate, self.layout, self.capacity)
+        (segment,) = self.layout.require_rings()
+        return self.rotation.turned_back(segment.ring.lift(aggregate.values[0]).astype(np.float32), self.gains)
+
+    @property
+    def gains(self) -> Gains:
+        """Length of a step."""
+        return Gains(self.step)

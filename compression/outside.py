@@ -24,7 +24,7 @@ from secagg.crypto.entropy import Coins
 from secagg.errors import InvalidParameters
 
 from .checks import finite
-from .public_stream import SEED_BYTES
+from .public_stream import require_seed
 
 Factory = Callable[..., LinearDecoder[Any]]
 MAXIMUM_NAME_BYTES: Final = 512
@@ -46,8 +46,7 @@ class OutsideScheme:
     def __post_init__(self) -> None:
         if not 0 < len(self.name.encode()) <= MAXIMUM_NAME_BYTES:
             raise InvalidParameters(f"the name of a scheme has 1 to {MAXIMUM_NAME_BYTES} bytes; got {self.name!r}")
-        if len(self.seed) != SEED_BYTES:
-            raise InvalidParameters(f"a public seed is {SEED_BYTES} bytes; got {len(self.seed)}")
+        require_seed(self.seed)
         made = self.factory(values=self.values, cohort=self.cohort, seed=self.seed, epoch=self.epoch)
         if made.capacity < self.cohort:
             raise InvalidParameters(
@@ -58,7 +57,6 @@ class OutsideScheme:
 
     @property
     def length(self) -> int:
-        """Number of values of an update."""
         return self.values
 
     @property
@@ -71,11 +69,6 @@ class OutsideScheme:
 
     @property
     def tables(self) -> Tables:
-        """The codewords of the scheme itself.
-
-        Raises:
-            InvalidParameters: it has none, and is decoded from histograms alone.
-        """
         return self._indexed.tables
 
     def encode(self, update: npt.NDArray[Any], coins: Coins) -> Payload:
@@ -86,7 +79,6 @@ class OutsideScheme:
         return decoded
 
     def decode_summed(self, aggregate: Aggregate) -> npt.NDArray[Any]:
-        """Decode sums of codewords as the scheme itself."""
         decoded: npt.NDArray[Any] = self._indexed.decode_summed(aggregate)
         return decoded
 
@@ -100,11 +92,7 @@ class OutsideScheme:
 
 
 def outside_factory(named: str) -> Factory:
-    """Return what ``module:Name`` or ``path/to/file.py:Name`` names; it is imported, so name nothing of a stranger.
-
-    Raises:
-        InvalidParameters: it cannot be imported, or there is no such name in it.
-    """
+    """Return what ``module:Name`` or ``path/to/file.py:Name`` names; it is imported, so name nothing of a stranger."""
     place, _, name = named.rpartition(":")
     try:
         module = _module_in(Path(place)) if place.endswith(".py") else importlib.import_module(place)

@@ -1,22 +1,14 @@
 """The peak code: the place and the sign of the largest of each block of d turned values.
 
-There is no codebook to learn, to broadcast or to search: a block becomes one of 2d codewords, +e_i and -e_i, so that d
-values take log2(2d) bits, and decoding is counting. After a rotation values are bell-shaped, so the kept share of
-them follows from d alone; dividing by it makes the decoded sum of directions unbiased over the rotations. The choice
-depends on no scale: a first round is compressed like every other. A decoded mean is the mean direction times one length
-for all, which is the mean of the updates only where these are equally long. An update that is zero but for a few values
-is decoded too short.
+A block becomes one of 2d codewords, +e_i and -e_i: index 0..d-1 stands for a largest value that is positive, d..2d-1
+for a negative one, and the first of equal values counts. After a rotation values are bell-shaped, so the kept share of
+them follows from d alone; dividing by it makes the decoded sum of directions unbiased over the rotations. The code says
+where an update points, not how long it is: ``unit`` is the length that every update is taken to have. Clients that
+report their own lengths do so next to the code, in public levels, so that a protocol that checks blocks checks the
+length as well (``norm_levels``).
 
-The code says where an update points, not how long it is. ``unit`` is the length that every update is taken to have,
-public and common. Where clients report their own lengths, they do so next to the code (``norm_levels``): in public
-levels, as one codeword of one more block, so that a protocol that checks blocks checks the length as well. A
-mean of lengths that nobody checks would let one client scale the whole sum.
-
-Beyond one bit a value, ``LevelCode`` has every value of the rotation as one of k levels, 2i - (k - 1) half steps. The
-step is the best one for normal values, in units of the update's own length over the root of their number. Kept share,
-division and told lengths are as with peaks.
-
-Index 0..d-1 stands for a largest value that is positive, d..2d-1 for a negative one. The first of equal values counts.
+Beyond one bit a value, ``LevelCode`` has every value of the rotation as one of k levels, 2i - (k - 1) half steps of the
+step that is best for normal values.
 """
 
 from __future__ import annotations
@@ -92,7 +84,6 @@ class PeakCode:
 
     @property
     def length(self) -> int:
-        """Number of values of an update."""
         return self.rotation.size
 
     @property
@@ -151,7 +142,6 @@ class PeakCode:
         return Payload(self.layout, (indices,))
 
     def decode(self, aggregate: Aggregate) -> Floats:
-        """Return the sum of the contributors' updates, each of them as long as ``unit`` says, from a histogram."""
         require_sum(aggregate, self.layout, self.capacity)
         return self.rotation.turned_back(self.signs(aggregate), self.gains)
 
@@ -179,7 +169,6 @@ class PeakCode:
 
     @property
     def _last(self) -> int:
-        """Number of values of the last block, without those that fill it."""
         return self.rotation.padded - (self.blocks - 1) * self.places
 
     def _gain(self, places: int) -> float:
@@ -209,7 +198,6 @@ class LevelCode:
 
     @property
     def length(self) -> int:
-        """Number of values of an update."""
         return self.rotation.size
 
     @property
@@ -219,7 +207,6 @@ class LevelCode:
 
     @property
     def tables(self) -> Tables:
-        """The levels, in half steps."""
         return ((CodewordTable(self.rotation.padded, _places(self.levels)[:, np.newaxis]),),)
 
     @property
@@ -244,7 +231,6 @@ class LevelCode:
         return Payload(self.layout, (turned.astype(self.layout.segments[0].ring.word),))
 
     def decode(self, aggregate: Aggregate) -> Floats:
-        """Return the sum of the contributors' directions, from a histogram."""
         require_sum(aggregate, self.layout, self.capacity)
         return self.rotation.turned_back(self.signs(aggregate), self.gains)
 
@@ -253,7 +239,6 @@ class LevelCode:
         return self.rotation.turned_back(self.signs(aggregate), self.gains)
 
     def signs(self, aggregate: Aggregate) -> Floats:
-        """Return the sums of the levels, of a histogram or of sums of codewords; they are whole."""
         require_capacity(aggregate.total_weight, self.capacity)
         if aggregate.layout == self.layout:
             counts: Any = aggregate.values[0].view(np.int64)

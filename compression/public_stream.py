@@ -37,20 +37,13 @@ class PublicStream:
     shape: tuple[int, ...]
 
     def __post_init__(self) -> None:
-        if type(self.seed) is not bytes or len(self.seed) != SEED_BYTES:
-            raise InvalidParameters(f"a public seed is {SEED_BYTES} bytes; draw one for each session")
+        require_seed(self.seed)
         require_integer("round_number", self.round_number, 0, (1 << 64) - 1)
-        if type(self.tensor_name) is not str:
-            raise Misuse(f"a tensor's name is a str; got {type(self.tensor_name).__name__}")
-        try:
-            self.tensor_name.encode()
-        except UnicodeEncodeError:
-            raise InvalidParameters("a tensor's name is text that UTF-8 can hold; rename the tensor") from None
+        require_text(self.tensor_name)
         require_shape(self.shape)
 
     @property
     def size(self) -> int:
-        """Number of elements of the tensor."""
         return prod(self.shape)
 
     def encode(self) -> bytes:
@@ -67,12 +60,24 @@ class PublicStream:
         return self.seed, self.round_number.to_bytes(8, "big"), self.tensor_name.encode(), dimensions
 
 
-def require_shape(shape: tuple[int, ...]) -> None:
-    """Require the shape of a tensor with at least one element.
+def require_text(name: str) -> None:
+    """Require a tensor's name that has an encoding."""
+    if type(name) is not str:
+        raise Misuse(f"a tensor's name is a str; got {name!r}")
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        raise InvalidParameters("a tensor's name is text that UTF-8 can hold; rename the tensor") from None
 
-    Raises:
-        InvalidParameters: it is not a tuple of positive integers, or has more elements than a segment may have.
-    """
+
+def require_seed(seed: bytes) -> None:
+    """Require the 32 bytes of a public seed."""
+    if type(seed) is not bytes or len(seed) != SEED_BYTES:
+        raise InvalidParameters(f"a public seed is {SEED_BYTES} bytes; draw one for each session or training run")
+
+
+def require_shape(shape: tuple[int, ...]) -> None:
+    """Require the shape of a tensor with at least one element."""
     if type(shape) is not tuple or any(type(dimension) is not int or dimension < 1 for dimension in shape):
         raise InvalidParameters(f"a shape is a tuple of integers of at least 1; got {shape!r}")
     if prod(shape) > MAXIMUM_LENGTH:

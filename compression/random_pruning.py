@@ -25,10 +25,10 @@ import numpy.typing as npt
 from secagg.contract import Aggregate, Layout, LinearDecoder, Payload, encode_update, public_parameters_digest
 from secagg.crypto.entropy import Coins
 from secagg.crypto.labels import Label
-from secagg.errors import ContractViolation, InvalidParameters, Misuse
+from secagg.errors import InvalidParameters, Misuse
 from secagg.parameters import require_integer
 
-from .checks import inner_sum, require_floats
+from .checks import inner_decoded, require_floats
 from .public_stream import PublicStream
 
 Tensor = npt.NDArray[np.floating[Any]]
@@ -74,20 +74,15 @@ class RandomPruning:
 
     @property
     def capacity(self) -> int:
-        """The inner scheme's."""
         return self.inner.capacity
 
     def encode(self, update: Tensor, coins: Coins) -> Payload:
-        """Encode the kept coordinates, in row-major order."""
         require_floats(update, self.stream.shape)
         return Payload(self.layout, encode_update(self.inner, update[self.mask], coins).values)
 
     def decode(self, aggregate: Aggregate) -> Tensor:
         """Return the sum of the contributors' pruned updates, with zeros where the mask removes a coordinate."""
-        inner = inner_sum(aggregate, self.layout, self.inner.layout)
-        values: Tensor = self.inner.decode(inner)
-        if values.shape != (self.kept,):
-            raise ContractViolation(f"the inner scheme has to decode a vector of {self.kept}, not of {values.shape}")
+        values: Tensor = inner_decoded(aggregate, self.layout, self.inner, self.kept)
         total = np.zeros(self.stream.shape, dtype=values.dtype)
         total[self.mask] = values
         return total

@@ -23,9 +23,9 @@ import numpy.typing as npt
 from secagg.contract import Aggregate, Layout, LinearDecoder, Payload, encode_update, public_parameters_digest
 from secagg.crypto.entropy import Coins
 from secagg.crypto.labels import Label
-from secagg.errors import ContractViolation, InvalidParameters
+from secagg.errors import InvalidParameters
 
-from .checks import LARGEST, finite, inner_sum, require_floats
+from .checks import LARGEST, finite, inner_decoded, require_floats
 from .public_stream import PublicStream
 
 Tensor = npt.NDArray[np.floating[Any]]
@@ -57,7 +57,6 @@ class RandomRotation:
 
     @property
     def padded(self) -> int:
-        """Number of coordinates of the rotated tensor."""
         return padded_size(self.stream.size, self.block_size)
 
     @cached_property
@@ -75,7 +74,6 @@ class RandomRotation:
 
     @property
     def capacity(self) -> int:
-        """The inner scheme's."""
         return self.inner.capacity
 
     def encode(self, update: Tensor, coins: Coins) -> Payload:
@@ -83,18 +81,10 @@ class RandomRotation:
         return Payload(self.layout, encode_update(self.inner, self.rotate(update), coins).values)
 
     def decode(self, aggregate: Aggregate) -> Tensor:
-        inner = inner_sum(aggregate, self.layout, self.inner.layout)
-        rotated: Tensor = self.inner.decode(inner)
-        if rotated.shape != (self.padded,):
-            raise ContractViolation(f"the inner scheme has to decode a vector of {self.padded}, not of {rotated.shape}")
-        return self.rotate_back(rotated)
+        return self.rotate_back(inner_decoded(aggregate, self.layout, self.inner, self.padded))
 
     def rotate(self, update: Tensor) -> Tensor:
-        """Return the rotated update as a vector; scales are calibrated on a sample that went through here.
-
-        Raises:
-            Misuse: the update is not an array of floats of the tensor's shape.
-        """
+        """Return the rotated update as a vector; scales are calibrated on a sample that went through here."""
         require_floats(update, self.stream.shape)
         blocks = np.zeros(self.negative.shape, np.promote_types(update.dtype, np.float32))
         blocks.reshape(-1)[: update.size] = finite(update, LARGEST).reshape(-1)
@@ -120,11 +110,7 @@ def padded_size(size: int, block_size: int) -> int:
 
 
 def require_block_size(block_size: int) -> None:
-    """Require a size of the blocks of a rotation.
-
-    Raises:
-        InvalidParameters: it is not a power of two, or too large.
-    """
+    """Require a size of the blocks of a rotation."""
     if type(block_size) is not int or block_size.bit_count() != 1 or not 1 < block_size <= MAXIMUM_BLOCK_SIZE:
         raise InvalidParameters(f"block_size is a power of two in 2..2^16; got {block_size!r}")
 

@@ -114,12 +114,10 @@ class ScalarQuantization:
 
     @property
     def least(self) -> int:
-        """The smallest code."""
         return -(1 << (self.bits - 1))
 
     @property
     def greatest(self) -> int:
-        """The greatest code."""
         return (1 << (self.bits - 1)) - 1
 
     def _layout(self) -> Layout:
@@ -134,7 +132,6 @@ class ScalarQuantization:
 
     @property
     def is_symmetric(self) -> bool:
-        """Whether every zero point is 0."""
         return not any(self.zero_points)
 
     @property
@@ -205,7 +202,6 @@ class ScalarQuantization:
 
     @property
     def _matrix_shape(self) -> tuple[int, int]:
-        """One row for each scale."""
         return len(self.scales), prod(self.shape) // len(self.scales)
 
     def _rows(self, update: Tensor) -> _Floats:
@@ -258,9 +254,7 @@ def calibrate(  # noqa: PLR0913 -- the parameters of what it makes
         per_channel: whether each index of axis 0 gets a scale of its own.
         least_scale: the scale where the sample gives a smaller one, zeros for instance. Updates far beyond it saturate;
             choose a fraction of the values that updates have.
-    Raises:
-        Misuse: the sample is not an array of floats.
-        InvalidParameters: the sample is empty, or holds NaN, infinity or a range that float32 cannot hold.
+
     Security: the scales are broadcast. Those of a client's own update reveal its largest value.
     """
     if getattr(sample, "dtype", np.dtype(bool)).kind != "f" or (per_channel and not sample.ndim):
@@ -300,9 +294,6 @@ def overflowed(true_sums: npt.NDArray[np.integer[Any]], modulus_bits: int) -> np
 
     Only final sums count, and both signs do: a partial sum that leaves the ring comes back. The true sums are known to
     simulations alone; under secure aggregation nobody has them.
-
-    Raises:
-        Misuse: the sums are not integers.
     """
     if getattr(true_sums, "dtype", np.dtype(bool)).kind not in "iu":
         raise Misuse("true sums are an array of integers; add the codes up in int64")

@@ -1,13 +1,12 @@
 """A linear sketch: a few coordinates of the turned update in 1 to 8 bits, in rings as narrow as the cohort permits.
 
-Everything in it is a ring element, so every protocol that masks can add it up. All clients send the same coordinates of
-one common rotation. A client divides by its own length first, so that values are near normal ones and one public step
-fits every client; the code says where an update points, and ``unit`` how long it is, as in the peak code.
+All clients send the same coordinates of one common rotation, as ring elements, which every protocol that masks can add
+up. A client divides by its own length first, so that values are near normal ones and one public step fits everybody.
 
 A code c of q bits stands for the value (2c - 2^q + 1) s / 2 for the step s. Sums of codes are never negative, so a ring
 of p bits holds (2^p - 1) / (2^q - 1) clients: 31 clients of 1 bit in 5 bits. Dividing by what rounding keeps of normal
 values, 2 / pi for 1 bit, and by the share of coordinates that are sent makes the sum of directions unbiased over the
-rotations, for updates with many values that differ from zero; lengths are as in the peak code.
+rotations, for updates with many values that differ from zero.
 """
 
 from __future__ import annotations
@@ -61,19 +60,16 @@ class Sketch:
 
     @cached_property
     def _positions(self) -> npt.NDArray[np.int64]:
-        """Which coordinates of the turned update are sent; found with the first update."""
         padded = self.rotation.padded
         turned = replace(self.rotation.stream, shape=(padded,))
         return np.flatnonzero(pruning_mask(turned, Fraction(padded - self.kept, padded)))
 
     @property
     def length(self) -> int:
-        """Number of values of an update."""
         return self.rotation.size
 
     @property
     def capacity(self) -> int:
-        """The largest total weight whose sum fits the ring."""
         return ((1 << self.modulus_bits) - 1) // self._greatest
 
     @property

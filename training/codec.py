@@ -43,12 +43,11 @@ from secagg.compression.model_update import (
     downlink_bytes,
     encode_parameters,
 )
+from secagg.compression.model_update.codec import Shape
 from secagg.compression.model_update.summed_values import (
     STATISTICS,
     UPDATE,
     PeakSum,
-    ReachingDither,
-    ReachingQuantizer,
     ScaledCodebooks,
     encode_scales,
     kept_share,
@@ -56,9 +55,10 @@ from secagg.compression.model_update.summed_values import (
     mean_statistics,
     peak_sum,
     reach,
+    reaching_dither,
+    reaching_quantizer,
     rotated_reach,
 )
-from secagg.compression.model_update.tensors import Shape
 from secagg.compression.outside import Factory, OutsideScheme, outside_factory
 from secagg.compression.peak import (
     LEAST_ALIKE,
@@ -98,11 +98,6 @@ class TensorRecipes:
     """Recipes of all tensors."""
 
     def __init__(self, settings: CompressionSettings, shapes: Mapping[str, Shape], maximum_total_weight: int) -> None:
-        """Choose for every tensor.
-
-        Raises:
-            InvalidParameters: a scheme does not fit a layer, or a cohort does not fit a ring.
-        """
         self.settings, self.shapes, self.maximum_total_weight = settings, shapes, maximum_total_weight
         self._chosen = dict[str, Recipe | None]()
         # Tensors with a recipe of their own; None for those that are sent plain.
@@ -129,16 +124,15 @@ class TensorRecipes:
     def compressed(self) -> tuple[str, ...]:
         """The tensors that are not sent plain."""
         recipe = self._recipe(1.0)
-        return tuple(
-            name
-            for name, shape in self.shapes.items()
-            if recipe is not None
-            and (
-                self.settings.vector_bits > 0
-                if len(shape) <= 1
-                else (self._chosen.get(name, recipe) or _NOTHING).fits(shape)
-            )
-        )
+        if recipe is None:
+            return ()
+        return tuple(name for name, shape in self.shapes.items() if self._is_compressed(name, shape, recipe))
+
+    def _is_compressed(self, name: str, shape: Shape, recipe: Recipe) -> bool:
+        if len(shape) <= 1:
+            return self.settings.vector_bits > 0
+        own = self._chosen.get(name, recipe)
+        return own is not None and own.fits(shape)
 
     @property
     def plain(self) -> Plain:
@@ -152,16 +146,9 @@ class TensorRecipes:
         )
 
     def of(self, name: str, statistic: float) -> Recipe:
-        """Return how one tensor is compressed, given what the clients told of it."""
         if len(self.shapes[name]) <= 1:
             bits = self.settings.vector_bits
-            return ReachingQuantizer(
-                reach=statistic,
-                bits=bits,
-                modulus_bits=bits + (self.maximum_total_weight - 1).bit_length(),
-                rounding=Rounding.NEAREST_EVEN,
-                wrapping_weight=None,
-            )
+            return reaching_quantizer(statistic, bits, bits + (self.maximum_total_weight - 1).bit_length())
         match own := self._chosen.get(name):
             case ScaledCodebooks():
                 return replace(own, length=statistic)
@@ -209,31 +196,17 @@ class TensorRecipes:
             )
 
     def _codes(self, statistic: float) -> Recipe:
-        settings = self.settings
-        if settings.fine_bits:
-            return self._dithered(statistic)
+        settings, is_told = self.settings, self.settings.source is Source.STAT
+        bits, ring, fine_bits = settings.bits, settings.modulus_bits, settings.fine_bits
+        if fine_bits and is_told:
+            return reaching_dither(statistic, bits, ring, fine_bits)
+        if fine_bits:
+            return Dithered(bits=bits, modulus_bits=ring, fine_bits=fine_bits)
         rounding = Rounding.STOCHASTIC if settings.stochastic else Rounding.NEAREST_EVEN
         weight = self.maximum_total_weight if settings.wrap else None
-        if settings.source is Source.STAT:
-            return ReachingQuantizer(
-                reach=statistic,
-                bits=settings.bits,
-                modulus_bits=settings.modulus_bits,
-                rounding=rounding,
-                wrapping_weight=weight,
-            )
-        return Quantized(
-            bits=settings.bits,
-            modulus_bits=settings.modulus_bits,
-            rounding=rounding,
-            wrapping_weight=weight,
-        )
-
-    def _dithered(self, statistic: float) -> Recipe:
-        bits, modulus_bits, fine_bits = self.settings.bits, self.settings.modulus_bits, self.settings.fine_bits
-        if self.settings.source is Source.STAT:
-            return ReachingDither(reach=statistic, bits=bits, modulus_bits=modulus_bits, fine_bits=fine_bits)
-        return Dithered(bits=bits, modulus_bits=modulus_bits, fine_bits=fine_bits)
+        if is_told:
+            return reaching_quantizer(statistic, bits, ring, rounding, weight)
+        return Quantized(bits=bits, modulus_bits=ring, rounding=rounding, wrapping_weight=weight)
 
     def _layer(self, entry: str) -> tuple[str, Recipe | None]:
         name, _, text = entry.rpartition("=")
@@ -268,14 +241,6 @@ class TensorRecipes:
         return Codebooks(block_size=block_size, codewords=codewords, stages=stages)
 
 
-class _Nothing:
-    def fits(self, shape: Shape) -> bool:  # noqa: ARG002 -- a recipe's
-        return False
-
-
-_NOTHING: Final = _Nothing()
-
-
 _LATE_SOURCES: Final = (*SECURE_SOURCES, Source.AGGREGATE)
 """Sources that know nothing before the first round, which is sent uncompressed."""
 _SCALE_BYTES: Final = 4
@@ -288,8 +253,6 @@ class RoundCodec:
     """The codec of a round, and what clients are told of it."""
 
     update: ModelUpdate
-    is_fresh: bool
-    """Whether it differs from that of the round before, so that its parameters are broadcast."""
     is_compressed: bool
     """False in a first round that has no scales or codebooks yet, unless nothing is compressed anyway."""
     broadcast_bytes: int
@@ -316,11 +279,6 @@ class Operators:
     def __post_init__(self) -> None:
         self.recipes = TensorRecipes(self.settings, self.shapes, self.maximum_total_weight)
 
-    @property
-    def values(self) -> int:
-        """Number of values of the model."""
-        return sum(int(np.prod(shape)) for shape in self.shapes.values())
-
     def epoch(self, round_number: int) -> int:
         """Return how often the codec was renewed until a round; rounds count from 0."""
         period = self.settings.refresh
@@ -344,7 +302,6 @@ class Operators:
         wire, paper = self._broadcast(codec)
         return RoundCodec(
             update=codec,
-            is_fresh=is_fresh,
             is_compressed=self.settings.scheme is Scheme.NONE
             or any(not isinstance(tensor.scheme, FixedPoint) for tensor in codec.tensors),
             broadcast_bytes=wire if is_fresh else 0,
@@ -386,13 +343,11 @@ class Operators:
 
     @property
     def codec(self) -> ModelUpdate:
-        """The codec in force."""
         if self.current is None:
             raise InvalidParameters("no round has begun; call begin() first")
         return self.current
 
     def encode(self, update: Update, coins: Coins) -> Payload:
-        """Encode one client's update, with its statistics where the source asks for them."""
         return self.codec.encode(self.with_statistics(update), coins)
 
     def with_statistics(self, update: Update) -> Arrays:
@@ -414,7 +369,9 @@ class Operators:
         if self.settings.is_lengthened:
             for tensor in self.codec.tensors:
                 if isinstance(tensor.scheme, ProductQuantization):
-                    mean[tensor.name] = mean[tensor.name] / _kept(tensor.scheme)
+                    books = tensor.scheme.codebooks
+                    kept = kept_share(books[0].codewords, tensor.scheme.block_size, len(books))
+                    mean[tensor.name] = mean[tensor.name] / kept
         if self.settings.source in SECURE_SOURCES:
             self._statistics = mean_statistics(mean)
         if self.settings.source is Source.AGGREGATE:
@@ -424,7 +381,6 @@ class Operators:
     # --- Storing --------------------------------------------------------------------------------------------------
 
     def state(self) -> dict[str, npt.NDArray[Any]]:
-        """Return everything that a resumed run needs, as arrays."""
         stored = dict[str, npt.NDArray[Any]]()
         if self.current is not None:
             stored["codec"] = np.frombuffer(encode_parameters(self.current), dtype=np.uint8)
@@ -435,7 +391,6 @@ class Operators:
         return stored
 
     def restore(self, stored: Mapping[str, npt.NDArray[Any]]) -> None:
-        """Take back what ``state`` returned."""
         if "codec" in stored:
             self.current = decode_parameters(stored["codec"].tobytes())
         if "statistics" in stored:
@@ -480,10 +435,6 @@ class Operators:
             scales = self._statistics if codec.epoch and self._statistics else []
             return len(encode_scales(codec.epoch, scales)), _SCALE_BYTES * len(scales)
         return len(encode_parameters(codec)), downlink_bytes(codec, Accounting.PAPER)
-
-
-def _kept(scheme: ProductQuantization) -> float:
-    return kept_share(scheme.codebooks[0].codewords, scheme.block_size, len(scheme.codebooks))
 
 
 NORMS: Final = "secagg/norms"
@@ -531,7 +482,6 @@ class WholeUpdates:
 
     @property
     def values(self) -> int:
-        """Number of values of the model."""
         return sum(self._sizes)
 
     def begin(self, round_number: int, sample: Callable[[], Update]) -> RoundCodec:  # noqa: ARG002 -- as of Operators
@@ -543,19 +493,16 @@ class WholeUpdates:
             told += self._known.tensors or ()
         return RoundCodec(
             update=self.current,
-            is_fresh=True,
             is_compressed=True,
             broadcast_bytes=len(encode_scales(round_number, told)),
             paper_broadcast_bytes=_SCALE_BYTES * len(told),
         )
 
     def planned(self) -> ModelUpdate:
-        """Return a codec that is laid out as the longest of the run will be, for judging a run before it begins."""
         return self._made(0)
 
     @property
     def codec(self) -> ModelUpdate:
-        """The codec in force."""
         if self.current is None:
             raise InvalidParameters("no round has begun; call begin() first")
         return self.current
@@ -598,7 +545,6 @@ class WholeUpdates:
         return payload if longest is None else voted(payload, self._rotation(self._round).norm(vector) / longest, coins)
 
     def decode(self, aggregate: Aggregate) -> dict[str, Vector]:
-        """Return the mean update, and keep what it tells for the next codec."""
         mean = self.codec.mean(aggregate)
         vector = mean[UPDATE].astype(np.float32)
         if self._auto is not None and LOSSES in mean and self.noise:
@@ -624,13 +570,11 @@ class WholeUpdates:
         return HeldModel.rounded(vector, seed=self.seed, name=UPDATE, sizes=self._sizes, round_number=0)
 
     def signs(self, aggregate: Aggregate) -> PeakSum:
-        """Return what ``decode`` turned back last."""
         return peak_sum(self.codec, aggregate, self._length)
 
     # --- Storing --------------------------------------------------------------------------------------------------
 
     def state(self) -> dict[str, npt.NDArray[Any]]:
-        """Return everything that a resumed run needs, as arrays; codecs are rebuilt from it."""
         stored = dict[str, npt.NDArray[Any]]()
         if self._known.common is not None:
             stored["common"] = np.array([self._known.common])
@@ -641,7 +585,6 @@ class WholeUpdates:
         return stored
 
     def restore(self, stored: Mapping[str, npt.NDArray[Any]]) -> None:
-        """Take back what ``state`` returned."""
         self._known = KnownLengths(
             sizes=self._sizes,
             common=float(stored["common"][0]) if "common" in stored else None,
@@ -658,7 +601,6 @@ class WholeUpdates:
 
     @property
     def _has_votes(self) -> bool:
-        """Whether clients vote for levels of lengths."""
         return self.settings.told in {Lengths.MEDIAN, Lengths.VOTED}
 
     @property
@@ -672,7 +614,6 @@ class WholeUpdates:
         return self.settings.told is Lengths.FIXED and self.made_by is None
 
     def _is_refreshed(self, round_number: int) -> bool:
-        """Whether clients tell in a round how long each tensor is."""
         return round_number % self.settings.refresh == 0 or self._known.tensors is None
 
     def _stream(self, round_number: int) -> PublicStream:
@@ -780,7 +721,6 @@ class WholeUpdates:
         return np.concatenate(parts)
 
     def parted(self, vector: Vector) -> dict[str, Vector]:
-        """Return the tensors of a vector."""
         edges = np.cumsum(self._sizes)[:-1].tolist()
         parts = zip(self.shapes.items(), np.split(vector, edges), strict=True)
         return {name: part.reshape(shape) for (name, shape), part in parts}

@@ -23,7 +23,6 @@ class KeyedDropout(torch.nn.Module):
     key: torch.Tensor
 
     def __init__(self, rate: float) -> None:
-        """Take the share of activations that are dropped."""
         super().__init__()
         self.rate = rate
         self.register_buffer(_KEY_NAME, torch.zeros((), dtype=torch.int64), persistent=False)
@@ -97,7 +96,6 @@ class StrideNet(nn.Module):
         self.head = nn.Linear(widths[2] * (-(-side // 8)) ** 2, classes)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Return the classes' scores."""
         shown = F.relu(self.norm1(self.conv1(images)))
         shown = F.relu(self.norm2(self.conv2(shown)))
         shown = F.relu(self.norm3(self.conv3(shown)))
@@ -117,7 +115,6 @@ class SimpleConvNet(nn.Module):
         self.head = nn.Linear(width * 9, classes)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Return the classes' scores; images have 32x32 pixels."""
         shown = images
         for layer in self.layers:
             shown = F.max_pool2d(F.relu(self.norm(layer(shown))), 2)
@@ -140,7 +137,6 @@ class ResidualBlock(nn.Module):
             self.downsample = nn.Sequential(shortcut, nn.GroupNorm(groups, width))
 
     def forward(self, shown: Tensor) -> Tensor:
-        """Return what the block makes of its input."""
         changed = F.relu(self.bn1(self.conv1(shown)))
         beside: Tensor = self.downsample(shown)
         return F.relu(self.bn2(self.conv2(changed)) + beside)
@@ -160,7 +156,6 @@ class ResNet18(nn.Module):
         self.fc = nn.Linear(512, classes)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Return the classes' scores."""
         shown = F.max_pool2d(F.relu(self.bn1(self.conv1(images))), 3, stride=2, padding=1)
         for stage in (self.layer1, self.layer2, self.layer3, self.layer4):
             shown = stage(shown)
@@ -201,7 +196,6 @@ class TextLstm(nn.Module):
         self.pooled = bool(pooled)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Return the classes' scores; tokens are numbers, one row for each text."""
         states: Tensor = self.lstm(self.embedding(tokens))[0]
         scores: Tensor = self.head(states.amax(1) if self.pooled else states[:, -1])
         return scores
@@ -218,7 +212,6 @@ class TextConv(nn.Module):
         self.head = nn.Linear(hidden * -(-length // 2), classes)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Return the classes' scores; tokens are numbers, one row for each text."""
         shown = F.relu(self.conv1(self.embedding(tokens).transpose(1, 2)))
         scores: Tensor = self.head(F.relu(self.conv2(shown)).flatten(1))
         return scores
@@ -240,9 +233,6 @@ def model_factory(
     Args:
         options: further arguments of the model: ``dropout``; ``groups``; ``width``, ``hidden``, ``layers``, ``pooled``
             and ``leftover``.
-
-    Raises:
-        InvalidParameters: there is no such model or option, or the model does not take such inputs.
     """
     chosen = dict(options or {})
     is_text = name in {"lstm", "text-conv"}

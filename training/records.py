@@ -37,7 +37,6 @@ class Checkpoint:
     """Arrays by part of the run, and by name."""
 
     def write(self, folder: Path) -> Path:
-        """Write the file, all of it or none."""
         text = json.dumps(
             {
                 "format": _FORMAT,
@@ -53,11 +52,7 @@ class Checkpoint:
 
     @classmethod
     def read(cls, folder: Path) -> Checkpoint | None:
-        """Read the file of a folder; None if there is none.
-
-        Raises:
-            InvalidParameters: it is not a checkpoint.
-        """
+        """Read the file of a folder; None if there is none."""
         file = folder / CHECKPOINT_NAME
         if not file.exists():
             return None
@@ -83,11 +78,7 @@ class Checkpoint:
             raise InvalidParameters(f"{file} is not a checkpoint ({error}); remove it, and start again") from None
 
     def require_same(self, configuration: Configuration) -> None:
-        """Refuse a configuration under which the run would not be the one that was begun.
-
-        Raises:
-            InvalidParameters: naming what differs.
-        """
+        """Refuse a configuration under which the run would not be the one that was begun."""
         may_change = _MAY_CHANGE - ({"rounds"} if configuration.server.falling else set[str]())
         found = sorted(_differences(self.configuration, to_tree(configuration)) - may_change)
         if found:
@@ -96,11 +87,7 @@ class Checkpoint:
             )
 
     def require_about(self, about: Mapping[str, str]) -> None:
-        """Refuse other data and another model than the run was begun with.
-
-        Raises:
-            InvalidParameters: naming which.
-        """
+        """Refuse other data and another model than the run was begun with."""
         stored = self.counters.get("about", {})
         if found := [name for name, digest in about.items() if stored.get(name) != digest]:
             raise InvalidParameters(
@@ -194,12 +181,10 @@ class RoundRecord:
     test: Accuracy | None = None
 
     def to_json(self) -> str:
-        """Return one line."""
         return json.dumps(asdict(self), allow_nan=True)
 
     @classmethod
     def from_json(cls, line: str) -> Self:
-        """Read a line back."""
         tree = json.loads(line)
         test = tree.pop("test")
         return cls(**tree, test=None if test is None else Accuracy(**test))
@@ -219,7 +204,6 @@ class MetricsFile:
     """Appends records to ``metrics.jsonl``, and drops those that a resumed run will make again."""
 
     def __init__(self, folder: Path, *, keep: int = 0) -> None:
-        """Open the file, with its first rounds kept."""
         self._path = folder / METRICS_NAME
         kept = [record for record in read_records(folder) if record.round <= keep] if keep else []
         write_text(self._path, "".join(record.to_json() + "\n" for record in kept))
@@ -227,21 +211,15 @@ class MetricsFile:
         self._file = self._path.open("a", encoding="utf-8")
 
     def round_done(self, record: RoundRecord) -> None:
-        """Append a record."""
         self._file.write(record.to_json() + "\n")
         self._file.flush()
 
     def close(self) -> None:
-        """Close the file."""
         self._file.close()
 
 
 def read_records(folder: Path) -> list[RoundRecord]:
-    """Read the records of a run; none if it has none.
-
-    Raises:
-        InvalidParameters: a line is not a record.
-    """
+    """Read the records of a run; none if it has none."""
     file = folder / METRICS_NAME
     if not file.exists():
         return []

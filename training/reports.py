@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any, Final
@@ -26,7 +27,6 @@ class FinishedRun:
 
     @property
     def summary(self) -> dict[str, Any]:
-        """The run's result."""
         return summarise(self.records, parameters=self.parameters)
 
 
@@ -39,7 +39,6 @@ class Cell:
 
     @property
     def configuration(self) -> Configuration:
-        """The configuration of the first seed."""
         return self.runs[0].configuration
 
     def over_seeds(self, value: Callable[[dict[str, Any]], float | None]) -> tuple[float, float] | None:
@@ -52,7 +51,8 @@ class Cell:
     @property
     def accuracy(self) -> tuple[float, float] | None:
         """The final accuracy in percent."""
-        return self.over_seeds(lambda summary: _percent(summary["final accuracy"]))
+        found = self.over_seeds(lambda summary: summary["final accuracy"])
+        return None if found is None else (100 * found[0], 100 * found[1])
 
     @property
     def kilobytes(self) -> float | None:
@@ -63,8 +63,7 @@ class Cell:
     @property
     def kilobytes_both_ways(self) -> float | None:
         """Payload of a client and what it receives to have the model, in units of 1,024 bytes."""
-        found = self.over_seeds(lambda summary: summary["model bytes"])
-        up = self.kilobytes
+        up, found = self.kilobytes, self.over_seeds(lambda summary: summary["model bytes"])
         return None if found is None or up is None else up + found[0] / 1024
 
     def curve(self) -> list[tuple[int, float]]:
@@ -78,11 +77,7 @@ class Cell:
 
 
 def read_runs(folders: Iterable[Path]) -> list[FinishedRun]:
-    """Read the runs of these folders, and of the folders in them.
-
-    Raises:
-        InvalidParameters: there is none, or one of them is damaged.
-    """
+    """Read the runs of these folders, and of the folders in them."""
     runs = list[FinishedRun]()
     for folder in folders:
         candidates = [folder, *sorted(path for path in folder.iterdir() if path.is_dir())] if folder.is_dir() else []
@@ -108,10 +103,6 @@ def _read(folder: Path) -> FinishedRun:
     # Every client receives the model in each round, before anything else.
     parameters = 0 if first is None else first.parameters
     return FinishedRun(folder, configuration, records, parameters)
-
-
-def _percent(share: float | None) -> float | None:
-    return None if share is None else 100 * share
 
 
 STYLES: Final = {
@@ -140,14 +131,13 @@ Drawn = Any
 
 
 def figures_of(cells: Sequence[Cell]) -> Iterator[tuple[str, str, Drawn]]:
-    """Yield a file name, a title and a figure for everything that these cells show.
-
-    Raises:
-        InvalidParameters: matplotlib is not installed.
-    """
+    """Yield a file name, a title and a figure for everything that these cells show."""
+    label = "payload and model of a client in one round, KB"
+    both = partial(_accuracy_against, label=label, size=lambda cell: cell.kilobytes_both_ways)
+    up = partial(_accuracy_against, label="payload of a client in one round, KB", size=lambda cell: cell.kilobytes)
     drawers: tuple[tuple[str, str, Callable[[Sequence[Cell]], Drawn | None]], ...] = (
-        ("accuracy-uplink", "Accuracy against payload", accuracy_against_uplink),
-        ("accuracy-both-ways", "Accuracy against bytes both ways", accuracy_against_both_ways),
+        ("accuracy-uplink", "Accuracy against payload", up),
+        ("accuracy-both-ways", "Accuracy against bytes both ways", both),
         ("convergence", "Convergence", convergence),
         ("overflow", "Overflow against the margin of the ring", overflow_against_margin),
         ("refresh", "Rounds between refreshes", refresh_ablation),
@@ -158,18 +148,8 @@ def figures_of(cells: Sequence[Cell]) -> Iterator[tuple[str, str, Drawn]]:
             yield name, title, figure
 
 
-def accuracy_against_uplink(cells: Sequence[Cell]) -> Drawn | None:
-    """Draw final accuracy over a client's payload in a round; the star is the uncompressed run."""
-    return _accuracy_against(cells, "payload of a client in one round, KB", lambda cell: cell.kilobytes)
-
-
-def accuracy_against_both_ways(cells: Sequence[Cell]) -> Drawn | None:
-    """Draw final accuracy over a client's payload and what it receives to have the model."""
-    label = "payload and model of a client in one round, KB"
-    return _accuracy_against(cells, label, lambda cell: cell.kilobytes_both_ways)
-
-
 def _accuracy_against(cells: Sequence[Cell], label: str, size: Callable[[Cell], float | None]) -> Drawn | None:
+    """Draw final accuracy over bytes; the star is the uncompressed run."""
     points = [
         (cell, kilobytes, found)
         for cell in cells
@@ -267,29 +247,29 @@ def overflow_against_margin(cells: Sequence[Cell]) -> Drawn | None:
 
 def refresh_ablation(cells: Sequence[Cell]) -> Drawn | None:
     """Draw accuracy over the rounds between refreshes, for schemes that were run with more than one period."""
-    groups = dict[str, dict[int, tuple[float, float]]]()
+    groups = dict[str, list[Cell]]()
     for cell in cells:
-        if cell.configuration.compression.source is not None or _scheme(cell) is Scheme.PRUNING:
-            found = cell.accuracy
-            if found is not None:
-                groups.setdefault(_without_period(cell), {})[cell.configuration.compression.refresh] = found
-    groups = {name: points for name, points in groups.items() if len(points) >= _LEAST_PERIODS}
-    if not groups:
+        run, compression = cell.configuration, cell.configuration.compression
+        if cell.accuracy is not None and (compression.source is not None or _scheme(cell) is Scheme.PRUNING):
+            alike = replace(run, name="", seed=0, workers=0, compression=replace(compression, refresh=1))
+            groups.setdefault(to_toml(alike), []).append(cell)
+    shown = [sorted(some, key=_period) for some in groups.values() if len(some) >= _LEAST_PERIODS]
+    if not shown:
         return None
     figure, axes = new_figure(6.4, 4.0)
-    for number, (name, points) in enumerate(groups.items()):
-        periods = sorted(points)
+    for number, some in enumerate(shown):
+        found = [cell.accuracy or (0.0, 0.0) for cell in some]
         axes.errorbar(
-            periods,
-            [points[period][0] for period in periods],
-            yerr=[points[period][1] for period in periods],
+            [_period(cell) for cell in some],
+            [mean for mean, _ in found],
+            yerr=[deviation for _, deviation in found],
             marker="o",
             capsize=3,
             color=_COLOURS[number % len(_COLOURS)],
-            label=name,
+            label=some[0].name,
         )
     axes.set_xscale("log")
-    periods = sorted({period for points in groups.values() for period in points})
+    periods = sorted({_period(cell) for some in shown for cell in some})
     axes.set_xticks(periods, [str(period) for period in periods])
     axes.minorticks_off()
     low, high = axes.get_ylim()
@@ -302,11 +282,7 @@ def refresh_ablation(cells: Sequence[Cell]) -> Drawn | None:
 
 
 def new_figure(width: float, height: float, columns: int = 1) -> tuple[Any, Any]:
-    """Return a matplotlib figure and its axes, one or a row of them.
-
-    Raises:
-        InvalidParameters: matplotlib is not installed.
-    """
+    """Return a matplotlib figure and its axes, one or a row of them."""
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg  # noqa: PLC0415 -- an extra
         from matplotlib.figure import Figure  # noqa: PLC0415 -- an extra
@@ -375,28 +351,8 @@ def _scheme(cell: Cell) -> Scheme:
     return cell.configuration.compression.scheme
 
 
-def _without_period(cell: Cell) -> str:
-    compression = cell.configuration.compression
-    what = ""
-    match compression.scheme:
-        case Scheme.SCALAR:
-            what = f"b={compression.bits} p={compression.modulus_bits}"
-        case Scheme.PRUNING:
-            what = compression.sparsity
-        case Scheme.PRODUCT | Scheme.NONE:
-            what = f"{compression.codewords}/{compression.block_size}"
-            if compression.stages > 1 or compression.layers:
-                what += f", {compression.stages} stages, {len(compression.layers)} layers"
-        case Scheme.PEAK:
-            what = f"{compression.places or compression.cohort_bits}"
-        case Scheme.SKETCH:
-            what = f"{compression.kept or compression.cohort_bits} of {compression.bits} bits"
-        case Scheme.ROTATED:
-            what = f"p={compression.modulus_bits}"
-        case Scheme.OUTSIDE:
-            what = compression.outside
-    source = f", {compression.source.value}" if compression.source is not None else ""
-    return f"{compression.scheme.value} {what}{source}"
+def _period(cell: Cell) -> int:
+    return cell.configuration.compression.refresh
 
 
 REPORT_NAME: Final = "report.md"
@@ -429,11 +385,7 @@ _NOTE: Final = (
 
 
 def write_report(folders: Sequence[Path], out: Path) -> Path:
-    """Draw the figures of runs as PNG and SVG, and write one report that shows them.
-
-    Raises:
-        InvalidParameters: there are no runs, or matplotlib is not installed.
-    """
+    """Draw the figures of runs as PNG and SVG, and write one report that shows them."""
     cells = cells_of(read_runs(folders))
     out.mkdir(parents=True, exist_ok=True)
     lines = ["# Training runs", "", conclusion(cells), "", *table(cells), "", _NOTE]

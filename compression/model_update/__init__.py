@@ -1,14 +1,12 @@
 """A whole model as one encoded update: which scheme for which tensor, under one layout and one version.
 
-``codec`` is the update itself, a linear decoder over the tensors of a model; ``recipes`` say how a tensor's scheme is
-made; ``plan`` gives each tensor a recipe, calibrates all of them and refreshes them from epoch to epoch;
-``public_parameters`` is what the server broadcasts, in bytes, and what a round costs.
+``codec`` is the update, a linear decoder over the tensors of a model; ``plan`` has a recipe for each tensor, calibrates
+all of them and refreshes them from epoch to epoch; ``public_parameters`` is the server's broadcast.
 """
 
-from .codec import CalibrationSource, ModelUpdate
+from .codec import CalibrationSource, ModelUpdate, Tensors, TensorScheme
 from .plan import Calibration, Codebooks, Dithered, Plain, Pruned, Quantized, Recipe, Rotated, Sketched, UpdatePlan
-from .public_parameters import RoundBytes, decode_parameters, downlink_bytes, encode_parameters, round_bytes
-from .tensors import Tensors, TensorScheme
+from .public_parameters import decode_parameters, downlink_bytes, encode_parameters
 
 __all__ = [
     "Calibration",
@@ -21,7 +19,6 @@ __all__ = [
     "Quantized",
     "Recipe",
     "Rotated",
-    "RoundBytes",
     "Sketched",
     "TensorScheme",
     "Tensors",
@@ -29,5 +26,4 @@ __all__ = [
     "decode_parameters",
     "downlink_bytes",
     "encode_parameters",
-    "round_bytes",
 ]

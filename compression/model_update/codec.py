@@ -1,19 +1,32 @@
 """A model's tensors as one payload: each by its own scheme, and segments of one kind put together.
 
 A protocol's work has a part that grows with the number of segments, and a model of sixty small tensors would pay for
-little else; ``merged_segments`` says how they are put together.
+little else; ``merged`` says how they are put together.
 """
 
 from __future__ import annotations
 
 import struct
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
+from itertools import accumulate
+from math import prod
 from typing import Any, Final, cast
 
 import numpy as np
+import numpy.typing as npt
 
-from secagg.compression.public_stream import PublicStream
+from secagg.compression.count_sketch import CountSketch
+from secagg.compression.dithered_quantization import DitheredQuantization
+from secagg.compression.peak import LevelCode, PeakCode
+from secagg.compression.product_quantization import ProductQuantization
+from secagg.compression.public_stream import PublicStream, require_shape, require_text
+from secagg.compression.random_pruning import RandomPruning
+from secagg.compression.rotation import RandomRotation
+from secagg.compression.scalar_quantization import ScalarQuantization
+from secagg.compression.sketch import Sketch
 from secagg.contract import (
     Aggregate,
     IndexedDecoder,
@@ -23,29 +36,226 @@ from secagg.contract import (
     encode_update,
     public_parameters_digest,
 )
-from secagg.contract.codewords import Tables, require_summed, summed_layout
-from secagg.contract.layout import IndexSegment
+from secagg.contract.codewords import CodewordTable, Tables, require_summed, require_tables, summed_layout
+from secagg.contract.layout import UNVERSIONED, IndexSegment, RingSegment, Segment
 from secagg.crypto.entropy import Coins
-from secagg.errors import ContractViolation, InvalidParameters, Misuse, Reason
+from secagg.errors import CapacityExceeded, ContractViolation, InvalidParameters, Misuse, Reason
 from secagg.parameters import require_integer
 
-from .tensors import (
-    Joined,
-    Part,
-    Tensor,
-    Tensors,
-    TensorScheme,
-    joined,
-    listed,
-    merged,
-    merged_tables,
-    named,
-    plain_tensor,
-    require_fit,
-    require_names,
-    summed_parts,
-    tables_of,
-)
+Tensor = npt.NDArray[Any]
+Tensors = Mapping[str, Tensor]
+"""Arrays by the names of the model's tensors."""
+Shape = tuple[int, ...]
+MAXIMUM_NAME_BYTES: Final = (1 << 16) - 1
+_NAMES_SHOWN: Final = 4
+_PLAIN_ARRAYS: Final = (np.ndarray, np.memmap)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class TensorScheme:
+    """One tensor of a model, and the scheme that encodes it.
+
+    A scheme that has a ``length`` takes the tensor as a vector, in row-major order; any other one takes it as it is.
+    """
+
+    name: str
+    shape: Shape
+    scheme: LinearDecoder[Any]
+
+    def __post_init__(self) -> None:
+        require_name(self.name)
+        with named(self.name):
+            require_shape(self.shape)
+            if self.scheme.layout.version == UNVERSIONED:
+                raise ContractViolation(
+                    "its scheme has no version, so a change of its parameters would go unnoticed; give its layout one"
+                )
+
+    @property
+    def place(self) -> Shape:
+        """The shape in which the scheme takes the tensor."""
+        return (prod(self.shape),) if hasattr(self.scheme, "length") else self.shape
+
+
+@contextmanager
+def named(name: str) -> Generator[None]:
+    """Put a tensor's name before the message of whatever error is raised about it."""
+    try:
+        yield
+    except (CapacityExceeded, ContractViolation, InvalidParameters, Misuse) as error:
+        raise type(error)(f"tensor {name!r}: {error}", reason=error.reason) from error
+
+
+def require_name(name: str) -> None:
+    """Refuse what cannot be the name of a tensor."""
+    require_text(name)
+    if not 0 < len(name.encode()) <= MAXIMUM_NAME_BYTES:
+        raise InvalidParameters(f"a tensor's name has 1 to {MAXIMUM_NAME_BYTES} bytes; rename {name[:40]!r}")
+
+
+def require_names(given: Mapping[Any, Any], due: Sequence[str], what: str) -> None:
+    """Refuse a value that is not a mapping, missing tensors, and tensors that the model does not have."""
+    if not _is_mapping(given):
+        raise Misuse(f"{what} is a mapping from the names of tensors to arrays; got {type(given).__name__}")
+    missing, unknown = [name for name in due if name not in given], [name for name in given if name not in due]
+    if missing:
+        raise Misuse(f"{what} lacks {listed(missing)}; give every tensor of the model, zeros where nothing changed")
+    if unknown:
+        raise Misuse(f"{what} has {listed(unknown)}, which the model does not have; leave out what is not aggregated")
+
+
+def plain_tensor(value: Tensor | np.generic, shape: Shape) -> Tensor:
+    """Return an array of the required shape; a numpy scalar comes from arithmetic on arrays without dimensions."""
+    tensor = np.asarray(value) if isinstance(value, np.generic) else value
+    if type(tensor) not in _PLAIN_ARRAYS:
+        raise Misuse(f"a tensor is a plain numpy array; got {type(tensor).__name__}; convert it")
+    if tensor.shape != shape:
+        raise Misuse(
+            f"expected an array of shape {shape}; got {tensor.shape}; reshape it, or make a plan for this model"
+        )
+    return tensor
+
+
+def require_fit(scheme: LinearDecoder[Any], due: PublicStream) -> None:
+    """Refuse a scheme that was made for another shape, tensor or epoch, and so for what lies inside it.
+
+    Schemes that are not of this library are asked for their ``length`` alone.
+    """
+    match scheme:
+        case RandomPruning() | RandomRotation():
+            stream = scheme.stream
+            if (stream.tensor_name, stream.shape) != (due.tensor_name, due.shape):
+                raise InvalidParameters(
+                    f"its stream is for {stream.tensor_name!r} in shape {stream.shape}; make one for "
+                    f"{due.tensor_name!r} in shape {due.shape}"
+                )
+            if stream.round_number != due.round_number:
+                raise InvalidParameters(
+                    f"its mask or signs are those of epoch {stream.round_number} and the update is of epoch "
+                    f"{due.round_number}; refresh them"
+                )
+            inner = (scheme.kept if isinstance(scheme, RandomPruning) else scheme.padded,)
+            require_fit(scheme.inner, _inside(due, inner))
+        case CountSketch():
+            _require_shape((scheme.length,), due)
+            require_fit(scheme.inner, _inside(due, (scheme.cells,)))
+        case ScalarQuantization() | DitheredQuantization() | ProductQuantization():
+            _require_shape(scheme.shape, due)
+        case PeakCode() | LevelCode() | Sketch():
+            _require_shape((scheme.length,), due)
+            if (stream := scheme.rotation.stream).round_number != due.round_number:
+                raise InvalidParameters(
+                    f"its rotation is that of epoch {stream.round_number} and the update is of epoch "
+                    f"{due.round_number}; refresh it"
+                )
+        case _:
+            _require_shape((getattr(scheme, "length", prod(due.shape)),), _inside(due, (prod(due.shape),)))
+
+
+def _inside(due: PublicStream, shape: Shape) -> PublicStream:
+    return PublicStream(seed=due.seed, round_number=due.round_number, tensor_name=due.tensor_name, shape=shape)
+
+
+def _require_shape(shape: Shape, due: PublicStream) -> None:
+    if shape != due.shape:
+        raise InvalidParameters(f"its scheme is made for shape {shape} and used for {due.shape}; make it for that")
+
+
+def listed(names: Sequence[Any]) -> str:
+    """Return the first few names, and how many more there are."""
+    shown = ", ".join(repr(name) for name in names[:_NAMES_SHOWN])
+    return shown if len(names) <= _NAMES_SHOWN else f"{shown} and {len(names) - _NAMES_SHOWN} more"
+
+
+def _is_mapping(value: object) -> bool:
+    return isinstance(value, Mapping)
+
+
+# --- Merged segments --------------------------------------------------------------------------------------------------
+
+Part = tuple[int, slice]
+"""Place in the whole: in which segment, and where there."""
+Parts = tuple[tuple[Part, ...], ...]
+"""Parts of each tensor's own segments, in order."""
+_Kind = tuple[type[Segment], int, int]
+
+
+def merged(schemes: Sequence[tuple[Segment, ...]]) -> tuple[tuple[Segment, ...], Parts]:
+    """Return the segments of the whole, and where those of each scheme lie."""
+    lengths = dict[_Kind, int]()
+    parts = list[list[tuple[_Kind, slice]]]()
+    for segments in schemes:
+        parts.append([])
+        for segment in segments:
+            kind = _kind_of(segment)
+            start = lengths.setdefault(kind, 0)
+            lengths[kind] += segment.length
+            parts[-1].append((kind, slice(start, lengths[kind])))
+    kinds = list(lengths)
+    whole = tuple(
+        RingSegment(size, length, fine) if kind is RingSegment else IndexSegment(size, length)
+        for (kind, size, fine), length in lengths.items()
+    )
+    return whole, tuple(tuple((kinds.index(kind), part) for kind, part in own) for own in parts)
+
+
+def _kind_of(segment: Segment) -> _Kind:
+    if isinstance(segment, RingSegment):
+        return RingSegment, segment.modulus_bits, segment.fine_bits
+    return IndexSegment, segment.codewords, 0
+
+
+def tables_of(scheme: LinearDecoder[Any]) -> Tables:
+    """Return the tables of a scheme; one that sends no indices has none.
+
+    Raises:
+        InvalidParameters: it sends indices and does not say what they stand for, or says it of other segments.
+    """
+    layout = scheme.layout
+    if not any(isinstance(segment, IndexSegment) for segment in layout.segments):
+        return ()
+    if not hasattr(scheme, "decode_summed"):
+        raise InvalidParameters(
+            f"its {type(scheme).__name__} sends indices and decodes nothing but histograms; have histograms released, "
+            "or give the scheme `tables` and `decode_summed`"
+        )
+    tables = cast("IndexedDecoder[Any]", scheme).tables
+    require_tables(layout, tables)
+    return tables
+
+
+def merged_tables(segments: Sequence[Segment], parts: Parts, tables: Sequence[Tables]) -> Tables:
+    """Return the tables of the whole, from those of each tensor's scheme."""
+    joined = {at: list[CodewordTable]() for at, segment in enumerate(segments) if isinstance(segment, IndexSegment)}
+    for own, given in zip(parts, tables, strict=True):
+        indexed = [at for at, _ in own if at in joined]
+        for at, some in zip(indexed, given, strict=True):
+            joined[at] += some
+    return tuple(tuple(some) for some in joined.values())
+
+
+def summed_parts(segments: Sequence[Segment], parts: Parts, tables: Sequence[Tables]) -> Parts:
+    """Return where each tensor's sums lie in a summed layout of the whole, in the order of its own summed layout."""
+    remaining = iter(merged_tables(segments, parts, tables))
+    is_index = [isinstance(segment, IndexSegment) for segment in segments]
+    sizes = [len(next(remaining)) if indexed else 1 for indexed in is_index]
+    # Each table is a segment of its own there; tensors take theirs one after the other.
+    following = [end - size for end, size in zip(accumulate(sizes), sizes, strict=True)]
+    summed = list[tuple[Part, ...]]()
+    for own, given in zip(parts, tables, strict=True):
+        places, some = list[Part](), iter(given)
+        for at, part in own:
+            if not is_index[at]:
+                places.append((following[at], part))
+                continue
+            for _ in next(some):
+                places.append((following[at], slice(None)))
+                following[at] += 1
+        summed.append(tuple(places))
+    return tuple(summed)
+
+
+# --- The update of a model --------------------------------------------------------------------------------------------
 
 MAXIMUM_EPOCH: Final = (1 << 64) - 1
 
@@ -78,7 +288,6 @@ class ModelUpdate:
     layout: Layout = field(init=False)
     _parts: tuple[tuple[Part, ...], ...] = field(init=False, repr=False)
     """Places of the segments of each tensor's scheme: in which segment of the layout, and where there."""
-    _joined: tuple[Joined, ...] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         if (
@@ -102,16 +311,13 @@ class ModelUpdate:
         segments, parts = merged([tensor.scheme.layout.segments for tensor in self.tensors])
         object.__setattr__(self, "layout", Layout(segments, public_parameters_digest("model_update", self._encoded())))
         object.__setattr__(self, "_parts", parts)
-        object.__setattr__(self, "_joined", joined(self.tensors, parts))
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names of the tensors, in their order."""
         return tuple(tensor.name for tensor in self.tensors)
 
     @property
     def capacity(self) -> int:
-        """The least capacity of any tensor's scheme."""
         return min(tensor.scheme.capacity for tensor in self.tensors)
 
     @property
@@ -124,11 +330,7 @@ class ModelUpdate:
         return merged_tables(self.layout.segments, self._parts, self._own_tables())
 
     def encode(self, update: Tensors, coins: Coins) -> Payload:
-        """Encode every tensor by its scheme; coins are drawn in the order of the tensors.
-
-        Raises:
-            Misuse: a tensor is missing, is none of the model's, or is not of the required type and shape.
-        """
+        """Encode every tensor by its scheme; coins are drawn in the order of the tensors."""
         require_names(update, self.names, "an update")
         given = dict[str, Tensor]()
         for tensor in self.tensors:
@@ -136,25 +338,15 @@ class ModelUpdate:
                 given[tensor.name] = plain_tensor(update[tensor.name], tensor.shape)
         # Not before: lengths are another party's word until a tensor has them.
         vectors = [segment.ring.zeros(segment.length) for segment in self.layout.segments]
-        for joint in self._joined:
-            if (together := joint.encoded(given, coins)) is not None:
-                segment, part = joint.place
-                vectors[segment][part] = together
-                continue
-            for tensor, parts in zip(joint.tensors, joint.parts, strict=True):
-                with named(tensor.name):
-                    payload = encode_update(tensor.scheme, given[tensor.name].reshape(tensor.place), coins)
-                for (segment, part), encoded in zip(parts, payload.values, strict=True):
-                    vectors[segment][part] = encoded
+        for tensor, parts in zip(self.tensors, self._parts, strict=True):
+            with named(tensor.name):
+                payload = encode_update(tensor.scheme, given[tensor.name].reshape(tensor.place), coins)
+            for (segment, part), encoded in zip(parts, payload.values, strict=True):
+                vectors[segment][part] = encoded
         return Payload(self.layout, tuple(vectors))
 
     def decode(self, aggregate: Aggregate) -> dict[str, Tensor]:
-        """Return the sum of the contributors' updates, tensor by tensor, each as often as its weight says.
-
-        Raises:
-            Misuse: the aggregate belongs to another layout: to other tensors, or to the parameters of another epoch.
-            CapacityExceeded: the contributors' weight exceeds the capacity of a scheme.
-        """
+        """Return the sum of the contributors' updates, tensor by tensor, each as often as its weight says."""
         self.require_layout(aggregate.layout)
         total = dict[str, Tensor]()
         for tensor in self.tensors:
@@ -164,13 +356,7 @@ class ModelUpdate:
         return total
 
     def decode_summed(self, aggregate: Aggregate) -> dict[str, Tensor]:
-        """Return what ``decode`` returns, from sums of codewords instead of histograms; plain segments are as they are.
-
-        Raises:
-            Misuse: the aggregate's layout is not the summed layout of this one and of its tables.
-            CapacityExceeded: the contributors' weight exceeds the capacity of a scheme, or a ring is too narrow for it.
-            InvalidParameters: as for ``tables``.
-        """
+        """Return what ``decode`` returns, from sums of codewords in place of histograms."""
         require_summed(aggregate.layout, self.layout, self.tables, aggregate.total_weight)
         total = dict[str, Tensor]()
         for tensor, part in zip(self.tensors, self._summed_parts(aggregate), strict=True):
@@ -182,20 +368,12 @@ class ModelUpdate:
         return total
 
     def mean(self, aggregate: Aggregate) -> dict[str, Tensor]:
-        """Return the decoded sum, of histograms or of codewords, divided by the total weight.
-
-        Raises:
-            Misuse, CapacityExceeded: as for ``decode``, or ``decode_summed``.
-        """
+        """Return the decoded sum, of histograms or of codewords, divided by the total weight."""
         decoded = self.decode_summed(aggregate) if self._is_summed(aggregate) else self.decode(aggregate)
         return {name: np.asarray(total / aggregate.total_weight) for name, total in decoded.items()}
 
     def part(self, aggregate: Aggregate, name: str) -> Aggregate:
-        """Return what the aggregate, of histograms or of sums of codewords, holds of one tensor, for its scheme alone.
-
-        Raises:
-            Misuse: the aggregate belongs to another layout, or the model has no such tensor.
-        """
+        """Return the part of an aggregate, of histograms or of sums of codewords, that is of one tensor's scheme."""
         if name not in self.names:
             raise Misuse(f"{listed([name])} is none of the model's tensors")
         position = self.names.index(name)
@@ -208,11 +386,7 @@ class ModelUpdate:
         return Aggregate(layout, values, aggregate.contributors, aggregate.total_weight)
 
     def require_layout(self, layout: Layout) -> None:
-        """Refuse a layout that is not this one: that of a session, a payload or an aggregate.
-
-        Raises:
-            Misuse: it is another layout.
-        """
+        """Refuse a layout that is not this one: that of a session, a payload or an aggregate."""
         if layout != self.layout:
             what = "public parameters" if layout.segments == self.layout.segments else "tensors or schemes"
             raise Misuse(
@@ -230,7 +404,6 @@ class ModelUpdate:
         return mine and not given
 
     def _summed_parts(self, aggregate: Aggregate) -> list[Aggregate]:
-        """Return what sums of codewords hold of each tensor."""
         own = self._own_tables()
         places = summed_parts(self.layout.segments, self._parts, own)
         return [
@@ -265,7 +438,6 @@ def _in_shape(decoded: Tensor, tensor: TensorScheme) -> Tensor:
 def _summed_part(
     scheme: LinearDecoder[Any], tables: Tables, aggregate: Aggregate, parts: tuple[Part, ...]
 ) -> Aggregate:
-    """Return what a summed aggregate of the whole holds of a tensor, for its scheme."""
     values = tuple(aggregate.values[at][part] for at, part in parts)
     counts = (aggregate.contributors, aggregate.total_weight)
     if not tables:

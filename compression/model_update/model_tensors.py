@@ -43,8 +43,6 @@ def aggregated_names(sent: Arrays, patterns: tuple[str, ...] = (), excluded: tup
     Args:
         patterns: of names, as a shell has them; without one all are summed.
         excluded: patterns of names that are not, such as parts that each client keeps for itself.
-    Raises:
-        InvalidParameters: a tensor is neither of floats nor of integers; or there is nothing to sum.
     """
     for key, each in (("secagg-tensors", patterns), ("secagg-exclude", excluded)):
         if idle := [pattern for pattern in each if not any(fnmatchcase(name, pattern) for name in sent)]:
@@ -74,8 +72,6 @@ def differences(
 
     Args:
         names: of the tensors that are summed; by default all that can be. Others that training returns stay here.
-    Raises:
-        InvalidParameters: the client returned other tensors than it was sent, or changed a boolean.
     """
     summed = aggregated_names(sent) if names is None else tuple(names)
     if missing := sorted({*summed} - trained.keys() | trained.keys() - sent.keys()):

@@ -18,8 +18,9 @@ from secagg.compression import dithered_quantization, product_quantization, scal
 from secagg.compression.count_sketch import CountSketch
 from secagg.compression.dithered_quantization import DEFAULT_FINE_BITS, DitheredQuantization
 from secagg.compression.fixed_point import FixedPoint
-from secagg.compression.model_update.codec import CalibrationSource, ModelUpdate
-from secagg.compression.model_update.tensors import (
+from secagg.compression.model_update.codec import (
+    CalibrationSource,
+    ModelUpdate,
     Shape,
     Tensors,
     TensorScheme,
@@ -29,9 +30,8 @@ from secagg.compression.model_update.tensors import (
     require_name,
     require_names,
 )
-from secagg.compression.product_quantization import ProductQuantization, block_geometry, is_quantizable
-from secagg.compression.product_quantization.nearest_codeword import ITERATIONS
-from secagg.compression.public_stream import SEED_BYTES, PublicStream, require_shape
+from secagg.compression.product_quantization import ITERATIONS, ProductQuantization, block_geometry, is_quantizable
+from secagg.compression.public_stream import PublicStream, require_seed, require_shape
 from secagg.compression.random_pruning import RandomPruning, kept_count, pruning_mask
 from secagg.compression.rotation import RandomRotation, padded_size
 from secagg.compression.scalar_quantization import LEAST_SCALE, Rounding, ScalarQuantization
@@ -70,7 +70,6 @@ class FitsEvery:
     __slots__ = ()
 
     def fits(self, shape: Shape) -> bool:  # noqa: ARG002 -- the protocol's
-        """Fit every tensor."""
         return True
 
 
@@ -83,7 +82,6 @@ class Plain(FitsEvery):
     modulus_bits: int = 32
 
     def make(self, place: PublicStream, sample: Sample | None, previous: Scheme | None) -> FixedPoint:  # noqa: ARG002
-        """Return the same fixed point for every sample."""
         return FixedPoint(
             length=place.size, clip=self.clip, fraction_bits=self.fraction_bits, modulus_bits=self.modulus_bits
         )
@@ -102,7 +100,6 @@ class Quantized(FitsEvery):
     least_scale: float = LEAST_SCALE
 
     def make(self, place: PublicStream, sample: Sample | None, previous: Scheme | None) -> ScalarQuantization:
-        """Return the quantizer whose codes reach over the sample's values."""
         if self.per_channel and len(place.shape) < 2:  # noqa: PLR2004 -- channels, and values in each
             raise InvalidParameters(f"channels need two dimensions, and the shape is {place.shape}; quantize it as one")
         if sample is None or not sample.any():
@@ -128,7 +125,6 @@ class Dithered(FitsEvery):
     fine_bits: int = DEFAULT_FINE_BITS
 
     def make(self, place: PublicStream, sample: Sample | None, previous: Scheme | None) -> DitheredQuantization:
-        """Return the quantizer whose ends are the sample's."""
         if sample is None or not sample.any():
             return _former(previous, DitheredQuantization, place.shape)
         return dithered_quantization.calibrate(
@@ -147,11 +143,9 @@ class Codebooks:
     keep_zero: bool = True
 
     def fits(self, shape: Shape) -> bool:
-        """Fit tensors that are large enough for a codebook."""
         return is_quantizable(shape, self.block_size)
 
     def make(self, place: PublicStream, sample: Sample | None, previous: Scheme | None) -> ProductQuantization:
-        """Return the quantizer with the codebooks that are learned from the sample."""
         if sample is None or not sample.any():
             return _former(previous, ProductQuantization, place.shape)
         geometry = block_geometry(place.shape, self.block_size, self.codewords)
@@ -179,7 +173,6 @@ class Pruned(FitsEvery):
     inner: Recipe
 
     def make(self, place: PublicStream, sample: Sample | None, previous: Scheme | None) -> RandomPruning:
-        """Return the mask of the epoch, around what the inner recipe makes of the coordinates that it keeps."""
         kept = sample if sample is None else sample[pruning_mask(place, self.sparsity)]
         inner_place = replace(place, shape=(kept_count(place.size, self.sparsity),))
         before = previous.inner if isinstance(previous, RandomPruning) else None
@@ -197,7 +190,6 @@ class Rotated(FitsEvery):
     inner: Recipe
 
     def make(self, place: PublicStream, sample: Sample | None, previous: Scheme | None) -> RandomRotation:
-        """Return the rotation of the epoch, around what the inner recipe makes of the rotated sample."""
         size = self.block_size
         while padded_size(place.size, size) > place.size * _MOST_FILLED and size > 2:  # noqa: PLR2004 -- the least
             size //= 2
@@ -220,7 +212,6 @@ class Sketched(FitsEvery):
     inner: Recipe
 
     def make(self, place: PublicStream, sample: Sample | None, previous: Scheme | None) -> CountSketch:
-        """Return the sketch, around what the inner recipe makes of the sample's table."""
         inner_place = replace(place, shape=(self.rows * self.columns,))
         seed = _seed("count_sketch", replace(place, round_number=0))
         table = None
@@ -241,7 +232,6 @@ def _former(previous: Scheme | None, kind: type[_Kind], shape: Shape) -> _Kind:
 
 
 def _seed(use: str, place: PublicStream) -> bytes:
-    """Return a seed of its own for a use and a place."""
     return public_parameters_digest(f"model_update/{use}", place.encode())
 
 
@@ -283,8 +273,7 @@ class UpdatePlan:
     """32 public bytes, from which masks, signs, hashes and the starts of codebooks are derived."""
 
     def __post_init__(self) -> None:
-        if type(self.seed) is not bytes or len(self.seed) != SEED_BYTES:
-            raise InvalidParameters(f"a public seed is {SEED_BYTES} bytes; draw one for each training run")
+        require_seed(self.seed)
         if not self.shapes:
             raise InvalidParameters("a plan is for a model of at least one tensor")
         for name, shape in self.shapes.items():
@@ -303,7 +292,6 @@ class UpdatePlan:
         object.__setattr__(self, "chosen", dict(self.chosen))
 
     def recipe(self, name: str) -> Recipe:
-        """Return how a tensor is sent."""
         shape = self.shapes[name]
         default = self.compressed if len(shape) > 1 and self.compressed.fits(shape) else self.plain
         return self.chosen.get(name, default)
@@ -316,11 +304,6 @@ class UpdatePlan:
         Args:
             calibration: a sample of every tensor; needed where scales or codebooks are.
             previous: those of the epoch before: codebooks start from them, and what a sample says nothing of stays.
-
-        Raises:
-            Misuse: the sample lacks a tensor, has another one, or one of another shape.
-            InvalidParameters: the epoch is not after the previous one, or a recipe and a sample do not go together; the
-                message begins with the tensor's name.
         """
         if previous is not None and previous.epoch >= epoch:
             raise InvalidParameters(f"epoch {epoch} does not follow epoch {previous.epoch}; count on from there")
@@ -331,17 +314,10 @@ class UpdatePlan:
         for name, shape in self.shapes.items():
             before = former.get(name)
             with named(name):
-                scheme = self._scheme(
-                    PublicStream(seed=self.seed, round_number=epoch, tensor_name=name, shape=shape),
-                    calibration,
-                    None if before is None or before.shape != shape else before.scheme,
-                )
+                place = PublicStream(seed=self.seed, round_number=epoch, tensor_name=name, shape=shape)
+                sample = None if calibration is None else plain_tensor(calibration.sample[name], shape)
+                usable = None if before is None or before.shape != shape else before.scheme
+                scheme = self.recipe(name).make(place, sample, usable)
             tensors.append(TensorScheme(name=name, shape=shape, scheme=scheme))
         source = CalibrationSource.NONE if calibration is None else calibration.source
         return ModelUpdate(tensors=tuple(tensors), epoch=epoch, source=source)
-
-    def _scheme(self, place: PublicStream, calibration: Calibration | None, previous: Scheme | None) -> Scheme:
-        sample = None
-        if calibration is not None:
-            sample = plain_tensor(calibration.sample[place.tensor_name], place.shape)
-        return self.recipe(place.tensor_name).make(place, sample, previous)

@@ -1,4 +1,4 @@
-"""Public parameters that the server broadcasts when they are refreshed: canonical bytes, and the bytes of a round.
+"""Public parameters that the server broadcasts when they are refreshed, as canonical bytes.
 
 After the header of every message stand the epoch (8 bytes), the source (1), the number of tensors (4), and the tensors:
 name (length in 4 bytes, then UTF-8), number of dimensions (1), dimensions (8 each), scheme. Shapes, names and epochs of
@@ -29,13 +29,13 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import IntEnum
 from fractions import Fraction
 from types import MappingProxyType
 from typing import Any, Final
 
-from secagg.compression.byte_accounting import Accounting, upload_bytes
+from secagg.compression.byte_accounting import Accounting
 from secagg.compression.count_sketch import CountSketch
 from secagg.compression.dithered_quantization import DitheredQuantization
 from secagg.compression.fixed_point import FixedPoint
@@ -54,8 +54,7 @@ from secagg.contract import LinearDecoder
 from secagg.errors import CapacityExceeded, InvalidParameters, MalformedMessage, Misuse, Reason
 from secagg.wire import MessageKind, Reader, Writer
 
-from .codec import CalibrationSource, ModelUpdate
-from .tensors import MAXIMUM_NAME_BYTES, TensorScheme, named
+from .codec import MAXIMUM_NAME_BYTES, CalibrationSource, ModelUpdate, TensorScheme, named
 
 MAXIMUM_ELEMENTS: Final = 1 << 30
 MAXIMUM_DEPTH: Final = 8
@@ -66,7 +65,6 @@ MOST_FILLED: Final = 1 << 16
 MOST_SIGNS: Final = 2 * MOST_SUMMED_PLACES**2
 """Greatest number of entries of the tables of all peak codes together: one of the largest that is summed."""
 SCALE_BYTES: Final = 4
-ZERO_POINT_BYTES: Final = 2
 
 _Scheme = LinearDecoder[Any]
 _NO_FACTORIES: Final[Mapping[str, Factory]] = MappingProxyType({})
@@ -88,26 +86,7 @@ class _Tag(IntEnum):
     VOTES = 13
 
 
-# --- What a round costs -----------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RoundBytes:
-    """Bytes that one client sends and receives for its update in one round, apart from the model and the protocol."""
-
-    uplink: Fraction
-    downlink: Fraction
-
-    @property
-    def total(self) -> Fraction:
-        """Both together."""
-        return self.uplink + self.downlink
-
-
-def round_bytes(update: ModelUpdate, accounting: Accounting, *, is_refreshed: bool = True) -> RoundBytes:
-    """Return what a round costs one client; between refreshes the server broadcasts no parameters."""
-    downlink = Fraction(downlink_bytes(update, accounting)) if is_refreshed else Fraction(0)
-    return RoundBytes(uplink=upload_bytes(update.layout, accounting), downlink=downlink)
+# --- Their size -------------------------------------------------------------------------------------------------------
 
 
 def downlink_bytes(update: ModelUpdate, accounting: Accounting) -> int:
@@ -115,9 +94,6 @@ def downlink_bytes(update: ModelUpdate, accounting: Accounting) -> int:
 
     By the accounting "paper" that is the values of codebooks and scales, 4 bytes each, and zero points where there are
     any; masks, signs and hashes, which seeds give, are free. By "wire" it is the length of ``encode_parameters``.
-
-    Raises:
-        InvalidParameters: by "wire", a scheme that is not of this library.
     """
     match accounting:
         case Accounting.PAPER:
@@ -150,7 +126,7 @@ def encode_parameters(update: ModelUpdate) -> bytes:
     """Return the canonical encoding of everything that a client must know to encode, and a server to decode.
 
     Raises:
-        InvalidParameters: a scheme that is not of this library; carry its parameters in a message of your own.
+        InvalidParameters: a scheme that is not of this library.
     """
     writer = Writer(MessageKind.PUBLIC_PARAMETERS)
     writer.integer(update.epoch, 8).integer(update.source, 1).integer(len(update.tensors), 4)
@@ -168,31 +144,37 @@ def _write(writer: Writer, scheme: _Scheme, depth: int = 1) -> None:
     _require_depth(depth)
     match scheme:
         case FixedPoint():
-            writer.integer(_Tag.FIXED_POINT, 1).fixed(struct.pack(">d", scheme.clip), 8)
-            writer.integer(scheme.fraction_bits, 1).integer(scheme.modulus_bits, 1)
+            _put(writer, _Tag.FIXED_POINT, ">dBB", scheme.clip, scheme.fraction_bits, scheme.modulus_bits)
         case Identity():
-            writer.integer(_Tag.IDENTITY, 1).integer(scheme.bound, 8).integer(scheme.modulus_bits, 1)
+            _put(writer, _Tag.IDENTITY, ">QB", scheme.bound, scheme.modulus_bits)
         case ScalarQuantization() | DitheredQuantization():
             _write_scalar_codes(writer, scheme)
         case ProductQuantization():
             _write_codebooks(writer, scheme)
         case RandomPruning():
-            writer.integer(_Tag.RANDOM_PRUNING, 1).fixed(scheme.stream.seed, SEED_BYTES).integer(scheme.kept, 8)
+            _put(writer, _Tag.RANDOM_PRUNING, ">32sQ", scheme.stream.seed, scheme.kept)
             _write(writer, scheme.inner, depth + 1)
         case RandomRotation():
-            writer.integer(_Tag.ROTATION, 1).fixed(scheme.stream.seed, SEED_BYTES).integer(scheme.block_size, 4)
+            _put(writer, _Tag.ROTATION, ">32sI", scheme.stream.seed, scheme.block_size)
             _write(writer, scheme.inner, depth + 1)
         case CountSketch():
-            writer.integer(_Tag.COUNT_SKETCH, 1).fixed(scheme.seed, SEED_BYTES)
-            writer.integer(scheme.rows, 1).integer(scheme.columns, 4)
+            _put(writer, _Tag.COUNT_SKETCH, ">32sBI", scheme.seed, scheme.rows, scheme.columns)
             _write(writer, scheme.inner, depth + 1)
-        case PeakCode() | LevelCode() | Sketch() | OutsideScheme():
+        case PeakCode() | LevelCode() | Sketch():
             _write_whole_update(writer, scheme)
+        case OutsideScheme():
+            writer.integer(_Tag.OUTSIDE, 1).variable(scheme.name.encode(), MAXIMUM_SCHEME_NAME_BYTES)
+            writer.integer(scheme.cohort, 8).fixed(scheme.seed, SEED_BYTES)
         case _:
             raise InvalidParameters(
                 f"the parameters of {type(scheme).__name__} have no encoding here; make it from a factory with "
                 "OutsideScheme, or send them in a message of your own"
             )
+
+
+def _put(writer: Writer, tag: _Tag, form: str, *values: float | bytes) -> None:
+    packed = struct.pack(form, *values)
+    writer.integer(tag, 1).fixed(packed, len(packed))
 
 
 def _write_codebooks(writer: Writer, scheme: ProductQuantization) -> None:
@@ -204,39 +186,35 @@ def _write_codebooks(writer: Writer, scheme: ProductQuantization) -> None:
         writer.variable(codebook.encode(), MAXIMUM_CODEBOOK_BYTES)
 
 
-def _write_whole_update(writer: Writer, scheme: PeakCode | LevelCode | Sketch | OutsideScheme) -> None:
-    if isinstance(scheme, OutsideScheme):
-        writer.integer(_Tag.OUTSIDE, 1).variable(scheme.name.encode(), MAXIMUM_SCHEME_NAME_BYTES)
-        writer.integer(scheme.cohort, 8).fixed(scheme.seed, SEED_BYTES)
-        return
+def _write_whole_update(writer: Writer, scheme: PeakCode | LevelCode | Sketch) -> None:
     rotation, count = scheme.rotation, len(scheme.rotation.sizes)
-    is_levels, is_peak = isinstance(scheme, LevelCode), isinstance(scheme, PeakCode)
-    writer.integer(_Tag.LEVELS if is_levels else _Tag.PEAK if is_peak else _Tag.SKETCH, 1)
-    writer.fixed(rotation.stream.seed, SEED_BYTES).integer(rotation.block_size, 4).integer(count, 4)
-    writer.fixed(struct.pack(f">{count}Q{count}f", *rotation.sizes, *rotation.scales), (8 + SCALE_BYTES) * count)
-    if isinstance(scheme, LevelCode):
-        writer.integer(scheme.levels, 4)
-        return
-    if isinstance(scheme, PeakCode):
-        writer.integer(scheme.places, 4)
-    else:
-        writer.integer(scheme.kept, 8).integer(scheme.bits, 1).integer(scheme.modulus_bits, 1)
-    writer.fixed(struct.pack(">d", scheme.unit), 8)
+    head = f">32sII{count}Q{count}f"
+    given: tuple[float | bytes, ...] = (
+        rotation.stream.seed,
+        rotation.block_size,
+        count,
+        *rotation.sizes,
+        *rotation.scales,
+    )
+    match scheme:
+        case PeakCode():
+            _put(writer, _Tag.PEAK, head + "Id", *given, scheme.places, scheme.unit)
+        case LevelCode():
+            _put(writer, _Tag.LEVELS, head + "I", *given, scheme.levels)
+        case Sketch():
+            own = (scheme.kept, scheme.bits, scheme.modulus_bits, scheme.unit)
+            _put(writer, _Tag.SKETCH, head + "QBBd", *given, *own)
 
 
 def _write_scalar_codes(writer: Writer, scheme: ScalarQuantization | DitheredQuantization) -> None:
     if isinstance(scheme, DitheredQuantization):
-        writer.integer(_Tag.DITHERED_QUANTIZATION, 1).integer(scheme.bits, 1).integer(scheme.modulus_bits, 1)
-        writer.integer(scheme.fine_bits, 1).fixed(struct.pack(">d", scheme.scale), 8)
+        own = (scheme.bits, scheme.modulus_bits, scheme.fine_bits, scheme.scale)
+        _put(writer, _Tag.DITHERED_QUANTIZATION, ">BBBd", *own)
         return
-    count = len(scheme.scales)
-    writer.integer(_Tag.SCALAR_QUANTIZATION, 1).integer(scheme.bits, 1).integer(scheme.modulus_bits, 1).integer(
-        scheme.rounding.value, 1
-    )
-    writer.integer(scheme.wrapping_weight or 0, 8).integer(not scheme.is_symmetric, 1).integer(count, 4)
-    writer.fixed(struct.pack(f">{count}f", *scheme.scales), SCALE_BYTES * count)
-    if not scheme.is_symmetric:
-        writer.fixed(struct.pack(f">{count}h", *scheme.zero_points), ZERO_POINT_BYTES * count)
+    count, zeros = len(scheme.scales), () if scheme.is_symmetric else scheme.zero_points
+    codes = (scheme.bits, scheme.modulus_bits, scheme.rounding.value, scheme.wrapping_weight or 0, bool(zeros), count)
+    form = f">BBBQBI{count}f{len(zeros)}h"
+    _put(writer, _Tag.SCALAR_QUANTIZATION, form, *codes, *scheme.scales, *zeros)
 
 
 # --- Decoding ---------------------------------------------------------------------------------------------------------
@@ -303,11 +281,10 @@ class _Parameters:
         tag = self._reader.integer(1)
         match tag:
             case _Tag.FIXED_POINT:
-                clip: float = struct.unpack(">d", self._reader.fixed(8))[0]
-                fraction_bits, modulus_bits = self._reader.integer(1), self._reader.integer(1)
+                clip, fraction_bits, modulus_bits = self._take(">dBB")
                 return FixedPoint(length=place.size, clip=clip, fraction_bits=fraction_bits, modulus_bits=modulus_bits)
             case _Tag.IDENTITY:
-                bound, modulus_bits = self._reader.integer(8), self._reader.integer(1)
+                bound, modulus_bits = self._take(">QB")
                 return Identity(length=place.size, bound=bound, modulus_bits=modulus_bits)
             case _Tag.SCALAR_QUANTIZATION | _Tag.DITHERED_QUANTIZATION:
                 return self._scalar_codes(tag, place)
@@ -316,15 +293,16 @@ class _Parameters:
             case _Tag.RANDOM_PRUNING | _Tag.ROTATION | _Tag.COUNT_SKETCH:
                 return self._nesting(tag, place, depth + 1)
             case _Tag.PEAK | _Tag.LEVELS | _Tag.SKETCH | _Tag.OUTSIDE:
-                return self._whole_update(tag, place)
+                return self._made_outside(place) if tag == _Tag.OUTSIDE else self._whole_update(tag, place)
             case _:
                 raise InvalidParameters(f"{tag} is the tag of no scheme")
 
+    def _take(self, form: str) -> tuple[Any, ...]:
+        return struct.unpack(form, self._reader.fixed(struct.calcsize(form)))
+
     def _whole_update(self, tag: int, place: PublicStream) -> _Scheme:
-        if tag == _Tag.OUTSIDE:
-            return self._made_outside(place)
-        seed, block_size, count = self._reader.fixed(SEED_BYTES), self._reader.integer(4), self._reader.integer(4)
-        numbers = struct.unpack(f">{count}Q{count}f", self._reader.fixed((8 + SCALE_BYTES) * count))
+        seed, block_size, count = self._take(">32sII")
+        numbers = self._take(f">{count}Q{count}f")
         rotation = JoinedRotation(
             stream=replace(place, seed=seed, shape=(place.size,)),
             sizes=numbers[:count],
@@ -333,16 +311,15 @@ class _Parameters:
         )
         if tag == _Tag.LEVELS:
             return LevelCode(rotation=rotation, levels=self._reader.integer(4))
-        if tag == _Tag.PEAK:
-            places, unit = self._reader.integer(4), struct.unpack(">d", self._reader.fixed(8))[0]
-            # More places have no table.
-            self._signs_left -= 2 * places**2 if places <= MOST_SUMMED_PLACES else 0
-            if self._signs_left < 0:
-                raise InvalidParameters("the tables of the peak codes take too much memory; use one for all tensors")
-            return PeakCode(rotation=rotation, places=places, unit=unit)
-        kept, bits, modulus_bits = (self._reader.integer(size) for size in (8, 1, 1))
-        unit = struct.unpack(">d", self._reader.fixed(8))[0]
-        return Sketch(rotation=rotation, kept=kept, bits=bits, modulus_bits=modulus_bits, unit=unit)
+        if tag == _Tag.SKETCH:
+            kept, bits, modulus_bits, unit = self._take(">QBBd")
+            return Sketch(rotation=rotation, kept=kept, bits=bits, modulus_bits=modulus_bits, unit=unit)
+        places, unit = self._take(">Id")
+        # More places have no table.
+        self._signs_left -= 2 * places**2 if places <= MOST_SUMMED_PLACES else 0
+        if self._signs_left < 0:
+            raise InvalidParameters("the tables of the peak codes take too much memory; use one for all tensors")
+        return PeakCode(rotation=rotation, places=places, unit=unit)
 
     def _codebooks(self, tag: int, place: PublicStream) -> ProductQuantization:
         if tag == _Tag.PRODUCT_QUANTIZATION:
@@ -369,17 +346,12 @@ class _Parameters:
 
     def _scalar_codes(self, tag: int, place: PublicStream) -> ScalarQuantization | DitheredQuantization:
         if tag == _Tag.DITHERED_QUANTIZATION:
-            bits, modulus_bits, fine_bits = (self._reader.integer(1) for _ in range(3))
-            scale: float = struct.unpack(">d", self._reader.fixed(8))[0]
+            bits, modulus_bits, fine_bits, scale = self._take(">BBBd")
             return DitheredQuantization(
                 shape=place.shape, bits=bits, modulus_bits=modulus_bits, scale=scale, fine_bits=fine_bits
             )
-        bits, modulus_bits, rounding = (self._reader.integer(1) for _ in range(3))
-        wrapping_weight, is_affine, count = (self._reader.integer(size) for size in (8, 1, 4))
-        scales = struct.unpack(f">{count}f", self._reader.fixed(SCALE_BYTES * count))
-        zero_points: tuple[int, ...] = ()
-        if is_affine:
-            zero_points = struct.unpack(f">{count}h", self._reader.fixed(ZERO_POINT_BYTES * count))
+        bits, modulus_bits, rounding, wrapping_weight, is_affine, count = self._take(">BBBQBI")
+        scales, zero_points = self._take(f">{count}f"), self._take(f">{count if is_affine else 0}h")
         try:
             known = Rounding(rounding)
         except ValueError:
@@ -395,21 +367,18 @@ class _Parameters:
         )
 
     def _nesting(self, tag: int, place: PublicStream, depth: int) -> _Scheme:
-        seed = self._reader.fixed(SEED_BYTES)
-        stream = replace(place, seed=seed)
-        match tag:
-            case _Tag.RANDOM_PRUNING:
-                kept = self._reader.integer(8)
-                inner = self._inside(place, kept, depth)
-                return RandomPruning(stream=stream, sparsity=Fraction(place.size - kept, place.size), inner=inner)
-            case _Tag.ROTATION:
-                size = self._reader.integer(4)
-                inner = self._inside(place, padded_size(place.size, size), depth)
-                return RandomRotation(stream=stream, block_size=size, inner=inner)
-            case _:
-                rows, columns = self._reader.integer(1), self._reader.integer(4)
-                inner = self._inside(place, rows * columns, depth)
-                return CountSketch(length=place.size, rows=rows, columns=columns, seed=seed, inner=inner)
+        if tag == _Tag.RANDOM_PRUNING:
+            seed, kept = self._take(">32sQ")
+            inner = self._inside(place, kept, depth)
+            sparsity = Fraction(place.size - kept, place.size)
+            return RandomPruning(stream=replace(place, seed=seed), sparsity=sparsity, inner=inner)
+        if tag == _Tag.ROTATION:
+            seed, size = self._take(">32sI")
+            inner = self._inside(place, padded_size(place.size, size), depth)
+            return RandomRotation(stream=replace(place, seed=seed), block_size=size, inner=inner)
+        seed, rows, columns = self._take(">32sBI")
+        inner = self._inside(place, rows * columns, depth)
+        return CountSketch(length=place.size, rows=rows, columns=columns, seed=seed, inner=inner)
 
     def _inside(self, place: PublicStream, size: int, depth: int) -> _Scheme:
         if size > place.size + MOST_FILLED:

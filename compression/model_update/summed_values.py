@@ -26,10 +26,9 @@ from secagg.compression.cohort_bits import code_within
 from secagg.compression.dithered_quantization import DitheredQuantization
 from secagg.compression.fixed_point import FixedPoint
 from secagg.compression.joined_rotation import Gains, JoinedRotation
-from secagg.compression.model_update.codec import ModelUpdate
+from secagg.compression.model_update.codec import ModelUpdate, Shape, TensorScheme
 from secagg.compression.model_update.model_tensors import METRICS, TENSOR, Arrays, is_integer
 from secagg.compression.model_update.plan import FitsEvery, Sample, Scheme
-from secagg.compression.model_update.tensors import Shape, TensorScheme
 from secagg.compression.outside import Factory, OutsideScheme
 from secagg.compression.peak import NORM_LEVELS, KnownLengths, LevelCode, PeakCode, level_votes
 from secagg.compression.product_quantization import (
@@ -130,47 +129,45 @@ def _unit_points(numbers: tuple[int, ...], count: int, block_size: int) -> npt.N
     return points / math.sqrt(float(np.square(points).mean()))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReachingQuantizer(FitsEvery):
-    """A recipe: scalar quantization whose greatest code stands for a given reach."""
+@dataclass(frozen=True, slots=True)
+class Made(FitsEvery):
+    """A recipe: whatever is made of a tensor's place, without a sample."""
 
-    reach: float
-    bits: int
-    modulus_bits: int
-    rounding: Rounding
-    wrapping_weight: int | None
+    made: Callable[[PublicStream], Scheme]
 
-    def make(self, place: PublicStream, sample: Sample | None, previous: Scheme | None) -> ScalarQuantization:  # noqa: ARG002
-        """Return the quantizer; no sample is asked for."""
-        scale = max(self.reach, LEAST_LENGTH) / (((1 << self.bits) - 1) / 2)
-        return ScalarQuantization(
+    def make(self, place: PublicStream, sample: Sample | None, previous: Scheme | None) -> Scheme:  # noqa: ARG002
+        return self.made(place)
+
+
+def reaching_quantizer(
+    reach: float,
+    bits: int,
+    modulus_bits: int,
+    rounding: Rounding = Rounding.NEAREST_EVEN,
+    wrapping_weight: int | None = None,
+) -> Made:
+    """Return the recipe of scalar quantization whose greatest code stands for a given reach."""
+    scale = max(reach, LEAST_LENGTH) / (((1 << bits) - 1) / 2)
+    return Made(
+        lambda place: ScalarQuantization(
             shape=place.shape,
-            bits=self.bits,
-            modulus_bits=self.modulus_bits,
+            bits=bits,
+            modulus_bits=modulus_bits,
             scales=(scale,),
-            rounding=self.rounding,
-            wrapping_weight=self.wrapping_weight,
+            rounding=rounding,
+            wrapping_weight=wrapping_weight,
         )
+    )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReachingDither(FitsEvery):
-    """A recipe: dithered quantization whose ends stand for a given reach."""
-
-    reach: float
-    bits: int
-    modulus_bits: int
-    fine_bits: int
-
-    def make(self, place: PublicStream, sample: Sample | None, previous: Scheme | None) -> DitheredQuantization:  # noqa: ARG002
-        """Return the quantizer; no sample is asked for."""
-        return DitheredQuantization(
-            shape=place.shape,
-            bits=self.bits,
-            modulus_bits=self.modulus_bits,
-            scale=max(self.reach, LEAST_LENGTH) / (1 << (self.bits - 1)),
-            fine_bits=self.fine_bits,
+def reaching_dither(reach: float, bits: int, modulus_bits: int, fine_bits: int) -> Made:
+    """Return the recipe of dithered quantization whose ends stand for a given reach."""
+    scale = max(reach, LEAST_LENGTH) / (1 << (bits - 1))
+    return Made(
+        lambda place: DitheredQuantization(
+            shape=place.shape, bits=bits, modulus_bits=modulus_bits, scale=scale, fine_bits=fine_bits
         )
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -185,11 +182,9 @@ class ScaledCodebooks:
     """Whether a tensor has no more codewords than could be learned from it, as the paper's has; these are not."""
 
     def fits(self, shape: Shape) -> bool:
-        """Fit tensors that are large enough for a codebook."""
         return is_quantizable(shape, self.block_size)
 
     def make(self, place: PublicStream, sample: Sample | None, previous: Scheme | None) -> ProductQuantization:  # noqa: ARG002
-        """Return the quantizer; no sample is asked for."""
         geometry = block_geometry(place.shape, self.block_size, self.codewords)
         codewords = geometry.codewords if self.is_capped else self.codewords
         books = unit_codebooks(codewords, geometry.block_size, self.stages)
@@ -220,16 +215,6 @@ _KEY_BYTES: Final = 32
 _COINS: Final = Ring(32)
 Values = dict[str, npt.NDArray[Any]]
 Range = tuple[int, int]
-
-
-@dataclass(frozen=True, slots=True)
-class Made(FitsEvery):
-    """A recipe: whatever is made of a tensor's place."""
-
-    made: Callable[[PublicStream], Scheme]
-
-    def make(self, place: PublicStream, sample: Sample | None, previous: Scheme | None) -> Scheme:  # noqa: ARG002
-        return self.made(place)
 
 
 def peaks(places: int, known: KnownLengths) -> Made:
@@ -444,7 +429,6 @@ def value_bounds(update: ModelUpdate) -> tuple[Range | None, ...]:
 
 
 def _kind(segment: Segment) -> Segment:
-    """Return what segments have in common that are merged."""
     return replace(segment, length=1) if isinstance(segment, RingSegment) else replace(segment, blocks=1)
 
 

@@ -1,11 +1,10 @@
 """Sums of codes as few bits: what a server tells the clients that hold the model which a decoded sum changes.
 
-Integers around zero, such as the signs of a peak code that N clients added up, are nearly a difference of two Poisson
-counts: a Skellam variable, which one number describes, its variance V. For a sum of peaks that is N / d. The sender
-measures V, tells it in two bytes, and codes the values by interleaved range coders of asymmetric numerals [Dud13]. No
-table is sent: both ends make it from V by integer arithmetic alone, so that it is the same on every machine, and so is
-every byte. Values beyond the table follow it in four bytes each, and low bits of values that spread far are not coded.
-Values of one parity, such as sums of N signs, are coded as their halves.
+Integers around zero, such as sums of signs, are nearly Skellam variables, which one number describes: their variance V,
+N / d for a sum of peaks. The sender tells V in two bytes and codes the values by interleaved range coders of asymmetric
+numerals [Dud13]. Both ends make the table from V by integer arithmetic alone, so that every byte is the same on every
+machine. Values beyond the table follow it in four bytes each, low bits of values that spread far are not coded, and
+values of one parity are coded as their halves.
 
 The encoding of a list of values is unique. ``decode_sums`` refuses any other, and nothing in it can make a decoder
 reserve more memory than the number of values that it expects.
@@ -62,16 +61,11 @@ class Table:
 
     @property
     def beyond(self) -> int:
-        """The symbol of a value that follows the table."""
         return 2 * self.greatest + 1
 
 
 def encode_sums(sums: npt.NDArray[Any]) -> bytes:
-    """Return the encoding of integers, whose number the receiver knows.
-
-    Raises:
-        Misuse: they are not a vector of integers, or one is above 2^24 in magnitude.
-    """
+    """Return the encoding of integers, whose number the receiver knows."""
     given: Any = sums
     if type(given) is not np.ndarray or given.dtype.kind != "i" or given.ndim != 1:
         raise Misuse("sums are a vector of signed integers")
@@ -213,7 +207,6 @@ def pushed(symbols: npt.NDArray[np.uint16], table: Table) -> tuple[npt.NDArray[n
 
 
 def _pulled(data: bytes, first: int, shape: tuple[int, int], table: Table) -> tuple[npt.NDArray[np.uint16], int]:
-    """Decode rows of symbols, and return them with the place where the words end."""
     rows, lanes = shape
     begin = first + 4 * lanes
     if len(data) < begin:
@@ -245,7 +238,6 @@ def _pulled(data: bytes, first: int, shape: tuple[int, int], table: Table) -> tu
 
 
 def _parted(values: Sums, low_bits: int) -> tuple[Sums, bytes]:
-    """Return the values without their low bits, rounded down, and those bits."""
     if not low_bits:
         return values, b""
     ring = Ring(low_bits)

@@ -1,17 +1,13 @@
 """Models that clients hold and a server moves by told sums, the same to the last bit on both sides.
 
-A client that has the model of the round before needs only the sum that was decoded since (``coder``), less than a
-bit a weight, and a client that missed some rounds their sums, one after another. All values of a held model are whole
-steps of their run of 1,024 values, 127 to the largest, so the others receive it in about 7.3 bits a weight,
-without loss.
+A client needs only the sums that were decoded since it had the model (``coder``). All values of a held model are whole
+steps of their run of 1,024 values, 127 to the largest. Rounding to these steps after every round is at random and
+unbiased, with public coins, so that both sides round alike. Its error is not carried to the next round: a client that
+comes later could not know it.
 
-Rounding to these steps, after every round, is at random and unbiased, with coins that are public: both sides round
-alike. It has 1/6 of a squared step of noise, far below that of the code. The error is not carried to the next round: a
-client that comes later could not know it.
-
-Where floats could differ between machines: sums are turned back in whole numbers, which are exact in any order while
-no sum of a rotation's block is above 2^24, and everything else is one IEEE operation a value, of float32. A digest of
-the model is told with the sum. A client whose model has another one asks for the model.
+Floats do not differ between machines: sums are turned back in whole numbers, which are exact in any order while no sum
+of a rotation's block is above 2^24, and everything else is one float32 operation a value. A digest of the model is told
+with the sum; a client whose model has another one asks for the model.
 """
 
 from __future__ import annotations
@@ -60,7 +56,6 @@ class ToldSum:
     sums: Sums = field(repr=False)
 
     def encode(self) -> bytes:
-        """Return the message; floats are of 4 bytes."""
         writer = Writer(MessageKind.TOLD_SUM).integer(self.round_number, _ROUND_BYTES)
         scales = np.array(self.scales, ">f4").tobytes()
         gains = np.array([self.gains.gain, self.gains.last_gain], ">f4").tobytes()
@@ -109,11 +104,7 @@ class HeldModel:
 
     @classmethod
     def rounded(cls, values: Floats, *, seed: bytes, name: str, sizes: tuple[int, ...], round_number: int) -> HeldModel:
-        """Round a model; the coins follow from seed, name and round.
-
-        Raises:
-            Misuse: the values are not a vector of floats of these sizes.
-        """
+        """Round a model; the coins follow from seed, name and round."""
         require_floats(values, (sum(sizes),))
         runs = np.zeros((-(-len(values) // RUN), RUN), np.float32)
         runs.reshape(-1)[: len(values)] = finite(values, LARGEST)
@@ -130,7 +121,6 @@ class HeldModel:
 
     @property
     def values(self) -> Floats:
-        """The model, as one vector."""
         runs = np.zeros((len(self.steps), RUN), np.float32)
         runs.reshape(-1)[: len(self.codes)] = self.codes
         runs *= self.steps[:, np.newaxis]
@@ -138,7 +128,6 @@ class HeldModel:
 
     @cached_property
     def digest(self) -> bytes:
-        """Digest that server and clients compare."""
         number = self.round_number.to_bytes(_ROUND_BYTES, "big")
         parts = bind(Label.HELD_MODEL, self.seed, number, self.steps.astype(">f4").tobytes(), self.codes.tobytes())
         return hashlib.sha256(parts).digest()
@@ -209,11 +198,7 @@ class HeldModel:
 
 
 def _floats(data: bytes) -> Floats:
-    """Read finite numbers.
-
-    Raises:
-        MalformedMessage: one is not.
-    """
+    """Read finite numbers."""
     values = np.frombuffer(data, ">f4").astype(np.float32) if data else np.empty(0, np.float32)
     if not np.isfinite(values).all():
         raise MalformedMessage("a number of a told model is not finite", reason=Reason.NOT_CANONICAL)

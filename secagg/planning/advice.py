@@ -13,7 +13,7 @@ import numpy as np
 
 from secagg.compression.byte_accounting import PLAIN_BITS
 from secagg.compression.cohort_bits import MOST_NOISE as MOST_CODE_NOISE
-from secagg.compression.product_quantization.nearest_codeword import learn_codewords, nearest_codewords
+from secagg.compression.product_quantization import learn_codewords, nearest_codewords
 from secagg.compression.scalar_quantization import modulus_bits_for
 from secagg.errors import InvalidParameters
 from secagg.planning.costs import Comparison, Option, Status

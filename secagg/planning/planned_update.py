@@ -22,7 +22,7 @@ from secagg.compression.byte_accounting import (
 from secagg.compression.cohort_bits import COHORT_BITS, kept_for, peak_noise, places_for, sketch_noise
 from secagg.compression.dithered_quantization import DEFAULT_FINE_BITS, dithered_ring
 from secagg.compression.peak import MOST_SUMMED_PLACES, NORM_LEVELS, block_size_for
-from secagg.compression.product_quantization.nearest_codeword import BlockGeometry, block_geometry, is_quantizable
+from secagg.compression.product_quantization import BlockGeometry, block_geometry, is_quantizable
 from secagg.compression.public_stream import SEED_BYTES
 from secagg.compression.rotation import padded_size
 from secagg.compression.scalar_quantization import modulus_bits_for

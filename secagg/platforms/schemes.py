@@ -18,21 +18,21 @@ from typing import Final
 
 from secagg.compression.fixed_point import EXACT_FLOAT, FixedPoint
 from secagg.compression.model_update import CalibrationSource, ModelUpdate, Plain, Pruned, Recipe, UpdatePlan
+from secagg.compression.model_update.codec import Shape
 from secagg.compression.model_update.model_tensors import METRICS, TENSOR, Arrays, aggregated_names, is_integer
 from secagg.compression.model_update.summed_values import (
     LENGTHS,
     UPDATE,
-    ReachingQuantizer,
     ScaledCodebooks,
     bounded_noise,
     from_outside,
     known_lengths,
     peaks,
+    reaching_quantizer,
     told_names,
     votes,
     votes_shape,
 )
-from secagg.compression.model_update.tensors import Shape
 from secagg.compression.outside import Factory
 from secagg.compression.scalar_quantization import Rounding
 from secagg.contract.layout import RingSegment
@@ -207,13 +207,7 @@ class SchemeChoice:
                 f"codes of {bits} bits and a total weight of {self.total_weight} need a ring of {ring} bits; lower "
                 f"{PREFIX}maximum-weight, or raise {PREFIX}weight-unit"
             )
-        return ReachingQuantizer(
-            reach=HEADROOM * scale,
-            bits=bits,
-            modulus_bits=ring,
-            rounding=Rounding.STOCHASTIC,
-            wrapping_weight=None,
-        )
+        return reaching_quantizer(HEADROOM * scale, bits, ring, Rounding.STOCHASTIC)
 
 
 def bound_in_steps(norm: float, fraction_bits: int, length: int) -> int:

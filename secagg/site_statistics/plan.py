@@ -15,8 +15,8 @@ import numpy as np
 
 from secagg.compression.identity import Identity
 from secagg.compression.model_update import ModelUpdate
+from secagg.compression.model_update.codec import TensorScheme
 from secagg.compression.model_update.model_tensors import model_digest
-from secagg.compression.model_update.tensors import TensorScheme
 from secagg.contract import Aggregate, Layout, RingSegment
 from secagg.crypto.entropy import Coins
 from secagg.crypto.ring import MAXIMUM_MODULUS_BITS, Ring

@@ -10,16 +10,16 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from secagg.compression.joined_rotation import Gains, JoinedRotation
+from secagg.compression.joined_rotation import Gains
 from secagg.compression.peak import PeakCode, block_size_for
-from secagg.compression.public_stream import PublicStream
 from secagg.compression.told.held_model import RUN, HeldModel, ToldSum
 from secagg.contract import Aggregate, ideal_aggregate
 from secagg.crypto.labels import Label
 from secagg.errors import MalformedMessage, Misuse, PeerMisbehaved, Reason, UnexpectedMessage
 from secagg.simulation.insecure_coins import InsecureSeededCoins
+from tests.harness.rotations import SEED, rotation
 
-SEED, NAME = bytes(range(32)), "update"
+NAME = "update"
 SIZES, SCALES = (500, 2600), (0.5, 0.75)
 COUNT = sum(SIZES)
 COINS = InsecureSeededCoins(b"for blocks of zeros alone")
@@ -36,11 +36,9 @@ def held(values: Floats | None = None, sizes: tuple[int, ...] = SIZES, round_num
 
 
 def code(round_number: int, sizes: tuple[int, ...] = SIZES, places: int = 12) -> PeakCode:
-    shape = (sum(sizes),)
-    stream = PublicStream(seed=SEED, round_number=round_number, tensor_name=NAME, shape=shape)
-    block = block_size_for(sum(sizes))
-    rotation = JoinedRotation(stream=stream, sizes=sizes, scales=SCALES[: len(sizes)], block_size=block)
-    return PeakCode(rotation=rotation, places=places)
+    count, scales = sum(sizes), SCALES[: len(sizes)]
+    turned = rotation(count, block_size_for(count), sizes=sizes, scales=scales, round_number=round_number)
+    return PeakCode(rotation=turned, places=places)
 
 
 def summed(made: PeakCode, clients: int = 5) -> Aggregate:

@@ -4,20 +4,21 @@ import math
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from secagg.compression.cohort_bits import law, places_for
-from secagg.compression.joined_rotation import JoinedRotation, square_root_scales
+from secagg.compression.cohort_bits import AutoRate, law, levels_within, peak_noise, places_for, places_within
+from secagg.compression.joined_rotation import square_root_scales
 from secagg.compression.peak import (
     MAXIMUM_PLACES,
     MOST_SUMMED_PLACES,
     NORM_LEVELS,
     KnownLengths,
+    LevelCode,
     PeakCode,
     kept_share,
+    level_noise,
     level_votes,
     mean_peak,
     norm_levels,
@@ -28,16 +29,10 @@ from secagg.contract import ideal_aggregate
 from secagg.errors import InvalidParameters
 from secagg.privacy.sensitivity import Adjacency, of_decoded_sum
 from secagg.simulation.insecure_coins import InsecureSeededCoins
+from tests.harness.rotations import SEED, normal, rotation
 
-Floats = npt.NDArray[np.float32]
-SEED = bytes(range(32))
 COINS = InsecureSeededCoins(b"for blocks of zeros alone")
-
-
-def rotation(size: int = 19, block_size: int = 8, **changes: Any) -> JoinedRotation:
-    parameters: dict[str, Any] = {"seed": SEED, "round_number": 5, "tensor_name": "update", "shape": (size,)}
-    scaling = {name: changes.pop(name) for name in ("sizes", "scales") if name in changes}
-    return JoinedRotation(stream=PublicStream(**(parameters | changes)), block_size=block_size, **scaling)
+SCALES: dict[str, Any] = {"sizes": (4, 15), "scales": (0.5, 3.0)}
 
 
 def code(places: int = 5, unit: float = 2.0, **changes: Any) -> PeakCode:
@@ -49,12 +44,12 @@ def code(places: int = 5, unit: float = 2.0, **changes: Any) -> PeakCode:
 
 def farthest(update: Any) -> float:
     """No decoded update is farther away than both are long; what it is instead is for the tests below."""
-    return float(np.linalg.norm(update.astype(np.float64))) + code(sizes=(4, 15), scales=(0.5, 3.0)).largest_norm
+    return float(np.linalg.norm(update.astype(np.float64))) + code(**SCALES).largest_norm
 
 
 PEAK = Candidate(
     name="peak",
-    make=lambda: code(sizes=(4, 15), scales=(0.5, 3.0)),
+    make=lambda: code(**SCALES),
     updates=st.one_of(
         [
             arrays(kind, 19, elements={"min_value": -8.0, "max_value": 8.0})
@@ -64,12 +59,12 @@ PEAK = Candidate(
     error=farthest,
     bad_updates={"two dimensions": np.zeros((19, 1)), "integers": np.zeros(19, dtype=np.int64)},
     others={
-        "another seed": lambda: code(seed=bytes(32), sizes=(4, 15), scales=(0.5, 3.0)),
-        "another round": lambda: code(round_number=6, sizes=(4, 15), scales=(0.5, 3.0)),
-        "another name": lambda: code(tensor_name="updates", sizes=(4, 15), scales=(0.5, 3.0)),
-        "another block of the rotation": lambda: code(block_size=4, sizes=(4, 15), scales=(0.5, 3.0)),
-        "more places": lambda: code(6, sizes=(4, 15), scales=(0.5, 3.0)),
-        "another length": lambda: code(unit=2.5, sizes=(4, 15), scales=(0.5, 3.0)),
+        "another seed": lambda: code(seed=bytes(32), **SCALES),
+        "another round": lambda: code(round_number=6, **SCALES),
+        "another name": lambda: code(tensor_name="updates", **SCALES),
+        "another block of the rotation": lambda: code(block_size=4, **SCALES),
+        "more places": lambda: code(6, **SCALES),
+        "another length": lambda: code(unit=2.5, **SCALES),
         "another scale": lambda: code(sizes=(4, 15), scales=(0.5, 2.0)),
         "other tensors": lambda: code(sizes=(5, 14), scales=(0.5, 3.0)),
         "one tensor": code,
@@ -101,16 +96,34 @@ VOTES = Candidate(
 )
 
 
-@pytest.mark.parametrize(("candidate", "law"), cases(PEAK, LEVELS, VOTES), ids=str)
+def leveled(levels: int = 8, size: int = 19, block_size: int = 8, number: int = 5, **changes: Any) -> LevelCode:
+    return LevelCode(rotation=rotation(size, block_size, round_number=number, **changes), levels=levels)
+
+
+CODE_OF_LEVELS = Candidate(
+    name="levels",
+    make=lambda: leveled(**SCALES),
+    updates=arrays(np.float32, 19, elements={"min_value": -8.0, "max_value": 8.0}),
+    # What a decoded direction is instead is for the tests below; none is farther away than both are long.
+    error=lambda update: float(np.linalg.norm(update.astype(np.float64))) + leveled(**SCALES).largest_norm,
+    bad_updates={"two dimensions": np.zeros((19, 1)), "integers": np.zeros(19, dtype=np.int64)},
+    others={
+        "another round": lambda: leveled(number=6, **SCALES),
+        "more levels": lambda: leveled(16, **SCALES),
+        "one tensor": leveled,
+    },
+    stochastic=True,
+    payload_bytes=9,
+    ulps=64.0,
+)
+
+
+@pytest.mark.parametrize(("candidate", "law"), cases(PEAK, LEVELS, VOTES, CODE_OF_LEVELS), ids=str)
 def test_the_scheme_keeps_the_law(candidate: Candidate, law: Law) -> None:
     law.check(candidate)
 
 
 # --- The code ---------------------------------------------------------------------------------------------------------
-
-
-def normal(size: int, count: int = 1, number: int = 0) -> Floats:
-    return np.random.default_rng(number).standard_normal((count, size)).astype(np.float32)
 
 
 @pytest.mark.parametrize("places", [1, 2, 3, 7, 16, 24, 40])
@@ -129,7 +142,7 @@ def test_it_is_the_place_and_the_sign_of_the_largest_of_each_block(places: int, 
 
 def test_a_sum_is_decoded_block_by_block() -> None:
     """By a plain calculation: signs counted one by one, times the gain, through a dense matrix."""
-    made = code(5, unit=3.0, sizes=(4, 15), scales=(0.5, 3.0))
+    made = code(5, unit=3.0, **SCALES)
     updates = normal(19, 6)
     payloads = [made.encode(update, COINS) for update in updates]
     padded, turned = made.rotation.padded, np.zeros(made.rotation.padded + 5)
@@ -273,3 +286,43 @@ def test_an_update_of_almost_infinite_length_votes_for_the_greatest() -> None:
     longest = np.zeros(64, np.float32)
     longest[:] = 1e38
     assert known.votes(known.told(rotation, longest, with_tensors=True)).argmax(axis=1).tolist() == [255, 255]
+
+
+@pytest.mark.parametrize("levels", [0, 1, 3, 512])
+def test_a_number_of_levels_that_is_no_power_of_two_is_refused(levels: int) -> None:
+    with pytest.raises(InvalidParameters, match="levels"):
+        leveled(levels)
+
+
+# --- Rates that are found ---------------------------------------------------------------------------------------------
+
+
+def test_noise_that_is_allowed_chooses_the_code() -> None:
+    assert places_within(20, peak_noise(places_for(20), 20)) == places_for(20)
+    assert places_within(20, 1e-9) == 1
+    assert levels_within(20, peak_noise(1, 20)) == 0
+    assert levels_within(20, level_noise(4, 20)) == 4
+    assert levels_within(20, level_noise(8, 20)) == 8
+    assert levels_within(20, 1e-9) == 16
+
+
+def test_a_run_begins_carefully_and_then_bears_what_the_losses_say() -> None:
+    unknown = AutoRate(20, 0.001)
+    assert unknown.noise(0) < unknown.noise(20) == peak_noise(places_for(20), 20)
+    told = unknown.after((1.0, 1.03, 1.01), 0.5)
+    assert told.noise(20) == pytest.approx(0.001 / 0.04)
+    assert told.after((1.0, 1.0, 1.0), 0.5).noise(20) == pytest.approx(2 * 0.001 / 0.04)
+    assert unknown.after((1.0, 0.9, 1.0), 0.5).noise(20) == peak_noise(places_for(20), 20)
+
+
+def test_one_lie_holds_the_rate_between_its_bounds_and_for_a_few_probes() -> None:
+    honest = AutoRate(20, 0.001).after((1.0, 1.02, 1.02), 0.5)
+    lied = honest.after((0.0, 1024.0, 1024.0), 0.5)
+    assert levels_within(20, lied.noise(20)) == 16
+    for _ in range(6):
+        lied = lied.after((1.0, 1.02, 1.02), 0.5)
+    assert lied.noise(20) > honest.noise(20) / 3
+    # A lie the other way lasts until somebody tells the truth.
+    lied = honest.after((1024.0, 0.0, 0.0), 0.5)
+    assert lied.noise(20) == peak_noise(places_for(20), 20)
+    assert lied.after((1.0, 1.02, 1.02), 0.5).noise(20) == honest.noise(20)

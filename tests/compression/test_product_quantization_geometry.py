@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from secagg.compression.product_quantization.nearest_codeword import (
+from secagg.compression.product_quantization import (
     block_geometry,
     block_size,
     codeword_count,

@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from secagg.compression.product_quantization import nearest_codewords
-from secagg.compression.product_quantization.nearest_codeword import CHUNK_BLOCKS
+from secagg.compression.product_quantization import CHUNK_BLOCKS, nearest_codewords
 
 Floats = npt.NDArray[np.floating[Any]]
 SPARE = 2.0**-17

@@ -12,10 +12,10 @@ import pytest
 from secagg.compression.cohort_bits import law, peak_noise, sketch_noise
 from secagg.compression.joined_rotation import JoinedRotation
 from secagg.compression.peak import LevelCode, PeakCode, level_noise
-from secagg.compression.public_stream import PublicStream
 from secagg.compression.sketch import Sketch, sketch_ring
 from secagg.contract import ideal_aggregate
 from secagg.simulation.insecure_coins import InsecureSeededCoins
+from tests.harness.rotations import normal, rotation
 
 Floats = npt.NDArray[np.float32]
 COINS = InsecureSeededCoins(b"for zeros alone")
@@ -31,34 +31,30 @@ class Code:
 
     def mean(self, updates: Floats, number: int = 0, block_size: int = 1024) -> npt.NDArray[np.float64]:
         """Return the decoded mean under one rotation."""
-        shape = (updates.shape[1],)
-        stream = PublicStream(seed=bytes(range(32)), round_number=number, tensor_name="update", shape=shape)
-        made = self.make(JoinedRotation(stream=stream, block_size=block_size))
+        made = self.make(rotation(updates.shape[1], block_size, round_number=number))
         total = ideal_aggregate(made.layout, [made.encode(update, COINS) for update in updates])
         decoded: npt.NDArray[np.float64] = made.decode(total).astype(np.float64) / len(updates)
         return decoded
 
 
 def peaks(places: int) -> Code:
-    def make(rotation: JoinedRotation) -> PeakCode:
-        return PeakCode(rotation=rotation, places=places)
-
-    return Code(make, lambda cohort: peak_noise(places, cohort), 16_384 if places < 1024 else 32_768)
+    return Code(
+        lambda turned: PeakCode(rotation=turned, places=places),
+        lambda cohort: peak_noise(places, cohort),
+        16_384 if places < 1024 else 32_768,
+    )
 
 
 def sketch(share: float, bits: int) -> Code:
-    def make(rotation: JoinedRotation) -> Sketch:
-        kept = round(share * rotation.padded)
-        return Sketch(rotation=rotation, kept=kept, bits=bits, modulus_bits=sketch_ring(bits, 2000))
+    def make(turned: JoinedRotation) -> Sketch:
+        kept = round(share * turned.padded)
+        return Sketch(rotation=turned, kept=kept, bits=bits, modulus_bits=sketch_ring(bits, 2000))
 
     return Code(make, lambda cohort: sketch_noise(share, bits, cohort))
 
 
 def levels(count: int) -> Code:
-    def make(rotation: JoinedRotation) -> LevelCode:
-        return LevelCode(rotation=rotation, levels=count)
-
-    return Code(make, lambda cohort: level_noise(count, cohort))
+    return Code(lambda turned: LevelCode(rotation=turned, levels=count), lambda cohort: level_noise(count, cohort))
 
 
 CODES = {
@@ -69,7 +65,7 @@ CODES = {
 
 
 def directions(count: int, size: int, number: int = 0) -> Floats:
-    drawn = np.random.default_rng(number).standard_normal((count, size)).astype(np.float32)
+    drawn = normal(size, count, number)
     lengths: Floats = np.linalg.norm(drawn, axis=1, keepdims=True)
     return drawn / lengths
 

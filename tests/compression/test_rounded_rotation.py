@@ -8,15 +8,14 @@ import numpy as np
 import pytest
 from hypothesis.extra.numpy import arrays
 
-from secagg.compression.joined_rotation import JoinedRotation
-from secagg.compression.public_stream import PublicStream
-from secagg.compression.rounded_rotation import RoundedRotation
+from secagg.compression.joined_rotation import RoundedRotation
 from secagg.conformance import Candidate, Law, cases
 from secagg.contract import ideal_aggregate
 from secagg.crypto.entropy import SystemCoins
 from secagg.errors import InvalidParameters
 from secagg.privacy.norm import squared_norm
 from secagg.privacy.rounding import rounded_norm
+from tests.harness.rotations import rotation
 
 SIZE = 3000
 LENGTH, CLIP = 19, 4.0
@@ -24,11 +23,9 @@ LENGTH, CLIP = 19, 4.0
 
 def small(**changes: Any) -> RoundedRotation:
     """Return a code of few values and a wide ring, for the laws that every scheme keeps."""
-    seed, number = changes.pop("seed", bytes(range(32))), changes.pop("round_number", 5)
-    block_size = changes.pop("block_size", 8)
-    stream = PublicStream(seed=seed, round_number=number, tensor_name="u", shape=(LENGTH,))
+    stream = {name: changes.pop(name) for name in ("seed", "round_number", "block_size") if name in changes}
     chosen: dict[str, Any] = {"clip": CLIP, "l2_bound": 4000, "modulus_bits": 24, "clients": 20, **changes}
-    return RoundedRotation(rotation=JoinedRotation(stream=stream, block_size=block_size), **chosen)
+    return RoundedRotation(rotation=rotation(LENGTH, **stream), **chosen)
 
 
 def clipped(update: Any) -> Any:
@@ -64,9 +61,9 @@ def test_the_scheme_keeps_the_law(scheme: Candidate, law: Law) -> None:
 
 
 def code(**changes: Any) -> RoundedRotation:
-    stream = PublicStream(seed=bytes(32), round_number=changes.pop("round_number", 1), tensor_name="u", shape=(SIZE,))
+    turned = rotation(SIZE, 1024, round_number=changes.pop("round_number", 1))
     chosen: dict[str, Any] = {"clip": 0.5, "modulus_bits": 16, "clients": 20, "noise_share": 1.0, **changes}
-    return RoundedRotation.planned(JoinedRotation(stream=stream), **chosen)
+    return RoundedRotation.planned(turned, **chosen)
 
 
 def update(seed: int, length: float = 0.4) -> np.ndarray[Any, np.dtype[np.float32]]:

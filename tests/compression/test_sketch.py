@@ -4,13 +4,11 @@ import math
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 from hypothesis.extra.numpy import arrays
 
 from secagg.compression.byte_accounting import Accounting
 from secagg.compression.cohort_bits import kept_for, sketch_noise
-from secagg.compression.joined_rotation import JoinedRotation
 from secagg.compression.model_update import (
     ModelUpdate,
     TensorScheme,
@@ -19,15 +17,13 @@ from secagg.compression.model_update import (
     encode_parameters,
 )
 from secagg.compression.peak import LevelCode, PeakCode
-from secagg.compression.public_stream import PublicStream
 from secagg.compression.sketch import MOST_BITS, Sketch, normal_step, rounding_noise, sketch_ring
 from secagg.conformance import Candidate, Law, cases
 from secagg.contract import LinearDecoder, ideal_aggregate
 from secagg.errors import CapacityExceeded, InvalidParameters, MalformedMessage
 from secagg.simulation.insecure_coins import InsecureSeededCoins
+from tests.harness.rotations import normal, rotation
 
-Floats = npt.NDArray[np.float32]
-SEED = bytes(range(32))
 COINS = InsecureSeededCoins(b"for updates of zeros alone")
 
 
@@ -42,9 +38,8 @@ def sketch(  # noqa: PLR0913 -- the parameters of what it makes
     scales: tuple[float, ...] = (),
     **changes: Any,
 ) -> Sketch:
-    stream: dict[str, Any] = {"seed": SEED, "round_number": 5, "tensor_name": "update", "shape": (size,)} | changes
-    rotation = JoinedRotation(stream=PublicStream(**stream), block_size=block_size, scales=scales)
-    return Sketch(rotation=rotation, kept=kept, bits=bits, modulus_bits=modulus_bits, unit=unit)
+    turned = rotation(size, block_size, scales=scales, **changes)
+    return Sketch(rotation=turned, kept=kept, bits=bits, modulus_bits=modulus_bits, unit=unit)
 
 
 def candidate(bits: int, modulus_bits: int) -> Candidate:
@@ -83,10 +78,6 @@ def candidate(bits: int, modulus_bits: int) -> Candidate:
 @pytest.mark.parametrize(("scheme", "law"), cases(candidate(1, 5), candidate(3, 9)), ids=str)
 def test_the_scheme_keeps_the_law(scheme: Candidate, law: Law) -> None:
     law.check(scheme)
-
-
-def normal(size: int, count: int = 1, number: int = 0) -> Floats:
-    return np.random.default_rng(number).standard_normal((count, size)).astype(np.float32)
 
 
 @pytest.mark.parametrize("bits", range(1, MOST_BITS + 1))
@@ -137,15 +128,13 @@ def test_the_size_follows_from_the_cohort() -> None:
 
 @pytest.mark.parametrize("scheme", ["sketch", "peak", "levels"])
 def test_parameters_travel_and_come_back(scheme: str) -> None:
-    shape = (19,)
-    stream = PublicStream(seed=SEED, round_number=7, tensor_name="all", shape=shape)
-    rotation = JoinedRotation(stream=stream, sizes=(4, 15), scales=(0.1, 3.0), block_size=8)
+    turned = rotation(sizes=(4, 15), scales=(0.1, 3.0), round_number=7, tensor_name="all")
     made: dict[str, LinearDecoder[Any]] = {
-        "sketch": Sketch(rotation=rotation, kept=11, bits=3, modulus_bits=9, unit=0.3),
-        "peak": PeakCode(rotation=rotation, places=3, unit=0.3),
-        "levels": LevelCode(rotation=rotation, levels=8),
+        "sketch": Sketch(rotation=turned, kept=11, bits=3, modulus_bits=9, unit=0.3),
+        "peak": PeakCode(rotation=turned, places=3, unit=0.3),
+        "levels": LevelCode(rotation=turned, levels=8),
     }
-    update = ModelUpdate(tensors=(TensorScheme(name="all", shape=shape, scheme=made[scheme]),), epoch=7)
+    update = ModelUpdate(tensors=(TensorScheme(name="all", shape=(19,), scheme=made[scheme]),), epoch=7)
     message = encode_parameters(update)
     assert decode_parameters(message).layout == update.layout
     assert downlink_bytes(update, Accounting.PAPER) == 4 * (2 + (scheme != "levels"))

@@ -48,7 +48,6 @@ def test_a_run_learns_and_tells_what_it_did(tmp_path: Path, toy_run: Make, toy_p
 @pytest.mark.parametrize(
     "changes",
     [
-        (),
         (
             "compression.scheme=pq",
             "secagg.protocol=two-servers",
@@ -56,7 +55,6 @@ def test_a_run_learns_and_tells_what_it_did(tmp_path: Path, toy_run: Make, toy_p
             "secagg.hybrid=true",
         ),
         ("dropouts.rate=0.1",),
-        ("server.weighting=examples", "server.maximum_weight=3"),
     ],
 )
 def test_a_real_protocol_and_an_ideal_sum_give_one_model(

@@ -15,7 +15,7 @@ from torch import nn
 
 from secagg.errors import CapacityExceeded, InvalidParameters
 from secagg.training.engines import ENGINES, make_engine
-from secagg.training.engines.one_by_one import Computing, PlainModel, ThreadsEngine, schedule_of, swapped
+from secagg.training.engines.one_by_one import PlainModel, ThreadsEngine, schedule_of, swapped
 from secagg.training.models import KeyedDropout, initial_parameters, model_factory
 from secagg.training.runs import driver
 from secagg.training.settings.configuration import Configuration, LocalTraining
@@ -27,7 +27,7 @@ from secagg.training.settings.parts import (
     Stream,
     TrainedClient,
     seed_of,
-    torch_generator,
+    torch_seed,
 )
 
 SIZES = (20, 5, 33, 8)
@@ -60,7 +60,7 @@ def work(
     """Draw clients' examples; what is drawn does not depend on the type."""
     drawn = list[Assignment]()
     for client, size in enumerate(SIZES):
-        coins = torch_generator(seed_of(5, Stream.PARTITION, client=client))
+        coins = torch.Generator().manual_seed(torch_seed(seed_of(5, Stream.PARTITION, client=client)))
         inputs = torch.randn(size, *shape, generator=coins).to(dtype)
         if vocabulary is not None:
             inputs = torch.randint(vocabulary, (size, *shape), generator=coins)
@@ -206,7 +206,7 @@ def test_a_client_is_finished_in_the_thread_that_trained_it() -> None:
         threads.add(current_thread().name)
         return trained.client
 
-    engine = ThreadsEngine(lambda: PlainModel(Tiny, Computing()), threads=2)
+    engine = ThreadsEngine(lambda: PlainModel(Tiny), threads=2)
     found = list(engine.train_and_finish(start, assignments, PLAIN, finish))
     assert found == [trained.client for trained in engine.train(start, assignments, PLAIN)]
     assert main_thread().name not in threads
@@ -220,7 +220,7 @@ def test_a_client_that_cannot_be_finished_ends_the_round() -> None:
             raise CapacityExceeded("not this one")
         return trained.client
 
-    engine = ThreadsEngine(lambda: PlainModel(Tiny, Computing()), threads=2)
+    engine = ThreadsEngine(lambda: PlainModel(Tiny), threads=2)
     with pytest.raises(CapacityExceeded, match="not this one"):
         list(engine.train_and_finish(start, assignments, PLAIN, finish))
 
@@ -251,7 +251,7 @@ def test_threads_work_ahead_of_what_is_taken_by_a_few_clients() -> None:
             taken.append(1)
             return super().train(*arguments, **named)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 
-    engine = ThreadsEngine(lambda: Counting(Tiny, Computing()), threads=2)
+    engine = ThreadsEngine(lambda: Counting(Tiny), threads=2)
     assignments = work((1, 8, 8), 3)[:1] * 40
     found = engine.train(initial_parameters(Tiny, seed_of(5, Stream.MODEL)), assignments, PLAIN)
     next(iter(found))

@@ -11,7 +11,7 @@ from secagg.training.engines import ENGINES, make_engine
 from secagg.training.engines.one_by_one import Evaluator
 from secagg.training.models import initial_parameters, model_factory
 from secagg.training.settings.configuration import LocalTraining
-from secagg.training.settings.parts import Assignment, Engine, Examples, ModelFactory, Stream, seed_of, torch_generator
+from secagg.training.settings.parts import Assignment, Engine, Examples, ModelFactory, Stream, seed_of, torch_seed
 
 pytestmark = [
     pytest.mark.gpu,
@@ -31,7 +31,7 @@ def work(shape: tuple[int, ...]) -> list[Assignment]:
     drawn = list[Assignment]()
     for client, size in enumerate((9, 4, 17)):
         seed = seed_of(5, Stream.TRAINING, client=client)
-        coins = torch_generator(seed)
+        coins = torch.Generator().manual_seed(torch_seed(seed))
         inputs = torch.randn(size, *shape, generator=coins).double()
         examples = Examples(inputs, torch.randint(3, (size,), generator=coins))
         drawn.append(Assignment(client=client, examples=examples, seed=seed))

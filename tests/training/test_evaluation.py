@@ -8,7 +8,7 @@ from torch import nn
 from secagg.errors import InvalidParameters
 from secagg.training.engines.one_by_one import Evaluator
 from secagg.training.models import initial_parameters, model_factory
-from secagg.training.settings.parts import Examples, torch_generator
+from secagg.training.settings.parts import Examples, torch_seed
 
 STRIDE = model_factory("stride", classes=10, shape=(1, 28, 28))
 
@@ -42,7 +42,7 @@ def test_the_parameters_are_those_that_are_given() -> None:
 
 
 def test_threads_change_no_bit() -> None:
-    coins = torch_generator((3, 0, 0, 0))
+    coins = torch.Generator().manual_seed(torch_seed((3, 0, 0, 0)))
     examples = Examples(torch.randn(1100, 1, 28, 28, generator=coins), torch.randint(10, (1100,), generator=coins))
     parameters = initial_parameters(STRIDE, (3, 0, 0, 0))
     found = [Evaluator(STRIDE, examples, threads=threads).evaluate(parameters) for threads in (1, 2, 3)]
@@ -56,7 +56,7 @@ def test_nothing_to_evaluate_on_is_refused() -> None:
 
 def test_nothing_is_dropped_out() -> None:
     model = model_factory("simple-conv", classes=2, shape=(3, 32, 32), options={"dropout": 0.9})
-    coins = torch_generator((3, 0, 0, 0))
+    coins = torch.Generator().manual_seed(torch_seed((3, 0, 0, 0)))
     examples = Examples(torch.randn(20, 3, 32, 32, generator=coins), torch.randint(2, (20,), generator=coins))
     parameters = initial_parameters(model, (3, 0, 0, 0))
     plain = model_factory("simple-conv", classes=2, shape=(3, 32, 32), options={"dropout": 0.0})

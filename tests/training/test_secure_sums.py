@@ -284,7 +284,7 @@ def test_a_protocol_whose_sum_is_wrong_is_found_out() -> None:
     made, ideal = codecs(run), IdealSum(8)
     due = everybody(made.codec)
     with pytest.raises(InternalError, match="not the sum of the updates"):
-        CheckedSum(WrongSum(ideal), ideal).run(due, uploads(made, due))
+        CheckedSum(WrongSum(ideal).run, ideal).run(due, uploads(made, due))
 
 
 @pytest.mark.parametrize("protocol", ["pairwise", "enclave", "one-message"])
@@ -313,7 +313,7 @@ def test_a_rounded_sum_that_is_wrong_is_found_out() -> None:
         (client, made.encode(update(1) if client % 2 else update(client), SystemCoins()), 1) for client in due.uploaders
     ]
     with pytest.raises(InternalError, match="more than rounding does"):
-        CheckedSum(WrongSum(ideal), ideal).run(due, iter(many))
+        CheckedSum(WrongSum(ideal).run, ideal).run(due, iter(many))
 
 
 def test_a_protocol_that_counts_others_is_found_out() -> None:

@@ -18,7 +18,7 @@ from secagg.training.records import read_records, summarise
 from secagg.training.runs.driver import train
 from secagg.training.runs.rounds import Pieces, Run, ServerOptimizer
 from secagg.training.settings.configuration import Configuration
-from secagg.training.sums.told_sums import ToldSums
+from secagg.training.sums.round_sums import ToldSums
 
 Make = Callable[..., Configuration]
 Pieced = Callable[[Configuration], Pieces]
@@ -38,8 +38,10 @@ def messages(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
     return kept
 
 
-@pytest.mark.parametrize("lengths", ["own", "median", "fixed"])
-@pytest.mark.parametrize("changes", [(), ("server.falling=0.5", "server.rate=0.7"), ("server.averaged=3",)])
+@pytest.mark.parametrize(
+    ("lengths", "changes"),
+    [("own", ()), ("median", ("server.falling=0.5", "server.rate=0.7")), ("fixed", ("server.averaged=3",))],
+)
 def test_a_client_that_follows_the_messages_has_the_servers_model(
     toy_run: Make, toy_pieces: Pieced, monkeypatch: pytest.MonkeyPatch, lengths: str, changes: tuple[str, ...]
 ) -> None:

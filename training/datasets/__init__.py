@@ -20,15 +20,13 @@ _CLIENTS: Final = 200
 __all__ = ["LEAF_SETS", "NAMES", "PreparedData", "Split", "federated_data", "prepare_leaf"]
 
 
-def federated_data(  # noqa: PLR0913 -- what a configuration says of its data
+def federated_data(
     name: str,
     *,
     root: Path | None = None,
     clients: int | None = None,
     alpha: float = 1.0,
-    spread: float = 0.35,
     seed: int = 0,
-    cache: Path | None = None,
 ) -> PreparedData:
     """Return a data set by its name.
 
@@ -36,13 +34,8 @@ def federated_data(  # noqa: PLR0913 -- what a configuration says of its data
         root: where its files are: a folder, and for ``vader`` an archive.
         clients: to how many clients examples are dealt out; of LEAF's users and of modules, how many take part at most.
         alpha: how alike the labels of clients are to which examples are dealt out.
-        spread: how different their sizes are.
-        cache: where LEAF's sets are kept after conversion; by default in ``root``.
-
-    Raises:
-        InvalidParameters: there is none of that name, or its files are missing or damaged.
     """
-    dealing = Dealing(clients=_CLIENTS if clients is None else clients, alpha=alpha, spread=spread, seed=seed)
+    dealing = Dealing(clients=_CLIENTS if clients is None else clients, alpha=alpha, seed=seed)
     match name:
         case "fashion":
             return fashion(dealing)
@@ -53,6 +46,6 @@ def federated_data(  # noqa: PLR0913 -- what a configuration says of its data
         case "stdlib-chars":
             return stdlib_characters(root, clients=clients)
         case _ if name in LEAF_SETS:
-            return leaf(name, root, clients=clients, cache=cache)
+            return leaf(name, root, clients=clients)
         case _:
             raise InvalidParameters(f"there is no data set {name!r}; the data sets are {', '.join(NAMES)}")

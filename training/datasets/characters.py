@@ -37,11 +37,7 @@ _FIRST, _END, _NEW_LINE = 32, 127, 10
 
 
 def stdlib_characters(root: Path | None = None, *, clients: int | None = None) -> PreparedData:
-    """Return examples of the modules of a folder, by default of the standard library.
-
-    Raises:
-        InvalidParameters: the folder has no module that is large enough.
-    """
+    """Return examples of the modules of a folder, by default of the standard library."""
     folder = Path(sysconfig.get_path("stdlib")) if root is None else root
     modules = sorted(path for path in folder.glob("*.py") if path.stat().st_size > _LEAST_BYTES)[:clients]
     if not modules:

@@ -38,11 +38,7 @@ _IDX_BYTES: Final = 8
 
 
 def fashion(dealing: Dealing, root: Path | None = None) -> PreparedData:
-    """Return the bundled subset, or the full set where ``root`` holds its four files, dealt out to clients.
-
-    Raises:
-        InvalidParameters: files are missing or damaged, or the examples do not suffice for so many clients.
-    """
+    """Return the bundled subset, or the full set where ``root`` holds its four files, dealt out to clients."""
     train, test = bundled() if root is None else full(root)
     return PreparedData(
         name="fashion" if root is None else "fashion-full",
@@ -80,11 +76,7 @@ def full(root: Path) -> tuple[Split, Split]:
 
 
 def read_idx(path: Path) -> Bytes:
-    """Read an array of unsigned bytes from a compressed idx file.
-
-    Raises:
-        InvalidParameters: the file is not there, or is not one.
-    """
+    """Read an array of unsigned bytes from a compressed idx file."""
     try:
         with gzip.open(path) as file:
             raw = file.read()

@@ -51,9 +51,6 @@ def dirichlet_partition(labels: npt.NDArray[np.int64], dealing: Dealing) -> list
 
     A client's size follows a log-normal distribution, and the labels it wants a Dirichlet distribution. If a label
     has run out, the client takes the one with the most examples left. No example is dealt twice.
-
-    Raises:
-        InvalidParameters: there are too few examples for so many clients, or a parameter is out of its range.
     """
     clients, alpha, spread = dealing.clients, dealing.alpha, dealing.spread
     if clients < 1 or clients * LEAST_EXAMPLES > len(labels):
@@ -89,19 +86,12 @@ def _sizes(examples: int, clients: int, spread: float, coins: np.random.Generato
     return list[int](sizes.tolist())
 
 
-def natural_partition(owners: Sequence[object], *, least: int = LEAST_EXAMPLES) -> list[Indices]:
-    """Group examples by owner, in the order of the owners' first examples; leave out owners of few examples.
-
-    Raises:
-        InvalidParameters: nobody has enough.
-    """
+def natural_partition(owners: Sequence[object]) -> list[Indices]:
+    """Group examples by owner, in the order of the owners' first examples."""
     by_owner = dict[object, list[int]]()
     for index, owner in enumerate(owners):
         by_owner.setdefault(owner, []).append(index)
-    parts = [np.array(indices, dtype=np.int64) for indices in by_owner.values() if len(indices) >= least]
-    if not parts:
-        raise InvalidParameters(f"none of {len(by_owner)} clients has {least} examples; lower the least number")
-    return parts
+    return [np.array(indices, dtype=np.int64) for indices in by_owner.values()]
 
 
 Rows = npt.NDArray[np.generic]
@@ -142,18 +132,12 @@ class PreparedData:
         self.sizes.flags.writeable = False
 
     def client(self, number: int) -> Examples:
-        """Return the training examples of a client, in an order that never changes.
-
-        Raises:
-            InvalidParameters: there is no such client.
-        """
         if not 0 <= number < len(self.parts):
             raise InvalidParameters(f"there is no client {number}; they have the numbers 0 to {len(self.parts) - 1}")
         part = self.parts[number]
         return Examples(self.transform(self.train.rows[part], number), torch.as_tensor(self.train.labels[part]))
 
     def test(self) -> Examples:
-        """Return the test examples."""
         labels = torch.as_tensor(np.array(self.held_out.labels))
         return Examples(self.transform(self.held_out.rows, None), labels)
 
@@ -202,16 +186,14 @@ def key_of(paths: Iterable[Path], *options: object) -> str:
 def write_cache(
     folder: Path, train: Iterator[UserRows], test: Iterator[UserRows], vocabulary: int | None = None
 ) -> None:
-    """Write both halves, a user at a time, and put the folder in its place when it is whole.
-
-    Raises:
-        InvalidParameters: a half has no rows, or the place cannot be written to.
-    """
+    """Write both halves, a user at a time, and put the folder in its place when it is whole."""
     partial = folder.with_name(f"{folder.name}.partial-{os.getpid()}")
     try:
         partial.mkdir(parents=True)
     except OSError as error:
-        raise InvalidParameters(f"the cache {folder} cannot be made ({error}); name another place for it") from error
+        raise InvalidParameters(
+            f"the cache {folder} cannot be made ({error}); make its folder writable, or copy the data"
+        ) from error
     try:
         for half, users in (("train", train), ("test", test)):
             _write_half(partial, half, users, vocabulary)
@@ -242,11 +224,7 @@ def _write_half(folder: Path, half: str, users: Iterator[UserRows], vocabulary: 
 
 
 def read_cache(folder: Path) -> tuple[Split, Split, int | None]:
-    """Map both halves into memory, and say how large the vocabulary is.
-
-    Raises:
-        InvalidParameters: files are missing or damaged.
-    """
+    """Map both halves into memory, and say how large the vocabulary is."""
     try:
         train, train_facts = _read_half(folder, "train")
         test, _ = _read_half(folder, "test")
@@ -284,11 +262,9 @@ class Vocabulary:
 
     @property
     def size(self) -> int:
-        """Number of numbers that an embedding has to know."""
         return max(self.unknown, self.padding) + 1
 
     def row(self, text: str) -> npt.NDArray[np.int32]:
-        """Return a text's first words as numbers."""
         found = [self.numbers.get(word, self.unknown) for word in words_of(text)[:LENGTH]]
         return np.array(found + [self.padding] * (LENGTH - len(found)), dtype=np.int32)
 
@@ -319,9 +295,6 @@ def leaf_paths(root: Path, half: str, recipe: str) -> list[Path]:
 
     Args:
         recipe: the command that makes them, for the error.
-
-    Raises:
-        InvalidParameters: there are none.
     """
     folders = [folder for folder in (root / "data" / half, root / half) if folder.is_dir()]
     paths = sorted(path for folder in folders[:1] for path in folder.glob("*.json"))
@@ -332,11 +305,7 @@ def leaf_paths(root: Path, half: str, recipe: str) -> list[Path]:
 
 
 def leaf_users(path: Path) -> Iterator[LeafUser]:
-    """Yield the users of one file, in the order of its list.
-
-    Raises:
-        InvalidParameters: the file is not JSON, or not of LEAF's form; the message says where.
-    """
+    """Yield the users of one file, in the order of its list."""
     try:
         loaded: object = json.loads(path.read_bytes())
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
@@ -360,11 +329,7 @@ def leaf_users(path: Path) -> Iterator[LeafUser]:
 
 
 def label_of(value: object, classes: int, user: str) -> int:
-    """Return a label as a number.
-
-    Raises:
-        InvalidParameters: it is none of the classes.
-    """
+    """Return a label as a number."""
     if isinstance(value, int | float) and value in range(classes):
         return int(value)
     raise InvalidParameters(f"the label {value!r} of the user {user!r} is none of 0 to {classes - 1}")
@@ -382,11 +347,7 @@ Picture = npt.NDArray[np.uint8]
 
 
 def picture_reader(root: Path) -> Callable[[object], Picture]:
-    """Return what reads a picture by its file name.
-
-    Raises:
-        InvalidParameters: Pillow is not installed.
-    """
+    """Return what reads a picture by its file name."""
     try:
         image: Any = import_module("PIL.Image")
     except ImportError as error:
@@ -457,17 +418,13 @@ _SETS: Final[Mapping[str, _LeafSet]] = {
 LEAF_SETS: Final = tuple(_SETS)
 
 
-def leaf(name: str, root: Path | None, *, clients: int | None = None, cache: Path | None = None) -> PreparedData:
+def leaf(name: str, root: Path | None, *, clients: int | None = None) -> PreparedData:
     """Return a set of LEAF, converted if that was not done before; each training user is a client.
 
     Args:
         clients: how many users there are at most; the first ones are taken.
-        cache: where the converted set is kept; by default in ``root``.
-
-    Raises:
-        InvalidParameters: files are missing or damaged; the message says which command makes them.
     """
-    train, test, vocabulary = read_cache(prepare_leaf(name, root, cache=cache))
+    train, test, vocabulary = read_cache(prepare_leaf(name, root))
     facts = _SETS[name]
     owners = [] if train.owners is None else list[int](train.owners.tolist())
     return PreparedData(
@@ -475,19 +432,15 @@ def leaf(name: str, root: Path | None, *, clients: int | None = None, cache: Pat
         classes=facts.classes,
         shape=facts.shape,
         train=train,
-        parts=natural_partition(owners, least=1)[:clients],
+        parts=natural_partition(owners)[:clients],
         held_out=test,
         transform=facts.transform,
         vocabulary=vocabulary,
     )
 
 
-def prepare_leaf(name: str, root: Path | None, *, cache: Path | None = None, progress: Progress | None = None) -> Path:
-    """Convert a set into its cache, unless that was done before, and return where it is.
-
-    Raises:
-        InvalidParameters: files are missing or damaged; the message says which command makes them.
-    """
+def prepare_leaf(name: str, root: Path | None, *, progress: Progress | None = None) -> Path:
+    """Convert a set into its cache, unless that was done before, and return where it is."""
     recipe = (
         f"run `./preprocess.sh {_SETS[name].recipe}` in LEAF's folder data/{name}, and then "
         f"`secagg data prepare {name} --root LEAF/data/{name}`"
@@ -499,7 +452,7 @@ def prepare_leaf(name: str, root: Path | None, *, cache: Path | None = None, pro
     places = (root / _EMBEDDINGS, root / "data" / _EMBEDDINGS) if name == "sent140" else ()
     beside = [path for path in places if path.is_file()]
     inputs = [*halves[0], *halves[1], *beside[:1]]
-    folder = (cache or root / "secagg-cache") / f"{name}-{key_of(inputs, name)}"
+    folder = root / "secagg-cache" / f"{name}-{key_of(inputs, name)}"
     if folder.exists():
         return folder
     reader, vocabulary = _reader(name, root, halves[0], beside)
@@ -512,7 +465,6 @@ def prepare_leaf(name: str, root: Path | None, *, cache: Path | None = None, pro
 
 
 def _reader(name: str, root: Path, train: Sequence[Path], embeddings: Sequence[Path]) -> tuple[Reader, int | None]:
-    """Return what converts an item, and the size of the vocabulary where items are texts."""
     match name:
         case "femnist":
             return _character, None

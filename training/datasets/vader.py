@@ -17,7 +17,7 @@ from secagg.errors import InvalidParameters
 from secagg.training.datasets.prepared import Dealing, dirichlet_partition
 from secagg.training.settings.parts import Stream, generator, seed_of
 
-from .prepared import LENGTH, PreparedData, Split, Vocabulary, as_tokens, commonest
+from .prepared import LENGTH, PreparedData, Split, as_tokens, commonest
 
 _INNER: Final = "hutto_ICWSM_2014.tar.gz"
 _SOURCES: Final = ("tweets", "movieReviewSnippets", "amazonReviewSnippets")
@@ -30,11 +30,7 @@ _FIELDS: Final = 3
 
 
 def vader(archive: Path | None, dealing: Dealing) -> PreparedData:
-    """Read the archive, and deal out its texts to clients.
-
-    Raises:
-        InvalidParameters: the file is missing or is not that archive, or there are too few texts for so many clients.
-    """
+    """Read the archive, and deal out its texts to clients."""
     texts, labels = rated_texts(archive)
     order = generator(seed_of(0, Stream.VALIDATION)).permutation(len(texts))
     is_test = np.zeros(len(texts), dtype=np.bool_)
@@ -42,29 +38,20 @@ def vader(archive: Path | None, dealing: Dealing) -> PreparedData:
     vocabulary = commonest((text for text, held_out in zip(texts, is_test, strict=True) if not held_out), _WORDS)
     rows = np.stack([vocabulary.row(text) for text in texts])
     train = Split(rows=rows[~is_test], labels=labels[~is_test])
-    return text_data("vader", train, Split(rows=rows[is_test], labels=labels[is_test]), vocabulary, dealing)
-
-
-def text_data(name: str, train: Split, test: Split, vocabulary: Vocabulary, dealing: Dealing) -> PreparedData:
-    """Return texts of two classes, dealt out to clients."""
     return PreparedData(
-        name=name,
+        name="vader",
         classes=2,
         shape=(LENGTH,),
         train=train,
         parts=dirichlet_partition(train.labels, dealing),
-        held_out=test,
+        held_out=Split(rows=rows[is_test], labels=labels[is_test]),
         transform=as_tokens,
         vocabulary=vocabulary.size,
     )
 
 
 def rated_texts(archive: Path | None) -> tuple[list[str], np.ndarray[tuple[int], np.dtype[np.int64]]]:
-    """Return the texts that are clearly bad (0) or good (1), in lower case.
-
-    Raises:
-        InvalidParameters: the file is missing or is not that archive.
-    """
+    """Return the texts that are clearly bad (0) or good (1), in lower case."""
     if archive is None or not archive.is_file():
         raise InvalidParameters(
             f"the data set `vader` needs {'a file' if archive is None else f'the file {archive}, which is not there'}: "

@@ -12,42 +12,38 @@ from typing import Final
 from secagg.errors import InvalidParameters
 from secagg.training.settings.parts import Engine, ModelFactory
 
-from .one_by_one import Computing, Loss, PlainModel, SequentialEngine, ThreadsEngine, cross_entropy, device_named
+from .one_by_one import PlainModel, SequentialEngine, ThreadsEngine, cross_entropy, device_named
 from .stacked import StackedEngine
 
-__all__ = ["ENGINES", "Loss", "cross_entropy", "device_named", "make_engine"]
+__all__ = ["ENGINES", "cross_entropy", "device_named", "make_engine"]
 ENGINES: Final = ("threads", "sequential", "vmap")
 _CHUNK_ON_CPU: Final = 8
 _CHUNK_ON_GPU: Final = 64
 
 
-def make_engine(  # noqa: PLR0913 -- what a configuration says of an engine
+def make_engine(
     name: str,
     factory: ModelFactory,
     *,
     device: str = "cpu",
     threads: int | None = None,
     chunk: int | None = None,
-    loss: Loss = cross_entropy,
 ) -> Engine:
     """Return an engine by its name.
 
     Args:
         threads: how many clients ``threads`` trains at once; by default as many as there are cores.
         chunk: how many clients ``vmap`` trains at once.
-
-    Raises:
-        InvalidParameters: there is no such engine or device, or the engine cannot train this model.
     """
-    computing = Computing(device=device_named(device), loss=loss)
-    size = chunk if chunk is not None else _CHUNK_ON_CPU if computing.device.type == "cpu" else _CHUNK_ON_GPU
+    on = device_named(device)
+    size = chunk if chunk is not None else _CHUNK_ON_CPU if on.type == "cpu" else _CHUNK_ON_GPU
 
     match name:
         case "threads":
-            return ThreadsEngine(partial(PlainModel, factory, computing), threads)
+            return ThreadsEngine(partial(PlainModel, factory, on), threads)
         case "sequential":
-            return SequentialEngine(PlainModel(factory, computing))
+            return SequentialEngine(PlainModel(factory, on))
         case "vmap":
-            return StackedEngine(factory, computing, chunk=size)
+            return StackedEngine(factory, on, chunk=size)
         case _:
             raise InvalidParameters(f"there is no engine {name!r}; the engines are {', '.join(ENGINES)}")

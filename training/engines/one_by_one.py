@@ -13,7 +13,7 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from copy import deepcopy
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import Final, ParamSpec, TypeVar, cast
 
@@ -32,6 +32,7 @@ from secagg.training.settings.parts import (
     Done,
     Examples,
     ModelFactory,
+    Seed,
     Tensors,
     TrainedClient,
     Update,
@@ -40,8 +41,6 @@ from secagg.training.settings.parts import (
 
 Given = ParamSpec("Given")
 Found = TypeVar("Found")
-Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-"""Takes a model's outputs and the targets, and returns one value for each example."""
 
 
 def cross_entropy(scores: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
@@ -49,20 +48,8 @@ def cross_entropy(scores: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     return F.cross_entropy(scores, targets, reduction="none")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Computing:
-    """Device and loss of an engine."""
-
-    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
-    loss: Loss = cross_entropy
-
-
 def device_named(name: str) -> torch.device:
-    """Return a device that is there; ``auto`` is the first accelerator, or the CPU.
-
-    Raises:
-        InvalidParameters: it is not there, or torch knows no such name.
-    """
+    """Return a device that is there; ``auto`` is the first accelerator, or the CPU."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
@@ -104,11 +91,7 @@ class Schedule:
 
 
 def schedule_of(assignment: Assignment, settings: LocalTraining, dropouts: int) -> Schedule:
-    """Shuffle a client's examples for each epoch, and cut them into batches; the last one may be smaller.
-
-    Raises:
-        InvalidParameters: there is nothing to train with, or the settings make no step.
-    """
+    """Shuffle a client's examples for each epoch, and cut them into batches; the last one may be smaller."""
     count = len(assignment.examples)
     if count == 0:
         raise InvalidParameters(f"client {assignment.client} has no examples; leave such clients out of the data")
@@ -139,7 +122,6 @@ class Descent:
     def __init__(
         self, parameters: Sequence[torch.Tensor], start: Sequence[torch.Tensor], settings: LocalTraining
     ) -> None:
-        """Take the parameters that move, and their start."""
         self._parameters, self._start, self._settings = parameters, start, settings
         self._momenta = [torch.zeros_like(tensor) for tensor in parameters] if settings.momentum else []
 
@@ -188,14 +170,12 @@ class WrittenOutLstm(nn.Module):
     """Computes what ``torch.nn.LSTM`` computes, with parameters of the same names."""
 
     def __init__(self, layer: nn.LSTM) -> None:
-        """Take over the parameters of a layer."""
         super().__init__()
         self._layers, self._batch_first = layer.num_layers, layer.batch_first
         for name, parameter in list(layer.named_parameters()):
             self.register_parameter(name, parameter)
 
     def forward(self, inputs: torch.Tensor) -> tuple[torch.Tensor, tuple[torch.Tensor, torch.Tensor]]:
-        """Return the last layer's states, and all layers' last states and cells."""
         states = inputs if self._batch_first else inputs.transpose(0, 1)
         last = list[tuple[torch.Tensor, torch.Tensor]]()
         for layer in range(self._layers):
@@ -244,11 +224,7 @@ def layers_of(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
 
 
 def trainable(factory: ModelFactory) -> nn.Module:
-    """Make a model for training, whose dropout follows from keys.
-
-    Raises:
-        InvalidParameters: what a layer does in training cannot be repeated, or would not reach the server.
-    """
+    """Make a model for training, whose dropout follows from keys."""
     model = factory()
     for name, layer in layers_of(model):
         if isinstance(layer, (*_BATCH_NORMS, *_INSTANCE_NORMS)) and layer.track_running_stats:
@@ -266,11 +242,7 @@ def trainable(factory: ModelFactory) -> nn.Module:
 
 
 def refuse_batch_norm(model: nn.Module, engine: str) -> None:
-    """Refuse a layer that mixes the examples of a batch, where batches are padded.
-
-    Raises:
-        InvalidParameters: the model has one.
-    """
+    """Refuse a layer that mixes the examples of a batch, where batches are padded."""
     for name, layer in layers_of(model):
         if isinstance(layer, _BATCH_NORMS):
             raise InvalidParameters(
@@ -303,11 +275,7 @@ def swapped(model: nn.Module, swap: Swap) -> nn.Module:
 
 
 def values_of(model: nn.Module, start: Tensors, device: torch.device) -> list[torch.Tensor]:
-    """Return the tensors of ``start`` in the order of a model's parameters, on a device.
-
-    Raises:
-        InvalidParameters: they are not the parameters of this model.
-    """
+    """Return the tensors of ``start`` in the order of a model's parameters, on a device."""
     names = [name for name, _ in model.named_parameters()]
     if set(names) != set(start):
         odd = sorted(set(names) ^ set(start))
@@ -319,6 +287,7 @@ def _shown(name: str, layer: nn.Module) -> str:
     return f"{name or 'itself'} ({type(layer).__name__})"
 
 
+_CPU: Final = torch.device("cpu")
 _AHEAD: Final = 2
 """Number of trained clients for each thread that may wait to be taken."""
 
@@ -326,9 +295,9 @@ _AHEAD: Final = 2
 class PlainModel:
     """One model in memory, which trains one client at a time, in the ordinary way of torch."""
 
-    def __init__(self, factory: ModelFactory, computing: Computing) -> None:
-        self._model = trainable(factory).to(computing.device)
-        self._computing = computing
+    def __init__(self, factory: ModelFactory, device: torch.device = _CPU) -> None:
+        self._model = trainable(factory).to(device)
+        self._device = device
         self._names = [name for name, _ in self._model.named_parameters()]
         self._parameters = list(self._model.parameters())
         self._keys = key_buffers(self._model)
@@ -338,8 +307,7 @@ class PlainModel:
     def train(
         self, start: Tensors, assignment: Assignment, schedule: Schedule, settings: LocalTraining
     ) -> TrainedClient:
-        """Train one client."""
-        device = self._computing.device
+        device = self._device
         before = values_of(self._model, start, device)
         with torch.no_grad():
             for parameter, value in zip(self._parameters, before, strict=True):
@@ -351,7 +319,7 @@ class PlainModel:
             chosen = torch.as_tensor(batch, device=device)
             for buffer, key in zip(self._keys, schedule.keys[step].tolist(), strict=True):
                 buffer.fill_(key)
-            losses = self._computing.loss(self._model(inputs[chosen]), targets[chosen])
+            losses = cross_entropy(self._model(inputs[chosen]), targets[chosen])
             descent.step(torch.autograd.grad(losses.mean(), self._parameters, materialize_grads=True))
             if step < schedule.first_epoch:
                 total += losses.detach().sum()
@@ -373,7 +341,6 @@ class SequentialEngine:
     def train(
         self, start: Tensors, assignments: Sequence[Assignment], settings: LocalTraining
     ) -> Iterator[TrainedClient]:
-        """Train each client from ``start``."""
         schedules = [schedule_of(assignment, settings, self._model.dropouts) for assignment in assignments]
         with one_torch_thread():
             for place in longest_first(schedules):
@@ -386,11 +353,7 @@ class ThreadsEngine:
     name = "threads"
 
     def __init__(self, model: Callable[[], PlainModel], threads: int | None = None) -> None:
-        """Make a model for each thread; by default there is one for each core.
-
-        Raises:
-            InvalidParameters: the number of threads is not positive.
-        """
+        """Make a model for each thread; by default there is one for each core."""
         count = cores() if threads is None else threads
         if count < 1:
             raise InvalidParameters(f"the engine needs 1 thread or more, and {count} are asked for")
@@ -413,7 +376,6 @@ class ThreadsEngine:
         settings: LocalTraining,
         finish: Callable[[TrainedClient], Done],
     ) -> Iterator[Done]:
-        """Train each client from ``start``, and finish it in the same thread."""
         schedules = [schedule_of(assignment, settings, self._dropouts) for assignment in assignments]
 
         def work(place: int) -> Done:
@@ -470,19 +432,12 @@ class Evaluator:
         *,
         device: str = "cpu",
         threads: int | None = None,
-        loss: Loss = cross_entropy,
     ) -> None:
-        """Make the model, and bring the examples to the device.
-
-        Raises:
-            InvalidParameters: there are no examples.
-        """
         if len(examples) == 0:
             raise InvalidParameters("there are no test examples to evaluate on")
         self._device = device_named(device)
         self._model = factory().to(self._device).eval()
         self._inputs, self._targets = examples.inputs.to(self._device), examples.targets.to(self._device)
-        self._loss = loss
         # On an accelerator one thread keeps it busy.
         self._threads = 1 if self._device.type != "cpu" else cores() if threads is None else threads
 
@@ -506,5 +461,59 @@ class Evaluator:
     def _batch(self, begin: int) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.float32]]:
         targets = self._targets[begin : begin + _BATCH]
         scores: torch.Tensor = self._model(self._inputs[begin : begin + _BATCH])
-        losses = self._loss(scores, targets).float()
+        losses = cross_entropy(scores, targets).float()
         return np.asarray((scores.argmax(1) == targets).cpu()), np.asarray(losses.cpu())
+
+
+# --- The harm of a code's noise -------------------------------------------------------------------------------------
+
+_EXAMPLES: Final = 60
+"""The most examples of a client that are tried."""
+_PROBED: Final = 2000
+
+Arrays = Mapping[str, npt.NDArray[np.float32]]
+
+
+class Probe:
+    """Evaluates clients' losses at a model, and at the model with noise added and taken away."""
+
+    def __init__(self, factory: ModelFactory, device: str) -> None:
+        self._device = device_named(device)
+        self._model = factory().to(self._device).eval()
+
+    def losses(
+        self, parameters: Arrays, noise: Arrays, work: Sequence[Assignment], seed: Callable[[int], Seed]
+    ) -> dict[int, npt.NDArray[np.float32]]:
+        """Return three mean losses of each client, on some of its examples.
+
+        Args:
+            seed: says by which seed a client chooses them.
+        """
+        chosen = [_some(one.examples, seed(one.client)) for one in work]
+        inputs = torch.cat([some.inputs for some in chosen])
+        targets = torch.cat([some.targets for some in chosen])
+        counts = np.array([len(some) for some in chosen])
+        told = list[npt.NDArray[np.float64]]()
+        for sign in (np.float32(0), np.float32(1), np.float32(-1)):
+            tried = {name: (value + sign * noise[name]).astype(np.float32) for name, value in parameters.items()}
+            each = self._each(tried, inputs, targets)
+            told.append(np.add.reduceat(each, np.cumsum(counts) - counts) / counts)
+        by_client = np.stack(told, axis=1).astype(np.float32)
+        return {one.client: mine for one, mine in zip(work, by_client, strict=True)}
+
+    @torch.no_grad()
+    def _each(self, parameters: Arrays, inputs: torch.Tensor, targets: torch.Tensor) -> npt.NDArray[np.float64]:
+        """Return the loss of each example."""
+        on_device = {name: torch.as_tensor(value, device=self._device) for name, value in parameters.items()}
+        found = list[npt.NDArray[np.float64]]()
+        for begin in range(0, len(targets), _PROBED):
+            some = inputs[begin : begin + _PROBED].to(self._device)
+            scores = torch.func.functional_call(self._model, on_device, (some,))
+            losses = cross_entropy(scores, targets[begin : begin + _PROBED].to(self._device))
+            found.append(losses.double().cpu().numpy())
+        return np.concatenate(found)
+
+
+def _some(examples: Examples, seed: Seed) -> Examples:
+    at = torch.as_tensor(generator(seed).permutation(len(examples))[:_EXAMPLES])
+    return Examples(examples.inputs[at], examples.targets[at])

@@ -17,11 +17,11 @@ from secagg.training.settings.configuration import LocalTraining
 from secagg.training.settings.parts import Assignment, ModelFactory, Tensors, TrainedClient
 
 from .one_by_one import (
-    Computing,
     Descent,
     Schedule,
     as_update,
     changes,
+    cross_entropy,
     longest_first,
     one_torch_thread,
     refuse_batch_norm,
@@ -57,9 +57,9 @@ _Gradient = Callable[
 class Mapped:
     """Torch's vmap over the gradient of one client."""
 
-    def __init__(self, model: nn.Module, computing: Computing) -> None:
+    def __init__(self, model: nn.Module) -> None:
         self._model = swapped(model, written_out)
-        self._computing, self._key_names = computing, key_names(model)
+        self._key_names = key_names(model)
         gradient = torch.func.grad_and_value(self._mean_loss, has_aux=True)
         self._own = cast("_Gradient", torch.vmap(gradient, (0, 0, 0, 0, 0)))
         self._shared = cast("_Gradient", torch.vmap(gradient, (None, 0, 0, 0, 0)))
@@ -86,7 +86,7 @@ class Mapped:
         self, parameters: Named, keys: torch.Tensor, inputs: torch.Tensor, targets: torch.Tensor, mask: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
         values = {**parameters, **dict(zip(self._key_names, keys.unbind(), strict=True))}
-        losses = self._computing.loss(torch.func.functional_call(self._model, values, (inputs,)), targets)
+        losses = cross_entropy(torch.func.functional_call(self._model, values, (inputs,)), targets)
         total = (losses * mask).sum()
         return total / mask.sum().clamp(min=1), total.detach()
 
@@ -100,25 +100,19 @@ class StackedEngine:
 
     name = "vmap"
 
-    def __init__(self, factory: ModelFactory, computing: Computing, *, chunk: int) -> None:
-        """Make the engine.
-
-        Raises:
-            InvalidParameters: the model cannot be trained in this way.
-        """
+    def __init__(self, factory: ModelFactory, device: torch.device, *, chunk: int) -> None:
         if chunk < 1:
             raise InvalidParameters(f"a chunk holds 1 client or more, and {chunk} are asked for")
-        self._computing, self._chunk_size = computing, chunk
-        self._model = trainable(factory).to(computing.device)
+        self._device, self._chunk_size = device, chunk
+        self._model = trainable(factory).to(device)
         refuse_batch_norm(self._model, self.name)
         self._names = [parameter for parameter, _ in self._model.named_parameters()]
         self._dropouts = len(key_names(self._model))
-        self._mapped = Mapped(self._model, computing)
+        self._mapped = Mapped(self._model)
 
     def train(
         self, start: Tensors, assignments: Sequence[Assignment], settings: LocalTraining
     ) -> Iterator[TrainedClient]:
-        """Train each client from ``start``."""
         schedules = [schedule_of(assignment, settings, self._dropouts) for assignment in assignments]
         order = longest_first(schedules)
         with one_torch_thread():
@@ -128,7 +122,7 @@ class StackedEngine:
                 yield from self._train(start, chunk, settings)
 
     def _train(self, start: Tensors, chunk: _Chunk, settings: LocalTraining) -> Iterator[TrainedClient]:
-        device, clients = self._computing.device, len(chunk.assignments)
+        device, clients = self._device, len(chunk.assignments)
         before = values_of(self._model, start, device)
         parameters = [value.expand(clients, *value.shape).clone() for value in before]
         descent = Descent(parameters, before, settings)

@@ -80,7 +80,6 @@ class Progress:
     """Shows rounds, accuracy, bytes of a client, clients that were lost, and the time left."""
 
     def __init__(self, name: str, rounds: int, *, stream: TextIO | None = None) -> None:
-        """Begin; nothing is written before the first round is done."""
         self._name, self._rounds = name, rounds
         self._stream = sys.stderr if stream is None else stream
         self._is_seen = self._stream.isatty()
@@ -91,7 +90,6 @@ class Progress:
         self._is_warned = False
 
     def round_done(self, record: RoundRecord) -> None:
-        """Show a round."""
         self._times.append(perf_counter())
         self._lost += sum(record.lost.values())
         if record.test is not None:
@@ -109,13 +107,11 @@ class Progress:
             self._line(f"{self._name}: round {record.round} of {self._rounds}, {self._figures(record)}")
 
     def close(self) -> None:
-        """Leave the last line as it is."""
         if self._is_seen and len(self._times) > 1:
             print(file=self._stream, flush=True)
 
     @property
     def seconds_a_round(self) -> float:
-        """Mean seconds of the last rounds."""
         return (self._times[-1] - self._times[0]) / max(1, len(self._times) - 1)
 
     def _bar(self, record: RoundRecord) -> str:
@@ -257,7 +253,6 @@ class _Folder:
         self._last = run.frozen()
 
     def round_done(self, record: RoundRecord) -> None:
-        """Keep what the round changed."""
         self._last = self._run.frozen()
         self.metrics.round_done(record)
         if _choice(record) > self._best:
@@ -267,12 +262,10 @@ class _Folder:
             self._last().write(self._folder)
 
     def close(self) -> None:
-        """Store the state after the last whole round."""
         self._last().write(self._folder)
         self.metrics.close()
 
     def finish(self, summary: dict[str, Any]) -> None:
-        """Store what the run came to."""
         write_arrays(self._folder / MODEL_NAME, self._run.shown)
         write_text(self._folder / SUMMARY_NAME, json.dumps(summary, indent=2) + "\n")
 
@@ -313,7 +306,6 @@ class _Tested:
         return Examples(source.inputs[: self._public], source.targets[: self._public])
 
     def evaluate(self, parameters: Tensors) -> Accuracy:
-        """Evaluate on both parts."""
         results = [None if e is None else e.evaluate(parameters) for e in self._evaluators]
         found = [(r, len(part)) for r, part in zip(results, self._parts, strict=True) if r is not None]
         total = sum(count for _, count in found)
@@ -382,11 +374,7 @@ class Estimate:
 
 
 def estimate(configuration: Configuration, pieces: Pieces | None = None) -> Estimate:
-    """Train, encode and sum a few clients, and multiply.
-
-    Raises:
-        InvalidParameters: the run cannot work; the message says why.
-    """
+    """Train, encode and sum a few clients, and multiply."""
     run = Run(configuration, pieces_of(configuration) if pieces is None else pieces)
     codec = run.operators.planned()
     require_feasible(configuration, codec, available=len(run.pieces.data.sizes))
@@ -453,11 +441,7 @@ class Grid:
 
 
 def read_grid(file: Path) -> Grid:
-    """Read a grid.
-
-    Raises:
-        InvalidParameters: it is none.
-    """
+    """Read a grid."""
     try:
         tree = tomllib.loads(file.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
@@ -488,10 +472,6 @@ def read_grid(file: Path) -> Grid:
     return Grid(base, cells, tuple(tree.get("seeds", [base.seed])))
 
 
-def _ignore(_: str) -> None:
-    """Report nothing."""
-
-
 def sweep(
     grid: Grid,
     out: Path,
@@ -512,7 +492,7 @@ def sweep(
         runs = [replace(run, workers=1) for run in runs]
     out.mkdir(parents=True, exist_ok=True)
     due = [(run, folder) for run, folder in zip(runs, folders, strict=True) if not _is_finished(run, folder)]
-    say = told or _ignore
+    say = told or (lambda _: None)
     say(f"{len(runs)} runs, {len(runs) - len(due)} of them finished")
     done = 0
     if jobs == 1:

@@ -16,18 +16,18 @@ import numpy.typing as npt
 import torch
 
 from secagg.compression.byte_accounting import Accounting, upload_bytes
-from secagg.compression.joined_rotation import JoinedRotation
+from secagg.compression.joined_rotation import JoinedRotation, RoundedRotation
 from secagg.compression.model_update import ModelUpdate
 from secagg.compression.model_update.summed_values import UPDATE
 from secagg.compression.outside import Factory
 from secagg.compression.peak import block_size_for
 from secagg.compression.public_stream import PublicStream
-from secagg.compression.rounded_rotation import RoundedRotation
 from secagg.contract import Aggregate, Payload
 from secagg.errors import InvalidParameters, PeerError, ThresholdNotMet
 from secagg.session.run import StageFigures
 from secagg.simulation.insecure_coins import InsecureSeededCoins
 from secagg.training.codec import PLAIN_BITS, Operators, RoundCodec, WholeUpdates
+from secagg.training.engines.one_by_one import Probe
 from secagg.training.models import initial_parameters
 from secagg.training.records import Accuracy, Checkpoint, RoundRecord
 from secagg.training.settings.configuration import (
@@ -63,10 +63,7 @@ from secagg.training.settings.parts import (
     seed_of,
 )
 from secagg.training.sums.real_sum import ReleaseCount
-from secagg.training.sums.round_sums import OverflowMeter, SecureSum, SumOutcome, SumRound, Upload
-from secagg.training.sums.told_sums import ToldSums
-
-from .probe import Probe
+from secagg.training.sums.round_sums import OverflowMeter, SecureSum, SumOutcome, SumRound, ToldSums, Upload
 
 Arrays = Mapping[str, npt.NDArray[np.float32]]
 Parameters = dict[str, npt.NDArray[np.float32]]
@@ -75,9 +72,7 @@ Parameters = dict[str, npt.NDArray[np.float32]]
 class ServerStep(Protocol):
     """Methods that a run needs of an optimiser; a platform's own has them, and is copied shallowly each round."""
 
-    def step(self, parameters: Arrays, mean: Arrays) -> Parameters:
-        """Return the parameters after one step."""
-        ...
+    def step(self, parameters: Arrays, mean: Arrays) -> Parameters: ...
 
     def state(self) -> dict[str, npt.NDArray[Any]]:
         """Return what a resumed run needs."""
@@ -98,7 +93,6 @@ class ServerOptimizer:
     first: Parameters = field(default_factory=Parameters, init=False)
 
     def step(self, parameters: Arrays, mean: Arrays) -> Parameters:
-        """Return the parameters after one step."""
         settings, rate = self.settings, np.float32(self.settings.rate)
         momentum = np.float32(settings.momentum)
         match settings.optimizer:
@@ -112,11 +106,9 @@ class ServerOptimizer:
                 return {name: _narrow(value + rate * self.first[name]) for name, value in parameters.items()}
 
     def state(self) -> dict[str, npt.NDArray[Any]]:
-        """Return what a resumed run needs."""
         return {f"first/{name}": value for name, value in self.first.items()}
 
     def restore(self, stored: Mapping[str, npt.NDArray[Any]]) -> None:
-        """Take back what ``state`` returned."""
         self.first = {name.removeprefix("first/"): value for name, value in stored.items()}
 
 
@@ -201,12 +193,10 @@ class Timer:
         self.seconds = dict[str, float]()
 
     def add(self, name: str, seconds: float) -> None:
-        """Count seconds that were measured elsewhere."""
         self.seconds[name] = self.seconds.get(name, 0.0) + seconds
 
     @contextmanager
     def part(self, name: str) -> Generator[None]:
-        """Count the seconds inside."""
         started = perf_counter()
         try:
             yield
@@ -222,7 +212,6 @@ class Pulled:
     """The uploads of a round."""
 
     def __init__(self, due: SumRound, compression: CompressionSettings, timer: Timer) -> None:
-        """Prepare to count sent bytes."""
         self.due, self._timer = due, timer
         self.sent, self.model_bytes = 0, 0.0
         self._losses = list[tuple[int, float, int]]()
@@ -238,7 +227,6 @@ class Pulled:
         return sum(loss * count for _, loss, count in sorted(self._losses)) / total if total else None
 
     def upload(self, encoded: Encoded, weight: int) -> Upload:
-        """Count what a client sends, and return it."""
         if self.meter is not None:
             self.meter.add(encoded.payload, weight)
         self._timer.add("encode", encoded.seconds)
@@ -422,7 +410,6 @@ class Run:
 
     @property
     def values(self) -> int:
-        """Number of parameters of the model."""
         return sum(value.size for value in self.parameters.values())
 
     def sample(self, number: int) -> tuple[int, ...]:
@@ -435,11 +422,9 @@ class Run:
         return self.parameters if self.average is None else self.average
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """Return the model's parameters as engines take them."""
         return {name: torch.as_tensor(value) for name, value in self.parameters.items()}
 
     def advance(self) -> RoundRecord:
-        """Play one round."""
         started, number, timer = perf_counter(), self.next_round, Timer()
         with timer.part("calibrate"):
             codec = self.operators.begin(number, lambda: self._calibrating_update(number))
@@ -469,7 +454,6 @@ class Run:
         return replace(record, test=test, warning=warning, seconds=seconds)
 
     def weight(self, client: int) -> int:
-        """Return how often a client's update counts."""
         settings, sizes = self.configuration.server, self.pieces.data.sizes
         if settings.weighting is Weighting.EQUAL:
             return 1
@@ -477,7 +461,6 @@ class Run:
         return max(1, round(settings.maximum_weight * share))
 
     def assignment(self, client: int, number: int) -> Assignment:
-        """Return one client's work in a round."""
         return Assignment(
             client=client,
             examples=self.pieces.data.client(client),
@@ -492,7 +475,6 @@ class Run:
         return self.operators.encode(trained.update, self.coins(trained.client, number))
 
     def coins(self, client: int, number: int) -> InsecureSeededCoins:
-        """Return the coins that a client rounds with."""
         return InsecureSeededCoins(seed_bytes(seed_of(self.configuration.seed, Stream.ENCODING, number, client)))
 
     # --- Storing --------------------------------------------------------------------------------------------------
@@ -513,11 +495,7 @@ class Run:
         )
 
     def restore(self, checkpoint: Checkpoint) -> None:
-        """Continue from a checkpoint.
-
-        Raises:
-            InvalidParameters: it is of another configuration, of other data or of another model.
-        """
+        """Continue from a checkpoint."""
         checkpoint.require_same(self.configuration)
         checkpoint.require_about(self.about)
         self.parameters = dict(checkpoint.arrays["model"])
@@ -550,7 +528,6 @@ class Run:
         return self.cohorts.uploaders(clients, self.cohorts.lost(clients, number))
 
     def _pull(self, number: int, codec: ModelUpdate, timer: Timer) -> tuple[Pulled, Iterator[Upload]]:
-        """Return what a round's sum is about, and the uploads of its clients."""
         clients = self.sample(number)[: self.configuration.clients_per_round]
         lost = self.cohorts.lost(clients, number)
         uploaders = self.cohorts.uploaders(clients, lost)

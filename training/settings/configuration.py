@@ -251,7 +251,6 @@ class CompressionSettings:
 
     @property
     def has_codes(self) -> bool:
-        """Whether tensors are sent as scalar codes."""
         return self.scheme is Scheme.SCALAR
 
     @property
@@ -310,7 +309,6 @@ class PrivacySettings:
 
     @property
     def is_on(self) -> bool:
-        """Whether noise is added."""
         return self.noise_multiplier > 0
 
     @property
@@ -333,7 +331,6 @@ class AttackSettings:
 
     @property
     def is_on(self) -> bool:
-        """Whether anybody attacks."""
         return self.kind is not AttackKind.NONE and self.share > 0
 
 
@@ -366,11 +363,7 @@ _USUAL: Final = CompressionSettings()
 
 
 def require_belonging(compression: CompressionSettings) -> None:
-    """Refuse settings that nothing would read; a complete file has the usual values of other schemes.
-
-    Raises:
-        InvalidParameters: saying which schemes it is for.
-    """
+    """Refuse settings that nothing would read; a complete file has the usual values of other schemes."""
     scheme = compression.scheme
     for name, schemes in _BELONGING:
         value, usual = getattr(compression, name), getattr(_USUAL, name)
@@ -396,11 +389,7 @@ def require_belonging(compression: CompressionSettings) -> None:
 
 
 def require_codes(compression: CompressionSettings, protocol: ProtocolEntry) -> None:
-    """Refuse codes with settings that they do not go together with.
-
-    Raises:
-        InvalidParameters: saying what to take instead.
-    """
+    """Refuse codes with settings that they do not go together with."""
     if compression.calibration is Source.PRIOR and compression.has_codes:
         raise InvalidParameters("scalar quantization has no prior: take compression.calibration = 'stat'")
     if compression.fine_bits:
@@ -461,7 +450,6 @@ class Configuration:
 
     @property
     def model_sizes(self) -> dict[str, float]:
-        """The model's options by name."""
         named = [option.partition("=") for option in self.model_options]
         try:
             return {name.strip(): float(value) for name, _, value in named}
@@ -472,7 +460,6 @@ class Configuration:
 
     @property
     def maximum_weight(self) -> int:
-        """The largest weight of one client."""
         return self.server.maximum_weight if self.server.weighting is Weighting.EXAMPLES else 1
 
     @property
@@ -485,11 +472,7 @@ class Configuration:
 
 
 def read(file: Path, changes: Iterable[str] = ()) -> Configuration:
-    """Read a configuration from TOML, and apply changes of the form ``key=value`` to it.
-
-    Raises:
-        InvalidParameters: the file is not TOML, or a key or value is not one that there is.
-    """
+    """Read a configuration from TOML, and apply changes of the form ``key=value`` to it."""
     try:
         tree = tomllib.loads(file.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
@@ -499,11 +482,7 @@ def read(file: Path, changes: Iterable[str] = ()) -> Configuration:
 
 
 def changed(configuration: Configuration, changes: Iterable[str]) -> Configuration:
-    """Apply changes of the form ``key=value``, where keys of tables are joined by dots and values are those of TOML.
-
-    Raises:
-        InvalidParameters: a key or value is not one that there is.
-    """
+    """Apply changes of the form ``key=value``, where keys of tables are joined by dots and values are those of TOML."""
     tree = to_tree(configuration)
     for change in changes:
         key, equals, text = change.partition("=")
@@ -521,11 +500,7 @@ def changed(configuration: Configuration, changes: Iterable[str]) -> Configurati
 
 
 def from_tree(tree: Mapping[str, Any]) -> Configuration:
-    """Make a configuration of nested dictionaries, as TOML gives them.
-
-    Raises:
-        InvalidParameters: a key that does not exist, a value of another type, or one that makes no sense.
-    """
+    """Make a configuration of nested dictionaries, as TOML gives them."""
     return cast("Configuration", _object(Configuration, tree, ""))
 
 

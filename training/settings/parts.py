@@ -59,20 +59,12 @@ class Stream(IntEnum):
 
 
 def seed_of(run: int, stream: Stream, round_number: int = 0, client: int = 0) -> Seed:
-    """Return the seed of one purpose.
-
-    Raises:
-        InvalidParameters: a part is not an integer of 32 bits, which would make two seeds equal.
-    """
+    """Return the seed of one purpose."""
     return checked((run, int(stream), round_number, client))
 
 
 def checked(seed: Seed) -> Seed:
-    """Return a seed that no other one is taken for.
-
-    Raises:
-        InvalidParameters: it has more or fewer than four parts, or one of them is not an integer of 32 bits.
-    """
+    """Return a seed that no other one is taken for."""
     # SeedSequence pads with zeros and splits large numbers, so that (1,) and (1, 0), or (2**32,) and (0, 1), are equal.
     if len(seed) != _PARTS or not all(0 <= part < 1 << _WORD_BITS for part in seed):
         raise InvalidParameters(
@@ -89,11 +81,6 @@ def generator(seed: Seed) -> np.random.Generator:
 def torch_seed(seed: Seed) -> int:
     """Return the number that seeds one of torch's generators."""
     return int(np.random.SeedSequence(checked(seed)).generate_state(1, np.uint64)[0] >> np.uint64(1))
-
-
-def torch_generator(seed: Seed) -> torch.Generator:
-    """Start torch's generator of a seed, on the CPU, where it gives the same numbers whatever trains."""
-    return torch.Generator().manual_seed(torch_seed(seed))
 
 
 @contextmanager
@@ -135,22 +122,16 @@ class FederatedData(Protocol):
     """Training data by client, and test data of everybody; clients have numbers from 0."""
 
     @property
-    def name(self) -> str:
-        """Name of the data in configurations and reports."""
-        ...
+    def name(self) -> str: ...
 
     @property
-    def sizes(self) -> npt.NDArray[np.int64]:
-        """Number of training examples of each client."""
-        ...
+    def sizes(self) -> npt.NDArray[np.int64]: ...
 
     def client(self, number: int) -> Examples:
         """Return the training examples of a client, in an order that never changes."""
         ...
 
-    def test(self) -> Examples:
-        """Return the test examples."""
-        ...
+    def test(self) -> Examples: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -178,9 +159,7 @@ class Engine(Protocol):
     """Trains many clients from one model; all engines give the same updates but for float rounding."""
 
     @property
-    def name(self) -> str:
-        """Name of the engine in configurations."""
-        ...
+    def name(self) -> str: ...
 
     def train(
         self, start: Tensors, assignments: Sequence[Assignment], settings: LocalTraining
@@ -232,11 +211,6 @@ class Cohorts:
 
     @classmethod
     def of(cls, run: Configuration) -> Cohorts:
-        """Return the cohorts that a configuration describes.
-
-        Raises:
-            InvalidParameters: clients are lost in a stage that the protocol does not have.
-        """
         cohorts = cls(run.seed, run.clients_per_round, run.dropouts, find(run.secagg.protocol).stages)
         names = [stage.name for stage in cohorts.stages]
         if unknown := [name for name in run.dropouts.stages if name not in names]:
@@ -265,12 +239,10 @@ class Cohorts:
         return tuple(int(client) for client in drawn)
 
     def lost(self, clients: Sequence[int], number: int) -> Lost:
-        """Return who of the clients of a round is lost, and where."""
         drawn = generator(seed_of(self.seed, Stream.DROPPING, number))
         return sampled_losses(clients, self.dropouts.rate, self.places, drawn)
 
     def uploaders(self, clients: Sequence[int], lost: Lost) -> tuple[int, ...]:
-        """Return those who stay for long enough to upload."""
         gone = frozenset[int]().union(*(lost.get(stage, frozenset()) for stage in self.before_upload))
         return tuple(client for client in clients if client not in gone)
 

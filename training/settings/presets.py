@@ -137,11 +137,7 @@ for _name in ("celeba-sq", "celeba-pq"):
 
 
 def preset(name: str) -> Configuration:
-    """Return a run by its name.
-
-    Raises:
-        InvalidParameters: there is none; the message says the nearest.
-    """
+    """Return a run by its name."""
     if name not in PRESETS:
         near = difflib.get_close_matches(name, PRESETS, n=1)
         nearest = f"the nearest is {near[0]!r}, of" if near else "there are"

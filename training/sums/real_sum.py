@@ -19,9 +19,9 @@ from functools import partial
 from time import perf_counter
 from typing import Any, Final
 
+from secagg.compression.joined_rotation import RoundedRotation
 from secagg.compression.model_update import ModelUpdate
-from secagg.compression.rounded_rotation import RoundedRotation
-from secagg.contract import IndexSegment, Payload
+from secagg.contract import IndexSegment
 from secagg.contract.layout import RingSegment
 from secagg.crypto.entropy import SystemCoins
 from secagg.errors import InternalError, InvalidParameters, PeerError, ThresholdNotMet
@@ -36,7 +36,6 @@ from secagg.session.settings import known_settings, planned_settings
 from secagg.training.settings.configuration import (
     WHOLE_UPDATES,
     Configuration,
-    PrivacySettings,
     Scheme,
     Source,
     SumMode,
@@ -45,7 +44,7 @@ from secagg.training.settings.configuration import (
 )
 from secagg.training.settings.parts import Cohorts
 
-from .round_sums import CheckedSum, IdealSum, NoisedSum, SecureSum, SumOutcome, SumRound, Upload
+from .round_sums import CheckedSum, IdealSum, NoisedSum, Received, SecureSum, SumOutcome, SumRound, Upload
 
 _FLOAT_ROOM: Final = 1 + 2.0**-16
 """A clipped norm was computed in floats of 24 bits."""
@@ -76,13 +75,10 @@ class Noised:
 class RunNoise:
     """The noise of a run's sessions."""
 
-    def __init__(self, settings: PrivacySettings, *, clip: float, fraction_bits: int, rounds: int) -> None:
-        """Take over the configuration; ``require_private`` has judged it."""
-        self.settings, self._clip, self._fraction_bits, self._rounds = settings, clip, fraction_bits, rounds
-
-    @property
-    def _adjacency(self) -> Adjacency:
-        return Adjacency.ZERO_OUT if self.settings.zero_out else Adjacency.REPLACE
+    def __init__(self, run: Configuration) -> None:
+        self.settings, self._rounds = run.privacy, run.rounds
+        self._clipped = math.ldexp((run.local.clip or 0.0) * _FLOAT_ROOM, run.compression.fraction_bits)
+        self._adjacency = Adjacency.ZERO_OUT if run.privacy.zero_out else Adjacency.REPLACE
 
     def settings_for(self, codec: ModelUpdate) -> dict[str, Any]:
         """Return what a protocol's settings say of noise.
@@ -90,32 +86,23 @@ class RunNoise:
         All ring segments are fixed point of one step, whose rounding moves a value by at most half of it, or there is
         one of steps that were rounded to a bound.
         """
-        scheme = codec.tensors[0].scheme
-        if isinstance(scheme, RoundedRotation):
-            return self._settings_for((scheme.l2_bound,), is_rotated=True)
+        scheme, settings = codec.tensors[0].scheme, self.settings
+        is_rotated = isinstance(scheme, RoundedRotation)
         rings = [segment for segment in codec.layout.segments if isinstance(segment, RingSegment)]
-        clipped = math.ldexp(self._clip * _FLOAT_ROOM, self._fraction_bits)
-        bounds = tuple(math.ceil(clipped + math.sqrt(segment.length) / 2) for segment in rings)
-        return self._settings_for(bounds, is_rotated=False)
-
-    def _settings_for(self, bounds: tuple[int, ...], *, is_rotated: bool) -> dict[str, Any]:
-        settings = self.settings
         return {
             "budget_epsilon": Fraction(str(settings.epsilon)) if settings.epsilon else None,
             "budget_delta": Fraction(str(settings.delta)),
             "noise_multiplier": Fraction(str(settings.noise_multiplier)),
-            "l2_bounds": bounds,
+            "l2_bounds": (scheme.l2_bound,)
+            if isinstance(scheme, RoundedRotation)
+            else tuple(math.ceil(self._clipped + math.sqrt(segment.length) / 2) for segment in rings),
             "is_rotated": is_rotated,
             "releases_per_client": self._rounds,
             "adjacency": self._adjacency,
         }
 
     def of(self, session: object, releases: int) -> Noised:
-        """Return the noise of a session, or of clients without one, and its cost for a client in so many releases.
-
-        Raises:
-            InvalidParameters: histograms leave the enclave.
-        """
+        """Return the noise of a session, or of clients without one, and its cost for a client in so many releases."""
         if (noise := noise_in(session)) is not None:
             return Noised(noise.deviations, noise.epsilon(self.settings.delta, releases))
         from secagg.protocols.enclave import Server, epsilon_of  # noqa: PLC0415 -- a protocol, where it is asked for
@@ -132,11 +119,7 @@ class RunNoise:
 
 
 def require_private(configuration: Configuration) -> None:
-    """Refuse noise that only a protocol's settings speak of, and what noise does not go together with.
-
-    Raises:
-        InvalidParameters: saying what to take instead.
-    """
+    """Refuse noise that only a protocol's settings speak of, and what noise does not go together with."""
     for assigned in configuration.secagg.settings:
         name = assigned.partition("=")[0]
         if name in _SAID_BY_PRIVACY or (name == "noise_kind" and not configuration.privacy.is_on):
@@ -187,7 +170,6 @@ class ReleaseCount:
             self.add(cohorts.uploaders(clients, cohorts.lost(clients, number)))
 
     def add(self, clients: tuple[int, ...]) -> None:
-        """Count one more round."""
         self._counts.update(clients)
 
     def most_with(self, clients: tuple[int, ...]) -> int:
@@ -197,17 +179,11 @@ class ReleaseCount:
 
     @property
     def most(self) -> int:
-        """Number of rounds of the client that was in most."""
         return max(self._counts.values(), default=0)
 
 
 def require_budget(noise: RunNoise, session: object, most: int, rounds: int) -> None:
-    """Refuse a run that would cost a client more than its limit.
-
-    Raises:
-        InvalidParameters: saying what the run would cost.
-        CapacityExceeded: a sum with its noise could leave its ring.
-    """
+    """Refuse a run that would cost a client more than its limit."""
     settings, spent = noise.settings, noise.of(session, max(1, most)).epsilon
     if settings.epsilon and spent > settings.epsilon:
         raise InvalidParameters(
@@ -218,8 +194,6 @@ def require_budget(noise: RunNoise, session: object, most: int, rounds: int) -> 
 
 
 _TASK: Final = b"federated training"
-Received = Callable[[Payload, int], None]
-"""Told of a payload and its weight."""
 
 
 class RealSum:
@@ -228,11 +202,6 @@ class RealSum:
     def __init__(
         self, settings: SumSettings, cohorts: Cohorts, maximum_weight: int = 1, noise: RunNoise | None = None
     ) -> None:
-        """Prepare for rounds.
-
-        Raises:
-            InvalidParameters: the protocol does not offer what is asked of it; the message says what to take instead.
-        """
         self._entry, self._settings, self._cohorts = find(settings.protocol), settings, cohorts
         self._maximum_weight, self._noise = maximum_weight, noise
         self._chosen: Any = None
@@ -250,11 +219,7 @@ class RealSum:
             )
 
     def settings_for(self, codec: ModelUpdate) -> Any:  # noqa: ANN401 -- the protocol's own class
-        """Return the settings of sessions about a codec's payloads.
-
-        Raises:
-            InvalidParameters: a setting that the protocol does not have, or a value that it cannot take.
-        """
+        """Return the settings of sessions about a codec's payloads."""
         self._entry.require_segments(codec.layout)
         late, dropped = self._cohorts.planned_losses
         facts: dict[str, Any] = {
@@ -271,11 +236,7 @@ class RealSum:
         return planned_settings(self._entry, facts, assigned=self._settings.settings, option="secagg.settings")
 
     def client_noise(self, codec: ModelUpdate) -> ClientNoise:
-        """Return what clients add to a codec's payloads, which a sum in the clear can add as well.
-
-        Raises:
-            InvalidParameters, CapacityExceeded: the protocol's clients add none, or it does not fit.
-        """
+        """Return what clients add to a codec's payloads, which a sum in the clear can add as well."""
         settings: Any = self.settings_for(codec)
         noise: ClientNoise | None = None
         if hasattr(settings, "noise_for") and hasattr(settings, "corrupted"):
@@ -294,11 +255,7 @@ class RealSum:
         return noise
 
     def rehearse(self, due: SumRound, judge: Callable[[ServerSession], None] | None = None) -> None:
-        """Open a session that nobody joins.
-
-        Raises:
-            InvalidParameters, CapacityExceeded: no session about this codec can be safe; the message says why.
-        """
+        """Open a session that nobody joins."""
         with closing(self._simulate(self.settings_for(due.codec))) as world:
             session = world.open(_subject(due), _ids(due))
             try:
@@ -404,7 +361,6 @@ class _PulledUploads:
         return upload[0]
 
     def take(self, client: int) -> Update:
-        """Return a client's update."""
         started = perf_counter()
         try:
             return self._hand_over(client)
@@ -456,11 +412,7 @@ def _subject(due: SumRound) -> Subject:
 
 
 def secure_sum(configuration: Configuration) -> SecureSum:
-    """Return what adds up as a configuration says.
-
-    Raises:
-        InvalidParameters: the protocol does not offer what is asked of it; the message says which does.
-    """
+    """Return what adds up as a configuration says."""
     settings, cohorts = configuration.secagg, Cohorts.of(configuration)
     require_private(configuration)
     ideal = IdealSum(configuration.maximum_total_weight, cohorts.minimum)
@@ -468,7 +420,7 @@ def secure_sum(configuration: Configuration) -> SecureSum:
         if not configuration.privacy.is_on:
             return ideal
         return NoisedSum(ideal, _real_sum(configuration, cohorts).client_noise, configuration.privacy.delta)
-    return CheckedSum(_real_sum(configuration, cohorts), ideal, every=settings.every)
+    return CheckedSum(_real_sum(configuration, cohorts).run, ideal, every=settings.every)
 
 
 def require_feasible(configuration: Configuration, codec: ModelUpdate, *, available: int) -> None:
@@ -477,9 +429,6 @@ def require_feasible(configuration: Configuration, codec: ModelUpdate, *, availa
     Args:
         codec: one that is laid out as those of the run will be.
         available: how many clients there are.
-    Raises:
-        InvalidParameters: saying what to relax.
-        CapacityExceeded: a sum could leave the codec's rings.
     """
     cohorts, noise, rounds = Cohorts.of(configuration), _noise(configuration), configuration.rounds
     most = 0 if noise is None else ReleaseCount(cohorts, available, rounds).most
@@ -503,11 +452,4 @@ def _real_sum(configuration: Configuration, cohorts: Cohorts) -> RealSum:
 
 
 def _noise(configuration: Configuration) -> RunNoise | None:
-    if not configuration.privacy.is_on:
-        return None
-    return RunNoise(
-        configuration.privacy,
-        clip=configuration.local.clip or 0.0,
-        fraction_bits=configuration.compression.fraction_bits,
-        rounds=configuration.rounds,
-    )
+    return RunNoise(configuration) if configuration.privacy.is_on else None

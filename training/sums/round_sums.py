@@ -1,18 +1,20 @@
-"""The sum of a training round: its terms, its result, and the sum in the clear."""
+"""The sum of a training round: its terms, its result, the sum in the clear, and sums that clients are told."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from time import perf_counter
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from secagg.compression.byte_accounting import Accounting, upload_bytes
+from secagg.compression.joined_rotation import Floats, Gains, JoinedRotation
 from secagg.compression.model_update import ModelUpdate
 from secagg.compression.scalar_quantization import overflowed
+from secagg.compression.told import HeldModel, Sums
 from secagg.contract import Aggregate, IndexSegment, Payload, RingSegment
 from secagg.contract.codewords import CodewordTable, Tables, summed_layout
 from secagg.contract.rounding import has_fine_bits, rounded_values
@@ -59,12 +61,10 @@ class SumOutcome:
 
     @property
     def bytes_up(self) -> int:
-        """Bytes that all clients sent together."""
         return sum(stage.bytes_up for stage in self.stages)
 
     @property
     def bytes_down(self) -> int:
-        """Bytes that all clients received together."""
         return sum(stage.bytes_down for stage in self.stages)
 
     @property
@@ -85,15 +85,12 @@ class SecureSum(Protocol):
         ...
 
 
-class ProtocolSum(Protocol):
-    """Adds the payloads of a round up by a protocol, whose clients may refuse to upload."""
-
-    def run(self, due: SumRound, uploads: Iterable[Upload], received: Callable[[Payload, int], None]) -> SumOutcome:
-        """As ``SecureSum.run``; ``received`` is told of each payload that the server has, with its weight."""
-        ...
-
-
 # --- In the clear -----------------------------------------------------------------------------------------------------
+
+
+Received = Callable[[Payload, int], None]
+"""Told of a payload and its weight."""
+ProtocolSum = Callable[[SumRound, Iterable[Upload], Received], SumOutcome]
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +122,6 @@ class NoisedSum:
     delta: float
 
     def run(self, due: SumRound, uploads: Iterable[Upload]) -> SumOutcome:
-        """Add each client's noise, and add up."""
         noise, coins = self.noise_of(due.codec), SystemCoins()
         noised = ((client, noise.add_to(payload, coins), weight) for client, payload, weight in uploads)
         # A sum of fewer than each drew its share for would have less noise than is accounted.
@@ -139,6 +135,7 @@ class CheckedSum:
     """A real protocol every so many rounds, compared with the sum in the clear; the sum in the clear between."""
 
     real: ProtocolSum
+    """Carries a round through by a protocol, and tells of each payload that its server has, with the weight."""
     ideal: IdealSum
     every: int = 1
 
@@ -151,8 +148,7 @@ class CheckedSum:
         if due.number % self.every:
             return self.ideal.run(due, uploads)
         clear = ClearSum(due.codec, self.ideal.maximum_total_weight)
-
-        outcome = self.real.run(due, uploads, clear.add)
+        outcome = self.real(due, uploads, clear.add)
         if outcome.deviations:
             require_near(outcome.aggregate, clear.finish(), outcome.deviations)
         elif any(map(has_fine_bits, due.codec.layout.segments)):
@@ -163,14 +159,8 @@ class CheckedSum:
 
 
 def require_equal(codec: ModelUpdate, real: Aggregate, ideal: Aggregate) -> None:
-    """Refuse a sum that differs from the one in the clear in anything that is decoded.
-
-    Raises:
-        InternalError: it does.
-    """
-    counts = [(aggregate.contributors, aggregate.total_weight) for aggregate in (real, ideal)]
-    if counts[0] != counts[1]:
-        raise InternalError(f"the protocol summed {counts[0]} (clients, weight) instead of {counts[1]}")
+    """Refuse a sum that differs from the one in the clear in anything that is decoded."""
+    _require_counts(real, ideal)
     decoded, due = codec.mean(real), codec.mean(ideal)
     wrong = [name for name in due if not np.array_equal(decoded[name], due[name])]
     if wrong:
@@ -178,13 +168,8 @@ def require_equal(codec: ModelUpdate, real: Aggregate, ideal: Aggregate) -> None
 
 
 def require_rounded(real: Aggregate, ideal: Aggregate) -> None:
-    """Refuse a sum that is further from the one in the clear than each client's rounding reaches.
-
-    Raises:
-        InternalError: it is.
-    """
-    if (real.contributors, real.total_weight) != (ideal.contributors, ideal.total_weight):
-        raise InternalError(f"the protocol summed {real.contributors} clients instead of {ideal.contributors}")
+    """Refuse a sum that is further from the one in the clear than each client's rounding reaches."""
+    _require_counts(real, ideal)
     for segment, mine, due in zip(ideal.layout.require_rings(), real.values, ideal.values, strict=True):
         apart = segment.ring.lift(segment.ring.subtract(mine, due)).astype(np.int64)
         if int(np.abs(apart).max(initial=0)) > ideal.total_weight * segment.head_room:
@@ -192,15 +177,16 @@ def require_rounded(real: Aggregate, ideal: Aggregate) -> None:
 
 
 def require_near(noised: Aggregate, ideal: Aggregate, deviations: Sequence[float]) -> None:
-    """Refuse a sum that is further from the one in the clear than its noise reaches.
-
-    Raises:
-        InternalError: it is.
-    """
-    if (noised.contributors, noised.total_weight) != (ideal.contributors, ideal.total_weight):
-        raise InternalError(f"the protocol summed {noised.contributors} clients instead of {ideal.contributors}")
+    """Refuse a sum that is further from the one in the clear than its noise reaches."""
+    _require_counts(noised, ideal)
     if not is_near(noised, ideal, deviations):
         raise InternalError("the protocol's sum differs from the sum of the updates by more than its noise")
+
+
+def _require_counts(real: Aggregate, ideal: Aggregate) -> None:
+    found, due = ((one.contributors, one.total_weight) for one in (real, ideal))
+    if found != due:
+        raise InternalError(f"the protocol summed {found} (clients, weight) instead of {due}")
 
 
 _Sums = npt.NDArray[Any]
@@ -237,11 +223,9 @@ class ClearSum:
 
     @property
     def contributors(self) -> int:
-        """Number of payloads that were added."""
         return self._contributors
 
     def add(self, payload: Payload, weight: int = 1) -> None:
-        """Add one client's payload, as often as its weight says."""
         if payload.layout != self._layout:
             raise Misuse("a payload belongs to another layout; encode all of a round with one codec")
         for segment, some, sums, values in zip(
@@ -264,11 +248,7 @@ class ClearSum:
         self._total_weight += weight
 
     def finish(self) -> Aggregate:
-        """Return the sum, in the layout that a protocol releases.
-
-        Raises:
-            ThresholdNotMet: fewer payloads than the minimum cohort.
-        """
+        """Return the sum, in the layout that a protocol releases."""
         if self._contributors < max(1, self._minimum_cohort):
             raise ThresholdNotMet(needed=self._minimum_cohort, present=self._contributors, what="contributors")
         values = list[_Sums]()
@@ -291,8 +271,7 @@ class OverflowMeter:
     divided by coordinates and clients.
     """
 
-    def __init__(self, codec: ModelUpdate, modulus_bits: int, *, with_flsim: bool = True) -> None:
-        """Meter the segments whose ring has this width."""
+    def __init__(self, codec: ModelUpdate, modulus_bits: int) -> None:
         self._modulus_bits = modulus_bits
         self._positions = [
             position
@@ -301,35 +280,31 @@ class OverflowMeter:
         ]
         lengths = [codec.layout.segments[position].length for position in self._positions]
         self._true = [np.zeros(length, dtype=np.int64) for length in lengths]
-        self._simulated = [np.zeros(length, dtype=np.int64) for length in lengths] if with_flsim else []
+        self._simulated = [np.zeros(length, dtype=np.int64) for length in lengths]
         self._events = 0
         self._clients = 0
 
     @property
     def is_metering(self) -> bool:
-        """Whether there is anything to overflow."""
         return bool(self._positions)
 
     def add(self, payload: Payload, weight: int = 1) -> None:
-        """Count one client's codes."""
         half = 1 << (self._modulus_bits - 1)
         for number, position in enumerate(self._positions):
             segment = payload.layout.segments[position]
             codes = segment.ring.lift(payload.values[position]).astype(np.int64) * weight
             self._true[number] += codes
-            if self._simulated:
-                total = self._simulated[number]
-                total += codes
-                # Halves of the ring are taken off towards zero, and counted where the sum is positive.
-                beyond = np.flatnonzero((total >= half) | (total <= -half))
-                halves = np.sign(total[beyond]) * (np.abs(total[beyond]) // half)
-                self._events += int(np.maximum(halves, 0).sum())
-                total[beyond] -= halves * half
+            total = self._simulated[number]
+            total += codes
+            # Halves of the ring are taken off towards zero, and counted where the sum is positive.
+            beyond = np.flatnonzero((total >= half) | (total <= -half))
+            halves = np.sign(total[beyond]) * (np.abs(total[beyond]) // half)
+            self._events += int(np.maximum(halves, 0).sum())
+            total[beyond] -= halves * half
         self._clients += 1
 
     @property
     def share(self) -> float:
-        """The share of coordinates whose true sum leaves the ring."""
         size = sum(total.size for total in self._true)
         wrapped = sum(int(overflowed(total, self._modulus_bits).sum()) for total in self._true)
         return wrapped / size if size else 0.0
@@ -339,3 +314,60 @@ class OverflowMeter:
         """The events that the paper's simulator would count, for each coordinate and client."""
         size = sum(total.size for total in self._true) * self._clients
         return self._events / size if size else 0.0
+
+
+# --- Told in place of the model ---------------------------------------------------------------------------------------
+
+_SCALE_BYTES: Final = 4
+
+
+class ToldSums:
+    """Model that server and clients hold alike, and who holds it since when.
+
+    A client of a round receives the sums since the round that it took part in last, or the model where that is
+    shorter. Here the server itself takes its next model out of the message that it tells.
+    """
+
+    def __init__(self, model: HeldModel, rounds: Iterable[Sequence[int]] = (), sizes: Sequence[int] = ()) -> None:
+        """Begin a run, or continue one.
+
+        Args:
+            rounds: the clients of the rounds so far.
+            sizes: bytes of the sums of these rounds.
+        """
+        self.model = model
+        self._sizes = list(sizes)
+        self._last = dict[int, int]()
+        for number, clients in enumerate(rounds):
+            self.seen(number, clients)
+
+    def seen(self, number: int, clients: Sequence[int]) -> None:
+        """Note that these clients hold the model that a round began with."""
+        self._last.update(dict.fromkeys(clients, number))
+
+    def model_bytes(self, clients: Sequence[int]) -> float:
+        """Return what a client of the next round receives in place of the model, on average."""
+        # A client that was away may have missed lengths of tensors too.
+        whole = len(self.model.encode()) + _SCALE_BYTES * len(self.model.sizes)
+        sums = [sum(self._sizes[self._last[one] :]) if one in self._last else whole for one in clients]
+        return sum(min(whole, told) for told in sums) / max(1, len(clients))
+
+    def tell(self, number: int, sums: Sums, rotation: JoinedRotation, gains: Gains) -> Floats:
+        _, message = self.model.told(number, sums, rotation.scales, gains)
+        self._sizes.append(len(message))
+        self.model = self.model.after(message)
+        return self.model.values
+
+    def skip(self) -> None:
+        """Note a round that released nothing."""
+        self._sizes.append(0)
+
+    def state(self) -> dict[str, npt.NDArray[Any]]:
+        return {"model": np.frombuffer(self.model.encode(), np.uint8), "sizes": np.array(self._sizes, np.int64)}
+
+    @classmethod
+    def restored(
+        cls, stored: Mapping[str, npt.NDArray[Any]], like: HeldModel, rounds: Iterable[Sequence[int]]
+    ) -> ToldSums:
+        model = HeldModel.decode(stored["model"].tobytes(), seed=like.seed, name=like.name, sizes=like.sizes)
+        return cls(model, rounds, stored["sizes"].tolist())

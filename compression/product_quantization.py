@@ -1,8 +1,8 @@
-"""Blocks of a tensor, and the number of codewords that it may have: integer functions of its shape.
+"""Product quantization: blocks of a tensor become indices into a common codebook, and histograms become sums.
 
 A tensor is read as rows: the first dimension counts them, and the others are flattened in order. A row is an output
 neuron of a linear layer or an output channel of a convolution. Rows are cut into consecutive blocks of one size, which
-divides the row, so a block never reaches into the next one.
+divides the row, so a block never reaches into the next one. Block size and number of codewords follow from the shape.
 """
 
 from __future__ import annotations
@@ -11,20 +11,24 @@ import hashlib
 import math
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import prod
 from typing import Any, Final, Self
 
 import numpy as np
 import numpy.typing as npt
 
-from secagg.compression.checks import finite
-from secagg.contract import Histogram
+from secagg.contract import Aggregate, Histogram, IndexSegment, Layout, Payload, public_parameters_digest
+from secagg.contract.codewords import CodewordTable, Tables, require_summed
 from secagg.contract.layout import LEAST_CODEWORDS, MAXIMUM_CODEWORDS
+from secagg.crypto.entropy import Coins
 from secagg.crypto.labels import Label, bind
-from secagg.crypto.ring import Ring, RingVector
+from secagg.crypto.ring import Ring, RingVector, require_capacity
 from secagg.errors import InvalidParameters, MalformedMessage, Misuse, Reason, require_length
 from secagg.parameters import require_integer
+
+from .checks import finite, require_floats, require_sum
+from .public_stream import require_seed, require_shape
 
 # --- Geometry of blocks -----------------------------------------------------------------------------------------------
 
@@ -44,22 +48,14 @@ class BlockGeometry:
 
 
 def block_geometry(shape: Sequence[int], requested_block_size: int, requested_codewords: int) -> BlockGeometry:
-    """Return how a tensor of this shape is quantized; ``is_quantizable`` says beforehand whether it is.
-
-    Raises:
-        InvalidParameters: as for ``block_size`` and ``codeword_count``.
-    """
+    """Return how a tensor of this shape is quantized; ``is_quantizable`` says beforehand whether it is."""
     size = block_size(shape, requested_block_size)
     blocks = prod(shape) // size
     return BlockGeometry(block_size=size, blocks=blocks, codewords=codeword_count(blocks, requested_codewords))
 
 
 def block_size(shape: Sequence[int], requested: int) -> int:
-    """Return the largest size up to ``requested`` that divides a row of the tensor.
-
-    Raises:
-        InvalidParameters: a shape of fewer than two dimensions, or a number that is not a positive integer.
-    """
+    """Return the largest size up to ``requested`` that divides a row of the tensor."""
     if len(shape) <= 1 or any(type(size) is not int or size < 1 for size in shape):
         raise InvalidParameters(f"blocks are cut from two or more dimensions of at least 1; got {tuple(shape)}")
     require_integer("a block size", requested, 1)
@@ -68,11 +64,7 @@ def block_size(shape: Sequence[int], requested: int) -> int:
 
 
 def codeword_count(blocks: int, requested: int) -> int:
-    """Return ``requested``, or the greatest power of two for which each codeword has four blocks, if that is less.
-
-    Raises:
-        InvalidParameters: fewer than eight blocks, or fewer than two codewords.
-    """
+    """Return ``requested``, or the greatest power of two for which each codeword has four blocks, if that is less."""
     if type(requested) is not int or requested < LEAST_CODEWORDS:
         raise InvalidParameters(f"a codebook has {LEAST_CODEWORDS} codewords or more; got {requested!r}")
     if type(blocks) is not int or blocks < LEAST_BLOCKS:
@@ -131,17 +123,14 @@ class Codebook:
 
     @property
     def codewords(self) -> int:
-        """Number of codewords."""
         return len(self.values)
 
     @property
     def block_size(self) -> int:
-        """Number of values of a codeword."""
         return int(self.values.shape[1])
 
     @property
     def downlink_bytes(self) -> int:
-        """Bytes of the values in a broadcast: four for each."""
         return self.values.size * FLOAT_BYTES
 
     @property
@@ -223,10 +212,6 @@ _WEIGHT_EXPONENTS: Final = (-60, 60)
 def nearest_codewords(blocks: Floats, stages: Sequence[Floats]) -> list[RingVector]:
     """Return the index of the codeword nearest to each row of ``blocks``, and so on for what each stage leaves over.
 
-    Args:
-        blocks: one block in each row, in any float type and memory order.
-        stages: the codewords of each stage, one in each row; one stage is plain product quantization.
-
     NaN counts as 0, and values beyond some 2^50 as that.
     """
     return search(blocks, [Search(codewords) for codewords in stages])
@@ -260,7 +245,6 @@ class Search:
     """The codewords of one stage, as the rows of weights that give the gains of blocks."""
 
     def __init__(self, codewords: Floats) -> None:
-        """Compute the weights."""
         self.codewords = codewords.astype(np.float32)
         self.word = Ring(max(1, (len(codewords) - 1).bit_length())).word
         self._tiles = _tiles(self.codewords.astype(np.float64))
@@ -270,7 +254,6 @@ class Search:
 
     @property
     def rows(self) -> int:
-        """Rows of memory that the gains take."""
         return len(self._tiles[0])
 
     def nearest(self, columns: FloatMatrix, memory: FloatMatrix) -> npt.NDArray[np.int32]:
@@ -315,7 +298,6 @@ def _tiles(codewords: npt.NDArray[np.float64]) -> list[FloatMatrix]:
 ITERATIONS: Final = 10
 SAMPLE_BLOCKS: Final = 256
 """Number of blocks of a sample that suffice for one codeword."""
-SEED_BYTES: Final = 32
 _FARTHEST_START: Final = 4.0
 """Blocks are scaled to values of at most 1, so that none is near a codeword out there."""
 _DRAWING_ROUNDS: Final = 64
@@ -336,18 +318,11 @@ def learn_codewords(  # noqa: PLR0913 -- all but three have defaults
     Args:
         blocks: one block in each row; all of them are used, so draw a sample first.
         codewords: how many to return. Where the blocks have fewer different values, the rest are zeros.
-        seed: 32 public bytes, from which all that is drawn is derived.
-        iterations: how often assignments and codewords are improved, at most.
         start: the codewords to begin with, such as those of the previous round; all are drawn without it.
         keep_zero: whether the first codeword is zero and stays so, which decodes what a client never touched as zero.
-
-    Raises:
-        Misuse: the blocks are not an array of floats in two dimensions.
-        InvalidParameters: a block that holds NaN or infinity, a number out of range, or codewords to start with of
-            another number or size.
     """
     _require_blocks(blocks)
-    _require_seed(seed)
+    require_seed(seed)
     if any(type(count) is not int or count < 1 for count in (codewords, iterations)):
         raise InvalidParameters(f"codewords and iterations are at least 1; got {codewords!r} and {iterations!r}")
     if start is not None and (start.shape != (codewords, blocks.shape[1]) or not np.isfinite(start).all()):
@@ -389,7 +364,7 @@ def sample_blocks(blocks: Floats, count: int, *, seed: bytes, without_zeros: boo
     nothing else is left, one is returned.
     """
     _require_blocks(blocks)
-    _require_seed(seed)
+    require_seed(seed)
     if type(count) is not int or count < 1:
         raise InvalidParameters(f"a sample has at least one block; asked for {count!r}")
     candidates = np.flatnonzero(blocks.any(axis=1)) if without_zeros else np.arange(len(blocks))
@@ -403,8 +378,6 @@ def sample_blocks(blocks: Floats, count: int, *, seed: bytes, without_zeros: boo
 
 
 class _Draws:
-    """Uniform numbers from a public seed, in the order in which they are asked for."""
-
     def __init__(self, seed: bytes) -> None:
         self._seed = seed
         self._number = 0
@@ -439,12 +412,10 @@ def _fill(centres: FloatMatrix, is_empty: npt.NDArray[np.bool_], points: FloatMa
 
 
 def _assign(points: FloatMatrix, centres: FloatMatrix) -> RingVector:
-    """Return the index of the centre nearest to each point."""
     return nearest_codewords(points, [centres])[0]
 
 
 def _distances(points: FloatMatrix, centres: FloatMatrix) -> npt.NDArray[np.float64]:
-    """Return the distance of each point from the centre nearest to it."""
     offsets = points - (centres if len(centres) == 1 else centres[_assign(points, centres)])
     squares: npt.NDArray[np.float64] = np.einsum("ij,ij->i", offsets, offsets, dtype=np.float64)
     return np.sqrt(squares)
@@ -457,6 +428,159 @@ def _require_blocks(blocks: Floats) -> None:
         raise InvalidParameters("a sample to learn from holds NaN or infinity; calibrate on another")
 
 
-def _require_seed(seed: bytes) -> None:
-    if type(seed) is not bytes or len(seed) != SEED_BYTES:
-        raise InvalidParameters(f"a public seed is {SEED_BYTES} bytes; draw one for each session")
+# --- The scheme -------------------------------------------------------------------------------------------------------
+
+MAXIMUM_STAGES: Final = 8
+_LEAST_NORM: Final = 2.0**-149
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ProductQuantization:
+    """A tensor cut into blocks, each of which becomes the index of its nearest codeword.
+
+    With more than one codebook, each quantizes what those before it left over, and the decoded blocks are the sums of
+    their codewords. The layout has one index segment for each codebook.
+
+    Implements: [PGC+22], product quantization with secure indexing.
+    Security: a histogram reveals more than a sum: it shows how often each codeword was chosen for each block. Give it
+        to nobody before it holds enough clients.
+    """
+
+    shape: tuple[int, ...]
+    codebooks: tuple[Codebook, ...]
+    layout: Layout = field(init=False, repr=False)
+    """One index segment for each codebook; the blocks of each row of the tensor are consecutive."""
+    _searches: tuple[Search, ...] = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        require_shape(self.shape)
+        if type(self.codebooks) is not tuple or any(type(codebook) is not Codebook for codebook in self.codebooks):
+            raise Misuse("codebooks are a tuple of Codebook, one for each stage")
+        if not 1 <= len(self.codebooks) <= MAXIMUM_STAGES:
+            raise InvalidParameters(f"there are 1 to {MAXIMUM_STAGES} codebooks; got {len(self.codebooks)}")
+        if any(codebook.block_size != self.block_size for codebook in self.codebooks):
+            raise InvalidParameters("the codebooks of all stages have codewords of one size; learn them together")
+        if len(self.shape) <= 1 or prod(self.shape[1:]) % self.block_size:
+            raise InvalidParameters(
+                f"codewords of {self.block_size} values do not divide the rows of a tensor of shape {self.shape}; "
+                "block_size() says which sizes do"
+            )
+        object.__setattr__(self, "layout", self._layout())
+        object.__setattr__(self, "_searches", tuple(Search(codebook.values) for codebook in self.codebooks))
+
+    @property
+    def block_size(self) -> int:
+        return self.codebooks[0].block_size
+
+    @property
+    def blocks(self) -> int:
+        return prod(self.shape) // self.block_size
+
+    def _layout(self) -> Layout:
+        segments = tuple(IndexSegment(codebook.codewords, self.blocks) for codebook in self.codebooks)
+        numbers = (len(self.shape), *self.shape, len(self.codebooks))
+        encoded = b"".join(number.to_bytes(8, "big") for number in numbers)
+        version = public_parameters_digest(
+            "product_quantization", encoded + b"".join(codebook.encode() for codebook in self.codebooks)
+        )
+        return Layout(segments, version)
+
+    @property
+    def capacity(self) -> int:
+        """The largest total weight for which the sums of codewords are exact; a histogram has no ring to leave."""
+        return EXACT_WEIGHT
+
+    @property
+    def tables(self) -> Tables:
+        return tuple((CodewordTable(self.blocks, codebook.steps),) for codebook in self.codebooks)
+
+    @property
+    def largest_norm(self) -> float:
+        """The greatest length that a single decoded update can have, whatever codewords a client chooses."""
+        longest = (
+            float(np.linalg.norm(codebook.values.astype(np.float64), axis=1).max()) for codebook in self.codebooks
+        )
+        return math.sqrt(self.blocks) * max(sum(longest), _LEAST_NORM)
+
+    @property
+    def downlink_bytes(self) -> int:
+        return sum(codebook.downlink_bytes for codebook in self.codebooks)
+
+    def encode(self, update: Floats, coins: Coins) -> Payload:  # noqa: ARG002 -- the contract's
+        require_floats(update, self.shape)
+        return Payload(self.layout, tuple(search(_blocks(finite(update), self.block_size), self._searches)))
+
+    def decode(self, aggregate: Aggregate) -> npt.NDArray[np.float64]:
+        """Return the sum of the contributors' quantized updates: codewords times the histogram of each block.
+
+        The sum over each codebook is exact; those of several codebooks are added in float64.
+
+        Claim CO-2: a histogram is all that the sum of codewords needs.
+        """
+        require_sum(aggregate, self.layout, self.capacity)
+        histograms: tuple[Histogram, ...] = aggregate.values
+        sums = np.zeros((self.blocks, self.block_size))
+        for codebook, histogram in zip(self.codebooks, histograms, strict=True):
+            sums += codebook.sum_of_codewords(histogram)
+        return sums.reshape(self.shape)
+
+    def decode_summed(self, aggregate: Aggregate) -> npt.NDArray[np.float64]:
+        require_summed(aggregate.layout, self.layout, self.tables, aggregate.total_weight)
+        require_capacity(aggregate.total_weight, self.capacity)
+        sums = np.zeros((self.blocks, self.block_size))
+        stages = zip(self.codebooks, aggregate.layout.require_rings(), aggregate.values, strict=True)
+        for codebook, segment, value in stages:
+            sums += codebook.from_steps(segment.ring.lift(value)).reshape(sums.shape)
+        return sums.reshape(self.shape)
+
+
+def calibrate(  # noqa: PLR0913 -- the parameters of what it makes
+    sample: Floats,
+    *,
+    block_size: int,
+    codewords: int,
+    seed: bytes,
+    stages: int = 1,
+    iterations: int = ITERATIONS,
+    keep_zero: bool = True,
+    previous: ProductQuantization | None = None,
+) -> ProductQuantization:
+    """Return the quantizer whose codebooks are learned from a sample; its shape caps block size and codewords.
+
+    Args:
+        sample: an array of the tensor's shape that may be public: of a public batch, or of the previous aggregate.
+        block_size, codewords: the greatest ones; the shape may cap them.
+        stages: how many codebooks, each for what those before it leave over.
+        keep_zero: whether a block of zeros is decoded as zeros, at the price of one codeword in each stage.
+        previous: the scheme to refresh, whose codebooks are where this round's begin.
+
+    Security: the codebooks are broadcast. Those of a client's own update reveal it in part.
+    """
+    if getattr(sample, "dtype", np.dtype(bool)).kind != "f":
+        raise Misuse("a sample is an array of floats in the shape of the tensor")
+    geometry = block_geometry(sample.shape, block_size, codewords)
+    require_integer("stages", stages, 1, MAXIMUM_STAGES)
+    if previous is not None and (previous.shape != sample.shape or len(previous.codebooks) != stages):
+        raise InvalidParameters("the previous scheme is for another shape or number of stages; start without it")
+    blocks = _blocks(sample, geometry.block_size)
+    wanted = geometry.codewords * SAMPLE_BLOCKS
+    points = sample_blocks(blocks, wanted, seed=seed, without_zeros=keep_zero).astype(np.float64)
+    codebooks = list[Codebook]()
+    for stage in range(stages):
+        learned = learn_codewords(
+            points,
+            geometry.codewords,
+            seed=seed,
+            iterations=iterations,
+            start=None if previous is None else previous.codebooks[stage].values,
+            keep_zero=keep_zero,
+        )
+        codebooks.append(Codebook(learned))
+        if stage + 1 < stages:
+            (nearest,) = nearest_codewords(points, [codebooks[-1].values])
+            points -= codebooks[-1].values[nearest]
+    return ProductQuantization(shape=sample.shape, codebooks=tuple(codebooks))
+
+
+def _blocks(update: Floats, size: int) -> Floats:
+    return update.reshape(-1, size)
