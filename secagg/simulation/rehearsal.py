@@ -1,4 +1,4 @@
-"""Signatures that are verified once for all clients of one process."""
+"""Rehearsals: whole sessions of any protocol in one process, with dropouts and cheaters, and their figures."""
 
 from __future__ import annotations
 
@@ -63,14 +63,10 @@ class Inputs(Protocol):
     """Payloads for any number of clients in the memory of one."""
 
     @property
-    def layout(self) -> Layout:
-        """The layout of every payload."""
-        ...
+    def layout(self) -> Layout: ...
 
     @property
-    def tables(self) -> Tables:
-        """The codebooks of the codec, where it has any."""
-        ...
+    def tables(self) -> Tables: ...
 
     @property
     def values(self) -> int:
@@ -87,9 +83,7 @@ class Inputs(Protocol):
         """Greatest length of one client's part in a decoded sum, by name; None where nothing bounds it."""
         ...
 
-    def payload_of(self, number: int) -> Payload:
-        """Return the payload of a client."""
-        ...
+    def payload_of(self, number: int) -> Payload: ...
 
     def is_sum_of(
         self, aggregate: Aggregate, contributors: Iterable[ClientId], deviations: Sequence[float] = ()
@@ -132,8 +126,6 @@ class Rehearsal:
     threads: int = 1
     shares_checks: bool = False
     """Whether a signature is verified once for everybody in the process; else each client verifies what it is shown."""
-    stopwatch: type[Measured] = Measured
-    """A kind of ``Measured`` that sees more."""
 
     def run(
         self, progress: Progress | None = None, opened: Callable[[ServerSession], None] = lambda _: None
@@ -165,7 +157,7 @@ class Rehearsal:
         everybody = client_ids(self.clients, self.first)
         held = world.open(subject, frozenset(everybody))
         opened(held)
-        session = self.stopwatch(held, between=lambda: world.bytes_between)
+        session = Measured(held, between=lambda: world.bytes_between)
         description = self.entry.describe(session.session)
         started, worked = perf_counter(), process_time()
         released = run(session, self._join(world, subject, everybody), self.dropouts, progress=progress)
