@@ -23,13 +23,13 @@ from secagg.transport.logs import say
 from secagg.transport.proof import Prover, header_of
 from secagg.transport.tls import client_context, is_loopback
 
-# --- Requests ---------------------------------------------------------------------------------------------------------
-
 try:
     import httpx
 except ImportError as error:
     raise InvalidParameters("a client of sums over HTTP needs httpx; pip install secagg[http]") from error
 
+Join = Callable[[Card, Secret | None], ClientSession]
+"""Returns ``member.join(subject, update, suspended)``: what the client takes a session to be about is its own word."""
 MESSAGE: Final = "/message"
 _RETRIED: Final = frozenset({408, 429, 500, 502, 503, 504})
 _ANSWERS: Final = frozenset({Answer.LATE.status, Answer.OVER.status})
@@ -39,6 +39,8 @@ _PIECE_BYTES: Final = 1 << 18
 _FIRST_PAUSE: Final = 0.05
 _RESTED: Final = 2.0
 _GOLDEN, _WHOLE = 0x9E3779B97F4A7C15, 1 << 64
+_STAGES: Final = 1000
+_SCHEMES: Final = {"http", "https"}
 
 
 class Refused(ConnectionError):
@@ -191,16 +193,6 @@ def _is_of_tls(error: BaseException | None) -> bool:
 
 
 # --- Taking part ------------------------------------------------------------------------------------------------------
-
-try:
-    import httpx
-except ImportError as error:
-    raise InvalidParameters("a client of sums over HTTP needs httpx; pip install secagg[http]") from error
-
-Join = Callable[[Card, Secret | None], ClientSession]
-"""Returns ``member.join(subject, update, suspended)``: what the client takes a session to be about is its own word."""
-_STAGES: Final = 1000
-_SCHEMES: Final = {"http", "https"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""Room in memory for the answers that are being read: an answer takes what it declares, and the slowest gives way."""
+"""One session over HTTP: its stages and answers, and room in memory for the answers that are being read."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Body:
 
 
 class Places:
-    """The places of one stage."""
+    """The places of one stage: an answer takes what it declares, and the slowest gives way."""
 
     def __init__(self, room: int, grace: float) -> None:
         """Have so many bytes of room; ``grace`` is in seconds."""
