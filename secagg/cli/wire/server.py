@@ -27,10 +27,8 @@ from .shared import (
     TRUST,
     address,
     assigned,
-    now,
     own_credentials,
     plan_for,
-    plug_for,
     running,
     stopped,
     subject_of,
@@ -422,8 +420,7 @@ class _Sum:
 
     def _opened(self, subject: Subject, coins: Coins | None = None) -> ServerSession:
         from secagg.crypto.entropy import SystemCoins
-        from secagg.platforms.plugs import ServerSide
-        from secagg.privacy.client_noise import NO_NOISE
+        from secagg.platforms.plugs import ServerSide, plug_of
 
         side = ServerSide(
             settings=self.settings,
@@ -432,12 +429,10 @@ class _Sum:
             invited=self.invited,
             roster=self.roster,
             bounds=(None,) * len(subject.layout.segments),
-            noise=NO_NOISE,
             coins=coins or SystemCoins(),
-            clock=now,
             resources=self.resources,
         )
-        return plug_for(self.options.protocol).open(side)
+        return plug_of(self.options.protocol, is_suspended=False).open(side)
 
 
 def _sum_of(options: argparse.Namespace, settings: SecAggSettings, resources: ExitStack, workers: Spreading) -> _Sum:
