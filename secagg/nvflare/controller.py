@@ -63,14 +63,12 @@ class SecureRounds:
         self.secagg, self.training_timeout = dict(secagg or {}), training_timeout
         self.training_patience = training_patience
         self.stages = list[tuple[str, StageCount]]()
-        """Messages and departures of the last session, by stage."""
         self._settings = SecAggSettings(**self.secagg)
         self._sessions: Rounds | None = None
         self._nonce, self._number = "", 0
 
     @property
     def sessions(self) -> Rounds:
-        """The sessions of this job."""
         if self._sessions is None:
             self._sessions, self._nonce = Rounds(self._settings), SystemCoins().draw(_NONCE_BYTES).hex()
         return self._sessions
@@ -89,8 +87,6 @@ class SecureRounds:
             sent: what the sum is about; sites find the same in their task.
             content: makes the task of a model as NVFlare sends it.
             timeout: seconds for the stage that trains, where NVFlare has one of its own.
-        Raises:
-            SecAggError: the round failed; NVFlare ends the job instead of going on with a model that nobody trained.
         """
         metrics = dict[str, float]()
         if self._settings.evaluated_names:
@@ -142,11 +138,7 @@ class SecureModels(SecureRounds):
         timeout: int = 0,
         callback: Callable[[FLModel], None] | None = None,
     ) -> None:
-        """Run a session in the place of a broadcast, and hand its mean to the callback.
-
-        Raises:
-            SecAggError: as ``summed``.
-        """
+        """Run a session in the place of a broadcast, and hand its mean to the callback."""
         del min_responses
         if task_name != self.task_name:
             raise Misuse(f"{task_name} would go to the sites in the clear; only {self.task_name} is summed here")
@@ -170,7 +162,6 @@ class SecureModels(SecureRounds):
         data: FLModel = None,
         **others: Any,  # noqa: ANN401 -- NVFlare's own
     ) -> list[FLModel]:
-        """Run a session, and return its mean."""
         found = list[FLModel]()
         self.send_model(task_name, data, callback=found.append, **others)
         return found
@@ -216,7 +207,6 @@ class SecureModels(SecureRounds):
         return updated
 
     def shareable_of(self, model: FLModel) -> Shareable:
-        """Return a model as NVFlare sends it."""
         controller: Any = self
         made: Shareable = controller._build_shareable(model)  # noqa: SLF001 -- the controller's own
         return made
@@ -241,11 +231,6 @@ class SecureScatterAndGather(SecureRounds, ScatterAndGather):
         abort_signal: Signal | None = None,
         **__: Any,  # noqa: ANN401 -- NVFlare's own
     ) -> None:
-        """Run a session in the place of a broadcast.
-
-        Raises:
-            SecAggError: as ``summed``.
-        """
         self.fl_ctx, self.abort_signal = fl_ctx, abort_signal or Signal()
         dxo, sites = from_shareable(task.data), [client.name for client in self._engine.get_clients()]
         sent = arrays_in(dxo.data)

@@ -36,7 +36,7 @@ class SiteRound(ServerRound[str]):
         training_timeout: float,
         training_patience: float | None,
     ) -> None:
-        """Hold everything for one round; ``run`` once.
+        """Prepare; ``run`` once.
 
         Args:
             task_name: of the stage with updates.
@@ -47,11 +47,6 @@ class SiteRound(ServerRound[str]):
         self._tasks, self._heard = dict[str, Task](), Heard()
 
     def run(self, sites: list[str]) -> Aggregate:
-        """Carry a session through.
-
-        Raises:
-            SecAggError, ConnectionError: as ``carried``.
-        """
         return self.carried({site: client_of(site) for site in sites})
 
     def send(self, records: Mapping[str, Record], *, takes_update: bool) -> list[str]:

@@ -186,11 +186,7 @@ class Session(Generic[Form]):
         return self.codec.scales[0]
 
     def subject(self, *, task: bytes, round_number: int, model: Tree) -> Subject:
-        """Return what one session is about; each side makes its own from the model that it holds.
-
-        Raises:
-            InvalidParameters: the task is not of bytes, or the number not a round's.
-        """
+        """Return what one session is about; each side makes its own from the model that it holds."""
         if not isinstance(cast("object", task), bytes):
             raise InvalidParameters(f"a task is bytes, such as b'keyboard'; got {task!r}")
         require_integer("round_number", round_number, 0, _LAST_ROUND)
@@ -217,11 +213,7 @@ class Session(Generic[Form]):
         return self.entry.simulate(self.settings, coins=coins, clock=clock, threads=threads)
 
     def update(self, tree: Tree, *, subject: Subject, coins: Coins, weight: int = 1, name: object = None) -> LateUpdate:
-        """Return a client's update for ``member.join``; it is encoded only when the upload needs it.
-
-        Args:
-            name: the client's, for its log.
-        """
+        """Return a client's update for ``member.join``, encoded when the upload needs it; ``name`` is for its log."""
         digest = subject.model_digest or bytes(32)
         return LateUpdate(lambda: Update(self.encode(tree, coins, name), digest, weight))
 
@@ -264,11 +256,7 @@ class Session(Generic[Form]):
 
 
 def require_cohort(clients: int, weights: Collection[int] = (1,), corrupted: int = 0) -> None:
-    """Refuse a cohort that no sum hides, and weights that are none.
-
-    Raises:
-        InvalidParameters: saying what to change.
-    """
+    """Refuse a cohort that no sum hides, and weights that are none."""
     if type(clients) is not int or clients < LEAST_COHORT:
         raise InvalidParameters(f"a sum of fewer than {LEAST_COHORT} clients hides nobody; got {clients!r} clients")
     if clients - corrupted < LEAST_COHORT:

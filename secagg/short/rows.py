@@ -33,11 +33,7 @@ class Rows:
 
     @classmethod
     def of(cls, shapes: Shapes, whole: Layout, patterns: tuple[str, ...], least: int) -> Rows:
-        """Return the rows of the tensors that match a pattern; without one, of those of two or more dimensions.
-
-        Raises:
-            InvalidParameters: a pattern matches no tensor that is summed, or there are no rows.
-        """
+        """Return the rows of the tensors that match a pattern; without one, of those of two or more dimensions."""
         if unused := [one for one in patterns if not any(matches(path, (one,)) for path in shapes.paths)]:
             raise InvalidParameters(f"rows names {unused[0]!r}, and no tensor that is summed has such a path")
         bits, paths, segments = whole.segments[0].ring.modulus_bits, list[str](), list[Segment]()
@@ -65,20 +61,12 @@ class Rows:
         return Payload(self.layout, tuple(pieces))
 
     def joined(self, aggregate: Aggregate) -> Aggregate:
-        """Return a release in the codec's layout; rows that were withheld are zeros.
-
-        Raises:
-            Misuse: it belongs to another layout.
-        """
+        """Return a release in the codec's layout; rows that were withheld are zeros."""
         values = np.concatenate(self._released(aggregate, RingSegment))
         return Aggregate(self.whole, (values,), aggregate.contributors, aggregate.total_weight)
 
     def released(self, aggregate: Aggregate) -> dict[str, npt.NDArray[np.bool_]]:
-        """Return for each tensor with rows which of them were released.
-
-        Raises:
-            Misuse: the aggregate belongs to another layout.
-        """
+        """Return for each tensor with rows which of them were released."""
         marks = self._released(aggregate, RowSegment)
         return {path: mark.astype(np.bool_) for path, mark in zip(self.paths, marks, strict=True)}
 
@@ -90,11 +78,7 @@ class Rows:
 
 
 def require_floor(least: int, entry: ProtocolEntry, clients: int, corrupted: int, weights: Collection[int]) -> None:
-    """Refuse a floor on the clients of a row that a protocol cannot keep, or that does not hide one of them.
-
-    Raises:
-        InvalidParameters: saying what to change.
-    """
+    """Refuse a floor on the clients of a row that a protocol cannot keep, or that does not hide one of them."""
     require_integer("at_least", least, LEAST_COHORT, clients)
     if RowSegment not in entry.segments:
         raise InvalidParameters(

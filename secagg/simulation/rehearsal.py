@@ -32,8 +32,8 @@ SHARED_CHECKS: Final = 1 << 16
 def shared_checks() -> Generator[None]:
     """Verify each signature once in this process, for all who are shown it; for rehearsals of thousands of clients.
 
-    A signature is public and what it says is the same for everybody, so nothing passes that would not pass otherwise.
-    But no client does all of its own work: its seconds are not those of a client that is alone.
+    A signature says the same to everybody, so nothing passes that would not pass otherwise. But no client does all of
+    its own work: its seconds are not those of a client that is alone.
     """
     verify, known = certificates.verified_by, dict[tuple[bytes, bytes, bytes], None]()
 
@@ -130,14 +130,7 @@ class Rehearsal:
     def run(
         self, progress: Progress | None = None, opened: Callable[[ServerSession], None] = lambda _: None
     ) -> Rehearsed:
-        """Run the session, once.
-
-        Args:
-            opened: told of the session before any client is.
-
-        Raises:
-            SecAggError: nothing is released; the message says why.
-        """
+        """Run the session, once; ``opened`` is told of it before any client is."""
         self.entry.require_segments(self.inputs.layout)
         world = self.entry.simulate(
             self.settings, coins=SystemCoins(), clock=lambda: datetime.now(UTC), threads=self.threads

@@ -110,12 +110,7 @@ class Requests:
             await self._exchanged(method, path, b"", None)
 
     async def ask(self, method: str, path: str, *, body: bytes = b"", params: dict[str, str] | None = None) -> Reply:
-        """Make a request until it gets an answer of the server's.
-
-        Raises:
-            MalformedMessage: the answer is not an answer.
-            ConnectionError: the server refused, or nobody answered for long.
-        """
+        """Make a request until the server answers it; a ``ConnectionError`` says that it refused, or is lost."""
         began, pause = time.monotonic(), _FIRST_PAUSE
         while True:
             try:
@@ -227,8 +222,7 @@ async def contribute(  # noqa: PLR0913 -- all but three have defaults
         states: where progress is sealed, so that a process that is killed can be resumed.
         http: a client that is made already, and stays open.
     Raises:
-        SecAggError: this client left; the server was told that it did, and not why. It is not told of a card that this
-            client refuses.
+        SecAggError: this client left. The server is told that it did, and not why; nothing of a card that is refused.
         ConnectionError: the server refused this client, or could not be reached any more.
     """
     try:

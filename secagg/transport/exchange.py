@@ -71,13 +71,7 @@ class Exchange:
     """One session's requests."""
 
     def __init__(self, limits: Limits, longest: int, clock: Callable[[], float], number: int = 0) -> None:
-        """Begin before the first stage.
-
-        Args:
-            longest: how many bytes an answer has at most.
-            clock: seconds, which never go back.
-            number: of the first stage that is opened; above zero after a restart.
-        """
+        """Begin before the first stage that is opened, of this number: above zero after a restart."""
         self._limits, self._clock = limits, clock
         self.longest = longest
         """Greatest length of an answer to the open stage, in bytes."""
@@ -125,9 +119,7 @@ class Exchange:
     ) -> None:
         """End the session; every later request is told how.
 
-        Args:
-            result: what its clients are shown.
-            counted: who is in the sum. Of these, clients of a server that was restarted may not be back yet.
+        Clients in the sum may not be back yet from a restart of the server.
         """
         self._untold |= counted - self._heard
         self._patience = None
@@ -179,8 +171,6 @@ class Exchange:
         """Record what the session made of an answer.
 
         Args:
-            error: what it raised.
-            turnout: how the stage stands now.
             is_awaited: whether the session awaits the client after all: others may have sent what it refused.
         """
         self.gave_up(client)

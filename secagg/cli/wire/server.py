@@ -76,11 +76,7 @@ def run_serve(options: argparse.Namespace) -> int:
 
 
 def _complete(options: argparse.Namespace) -> None:
-    """Fill in what a page decides, or refuse what is missing.
-
-    Raises:
-        InvalidParameters: an option is missing, or one does not go with a page.
-    """
+    """Fill in what a page or a declaration decides, or refuse what is missing or does not go with it."""
     options.declared = None
     if options.statistics is not None:
         from secagg.site_statistics import Declaration
@@ -212,11 +208,6 @@ def _with_page(app: Any, options: argparse.Namespace) -> Any:  # noqa: ANN401 --
 
 
 def _settings(options: argparse.Namespace) -> SecAggSettings:
-    """Read the settings of the server.
-
-    Raises:
-        InvalidParameters: one of them is not for this command.
-    """
     from secagg.platforms.settings import PREFIX, SecAggSettings
 
     given = {PREFIX + name.replace("_", "-"): value for name, value in assigned(options.set, SecAggSettings).items()}
@@ -306,13 +297,7 @@ class _Sum:
     terms: dict[str, Any]
 
     def held(self, least: int = 0) -> _Held:
-        """Resume the session of the store, or open another one.
-
-        Args:
-            least: the least number that its round may have, where none is given.
-        Raises:
-            InvalidParameters: the store keeps a session of other arguments.
-        """
+        """Resume the session of the store, or open another one, whose round is not below ``least``."""
         from secagg.transport.card import Card
 
         if self.store is None or (kept := self.store.get()) is None:

@@ -32,11 +32,7 @@ _MOST_VALUES: Final = 1 << 28
 
 
 def plan_of(protocol: str, terms: Mapping[str, Any]) -> Session[Any]:
-    """Return how updates are encoded; from what a server says it is the server's word, and no floor.
-
-    Raises:
-        InvalidParameters: these are not terms.
-    """
+    """Return how updates are encoded; from what a server says it is the server's word, and no floor."""
     import numpy as np
 
     from secagg.session.registry import find
@@ -58,11 +54,7 @@ def plan_of(protocol: str, terms: Mapping[str, Any]) -> Session[Any]:
 
 
 def plan_for(declared: Declaration | None, protocol: str, terms: Mapping[str, Any]) -> Session[Any] | Plan:
-    """Return how updates are encoded, or how the statistics that this side itself declares travel.
-
-    Raises:
-        InvalidParameters: these are not terms, or they are of another declaration.
-    """
+    """Return how updates are encoded, or how the statistics that this side itself declares travel."""
     from secagg.site_statistics import Plan
 
     if declared is None:
@@ -90,7 +82,6 @@ class JsonLines(logging.Formatter):
     """Formats any record as one line of JSON."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return the line."""
         line = {
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
             "level": record.levelname.lower(),
