@@ -12,7 +12,7 @@ import secagg
 from secagg.errors import SecAggError
 
 from . import estimate, helper_options, train
-from .lazily import when_run
+from .helper_options import when_run
 from .round import add_options as add_round_options
 from .wire import options as wire_options
 

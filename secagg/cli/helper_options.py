@@ -3,10 +3,20 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from .lazily import when_run
+
+def when_run(module: str, name: str) -> Callable[[argparse.Namespace], int]:
+    """Return a command that imports its function, and calls it with its options."""
+
+    def run(options: argparse.Namespace) -> int:
+        command: Callable[[argparse.Namespace], int] = getattr(import_module(module), name)
+        return command(options)
+
+    return run
 
 
 def add_options(commands: Any) -> None:  # noqa: ANN401 -- argparse names the type of its subparsers privately

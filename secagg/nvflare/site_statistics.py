@@ -36,8 +36,8 @@ from secagg.site_statistics import Declaration, Plan, Site, read_site
 from secagg.site_statistics.on_platforms import ONCE, Answering, round_of, settings_of
 
 from .client import COMPONENT, SecAggClient, SecAggExecutor, task_of
+from .controller import SiteRound
 from .records import STAGE_TASK
-from .server_round import SiteRound
 
 SITE_FILE: Final = "secagg_statistics.toml"
 DIRECTORY_VARIABLE: Final = "SECAGG_STATISTICS_DIRECTORY"

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from secagg.cli import spreading
-from secagg.cli.lazily import when_run
+from secagg.cli.helper_options import when_run
 from secagg.session.registry import names
 
 
