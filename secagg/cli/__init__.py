@@ -12,7 +12,7 @@ import secagg
 from secagg.errors import SecAggError
 
 from . import estimate, helper_options, train
-from .lazily import when_run
+from .helper_options import when_run
 from .round import add_options as add_round_options
 from .wire import options as wire_options
 
@@ -71,12 +71,12 @@ def _parser() -> argparse.ArgumentParser:
         default=Path("build/demo"),
         help="where the report and the picture go (default: %(default)s)",
     )
-    demo.set_defaults(run=when_run("demo"))
+    demo.set_defaults(run=when_run("secagg.cli.demo", "run_demo"))
     add_round_options(commands)
     sizes = commands.add_parser("sizes", help="computed size cells of the paper's tables, next to the printed ones")
     sizes.add_argument("--table", choices=_TABLES, help="one table only (default: all)")
     sizes.add_argument("--json", action="store_true", help="a list with an object for each cell")
-    sizes.set_defaults(run=when_run("sizes"))
+    sizes.set_defaults(run=when_run("secagg.cli.sizes", "run_sizes"))
     _add_plan_options(
         commands.add_parser(
             "plan",
@@ -125,4 +125,4 @@ def _add_plan_options(command: argparse.ArgumentParser) -> None:
     command.add_argument("--releases", type=int, help="with --noise: sums with one client in them (default: 1)")
     command.add_argument("--delta", type=float, help="with --noise: of epsilon (default: 1e-06)")
     command.add_argument("--json", type=Path, metavar="FILE", help="write all figures there as well")
-    command.set_defaults(run=when_run("plan"))
+    command.set_defaults(run=when_run("secagg.cli.plan", "run_plan"))

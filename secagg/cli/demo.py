@@ -3,26 +3,28 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from contextlib import closing
+from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
+from time import perf_counter
 from typing import Any, Final, cast
 
 import numpy as np
 import numpy.typing as npt
 
 from secagg.compression.fixed_point import FixedPoint, Floats
-from secagg.contract import Aggregate, Layout, Payload, encode_update, ideal_aggregate
-from secagg.contract.codewords import Tables
+from secagg.contract import encode_update, ideal_aggregate
 from secagg.crypto.entropy import SystemCoins
 from secagg.crypto.ring import MAXIMUM_MODULUS_BITS
 from secagg.errors import InternalError, InvalidParameters
 from secagg.identifiers import ClientId
 from secagg.protocols.pairwise_mask import PairwiseSettings, Server, Topology
 from secagg.session.registry import find
-from secagg.session.roles import ServerSession
-from secagg.session.run import Measured
-from secagg.simulation.rehearsal import Rehearsal, client_ids, spread_dropouts
+from secagg.session.roles import LateUpdate, ServerSession, Subject, Update
+from secagg.session.run import Measured, run
+from secagg.simulation.rehearsal import client_ids, spread_dropouts
 
 from .figures import write_json
 
@@ -31,6 +33,7 @@ SIDE: Final = 96
 CLIP, FRACTION_BITS = 4.0, 16
 CLIP_BITS: Final = 20
 """The bits of one clipped value."""
+_MODEL: Final = bytes(32)
 
 
 def run_demo(options: argparse.Namespace) -> int:
@@ -47,22 +50,22 @@ def run_demo(options: argparse.Namespace) -> int:
     entry = find("pairwise")
     uploading = next(stage for stage in entry.stages if stage.takes_update)
     gone = spread_dropouts(clients, drop, [uploading])[uploading.name]
-    rehearsal = Rehearsal(
-        entry=entry,
-        settings=PairwiseSettings(topology=Topology.FULL, population=clients, dropped=drop),
-        inputs=_Payloads(codec, payloads),
-        clients=clients,
-        dropouts={uploading.name: gone},
-        stopwatch=_Watched,
-    )
+    settings = PairwiseSettings(topology=Topology.FULL, population=clients, dropped=drop)
+    subject = Subject(task=b"demo", round_number=1, layout=codec.layout, capacity=codec.capacity, model_digest=_MODEL)
     print(
         f"{clients} clients advertise keys and share their secrets with each other; {drop} drop out before they upload."
     )
-    result = rehearsal.run()
-    uploads, session = cast("_Watched", result.session).uploads, cast("Server", result.session.session)
+    started = perf_counter()
+    with closing(entry.simulate(settings, coins=SystemCoins(), clock=lambda: datetime.now(UTC))) as world:
+        watched = _Watched(world.open(subject, frozenset(payloads)))
+        making = {client: LateUpdate(partial(Update, payload, _MODEL)) for client, payload in payloads.items()}
+        members = (world.member(client).join(subject, update) for client, update in making.items())
+        total = run(watched, members, {uploading.name: gone}).aggregate
+    seconds, uploads, session = perf_counter() - started, watched.uploads, cast("Server", watched.session)
     print("The others agree on who is left, and show the server what removes the masks from the sum, and no more.")
-    recovered = codec.decode(result.released.aggregate)
-    survivor = next(iter(uploads))
+    ideal = ideal_aggregate(codec.layout, [payloads[client] for client in uploads])
+    is_exact = total.contributors == len(uploads) and bool((total.values[0] == ideal.values[0]).all())
+    recovered, survivor = codec.decode(total), next(iter(uploads))
     panels: dict[str, npt.NDArray[np.number[Any]]] = {
         "one client's update\n(never leaves the client)": updates[survivor],
         f"what the server receives from it\n(uniform modulo 2^{codec.modulus_bits})": session.masked_vector(
@@ -78,9 +81,9 @@ def run_demo(options: argparse.Namespace) -> int:
         "bits per weight": codec.modulus_bits,
         "upload bytes per client": len(uploads[survivor]),
         "bytes of the same as float32": 4 * codec.length,
-        "sum equals the survivors' sum exactly": result.is_exact,
+        "sum equals the survivors' sum exactly": is_exact,
         "largest rounding error of the sum": float(f"{np.abs(recovered - sum(updates[c] for c in uploads)).max():.2g}"),
-        "seconds": round(result.seconds, 3),
+        "seconds": round(seconds, 3),
     }
     write_json(out / "report.json", report)
     written = [out / "report.json"]
@@ -90,7 +93,7 @@ def run_demo(options: argparse.Namespace) -> int:
     for name, value in report.items():
         print(f"  {name:<38} {', '.join(value) or 'none' if isinstance(value, list) else value}")
     print("\nFiles: " + ", ".join(str(path) for path in written))
-    return 0 if result.is_exact else 1
+    return 0 if is_exact else 1
 
 
 def _check_cohort(clients: int, drop: int, most_dropped: int) -> None:
@@ -132,45 +135,9 @@ class _Watched(Measured):
         self.uploads = dict[ClientId, bytes]()
 
     def receive(self, sender: ClientId, message: bytes) -> None:
-        """Take an answer, and keep it if it is an upload."""
         super().receive(sender, message)
         if self.now.takes_update:
             self.uploads[sender] = message
-
-
-@dataclass(frozen=True, slots=True)
-class _Payloads:
-    """The demo's updates as the inputs of a rehearsal."""
-
-    codec: FixedPoint
-    payloads: Mapping[ClientId, Payload]
-    tables: Tables = ()
-
-    @property
-    def layout(self) -> Layout:
-        return self.codec.layout
-
-    @property
-    def values(self) -> int:
-        return self.codec.length
-
-    @property
-    def capacity(self) -> int:
-        return self.codec.capacity
-
-    @property
-    def bounds(self) -> dict[str, float | None]:
-        return {"update": None}
-
-    def payload_of(self, number: int) -> Payload:
-        return self.payloads[ClientId(number)]
-
-    def is_sum_of(
-        self, aggregate: Aggregate, contributors: Iterable[ClientId], deviations: Sequence[float] = ()
-    ) -> bool:
-        del deviations  # The demonstration has no noise.
-        ideal = ideal_aggregate(self.layout, [self.payloads[client] for client in contributors])
-        return bool((aggregate.values[0] == ideal.values[0]).all())
 
 
 def _picture(path: Path, panels: Mapping[str, npt.NDArray[np.number[Any]]]) -> Path | None:

@@ -41,7 +41,6 @@ class Bar:
         print(f"\r{label:<20} [{cells}] {done} of {count}\033[K", end="", file=sys.stderr, flush=True)
 
     def clear(self) -> None:
-        """Leave an empty line for the next figures."""
         if self._is_seen:
             print("\r\033[K", end="", file=sys.stderr, flush=True)
 

@@ -3,10 +3,20 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from .lazily import when_run
+
+def when_run(module: str, name: str) -> Callable[[argparse.Namespace], int]:
+    """Return a command that imports its function, and calls it with its options."""
+
+    def run(options: argparse.Namespace) -> int:
+        command: Callable[[argparse.Namespace], int] = getattr(import_module(module), name)
+        return command(options)
+
+    return run
 
 
 def add_options(commands: Any) -> None:  # noqa: ANN401 -- argparse names the type of its subparsers privately
@@ -34,7 +44,7 @@ def _add_site(kinds: Any) -> None:  # noqa: ANN401 -- argparse names the type of
     )
     site.add_argument("--allow", action="append", default=[], metavar="CLASS", help="with --closed: jobs may use it")
     site.add_argument("--write", action="store_true", help="change the files; without it they are only shown")
-    site.set_defaults(run=when_run("nvflare site"))
+    site.set_defaults(run=when_run("secagg.nvflare.site_files", "write_site"))
 
 
 def _add_holder(commands: Any) -> None:  # noqa: ANN401 -- argparse names the type of its subparsers privately
@@ -42,7 +52,7 @@ def _add_holder(commands: Any) -> None:  # noqa: ANN401 -- argparse names the ty
     kinds = holder.add_subparsers(required=True, metavar="COMMAND")
     keys = kinds.add_parser("keys", help="make an identity, of a holder or of the authority, and print its public key")
     keys.add_argument("--out", type=Path, required=True, metavar="FILE", help="where the private key goes")
-    keys.set_defaults(run=when_run("holder keys"))
+    keys.set_defaults(run=when_run("secagg.cli.holder", "make_key"))
     record = kinds.add_parser(
         "record",
         help="as the authority: sign who holds in an epoch",
@@ -71,7 +81,7 @@ def _add_holder(commands: Any) -> None:  # noqa: ANN401 -- argparse names the ty
     record.add_argument("--suite", choices=("classic", "hybrid"), default="classic", help="default: classic")
     record.add_argument("--hours", type=float, default=24.0, help="how long the epoch lasts (default: 24)")
     record.add_argument("--out", type=Path, required=True, metavar="FILE", help="where the record goes")
-    record.set_defaults(run=when_run("holder record"))
+    record.set_defaults(run=when_run("secagg.cli.holder", "sign_record"))
     serve = kinds.add_parser(
         "serve",
         help="hold in one epoch, until SIGTERM or SIGINT",
@@ -91,7 +101,7 @@ def _add_holder(commands: Any) -> None:  # noqa: ANN401 -- argparse names the ty
     serve.add_argument("--minimum-cohort", type=int, default=3, metavar="N", help="no sum is over fewer (default: 3)")
     serve.add_argument("--corrupted", type=int, default=1, metavar="N", help="least bound of the epoch (default: 1)")
     serve.add_argument("--minimum-holders", type=int, default=4, metavar="N", help="least of the epoch (default: 4)")
-    serve.set_defaults(run=when_run("holder serve"))
+    serve.set_defaults(run=when_run("secagg.cli.holder", "serve_holder"))
 
 
 def _add_two_servers(command: argparse.ArgumentParser) -> None:
@@ -115,7 +125,7 @@ def _add_two_servers(command: argparse.ArgumentParser) -> None:
     )
     show = commands.add_parser("show", help="say what a file holds: keys (their public part), servers, a journal, ...")
     show.add_argument("file", type=Path)
-    show.set_defaults(run=when_run("two-servers show"))
+    show.set_defaults(run=when_run("secagg.cli.two_servers", "show"))
 
 
 def _add_keys(command: argparse.ArgumentParser) -> None:
@@ -124,7 +134,7 @@ def _add_keys(command: argparse.ArgumentParser) -> None:
     command.add_argument("--peer", type=Path, metavar="FILE", help="the other operator's public file")
     command.add_argument("--roster", type=Path, metavar="FILE", help="of the clients (default: DIR/roster.json)")
     command.add_argument("--trial", action="store_true", help="both operators' keys in one folder: protects nobody")
-    command.set_defaults(run=when_run("two-servers keys"))
+    command.set_defaults(run=when_run("secagg.cli.two_servers", "make_keys"))
 
 
 def _add_serve(command: argparse.ArgumentParser) -> None:
@@ -147,7 +157,7 @@ def _add_serve(command: argparse.ArgumentParser) -> None:
     command.add_argument("--task", default="", metavar="PREFIX", help="what every task begins with (default: any)")
     command.add_argument("--suites", default="classic,hybrid", help="that are accepted (default: %(default)s)")
     command.add_argument("--threads", type=int, default=1, help="how many threads evaluate (default: %(default)s)")
-    command.set_defaults(run=when_run("two-servers serve"))
+    command.set_defaults(run=when_run("secagg.cli.two_servers", "serve"))
 
 
 def _add_enclave(command: argparse.ArgumentParser) -> None:
@@ -161,7 +171,7 @@ def _add_enclave(command: argparse.ArgumentParser) -> None:
     served.add_argument("--socket", type=Path, required=True, metavar="PATH", help="where its host connects")
     served.add_argument("--threads", type=int, default=1, help="how many threads expand masks (default: %(default)s)")
     served.add_argument("--memory", type=int, metavar="MIB", help="how much an epoch may need (default: 4096)")
-    served.set_defaults(run=when_run("enclave serve"))
+    served.set_defaults(run=when_run("secagg.cli.serving", "serve_enclave"))
 
 
 def _add_every_key(commands: Any) -> None:  # noqa: ANN401 -- argparse names the type of its subparsers privately
@@ -177,4 +187,4 @@ def _add_every_key(commands: Any) -> None:  # noqa: ANN401 -- argparse names the
     keys.add_argument(
         "--trial-servers", action="store_true", help="for a trial, the keys of both of two servers as well"
     )
-    keys.set_defaults(run=when_run("keys"))
+    keys.set_defaults(run=when_run("secagg.cli.keys", "make_all_keys"))

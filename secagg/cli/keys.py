@@ -15,10 +15,7 @@ _MOST_CLIENTS = 100_000
 
 
 def make_all_keys(options: argparse.Namespace) -> int:
-    """Write an authority's key, a key for each client, and the roster; for a trial those of two servers besides.
-
-    Keys that are there already stay.
-    """
+    """Write an authority's key, a key for each client that has none, the roster, and for a trial both servers' keys."""
     clients, first, out = int(options.clients), int(options.first), Path(options.out)
     if not 1 <= clients <= _MOST_CLIENTS or first < 0:
         raise InvalidParameters(f"--clients is in 1..{_MOST_CLIENTS} and --first is not negative")

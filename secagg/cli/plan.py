@@ -31,11 +31,7 @@ _USUAL_DELTA = 1e-6
 
 
 def shapes_of(options: argparse.Namespace) -> Shapes:
-    """Return the shapes of the model that is named, described in a file, or given as a number of blocks.
-
-    Raises:
-        InvalidParameters: the file cannot be read or describes no model, or there is no such number of blocks.
-    """
+    """Return the shapes of the model that is named, described in a file, or given as a number of blocks."""
     if options.model is not None:
         return _MODELS[options.model]
     if options.shapes is not None:

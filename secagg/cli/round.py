@@ -210,8 +210,6 @@ def _settings_of(entry: ProtocolEntry, facts: Mapping[str, Any], short: Mapping[
         facts: what a rehearsal knows, by the names of settings; a protocol takes those that it has.
         short: the values of the options in ``SHORT`` that were given.
         assigned: ``name=value``, for every other setting.
-    Raises:
-        InvalidParameters: an option that this protocol does not have, or a value that it cannot take.
     """
     known = known_settings(entry)
     given = dict[str, Any]()
@@ -284,7 +282,6 @@ def _facts_of_noise(inputs: SyntheticUpdates | WindowedInputs, options: argparse
 
 
 def _summary(rehearsal: Rehearsal, result: Rehearsed, options: argparse.Namespace) -> dict[str, Any]:
-    """Collect everything that is printed and written."""
     from secagg.compression.byte_accounting import Accounting, upload_bytes
 
     inputs, released = rehearsal.inputs, result.released

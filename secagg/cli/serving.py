@@ -16,11 +16,7 @@ _ENDING = (signal.SIGTERM, signal.SIGINT)
 
 @contextmanager
 def serving() -> Generator[None]:
-    """End at the first SIGTERM or SIGINT, and leave no image of keys on a disk after a crash.
-
-    Raises:
-        InvalidParameters: this system has no Unix sockets.
-    """
+    """End at the first SIGTERM or SIGINT, and leave no image of keys on a disk after a crash."""
     if not hasattr(socket, "AF_UNIX"):
         raise InvalidParameters("this system has no Unix sockets; serve where there are some")
     import resource

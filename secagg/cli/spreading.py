@@ -142,7 +142,6 @@ class SpreadInState:
 
     @property
     def goes_on(self) -> bool:
-        """Whether there is one that is not over."""
         from secagg.scale.state import goes_on
 
         return goes_on(self.folder)
@@ -152,9 +151,6 @@ class SpreadInState:
 
         Args:
             begins: begin another sum, whatever is there: it ended, or nobody was told of it.
-
-        Raises:
-            InvalidParameters: another process has the folder, or it is about another sum.
         """
         from secagg.crypto.entropy import SystemCoins
         from secagg.scale.state import RecordedCoins, State

@@ -45,11 +45,7 @@ _DEPTH: Final = 4
 
 
 def require_sum_suffices(strategy: object) -> None:
-    """Refuse a strategy that needs single updates, by name; wrapped ones too.
-
-    Raises:
-        InvalidParameters: it does, or one that it wraps does.
-    """
+    """Refuse a strategy that needs single updates, by name; wrapped ones too."""
     for layer in _layers(strategy):
         names = [kind.__name__ for kind in type(layer).__mro__]
         for name in names:

@@ -55,21 +55,18 @@ class _Open:
     begun: NodeRound
     session: ClientSession | None = None
     training: Training | None = None
-    """The training, once a model was sent."""
+    """Set once a model was sent."""
     message: bytes = b""
     """The message to answer when training has returned."""
     result: Shareable | None = None
-    """Result of training."""
 
     @property
     def due(self) -> Training:
-        """The training of the model that was sent."""
         if self.training is None:
             raise Misuse("the server asks for an update before it has sent a model")
         return self.training
 
     def train(self) -> Trained:
-        """Read what training returned."""
         found, self.result = self.result, None
         if found is None:
             raise Misuse("an update is needed before training has returned")
@@ -100,13 +97,10 @@ class SecAggClient(FLComponent):
     """One site in the sessions of a job."""
 
     def __init__(self, floors: dict[str, Any] | None = None, scheme: str | None = None) -> None:
-        """Set the floors of the job; the site's operator raises them.
+        """Set the floors of the job, by the names of ``NodeSettings``; the site's operator raises them.
 
         Args:
-            floors: by the names of ``NodeSettings``.
             scheme: a scheme from outside, as the server's compression names it; no other is imported.
-        Raises:
-            InvalidParameters: a floor that there is not or that protects nobody, or a scheme that cannot be imported.
         """
         super().__init__()
         self.floors, self.scheme = dict(floors or {}), scheme
@@ -116,7 +110,6 @@ class SecAggClient(FLComponent):
         """The model that this site holds, where it is told sums in place of models."""
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
-        """Forget the session where the run ends."""
         del fl_ctx
         if event_type == EventType.END_RUN:
             self.leave()
@@ -128,19 +121,11 @@ class SecAggClient(FLComponent):
             found.session.abort()
 
     def answered(self, shareable: Shareable, fl_ctx: FLContext) -> Shareable:
-        """Answer a message of a stage without updates.
-
-        Raises:
-            SecAggError: this client leaves.
-        """
+        """Answer a message of a stage without updates, or raise why this client leaves; the next two as well."""
         return self._answer(self._found(shareable, fl_ctx), message_in(shareable.get(RECORD)))
 
     def kept(self, shareable: Shareable, fl_ctx: FLContext) -> Shareable:
-        """Take the protocol's record out of a task, whose rest is the app's, and keep it until training is done.
-
-        Raises:
-            SecAggError: this client does not train for that.
-        """
+        """Take the protocol's record out of a task, whose rest is the app's, and keep it until training is done."""
         if RECORD not in shareable:
             raise InvalidParameters(
                 "the server asks for an update in the clear; its job was not made by secagg.nvflare.secure",
@@ -164,11 +149,7 @@ class SecAggClient(FLComponent):
         return shareable
 
     def summed(self, result: Shareable) -> Shareable:
-        """Return the protocol's answer in the place of what training returned, or of that it failed.
-
-        Raises:
-            SecAggError: this client leaves.
-        """
+        """Return the protocol's answer in the place of what training returned, also where it failed."""
         found = self._open
         if found is None or not found.message:
             raise Misuse("something was trained that no session waits for", reason=Reason.ALREADY_SPENT)
@@ -201,7 +182,6 @@ class SecAggClient(FLComponent):
         return self._open
 
     def _begun(self, terms: Terms, fl_ctx: FLContext) -> NodeRound:
-        """Look at the terms of a session."""
         return self._node(fl_ctx).begun(terms)
 
     def _update(self, found: _Open) -> tuple[bytes | None, LateUpdate]:
@@ -225,11 +205,6 @@ class SecAggFilter(Filter):
     """Stands at both ends of training: in front of it as a filter of task data, and behind it of task results."""
 
     def process(self, shareable: Shareable, fl_ctx: FLContext) -> Shareable:
-        """Keep the protocol's message on the way in; put the answer in the place of the result on the way out.
-
-        Raises:
-            SecAggError: this client does not train for that.
-        """
         if fl_ctx.get_engine().get_component(SITE) is not None:
             return shareable
         return filtered(_client(fl_ctx), shareable, fl_ctx)
@@ -239,7 +214,6 @@ class SecAggExecutor(Executor):
     """Answers the stages in which nothing is trained."""
 
     def execute(self, task_name: str, shareable: Shareable, fl_ctx: FLContext, abort_signal: Signal) -> Shareable:
-        """Answer one message."""
         del task_name, abort_signal
         if fl_ctx.get_engine().get_component(SITE) is not None:
             return Shareable()
@@ -247,11 +221,7 @@ class SecAggExecutor(Executor):
 
 
 def filtered(client: SecAggClient, shareable: Shareable, fl_ctx: FLContext) -> Shareable:
-    """Return a task without the protocol's message, or the protocol's answer in the place of its result.
-
-    Raises:
-        SecAggError: this client does not train for that.
-    """
+    """Return a task without the protocol's message, or the protocol's answer in the place of its result."""
     if fl_ctx.get_prop(FLContextKey.FILTER_DIRECTION) == FilterKey.IN:
         try:
             return client.kept(shareable, fl_ctx)
@@ -292,11 +262,7 @@ def _client(fl_ctx: FLContext) -> SecAggClient:
 
 
 def _site_config(fl_ctx: FLContext) -> dict[str, Any]:
-    """Return the operator's floors; where key files are in a folder, a site's number names its own.
-
-    Raises:
-        InvalidParameters: the file is not readable.
-    """
+    """Return the operator's floors; where key files are in a folder, a site's number names its own."""
     config = dict[str, Any]()
     if number := re.search(r"[0-9]+$", fl_ctx.get_identity_name()):
         config[PARTITION] = int(number[0])

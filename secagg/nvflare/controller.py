@@ -5,7 +5,9 @@ Model selection, early stopping, server optimizers and persistence work as ever,
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from queue import Empty, SimpleQueue
 from typing import Any, Final
 
 import numpy.typing as npt
@@ -23,15 +25,111 @@ from nvflare.app_common.workflows.scaffold import Scaffold
 from nvflare.app_common.workflows.scatter_and_gather import ScatterAndGather
 
 from secagg.compression.model_update.model_tensors import Arrays, restored
+from secagg.contract import Aggregate
 from secagg.crypto.entropy import SystemCoins
 from secagg.errors import Misuse
-from secagg.platforms.leaving import StageCount, stages_said
-from secagg.platforms.round_task import Means, Rounds
+from secagg.platforms.leaving import Left, StageCount, stages_said
+from secagg.platforms.round_task import RECORD, Means, Record, Rounds, RoundTask
+from secagg.platforms.server_round import FOR_EVER, Answer, Reply, ServerRound
 from secagg.platforms.settings import SecAggSettings
 
 from .client import task_of
-from .records import CONTROL, arrays_in, changes_of, controls_in, like
-from .server_round import SiteRound
+from .records import (
+    CONTROL,
+    STAGE_TASK,
+    arrays_in,
+    carrying,
+    changes_of,
+    client_of,
+    controls_in,
+    emptied,
+    failure_in,
+    like,
+)
+
+# --- One round over tasks: each site has one of its own in each stage, and answers it ---------------------------------
+
+_LOOK: Final = 0.5
+Heard = SimpleQueue[tuple[str, Shareable]]
+
+
+class SiteRound(ServerRound[str]):
+    """One session over the tasks of a controller."""
+
+    def __init__(  # noqa: PLR0913 -- what a round is about
+        self,
+        task: RoundTask,
+        controller: Any,  # noqa: ANN401 -- of any of NVFlare's workflows
+        task_name: str,
+        content: Callable[[], Shareable],
+        *,
+        training_timeout: float,
+        training_patience: float | None,
+    ) -> None:
+        """Prepare; ``run`` once.
+
+        Args:
+            task_name: of the stage with updates.
+            content: makes a model as NVFlare sends it, once for each site.
+        """
+        super().__init__(task, training=training_timeout or FOR_EVER, training_patience=training_patience)
+        self._controller, self._task_name, self._content = controller, task_name, content
+        self._tasks, self._heard = dict[str, Task](), Heard()
+
+    def run(self, sites: list[str]) -> Aggregate:
+        return self.carried({site: client_of(site) for site in sites})
+
+    def send(self, records: Mapping[str, Record], *, takes_update: bool) -> list[str]:
+        """Give each site its task, whose results come in threads of NVFlare's."""
+        # Late results of the stage before go into the queue of that one.
+        heard = self._heard = Heard()
+        for site, record in records.items():
+            self._tasks[site] = self._sent(site, record, heard, takes_update=takes_update)
+        return list(records)
+
+    def heard(self, seconds: float) -> Iterator[tuple[str, Reply]]:
+        """Wait for a result; sites that NVFlare holds for dead are lost."""
+        if self._controller.abort_signal.triggered:
+            raise Misuse("the job was aborted")
+        try:
+            site, reply = self._heard.get(timeout=min(seconds, _LOOK))
+            yield site, partial(_read, reply)
+        except Empty:
+            for site in self._tasks:
+                if self._controller.get_client_disconnect_time(site):
+                    yield site, lambda: None
+
+    def end_stage(self) -> None:
+        """Take the tasks back that nobody has answered."""
+        while self._tasks:
+            _, sent = self._tasks.popitem()
+            if sent.completion_status is None:
+                self._controller.cancel_task(sent)
+
+    def _sent(self, site: str, record: Record, heard: Heard, *, takes_update: bool) -> Task:
+        def hear(client_task: ClientTask, fl_ctx: FLContext) -> None:
+            del fl_ctx
+            heard.put((client_task.client.name, client_task.result))
+            client_task.result = None
+
+        controller, content = self._controller, self._content() if takes_update else None
+        if content is not None and self.task.held is not None:
+            content = emptied(content, self.task.terms.joined)
+        task = Task(
+            name=self._task_name if takes_update else STAGE_TASK,
+            data=carrying(record, content),
+            result_received_cb=hear,
+        )
+        controller.send(task=task, fl_ctx=controller.fl_ctx, targets=[site])
+        return task
+
+
+def _read(reply: Shareable) -> Answer | Left:
+    code = failure_in(reply)
+    return Answer.of(reply.get(RECORD)) if code is None else code
+
+
+# --- Controllers ------------------------------------------------------------------------------------------------------
 
 SUM: Final = "secure-sum"
 """The name of who gave the one result, for components that ask."""
@@ -63,14 +161,12 @@ class SecureRounds:
         self.secagg, self.training_timeout = dict(secagg or {}), training_timeout
         self.training_patience = training_patience
         self.stages = list[tuple[str, StageCount]]()
-        """Messages and departures of the last session, by stage."""
         self._settings = SecAggSettings(**self.secagg)
         self._sessions: Rounds | None = None
         self._nonce, self._number = "", 0
 
     @property
     def sessions(self) -> Rounds:
-        """The sessions of this job."""
         if self._sessions is None:
             self._sessions, self._nonce = Rounds(self._settings), SystemCoins().draw(_NONCE_BYTES).hex()
         return self._sessions
@@ -89,8 +185,6 @@ class SecureRounds:
             sent: what the sum is about; sites find the same in their task.
             content: makes the task of a model as NVFlare sends it.
             timeout: seconds for the stage that trains, where NVFlare has one of its own.
-        Raises:
-            SecAggError: the round failed; NVFlare ends the job instead of going on with a model that nobody trained.
         """
         metrics = dict[str, float]()
         if self._settings.evaluated_names:
@@ -142,11 +236,7 @@ class SecureModels(SecureRounds):
         timeout: int = 0,
         callback: Callable[[FLModel], None] | None = None,
     ) -> None:
-        """Run a session in the place of a broadcast, and hand its mean to the callback.
-
-        Raises:
-            SecAggError: as ``summed``.
-        """
+        """Run a session in the place of a broadcast, and hand its mean to the callback."""
         del min_responses
         if task_name != self.task_name:
             raise Misuse(f"{task_name} would go to the sites in the clear; only {self.task_name} is summed here")
@@ -170,7 +260,6 @@ class SecureModels(SecureRounds):
         data: FLModel = None,
         **others: Any,  # noqa: ANN401 -- NVFlare's own
     ) -> list[FLModel]:
-        """Run a session, and return its mean."""
         found = list[FLModel]()
         self.send_model(task_name, data, callback=found.append, **others)
         return found
@@ -216,7 +305,6 @@ class SecureModels(SecureRounds):
         return updated
 
     def shareable_of(self, model: FLModel) -> Shareable:
-        """Return a model as NVFlare sends it."""
         controller: Any = self
         made: Shareable = controller._build_shareable(model)  # noqa: SLF001 -- the controller's own
         return made
@@ -241,11 +329,6 @@ class SecureScatterAndGather(SecureRounds, ScatterAndGather):
         abort_signal: Signal | None = None,
         **__: Any,  # noqa: ANN401 -- NVFlare's own
     ) -> None:
-        """Run a session in the place of a broadcast.
-
-        Raises:
-            SecAggError: as ``summed``.
-        """
         self.fl_ctx, self.abort_signal = fl_ctx, abort_signal or Signal()
         dxo, sites = from_shareable(task.data), [client.name for client in self._engine.get_clients()]
         sent = arrays_in(dxo.data)

@@ -48,11 +48,9 @@ class SiteClient(SecAggClient):
     def __init__(
         self, floors: dict[str, Any] | None = None, scheme: str | None = None, *, analytics: bool = False
     ) -> None:
-        """Set the floors; ``local/secagg.json`` raises them.
+        """Set the floors, as ``SecAggClient``.
 
         Args:
-            floors: by the names of ``NodeSettings``.
-            scheme: a scheme from outside, as the server's compression names it.
             analytics: whether events that a job sends to its server, such as what scripts log, leave the site.
         """
         super().__init__(floors, scheme)
@@ -80,14 +78,9 @@ _OURS: Final = SecAggFilter.__name__
 
 
 class SiteFilter(Filter):
-    """Stands in front of every task and behind it; the last filter of the site's privacy scope."""
+    """The last filter of the site's privacy scope: lets in only the protocol's tasks, and out only its answers."""
 
     def process(self, shareable: Shareable, fl_ctx: FLContext) -> Shareable:
-        """Let a task in only with the protocol's message, and nothing out but the protocol's answer.
-
-        Raises:
-            SecAggError: this site does nothing for the task.
-        """
         client = fl_ctx.get_engine().get_component(SITE)
         if type(client) is not SiteClient:
             raise Misuse(f"privacy.json has no SiteClient with the id {SITE!r}; write it with `secagg nvflare site`")
@@ -117,21 +110,12 @@ class SiteGate(Widget):
     """Looks at each component of a job before it is built: classes by name, scripts by their contents."""
 
     def __init__(self, classes: list[str], scripts: dict[str, str]) -> None:
-        """Say what jobs may use.
-
-        Args:
-            classes: by their whole names.
-            scripts: SHA-256 by absolute path.
-        """
+        """Allow jobs classes, by their whole names, and scripts, by absolute path with their SHA-256."""
         super().__init__()
         self.classes, self.scripts = list(classes), dict(scripts)
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
-        """Refuse a component, or the start of a job that brings code.
-
-        Raises:
-            UnsafeComponentError: the operator does not allow it; of all errors NVFlare heeds this one alone.
-        """
+        """Refuse a component, or the start of a job that brings code."""
         if event_type == EventType.SYSTEM_BOOTSTRAP:
             # A server asks for authorization itself, or leaves it out, and would read files of the site.
             served = ClientRequestProcessors.request_processors

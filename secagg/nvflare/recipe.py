@@ -122,11 +122,7 @@ def secure(  # noqa: PLR0913 -- keywords alone, all with defaults
 
 
 def _only_workflow(server: Any, metrics: tuple[str, ...]) -> Any:  # noqa: ANN401 -- NVFlare's own records
-    """Return the workflow of a job that has one, which needs the mean alone.
-
-    Raises:
-        InvalidParameters: there is another one, or it needs what single sites send.
-    """
+    """Return the workflow of a job that has one alone, which needs nothing but the mean."""
     workflows: list[Any] = server.workflows
     kinds: list[type] = [type(workflow.controller) for workflow in workflows]
     if any(issubclass(kind, SecureRounds) for kind in kinds):

@@ -67,11 +67,7 @@ def failure_in(reply: Shareable) -> Left | None:
 
 
 def arrays_in(model: Mapping[str, Any]) -> dict[str, npt.NDArray[Any]]:
-    """Return a model's tensors as NumPy has them; those of PyTorch are looked at, and copied from 16 bits alone.
-
-    Raises:
-        InvalidParameters: something in it is not a tensor.
-    """
+    """Return a model's tensors as NumPy has them; those of PyTorch are looked at, and copied from 16 bits alone."""
     found = dict[str, npt.NDArray[Any]]()
     for name, value in model.items():
         tensor = value.detach().cpu() if hasattr(value, "detach") else value

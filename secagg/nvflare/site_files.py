@@ -86,11 +86,7 @@ def _text(content: dict[str, Any]) -> str:
 
 
 def _read(local: Path, name: str) -> dict[str, Any]:
-    """Return a file of the operator's, or that which NVFlare made; nothing where there is neither.
-
-    Raises:
-        InvalidParameters: it is not a JSON object.
-    """
+    """Return a file of the operator's, or that which NVFlare made; nothing where there is neither."""
     for path in (local / name, local / f"{name}.default"):
         if path.exists():
             try:

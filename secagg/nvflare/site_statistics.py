@@ -36,8 +36,8 @@ from secagg.site_statistics import Declaration, Plan, Site, read_site
 from secagg.site_statistics.on_platforms import ONCE, Answering, round_of, settings_of
 
 from .client import COMPONENT, SecAggClient, SecAggExecutor, task_of
+from .controller import SiteRound
 from .records import STAGE_TASK
-from .server_round import SiteRound
 
 SITE_FILE: Final = "secagg_statistics.toml"
 DIRECTORY_VARIABLE: Final = "SECAGG_STATISTICS_DIRECTORY"
@@ -62,8 +62,6 @@ def statistics_job(
         timeout: seconds for the stage of the cells; 0 waits for every site that is alive.
         poll: how often a site asks for its next task, in seconds.
         settings: of ``SecAggSettings``, such as ``protocol="one-message"``.
-    Raises:
-        InvalidParameters: a setting is wrong, or no ring holds the sums.
     """
     Plan(declaration)
     settings_of(SecAggSettings(**{"weighting": "uniform", **settings}), declaration)
@@ -80,7 +78,6 @@ class StatisticsController(Controller):
     """Asks all sites of a job for statistics, once."""
 
     def __init__(self, declaration: dict[str, Any], secagg: dict[str, Any], timeout: float) -> None:
-        """Take what a job's configuration holds; ``statistics_job`` makes it."""
         super().__init__()
         self.declaration, self.secagg, self.timeout = declaration, secagg, timeout
         self.abort_signal, self.fl_ctx = Signal(), FLContext()
@@ -89,11 +86,7 @@ class StatisticsController(Controller):
         """Nothing is to be prepared."""
 
     def control_flow(self, abort_signal: Signal, fl_ctx: FLContext) -> None:
-        """Run the session, and write its results.
-
-        Raises:
-            SecAggError: nothing is released; NVFlare ends the job.
-        """
+        """Run the session, and write its results; NVFlare ends the job where this raises."""
         self.abort_signal, self.fl_ctx = abort_signal, fl_ctx
         declaration, engine = Declaration.of(self.declaration), fl_ctx.get_engine()
         plan, rounds = Plan(declaration), Rounds(settings_of(SecAggSettings(**self.secagg), declaration))
@@ -121,11 +114,6 @@ class StatisticsClient(SecAggClient):
     """One site in a job of statistics."""
 
     def __init__(self, floors: dict[str, Any] | None = None) -> None:
-        """Set the floors of the job; the site's operator raises them.
-
-        Raises:
-            InvalidParameters: a floor that there is not or that protects nobody.
-        """
         super().__init__({"attempts": ONCE.attempts, **(floors or {})})
         self._answering: Answering | None = None
 

@@ -29,20 +29,12 @@ class Charges:
     """The ledger of one client; the file is open only while it is asked, because a node trains for several runs."""
 
     def __init__(self, path: Path, *, attempts: int | None) -> None:
-        """Use a file.
-
-        Args:
-            attempts: uploads for one model at most, across tasks; None remembers numbers alone.
-        """
+        """Take at most so many uploads for one model, across tasks; None remembers numbers alone."""
         self._path, self._attempts = path, attempts
 
     @classmethod
     def of_key(cls, public_key: bytes, *, attempts: int | None) -> Charges:
-        """Return the ledger of a client with a key, which is kept for good.
-
-        Raises:
-            InvalidParameters: others may look into its folder.
-        """
+        """Return the ledger of a client with a key, which is kept for good."""
         return cls(durable_file(public_key, "spent"), attempts=attempts)
 
     @classmethod
@@ -51,21 +43,12 @@ class Charges:
         return cls(states.beside("ledgers") / f"{node}.spent", attempts=None)
 
     def require_open(self, spent: Spent) -> None:
-        """Refuse what ``charge`` would refuse; nothing changes.
-
-        Raises:
-            Misuse, PeerMisbehaved: as for ``charge``.
-        """
+        """Refuse what ``charge`` would refuse; nothing changes."""
         with closing(self._opened()) as opened:
             opened.require_open(self._known(spent))
 
     def charge(self, spent: Spent) -> None:
-        """Remember an upload for good before its update is made, or refuse it.
-
-        Raises:
-            Misuse, PeerMisbehaved: the round or one after it was uploaded for, or the model has had its attempts.
-            OSError: nothing may be sent.
-        """
+        """Remember an upload for good before its update is made, or refuse it; after an ``OSError`` send nothing."""
         with closing(self._opened()) as opened:
             opened.charge(self._known(spent))
 
@@ -86,26 +69,19 @@ class Charges:
 
 
 class NewestEpoch:
-    """The newest epoch of holders that a client has uploaded in, over all runs; it follows no server back to another.
+    """The newest epoch of holders that a client has uploaded in, over all runs; it follows no server back.
 
     The authority begins another epoch early where holders of the last one are not to be trusted any more.
     """
 
     def __init__(self, public_key: bytes) -> None:
-        """Use the file of a client's key.
-
-        Raises:
-            InvalidParameters: others may look into its folder.
-        """
         self._path = durable_file(public_key, "epoch")
 
     @property
     def number(self) -> int:
-        """Its number; zero before the first."""
         return int(self._path.read_text(encoding="ascii")) if self._path.exists() else 0
 
     def reach(self, number: int) -> None:
-        """Remember an epoch for good."""
         # Processes of one client may have read an older number at once.
         with self._path.with_suffix(".lock").open("ab") as lock:
             hold(lock.fileno())
@@ -114,11 +90,7 @@ class NewestEpoch:
 
 
 def durable_file(public_key: bytes, kind: str) -> Path:
-    """Return where a client with a key keeps something for good, over all runs.
-
-    Raises:
-        InvalidParameters: others may look into its folder.
-    """
+    """Return where a client with a key keeps something for good, over all runs."""
     if named := os.environ.get(DIRECTORY_VARIABLE):
         folder = Path(named)
     else:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
-from datetime import UTC, datetime
-from typing import Any, Final, cast
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -49,11 +48,9 @@ class Trained:
     """Return value of an app's function, as its platform has it."""
 
     models: Sequence[Arrays]
-    """The models in it: one, where a model was asked for."""
+    """One, where a model was asked for."""
     number: Callable[[str], float | int | None]
-    """The number that it reported under a name."""
     reported: Sequence[str] = ()
-    """The names of the numbers that it reported."""
     is_difference: bool = False
     """Whether the model is the difference to the one that was sent."""
 
@@ -70,12 +67,11 @@ class Training:
 
     @property
     def model_digest(self) -> bytes:
-        """The digest of the model as this client was sent it."""
         return model_digest(self.sent)
 
     @property
     def _summed(self) -> list[str]:
-        """The names of the tensors that are summed; none where metrics of an evaluation are."""
+        """The names of the tensors that are summed; none where only metrics are."""
         alone = [name.removeprefix(TENSOR) for name in self.update.names if name.startswith(TENSOR)]
         return [*(self.terms.joined if UPDATE in self.update.names else ()), *alone]
 
@@ -85,7 +81,6 @@ class Training:
         return LateUpdate(self.made, self.model_digest, charge=self.charge)
 
     def charge(self) -> None:
-        """Spend the round and the model for good, or refuse."""
         model = self.model_digest
         if not self._summed:
             # A model may be trained from and evaluated.
@@ -93,11 +88,7 @@ class Training:
         self.charges.charge(Spent(self.terms.task.encode(), self.terms.round_number, model))
 
     def made(self) -> Update:
-        """Train, and return the encoded update and its weight.
-
-        Raises:
-            Exception: training failed, or returned what cannot be part of the sum; ``LateUpdate`` sends zeros then.
-        """
+        """Train, and return the encoded update; ``LateUpdate`` sends zeros where this raises."""
         trained, summed = self.train(), self._summed
         values = self._differences(trained, summed) if summed else dict[str, npt.NDArray[Any]]()
         share = clipped_share(self.update, values)
@@ -160,16 +151,9 @@ class Training:
 
 # --- A client's round -------------------------------------------------------------------------------------------------
 
-_LATCHES: Final = "latches"
-_HOLDINGS: Final = "holdings"
-
 
 def begun_app(floors: Mapping[str, Any], scheme: str | None) -> tuple[NodeSettings, dict[str, Factory]]:
-    """Return the floors of an app, and the scheme from outside that it brings.
-
-    Raises:
-        InvalidParameters: a floor that there is not, is of another type or protects nobody; a scheme that is none.
-    """
+    """Return the floors of an app, and the scheme from outside that it brings."""
     known = [item.name for item in fields(NodeSettings)]
     if unknown := [name for name in floors if name not in known]:
         raise InvalidParameters(f"{unknown[0]} is not a floor of a client; there are {', '.join(known)}")
@@ -188,22 +172,16 @@ class Node:
 
     settings: NodeSettings
     config: Mapping[str, Any]
-    """The operator's own keys."""
     client: ClientId
-    """Identifier of the client where clients have no keys."""
+    """The client where clients have no keys."""
     run: str
     """The platform's name of its run; a server may say more, such as the number of its own process."""
     states: StateDirectory
     outside: Mapping[str, Factory]
-    """Schemes from outside that the app itself brings, by name."""
     judge: object | None = None
 
     def begun(self, terms: Terms) -> NodeRound:
-        """Look at the terms of a session.
-
-        Raises:
-            InvalidParameters: a floor is above them, or they are of another run.
-        """
+        """Look at the terms of a session, and refuse those below a floor or of another run."""
         if not f"{terms.task} ".startswith(f"{self.run} "):
             raise InvalidParameters(
                 f"the server says {terms.task!r}, and this is {self.run!r}", reason=Reason.BELOW_FLOOR
@@ -211,11 +189,7 @@ class Node:
         self.settings.require_protocol(terms.protocol)
         update = decode_parameters(terms.parameters, outside=self.outside)
         identity = self.settings.load_identity(self.config) if terms.is_certified else None
-        if identity is None:
-            charges = Charges.of_node(self.states, self.client.value)
-        else:
-            attempts = None if self.settings.allow_repeats else self.settings.attempts
-            charges = Charges.of_key(identity.signing_key.public_key, attempts=attempts)
+        charges = self.settings.charges(identity, self.states, self.client)
         return NodeRound(node=self, terms=terms, update=update, identity=identity, charges=charges)
 
 
@@ -230,11 +204,7 @@ class NodeRound:
     charges: Charges
 
     def require_open(self) -> None:
-        """Refuse a round that was uploaded for before.
-
-        Raises:
-            PeerMisbehaved: it was.
-        """
+        """Refuse a round that was uploaded for before."""
         self.charges.require_open(Spent(self.terms.task.encode(), self.terms.round_number))
 
     def member(self, invitation: bytes) -> Member:
@@ -244,22 +214,15 @@ class NodeRound:
             settings=node.settings,
             client=node.client if self.identity is None else self.identity.client,
             certified=self.identity,
+            states=node.states,
             invitation=invitation,
             judge=node.judge,
-            latches=node.states.beside(_LATCHES),
-            holdings=node.states.folder / _HOLDINGS,
             noise=node.settings.noise_for(self.terms.protocol, self.update),
-            privacy=node.settings.privacy_ledger(self.identity.signing_key.public_key if self.identity else None),
-            coins=SystemCoins(),
-            clock=lambda: datetime.now(UTC),
         )
         return plug_of(self.terms.protocol).member(side)
 
     def answer(self, session: ClientSession, message: bytes) -> Record:
-        """Return the record that answers a message.
-
-        It is signed where the client has a key, so that none in its name counts that is not its own.
-        """
+        """Return the record that answers a message; a client with a key signs it, so that no other counts."""
         answer = session.answer(message)
         for fault in session.faults:
             LOG.warning("%s: %s", session.client, fault)

@@ -6,6 +6,7 @@ sealed before is kept by their ledgers, not by the enclave.
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -17,20 +18,24 @@ from secagg.protocols.enclave import (
     EnclaveHelpers,
     EnclaveMember,
     EnclaveSettings,
+    EvidenceFormat,
+    HardwareJudge,
     Judge,
     Judgement,
+    PinnedMeasurement,
+    Policy,
     RemoteEnclave,
     SealLedger,
     SimulatedEnclave,
     SimulatedEvidence,
     SimulatedJudge,
+    Verifier,
     open_session,
 )
 from secagg.session.certificates import Authority
 from secagg.session.roles import ServerSession
 
 from .floors import MOST_LENGTH, NodeSettings
-from .keys.enclave_policy import load_judge
 from .leaving import LOG
 from .plugs import NodeSide, ServerSide
 from .settings import PREFIX
@@ -74,7 +79,6 @@ class NodeJudge:
     own: Judge | None
 
     def judge(self, evidence: Any, binding: bytes, now: datetime) -> Judgement:  # noqa: ANN401 -- judged by type
-        """Accept the evidence, or raise."""
         if not isinstance(evidence, SimulatedEvidence):
             return self._hardware().judge(evidence, binding, now)
         if not self.settings.allow_simulated_enclave:
@@ -94,6 +98,35 @@ class NodeJudge:
                 reason=Reason.BELOW_FLOOR,
             )
         return self.own
+
+
+def load_judge(path: Path) -> HardwareJudge:
+    """Read which programs a node's operator accepts in an enclave, and return the judge that keeps to it.
+
+        {"format": "nitro", "accepted": [{"PCR0": "<96 hexadecimal digits>", "PCR1": "...", "PCR2": "..."}]}
+
+    The file never comes from the server. Only Nitro documents can be judged by a file: SEV-SNP, TDX and SGX evidence
+    needs the vendors' collateral, which an operator fetches, and ``SecAggMod(enclave_judge=HardwareJudge(...))``.
+
+    Raises:
+        InvalidParameters: there is no such file, or it is not a policy for Nitro documents.
+    """
+    try:
+        fields: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        if fields["format"] != EvidenceFormat.NITRO.value:
+            raise InvalidParameters(
+                f"{path} is for {fields['format']!r} evidence, which needs collateral; a file can pin nitro alone, and "
+                "SecAggMod(enclave_judge=...) takes the others"
+            )
+        accepted = tuple(
+            PinnedMeasurement(EvidenceFormat.NITRO, {name: bytes.fromhex(value) for name, value in pinned.items()})
+            for pinned in fields["accepted"]
+        )
+        return HardwareJudge(policy=Policy(accepted=accepted), verifier=Verifier())
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise InvalidParameters(
+            f"{path} is not a readable enclave policy ({error}); it names a format and the measurements it accepts"
+        ) from None
 
 
 def member(side: NodeSide) -> EnclaveMember:

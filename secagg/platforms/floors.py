@@ -6,7 +6,7 @@ An operator gives a SuperNode ``--node-config 'secagg-minimum-cohort=10 secagg-i
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -18,8 +18,9 @@ from secagg.parameters import ATTEMPTS, SecurityMode, Suite
 from secagg.privacy.budget import NOT_NOISED, PrivacyBudget
 from secagg.privacy.client_noise import USUAL_DELTA, NoiseSettings
 from secagg.session.privacy_ledger import PrivacyLedger
+from secagg.session.sealed_state import StateDirectory
 
-from .charges import durable_file
+from .charges import Charges, durable_file
 from .keys.identities import ClientIdentity, client_file, load_identity
 from .schemes import noise_settings
 from .settings import (
@@ -45,10 +46,6 @@ _RAISED: Final = (
     *("minimum_holders", "assumed_corrupted_holders"),
 )
 _LOWERED: Final = ("maximum_population", "maximum_weight", "attempts")
-_NARROWED: Final = ("protocols", "modes", "suites")
-_NAMED: Final = ("identity", "enclave_policy", "servers")
-"""Files of the node's own, which take the place of those in the app."""
-_NOISE: Final = ("noise", "norm", "epsilon", "delta")
 _OF_MASKS: Final = (
     *("minimum_threshold", "minimum_modulus_bits", "maximum_population", "assumed_corrupted", "privacy_bits"),
 )
@@ -61,7 +58,32 @@ _LACKING: Final[Mapping[str, tuple[str, ...]]] = {
 }
 """Floors that nothing in a protocol could be held to; one that was registered besides is held to none."""
 REQUIRED: Final = "required"
-_ALLOWED: Final = ("allow_simulated_enclave", "allow_simulated_second_server", "allow_repeats")
+
+
+def _narrowed(given: str, own: tuple[str, ...]) -> tuple[str, ...]:
+    wanted = [part.strip() for part in given.split(",")]
+    return tuple(part for part in own if part in wanted)
+
+
+def _least(given: float, own: float) -> float:
+    """Return the smaller bound, where 0 is none at all; a NaN stays what it is, and is refused."""
+    return min(given, own, key=lambda one: one or math.inf)
+
+
+_STRICTER: Final[Mapping[str, tuple[set[type], Callable[[Any, Any], Any]]]] = {
+    **dict.fromkeys(_RAISED, ({int}, max)),
+    **dict.fromkeys(_LOWERED, ({int}, min)),
+    **dict.fromkeys(("protocols", "modes", "suites"), ({str}, _narrowed)),
+    **dict.fromkeys(
+        ("allow_simulated_enclave", "allow_simulated_second_server", "allow_repeats"),
+        ({bool}, lambda given, own: given and own),
+    ),
+    **dict.fromkeys(("identity", "enclave_policy", "servers"), ({str}, lambda given, _: given)),
+    "noise": ({int, float}, max),
+    **dict.fromkeys(("norm", "epsilon", "delta"), ({int, float}, _least)),
+    REQUIRED: ({bool}, lambda given, own: given or own),
+}
+"""Floors that an operator may set: the types of a value, and the stricter of the node's and the app's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,12 +104,11 @@ class NodeSettings:
     protocols: tuple[str, ...] = PROTOCOLS
     """Protocols that this client takes part in; a protocol that the library does not bring has to be named."""
     maximum_weight: int = 1
-    """Greatest weight of an update in an enclave; with two servers every client counts once, and masks have no limit.
-    """
+    """Greatest weight of an update in an enclave; with two servers all count once, and masks have no limit."""
     allow_simulated_enclave: bool = False
     """Whether to seal to a program that nobody vouches for; for simulations and tests."""
     enclave_policy: str | None = None
-    """The measurements that this client accepts, a file; see ``secagg.platforms.keys``."""
+    """The measurements that this client accepts: a file, as ``secagg.platforms.enclave_plug.load_judge`` reads it."""
     allow_simulated_second_server: bool = False
     """Whether to believe a server that is both servers; for simulations and tests."""
     servers: str | None = None
@@ -114,66 +135,31 @@ class NodeSettings:
         require_types(self)
 
     def raised_by(self, node_config: Mapping[str, Any]) -> NodeSettings:
-        """Return the stricter of these floors and those of the node.
-
-        Raises:
-            InvalidParameters: a ``secagg-`` key of the node's that is none, or of another type.
-        """
+        """Return the stricter of these floors and those of the node, whose other keys are its own."""
         changed = dict[str, Any]()
         for key, value in node_config.items():
             if not key.startswith(PREFIX):
                 continue
             name = key.removeprefix(PREFIX).replace("-", "_")
-            if name in _RAISED and type(value) is int:
-                changed[name] = max(value, getattr(self, name))
-            elif name in _LOWERED and type(value) is int:
-                changed[name] = min(value, getattr(self, name))
-            elif name in _NARROWED and type(value) is str:
-                wanted = [part.strip() for part in value.split(",")]
-                changed[name] = tuple(part for part in getattr(self, name) if part in wanted)
-            elif name in _NAMED and type(value) is str:
-                changed[name] = value
-            elif name in _NOISE and type(value) in {int, float}:
-                own = float(getattr(self, name))
-                # Of all but noise less is stricter, and 0 is none at all. A NaN stays what it is, and is refused.
-                least = min((value, own), key=lambda one: one or math.inf)
-                changed[name] = max(value, own) if name == "noise" else least
-            elif name in _ALLOWED and type(value) is bool:
-                changed[name] = value and getattr(self, name)
-            elif name == REQUIRED and type(value) is bool:
-                changed[name] = value or self.required
-            else:
-                names = (*_RAISED, *_LOWERED, *_NARROWED, *_ALLOWED, *_NAMED, *_NOISE, REQUIRED)
-                known = ", ".join(PREFIX + part.replace("_", "-") for part in names)
+            if name not in _STRICTER or type(value) not in _STRICTER[name][0]:
+                known = ", ".join(PREFIX + part.replace("_", "-") for part in _STRICTER)
                 raise InvalidParameters(
                     f"the node's {key} is not a floor, or {value!r} is of another type than it has; there are {known}"
                 )
+            changed[name] = _STRICTER[name][1](value, getattr(self, name))
         return replace(self, **changed)
 
     @property
     def accepted_suites(self) -> frozenset[Suite]:
-        """The suites.
-
-        Raises:
-            InvalidParameters: one of them is none.
-        """
         return frozenset(_member("suites", name, SUITES) for name in self.suites)
 
     @property
     def accepted_modes(self) -> frozenset[SecurityMode]:
-        """The modes of pairwise masks.
-
-        Raises:
-            InvalidParameters: one of them is none.
-        """
+        """The modes of pairwise masks."""
         return frozenset(_member("modes", name, MODES) for name in self.modes)
 
     def require_protocol(self, protocol: str) -> None:
-        """Refuse a protocol that this client does not take part in, or that has not what it insists on.
-
-        Raises:
-            InvalidParameters: it does not.
-        """
+        """Refuse a protocol that this client does not take part in, or that lacks something it insists on."""
         if protocol not in self.protocols:
             raise InvalidParameters(
                 f"the server asks for {protocol}, and this client accepts {', '.join(self.protocols) or 'no protocol'}",
@@ -194,11 +180,7 @@ class NodeSettings:
         return own < usual if name in _LOWERED else own > usual
 
     def noise_for(self, protocol: str, update: ModelUpdate) -> NoiseSettings:
-        """Return the noise that this client insists on, for the public parameters of a round.
-
-        Raises:
-            InvalidParameters: the protocol's clients add none, or there is something in the round that has no norm.
-        """
+        """Return the noise that this client insists on, for the public parameters of a round."""
         if not 0 <= self.noise < math.inf or not 0 <= self.norm < math.inf or bool(self.noise) != bool(self.norm):
             raise InvalidParameters(
                 f"a client that adds noise has {PREFIX}noise and {PREFIX}norm above 0; got {self.noise} and {self.norm}"
@@ -212,13 +194,7 @@ class NodeSettings:
         return noise_settings(self.noise, self.norm, update)
 
     def privacy_ledger(self, public_key: bytes | None) -> PrivacyLedger | None:
-        """Return what this client has spent of its budget, over all runs; None where it has none.
-
-        Args:
-            public_key: what the client is known by; None for a node without a key.
-        Raises:
-            InvalidParameters: the budget is none, there is no noise that it could pay for, or nothing to keep it under.
-        """
+        """Return what the client of a key has spent of its budget, over all runs; None where it has no budget."""
         if not self.epsilon:
             if self.delta != USUAL_DELTA:
                 raise InvalidParameters(f"{PREFIX}delta is of {PREFIX}epsilon, which is 0; set both, or none")
@@ -234,12 +210,15 @@ class NodeSettings:
             )
         return PrivacyLedger(budget, owner=public_key, path=durable_file(public_key, "privacy"))
 
-    def load_identity(self, node_config: Mapping[str, Any]) -> ClientIdentity:
-        """Read this client's key file.
+    def charges(self, identity: ClientIdentity | None, states: StateDirectory, client: ClientId) -> Charges:
+        """Return the ledger of this client's uploads; ``client`` is its name where it has no key."""
+        if identity is None:
+            return Charges.of_node(states, client.value)
+        attempts = None if self.allow_repeats else self.attempts
+        return Charges.of_key(identity.signing_key.public_key, attempts=attempts)
 
-        Raises:
-            InvalidParameters: there is none, or it is not readable.
-        """
+    def load_identity(self, node_config: Mapping[str, Any]) -> ClientIdentity:
+        """Read this client's key file."""
         if self.identity is None:
             raise InvalidParameters(
                 "active mode, the enclave, two servers and one message need this client's key; give the node "

@@ -1,8 +1,8 @@
 """Models that a server and its nodes hold alike, to the last bit: nodes that have the last one are told the sum since.
 
 The tensors of the peak code are one held model (``secagg.compression.told``); the others travel as ever. A node that
-did not answer the session before is sent the model. Both ends compare digests, and so does the session, whose subject
-has the digest of the whole model.
+did not answer the session before is sent the model. Both ends compare digests, and the session's subject has the
+digest of the whole model.
 """
 
 from __future__ import annotations
@@ -34,11 +34,7 @@ class HeldModels:
     """A server's held model, and which nodes have it."""
 
     def __init__(self, seed: bytes) -> None:
-        """Hold nothing yet.
-
-        Args:
-            seed: 32 public bytes of the run.
-        """
+        """Hold nothing yet; ``seed`` is 32 public bytes of the run."""
         self._seed = seed
         self._held: HeldModel | None = None
         self._encoded, self._sum, self._before = b"", b"", -1
@@ -47,8 +43,7 @@ class HeldModels:
     def hold(self, sent: Arrays, names: tuple[str, ...], number: int) -> tuple[dict[str, npt.NDArray[Any]], bool]:
         """Return a model with these tensors as they are held, and whether the server itself has changed it.
 
-        Args:
-            number: of the next session, from which the coins of rounding follow.
+        The coins of rounding follow from ``number``, that of the next session.
         """
         forms = {name: (sent[name].shape, sent[name].dtype) for name in names}
         is_changed = self._held is not None and not self._is_like(sent, forms)
@@ -61,11 +56,6 @@ class HeldModels:
 
     @property
     def held(self) -> HeldModel:
-        """The model.
-
-        Raises:
-            Misuse: there is none yet.
-        """
         if self._held is None:
             raise Misuse("no model is held; hold one before a session")
         return self._held
@@ -81,7 +71,6 @@ class HeldModels:
         return {**record, _MODEL: self._encoded}
 
     def answered(self, nodes: Iterable[Hashable]) -> None:
-        """Note that these nodes hold the model."""
         self._nodes.update(dict.fromkeys(nodes, self.held.round_number))
 
     def move(self, number: int, found: PeakSum) -> Floats:
@@ -143,8 +132,7 @@ def followed(record: Mapping[str, Any], held: HeldModel | None, forms: Forms, up
         forms: as the server has named them.
         update: of the session, which the client's floors have admitted.
     Raises:
-        MalformedMessage: the record is none.
-        PeerMisbehaved: it is not about the model that this client holds; the server sends the model next time.
+        PeerMisbehaved: the record is about another model; the server sends the whole one next time.
     """
     if any(type(record.get(name, b"")) is not bytes for name in (_HELD, _SUM, _MODEL)):
         raise MalformedMessage("a record of a held model has bytes alone", reason=Reason.NOT_CANONICAL)

@@ -53,7 +53,7 @@ def code_said(said: object) -> Left:
 
 
 def stages_said(stages: Iterable[tuple[str, StageCount]]) -> dict[str, str]:
-    """Return what each stage carried, and why clients left, for who asked for the round."""
+    """Return what each stage carried, and why clients left."""
     return {name: str(count) for name, count in stages}
 
 
@@ -70,26 +70,21 @@ class StageCount:
     bytes_down: int = 0
     bytes_up: int = 0
     largest_up: int = 0
-    """The bytes of the largest answer."""
     seconds: float = 0.0
 
     @property
     def failed(self) -> int:
-        """Number of clients that left, or raised an error."""
         return self.left.total()
 
     @property
     def late(self) -> int:
-        """Number of clients that did not answer at all."""
         return self.sent - self.received - self.refused - self.failed
 
     @property
     def advice(self) -> list[str]:
-        """A sentence for each code that clients left with."""
         return [f"{self.left[code]} clients left with code {str(code)!r}: {ADVICE[code]}" for code in sorted(self.left)]
 
     def took(self, size: int) -> None:
-        """Count the bytes of an answer."""
         self.bytes_up += size
         self.largest_up = max(self.largest_up, size)
 

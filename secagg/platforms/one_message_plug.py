@@ -69,11 +69,7 @@ def opened(side: ServerSide) -> ServerSession:
 
 
 def _record(side: ServerSide) -> EpochRecord:
-    """Read who holds.
-
-    Raises:
-        InvalidParameters: the file is not a record, or its clients would refuse it.
-    """
+    """Read who holds, or refuse what its clients would refuse."""
     path = side.settings.epoch
     try:
         record = EpochRecord.decode(Path(path).read_bytes())
@@ -107,11 +103,7 @@ class StandingHolders:
         self._helpers = NumberedHelpers(dict(enumerate(sockets)), patience, self._log)
 
     def keys(self, kept: Path) -> tuple[bytes, ...]:
-        """Return what every holder published for the epoch: the first time from all of them, then from a file.
-
-        Raises:
-            HelperLost: a holder was never asked before, and does not answer.
-        """
+        """Return what every holder published for the epoch: the first time from all of them, then from a file."""
         record = self._record.encode()
         try:
             keys = tuple(bytes.fromhex(key) for key in json.loads(kept.read_text(encoding="ascii")))
@@ -201,5 +193,5 @@ def member(side: NodeSide) -> OneMessageMember:
         certificate=identity.certificate,
         noise=side.noise,
         privacy=side.privacy,
-        holding=Holdings(side.holdings, identity.signing_key, floors, side.clock, side.coins).open,
+        holding=Holdings(side.states.folder / "holdings", identity.signing_key, floors, side.clock, side.coins).open,
     )

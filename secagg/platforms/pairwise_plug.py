@@ -29,11 +29,7 @@ def opened(side: ServerSide) -> Server:
 
 
 def floors_of(settings: NodeSettings) -> ClientFloors:
-    """Return the floors that every offer is compared with.
-
-    Raises:
-        InvalidParameters: they protect nobody, or name a mode or a suite that there is not.
-    """
+    """Return the floors that every offer is compared with, or refuse those that protect nobody."""
     return ClientFloors(
         suites=settings.accepted_suites,
         modes=settings.accepted_modes,
@@ -58,7 +54,7 @@ def member(side: NodeSide) -> PairwiseMember:
         signing_key=identity.signing_key if identity else None,
         certificate=identity.certificate if identity else None,
         charge=charged_elsewhere,
-        recording=partial(Recorder, FileLatch(side.latches)),
+        recording=partial(Recorder, FileLatch(side.states.beside("latches"))),
         noise=side.noise,
         privacy=side.privacy,
     )

@@ -8,24 +8,29 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from importlib import import_module
-from pathlib import Path
 from typing import Any, Final
 
-from secagg.crypto.entropy import Coins
+from secagg.crypto.entropy import Coins, SystemCoins
 from secagg.errors import InvalidParameters, Misuse
 from secagg.identifiers import ClientId
-from secagg.privacy.client_noise import NoiseSettings
+from secagg.privacy.client_noise import NO_NOISE, NoiseSettings
 from secagg.session.certificates import Certificate
 from secagg.session.privacy_ledger import PrivacyLedger
 from secagg.session.registry import Clock, find
 from secagg.session.roles import Member, ServerSession, Subject
+from secagg.session.sealed_state import StateDirectory
 from secagg.session.settings import planned_settings
 
 from .floors import NodeSettings
 from .keys.identities import ClientIdentity, Roster
-from .settings import ENCLAVE, ONE_MESSAGE, PAIRWISE, PREFIX, TWO_SERVERS, SecAggSettings
+from .settings import CODED_MASK, ENCLAVE, ONE_MESSAGE, PAIRWISE, PREFIX, PROTOCOLS, TWO_SERVERS, SecAggSettings
+
+
+def _now() -> datetime:
+    return datetime.now(UTC)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,26 +40,20 @@ class ServerSide:
     settings: SecAggSettings
     subject: Subject
     population: int
-    """Number of invited nodes."""
     invited: frozenset[ClientId] | None
     """Their identifiers, where clients are nodes; None where a certificate says them."""
     roster: Roster | None
     bounds: tuple[tuple[int, int] | None, ...]
     """Bounds of one value of each segment of the layout, where they are known."""
-    noise: NoiseSettings
-    """Noise that clients add."""
-    coins: Coins
-    clock: Clock
+    noise: NoiseSettings = NO_NOISE
+    coins: Coins = field(default_factory=SystemCoins)
+    clock: Clock = _now
     resources: ExitStack
-    """Resources opened for the session; closed after it."""
+    """Closed after the session."""
 
     @property
     def chosen(self) -> Any:  # noqa: ANN401 -- the protocol's own class
-        """The protocol's settings for this session.
-
-        Raises:
-            InvalidParameters: no such session is safe.
-        """
+        """The protocol's settings for this session."""
         noise = {"noise_multiplier": self.noise.noise_multiplier, "l2_bounds": self.noise.l2_bounds}
         # With noise a value has no range.
         bounds = {"bounds": self.bounds if self.noise.noise_multiplier is None else None}
@@ -62,16 +61,11 @@ class ServerSide:
 
     @property
     def certificates(self) -> Mapping[ClientId, Certificate]:
-        """Certificates of all that may take part; none where clients are nodes."""
         return {} if self.roster is None else self.roster.certificates
 
     @property
     def authority(self) -> bytes:
-        """The key of who certifies clients.
-
-        Raises:
-            InvalidParameters: nobody does.
-        """
+        """The key of who certifies clients."""
         if self.roster is None:
             raise InvalidParameters(f"{PREFIX}roster names the clients; make one with `secagg keys`")
         return self.roster.authority
@@ -85,28 +79,26 @@ class NodeSide:
     client: ClientId
     certified: ClientIdentity | None
     """The node's key, where clients are known by certificates."""
-    invitation: bytes
+    states: StateDirectory
+    """The folder for what must outlive a process of the node."""
+    invitation: bytes = b""
     """The first message of the session; empty for those that follow."""
-    judge: object | None
+    judge: object | None = None
     """Judge of an enclave's evidence for this client, where its code names one."""
-    latches: Path
-    """The folder in which suspended sessions are numbered."""
-    holdings: Path
-    """The folder for what a node that holds must not forget."""
-    noise: NoiseSettings
+    noise: NoiseSettings = NO_NOISE
     """Noise that this client adds to every update, and insists on."""
-    privacy: PrivacyLedger | None
+    coins: Coins = field(default_factory=SystemCoins)
+    clock: Clock = _now
+    privacy: PrivacyLedger | None = field(init=False)
     """Ledger of this client's privacy budget, where it has one."""
-    coins: Coins
-    clock: Clock
+
+    def __post_init__(self) -> None:
+        key = None if self.certified is None else self.certified.signing_key.public_key
+        object.__setattr__(self, "privacy", self.settings.privacy_ledger(key))
 
     @property
     def identity(self) -> ClientIdentity:
-        """The node's key.
-
-        Raises:
-            Misuse: the server runs a protocol of certified clients as if they were nodes.
-        """
+        """The node's key; a server may run a protocol of certified clients as if they were nodes."""
         if self.certified is None:
             raise Misuse("the server asks for a client without a key, and this protocol knows clients by their keys")
         return self.certified
@@ -125,31 +117,24 @@ _MODULES: Final = {
     ENCLAVE: "secagg.platforms.enclave_plug",
     TWO_SERVERS: "secagg.platforms.two_servers_plug",
     ONE_MESSAGE: "secagg.platforms.one_message_plug",
+    CODED_MASK: "secagg.platforms.coded_mask_plug",
 }
-_WITHOUT: Final = {
-    "coded-mask": "its clients resume from memory, and the process of a node may end between two messages",
-}
-"""Protocols of this library that no plug can be made for as they are, and why."""
 
 
-def plug_of(protocol: str) -> Plug:
-    """Return a protocol's plug.
-
-    Raises:
-        InvalidParameters: no such protocol is registered, or this one cannot be run here.
-    """
-    if protocol in _WITHOUT:
+def plug_of(protocol: str, *, is_suspended: bool = True) -> Plug:
+    """Return a protocol's plug; ``is_suspended`` says whether a client's process may end between two messages."""
+    if protocol == CODED_MASK and is_suspended:
         raise InvalidParameters(
-            f"{PREFIX}protocol = {protocol!r} has no plug for Flower: {_WITHOUT[protocol]}; take "
-            f"{', '.join(map(repr, _MODULES))}"
+            f"{PREFIX}protocol = {protocol!r} has no plug for Flower: its clients resume from memory, and the process "
+            f"of a node may end between two messages; take {', '.join(repr(name) for name in PROTOCOLS)}"
         )
     if protocol in _MODULES:
         module = import_module(_MODULES[protocol])
         return Plug(open=module.opened, member=module.member)
-    return simulated_plug(protocol)
+    return _simulated(protocol)
 
 
-def simulated_plug(protocol: str) -> Plug:
+def _simulated(protocol: str) -> Plug:
     """Return a protocol's own simulation as a plug: sound where clients have no keys and the server no helpers."""
     entry = find(protocol)
 

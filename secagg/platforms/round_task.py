@@ -7,7 +7,6 @@ import json
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, fields
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final, cast
 
@@ -82,7 +81,6 @@ class Terms:
 
     @property
     def small(self) -> str:
-        """All but the parameters, as text."""
         return json.dumps({name: value for name, value in asdict(self).items() if name != "parameters"})
 
     def subject(self, update: ModelUpdate, model_digest: bytes | None) -> Subject:
@@ -99,21 +97,16 @@ class Terms:
 
     @property
     def record(self) -> Record:
-        """The record that ``parsed`` reads."""
         return {"terms": self.small, "parameters": self.parameters}
 
     @property
     def digest(self) -> bytes:
-        """The digest of all but the parameters."""
+        """Digest of all but the parameters."""
         return hashlib.sha256(bind(Label.PLATFORM_TERMS, self.small.encode())).digest()
 
     @classmethod
     def parsed(cls, record: object) -> Terms | None:
-        """Read the terms in a record of another party, if there are any: they come with the first message.
-
-        Raises:
-            MalformedMessage: a field is missing or of another type.
-        """
+        """Read the terms in a record of another party, if there are any: they come with the first message."""
         if not (small := _field(record, "terms")):
             return None
         try:
@@ -144,11 +137,7 @@ class Terms:
 def record_of(
     message: bytes, client: ClientId | None = None, terms: Terms | None = None, signature: bytes = b""
 ) -> Record:
-    """Return the record that carries one message of the protocol.
-
-    Args:
-        client: who answers, and with a key its signature.
-    """
+    """Return the record of one message of the protocol; an answer names its client, which signs it if it has a key."""
     record: Record = {"message": message}
     if client is not None:
         record |= {"client": client.encode(), "signature": signature}
@@ -158,11 +147,7 @@ def record_of(
 
 
 def message_in(record: object) -> bytes:
-    """Return the protocol's message.
-
-    Raises:
-        MalformedMessage: there is none.
-    """
+    """Return the protocol's message."""
     found = _field(record, "message")
     if not isinstance(found, bytes) or not found:
         raise malformed("message")
@@ -170,11 +155,7 @@ def message_in(record: object) -> bytes:
 
 
 def client_in(record: object) -> ClientId:
-    """Return which client an answer says it is of.
-
-    Raises:
-        MalformedMessage: it does not say so.
-    """
+    """Return which client an answer says it is of."""
     named = _field(record, "client")
     if not isinstance(named, bytes) or len(named) != CLIENT_ID_BYTES:
         raise malformed("client")
@@ -237,7 +218,6 @@ class RoundTask:
     settings: SecAggSettings
     roster: Roster | None
     terms: Terms
-    """The terms that clients are told."""
     sent: Arrays
     update: ModelUpdate
     held: HeldModels | None = None
@@ -246,15 +226,7 @@ class RoundTask:
     def opened(
         self, population: int, invited: frozenset[ClientId], coins: Coins, resources: ExitStack
     ) -> ServerSession:
-        """Begin the session.
-
-        Args:
-            population: how many nodes are invited.
-            invited: who they are, where clients are nodes; a roster says it otherwise.
-            resources: opened for the session, and closed after it.
-        Raises:
-            SecAggError: the session cannot be planned.
-        """
+        """Begin the session; ``invited`` counts where no roster says who the clients are."""
         update = self.update
         find(self.settings.protocol).require_segments(update.layout)
         side = ServerSide(
@@ -266,7 +238,6 @@ class RoundTask:
             bounds=value_bounds(update),
             noise=noise_settings(self.settings.noise, self.settings.norm, update),
             coins=coins,
-            clock=lambda: datetime.now(UTC),
             resources=resources,
         )
         return plug_of(self.settings.protocol).open(side)
@@ -281,11 +252,7 @@ class RoundTask:
             raise Misuse("the session was to have its clients' noise, and has none")
 
     def require_threshold(self, invited: int, received: int) -> None:
-        """Hold a round to the threshold that was configured, whatever the protocol's own least is.
-
-        Raises:
-            ThresholdNotMet: too few uploads were received.
-        """
+        """Hold a round to the threshold that was configured, whatever the protocol's own least is."""
         needed = invited - self.settings.tolerated_dropouts(invited)
         if self.settings.threshold and received < needed:
             raise ThresholdNotMet(needed=needed, present=received, what="clients (secagg-threshold)")
@@ -348,11 +315,6 @@ class Rounds:
     """A server's rounds, one after another: scales, dtypes, and warnings that are given once."""
 
     def __init__(self, settings: SecAggSettings) -> None:
-        """Read what the settings name.
-
-        Raises:
-            InvalidParameters: the roster is not readable, or the scheme cannot be imported.
-        """
         self.settings = settings
         self._roster: Roster | None = load_roster(Path(settings.roster)) if settings.roster else None
         if self._roster is not None and not settings.is_certified:
@@ -371,11 +333,7 @@ class Rounds:
     def begun(  # noqa: PLR0913 -- what a round is about
         self, sent: Arrays, *, clients: int, task: str, number: int, weighted_by: str, is_evaluation: bool = False
     ) -> RoundTask:
-        """Return the task of a round over a model that is sent to so many clients.
-
-        Raises:
-            InvalidParameters: too few clients, or a ring that is too narrow.
-        """
+        """Return the task of a round over a model that is sent to so many clients."""
         settings = self.settings
         # Refused here, where too few clients are told of what to do, before anything is computed for them.
         settings.tolerated_dropouts(clients)
@@ -419,13 +377,7 @@ class Rounds:
         )
 
     def asked(self, update: ModelUpdate, sent: Arrays, *, clients: int, task: str, number: int) -> RoundTask:
-        """Return the task of a round that sums something else than training, such as statistics.
-
-        Args:
-            sent: in the place of a model; its digest is the session's.
-        Raises:
-            InvalidParameters: too few clients.
-        """
+        """Return the task of a round that sums something else than training, with ``sent`` in the place of a model."""
         self.settings.tolerated_dropouts(clients)
         return self._task(update, sent, number=number, task=task)
 
@@ -517,7 +469,6 @@ class Rounds:
         return 1 - 2 * np.unpackbits(drawn, count=like.size).reshape(like.shape).astype(np.float64)
 
     def examples(self, means: Means) -> int:
-        """Return how many examples were counted."""
         return means.total_weight * (self.settings.weight_unit if self.settings.weighting == "examples" else 1)
 
     def restored(self, sent: Arrays) -> dict[str, npt.NDArray[Any]]:
@@ -546,5 +497,4 @@ class Rounds:
             LOG.warning("%s", sentence)
 
     def known_of(self, sent: Arrays) -> Known:
-        """Return what is known of the model that these arrays are of."""
         return self._known.setdefault(tuple((name, array.shape) for name, array in sent.items()), Known())

@@ -83,10 +83,8 @@ class SchemeChoice:
         """Return the public parameters of a round.
 
         Args:
-            told: of the round before, by the names of tensors; without it nothing is quantized.
+            told: scales of the round before, by the names of tensors; without them nothing is quantized.
             lengths: of the round before, under the peak code.
-        Raises:
-            InvalidParameters: the ring is too narrow for the clip and the weights; the message names the keys.
         """
         settings = self.settings
         if settings.noise:
@@ -158,7 +156,6 @@ class SchemeChoice:
         return aggregated_names(sent, self.settings.tensor_patterns, self.settings.excluded_patterns)
 
     def of_metrics(self) -> ModelUpdate:
-        """Return the public parameters of a sum of evaluation metrics alone."""
         shapes = {METRICS: (1 + len(self.settings.evaluated_names),)}
         return UpdatePlan(shapes=shapes, plain=self._metrics, compressed=self._metrics, seed=bytes(32)).parameters()
 
@@ -222,11 +219,7 @@ def bits_with_noise(multiplier: float, bound: int, clients: int) -> int:
 
 
 def noise_settings(multiplier: float, norm: float, update: ModelUpdate) -> NoiseSettings:
-    """Return what one end insists on, for the public parameters of a round.
-
-    Raises:
-        InvalidParameters: there is something in the round that has no norm.
-    """
+    """Return the noise that one end insists on, or refuse public parameters that hold something without a norm."""
     if not multiplier:
         return NO_NOISE
     schemes = {tensor.name: tensor.scheme for tensor in update.tensors}

@@ -42,11 +42,7 @@ class Answer:
 
     @classmethod
     def of(cls, record: object) -> Answer:
-        """Read a record of another party.
-
-        Raises:
-            MalformedMessage: it is none.
-        """
+        """Read a record of another party."""
         return cls(message_in(record), client_in(record), signature_in(record), record_bytes(record))
 
 
@@ -65,7 +61,7 @@ class ServerRound(ABC, Generic[Node]):
         training: float = FOR_EVER,
         training_patience: float | None = None,
     ) -> None:
-        """Hold everything for one round; ``carried`` once.
+        """Prepare; ``carried`` once.
 
         Args:
             first: the seconds for the first stage, where they are not those of every stage.
@@ -79,7 +75,6 @@ class ServerRound(ABC, Generic[Node]):
         self._answered = set[Node]()
         """Nodes whose answer of the stage counts."""
         self.stages = list[tuple[str, StageCount]]()
-        """Messages and departures of each stage so far."""
 
     @abstractmethod
     def send(self, records: Mapping[Node, Record], *, takes_update: bool) -> Iterable[Node]:
@@ -93,14 +88,13 @@ class ServerRound(ABC, Generic[Node]):
         """Take no more answers of the stage."""
 
     def carried(self, nodes: Mapping[Node, ClientId]) -> Aggregate:
-        """Carry a session through.
+        """Carry a session through, and return its sum.
 
         Args:
             nodes: who is invited, and which client each is where clients have no keys.
         Raises:
             ThresholdNotMet: too few stayed; nothing is learned, and the model stays as it was.
-            SecAggError: the session could not be planned, or its sum is wrong.
-            ConnectionError: a helper of the server is lost.
+            SecAggError, ConnectionError: the session could not be planned, its sum is wrong, or a helper is lost.
         """
         self._own = dict(nodes)
         try:

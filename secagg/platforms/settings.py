@@ -226,7 +226,7 @@ class SecAggSettings:
 
     @property
     def scalar_bits(self) -> int:
-        """The bits of a code; 0 for other schemes."""
+        """Bits of a code; 0 for other schemes."""
         return int(self._chosen("bits") or 0)
 
     @property
@@ -262,11 +262,7 @@ class SecAggSettings:
 
     @classmethod
     def from_run_config(cls, run_config: Mapping[str, Any]) -> SecAggSettings:
-        """Read the keys that begin with ``secagg-``; an app's other keys are its own.
-
-        Raises:
-            InvalidParameters: naming the key, and what it should be.
-        """
+        """Read the keys that begin with ``secagg-``; an app's other keys are its own."""
         known = {_key(item.name): item.name for item in fields(cls) if item.init}
         given = {key: value for key, value in run_config.items() if key.startswith(PREFIX)}
         for key in given:
@@ -277,11 +273,7 @@ class SecAggSettings:
         return cls(**{known[key]: value for key, value in given.items()})
 
     def tolerated_dropouts(self, invited: int) -> int:
-        """Return how many of the invited may drop out.
-
-        Raises:
-            InvalidParameters: so many cannot, or there are too few clients for a sum at all.
-        """
+        """Return how many of the invited may drop out, or refuse too few clients for a sum."""
         if invited < LEAST_CLIENTS:
             raise InvalidParameters(
                 f"{invited} clients are too few: of a sum of two each knows the other's update. Let the strategy "
@@ -318,11 +310,7 @@ class SecAggSettings:
         return usual if self.corrupted is None else self.corrupted
 
     def facts(self, invited: int) -> dict[str, Any]:
-        """Return what follows for so many invited clients, by the names of a protocol's settings.
-
-        Raises:
-            InvalidParameters: there are too few of them.
-        """
+        """Return what follows for so many invited clients, by the names of a protocol's settings."""
         tolerated, late = self.tolerated_dropouts(invited), 0
         facts: dict[str, Any] = {
             "suite": self.suite,
@@ -344,11 +332,7 @@ class SecAggSettings:
         return {**facts, "dropped": tolerated - late, "late": late}
 
     def least_cohort(self, invited: int) -> int:
-        """Return how many updates a sum has at least, where one exchange settles it.
-
-        Raises:
-            InvalidParameters: more than there are clients, or there are too few clients for a sum at all.
-        """
+        """Return how many updates a sum has at least, where one exchange settles it."""
         least = max(LEAST_COHORT, invited - self.tolerated_dropouts(invited))
         if (self.minimum_cohort or least) > invited:
             raise _invalid(
@@ -374,11 +358,7 @@ def _listed(name: str, given: str | tuple[str, ...]) -> tuple[str, ...]:
 
 
 def require_types(settings: Any) -> None:  # noqa: ANN401 -- a dataclass of settings
-    """Refuse values of other types than their fields have; TOML writes whole floats like integers.
-
-    Raises:
-        InvalidParameters: naming the key, and what it should be.
-    """
+    """Refuse values of other types than their fields have; TOML writes whole floats like integers."""
     for item in fields(settings):
         if not item.init:
             continue

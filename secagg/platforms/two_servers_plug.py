@@ -127,11 +127,7 @@ def member(side: NodeSide) -> TwoServersMember:
 
 
 def _believed(side: NodeSide) -> tuple[bytes, bytes]:
-    """Return the keys of the servers that this client takes for two.
-
-    Raises:
-        InvalidParameters: there is no second one, or this client knows none.
-    """
+    """Return the keys of the servers that this client takes for two."""
     if (shown := simulated_servers(side.invitation)) is not None:
         if side.settings.allow_simulated_second_server:
             return shown

@@ -128,8 +128,7 @@ def _counted(  # noqa: PLR0913 -- all but two by name
 ) -> list[int]:
     """Return how many clients have each place, by a sum of vectors that are zero but for a one.
 
-    Args:
-        least: counts below it are zeros where the protocol can withhold them.
+    Counts below ``least`` are zeros where the protocol can withhold them.
     """
     clients, entry = len(chosen), find(protocol)
     made = planned(entry, clients, dropped=leaving(drop, chosen, settings), settings=settings)

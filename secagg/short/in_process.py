@@ -131,20 +131,12 @@ def aggregate(  # noqa: PLR0913 -- all but two have defaults
 
 
 def mean(updates: Updates[Form], *, clip: float, **options: Unpack[Options]) -> Form:
-    """Return the mean of updates; takes what ``aggregate`` takes.
-
-    Raises:
-        SecAggError: nothing is released; the message says why.
-    """
+    """Return the mean of updates; takes what ``aggregate`` takes."""
     return aggregate(updates, clip=clip, **options).mean
 
 
 def leaving(drop: int | Collection[Hashable], named: Mapping[Any, object], settings: Mapping[str, Any]) -> int:
-    """Return how many clients leave.
-
-    Raises:
-        InvalidParameters: it is neither a number nor names of clients, or a setting says it as well.
-    """
+    """Return how many clients leave, where ``drop`` says it and no setting does."""
     if "dropped" in settings:
         raise InvalidParameters("say who leaves with drop=; dropped= is for Session.for_model")
     if isinstance(drop, Collection):
@@ -163,12 +155,7 @@ def simulated(
     making: Mapping[Any, Callable[[], LateUpdate]],
     drop: int | Collection[Hashable],
 ) -> tuple[Released, Measured]:
-    """Run one session in this process.
-
-    Args:
-        making: for each client by its name, what makes its update.
-        drop: how many leave before they upload, or which ones.
-    """
+    """Run one session in this process; ``making`` has for each client, by its name, what makes its update."""
     ids = _ids(making)
     uploading = next(stage for stage in entry.stages if stage.takes_update)
     if isinstance(drop, Collection):
@@ -185,7 +172,7 @@ def simulated(
 
 
 def by_name(values: Mapping[Any, Value] | Iterable[Value]) -> Mapping[Any, Value]:
-    """Return values by the names of their clients, which are positions where nothing else is said."""
+    """Return values by the names of their clients, or by their positions."""
     return cast("Mapping[Any, Value]", values) if isinstance(values, Mapping) else dict(enumerate(values))
 
 

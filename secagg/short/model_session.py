@@ -7,6 +7,7 @@ else; a client refuses a session about anything that differs.
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from numbers import Real
@@ -15,10 +16,12 @@ from typing import TYPE_CHECKING, Any, Final, Generic, TypedDict, TypeVar, Unpac
 import numpy as np
 import numpy.typing as npt
 
+from secagg.compression.checks import require_sum
 from secagg.compression.scalar_quantization import LEAST_BITS, MAXIMUM_BITS, Rounding, ScalarQuantization
-from secagg.contract import Aggregate, Payload
+from secagg.contract import Aggregate, Layout, Payload, RingSegment
+from secagg.contract.layout import RowSegment, Segment
 from secagg.crypto.entropy import Coins
-from secagg.crypto.ring import MAXIMUM_MODULUS_BITS
+from secagg.crypto.ring import MAXIMUM_MODULUS_BITS, RingVector
 from secagg.errors import InvalidParameters
 from secagg.identifiers import ClientId
 from secagg.parameters import LEAST_COHORT, require_integer, usual_corrupted, usual_dropped
@@ -26,8 +29,7 @@ from secagg.session.registry import Clock, ProtocolEntry, ProtocolName, Simulati
 from secagg.session.roles import LateUpdate, Released, ServerSession, Subject, Update
 from secagg.session.settings import known_settings, planned_settings
 
-from .rows import Rows, require_floor
-from .trees import Shapes, Tree, Vector, digest_of
+from .trees import Shapes, Tree, Vector, digest_of, matches
 
 if TYPE_CHECKING:
     from datetime import timedelta
@@ -93,6 +95,85 @@ class CohortSettings(Settings, total=False):
     """Settings of the protocols, and of the cohort."""
 
     corrupted: int | None
+
+
+# --- Rows that are withheld where few clients touched them ------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Which tensors have rows, and what a client sends of them; a row is an index of the first axis."""
+
+    paths: tuple[str, ...]
+    layout: Layout
+    """A ring segment for each tensor, and where it has rows a row segment after it."""
+    whole: Layout
+    """The codec's layout: all values in one ring segment."""
+
+    @classmethod
+    def of(cls, shapes: Shapes, whole: Layout, patterns: tuple[str, ...], least: int) -> Rows:
+        """Return the rows of the tensors that match a pattern; without one, of those of two or more dimensions."""
+        if unused := [one for one in patterns if not any(matches(path, (one,)) for path in shapes.paths)]:
+            raise InvalidParameters(f"rows names {unused[0]!r}, and no tensor that is summed has such a path")
+        bits, paths, segments = whole.segments[0].ring.modulus_bits, list[str](), list[Segment]()
+        for path, shape in zip(shapes.paths, shapes.shapes, strict=True):
+            if not (size := math.prod(shape)):
+                continue
+            segments.append(RingSegment(bits, size))
+            if matches(path, patterns) if patterns else len(shape) > 1:
+                paths.append(path)
+                segments.append(RowSegment((*shape, 1)[0], least=least))
+        if not paths:
+            raise InvalidParameters("no tensor has two dimensions; name with rows= those whose values count as rows")
+        return cls(tuple(paths), Layout(tuple(segments), whole.version), whole)
+
+    def split(self, payload: Payload) -> Payload:
+        """Return the codec's payload in this layout, with a bit for each row that is not all zeros."""
+        ends = np.cumsum([each.length for each in self.layout.segments if isinstance(each, RingSegment)])[:-1]
+        rings, pieces = iter(np.split(payload.values[0], ends)), list[RingVector]()
+        for segment in self.layout.segments:
+            if isinstance(segment, RowSegment):
+                rows: Any = pieces[-1].reshape(segment.blocks, -1)
+                pieces.append(rows.any(axis=1).astype(segment.ring.word))
+            else:
+                pieces.append(next(rings))
+        return Payload(self.layout, tuple(pieces))
+
+    def joined(self, aggregate: Aggregate) -> Aggregate:
+        """Return a release in the codec's layout; rows that were withheld are zeros."""
+        values = np.concatenate(self._released(aggregate, RingSegment))
+        return Aggregate(self.whole, (values,), aggregate.contributors, aggregate.total_weight)
+
+    def released(self, aggregate: Aggregate) -> dict[str, npt.NDArray[np.bool_]]:
+        """Return for each tensor with rows which of them were released."""
+        marks = self._released(aggregate, RowSegment)
+        return {path: mark.astype(np.bool_) for path, mark in zip(self.paths, marks, strict=True)}
+
+    def _released(self, aggregate: Aggregate, kind: type[Segment]) -> list[npt.NDArray[Any]]:
+        segments = self.layout.segments
+        rings = tuple(RingSegment(1, each.blocks) if isinstance(each, RowSegment) else each for each in segments)
+        require_sum(aggregate, Layout(rings, self.layout.version))
+        return [value for each, value in zip(segments, aggregate.values, strict=True) if isinstance(each, kind)]
+
+
+def require_floor(least: int, entry: ProtocolEntry, clients: int, corrupted: int, weights: Collection[int]) -> None:
+    """Refuse a floor on the clients of a row that a protocol cannot keep, or that does not hide one of them."""
+    require_integer("at_least", least, LEAST_COHORT, clients)
+    if RowSegment not in entry.segments:
+        raise InvalidParameters(
+            f"{entry.name} opens the whole sum to its server, rows that one client alone touched included: take "
+            "protocol='enclave', which withholds them, or leave out at_least and hide each client by noise"
+        )
+    if least - corrupted < LEAST_COHORT:
+        raise InvalidParameters(
+            f"{corrupted} of the {least} clients of a row may work with the server, which then sees what the other one "
+            f"sent: take at_least={LEAST_COHORT + corrupted}, or corrupted={least - LEAST_COHORT} if you trust them"
+        )
+    if set(weights) != {1}:
+        raise InvalidParameters("with at_least every client weighs 1: among the few of a row weights tell one apart")
+
+
+# --- Sessions ---------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -186,11 +267,7 @@ class Session(Generic[Form]):
         return self.codec.scales[0]
 
     def subject(self, *, task: bytes, round_number: int, model: Tree) -> Subject:
-        """Return what one session is about; each side makes its own from the model that it holds.
-
-        Raises:
-            InvalidParameters: the task is not of bytes, or the number not a round's.
-        """
+        """Return what one session is about; each side makes its own from the model that it holds."""
         if not isinstance(cast("object", task), bytes):
             raise InvalidParameters(f"a task is bytes, such as b'keyboard'; got {task!r}")
         require_integer("round_number", round_number, 0, _LAST_ROUND)
@@ -217,11 +294,7 @@ class Session(Generic[Form]):
         return self.entry.simulate(self.settings, coins=coins, clock=clock, threads=threads)
 
     def update(self, tree: Tree, *, subject: Subject, coins: Coins, weight: int = 1, name: object = None) -> LateUpdate:
-        """Return a client's update for ``member.join``; it is encoded only when the upload needs it.
-
-        Args:
-            name: the client's, for its log.
-        """
+        """Return a client's update for ``member.join``, encoded when the upload needs it; ``name`` is for its log."""
         digest = subject.model_digest or bytes(32)
         return LateUpdate(lambda: Update(self.encode(tree, coins, name), digest, weight))
 
@@ -264,11 +337,7 @@ class Session(Generic[Form]):
 
 
 def require_cohort(clients: int, weights: Collection[int] = (1,), corrupted: int = 0) -> None:
-    """Refuse a cohort that no sum hides, and weights that are none.
-
-    Raises:
-        InvalidParameters: saying what to change.
-    """
+    """Refuse a cohort that no sum hides, and weights that are none."""
     if type(clients) is not int or clients < LEAST_COHORT:
         raise InvalidParameters(f"a sum of fewer than {LEAST_COHORT} clients hides nobody; got {clients!r} clients")
     if clients - corrupted < LEAST_COHORT:

@@ -40,14 +40,7 @@ class Shapes:
 
     @classmethod
     def of(cls, like: Tree, only: tuple[str, ...] = (), exclude: tuple[str, ...] = ()) -> Shapes:
-        """Return those of a model.
-
-        Args:
-            only: patterns of paths, as a shell has them, such as ``"*lora*"``; without one every tensor is summed.
-            exclude: patterns of the tensors that are not.
-        Raises:
-            InvalidParameters: a tensor is not of floats, or there is none.
-        """
+        """Return those of a model, by patterns of paths as a shell has them, such as ``"*lora*"``."""
         chosen = {path: leaf for path, leaf in leaves(like) if _is_summed(path, only, exclude)}
         if strange := [path for path, leaf in chosen.items() if leaf.dtype.kind != "f"]:
             kinds = sorted({str(chosen[path].dtype) for path in strange})
@@ -62,7 +55,6 @@ class Shapes:
 
     @property
     def length(self) -> int:
-        """Number of values of the vector."""
         return sum(math.prod(shape) for shape in self.shapes)
 
     @property
@@ -72,11 +64,7 @@ class Shapes:
         return hashlib.sha256(bind(Label.SUMMED_TENSORS, *named)).digest()
 
     def vector(self, tree: Tree) -> Vector:
-        """Return these tensors of a model as one vector.
-
-        Raises:
-            Misuse: it lacks one of them, one has another shape, or it has one more that would be summed.
-        """
+        """Return these tensors of a model as one vector."""
         found = dict(leaves(tree))
         more = [path for path in found.keys() - set(self.paths) if _is_summed(path, self.only, self.exclude)]
         if more:
@@ -105,8 +93,7 @@ class Shapes:
         """Return a vector in the form of a model, each leaf of the kind and dtype that the model has there.
 
         A leaf of 16 bits, which are coarser than a step, comes back with 32 bits, and one whose dtype ends before the
-        values do with 64.
-        Tensors that are not summed are missing from dictionaries, and ``None`` in lists and tuples.
+        values do with 64. Tensors that are not summed are missing from dictionaries, and ``None`` in lists and tuples.
         """
         ends = np.cumsum([math.prod(shape) for shape in self.shapes])[:-1]
         pieces = dict(zip(self.paths, np.split(vector, ends), strict=True))
@@ -132,9 +119,6 @@ def leaves(tree: Tree) -> Iterator[tuple[str, npt.NDArray[Any]]]:
     """Yield each leaf as an array, with its path: keys and positions with slashes between them, in the order of paths.
 
     Two parties may hold one model in dictionaries of different order.
-
-    Raises:
-        InvalidParameters: a leaf is not an array of numbers.
     """
     found = list[tuple[str, npt.NDArray[Any]]]()
 

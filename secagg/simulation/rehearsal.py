@@ -1,4 +1,4 @@
-"""Signatures that are verified once for all clients of one process."""
+"""Rehearsals: whole sessions of any protocol in one process, with dropouts and cheaters, and their figures."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ SHARED_CHECKS: Final = 1 << 16
 def shared_checks() -> Generator[None]:
     """Verify each signature once in this process, for all who are shown it; for rehearsals of thousands of clients.
 
-    A signature is public and what it says is the same for everybody, so nothing passes that would not pass otherwise.
-    But no client does all of its own work: its seconds are not those of a client that is alone.
+    A signature says the same to everybody, so nothing passes that would not pass otherwise. But no client does all of
+    its own work: its seconds are not those of a client that is alone.
     """
     verify, known = certificates.verified_by, dict[tuple[bytes, bytes, bytes], None]()
 
@@ -63,14 +63,10 @@ class Inputs(Protocol):
     """Payloads for any number of clients in the memory of one."""
 
     @property
-    def layout(self) -> Layout:
-        """The layout of every payload."""
-        ...
+    def layout(self) -> Layout: ...
 
     @property
-    def tables(self) -> Tables:
-        """The codebooks of the codec, where it has any."""
-        ...
+    def tables(self) -> Tables: ...
 
     @property
     def values(self) -> int:
@@ -87,9 +83,7 @@ class Inputs(Protocol):
         """Greatest length of one client's part in a decoded sum, by name; None where nothing bounds it."""
         ...
 
-    def payload_of(self, number: int) -> Payload:
-        """Return the payload of a client."""
-        ...
+    def payload_of(self, number: int) -> Payload: ...
 
     def is_sum_of(
         self, aggregate: Aggregate, contributors: Iterable[ClientId], deviations: Sequence[float] = ()
@@ -132,20 +126,11 @@ class Rehearsal:
     threads: int = 1
     shares_checks: bool = False
     """Whether a signature is verified once for everybody in the process; else each client verifies what it is shown."""
-    stopwatch: type[Measured] = Measured
-    """A kind of ``Measured`` that sees more."""
 
     def run(
         self, progress: Progress | None = None, opened: Callable[[ServerSession], None] = lambda _: None
     ) -> Rehearsed:
-        """Run the session, once.
-
-        Args:
-            opened: told of the session before any client is.
-
-        Raises:
-            SecAggError: nothing is released; the message says why.
-        """
+        """Run the session, once; ``opened`` is told of it before any client is."""
         self.entry.require_segments(self.inputs.layout)
         world = self.entry.simulate(
             self.settings, coins=SystemCoins(), clock=lambda: datetime.now(UTC), threads=self.threads
@@ -165,7 +150,7 @@ class Rehearsal:
         everybody = client_ids(self.clients, self.first)
         held = world.open(subject, frozenset(everybody))
         opened(held)
-        session = self.stopwatch(held, between=lambda: world.bytes_between)
+        session = Measured(held, between=lambda: world.bytes_between)
         description = self.entry.describe(session.session)
         started, worked = perf_counter(), process_time()
         released = run(session, self._join(world, subject, everybody), self.dropouts, progress=progress)

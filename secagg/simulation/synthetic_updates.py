@@ -59,11 +59,10 @@ class Compression(StrEnum):
     """Compression of the model's matrix."""
 
     SCALAR = "sq"
-    """Scalar quantization to 8 bits."""
+    """To 8 bits."""
     PRUNING = "pruning"
     """One coordinate in ten, under a common mask, in fixed point."""
     PRODUCT = "pq"
-    """Product quantization: the indices of codewords."""
     PEAK = "peak"
     """Places and signs of peaks of the whole rotated update, and its length in public levels."""
     DITHER = "dither"
@@ -133,7 +132,6 @@ class SyntheticUpdates:
 
     @property
     def values(self) -> int:
-        """Number of values of the model."""
         return self._shape[0] * _COLUMNS + _BIASES
 
     def update_of(self, number: int) -> dict[str, npt.NDArray[np.float32]]:
@@ -152,7 +150,6 @@ class SyntheticUpdates:
         }
 
     def payload_of(self, number: int) -> Payload:
-        """Encode the update of one client."""
         return self.codec.encode(self.update_of(number), SystemCoins())
 
     def ideal(self, contributors: Iterable[ClientId]) -> Aggregate:
@@ -269,7 +266,6 @@ class WindowedInputs:
     def is_sum_of(
         self, aggregate: Aggregate, contributors: Iterable[ClientId], deviations: Sequence[float] = ()
     ) -> bool:
-        """Whether a sum is exactly that of these clients' inputs, or with noise as near as that reaches."""
         clients = [*contributors]
         total = self._ring.sum((self.payload_of(client.value).values[0] for client in clients), self.values)
         if deviations:

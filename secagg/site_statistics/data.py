@@ -72,8 +72,6 @@ def read_site(declaration: Declaration, data: str, version: str) -> Site:
 
     Args:
         data: ``visits.csv``, or ``site.py:FUNCTIONS`` for a mapping from names to functions, or what returns one.
-    Raises:
-        InvalidParameters: there is no such file or mapping, or a variable is not in it.
     """
     if _PYTHON in data:
         named: Any = outside_factory(data)

@@ -168,11 +168,7 @@ class Declaration:
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> Declaration:
-        """Return the declaration that a file has as a table.
-
-        Raises:
-            InvalidParameters: a name is none, or a value is of another type.
-        """
+        """Return the declaration that a file has as a table."""
         try:
             parts = {
                 name: {key: made(kind, each) for key, each in dict(given.get(name, {})).items()}
@@ -184,11 +180,7 @@ class Declaration:
 
     @classmethod
     def read(cls, path: Path) -> Declaration:
-        """Read a file of TOML.
-
-        Raises:
-            InvalidParameters: it is none, or declares what cannot be.
-        """
+        """Read a declaration in TOML."""
         try:
             return cls.of(tomllib.loads(path.read_text(encoding="utf-8")))
         except (OSError, ValueError) as error:
@@ -196,11 +188,7 @@ class Declaration:
 
 
 def made(kind: type[Made], given: Any) -> Made:  # noqa: ANN401 -- a table of a file
-    """Return a dataclass of a table, each value of its field's type.
-
-    Raises:
-        TypeError, ValueError: it has another name or type.
-    """
+    """Return a dataclass of a table; a ``TypeError`` or ``ValueError`` says which value is not of its field's type."""
     kinds = {each.name: str(each.type) for each in fields(cast("Any", kind))}
     read = dict[str, Any]()
     for name, value in dict(given).items():

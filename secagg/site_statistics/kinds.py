@@ -59,7 +59,6 @@ class Kind(ABC):
         """Return what sums over all sites say; None stands for a cell below the floor."""
 
     def own(self, columns: Columns) -> list[npt.NDArray[Any]]:
-        """Return the columns of its variables."""
         return [columns[name] for name in self.statistic.of]
 
     def shown(self, count: int) -> int | None:
@@ -197,7 +196,6 @@ class Table(Kind):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Number of classes of each variable."""
         return tuple(len(variable.classes) for variable in self.variables)
 
     @property
@@ -233,7 +231,6 @@ class Survival(Kind):
 
     @property
     def intervals(self) -> int:
-        """Number of intervals."""
         return len(self.statistic.edges) - 1
 
     @property

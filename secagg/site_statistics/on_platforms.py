@@ -58,9 +58,6 @@ class Answering:
         Args:
             key: the site's public key, where it has one.
             is_new: whether the session begins, so that what the ledgers would refuse is refused at once.
-        Raises:
-            InvalidParameters: the budget does not pay for this sum, or the declaration has no noise.
-            PeerMisbehaved: the round, or the declaration with this version of the data, was answered before.
         """
         noise, multiplier = self.plan.noise, float(self.plan.multiplier or 0)
         budgeted = replace(self.settings, noise=multiplier, norm=1.0 if multiplier else 0.0)
@@ -78,11 +75,7 @@ class Answering:
         return self.plan.late(self.site, SystemCoins(), charge)
 
     def begun(self, node: Node, terms: Terms) -> NodeRound:
-        """Look at the terms of a platform's session.
-
-        Raises:
-            InvalidParameters: they are of another declaration, below a floor, or of another run.
-        """
+        """Look at the terms of a platform's session, and refuse those of another declaration."""
         if terms.parameters != encode_parameters(self.plan.update):
             raise InvalidParameters(
                 "the server asks for other statistics than this site declares; compare the two files",
@@ -103,11 +96,7 @@ def settings_of(settings: SecAggSettings, declaration: Declaration) -> SecAggSet
 
 
 def round_of(rounds: Rounds, plan: Plan, *, clients: int, task: str, number: int) -> RoundTask:
-    """Return the task of a platform's round about a declaration.
-
-    Raises:
-        InvalidParameters: there are too few sites, or too many.
-    """
+    """Return the task of a platform's round about a declaration."""
     if clients > plan.declaration.most_clients:
         raise InvalidParameters(f"{clients} sites are more than the most_clients, {plan.declaration.most_clients}")
     return rounds.asked(plan.update, plan.asked, clients=clients, task=task, number=number)

@@ -71,14 +71,9 @@ class _CellNoise(ClientNoise):
 
 
 class Plan:
-    """A declaration as a secure sum."""
+    """A declaration as a secure sum; refused where no ring holds the sums, or no noise is large enough."""
 
     def __init__(self, declaration: Declaration) -> None:
-        """Plan the cells.
-
-        Raises:
-            InvalidParameters: no ring holds the sums, or no noise is large enough; the message says what to change.
-        """
         self.declaration = declaration
         self.kinds: dict[str, Kind] = {
             name: KINDS[statistic.kind](statistic, declaration) for name, statistic in declaration.statistics.items()

@@ -87,11 +87,7 @@ class Card:
 
     @classmethod
     def decode(cls, encoded: bytes) -> Card:
-        """Read a card.
-
-        Raises:
-            MalformedMessage: it is none.
-        """
+        """Read a card."""
         try:
             given = cast("dict[str, Any]", json.loads(encoded))
             read: dict[str, Any] = {"round_number": int(given["round_number"]), "terms": json.loads(given["terms"])}

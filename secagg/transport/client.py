@@ -23,13 +23,13 @@ from secagg.transport.logs import say
 from secagg.transport.proof import Prover, header_of
 from secagg.transport.tls import client_context, is_loopback
 
-# --- Requests ---------------------------------------------------------------------------------------------------------
-
 try:
     import httpx
 except ImportError as error:
     raise InvalidParameters("a client of sums over HTTP needs httpx; pip install secagg[http]") from error
 
+Join = Callable[[Card, Secret | None], ClientSession]
+"""Returns ``member.join(subject, update, suspended)``: what the client takes a session to be about is its own word."""
 MESSAGE: Final = "/message"
 _RETRIED: Final = frozenset({408, 429, 500, 502, 503, 504})
 _ANSWERS: Final = frozenset({Answer.LATE.status, Answer.OVER.status})
@@ -39,6 +39,8 @@ _PIECE_BYTES: Final = 1 << 18
 _FIRST_PAUSE: Final = 0.05
 _RESTED: Final = 2.0
 _GOLDEN, _WHOLE = 0x9E3779B97F4A7C15, 1 << 64
+_STAGES: Final = 1000
+_SCHEMES: Final = {"http", "https"}
 
 
 class Refused(ConnectionError):
@@ -108,12 +110,7 @@ class Requests:
             await self._exchanged(method, path, b"", None)
 
     async def ask(self, method: str, path: str, *, body: bytes = b"", params: dict[str, str] | None = None) -> Reply:
-        """Make a request until it gets an answer of the server's.
-
-        Raises:
-            MalformedMessage: the answer is not an answer.
-            ConnectionError: the server refused, or nobody answered for long.
-        """
+        """Make a request until the server answers it; a ``ConnectionError`` says that it refused, or is lost."""
         began, pause = time.monotonic(), _FIRST_PAUSE
         while True:
             try:
@@ -192,16 +189,6 @@ def _is_of_tls(error: BaseException | None) -> bool:
 
 # --- Taking part ------------------------------------------------------------------------------------------------------
 
-try:
-    import httpx
-except ImportError as error:
-    raise InvalidParameters("a client of sums over HTTP needs httpx; pip install secagg[http]") from error
-
-Join = Callable[[Card, Secret | None], ClientSession]
-"""Returns ``member.join(subject, update, suspended)``: what the client takes a session to be about is its own word."""
-_STAGES: Final = 1000
-_SCHEMES: Final = {"http", "https"}
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
@@ -235,8 +222,7 @@ async def contribute(  # noqa: PLR0913 -- all but three have defaults
         states: where progress is sealed, so that a process that is killed can be resumed.
         http: a client that is made already, and stays open.
     Raises:
-        SecAggError: this client left; the server was told that it did, and not why. It is not told of a card that this
-            client refuses.
+        SecAggError: this client left. The server is told that it did, and not why; nothing of a card that is refused.
         ConnectionError: the server refused this client, or could not be reached any more.
     """
     try:

@@ -1,4 +1,4 @@
-"""Room in memory for the answers that are being read: an answer takes what it declares, and the slowest gives way."""
+"""One session over HTTP: its stages and answers, and room in memory for the answers that are being read."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Body:
 
 
 class Places:
-    """The places of one stage."""
+    """The places of one stage: an answer takes what it declares, and the slowest gives way."""
 
     def __init__(self, room: int, grace: float) -> None:
         """Have so many bytes of room; ``grace`` is in seconds."""
@@ -180,11 +180,7 @@ class Conductor:
         number: int = 0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Prepare.
-
-        Args:
-            number: of the stage that is open; above zero for a session that was restored.
-        """
+        """Prepare; ``number`` is that of the open stage, above zero for a session that was restored."""
         self.card, self._session, self._admission = card, session, admission
         self._limits, self._metrics, self._store, self._clock = limits, metrics, store, clock
         self.exchange = Exchange(limits.stages, card.answer_bytes, clock, number)
@@ -206,8 +202,7 @@ class Conductor:
 
         Raises:
             SecAggError, OSError: nothing is released, and the session has ended; or ``keep`` raised it.
-        Security: where the task is cancelled, or ``keep`` raises, the session stays in the store, for another process
-            to resume.
+        Security: where the task is cancelled, or ``keep`` raises, the session stays in the store, to be resumed.
         """
         outcome = "failed"
         try:
@@ -313,11 +308,7 @@ class Conductor:
             self._metrics.set("secagg_clients", count, state=state)
 
     def status(self, *, has_names: bool) -> dict[str, object]:
-        """Return how the session stands, for its operator, as JSON has it.
-
-        Args:
-            has_names: whether clients are named, and not only counted. Culprits of faults are.
-        """
+        """Return how the session stands, for its operator, as JSON has it; culprits of faults are always named."""
         exchange, card, left = self.exchange, self.card, self.exchange.left()
 
         def shown(clients: frozenset[ClientId] | None) -> object:

@@ -71,33 +71,21 @@ class Exchange:
     """One session's requests."""
 
     def __init__(self, limits: Limits, longest: int, clock: Callable[[], float], number: int = 0) -> None:
-        """Begin before the first stage.
-
-        Args:
-            longest: how many bytes an answer has at most.
-            clock: seconds, which never go back.
-            number: of the first stage that is opened; above zero after a restart.
-        """
-        self._limits, self._longest, self._clock = limits, longest, clock
-        self._number = number - 1
+        """Begin before the first stage that is opened, of this number: above zero after a restart."""
+        self._limits, self._clock = limits, clock
+        self.longest = longest
+        """Greatest length of an answer to the open stage, in bytes."""
+        self.number = number - 1
+        """Number of the stage that is open, or was last; -1 before the first."""
+        self.over: Verdict | None = None
+        """The verdict for every request after the session's end; None before it."""
         self._patience: Patience | None = None
         self._turnout = Turnout.TOO_FEW
         self._taken, self._sending = set[ClientId](), set[ClientId]()
         self._out = dict[ClientId, str]()
         self._heard, self._untold = set[ClientId](), set[ClientId]()
-        self._over: Verdict | None = None
 
     # --- The driver says ----------------------------------------------------------------------------------------------
-
-    @property
-    def number(self) -> int:
-        """Number of the stage that is open, or was last; -1 before the first."""
-        return self._number
-
-    @property
-    def over(self) -> Verdict | None:
-        """The verdict for every request after the session's end; None before it."""
-        return self._over
 
     @property
     def untold(self) -> int:
@@ -112,17 +100,12 @@ class Exchange:
     @property
     def counts(self) -> dict[str, int]:
         """Numbers of these clients."""
-        return {"taken": len(self._taken), "sending": len(self._sending), "out": len(self._out)}
-
-    @property
-    def longest(self) -> int:
-        """Greatest length of an answer to the open stage, in bytes."""
-        return self._longest
+        return {state: len(clients) for state, clients in self.clients.items()}
 
     def open(self, stage: Stage, turnout: Turnout, longest: int | None = None) -> None:
         """Open the next stage, and begin to wait for answers of no more than so many bytes."""
-        self._longest = self._longest if longest is None else longest
-        self._number += 1
+        self.longest = self.longest if longest is None else longest
+        self.number += 1
         self._patience, self._turnout = Patience(stage, self._limits, self._clock), turnout
         self._taken.clear()
         self._untold.clear()
@@ -136,13 +119,11 @@ class Exchange:
     ) -> None:
         """End the session; every later request is told how.
 
-        Args:
-            result: what its clients are shown.
-            counted: who is in the sum. Of these, clients of a server that was restarted may not be back yet.
+        Clients in the sum may not be back yet from a restart of the server.
         """
         self._untold |= counted - self._heard
         self._patience = None
-        self._over = Verdict(Answer.DONE if is_released else Answer.OVER, sentence, result)
+        self.over = Verdict(Answer.DONE if is_released else Answer.OVER, sentence, result)
 
     def left(self) -> float:
         """Return for how many seconds to wait at most; 0 when the stage is to be closed."""
@@ -170,14 +151,14 @@ class Exchange:
             return Verdict(Answer.KNOWN, f"an answer of {client} to stage {number} was taken; the first one counts")
         if client in self._sending:
             return Verdict(Answer.BUSY, f"another answer of {client} is being read; wait for what becomes of it")
-        if length is not None and length > self._longest:
+        if length is not None and length > self.longest:
             return self.too_long(length)
         self._sending.add(client)
         return _READ
 
     def too_long(self, length: int) -> Verdict:
         """Return what an answer gets that is longer than any to this stage can be."""
-        sentence = f"an answer to stage {self._number} has at most {self._longest} bytes; this one has {length} or more"
+        sentence = f"an answer to stage {self.number} has at most {self.longest} bytes; this one has {length} or more"
         return Verdict(Answer.LONG, sentence)
 
     def read(self, client: ClientId, number: int) -> Verdict:
@@ -190,21 +171,19 @@ class Exchange:
         """Record what the session made of an answer.
 
         Args:
-            error: what it raised.
-            turnout: how the stage stands now.
             is_awaited: whether the session awaits the client after all: others may have sent what it refused.
         """
         self.gave_up(client)
         if isinstance(error, UnexpectedMessage):
             return Verdict(Answer.LATE, str(error))
-        if number == self._number:
+        if number == self.number:
             self._turnout = turnout
         if error is not None and is_awaited:
             return Verdict(Answer.REFUSED, f"an answer to stage {number} was refused: {error}")
         if error is not None:
             self._out[client] = f"an answer to stage {number} was refused: {error}"
             return Verdict(Answer.REFUSED, self._out[client])
-        if number == self._number:
+        if number == self.number:
             self._taken.add(client)
             self._untold.add(client)
         return _TAKEN
@@ -221,18 +200,18 @@ class Exchange:
     # --- Private ------------------------------------------------------------------------------------------------------
 
     def _no(self, client: ClientId) -> Verdict | None:
-        if self._over is not None:
-            return self._over
+        if self.over is not None:
+            return self.over
         if client in self._out:
             return Verdict(Answer.OUT, self._out[client])
         return None
 
     def _untimely(self, number: int) -> Verdict | None:
-        if number == self._number + 1 and self._patience is None:
+        if number == self.number + 1 and self._patience is None:
             # A server that was restarted listens before it has opened the stage that its clients know.
             return Verdict(Answer.BUSY, f"stage {number} is about to begin; send this again")
-        if number > self._number:
+        if number > self.number:
             return Verdict(Answer.WRONG, f"stage {number} has not begun; answer the message of the stage that is open")
-        if number < self._number or self._patience is None:
+        if number < self.number or self._patience is None:
             return Verdict(Answer.LATE, f"stage {number} is closed; ask for the next message")
         return None

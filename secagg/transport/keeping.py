@@ -41,14 +41,10 @@ class ServerRecord(Message):
 
 
 class ServerStore:
-    """Two files in a folder of this user's alone: the session, and the names that clients without keys have claimed."""
+    """Two files in a folder: the session, and the names that clients without keys have claimed."""
 
     def __init__(self, folder: Path) -> None:
-        """Use a folder.
-
-        Raises:
-            InvalidParameters: others may look into it.
-        """
+        """Use a folder of this user's alone."""
         require_own_folder(folder)
         self._path, self._claims = folder / "session.record", folder / "session.claims"
 
@@ -57,11 +53,7 @@ class ServerStore:
         replace(self._path, record.encode())
 
     def get(self) -> ServerRecord | None:
-        """Return the last record; None if that session ended and its clients were told.
-
-        Raises:
-            InvalidParameters: the file is none of ours.
-        """
+        """Return the last record; None if that session ended and its clients were told."""
         if not self._path.exists():
             return None
         try:
@@ -125,11 +117,7 @@ class ClientStore:
 
     @contextmanager
     def held(self) -> Generator[None]:
-        """Let no other process take this client's progress, and with it its part in a sum, from the one that runs.
-
-        Raises:
-            InvalidParameters: there is one.
-        """
+        """Let no other process take this client's progress, and with it its part in a sum, from the one that runs."""
         descriptor = os.open(self._path.with_suffix(".held"), os.O_RDWR | os.O_CREAT, 0o600)
         try:
             claim(descriptor, "another process of this client takes part in sums of this server; let it end first")

@@ -77,7 +77,6 @@ class _Head(ReceiveBuffer):
     """
 
     def maybe_extract_lines(self) -> list[bytearray] | None:
-        """Return the lines of a head that is whole."""
         head = bytes(self).partition(b"\r\n\r\n")[0]
         if len(head) > _HEAD_BYTES:
             raise RemoteProtocolError("the head of a request is too long")
@@ -198,8 +197,6 @@ async def listening(  # noqa: PLR0913 -- all but three have defaults
     Args:
         port: 0 for any that is free.
         is_behind_proxy: whether something else brings TLS to this host.
-    Raises:
-        InvalidParameters: the address cannot be listened at, or others would hear the traffic.
     """
     if tls is None and not is_loopback(host) and not is_behind_proxy:
         raise InvalidParameters(

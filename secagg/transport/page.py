@@ -74,11 +74,9 @@ class Paged:
     """An application with the page before it."""
 
     def __init__(self, app: Application) -> None:
-        """Read the page's files once."""
         self._app, self._files = app, _read_files()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request: with a file, or as the application does."""
         path = scope.get("path", "")
         if scope["type"] != "http" or scope["method"] not in {"GET", "HEAD"}:
             await self._app(scope, receive, send)
@@ -103,11 +101,9 @@ class OwnHost:
     """
 
     def __init__(self, app: Application) -> None:
-        """Put the check before an application that listens at loopback."""
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request, or refuse its ``Host``."""
         hosts = [value for name, value in scope.get("headers", ()) if name == b"host"]
         if scope["type"] != "http" or (len(hosts) == 1 and _NEAR.fullmatch(hosts[0])):
             await self._app(scope, receive, send)
@@ -119,11 +115,7 @@ class CrossOrigin:
     """An application that pages of some other origins may ask, and of no more."""
 
     def __init__(self, app: Application, origins: Collection[str]) -> None:
-        """Allow origins by their exact names, such as ``https://example.org``.
-
-        Raises:
-            InvalidParameters: a name is not an origin.
-        """
+        """Allow origins by their exact names, such as ``https://example.org``."""
         for origin in origins:
             scheme, separator, host = origin.partition("://")
             if (
@@ -141,7 +133,6 @@ class CrossOrigin:
         self._app, self._origins = app, frozenset(origin.encode() for origin in origins)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request; each response to an allowed origin says so, errors too."""
         origin = dict(scope.get("headers", ())).get(b"origin") if scope["type"] == "http" else None
         if origin is None or origin not in self._origins:
             await self._app(scope, receive, send)

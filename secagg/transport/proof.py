@@ -83,11 +83,7 @@ class Operators:
     """Admits those who may see how a session stands: this machine, or the holder of a token."""
 
     def __init__(self, token: str | None = None, *, is_behind_proxy: bool = False) -> None:
-        """Take a token, if there is one; behind a proxy every request comes from this machine, and none without it.
-
-        Raises:
-            InvalidParameters: a token can be guessed, or does not fit into a header.
-        """
+        """Take a token, if there is one; behind a proxy every request comes from this machine, and none without it."""
         if token is not None and not _TOKEN.fullmatch(token):
             raise InvalidParameters("a token has 16 letters, digits or -._~+/ or more; draw one: openssl rand -hex 32")
         self.has_token = token is not None
@@ -108,7 +104,6 @@ class Certified:
         self._good = dict[ClientId, tuple[str, bytes]]()
 
     def admits(self, session: str, client: ClientId, proof: bytes) -> bool:
-        """See ``Admission``."""
         good = self._good.get(client)
         if good is not None and good[0] == session:
             return compare_digest(good[1], proof)  # Ed25519 as here gives one signature for one statement.
@@ -121,12 +116,10 @@ class Certified:
         return True
 
     def claim_of(self, client: ClientId) -> bytes | None:
-        """Return nothing: signatures prove themselves."""
         del client
         return None
 
     def seat(self, session: str, proof: bytes) -> ClientId | None:
-        """Return nothing: names are those of keys."""
         del session, proof
         return None
 
@@ -137,18 +130,13 @@ class FirstCome:
     def __init__(
         self, invited: Collection[ClientId] | None = None, session: str = "", known: Mapping[ClientId, bytes] = _NONE
     ) -> None:
-        """Begin, or take over another process's knowledge of a session.
-
-        Args:
-            invited: nobody else is admitted; without it as many names as a session may have clients at most.
-        """
+        """Begin, or take over another process's session; without ``invited`` only the number of names is limited."""
         self._invited, self._digests = invited, dict(known)
         self._session: str = session
         self._owners = {digest: client for client, digest in known.items()}
         self._free = self._names()
 
     def admits(self, session: str, client: ClientId, proof: bytes) -> bool:
-        """See ``Admission``."""
         self._begin(session)
         is_known = client in self._digests
         if not is_known and (len(self._digests) >= _NAMES if self._invited is None else client not in self._invited):
@@ -159,11 +147,10 @@ class FirstCome:
         return compare_digest(self._digests[client], digest)
 
     def claim_of(self, client: ClientId) -> bytes | None:
-        """See ``Admission``."""
         return self._digests.get(client)
 
     def seat(self, session: str, proof: bytes) -> ClientId | None:
-        """See ``Admission``: the least free name of those invited."""
+        """Give the least free name of those invited."""
         self._begin(session)
         digest = hashlib.sha256(proof).digest()
         if (own := self._owners.get(digest)) is not None:

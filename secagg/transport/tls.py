@@ -29,13 +29,7 @@ class ServerTls:
     """The context of a server, made again when its files are renewed."""
 
     def __init__(self, own: Credentials, clients: Path | None = None) -> None:
-        """Read the files.
-
-        Args:
-            clients: certificates of who may connect, or of who issues theirs; without it anybody may.
-        Raises:
-            InvalidParameters: they hold no certificate with its key, or none that can be believed.
-        """
+        """Read the files; ``clients`` has certificates of who may connect, or of their issuers, else anybody may."""
         self._own, self._clients = own, clients
         self.context = self._read()
         """Context of new connections; existing ones keep theirs."""
@@ -61,7 +55,6 @@ class PinnedTls(ServerTls):
     """The context of an operator's end that talks with one other certificate, whatever names stand in it."""
 
     def __init__(self, own: Credentials, peer: Path, *, is_server: bool) -> None:
-        """Read the files, as for a server."""
         self._peer, self._is_server = peer, is_server
         super().__init__(own)
 
@@ -75,11 +68,7 @@ class PinnedTls(ServerTls):
 
 
 def client_context(server: Path | None = None, own: Credentials | None = None) -> ssl.SSLContext:
-    """Return the context of a client.
-
-    Args:
-        server: the server's certificate, or its issuer's; by default the system's issuers are believed.
-    """
+    """Return the context of a client; ``server`` is its certificate or its issuer's, else the system's issuers."""
     context = _context(own, is_server=False)
     if server is None:
         context.load_default_certs()
@@ -89,11 +78,7 @@ def client_context(server: Path | None = None, own: Credentials | None = None) -
 
 
 def certificate_in(path: Path) -> bytes:
-    """Return the certificate in a file, as TLS shows it.
-
-    Raises:
-        InvalidParameters: there is none.
-    """
+    """Return the certificate in a file, as TLS shows it."""
     try:
         return ssl.PEM_cert_to_DER_cert(path.read_text(encoding="ascii").strip())
     except (OSError, ValueError):

@@ -11,9 +11,8 @@ from typing import Any
 import pytest
 
 from secagg.errors import InvalidParameters, PeerMisbehaved, SecAggError
-from secagg.platforms.enclave_plug import NodeJudge
+from secagg.platforms.enclave_plug import NodeJudge, load_judge
 from secagg.platforms.floors import NodeSettings
-from secagg.platforms.keys.enclave_policy import load_judge
 from secagg.protocols.enclave.attestation import Evidence, EvidenceFormat, PinnedMeasurement, Policy, Verifier
 from secagg.protocols.enclave.session import HardwareJudge
 from secagg.protocols.enclave.unattested import SimulatedEvidence

@@ -284,26 +284,6 @@ def test_scales_follow_what_clients_tell_and_not_the_mean_which_is_smaller(
     assert "were cut off" not in log.text
 
 
-class LosingGrid(MemoryGrid):
-    """A grid that loses a node after its first answer, and says so in its own name, as a SuperLink does."""
-
-    def push_messages(self, messages: Iterable[Any]) -> list[str]:
-        pushed = super().push_messages(messages)
-        for sent in self.sent[len(self.sent) - len(pushed) :] if len(self.sent) > len(pushed) else ():
-            if sent.metadata.dst_node_id == 100:
-                lost = self.flwr.Message(self.flwr.Error(code=3, reason="gone"), reply_to=sent)
-                lost.metadata.__dict__["_src_node_id"] = 1
-                self.replies[sent.metadata.message_id] = lost
-        return pushed
-
-
-def test_a_node_that_is_gone_is_awaited_no_more_whoever_says_it(folders: Path, log: Any) -> None:
-    inner, grid = begun(LosingGrid(lenient(folders), adding(0.125)), settings_of(folders, "pairwise"))
-    model, _ = inner.round(grid, {"w": np.zeros(4, dtype=np.float32)})
-    assert np.allclose(model["w"], 0.125 * np.mean(range(2, CLIENTS + 1)), atol=1e-3)
-    assert "1 left" in log.text
-
-
 class MuteGrid(MemoryGrid):
     """A grid whose first node never answers, and a clock that goes on with every look at the answers."""
 
@@ -324,24 +304,6 @@ def test_a_node_that_is_silent_costs_the_timeout_and_is_in_no_sum(
     (reply,) = grid.send_and_receive(inner.messages(MODEL), timeout=5.0)
     assert np.allclose(reply.content.array_records["arrays"]["w"].numpy(), 3.5 * 0.125, atol=2**-16)
     assert inner.now == 5.0
-
-
-class StrangeGrid(MemoryGrid):
-    """A grid whose first node answers under a name that nobody was invited under."""
-
-    def push_messages(self, messages: Iterable[Any]) -> list[str]:
-        pushed = super().push_messages(messages)
-        for sent in self.sent[len(self.sent) - len(pushed) :]:
-            if sent.metadata.dst_node_id == 100:
-                self.replies[sent.metadata.message_id].metadata.__dict__["_src_node_id"] = 999
-        return pushed
-
-
-def test_an_answer_of_a_node_that_was_not_invited_is_left_out(folders: Path, log: Any) -> None:
-    inner, grid = begun(StrangeGrid(lenient(folders), adding(0.125)), settings_of(folders, "pairwise"))
-    model, _ = inner.round(grid, {"w": np.zeros(4, dtype=np.float32)})
-    assert np.allclose(model["w"], 0.125 * np.mean(range(2, CLIENTS + 1)), atol=1e-3)
-    assert "node 999 was not asked; a node answers for itself alone" in log.text
 
 
 # --- The ledger -------------------------------------------------------------------------------------------------------
@@ -564,19 +526,46 @@ def test_a_client_that_leaves_over_a_message_leaves_no_key_to_its_state(folders:
     assert not keys_in(folders)
 
 
-class StrangelyAnsweringGrid(MemoryGrid):
-    """A grid whose first node answers with whatever it likes."""
+Alter = Callable[[MemoryGrid, Any, Any], Any]
+"""Given a grid, what it sent and its reply, the reply that comes back."""
 
-    def __init__(self, *args: Any, content: Callable[[Any], Any], **more: Any) -> None:
-        super().__init__(*args, **more)
-        self.content = content
+
+class AlteringGrid(MemoryGrid):
+    """A grid whose first node answers as a test likes."""
+
+    def __init__(self, mod: plugin.SecAggMod, alter: Alter) -> None:
+        super().__init__(mod, adding(0.125))
+        self.alter = alter
 
     def push_messages(self, messages: Iterable[Any]) -> list[str]:
         pushed = super().push_messages(messages)
         for sent in self.sent[len(self.sent) - len(pushed) :]:
             if sent.metadata.dst_node_id == 100:
-                self.replies[sent.metadata.message_id].__dict__["_content"] = self.content(self.flwr)
+                identity = sent.metadata.message_id
+                self.replies[identity] = self.alter(self, sent, self.replies[identity])
         return pushed
+
+
+def lost_later(grid: MemoryGrid, sent: Any, reply: Any) -> Any:
+    """Lose a node after its first answer, as a SuperLink says it, in its own name."""
+    if len(grid.sent) <= CLIENTS:
+        return reply
+    lost = grid.flwr.Message(grid.flwr.Error(code=3, reason="gone"), reply_to=sent)
+    lost.metadata.__dict__["_src_node_id"] = 1
+    return lost
+
+
+def not_invited(_: MemoryGrid, __: Any, reply: Any) -> Any:
+    reply.metadata.__dict__["_src_node_id"] = 999
+    return reply
+
+
+def holding(content: Callable[[Any], Any]) -> Alter:
+    def alter(grid: MemoryGrid, _: Any, reply: Any) -> Any:
+        reply.__dict__["_content"] = content(grid.flwr)
+        return reply
+
+    return alter
 
 
 CONTENTS: dict[str, Callable[[Any], Any]] = {
@@ -590,15 +579,22 @@ CONTENTS: dict[str, Callable[[Any], Any]] = {
 }
 
 
-@pytest.mark.parametrize("content", CONTENTS)
-def test_whatever_a_node_answers_leaves_it_out_and_nobody_else(folders: Path, content: str, log: Any) -> None:
-    inner, grid = begun(
-        StrangelyAnsweringGrid(lenient(folders), adding(0.125), content=CONTENTS[content]),
-        settings_of(folders, "pairwise"),
-    )
+@pytest.mark.parametrize(
+    ("alter", "said"),
+    [
+        (lost_later, "1 left"),
+        (not_invited, "node 999 was not asked; a node answers for itself alone"),
+        *((holding(content), "node 100 is left out") for content in CONTENTS.values()),
+    ],
+    ids=["lost later", "not invited", *CONTENTS],
+)
+def test_whatever_a_node_answers_leaves_it_out_and_nobody_else(
+    folders: Path, alter: Alter, said: str, log: Any
+) -> None:
+    inner, grid = begun(AlteringGrid(lenient(folders), alter), settings_of(folders, "pairwise"))
     model, _ = inner.round(grid, {"w": np.zeros(4, dtype=np.float32)})
     assert np.allclose(model["w"], 0.125 * np.mean(range(2, CLIENTS + 1)), atol=1e-3)
-    assert "node 100 is left out" in log.text
+    assert said in log.text
 
 
 @pytest.mark.parametrize("gap", [[], [None]])

@@ -261,9 +261,9 @@ def test_a_storage_within_the_state_leaves_it_to_its_user(
     def begun(*_: object) -> None:
         raise Misuse("it has begun")
 
-    monkeypatch.setattr("secagg.cli.wire.server._sum_of", begun)
+    monkeypatch.setattr("secagg.cli.wire.server._Sum", begun)
     monkeypatch.chdir(tmp_path)
-    protocol = (
+    protocol = [
         "--protocol",
         "one-message",
         "--set",
@@ -272,7 +272,7 @@ def test_a_storage_within_the_state_leaves_it_to_its_user(
         "epoch=epoch",
         "--engine",
         "memory",
-    )
+    ]
     options = ("--listen", "127.0.0.1:0", *protocol, "--state", "state", *storage)
     assert main([*SERVE, *options]) == 2
     assert "it has begun" in capsys.readouterr().err

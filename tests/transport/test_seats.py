@@ -115,7 +115,7 @@ async def test_each_visitor_has_one_seat_and_there_are_no_more_than_invited() ->
 async def test_a_seat_is_of_a_session_that_has_not_closed_its_first_stage() -> None:
     server = SumServer(limits=quick_limits(), admission=FirstCome(frozenset(CLIENTS)))
     async with holding(server) as (held, _):
-        held.server._current.exchange._number = 1  # type: ignore[union-attr]  # noqa: SLF001 -- a later stage
+        held.server._current.exchange.number = 1  # type: ignore[union-attr]  # noqa: SLF001 -- a later stage
         assert (await seat(held, LATE))[0] == 403
 
 

@@ -16,11 +16,9 @@ from .shared import (
     ACTIVE,
     TRUST,
     assigned,
-    now,
     own_credentials,
     plan_for,
     plan_of,
-    plug_for,
     running,
     stopped,
     subject_of,
@@ -58,10 +56,8 @@ def run_contribute(options: argparse.Namespace) -> int:
 async def _contribute(options: argparse.Namespace) -> Outcome:
     from secagg.crypto.entropy import SystemCoins
     from secagg.identifiers import ClientId
-    from secagg.platforms.charges import Charges
     from secagg.platforms.keys.identities import load_identity
-    from secagg.platforms.plugs import NodeSide
-    from secagg.privacy.client_noise import NO_NOISE
+    from secagg.platforms.plugs import NodeSide, plug_of
     from secagg.session.sealed_state import StateDirectory
     from secagg.transport.client import Patience, contribute
     from secagg.transport.proof import Prover
@@ -71,24 +67,8 @@ async def _contribute(options: argparse.Namespace) -> Outcome:
     floors, update_for = _offered(options, None if identity is None else identity.signing_key.public_key)
     coins, states = SystemCoins(), StateDirectory(options.state, coins=SystemCoins())
     client = ClientId(options.client) if identity is None else identity.client
-    if identity is None:
-        charges = Charges.of_node(states, client.value)
-    else:
-        attempts = None if floors.allow_repeats else floors.attempts
-        charges = Charges.of_key(identity.signing_key.public_key, attempts=attempts)
-    side = NodeSide(
-        settings=floors,
-        client=client,
-        certified=identity,
-        invitation=b"",
-        judge=None,
-        latches=states.beside("latches"),
-        holdings=states.folder / "holdings",
-        noise=NO_NOISE,
-        privacy=floors.privacy_ledger(identity.signing_key.public_key if identity else None),
-        coins=coins,
-        clock=now,
-    )
+    charges = floors.charges(identity, states, client)
+    side = NodeSide(settings=floors, client=client, certified=identity, states=states)
 
     def joined(card: Card, suspended: Secret | None) -> tuple[Subject, LateUpdate]:
         floors.require_protocol(card.protocol)
@@ -106,7 +86,8 @@ async def _contribute(options: argparse.Namespace) -> Outcome:
             # A plug looks at the first message; the member that it makes may then keep a suspended state.
             if not members:
                 first = message if suspended is None else b""
-                members.append(plug_for(card.protocol).member(replace(side, invitation=first)))
+                plug = plug_of(card.protocol, is_suspended=False)
+                members.append(plug.member(replace(side, invitation=first)))
             return members[0].join(subject, update, suspended)
 
         return _PluggedSession(client, begin)

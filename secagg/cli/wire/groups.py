@@ -51,12 +51,7 @@ class GroupSum(Message):
     unbounded: Annotated[tuple[int, ...], repeated(unsigned(4), _MOST)]
 
     def released(self, layout: Layout) -> Released:
-        """Return it as the session did, but for why uploads were left out.
-
-        Raises:
-            MalformedMessage: it is of another layout, counts other clients than it names, or does not say what was
-                revealed of all that it counts.
-        """
+        """Return it as the session did, but for why uploads were left out."""
         aggregate, counted = Aggregate.decode(self.aggregate, layout), frozenset(self.counted)
         if not len(self.counted) == len(counted) == aggregate.contributors:
             raise MalformedMessage("it names other clients than it counts", reason=Reason.NOT_CANONICAL)
@@ -69,11 +64,7 @@ class GroupSum(Message):
 def group_of(
     options: argparse.Namespace, roster: Roster | None
 ) -> tuple[frozenset[ClientId], Roster | None, dict[str, int | float]]:
-    """Return who is invited, the roster of these alone, and what they are told.
-
-    Raises:
-        InvalidParameters: nobody says who there is, or there is no such group.
-    """
+    """Return who is invited, the roster of these alone, and what they are told."""
     if (roster is None) == (options.clients is None):
         raise InvalidParameters(
             "name the clients by --set roster=keys/roster.json, or, where they have no keys, say how many by --clients"
@@ -118,11 +109,7 @@ def write_mean(path: Path, mean: ArrayLike) -> None:
 
 
 def read_sum(path: Path) -> tuple[Card, GroupSum]:
-    """Read what ``write_sum`` wrote.
-
-    Raises:
-        InvalidParameters: it is something else, or not whole.
-    """
+    """Read what ``write_sum`` wrote."""
     data = path.read_bytes()
     sums, digest = data[:-DIGEST_BYTES], data[-DIGEST_BYTES:]
     if digest != _digest(sums):

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from secagg.cli import spreading
-from secagg.cli.lazily import when_run
+from secagg.cli.helper_options import when_run
 from secagg.session.registry import names
 
 
@@ -70,7 +70,7 @@ def add_options(commands: Any) -> None:  # noqa: ANN401 -- argparse names the ty
     )
     spreading.add_options(serve)
     _add_common(serve, "a setting of the server, as an app of Flower has it without `secagg-`: roster=keys/roster.json")
-    serve.set_defaults(run=when_run("serve"))
+    serve.set_defaults(run=when_run("secagg.cli.wire.server", "run_serve"))
     add = commands.add_parser(
         "add",
         help="add what the servers of all groups released, and write the mean",
@@ -79,7 +79,7 @@ def add_options(commands: Any) -> None:  # noqa: ANN401 -- argparse names the ty
     )
     add.add_argument("sums", type=Path, nargs="+", metavar="FILE", help="the sum of one group")
     add.add_argument("--out", type=Path, required=True, metavar="FILE", help="where the mean goes, as .npy")
-    add.set_defaults(run=when_run("add"))
+    add.set_defaults(run=when_run("secagg.cli.wire.groups", "run_add"))
     _add_contribute(commands.add_parser("contribute", help="add one update to the sum that a server holds"))
     tunnel = commands.add_parser(
         "tunnel",
@@ -92,7 +92,7 @@ def add_options(commands: Any) -> None:  # noqa: ANN401 -- argparse names the ty
     tunnel.add_argument("--socket", type=Path, required=True, metavar="PATH", help="the Unix socket on this side")
     tunnel.add_argument("--peer", type=Path, required=True, metavar="FILE", help="the other operator's certificate")
     _add_credentials(tunnel, is_required=True)
-    tunnel.set_defaults(run=when_run("tunnel"))
+    tunnel.set_defaults(run=when_run("secagg.cli.wire.shared", "run_tunnel"))
 
 
 def _add_contribute(contribute: argparse.ArgumentParser) -> None:
@@ -111,7 +111,7 @@ def _add_contribute(contribute: argparse.ArgumentParser) -> None:
     contribute.add_argument("--state", type=Path, metavar="DIR", help="where progress is sealed (default: in memory)")
     contribute.add_argument("--patience", type=float, default=120.0, help="seconds without a server (default: 120)")
     _add_common(contribute, "a floor of this client: minimum_cohort=10, servers=servers.json")
-    contribute.set_defaults(run=when_run("contribute"))
+    contribute.set_defaults(run=when_run("secagg.cli.wire.client", "run_contribute"))
 
 
 def _add_common(command: argparse.ArgumentParser, what: str) -> None:

@@ -9,9 +9,8 @@ import logging
 import os
 import signal
 import time
-from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, cast
@@ -27,10 +26,8 @@ from .shared import (
     TRUST,
     address,
     assigned,
-    now,
     own_credentials,
     plan_for,
-    plug_for,
     running,
     stopped,
     subject_of,
@@ -38,8 +35,6 @@ from .shared import (
 
 if TYPE_CHECKING:
     from secagg.crypto.entropy import Coins
-    from secagg.identifiers import ClientId
-    from secagg.platforms.keys.identities import Roster
     from secagg.platforms.settings import SecAggSettings
     from secagg.session.roles import Released, ServerSession, Subject
     from secagg.short.model_session import Session
@@ -76,11 +71,7 @@ def run_serve(options: argparse.Namespace) -> int:
 
 
 def _complete(options: argparse.Namespace) -> None:
-    """Fill in what a page decides, or refuse what is missing.
-
-    Raises:
-        InvalidParameters: an option is missing, or one does not go with a page.
-    """
+    """Fill in what a page or a declaration decides, or refuse what is missing or does not go with it."""
     options.declared = None
     if options.statistics is not None:
         from secagg.site_statistics import Declaration
@@ -166,7 +157,7 @@ async def _serve(options: argparse.Namespace) -> None:
     operators = Operators(token, is_behind_proxy=options.behind_proxy)
     with ExitStack() as resources:
         workers = resources.enter_context(workers_for(find(options.protocol), options, Telling()))
-        sums = _sum_of(options, settings, resources, workers)
+        sums = _Sum(options, settings, resources, workers)
         held = sums.held()
         limits = _limits(options, held.card)
         allow_connections(limits)
@@ -212,11 +203,6 @@ def _with_page(app: Any, options: argparse.Namespace) -> Any:  # noqa: ANN401 --
 
 
 def _settings(options: argparse.Namespace) -> SecAggSettings:
-    """Read the settings of the server.
-
-    Raises:
-        InvalidParameters: one of them is not for this command.
-    """
     from secagg.platforms.settings import PREFIX, SecAggSettings
 
     given = {PREFIX + name.replace("_", "-"): value for name, value in assigned(options.set, SecAggSettings).items()}
@@ -279,27 +265,25 @@ class _Held:
     ending: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class _Sum:
-    """The sum that the options ask for, and how a session of it is opened or gone on with."""
+    """The sum that the options ask for, and how a session of it is opened or resumed."""
 
-    options: argparse.Namespace
-    settings: SecAggSettings
-    resources: ExitStack
-    workers: Spreading
-    store: ServerStore | None
-    invited: frozenset[ClientId]
-    roster: Roster | None
-    terms: dict[str, Any]
+    def __init__(
+        self, options: argparse.Namespace, settings: SecAggSettings, resources: ExitStack, workers: Spreading
+    ) -> None:
+        from secagg.platforms.keys.identities import load_roster
+
+        self.options, self.settings, self.resources, self.workers = options, settings, resources, workers
+        roster = load_roster(Path(settings.roster)) if settings.roster else None
+        self.invited, self.roster, planned = group_of(options, roster)
+        self.terms: dict[str, Any] = {**planned}
+        if options.declared is not None:
+            self.terms = {name: self.terms[name] for name in self.terms if name not in _OF_UPDATES}
+            self.terms["statistics"] = options.declared.digest.hex()
+        self.store = None if options.state is None else _store_in(options.state, resources)
 
     def held(self, least: int = 0) -> _Held:
-        """Resume the session of the store, or open another one.
-
-        Args:
-            least: the least number that its round may have, where none is given.
-        Raises:
-            InvalidParameters: the store keeps a session of other arguments.
-        """
+        """Resume the session of the store, or open another one, whose round is not below ``least``."""
         from secagg.transport.card import Card
 
         if self.store is None or (kept := self.store.get()) is None:
@@ -307,7 +291,7 @@ class _Sum:
         card = Card.decode(kept.card)
         if kept.ending and self._is_about(card):
             # The sum is written, and its clients may not have been told.
-            return replace(self._restored(card, None), ending=kept.ending.decode())
+            return self._held_for(card, None, ending=kept.ending.decode())
         if not kept.ending and self._can_go_on(kept):
             return self._gone_on(card, kept)
         _LOG.warning("the earlier session is over, or cannot be resumed; this is a new one")
@@ -330,17 +314,23 @@ class _Sum:
                 f"{card.round_number}, of other arguments; give the same ones again, or name another --state"
             )
         if kept.snapshot:
-            return replace(self._restored(card, self._session_of(kept.snapshot)), number=kept.stage)
+            return self._held_for(card, self._session_of(kept.snapshot), number=kept.stage)
         plan = plan_for(self.options.declared, card.protocol, card.terms)
         subject = subject_of(plan, card.task, card.round_number, card.terms)
         session = self._spread.opened(partial(self._opened, subject))
-        return replace(self._restored(card, session), number=int(session.stage is None))
+        return self._held_for(card, session, number=int(session.stage is None))
 
-    def _restored(self, card: Card, session: ServerSession | None) -> _Held:
-        """Return what a card of before says; names that were claimed stay with who claimed them."""
-        claims = {} if self.store is None else self.store.claims(card.session)
+    def _held_for(self, card: Card, session: ServerSession | None, *, number: int = 0, ending: str = "") -> _Held:
+        """Return the session of a card; names that were claimed stay with who claimed them."""
+        from secagg.transport.proof import Certified, FirstCome
+
         plan = plan_for(self.options.declared, card.protocol, card.terms)
-        return _Held(session=session, card=card, plan=plan, admission=self._admission(card, claims))
+        if self.roster is not None:
+            admission: Admission = Certified(self.roster.authority, self.roster.certificates)
+        else:
+            claims = {} if self.store is None else self.store.claims(card.session)
+            admission = FirstCome(self.invited, card.session, claims)
+        return _Held(session=session, card=card, plan=plan, admission=admission, number=number, ending=ending)
 
     def _begun(self, least: int = 0) -> _Held:
         from secagg.crypto.entropy import SystemCoins
@@ -363,7 +353,7 @@ class _Sum:
             session = self._spread.opened(partial(self._opened, subject), begins=True)
         else:
             self.workers.opened(session := self._opened(subject))
-        return _Held(session=session, card=card, plan=plan, admission=self._admission(card, {}))
+        return self._held_for(card, session)
 
     def _is_about(self, card: Card) -> bool:
         """Whether a session that was kept is the one that the options ask for."""
@@ -379,13 +369,6 @@ class _Sum:
             return self.settings.mode
         # Coded masks are for a server that follows the protocol, also where clients are certified.
         return ACTIVE if self.roster and self.options.protocol != CODED_MASK else "semi_honest"
-
-    def _admission(self, card: Card, claims: Mapping[ClientId, bytes]) -> Admission:
-        from secagg.transport.proof import Certified, FirstCome
-
-        if self.roster is not None:
-            return Certified(self.roster.authority, self.roster.certificates)
-        return FirstCome(self.invited, card.session, claims)
 
     @property
     def _spread(self) -> SpreadInState:
@@ -407,8 +390,7 @@ class _Sum:
 
     def _opened(self, subject: Subject, coins: Coins | None = None) -> ServerSession:
         from secagg.crypto.entropy import SystemCoins
-        from secagg.platforms.plugs import ServerSide
-        from secagg.privacy.client_noise import NO_NOISE
+        from secagg.platforms.plugs import ServerSide, plug_of
 
         side = ServerSide(
             settings=self.settings,
@@ -417,32 +399,10 @@ class _Sum:
             invited=self.invited,
             roster=self.roster,
             bounds=(None,) * len(subject.layout.segments),
-            noise=NO_NOISE,
             coins=coins or SystemCoins(),
-            clock=now,
             resources=self.resources,
         )
-        return plug_for(self.options.protocol).open(side)
-
-
-def _sum_of(options: argparse.Namespace, settings: SecAggSettings, resources: ExitStack, workers: Spreading) -> _Sum:
-    from secagg.platforms.keys.identities import load_roster
-
-    invited, roster, planned = group_of(options, load_roster(Path(settings.roster)) if settings.roster else None)
-    terms: dict[str, Any] = {**planned}
-    if options.declared is not None:
-        terms = {name: terms[name] for name in terms if name not in _OF_UPDATES}
-        terms["statistics"] = options.declared.digest.hex()
-    return _Sum(
-        options=options,
-        settings=settings,
-        resources=resources,
-        workers=workers,
-        store=None if options.state is None else _store_in(options.state, resources),
-        invited=invited,
-        roster=roster,
-        terms=terms,
-    )
+        return plug_of(self.options.protocol, is_suspended=False).open(side)
 
 
 def _store_in(folder: Path, resources: ExitStack) -> ServerStore:

@@ -1,4 +1,4 @@
-"""Common parts of both ends of a wire: encoding of updates, plugs of protocols, logs, and values of options."""
+"""Common parts of both ends of a wire: encoding of updates, plugs, logs, values of options; and ``secagg tunnel``."""
 
 from __future__ import annotations
 
@@ -14,10 +14,9 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final, TypeVar, get_type_hints
 
 from secagg.cli.serving import serving
-from secagg.errors import InvalidParameters, Reason
+from secagg.errors import InvalidParameters, Misuse, Reason
 
 if TYPE_CHECKING:
-    from secagg.platforms.plugs import Plug
     from secagg.session.roles import Subject
     from secagg.short.model_session import Session
     from secagg.site_statistics import Declaration, Plan
@@ -33,11 +32,7 @@ _MOST_VALUES: Final = 1 << 28
 
 
 def plan_of(protocol: str, terms: Mapping[str, Any]) -> Session[Any]:
-    """Return how updates are encoded; from what a server says it is the server's word, and no floor.
-
-    Raises:
-        InvalidParameters: these are not terms.
-    """
+    """Return how updates are encoded; from what a server says it is the server's word, and no floor."""
     import numpy as np
 
     from secagg.session.registry import find
@@ -59,11 +54,7 @@ def plan_of(protocol: str, terms: Mapping[str, Any]) -> Session[Any]:
 
 
 def plan_for(declared: Declaration | None, protocol: str, terms: Mapping[str, Any]) -> Session[Any] | Plan:
-    """Return how updates are encoded, or how the statistics that this side itself declares travel.
-
-    Raises:
-        InvalidParameters: these are not terms, or they are of another declaration.
-    """
+    """Return how updates are encoded, or how the statistics that this side itself declares travel."""
     from secagg.site_statistics import Plan
 
     if declared is None:
@@ -87,23 +78,10 @@ def subject_of(plan: Session[Any] | Plan, task: str, number: int, terms: Mapping
     return replace(plan.subject(task=name, round_number=number, model=()), terms=terms_digest(terms))
 
 
-def plug_for(protocol: str) -> Plug:
-    """Return a protocol's plug, which knows keys and helpers; a protocol without any is its own."""
-    from secagg.platforms.plugs import plug_of, simulated_plug
-    from secagg.platforms.settings import CODED_MASK, PROTOCOLS
-
-    if protocol == CODED_MASK:
-        from .coded import PLUG
-
-        return PLUG
-    return plug_of(protocol) if protocol in PROTOCOLS else simulated_plug(protocol)
-
-
 class JsonLines(logging.Formatter):
     """Formats any record as one line of JSON."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return the line."""
         line = {
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
             "level": record.levelname.lower(),
@@ -152,9 +130,24 @@ async def _until_told(work: Callable[[], Coroutine[Any, Any, Result]]) -> Result
         raise SystemExit(0) from None
 
 
-def now() -> datetime:
-    """Return the time."""
-    return datetime.now(UTC)
+def run_tunnel(options: argparse.Namespace) -> int:
+    """``secagg tunnel``: carry connections until SIGTERM or SIGINT; SIGHUP has it read renewed files."""
+    from secagg.transport.tls import Ends, PinnedTls, open_tunnel, serve_tunnel
+
+    own, text = own_credentials(options), options.listen or options.connect
+    if own is None:
+        raise Misuse("a tunnel has a certificate of its own")
+    host, port = address("--listen" if options.listen else "--connect", text)
+    tls = PinnedTls(own, options.peer, is_server=options.listen is not None)
+    ends = Ends(tls=tls, socket=options.socket, host=host, port=port)
+    carry = serve_tunnel if options.listen else open_tunnel
+
+    async def carried() -> None:
+        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, tls.renew)
+        await carry(ends, lambda: print("ready", flush=True))
+
+    running(carried)
+    return 0
 
 
 def own_credentials(options: argparse.Namespace) -> Credentials | None:

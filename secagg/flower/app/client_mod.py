@@ -54,9 +54,6 @@ class SecAggMod:
             scheme: a scheme from outside, as the server's secagg-compression names it; none that a server names is
                 imported.
             floors: of ``NodeSettings``, such as ``minimum_cohort=10``.
-        Raises:
-            InvalidParameters: a floor that there is not or that protects nobody, a scheme that cannot be imported, or
-                two ways to judge.
         """
         self._settings, self._outside = begun_app(floors, scheme)
         if enclave_judge is not None and self._settings.enclave_policy is not None:

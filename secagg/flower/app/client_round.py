@@ -43,20 +43,12 @@ class ClientRound:
         states: StateDirectory,
         outside: Mapping[str, Factory] = MappingProxyType({}),
     ) -> None:
-        """Prepare; the settings are those of the app, raised by the node.
-
-        Args:
-            outside: schemes from outside that the app itself brings, by name.
-        """
+        """Prepare, with the app's settings, raised by the node, and the schemes from outside that the app brings."""
         self._outside = outside
         self._settings, self._judge, self._states = settings, judge, states
 
     def answer(self, message: Message, context: Context, call_next: ClientAppCallable) -> Message:
-        """Begin a session, or resume the suspended one.
-
-        Raises:
-            SecAggError: this client leaves the session; ``forget`` the rest of it.
-        """
+        """Begin a session, or resume the suspended one; where this raises, ``forget`` the rest of it."""
         if RECORD not in message.content.config_records:
             raise InvalidParameters(
                 f"the server of run {context.run_id} asks for {message.metadata.message_type!r} in the clear; wrap its "
@@ -121,7 +113,6 @@ class ClientRound:
         return member.join(terms.subject(begun.update, digest), update, suspended), begun
 
     def _begun(self, node: Node, terms: Terms, context: Context) -> NodeRound:
-        """Look at the terms of a session."""
         del context
         return node.begun(terms)
 
@@ -159,11 +150,7 @@ def _take(context: Context) -> tuple[bytes, Terms]:
 
 
 def training_of(message: Message, context: Context, call_next: ClientAppCallable, begun: NodeRound) -> Training:
-    """Take the records of the protocol out of a message, whose rest is the app's.
-
-    Raises:
-        InvalidParameters: it holds more than one model.
-    """
+    """Take the records of the protocol out of a message, whose rest is the app's."""
     told = record_in(message.content)
     for name in (RECORD, LARGE_RECORD):
         if name in message.content:
@@ -186,11 +173,7 @@ def training_of(message: Message, context: Context, call_next: ClientAppCallable
 def _held_arrays(
     told: Mapping[str, object], record: ArrayRecord, begun: NodeRound, context: Context
 ) -> dict[str, npt.NDArray[Any]]:
-    """Return the tensors of the model that this node holds now, and keep it for the next session.
-
-    Raises:
-        SecAggError: it holds none that the server's record is about.
-    """
+    """Return the tensors of the model that this node holds now, and keep it for the next session."""
     names = [name for name in begun.terms.joined if name in record]
     forms = {name: (record[name].shape, np.dtype(record[name].dtype)) for name in names}
     known = context.state.array_records.get(HELD_RECORD)

@@ -26,12 +26,6 @@ class SecAggFitWorkflow:
         self._grid: SecAggGrid | None = None
 
     def __call__(self, grid: Grid, context: Context) -> None:
-        """Run a round, as ``DefaultWorkflow`` does.
-
-        Raises:
-            Misuse: the context is not the legacy one.
-            SecAggError: the round failed.
-        """
         strategy: object = getattr(context, "strategy", None)
         if strategy is None:
             raise Misuse(f"expected a LegacyContext, which has a strategy; got {type(context).__name__}")

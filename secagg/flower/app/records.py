@@ -7,7 +7,7 @@ from typing import Any, Final, cast
 
 import numpy as np
 import numpy.typing as npt
-from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, RecordDict
 
 from secagg.platforms.leaving import Left, code_of, code_said
 from secagg.platforms.round_task import RECORD, Record
@@ -70,7 +70,7 @@ def emptied(model: Mapping[str, npt.NDArray[Any]], names: Collection[str]) -> Ar
 
 
 def scalar_in(content: RecordDict, name: str) -> float | int | None:
-    """Return a number that training reported under a name, in metrics or, as legacy clients do, in a config record."""
+    """Return a number that training reported, in metrics or, as legacy clients do, in a config record."""
     records: list[Mapping[str, object]] = [*content.metric_records.values(), *content.config_records.values()]
     for record in records:
         value = record.get(name)
@@ -82,8 +82,3 @@ def scalar_in(content: RecordDict, name: str) -> float | int | None:
 def reported_in(content: RecordDict) -> list[str]:
     """Return the names of the metrics that training reported."""
     return [name for record in content.metric_records.values() for name in record]
-
-
-def metric_record(values: dict[str, float | int]) -> MetricRecord:
-    """Return a record of numbers."""
-    return MetricRecord(dict(values))

@@ -13,7 +13,7 @@ from threading import Lock
 from typing import Any
 
 import numpy.typing as npt
-from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MessageType, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MessageType, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 
 from secagg.compression.model_update.model_tensors import Arrays, model_digest
@@ -23,7 +23,7 @@ from secagg.platforms.leaving import StageCount, stages_said
 from secagg.platforms.round_task import Rounds, RoundTask
 from secagg.platforms.settings import SecAggSettings
 
-from .records import LEFT_RECORD, LEGACY_ARRAYS, arrays_of, emptied, metric_record
+from .records import LEFT_RECORD, LEGACY_ARRAYS, arrays_of, emptied
 from .server_round import GridRound, RoundResult
 
 _ROUNDS, _COUNTING = dict[int, int](), Lock()
@@ -54,8 +54,6 @@ class SecAggGrid(Grid):
             context: the server app's; its ``secagg-`` keys are the settings.
             settings: instead of the context's.
             strategy: the strategy that gets the replies; by default the caller.
-        Raises:
-            InvalidParameters: a setting is wrong (the message names its key), or the strategy needs single updates.
         """
         write_where_flower_does()
         self.settings = settings or SecAggSettings.from_run_config(context.run_config if context else {})
@@ -121,13 +119,14 @@ class SecAggGrid(Grid):
 
         task, result = carried(sent)
         examples, metrics = self._rounds.examples(result.means), result.means.metrics
+        reported = MetricRecord({weighted_by: examples, **metrics})
         if is_evaluation:
+            content = RecordDict({"metrics": reported})
             self._rounds.probe(sent, result.means, lambda model: carried(model)[1].means)
-            content = RecordDict({"metrics": metric_record({weighted_by: examples, **metrics})})
         else:
             model = arrays_of(self._rounds.model(task, result.means))
-            made = _legacy_content if is_legacy else _content
-            content = made(key, model, metrics, weighted_by, examples)
+            whole = RecordDict({key: model, "metrics": reported})
+            content = _legacy_content(key, model, metrics, examples) if is_legacy else whole
         content[LEFT_RECORD] = ConfigRecord({**stages_said(self.stages)})
         result.carrier.content = content
         return [result.carrier, *result.failures]
@@ -180,11 +179,7 @@ class SecAggGrid(Grid):
         return self._inner.get_nodes()
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        """Pass to the inner grid; refuse messages whose answers are summed, because these would come in the clear.
-
-        Raises:
-            Misuse: one of them is such a message.
-        """
+        """Pass to the inner grid; refuse messages whose answers are summed, because these would come in the clear."""
         listed = list(messages)
         summed = {MessageType.TRAIN, *([MessageType.EVALUATE] if self.settings.evaluated_names else [])}
         if any(message.metadata.message_type.partition(".")[0] in summed for message in listed):
@@ -195,18 +190,12 @@ class SecAggGrid(Grid):
         return self._inner.pull_messages(message_ids)
 
 
-def _content(key: str, model: ArrayRecord, metrics: Mapping[str, float], weighted_by: str, examples: int) -> RecordDict:
-    return RecordDict({key: model, "metrics": metric_record({weighted_by: examples, **metrics})})
-
-
-def _legacy_content(
-    key: str, model: ArrayRecord, metrics: Mapping[str, float], weighted_by: str, examples: int
-) -> RecordDict:
+def _legacy_content(key: str, model: ArrayRecord, metrics: Mapping[str, float], examples: int) -> RecordDict:
     """Return what ``recorddict_to_fitres`` of the legacy API reads."""
     return RecordDict(
         {
             key.replace("fitins", "fitres"): model,
-            "fitres.num_examples": metric_record({weighted_by: examples}),
+            "fitres.num_examples": MetricRecord({"num_examples": examples}),
             "fitres.metrics": ConfigRecord(dict(metrics)),
             "fitres.status": ConfigRecord({"code": 0, "message": "secure aggregation"}),
         }

@@ -31,7 +31,7 @@ _PAUSE_SHARE: Final = 1 / 32
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundResult:
-    """Result of a round, and the message that carries it to the strategy."""
+    """Result of a round."""
 
     means: Means
     carrier: Message
@@ -43,12 +43,11 @@ class GridRound(ServerRound[int]):
     """One session over a grid."""
 
     def __init__(self, task: RoundTask, grid: Grid, invited: Sequence[Message], timeout: float | None) -> None:
-        """Hold everything for one round; ``run`` once.
+        """Prepare; ``run`` once.
 
         Args:
             invited: the strategy's own messages, one for each node.
-            timeout: for the first stage, which may have to start a simulation or to install the app on a node, and for
-                training; the others have that of the settings.
+            timeout: for training, and for the first stage, which may have to start a simulation or install the app.
         """
         super().__init__(task, first=timeout or FOR_EVER, training=timeout or FOR_EVER)
         self._grid = grid
@@ -61,18 +60,13 @@ class GridRound(ServerRound[int]):
         self._carrier: Message | None = None
 
     def run(self) -> RoundResult:
-        """Carry a session through, and return the means.
-
-        Raises:
-            SecAggError, ConnectionError: as ``carried``.
-        """
+        """Carry a session through, and return the means; raises as ``carried``."""
         aggregate = self.carried({node: ClientId(node) for node in self._models})
         if self._carrier is None:
             raise ThresholdNotMet(needed=1, present=0, what="answers of the last stage")
         return RoundResult(means=self.task.means(aggregate), carrier=self._carrier, failures=self._failures)
 
     def send(self, records: Mapping[int, Record], *, takes_update: bool) -> list[int]:
-        """Push to each node its message."""
         kind, group = self._kind
         contents = {node: with_record(record) for node, record in records.items()}
         if takes_update:
@@ -89,7 +83,6 @@ class GridRound(ServerRound[int]):
         return list(self._asked.values())
 
     def heard(self, seconds: float) -> Iterator[tuple[int, Reply]]:
-        """Pull answers."""
         if self._has_looked:
             pause = max(_SHORTEST_PAUSE, _PAUSE_SHARE * (time.monotonic() - self._began))
             time.sleep(min(pause, _LONGEST_PAUSE, seconds))

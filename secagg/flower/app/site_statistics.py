@@ -45,14 +45,11 @@ class SiteStatistics:
         Args:
             site: returns the node's own declaration and functions, such as from files that its ``node_config`` names.
             floors: of ``NodeSettings``; one declaration is answered once for each version of the data.
-        Raises:
-            InvalidParameters: a floor that there is not or that protects nobody.
         """
         self._site = site
         self._settings, _ = begun_app({"attempts": ONCE.attempts, **floors}, None)
 
     def __call__(self, message: Message, context: Context) -> Message:
-        """Answer a message of the protocol."""
         write_where_flower_does()
         states: StateDirectory | None = None
         try:
@@ -101,7 +98,6 @@ def ask(  # noqa: PLR0913 -- all but three have defaults
         settings: instead of the context's.
         timeout: seconds for the first stage and for that of the cells; None waits for every node.
     Raises:
-        InvalidParameters: a setting is wrong, or there are too few nodes or too many.
         SecAggError: nothing is released; the message says why.
     """
     write_where_flower_does()

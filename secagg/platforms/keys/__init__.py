@@ -1,1 +1,1 @@
-"""Files of identities, of the pair of servers, and of the evidence that a client accepts."""
+"""Files of identities, and of the pair of servers."""

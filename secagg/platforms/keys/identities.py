@@ -49,7 +49,6 @@ class Roster:
 
     @property
     def clients(self) -> frozenset[ClientId]:
-        """Identifiers of the clients."""
         return frozenset(self.certificates)
 
 
@@ -63,8 +62,6 @@ def make_identities(folder: Path, clients: Iterable[ClientId], coins: Coins) -> 
 
     Returns:
         How many clients got a key, and whether the authority is new.
-    Raises:
-        InvalidParameters: a file in the folder is not what its name says.
     Security: the folder holds every private key until they are handed out; do this where the server has no access.
     """
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -106,11 +103,7 @@ def make_identities(folder: Path, clients: Iterable[ClientId], coins: Coins) -> 
 
 
 def load_identity(path: Path) -> ClientIdentity:
-    """Read a client's key file.
-
-    Raises:
-        InvalidParameters: it is missing, readable by others, no such file, or its certificate is not the authority's.
-    """
+    """Read a client's key file, which nobody else may read, and check its certificate."""
     fields = _read(path, "client")
     key = _signing_key(path, fields)
     try:
@@ -124,20 +117,12 @@ def load_identity(path: Path) -> ClientIdentity:
 
 
 def load_authority(path: Path) -> SigningKey:
-    """Read the authority's key file.
-
-    Raises:
-        InvalidParameters: it is missing, readable by others, or no such file.
-    """
+    """Read the authority's key file."""
     return _signing_key(path, _read(path, "authority"))
 
 
 def load_roster(path: Path) -> Roster:
-    """Read a roster, and check every certificate in it.
-
-    Raises:
-        InvalidParameters: it is missing, is not a roster, or holds a client that its authority did not certify.
-    """
+    """Read a roster, and check every certificate in it."""
     fields = _read(path, _ROSTER)
     try:
         authority = Authority(bytes.fromhex(fields["authority"]))
@@ -158,12 +143,7 @@ def load_roster(path: Path) -> Roster:
 
 
 def read_private(path: Path) -> bytes:
-    """Read a file that holds a key.
-
-    Raises:
-        InvalidParameters: others may read it.
-        OSError: it cannot be read.
-    """
+    """Read a file that holds a key, which nobody else may read."""
     with path.open("rb") as file:
         if hasattr(os, "getuid") and stat.S_IMODE(os.fstat(file.fileno()).st_mode) & 0o077:
             raise InvalidParameters(f"{path} holds a private key, and others may read it; chmod 600 it")

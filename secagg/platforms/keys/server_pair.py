@@ -62,11 +62,7 @@ def public_file(index: int) -> str:
 
 
 def make_server_keys(folder: Path, index: int, coins: Coins) -> OperatorKeys:
-    """Write one operator's private and public file, and return the public keys.
-
-    Raises:
-        InvalidParameters: one of them is there already.
-    """
+    """Write one operator's private and public file, where there are none, and return the public keys."""
     private, public = folder / server_file(index), folder / public_file(index)
     for file in (private, public):
         if file.exists():
@@ -78,11 +74,7 @@ def make_server_keys(folder: Path, index: int, coins: Coins) -> OperatorKeys:
 
 
 def write_server_pair(folder: Path, roster: Path, operators: Iterable[OperatorKeys]) -> ServerPair:
-    """Write ``servers.json`` from both operators' public keys and the authority of a roster.
-
-    Raises:
-        InvalidParameters: the keys are not those of two servers, or another file is there.
-    """
+    """Write ``servers.json`` from both operators' public keys and the authority of a roster, or refuse to change it."""
     zero, one = sorted(operators, key=lambda keys: keys.server.index)
     pair = _checked(ServerPair(load_roster(roster).authority, (zero, one)), "these public keys")
     fields = {
@@ -115,11 +107,7 @@ def make_trial_pair(folder: Path, coins: Coins) -> bool:
 
 
 def load_server_pair(path: Path) -> ServerPair:
-    """Read which two servers are meant.
-
-    Raises:
-        InvalidParameters: it is missing, or no such file.
-    """
+    """Read which two servers are meant."""
     try:
         fields: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         zero, one = (OperatorKeys.decode(bytes.fromhex(keys)) for keys in fields["servers"])
@@ -133,11 +121,7 @@ def load_server_pair(path: Path) -> ServerPair:
 
 
 def load_operator_keys(path: Path) -> OperatorKeys:
-    """Read the file that an operator has given away.
-
-    Raises:
-        InvalidParameters: it is missing, or no such file.
-    """
+    """Read the file that an operator has given away."""
     try:
         return OperatorKeys.decode(bytes.fromhex(path.read_text(encoding="ascii")))
     except (OSError, ValueError, PeerError) as error:
@@ -153,11 +137,7 @@ def _checked(pair: ServerPair, name: str) -> ServerPair:
 
 
 def load_server_keys(path: Path, index: int) -> ServerKeys:
-    """Read one server's key file; the caller wipes the keys.
-
-    Raises:
-        InvalidParameters: it is missing, readable by others, or holds no keys of that server.
-    """
+    """Read one server's key file; the caller wipes the keys."""
     try:
         keys = ServerKeys.decode(read_private(path))
     except (OSError, PeerError) as error:

@@ -1,18 +1,12 @@
-"""Coded masks over HTTP: a client's process lives as long as its session, so it needs nothing that outlives it."""
+"""Coded masks, for clients whose processes live as long as their sessions."""
 
 from __future__ import annotations
 
-from typing import Final
-
-from secagg.platforms.floors import MOST_LENGTH
-from secagg.platforms.plugs import NodeSide, Plug, ServerSide
-from secagg.protocols.coded_mask import (
-    CodedMaskHelpers,
-    CodedMaskMember,
-    Floors,
-    open_session,
-)
+from secagg.protocols.coded_mask import CodedMaskHelpers, CodedMaskMember, Floors, open_session
 from secagg.session.roles import ServerSession
+
+from .floors import MOST_LENGTH
+from .plugs import NodeSide, ServerSide
 
 
 def opened(side: ServerSide) -> ServerSession:
@@ -33,6 +27,3 @@ def member(side: NodeSide) -> CodedMaskMember:
         maximum_population=settings.maximum_population,
     )
     return CodedMaskMember(side.client, floors=floors, coins=side.coins, charge=lambda _: None)
-
-
-PLUG: Final = Plug(open=opened, member=member)
