@@ -61,9 +61,7 @@ def _figures(shape: CheckShape) -> Iterator[Figure]:
     coins, client = SystemCoins(), ClientId(1)
     drawn = np.frombuffer(coins.draw(2 * BLOCKS), dtype="<u2")
     assignments: Assignments = (drawn % shape.codewords).astype(np.int64)
-    points = PointFunctionShape(
-        codewords=shape.codewords, group=LaneField(shape.modulus), depth=0, derives_last_lane=True
-    )
+    points = PointFunctionShape(codewords=shape.codewords, group=LaneField(shape.modulus), depth=0)
     expanded, explicit = generate_shares(points, assignments, context=ATTEMPT.digest, client=client, coins=coins)
     context = UploadContext(
         attempt=ATTEMPT,

@@ -32,30 +32,23 @@ class Case:
     group: LaneGroup
     depth: int
     at_most: float | None = None
-    derives_last_lane: bool = False
 
     @property
     def shape(self) -> PointFunctionShape:
         """The shape of the point functions."""
-        return PointFunctionShape(
-            codewords=self.codewords,
-            group=self.group,
-            depth=self.depth,
-            derives_last_lane=self.derives_last_lane,
-        )
+        return PointFunctionShape(codewords=self.codewords, group=self.group, depth=self.depth)
 
     @property
     def name(self) -> str:
         """What the figures call it."""
         group = f"p={self.group.bits}" if isinstance(self.group, RingLanes) else f"q={self.group.order}"
-        lanes = ", last lane derived" if self.derives_last_lane else ""
+        lanes = ", last lane derived" if not self.depth else ""
         return f"k={self.codewords}, {group}, depth {self.depth}{lanes}"
 
 
 RING, WIDE_RING, FIELD = RingLanes(7), RingLanes(17), LaneField(127)
 CASES = (
     Case(32, RING, 0, 2.3),
-    Case(32, RING, 0, 2.3, derives_last_lane=True),
     Case(64, RING, 0, 2.3),
     Case(256, RING, 0, 2.3),
     Case(32, RING, 1, 3.2),
@@ -63,7 +56,7 @@ CASES = (
     Case(256, RING, 3, 3.2),
     Case(32, WIDE_RING, 2),
     Case(256, WIDE_RING, 5),
-    Case(32, FIELD, 0, derives_last_lane=True),
+    Case(32, FIELD, 0),
     Case(64, FIELD, 1),
 )
 

@@ -366,7 +366,6 @@ ROOMS: Final = (
             "configuration.py",
             "field.py",
             "floors.py",
-            "messages.py",
             "server.py",
             "session.py",
         ),

@@ -72,9 +72,8 @@ def trees(chance: random.Random) -> Iterator[Question]:
 def _tree(chance: random.Random, shape: PointFunctionShape) -> Question:
     group: LaneGroup = shape.group
     alpha = np.array([chance.randrange(shape.codewords) for _ in range(BLOCKS)], np.int64)
-    beta = np.array([chance.choice((1, chance.randrange(group.order))) for _ in range(BLOCKS)], np.uint64)
     context, client, coins = bytes(CONTEXT_BYTES), ClientId(1), SeededCoins(chance)
-    shares = generate_shares(shape, alpha, beta, context=context, client=client, coins=coins, hash_family=Md5Hash)
+    shares = generate_shares(shape, alpha, context=context, client=client, coins=coins, hash_family=Md5Hash)
     roots, rows = list[list[list[int]]](), list[list[list[int]]]()
     for share in shares:
         if not isinstance(share, TreeShare):
@@ -86,7 +85,7 @@ def _tree(chance: random.Random, shape: PointFunctionShape) -> Question:
     header = f"tree {shape.depth} {shape.leaf_lanes} {group.word.itemsize} {group.order:x} {is_field:d}"
     asked, due = [f"{header} {shape.codewords} {BLOCKS}"], list[str]()
     for block in range(BLOCKS):
-        asked.append(listed([int(alpha[block]), int(beta[block]), *roots[0][block], *roots[1][block]]))
+        asked.append(listed([int(alpha[block]), 1, *roots[0][block], *roots[1][block]]))
         words = np.stack([correction.left[:, block], correction.difference[:, block].astype(np.uint64)], axis=-1)
         last = correction.leaf[:, block].reshape(-1)[: shape.leaf_lanes]
         due.append(listed([*words.reshape(-1).tolist(), *last.tolist(), *rows[0][block], *rows[1][block]]))

@@ -27,9 +27,8 @@ from secagg.errors import (
 from secagg.identifiers import ClientId, ServerId
 from secagg.wire import MessageKind, message_kind
 
-from .configuration import Configuration
+from .configuration import Configuration, decode_entries, encode_body, encode_entries, roster_digest, sealing_info
 from .field import ELEMENT_BYTES, FIELD, Vector, decode_vector, encode_vector, pieces_of, uniform
-from .messages import decode_entries, encode_body, encode_entries, roster_digest, sealing_info
 
 if TYPE_CHECKING:
     from secagg.session.roles import LateUpdate, Subject
@@ -52,7 +51,6 @@ class Held(Confined):
     """State of a client between two messages of a sum."""
 
     def __init__(self, configuration: Configuration, coins: Coins) -> None:
-        """Draw a key pair and a mask."""
         self.configuration, self.state = configuration, State.ROSTER
         with Secret.random("sealing root", _ROOT_BYTES, coins) as root:
             self.pair = sealing_pair(configuration.suite, root, configuration.context)
@@ -61,7 +59,6 @@ class Held(Confined):
         self.pieces = dict[ClientId, Vector]()
 
     def wipe(self) -> None:
-        """Overwrite the secrets."""
         self.state = State.DONE
         for vector in (self.mask, *self.pieces.values()):
             vector[:] = 0
@@ -78,13 +75,11 @@ class Client(Confined):
     def __init__(
         self, member: CodedMaskMember, subject: Subject, update: LateUpdate | None, held: Held | None = None
     ) -> None:
-        """Begin, or resume a suspended state."""
         self._member, self._subject, self._update, self._held = member, subject, update, held
         self._is_over = False
 
     @property
     def client(self) -> ClientId:
-        """The client's identifier."""
         return self._member.client
 
     def answer(self, message: bytes) -> bytes:
@@ -111,7 +106,7 @@ class Client(Confined):
             raise
 
     def suspend(self) -> Secret | None:
-        """Return a handle, and answer no more; what it stands for stays in the member's memory."""
+        """Return a handle, and answer no more; the state stays in the member's memory."""
         held, self._held, self._is_over = self._held, None, True
         return None if held is None or held.state is State.DONE else self._member.keep(held)
 

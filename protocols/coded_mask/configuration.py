@@ -1,8 +1,9 @@
-"""Configuration of one sum, shared by its parties, and the encoding of values as elements of the field."""
+"""Configuration of one sum, shared by its parties, and its messages: each begins with T0, so none is another sum's."""
 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Final
@@ -10,8 +11,8 @@ from typing import TYPE_CHECKING, Final
 from secagg.contract.layout import Layout, RingSegment
 from secagg.crypto.labels import Label, bind
 from secagg.crypto.ring import require_capacity
-from secagg.errors import InvalidParameters, MalformedMessage, Reason, UnexpectedMessage
-from secagg.identifiers import AttemptContext
+from secagg.errors import UNDECIDED, InvalidParameters, MalformedMessage, PeerMisbehaved, Reason, UnexpectedMessage
+from secagg.identifiers import CLIENT_ID_BYTES, CONTEXT_BYTES, AttemptContext, ClientId
 from secagg.parameters import LEAST_COHORT, Suite
 from secagg.wire import MessageKind, Reader, Writer
 
@@ -34,10 +35,9 @@ class Configuration:
     task: bytes
     round_number: int
     nonce: bytes
-    """Drawn by the server, so that nothing said in one attempt at a round is taken in another."""
+    """Drawn by the server; tells attempts at one round apart."""
     model_digest: bytes
     application_digest: bytes
-    """As ``Subject.terms_digest`` has it."""
     suite: Suite
     layout: Layout
     population: int
@@ -49,7 +49,6 @@ class Configuration:
     maximum_weight: int = 1
 
     def __post_init__(self) -> None:
-        """Refuse thresholds that open nothing or protect nobody, and sums that leave the field."""
         for is_wrong, sentence in (
             (not 1 <= len(self.task) <= _MAXIMUM_TASK_BYTES, "a task has a name of 1 to 256 bytes"),
             (not LEAST_COHORT <= self.population <= MAXIMUM_CLIENTS, f"there are 2 to {MAXIMUM_CLIENTS} clients"),
@@ -65,7 +64,6 @@ class Configuration:
         self.layout.require_whole_steps()
 
     def encode(self) -> bytes:
-        """Return the canonical encoding."""
         writer = Writer(MessageKind.CODED_MASK_OFFER).variable(self.task, _MAXIMUM_TASK_BYTES)
         writer.integer(self.round_number, 8).fixed(self.nonce, NONCE_BYTES)
         writer.fixed(self.model_digest, DIGEST_BYTES).fixed(self.application_digest, DIGEST_BYTES)
@@ -76,11 +74,6 @@ class Configuration:
 
     @classmethod
     def decode(cls, message: bytes) -> Configuration:
-        """Read the canonical encoding back.
-
-        Raises:
-            MalformedMessage, UnexpectedMessage: anything that ``encode`` would not have written.
-        """
         reader = Reader(message, MessageKind.CODED_MASK_OFFER)
         task, number, nonce = reader.variable(_MAXIMUM_TASK_BYTES), reader.integer(8), reader.fixed(NONCE_BYTES)
         model, application, suite = reader.fixed(DIGEST_BYTES), reader.fixed(DIGEST_BYTES), reader.integer(1)
@@ -98,12 +91,12 @@ class Configuration:
 
     @property
     def limb_bits(self) -> int:
-        """Bits of a value that one element holds, so that the sum of the clients' stays in the field."""
+        """Bits of a value in one element; the sum of the clients' stays in the field."""
         return (FIELD // self.population).bit_length() - 1
 
     @property
     def limbs(self) -> tuple[tuple[RingSegment, int], ...]:
-        """Each segment, and how many elements one of its values takes."""
+        """Each segment, with the number of elements of one of its values."""
         rings = self.layout.require_rings()
         return tuple((segment, -(-segment.modulus_bits // self.limb_bits)) for segment in rings)
 
@@ -119,15 +112,10 @@ class Configuration:
 
     @property
     def piece_length(self) -> int:
-        """Number of elements of a piece."""
         return -(-self.length // (self.target - self.privacy))
 
     def require_subject(self, subject: Subject) -> None:
-        """Refuse a sum about something else; a model that the client is sent later is compared with its update.
-
-        Raises:
-            InvalidParameters, CapacityExceeded: naming what differs.
-        """
+        """Refuse a sum about something else; a model that comes later is compared with the update."""
         for name, mine, offered in (
             ("task", subject.task, self.task),
             ("round", subject.round_number, self.round_number),
@@ -141,3 +129,64 @@ class Configuration:
                     reason=Reason.BELOW_FLOOR,
                 )
         require_capacity(self.population * self.maximum_weight, subject.capacity)
+
+
+# --- Messages ---------------------------------------------------------------------------------------------------------
+
+_MAXIMUM_BYTES: Final = (1 << 32) - 1
+Entries = Mapping[ClientId, bytes]
+
+
+def encode_body(kind: MessageKind, configuration: Configuration, body: bytes) -> bytes:
+    """Return a message of one field: a key, a masked input, or the sum of pieces."""
+    return Writer(kind).fixed(configuration.context.digest, CONTEXT_BYTES).variable(body, _MAXIMUM_BYTES).finish()
+
+
+def decode_body(kind: MessageKind, configuration: Configuration, message: bytes) -> bytes:
+    """Read a message of one field back."""
+    reader = _begun(kind, configuration, message)
+    body = reader.variable(_MAXIMUM_BYTES)
+    reader.finish()
+    return body
+
+
+def encode_entries(kind: MessageKind, configuration: Configuration, entries: Entries) -> bytes:
+    """Return a message of one field for each client: keys, or sealed pieces; nothing but the clients in a set."""
+    writer = Writer(kind).fixed(configuration.context.digest, CONTEXT_BYTES).integer(len(entries), 4)
+    for client in sorted(entries):
+        writer.fixed(client.encode(), CLIENT_ID_BYTES).variable(entries[client], _MAXIMUM_BYTES)
+    return writer.finish()
+
+
+def decode_entries(kind: MessageKind, configuration: Configuration, message: bytes) -> dict[ClientId, bytes]:
+    """Read a message of entries back, by increasing client."""
+    reader = _begun(kind, configuration, message)
+    count = reader.integer(4)
+    if count > configuration.population:
+        raise MalformedMessage("more entries than clients", reason=Reason.LENGTH_OVER_LIMIT)
+    entries, clients = dict[ClientId, bytes](), list[ClientId]()
+    for _ in range(count):
+        clients.append(ClientId(reader.integer(CLIENT_ID_BYTES)))
+        entries[clients[-1]] = reader.variable(_MAXIMUM_BYTES)
+    reader.finish()
+    if clients != sorted(set(clients)):
+        raise MalformedMessage("entries have increasing clients", reason=Reason.NOT_CANONICAL)
+    return entries
+
+
+def _begun(kind: MessageKind, configuration: Configuration, message: bytes) -> Reader:
+    reader = Reader(message, kind)
+    if reader.fixed(CONTEXT_BYTES) != configuration.context.digest:
+        raise PeerMisbehaved("the message was made for another sum", reason=Reason.WRONG_SESSION, culprits=UNDECIDED)
+    return reader
+
+
+def roster_digest(configuration: Configuration, keys: Entries) -> bytes:
+    """Return what pieces are sealed under: every client's key, in order."""
+    parts = [part for client in sorted(keys) for part in (client.encode(), keys[client])]
+    return hashlib.sha256(bind(Label.CODED_MASK_ROSTER, configuration.context.digest, *parts)).digest()
+
+
+def sealing_info(roster: bytes, sender: ClientId, receiver: ClientId) -> bytes:
+    """Return what one piece is sealed under."""
+    return bind(Label.CODED_MASK_SEALING, roster, sender.encode(), receiver.encode())

@@ -46,11 +46,7 @@ def encode_vector(vector: Vector) -> bytes:
 
 
 def decode_vector(data: bytes | bytearray | memoryview, count: int) -> Vector:
-    """Read elements from their one encoding.
-
-    Raises:
-        MalformedMessage: the length differs, or a word is not an element.
-    """
+    """Read elements from their one encoding."""
     require_length(f"a vector of {count} elements", len(data), ELEMENT_BYTES * count)
     vector: Vector = np.frombuffer(data, _WORD).astype(np.int64)
     if vector.size and int(vector.max()) >= FIELD:

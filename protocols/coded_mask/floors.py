@@ -1,4 +1,4 @@
-"""Floors of a client, which hold whatever a server offers."""
+"""Floors of a client."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Floors:
     suites: frozenset[Suite]
     minimum_cohort: int
     assumed_corrupted: int
-    """Number of clients assumed to work with the server, counted absolutely."""
+    """Number of clients assumed to work with the server."""
     minimum_modulus_bits: int
     maximum_length: int
     maximum_population: int
@@ -47,11 +47,7 @@ class Floors:
         )
 
     def admit(self, configuration: Configuration) -> None:
-        """Refuse a configuration that is weaker than these floors.
-
-        Raises:
-            InvalidParameters: with reason ``below_floor``, naming the weak value.
-        """
+        """Refuse a configuration that is weaker than these floors."""
         for is_weak, sentence in self._weaknesses(configuration):
             if is_weak:
                 raise InvalidParameters(

@@ -17,9 +17,8 @@ from secagg.session.roles import Released, Stage
 from secagg.session.stages import Checked, StagedServerSession
 from secagg.wire import MessageKind
 
-from .configuration import Configuration
+from .configuration import Configuration, decode_body, decode_entries, encode_entries
 from .field import ELEMENT_BYTES, FIELD, Vector, decode_vector, mask_from
-from .messages import decode_body, decode_entries, encode_entries
 
 Content = bytes | dict[ClientId, bytes] | Vector
 """Content of an answer: a key, sealed pieces, or a masked input or the sum of pieces."""
@@ -52,7 +51,6 @@ class Server(StagedServerSession[Content]):
     """The server's side of one sum; see ``ServerSession``."""
 
     def __init__(self, configuration: Configuration, invited: frozenset[ClientId] | None) -> None:
-        """Open the first stage."""
         self.configuration, self.state = configuration, State.KEYS
         self._keys, self._sealed = dict[ClientId, bytes](), dict[ClientId, dict[ClientId, bytes]]()
         self._answers = dict[ClientId, Vector]()

@@ -28,20 +28,18 @@ class CodedMaskSettings:
     """Plan of a sum."""
 
     mode: SecurityMode = SecurityMode.SEMI_HONEST
-    """The only mode."""
     suite: Suite = Suite.CLASSIC
     population: int | None = None
-    """Number of invited clients, where the platform does not say whom."""
+    """Number of invited clients, where the platform does not name them."""
     corrupted: int = 1
     """Number of clients that learn nothing but the sum with the server; at least 1, or a piece is a part of a mask."""
     dropped: int = 0
     late: int = 0
-    """Number of invited clients that never come; a sum can lack these and those that drop out later."""
+    """Number of invited clients that never come."""
     minimum_cohort: int = LEAST_COHORT
     maximum_weight: int = 1
 
     def __post_init__(self) -> None:
-        """Refuse a promise that the protocol does not make."""
         if self.mode is not SecurityMode.SEMI_HONEST:
             raise InvalidParameters(
                 "coded masks have no active mode: nothing is signed, so a server that lies shows two sets of clients "
@@ -59,12 +57,7 @@ class CodedMaskSettings:
         return privacy, population - self.dropped - self.late, max(self.minimum_cohort, privacy + LEAST_COHORT)
 
     def plan(self, subject: Subject, population: int, nonce: bytes) -> Configuration:
-        """Choose the thresholds: the more have to stay, the shorter are the pieces.
-
-        Raises:
-            InvalidParameters: no such sum is safe; the message says what to relax.
-            CapacityExceeded: so many clients could weigh more than the codec can decode.
-        """
+        """Choose the thresholds: the more have to stay, the shorter are the pieces."""
         privacy, target, needed = self._demands(population)
         if target < needed:
             raise InvalidParameters(
@@ -90,7 +83,7 @@ class CodedMaskSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CodedMaskHelpers:
-    """Resources of a server; it has no helper."""
+    """Resources of a server."""
 
     coins: Coins
 
@@ -98,11 +91,7 @@ class CodedMaskHelpers:
 def open_session(
     subject: Subject, settings: CodedMaskSettings, invited: frozenset[ClientId] | None, helpers: CodedMaskHelpers
 ) -> Server:
-    """Begin a session.
-
-    Raises:
-        InvalidParameters, CapacityExceeded: as for ``CodedMaskSettings.plan``.
-    """
+    """Begin a session."""
     population = settings.population if invited is None else len(invited)
     if population is None:
         raise InvalidParameters("settings.population says how many clients are invited, unless they are named")
@@ -124,11 +113,7 @@ class CodedMaskMember(Confined):
         self._suspended = dict[bytes, Held]()
 
     def join(self, subject: Subject, update: LateUpdate | None = None, suspended: Secret | None = None) -> Client:
-        """Begin, or resume a suspended session.
-
-        Raises:
-            Misuse: it was resumed before, or by another process: a client that restarts has dropped out.
-        """
+        """Begin, or resume a suspended session, once and in the process that suspended it."""
         if suspended is None:
             return Client(self, subject, update)
         handle = bytes(suspended.expose())
@@ -146,7 +131,6 @@ class CodedMaskMember(Confined):
         return Client(self, subject, update, held)
 
     def charge(self, configuration: Configuration) -> None:
-        """Spend the round and the model for good before the update is made, or refuse."""
         self._charge(Spent(configuration.task, configuration.round_number, configuration.model_digest))
 
     def keep(self, held: Held) -> Secret:
@@ -156,6 +140,5 @@ class CodedMaskMember(Confined):
         return handle
 
     def forget(self) -> None:
-        """Wipe suspended states that were never resumed."""
         while self._suspended:
             self._suspended.popitem()[1].wipe()

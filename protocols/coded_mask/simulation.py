@@ -1,20 +1,24 @@
-"""Coded masks in one process, and their entry in the registry of protocols."""
+"""Coded masks in one process, their bytes and work, and their entry in the registry of protocols."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import partial
 from typing import Final
 
-from secagg.contract import RingSegment
+from secagg.contract import Layout, RingSegment
 from secagg.crypto.entropy import Coins
+from secagg.crypto.hpke import sealing_sizes
 from secagg.crypto.secret import Confined
 from secagg.identifiers import ClientId
+from secagg.parameters import Suite
+from secagg.session.costs import ONE_IN, Costs, Work
 from secagg.session.ledger import SpentUpdates
 from secagg.session.registry import Clock, ProtocolEntry
 from secagg.session.roles import Subject
 
-from .configuration import MAXIMUM_CLIENTS
-from .costs import costs
+from .configuration import MAXIMUM_CLIENTS, NONCE_BYTES
+from .field import ELEMENT_BYTES
 from .floors import Floors
 from .server import STAGES, Server
 from .session import CodedMaskHelpers, CodedMaskMember, CodedMaskSettings, open_session
@@ -39,17 +43,14 @@ class CodedMaskSimulation(Confined):
     """A server and its clients in one process; see ``Simulation``."""
 
     def __init__(self, settings: CodedMaskSettings, *, coins: Coins, clock: Clock, threads: int = 1) -> None:
-        """Know of nobody yet."""
         del clock, threads  # Nothing here expires, or is divided.
         self._settings, self._coins = settings, coins
         self._members = dict[ClientId, CodedMaskMember]()
 
     def open(self, subject: Subject, invited: frozenset[ClientId] | None) -> Server:
-        """Begin a session."""
         return open_session(subject, self._settings, invited, CodedMaskHelpers(coins=self._coins))
 
     def member(self, client: ClientId) -> CodedMaskMember:
-        """Return a client, which keeps what it suspends."""
         if client not in self._members:
             settings = self._settings
             floors = Floors(
@@ -68,13 +69,50 @@ class CodedMaskSimulation(Confined):
 
     @property
     def bytes_between(self) -> int:
-        """Nothing: there are no helpers."""
         return 0
 
     def close(self) -> None:
-        """End, and wipe what clients suspended."""
         for member in self._members.values():
             member.forget()
+
+
+# --- Costs ------------------------------------------------------------------------------------------------------------
+
+_HEADER, _COUNT, _ENTRY = 7 + 32, 4, 8 + 4
+"""Bytes of a message: its kind and T0, a count or a length, and of an entry the client with a length."""
+_PASSES: Final = 8
+"""Passes over an element besides its code: drawn, added, taken modulo, written, sent and read."""
+
+
+def costs(layout: Layout, clients: int, suite: Suite) -> Iterator[Costs]:
+    """Count for one client in twenty that is curious with the server, and as many that drop out."""
+    rare = clients // ONE_IN
+    settings = CodedMaskSettings(suite=suite, corrupted=rare, dropped=rare)
+    subject = Subject(task=b"a plan", round_number=1, layout=layout, capacity=clients)
+    configuration = settings.plan(subject, clients, bytes(NONCE_BYTES))
+    key, overhead = sealing_sizes(suite)
+    piece, masked = ELEMENT_BYTES * configuration.piece_length, ELEMENT_BYTES * configuration.length
+    pieces = _entries(clients, piece + overhead)
+    coded = configuration.target * configuration.piece_length
+    yield Costs(
+        plan=f"a curious server, {suite.value}, {configuration.privacy} clients that tell it what they know; "
+        f"{configuration.target} must stay to the end",
+        payload_bytes=layout.payload_bytes,
+        up_bytes=3 * (_HEADER + _COUNT) + key + pieces + masked + piece,
+        down_bytes=len(configuration.encode()) + _entries(clients, key) + pieces + _entries(clients, 0),
+        client=Work(
+            word_operations=clients * (coded + configuration.piece_length) + _PASSES * configuration.length,
+            steps=clients,
+        ),
+        server=Work(
+            word_operations=(clients + configuration.target) * configuration.length + clients * pieces // ELEMENT_BYTES,
+            steps=clients * clients,
+        ),
+    )
+
+
+def _entries(count: int, length: int) -> int:
+    return _HEADER + _COUNT + count * (_ENTRY + length)
 
 
 ENTRY: Final = ProtocolEntry(

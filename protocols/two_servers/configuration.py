@@ -1,13 +1,8 @@
 """Configuration of a task, shared by the clients and both servers: its digest (T0) is bound to everything.
 
-A client computes the digest from a configuration that it has checked itself, and so does each server. Parties with
-different block counts, codebooks, lanes, depths, cohorts or weights have different digests, and cannot use one
-another's messages.
-
 Noise that each server adds to its own share of the sum is enough alone against the other one. Each adds the variance V,
 and the released sum has 2 V; epsilon is that of V, because the other server subtracts its own or never added any, which
-nobody can see. A released histogram consists of counts with noise, and the session makes sums of codewords of them, as
-everybody could.
+nobody can see.
 """
 
 from __future__ import annotations
@@ -47,9 +42,7 @@ _LAST_SECOND: Final = 253402300799
 """Last second of the year 9999, the last that a datetime has."""
 _CHEAPEST: Final = 0xFF
 _DEVIATIONS: Final = 6
-"""Deviations of both servers' summed noise above the largest count: 10^7 lanes exceed it once in 50 rounds, at one
-lane.
-"""
+"""Deviations of both servers' summed noise above the largest count; 10^7 lanes exceed it once in 50 rounds."""
 _VARIANCE_BYTES: Final = 12
 
 
@@ -75,11 +68,7 @@ class ServerNoise:
     """Whether ring segments hold coordinates of rotated updates that were rounded at random."""
 
     def check(self, layout: Layout, weights: tuple[int, ...], total_weight: int) -> None:
-        """Refuse noise that a layout's rings and no field hold, or that is for other segments.
-
-        Raises:
-            InvalidParameters, CapacityExceeded: saying what to change.
-        """
+        """Refuse noise that a layout's rings and no field hold, or that is for other segments."""
         rings = len(layout.ring_positions)
         if len(self.variances) != len(layout.segments) or len(self.l2_bounds) != rings:
             raise InvalidParameters(f"noise is for {len(layout.segments)} segments, and bounds for {rings} rings")
@@ -111,18 +100,12 @@ class ServerNoise:
         return 2 * (total_weight + ceil(_DEVIATIONS * sqrt(2 * max(lanes, default=0))))
 
     def write(self, writer: Writer) -> None:
-        """Write the encoding; the layout says how many numbers there are."""
         writer.integer(self.kind.value, 1).integer(self.is_rotated, 1)
         for number in (*self.variances, *self.l2_bounds):
             writer.integer(number, _VARIANCE_BYTES)
 
     @classmethod
     def read(cls, reader: Reader, layout: Layout) -> ServerNoise | None:
-        """Read what ``write`` wrote, or the zero of no noise.
-
-        Raises:
-            MalformedMessage: there is no such kind, or no such choice.
-        """
         if (number := reader.integer(1)) == 0:
             return None
         try:
@@ -176,12 +159,10 @@ class IndexingConfiguration(Message):
 
     kind: ClassVar = MessageKind.INDEXING_CONFIGURATION
     task: Annotated[bytes, variable(_MAXIMUM_TASK_BYTES)]
-    """Training task, as the platform names it."""
     suite: Annotated[Suite, choice(tuple(Suite))]
     authority: Annotated[bytes, fixed(IDENTITY_KEY_BYTES)]
     """The public key of the authority that certifies clients; neither server holds its private key."""
     server_keys: Annotated[tuple[bytes, bytes], listed(fixed(IDENTITY_KEY_BYTES), lambda _: range(SERVERS), "32, 32")]
-    """The public keys with which the servers sign."""
     layout: Annotated[Layout, encoded(Layout, _MAXIMUM_LAYOUT_BYTES)]
     mode: Annotated[SharingMode, numbered(SharingMode)] = SharingMode.CHECKED_POINT_FUNCTIONS
     depth: Annotated[int | None, _DEPTH] = None
@@ -192,11 +173,9 @@ class IndexingConfiguration(Message):
     maximum_rejections: Annotated[int, unsigned(4)]
     """Number of uploads that may fail the check before the servers give the round up."""
     weights: Annotated[tuple[int, ...], repeated(unsigned(4), _MAXIMUM_WEIGHTS, size=1)] = (1,)
-    """Weights that a client may have; they are public."""
     expiry: Annotated[int, unsigned(8)]
     """When clients stop uploading, in seconds since 1970."""
     noise: Annotated[ServerNoise | None, _NOISE] = None
-    """Noise that each server adds to its share of the sum."""
     context: AttemptContext = field(init=False, repr=False, compare=False)
     """The digest of this configuration (T0)."""
 
@@ -264,12 +243,10 @@ class IndexingConfiguration(Message):
 
     @property
     def is_checked(self) -> bool:
-        """Whether point functions come with a proof."""
         return self.mode is SharingMode.CHECKED_POINT_FUNCTIONS
 
     @property
     def maximum_total_weight(self) -> int:
-        """The largest sum of weights that a round can reach."""
         return self.maximum_cohort * max(self.weights)
 
     @property
@@ -280,29 +257,22 @@ class IndexingConfiguration(Message):
 
     @cached_property
     def group(self) -> LaneGroup:
-        """Group of the lanes: a field where clients are checked, and else the smallest ring that holds all counts.
-
-        Where nothing is counted no field has to hold the total, and lanes are those of a ring.
-        """
+        """Group of the lanes: a field where votes are checked, and else the smallest ring that holds all counts."""
         if self.is_checked and self.index_segments:
             return LaneField.for_total_weight(self.lane_weight)
         return RingLanes(self.lane_weight.bit_length())
 
     def shape(self, segment: IndexSegment) -> PointFunctionShape:
-        """Return the shape of a segment's point functions."""
         if self.depth is None:
             return PointFunctionShape.cheapest(segment.codewords, self.group)
-        return PointFunctionShape(
-            codewords=segment.codewords, group=self.group, depth=self.depth, derives_last_lane=self.depth == 0
-        )
+        return PointFunctionShape(codewords=segment.codewords, group=self.group, depth=self.depth)
 
     def check_shape(self, segment: IndexSegment) -> CheckShape:
-        """Return the shape of a segment's check."""
         return CheckShape.plan(total_weight=self.lane_weight, codewords=segment.codewords, blocks=segment.blocks)
 
     @property
     def index_segments(self) -> tuple[tuple[int, IndexSegment], ...]:
-        """The segments that are counted, each with its number in the layout."""
+        """Segments that are counted, each with its number in the layout."""
         return tuple(
             (number, segment)
             for number, segment in enumerate(self.layout.segments)
@@ -311,5 +281,4 @@ class IndexingConfiguration(Message):
 
     @property
     def ring_segments(self) -> tuple[RingSegment, ...]:
-        """The segments that are summed."""
         return tuple(segment for segment in self.layout.segments if isinstance(segment, RingSegment))

@@ -23,11 +23,7 @@ _FRAME_BYTES: Final = 7 + 2 * 4
 
 
 def costs(layout: Layout, clients: int, suite: Suite) -> Iterator[Costs]:
-    """Count the explicit shares of all blocks, and the cheapest trees where these are shorter.
-
-    Raises:
-        InvalidParameters, CapacityExceeded: no such round can be configured.
-    """
+    """Count the explicit shares of all blocks, and the cheapest trees where these are shorter."""
     if not any(isinstance(segment, IndexSegment) for segment in layout.segments):
         yield _costs(_configured(layout, clients, suite, SharingMode.CHECKED_POINT_FUNCTIONS, None), clients)
         return

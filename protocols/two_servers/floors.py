@@ -19,8 +19,7 @@ from .configuration import SERVERS, IndexingConfiguration, SharingMode
 class IndexingFloors:
     """Floors of a client.
 
-    Everything rests on two servers in two hands. A client cannot see that; so it names the two servers that it
-    trusts, and the authority, and follows no configuration that names others.
+    Everything rests on two servers in two hands, which a client cannot see; so it names both, and their authority.
     """
 
     suites: frozenset[Suite]
@@ -59,11 +58,7 @@ class IndexingFloors:
         require_integer("maximum_weight", self.maximum_weight, 1)
 
     def admit(self, configuration: IndexingConfiguration, *, layout: Layout, now: datetime) -> None:
-        """Refuse a configuration that is weaker than these floors, or made for another codec than the client's.
-
-        Raises:
-            InvalidParameters: with reason ``below_floor``, naming the weak value.
-        """
+        """Refuse a configuration that is weaker than these floors, or made for another codec than the client's."""
         if type(now) is not datetime or now.utcoffset() is None:
             raise Misuse("the time is a datetime with a time zone")
         for is_weak, sentence in self._weaknesses(configuration, layout, now):

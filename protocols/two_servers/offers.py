@@ -73,7 +73,6 @@ class RoundRules:
     def __init__(
         self, *, minimum_cohort: int, maximum_cohort: int, maximum_rejections: int, weights: Sequence[int]
     ) -> None:
-        """Begin to collect."""
         self.minimum_cohort = minimum_cohort
         self.maximum_cohort = maximum_cohort
         self.maximum_rejections = maximum_rejections
@@ -88,31 +87,25 @@ class RoundRules:
         self._waiting = dict[bytes, None]()
 
     def standing(self, upload_id: bytes) -> Standing | None:
-        """Return how far an upload is; None if it never came."""
         return self._standing.get(upload_id)
 
     def entry(self, upload_id: bytes) -> Entry:
-        """Return an upload that was received."""
         return self._entries[upload_id]
 
     def waiting(self) -> tuple[bytes, ...]:
-        """Return the uploads that are neither taken nor rejected, in the order in which they came."""
         return tuple(self._waiting)
 
     def taken(self) -> tuple[Entry, ...]:
-        """Return the uploads that are part of a sum."""
         return tuple(entry for upload_id, entry in self._entries.items() if self._standing[upload_id] is Standing.TAKEN)
 
     def number_of(self, standing: Standing) -> int:
-        """Return how many uploads are that far."""
         return self._numbers[standing]
 
     def require_new(self, entry: Entry) -> bool:
-        """Say whether an upload is new, or the same that came before.
+        """Return whether an upload is new, and not the same that came before.
 
         Raises:
             PeerMisbehaved: the client uploaded something else before, weighs what nobody may, or the round is full.
-            Misuse: the round does not collect any more.
         """
         self.require(RoundState.COLLECTING)
         known = self._clients.get(entry.client)
@@ -139,7 +132,6 @@ class RoundRules:
         return True
 
     def receive(self, entry: Entry) -> None:
-        """Remember a new upload."""
         if self.require_new(entry):
             self._clients[entry.client] = entry.upload_id
             self._entries[entry.upload_id] = entry
@@ -148,7 +140,6 @@ class RoundRules:
             self._waiting[entry.upload_id] = None
 
     def require_asked(self, upload_id: bytes) -> None:
-        """Refuse to add an upload that was not asked about, or was decided before."""
         if self._standing.get(upload_id) is not Standing.ASKED:
             raise Misuse("only an upload that was asked about is taken, and only once")
 
@@ -157,21 +148,17 @@ class RoundRules:
         self._move(upload_id, {Standing.RECEIVED, Standing.ASKED}, Standing.ASKED)
 
     def take(self, upload_id: bytes) -> None:
-        """Remember that an upload is part of the sum."""
         self._move(upload_id, {Standing.ASKED}, Standing.TAKEN)
 
     def reject(self, upload_id: bytes) -> None:
-        """Remember that an upload is not; its client has no other one in this round."""
         self._move(upload_id, {Standing.RECEIVED, Standing.ASKED}, Standing.REJECTED)
 
     def list_to_sign(self) -> tuple[Entry, ...]:
-        """Return whom this server would release a sum of, in ascending order.
-
-        Left out are weights that fewer than the minimum cohort have.
+        """Return the uploads in the sum, in ascending order, without weights that too few clients have.
 
         Raises:
             ThresholdNotMet: nobody is left.
-            PeerMisbehaved: more uploads were rejected than the configuration puts up with.
+            PeerMisbehaved: more uploads were rejected than the configuration tolerates.
         """
         self.require(RoundState.COLLECTING)
         rejected = self.number_of(Standing.REJECTED)
@@ -198,20 +185,13 @@ class RoundRules:
         return self.counted
 
     def agree(self) -> None:
-        """Remember that the other server signed the same list."""
         self.require(RoundState.SIGNED, RoundState.AGREED)
         self.state = RoundState.AGREED
 
     def fail(self) -> None:
-        """Give the round up for good."""
         self.state = RoundState.FAILED
 
     def require(self, *states: RoundState) -> None:
-        """Require one of these states.
-
-        Raises:
-            Misuse: the round is in another state.
-        """
         if self.state not in states:
             due = " or ".join(state.value for state in states)
             raise Misuse(f"the round is {self.state.value}, and this is for one that is {due}")
@@ -248,28 +228,20 @@ class RoundStamp:
     server: Annotated[ServerId, SERVER]
 
     def parts(self) -> tuple[bytes, ...]:
-        """Return the parts that labels bind."""
         return self.context.digest, self.round_number.to_bytes(ROUND_BYTES, "big"), bytes([self.server.index])
 
     def write(self, kind: MessageKind) -> Writer:
-        """Begin a message of this round."""
         writer = Writer(kind)
         write_fields(writer, self)
         return writer
 
     def read(self, message: bytes, kind: MessageKind) -> Reader:
-        """Begin to read a message that is expected from this server in this round.
-
-        Raises:
-            PeerMisbehaved: it is of another task or round, or from another server.
-            MalformedMessage, UnexpectedMessage: it is not such a message.
-        """
+        """Begin to read a message that is expected from this server in this round."""
         reader = Reader(message, kind)
         self.require(reader)
         return reader
 
     def require(self, reader: Reader) -> RoundStamp:
-        """Read the stamp of a message, which must be this one."""
         if (reader.fixed(CONTEXT_BYTES), reader.fixed(ROUND_BYTES), reader.fixed(1)) != self.parts():
             raise PeerMisbehaved(
                 "a message belongs to another configuration, round or server",
@@ -302,19 +274,12 @@ class ServerOffer(Placed):
 
     @classmethod
     def signed(cls, stamp: RoundStamp, sealing_key: bytes, signing_key: SigningKey) -> ServerOffer:
-        """Sign a key for one round."""
         signature = signing_key.sign(Label.INDEXING_OFFER, *stamp.parts(), sealing_key)
         return cls(stamp=stamp, sealing_key=sealing_key, signature=signature)
 
     @classmethod
     def decode(cls, message: bytes, configuration: IndexingConfiguration, stamp: RoundStamp) -> ServerOffer:
-        """Read the offer of one server for one round, and check its signature.
-
-        Raises:
-            PeerMisbehaved: it is of another configuration, round or server.
-            AuthenticationFailed: the server that the configuration names did not sign it.
-            MalformedMessage: anything that ``encode`` would not have written.
-        """
+        """Read the offer of one server for one round, and check its signature."""
         with blaming(stamp.server):
             offer = cls.read_in(Due(stamp, configuration), message)
         key = configuration.server_keys[stamp.server.index]
@@ -325,7 +290,7 @@ class ServerOffer(Placed):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundOffers(Message):
-    """Both servers' offers as server 0 shows them to a client, and whether it says that server 1 is simulated."""
+    """Both servers' offers as server 0 shows them to a client."""
 
     kind: ClassVar = MessageKind.ROUND_OFFERS
     is_simulated: Annotated[bool, FLAG]
@@ -345,10 +310,7 @@ class Invitation(Message):
 
 
 def simulated_servers(invitation: bytes) -> tuple[bytes, bytes] | None:
-    """Return the keys in an invitation that says itself that the second server is simulated; nothing of others.
-
-    Only for a member that ``accepts_simulated``: the author of the invitation holds both keys.
-    """
+    """Return the keys in an invitation that says itself that the second server is simulated; else None."""
     invited = Invitation.decode(invitation)
     return invited.configuration.server_keys if invited.shown.is_simulated else None
 
@@ -361,11 +323,7 @@ def encode_halves(zero: Upload, one: Upload) -> bytes:
 
 
 def decode_halves(message: bytes) -> tuple[bytes, bytes]:
-    """Take both halves apart; neither is looked at.
-
-    Raises:
-        MalformedMessage, UnexpectedMessage: anything that ``encode_halves`` would not have written.
-    """
+    """Take both halves apart; neither is looked at."""
     reader = Reader(message, MessageKind.UPLOAD_HALVES)
     first = bytes(reader.view(reader.integer(_LENGTH_BYTES)))
     return first, bytes(reader.rest())

@@ -2,8 +2,8 @@
 
     server 1  propose   ->  server 0  answer  ->  server 1  conclude  ->  server 0  settle
 
-Each step may find that the upload must not be taken, and raises then. Server 1 takes the upload when it concludes, and
-server 0 when it settles; only then is anything added. Each step called again with the same bytes gives the same bytes.
+Each step raises if the upload must not be taken, and gives the same bytes for the same bytes. Server 1 takes the upload
+when it concludes, and server 0 when it settles; only then is anything added.
 
 A weight multiplies a sum, not an upload. So a release can leave out the weights that too few clients have: in
 the sum of one client of weight 1 and many of weight 64 the remainders modulo 64 would be that one client's input.
@@ -86,8 +86,8 @@ class PointFunctionExchange(Confined):
         """Read what this server was sent.
 
         Raises:
-            MalformedMessage, PeerMisbehaved: it is nothing that an honest client sends; ``culprits`` names the client
-                for what only it can have sealed, and is ``UNDECIDED`` for the public part.
+            MalformedMessage, PeerMisbehaved: no honest client sends it; ``culprits`` names the client for what only it
+                can have sealed, and is ``UNDECIDED`` for the public part.
         """
         self._configuration = configuration
         self._server, self._peer = server, ServerId(1 - server.index)
@@ -176,11 +176,9 @@ class PointFunctionExchange(Confined):
             verifier.decide(bytes(piece))
 
     def add_to(self, totals: ClassTotals) -> None:
-        """Add this server's shares, in the class of the upload's weight."""
         totals.add_shares(self._header.weight, {half.number: self._share_of(half) for half in self._halves})
 
     def wipe(self) -> None:
-        """Overwrite the seeds."""
         for half in self._halves:
             if half.seed is not None:
                 half.seed.wipe()
@@ -197,7 +195,6 @@ class PointFunctionExchange(Confined):
         return commitments
 
     def _verified(self) -> list[OneHotVerifier]:
-        """Return the verifiers, which are made once."""
         if self._verifiers is None:
             self._verifiers = [
                 OneHotVerifier(
@@ -244,20 +241,17 @@ class ClassTotals(Confined):
     """The sums of one round at one server; memory for a few models, however many clients there are."""
 
     def __init__(self, configuration: IndexingConfiguration, server: ServerId, *, threads: int = 1) -> None:
-        """Begin with nothing."""
         self.configuration = configuration
         self.server = server
         self._threads = threads
         self._totals = dict[int, _Total]()
 
     def add_shares(self, weight: int, shares: Mapping[int, ServerShare]) -> None:
-        """Add a client's shares of the index segments, by their number in the layout."""
         total = self._of(weight)
         for number, share in shares.items():
             total.histograms[number].add(share, threads=self._threads)
 
     def add_vectors(self, weight: int, vectors: Sequence[RingVector]) -> None:
-        """Add a client's ring segments, as server 1 is sent them."""
         for segment, total, vector in zip(
             self.configuration.ring_segments, self._of(weight).vectors, vectors, strict=True
         ):
@@ -271,7 +265,7 @@ class ClassTotals(Confined):
             first_segment += segment_count(segment.ring, segment.length)
 
     def weighted(self, weights: Sequence[int]) -> tuple[Lanes | RingVector, ...]:
-        """Return the sum over the classes of these weights, each as often as it weighs, segment by segment."""
+        """Return the sums of these weights, each as often as it weighs, segment by segment."""
         configuration, group = self.configuration, self.configuration.group
         sums = list[Lanes | RingVector]()
         vectors = iter(range(len(configuration.ring_segments)))
@@ -293,7 +287,6 @@ class ClassTotals(Confined):
         return tuple(sums)
 
     def wipe(self) -> None:
-        """Overwrite all sums."""
         for total in self._totals.values():
             for vector in total.vectors:
                 vector[:] = 0
@@ -328,7 +321,7 @@ class OpenedUpload:
     vectors: list[RingVector] = field(repr=False)
     """Server 1's share of the ring segments."""
     asked: bytes | None = field(default=None, repr=False)
-    """The digest of what the other server said when it was asked about first."""
+    """Digest of what the other server said when it was first asked about."""
 
     def add_to(self, totals: ClassTotals) -> None:
         """Add this server's share to the sums: the one place where anything is."""
@@ -340,7 +333,6 @@ class OpenedUpload:
             totals.add_masks(weight, self.mask_key)
 
     def wipe(self) -> None:
-        """Overwrite the seeds."""
         self.exchange.wipe()
         if self.mask_key is not None:
             self.mask_key.wipe()
@@ -373,9 +365,6 @@ class HalfOpener(Confined):
 
         Args:
             sender: who the transport says has sent it; None if another server relays it.
-        Raises:
-            AuthenticationFailed: the authority does not vouch for the client, or the client did not sign.
-            MalformedMessage, UnexpectedMessage, PeerMisbehaved: it is not a half for this server and round.
         Security: until the signature is verified the header is anybody's, so that it names no culprit.
         """
         configuration, is_one = self._configuration, self._server.index == 1
@@ -406,12 +395,6 @@ class HalfOpener(Confined):
         return upload
 
     def open(self, upload: Upload) -> OpenedUpload:
-        """Open a half that was read.
-
-        Raises:
-            AuthenticationFailed: it was sealed to another key, or altered.
-            MalformedMessage, PeerMisbehaved: it holds nothing that an honest client sends.
-        """
         configuration, server, header = self._configuration, self._server, upload.header
         digest = header.digest(configuration)
         entry = Entry(header.client, upload.upload_id(configuration), header.weight)
@@ -441,6 +424,5 @@ class HalfOpener(Confined):
         )
 
     def wipe(self) -> None:
-        """Overwrite the keys of the round: nothing can be opened any more."""
         self._challenges.wipe()
         self._pair.wipe()

@@ -47,11 +47,7 @@ _COUNT_BITS: Final = 32
 
 
 def server_noise(settings: NoiseSettings, layout: Layout) -> ServerNoise | None:
-    """Return the noise of settings whose bounds are those of ring segments alone; None without.
-
-    Raises:
-        InvalidParameters: they do not fit the layout.
-    """
+    """Return the noise of settings; None without."""
     multiplier = settings.noise_multiplier
     if multiplier is None:
         return None
@@ -95,7 +91,7 @@ class ReleasedNoise:
 
     @property
     def deviations(self) -> tuple[float, ...]:
-        """Deviations of each released segment, with both servers' noise; a table's is that of its widest coordinate."""
+        """Deviations of each released segment; a table's is that of its widest coordinate."""
         found, remaining = list[float](), iter(self.tables)
         for segment, variance in zip(self.layout.segments, self.noise.variances, strict=True):
             if isinstance(segment, RingSegment):
@@ -118,11 +114,10 @@ class ReleasedNoise:
 
 
 def require_held(settings: NoiseSettings, layout: Layout, total_weight: int) -> ServerNoise | None:
-    """Return the noise of settings; refuse what rings and fields do not hold by the multiplier that they do.
+    """Return the noise of settings.
 
     Raises:
-        InvalidParameters: the settings do not fit the layout.
-        CapacityExceeded: naming the greatest multiplier, or that there is none.
+        CapacityExceeded: rings and fields do not hold it; names the greatest multiplier that they do.
     """
     noise = server_noise(settings, layout)
     if noise is None or settings.noise_multiplier is None:
@@ -142,11 +137,7 @@ def require_held(settings: NoiseSettings, layout: Layout, total_weight: int) -> 
 
 
 def squared_sensitivities(settings: NoiseSettings, layout: Layout) -> list[int]:
-    """Return how far one client moves each segment, squared.
-
-    Raises:
-        InvalidParameters: there are not as many bounds as ring segments.
-    """
+    """Return how far one client moves each segment, squared."""
     rings = sum(isinstance(segment, RingSegment) for segment in layout.segments)
     if len(settings.l2_bounds) != rings:
         raise InvalidParameters(f"l2_bounds are {rings}, one for each ring segment; got {len(settings.l2_bounds)}")
@@ -211,7 +202,7 @@ class RoundResult:
     aggregate: Aggregate
     counted: tuple[ClientId, ...]
     left_out: dict[ClientId, int]
-    """Clients whose uploads were taken, and whose weight too few had, with how many did."""
+    """Clients that were taken, and whose weight too few had, with how many did."""
     rejected: dict[ClientId, str]
 
 
@@ -225,7 +216,6 @@ class Release(Confined):
         peer_stamp: RoundStamp,
         signing_key: SigningKey,
     ) -> None:
-        """Begin with nothing signed."""
         self._configuration = configuration
         self._stamp, self._peer_stamp = stamp, peer_stamp
         self._signing_key = signing_key
@@ -235,17 +225,9 @@ class Release(Confined):
         """This server's share of the sum with its nonce, once the servers agree on a list."""
 
     def sign(self, entries: Sequence[Entry]) -> bytes:
-        """Return the signed list of these uploads."""
         return AcceptedList.signed(self._stamp, entries, self._signing_key).encode()
 
     def require_same_list(self, peer_list: bytes) -> None:
-        """Check that the other server has signed the same list.
-
-        Raises:
-            AuthenticationFailed: the other server did not sign it.
-            MalformedMessage, UnexpectedMessage: it is not a list.
-            PeerMisbehaved: with reason ``servers_disagree``.
-        """
         theirs = AcceptedList.decode(peer_list, self._configuration, self._peer_stamp)
         ours = self._own_list()
         if (theirs.entries_digest, theirs.contributors) != (ours.entries_digest, ours.contributors):
@@ -274,22 +256,14 @@ class Release(Confined):
         return OutputShare(stamp=self._stamp, nonce=nonce, values=values).encode(self._configuration)
 
     def commitment(self) -> bytes:
-        """Return the commitment to this server's share."""
         return OutputCommitment.to(self._stamp, self._own_list().entries_digest, self.own_share()).encode()
 
     def own_share(self) -> bytes:
-        """Return this server's share, which it has committed to."""
         if self.share is None:
             raise Misuse("a server agrees on a list before it commits to its share")
         return self.share
 
     def read_commitment(self, message: bytes) -> OutputCommitment:
-        """Read the other server's commitment.
-
-        Raises:
-            PeerMisbehaved: the other server committed to something else before.
-            MalformedMessage, UnexpectedMessage: it is not a commitment.
-        """
         theirs = OutputCommitment.decode(message, self._configuration, self._peer_stamp)
         if self.peer_commitment not in (None, theirs):
             raise PeerMisbehaved(
@@ -301,11 +275,7 @@ class Release(Confined):
         return theirs
 
     def combined(self, peer_share: bytes, counted: Sequence[Entry]) -> Aggregate:
-        """Add the other server's share, and return the sum.
-
-        Raises:
-            PeerMisbehaved: it is not what the other server committed to, or the two add up to no sum.
-        """
+        """Add the other server's share, which has to be what it committed to, and return the sum."""
         peer = self._peer_stamp.server
         if self.peer_commitment is None:
             raise Misuse("a server opens its share first, against the other server's commitment")
@@ -331,7 +301,6 @@ class Release(Confined):
             ) from None
 
     def wipe(self) -> None:
-        """Give this server's share up."""
         self.share = None
 
     def _own_list(self) -> AcceptedList:

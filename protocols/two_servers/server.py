@@ -96,9 +96,6 @@ class IndexingServer(Confined):
 
         Args:
             pair_key: 32 bytes that the two servers share and no client knows; the caller keeps it, and wipes it.
-            coins: ``SystemCoins()`` in production.
-        Raises:
-            InvalidParameters: the signing key is not the one that the configuration names.
         """
         require_integer("a round number", round_number, 0, (1 << (8 * ROUND_BYTES)) - 1)
         if (type(configuration), type(server)) != (IndexingConfiguration, ServerId):
@@ -121,7 +118,7 @@ class IndexingServer(Confined):
         self._pending = dict[bytes, OpenedUpload]()
         self._rejected = dict[ClientId, str]()
         self._concluded: tuple[bytes, bytes] | None = None
-        """The digest of the answer that server 1 concluded from last, and its conclusion."""
+        """Digest of the last answer that server 1 concluded from, and its conclusion."""
         self._lock, self._process = RLock(), os.getpid()
         challenges = RoundChallenges(pair_key, configuration.context, round_number)
         with Secret.random("round root", _ROOT_BYTES, coins) as root:
@@ -147,21 +144,12 @@ class IndexingServer(Confined):
             return self.take(self.read(owned, sender))
 
     def read(self, message: bytes, sender: ClientId | None = None) -> Upload:
-        """Return this server's half of an upload, which its client signed; nothing is opened or taken.
-
-        Raises:
-            AuthenticationFailed, MalformedMessage, PeerMisbehaved: as for ``receive``.
-        """
+        """Return this server's half of an upload, which its client signed; nothing is opened or taken."""
         with self._held():
             return self._opener.read(owned_bytes(message), sender)
 
     def take(self, upload: Upload) -> bytes:
-        """Take a half that ``read`` has returned, and return the upload's id.
-
-        Raises:
-            AuthenticationFailed, MalformedMessage, PeerMisbehaved: as for ``receive``.
-            Misuse: the round is closed.
-        """
+        """Take a half that ``read`` has returned, and return the upload's id."""
         with self._held():
             entry = Entry(upload.header.client, upload.upload_id(self.configuration), upload.header.weight)
             if self._rules.require_new(entry):
@@ -180,7 +168,6 @@ class IndexingServer(Confined):
 
     @property
     def rejected(self) -> dict[ClientId, str]:
-        """Clients whose uploads were rejected, and the reasons."""
         return dict(self._rejected)
 
     def propose(self, uploads: Sequence[bytes]) -> bytes:
@@ -277,12 +264,7 @@ class IndexingServer(Confined):
             return self._release.signed_list or b""
 
     def agree(self, peer_list: bytes) -> bytes:
-        """Take the other server's list, and return the commitment to this server's share of the sum.
-
-        Raises:
-            AuthenticationFailed: the other server did not sign it.
-            PeerMisbehaved: the other server signed another list; the round is given up.
-        """
+        """Take the other server's list, and return the commitment to this server's share of the sum."""
         peer_list = owned_bytes(peer_list)
         with self._held():
             self._require_turn("a list", RoundState.SIGNED, RoundState.AGREED)
@@ -299,17 +281,12 @@ class IndexingServer(Confined):
 
     @property
     def commitment(self) -> bytes:
-        """The commitment to this server's share of the sum, once both servers have signed one list."""
         with self._held():
             self._require_turn("a commitment", RoundState.AGREED)
             return self._release.commitment()
 
     def open(self, peer_commitment: bytes) -> bytes:
-        """Take the other server's commitment, and return this server's share of the sum.
-
-        Raises:
-            PeerMisbehaved: the other server committed to something else before.
-        """
+        """Take the other server's commitment, and return this server's share of the sum."""
         peer_commitment = owned_bytes(peer_commitment)
         with self._held():
             self._require_turn("a commitment", RoundState.AGREED)
@@ -317,22 +294,14 @@ class IndexingServer(Confined):
             return self._release.own_share()
 
     def opened_share(self) -> bytes:
-        """Return this server's share again, which it has opened.
-
-        Raises:
-            UnexpectedMessage: the other server has not committed to its share yet.
-        """
+        """Return this server's share again, which it has opened."""
         with self._held():
             if self._release.peer_commitment is None:
                 raise UnexpectedMessage(expected="a commitment first", received="a share", culprits=[self.peer])
             return self._release.own_share()
 
     def combine(self, peer_share: bytes) -> RoundResult:
-        """Add the other server's share, and return the sum.
-
-        Raises:
-            PeerMisbehaved: it is not what the other server committed to, or the two add up to no sum.
-        """
+        """Add the other server's share, and return the sum."""
         with self._held():
             self._require_turn("a share", RoundState.AGREED)
             aggregate = self._release.combined(owned_bytes(peer_share), self._rules.counted)
@@ -345,7 +314,7 @@ class IndexingServer(Confined):
             return RoundResult(aggregate, counted, left_out, self.rejected | undecided)
 
     def wipe(self) -> None:
-        """Give the round up: overwrite sums, seeds and keys; nothing of it is released by this server any more."""
+        """Give the round up: overwrite sums, seeds and keys."""
         with self._lock:
             while self._pending:
                 self._pending.popitem()[1].wipe()
@@ -369,8 +338,8 @@ class IndexingServer(Confined):
     def _say(self, upload_id: bytes, heard: bytes, say: Callable[[], bytes]) -> bytes | None:
         """Return what this server says first of an upload; None if it rejects the upload.
 
-        Security: a repeated message is made at the same point of the check, and about the same words, because the
-        point follows from the upload and from a key that the servers keep.
+        Security: a repeated message is at the same point of the check, and about the same words, because the point
+            follows from the upload and from a key that the servers keep.
         """
         pending, question = self._pending[upload_id], hashlib.sha256(heard).digest()
         if pending.asked not in (None, question):
@@ -402,12 +371,11 @@ class IndexingServer(Confined):
             return None
 
     def _take(self, upload_id: bytes) -> None:
-        """Add an upload to the sums, once; if that fails, a part of it may be there, and the round is over."""
         self._rules.require_asked(upload_id)
         try:
             self._pending[upload_id].add_to(self._totals)
         except BaseException:
-            self.wipe()
+            self.wipe()  # A part of the upload may be in the sums.
             raise
         self._rules.take(upload_id)
         self._pending.pop(upload_id).wipe()
@@ -425,7 +393,6 @@ class IndexingServer(Confined):
         _LOG.warning("%s rejects an upload of %s: %s", self.server, client, reason)
 
     def _require_turn(self, received: str, *states: RoundState) -> None:
-        """Refuse what the other server says out of turn."""
         if self._rules.state not in states:
             due = " or ".join(state.value for state in states)
             raise UnexpectedMessage(
@@ -458,8 +425,7 @@ class Server(StagedServerSession[tuple[Upload, bytes]]):
     """Server 0's side of a round as a session: it hands server 1 its halves, and takes every step of the round with it.
 
     It relays halves that it cannot read: they are sealed to server 1. Its only powers are those that it has anyway:
-    refuse a client, or give the round up. Clients hold the configuration, and the offer that server 1 signed for it, to
-    floors of their own; so a configuration that only one of them was shown gives no round.
+        refuse a client, or give the round up.
     """
 
     def __init__(  # noqa: PLR0913 -- what a round is made of
@@ -488,7 +454,6 @@ class Server(StagedServerSession[tuple[Upload, bytes]]):
         super().__init__(STAGE, invitation, invited, zero.configuration.minimum_cohort)
 
     def _begun(self) -> bytes:
-        """Have server 1 begin the round, and return its offer."""
         zero = self._zero
         offer = self._tell(Beginning(zero.configuration, zero.round_number).encode())
         stamp = RoundStamp(context=zero.configuration.context, round_number=zero.round_number, server=zero.peer)
@@ -497,18 +462,15 @@ class Server(StagedServerSession[tuple[Upload, bytes]]):
 
     @property
     def configuration(self) -> IndexingConfiguration:
-        """Configuration that both servers share."""
         return self._zero.configuration
 
     @property
     def noise(self) -> ReleasedNoise | None:
-        """Noise that the servers add."""
         noise, subject = self.configuration.noise, self._subject
         return None if noise is None else ReleasedNoise(noise, self._settings, subject.layout, subject.tables)
 
     @property
     def is_signed(self) -> bool:
-        """True."""
         return True
 
     def _check(self, sender: ClientId, message: bytes) -> Checked[tuple[Upload, bytes]]:
@@ -545,7 +507,6 @@ class Server(StagedServerSession[tuple[Upload, bytes]]):
         self._decide()
 
     def _decide(self) -> None:
-        """Decide with server 1 about the uploads received since the last batch."""
         while batch := self._unasked[:BATCH]:
             proposal = self._tell(BatchRequest(tuple(batch)).encode())
             self._zero.settle(self._tell(self._zero.answer(proposal)))
@@ -576,10 +537,7 @@ class Server(StagedServerSession[tuple[Upload, bytes]]):
         )
 
     def _tell(self, message: bytes) -> bytes:
-        """Return server 1's answer; if the connection is lost on the way, ask once more, on another one.
-
-        Server 1 says the same again, or that no round runs there any more.
-        """
+        """Return server 1's answer; if the connection is lost, ask again: it repeats itself, or has no round."""
         try:
             return self._ask(message)
         except ConnectionError:

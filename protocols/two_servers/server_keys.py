@@ -1,9 +1,7 @@
-"""The keys of one server's operator, the public half that he gives the other one, and the key that both derive.
+"""Keys of one server's operator, the public half that he gives the other one, and the key that both derive.
 
-Each operator draws his own keys, and nobody else ever holds them. The halves that they exchange are public and signed;
-with the other's half and his own secret each computes the same pair key. A person who knows a pair key can pass a
-server off as the other's peer and can foresee at which points uploads are checked; it opens no upload and signs
-nothing.
+Each operator draws his own keys, and nobody else ever holds them. A person who knows a pair key can pass a server off
+as the other's peer and can foresee at which points uploads are checked; it opens no upload and signs nothing.
 """
 
 from __future__ import annotations
@@ -42,12 +40,7 @@ class OperatorKeys(Message):
 
     @classmethod
     def decode(cls, message: bytes) -> OperatorKeys:
-        """Read what an operator has given away, and check its signature.
-
-        Raises:
-            MalformedMessage, UnexpectedMessage: it is not such a message.
-            AuthenticationFailed: it is not signed with the key that it names.
-        """
+        """Read what an operator has given away, and check its signature."""
         keys = cls.read_in(None, message)
         parts = (bytes([keys.server.index]), keys.exchange_key)
         verify_signature(keys.signing_key, keys.signature, Label.INDEXING_OPERATOR, *parts)
@@ -61,7 +54,6 @@ class ServerKeys(Confined):
     """
 
     def __init__(self, server: ServerId, signing_seed: Secret, exchange_seed: Secret) -> None:
-        """Take the keys, and wipe them when this is wiped."""
         if (len(signing_seed), len(exchange_seed)) != (IDENTITY_KEY_BYTES, EXCHANGE_KEY_BYTES):
             raise Misuse(f"a server has a signing seed and an exchange seed of {EXCHANGE_KEY_BYTES} bytes each")
         self.server = server
@@ -70,7 +62,6 @@ class ServerKeys(Confined):
 
     @classmethod
     def random(cls, server: ServerId, coins: Coins) -> ServerKeys:
-        """Draw the keys of one server, as its operator does for himself."""
         return cls(
             server,
             Secret.random("signing seed", IDENTITY_KEY_BYTES, coins),
@@ -78,12 +69,10 @@ class ServerKeys(Confined):
         )
 
     def signing_key(self) -> SigningKey:
-        """Return the key with which this server signs."""
         return SigningKey(self.signing_seed)
 
     @property
     def public(self) -> OperatorKeys:
-        """Keys for the other operator, clients and server 0's platform."""
         signing_key = self.signing_key()
         exchange_key = self._exchange_key().public_key().public_bytes(Encoding.Raw, PublicFormat.Raw)
         signature = signing_key.sign(Label.INDEXING_OPERATOR, bytes([self.server.index]), exchange_key)
@@ -108,18 +97,12 @@ class ServerKeys(Confined):
             return derive("pair key", SEED_BYTES, shared, b"", Label.INDEXING_PAIR_KEY, *both)
 
     def encode(self) -> bytes:
-        """Return what a key file holds."""
         writer = Writer(MessageKind.INDEXING_KEYS).integer(self.server.index, 1)
         writer.fixed(bytes(self.signing_seed.expose()), IDENTITY_KEY_BYTES)
         return writer.fixed(bytes(self.exchange_seed.expose()), EXCHANGE_KEY_BYTES).finish()
 
     @classmethod
     def decode(cls, message: bytes) -> ServerKeys:
-        """Read a key file back.
-
-        Raises:
-            MalformedMessage, UnexpectedMessage: it is none.
-        """
         reader = Reader(message, MessageKind.INDEXING_KEYS)
         if (index := reader.integer(1)) >= SERVERS:
             raise MalformedMessage(f"there is no server {index}", reason=Reason.NOT_CANONICAL)
@@ -129,7 +112,6 @@ class ServerKeys(Confined):
         return cls(server, Secret("signing seed", seed), Secret("exchange seed", exchange_seed))
 
     def wipe(self) -> None:
-        """Overwrite the keys."""
         self.signing_seed.wipe()
         self.exchange_seed.wipe()
 

@@ -93,12 +93,7 @@ def encode_batch(kind: MessageKind, stamp: RoundStamp, items: Sequence[BatchItem
 
 
 def decode_batch(message: bytes, kind: MessageKind, stamp: RoundStamp) -> list[BatchItem]:
-    """Read a batch of the other server back.
-
-    Raises:
-        MalformedMessage, UnexpectedMessage, PeerMisbehaved: anything that ``encode_batch`` would not have written for
-            this round, among them one upload twice.
-    """
+    """Read a batch of the other server back, in which no upload stands twice."""
     with blaming(stamp.server):
         reader = stamp.read(message, kind)
         count = reader.integer(4)
@@ -122,7 +117,7 @@ def _read_item(reader: Reader) -> BatchItem:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AcceptedList(Placed):
-    """The one list of a round that a server signs: whose uploads the sum is of."""
+    """One list of a round that a server signs: the uploads in the sum."""
 
     kind: ClassVar = MessageKind.ACCEPTED_LIST
     stamp: Annotated[RoundStamp, STAMP]
@@ -132,7 +127,6 @@ class AcceptedList(Placed):
 
     @classmethod
     def signed(cls, stamp: RoundStamp, entries: Sequence[Entry], signing_key: SigningKey) -> AcceptedList:
-        """Sign a list; a server does so once for each round."""
         digest = entries_digest(entries)
         signature = signing_key.sign(Label.INDEXING_SIGNED_LIST, *cls._parts(stamp, digest, len(entries)))
         return cls(stamp=stamp, entries_digest=digest, contributors=len(entries), signature=signature)
@@ -143,12 +137,7 @@ class AcceptedList(Placed):
 
     @classmethod
     def decode(cls, message: bytes, configuration: IndexingConfiguration, stamp: RoundStamp) -> AcceptedList:
-        """Read the other server's list back, and check its signature.
-
-        Raises:
-            AuthenticationFailed: the other server did not sign it.
-            MalformedMessage, UnexpectedMessage, PeerMisbehaved: it is not a list of this round and server.
-        """
+        """Read the other server's list back, and check its signature."""
         with blaming(stamp.server):
             decoded = cls.read_in(Due(stamp, configuration), message)
         key = configuration.server_keys[stamp.server.index]
@@ -182,11 +171,6 @@ class OutputCommitment(Placed):
 
     @classmethod
     def decode(cls, message: bytes, configuration: IndexingConfiguration, stamp: RoundStamp) -> OutputCommitment:
-        """Read the other server's commitment back.
-
-        Raises:
-            MalformedMessage, UnexpectedMessage, PeerMisbehaved: it is not a commitment of this round and server.
-        """
         with blaming(stamp.server):
             return cls.read_in(Due(stamp, configuration), message)
 
@@ -200,7 +184,6 @@ class OutputShare:
     values: tuple[Lanes | RingVector, ...] = field(repr=False)
 
     def encode(self, configuration: IndexingConfiguration) -> bytes:
-        """Return the canonical encoding: lanes and ring elements at exactly their bits."""
         writer = self.stamp.write(MessageKind.OUTPUT_SHARE).fixed(self.nonce, NONCE_BYTES)
         for segment, value in zip(configuration.layout.segments, self.values, strict=True):
             if isinstance(segment, IndexSegment):
@@ -211,12 +194,6 @@ class OutputShare:
 
     @classmethod
     def decode(cls, message: bytes, configuration: IndexingConfiguration, stamp: RoundStamp) -> OutputShare:
-        """Read the other server's share back.
-
-        Raises:
-            MalformedMessage, UnexpectedMessage, PeerMisbehaved: it is not a share of this round and server, or a lane
-                is not below the order of its group.
-        """
         reader = stamp.read(message, MessageKind.OUTPUT_SHARE)
         nonce, values = reader.fixed(NONCE_BYTES), list[Lanes | RingVector]()
         for segment in configuration.layout.segments:

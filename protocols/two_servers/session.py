@@ -40,19 +40,16 @@ class TwoServersSettings(NoiseSettings):
 
     suite: Suite = Suite.CLASSIC
     is_checked: bool = True
-    """Whether clients prove that each of their indices is one vote."""
     depth: int | None = None
     minimum_cohort: int = LEAST_COHORT
     maximum_cohort: int | None = None
-    """Largest cohort; by default all who are invited, or as many as the codec's capacity allows where anybody may come.
-    """
+    """By default all who are invited, or as many as the codec's capacity allows where anybody may come."""
     maximum_rejections: int = 0
     weights: tuple[int, ...] = (1,)
     lifetime: timedelta = timedelta(hours=12)
 
     @property
     def mode(self) -> SharingMode:
-        """Sharing mode of the indices."""
         return SharingMode.CHECKED_POINT_FUNCTIONS if self.is_checked else SharingMode.UNCHECKED_POINT_FUNCTIONS
 
 
@@ -80,8 +77,7 @@ def open_session(
     """Begin a round with server 1.
 
     Raises:
-        InvalidParameters, PeerMisbehaved: the settings do not fit, or server 1 takes no part.
-        CapacityExceeded: so many clients could weigh more than the codec can decode.
+        InvalidParameters, CapacityExceeded, PeerMisbehaved: the settings do not fit, or server 1 takes no part.
         AuthenticationFailed: what answers is not server 1.
         ConnectionError: server 1 cannot be reached.
     """
@@ -106,11 +102,7 @@ def open_session(
 def configure(
     subject: Subject, settings: TwoServersSettings, invited: frozenset[ClientId] | None, helpers: TwoServersHelpers
 ) -> IndexingConfiguration:
-    """Return what server 0 offers server 1; nobody is asked.
-
-    Raises:
-        InvalidParameters, CapacityExceeded: the settings do not fit.
-    """
+    """Return what server 0 offers server 1; nobody is asked."""
     most = min(subject.capacity // max(settings.weights), _MOST_UPLOADS) if invited is None else len(invited)
     maximum_cohort = settings.maximum_cohort or most
     noise = require_held(settings, subject.layout, maximum_cohort * max(settings.weights))
@@ -187,7 +179,6 @@ class TwoServersMember(Confined):
         )
 
     def join(self, subject: Subject, update: LateUpdate | None = None, suspended: Secret | None = None) -> Client:
-        """Begin; a session cannot be resumed."""
         return self._brought(
             subject,
             update,

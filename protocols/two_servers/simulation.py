@@ -1,8 +1,4 @@
-"""Two servers and their clients in one process, and the entry in the registry of protocols.
-
-A client may put more than one vote into a block, and do everything else as the protocol says. Where clients are checked
-it is found out; elsewhere it spoils the sum.
-"""
+"""Two servers and their clients in one process, a client that cheats, and the entry in the registry of protocols."""
 
 from __future__ import annotations
 
@@ -55,7 +51,6 @@ class InsecureCheatingClient(Client):
         payload: Payload,
         keys: list[ClassicSealingKey | HybridPublicKey],
     ) -> tuple[Upload, Upload]:
-        """Seal, sign and prove other point functions than the honest ones."""
         (number, segment, of, shares), *_ = segments = indices.segments
         segments[0] = number, segment, of, _with_more_votes(shares, segment.blocks)
         return super()._sealed(configuration, replace(header, segments=indices.headers), indices, payload, keys)
@@ -109,7 +104,6 @@ class TwoServersSimulation(Confined):
     """Both servers and their clients in one process; see ``Simulation``."""
 
     def __init__(self, settings: TwoServersSettings, *, coins: Coins, clock: Clock, threads: int = 1) -> None:
-        """Draw the keys of the authority and of both servers."""
         self._settings, self._coins, self._clock, self._threads = settings, coins, clock, threads
         self._keys = SimulatedKeys(coins)
         self._zero, self._one = trial_server_keys(coins)
@@ -138,7 +132,6 @@ class TwoServersSimulation(Confined):
         self._ledgers = defaultdict[ClientId, SpentUpdates](SpentUpdates)
 
     def open(self, subject: Subject, invited: frozenset[ClientId] | None) -> Server:
-        """Begin a round; its number is above that of the last one."""
         helpers = TwoServersHelpers(
             keys=self._zero,
             server_one=self._one.public,
@@ -157,7 +150,6 @@ class TwoServersSimulation(Confined):
         return answer
 
     def member(self, client: ClientId, kind: type[Client] = Client) -> TwoServersMember:
-        """Return a client."""
         settings, (key, certificate) = self._settings, self._keys.of(client)
         return TwoServersMember(
             certificate=certificate,
@@ -182,11 +174,9 @@ class TwoServersSimulation(Confined):
 
     @property
     def bytes_between(self) -> int:
-        """Bytes that the servers sent each other."""
         return self._count
 
     def close(self) -> None:
-        """End server 1's round, and wipe both servers' keys."""
         self._standing.end_round()
         self._zero.wipe()
         self._one.wipe()

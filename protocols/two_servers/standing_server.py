@@ -1,7 +1,7 @@
 """Server 1 for many rounds, one after the other: it answers a server 0 that begins them, relays uploads, and asks.
 
-Server 0 offers a configuration for each round, as another party: a configuration beyond the floors of server 1's
-operator is refused before a key is drawn, and no round is begun twice. Only the number of a round is written down.
+Server 0 offers a configuration for each round, as another party: one beyond the floors of server 1's operator is
+refused before a key is drawn, and no round is begun twice. Only the number of a round is written down.
 
     BEGIN_ROUND         a configuration and a number, within the operator's floors      -> this server's offer
     INDEXING_UPLOAD     this server's half of an upload, relayed                        -> its id
@@ -11,8 +11,7 @@ operator is refused before a key is drawn, and no round is begun twice. Only the
     OUTPUT_COMMITMENT   server 0's commitment                                           -> this server's
     OUTPUT_SHARE        server 0's share, with which this server has the sum            -> this server's
 
-The steps are those of ``IndexingServer``, each of which holds against a server 0 that does whatever it likes. On
-another connection server 0 repeats the step whose answer it missed, and is given the same bytes; also the share that
+On another connection server 0 repeats the step whose answer it missed, and is given the same bytes; also the share that
 was released, until the next round begins. A process that ends takes its round with it.
 """
 
@@ -69,7 +68,7 @@ class StandingFloors:
     minimum_cohort: int
     maximum_cohort: int
     maximum_lanes: int
-    """The most counters and ring elements of a layout, which this server holds a few times over for each client."""
+    """Limit on the counters and ring elements of a layout, several times which this server holds for each client."""
     maximum_weight: int = 1
     maximum_lifetime: timedelta
     """Limit on the time from now to the expiry of a round."""
@@ -88,11 +87,7 @@ class StandingFloors:
             raise InvalidParameters("a standing server accepts at least one suite, one mode and some time to come")
 
     def admit(self, configuration: IndexingConfiguration, now: datetime) -> None:
-        """Refuse a configuration that its operator would not have written.
-
-        Raises:
-            InvalidParameters: with reason ``below_floor``, naming the value to be changed.
-        """
+        """Refuse a configuration that its operator would not have written."""
         for is_wrong, sentence in self._objections(configuration, now):
             if is_wrong:
                 raise InvalidParameters(
@@ -137,11 +132,7 @@ class StandingRounds(Confined):
     """
 
     def __init__(self, path: Path | None = None) -> None:
-        """Begin with what the file holds, which no other process uses meanwhile; without a file with nothing.
-
-        Raises:
-            InvalidParameters: the file cannot be opened, is another process's, or is not such a file.
-        """
+        """Begin with what the file holds, which no other process uses meanwhile; without a file with nothing."""
         self._last = dict[bytes, int]()
         self.count = 0
         """Number of rounds that were begun."""
@@ -151,7 +142,6 @@ class StandingRounds(Confined):
 
     @property
     def tasks(self) -> int:
-        """Number of tasks that they are of."""
         return len(self._last)
 
     def begin(self, task: bytes, round_number: int) -> None:
@@ -160,7 +150,6 @@ class StandingRounds(Confined):
         Raises:
             InvalidParameters: the round or a later one was begun before, its number is too far ahead, or it cannot be
                 written down; nothing has changed.
-            Misuse: this is a fork of the process that opened the file.
         """
         if os.getpid() != self._process:
             raise Misuse("the rounds that were begun were forked into another process; open a file of its own there")
@@ -195,7 +184,6 @@ class StandingRounds(Confined):
         self._remember(body)
 
     def close(self) -> None:
-        """Let another process use the file; no further round is begun."""
         if self._file is not None:
             self._file.close()
 
@@ -255,12 +243,7 @@ class StandingServer(Confined):
 
         Args:
             keys: server 1's own; the caller wipes them, after the last round.
-            peer: what the operator of server 0 has given away of its keys.
-            floors: what its operator insists on.
-            rounds: which rounds were begun.
-            coins: ``SystemCoins()`` in production.
-        Raises:
-            InvalidParameters: these are server 0's keys, or others than the floors name.
+            peer: public keys of the operator of server 0.
         """
         named = (peer.signing_key, keys.signing_key().public_key)
         if (peer.server.index, keys.server.index) != (0, 1) or named != floors.server_keys:
@@ -275,9 +258,9 @@ class StandingServer(Confined):
         self._threads = threads
         self._server: IndexingServer | None = None
         self._released: tuple[bytes, bytes] | None = None
-        """The digest of server 0's share in the round that ended last, and this server's share."""
+        """Digest of server 0's share in the round that ended last, and this server's share."""
         self.request_bytes = MAXIMUM_BEGINNING_BYTES
-        """No request that may come now is longer."""
+        """Limit on the length of the next request."""
 
     def pair_key(self) -> Secret:
         """Return the key that both servers share; the caller wipes it."""
@@ -299,7 +282,7 @@ class StandingServer(Confined):
             return encode_refusal(InternalError(f"server 1 met a {type(error).__name__} and has ended its round"))
 
     def end_round(self) -> None:
-        """End the round that runs, if one does: overwrite what it left, and repeat nothing of it any more."""
+        """End the round that runs, if one does, and repeat nothing of it."""
         if self._server is not None:
             self._server.wipe()
         self._server = self._released = None
@@ -362,7 +345,7 @@ class StandingServer(Confined):
         return self._server.offer
 
     def _release(self, server: IndexingServer, peer_share: bytes) -> bytes:
-        """Take server 0's share, and let this server's go: the round is over, and its keys are wiped."""
+        """Take server 0's share, and let this server's go; the round is over."""
         share = server.opened_share()
         result = server.combine(peer_share)
         _LOG.info("server 1 released a sum over %d clients", result.aggregate.contributors)

@@ -1,8 +1,7 @@
 """Upload of a client: one signed header that both servers hold, and an envelope for each server that it alone opens.
 
-Only the header is in the clear. Every ciphertext, key and proof of the upload is bound to its digest,
-and the client signs it together with both envelopes' keys. Two servers that hold the same upload id therefore hold
-two halves of one upload; a client that sends them halves of two uploads is counted by neither.
+Only the header is in the clear. Every ciphertext, key and proof of the upload is bound to its digest, and the client
+signs it together with both envelopes' keys: servers that hold one upload id hold two halves of one upload.
 
 A server's half is sealed with HPKE for a seed, and AES-256-GCM under a key that follows from it. Server 0's masks of
 ring segments are expanded from the seed as well, and server 1 is sent the difference, so a half of any size costs one
@@ -14,8 +13,8 @@ For each index segment, one after the other:
     body for server 1        its seed, or at depth 0 its share; and its proof
     public part, to server 1 the correction words of a tree
 
-The bodies are sealed. The public part is relayed by server 1 in its proposal; server 0 compares it with the digest in
-the header, which the client has signed and both envelopes are bound to, before it evaluates anything.
+Server 1 relays the public part in its proposal; server 0 compares it with the digest in the signed header before it
+evaluates anything.
 """
 
 from __future__ import annotations
@@ -91,15 +90,13 @@ class UploadHeader:
             f"for each index segment: nonce {NONCE_BYTES}, digest {DIGEST_BYTES}",
         ),
     ]
-    """One for each index segment."""
 
     @property
     def client(self) -> ClientId:
-        """The client as the authority certifies it."""
         return self.certificate.client
 
     def digest(self, configuration: IndexingConfiguration) -> bytes:
-        """Return the digest of all of it and of the configuration; envelopes and the signature are bound to it."""
+        """Return the digest of all of it and of the configuration."""
         parts = (
             configuration.context.digest,
             self.round_number.to_bytes(ROUND_BYTES, "big"),
@@ -148,29 +145,22 @@ class Upload(Placed):
     body: Annotated[
         bytes | memoryview, borrowed(lambda at: at.place.body_bytes + TAG_BYTES, f"the body, sealed; tag {TAG_BYTES}")
     ] = field(repr=False)
-    """This server's body, under AES-256-GCM."""
     public_part: Annotated[
         bytes | memoryview, borrowed(lambda at: at.place.public_bytes, "server 1: the correction words")
     ] = field(default=b"", repr=False)
-    """The correction words of all segments, which server 1 is sent and relays to server 0."""
+    """Correction words of all segments, which server 1 is sent and relays to server 0."""
 
     def upload_id(self, configuration: IndexingConfiguration) -> bytes:
-        """Return what both servers know this upload by."""
         return hashlib.sha256(bind(Label.INDEXING_UPLOAD, *self._signed_parts(configuration))).digest()
 
     def _signed_parts(self, configuration: IndexingConfiguration) -> tuple[bytes, ...]:
         return (self.header.digest(configuration), *self.sealed_seeds)
 
     def signature_by(self, signing_key: SigningKey, configuration: IndexingConfiguration) -> bytes:
-        """Return the client's signature, which is the same in both halves."""
         return signing_key.sign(Label.INDEXING_SIGNED_UPLOAD, *self._signed_parts(configuration))
 
     def verify(self, configuration: IndexingConfiguration) -> None:
-        """Check the client's signature, under the key that its certificate names.
-
-        Raises:
-            AuthenticationFailed: it is another's, or on another upload.
-        """
+        """Check the client's signature, under the key that its certificate names."""
         verify_signature(
             self.header.certificate.public_key,
             self.signature,
@@ -186,10 +176,7 @@ class Upload(Placed):
         """Read one server's half back.
 
         Args:
-            body_bytes: how long this server's body is before it is sealed.
-            public_bytes: how long the public part is that this server is sent.
-        Raises:
-            MalformedMessage: anything that ``encode`` would not have written for this server and configuration.
+            body_bytes: length of this server's body before it is sealed.
         """
         return cls.read_in(_Due(configuration, server, body_bytes, public_bytes), message)
 
@@ -319,11 +306,7 @@ def masked_rings(
 
 
 def unpack_rings(configuration: IndexingConfiguration, packed: bytes | bytearray | memoryview) -> list[RingVector]:
-    """Read back what server 1 was sent.
-
-    Raises:
-        MalformedMessage: wrong length, or a bit that fills a last byte is set.
-    """
+    """Read back what server 1 was sent."""
     segments = configuration.ring_segments
     pieces = cut(packed, [segment.payload_bytes for segment in segments])
     return [segment.ring.unpack(piece, segment.length) for segment, piece in zip(segments, pieces, strict=True)]
@@ -348,7 +331,6 @@ class SharedIndices(Confined):
         *,
         threads: int = 1,
     ) -> None:
-        """Share every index segment of a payload."""
         self._configuration = configuration
         self._coins = coins
         self.segments = list[tuple[int, IndexSegment, Payload, tuple[ServerShare, ServerShare]]]()
@@ -365,7 +347,6 @@ class SharedIndices(Confined):
 
     @property
     def headers(self) -> tuple[SegmentHeader, ...]:
-        """Public part of each segment."""
         return tuple(
             SegmentHeader(zero.binding.nonce, _correction_digest(zero)) for _, _, _, (zero, _) in self.segments
         )
@@ -388,11 +369,9 @@ class SharedIndices(Confined):
 
     @property
     def public_part(self) -> bytes:
-        """Return the correction words of all segments that have some."""
         return b"".join(zero.correction.encode() for _, _, _, (zero, _) in self.segments if isinstance(zero, TreeShare))
 
     def wipe(self) -> None:
-        """Overwrite the seeds."""
         for _, _, _, shares in self.segments:
             for share in shares:
                 if not isinstance(share, ExplicitShare):
@@ -413,7 +392,7 @@ def public_bytes(configuration: IndexingConfiguration) -> int:
 
 
 def body_sizes(configuration: IndexingConfiguration, segment: IndexSegment, server: ServerId) -> tuple[int, int]:
-    """Return how many bytes a segment's seed or share has, and its proof."""
+    """Return the lengths of a segment's seed or share and of its proof."""
     shape = configuration.shape(segment)
     is_explicit = not shape.depth and server.index == 1
     sent = ExplicitShare.encoded_bytes(shape, segment.blocks) if is_explicit else SEED_BYTES
@@ -423,7 +402,7 @@ def body_sizes(configuration: IndexingConfiguration, segment: IndexSegment, serv
 
 
 def public_sizes(configuration: IndexingConfiguration) -> list[int]:
-    """Return how many bytes each segment's correction words have, none at depth 0."""
+    """Return the length of each segment's correction words; 0 at depth 0."""
     sizes = list[int]()
     for _, segment in configuration.index_segments:
         shape = configuration.shape(segment)

@@ -6,6 +6,7 @@ import hashlib
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial, wraps
 from typing import Any
 
 from hypothesis import given, settings
@@ -70,12 +71,10 @@ class InsecureCountedCoins:
     """An endless stream of coins that anybody who knows the seed can repeat."""
 
     def __init__(self, seed: bytes) -> None:
-        """Start the stream of this seed."""
         self.draws = 0
         self._seed = seed
 
     def draw(self, count: int) -> bytearray:
-        """Return the next ``count`` bytes."""
         self.draws += 1
         return bytearray(hashlib.shake_256(self.draws.to_bytes(8, "big") + self._seed).digest(count))
 
@@ -90,11 +89,7 @@ def require_refused(
     by: tuple[type[Exception], ...] = (PeerError,),
     done: str = "taken",
 ) -> None:
-    """Hold a call to being refused by an error of its kind; ``done`` says what else it did.
-
-    Raises:
-        ContractViolation: nothing refuses it, or another error does.
-    """
+    """Hold a call to being refused by an error of its kind; ``done`` says what else it did."""
     try:
         call(*arguments)
     except by:
@@ -118,11 +113,7 @@ class Trial:
     settings: settings
 
     def search(self, holds: Callable[[st.DataObject], None], name: str) -> None:
-        """Run a property on drawn data until it fails or the settings have enough.
-
-        Raises:
-            ContractViolation: it failed, or it failed and then passed on the same data.
-        """
+        """Run a property on drawn data until it fails or the settings have enough."""
 
         def trial(data: st.DataObject) -> None:
             holds(data)
@@ -137,7 +128,6 @@ class Trial:
             ) from flaky
 
     def update(self, data: st.DataObject) -> Update:
-        """Draw a valid update."""
         return data.draw(self.candidate.updates, label="update")
 
     def clients(self, data: st.DataObject, most: int) -> list[Update]:
@@ -145,6 +135,16 @@ class Trial:
         extremes = list(self.candidate.extremes)
         one = self.candidate.updates | st.sampled_from(extremes) if extremes else self.candidate.updates
         return data.draw(st.lists(one, min_size=1, max_size=most), label="updates")
+
+
+def searched(holds: Callable[[Trial, st.DataObject], None]) -> Callable[[Trial], None]:
+    """Return a law that looks for a counterexample to a property."""
+
+    @wraps(holds)
+    def law(trial: Trial) -> None:
+        trial.search(partial(holds, trial), holds.__name__)
+
+    return law
 
 
 def draw_seed(data: st.DataObject) -> bytes:
@@ -158,11 +158,7 @@ def encode(decoder: Decoder, update: Update, seed: bytes = b"") -> Payload:
 
 
 def encode_with(decoder: Decoder, update: Update, coins: Coins) -> Payload:
-    """Encode a valid update.
-
-    Raises:
-        ContractViolation: the scheme raised an error.
-    """
+    """Encode a valid update."""
     try:
         return decoder.encode(update, coins)
     except Exception as error:
@@ -170,11 +166,7 @@ def encode_with(decoder: Decoder, update: Update, coins: Coins) -> Payload:
 
 
 def aggregate(decoder: Decoder, payloads: Sequence[Payload], weights: Sequence[int] | None = None) -> Aggregate:
-    """Add up payloads as a protocol does.
-
-    Raises:
-        ContractViolation: a payload is not of the layout that the scheme declares.
-    """
+    """Add up payloads as a protocol does."""
     layout = decoder.layout
     if any(payload.layout != layout for payload in payloads):
         raise ContractViolation("encode gives a payload of another layout than the scheme declares")
@@ -182,11 +174,7 @@ def aggregate(decoder: Decoder, payloads: Sequence[Payload], weights: Sequence[i
 
 
 def decode(decoder: Decoder, total: Aggregate) -> Update:
-    """Decode an aggregate that is within the capacity.
-
-    Raises:
-        ContractViolation: the scheme raised an error.
-    """
+    """Decode an aggregate that is within the capacity."""
     try:
         return decoder.decode(total)
     except Exception as error:

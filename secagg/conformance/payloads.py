@@ -22,6 +22,7 @@ from secagg.conformance.candidate import (
     encode,
     encode_with,
     require_refused,
+    searched,
 )
 from secagg.conformance.trees import (
     Leaf,
@@ -42,15 +43,12 @@ HEADER_BYTES: Final = len(Writer(MessageKind.PAYLOAD).finish()) + DIGEST_BYTES
 """Bytes of a payload on the wire in addition to its values: the header of every message and the layout's digest."""
 
 
-def determinism(trial: Trial) -> None:
+@searched
+def determinism(trial: Trial, data: st.DataObject) -> None:
     """Encode one update several times with the same coins."""
-
-    def holds(data: st.DataObject) -> None:
-        decoder, update, seed = trial.candidate.make(), trial.update(data), draw_seed(data)
-        if len({encode(decoder, update, seed).encode() for _ in range(3)}) > 1:
-            raise ContractViolation("encoding an update again, with the same coins, gives another payload")
-
-    trial.search(holds, "determinism")
+    decoder, update, seed = trial.candidate.make(), trial.update(data), draw_seed(data)
+    if len({encode(decoder, update, seed).encode() for _ in range(3)}) > 1:
+        raise ContractViolation("encoding an update again, with the same coins, gives another payload")
 
 
 def coins(trial: Trial) -> None:
@@ -75,67 +73,57 @@ def coins(trial: Trial) -> None:
         raise ContractViolation("the candidate calls the scheme stochastic, and other coins never gave another payload")
 
 
-def layout(trial: Trial) -> None:
+@searched
+def layout(trial: Trial, data: st.DataObject) -> None:
     """Hold payloads to the declared layout and decoded updates to the shapes that are expected."""
     candidate = trial.candidate
     declared = candidate.make().layout
     if declared.version == UNVERSIONED:
         raise ContractViolation("the layout has no version")
-
-    def holds(data: st.DataObject) -> None:
-        decoder, update = candidate.make(), trial.update(data)
-        payload = encode(decoder, update, draw_seed(data))
-        if not payload.layout == decoder.layout == declared:
-            raise ContractViolation("the layout of a payload, or of the scheme, depends on the update")
-        decoded = decode_alone(decoder, payload)
-        require_same_form(decoded, candidate.expected(update), "the decoded and the expected update")
-
-    trial.search(holds, "layout")
+    decoder, update = candidate.make(), trial.update(data)
+    payload = encode(decoder, update, draw_seed(data))
+    if not payload.layout == decoder.layout == declared:
+        raise ContractViolation("the layout of a payload, or of the scheme, depends on the update")
+    decoded = decode_alone(decoder, payload)
+    require_same_form(decoded, candidate.expected(update), "the decoded and the expected update")
 
 
-def byte_count(trial: Trial) -> None:
+@searched
+def byte_count(trial: Trial, data: st.DataObject) -> None:
     """Compare the bytes on the wire with the bits of the segments, and with the author's count."""
-    candidate = trial.candidate
-    layout = candidate.make().layout
+    candidate, decoder = trial.candidate, trial.candidate.make()
+    layout = decoder.layout
     values = sum(-(-segment.length * segment.ring.modulus_bits // 8) for segment in layout.segments)
     if candidate.payload_bytes not in (None, layout.payload_bytes):
         raise ContractViolation(
             f"the author counts {candidate.payload_bytes} bytes in a payload, and the layout's segments have "
             f"{layout.payload_bytes}"
         )
-
-    def holds(data: st.DataObject) -> None:
-        decoder = candidate.make()
-        payload = encode(decoder, trial.update(data), draw_seed(data))
-        sent = len(payload.encode()) - HEADER_BYTES
-        if sent != values:
-            raise ContractViolation(f"a payload has {sent} bytes, and the segments of the layout {values}")
-
-    trial.search(holds, "byte_count")
+    payload = encode(decoder, trial.update(data), draw_seed(data))
+    sent = len(payload.encode()) - HEADER_BYTES
+    if sent != values:
+        raise ContractViolation(f"a payload has {sent} bytes, and the segments of the layout {values}")
 
 
-def agreement(trial: Trial) -> None:
+@searched
+def agreement(trial: Trial, data: st.DataObject) -> None:
     """Let one object encode and another decode, with nothing but bytes between them."""
     candidate = trial.candidate
-
-    def holds(data: st.DataObject) -> None:
-        client, other_client, server = candidate.make(), candidate.make(), candidate.make()
-        if client.capacity != server.capacity:
-            raise ContractViolation("two objects with the same public parameters have two capacities")
-        update, seed = trial.update(data), draw_seed(data)
-        payload = encode(client, update, seed)
-        sent = payload.encode()
-        if sent != encode(other_client, update, seed).encode():
-            raise ContractViolation("two clients encode the same update, with the same coins, as two payloads")
-        try:
-            received = Payload.decode(sent, server.layout)
-        except MalformedMessage as error:
-            raise ContractViolation(f"the server cannot read what a client sent: {error}") from error
-        total = Aggregate.decode(aggregate(server, [received]).encode(), server.layout)
-        decoded = decode(server, total)
-        require_identical(decode_alone(client, payload), decoded, "what the encoder decodes and what a server decodes")
-
-    trial.search(holds, "agreement")
+    client, other_client, server = candidate.make(), candidate.make(), candidate.make()
+    if client.capacity != server.capacity:
+        raise ContractViolation("two objects with the same public parameters have two capacities")
+    update, seed = trial.update(data), draw_seed(data)
+    payload = encode(client, update, seed)
+    sent = payload.encode()
+    if sent != encode(other_client, update, seed).encode():
+        raise ContractViolation("two clients encode the same update, with the same coins, as two payloads")
+    try:
+        received = Payload.decode(sent, server.layout)
+    except MalformedMessage as error:
+        raise ContractViolation(f"the server cannot read what a client sent: {error}") from error
+    total = Aggregate.decode(aggregate(server, [received]).encode(), server.layout)
+    decoded = decode(server, total)
+    require_identical(decode_alone(client, payload), decoded, "what the encoder decodes and what a server decodes")
 
 
 def version(trial: Trial) -> None:
@@ -167,92 +155,83 @@ def version(trial: Trial) -> None:
 def refusal(trial: Trial) -> None:
     """Give a valid update every form that is wrong for every scheme, and offer what the candidate names."""
     for name, update in trial.candidate.bad_updates.items():
-        _require_refused(trial.candidate.make(), update, name)
+        _refuse(trial.candidate.make(), update, name)
 
     def holds(data: st.DataObject) -> None:
         decoder, update = trial.candidate.make(), trial.update(data)
         for name, spoiled in _of_another_form(data, update):
-            _require_refused(decoder, spoiled, name)
+            _refuse(decoder, spoiled, name)
 
     trial.search(holds, "refusal")
 
 
-def totality(trial: Trial) -> None:
+@searched
+def totality(trial: Trial, data: st.DataObject) -> None:
     """Encode NaN and infinity: as zero and as the largest float, so that no server learns of them by a refusal."""
+    make, update, seed = trial.candidate.make, trial.update(data), draw_seed(data)
+    places = {place: leaf for place, leaf in leaves(update).items() if leaf.dtype.kind == "f"}
+    if not places:
+        return
+    spoiled = data.draw(st.sampled_from(list(places)), label="spoiled array")
+    position = data.draw(st.integers(0, places[spoiled].size - 1), label="spoiled position")
 
-    def holds(data: st.DataObject) -> None:
-        make, update, seed = trial.candidate.make, trial.update(data), draw_seed(data)
-        places = {place: leaf for place, leaf in leaves(update).items() if leaf.dtype.kind == "f"}
-        if not places:
-            return
-        spoiled = data.draw(st.sampled_from(list(places)), label="spoiled array")
-        position = data.draw(st.integers(0, places[spoiled].size - 1), label="spoiled position")
+    def sent(value: Any) -> bytes:  # noqa: ANN401 -- a float of the array's dtype
+        changed = with_leaves(update, lambda _, leaf: leaf.copy())
+        leaves(changed)[spoiled].flat[position] = value
+        return encode(make(), changed, seed).encode()
 
-        def sent(value: Any) -> bytes:  # noqa: ANN401 -- a float of the array's dtype
-            changed = with_leaves(update, lambda _, leaf: leaf.copy())
-            leaves(changed)[spoiled].flat[position] = value
-            return encode(make(), changed, seed).encode()
-
-        for bad in map(places[spoiled].dtype.type, ("nan", "inf", "-inf")):
-            try:
-                found = sent(bad)
-            except Exception as error:
-                raise ContractViolation(f"{bad} at position {position} of {spoiled} is refused by {error!r}") from error
-            if found != sent(np.nan_to_num(bad)):
-                raise ContractViolation(f"{bad} at position {position} of {spoiled} is not clamped to 0 or its limit")
-
-    trial.search(holds, "totality")
+    for bad in map(places[spoiled].dtype.type, ("nan", "inf", "-inf")):
+        try:
+            found = sent(bad)
+        except Exception as error:
+            raise ContractViolation(f"{bad} at position {position} of {spoiled} is refused by {error!r}") from error
+        if found != sent(np.nan_to_num(bad)):
+            raise ContractViolation(f"{bad} at position {position} of {spoiled} is not clamped to 0 or its limit")
 
 
-def no_mutation(trial: Trial) -> None:
+@searched
+def no_mutation(trial: Trial, data: st.DataObject) -> None:
     """Encode an update that must not change, overwrite it afterwards, and do the same with a decoded sum."""
-
-    def holds(data: st.DataObject) -> None:
-        decoder, original, seed = trial.candidate.make(), trial.update(data), draw_seed(data)
-        update = copied(original)
-        payload = encode(decoder, update, seed)
-        require_identical(update, original, "the update after encoding and before")
-        sent = payload.encode()
-        if encode(decoder, with_leaves(original, _read_only), seed).encode() != sent:
-            raise ContractViolation("a read-only update is encoded as another payload")
-        _overwrite(update)
-        if payload.encode() != sent:
-            raise ContractViolation("a payload changes when the update that it was made from does")
-        total = aggregate(decoder, [payload])
-        received = total.encode()
-        decoded = decode(decoder, total)
-        kept = copied(decoded)
-        if total.encode() != received:
-            raise ContractViolation("decode changes the aggregate")
-        _overwrite(decoded)
-        require_identical(decode(decoder, total), kept, "what is decoded after overwriting a result and before")
-
-    trial.search(holds, "no_mutation")
+    decoder, original, seed = trial.candidate.make(), trial.update(data), draw_seed(data)
+    update = copied(original)
+    payload = encode(decoder, update, seed)
+    require_identical(update, original, "the update after encoding and before")
+    sent = payload.encode()
+    if encode(decoder, with_leaves(original, _read_only), seed).encode() != sent:
+        raise ContractViolation("a read-only update is encoded as another payload")
+    _overwrite(update)
+    if payload.encode() != sent:
+        raise ContractViolation("a payload changes when the update that it was made from does")
+    total = aggregate(decoder, [payload])
+    received = total.encode()
+    decoded = decode(decoder, total)
+    kept = copied(decoded)
+    if total.encode() != received:
+        raise ContractViolation("decode changes the aggregate")
+    _overwrite(decoded)
+    require_identical(decode(decoder, total), kept, "what is decoded after overwriting a result and before")
 
 
-def statelessness(trial: Trial) -> None:
+@searched
+def statelessness(trial: Trial, data: st.DataObject) -> None:
     """Let one object refuse, encode and decode in several orders, and compare it with new ones."""
-
-    def holds(data: st.DataObject) -> None:
-        make = trial.candidate.make
-        updates = [trial.update(data), trial.update(data)]
-        seeds = [draw_seed(data), draw_seed(data)]
-        fresh = [encode(make(), update, seed) for update, seed in zip(updates, seeds, strict=True)]
-        totals = [aggregate(make(), [payload]) for payload in fresh]
-        decoded = [decode(make(), total) for total in totals]
-        used = make()
-        for _, spoiled in _of_another_form(data, updates[0]):
-            # How it is refused is for another law.
-            with suppress(Exception):
-                used.encode(spoiled, InsecureCountedCoins(b""))
-        for which in (0, 1, 1, 0):
-            if encode(used, updates[which], seeds[which]).encode() != fresh[which].encode():
-                raise ContractViolation("an update is encoded differently after others")
-            for position in (1 - which, which):
-                again = decode(used, totals[position])
-                require_identical(again, decoded[position], "one aggregate decoded by a used and by a new object")
-
-    trial.search(holds, "statelessness")
+    make = trial.candidate.make
+    updates = [trial.update(data), trial.update(data)]
+    seeds = [draw_seed(data), draw_seed(data)]
+    fresh = [encode(make(), update, seed) for update, seed in zip(updates, seeds, strict=True)]
+    totals = [aggregate(make(), [payload]) for payload in fresh]
+    decoded = [decode(make(), total) for total in totals]
+    used = make()
+    for _, spoiled in _of_another_form(data, updates[0]):
+        # How it is refused is for another law.
+        with suppress(Exception):
+            used.encode(spoiled, InsecureCountedCoins(b""))
+    for which in (0, 1, 1, 0):
+        if encode(used, updates[which], seeds[which]).encode() != fresh[which].encode():
+            raise ContractViolation("an update is encoded differently after others")
+        for position in (1 - which, which):
+            again = decode(used, totals[position])
+            require_identical(again, decoded[position], "one aggregate decoded by a used and by a new object")
 
 
 # --- Spoiling --------------------------------------------------------------------------------------------------------
@@ -287,14 +266,9 @@ def _of_another_form(data: st.DataObject, update: Update) -> Iterator[tuple[str,
         yield "a tensor too many", assembled(update, {**parts, "a tensor that no model has": leaf})
 
 
-def _require_refused(decoder: Decoder, update: Any, name: str) -> None:  # noqa: ANN401
-    try:
-        decoder.encode(update, InsecureCountedCoins(b""))
-    except Misuse:
-        return
-    except Exception as error:
-        raise ContractViolation(f"{name} is refused by {error!r} instead of Misuse") from error
-    raise ContractViolation(f"{name} is encoded instead of being refused by Misuse")
+def _refuse(decoder: Decoder, update: Any, name: str) -> None:  # noqa: ANN401 -- hostile on purpose
+    coins, done = InsecureCountedCoins(b""), "encoded instead of being refused by Misuse"
+    require_refused(name, decoder.encode, update, coins, by=(Misuse,), done=done)
 
 
 # --- Copies ----------------------------------------------------------------------------------------------------------

@@ -24,6 +24,7 @@ from secagg.conformance.candidate import (
     draw_seed,
     encode,
     require_refused,
+    searched,
 )
 from secagg.conformance.trees import leaves, require_identical, require_weighted_sum, require_within
 from secagg.contract import (
@@ -47,37 +48,31 @@ MOST_CLIENTS: Final = 5
 MOST_WEIGHT: Final = 40
 
 
-def linearity(trial: Trial) -> None:
+@searched
+def linearity(trial: Trial, data: st.DataObject) -> None:
     """Compare the decoded sum of several clients with the sum of what they decode to."""
-
-    def holds(data: st.DataObject) -> None:
-        decoder = trial.candidate.make()
-        most = min(decoder.capacity, MOST_CLIENTS)
-        payloads = [encode(decoder, update, draw_seed(data)) for update in trial.clients(data, most)]
-        together = decode(decoder, aggregate(decoder, payloads))
-        alone = [decode_alone(decoder, payload) for payload in payloads]
-        require_weighted_sum(together, alone, [1] * len(alone), trial.candidate.ulps)
-
-    trial.search(holds, "linearity")
+    decoder = trial.candidate.make()
+    most = min(decoder.capacity, MOST_CLIENTS)
+    payloads = [encode(decoder, update, draw_seed(data)) for update in trial.clients(data, most)]
+    together = decode(decoder, aggregate(decoder, payloads))
+    alone = [decode_alone(decoder, payload) for payload in payloads]
+    require_weighted_sum(together, alone, [1] * len(alone), trial.candidate.ulps)
 
 
-def weights(trial: Trial) -> None:
+@searched
+def weights(trial: Trial, data: st.DataObject) -> None:
     """Compare a weighted sum with the sum of as many clients, and with the weighted sum of the decoded."""
-
-    def holds(data: st.DataObject) -> None:
-        decoder = trial.candidate.make()
-        updates = trial.clients(data, most=3)
-        most = min(decoder.capacity // len(updates), MOST_WEIGHT)
-        counts = [data.draw(st.integers(1, most), label="weight") for _ in updates]
-        payloads = [encode(decoder, update, draw_seed(data)) for update in updates]
-        weighted = decode(decoder, aggregate(decoder, payloads, counts))
-        clients = [payload for payload, count in zip(payloads, counts, strict=True) for _ in range(count)]
-        repeated = decode(decoder, aggregate(decoder, clients))
-        require_identical(weighted, repeated, "the decoded sum of weighted clients and of as many alike")
-        alone = [decode_alone(decoder, payload) for payload in payloads]
-        require_weighted_sum(weighted, alone, counts, trial.candidate.ulps)
-
-    trial.search(holds, "weights")
+    decoder = trial.candidate.make()
+    updates = trial.clients(data, most=3)
+    most = min(decoder.capacity // len(updates), MOST_WEIGHT)
+    counts = [data.draw(st.integers(1, most), label="weight") for _ in updates]
+    payloads = [encode(decoder, update, draw_seed(data)) for update in updates]
+    weighted = decode(decoder, aggregate(decoder, payloads, counts))
+    clients = [payload for payload, count in zip(payloads, counts, strict=True) for _ in range(count)]
+    repeated = decode(decoder, aggregate(decoder, clients))
+    require_identical(weighted, repeated, "the decoded sum of weighted clients and of as many alike")
+    alone = [decode_alone(decoder, payload) for payload in payloads]
+    require_weighted_sum(weighted, alone, counts, trial.candidate.ulps)
 
 
 def capacity(trial: Trial) -> None:
@@ -97,18 +92,15 @@ def capacity(trial: Trial) -> None:
     trial.search(holds, "capacity")
 
 
-def round_trip(trial: Trial) -> None:
+@searched
+def round_trip(trial: Trial, data: st.DataObject) -> None:
     """Compare one decoded update with its expectation; extremes may be clipped and are not examples of it."""
     candidate = trial.candidate
-
-    def holds(data: st.DataObject) -> None:
-        decoder = candidate.make()
-        update = trial.update(data)
-        decoded = decode_alone(decoder, encode(decoder, update, draw_seed(data)))
-        error = candidate.error(update) if callable(candidate.error) else candidate.error
-        require_within(decoded, candidate.expected(update), error, candidate.ulps)
-
-    trial.search(holds, "round_trip")
+    decoder = candidate.make()
+    update = trial.update(data)
+    decoded = decode_alone(decoder, encode(decoder, update, draw_seed(data)))
+    error = candidate.error(update) if callable(candidate.error) else candidate.error
+    require_within(decoded, candidate.expected(update), error, candidate.ulps)
 
 
 def _fill(candidate: Candidate, decoder: Decoder, payload: Payload) -> None:
@@ -159,10 +151,7 @@ _SEEDS: Final = st.binary(min_size=1, max_size=4)
 
 
 def summed_aggregate(total: Aggregate, tables: Tables, maximum_total_weight: int) -> Aggregate:
-    """Return what a protocol must release instead of the histograms of an aggregate: sums of codewords.
-
-    It is the reference that tests compare protocols with; it protects nobody.
-    """
+    """Return sums of codewords instead of the histograms of an aggregate: the reference for protocols in tests."""
     layout = summed_layout(total.layout, tables, maximum_total_weight)
     vectors = _summed_values(total, tables)
     # A plain segment is of its ring already, and a sum of codewords is an integer that fits its own.
@@ -305,9 +294,6 @@ def slack(decoder: LinearDecoder[Any], payloads: Sequence[Payload]) -> float:
     """Return how many times the largest norm exceeds the root mean square of the norms of honest clients.
 
     From about 1.1 on, a check of norms besides that of one codeword a block would hold a dishonest client to less.
-
-    Raises:
-        InvalidParameters: the scheme bounds no norms, or there are no payloads.
     """
     if not hasattr(decoder, "largest_norm") or not payloads:
         raise InvalidParameters("the slack of a bound is that of a scheme with largest_norm, over honest payloads")

@@ -1,4 +1,4 @@
-"""Updates as trees of arrays: what the laws read, copy, change, add and compare."""
+"""Updates as trees of arrays: what the laws read, change, add and compare; demands raise ``ContractViolation``."""
 
 from __future__ import annotations
 
@@ -16,11 +16,7 @@ Leaf = npt.NDArray[Any]
 
 
 def children(update: Update) -> dict[Any, Update] | None:
-    """Return the parts of a dict, tuple or list by their keys or positions, and ``None`` for an array.
-
-    Raises:
-        ContractViolation: it is none of these.
-    """
+    """Return the parts of a dict, tuple or list by their keys or positions, and ``None`` for an array."""
     if isinstance(update, np.ndarray | np.generic | float | int):
         return None
     if isinstance(update, Mapping):
@@ -59,11 +55,7 @@ def copied(update: Update) -> Update:
 
 
 def require_identical(left: Update, right: Update, what: str) -> None:
-    """Demand the same arrays at the same places, bit for bit.
-
-    Raises:
-        ContractViolation: two arrays differ; ``what`` says which ones should not.
-    """
+    """Demand the same arrays at the same places, bit for bit."""
     require_same_form(left, right, what)
     for place, leaf in leaves(left).items():
         other = leaves(right)[place]
@@ -72,11 +64,7 @@ def require_identical(left: Update, right: Update, what: str) -> None:
 
 
 def require_same_form(left: Update, right: Update, what: str) -> None:
-    """Demand arrays of the same shapes at the same places.
-
-    Raises:
-        ContractViolation: the structure or a shape differs.
-    """
+    """Demand arrays of the same shapes at the same places."""
     shapes, others = ({place: leaf.shape for place, leaf in leaves(tree).items()} for tree in (left, right))
     if shapes != others:
         raise ContractViolation(f"{what} differ in form: {shapes} and {others}")
@@ -87,9 +75,6 @@ def require_weighted_sum(total: Update, parts: Sequence[Update], weights: Sequen
 
     Integers are compared exactly. Floats may be off by ``ulps`` units in the last place of the largest magnitude that
     each part has, because every decoded float was rounded once.
-
-    Raises:
-        ContractViolation: it is another sum.
     """
     for part in parts:
         require_same_form(total, part, "the decoded sum and a decoded summand")
@@ -103,12 +88,7 @@ def require_weighted_sum(total: Update, parts: Sequence[Update], weights: Sequen
 
 
 def require_within(decoded: Update, expected: Update, error: Any, ulps: float) -> None:  # noqa: ANN401 -- a tree
-    """Demand that every coordinate is within the error that the candidate declares.
-
-    Raises:
-        ContractViolation: a coordinate is farther away.
-        InvalidParameters: the error is a tree of another form.
-    """
+    """Demand that every coordinate is within the error that the candidate declares."""
     require_same_form(decoded, expected, "the decoded and the expected update")
     everywhere = isinstance(error, int | float | np.generic)
     bounds: dict[str, Leaf] = {} if everywhere else leaves(error)

@@ -24,6 +24,7 @@ from secagg.errors import PeerMisbehaved, Reason, ThresholdNotMet
 from secagg.identifiers import ClientId
 from secagg.protocols.two_servers import upload as upload_module
 from secagg.protocols.two_servers.configuration import SharingMode
+from secagg.protocols.two_servers.lanes.fields import LaneField
 from secagg.protocols.two_servers.one_hot.proof import prove
 from secagg.protocols.two_servers.one_hot.statement import OneHotProof
 from secagg.protocols.two_servers.point_functions.generation import ServerShare, generate_shares
@@ -83,10 +84,15 @@ VALUES = {"nothing": 0, "two": 2, "minus one": 126, "half": 64}
 
 
 def worth(value: int) -> Callable[..., Shares]:
-    """Return what shares vectors that are this value where they should be 1."""
+    """Return what shares trees of vectors that are this value where they should be 1."""
+    correction: Any = LaneField.correction
 
-    def generate_otherwise(shape: Any, alpha: Any, **named: Any) -> Shares:
-        return generate_shares(shape, alpha, value, **named)
+    def generate_otherwise(*args: Any, **named: Any) -> Shares:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(
+                LaneField, "correction", lambda group, target, *rest: correction(group, target * value, *rest)
+            )
+            return generate_shares(*args, **named)
 
     return generate_otherwise
 

@@ -24,7 +24,7 @@ from secagg.errors import MalformedMessage, PeerError, Reason, UnexpectedMessage
 from secagg.fields import Placed
 from secagg.identifiers import ClientId, ServerId
 from secagg.protocols.coded_mask import client as coded_client
-from secagg.protocols.coded_mask import messages as coded_messages
+from secagg.protocols.coded_mask import configuration as coded_messages
 from secagg.protocols.coded_mask import server as coded_server
 from secagg.protocols.coded_mask.configuration import Configuration
 from secagg.protocols.enclave.trusted.configuration import EnclaveConfiguration

@@ -7,7 +7,7 @@ import pytest
 from secagg.conformance.sessions import LAWS, check_law
 from tests.harness.session_worlds import SETTINGS, candidate_of
 
-COSTLY = {"altered_answer", "altered_message", "refused_then_true", "silence"}
+COSTLY = {"altered_answer", "altered_message", "silence"}
 """Laws that take many sessions; of pairwise masks, a full graph shows them as a sparse one does."""
 CASES = [
     pytest.param(name, law, marks=pytest.mark.long if law in COSTLY and name.endswith("sparse") else ())

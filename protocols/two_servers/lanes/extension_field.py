@@ -1,27 +1,18 @@
-"""Extension fields over lanes, and exact matrix products.
-
-Products of matrices of small integers on the floating-point units, which are exact as long as no sum is too large.
+"""Extension fields over lanes, and exact matrix products on the floating-point units.
 
 A float32 holds every integer up to 2^24 in magnitude and a float64 every integer up to 2^53. Let every product of two
-entries be at most g. Then each partial sum of n products, in whatever order, with or without fused operations, is an
-integer of magnitude at most n g; if n g is within the limit, each is represented, nothing is ever rounded, and the
-result does not depend on the library, the blocking or the number of threads. A longer sum is cut into pieces of at most
-limit // g terms, which are added as 64-bit integers.
+entries be at most g. Each partial sum of n products, in whatever order, with or without fused operations, is then an
+integer of magnitude at most n g; while that is within the limit nothing is rounded, and the result does not depend on
+the library, the blocking or the number of threads. A longer sum is cut into pieces of at most limit // g terms, which
+are added as 64-bit integers. With lanes in [0, q) on one side and centred ones on the other, g = (q - 1)^2 / 2.
 
-With lanes in [0, q) on one side and centred ones on the other, g = (q - 1)^2 / 2: float32 takes 2113 terms at q = 127,
-and float64 takes 2^53 / 2^33 = 2^20 at q = 131071.
-
-Extensions of the lane fields, large enough that a random element of one cannot be guessed.
-
-F = F_q[x] / (x^s - c). The three that are used:
+The extensions F = F_q[x] / (x^s - c) are so large that a random element cannot be guessed:
 
     q = 127, s = 18, c = 3 (2^125.8 elements)    q = 8191, s = 10, c = 17 (2^130)    q = 131071, s = 9, c = 3 (2^153)
 
 c is primitive, so its order is q - 1; every prime factor of s divides q - 1, and s is not a multiple of 4. Then x^s - c
-is irreducible [LN97] Theorem 3.75.
-
-An element is s lanes, the coefficient of x^0 first, along the last axis of an array of int64 in canonical form. Sums
-over many products go through floating-point matrix products, which ``exact_product`` keeps exact.
+is irreducible [LN97] Theorem 3.75. An element is s lanes, the coefficient of x^0 first, along the last axis of an array
+of int64 in canonical form.
 """
 
 from __future__ import annotations
@@ -76,9 +67,8 @@ def settle(values: npt.NDArray[np.float64], modulus: int) -> npt.NDArray[np.floa
     return settled
 
 
-LEAST_FIELD_BITS: Final = 120
-"""In a field of this size a client that computes 2^64 hashes passes the check unduly with probability 2^-54."""
 DEGREES_AND_CONSTANTS: Final = {127: (18, 3), 8191: (10, 17), 131071: (9, 3)}
+"""s and c by q. Fields have 2^120 elements or more: a client of 2^64 hashes passes with probability 2^-54 at most."""
 
 Elements = Integers
 """An array of int64 in [0, q) whose last axis holds the coefficients of one element."""
@@ -86,49 +76,24 @@ Elements = Integers
 
 @dataclass(frozen=True)
 class ExtensionField:
-    """The field F_q[x] / (x^degree - constant)."""
+    """A field F_q[x] / (x^degree - constant)."""
 
     base: LaneField
     degree: int
     constant: int
-
-    def __post_init__(self) -> None:
-        q, degree = self.base.modulus, self.degree
-        if any(type(value) is not int or value < 1 for value in (degree, self.constant)) or self.constant >= q:
-            raise InvalidParameters(f"an extension has a degree of at least 1 and a constant in 1..{q - 1}")
-        if not _is_primitive(self.constant, q):
-            raise InvalidParameters(f"{self.constant} is not primitive modulo {q}; x^{degree} - c may be reducible")
-        if not _prime_factors(degree) <= _prime_factors(q - 1) or degree % 4 == 0:
-            raise InvalidParameters(
-                f"x^{degree} - {self.constant} is reducible modulo {q}; take a degree whose prime factors divide "
-                f"{q - 1} and which is not a multiple of 4"
-            )
-        if q**degree < 1 << LEAST_FIELD_BITS:
-            raise InvalidParameters(
-                f"{q}^{degree} is below 2^{LEAST_FIELD_BITS}, so that a client could grind for a proof of anything; "
-                f"take degree {DEGREES_AND_CONSTANTS[q][0]}"
-            )
 
     @classmethod
     def over(cls, base: LaneField) -> ExtensionField:
         """Return the extension that is used over a lane field."""
         return cls(base, *DEGREES_AND_CONSTANTS[base.modulus])
 
-    @property
-    def size(self) -> int:
-        """Number of elements."""
-        return int(self.base.modulus**self.degree)
-
     def packed_bytes(self, count: int) -> int:
-        """Return how many bytes packed elements have."""
         return self.base.packed_bytes(count * self.degree)
 
     def zeros(self, *shape: int) -> Elements:
-        """Return an array of zeros."""
         return np.zeros((*shape, self.degree), dtype=np.int64)
 
     def scalar(self, value: int) -> Elements:
-        """Return the element of the base field that an integer stands for."""
         element = self.zeros()
         element[0] = value % self.base.modulus
         return element
@@ -140,42 +105,21 @@ class ExtensionField:
     # --- Arithmetic ---------------------------------------------------------------------------------------------------
 
     def add(self, left: Elements, right: Elements) -> Elements:
-        """Return the sum."""
         return self._reduced(left + right, 2 * self.base.modulus - 1)
 
     def subtract(self, left: Elements, right: Elements) -> Elements:
-        """Return the difference."""
         return self._reduced(left + (self.base.modulus - right), 2 * self.base.modulus - 1)
 
     def multiply(self, left: Elements, right: Elements) -> Elements:
-        """Return the product, element by element; the leading axes are broadcast."""
+        """Return the product, element by element; leading axes are broadcast."""
         degree = self.degree
         wide = np.zeros((*np.broadcast_shapes(left.shape[:-1], right.shape[:-1]), 2 * degree), dtype=np.int64)
         for power in range(degree):
             wide[..., power : power + degree] += left[..., power : power + 1] * right
         return self._fold(wide, degree * (self.base.modulus - 1) ** 2)
 
-    def power(self, element: Elements, exponent: int) -> Elements:
-        """Return a power, for a public exponent that is not negative."""
-        result = np.broadcast_to(self.scalar(1), element.shape)
-        for bit in f"{exponent:b}":
-            result = self.multiply(result, result)
-            if bit == "1":
-                result = self.multiply(result, element)
-        return result
-
-    def inverse(self, element: Elements) -> Elements:
-        """Return the inverse of every element, as its power |F| - 2.
-
-        Raises:
-            InvalidParameters: one of them is zero.
-        """
-        if not element.any(axis=-1).all():
-            raise InvalidParameters("zero has no inverse")
-        return self.power(element, self.size - 2)
-
     def powers(self, element: Elements, count: int) -> Elements:
-        """Return the powers 0 to count - 1 of one element; their number doubles with every multiplication."""
+        """Return the powers 0 to count - 1 of one element."""
         result, step = self.scalar(1)[np.newaxis], element
         while len(result) < count:
             result = np.concatenate([result, self.multiply(result, step)])
@@ -198,7 +142,7 @@ class ExtensionField:
         return self.product(elements.astype(np.float64), right.astype(np.float64))
 
     def inner_product(self, left: Elements, right: Elements) -> Elements:
-        """Return the sum over the axis before the last of the products of two arrays."""
+        """Return the sum of the products over the axis before the last."""
         columns = left.swapaxes(-1, -2).astype(np.float64)
         return self.contract(exact_product(columns, right.astype(np.float64), (self.base.modulus - 1) ** 2))
 
@@ -220,22 +164,15 @@ class ExtensionField:
     # --- Coins and bytes ----------------------------------------------------------------------------------------------
 
     def sample(self, stream: LaneStream, start: int, count: int) -> Elements:
-        """Return uniform elements [start, start + count) of a stream of lanes."""
         if stream.field != self.base:
             raise Misuse(f"elements over {self.base.modulus} are sampled from lanes modulo {self.base.modulus}")
         lanes = stream.lanes(start * self.degree, count * self.degree)
         return lanes.astype(np.int64).reshape(count, self.degree)
 
     def pack(self, elements: Elements) -> bytes:
-        """Write elements as packed lanes, one after another."""
         return self.base.pack(elements.astype(self.base.word))
 
     def unpack(self, data: bytes | memoryview, count: int) -> Elements:
-        """Read elements back.
-
-        Raises:
-            MalformedMessage: as for lanes.
-        """
         return self.base.unpack(data, count * self.degree).astype(np.int64).reshape(count, self.degree)
 
     # --- Reduction ----------------------------------------------------------------------------------------------------
@@ -270,11 +207,7 @@ class EvaluationPoints:
             )
 
     def weights_at(self, point: Elements) -> Elements:
-        """Return the weights by which the values give the value at a point outside the base field.
-
-        Raises:
-            InvalidParameters: the point is in the base field, where the weights of evaluation points would open values.
-        """
+        """Return the weights of the values in the value at a point; in the base field they would open one of them."""
         if self.field.is_in_base_field(point):
             raise InvalidParameters("a polynomial is queried outside the base field; draw another query point")
         powers = centre(self.field.powers(point, self.count), self.field.base.bits)
@@ -291,7 +224,7 @@ class EvaluationPoints:
 
     @cached_property
     def _coefficients(self) -> Integers:
-        """The coefficients of the Lagrange polynomials: row j is 1 at j and 0 at the other points."""
+        """Coefficients of the Lagrange polynomials: row j is 1 at j and 0 at the other points."""
         q, count = self.field.base.modulus, self.count
         vanishing = [1]
         for point in range(count):
@@ -310,17 +243,3 @@ class EvaluationPoints:
             inverse = pow(value, -1, q)
             rows.append([coefficient * inverse % q for coefficient in quotient])
         return np.array(rows, dtype=np.int64)
-
-
-def _prime_factors(number: int) -> set[int]:
-    factors, divisor = set[int](), 2
-    while number > 1:
-        while number % divisor == 0:
-            factors.add(divisor)
-            number //= divisor
-        divisor += 1
-    return factors
-
-
-def _is_primitive(constant: int, modulus: int) -> bool:
-    return all(pow(constant, (modulus - 1) // prime, modulus) != 1 for prime in _prime_factors(modulus - 1))

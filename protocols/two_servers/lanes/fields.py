@@ -1,22 +1,14 @@
 """Lanes: integers modulo a Mersenne prime or modulo 2^p, and the streams they are drawn from.
 
-What 32 bytes expand into, a key and an IV: blocks of AES-CTR [SP 800-38A] §6.5, and words of any size.
-
-Vectors over the fields of 127, 8191 and 131071 elements: the lanes of a histogram whose clients are checked.
-
-The three moduli are Mersenne primes q = 2^p - 1. A lane has p bits on the wire and the smallest word that holds them in
-memory, as in ``secagg.crypto.ring``; unlike there the word of p ones, which would be a second zero, is not a lane.
+The moduli 127, 8191 and 131071 are Mersenne primes q = 2^p - 1. A lane has p bits on the wire and the smallest word
+that holds them in memory, as in ``secagg.crypto.ring``; unlike there the word of p ones, which would be a second zero,
+is not a lane. Lanes of a field are kept below q at all times. Lanes of a ring are added without reducing, and reduced
+once at the end, because 2^p divides the range of their word.
 
 Lane n of a key's stream is the first that is below q among word n of the streams of the attempts 0, 1, 2, ...: any
 range of lanes can be made alone, in chunks of any size, on any thread. The stream of attempt a is AES-CTR from the
 counter block IV + a * 2^64 modulo 2^128 [SP 800-38A] §6.5, read as little-endian words whose lowest p bits count; key
 and IV are the halves of the 32 bytes from which the stream is made.
-
-The groups that the lanes of a histogram are counted in: integers modulo 2^p, or modulo a Mersenne prime.
-
-Both offer the same few operations on arrays of words, so that nothing else asks which of them it has. Lanes of a ring
-are added without reducing, and reduced once at the end, because 2^p divides the range of their word; lanes of a field
-are kept below q at all times.
 """
 
 from __future__ import annotations
@@ -24,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -48,7 +40,6 @@ class CounterStream:
     """Blocks of a stream; any range can be made."""
 
     def __init__(self, key: Secret) -> None:
-        """Take the bytes; both halves are derived together, so guessing for many streams at once gains nothing."""
         require_secret(key)
         if len(key) != STREAM_KEY_BYTES:
             raise InvalidParameters(f"a stream is made from {STREAM_KEY_BYTES} bytes; got {key!r}")
@@ -58,10 +49,7 @@ class CounterStream:
         self._encryptor = cipher.encryptor()
 
     def fill(self, target: Bytes, first_block: int, size: int) -> None:
-        """Write ``size`` bytes, from a block of the stream on, to the beginning of ``target``.
-
-        The backend insists on room for 15 bytes more and does not touch them.
-        """
+        """Write ``size`` bytes from a block on; the backend needs room for 15 more, and leaves them alone."""
         counter = (self._origin + first_block) % (1 << (8 * AES_BLOCK_BYTES))
         self._encryptor.reset_nonce(counter.to_bytes(AES_BLOCK_BYTES, "big"))
         for start in range(0, size, len(_ZEROS)):
@@ -99,8 +87,8 @@ _CHUNK_LANES: Final = 1 << 15
 _WIDE = np.dtype("<u8")
 """The word of products and row sums: (2^17)^2 and 4096 lanes of 17 bits are far below 2^64."""
 
-LaneVector = npt.NDArray[np.unsignedinteger[Any]]
-Retry = Callable[[int, npt.NDArray[np.intp]], LaneVector]
+Lanes = npt.NDArray[np.unsignedinteger[Any]]
+Retry = Callable[[int, npt.NDArray[np.intp]], Lanes]
 """Given an attempt and the positions of lanes that are still missing, return new words for them."""
 
 
@@ -116,11 +104,7 @@ class LaneField:
 
     @classmethod
     def for_total_weight(cls, total_weight: int) -> LaneField:
-        """Return the smallest field in which no histogram over this total weight can wrap.
-
-        Raises:
-            CapacityExceeded: there is none.
-        """
+        """Return the smallest field in which no histogram over this total weight can wrap."""
         require_integer("a total weight", total_weight, 1)
         for modulus in MODULI:
             if total_weight < modulus:
@@ -132,87 +116,68 @@ class LaneField:
 
     @property
     def order(self) -> int:
-        """Number of elements."""
         return self.modulus
 
     @property
     def bits(self) -> int:
-        """Bits of a lane on the wire."""
         return self.modulus.bit_length()
 
     @property
     def ring(self) -> Ring:
-        """The ring whose words hold a lane; only packing uses it."""
         return Ring(self.bits)
 
     @property
     def word(self) -> np.dtype[np.unsignedinteger[Any]]:
-        """The dtype of lanes in memory."""
         return word_of(self.bits)
 
-    def zeros(self, count: int) -> LaneVector:
-        """Return lanes that are zero."""
+    def zeros(self, count: int) -> Lanes:
         return self.ring.zeros(count)
 
-    def require_lanes(self, lanes: Any) -> LaneVector:  # noqa: ANN401 -- checked here
-        """Return an array of any shape if it holds lanes.
-
-        Raises:
-            Misuse: it is not an array of this field's words.
-            CapacityExceeded: a word is not a lane.
-        """
+    def require_lanes(self, lanes: Any) -> Lanes:  # noqa: ANN401 -- checked here
+        """Return an array of any shape if it holds lanes."""
         if type(lanes) is not np.ndarray or lanes.dtype != self.word:
             raise Misuse(f"lanes modulo {self.modulus} are an array of {self.word}; got another {type(lanes).__name__}")
         if lanes.size and int(lanes.max()) >= self.modulus:
             raise CapacityExceeded(f"a lane is not below {self.modulus}", reason=Reason.INPUT_OUT_OF_RANGE)
-        checked: LaneVector = lanes
+        checked: Lanes = lanes
         return checked
 
-    def add_into(self, total: LaneVector, lanes: LaneVector) -> None:
+    def add_into(self, total: Lanes, lanes: Lanes) -> None:
         """Add in place; the total holds lanes, and the addend holds lanes or q, as complements of lanes do."""
         total += lanes
         total += wraps(total, self.bits)
         total &= self.word.type(self.modulus)
 
-    def subtract_into(self, total: LaneVector, lanes: LaneVector) -> None:
-        """Subtract in place."""
+    def subtract_into(self, total: Lanes, lanes: Lanes) -> None:
         # The complement of a lane is q minus it, and leaves the sum below 2q; one reduction settles both.
         self.add_into(total, lanes ^ self.word.type(self.modulus))
 
-    def scale_into(self, lanes: LaneVector, factor: int) -> None:
-        """Multiply by a public integer in [0, q) in place."""
+    def scale_into(self, lanes: Lanes, factor: int) -> None:
         lanes[...] = reduce(lanes.astype(_WIDE) * factor, self.bits, self.modulus**2)
 
-    def reduce_into(self, total: LaneVector) -> None:
+    def reduce_into(self, total: Lanes) -> None:
         """Do nothing: sums are reduced as they are made."""
 
-    def column_sums(self, lanes: LaneVector) -> LaneVector:
-        """Return the sums over the first axis."""
-        sums: LaneVector = np.add.reduce(lanes, axis=0, dtype=_WIDE)
-        reduced: LaneVector = reduce(sums, self.bits, max(1, len(lanes)) * self.modulus)
+    def column_sums(self, lanes: Lanes) -> Lanes:
+        sums: Lanes = np.add.reduce(lanes, axis=0, dtype=_WIDE)
+        reduced: Lanes = reduce(sums, self.bits, max(1, len(lanes)) * self.modulus)
         return reduced.astype(self.word)
 
-    def correction(
-        self, target: LaneVector, lanes_0: LaneVector, lanes_1: LaneVector, negative: LaneVector
-    ) -> LaneVector:
-        """Return target - lanes_0 + lanes_1, negated where ``negative`` is all ones."""
-        corrected: LaneVector = field_correction(target, lanes_0, lanes_1, negative, self.bits)
+    def correction(self, target: Lanes, lanes_0: Lanes, lanes_1: Lanes, negative: Lanes) -> Lanes:
+        corrected: Lanes = field_correction(target, lanes_0, lanes_1, negative, self.bits)
         return corrected
 
     def stream(self, key: Secret) -> LaneStream:
-        """Return the uniform lanes that 32 bytes expand into."""
         return LaneStream(self, key)
 
-    def settle(self, words: LaneVector, retry: Retry, into: LaneVector | None = None) -> None:
+    def settle(self, words: Lanes, retry: Retry, into: Lanes | None = None) -> None:
         """Keep the lowest p bits of each word, and replace those that are all ones, which are not lanes.
 
-        Args:
-            into: where the lanes are written; by default over the words.
         Raises:
-            MalformedMessage: a lane is missing after ``ATTEMPTS`` attempts; the party that chose the key is refused.
-                That happens to a uniform word with probability 2^-224 at most.
-        Security: Not constant time: the number of attempts shows in time. It depends on pseudo-random words
-            alone, whose distribution is the same for every input.
+            MalformedMessage: a lane is missing after ``ATTEMPTS`` attempts, which is the case for a uniform word with a
+                probability of at most 2^-224; the party that chose the key is refused.
+        Security: Not constant time: the number of attempts shows in time. It depends on pseudo-random words alone,
+            whose distribution is the same for every input.
         """
         modulus = self.word.type(self.modulus)
         flat = np.bitwise_and(words, modulus, out=words if into is None else into).reshape(-1)
@@ -229,20 +194,12 @@ class LaneField:
             )
 
     def packed_bytes(self, count: int) -> int:
-        """Return how many bytes packed lanes have."""
         return self.ring.packed_bytes(count)
 
-    def pack(self, lanes: LaneVector) -> bytes:
-        """Write each lane in exactly ``bits`` bits; the bits that fill the last byte are zero."""
+    def pack(self, lanes: Lanes) -> bytes:
         return self.ring.pack(self.require_lanes(lanes).reshape(-1))
 
-    def unpack(self, data: bytes | memoryview, count: int) -> LaneVector:
-        """Read lanes back.
-
-        Raises:
-            MalformedMessage: the number of bytes is wrong, checked before anything is allocated; a filling bit is set;
-                or ``bits`` ones, which would be a second zero.
-        """
+    def unpack(self, data: bytes | memoryview, count: int) -> Lanes:
         lanes = self.ring.unpack(data, count)
         if lanes.size and int(lanes.max()) >= self.modulus:
             raise MalformedMessage(f"a lane is not below {self.modulus}", reason=Reason.NOT_CANONICAL)
@@ -250,27 +207,19 @@ class LaneField:
 
 
 class LaneStream(Confined):
-    """Uniform lanes that a key expands into; any range can be made.
+    """Uniform lanes that a key expands into.
 
-    Security: a key is used for one purpose, once; derive it from the owner of the lanes. The number of attempts for a
-    lane shows in time. Not constant time: that depends on the stream alone, and never on what its lanes hide.
+    Security: a key is used for one purpose, once. Not constant time: the number of attempts depends on the stream
+        alone, and never on what its lanes hide.
     """
 
     def __init__(self, field: LaneField, key: Secret) -> None:
-        """Take 32 bytes, half an AES key and half an IV; the caller keeps them and wipes them.
-
-        With the IV drawn from the same source as the key, guessing keys for many streams at once gains nothing.
-        """
+        """Take a key and an IV; both from one source, so that guessing for many streams at once gains nothing."""
         WordStream(field.word, key)  # It refuses what is not such a key.
         self.field = field
         self._key = key
 
-    def lanes(self, start: int, count: int) -> LaneVector:
-        """Return lanes [start, start + count).
-
-        Raises:
-            MalformedMessage: a lane has no word below q in any attempt; the party that chose the key is refused.
-        """
+    def lanes(self, start: int, count: int) -> Lanes:
         if type(start) is not int or type(count) is not int or min(start, count) < 0 or start + count > _LIMIT_LANES:
             raise InvalidParameters(f"a range of lanes lies in 0..2^60; got {start!r} and {count!r} lanes from there")
         made = self.field.zeros(count)
@@ -279,8 +228,8 @@ class LaneStream(Confined):
             self._fill(made[first : first + _CHUNK_LANES], start + first, words)
         return made
 
-    def _fill(self, part: LaneVector, start: int, words: WordStream) -> None:
-        def again(attempt: int, missing: npt.NDArray[np.intp]) -> LaneVector:
+    def _fill(self, part: Lanes, start: int, words: WordStream) -> None:
+        def again(attempt: int, missing: npt.NDArray[np.intp]) -> Lanes:
             # Only what lies between the first and the last missing lane is made again.
             first, last = int(missing[0]), int(missing[-1])
             return words.lanes(start + first, last - first + 1, attempt)[missing - first]
@@ -290,7 +239,7 @@ class LaneStream(Confined):
 
 @cache
 def word_of(bits: int) -> np.dtype[np.unsignedinteger[Any]]:
-    """Return the dtype of lanes; asked for in every step of an evaluation."""
+    """Return the dtype of lanes; cached, because every step of an evaluation asks for it."""
     return Ring(bits).word
 
 
@@ -323,9 +272,7 @@ def subtract(left: Words, right: Words, bits: int) -> Words:
 def reduce(words: Words, bits: int, greatest: int) -> Words:
     """Reduce words of at most ``greatest``, a public bound that fits the word.
 
-    2^(jp) = 1 modulo q, so the upper part of a word is added to its lower jp bits until the bound is below 2q; about
-    half of the bits go in each step.
-
+    2^(jp) = 1 modulo q, so the upper part of a word is added to its lower jp bits until the bound is below 2q.
     Claim DP-2: this is the remainder modulo q, and so are sums and differences.
     """
     modulus = low_bits(bits)
@@ -354,15 +301,10 @@ def field_correction(target: Words, lanes_0: Words, lanes_1: Words, negative: Wo
     return reduce_once(difference ^ (negative & low_bits(bits)), bits)
 
 
-Lanes = npt.NDArray[np.unsignedinteger[Any]]
-
-
-class LaneSource(Protocol):
-    """Uniform lanes; any range can be made."""
-
-    def lanes(self, start: int, count: int) -> Lanes:
-        """Return lanes [start, start + count)."""
-        ...
+def ring_correction(target: Words, lanes_0: Words, lanes_1: Words, negative: Words, bits: int) -> Words:
+    """Return (target - lanes_0 + lanes_1) modulo 2^p, negated where ``negative`` is all ones and not where it is 0."""
+    difference = target - lanes_0 + lanes_1
+    return ((difference ^ negative) - negative) & low_bits(bits)
 
 
 @dataclass(frozen=True, slots=True)
@@ -376,72 +318,48 @@ class RingLanes:
 
     @property
     def order(self) -> int:
-        """Number of elements."""
         return 1 << self.modulus_bits
 
     @property
     def bits(self) -> int:
-        """Bits of a lane on the wire."""
         return self.modulus_bits
 
     @property
     def word(self) -> np.dtype[np.unsignedinteger[Any]]:
-        """The dtype of lanes in memory."""
         return word_of(self.modulus_bits)
 
     def settle(self, words: Lanes, retry: Retry) -> None:
         """Leave the words as they are: modulo 2^p a uniform word is a uniform lane."""
 
     def stream(self, key: Secret) -> WordStream:
-        """Return the words that 32 bytes expand into, as lanes that are yet to be reduced."""
         return WordStream(self.word, key)
 
     def add_into(self, total: Lanes, lanes: Lanes) -> None:
-        """Add in place."""
         ring_kernels.add_into(total, lanes)
 
     def subtract_into(self, total: Lanes, lanes: Lanes) -> None:
-        """Subtract in place."""
         ring_kernels.subtract_into(total, lanes)
 
     def scale_into(self, lanes: Lanes, factor: int) -> None:
-        """Multiply by a public integer in place."""
         lanes *= self.word.type(factor)
 
     def reduce_into(self, total: Lanes) -> None:
-        """Bring sums below the modulus in place."""
         ring_kernels.reduce_into(total, self.modulus_bits)
 
     def column_sums(self, lanes: Lanes) -> Lanes:
-        """Return the sums over the first axis."""
         sums: Lanes = np.add.reduce(lanes, axis=0, dtype=self.word)
         return sums
 
     def correction(self, target: Lanes, lanes_0: Lanes, lanes_1: Lanes, negative: Lanes) -> Lanes:
-        """Return target - lanes_0 + lanes_1, negated where ``negative`` is all ones."""
         corrected: Lanes = ring_correction(target, lanes_0, lanes_1, negative, self.modulus_bits)
         return corrected
 
     def pack(self, lanes: Lanes) -> bytes:
-        """Write each lane in exactly ``bits`` bits."""
         return Ring(self.modulus_bits).pack(lanes)
 
     def unpack(self, data: memoryview, count: int) -> Lanes:
-        """Read lanes back."""
         return Ring(self.modulus_bits).unpack(data, count)
 
 
 LaneGroup = RingLanes | LaneField
 """Group of the values of point functions."""
-
-
-# --- Kernels: no dtype, no branch and no index that depends on data ---------------------------------------------------
-
-AnyWords = Any
-"""Arrays of words, or solver terms."""
-
-
-def ring_correction(target: AnyWords, lanes_0: AnyWords, lanes_1: AnyWords, negative: AnyWords, bits: int) -> AnyWords:
-    """Return (target - lanes_0 + lanes_1) modulo 2^p, negated where ``negative`` is all ones and not where it is 0."""
-    difference = target - lanes_0 + lanes_1
-    return ((difference ^ negative) - negative) & low_bits(bits)

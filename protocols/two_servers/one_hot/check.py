@@ -1,11 +1,5 @@
 """The servers' side of the one-hot check: each computes from its share alone, both open, both decide.
 
-Both large sums are matrix products over the share Y, M rows of G k lanes, and Y is made in chunks of rows: the
-openings of the rows, Y (r (x) L(tau)), and the sums over the rows, rho^T Y. Each chunk is turned into floating-point
-numbers once, used for both products while the cache holds it, and forgotten. The share itself is asked for in windows
-of whole runs, in which shares are made fastest. Threads divide the rows. The result depends on none of this, because
-every product is exact.
-
 From its shares y of the blocks, m of the masks and p of the polynomial a server computes shares of
 
     f_i(tau) = L_0(tau) m_i + sum_g L_g(tau) <r, y_ig>          for each row i
@@ -16,9 +10,13 @@ An upload is accepted if v = 0 and p(tau) = sum_i rho_i f_i(tau)^2. With two hon
 not all unit vectors passes with probability at most 4 Q / |F| + 2 G / (|F| - q) if it computes Q hashes. A client and a
 server that work together pass always; such a server could add any error to the result in any case.
 
-The values opened for an honest client are uniform subject to the two equations, which hold for every input, so it says
+The values opened for an honest client are uniform subject to the two equations, which hold for every input, so they say
 nothing about the input. That is so *once*: a second query point would open f_i at a second place under one mask, and
 with it the row. ``RoundChallenges`` therefore fixes the point by the upload, and refuses a second upload.
+
+Both large sums are matrix products over the share Y, M rows of G k lanes: the openings of the rows, Y (r (x) L(tau)),
+and the sums over the rows, rho^T Y. Each chunk of rows is turned into floating-point numbers once, and used for both
+products while the cache holds it. Threads divide the rows. Every product is exact, so the result depends on neither.
 """
 
 from __future__ import annotations
@@ -40,7 +38,7 @@ from secagg.fields import SERVER, Message, fixed
 from secagg.identifiers import AttemptContext, ClientId, ServerId
 from secagg.parameters import require_integer
 from secagg.protocols.two_servers.lanes.extension_field import Elements, Floats, Integers, exact_product, float_type
-from secagg.protocols.two_servers.lanes.fields import LaneVector, centre, reduce, reduce_signed
+from secagg.protocols.two_servers.lanes.fields import Lanes, centre, reduce, reduce_signed
 from secagg.protocols.two_servers.point_functions.shape import RUN_BLOCKS
 from secagg.wire import HEADER_BYTES, MessageKind, Reader, Writer, owned_bytes
 
@@ -69,18 +67,13 @@ class OneHotCommitment(Message):
 
     @classmethod
     def to(cls, server: ServerId, statement: bytes, opening: bytes) -> OneHotCommitment:
-        """Commit to the bytes of an opening.
-
-        The opening holds the sums of random masks, which the other server lacks; so the digest hides it without a
-        nonce of its own.
-        """
+        """Commit to an opening, which needs no nonce to hide it: its random masks are unknown to the other server."""
         statement_and_server = (statement, bytes([server.index]))
         digest = hashlib.sha256(bind(Label.ONE_HOT_COMMITMENT, *statement_and_server, opening)).digest()
         return cls(server=server, statement=statement, digest=digest)
 
     @staticmethod
     def encoded_bytes() -> int:
-        """Return how many bytes ``encode`` gives."""
         return HEADER_BYTES + 1 + 2 * DIGEST_BYTES
 
 
@@ -100,11 +93,9 @@ class OneHotOpening:
 
     @staticmethod
     def encoded_bytes(shape: CheckShape) -> int:
-        """Return how many bytes ``encode`` gives."""
         return HEADER_BYTES + 1 + 2 * DIGEST_BYTES + _opened_bytes(shape)
 
     def encode(self, shape: CheckShape) -> bytes:
-        """Return the canonical encoding."""
         writer = Writer(MessageKind.ONE_HOT_OPENING).integer(self.server.index, 1)
         writer.fixed(self.statement, DIGEST_BYTES).fixed(self.joint, DIGEST_BYTES)
         packed = b"".join(shape.field.pack(part) for part in (self.rows, self.polynomial, self.linear))
@@ -112,11 +103,6 @@ class OneHotOpening:
 
     @classmethod
     def decode(cls, message: bytes, shape: CheckShape) -> OneHotOpening:
-        """Read the canonical encoding back.
-
-        Raises:
-            MalformedMessage: anything that ``encode`` would not have written.
-        """
         reader = Reader(message, MessageKind.ONE_HOT_OPENING)
         server, statement, joint = read_server(reader), reader.fixed(DIGEST_BYTES), reader.fixed(DIGEST_BYTES)
         packed = [reader.fixed(shape.field.packed_bytes(count)) for count in (shape.rows, 1, 1)]
@@ -132,15 +118,6 @@ _WINDOW_LANES = 1 << 22
 """With more lanes than this in a run, windows are parts of runs, so that they take at most 16 MiB."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class OneHotSketch:
-    """Shares of f_i(tau) for every row, of p(tau) and of v."""
-
-    rows: Elements = field(repr=False)
-    polynomial: Elements = field(repr=False)
-    linear: Elements = field(repr=False)
-
-
 def sketch(  # noqa: PLR0913 -- each is named where it is passed
     shape: CheckShape,
     server: ServerId,
@@ -151,16 +128,13 @@ def sketch(  # noqa: PLR0913 -- each is named where it is passed
     polynomial: Elements,
     point: Elements,
     threads: int = 1,
-) -> OneHotSketch:
-    """Return one server's share of the opened values.
+) -> tuple[Elements, Elements, Elements]:
+    """Return one server's shares of f_i(tau) for every row, of p(tau) and of v.
 
     Args:
         masks: this server's shares of f_i(0).
         polynomial: this server's share of the values of p.
         point: the query point tau.
-    Raises:
-        InvalidParameters: the point lies in the base field; fewer than one thread.
-        CapacityExceeded, Misuse: the share is not a matrix of lanes of this shape.
     """
     base = shape.field
     weights = shape.row_points.weights_at(point)
@@ -176,7 +150,7 @@ def sketch(  # noqa: PLR0913 -- each is named where it is passed
         row_sum = reduce(challenges.row.sum(axis=0), shape.base.bits, shape.rows * shape.modulus)
         totals = base.subtract(totals, row_sum)
     linear = base.add(base.inner_product(challenges.square, not_boolean), base.inner_product(challenges.total, totals))
-    return OneHotSketch(opened, base.inner_product(polynomial_weights, polynomial), linear)
+    return opened, base.inner_product(polynomial_weights, polynomial), linear
 
 
 class _Sums:
@@ -214,7 +188,7 @@ class _Sums:
         )
 
     def _over(self, part: slice, per_row: Integers) -> Integers:
-        """Go through some of the rows; write the values of each and return the sums over them."""
+        """Write the values of some rows, and return the sums over them."""
         width = self.shape.columns * self.shape.codewords
         step = max(1, _CHUNK_LANES // width)
         buffer = np.empty((min(step, part.stop - part.start), width), dtype=self.float)
@@ -247,7 +221,6 @@ class _Windows:
         self._first, self._lanes = -1, shape.base.zeros(0)
 
     def copy_into(self, target: Floats, start: int) -> None:
-        """Write the lanes of as many blocks as the target has rows."""
         position, stop = start, start + len(target)
         while position < stop:
             first = position // self.size * self.size
@@ -255,7 +228,7 @@ class _Windows:
             target[position - start : end - start] = self._window(first)[position - first : end - first]
             position = end
 
-    def _window(self, first: int) -> LaneVector:
+    def _window(self, first: int) -> Lanes:
         if first != self._first:
             count = min(self.size, self.shape.blocks - first)
             lanes = self.shape.base.require_lanes(self.share.lanes(first, count))
@@ -271,16 +244,14 @@ _ROUND: Final = "one_hot_check"
 
 
 class RoundChallenges(Confined):
-    """The query points of one round, which both servers can compute and no client can.
+    """Query points of one round, which both servers can compute and no client can.
 
-    The round's key follows from a key that the two servers share for longer. Each client has one upload for each
-    segment of a layout: a second one is refused, whatever its nonce.
-
+    A client has one upload for each segment; a second one is refused, whatever its nonce.
     Security: it remembers in memory; a server that is started again opens nothing that was uploaded before.
     """
 
     def __init__(self, pair_key: Secret, attempt: AttemptContext, round_number: int) -> None:
-        """Derive the key of one round; the caller keeps the servers' pair key and wipes it."""
+        """Derive the key of one round; the caller keeps the pair key and wipes it."""
         require_seed(pair_key)
         self.attempt = attempt
         self.round_number = round_number
@@ -289,7 +260,7 @@ class RoundChallenges(Confined):
         self._answered: dict[tuple[ClientId, bytes, int], bytes] = {}
 
     def point(self, context: UploadContext, joint: bytes, polynomial: bytes) -> Elements:
-        """Return the query point of an upload, and remember that it was asked for.
+        """Return the query point of an upload, once.
 
         Raises:
             Misuse: the upload belongs to another round, or was queried before.
@@ -338,8 +309,6 @@ class OneHotVerifier(Confined):
         Raises:
             PeerMisbehaved: the client uploaded something else before.
             MalformedMessage: a seed of the client's gives no lanes; ``culprits`` names the client.
-            Misuse: this upload has a verifier already; the proof or the share has another shape.
-            CapacityExceeded: the share holds a value that is not a lane.
         """
         shape, self.context = context.shape, context
         self.server, self.peer = proof.server, ServerId(1 - proof.server.index)
@@ -353,7 +322,7 @@ class OneHotVerifier(Confined):
         if self.server.index == 1:
             polynomial = shape.field.add(polynomial, proof.polynomial)
         self._challenges = Challenges.of(shape, self._joint)
-        made = sketch(
+        rows, opened, linear = sketch(
             shape,
             self.server,
             share,
@@ -367,26 +336,19 @@ class OneHotVerifier(Confined):
             server=self.server,
             statement=context.statement,
             joint=self._joint,
-            rows=made.rows,
-            polynomial=made.polynomial,
-            linear=made.linear,
+            rows=rows,
+            polynomial=opened,
+            linear=linear,
         )
         self._opening = self._own.encode(shape)
         self._peer_commitment: OneHotCommitment | None = None
         self._decided: tuple[bytes, PeerError | None] | None = None
 
     def commit(self) -> bytes:
-        """Return the commitment to this server's opening."""
         return OneHotCommitment.to(self.server, self.context.statement, self._opening).encode()
 
     def open(self, commitment: bytes) -> bytes:
-        """Return this server's opening, given the other server's commitment.
-
-        Raises:
-            MalformedMessage, UnexpectedMessage, PeerMisbehaved: it is not a commitment of the other server's to this
-                upload.
-            Misuse: another commitment was taken before.
-        """
+        """Return this server's opening, given the other server's commitment; another commitment is refused."""
         with blaming(self.peer):
             received = OneHotCommitment.decode(commitment)
         self._require_from_peer(received)
@@ -396,13 +358,11 @@ class OneHotVerifier(Confined):
         return self._opening
 
     def decide(self, opening: bytes) -> None:
-        """Accept the upload, given the other server's opening: its shares add up to unit vectors.
+        """Accept the upload if both openings show that its shares add up to unit vectors.
 
         Raises:
             PeerMisbehaved: the opening differs from the commitment (the other server's doing), or the openings
                 contradict each other (the client's doing or the other server's).
-            MalformedMessage, UnexpectedMessage: it is not an opening.
-            Misuse: no commitment was taken yet, or another opening was.
         """
         opening = owned_bytes(opening)
         if self._peer_commitment is None:

@@ -35,11 +35,8 @@ def prove(
     """Prove that the shares with these digests add up to the unit vectors of the assignments.
 
     Args:
-        assignments: one index for each block; the blocks that fill the last row are not the client's.
+        assignments: one index for each block.
         share_digests: of server 0's and of server 1's share.
-    Raises:
-        Misuse: the assignments are not a vector of one integer for each block.
-        CapacityExceeded: an assignment is not below the number of codewords.
     Security: one proof for each client, round and segment. Each message is sealed to its own server; both together give
         the input away.
     """

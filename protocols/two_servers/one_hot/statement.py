@@ -1,9 +1,8 @@
 """Statement that a client proves to the two servers, the values that it binds, and the challenges that follow from it.
 
-The statement: the two servers' shares of this upload add up, in every block, to a vector that is 1 at one place and 0
-elsewhere. It is about the unit vector always; the weight by which the servers multiply it afterwards is public and
-bound. So are the attempt, the round, the client, the layout, the shape, the correction words and the
-upload's nonce: a proof that was made for any other of these proves nothing here.
+The servers' shares of an upload add up, in every block, to a vector that is 1 at one place and 0 elsewhere. The weight
+by which the servers multiply it afterwards is public and bound, as are the attempt, the round, the client, the layout,
+the shape, the correction words and the upload's nonce: a proof for any other of these proves nothing here.
 
 The blocks stand in M rows of G columns, row by row. If B is not a multiple of G, the blocks that fill the last row are
 public: the servers put the first unit vector there, server 0 as its share and server 1 nothing.
@@ -13,8 +12,6 @@ public: the servers put the first unit vector there, server 0 as its share and s
     shares of the masks f_i(0) and of the polynomial                       expanded from seed_b under joint
     r[k], rho[M], sigma[G], eta[G] in F                                    expanded from joint
     tau in F and not in F_q                                                expanded from joint under the round's key
-
-The client's proof is a message of its own.
 """
 
 from __future__ import annotations
@@ -32,7 +29,7 @@ from secagg.errors import CapacityExceeded, InternalError, InvalidParameters, Ma
 from secagg.identifiers import AttemptContext, ClientId, ServerId
 from secagg.parameters import require_integer
 from secagg.protocols.two_servers.lanes.extension_field import Elements, EvaluationPoints, ExtensionField
-from secagg.protocols.two_servers.lanes.fields import ATTEMPTS, STREAM_KEY_BYTES, LaneField, LaneStream, LaneVector
+from secagg.protocols.two_servers.lanes.fields import ATTEMPTS, STREAM_KEY_BYTES, LaneField, Lanes, LaneStream
 from secagg.wire import HEADER_BYTES, MessageKind, Reader, Writer
 
 DIGEST_BYTES: Final = 32
@@ -47,14 +44,14 @@ POLYNOMIAL_BYTES: Final = 1600
 
 
 class OneHotShare(Protocol):
-    """One server's share of an upload: a matrix of lanes, blocks by codewords, and what it was made from."""
+    """One server's share of an upload: a matrix of lanes, blocks by codewords."""
 
     @property
     def digest(self) -> bytes:
         """The digest of everything from which the share is made: equal digests, equal shares."""
         ...
 
-    def lanes(self, first: int, count: int) -> LaneVector:
+    def lanes(self, first: int, count: int) -> Lanes:
         """Return the lanes of blocks [first, first + count) as an array of count rows; the caller only reads it."""
         ...
 
@@ -74,7 +71,6 @@ class CheckShape:
         require_integer("codewords", self.codewords, 2, MAXIMUM_CODEWORDS)
         require_integer("blocks", self.blocks, 1, MAXIMUM_BLOCKS)
         require_integer("columns", self.columns, 1, most_columns)
-        self.field  # noqa: B018 -- refuses a field that is too small
 
     @classmethod
     def plan(cls, *, total_weight: int, codewords: int, blocks: int) -> CheckShape:
@@ -90,22 +86,19 @@ class CheckShape:
 
     @cached_property
     def field(self) -> ExtensionField:
-        """The field of challenges, masks and openings."""
         return ExtensionField.over(LaneField(self.modulus))
 
     @property
     def base(self) -> LaneField:
-        """The field of the lanes."""
         return self.field.base
 
     @property
     def rows(self) -> int:
-        """Number of rows that the blocks fill."""
         return -(-self.blocks // self.columns)
 
     @property
     def proof_points(self) -> int:
-        """Number of values of the client's polynomial of degree 2G."""
+        """Number of values of the client's polynomial, whose degree is 2G."""
         return 2 * self.columns + 1
 
     @property
@@ -115,7 +108,6 @@ class CheckShape:
 
     @property
     def polynomial_points(self) -> EvaluationPoints:
-        """Points at which the client's polynomial is given."""
         return _points(self.field, self.proof_points)
 
     def encode(self) -> tuple[bytes, ...]:
@@ -195,7 +187,6 @@ class UploadContext:
         return digest.digest()
 
     def joint(self, part_0: bytes, part_1: bytes) -> bytes:
-        """Return what fixes everything that the client chose before it knew a challenge."""
         return hashlib.sha256(bind(Label.ONE_HOT_JOINT, self.statement, part_0, part_1)).digest()
 
     def masks(self, server: ServerId, seed: Secret, joint: bytes) -> Elements:
@@ -213,7 +204,7 @@ class UploadContext:
         """Expand a seed under the joint value, and therefore under everything.
 
         A server that was led to compute anything else, for a client that the other server invents or with a part that
-        the other server changed, masks it with other random values: it then opens values that belong to no input. For
+        the other server changed, masks it with other random values, and opens values that belong to no input. For
         this reason alone server 1 has a mask for the polynomial in addition to what it is sent.
         """
         with _stream_key(kind, seed, label, bytes([server.index]), joint) as stream_key:
@@ -235,7 +226,6 @@ class Challenges:
 
     @classmethod
     def of(cls, shape: CheckShape, joint: bytes) -> Challenges:
-        """Expand the challenges; both servers and the client do."""
         key = hashlib.sha256(bind(Label.ONE_HOT_CHALLENGE, joint)).digest()
         ends = [shape.codewords, shape.codewords + shape.rows, shape.codewords + shape.rows + shape.columns]
         with Secret("one-hot challenge key", key) as stream_key:
@@ -258,7 +248,7 @@ def query_point(shape: CheckShape, round_key: Secret, statement: bytes, joint: b
 
 
 def require_seed(seed: Secret) -> None:
-    """Refuse anything but a secret of the length of seeds."""
+    """Refuse anything but a secret of 32 bytes."""
     require_secret(seed)
     if len(seed) != SEED_BYTES:
         raise InvalidParameters(f"a seed has {SEED_BYTES} bytes; got {seed!r}")
@@ -277,7 +267,7 @@ def _points(field: ExtensionField, count: int) -> EvaluationPoints:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class OneHotProof:
-    """Message of a client to one server in addition to its share: a part of an upload that is sealed to that server.
+    """Message of a client to one server in addition to its share, sealed to that server.
 
     Security: ``encode`` returns the seed in the clear. A party with both servers' messages and shares has the input.
     """
@@ -298,11 +288,6 @@ class OneHotProof:
             raise InvalidParameters(f"the other server's part has {DIGEST_BYTES} bytes")
 
     def packed_polynomial(self, shape: CheckShape) -> bytes:
-        """Return the values as they are sent.
-
-        Raises:
-            Misuse: they are not those of a polynomial of this shape, or there are some for server 0.
-        """
         due = (_polynomial_values(shape, self.server), shape.field.degree)
         if self.polynomial.shape != due:
             raise Misuse(f"a proof for {self.server} has {due} coefficients; got {self.polynomial.shape}")
@@ -310,12 +295,10 @@ class OneHotProof:
 
     @staticmethod
     def encoded_bytes(shape: CheckShape, server: ServerId) -> int:
-        """Return how many bytes ``encode`` gives."""
         packed = shape.field.packed_bytes(_polynomial_values(shape, server))
         return HEADER_BYTES + 1 + SEED_BYTES + DIGEST_BYTES + packed
 
     def encode(self, shape: CheckShape) -> bytes:
-        """Return the canonical encoding, before it is sealed."""
         writer = Writer(MessageKind.ONE_HOT_PROOF).integer(self.server.index, 1)
         writer.fixed(bytes(self.seed.expose()), SEED_BYTES).fixed(self.other_part, DIGEST_BYTES)
         packed = self.packed_polynomial(shape)
@@ -323,11 +306,6 @@ class OneHotProof:
 
     @classmethod
     def decode(cls, message: bytes, shape: CheckShape) -> OneHotProof:
-        """Read the canonical encoding back.
-
-        Raises:
-            MalformedMessage: anything that ``encode`` would not have written, such as a lane that is not below q.
-        """
         reader = Reader(message, MessageKind.ONE_HOT_PROOF)
         server = read_server(reader)
         seed, other_part = Secret("one-hot seed", reader.fixed(SEED_BYTES)), reader.fixed(DIGEST_BYTES)

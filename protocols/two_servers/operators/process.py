@@ -33,25 +33,18 @@ from secagg.wire import MessageKind, Reader, Writer
 NONCE_BYTES = 32
 TAG_BYTES = 32
 GREETING_BYTES = 7 + NONCE_BYTES + TAG_BYTES
-"""No message of a greeting is longer."""
 
 
 class Challenge:
-    """Server 1's side of one greeting."""
+    """Server 1's side of one greeting; the caller keeps the pair key and wipes it."""
 
     def __init__(self, pair_key: Secret, coins: Coins) -> None:
-        """Draw a nonce; the caller keeps the pair key, and wipes it."""
         self._pair_key = pair_key
         self._nonce = bytes(coins.draw(NONCE_BYTES))
         self.message = Writer(MessageKind.PEER_CHALLENGE).fixed(self._nonce, NONCE_BYTES).finish()
 
     def welcome(self, proof: bytes) -> bytes:
-        """Return the message that welcomes server 0.
-
-        Raises:
-            AuthenticationFailed: the other end does not know the pair key.
-            MalformedMessage, UnexpectedMessage: it is not a proof.
-        """
+        """Return server 1's welcome, if the other end knows the pair key."""
         reader = Reader(proof, MessageKind.PEER_PROOF)
         nonce, tag = reader.fixed(NONCE_BYTES), reader.fixed(TAG_BYTES)
         reader.finish()
@@ -64,11 +57,6 @@ class Proof:
     """Server 0's side of one greeting."""
 
     def __init__(self, pair_key: Secret, challenge: bytes, coins: Coins) -> None:
-        """Answer a challenge.
-
-        Raises:
-            MalformedMessage, UnexpectedMessage: it is none.
-        """
         reader = Reader(challenge, MessageKind.PEER_CHALLENGE)
         self._pair_key, self._challenge = pair_key, reader.fixed(NONCE_BYTES)
         reader.finish()
@@ -77,12 +65,6 @@ class Proof:
         self.message = Writer(MessageKind.PEER_PROOF).fixed(self._nonce, NONCE_BYTES).fixed(tag, TAG_BYTES).finish()
 
     def check(self, welcome: bytes) -> None:
-        """Check that server 1 knows the pair key as well.
-
-        Raises:
-            AuthenticationFailed: it does not.
-            MalformedMessage, UnexpectedMessage: it is not a welcome.
-        """
         reader = Reader(welcome, MessageKind.PEER_WELCOME)
         tag = reader.fixed(TAG_BYTES)
         reader.finish()
@@ -116,10 +98,7 @@ def serve_standing(
     """Answer server 0 until the process is told to end; then remove the socket, and end the round that runs.
 
     Args:
-        greeting_patience: how many seconds a stranger may take to prove that it is server 0.
         ready: called once, when server 0 can connect.
-    Raises:
-        InvalidParameters: no socket can be made at the path.
     """
 
     def greet(connection: socket.socket) -> None:
@@ -152,7 +131,7 @@ class PeerLink:
         Args:
             pair_key: the caller keeps it, and wipes it.
             answer_bytes: no answer is longer; see ``server_messages.exchange_bytes``.
-            patience: for how many seconds to try to connect, while server 1 is started again.
+            patience: seconds to try to connect, while server 1 is started again.
         """
         self._path, self._pair_key, self._coins = path, pair_key, coins
         self._answer_bytes, self._patience = answer_bytes, patience
@@ -162,8 +141,7 @@ class PeerLink:
         """Send a message and return its answer.
 
         Raises:
-            OSError: the other server cannot be reached, went away, or did not answer with a message; what was asked
-                was done or not.
+            OSError: the other server cannot be reached, or was lost; what was asked was done or not.
             InvalidParameters: what answers does not know the pair key.
             SecAggError: what the other server refused with.
         """
@@ -176,7 +154,6 @@ class PeerLink:
             raise
 
     def close(self) -> None:
-        """Close the connection, if there is one."""
         if self._connection is not None:
             self._connection.close()
         self._connection = None

@@ -1,16 +1,10 @@
-"""Generation of point functions by a client.
-
-Ranges of blocks, and threads that divide them among themselves.
-
-The ciphers and the passes over arrays release the interpreter's lock, so threads share the work. Each has its own
-ciphers and its own part of the result.
-
-A client's keys: for every block, shares of the vector that is beta at alpha and zero elsewhere.
+"""Generation of point functions by a client: for every block, shares of the vector that is 1 at alpha and 0 elsewhere.
 
 Implements: [BGI16] Fig. 1, Gen, for all blocks at once, with early termination.
 
 Only the nodes on the path to alpha are computed, once for each server. Nothing is looked up at a place that depends on
-alpha: bits of it select by masks, and its lane is found by comparing all of them.
+alpha: bits of it select by masks, and its lane is found by comparing all of them. Threads divide the blocks; ciphers
+and passes over arrays release the interpreter's lock.
 """
 
 from __future__ import annotations
@@ -26,7 +20,7 @@ import numpy.typing as npt
 
 from secagg.crypto.entropy import Coins
 from secagg.crypto.secret import Secret, abandoned_on_error, draw_exactly
-from secagg.errors import CapacityExceeded, InvalidParameters, Misuse, Reason
+from secagg.errors import CapacityExceeded, Misuse, Reason
 from secagg.identifiers import ClientId
 from secagg.parameters import require_integer
 from secagg.protocols.two_servers.lanes.fields import CounterStream, Lanes
@@ -69,7 +63,7 @@ CHUNK_BLOCKS: Final = 1 << 12
 def over_threads(shape: PointFunctionShape, blocks: int, threads: int, job: Callable[[int, int], None]) -> None:
     """Call ``job(first, stop)`` for ranges that make up all blocks, on at most so many threads.
 
-    Without a tree, ranges meet where runs do, so that no run is made by two threads; with one, where chunks do.
+    Ranges meet where runs do, so that no run is made by two threads; with a tree where chunks do.
     """
     require_integer("threads", threads, 1)
     parts = _cut(blocks, threads, CHUNK_BLOCKS if shape.depth else RUN_BLOCKS)
@@ -96,7 +90,6 @@ Integers = npt.NDArray[np.integer[Any]]
 def generate_shares(  # noqa: PLR0913 -- all but four have defaults
     shape: PointFunctionShape,
     alpha: Integers,
-    beta: int | Integers = 1,
     *,
     context: bytes,
     client: ClientId,
@@ -104,25 +97,19 @@ def generate_shares(  # noqa: PLR0913 -- all but four have defaults
     threads: int = 1,
     hash_family: HashFamily = AesHash,
 ) -> tuple[ServerShare, ServerShare]:
-    """Share, for every block b, the vector that is beta[b] at alpha[b] and zero elsewhere; return the servers' shares.
+    """Share, for every block b, the vector that is 1 at alpha[b] and 0 elsewhere; return the servers' shares.
 
     Args:
-        alpha: one codeword's number for each block.
-        beta: the value at alpha, one for all blocks or one for each; in [0, order of the group).
         context: the digest of everything that the client and the servers agree on.
-        coins: 32 bytes are drawn at depth 0, a nonce and a seed, and 48 with a tree, a nonce and two seeds.
-
     Raises:
-        Misuse: alpha or beta is not an array of integers of the right form.
-        CapacityExceeded: a value is out of its range; which one is not said.
-        InvalidParameters: beta is not 1 although the last lane is derived.
+        CapacityExceeded: a codeword is out of its range; which one is not said.
     Security: seeds are fresh in every call, so no two vectors are shared under one. The caller sends each server its
         share, over a channel that the other server cannot read, and wipes the seeds.
     """
     if type(shape) is not PointFunctionShape:
         raise Misuse(f"a shape is a PointFunctionShape; got {type(shape).__name__}")
     require_integer("threads", threads, 1)
-    place = _Place.of(shape, alpha, beta)
+    place = _Place.of(shape, alpha)
     binding = KeyBinding(context=context, client=client, nonce=bytes(draw_exactly(NONCE_BYTES, coins)))
     seed_0 = Secret.random("point function seed", SEED_BYTES, coins)
     if not shape.depth:
@@ -142,39 +129,24 @@ def generate_shares(  # noqa: PLR0913 -- all but four have defaults
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class _Place:
-    """Positions and values of the leaves, in words of one kind each."""
+    """A codeword's number for each block."""
 
     shape: PointFunctionShape
     alpha: npt.NDArray[np.uint64]
-    beta: Lanes
 
     @classmethod
-    def of(cls, shape: PointFunctionShape, alpha: Any, beta: Any) -> _Place:  # noqa: ANN401 -- checked here
+    def of(cls, shape: PointFunctionShape, alpha: Any) -> _Place:  # noqa: ANN401 -- checked here
         places: Any = alpha
         if type(alpha) is not np.ndarray or places.ndim != 1 or places.dtype.kind not in "iu":
             raise Misuse("alpha is one dimension of integers, one for each block")
         require_blocks(int(places.size))
-        values: Any = np.asarray(beta)
-        if values.dtype.kind not in "iu" or values.shape not in ((), places.shape):
-            raise Misuse("beta is an integer, or one for each block")
-        if shape.derives_last_lane and (values.ndim or int(values) != 1):
-            raise InvalidParameters("where the last lane is derived, beta is 1; multiply the shares by public weights")
-        for name, numbers, limit in (("alpha", places, shape.codewords), ("beta", values, shape.group.order)):
-            if int(numbers.min()) < 0 or int(numbers.max()) >= limit:
-                raise CapacityExceeded(f"{name} is not in 0..{limit - 1}", reason=Reason.INPUT_OUT_OF_RANGE)
-        lanes: Any = np.broadcast_to(values.astype(shape.group.word), places.shape)
-        return cls(shape, places.astype(_POSITION), lanes)
+        if int(places.min()) < 0 or int(places.max()) >= shape.codewords:
+            raise CapacityExceeded(f"alpha is not in 0..{shape.codewords - 1}", reason=Reason.INPUT_OUT_OF_RANGE)
+        return cls(shape, places.astype(_POSITION))
 
     @property
     def blocks(self) -> int:
-        """Number of blocks."""
         return int(self.alpha.size)
-
-    def one_hot(self, lane: npt.NDArray[np.uint64], lanes: range, blocks: slice) -> Lanes:
-        """Return beta in the lane of each block and zero in the others, the blocks along the first axis."""
-        numbers = np.arange(lanes.start, lanes.stop, dtype=_POSITION)
-        hot: Lanes = (lane[:, np.newaxis] == numbers) * self.beta[blocks, np.newaxis]
-        return hot
 
 
 def _explicit(place: _Place, binding: KeyBinding, seed_0: Secret) -> Lanes:
@@ -185,7 +157,6 @@ def _explicit(place: _Place, binding: KeyBinding, seed_0: Secret) -> Lanes:
     for first, stop in runs(0, place.blocks):
         run = lanes[first * sent : stop * sent].reshape(sent, -1)
         np.equal(place.alpha[first:stop], np.arange(sent, dtype=_POSITION)[:, np.newaxis], out=run, casting="unsafe")
-        run *= place.beta[first:stop]
         group.subtract_into(run, stream.lanes(first * sent, run.size).reshape(run.shape))
     group.reduce_into(lanes)
     return lanes
@@ -202,7 +173,6 @@ class _Tree:
     hash_family: HashFamily
 
     def run(self, first: int, stop: int) -> None:
-        """Fill in blocks [first, stop), which begin at a chunk's edge."""
         shape, blocks = self.place.shape, self.place.blocks
         streams = list[CounterStream]()
         for server_index, seed in enumerate(self.seeds):
@@ -243,7 +213,8 @@ class _Tree:
                 for node, memory in zip(nodes, memories, strict=True)
             )
             held = range(piece * shape.lanes_per_piece, (piece + 1) * shape.lanes_per_piece)
-            target = self.place.one_hot(lane, held, blocks)
+            numbers = np.arange(held.start, held.stop, dtype=_POSITION)
+            target = (lane[:, np.newaxis] == numbers).astype(group.word)
             corrected = group.correction(target, lanes_0, lanes_1, negative)
             # Lanes that a leaf does not have are not sent, and are zero at every receiver.
             corrected[:, max(0, shape.leaf_lanes - held.start) :] = 0

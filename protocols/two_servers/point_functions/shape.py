@@ -1,32 +1,27 @@
-"""The shape of a point function: the number of codewords, the group, the depth of the tree, and the costs.
+"""Shape of a point function, the hash that grows its tree, and the streams that its seeds expand into.
 
-At depth 0 there is no tree: server 0 expands a seed into its share, and server 1 is sent its own share. At depth t the
+At depth 0 there is no tree: server 0 expands a seed into its share, and server 1 is sent its own. At depth t the
 codewords are divided among 2^t leaves of ceil(k / 2^t) lanes, and every level costs one correction word of 130 bits:
 
     bits a block = 130 t + ceil(k / 2^t) p
 
-The explicit share may leave out the last lane where the lanes of every block add up to 1, because both servers can
-then compute theirs. That does not carry over to trees, whose correction word is shared by all leaves.
+The explicit share leaves out the last lane: the lanes of every block add up to 1, so both servers can compute theirs.
+That does not carry over to trees, whose correction word is shared by all leaves.
 
-The hash that grows trees: AES as a public permutation with feed-forward, under keys that change.
+The hash is AES as a public permutation with feed-forward, under keys that change:
 
     H_role(s) = AES_K(s) xor s,    K = SHA-256(label, context, client, nonce, group, role)[:16]
 
-The two children of a node and each piece of a leaf's lanes have a role of their own, and a key that is published to
-both servers with the correction words. Only pseudo-randomness on fresh, independent seeds is asked of H; nothing is
-asked of related inputs, as a tree of correlated nodes would.
+Both children of a node and each piece of a leaf's lanes have a role and a key of their own, known to both servers with
+the correction words. Only pseudo-randomness on fresh, independent seeds is asked of H; nothing is asked of related
+inputs, as a tree of correlated nodes would.
 
 Keys change because of multi-target attacks. One computation of AES_K can be compared with every unknown node that
 is hashed under K, so with T such nodes, of 126 bits each, the work is about 2^126 / T. A key serves one client and
 16,384 blocks, and in each block the nodes on one path: T is 2^14 times the depth, whatever the number of clients and
 blocks, which leaves 110 bits at depth 4 and 108 at depth 12. The nonce is fresh, so that nothing can be computed before
-the keys are known.
-
-Streams that the seeds of a client's keys expand into, each bound to everything that the key is for.
-
-A stream's key and its IV are derived together from the seed, the context, the client, the nonce, the shape and the
-server. So an attacker must guess seeds for one client and round at a time; a bare key at IV 0 would be
-compared with the streams of all of them at once.
+the keys are known. For the same reason a stream's key and its IV are derived together from all that the stream is for:
+an attacker must guess seeds for one client and round at a time.
 """
 
 from __future__ import annotations
@@ -63,13 +58,11 @@ Measured: in shorter runs the interpreter takes a large part of the time, and lo
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PointFunctionShape:
-    """Everything about point functions that is public and the same for all clients; make one with ``cheapest``."""
+    """Everything about point functions that is public and the same for all clients."""
 
     codewords: int
     group: LaneGroup
     depth: int
-    derives_last_lane: bool = False
-    """Whether the last lane is computed by the servers, per client; only at depth 0, and for unit vectors alone."""
 
     def __post_init__(self) -> None:
         require_integer("codewords", self.codewords, LEAST_CODEWORDS, MAXIMUM_CODEWORDS)
@@ -78,33 +71,30 @@ class PointFunctionShape:
         deepest = greatest_depth(self.codewords)
         if type(self.depth) is not int or not 0 <= self.depth <= deepest:
             raise InvalidParameters(f"{self.codewords} codewords have a depth in 0..{deepest}; got {self.depth!r}")
-        if type(self.derives_last_lane) is not bool:
-            raise Misuse(f"derives_last_lane is a bool; got {self.derives_last_lane!r}")
-        if self.derives_last_lane and self.depth:
-            raise InvalidParameters("the last lane can be left out at depth 0 only; a tree's lanes share a correction")
 
     @classmethod
     def cheapest(cls, codewords: int, group: LaneGroup) -> PointFunctionShape:
         """Return the shape with the shortest upload; of two equally short ones the one with fewer cipher calls."""
-        shapes = [
-            cls(codewords=codewords, group=group, depth=depth, derives_last_lane=depth == 0)
-            for depth in range(greatest_depth(codewords) + 1)
-        ]
+        depths = range(greatest_depth(codewords) + 1)
+        shapes = [cls(codewords=codewords, group=group, depth=depth) for depth in depths]
         return min(shapes, key=lambda shape: (shape.upload_bits, shape.cipher_calls))
 
     @property
+    def derives_last_lane(self) -> bool:
+        """Whether the servers compute the last lane, for every client by itself."""
+        return not self.depth
+
+    @property
     def leaves(self) -> int:
-        """Number of leaves of the tree."""
         return 1 << self.depth
 
     @property
     def leaf_lanes(self) -> int:
-        """Number of lanes of a leaf; the last leaves may have lanes beyond the codewords."""
+        """Number of lanes of a leaf; the last leaf may have some beyond the codewords."""
         return -(-self.codewords // self.leaves)
 
     @property
     def sent_lanes(self) -> int:
-        """Number of lanes of a block on the wire."""
         return self.leaf_lanes - self.derives_last_lane
 
     @property
@@ -114,26 +104,20 @@ class PointFunctionShape:
 
     @property
     def lanes_per_piece(self) -> int:
-        """Number of lanes that one cipher call gives a leaf."""
         return AES_BLOCK_BYTES // self.group.word.itemsize
 
     @property
     def pieces(self) -> int:
-        """Number of cipher calls that fill the lanes of a leaf."""
         return -(-self.leaf_lanes // self.lanes_per_piece)
 
     @property
     def cipher_calls(self) -> float:
-        """Number of cipher calls of server 0 for a block: its roots, nodes and lanes; without repeated attempts.
-
-        At depth 0 the stream continues from block to block, so this need not be whole.
-        """
+        """Number of server 0's cipher calls for a block; at depth 0 its stream continues, so it need not be whole."""
         if not self.depth:
             return self.sent_lanes * self.group.word.itemsize / AES_BLOCK_BYTES
         return 1 + 2 * (self.leaves - 1) + self.leaves * self.pieces
 
     def encode(self) -> tuple[bytes, ...]:
-        """Return (k, order, depth, last lane) as keys are bound to them."""
         return (
             self.codewords.to_bytes(4, "big"),
             self.group.order.to_bytes(9, "big"),
@@ -181,7 +165,6 @@ class KeyBinding:
             raise InvalidParameters(f"a nonce has {NONCE_BYTES} bytes")
 
     def encode(self) -> tuple[bytes, ...]:
-        """Return the parts that labels bind."""
         return (self.context, self.client.encode(), self.nonce)
 
 
@@ -195,7 +178,6 @@ class Role(NamedTuple):
     """Lanes that a field does not have are made again under the next attempt's key."""
 
     def encode(self) -> bytes:
-        """Return five bytes; pieces and attempts are far below 2^16."""
         return bytes([self.use]) + self.piece.to_bytes(2, "big") + self.attempt.to_bytes(2, "big")
 
 
@@ -213,10 +195,9 @@ class NodeHash(Protocol):
     """A hash of nodes within one group of blocks."""
 
     def permute_into(self, role: Role, nodes: NodeWords, target: npt.NDArray[np.uint8]) -> None:
-        """Write H_role(s) xor s for each node s to the beginning of ``target``.
+        """Write H_role(s) xor s for each node s to ``target``; the kernels, which have the nodes at hand, feed forward.
 
-        The feed-forward is left to the kernels, which have the nodes at hand anyway. ``target`` does not overlap
-        ``nodes`` and has ``SLACK_BYTES`` more than is written.
+        ``target`` does not overlap ``nodes`` and has ``SLACK_BYTES`` more than is written.
         """
         ...
 
@@ -234,7 +215,6 @@ class AesHash:
         self._ciphers = dict[Role, CipherContext]()
 
     def permute_into(self, role: Role, nodes: NodeWords, target: npt.NDArray[np.uint8]) -> None:
-        """Write AES_K(s) for each node s, all in one call."""
         cipher = self._ciphers.get(role)
         if cipher is None:
             key = node_key(self._binding, self._group, role)
@@ -278,9 +258,7 @@ def share_digest(  # noqa: PLR0913, PLR0917 -- what a share is made from
     """Return the digest of everything that a share is made from: equal digests, equal shares.
 
     Args:
-        seed: the server's seed, if it has one.
-        sent: the digest of what else it was sent; empty if it was sent nothing.
-
+        sent: the digest of what a server was sent in addition to its seed; empty if nothing.
     Security: it depends on the seed, and at depth 0 on a share that determines the assignments together with the other
         one; keep it from the other server unless something that it does not know blinds it.
     """

@@ -1,45 +1,34 @@
 """Shares of point functions, and the lanes that they evaluate to.
 
-Lanes of a range of blocks in the order in which they are computed, and as rows of codewords.
-
 Shares are made and added up in the order that vector units like: long runs of blocks for one lane, or for one piece of
-a leaf, next to each other in memory. Rows are what a histogram is; the order is turned once for an aggregate and not
-for every client.
+a leaf, next to each other in memory. Rows of codewords are what a histogram is; the order is turned once for an
+aggregate and not for every client.
 
-The public part of a tree's keys: one correction word a level and one for the leaf, for every block, and its bytes.
+Without a tree server 0 expands a seed into its lanes, and server 1 is sent its own, lane by lane in runs of
+``RUN_BLOCKS`` blocks. The last lane is left out: each server computes its own as the difference of the others' sum from
+1 at server 0 and from 0 at server 1, for every client by itself. An explicit share is secret: together with the seed of
+server 0, it is the assignments.
 
-Both servers hold the same public part. A client may send it to one of them, who relays it; the other then compares its
-digest with the one that came with its seed. A relay that could alter a correction word would learn from the changed
-sum whether the altered node was on the path.
+A tree has one correction word a level and one for the leaf, for every block, which are public to both servers:
 
     level by level, block by block: 126 bits of seed and 2 control bits of the left child, 16 bytes
     level by level, block by block: how the right child's 2 control bits differ from those
     block by block: the lanes of the leaf's correction word, each in exactly p bits
 
-The bits of the second and the third part each fill up their last byte with zeros.
-
-Shares without a tree: server 0 expands a seed into its lanes, and server 1 is sent its own.
-
-Lanes are laid out in runs of ``RUN_BLOCKS`` blocks, the last of which may be shorter, and lane by lane within a run,
-which is what vector units add fast. Where the shape derives the last lane, each server computes its own as
-the difference of the others' sum from 1 at server 0 and from 0 at server 1, for every client by itself. A sum of
-shares could not tell later which client had left out what.
-
-An explicit share is secret: together with the seed of server 0, it is the assignments.
-
-One server's share of a tree's point functions: the evaluation of a key, for any range of blocks.
+The second and the third part each fill up their last byte with zeros. A client sends them to one server, who relays
+them; the other compares their digest with the one that came with its seed. A relay that could alter a correction word
+would learn from the changed sum whether the altered node was on the path.
 
 A chunk of blocks is grown level by level until a level is as wide as the memory for it, and depth first below. The
 children of a level are stored as all left ones and then all right ones, so that every cipher call and every pass over
-memory is contiguous; nodes of one path and their siblings stay in a second-level cache. The result is added into a
-grid, which may hold one client's share or the sum of many.
+memory is contiguous; nodes of one path and their siblings stay in a second-level cache.
 """
 
 from __future__ import annotations
 
 import hashlib
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -51,7 +40,7 @@ from secagg.crypto.ring import Ring
 from secagg.crypto.secret import Confined, Secret
 from secagg.errors import InvalidParameters, MalformedMessage, Misuse, Reason
 from secagg.parameters import require_integer
-from secagg.protocols.two_servers.lanes.fields import Bytes, CounterStream, LaneGroup, Lanes, LaneSource
+from secagg.protocols.two_servers.lanes.fields import Bytes, CounterStream, LaneGroup, Lanes
 
 from .kernels import feed_forward_into, grow_into, root_into
 from .shape import (
@@ -73,6 +62,8 @@ from .shape import (
     share_digest,
 )
 
+Source = Callable[[int, int], Lanes]
+"""Lanes [start, start + count) of a share without a tree."""
 _PIECE: Any = np.complex128
 """A type of 16 bytes, the size of a piece; values of it are moved and never looked at."""
 
@@ -85,7 +76,6 @@ class LaneGrid(Confined):
     """
 
     def __init__(self, shape: PointFunctionShape, first: int, arrays: tuple[Lanes, ...]) -> None:
-        """Take arrays of the right form; ``zeros`` makes them."""
         self.shape = shape
         self.first = first
         self.arrays = arrays
@@ -94,7 +84,6 @@ class LaneGrid(Confined):
 
     @classmethod
     def zeros(cls, shape: PointFunctionShape, blocks: int, first: int = 0) -> LaneGrid:
-        """Return lanes that are zero, for so many blocks from ``first`` on."""
         if type(shape) is not PointFunctionShape:
             raise Misuse(f"a shape is a PointFunctionShape; got {type(shape).__name__}")
         require_blocks(blocks)
@@ -124,7 +113,6 @@ class LaneGrid(Confined):
         return LaneGrid(self.shape, first, arrays)
 
     def wipe(self) -> None:
-        """Overwrite the lanes with zeros."""
         for array in self.arrays:
             array[...] = 0
 
@@ -161,12 +149,12 @@ def runs(first: int, stop: int) -> Iterator[tuple[int, int]]:
 
 
 def require_blocks(blocks: int) -> None:
-    """Refuse a number of blocks that is none."""
+    """Require a number of blocks."""
     require_integer("blocks", blocks, 1, MAXIMUM_BLOCKS)
 
 
 def require_range(first: int, stop: int, least: int, greatest: int) -> None:
-    """Refuse a range of blocks that is not within another."""
+    """Require a range of blocks that lies within another."""
     if type(first) is not int or type(stop) is not int or not least <= first < stop <= greatest:
         raise InvalidParameters(
             f"a range of blocks lies within {least}..{greatest} and is not empty; got {first!r}..{stop!r}"
@@ -208,7 +196,6 @@ class CorrectionWords:
 
     @classmethod
     def zeros(cls, shape: PointFunctionShape, blocks: int) -> CorrectionWords:
-        """Return correction words to be filled in."""
         require_tree(shape)
         require_blocks(blocks)
         levels = (shape.depth, blocks, NODE_WORDS)
@@ -217,7 +204,6 @@ class CorrectionWords:
 
     @property
     def blocks(self) -> int:
-        """Number of blocks."""
         return int(self.leaf.shape[1])
 
     def freeze(self) -> CorrectionWords:
@@ -232,21 +218,13 @@ class CorrectionWords:
 
     @staticmethod
     def encoded_bytes(shape: PointFunctionShape, blocks: int) -> int:
-        """Return how many bytes ``encode`` gives."""
         return sum(_parts(shape, blocks))
 
     def encode(self) -> bytes:
-        """Return the canonical encoding; the shape and the number of blocks are known from the session."""
         return self.encoded or self._pack()
 
     @classmethod
     def decode(cls, data: bytes | bytearray | memoryview, shape: PointFunctionShape, blocks: int) -> CorrectionWords:
-        """Read correction words back.
-
-        Raises:
-            MalformedMessage: the number of bytes is wrong, which is checked before anything is allocated; a bit that
-                fills a last byte is set; or a lane is not below the group's order.
-        """
         require_tree(shape)
         require_blocks(blocks)
         view = memoryview(data)
@@ -276,7 +254,7 @@ def _digest(shape: PointFunctionShape, encoded: bytes) -> bytes:
 
 
 def require_tree(shape: PointFunctionShape) -> None:
-    """Refuse a shape without a tree."""
+    """Require a shape with a tree."""
     if type(shape) is not PointFunctionShape:
         raise Misuse(f"a shape is a PointFunctionShape; got {type(shape).__name__}")
     if not shape.depth:
@@ -314,24 +292,22 @@ class _WithoutTree(Confined):
     def accumulate(self, grid: LaneGrid) -> None:
         """Add the share of the grid's blocks into the grid."""
         require_range(grid.first, grid.stop, 0, self.blocks)
-        source, sent = self._source(), self.shape.sent_lanes
+        made, sent = self._source(), self.shape.sent_lanes
         for first, stop, array in grid.located():
             # A run is made whole, also where the grid holds part of it.
             run_first = first // RUN_BLOCKS * RUN_BLOCKS
             run_blocks = min(self.blocks - run_first, RUN_BLOCKS)
-            lanes = source.lanes(run_first * sent, run_blocks * sent).reshape(sent, run_blocks)
+            lanes = made(run_first * sent, run_blocks * sent).reshape(sent, run_blocks)
             self._add(array[:, :, 0], lanes[:, first - run_first : stop - run_first])
 
     def _add(self, part: Lanes, lanes: Lanes) -> None:
-        group, sent = self.shape.group, self.shape.sent_lanes
-        group.add_into(part[:sent], lanes)
-        if self.shape.derives_last_lane:
-            last = part[sent]
-            group.subtract_into(last, group.column_sums(lanes))
-            if not self.server_index:
-                group.add_into(last, np.ones_like(last))
+        group, last = self.shape.group, part[-1]
+        group.add_into(part[:-1], lanes)
+        group.subtract_into(last, group.column_sums(lanes))
+        if not self.server_index:
+            group.add_into(last, np.ones_like(last))
 
-    def _source(self) -> LaneSource:
+    def _source(self) -> Source:
         raise NotImplementedError
 
 
@@ -351,8 +327,8 @@ class SeedShare(_WithoutTree):
         """The digest of everything that the share is made from."""
         return share_digest(self.shape, self.blocks, self.binding, self.server_index, self.seed, b"")
 
-    def _source(self) -> LaneSource:
-        return self.shape.group.stream(lanes_key(self.shape, self.blocks, self.binding, self.seed))
+    def _source(self) -> Source:
+        return self.shape.group.stream(lanes_key(self.shape, self.blocks, self.binding, self.seed)).lanes
 
 
 class ExplicitShare(_WithoutTree):
@@ -365,7 +341,7 @@ class ExplicitShare(_WithoutTree):
         super().__init__(shape, blocks, binding)
         if sent.dtype != shape.group.word or sent.shape != (blocks * shape.sent_lanes,):
             raise Misuse(f"an explicit share of {blocks} blocks is {blocks * shape.sent_lanes} {shape.group.word}")
-        self._sent = _Fixed(sent)
+        self._sent = sent
 
     @property
     def digest(self) -> bytes:
@@ -380,7 +356,7 @@ class ExplicitShare(_WithoutTree):
 
     def encode(self) -> bytes:
         """Return the canonical encoding: each lane in exactly p bits."""
-        return self.shape.group.pack(self._sent.lanes(0, self.blocks * self.shape.sent_lanes))
+        return self.shape.group.pack(self._sent)
 
     @classmethod
     def decode(
@@ -395,19 +371,8 @@ class ExplicitShare(_WithoutTree):
         require_blocks(blocks)
         return cls(shape, blocks, binding, shape.group.unpack(memoryview(data), blocks * shape.sent_lanes))
 
-    def _source(self) -> LaneSource:
-        return self._sent
-
-
-class _Fixed:
-    """Lanes that are there already."""
-
-    def __init__(self, lanes: Lanes) -> None:
-        self._lanes = lanes
-
-    def lanes(self, start: int, count: int) -> Lanes:
-        """Return lanes [start, start + count)."""
-        return self._lanes[start : start + count]
+    def _source(self) -> Source:
+        return lambda start, count: self._sent[start : start + count]
 
 
 _CHUNK_NODES: Final = 1 << 13
@@ -417,33 +382,28 @@ _CHUNK_NODES: Final = 1 << 13
 class TreeShare(Confined):
     """One server's part of a client's keys: its seed and the public correction words."""
 
-    def __init__(  # noqa: PLR0913 -- all but four are keywords with defaults
+    def __init__(
         self,
         server_index: int,
         binding: KeyBinding,
         seed: Secret,
         correction: CorrectionWords,
         *,
-        chunk_blocks: int | None = None,
         hash_family: HashFamily = AesHash,
     ) -> None:
         """Take the parts of a key; the caller keeps the seed and wipes it.
 
         Args:
-            chunk_blocks: how many blocks are grown at a time; the result does not depend on it.
             hash_family: the hash of the tree; another than the default is for tests against other implementations.
         """
         if server_index not in (0, 1) or type(server_index) is not int:
             raise InvalidParameters(f"a server index is 0 or 1; got {server_index!r}")
         if type(binding) is not KeyBinding or type(correction) is not CorrectionWords:
             raise Misuse("a tree's share is made from a KeyBinding, a seed and CorrectionWords")
-        if chunk_blocks is not None:
-            require_integer("chunk_blocks", chunk_blocks, 1)
         self.server_index = server_index
         self.binding = binding
         self.seed = seed
         self.correction = correction
-        self._chunk_blocks = chunk_blocks or _CHUNK_NODES
         self._hash_family = hash_family
         with self._roots_key() as key:
             # A wiped seed, or one of another length, is refused here and not on the way.
@@ -479,16 +439,16 @@ class TreeShare(Confined):
                 then holds part of its share.
         """
         require_range(grid.first, grid.stop, 0, self.blocks)
-        chunk, depth = min(self._chunk_blocks, grid.blocks), self.shape.depth
-        scratch = _scratch(max(chunk, min(chunk << depth, _CHUNK_NODES)), depth)
+        chunk, depth = min(_CHUNK_NODES, grid.blocks), self.shape.depth
+        scratch = _scratch(min(chunk << depth, _CHUNK_NODES), depth)
         try:
             with self._roots_key() as key:
                 roots = CounterStream(key)
                 # A run of blocks has one hash.
                 for first, end, lanes in grid.located():
                     node_hash = self._hash_family(self.binding, first // GROUP_BLOCKS)
-                    for start in range(first, end, self._chunk_blocks):
-                        blocks = slice(start, min(end, start + self._chunk_blocks))
+                    for start in range(first, end, _CHUNK_NODES):
+                        blocks = slice(start, min(end, start + _CHUNK_NODES))
                         root = scratch.words(0, blocks.stop - start)
                         roots.fill(scratch.levels[0], start, root.nbytes)
                         root_into(root, self.server_index)

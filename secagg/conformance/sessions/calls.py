@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any
+from typing import Any, Final
 
 from secagg.conformance.candidate import require_refused
 from secagg.contract import Layout
-from secagg.errors import ContractViolation, InvalidParameters, Misuse, SecAggError, ThresholdNotMet
+from secagg.errors import ContractViolation, InvalidParameters, Misuse, PeerMisbehaved, SecAggError, ThresholdNotMet
 from secagg.identifiers import ClientId
 from secagg.session.roles import ServerSession, Turnout
 
 from .messages import rehearsals
 from .rehearsal import Rehearsal, SessionCandidate, two_copies
+
+_STRANGERS: Final = 50
 
 
 def wrong_order(candidate: SessionCandidate) -> None:
@@ -108,11 +110,7 @@ def _closed_at_enough(candidate: SessionCandidate, number: int) -> None:
 
 
 def _awaited(rehearsal: Rehearsal) -> frozenset[ClientId]:
-    """Return whom a session with named clients awaits.
-
-    Raises:
-        ContractViolation: it does not say.
-    """
+    """Return whom a session with named clients awaits."""
     awaited = rehearsal.server.awaited
     if awaited is None:
         raise ContractViolation("a session whose clients are named says that anybody is awaited")
@@ -155,6 +153,20 @@ def not_invited(candidate: SessionCandidate) -> None:
     answer = session.answer(server.invitation)
     require_refused("an answer of a client that is not invited", server.receive, stranger, answer)
     server.abort()
+
+
+def strangers(candidate: SessionCandidate) -> None:
+    """Drop, and let answer, fifty names that nobody invited; nothing changes (R3)."""
+    names = [ClientId((1 << 60) + number) for number in range(_STRANGERS)]
+    for _, rehearsal in rehearsals(candidate):
+        server, answer = rehearsal.server, next(iter(rehearsal.all_answers().values()))
+        before = server.turnout, server.awaited, server.faults
+        for name in names:
+            require_refused("an answer of a stranger", server.receive, name, answer, by=(PeerMisbehaved,))
+            server.drop(name)
+        if (server.turnout, server.awaited, server.faults) != before:
+            raise ContractViolation("a name that was not invited changes whom a stage awaits, or leaves a fault")
+        rehearsal.require_exact(rehearsal.finish(), candidate.clients)
 
 
 def another_subject(candidate: SessionCandidate) -> None:

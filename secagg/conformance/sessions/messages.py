@@ -18,7 +18,8 @@ from .rehearsal import MODEL, Rehearsal, SessionCandidate
 _STAGES: Final = 16
 """No session has more."""
 _THREADS: Final = 8
-_FLIPS: Final = (0.0, 0.3, 0.7, 0.999)
+_AGAIN: Final = 3
+_PLACES: Final = (0.0, 0.2, 0.3, 0.5, 0.7, 0.999)
 """Places where bytes are altered, as parts of a message."""
 
 
@@ -72,16 +73,21 @@ def same_bytes_again(candidate: SessionCandidate) -> None:
 
 
 def second_answer(candidate: SessionCandidate) -> None:
-    """Hand over a second answer that its sender made; it is refused, and the first one counts."""
+    """Hand over a second answer; it is refused as its sender's fault, and the first one counts (R3)."""
     for _, rehearsal in rehearsals(candidate):
         answers = rehearsal.all_answers()
         rehearsal.deliver(answers)
         client, answer = next(iter(answers.items()))
         if (second := _second(rehearsal, client, answer)) is not None:
             require_refused("a second answer", rehearsal.server.receive, client, second)
-        with suppress(PeerError):
+        for part in (0.7, 0.999):
             # Altered where nothing is signed, it is the first one again.
-            rehearsal.server.receive(client, altered(answer, 0.7))
+            try:
+                rehearsal.server.receive(client, altered(answer, part))
+            except PeerError as error:
+                recorded = {each.reason for each in rehearsal.server.faults}
+                if client not in error.culprits or error.reason not in recorded:
+                    raise ContractViolation("a refused second answer must be a recorded fault") from error
         rehearsal.server.close_stage()
         rehearsal.require_exact(rehearsal.finish(), candidate.clients)
 
@@ -153,18 +159,46 @@ def _update_stages(rehearsal: Rehearsal) -> tuple[bool, bool]:
 
 
 def altered_answer(candidate: SessionCandidate) -> None:
-    """Alter an answer on its way; nothing wrong gets into the sum."""
-    for part in _FLIPS:
+    """Alter an answer on its way; if it is refused, the true one is taken, and nothing wrong gets into the sum (R1)."""
+    for part in _PLACES:
         for _, rehearsal in rehearsals(candidate):
             answers = rehearsal.all_answers()
             client = next(iter(answers))
-            answers[client] = altered(answers[client], part)
-            rehearsal.require_right_or_refused(partial(_going_on, rehearsal, answers))
+            wrong = altered(answers[client], part)
+            if _is_refused(rehearsal, client, wrong):
+                rehearsal.deliver(answers)
+                rehearsal.require_exact(rehearsal.finish(), candidate.clients)
+            else:
+                answers[client] = wrong
+                rehearsal.require_right_or_refused(partial(_going_on, rehearsal, answers))
+
+
+def _is_refused(rehearsal: Rehearsal, client: ClientId, wrong: bytes) -> bool:
+    before = rehearsal.server.turnout, rehearsal.server.awaited
+    try:
+        rehearsal.server.receive(client, wrong)
+    except PeerError as error:
+        if (rehearsal.server.turnout, rehearsal.server.awaited) != before:
+            raise ContractViolation(f"an unverified message changes whom a stage awaits: {error}") from error
+        return True
+    return False
+
+
+def one_fault_for_each_reason(candidate: SessionCandidate) -> None:
+    """Hand over the same refused bytes again; they are one fault, which nobody can make into a thousand (R1)."""
+    for _, rehearsal in rehearsals(candidate):
+        client, answer = next(iter(rehearsal.all_answers().items()))
+        found = list[int]()
+        for length in range(1, _AGAIN + 1):
+            require_refused("an answer that is cut short", rehearsal.server.receive, client, answer[:-length])
+            found.append(len(rehearsal.server.faults))
+        if found != [1] * _AGAIN:
+            raise ContractViolation(f"one fault, {_AGAIN} times, is recorded as {found}")
 
 
 def altered_message(candidate: SessionCandidate) -> None:
     """Alter a message to a client; it leaves or answers, and nothing wrong gets into the sum."""
-    for part in _FLIPS:
+    for part in _PLACES:
         for _, rehearsal in rehearsals(candidate):
             client = next(c for c in candidate.clients if rehearsal.server.message_to(c) is not None)
             message = rehearsal.server.message_to(client) or b""
@@ -225,19 +259,17 @@ def another_sender(candidate: SessionCandidate) -> None:
 
 
 def another_session(candidate: SessionCandidate) -> None:
-    """Hand over an answer that was made for another session; it is refused."""
-    rounds = candidate.subject.round_number
-    for number in range(_STAGES):
-        other = Rehearsal.begin(candidate, round_number=rounds)
-        if not other.reach(number):
-            return
+    """Replay what a client signed in another session; it is refused, and the client's true answer is taken (R1)."""
+    for number, other in rehearsals(candidate):
         foreign = other.all_answers()
         other.server.abort()
-        rehearsal = Rehearsal.begin(candidate, other.world, round_number=rounds + 1)
+        rehearsal = Rehearsal.begin(candidate, other.world, round_number=candidate.subject.round_number + 1)
         rehearsal.reach(number)
-        client, answer = next(iter(foreign.items()))
-        require_refused("an answer to another session", rehearsal.server.receive, client, answer)
-        rehearsal.server.abort()
+        client = next(iter(foreign))
+        if not _is_refused(rehearsal, client, foreign[client]):
+            raise ContractViolation("an answer to another session is taken")
+        rehearsal.deliver(rehearsal.all_answers())
+        rehearsal.require_exact(rehearsal.finish(), candidate.clients)
 
 
 def from_many_threads(candidate: SessionCandidate) -> None:

@@ -46,7 +46,6 @@ class SessionCandidate:
             raise ContractViolation("rehearse with a subject whose model is secagg.conformance.sessions.MODEL")
 
     def world(self) -> Simulation:
-        """Return a server, helpers and clients that have done nothing yet."""
         return self.entry.simulate(self.settings, coins=self.coins, clock=self.clock)
 
 
@@ -60,7 +59,6 @@ class Rehearsal:
     server: ServerSession
     sessions: dict[ClientId, ClientSession]
     answers: dict[str, dict[ClientId, bytes]] = field(default_factory=dict[str, dict[ClientId, bytes]])
-    """Answers by stage."""
     made: dict[ClientId, int] = field(default_factory=dict[ClientId, int])
     """How often each client's update was made."""
 
@@ -68,12 +66,7 @@ class Rehearsal:
     def begin(
         cls, candidate: SessionCandidate, world: Simulation | None = None, *, is_open: bool = False, **changes: object
     ) -> Rehearsal:
-        """Open a session and let everybody join it.
-
-        Args:
-            is_open: whether anybody may come, rather than the candidate's clients alone.
-            changes: of the subject.
-        """
+        """Open a session and let everybody join it; ``changes`` are of the subject."""
         world = world or candidate.world()
         subject = replace(candidate.subject, **cast("dict[str, Any]", changes))
         server = world.open(subject, None if is_open else frozenset(candidate.clients))
@@ -109,12 +102,10 @@ class Rehearsal:
         return kept[client]
 
     def all_answers(self, clients: Iterable[ClientId] | None = None) -> dict[ClientId, bytes]:
-        """Return the answers of all who have a part in the open stage."""
         found = {client: self.answer(client) for client in (clients or self.candidate.clients)}
         return {client: answer for client, answer in found.items() if answer is not None}
 
     def deliver(self, answers: Mapping[ClientId, bytes]) -> None:
-        """Hand answers over, which none may be refused of."""
         for client, answer in answers.items():
             self.server.receive(client, answer)
 
@@ -134,17 +125,12 @@ class Rehearsal:
         return self.server.stage is not None
 
     def finish(self, without: frozenset[ClientId] = frozenset()) -> Released:
-        """Continue to the end."""
         while self.server.stage is not None:
             self.step(without)
         return self.server.release()
 
     def require_exact(self, released: Released, counted: Iterable[ClientId]) -> None:
-        """Hold a release to the sum of those who must be in it.
-
-        Raises:
-            ContractViolation: others are counted, or the sum is another.
-        """
+        """Hold a release to the sum of those who must be in it."""
         due = frozenset(counted)
         if released.counted != due:
             raise ContractViolation(f"{sorted(released.counted)} are counted; expected {sorted(due)}")

@@ -27,7 +27,13 @@ from secagg.errors import (
 from secagg.identifiers import ClientId, ServerId
 from secagg.parameters import Suite
 from secagg.protocols.coded_mask.client import Client, elements_of
-from secagg.protocols.coded_mask.configuration import Configuration
+from secagg.protocols.coded_mask.configuration import (
+    Configuration,
+    decode_body,
+    decode_entries,
+    encode_body,
+    encode_entries,
+)
 from secagg.protocols.coded_mask.field import (
     FIELD,
     decode_vector,
@@ -36,7 +42,6 @@ from secagg.protocols.coded_mask.field import (
     pieces_of,
     uniform,
 )
-from secagg.protocols.coded_mask.messages import decode_body, decode_entries, encode_body, encode_entries
 from secagg.protocols.coded_mask.run import run
 from secagg.protocols.coded_mask.server import TRANSITIONS, Server, State
 from secagg.session.roles import Released, Subject

@@ -7,7 +7,7 @@ import pytest
 from secagg.contract import Layout, RingSegment
 from secagg.errors import InvalidParameters
 from secagg.parameters import Suite
-from secagg.protocols.coded_mask.costs import costs
+from secagg.protocols.coded_mask.simulation import costs
 from secagg.session.registry import find
 from secagg.simulation.rehearsal import TASK, Rehearsal
 from secagg.simulation.synthetic_updates import WindowedInputs

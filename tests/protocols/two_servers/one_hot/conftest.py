@@ -28,7 +28,6 @@ def plain() -> Iterator[ModuleType]:
 @pytest.fixture
 def quadratic_field(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make F so small that all its elements can be tried: 127^2, of which 127 lie in the base field."""
-    monkeypatch.setattr(extension_field, "LEAST_FIELD_BITS", 1)
     monkeypatch.setitem(extension_field.DEGREES_AND_CONSTANTS, 127, (2, 3))
 
 
@@ -42,7 +41,6 @@ def field_of_127(monkeypatch: pytest.MonkeyPatch) -> int:
     def is_low(_: ExtensionField, element: extension_field.Elements) -> bool:
         return int(element[..., 0]) <= 15
 
-    monkeypatch.setattr(extension_field, "LEAST_FIELD_BITS", 1)
     monkeypatch.setitem(extension_field.DEGREES_AND_CONSTANTS, 127, (1, 3))
     monkeypatch.setattr(ExtensionField, "is_in_base_field", is_low)
     return 127

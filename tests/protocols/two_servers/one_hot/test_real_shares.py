@@ -18,24 +18,21 @@ from secagg.protocols.two_servers.point_functions.shape import PointFunctionShap
 from secagg.simulation.insecure_coins import InsecureSeededCoins
 
 SHARES = pytest.mark.parametrize(
-    ("modulus", "depth", "derives_last_lane", "blocks"),
+    ("modulus", "depth", "blocks"),
     [
-        (127, 0, False, 50),
-        (127, 0, True, 50),
-        (127, 1, False, 50),
-        (127, 3, False, 50),
-        (8191, 0, True, 20_000),
-        (8191, 2, False, 17_000),
-        (131071, 2, False, 33),
+        (127, 0, 50),
+        (127, 1, 50),
+        (127, 3, 50),
+        (8191, 0, 20_000),
+        (8191, 2, 17_000),
+        (131071, 2, 33),
     ],
 )
 
 
-def upload_of(plain: ModuleType, modulus: int, depth: int, *, derives_last_lane: bool, blocks: int) -> Any:
+def upload_of(plain: ModuleType, modulus: int, depth: int, blocks: int) -> Any:
     shape = CheckShape(modulus, 12, blocks, 7)
-    points = PointFunctionShape(
-        codewords=12, group=LaneField(modulus), depth=depth, derives_last_lane=derives_last_lane
-    )
+    points = PointFunctionShape(codewords=12, group=LaneField(modulus), depth=depth)
     coins, context = InsecureSeededCoins(b"real shares"), plain.a_context(shape)
     assignments = plain.unit_matrix(shape).argmax(axis=1)
     shares = generate_shares(points, assignments, context=context.attempt.digest, client=context.client, coins=coins)
@@ -47,10 +44,8 @@ def upload_of(plain: ModuleType, modulus: int, depth: int, *, derives_last_lane:
 
 
 @SHARES
-def test_a_share_that_fits_another_client_is_rejected(
-    plain: ModuleType, modulus: int, depth: int, blocks: int, *, derives_last_lane: bool
-) -> None:
-    upload = upload_of(plain, modulus, depth, derives_last_lane=derives_last_lane, blocks=blocks)
+def test_a_share_that_fits_another_client_is_rejected(plain: ModuleType, modulus: int, depth: int, blocks: int) -> None:
+    upload = upload_of(plain, modulus, depth, blocks)
     shifted = plain.MatrixShare(np.roll(upload.shares[1].lanes(0, blocks), 1, axis=0))
     shifted.digest = upload.shares[1].digest
     with pytest.raises(PeerMisbehaved):

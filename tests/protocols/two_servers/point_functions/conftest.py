@@ -43,10 +43,10 @@ def share() -> Share:
     """Return a function that shares point functions with repeatable coins."""
 
     def shared(
-        shape: PointFunctionShape, alpha: Any, beta: Any = 1, *, seed: bytes = b"coins", client: int = 5, **rest: Any
+        shape: PointFunctionShape, alpha: Any, *, seed: bytes = b"coins", client: int = 5, **rest: Any
     ) -> tuple[ServerShare, ServerShare]:
         options: dict[str, Any] = {"context": CONTEXT, "coins": InsecureSeededCoins(seed)} | rest
-        return generate_shares(shape, np.asarray(alpha), beta, client=ClientId(client), **options)
+        return generate_shares(shape, np.asarray(alpha), client=ClientId(client), **options)
 
     return shared
 

@@ -43,7 +43,6 @@ def definition(slow: Modules, share: ServerShare) -> Any:
         context=binding.context,
         client=binding.client.value,
         nonce=binding.nonce,
-        derives_last_lane=shape.derives_last_lane,
     )
 
 
@@ -58,14 +57,14 @@ def words_of(correction: CorrectionWords, block: int) -> tuple[list[tuple[int, i
     return pairs, [int(lane) for lane in lanes]
 
 
-def compare(slow: Modules, shares: tuple[ServerShare, ServerShare], alpha: Any, beta: Any, blocks: Any) -> None:
+def compare(slow: Modules, shares: tuple[ServerShare, ServerShare], alpha: Any, blocks: Any) -> None:
     """Compare the correction words and both servers' rows of some blocks."""
     defined = definition(slow, shares[0])
     for block in blocks:
         hashed = defined.hash_of(block)
         trees = [share for share in shares if isinstance(share, TreeShare)]
         roots = tuple(defined.root(tree.server_index, bytes(tree.seed.expose()), block) for tree in trees)
-        words = defined.generate(hashed, int(alpha[block]), int(beta[block]), roots)
+        words = defined.generate(hashed, int(alpha[block]), roots)
         assert words_of(trees[0].correction, block) == words
         for tree, root in zip(trees, roots, strict=True):
             expected = defined.evaluate(hashed, tree.server_index, root, *words)
@@ -78,16 +77,14 @@ def test_every_alpha_gives_the_words_and_lanes_of_the_slow_reference(
 ) -> None:
     shape = PointFunctionShape(codewords=codewords, group=group, depth=depth)
     alpha = np.arange(codewords)
-    beta = np.array([(3 * number + 1) % min(group.order, 1 << 62) for number in range(codewords)])
-    compare(slow_reference, share(shape, alpha, beta), alpha, beta, range(codewords))
+    compare(slow_reference, share(shape, alpha), alpha, range(codewords))
 
 
 @pytest.mark.parametrize("group", [RingLanes(7), RingLanes(33), LaneField(127), LaneField(8191)], ids=str)
-@pytest.mark.parametrize("derives", [False, True])
 def test_the_explicit_share_is_the_one_of_the_slow_reference(
-    group: LaneGroup, *, derives: bool, share: Share, slow_reference: Modules
+    group: LaneGroup, share: Share, slow_reference: Modules
 ) -> None:
-    shape = PointFunctionShape(codewords=5, group=group, depth=0, derives_last_lane=derives)
+    shape = PointFunctionShape(codewords=5, group=group, depth=0)
     alpha = np.arange(GROUP_BLOCKS + 40) % 5
     share_0, share_1 = share(shape, alpha)
     assert isinstance(share_0, SeedShare)
@@ -95,11 +92,10 @@ def test_the_explicit_share_is_the_one_of_the_slow_reference(
     defined = definition(slow_reference, share_0)
     seed = bytes(share_0.seed.expose())
     for block in (0, 1, 777, GROUP_BLOCKS - 1, GROUP_BLOCKS, GROUP_BLOCKS + 39):
-        expected = [defined.explicit(seed, block, lane) for lane in range(5 - derives)]
+        expected = [defined.explicit(seed, block, lane) for lane in range(4)]
         others = [(int(alpha[block] == lane) - value) % group.order for lane, value in enumerate(expected)]
-        if derives:
-            expected.append((1 - sum(expected)) % group.order)
-            others.append(-sum(others) % group.order)
+        expected.append((1 - sum(expected)) % group.order)
+        others.append(-sum(others) % group.order)
         assert share_0.lanes(block, 1)[0].tolist() == expected
         assert share_1.lanes(block, 1)[0].tolist() == others
 
@@ -108,7 +104,7 @@ def test_groups_of_blocks_have_their_own_keys_as_in_the_slow_reference(share: Sh
     alpha = np.arange(2 * GROUP_BLOCKS + 3) % 8
     shares = share(PointFunctionShape(codewords=8, group=RingLanes(7), depth=2), alpha)
     edges = [0, GROUP_BLOCKS - 1, GROUP_BLOCKS, 2 * GROUP_BLOCKS - 1, 2 * GROUP_BLOCKS, 2 * GROUP_BLOCKS + 2]
-    compare(slow_reference, shares, alpha, np.ones_like(alpha), edges)
+    compare(slow_reference, shares, alpha, edges)
 
 
 # --- The public vectors -----------------------------------------------------------------------------------------------
@@ -197,7 +193,7 @@ def test_the_batch_under_the_hash_of_the_vectors_is_the_slow_tree_under_it(
         hashed = hash_of(shares[0].binding, 0)
         trees = [share for share in shares if isinstance(share, TreeShare)]
         roots = tuple(defined.root(tree.server_index, bytes(tree.seed.expose()), block) for tree in trees)
-        words = defined.generate(hashed, block, 1, roots)
+        words = defined.generate(hashed, block, roots)
         assert words_of(trees[0].correction, block) == words
         for tree, root in zip(trees, roots, strict=True):
             expected = defined.evaluate(hashed, tree.server_index, root, *words)

@@ -17,7 +17,6 @@ from secagg.protocols.two_servers.point_functions import shares as shares_module
 from secagg.protocols.two_servers.point_functions.generation import ServerShare, generate_shares
 from secagg.protocols.two_servers.point_functions.shape import (
     GROUP_BLOCKS,
-    KeyBinding,
     PointFunctionShape,
 )
 from secagg.protocols.two_servers.point_functions.shares import ExplicitShare, SeedShare, TreeShare
@@ -34,10 +33,10 @@ GROUPS: list[LaneGroup] = [
 
 
 EXPLICIT = PointFunctionShape(codewords=6, group=RingLanes(7), depth=0)
-DERIVING = PointFunctionShape(codewords=6, group=LaneField(127), depth=0, derives_last_lane=True)
+FIELD = PointFunctionShape(codewords=6, group=LaneField(127), depth=0)
 TREE = PointFunctionShape(codewords=20, group=RingLanes(17), depth=2)
 FIELD_TREE = PointFunctionShape(codewords=20, group=LaneField(127), depth=1)
-FOUR = [EXPLICIT, DERIVING, TREE, FIELD_TREE]
+FOUR = [EXPLICIT, FIELD, TREE, FIELD_TREE]
 MANY_BLOCKS = GROUP_BLOCKS + 5000
 
 
@@ -54,26 +53,17 @@ def test_large_codebooks_at_their_default_depth(
 
 @pytest.mark.parametrize("group", GROUPS, ids=str)
 @pytest.mark.parametrize("depth", [0, 1, 3])
-def test_any_value_stands_at_alpha(group: LaneGroup, depth: int, share: Share, reconstruct: Reconstruct) -> None:
-    beta = np.array([0, 1, 2, group.order - 1, group.order // 2, 1, 0], dtype=np.int64) % group.order
+def test_shares_add_up_to_one_at_alpha(group: LaneGroup, depth: int, share: Share, reconstruct: Reconstruct) -> None:
     alpha = np.array([0, 6, 3, 3, 5, 0, 2])
     shape = PointFunctionShape(codewords=7, group=group, depth=depth)
-    assert (reconstruct(*share(shape, alpha, beta)) == np.eye(7, dtype=np.int64)[alpha] * beta[:, np.newaxis]).all()
+    assert (reconstruct(*share(shape, alpha)) == np.eye(7, dtype=np.int64)[alpha]).all()
 
 
 @pytest.mark.parametrize("group", GROUPS, ids=str)
-def test_a_last_lane_that_was_left_out_is_derived(group: LaneGroup, share: Share, reconstruct: Reconstruct) -> None:
-    shape = PointFunctionShape(codewords=5, group=group, depth=0, derives_last_lane=True)
-    shares = share(shape, np.arange(5))
-    assert (reconstruct(*shares) == np.eye(5, dtype=np.int64)).all()
-    assert isinstance(shares[1], ExplicitShare)
-    assert len(shares[1].encode()) == -(-5 * 4 * group.bits // 8)
-
-
-def test_a_derived_last_lane_is_for_unit_vectors(share: Share) -> None:
-    for beta in (0, 2, np.ones(6, dtype=int)):
-        with pytest.raises(InvalidParameters, match="public weights"):
-            share(DERIVING, np.arange(6), beta)
+def test_the_last_lane_is_left_out_where_there_is_no_tree(group: LaneGroup, share: Share) -> None:
+    _, sent = share(PointFunctionShape(codewords=5, group=group, depth=0), np.arange(5))
+    assert isinstance(sent, ExplicitShare)
+    assert len(sent.encode()) == -(-5 * 4 * group.bits // 8)
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=30)
@@ -90,14 +80,16 @@ def test_any_range_of_blocks_can_be_evaluated_alone(data: st.DataObject, share: 
 
 
 @pytest.mark.parametrize("shape", [TREE, FIELD_TREE], ids=str)
-@pytest.mark.parametrize("chunk_blocks", [1, 7, 300, GROUP_BLOCKS - 1, 1 << 20])
-def test_the_size_of_chunks_changes_nothing(shape: PointFunctionShape, chunk_blocks: int, share: Share) -> None:
+@pytest.mark.parametrize("chunk_nodes", [1, 7, 300, GROUP_BLOCKS - 1, 1 << 20])
+def test_the_size_of_chunks_changes_nothing(
+    shape: PointFunctionShape, chunk_nodes: int, share: Share, monkeypatch: pytest.MonkeyPatch
+) -> None:
     blocks = GROUP_BLOCKS + 30
     mine = share(shape, np.arange(blocks) % 20)[1]
-    assert isinstance(mine, TreeShare)
-    other = TreeShare(1, mine.binding, mine.seed, mine.correction, chunk_blocks=chunk_blocks)
     first = GROUP_BLOCKS - 50
-    assert (other.lanes(first, 80) == mine.lanes(0, blocks)[first:]).all()
+    expected = mine.lanes(0, blocks)[first:]
+    monkeypatch.setattr(shares_module, "_CHUNK_NODES", chunk_nodes)
+    assert (mine.lanes(first, 80) == expected).all()
 
 
 @pytest.mark.parametrize("shape", FOUR, ids=str)
@@ -138,32 +130,24 @@ def test_what_a_share_is_made_from_shows_in_its_digest(share: Share) -> None:
         digests = {mine.digest for shares in many for mine in shares}
         assert len(digests) == 2 * len(many)
         assert share(shape, alpha % shape.codewords)[1].digest in digests
-    binding, seed = KeyBinding(context=bytes(32), client=ClientId(1), nonce=bytes(16)), Secret("seed", bytes(16))
-    one, other = (SeedShare(shape, 6, binding, seed) for shape in (EXPLICIT, DERIVING))
-    assert one.digest != other.digest
 
 
 # --- What is refused --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("alpha", "beta", "error"),
+    ("alpha", "error"),
     [
-        ([0, 6], 1, CapacityExceeded),
-        ([0, -1], 1, CapacityExceeded),
-        ([0, 1], 128, CapacityExceeded),
-        ([0, 1], -1, CapacityExceeded),
-        ([0, 1], [1, 128], CapacityExceeded),
-        ([0.0, 1.0], 1, Misuse),
-        ([[0, 1]], 1, Misuse),
-        ([0, 1], [1, 1, 1], Misuse),
-        ([0, 1], 1.0, Misuse),
-        (np.zeros(0, dtype=int), 1, InvalidParameters),
+        ([0, 6], CapacityExceeded),
+        ([0, -1], CapacityExceeded),
+        ([0.0, 1.0], Misuse),
+        ([[0, 1]], Misuse),
+        (np.zeros(0, dtype=int), InvalidParameters),
     ],
 )
-def test_values_out_of_their_range_are_refused(alpha: Any, beta: Any, error: type[Exception], share: Share) -> None:
+def test_values_out_of_their_range_are_refused(alpha: Any, error: type[Exception], share: Share) -> None:
     with pytest.raises(error):
-        share(EXPLICIT, alpha, beta)
+        share(EXPLICIT, alpha)
 
 
 def test_an_error_does_not_tell_the_value(share: Share) -> None:
@@ -276,7 +260,5 @@ def test_a_share_without_its_seed_is_refused_when_it_is_made(share: Share) -> No
         TreeShare(1, share_1.binding, share_1.seed, share_1.correction)
     with pytest.raises(InvalidParameters, match="0 or 1"):
         TreeShare(2, share_0.binding, share_0.seed, share_0.correction)
-    with pytest.raises(InvalidParameters, match="chunk_blocks"):
-        TreeShare(0, share_0.binding, share_0.seed, share_0.correction, chunk_blocks=0)
     with pytest.raises(InvalidParameters, match="depth"):
         SeedShare(TREE, 20, share_0.binding, Secret("seed", bytes(16)))

@@ -132,9 +132,8 @@ def test_any_altered_bit_changes_some_servers_lanes_and_the_digest(shape: PointF
 
 
 @pytest.mark.parametrize("group", [RingLanes(7), RingLanes(16), LaneField(127)], ids=str)
-@pytest.mark.parametrize("derives", [False, True])
-def test_explicit_shares_survive_their_encoding_and_have_one(group: LaneGroup, *, derives: bool, share: Share) -> None:
-    shape = PointFunctionShape(codewords=5, group=group, depth=0, derives_last_lane=derives)
+def test_explicit_shares_survive_their_encoding_and_have_one(group: LaneGroup, share: Share) -> None:
+    shape = PointFunctionShape(codewords=5, group=group, depth=0)
     mine = share(shape, np.arange(BLOCKS) % 5)[1]
     assert isinstance(mine, ExplicitShare)
     encoded = mine.encode()

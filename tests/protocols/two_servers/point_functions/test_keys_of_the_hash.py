@@ -59,7 +59,6 @@ def test_streams_differ_across_everything_that_they_are_bound_to() -> None:
         PointFunctionShape(codewords=8, group=LaneField(127), depth=1),
         PointFunctionShape(codewords=8, group=RingLanes(7), depth=2),
         PointFunctionShape(codewords=8, group=RingLanes(7), depth=0),
-        PointFunctionShape(codewords=8, group=RingLanes(7), depth=0, derives_last_lane=True),
     ]
     made = [
         *(roots_key(shape, 10, binding(), server, seed) for shape in shapes for server in (0, 1)),

@@ -38,7 +38,7 @@ TABLE = [
 def test_the_cost_model_is_the_published_table(row: tuple[int, ...]) -> None:
     codewords, bits, explicit, tree, depth = row
     group = RingLanes(bits)
-    without_last = PointFunctionShape(codewords=codewords, group=group, depth=0, derives_last_lane=True)
+    without_last = PointFunctionShape(codewords=codewords, group=group, depth=0)
     assert without_last.upload_bits == explicit
     depths = range(greatest_depth(codewords) + 1)
     assert min((tree_bits(codewords, bits, each), each) for each in depths) == (tree, depth)
@@ -48,10 +48,8 @@ def test_the_cost_model_is_the_published_table(row: tuple[int, ...]) -> None:
 @pytest.mark.parametrize("codewords", [2, 3, 5, 31, 33, 100, 4095])
 @pytest.mark.parametrize("group", [RingLanes(1), RingLanes(9), RingLanes(64), LaneField(8191)], ids=str)
 def test_no_depth_is_cheaper_than_the_default(codewords: int, group: Any) -> None:
-    shapes = [
-        PointFunctionShape(codewords=codewords, group=group, depth=depth, derives_last_lane=depth == 0)
-        for depth in range(greatest_depth(codewords) + 1)
-    ]
+    depths = range(greatest_depth(codewords) + 1)
+    shapes = [PointFunctionShape(codewords=codewords, group=group, depth=depth) for depth in depths]
     cheapest = PointFunctionShape.cheapest(codewords, group)
     assert cheapest.upload_bits == min(shape.upload_bits for shape in shapes)
 
@@ -75,8 +73,6 @@ def test_the_bytes_on_the_wire_are_the_bits_of_the_model(codewords: int, group: 
         ({"depth": 4}, InvalidParameters),
         ({"depth": -1}, InvalidParameters),
         ({"depth": True}, InvalidParameters),
-        ({"depth": 1, "derives_last_lane": True}, InvalidParameters),
-        ({"derives_last_lane": 1}, Misuse),
         ({"group": 7}, Misuse),
     ],
     ids=str,

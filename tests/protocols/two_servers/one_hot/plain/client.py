@@ -17,6 +17,7 @@ import numpy.typing as npt
 from secagg.crypto.secret import Secret
 from secagg.errors import PeerMisbehaved
 from secagg.identifiers import AttemptContext, ClientId, ServerId
+from secagg.protocols.two_servers.lanes.extension_field import Elements, ExtensionField
 from secagg.protocols.two_servers.lanes.fields import LaneStream
 from secagg.protocols.two_servers.one_hot.check import (
     OneHotCommitment,
@@ -72,6 +73,15 @@ class PlainField:
                     weight = weight * (point - m) * pow(j - m, -1, self.q) % self.q
             weighted.append(self.times(value, weight))
         return self.sum(weighted)
+
+
+def inverse(field: ExtensionField, element: Elements) -> Elements:
+    """Return an element's inverse, its power |F| - 2."""
+    result = field.scalar(1)
+    for bit in f"{field.base.modulus**field.degree - 2:b}":
+        result = field.multiply(result, result)
+        result = field.multiply(result, element) if bit == "1" else result
+    return result
 
 
 class MatrixShare:

@@ -48,7 +48,6 @@ class Definition:
     context: bytes
     client: int
     nonce: bytes
-    derives_last_lane: bool = False
 
     @property
     def bound(self) -> tuple[bytes, ...]:
@@ -71,7 +70,7 @@ class Definition:
             self.codewords.to_bytes(4, "big"),
             self.order.to_bytes(9, "big"),
             bytes([self.depth]),
-            bytes([self.derives_last_lane]),
+            bytes([not self.depth]),
         )
         rest = (self.blocks.to_bytes(8, "big"), bytes([server]))
         return derive(seed, self.context, bind(label, *self.bound, *shape, *rest))
@@ -105,7 +104,7 @@ class Definition:
     def explicit(self, seed: bytes, block: int, lane: int) -> int:
         """Return a lane of server 0 at depth 0: lane by lane within runs of blocks, one word after another."""
         key = self.stream_key("point-function-lanes", seed, 0)
-        sent = self.codewords - self.derives_last_lane
+        sent = self.codewords - 1
         first = block // RUN * RUN
         position = first * sent + lane * min(RUN, self.blocks - first) + block - first
         number, within = divmod(position * self.word_bits, 8 * BLOCK)
@@ -131,9 +130,7 @@ class Definition:
         within = lane * self.word_bits % (8 * BLOCK)
         return node >> (64 * (within // 64)) & 1
 
-    def generate(
-        self, hashed: Hash, alpha: int, beta: int, roots: tuple[int, int]
-    ) -> tuple[list[tuple[int, int]], list[int]]:
+    def generate(self, hashed: Hash, alpha: int, roots: tuple[int, int]) -> tuple[list[tuple[int, int]], list[int]]:
         """Return the correction words of both children, level by level, and the leaf's."""
         nodes = list(roots)
         leaf, lane = divmod(alpha, self.leaf_lanes)
@@ -151,7 +148,7 @@ class Definition:
         values = list[int]()
         leaves = [self.leaf(hashed, node) for node in nodes]
         for index, (one, other) in enumerate(zip(*leaves, strict=True)):
-            value = (beta if index == lane else 0) - one + other
+            value = (index == lane) - one + other
             values.append((-value if self.control_of_lane(nodes[1], index) else value) % self.order)
         return words, values
 
