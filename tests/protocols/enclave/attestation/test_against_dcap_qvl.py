@@ -248,8 +248,12 @@ def test_collateral_signed_again_is_judged_alike(self_made: ModuleType, roots: R
 
 _ROOT = "the root within a chain, in whose place dcap-qvl puts its own"
 _END = "text after a chain"
+_BETWEEN = "something other than a line break between two certificates"
 VENDOR_KNOWN = {
     "quote, in the last certificate": _ROOT,
+    "quote, behind a certificate": _BETWEEN,
+    "tcb_info_issuer_chain, behind a certificate": _BETWEEN,
+    "qe_identity_issuer_chain, behind a certificate": _BETWEEN,
     "tcb_info_issuer_chain, in the last certificate": _ROOT,
     "qe_identity_issuer_chain, in the last certificate": _ROOT,
     "tcb_info_issuer_chain, after the end": _END,
@@ -303,6 +307,9 @@ def altered(draw: random.Random, name: str, whole: Any) -> tuple[Any, str]:
         case _:
             place = draw.randrange(len(changed))
             changed[place] ^= 1 << draw.randrange(8)
-    root = (whole.encode() if isinstance(whole, str) else whole).rfind(b"-----BEGIN")
-    where = "after the end" if place >= len(whole) else "in the last certificate" if 0 <= root <= place else "before"
+    text = whole.encode() if isinstance(whole, str) else whole
+    where = "in the last certificate"
+    if not 0 <= text.rfind(b"-----BEGIN") <= place < len(text):
+        behind = text[:place].endswith(b"-----END CERTIFICATE-----")
+        where = "after the end" if place >= len(text) else "behind a certificate" if behind else "before"
     return changed.decode(errors="replace") if isinstance(whole, str) else bytes(changed), f"{name}, {where}"
