@@ -11,7 +11,6 @@ class InsecureSeededCoins:
     """An endless stream of coins that anybody who knows the seed can repeat."""
 
     def __init__(self, seed: bytes) -> None:
-        """Start the stream of this seed."""
         self._seed = seed
         self._draws = 0
 

@@ -133,7 +133,6 @@ class SyntheticUpdates:
 
     @property
     def values(self) -> int:
-        """Number of values of the model."""
         return self._shape[0] * _COLUMNS + _BIASES
 
     def update_of(self, number: int) -> dict[str, npt.NDArray[np.float32]]:
@@ -152,7 +151,6 @@ class SyntheticUpdates:
         }
 
     def payload_of(self, number: int) -> Payload:
-        """Encode the update of one client."""
         return self.codec.encode(self.update_of(number), SystemCoins())
 
     def ideal(self, contributors: Iterable[ClientId]) -> Aggregate:
@@ -201,7 +199,6 @@ class SyntheticUpdates:
 
     @property
     def l2_bounds(self) -> tuple[int, ...]:
-        """Bound on the length of any client's values, for each ring segment."""
         rings = [segment for segment in self.layout.segments if isinstance(segment, RingSegment)]
         return tuple(ceil(_PLAIN.clip * (1 << _PLAIN.fraction_bits) * sqrt(segment.length)) for segment in rings)
 
@@ -263,13 +260,11 @@ class WindowedInputs:
         self._stream = self._ring.from_integers(Ring(input_bits).lift(drawn))
 
     def payload_of(self, number: int) -> Payload:
-        """Return the input of one client; it is a view, and nobody writes to it."""
         return Payload(self.layout, (self._stream[number : number + self.values],))
 
     def is_sum_of(
         self, aggregate: Aggregate, contributors: Iterable[ClientId], deviations: Sequence[float] = ()
     ) -> bool:
-        """Whether a sum is exactly that of these clients' inputs, or with noise as near as that reaches."""
         clients = [*contributors]
         total = self._ring.sum((self.payload_of(client.value).values[0] for client in clients), self.values)
         if deviations:
@@ -278,5 +273,4 @@ class WindowedInputs:
 
     @property
     def l2_bounds(self) -> tuple[int, ...]:
-        """No input is longer than the stream."""
         return (isqrt(squared_norm(self._ring, self._stream)) + 1,)
