@@ -14,12 +14,11 @@ from secagg.crypto.prime_field import random_root
 from secagg.crypto.ring import Ring
 from secagg.crypto.secret import Secret
 from secagg.crypto.shamir import reconstruct, split
+from secagg.identifiers import ServerId
 from secagg.parameters import SecurityMode
 from secagg.protocols.pairwise_mask import Server, ServerState, Topology
 from secagg.simulation.synthetic_updates import WindowedInputs
-from tests.harness.pairwise_cohort import Cohort, Setting, gather, spread_dropouts
-from tests.harness.pairwise_measurement import MeasuredClient
-from tests.harness.pairwise_sessions import close_round, restored, stored, unmask
+from tests.harness.pairwise_sessions import InsecurePairwiseSession, SessionSetup, restored, stored, unmask
 from tests.harness.pairwise_traffic import bonawitz_bits, expansion
 
 LENGTH = 1 << 20
@@ -70,45 +69,40 @@ def _client_step(mode: SecurityMode) -> Iterator[Figure]:
     )
 
 
+def session_of(setup: SessionSetup, length: int, input_bits: int = 0) -> InsecurePairwiseSession:
+    """Return a session with inputs of so many bits, or of those that fill a ring of exactly 32."""
+    bits = input_bits or MODULUS_BITS - (setup.population - 1).bit_length()
+    inputs = WindowedInputs(input_bits=bits, length=length, clients=setup.population, seed=b"benchmark")
+    return InsecurePairwiseSession(
+        replace(setup, layout=inputs.layout),
+        payload_of=lambda client: inputs.payload_of(setup.client_ids.index(client)),
+    )
+
+
 def uploads_of(neighbours: int, length: int, mode: SecurityMode, threads: int = 1) -> Iterator[Callable[[], bytes]]:
     """Bring a full graph of clients to the point where each has its neighbours' shares, and return their steps."""
-    setting = Setting(mode=mode, topology=Topology.FULL, threads=threads)
-    server, clients = shared(cohort_of(neighbours + 1, length, setting))
-    return (partial(clients[outgoing.receiver.value - 1].answer, outgoing.message) for outgoing in close_round(server))
-
-
-def cohort_of(clients: int, length: int, setting: Setting, dropped: int = 0) -> Cohort:
-    """Make a cohort whose ring has exactly 32 bits; some clients may vanish before they upload."""
-    inputs = WindowedInputs(
-        input_bits=MODULUS_BITS - (clients - 1).bit_length(), length=length, clients=clients, seed=b"benchmark"
-    )
-    places = [ServerState.AWAITING_MASKED_INPUTS]
-    dropouts = spread_dropouts(clients, dropped, setting.mode, places)
-    return gather(inputs.payload_of, clients, capacity=inputs.capacity, dropouts=dropouts, setting=setting)
-
-
-def shared(cohort: Cohort) -> tuple[Server, tuple[MeasuredClient, ...]]:
-    """Have everybody advertise and share keys."""
-    server, clients = Server(cohort.plan), cohort.clients
-    for client in clients:
-        server.receive(client.client, client.answer(server.invitation))
-    for outgoing in close_round(server):
-        server.receive(outgoing.receiver, clients[outgoing.receiver.value - 1].answer(outgoing.message))
-    return server, clients
+    session = session_of(SessionSetup(population=neighbours + 1, mode=mode), length)
+    for client in session.client_ids:
+        member = session.member(client)
+        member.threads = threads
+        session.clients[client] = member.join(session.setup.subject, session.update_of(client))
+    session.reach(ServerState.AWAITING_MASKED_INPUTS)
+    return (partial(session.clients[sent.receiver].answer, sent.message) for sent in session.pending)
 
 
 def answered(clients: int, dropped: int, neighbours: int, length: int) -> Server:
     """Bring a session with dropouts before uploading to the point where nothing is left but to unmask."""
-    cohort = cohort_of(clients, length, Setting(corrupted=DROPPED), dropped)
-    configuration = replace(cohort.plan.configuration, degree=neighbours, threshold=neighbours // 2 + DROPPED + 1)
-    server, members = shared(replace(cohort, plan=replace(cohort.plan, configuration=configuration)))
-    gone = cohort.dropouts[ServerState.AWAITING_MASKED_INPUTS]
-    while server.state is not ServerState.AWAITING_UNMASKING_SHARES:
-        for outgoing in close_round(server):
-            if outgoing.receiver not in gone:
-                answer = members[outgoing.receiver.value - 1].answer(outgoing.message)
-                server.receive(outgoing.receiver, answer)
-    return server
+    setup = SessionSetup(population=clients, corrupted=DROPPED, dropped=dropped, topology=Topology.SPARSE)
+    session = session_of(setup, length)
+    plan = session.setup.plan(session.authority.public_key)
+    configuration = replace(plan.configuration, degree=neighbours, threshold=neighbours // 2 + DROPPED + 1)
+    session.server = Server(replace(plan, configuration=configuration))
+    session.pending = [replace(sent, message=session.server.invitation) for sent in session.pending]
+    session.reach(ServerState.AWAITING_MASKED_INPUTS)
+    session.drop(*(session.client_ids[turn * clients // dropped] for turn in range(dropped)))
+    session.reach(ServerState.AWAITING_UNMASKING_SHARES)
+    session.deliver(session.pending)
+    return session.server
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,13 +154,12 @@ def _server_unmask() -> Iterator[Figure]:
 def _traffic() -> Iterator[Figure]:
     """Count a client's bytes: in a full graph against the published formula, in a sparse one against its vector."""
     clients, length = 64, 1 << 14
-    inputs = WindowedInputs(input_bits=16, length=length, clients=clients, seed=b"benchmark")
     for mode, topology in ((SecurityMode.SEMI_HONEST, Topology.FULL), (SecurityMode.ACTIVE, Topology.SPARSE)):
-        setting = Setting(mode=mode, topology=topology, corrupted=clients // 20)
-        cohort = gather(inputs.payload_of, clients, capacity=inputs.capacity, dropouts={}, setting=setting)
-        rounds = cohort.run().rounds
-        sent = sum(figures.bytes_up for figures in rounds) / clients
-        both = sent + sum(figures.bytes_down for figures in rounds) / clients
+        setup = SessionSetup(population=clients, corrupted=clients // 20, dropped=0, mode=mode, topology=topology)
+        session = session_of(setup, length, input_bits=16)
+        session.finish()
+        sent = sum(len(each.message) for each in session.log if each.receiver == ServerId()) / clients
+        both = sum(len(each.message) for each in session.log) / clients
         size = f"{topology.value} graph of {clients}"
         if topology is Topology.FULL:
             formula = bonawitz_bits(clients, length) / 8
@@ -176,7 +169,7 @@ def _traffic() -> Iterator[Figure]:
             excess = (both - formula) / (clients - 1)
             yield Figure(name="the difference for each neighbour", value=excess, unit="bytes", note="32 are tags")
         else:
-            vector, degree = inputs.layout.payload_bytes, cohort.plan.configuration.degree
+            vector, degree = session.setup.layout.payload_bytes, session.server.configuration.degree
             each = (sent - vector) / degree
             yield Figure(name=f"sent beyond the vector for each neighbour, {size}", value=each, unit="bytes")
     for clients, log2_length in ((1 << 10, 20), (1 << 14, 24)):

@@ -87,10 +87,7 @@ class ClientState(StrEnum):
 
 
 CLIENT_TRANSITIONS: Final[Transitions[ClientState]] = {
-    ClientState.AWAITING_OFFER: (
-        MessageKind.SESSION_OFFER,
-        frozenset({ClientState.AWAITING_ADVERTISED_KEYS}),
-    ),
+    ClientState.AWAITING_OFFER: (MessageKind.SESSION_OFFER, frozenset({ClientState.AWAITING_ADVERTISED_KEYS})),
     ClientState.AWAITING_ADVERTISED_KEYS: (
         MessageKind.ADVERTISED_KEYS,
         frozenset({ClientState.AWAITING_DELIVERED_SHARES}),
@@ -100,14 +97,8 @@ CLIENT_TRANSITIONS: Final[Transitions[ClientState]] = {
         # A client that cannot use an edge answers with a complaint, and is out.
         frozenset({ClientState.AWAITING_SURVIVOR_SET, ClientState.AWAITING_UNMASKING_REQUEST, ClientState.ABORTED}),
     ),
-    ClientState.AWAITING_SURVIVOR_SET: (
-        MessageKind.SURVIVOR_SET,
-        frozenset({ClientState.AWAITING_UNMASKING_REQUEST}),
-    ),
-    ClientState.AWAITING_UNMASKING_REQUEST: (
-        MessageKind.UNMASKING_REQUEST,
-        frozenset({ClientState.COMPLETED}),
-    ),
+    ClientState.AWAITING_SURVIVOR_SET: (MessageKind.SURVIVOR_SET, frozenset({ClientState.AWAITING_UNMASKING_REQUEST})),
+    ClientState.AWAITING_UNMASKING_REQUEST: (MessageKind.UNMASKING_REQUEST, frozenset({ClientState.COMPLETED})),
 }
 """Any failure leads to ``ABORTED`` as well."""
 

@@ -1,8 +1,8 @@
 """State of a client between two messages, and its encoding, from which another process resumes the client.
 
-Of the public data a record holds the offer and the roster that was shown, which are read and checked again by the
-functions of the rounds. Of the secrets it holds no more than the client itself still has: before it shares keys the
-coins from which its keys follow, after the upload its neighbours' shares alone. It never holds the input.
+A record holds the offer and the roster, which are checked again when it is resumed. Of the secrets it holds no more
+than the client itself still has: until the upload the coins from which its keys follow, then its neighbours' shares
+alone. It never holds the input.
 
 Security: a record is a copy, which a ``Client`` never makes of itself otherwise. Each is numbered, and resumed once:
     ``Recorder.claim`` claims the number in a ``Latch`` before anything but its head is read. Seal records as well, so
@@ -65,7 +65,6 @@ class RecordedCoins(Confined):
         self._replayed, self._remembers = 0, True
 
     def replay(self, drawn: list[Secret]) -> None:
-        """Draw these first."""
         self.drawn = drawn
 
     def draw(self, count: int) -> bytearray:
@@ -99,7 +98,6 @@ class Recorder(Confined):
     """What a client remembers in addition to its step so that it can be suspended, and the latch of its records."""
 
     def __init__(self, latch: Latch, coins: Coins) -> None:
-        """Remember nothing yet."""
         self.coins = RecordedCoins(coins)
         self.offer = self.advertised_keys = b""
         self._latch, self._plain, self._name, self._number = latch, coins, b"", 0
@@ -233,21 +231,13 @@ class ClientRecord:
 
     @staticmethod
     def head_of(record: Secret) -> tuple[bytes, int, int]:
-        """Return the name of a record's session in the latch, the record's number, and the number of its client.
-
-        Raises:
-            MalformedMessage: it is not a record.
-        """
+        """Return the name of a record's session in the latch, the record's number, and the number of its client."""
         reader = Reader(bytes(record.expose()[_LENGTH_BYTES:_HEAD_END]), MessageKind.CLIENT_SNAPSHOT)
         return reader.fixed(NAME_BYTES), reader.integer(4), reader.integer(8)
 
     @classmethod
     def decode(cls, record: Secret) -> ClientRecord:
-        """Read a record back; its secrets are copies.
-
-        Raises:
-            MalformedMessage: it is not a record.
-        """
+        """Read a record back; its secrets are copies."""
         view = record.expose()
         end = _LENGTH_BYTES + int.from_bytes(view[:_LENGTH_BYTES], "big")
         reader = Reader(bytes(view[_LENGTH_BYTES:end]), MessageKind.CLIENT_SNAPSHOT)
@@ -331,7 +321,6 @@ def _step_of(record: ClientRecord, member: PairwiseMember, configuration: Sessio
     """Return the step; the coins are those of the record, as far as any are left.
 
     Raises:
-        MalformedMessage: the record contradicts itself.
         PeerError, InvalidParameters: what the server said then is refused now.
     """
     if record.state is ClientState.AWAITING_ADVERTISED_KEYS:

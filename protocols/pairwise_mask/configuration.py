@@ -27,7 +27,15 @@ from secagg.session.certificates import IDENTITY_KEY_BYTES
 from secagg.wire import MessageKind, Reader, Writer
 
 from .floors import ClientFloors
-from .graph import LEAST_DEGREE, MAXIMUM_POPULATION, Graph, Topology, least_threshold, require_committee
+from .graph import (
+    LEAST_DEGREE,
+    MAXIMUM_POPULATION,
+    Graph,
+    Topology,
+    least_threshold,
+    require_committee,
+    require_number,
+)
 
 if TYPE_CHECKING:
     from secagg.privacy.client_noise import ClientNoise, NoiseSettings
@@ -91,24 +99,24 @@ class SessionConfiguration(Message):
 
     def __post_init__(self) -> None:
         self._check_types()
-        require_range("round_number", self.round_number, 0, (1 << 64) - 1)
-        require_range("attempt", self.attempt, 0, (1 << 32) - 1)
-        require_range("maximum_population", self.maximum_population, LEAST_COHORT, MAXIMUM_POPULATION)
-        require_range("minimum_cohort", self.minimum_cohort, LEAST_COHORT, self.maximum_population)
-        require_range("maximum_weight", self.maximum_weight, 1, (1 << 32) - 1)
-        require_range("check_words", self.check_words, LEAST_CHECK_WORDS, _CHECK_BITS)
+        require_number("round_number", self.round_number, 0, (1 << 64) - 1)
+        require_number("attempt", self.attempt, 0, (1 << 32) - 1)
+        require_number("maximum_population", self.maximum_population, LEAST_COHORT, MAXIMUM_POPULATION)
+        require_number("minimum_cohort", self.minimum_cohort, LEAST_COHORT, self.maximum_population)
+        require_number("maximum_weight", self.maximum_weight, 1, (1 << 32) - 1)
+        require_number("check_words", self.check_words, LEAST_CHECK_WORDS, _CHECK_BITS)
         require_capacity(self.maximum_total_weight, MAXIMUM_WEIGHT)
         most = self.maximum_population - 1
         match self.topology:
             case Topology.FULL:
-                require_range("degree of a full graph", self.degree, 0, 0)
-                require_range("maximum_population of a full graph", self.maximum_population, LEAST_COHORT, MAX_HOLDERS)
+                require_number("degree of a full graph", self.degree, 0, 0)
+                require_number("maximum_population of a full graph", self.maximum_population, LEAST_COHORT, MAX_HOLDERS)
             case Topology.SPARSE:
-                require_range("degree", self.degree, LEAST_DEGREE, min(most, MAX_HOLDERS))
+                require_number("degree", self.degree, LEAST_DEGREE, min(most, MAX_HOLDERS))
                 if self.degree % 2:
                     raise InvalidParameters(f"the degree of a sparse graph is even; got {self.degree}")
                 most = self.degree
-        require_range("threshold", self.threshold, LEAST_THRESHOLD, most)
+        require_number("threshold", self.threshold, LEAST_THRESHOLD, most)
         self._check_certification()
         self._check_streams()
         digest = hashlib.sha256(bind(Label.CONFIGURATION, self.encode())).digest()
@@ -135,13 +143,13 @@ class SessionConfiguration(Message):
     def _check_certification(self) -> None:
         match self.mode:
             case SecurityMode.SEMI_HONEST:
-                require_range("committee_size in semi_honest mode", self.committee_size, 0, 0)
-                require_range("quorum in semi_honest mode", self.quorum, 0, 0)
+                require_number("committee_size in semi_honest mode", self.committee_size, 0, 0)
+                require_number("quorum in semi_honest mode", self.quorum, 0, 0)
                 if self.authority != NO_AUTHORITY:
                     raise InvalidParameters("semi_honest mode has no authority; leave it zero, or use active mode")
             case SecurityMode.ACTIVE:
-                require_range("committee_size", self.committee_size, 0, self.maximum_population)
-                require_range("quorum", self.quorum, 1, self.committee_size or self.maximum_population)
+                require_number("committee_size", self.committee_size, 0, self.maximum_population)
+                require_number("quorum", self.quorum, 1, self.committee_size or self.maximum_population)
                 if self.authority == NO_AUTHORITY:
                     raise InvalidParameters(
                         "active mode needs an authority that the server does not control; without one the server can "
@@ -207,7 +215,7 @@ class SessionConfiguration(Message):
         Raises:
             InvalidParameters: too few or too many clients, a threshold or a quorum that does not protect them.
         """
-        require_range("population", population, self.minimum_cohort, self.maximum_population)
+        require_number("population", population, self.minimum_cohort, self.maximum_population)
         degree = self.degree_among(population)
         if degree >= population:
             raise InvalidParameters(f"{population} clients cannot have {degree} neighbours each; plan for fewer")
@@ -490,12 +498,6 @@ def entry_digest(client: ClientId, entry: bytes) -> bytes:
 
 
 # --- Checks -----------------------------------------------------------------------------------------------------------
-
-
-def require_range(name: str, value: object, least: int, greatest: int) -> None:
-    """Require an integer in a range."""
-    if type(value) is not int or not least <= value <= greatest:
-        raise InvalidParameters(f"{name} is an integer in {least}..{greatest}; got {value!r}")
 
 
 def require_context(

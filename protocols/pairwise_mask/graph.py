@@ -1,16 +1,9 @@
 """Graph of a session, and the neighbours, shares and committee that corrupted and dropped clients require.
 
-Neighbours and committee of each client are drawn from a public seed and recomputed by every client. Everything here is
-public. A position is a client's index in the strictly increasing list of advertisers. A graph therefore says nothing
-about identities, and nobody has to be told its neighbours.
-
-The assumptions are counts, not fractions, and corruption is static: a server that drops honest clients raises the
-fraction of corrupted ones, and a client that assumes a fraction would follow it. The corrupted clients are fixed before
-the graph seed is known; the server chooses the dropouts wherever the rule is split-proof.
-
-Every probability here is that of one drawn graph. A server without a public beacon can try as many graphs as it can
-make rosters, by leaving clients out and by having a corrupted client sign other keys, at some 30 us each. The tries
-multiply the probability, so in ``active`` mode the least is 100 bits: 2^60 tries leave 2^-40.
+A position is a client's index in the strictly increasing list of advertisers. The assumptions are counts, not
+fractions: a server that drops honest clients raises the fraction of corrupted ones, and a client that assumes a
+fraction would follow it. The corrupted clients are fixed before the seed of the graph is known. Every probability is
+that of one drawn graph; the README says what a server gains by trying many.
 
 All events are about drawing neighbours or members without replacement, so they are tails of hypergeometric
 distributions, computed in logarithms. Every computed tail is raised by more than its rounding error, so that rounding
@@ -63,11 +56,8 @@ class Topology(StrEnum):
 class Graph:
     """Neighbours of each client, over positions 0..population-1 in the sorted list of clients.
 
-    A sparse graph joins each client to the ``degree`` / 2 clients before it and after it on a ring. The order of the
-    clients on the ring is a Fisher-Yates shuffle: begin with 0, 1, ..., population-1; for i from population-1 down to 1
-    draw j from 0..i and exchange the entries at i and j. To draw from 0..i, take the next word of the stream, keep its
-    lowest b bits, where b is the bit length of i, and start over while that exceeds i; every value is equally likely.
-    The stream is SHAKE-256 of ``bind(Label.GRAPH_PERMUTATION, seed)``, cut into words of 4 bytes, big-endian.
+    A sparse graph joins each client to the ``degree`` / 2 clients before it and after it on a ring, whose order is a
+    Fisher-Yates shuffle by the words of the seed.
 
     Implements: [BIK+17] (full); [BBG+20] (sparse), with a Harary graph in a random order.
     Security: the seed must not be known before the advertisers are fixed; otherwise somebody can choose a victim and
@@ -112,13 +102,7 @@ class Graph:
         return _on_ring(self.seed, self.population, self.degree, position)
 
     def point_of(self, holder: int, dealer: int) -> int:
-        """Return the point at which ``holder`` keeps the shares of its neighbour ``dealer``.
-
-        It is the place of the holder among the dealer's neighbours, counted from 1.
-
-        Raises:
-            Misuse: the two are not neighbours.
-        """
+        """Return the point of a holder's shares: its place among the dealer's neighbours, counted from 1."""
         self._require_positions(holder, dealer)
         if self.topology is Topology.FULL and holder != dealer:
             return holder + (holder < dealer)
@@ -131,12 +115,8 @@ class Graph:
     def sends_edge_seed(self, position: int, neighbour: int) -> bool:
         """Say whether ``position``, and not ``neighbour``, sends the seed of the edge between the two.
 
-        On a ring a client sends to the neighbours after it and receives from those before it. In a full graph the ring
-        is that of the positions, and of two clients half a ring apart the one at the lower position sends. So nobody
-        sends more than half of its edges, but for that one.
-
-        Raises:
-            Misuse: the two are not neighbours.
+        On a ring a client sends to the neighbours after it. In a full graph the ring is that of the positions, and of
+        two clients half a ring apart the one at the lower position sends.
         """
         self._require_positions(position, neighbour)
         if self.topology is Topology.FULL:
@@ -151,11 +131,7 @@ class Graph:
         return after <= reach
 
     def committee(self, size: int) -> tuple[int, ...]:
-        """Return the positions of a random committee, ascending; a committee of ``population`` is everyone.
-
-        Members are drawn from 0..population-1 as the shuffle draws, from SHAKE-256 of ``bind(Label.COMMITTEE, seed)``;
-        a position that is a member already is skipped, until there are ``size`` members.
-        """
+        """Return the positions of a random committee, ascending; a committee of ``population`` is everyone."""
         if type(size) is not int or not 1 <= size <= self.population:
             raise InvalidParameters(f"a committee of {self.population} clients has 1..{self.population}; got {size!r}")
         if size == self.population:
@@ -187,10 +163,7 @@ def _on_ring(seed: bytes, population: int, degree: int, position: int) -> tuple[
 
 @lru_cache(maxsize=_CACHED_RINGS)
 def _ring(seed: bytes, population: int) -> tuple[array[int], array[int]]:
-    """Return the positions in the order of the ring, and the place of each position on it.
-
-    Both are public. They are shared by all graphs of one seed, since a simulation holds thousands of clients.
-    """
+    """Return the positions in the order of the ring, and the place of each position on it, once for each seed."""
     words = _words(Label.GRAPH_PERMUTATION, seed)
     order = array("I", range(population))
     for i in range(population - 1, 0, -1):
@@ -237,12 +210,8 @@ units in the last place (1.9e-9), and the terms left out of a sum are less than 
 def threshold_in(mode: SecurityMode, degree: int, corrupted: int, window: int) -> int:
     """Return the threshold of a sparse graph for a number of neighbours.
 
-    In ``semi_honest`` mode t = c + 1: corrupted neighbours alone cannot reconstruct.
-
-    In ``active`` mode t = k / 2 + h + 1: whichever survivors the server chooses, every sum that is revealed covers all
-    honest ones; the README says why. This takes survivors that all honest clients agree upon, and uploads whose masks
-    are the agreed ones. It is never below (k + c) / 2 + 1, at which nobody's two secrets are both reconstructed even
-    where no certificate stands between.
+    In ``semi_honest`` mode t = c + 1: corrupted neighbours alone cannot reconstruct. In ``active`` mode t = k / 2 + h +
+    1: whichever survivors the server chooses, every sum that is revealed covers all honest ones; the README says why.
 
     Args:
         corrupted: how many of them no client has more corrupted of.
@@ -375,7 +344,7 @@ def corrupted_members(population: int, corrupted: int, size: int, bits: int) -> 
 def _most_drawn(total: int, marked: int, drawn: int, log_probability: float) -> int:
     """Return the least bound that the number of marked ones among the drawn exceeds with this probability at most.
 
-    Cached because thousands of clients in one process ask for the same session.
+    Cached for simulations of thousands of clients.
     """
     return bisect_left(
         range(min(marked, drawn)),
@@ -425,5 +394,5 @@ def _log_choose(a: int, b: int) -> float:
 def require_number(name: str, value: object, least: int, greatest: int | None = None) -> None:
     """Require an integer in a range."""
     if type(value) is not int or value < least or (greatest is not None and value > greatest):
-        within = f"is at least {least}" if greatest is None else f"is in {least}..{greatest}"
+        within = f"is at least {least}" if greatest is None else f"is an integer in {least}..{greatest}"
         raise InvalidParameters(f"{name} {within}; got {value!r}")

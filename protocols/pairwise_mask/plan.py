@@ -8,7 +8,6 @@ from itertools import chain
 from math import log
 from typing import Final
 
-from secagg.contract import Layout
 from secagg.crypto.entropy import Coins
 from secagg.crypto.secret import draw_exactly
 from secagg.errors import InvalidParameters
@@ -25,7 +24,6 @@ from .configuration import (
     SessionConfiguration,
     commit_to_opening,
     noise_of,
-    require_range,
 )
 from .graph import (
     LEAST_DEGREE,
@@ -107,8 +105,6 @@ def find_neighbourhood(assumptions: Assumptions, mode: SecurityMode) -> Neighbou
 
     Implements: [BBG+20], with a union bound over the actual neighbours (n - 1, not n) and, in ``active`` mode, this
         library's own rule.
-    Raises:
-        InvalidParameters: no sparse graph does; the message says what to relax.
     """
     population, corrupted, dropped = assumptions.population, assumptions.corrupted, assumptions.dropped
     privacy, correctness = assumptions.privacy_bits, assumptions.correctness_bits
@@ -138,9 +134,6 @@ def find_committee(assumptions: Assumptions) -> Committee:
     """Return the smallest committee whose certificates cannot contradict each other; in a small population, everyone.
 
     Two certificates of tau signatures share an honest signer if 2 tau > q + c, where c of the q are corrupted.
-
-    Raises:
-        InvalidParameters: not even everyone can certify anything; the message says what to relax.
     """
     population, corrupted, dropped = assumptions.population, assumptions.corrupted, assumptions.dropped
     smallest = population if population <= LARGEST_WHOLE_COMMITTEE else LEAST_COMMITTEE
@@ -175,106 +168,66 @@ class SessionPlan:
     privacy_bits: int
 
 
-def plan_session(  # noqa: PLR0913 -- a session has that many properties; most have defaults
-    layout: Layout,
-    coins: Coins,
-    *,
-    population: int,
-    corrupted: int,
-    dropped: int,
-    late: int = 0,
-    mode: SecurityMode = SecurityMode.ACTIVE,
-    suite: Suite = Suite.CLASSIC,
-    topology: Topology = Topology.SPARSE,
-    authority: bytes = NO_AUTHORITY,
-    minimum_cohort: int | None = None,
-    maximum_weight: int = 1,
-    privacy_bits: int | None = None,
-    correctness_bits: int = CORRECTNESS_BITS,
-    check_words: int = LEAST_CHECK_WORDS,
-    task: bytes = b"federated training",
-    model_digest: bytes = NO_DIGEST,
-    round_number: int = 0,
-    attempt: int = 0,
-    application_digest: bytes = NO_DIGEST,
-    capacity: int | None = None,
+def plan_session(
+    subject: Subject, settings: PairwiseSettings, population: int, coins: Coins, authority: bytes = NO_AUTHORITY
 ) -> SessionPlan:
     """Choose parameters that are safe, and that survive the dropouts they are planned for.
 
     Args:
-        layout: what one update consists of; rings only.
-        coins: for the nonce and the server's share in the graph seed.
         population: how many clients are invited.
-        corrupted: how many of them the plan withstands, counted absolutely.
-        dropped: how many may drop out, in any round.
-        late: how many more may fail to advertise at all.
-        minimum_cohort: the least number of contributors whose sum is released; by default what the dropouts leave.
-        maximum_weight: the largest weight of one client.
-        privacy_bits: the chance that one drawn graph betrays a client is 2^-privacy_bits at most; by default the least
-            that the mode allows: 100 in ``active`` mode, where the server is granted 2^60 tries, and 40 in
-            ``semi_honest`` mode.
-        capacity: the largest total weight that the codec can decode; more clients are refused before they upload.
+        coins: for the nonce and the server's share in the graph seed.
+        authority: the public key of who certifies clients; for active mode.
 
     Raises:
         InvalidParameters: no such session is safe; the message says what to relax.
     """
-    if capacity is not None and population * maximum_weight > capacity:
-        raise InvalidParameters(
-            f"{population} clients that weigh up to {maximum_weight} add up to more than the codec's capacity of "
-            f"{capacity}; take a wider ring, or invite fewer"
-        )
+    mode, corrupted, dropped, late = settings.mode, settings.corrupted, settings.dropped, settings.late
     for name, value in (("population", population), ("corrupted", corrupted), ("dropped", dropped), ("late", late)):
-        require_range(name, value, 0, MAXIMUM_POPULATION)
-    if privacy_bits is None:
-        privacy_bits = least_privacy_bits(mode)
-    require_range(f"privacy_bits in {mode} mode", privacy_bits, least_privacy_bits(mode), MAXIMUM_BITS)
+        require_number(name, value, 0, MAXIMUM_POPULATION)
+    if population * settings.maximum_weight > subject.capacity:
+        raise InvalidParameters(
+            f"{population} clients that weigh up to {settings.maximum_weight} add up to more than the codec's capacity "
+            f"of {subject.capacity}; take a wider ring, or invite fewer"
+        )
+    bits = settings.least_bits
+    require_number(f"privacy_bits in {mode} mode", bits, least_privacy_bits(mode), MAXIMUM_BITS)
     least = population - late
-    if minimum_cohort is None:
-        minimum_cohort = max(LEAST_COHORT, least - dropped)
-    if minimum_cohort > max(LEAST_COHORT, least - dropped):
+    stay = max(LEAST_COHORT, least - dropped)
+    minimum_cohort = stay if settings.minimum_cohort is None else settings.minimum_cohort
+    if minimum_cohort > stay:
         raise InvalidParameters(
             f"minimum_cohort is {minimum_cohort}, and of {population} clients {late} late and {dropped} dropped ones "
             f"leave {least - dropped}; lower it, or plan for fewer"
         )
     degree, threshold, committee_size, quorum = graph_parameters(
-        topology,
-        mode,
-        # Corrupted neighbours are more likely the fewer clients there are, so this end is planned for.
-        Assumptions(
-            population=least,
-            corrupted=min(corrupted, least - 1),
-            dropped=dropped,
-            privacy_bits=privacy_bits,
-            correctness_bits=correctness_bits,
-        ),
-        population,
+        settings.topology, mode, settings.assumed(population), population
     )
     opening = bytes(draw_exactly(OPENING_BYTES, coins))
     configuration = SessionConfiguration(
-        task=task,
-        model_digest=model_digest,
-        round_number=round_number,
-        attempt=attempt,
+        task=subject.task,
+        model_digest=subject.model_digest or NO_DIGEST,
+        round_number=subject.round_number,
+        attempt=settings.attempt,
         mode=mode,
-        suite=suite,
-        topology=topology,
+        suite=settings.suite,
+        topology=settings.topology,
         degree=degree,
         threshold=threshold,
         committee_size=committee_size,
         quorum=quorum,
         minimum_cohort=minimum_cohort,
         maximum_population=population,
-        maximum_weight=maximum_weight,
-        layout=layout,
-        check_words=check_words,
-        application_digest=application_digest,
-        authority=authority,
+        maximum_weight=settings.maximum_weight,
+        layout=subject.layout,
+        check_words=settings.check_words,
+        application_digest=settings.bound_to(subject.terms_digest, corrupted),
+        authority=authority if mode is SecurityMode.ACTIVE else NO_AUTHORITY,
         graph_commitment=commit_to_opening(opening),
         server_nonce=bytes(draw_exactly(DIGEST_BYTES, coins)),
     )
     for advertised in {least, population}:
-        configuration.require_population(advertised, corrupted=corrupted, privacy_bits=privacy_bits, dropped=dropped)
-    return SessionPlan(configuration, opening, corrupted, dropped, privacy_bits)
+        configuration.require_population(advertised, corrupted=corrupted, privacy_bits=bits, dropped=dropped)
+    return SessionPlan(configuration, opening, corrupted, dropped, bits)
 
 
 def graph_parameters(
@@ -332,7 +285,6 @@ def _require_fewer(
 
 
 def _sparse(mode: SecurityMode, assumptions: Assumptions, invited: int) -> tuple[int, int, int, int]:
-    """Return degree, threshold, committee size and quorum of a sparse graph."""
     neighbourhood = find_neighbourhood(assumptions, mode)
     if mode is SecurityMode.SEMI_HONEST:
         return neighbourhood.degree, neighbourhood.threshold, 0, 0
@@ -344,7 +296,6 @@ def _sparse(mode: SecurityMode, assumptions: Assumptions, invited: int) -> tuple
 
 
 def _full(mode: SecurityMode, assumptions: Assumptions, invited: int) -> tuple[int, int, int, int]:
-    """Return degree, threshold, committee size and quorum of a full graph."""
     # In semi_honest mode corrupted + 1 would do; half of the clients protects more and costs little.
     colluding = assumptions.corrupted if mode is SecurityMode.ACTIVE else 0
     threshold = max(LEAST_THRESHOLD, (invited + colluding) // 2 + 1, assumptions.corrupted + 1)
@@ -363,7 +314,7 @@ def _full(mode: SecurityMode, assumptions: Assumptions, invited: int) -> tuple[i
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PairwiseSettings(BudgetedNoise):
-    """Plan of a session; ``plan_session`` explains each number."""
+    """Plan of a session."""
 
     mode: SecurityMode = SecurityMode.ACTIVE
     suite: Suite = Suite.CLASSIC
@@ -371,23 +322,24 @@ class PairwiseSettings(BudgetedNoise):
     population: int | None = None
     """Number of invited clients, where the platform does not say whom."""
     corrupted: int = 0
+    """How many of them the plan withstands, counted absolutely."""
     dropped: int = 0
+    """How many may drop out, in any round."""
     late: int = 0
+    """How many more may fail to advertise at all."""
     minimum_cohort: int | None = None
+    """The least number of contributors whose sum is released; by default what the dropouts leave."""
     maximum_weight: int = 1
     privacy_bits: int | None = None
+    """The chance that one drawn graph betrays a client is 2^-privacy_bits at most; by default the mode's least."""
     correctness_bits: int = CORRECTNESS_BITS
     check_words: int = LEAST_CHECK_WORDS
     attempt: int = 0
 
     def plan(self, subject: Subject, population: int, authority: bytes, coins: Coins) -> SessionPlan:
-        """Choose the parameters of one session.
-
-        Raises:
-            InvalidParameters: no such session is safe; the message says what to relax.
-            CapacityExceeded: a ring does not hold a sum with its noise.
-        """
-        plan = self._plan(subject, population, authority, coins)
+        """Plan a session with the graph that few clients need, and see that its rings hold the noise."""
+        topology = self._topology_for(self.assumed(population), population)
+        plan = plan_session(subject, replace(self, topology=topology), population, coins, authority)
         noise_of(plan.configuration, self, self.corrupted)
         return plan
 
@@ -397,7 +349,7 @@ class PairwiseSettings(BudgetedNoise):
         if self.minimum_cohort is not None and self.minimum_cohort > max(LEAST_COHORT, stay):
             return False
         try:
-            assumed = self._assumed(population)
+            assumed = self.assumed(population)
             graph_parameters(self._topology_for(assumed, population), self.mode, assumed, population)
         except InvalidParameters:
             return False
@@ -414,36 +366,17 @@ class PairwiseSettings(BudgetedNoise):
                     return Topology.FULL
         return self.topology
 
-    def _assumed(self, population: int) -> Assumptions:
+    @property
+    def least_bits(self) -> int:
+        """``privacy_bits``, or what the mode asks for at least."""
+        return least_privacy_bits(self.mode) if self.privacy_bits is None else self.privacy_bits
+
+    def assumed(self, population: int) -> Assumptions:
+        """Return what so many clients have to withstand: the fewer there are, the more corrupted neighbours one has."""
         return Assumptions(
             population=population - self.late,
             corrupted=min(self.corrupted, population - self.late - 1),
             dropped=self.dropped,
-            privacy_bits=least_privacy_bits(self.mode) if self.privacy_bits is None else self.privacy_bits,
+            privacy_bits=self.least_bits,
             correctness_bits=self.correctness_bits,
-        )
-
-    def _plan(self, subject: Subject, population: int, authority: bytes, coins: Coins) -> SessionPlan:
-        return plan_session(
-            subject.layout,
-            coins,
-            population=population,
-            corrupted=self.corrupted,
-            dropped=self.dropped,
-            late=self.late,
-            mode=self.mode,
-            suite=self.suite,
-            topology=self._topology_for(self._assumed(population), population),
-            authority=authority if self.mode is SecurityMode.ACTIVE else NO_AUTHORITY,
-            minimum_cohort=self.minimum_cohort,
-            maximum_weight=self.maximum_weight,
-            privacy_bits=self.privacy_bits,
-            correctness_bits=self.correctness_bits,
-            check_words=self.check_words,
-            task=subject.task,
-            model_digest=subject.model_digest or NO_DIGEST,
-            round_number=subject.round_number,
-            attempt=self.attempt,
-            application_digest=self.bound_to(subject.terms_digest, self.corrupted),
-            capacity=subject.capacity,
         )

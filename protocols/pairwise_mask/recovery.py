@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from hmac import compare_digest
@@ -40,19 +40,11 @@ from .suites import MaskKeys, SharedSecret, commit_to_self_mask, key_suite
 class Transcript:
     """Uploads with their masks, and the masks that an observer can compute.
 
-    Take from every honest upload the masks that the observer knows. Then client i's upload holds its input, its self
-    mask if that is unknown, and the unknown pairwise masks that i added; the one of i and j stands in both uploads with
-    opposite signs if both of them added it, and in one upload otherwise. Join two clients if an unknown mask stands in
-    both of their uploads. Over a connected component these masks cancel, and over no part of it; the component is open
-    if no other unknown mask stands in it.
+    Join two clients if an unknown pairwise mask stands in both of their uploads. Over a connected component these masks
+    cancel, and over no part of it; it is open if no other unknown mask stands in it. The observer learns the sum over
+    each open component and nothing else (``proofs/coq/masks.v``), for masks that are uniform and independent.
 
-    The observer learns the sum over each open component and nothing else: two vectors of inputs with equal sums over
-    the open components give the same distribution of what it sees. This holds in every group, for masks that are
-    uniform and independent; that expanded seeds look like such masks is the assumption on the cipher. The sum over a
-    set of honest clients is therefore revealed exactly if the set is a union of open components.
-
-    A party that reconstructed a secret knows it, and so does one that could have: a secret counts as known as soon as
-    ``threshold`` of its shares were seen, those of corrupted holders included.
+    A secret counts as known as soon as ``threshold`` of its shares were seen, those of corrupted holders included.
     """
 
     masked_with: Mapping[ClientId, frozenset[ClientId]]
@@ -254,12 +246,10 @@ class Recovery:
             edge = self._relayed[sender].entry_to(receiver).edge
             ends = (clients[sender], clients[receiver])
             if seed is None or not self._suite.check_revealed_seed(seed, *ends, self._roster.context, edge):
-                raise PeerMisbehaved(
-                    f"the seed of the edge from {ends[0]} to {ends[1]} is not the one that {ends[0]} committed to",
-                    reason=Reason.COMMITMENT_MISMATCH,
-                    culprits=self._settled.said_by(sender),
-                    round_name=ROUND,
-                ) from error
+                sentence = (
+                    f"the seed of the edge from {ends[0]} to {ends[1]} is not the one that {ends[0]} committed to"
+                )
+                raise _fault(sentence, self._settled.said_by(sender)) from error
             return seed
 
     def _seed_by_root(self, dropped: int, neighbour: int, keys: MaskKeys) -> Secret:
@@ -387,33 +377,22 @@ class Recovery:
 
     def _unsigned_shares(self, sentence: str, positions: set[int]) -> PeerMisbehaved:
         culprits = {party for position in positions for party in self._settled.said_by(position)}
-        return PeerMisbehaved(sentence, reason=Reason.COMMITMENT_MISMATCH, culprits=culprits, round_name=ROUND)
+        return _fault(sentence, culprits)
 
     def _judge_edges(self) -> Iterator[PeerMisbehaved]:
         for sender, receivers in sorted(self._bad_edges.items()):
-            yield PeerMisbehaved(
+            yield _fault(
                 f"{self._roster.clients[sender]} sealed unusable seeds to {len(receivers)} of its neighbours, or "
                 "committed to others than its root gives",
-                reason=Reason.COMMITMENT_MISMATCH,
-                culprits=self._settled.said_by(sender),
-                round_name=ROUND,
+                self._settled.said_by(sender),
             )
         for position in sorted(self._false_complaints):
-            yield PeerMisbehaved(
-                f"{self._roster.clients[position]} complained of a seed that it could use",
-                reason=Reason.EDGE_UNUSABLE,
-                culprits=self._settled.said_by(position),
-                round_name=ROUND,
-            )
+            sentence = f"{self._roster.clients[position]} complained of a seed that it could use"
+            yield _fault(sentence, self._settled.said_by(position), Reason.EDGE_UNUSABLE)
 
     def _wrong_shares(self, dealer: int, secret: SharedSecret, culprits: set[Party]) -> PeerMisbehaved:
         client = self._roster.clients[dealer]
-        return PeerMisbehaved(
-            f"shares of the {secret.value.decode()} of {client} do not give what it committed to",
-            reason=Reason.COMMITMENT_MISMATCH,
-            culprits=culprits,
-            round_name=ROUND,
-        )
+        return _fault(f"shares of the {secret.value.decode()} of {client} do not give what it committed to", culprits)
 
     # --- Who ----------------------------------------------------------------------------------------------------------
 
@@ -426,6 +405,10 @@ class Recovery:
     def _masked_with(self, dropped: int) -> list[int]:
         neighbours = self._roster.graph.neighbours(dropped)
         return [position for position in neighbours if position in self._settled.contributors]
+
+
+def _fault(sentence: str, culprits: Iterable[Party], reason: Reason = Reason.COMMITMENT_MISMATCH) -> PeerMisbehaved:
+    return PeerMisbehaved(sentence, reason=reason, culprits=culprits, round_name=ROUND)
 
 
 def _combine(shown: Sequence[_Shown], threshold: int, secret: SharedSecret) -> Secret:
@@ -471,11 +454,7 @@ def count_revealed_sets(settled: Settled) -> frozenset[frozenset[ClientId]]:
 
 
 def release_sum(settled: Settled, total: MaskedVector) -> Aggregate:
-    """Return a sum from which every mask was removed, if it agrees with its check words and with who contributed.
-
-    Raises:
-        PeerMisbehaved: it does not; ``culprits`` is empty.
-    """
+    """Return a sum from which every mask was removed, if it agrees with its check words and with who contributed."""
     total.check(settled.roster.context)
     contributors, configuration = len(settled.contributors), settled.configuration
     if not contributors <= total.weight <= contributors * configuration.maximum_weight:

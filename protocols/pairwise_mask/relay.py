@@ -195,7 +195,6 @@ class PublishedRoster:
     def __init__(
         self, configuration: SessionConfiguration, opening: bytes, advertised: Mapping[ClientId, KeyAdvertisement]
     ) -> None:
-        """Fix the roster; nobody joins it afterwards."""
         self.advertisements = tuple(advertised[client] for client in sorted(advertised))
         self._clients = encode_clients([item.client for item in self.advertisements])
         self._tree = MerkleTree([entry_digest(item.client, item.entry) for item in self.advertisements])

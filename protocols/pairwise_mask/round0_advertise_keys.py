@@ -121,11 +121,7 @@ def sign_advertisement(unsigned: KeyAdvertisement, member: PairwiseMember, attem
 def authenticate(
     advertisement: KeyAdvertisement, configuration: SessionConfiguration, authority: Authority | None
 ) -> VerifiedIdentity | None:
-    """Check the certificate and the signature of an advertisement; in semi_honest mode there are none.
-
-    Raises:
-        AuthenticationFailed: one of the two does not verify, which may be the way's doing.
-    """
+    """Check the certificate and the signature of an advertisement; in semi_honest mode there are none."""
     if configuration.mode is not SecurityMode.ACTIVE:
         return None
     client, credential = advertisement.client, advertisement.credential

@@ -101,10 +101,7 @@ SERVER_TRANSITIONS: Final[Transitions[ServerState]] = {
         MessageKind.SURVIVOR_SIGNATURE,
         frozenset({ServerState.AWAITING_UNMASKING_SHARES}),
     ),
-    ServerState.AWAITING_UNMASKING_SHARES: (
-        MessageKind.UNMASKING_SHARES,
-        frozenset({ServerState.COMPLETED}),
-    ),
+    ServerState.AWAITING_UNMASKING_SHARES: (MessageKind.UNMASKING_SHARES, frozenset({ServerState.COMPLETED})),
 }
 """The one message that each state accepts from each client, and where closing the round leads."""
 
@@ -123,6 +120,12 @@ STAGES: Final = {
     ServerState.AWAITING_SURVIVOR_SIGNATURES: Stage(name="consistency check", takes_update=False, per_client=0),
     ServerState.AWAITING_UNMASKING_SHARES: Stage(name="unmasking", takes_update=False, per_client=_PER_CLIENT),
 }
+_COUNTED: Final = {
+    ServerState.AWAITING_KEY_ADVERTISEMENTS: "advertisers",
+    ServerState.AWAITING_ENCRYPTED_SHARES: "clients that shared keys",
+    ServerState.AWAITING_MASKED_INPUTS: "contributors",
+    ServerState.AWAITING_SURVIVOR_SIGNATURES: "signatures of the committee",
+}
 _STATES: Final = tuple(ServerState)
 _FINAL_STATES: Final = frozenset({ServerState.COMPLETED, ServerState.ABORTED})
 _CACHED_MESSAGES: Final = 8
@@ -140,24 +143,22 @@ class Server(StagedServerSession[Take]):
         *,
         threads: int = 1,
         noise: ClientNoise | None = None,
+        kept: ServerRecord | None = None,
     ) -> None:
-        """Start a session.
+        """Start a session, or continue one from its record.
 
         Args:
             threads: how many take masks off here.
         """
+        require_number("threads", threads, 1)
+        configuration = plan.configuration
+        self._kept, self._threads = kept or ServerRecord(plan), threads
+        super().__init__(STAGES[self.state], configuration.encode(), invited, configuration.minimum_cohort)
         self.revealed = frozenset[frozenset[ClientId]]()
         """The sets of clients whose sums the finished session reveals; one set, if all went well."""
         self.noise = noise
         """Noise of its clients; unknown after a restart."""
-        self._begin(ServerRecord(plan), invited, threads)
-
-    def _begin(self, kept: ServerRecord, invited: frozenset[ClientId] | None, threads: int) -> None:
-        require_number("threads", threads, 1)
-        configuration = kept.plan.configuration
-        super().__init__(STAGES[kept.state], configuration.encode(), invited, configuration.minimum_cohort)
-        self._kept, self._threads = kept, threads
-        self._said, self._heard, self._out = kept.said, kept.heard, kept.out
+        self._said, self._heard, self._out = self._kept.said, self._kept.heard, self._kept.out
         self._judged = 0, False
         """The number of advertisers that was judged last, and whether they are enough."""
         self._known: Settled | None = None
@@ -169,7 +170,7 @@ class Server(StagedServerSession[Take]):
         self._rebuild()
         self._open = self._messages = self._open_round()
         due = self._invited if self._open is None else set(self._open)
-        self._waiting = None if due is None else set(due) - kept.said.keys() - kept.out
+        self._waiting = None if due is None else set(due) - self._said.keys() - self._out
 
     # --- What is known ------------------------------------------------------------------------------------------------
 
@@ -193,7 +194,6 @@ class Server(StagedServerSession[Take]):
 
     @property
     def contributors(self) -> frozenset[ClientId]:
-        """The clients whose uploads were taken so far."""
         return frozenset(self._kept.views)
 
     def evidence_of(self, client: ClientId) -> bytes:
@@ -343,19 +343,11 @@ class Server(StagedServerSession[Take]):
 
     def _require_enough(self, stage: Stage) -> None:
         del stage  # The state says more.
-        needed = self.configuration.minimum_cohort
-        match self.state:
-            case ServerState.AWAITING_KEY_ADVERTISEMENTS:
-                what = "advertisers"
-            case ServerState.AWAITING_ENCRYPTED_SHARES:
-                what = "clients that shared keys"
-            case ServerState.AWAITING_MASKED_INPUTS:
-                what = "contributors"
-            case ServerState.AWAITING_SURVIVOR_SIGNATURES:
-                what, needed = "signatures of the committee", self.configuration.quorum
-            case _:
-                # The recovery decides how many shares each secret needs.
-                return
+        if (what := _COUNTED.get(self.state)) is None:
+            # The recovery decides how many shares each secret needs.
+            return
+        is_signing = self.state is ServerState.AWAITING_SURVIVOR_SIGNATURES
+        needed = self.configuration.quorum if is_signing else self.configuration.minimum_cohort
         if (present := len(self._kept.answered)) < needed:
             raise ThresholdNotMet(needed=needed, present=present, what=what, round_name=str(self.state))
         if self.state is ServerState.AWAITING_KEY_ADVERTISEMENTS:
@@ -507,14 +499,11 @@ class Server(StagedServerSession[Take]):
 
     @classmethod
     def restore(cls, snapshot: Secret, invited: frozenset[ClientId] | None = None, *, threads: int = 1) -> Server:
-        """Continue from a snapshot, in any process."""
         kept = ServerRecord.decode(bytes(snapshot.expose()))
-        server = cls(kept.plan, invited, threads=threads)
         try:
-            server._begin(kept, invited, threads)
+            return cls(kept.plan, invited, threads=threads, kept=kept)
         except (PeerMisbehaved, AuthenticationFailed) as error:
             raise MalformedMessage(f"the snapshot contradicts itself: {error}", reason=Reason.NOT_CANONICAL) from None
-        return server
 
 
 class OpenRound(Confined, Mapping[ClientId, bytes]):
@@ -613,17 +602,8 @@ class ServerRecord:
     @property
     def answered(self) -> Mapping[ClientId, bytes]:
         """Clients that have sent the message of this state, with the messages."""
-        match self.state:
-            case ServerState.AWAITING_KEY_ADVERTISEMENTS:
-                return self.advertisements
-            case ServerState.AWAITING_ENCRYPTED_SHARES:
-                return self.shares
-            case ServerState.AWAITING_MASKED_INPUTS:
-                return self.views
-            case ServerState.AWAITING_SURVIVOR_SIGNATURES:
-                return self.signatures
-            case _:
-                return self.answers
+        sent = self.advertisements, self.shares, self.views, self.signatures
+        return dict(zip(_STATES, sent, strict=False)).get(self.state, self.answers)
 
     @property
     def _tables(self) -> tuple[dict[ClientId, bytes], ...]:

@@ -1,7 +1,4 @@
-"""Pairwise masks in one process, what a session costs, and the entry in the registry of protocols.
-
-Costs are counted by lengths and degrees alone.
-"""
+"""Pairwise masks in one process, what a session costs, and the entry in the registry of protocols."""
 
 from __future__ import annotations
 
@@ -10,13 +7,18 @@ from functools import partial
 from typing import Final
 
 from secagg.contract import Layout, RingSegment
+from secagg.crypto.aead import TAG_BYTES
 from secagg.crypto.entropy import Coins
 from secagg.crypto.hpke import sealing_sizes
+from secagg.crypto.merkle import NODE_BYTES
+from secagg.crypto.prime_field import ELEMENT_BYTES
+from secagg.crypto.public_keys import KEY_BYTES
 from secagg.crypto.secret import Confined
 from secagg.errors import InvalidParameters
 from secagg.identifiers import CONTEXT_TAG_BYTES, ClientId
-from secagg.parameters import LEAST_COHORT, LEAST_THRESHOLD, SecurityMode, Suite
-from secagg.session.costs import AES_BLOCK_BYTES, ONE_IN, Costs, Work, mask_cipher_calls, ring_length
+from secagg.parameters import LEAST_COHORT, SecurityMode, Suite
+from secagg.session.certificates import IDENTITY_KEY_BYTES, SIGNATURE_BYTES
+from secagg.session.costs import ONE_IN, Costs, Work, mask_cipher_calls, ring_length
 from secagg.session.privacy_ledger import PrivacyLedgers
 from secagg.session.registry import Clock, ProtocolEntry
 from secagg.session.roles import Subject
@@ -25,11 +27,12 @@ from secagg.session.simulated_keys import SimulatedKeys
 
 from .client import PairwiseMember, charged_elsewhere
 from .client_record import Recorder
-from .configuration import NO_AUTHORITY, SessionConfiguration
+from .configuration import DIGEST_BYTES, NO_AUTHORITY, SessionConfiguration, set_bytes
 from .floors import ClientFloors
 from .graph import MAXIMUM_POPULATION, Topology, least_privacy_bits
 from .plan import PairwiseSettings, plan_session
 from .session import STAGES, PairwiseHelpers, Server, open_session
+from .suites import COMMITMENT_BYTES, SHARES_BYTES
 
 
 def describe(session: Server) -> tuple[str, ...]:
@@ -68,7 +71,6 @@ class PairwiseSimulation(Confined):
         clock: Clock,
         threads: int = 1,
     ) -> None:
-        """Draw the authority's key."""
         del clock  # Nothing here expires.
         self._settings, self._coins, self._threads = settings, coins, threads
         self._keys = SimulatedKeys(coins) if settings.mode is SecurityMode.ACTIVE else None
@@ -76,26 +78,22 @@ class PairwiseSimulation(Confined):
         self._privacy = PrivacyLedgers(settings.budget)
 
     def open(self, subject: Subject, invited: frozenset[ClientId] | None) -> Server:
-        """Begin a session."""
         authority = NO_AUTHORITY if self._keys is None else self._keys.authority.public_key
         helpers = PairwiseHelpers(coins=self._coins, authority=authority, threads=self._threads)
         return open_session(subject, self._settings, invited, helpers)
 
     def member(self, client: ClientId) -> PairwiseMember:
-        """Return a client."""
         settings = self._settings
         key, certificate = (None, None) if self._keys is None else self._keys.of(client)
         return PairwiseMember(
             client,
-            floors=ClientFloors(
-                suites=frozenset({settings.suite}),
-                modes=frozenset({settings.mode}),
+            floors=ClientFloors.usual(
+                settings.population or MAXIMUM_POPULATION,
+                settings.mode,
+                corrupted=settings.corrupted,
                 minimum_cohort=settings.minimum_cohort or LEAST_COHORT,
-                minimum_threshold=LEAST_THRESHOLD,
-                minimum_modulus_bits=1,
                 maximum_length=1 << 40,
-                maximum_population=settings.population or MAXIMUM_POPULATION,
-                assumed_corrupted=settings.corrupted,
+                suites=frozenset({settings.suite}),
                 privacy_bits=settings.privacy_bits or least_privacy_bits(settings.mode),
             ),
             coins=self._coins,
@@ -111,7 +109,6 @@ class PairwiseSimulation(Confined):
 
     @property
     def bytes_between(self) -> int:
-        """Nothing: there are no helpers."""
         return 0
 
     def close(self) -> None:
@@ -121,11 +118,9 @@ class PairwiseSimulation(Confined):
 # --- Costs ------------------------------------------------------------------------------------------------------------
 
 
-_HEADER, _DIGEST, _ELEMENT, _SIGNATURE, _COUNT, _ID = 7 + CONTEXT_TAG_BYTES, 32, 32, 64, 4, 8
-"""Bytes of every message's header, and of its fields."""
-_CREDENTIAL = _DIGEST + 2 * _SIGNATURE
-"""An identity key, the authority's signature on it, and a signature made with it."""
-_AUTHORITY = b"\x01" * _DIGEST
+_HEADER: Final = 7 + CONTEXT_TAG_BYTES
+_COUNT, _ID = 4, 8
+_AUTHORITY = b"\x01" * IDENTITY_KEY_BYTES
 """Placeholder for the key of an authority; only its length counts here."""
 _OWN_STEPS: Final = 8
 """Work of a client for itself, in units of its work for a neighbour."""
@@ -136,23 +131,29 @@ _PASSES: Final = 8
 
 
 def costs(layout: Layout, clients: int, suite: Suite) -> Iterator[Costs]:
-    """Plan a session, with a sparse graph where one is safe, and count.
+    """Plan a session, with a sparse graph where one is safe, and count by lengths and degrees alone.
+
+    A rehearsal would take the work of all clients: minutes for a thousand, and nobody rehearses a million.
 
     Raises:
         InvalidParameters: no such session is safe; the message says what to relax.
     """
     rare = clients // ONE_IN
-    configuration = _planned(layout, clients, suite, rare)
+    try:
+        configuration = _planned(layout, clients, suite, rare, Topology.SPARSE)
+    except InvalidParameters:
+        configuration = _planned(layout, clients, suite, rare, Topology.FULL)
     degree = configuration.degree_among(clients)
     # Everybody who uploads leaves a self mask, everybody who vanishes before that the masks of its edges.
     masks = clients - rare + rare * degree
     calls, length = mask_cipher_calls(configuration.segments), ring_length(configuration.segments)
+    up_bytes, down_bytes = _bytes(configuration, clients, degree)
     yield Costs(
         plan=f"active mode, {suite.value}, for {rare} corrupted clients and as many that drop out; "
         f"{degree} neighbours, of whom {configuration.threshold} recover a secret",
         payload_bytes=layout.payload_bytes,
-        up_bytes=_sent(configuration, degree),
-        down_bytes=_received(configuration, clients, degree),
+        up_bytes=up_bytes,
+        down_bytes=down_bytes,
         client=Work(
             cipher_calls=(1 + degree) * calls,
             word_operations=(_PASSES + degree) * length,
@@ -173,69 +174,39 @@ class _Zeros:
         return bytearray(count)
 
 
-def _planned(layout: Layout, clients: int, suite: Suite, rare: int) -> SessionConfiguration:
-    try:
-        return _plan(layout, clients, suite, rare, Topology.SPARSE)
-    except InvalidParameters:
-        return _plan(layout, clients, suite, rare, Topology.FULL)
+def _planned(layout: Layout, clients: int, suite: Suite, rare: int, topology: Topology) -> SessionConfiguration:
+    subject = Subject(task=b"federated training", round_number=0, layout=layout, capacity=clients)
+    settings = PairwiseSettings(corrupted=rare, dropped=rare, suite=suite, topology=topology)
+    return plan_session(subject, settings, clients, _Zeros(), _AUTHORITY).configuration
 
 
-def _plan(layout: Layout, clients: int, suite: Suite, rare: int, topology: Topology) -> SessionConfiguration:
-    plan = plan_session(
-        layout,
-        _Zeros(),
-        population=clients,
-        corrupted=rare,
-        dropped=rare,
-        mode=SecurityMode.ACTIVE,
-        suite=suite,
-        topology=topology,
-        authority=_AUTHORITY,
+def _bytes(configuration: SessionConfiguration, clients: int, degree: int) -> tuple[int, int]:
+    """Return the bytes that one client sends and receives, round by round; ids are taken for consecutive."""
+    # In the hybrid suite of two neighbours one sends the seed of their edge, so a client has half of them on average.
+    key, overhead = sealing_sizes(configuration.suite)
+    is_hybrid = configuration.suite is Suite.HYBRID
+    sealed = SHARES_BYTES + COMMITMENT_BYTES + (overhead if is_hybrid else TAG_BYTES)
+    edges = degree * (COMMITMENT_BYTES + KEY_BYTES + overhead) // 2 if is_hybrid else 0
+    entry = 2 * key + COMMITMENT_BYTES + IDENTITY_KEY_BYTES + 2 * SIGNATURE_BYTES
+    # Where everybody is on the committee it is asked too; in a large one nearly nobody is.
+    asked = not configuration.committee_size
+    up = (
+        _HEADER + _ID + entry,
+        _HEADER + SIGNATURE_BYTES + degree * sealed + edges,
+        _HEADER + SIGNATURE_BYTES + configuration.masked_bytes,
+        asked * (_HEADER + SIGNATURE_BYTES),
+        _HEADER + set_bytes(degree) + degree * (ELEMENT_BYTES + DIGEST_BYTES) + SIGNATURE_BYTES,
     )
-    return plan.configuration
-
-
-def _sent(configuration: SessionConfiguration, degree: int) -> int:
-    key, sealed, edge = _sizes(configuration.suite)
-    advertised = _HEADER + _ID + 2 * key + _DIGEST + _CREDENTIAL
-    # Of two neighbours one sends the seed of the edge, so a client sends half of its edges on the average.
-    shared = _HEADER + _SIGNATURE + degree * sealed + degree * edge // 2
-    masked = _HEADER + _SIGNATURE + configuration.masked_bytes
-    unmasking = _HEADER + _set_bytes(degree) + degree * (_ELEMENT + _DIGEST) + _SIGNATURE
-    return advertised + shared + masked + _confirming(configuration, _SIGNATURE) + unmasking
-
-
-def _received(configuration: SessionConfiguration, clients: int, degree: int) -> int:
-    key, sealed, edge = _sizes(configuration.suite)
-    # Ids are taken for consecutive: each is one byte of the roster.
-    roster = _HEADER + (_COUNT + clients) + 2 * _DIGEST + 2 * _COUNT
-    roster += degree * (2 * key + _DIGEST + _CREDENTIAL) + _DIGEST * _proof_nodes(clients, degree)
-    paths = degree * (_SIGNATURE + 1 + _DIGEST * (degree - 1).bit_length())
-    shares = _HEADER + _set_bytes(clients) + degree * sealed + degree * edge // 2 + paths
-    views = configuration.quorum * (_COUNT + _DIGEST + 2 * _SIGNATURE) + degree * _SIGNATURE
-    survivors = _HEADER + _set_bytes(clients) + 2 * _COUNT + views
-    confirmed = _confirming(configuration, 2 * _set_bytes(clients))
-    return len(configuration.encode()) + roster + shares + confirmed + survivors
-
-
-def _confirming(configuration: SessionConfiguration, content: int) -> int:
-    """Count a message of the consistency check where everybody is on the committee; in a large one nearly nobody is."""
-    return 0 if configuration.committee_size else _HEADER + content
-
-
-def _sizes(suite: Suite) -> tuple[int, int, int]:
-    """Return the bytes of a public key, of two sealed shares with their commitment, and of the seed of an edge."""
-    key, overhead = sealing_sizes(suite)
-    match suite:
-        case Suite.CLASSIC:
-            return key, 2 * _ELEMENT + AES_BLOCK_BYTES + _DIGEST, 0
-        case Suite.HYBRID:
-            return key, 2 * _ELEMENT + overhead + _DIGEST, _DIGEST + _ELEMENT + overhead
-
-
-def _set_bytes(count: int) -> int:
-    """Return the bytes of a set among so many: one bit for each."""
-    return (count + 7) // 8
+    endorsements = configuration.quorum * (_COUNT + IDENTITY_KEY_BYTES + 2 * SIGNATURE_BYTES)
+    path = SIGNATURE_BYTES + 1 + NODE_BYTES * (degree - 1).bit_length()
+    down = (
+        len(configuration.encode()),
+        _HEADER + 3 * _COUNT + clients + 2 * DIGEST_BYTES + degree * entry + NODE_BYTES * _proof_nodes(clients, degree),
+        _HEADER + set_bytes(clients) + degree * (sealed + path) + edges,
+        asked * (_HEADER + 2 * set_bytes(clients)),
+        _HEADER + set_bytes(clients) + 2 * _COUNT + endorsements + degree * SIGNATURE_BYTES,
+    )
+    return sum(up), sum(down)
 
 
 def _proof_nodes(clients: int, degree: int) -> int:

@@ -236,22 +236,12 @@ class HybridSuite(ClassicSuite):
             return commit_to_edge_seed(seed, own.client, peer.client, context) + sealed
 
     def seed_of_sent_edge(self, own: MaskKeys, peer: PublishedKeys, context: SessionContext, edge: bytes) -> Secret:
-        """Derive the seed from the root and compare it with the commitment.
-
-        Raises:
-            PeerMisbehaved: this client committed to another seed than its root gives. The server meets this when it
-                has reconstructed the root.
-        """
+        """Derive the seed from the root, which the server may have recovered, and compare it with the commitment."""
         seed = self._backend.edge_seed(own.root, own.client, peer.client, context)
         return self._require_committed(seed, own.client, peer.client, context, edge)
 
     def seed_of_received_edge(self, own: MaskKeys, peer: PublishedKeys, context: SessionContext, edge: bytes) -> Secret:
-        """Open the sealed seed and compare it with the commitment.
-
-        Raises:
-            AuthenticationFailed: it does not open.
-            PeerMisbehaved: the neighbour sealed another seed than it committed to.
-        """
+        """Open the sealed seed and compare it with the commitment."""
         sealed = edge[COMMITMENT_BYTES:]
         seed = self._backend.open_edge_seed(own.pair, sealed, peer.client, own.client, context)
         return self._require_committed(seed, peer.client, own.client, context, edge)
@@ -276,11 +266,7 @@ class HybridSuite(ClassicSuite):
 
 @cache
 def key_suite(suite: Suite) -> ClassicSuite:
-    """Return the implementation of a suite.
-
-    Raises:
-        InvalidParameters: the backend lacks an algorithm of it.
-    """
+    """Return the implementation of a suite; raises ``InvalidParameters`` if the backend lacks an algorithm of it."""
     return ClassicSuite() if suite is Suite.CLASSIC else HybridSuite()
 
 

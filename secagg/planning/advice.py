@@ -56,7 +56,6 @@ class PlannedNoise:
         return ()
 
     def advice(self, weights: int, clients: int) -> Iterator[str]:
-        """Say what the noise costs, a sentence each."""
         if self.multiplier <= 0:
             raise InvalidParameters(f"--noise is positive; got {self.multiplier}")
         if not _LEAST_MULTIPLIER <= self.multiplier <= _MOST_MULTIPLIER:

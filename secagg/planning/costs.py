@@ -48,17 +48,14 @@ class Option:
 
     @property
     def protocol(self) -> str:
-        """The protocol's name."""
         return self.entry.name
 
     @property
     def name(self) -> str:
-        """The protocol, with the form of it."""
         return f"{self.protocol}, {self.costs.variant}" if self.costs.variant else self.protocol
 
     @property
     def down_bytes(self) -> int:
-        """Bytes that a client receives."""
         return self.costs.down_bytes + self.public_bytes
 
     @property
@@ -68,7 +65,6 @@ class Option:
 
     @property
     def status(self) -> Status:
-        """Whether it can be used."""
         return Status.PROTOCOL_ONLY if self.scheme in SCHEMES_TO_BRING else Status.AVAILABLE
 
 

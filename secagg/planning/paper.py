@@ -142,7 +142,6 @@ class Quantity(StrEnum):
 
     @property
     def is_size(self) -> bool:
-        """Whether it is a size, as opposed to a ratio."""
         return self in (Quantity.UPLINK_KB, Quantity.CODEBOOKS_KB)
 
 
@@ -182,17 +181,14 @@ class Cell:
 
     @property
     def computed(self) -> str:
-        """The computed number as the paper prints numbers."""
         return one_decimal(self.exact)
 
     @property
     def match(self) -> bool:
-        """Whether both are the same."""
         return self.computed == self.printed
 
     @property
     def explanation(self) -> str | None:
-        """Why the paper prints another number, where that is known."""
         first_parameter = next(iter(self.parameters.values()))
         return EXPLANATIONS.get((self.table, self.dataset, first_parameter, self.quantity))
 

@@ -126,12 +126,10 @@ class PlanRequest:
 
     @property
     def weights(self) -> int:
-        """Number of values of the model."""
         return parameter_count(self.shapes)
 
     @property
     def count_bits(self) -> int:
-        """The bits that a count of up to all clients has."""
         return self.clients.bit_length()
 
     @property
@@ -167,7 +165,6 @@ class PlanRequest:
         return Layout(segments) if segments else None
 
     def layout(self, scheme: Scheme) -> Layout:  # noqa: PLR0911 -- one for each scheme
-        """Return what one client sends."""
         match scheme:
             case Scheme.FIXED_POINT:
                 return Layout(tuple(RingSegment(PLAIN_BITS, prod(shape)) for shape in self.shapes.values()))
@@ -216,7 +213,6 @@ class PlanRequest:
                 return SEED_BYTES + _SCALE_BYTES
 
     def describe(self, scheme: Scheme) -> str:  # noqa: PLR0911 -- likewise
-        """Name a scheme with its parameters."""
         match scheme:
             case Scheme.FIXED_POINT:
                 return f"{scheme}, {PLAIN_BITS} bits"

@@ -45,12 +45,10 @@ class Rates:
     word: float
 
     def of(self, work: Work) -> float:
-        """Return how long some work takes."""
         return self.step * work.steps + self.word * work.words
 
     @classmethod
     def between(cls, short: tuple[Work, float], long: tuple[Work, float]) -> Rates:
-        """Return the rates that give both measured times."""
         word = max(0.0, long[1] - short[1]) / max(1, long[0].words - short[0].words)
         return cls(max(0.0, short[1] - word * short[0].words) / short[0].steps, word)
 
@@ -66,7 +64,6 @@ class Sample:
 
     @property
     def seconds(self) -> float:
-        """Seconds of all parties, as in one process."""
         return self.client_seconds + self.server_seconds
 
 
@@ -191,13 +188,11 @@ class ZeroInputs:
         self._payload = Payload(layout, tuple(segment.ring.zeros(segment.length) for segment in layout.segments))
 
     def payload_of(self, number: int) -> Payload:
-        """Return zeros."""
         del number
         return self._payload
 
     def is_sum_of(
         self, aggregate: Aggregate, contributors: Iterable[ClientId], deviations: Sequence[float] = ()
     ) -> bool:
-        """Say nothing of the sum, which is not asked for."""
         del aggregate, contributors, deviations
         return True

@@ -1,11 +1,8 @@
 """Long-term identities: keys that an authority outside the server vouches for, and their signatures.
 
-An active server can invent clients, or put itself in the place of one, unless somebody else says which key belongs to
-which client. That somebody is the authority. Its public key is part of a session's configuration and of every client's
-own settings; its private key never meets the server.
-
-Signatures are Ed25519 over a label and length-framed parts, so that none can be taken for a signature on anything else.
-Two keys also agree on secrets, by X25519 over the same points; under labels of their own, one key serves both [Tho21].
+Without an authority an active server can invent clients, or put itself in the place of one. Signatures are Ed25519 over
+a label and length-framed parts, so that none can be taken for a signature on anything else. Two keys also agree on
+secrets, by X25519 over the same points; under labels of their own, one key serves both [Tho21].
 """
 
 from __future__ import annotations
@@ -120,12 +117,7 @@ class VerifiedIdentity:
     public_key: bytes
 
     def verify(self, signature: bytes, label: Label, *parts: bytes, culprits: Iterable[Party] = UNDECIDED) -> None:
-        """Check a signature of this client.
-
-        Implements: [RFC 8032] §5.1.7.
-        Raises:
-            AuthenticationFailed: it is not this client's signature on these parts under this label.
-        """
+        """Check a signature of this client, as ``verify_signature`` does."""
         verify_signature(self.public_key, signature, label, *parts, culprits=culprits)
 
 

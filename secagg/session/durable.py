@@ -44,12 +44,7 @@ def require_own_folder(folder: Path, setting: str = "") -> None:
 
 
 def create(path: Path, data: bytes = b"") -> None:
-    """Make a file that was not there; one caller alone gets this.
-
-    Raises:
-        FileExistsError: it is there.
-        OSError: it could not be written; it is not there.
-    """
+    """Make a file that was not there; one caller alone gets this, others a ``FileExistsError``."""
     with _made(path, _PRIVATE) as file:
         file.write(data)
     sync_folder(path.parent)
@@ -65,11 +60,7 @@ def replace(path: Path, data: bytes, mode: int = _PRIVATE) -> None:
 def replacing(path: Path, mode: int = _PRIVATE) -> Generator[WholeFile]:
     """Yield a file to write, which takes the place of another one once all of it is on disk.
 
-    A crash or an error leaves the one or the other and never a part. Only one of several writers of a path may write at
-    a time.
-
-    Raises:
-        OSError: it could not be written; the file of before is as it was, unless only its folder was not flushed.
+    A crash or an error leaves the one or the other and never a part. A path has one writer at a time.
     """
     beside = _beside(path)
     beside.unlink(missing_ok=True)
@@ -99,11 +90,7 @@ class WholeFile(io.RawIOBase):
 
 
 def write_whole(descriptor: int, data: bytes | memoryview) -> None:
-    """Write all of some data, which a disk that fills up takes in part before it refuses the rest.
-
-    Raises:
-        OSError: not all of it was written.
-    """
+    """Write all of some data, or raise; a disk that fills up takes a part before it refuses the rest."""
     rest = memoryview(data)
     while rest:
         written = os.write(descriptor, rest)
@@ -113,11 +100,7 @@ def write_whole(descriptor: int, data: bytes | memoryview) -> None:
 
 
 def append_whole(descriptor: int, data: bytes) -> None:
-    """Write behind where a file stands, whole or not at all as far as this process can see to that.
-
-    Raises:
-        OSError: it could not be written; the file is as before.
-    """
+    """Write behind where a file stands, or raise and leave it as before, as far as this process can see to that."""
     before = os.lseek(descriptor, 0, os.SEEK_CUR)
     try:
         write_whole(descriptor, data)
@@ -168,10 +151,7 @@ def hold(descriptor: int) -> None:
 
 
 def erase(path: Path) -> None:
-    """Overwrite a file with zeros and remove it, if it is there; what the file system keeps of it is beyond reach.
-
-    What ``replace`` left behind when its process was killed goes with it.
-    """
+    """Overwrite a file with zeros and remove it, and what ``replace`` left behind when its process was killed."""
     for each in filter(Path.exists, (_beside(path), path)):
         # Another process may end the same session.
         with suppress(FileNotFoundError):
@@ -272,17 +252,12 @@ class ChainedFile:
         return found
 
     def append(self, body: bytes) -> None:
-        """Write a record, whole or not at all as far as this process can see to that; it is durable when this returns.
-
-        Raises:
-            OSError: it could not be written; nothing has changed.
-        """
+        """Write a record as ``append_whole`` does; it is durable when this returns."""
         link = self._next(body)
         append_whole(self._descriptor, body + link)
         self._link = link
 
     def close(self) -> None:
-        """Let another process use the file; nothing more is appended."""
         os.close(self._descriptor)
         self._descriptor = -1
 

@@ -1,7 +1,6 @@
 """Messages between processes of one machine: each behind its length, over Unix sockets that one user may connect to.
 
-A request that is refused is answered with the error that refused it. It arrives as the same class with the same reason
-and culprits, and tells nothing else: no traceback, and no cause.
+A refused request is answered with its error: class, reason, sentence and culprits, without traceback or cause.
 """
 
 from __future__ import annotations

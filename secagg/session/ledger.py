@@ -25,7 +25,6 @@ from .durable import ChainedFile, claim
 
 DIGEST_BYTES: Final = 32
 NO_MODEL: Final = bytes(DIGEST_BYTES)
-"""Digest in the place of a model that nobody names."""
 NO_UPDATE: Final = bytes(DIGEST_BYTES)
 """Digest in the place of an update that is made for its session."""
 _NUMBER_BYTES: Final = 8
@@ -46,7 +45,6 @@ class Spent:
     """The digest of the update itself, only where its client had it before it knew of any session, as in a file."""
 
     def encode(self) -> bytes:
-        """Return the body of the record."""
         return _task_digest(self.task) + self.number.to_bytes(_NUMBER_BYTES, "big") + self.update + self.model
 
 
@@ -80,16 +78,10 @@ class SpentUpdates(Confined):
         return self._last.get(_task_digest(task), -1)
 
     def count(self, task: bytes) -> int:
-        """Return how many uploads there were for a task."""
         return self._count[_task_digest(task)]
 
     def require_open(self, spent: Spent, *, is_repeat_allowed: bool = False, maximum: int | None = None) -> None:
-        """Refuse what ``charge`` would refuse; nothing changes.
-
-        Raises:
-            Misuse: this very update was uploaded before.
-            PeerMisbehaved: the number does not go up, the model has had its attempts, or the budget is spent.
-        """
+        """Refuse what ``charge`` would refuse; nothing changes."""
         with self._lock:
             last = self.last(spent.task)
             if spent.number < last or (spent.number == last and not is_repeat_allowed):
@@ -131,8 +123,8 @@ class SpentUpdates(Confined):
             is_repeat_allowed: whether an update or a model may be uploaded again, where noise protects each release.
             maximum: how many uploads there may be for the task; None for any number.
         Raises:
-            Misuse: as for ``require_open``, or this is a fork of the process that opened the file.
-            PeerMisbehaved: as for ``require_open``; nothing has changed.
+            Misuse: this very update was uploaded before, or this is a fork of the process that opened the file.
+            PeerMisbehaved: the number does not go up, the model has had its attempts, or the budget is spent.
             OSError: it could not be written; nothing has changed, and nothing may be sent.
         """
         if len(spent.update) != DIGEST_BYTES or len(spent.model) != DIGEST_BYTES:

@@ -20,7 +20,6 @@ class Metrics:
     """Counters for any thread."""
 
     def __init__(self) -> None:
-        """Count nothing yet."""
         self._lock = Lock()
         self._told = dict[str, tuple[str, str]]()
         self._values = dict[str, dict[tuple[tuple[str, str], ...], float]]()
@@ -30,7 +29,6 @@ class Metrics:
         self._tell(name, "counter", text)
 
     def gauge(self, name: str, text: str) -> None:
-        """Say what a number means that goes up and down."""
         self._tell(name, "gauge", text)
 
     def _tell(self, name: str, kind: str, text: str) -> None:
@@ -40,18 +38,15 @@ class Metrics:
         self._values.setdefault(name, {})
 
     def add(self, name: str, amount: float = 1, **labels: str) -> None:
-        """Add to a counter."""
         with self._lock:
             series, key = self._values[name], tuple(sorted(labels.items()))
             series[key] = series.get(key, 0) + amount
 
     def set(self, name: str, value: float, **labels: str) -> None:
-        """Set a gauge."""
         with self._lock:
             self._values[name][tuple(sorted(labels.items()))] = value
 
     def text(self) -> str:
-        """Return everything in Prometheus' text form."""
         lines = list[str]()
         with self._lock:
             for name, (kind, text) in self._told.items():

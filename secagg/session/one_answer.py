@@ -20,11 +20,7 @@ class OneStageClientSession(Confined, ABC):
     """None: no other client sends this one anything."""
 
     def __init__(self, client: ClientId, subject: Subject, update: LateUpdate | None, suspended: Secret | None) -> None:
-        """Prepare to upload once.
-
-        Raises:
-            Misuse: something was suspended, which this protocol never does.
-        """
+        """Prepare to upload once; nothing is ever suspended."""
         if suspended is not None:
             raise Misuse("a session of one message cannot be resumed; join without a suspended state")
         self.client, self._subject, self._update, self._is_done = client, subject, update, False
@@ -54,12 +50,10 @@ class OneStageClientSession(Confined, ABC):
         return upload
 
     def suspend(self) -> Secret | None:
-        """Answer no more; nothing is left to do."""
         self._is_done = True
         return None
 
     def abort(self) -> None:
-        """Leave."""
         self._is_done = True
 
     def __repr__(self) -> str:

@@ -85,7 +85,6 @@ class PrivacyLedger(Confined):
 
     @property
     def uploads(self) -> int:
-        """Number of entries."""
         with self._opened() as (losses, _):
             return len(losses)
 
@@ -145,11 +144,7 @@ class PrivacyLedger(Confined):
                 os.close(descriptor)
 
     def _header(self, descriptor: int, path: Path) -> bytes:
-        """Return what the file has to begin with.
-
-        Raises:
-            MalformedMessage: it is another client's, is of other neighbours, or is a copy.
-        """
+        """Return what the file has to begin with, and refuse another client's, other neighbours', or a copy."""
         own = LedgerHeader(
             owner=self._owner,
             adjacency=self.budget.adjacency.value,
@@ -183,11 +178,9 @@ class PrivacyLedgers:
     """The ledgers of simulated clients, in memory."""
 
     def __init__(self, budget: PrivacyBudget | None) -> None:
-        """Keep one for each client, or none where there is no budget."""
         self._budget, self._known = budget, dict[ClientId, PrivacyLedger]()
 
     def of(self, client: ClientId) -> PrivacyLedger | None:
-        """Return a client's, always the same."""
         if self._budget is None:
             return None
         return self._known.setdefault(client, PrivacyLedger(self._budget, owner=client.encode()))

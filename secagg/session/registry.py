@@ -12,7 +12,7 @@ A consumer (a command, a training driver, a platform's plug-in) names a protocol
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final, Literal, Protocol
 
@@ -33,16 +33,6 @@ ProtocolName = Literal["pairwise", "enclave", "two-servers", "one-message", "cod
 """Names of the protocols of this library."""
 Clock = Callable[[], "datetime"]
 """Returns the time, with a time zone."""
-
-
-def _anything(settings: Any, clients: int) -> bool:  # noqa: ANN401 -- the protocol's own class
-    del settings, clients
-    return True
-
-
-def _nothing_to_say(session: ServerSession) -> tuple[str, ...]:
-    del session
-    return ()
 
 
 class Simulation(Protocol):
@@ -94,12 +84,10 @@ class ProtocolEntry:
     """Resources of the server: coins, keys, connections."""
     simulate: Simulate
     restore: Callable[..., ServerSession] | None = None
-    """``restore(snapshot, invited)`` resumes a session, where the protocol supports that; its clients can be suspended
-    then too. Where others add the uploads a journal takes its place.
-    """
-    describe: Callable[[Any], tuple[str, ...]] = _nothing_to_say
+    """``restore(snapshot, invited)`` resumes a session, where that is supported; its clients can be suspended too."""
+    describe: Callable[[Any], tuple[str, ...]] = field(default=lambda _: ())
     """Notes for the operator of an open session, a line each."""
-    takes: Callable[[Any, int], bool] = _anything
+    takes: Callable[[Any, int], bool] = field(default=lambda _, __: True)
     """Whether so many clients can have a session with these settings, as far as numbers of clients go."""
     simulate_cheater: Callable[[Any, ClientId], Member] | None = None
     """Returns a client of a simulation that breaks the rules, where others would notice."""

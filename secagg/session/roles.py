@@ -225,9 +225,7 @@ class ClientSession(Protocol):
     """A client's side, in one thread at a time."""
 
     @property
-    def client(self) -> ClientId:
-        """The client's identifier."""
-        ...
+    def client(self) -> ClientId: ...
 
     @property
     def faults(self) -> tuple[PeerError, ...]:

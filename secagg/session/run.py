@@ -44,13 +44,8 @@ class StageFigures:
     slowest_client_seconds: float = 0.0
 
     def add_client(self, seconds: float) -> None:
-        """Add what one client took."""
         self.client_seconds += seconds
         self.slowest_client_seconds = max(self.slowest_client_seconds, seconds)
-
-
-def _nothing_between() -> int:
-    return 0
 
 
 class Measured:
@@ -59,7 +54,7 @@ class Measured:
     For any thread, as the session is. The seconds of the server are summed over threads.
     """
 
-    def __init__(self, session: ServerSession, between: Callable[[], int] = _nothing_between) -> None:
+    def __init__(self, session: ServerSession, between: Callable[[], int] = lambda: 0) -> None:
         """Begin; ``between`` says how many bytes went to and from helpers so far, as their connections count them."""
         self.session, self._lock, self._between, self._told = session, Lock(), between, between()
         self.figures = list[StageFigures]()
@@ -101,22 +96,18 @@ class Measured:
 
     @property
     def stage(self) -> Stage | None:
-        """The open stage."""
         return self.session.stage
 
     @property
     def awaited(self) -> frozenset[ClientId] | None:
-        """Clients that may still answer."""
         return self.session.awaited
 
     @property
     def turnout(self) -> Turnout:
-        """Whether closing the stage now can succeed."""
         return self.session.turnout
 
     @property
     def faults(self) -> tuple[PeerError, ...]:
-        """Faults so far."""
         return self.session.faults
 
     def message_to(self, client: ClientId) -> bytes | None:
@@ -145,7 +136,6 @@ class Measured:
             figures.answered.add(sender)
 
     def drop(self, client: ClientId) -> None:
-        """Await a client no more."""
         self.now.failed.setdefault(client, LEFT)
         self.session.drop(client)
 
@@ -156,12 +146,10 @@ class Measured:
         self._begin()
 
     def release(self, progress: Callable[[int, int], None] | None = None) -> Released:
-        """Return the sum."""
         with self._timed():
             return self.session.release(progress)
 
     def abort(self) -> None:
-        """End the session."""
         self.session.abort()
 
     def snapshot(self) -> Secret | None:
@@ -182,9 +170,7 @@ class Limits:
     """At most, for the stage that takes the updates."""
     patience: float | None = 1.0
     """Once there are enough in a stage without updates: this share of the time that it took until then.
-
-    None waits for everybody until the limit.
-    """
+    None waits for everybody until the limit."""
     training_patience: float | None = None
     """The same for the stage of the updates, where each client waited for adds one update to the sum."""
     least: float = 0.0
@@ -219,7 +205,6 @@ class Patience:
         return max(0.0, self._last - now)
 
     def is_over(self, turnout: Turnout) -> bool:
-        """Return whether to wait no longer."""
         return self.left(turnout) <= 0
 
 
@@ -230,21 +215,13 @@ Progress = Callable[[str, int, int], None]
 """Told of a stage, how many answered it, and how many are still in the session."""
 
 
-def _ignore(stage: str, answered: int, present: int) -> None:
-    """Show no progress."""
-
-
-def _no_seconds() -> float:
-    return 0.0
-
-
 def run(
     session: Measured,
     clients: Iterable[ClientSession],
     dropouts: Mapping[str, frozenset[ClientId]] | None = None,
     *,
-    progress: Progress = _ignore,
-    making: Callable[[], float] = _no_seconds,
+    progress: Progress = lambda *_: None,
+    making: Callable[[], float] = lambda: 0.0,
 ) -> Released:
     """Carry a session through, one client after another; a client is pulled when its first message is needed.
 

@@ -12,9 +12,6 @@ the state alone must neither give a secret away nor bring one back:
 
 A state whose file is gone belongs to a client that has dropped out.
 
-Next to the keys there is a place for files that may be lost with the memory of the machine, such as the ledgers of
-clients in simulations.
-
 A suspended state can be copied elsewhere too. If two clients are resumed from one record, one shows a neighbour's first
 share and the other its second one, which no client ever does. So a record is numbered, and resuming claims its number
 in the platform's store, a ``Latch``, before anything is read or answered.
@@ -70,26 +67,22 @@ class MemoryLatch(Confined):
     """A store that ends with the process, for simulations and for platforms whose records end with it too."""
 
     def __init__(self) -> None:
-        """Know of no session."""
         self._numbers = dict[bytes, int]()
         self._lock = Lock()
 
     def begin(self, name: bytes) -> None:
-        """See ``Latch``."""
         with self._lock:
             if name in self._numbers:
                 raise _begun()
             self._numbers[name] = 0
 
     def claim(self, name: bytes, number: int) -> None:
-        """See ``Latch``."""
         with self._lock:
             if self._numbers.get(name) != number:
                 raise _claimed()
             self._numbers[name] = number + 1
 
     def end(self, name: bytes) -> None:
-        """See ``Latch``."""
         with self._lock:
             self._numbers.pop(name, None)
 
@@ -101,16 +94,11 @@ class FileLatch:
     """
 
     def __init__(self, folder: Path) -> None:
-        """Use a folder of this user's alone.
-
-        Raises:
-            InvalidParameters: somebody else owns the folder, or may write to it.
-        """
+        """Use a folder of this user's alone; refuse another's."""
         self._folder = folder
         require_own_folder(folder)
 
     def begin(self, name: bytes) -> None:
-        """See ``Latch``."""
         path = self._path(name, 0)
         # Coins that repeat give a name again, whose session may stand at another number by now.
         if any(self._folder.glob(f"{name.hex()}.*")):
@@ -121,7 +109,6 @@ class FileLatch:
             raise _begun() from None
 
     def claim(self, name: bytes, number: int) -> None:
-        """See ``Latch``."""
         claimed = self._path(name, number + 1)
         try:
             # ``rename`` would overwrite; no file of the next number can be there while this one is.
@@ -133,7 +120,6 @@ class FileLatch:
         sync_folder(self._folder)
 
     def end(self, name: bytes) -> None:
-        """See ``Latch``."""
         for path in self._folder.glob(f"{name.hex()}.*"):
             path.unlink(missing_ok=True)
         sync_folder(self._folder)
@@ -180,11 +166,7 @@ class StateDirectory:
     """The folder of a node in which the keys to sealed states stand."""
 
     def __init__(self, folder: Path | None = None, *, coins: Coins) -> None:
-        """Use a folder of this user's alone, in memory where there is such a place.
-
-        Raises:
-            InvalidParameters: somebody else owns the folder, or may look into it.
-        """
+        """Use a folder of this user's alone, in memory where there is such a place."""
         self.folder, self._coins = folder or _default_folder(), coins
         require_own_folder(self.folder, DIRECTORY_VARIABLE)
 
@@ -278,7 +260,6 @@ class OpenState:
 
     @property
     def path(self) -> Path:
-        """The file of the key."""
         return self._folder / f"{self._name.hex()}.{self.generation}"
 
     def seal(self, secret: Secret) -> bytes:

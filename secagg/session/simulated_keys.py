@@ -19,17 +19,14 @@ class SimulatedKeys(Confined):
     """An authority that nobody else holds, and the keys of clients, each drawn when it is first asked for."""
 
     def __init__(self, coins: Coins) -> None:
-        """Draw the authority's key."""
         self._coins, self._root = coins, new_signing_key(coins)
         self._keys = dict[ClientId, tuple[SigningKey, Certificate]]()
 
     @property
     def authority(self) -> Authority:
-        """Authority that certifies clients."""
         return Authority(self._root.public_key)
 
     def of(self, client: ClientId) -> tuple[SigningKey, Certificate]:
-        """Return a client's key and the authority's word for it."""
         if client not in self._keys:
             key = new_signing_key(self._coins)
             self._keys[client] = key, issue_certificate(self._root, client, key.public_key)

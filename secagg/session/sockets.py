@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import socket
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -101,12 +100,12 @@ class SocketAsk:
                     return answer
                 refusal = decode_refusal(answer)
             except (OSError, PeerError) as error:
-                self._end()
+                self.close()
                 sentence = f"the helper at {self._path} is lost ({error}); begin another session"
                 raise HelperLost(sentence, str(error)) from error
             except BaseException:
                 # The answer is still to come, and would be taken for that of the next request.
-                self._end()
+                self.close()
                 raise
         raise refusal
 
@@ -156,10 +155,6 @@ class SocketAsk:
         return receive_frame(connection, self.limit)
 
     def close(self) -> None:
-        """Close the connection; nothing more is asked."""
-        self._end()
-
-    def _end(self) -> None:
         self._is_lost = True
         if self._connection is not None:
             # The helper sees the end even where a fork of this process holds the connection too.
@@ -189,10 +184,6 @@ Greet = Callable[[socket.socket], None]
 """Finds out over a new connection who is there; raises ``PeerError`` for somebody who is not served."""
 
 
-def _ignore() -> None:
-    """Do nothing."""
-
-
 class Service:
     """Answers the newest peer that connects, and no other."""
 
@@ -202,7 +193,7 @@ class Service:
         *,
         limit: int | Callable[[], int] = DEFAULT_LIMIT,
         patience: float = DEFAULT_PATIENCE,
-        ended: Callable[[], None] = _ignore,
+        ended: Callable[[], None] = lambda: None,
         greet: Greet | None = None,
         greeting_patience: float = GREETING_PATIENCE,
     ) -> None:
@@ -221,7 +212,7 @@ class Service:
         self._turn, self._newest_lock = Lock(), Lock()
         self._newest: socket.socket | None = None
 
-    def serve(self, path: Path, *, ready: Callable[[], None] = _ignore) -> None:
+    def serve(self, path: Path, *, ready: Callable[[], None] = lambda: None) -> None:
         """Listen until the process is told to end; then remove the socket.
 
         A socket that a killed process has left at the path is replaced.
@@ -326,19 +317,10 @@ def _hang_up(connection: socket.socket) -> None:
         connection.shutdown(socket.SHUT_RDWR)
 
 
-_LOG: Final = logging.getLogger(__name__)
-
-
-def _log(number: int, error: Exception) -> None:
-    _LOG.warning("helper %d does not answer: %s", number, error)
-
-
 class NumberedHelpers:
     """Asks helpers at their sockets; each request is a connection of its own, so a killed helper may come back."""
 
-    def __init__(
-        self, paths: Mapping[int, Path], patience: float, lost: Callable[[int, Exception], None] = _log
-    ) -> None:
+    def __init__(self, paths: Mapping[int, Path], patience: float, lost: Callable[[int, Exception], None]) -> None:
         """Connect to nobody yet.
 
         Args:

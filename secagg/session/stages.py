@@ -137,12 +137,10 @@ class StagedServerSession(Confined, ABC, Generic[Content]):
 
     @property
     def invitation(self) -> bytes:
-        """The message of the first stage, the same for everybody."""
         return self._invitation
 
     @property
     def stage(self) -> Stage | None:
-        """The open stage."""
         return self._stage
 
     @property
@@ -153,7 +151,6 @@ class StagedServerSession(Confined, ABC, Generic[Content]):
 
     @property
     def awaited(self) -> frozenset[ClientId] | None:
-        """Clients that may still answer."""
         with self._lock:
             if self._stage is None:
                 return frozenset()
@@ -161,7 +158,6 @@ class StagedServerSession(Confined, ABC, Generic[Content]):
 
     @property
     def turnout(self) -> Turnout:
-        """Whether closing now can succeed."""
         with self._lock:
             if self._stage is None or self._is_full():
                 return Turnout.COMPLETE
@@ -172,14 +168,12 @@ class StagedServerSession(Confined, ABC, Generic[Content]):
         return self._waiting is not None and not self._waiting
 
     def message_to(self, client: ClientId) -> bytes | None:
-        """Return the open stage's message for a client that is in."""
         with self._lock:
             if self._stage is None or not self._is_in(client):
                 return None
             return self._invitation if self._messages is None else self._messages[client]
 
     def receive(self, sender: ClientId, message: bytes) -> None:
-        """Take an answer."""
         if type(sender) is not ClientId:
             raise Misuse(f"a sender is a ClientId, as the transport authenticated it; got {type(sender).__name__}")
         message = owned_bytes(message)
@@ -253,12 +247,10 @@ class StagedServerSession(Confined, ABC, Generic[Content]):
                 self._waiting.discard(client)
 
     def drop(self, client: ClientId) -> None:
-        """Await a client no more; what it uploaded stays."""
         with self._lock:
             self._leave(client)
 
     def close_stage(self) -> None:
-        """Await nobody else, and open the next stage if there is one."""
         with self._lock, self._ending():
             if self._stage is None:
                 raise Misuse("there is no stage to close")
@@ -273,7 +265,6 @@ class StagedServerSession(Confined, ABC, Generic[Content]):
             self._waiting = set(self._messages) - self._out
 
     def release(self, progress: Callable[[int, int], None] | None = None) -> Released:
-        """Return the sum, once."""
         with self._lock:
             if self._stage is not None or self._is_over:
                 raise Misuse("close the last stage first; a session releases once")
@@ -287,7 +278,6 @@ class StagedServerSession(Confined, ABC, Generic[Content]):
                     self.abort()
 
     def abort(self) -> None:
-        """End the session and wipe it."""
         with self._lock:
             if not self._is_over:
                 self._is_over, self._stage, self._messages = True, None, {}

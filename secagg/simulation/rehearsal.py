@@ -136,7 +136,7 @@ class Rehearsal:
             self.settings, coins=SystemCoins(), clock=lambda: datetime.now(UTC), threads=self.threads
         )
         with closing(world), _no_collections(), shared_checks() if self.shares_checks else nullcontext():
-            return self._run(world, progress or _ignore, opened)
+            return self._run(world, progress or (lambda *_: None), opened)
 
     def _run(self, world: Simulation, progress: Progress, opened: Callable[[ServerSession], None]) -> Rehearsed:
         subject = Subject(
@@ -209,7 +209,3 @@ def _no_collections() -> Generator[None]:
     finally:
         if collects:
             gc.enable()
-
-
-def _ignore(stage: str, answered: int, present: int) -> None:
-    """Show no progress."""

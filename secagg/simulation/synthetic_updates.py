@@ -198,7 +198,6 @@ class SyntheticUpdates:
 
     @property
     def l2_bounds(self) -> tuple[int, ...]:
-        """Bound on the length of any client's values, for each ring segment."""
         rings = [segment for segment in self.layout.segments if isinstance(segment, RingSegment)]
         return tuple(ceil(_PLAIN.clip * (1 << _PLAIN.fraction_bits) * sqrt(segment.length)) for segment in rings)
 
@@ -260,7 +259,6 @@ class WindowedInputs:
         self._stream = self._ring.from_integers(Ring(input_bits).lift(drawn))
 
     def payload_of(self, number: int) -> Payload:
-        """Return the input of one client; it is a view, and nobody writes to it."""
         return Payload(self.layout, (self._stream[number : number + self.values],))
 
     def is_sum_of(
@@ -274,5 +272,4 @@ class WindowedInputs:
 
     @property
     def l2_bounds(self) -> tuple[int, ...]:
-        """No input is longer than the stream."""
         return (isqrt(squared_norm(self._ring, self._stream)) + 1,)

@@ -202,16 +202,20 @@ def test_a_dealer_of_wrong_shares_ends_the_session_and_is_named_in_active_mode(
     nothing_is_released(session, PeerMisbehaved, Reason.COMMITMENT_MISMATCH, blamed)
 
 
-def test_a_holder_is_not_blamed_alone_for_a_share_that_its_dealer_dealt_wrong(goes_on: GoesOn) -> None:
-    # In semi-honest mode nothing tells a holder that lies from a dealer that dealt it a wrong share.
-    session = InsecurePairwiseSession(SessionSetup(mode=SecurityMode.SEMI_HONEST))
+@pytest.mark.parametrize("drops_out", [False, True])
+@pytest.mark.parametrize("mode", SecurityMode)
+def test_a_holder_is_not_blamed_alone_for_a_share_that_its_dealer_dealt_wrong(
+    mode: SecurityMode, goes_on: GoesOn, *, drops_out: bool
+) -> None:
+    """A commitment to a wrong share is a commitment; in semi-honest mode nothing tells a dealer from a holder."""
+    session = InsecurePairwiseSession(SessionSetup(mode=mode))
     dealer, holder = session.client_ids[DEALER], session.client_ids[0]
     with crooked_dealing(session, [0]):
         session.reach(ServerState.AWAITING_MASKED_INPUTS)
-    goes_on(session)
+    goes_on(session, without=[dealer] if drops_out else ())
     (fault,) = session.server.faults
     assert fault.reason is Reason.COMMITMENT_MISMATCH
-    assert fault.culprits == unverified(dealer) | {holder}
+    assert fault.culprits == ({dealer} if mode is SecurityMode.ACTIVE else unverified(dealer) | {holder})
 
 
 # --- Edge seeds -------------------------------------------------------------------------------------------------------

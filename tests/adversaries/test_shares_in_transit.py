@@ -265,21 +265,29 @@ def test_a_client_whose_edge_seed_the_relay_made_unusable_leaves_and_the_others_
     assert (verdict.reason, verdict.culprits) == (Reason.EDGE_UNUSABLE, unverified(victim))
 
 
-def test_a_neighbour_that_signs_an_unusable_edge_seed_drives_one_out_and_is_named_alone(
-    ended: Refused, goes_on: GoesOn
+@pytest.mark.parametrize("stays", [True, False])
+@pytest.mark.parametrize("mode", SecurityMode)
+def test_a_neighbour_that_seals_an_unusable_edge_seed_drives_one_out_and_is_named(
+    mode: SecurityMode, ended: Refused, goes_on: GoesOn, *, stays: bool
 ) -> None:
-    planned = at_delivery(SecurityMode.ACTIVE, Suite.HYBRID)
+    planned = at_delivery(mode, Suite.HYBRID)
     sender = sender_of_an_edge_to(planned, 3)
     session = InsecurePairwiseSession(planned.setup)
     attacker, victim = session.client_ids[sender], session.client_ids[3]
     with unusable_edge(attacker, victim):
         session.reach(ServerState.AWAITING_MASKED_INPUTS)
     # The attacker masked with a seed that its victim does not know; it shows it, or its neighbours do without its sum.
-    goes_on(session, of=set(session.client_ids) - {victim})
-    assert [fault.culprits for fault in session.server.faults] == [{attacker, victim}, {attacker}]
+    gone = {victim} if stays else {victim, attacker}
+    goes_on(session, of=set(session.client_ids) - gone, without=[] if stays else [attacker])
+    blamed = frozenset[Party]({attacker}) if mode is SecurityMode.ACTIVE else unverified(attacker)
+    accusation, verdict = session.server.faults
+    assert f"{victim} leaves: it cannot use the seeds of its edges with {attacker}" in str(accusation)
+    assert (accusation.reason, accusation.culprits) == (Reason.EDGE_UNUSABLE, blamed | {victim})
+    # The victim's root is recovered, and opens nothing either.
+    assert verdict.culprits == blamed
     (error,) = session.clients[victim].faults
     assert isinstance(error, AuthenticationFailed)
-    assert error.culprits == {attacker}
+    assert error.culprits == blamed
     ended(session, victim)
 
 

@@ -39,10 +39,9 @@ from secagg.errors import InvalidParameters, Misuse, Reason
 from secagg.identifiers import ClientId
 from secagg.parameters import SecurityMode
 from secagg.protocols.pairwise_mask.graph import Topology
-from secagg.protocols.pairwise_mask.plan import plan_session
 from secagg.protocols.pairwise_mask.session import ServerState
 from secagg.simulation.insecure_coins import InsecureSeededCoins
-from tests.harness.pairwise_sessions import InsecurePairwiseSession, SessionSetup, same_sum
+from tests.harness.pairwise_sessions import InsecurePairwiseSession, SessionSetup, plan_of, same_sum
 
 SHAPE = (4, 10)
 SEED = bytes(range(32))
@@ -307,7 +306,7 @@ def test_clients_leave_where_the_weights_could_exceed_their_capacity() -> None:
 @pytest.mark.parametrize("mode", SecurityMode)
 def test_a_protocol_of_sums_refuses_indices(decoder: LinearDecoder[Any], mode: SecurityMode) -> None:
     with pytest.raises(InvalidParameters, match="holds indices"):
-        plan_session(
+        plan_of(
             decoder.layout,
             InsecureSeededCoins(b"plan"),
             population=8,

@@ -14,7 +14,7 @@ import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
@@ -37,7 +37,7 @@ from secagg.protocols.pairwise_mask.configuration import (
 )
 from secagg.protocols.pairwise_mask.floors import ClientFloors
 from secagg.protocols.pairwise_mask.graph import Topology
-from secagg.protocols.pairwise_mask.plan import SessionPlan, plan_session
+from secagg.protocols.pairwise_mask.plan import PairwiseSettings, SessionPlan, plan_session
 from secagg.protocols.pairwise_mask.relay import RelayedShares, Settled, deliver_shares
 from secagg.protocols.pairwise_mask.round1_share_keys import EncryptedShares
 from secagg.protocols.pairwise_mask.rounds3_4_unmasking import AnsweredFor, Asked, UnmaskingShares, signed_unmasking
@@ -70,6 +70,21 @@ class OfferedSubject(Subject):
             terms=configuration.application_digest,
             model_digest=configuration.model_digest,
         )
+
+
+def plan_of(
+    layout: Layout, coins: Coins, *, population: int, authority: bytes = NO_AUTHORITY, **asked: Any
+) -> SessionPlan:
+    """Plan a session of a layout, as a server would that is asked for these settings, or another subject."""
+    subject = OfferedSubject(
+        task=asked.pop("task", b"federated training"),
+        round_number=asked.pop("round_number", 0),
+        layout=layout,
+        capacity=1 << 62,
+        terms=asked.pop("application_digest", NO_DIGEST),
+        model_digest=asked.pop("model_digest", NO_DIGEST),
+    )
+    return plan_session(subject, PairwiseSettings(**asked), population, coins, authority)
 
 
 def is_spent(update: LateUpdate) -> bool:
@@ -146,25 +161,20 @@ class SessionSetup:
 
     def plan(self, authority: bytes = NO_AUTHORITY) -> SessionPlan:
         """Choose safe parameters, as a server would."""
-        return plan_session(
-            self.layout,
-            self.coins_of("plan"),
-            population=self.population,
+        settings = PairwiseSettings(
             corrupted=self.corrupted,
             dropped=self.dropped,
             late=self.late,
             mode=self.mode,
             suite=self.suite,
             topology=self.topology,
-            authority=authority if self.mode is SecurityMode.ACTIVE else NO_AUTHORITY,
             minimum_cohort=self.minimum_cohort,
             maximum_weight=self.maximum_weight,
             privacy_bits=self.privacy_bits,
             check_words=self.check_words,
-            model_digest=self.model_digest,
-            round_number=self.round_number,
             attempt=self.attempt,
         )
+        return plan_session(self.subject, settings, self.population, self.coins_of("plan"), authority)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

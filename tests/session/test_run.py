@@ -17,7 +17,6 @@ from secagg.identifiers import ClientId
 from secagg.parameters import SecurityMode
 from secagg.protocols.pairwise_mask import (
     Topology,
-    plan_session,
 )
 from secagg.protocols.pairwise_mask.plan import PairwiseSettings
 from secagg.protocols.pairwise_mask.session import STAGES
@@ -148,17 +147,6 @@ def test_making_updates_is_no_clients_time() -> None:
         made = iter(range(1000))
         run(session, joined(world, candidate.subject, candidate.clients), making=lambda: 1000.0 * next(made))
     assert session.figures[0].client_seconds < 0
-
-
-def test_plan_session_is_what_settings_plan() -> None:
-    settings = PairwiseSettings(mode=SecurityMode.SEMI_HONEST, corrupted=1, dropped=2)
-    subject = candidate_of("plain").subject
-    configuration = settings.plan(subject, 30, bytes(32), SystemCoins()).configuration
-    wanted = plan_session(
-        LAYOUT, SystemCoins(), population=30, corrupted=1, dropped=2, mode=SecurityMode.SEMI_HONEST
-    ).configuration
-    assert (configuration.degree, configuration.threshold) == (wanted.degree, wanted.threshold)
-    assert configuration.task == subject.task
 
 
 @pytest.mark.parametrize(

@@ -31,13 +31,12 @@ from secagg.protocols.pairwise_mask import (
     SessionPlan,
     Topology,
     charged_elsewhere,
-    plan_session,
 )
 from secagg.protocols.pairwise_mask.floors import ClientFloors
 from secagg.protocols.pairwise_mask.session import SERVER_TRANSITIONS
 from secagg.session.certificates import Authority, SigningKey, issue_certificate
 from secagg.wire import MessageKind, message_kind
-from tests.harness.pairwise_sessions import OfferedSubject, close_round, unmask, update_of
+from tests.harness.pairwise_sessions import OfferedSubject, close_round, plan_of, unmask, update_of
 from tests.harness.recorded_coins import InsecureRecordedCoins
 
 from .negative_cases import NEGATIVES, negative
@@ -192,7 +191,7 @@ def configure(scenario: Scenario, run: int) -> Vector:
     }
     authority = _signing_key(identities["authority"]).public_key if identities else bytes(32)
     asked: Vector = {"corrupted": 0, "dropped": 0, "minimum_cohort": 3, **scenario.plan}
-    plan = plan_session(
+    plan = plan_of(
         layout,
         InsecureRecordedCoins(server),
         **asked,

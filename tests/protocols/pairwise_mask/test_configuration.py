@@ -18,9 +18,10 @@ from secagg.parameters import SecurityMode, Suite
 from secagg.protocols.pairwise_mask.configuration import NO_AUTHORITY, SessionConfiguration, commit_to_opening
 from secagg.protocols.pairwise_mask.floors import ClientFloors
 from secagg.protocols.pairwise_mask.graph import Topology
-from secagg.protocols.pairwise_mask.plan import SessionPlan, plan_session
+from secagg.protocols.pairwise_mask.plan import SessionPlan
 from secagg.simulation.insecure_coins import InsecureSeededCoins
 from secagg.wire import MessageKind
+from tests.harness.pairwise_sessions import plan_of
 from tests.harness.recorded_coins import InsecureRecordedCoins
 
 LAYOUT = Layout((RingSegment(20, 6), RingSegment(7, 3)))
@@ -269,7 +270,7 @@ def some_plan(**options: Any) -> SessionPlan:
     planned: dict[str, Any] = {"population": 20, "corrupted": 1, "dropped": 2} | options
     if planned.get("mode", SecurityMode.ACTIVE) is SecurityMode.ACTIVE:
         planned |= {"authority": b"a" * 32}
-    return plan_session(LAYOUT, InsecureSeededCoins(b"plan"), **planned)
+    return plan_of(LAYOUT, InsecureSeededCoins(b"plan"), **planned)
 
 
 @given(
@@ -353,7 +354,7 @@ def test_the_opening_is_what_the_offer_commits_to_and_is_not_in_it() -> None:
 
 def test_a_plan_draws_an_opening_and_a_nonce() -> None:
     coins = InsecureRecordedCoins(b"o" * 32 + b"n" * 32)
-    plan = plan_session(LAYOUT, coins, population=6, corrupted=0, dropped=1, authority=b"a" * 32)
+    plan = plan_of(LAYOUT, coins, population=6, corrupted=0, dropped=1, authority=b"a" * 32)
     assert coins.is_exhausted
     assert (plan.opening, plan.configuration.server_nonce) == (b"o" * 32, b"n" * 32)
 
@@ -403,7 +404,7 @@ def test_a_large_active_plan_has_a_committee_of_some() -> None:
 
 def test_a_plan_that_its_own_dropouts_would_end_is_refused() -> None:
     with pytest.raises(InvalidParameters, match="minimum_cohort is 12"):
-        plan_session(
+        plan_of(
             Layout((RingSegment(8, 2),)),
             InsecureSeededCoins(b"plan"),
             population=12,

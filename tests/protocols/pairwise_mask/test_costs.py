@@ -6,33 +6,33 @@ import pytest
 
 from secagg.contract.layout import Layout, RingSegment
 from secagg.errors import InvalidParameters
-from secagg.identifiers import ClientId
 from secagg.parameters import Suite
-from secagg.protocols.pairwise_mask import ServerState
+from secagg.protocols.pairwise_mask import PairwiseSettings
+from secagg.protocols.pairwise_mask.simulation import ENTRY
 from secagg.protocols.pairwise_mask.simulation import costs as pairwise_costs
+from secagg.simulation.rehearsal import Rehearsal, client_ids
 from secagg.simulation.synthetic_updates import WindowedInputs
-from tests.harness.pairwise_cohort import Setting, gather
 
 
 @pytest.mark.parametrize(("clients", "suite"), [(20, Suite.CLASSIC), (20, Suite.HYBRID), (130, Suite.CLASSIC)], ids=str)
 def test_a_session_of_pairwise_masks_sends_what_the_model_says(clients: int, suite: Suite) -> None:
     inputs = WindowedInputs(input_bits=16, length=3000, clients=clients, seed=b"costs")
-    # Those who vanish at the very end were planned for, and change nobody else's messages before.
-    gone = frozenset(ClientId(number) for number in range(1, clients // 20 + 1))
-    cohort = gather(
-        inputs.payload_of,
-        clients,
-        capacity=inputs.capacity,
-        dropouts={ServerState.AWAITING_UNMASKING_SHARES: gone},
-        setting=Setting(corrupted=clients // 20, suite=suite),
+    rare = clients // 20
+    rehearsal = Rehearsal(
+        entry=ENTRY,
+        settings=PairwiseSettings(corrupted=rare, dropped=rare, suite=suite),
+        inputs=inputs,
+        clients=clients,
+        # Those who vanish at the very end were planned for, and change nobody else's messages before.
+        dropouts={"unmasking": frozenset(client_ids(rare))},
     )
-    rounds = [figures for figures in cohort.run().rounds if figures.messages_up]
+    rounds = [figures for figures in rehearsal.run().session.figures if figures.answered]
     if clients > 128:
         # Few are asked to certify the survivors; the model counts a client that is not.
-        rounds = [figures for figures in rounds if figures.state is not ServerState.AWAITING_SURVIVOR_SIGNATURES]
+        rounds = [figures for figures in rounds if figures.name != "consistency check"]
     (costs,) = pairwise_costs(inputs.layout, clients, suite)
-    assert costs.up_bytes == pytest.approx(sum(figures.bytes_up / figures.messages_up for figures in rounds), abs=1)
-    received = sum(figures.bytes_down / figures.messages_down for figures in rounds)
+    assert costs.up_bytes == pytest.approx(sum(each.bytes_up / len(each.answered) for each in rounds), abs=1)
+    received = sum(each.bytes_down / each.sent for each in rounds)
     # The model takes the neighbours to stand evenly in the roster, where the proof of their keys is longest.
     assert costs.down_bytes == pytest.approx(received, rel=0.04)
 

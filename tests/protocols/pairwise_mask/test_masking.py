@@ -23,7 +23,6 @@ from secagg.identifiers import ClientId, SessionContext
 from secagg.parameters import SecurityMode, Suite
 from secagg.protocols.pairwise_mask.configuration import SessionConfiguration
 from secagg.protocols.pairwise_mask.graph import Topology
-from secagg.protocols.pairwise_mask.plan import plan_session
 from secagg.protocols.pairwise_mask.round2_masked_input import (
     MaskedVector,
     adds_pairwise_mask,
@@ -31,7 +30,7 @@ from secagg.protocols.pairwise_mask.round2_masked_input import (
     self_mask_key,
 )
 from secagg.simulation.insecure_coins import InsecureSeededCoins
-from tests.harness.pairwise_sessions import insecure_payload
+from tests.harness.pairwise_sessions import insecure_payload, plan_of
 
 CONTEXT = SessionContext(hashlib.sha256(b"a session").digest())
 layouts = st.lists(st.builds(RingSegment, st.integers(1, 64), st.integers(1, 30)), min_size=1, max_size=4).map(
@@ -43,7 +42,7 @@ SMALL = Layout((RingSegment(7, 5), RingSegment(20, 3)))
 def configuration_of(
     layout: Layout = SMALL, *, maximum_weight: int = 9, check_words: int = 8, suite: Suite = Suite.CLASSIC
 ) -> SessionConfiguration:
-    return plan_session(
+    return plan_of(
         layout,
         InsecureSeededCoins(b"masking"),
         population=5,

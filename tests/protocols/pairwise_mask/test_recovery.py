@@ -25,7 +25,6 @@ from secagg.errors import (
 from secagg.identifiers import ClientId, Party, ServerId
 from secagg.parameters import SecurityMode, Suite
 from secagg.protocols.pairwise_mask import recovery, round1_share_keys
-from secagg.protocols.pairwise_mask.client import ClientState
 from secagg.protocols.pairwise_mask.graph import Topology
 from secagg.protocols.pairwise_mask.round2_masked_input import Complaint
 from secagg.protocols.pairwise_mask.rounds3_4_unmasking import (
@@ -155,33 +154,6 @@ def test_shares_that_are_held_back_are_missing_and_nobody_is_blamed(mode: Securi
 
 
 # --- Dealers that deal badly ------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("drops", [False, True])
-@pytest.mark.parametrize("mode", SecurityMode)
-def test_one_share_that_was_dealt_wrongly_is_corrected_in_both_modes(mode: SecurityMode, *, drops: bool) -> None:
-    """A commitment to a wrong share is a commitment; what is left behind them is decoded all the same."""
-
-    def deals_one_badly(monkeypatch: pytest.MonkeyPatch) -> None:
-        def split(secrets: Sequence[Secret], *, threshold: int, holders: int, coins: Coins) -> list[list[Share]]:
-            dealt = split_many(secrets, threshold=threshold, holders=holders, coins=coins)
-            for shares in dealt:
-                value = bytearray(shares[1].value.expose())
-                value[-1] ^= 1
-                shares[1] = Share(shares[1].point, Secret("share", value))
-            return dealt
-
-        monkeypatch.setattr(round1_share_keys, "split_many", split)
-
-    session = InsecurePairwiseSession(nine(mode))
-    dealer, holder = session.client_ids[3], session.client_ids[1]
-    dealing(dealer, session, deals_one_badly)
-    if drops:
-        session.drop(dealer)
-    total = session.finish()
-    assert same_sum(total, session.sum_of(c for c in session.client_ids if c != dealer or not drops))
-    (fault,) = session.server.faults
-    assert fault.culprits == ({dealer} if mode is SecurityMode.ACTIVE else unverified(dealer) | {holder})
 
 
 def commits_to_other_shares(receivers: Collection[ClientId]) -> Callable[[pytest.MonkeyPatch], None]:
@@ -329,33 +301,6 @@ def receivers_of(session: InsecurePairwiseSession, sender: ClientId) -> list[Cli
 
 def blamed(mode: SecurityMode, client: ClientId) -> frozenset[Party]:
     return frozenset({client}) if mode is SecurityMode.ACTIVE else unverified(client)
-
-
-@pytest.mark.parametrize("stays", [True, False])
-@pytest.mark.parametrize("mode", SecurityMode)
-def test_garbage_in_place_of_a_seed_evicts_its_receiver_and_convicts_its_sender(
-    mode: SecurityMode, *, stays: bool
-) -> None:
-    """The victim complains and leaves; its mask is removed with the seed that the sender shows, or needs no seed."""
-    session = InsecurePairwiseSession(nine(mode, Suite.HYBRID))
-    cheat, victim = session.client_ids[2], session.client_ids[3]
-    dealing(cheat, session, garbage_for(victim))
-    if not stays:
-        session.drop(cheat)
-    total = session.finish()
-    gone = {victim} if stays else {victim, cheat}
-    assert same_sum(total, session.sum_of(client for client in session.client_ids if client not in gone))
-    assert session.clients[victim].state is ClientState.ABORTED
-    (own,) = session.clients[victim].faults
-    assert isinstance(own, AuthenticationFailed)
-    assert own.culprits == blamed(mode, cheat)
-    accusation, *verdict = session.server.faults
-    assert accusation.reason is Reason.EDGE_UNUSABLE
-    assert accusation.culprits == blamed(mode, cheat) | blamed(mode, victim)
-    # The victim's root is recovered, and opens nothing either.
-    assert [fault.culprits for fault in verdict] == [blamed(mode, cheat)]
-    assert not session.refusals
-    assert f"{victim} leaves: it cannot use the seeds of its edges with {cheat}" in str(accusation)
 
 
 def test_a_client_that_complains_records_wrong_shares_as_well() -> None:

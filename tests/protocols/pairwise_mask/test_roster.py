@@ -20,8 +20,8 @@ from secagg.protocols.pairwise_mask.configuration import (
     roster_of,
 )
 from secagg.protocols.pairwise_mask.graph import Topology
-from secagg.protocols.pairwise_mask.plan import plan_session
 from secagg.simulation.insecure_coins import InsecureSeededCoins
+from tests.harness.pairwise_sessions import plan_of
 
 GREATEST = (1 << 64) - 1
 ROOT = b"r" * 32
@@ -32,7 +32,7 @@ lists = st.frozensets(telling_ids, max_size=12).map(lambda values: [ClientId(val
 
 
 def some_configuration(*, mode: SecurityMode = SecurityMode.SEMI_HONEST, attempt: int = 0) -> SessionConfiguration:
-    return plan_session(
+    return plan_of(
         Layout((RingSegment(8, 3),)),
         InsecureSeededCoins(b"plan"),
         population=6,

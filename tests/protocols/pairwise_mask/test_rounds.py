@@ -6,7 +6,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache
 from threading import get_ident
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -20,11 +19,9 @@ from secagg.errors import (
     PeerError,
     PeerMisbehaved,
     Reason,
-    SecAggError,
     ThresholdNotMet,
-    UnexpectedMessage,
 )
-from secagg.identifiers import CONTEXT_TAG_BYTES, ClientId, Party, ServerId
+from secagg.identifiers import CONTEXT_TAG_BYTES, ClientId
 from secagg.parameters import SecurityMode, Suite
 from secagg.protocols.pairwise_mask.client import (
     CLIENT_TRANSITIONS,
@@ -34,10 +31,8 @@ from secagg.protocols.pairwise_mask.client import (
     charged_elsewhere,
 )
 from secagg.protocols.pairwise_mask.configuration import (
-    Roster,
     Seat,
     SessionConfiguration,
-    encode_clients,
     set_bytes,
 )
 from secagg.protocols.pairwise_mask.graph import Topology
@@ -62,9 +57,7 @@ from secagg.wire import MessageKind
 from tests.harness.pairwise_sessions import (
     InsecurePairwiseSession,
     SessionSetup,
-    restored,
     same_sum,
-    stored,
 )
 
 HEADER_BYTES = 7
@@ -140,18 +133,6 @@ KINDS = {
 @pytest.mark.parametrize("form", FORMS, ids="-".join)
 def test_every_kind_of_the_protocol_was_recorded(form: Form) -> None:
     assert set(recorded(form)[1]) == set(KINDS[form[0]])
-
-
-@settings(max_examples=150)
-@given(st.sampled_from(FORMS), st.data())
-def test_whatever_decodes_encodes_to_the_same_bytes(form: Form, data: st.DataObject) -> None:
-    one = recorded(form)[1][data.draw(st.sampled_from(KINDS[form[0]]))]
-    mutated = data.draw(mutations(one.message))
-    try:
-        again = one.decode(mutated)
-    except SecAggError:
-        return
-    assert again == mutated
 
 
 @st.composite
@@ -311,121 +292,14 @@ def test_an_upload_is_the_packed_vector_and_a_fixed_frame(form: Form) -> None:
     assert len(messages[MessageKind.MASKED_INPUT].message) == HEADER_BYTES + CONTEXT_TAG_BYTES + signature + packed
 
 
-# --- What a server that lies may tell ---------------------------------------------------------------------------------
-
-ACTIVE: Form = (SecurityMode.ACTIVE, Suite.CLASSIC, Topology.FULL)
-SEMI_HONEST: Form = (SecurityMode.SEMI_HONEST, Suite.CLASSIC, Topology.FULL)
-OTHER = b"x" * 32
-SERVER: frozenset[Party] = frozenset({ServerId()})
-Edit = Callable[[Any, Roster, int], Any]
-"""Change a decoded message, of a roster, to the client at a position."""
-
-
-def told(form: Form, kind: MessageKind, edit: Edit) -> tuple[Client, SecAggError]:
-    """Bring a client to where a message is due, tell it an edited one, and return what it raises."""
-    session, messages = recorded(form)
-    client = session.enrol(_owner(form))
-    configuration, roster = session.server.configuration, session.server.roster
-    position = roster.position_of(client.client)
-    assert position is not None
-    for due, _ in CLIENT_TRANSITIONS.values():
-        if due is kind:
-            break
-        if due in messages:
-            client.answer(messages[due].message)
-    original = messages[kind].message
-    decoders: dict[MessageKind, Callable[[], Any]] = {
-        MessageKind.ADVERTISED_KEYS: lambda: AdvertisedKeys.decode(original, configuration),
-        MessageKind.DELIVERED_SHARES: lambda: DeliveredShares.decode(original, Seat(roster, position)),
-        MessageKind.SURVIVOR_SET: lambda: SurvivorSet.decode(original, roster),
-        MessageKind.UNMASKING_REQUEST: lambda: UnmaskingRequest.decode(original, roster),
-    }
-    decoded = decoders[kind]()
-    with pytest.raises(SecAggError) as caught:
-        client.answer(edit(decoded, roster, position).encode())
-    assert client.state is ClientState.ABORTED
-    with pytest.raises(UnexpectedMessage):
-        client.answer(original)
-    return client, caught.value
-
-
-def with_clients(message: AdvertisedKeys, clients: list[ClientId]) -> AdvertisedKeys:
-    return replace(message, clients=encode_clients(sorted(clients)))
-
-
-def with_sharers(message: DeliveredShares, roster: Roster, position: int, sharers: list[int]) -> DeliveredShares:
-    """Say that only some shared, and deliver what they sent."""
-    neighbours = [n for n in roster.graph.neighbours(position) if n in message.sharers]
-    kept = [item for n, item in zip(neighbours, message.entries, strict=True) if n in sharers]
-    return replace(message, sharers=roster.set_of(sharers), entries=tuple(kept))
-
-
-@pytest.mark.parametrize(
-    ("kind", "tag", "round_name"),
-    [
-        (MessageKind.ADVERTISED_KEYS, "attempt", "advertise_keys"),
-        (MessageKind.DELIVERED_SHARES, "context", "masked_input"),
-        (MessageKind.SURVIVOR_SET, "context", "consistency_check"),
-        (MessageKind.UNMASKING_REQUEST, "context", "unmasking"),
-    ],
-)
-def test_a_message_of_another_session_is_refused_in_its_round(kind: MessageKind, tag: str, round_name: str) -> None:
-    _, error = told(ACTIVE, kind, lambda message, _, __: replace(message, **{tag: OTHER[:CONTEXT_TAG_BYTES]}))
-    assert isinstance(error, PeerMisbehaved)
-    assert (error.reason, error.culprits, error.round_name) == (Reason.WRONG_SESSION, SERVER, round_name)
-
-
-def among(places: int, of: int, position: int) -> list[int]:
-    """Return a client's position and the first of others, so many in all."""
-    return [position, *(other for other in range(POPULATION - of, POPULATION) if other != position)][:places]
-
-
-TOO_FEW: list[tuple[Form, MessageKind, Edit, int, int]] = [
-    (ACTIVE, MessageKind.ADVERTISED_KEYS, lambda m, r, p: with_clients(m, [r.clients[p], r.clients[6]]), 3, 2),
-    (ACTIVE, MessageKind.DELIVERED_SHARES, lambda m, r, p: with_sharers(m, r, p, among(2, 7, p)), 3, 2),
-    (ACTIVE, MessageKind.DELIVERED_SHARES, lambda m, r, p: with_sharers(m, r, p, among(4, 7, p)), 5, 3),
-    (
-        ACTIVE,
-        MessageKind.SURVIVOR_SET,
-        lambda m, r, p: replace(m, contributors=r.set_of([p, POPULATION - 1])),
-        3,
-        2,
-    ),
-    (
-        SEMI_HONEST,
-        MessageKind.UNMASKING_REQUEST,
-        lambda m, r, p: replace(m, contributors=r.set_of(among(4, 6, p))),
-        4,
-        3,
-    ),
-]
-
-
-@pytest.mark.parametrize(("form", "kind", "edit", "needed", "present"), TOO_FEW)
-def test_too_few_are_refused_and_counted(form: Form, kind: MessageKind, edit: Edit, needed: int, present: int) -> None:
-    _, error = told(form, kind, edit)
-    assert isinstance(error, ThresholdNotMet)
-    assert (error.needed, error.present) == (needed, present)
-
-
 # --- What a client that lies may tell ---------------------------------------------------------------------------------
 
 
-def test_somebody_elses_key_and_one_advertiser_too_many_are_refused() -> None:
+def test_one_advertiser_too_many_is_refused() -> None:
     session = InsecurePairwiseSession(SessionSetup(population=5, corrupted=0, mode=SecurityMode.SEMI_HONEST))
-    configuration, (first, *_, last) = session.server.configuration, session.client_ids
-    own_offer = session.take(last)
     session.deliver(session.pending)
-    message = session.clients[last].answer(own_offer)
-    own = KeyAdvertisement.decode(message, configuration)
-    firsts = next(d.message for d in session.log if d.sender == first)
-    theirs = KeyAdvertisement.decode(firsts, configuration)
-    thief = restored(stored(session.server))
-    with pytest.raises(PeerMisbehaved) as caught:
-        thief.receive(last, replace(own, mask_key=theirs.mask_key).encode())
-    assert caught.value.reason is Reason.PUBLIC_KEY_REUSED
-    assert caught.value.culprits == unverified(first) | {last}
-    session.server.receive(last, message)
+    message = session.sent_by(session.client_ids[-1], MessageKind.KEY_ADVERTISEMENT)
+    own = KeyAdvertisement.decode(message, session.server.configuration)
     with pytest.raises(PeerMisbehaved, match="5 clients have done so") as caught:
         session.server.receive(ClientId(9), replace(own, client=ClientId(9)).encode())
     assert caught.value.reason is Reason.NOT_ELIGIBLE

@@ -9,9 +9,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, reject, settings
+from hypothesis import given, reject
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from secagg.contract import Aggregate, Layout, Payload, RingSegment
 from secagg.crypto.ring import low_bits
@@ -19,28 +18,20 @@ from secagg.errors import (
     InvalidParameters,
     MalformedMessage,
     Misuse,
-    PeerError,
     ThresholdNotMet,
-    UnexpectedMessage,
 )
 from secagg.identifiers import ClientId
 from secagg.parameters import SecurityMode, Suite
 from secagg.protocols.pairwise_mask.client import Client, ClientState, PairwiseMember, charged_elsewhere
-from secagg.protocols.pairwise_mask.configuration import Roster, Seat
 from secagg.protocols.pairwise_mask.graph import Topology
-from secagg.protocols.pairwise_mask.round1_share_keys import DeliveredShares
-from secagg.protocols.pairwise_mask.rounds3_4_unmasking import AnsweredFor, Asked, UnmaskingRequest, UnmaskingShares
 from secagg.protocols.pairwise_mask.run import run
 from secagg.protocols.pairwise_mask.session import ServerState
 from secagg.wire import MessageKind, message_kind
 from tests.harness.pairwise_sessions import (
     Delivery,
     InsecurePairwiseSession,
-    Outgoing,
     SessionSetup,
-    close_round,
     insecure_payload,
-    restored,
     same_sum,
     stored,
     unmask,
@@ -309,166 +300,3 @@ def test_uploads_are_added_and_not_kept() -> None:
     assert kept < 1.5 * vector, kept / vector
     assert highest < 5 * vector
     assert len(stored(session.server)) < 2 * vector
-
-
-# --- A server that is set back ----------------------------------------------------------------------------------------
-
-
-class SetBackMachine(RuleBasedStateMachine):
-    """A server that is set back to earlier snapshots, as an attack: it can then ask for other survivors.
-
-    The network delays, repeats, reorders and loses. In active mode no client's two secrets come out of it, and no
-    second sum.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.answers = dict[tuple[ClientId, MessageKind], bytes]()
-        self.rosters = dict[ClientId, Roster]()
-        self.received = dict[tuple[ClientId, MessageKind], bytes]()
-        self.accepted = set[ClientId]()
-        self.kept = list[bytes]()
-        self.set_back = False
-        self.total: Aggregate | None = None
-
-    @initialize(
-        topology=st.sampled_from(Topology),
-        suite=st.sampled_from([Suite.CLASSIC, Suite.CLASSIC, Suite.HYBRID]),
-        population=st.integers(7, 8),
-    )
-    def start(self, topology: Topology, suite: Suite, population: int) -> None:
-        self.session = InsecurePairwiseSession(
-            SessionSetup(population=population, topology=topology, suite=suite, minimum_cohort=2)
-        )
-        self.server = self.session.server
-        self.down = list(self.session.pending)
-        self.up = list[tuple[ClientId, bytes]]()
-
-    @precondition(lambda self: self.down)
-    @rule(data=st.data(), again=st.booleans())
-    def deliver_to_a_client(self, data: st.DataObject, again: bool) -> None:  # noqa: FBT001 -- drawn
-        index = data.draw(st.integers(0, len(self.down) - 1))
-        self._hand_down(self.down[index] if again else self.down.pop(index))
-
-    @precondition(lambda self: self.up)
-    @rule(data=st.data(), again=st.booleans())
-    def deliver_to_the_server(self, data: st.DataObject, again: bool) -> None:  # noqa: FBT001 -- drawn
-        index = data.draw(st.integers(0, len(self.up) - 1))
-        self._hand_up(*(self.up[index] if again else self.up.pop(index)))
-
-    @rule(order=st.randoms(use_true_random=False))
-    def deliver_everything(self, order: Any) -> None:
-        while self.down or self.up:
-            order.shuffle(self.down)
-            order.shuffle(self.up)
-            if self.down:
-                self._hand_down(self.down.pop())
-            if self.up:
-                self._hand_up(*self.up.pop())
-
-    @rule(data=st.data())
-    def lose_a_client(self, data: st.DataObject) -> None:
-        if len(self.session.clients) > self.session.setup.population - 2:
-            self.session.drop(data.draw(st.sampled_from(sorted(self.session.clients))))
-
-    @precondition(lambda self: self.server.stage is not None)
-    @rule()
-    def close_the_round(self) -> None:
-        self.kept.append(stored(self.server))
-        if self.server.state is ServerState.AWAITING_UNMASKING_SHARES:
-            self._unmask()
-            return
-        try:
-            messages = close_round(self.server)
-        except (ThresholdNotMet, InvalidParameters):
-            assert self.server.state is ServerState.ABORTED
-            return
-        if self.server.state is ServerState.AWAITING_ENCRYPTED_SHARES:
-            for outgoing in messages:
-                self.rosters.setdefault(outgoing.receiver, self.server.roster)
-        self.down += messages
-
-    @precondition(lambda self: self.kept)
-    @rule(data=st.data())
-    def set_the_server_back(self, data: st.DataObject) -> None:
-        self.server = restored(data.draw(st.sampled_from(self.kept)))
-        self.set_back = True
-
-    def _unmask(self) -> None:
-        try:
-            total = unmask(self.server)
-        except (ThresholdNotMet, PeerError) as error:
-            # Only a server that was set back asks for a sum that does not come out.
-            assert self.set_back or isinstance(error, ThresholdNotMet)  # noqa: PT017 -- what else is raised fails
-            assert self.server.state is ServerState.ABORTED
-            return
-        contributors = frozenset[ClientId]().union(*self.server.revealed)
-        assert contributors <= self.accepted
-        assert same_sum(total, self.session.sum_of(contributors))
-        assert self.total is None or same_sum(total, self.total), "there is one sum"
-        self.total = total
-
-    @invariant()
-    def nobodys_two_secrets_are_both_shown(self) -> None:
-        shown = dict[tuple[ClientId, bool], set[ClientId]]()
-        for (holder, kind), request in self.received.items():
-            if kind is not MessageKind.UNMASKING_REQUEST:
-                continue
-            roster = self.rosters[holder]
-            position = roster.position_of(holder)
-            assert position is not None
-            delivered = self.received[holder, MessageKind.DELIVERED_SHARES]
-            sharers = DeliveredShares.decode(delivered, Seat(roster, position)).sharers
-            contributors = UnmaskingRequest.decode(request, roster).contributors
-            answered = AnsweredFor.by(roster, sharers, contributors, position)
-            answer = self.answers[holder, MessageKind.UNMASKING_SHARES]
-            for place in UnmaskingShares.decode(answer, Asked(roster, answered)).held:
-                dealer = answered.neighbours[place]
-                shown.setdefault((roster.clients[dealer], dealer in contributors), set()).add(holder)
-        threshold = self.session.server.configuration.threshold
-        recoverable = [client for (client, _), holders in shown.items() if len(holders) >= threshold]
-        assert len(recoverable) == len(set(recoverable))
-        assert self.set_back or len({client for client, _ in shown}) == len(shown)
-
-    def teardown(self) -> None:
-        """Play every session to its end, so that each shows what became of it."""
-        if not hasattr(self, "server"):
-            return
-        for _ in OPEN_STATES:
-            while self.down or self.up:
-                if self.down:
-                    self._hand_down(self.down.pop(0))
-                else:
-                    self._hand_up(*self.up.pop(0))
-            if self.server.stage is not None:
-                self.close_the_round()
-        self.nobodys_two_secrets_are_both_shown()
-
-    def _hand_down(self, outgoing: Outgoing) -> None:
-        client = self.session.clients.get(outgoing.receiver)
-        if client is None:
-            return
-        try:
-            answer = client.answer(outgoing.message)
-        except UnexpectedMessage:
-            return
-        except (ThresholdNotMet, PeerError) as error:
-            assert self.set_back or isinstance(error, ThresholdNotMet)  # noqa: PT017 -- what else is raised fails
-            assert client.state is ClientState.ABORTED
-            return
-        assert self.answers.setdefault((client.client, message_kind(answer)), answer) == answer
-        self.received[client.client, message_kind(outgoing.message)] = outgoing.message
-        self.up.append((client.client, answer))
-
-    def _hand_up(self, sender: ClientId, message: bytes) -> None:
-        try:
-            self.server.receive(sender, message)
-        except PeerError as error:
-            assert self.set_back or isinstance(error, UnexpectedMessage)  # noqa: PT017 -- what else is raised fails
-        else:
-            if message_kind(message) is MessageKind.MASKED_INPUT:
-                self.accepted.add(sender)
-
-
-SetBackMachine.TestCase.settings = settings(stateful_step_count=40)
-TestSetBack = SetBackMachine.TestCase

@@ -8,18 +8,17 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 
+from secagg.contract import Layout, RingSegment
 from secagg.errors import InvalidParameters
 from secagg.identifiers import ClientId
 from secagg.parameters import SecurityMode, Suite
 from secagg.protocols.pairwise_mask import Server, ServerState, SessionConfiguration, Topology
 from secagg.protocols.pairwise_mask.configuration import Roster
-from secagg.protocols.pairwise_mask.run import run
-from secagg.simulation.synthetic_updates import WindowedInputs
-from tests.harness.pairwise_cohort import PLACES, Setting, gather, spread_dropouts
+from tests.harness.pairwise_sessions import InsecurePairwiseSession, SessionSetup
 from tests.harness.pairwise_traffic import bonawitz_bits, expansion
 
 HEADER, DIGEST, ELEMENT, SIGNATURE, TAG = 7 + 8, 32, 32, 64, 16
@@ -56,19 +55,25 @@ class Traffic:
         return sum(by_client.get(client, 0) for by_client in self.up.values())
 
 
-def traffic_of(clients: int, length: int, setting: Setting, dropped: int = 0) -> Traffic:
-    inputs = WindowedInputs(input_bits=16, length=length, clients=clients, seed=b"traffic")
-    places = [place for place in PLACES if place is not ADVERTISING]
-    dropouts = spread_dropouts(clients, dropped, setting.mode, places)
-    cohort = gather(inputs.payload_of, clients, capacity=inputs.capacity, dropouts=dropouts, setting=setting)
-    down: dict[ServerState, dict[ClientId, int]] = defaultdict(dict)
-    up: dict[ServerState, dict[ClientId, int]] = defaultdict(dict)
-
-    def note(state: ServerState, client: ClientId, received: bytes, answered: bytes) -> None:
-        down[state][client], up[state][client] = len(received), len(answered)
-
-    _, server = run(cohort.plan, cohort.clients, dropouts=dropouts, sent=note)
-    return Traffic(server, cohort.plan.configuration, down, up)
+def traffic_of(setup: SessionSetup, length: int) -> Traffic:
+    """Play a session of 16-bit values; those who drop out do so in turn before each round after the first."""
+    bits = 16 + (setup.population - 1).bit_length()
+    session = InsecurePairwiseSession(replace(setup, corrupted=0, layout=Layout((RingSegment(bits, length),))))
+    traffic = Traffic(session.server, session.server.configuration)
+    leaving = [session.client_ids[turn * setup.population // setup.dropped] for turn in range(setup.dropped)]
+    session.step()
+    while session.server.state is not UNMASKING:
+        session.drop(*leaving[:1])
+        del leaving[:1]
+        session.step()
+    session.drop(*leaving)
+    session.finish()
+    for each in session.log:
+        if isinstance(each.receiver, ClientId):
+            traffic.down[each.state][each.receiver] = len(each.message)
+        elif isinstance(each.sender, ClientId):
+            traffic.up[each.state][each.sender] = len(each.message)
+    return traffic
 
 
 # --- The formulas -----------------------------------------------------------------------------------------------------
@@ -160,8 +165,8 @@ def due(traffic: Traffic, client: ClientId) -> dict[tuple[ServerState, str], int
     messages = {
         (ADVERTISING, "down"): len(configuration.encode()),
         (ADVERTISING, "up"): HEADER + 8 + 2 * terms.key + DIGEST + terms.credential,
-        # Ids are consecutive here, so that each gap is one byte of the list.
-        (SHARING, "down"): HEADER + (COUNT + n) + DIGEST + DIGEST + (COUNT + k * terms.entry)
+        # The first id takes two bytes of the list here, and each gap one.
+        (SHARING, "down"): HEADER + (COUNT + n + 1) + DIGEST + DIGEST + (COUNT + k * terms.entry)
         + (COUNT + DIGEST * nodes_of_proof([position, *neighbours], n)),
         (SHARING, "up"): HEADER + terms.signature + k * terms.sealed + sent_edges,
         (MASKING, "down"): HEADER + bits_for(n) + len(present) * terms.sealed + received_edges + paths,
@@ -199,13 +204,12 @@ def test_the_formula_refuses_counts_below_one(arguments: tuple[int, ...]) -> Non
 
 @pytest.mark.parametrize(("clients", "length"), [(8, 100), (24, 2000)])
 def test_a_full_graph_exceeds_the_formula_by_tags_ids_and_framing_alone(clients: int, length: int) -> None:
-    setting = Setting(mode=SecurityMode.SEMI_HONEST, topology=Topology.FULL)
-    traffic = traffic_of(clients, length, setting)
+    traffic = traffic_of(SessionSetup(population=clients, dropped=0, mode=SecurityMode.SEMI_HONEST), length)
     configuration, n = traffic.configuration, clients
     # The formula leaves out authenticated encryption: a tag on each pair of shares, one sent and one received. Of each
     # client it counts one bit of the survivors; here everybody gets a byte of its id, a bit of the sharers, a bit of
     # the survivors, and answers with a bit for each neighbour. It counts a share of one's own, which nobody sends.
-    excess_bits = 2 * (n - 1) * TAG * 8 + n * 8
+    excess_bits = 2 * (n - 1) * TAG * 8 + (n + 1) * 8
     excess_bits += 2 * 8 * bits_for(n) + 8 * bits_for(n - 1) - n
     excess_bits -= 256
     framing = 7 * HEADER + len(configuration.encode())
@@ -230,7 +234,9 @@ def test_a_full_graph_exceeds_the_formula_by_tags_ids_and_framing_alone(clients:
 def test_every_message_has_the_length_that_its_place_in_the_graph_gives(
     topology: Topology, mode: SecurityMode, suite: Suite, dropped: int
 ) -> None:
-    traffic = traffic_of(20, 33, Setting(mode=mode, topology=topology, suite=suite), dropped)
+    bits = 100 if mode is SecurityMode.ACTIVE else 40
+    setup = SessionSetup(mode=mode, topology=topology, suite=suite, population=20, dropped=dropped, privacy_bits=bits)
+    traffic = traffic_of(setup, 33)
     finished = traffic.up[UNMASKING].keys()
     assert len(finished) == 20 - dropped
     for client in finished:
@@ -246,7 +252,8 @@ def test_every_message_has_the_length_that_its_place_in_the_graph_gives(
 @pytest.mark.parametrize("suite", list(Suite))
 @pytest.mark.parametrize("mode", list(SecurityMode))
 def test_a_sparse_graph_adds_what_depends_on_neighbours_and_hardly_more(mode: SecurityMode, suite: Suite) -> None:
-    traffic = traffic_of(20, 1 << 18, Setting(mode=mode, suite=suite))
+    setup = SessionSetup(mode=mode, suite=suite, topology=Topology.SPARSE, population=20, dropped=0)
+    traffic = traffic_of(setup, 1 << 18)
     terms, k = Terms(mode is SecurityMode.ACTIVE, suite is Suite.HYBRID), traffic.configuration.degree
     (segment,) = traffic.configuration.layout.require_rings()
     for client in traffic.roster.clients:
