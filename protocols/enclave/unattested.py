@@ -46,11 +46,6 @@ class SimulatedJudge:
     """Accepts simulated evidence for the binding that it holds, and nothing else; for simulations and tests."""
 
     def judge(self, evidence: Any, binding: bytes, now: datetime) -> Judgement:  # noqa: ANN401, ARG002 -- the protocol's
-        """Compare the binding; there is nothing else to verify.
-
-        Raises:
-            PeerMisbehaved: with reason ``attestation_refused``.
-        """
         if type(evidence) is not SimulatedEvidence:
             raise refused(f"{type(evidence).__name__} is judged by a HardwareJudge, not by a simulation's")
         if evidence.binding != binding:
