@@ -23,6 +23,7 @@ class ClientId(Party):
             raise InvalidParameters(f"a client id is an integer in [0, 2^64); got {self.value!r}")
 
     def encode(self) -> bytes:
+        """Return the one encoding that keys, signatures and messages use."""
         return self.value.to_bytes(CLIENT_ID_BYTES, "big")
 
     def __str__(self) -> str:

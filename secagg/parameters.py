@@ -36,6 +36,7 @@ class Suite(StrEnum):
 
     @property
     def mask_key_bytes(self) -> int:
+        """The length of an AES key that expands into a mask."""
         return {Suite.CLASSIC: 16, Suite.HYBRID: 32}[self]
 
 

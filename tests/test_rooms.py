@@ -18,15 +18,15 @@ MODULES_IN_A_FOLDER = 16
 LINES_OF_A_MODULE = 800
 
 BUDGETS = {
-    "secagg/*.py": 1_130,
-    "secagg/crypto": 2_320,
-    "secagg/contract": 825,
-    "secagg/privacy": 1_405,
+    "secagg/*.py": 1_135,
+    "secagg/crypto": 2_325,
+    "secagg/contract": 840,
+    "secagg/privacy": 1_410,
     "secagg/session": 3_200,
     "secagg/conformance": 2_320,
     "compression": 5_851,
     "protocols/pairwise_mask": 6_590,
-    "protocols/enclave": 5_895,
+    "protocols/enclave": 5_900,
     "protocols/two_servers": 7_545,
     "protocols/one_message": 6_125,
     "protocols/coded_mask": 1_175,

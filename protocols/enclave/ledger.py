@@ -48,10 +48,12 @@ class SealLedger(Confined):
 
     @property
     def seals(self) -> int:
+        """Number of uploads."""
         return self._durable.count(self.task)
 
     @property
     def last_version(self) -> int:
+        """The last model that there was one for, or -1."""
         return self._durable.last(self.task)
 
     def charge(self, spent: Spent, *, is_noised: bool) -> None:

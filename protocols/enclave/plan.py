@@ -63,8 +63,10 @@ class EnclaveSettings:
     l2_bounds: tuple[int, ...] = ()
     """Largest norm of a client's own values in steps, for each ring segment; needed with noise."""
     releases_per_client: int = 1
+    """Number of releases of the epoch that one client may be in, with noise."""
     adjacency: Adjacency = Adjacency.REPLACE
     codeword_bound: int = 0
+    """Largest norm of the codewords that one client chooses; longer ones count as the least."""
     lifetime: timedelta = DEFAULT_LIFETIME
 
     def plan(self, subject: Subject, authority: Authority | None, now: datetime) -> EnclaveConfiguration:

@@ -85,9 +85,11 @@ class RemoteEnclave:
         return started
 
     def open_buffer(self, version: int, model_digest: bytes) -> None:
+        """Begin to collect updates for a model."""
         self._tell_model(MessageKind.OPEN_BUFFER, ModelStamp(version=version, digest=model_digest))
 
     def announce_model(self, version: int, model_digest: bytes) -> None:
+        """Fix the digest of an older model whose updates count in the open buffer."""
         self._tell_model(MessageKind.ANNOUNCE_MODEL, ModelStamp(version=version, digest=model_digest))
 
     def _tell_model(self, kind: MessageKind, model: ModelStamp) -> None:
@@ -119,9 +121,11 @@ class RemoteEnclave:
         return self._ask(message, read)
 
     def release(self) -> bytes:
+        """Release the open buffer, or return the release again."""
         return self._ask(Writer(MessageKind.RELEASE_BUFFER).finish(), _read_release)
 
     def give_up_buffer(self) -> None:
+        """Discard the open buffer."""
         self._ask(Writer(MessageKind.GIVE_UP_BUFFER).finish(), _read_done)
 
     def destroy(self) -> None:

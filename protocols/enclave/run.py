@@ -24,7 +24,6 @@ def run(
     """Run one buffer in memory: every client that comes uploads once, and the host gets one sum.
 
     Args:
-        clients: those that do not drop out, with an update each.
         sent: told of each client's upload.
     """
     for client in clients:

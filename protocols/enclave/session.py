@@ -63,24 +63,21 @@ def open_session(
         )
     has_all = invited is None or invited <= helpers.certificates.keys()
     certificates = helpers.certificates if has_all else dict[ClientId, Certificate]()
+    if isinstance(evidence := helpers.evidence, SimulatedEvidence):
+        shown = SIMULATED, evidence.binding
+    else:
+        shown = evidence.format.value, evidence.document
     session = Server(
         configuration,
         helpers.connection,
         stamp_of(subject, subject.model_digest),
-        attested=encode_offer(helpers.offer, helpers.evidence),
+        attested=encode_attested_offer(helpers.offer, *shown),
         invited=invited,
         epoch=helpers.offer.epoch,
         certificates=certificates,
     )
-    session.is_simulated = isinstance(helpers.evidence, SimulatedEvidence)
+    session.is_simulated = isinstance(evidence, SimulatedEvidence)
     return session
-
-
-def encode_offer(offer: EnclaveOffer, evidence: Evidence | SimulatedEvidence) -> bytes:
-    """Return an epoch's offer with its evidence, as clients are shown it."""
-    if isinstance(evidence, SimulatedEvidence):
-        return encode_attested_offer(offer, SIMULATED, evidence.binding)
-    return encode_attested_offer(offer, evidence.format.value, evidence.document)
 
 
 # --- The client -------------------------------------------------------------------------------------------------------
@@ -103,6 +100,7 @@ class EnclaveMember(Confined):
     threads: int = 1
 
     def join(self, subject: Subject, update: LateUpdate | None = None, suspended: Secret | None = None) -> Client:
+        """Begin; a session cannot be resumed."""
         return Client(self, subject, update, suspended)
 
     def verified(self, attested: bytes, configuration: EnclaveConfiguration) -> VerifiedEnclave:

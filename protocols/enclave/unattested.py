@@ -36,7 +36,6 @@ class SimulatedEnclave(Enclave):
         threads: int = 1,
         memory_bytes: int = DEFAULT_MEMORY_BYTES,
     ) -> None:
-        """Start an epoch in this process."""
         super().__init__(
             configuration, coins=coins, quote=SimulatedEvidence, threads=threads, memory_bytes=memory_bytes
         )

@@ -64,14 +64,17 @@ class CodewordTable:
 
     @property
     def codewords(self) -> int:
+        """Number of codewords."""
         return len(self.entries)
 
     @property
     def width(self) -> int:
+        """Number of entries of a codeword."""
         return int(self.entries.shape[1])
 
     @property
     def digest(self) -> bytes:
+        """SHA-256 of the encoding."""
         if not self._digest:
             object.__setattr__(self, "_digest", hashlib.sha256(self.encode()).digest())
         return self._digest
@@ -82,6 +85,7 @@ class CodewordTable:
 
     @classmethod
     def decode(cls, data: bytes) -> Self:
+        """Read the canonical encoding back."""
         data = owned_bytes(data)
         if len(data) < _HEADER.size:
             raise MalformedMessage("the table ends before its dimensions do", reason=Reason.TRUNCATED)

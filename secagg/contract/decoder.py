@@ -74,6 +74,7 @@ class Aggregate:
 
     @classmethod
     def decode(cls, message: bytes, layout: Layout) -> Aggregate:
+        """Read an aggregate of a known layout back."""
         reader = Reader(message, MessageKind.AGGREGATE)
         require_digest(reader.fixed(DIGEST_BYTES), layout)
         contributors, total_weight = reader.integer(8), reader.integer(8)

@@ -66,6 +66,7 @@ class RingSegment:
 
     @property
     def payload_bytes(self) -> int:
+        """Bytes of one client's values in an upload."""
         return self.sent_ring.packed_bytes(self.length)
 
     @property
@@ -125,10 +126,12 @@ class IndexSegment:
 
     @property
     def length(self) -> int:
+        """Number of indices of one client."""
         return self.blocks
 
     @property
     def payload_bytes(self) -> int:
+        """Bytes of one client's indices on the wire."""
         return self.ring.packed_bytes(self.blocks)
 
 
@@ -179,9 +182,11 @@ class Layout:
 
     @property
     def digest(self) -> bytes:
+        """The digest that sessions and payloads are bound to."""
         return hashlib.sha256(bind(Label.LAYOUT_DIGEST, self.encode())).digest()
 
     def encode(self) -> bytes:
+        """Return the canonical encoding."""
         writer = Writer(MessageKind.LAYOUT).integer(len(self.segments), 4)
         for segment in self.segments:
             match segment:
@@ -198,6 +203,7 @@ class Layout:
 
     @classmethod
     def decode(cls, message: bytes) -> Layout:
+        """Read the canonical encoding back."""
         reader = Reader(message, MessageKind.LAYOUT)
         count = reader.integer(4)
         if count > MAXIMUM_SEGMENTS:
@@ -279,6 +285,7 @@ class Payload:
 
     @classmethod
     def decode(cls, message: bytes, layout: Layout) -> Payload:
+        """Read a payload of a known layout back."""
         reader = Reader(message, MessageKind.PAYLOAD)
         require_digest(reader.fixed(DIGEST_BYTES), layout)
         packed = [reader.fixed(segment.ring.packed_bytes(segment.length)) for segment in layout.segments]

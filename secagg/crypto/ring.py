@@ -64,6 +64,7 @@ class Ring:
 
     @property
     def greatest(self) -> int:
+        """The largest integer that the centred lift returns."""
         return (1 << (self.modulus_bits - 1)) - 1
 
     def zeros(self, length: int) -> RingVector:
@@ -118,12 +119,14 @@ class Ring:
         return vector
 
     def add(self, left: RingVector, right: RingVector) -> RingVector:
+        """Return the sum of two vectors."""
         self.require_form(left)
         self.require_form(right, left.size)
         total: RingVector = add(left, right, self.modulus_bits)
         return total
 
     def subtract(self, left: RingVector, right: RingVector) -> RingVector:
+        """Return the difference of two vectors."""
         self.require_form(left)
         self.require_form(right, left.size)
         difference: RingVector = subtract(left, right, self.modulus_bits)
@@ -154,6 +157,7 @@ class Ring:
         return lifted
 
     def packed_bytes(self, length: int) -> int:
+        """Return how many bytes a packed vector of this length has."""
         return (length * self.modulus_bits + 7) // 8
 
     def pack(self, vector: RingVector) -> bytes:

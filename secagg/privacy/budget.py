@@ -42,9 +42,11 @@ class PrivacyBudget:
             raise Misuse(f"expected an Adjacency; got {type(self.adjacency).__name__}")
 
     def spent(self, loss: Loss) -> float:
+        """Return the epsilon of a loss, at this budget's delta."""
         return _epsilon(loss, self.delta)
 
     def holds(self, loss: Loss) -> bool:
+        """Whether a loss stays within it."""
         return self.spent(loss) <= self.epsilon
 
     def releases(self, cost: Loss) -> int:
@@ -81,6 +83,7 @@ class PrivacyBudget:
         return f"its update {'replaced by another' if self.adjacency is Adjacency.REPLACE else 'replaced by zeros'}"
 
     def sentence(self, cost: Loss) -> str:
+        """Return what a person should know before a first sum."""
         count = self.releases(cost)
         return (
             f"the budget of a client, epsilon {self.epsilon:g} at delta {self.delta:g}, {self.said}, pays for "

@@ -102,6 +102,7 @@ class NoiseSettings:
 
     @property
     def budget(self) -> PrivacyBudget | None:
+        """Budget of a client, where these settings state one."""
         return None
 
 

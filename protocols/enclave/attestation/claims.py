@@ -24,9 +24,13 @@ class EvidenceFormat(StrEnum):
     """The four kinds of evidence that hardware vendors vouch for."""
 
     NITRO = "nitro"
+    """An AWS Nitro Enclaves attestation document."""
     SNP = "sev-snp"
+    """An AMD SEV-SNP report."""
     TDX = "tdx"
+    """An Intel TDX quote, version 4 or 5."""
     SGX = "sgx"
+    """An Intel SGX quote, version 3."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -121,6 +121,7 @@ class Policy:
     """Whether an SEV-SNP guest may share a core with other guests (SMT), as in every cloud of today. Their timing then
     tells something of what the program does; a host of your own can switch SMT off."""
     snp_revocation_required: bool = True
+    """Whether SEV-SNP evidence without AMD's revocation list is refused."""
     greatest_list_age: timedelta = timedelta(days=366)
     """Limit on the age of the oldest revocation list. The default is the life of the vendors' yearly lists."""
 

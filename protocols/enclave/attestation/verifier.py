@@ -22,7 +22,6 @@ class Verifier:
     """Checks evidence against the vendors' roots; it reads no clock, no network and no file."""
 
     def __init__(self, roots: Roots = PINNED_ROOTS) -> None:
-        """Take the vendors' roots, or others where a test makes its own evidence."""
         self._roots = roots
 
     def verify(self, evidence: Evidence, collateral: Collateral, now: datetime) -> Claims:

@@ -232,7 +232,7 @@ def _serve_host(
     frame_seconds: float,
     silence_seconds: float,
 ) -> socket.socket:
-    """Answer one host until it goes away, or until it was silent and another comes, which is returned."""
+    """Answer one host until it goes away, or was silent and another comes, which is returned."""
     heard = monotonic()
     try:
         while True:
