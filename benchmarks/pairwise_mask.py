@@ -13,8 +13,7 @@ from secagg.crypto.mask_expansion import accumulate
 from secagg.crypto.prime_field import random_root
 from secagg.crypto.ring import Ring
 from secagg.crypto.secret import Secret
-from secagg.crypto.shamir import reconstruct, split
-from secagg.identifiers import ServerId
+from secagg.crypto.shamir import reconstruct, split_many
 from secagg.parameters import SecurityMode
 from secagg.protocols.pairwise_mask import Server, ServerState, Topology
 from secagg.simulation.synthetic_updates import WindowedInputs
@@ -127,9 +126,8 @@ def _server_unmask() -> Iterator[Figure]:
     counts = list[int]()
     ring, total = Ring(MODULUS_BITS), Ring(MODULUS_BITS).zeros(SERVER_LENGTH)
     keys = [Secret.random("mask_key", 16, SystemCoins()) for _ in range(100)]
-    shares = split(
-        random_root("root", SystemCoins()), threshold=threshold, holders=SPARSE_NEIGHBOURS, coins=SystemCoins()
-    )
+    roots = [random_root("root", SystemCoins())]
+    (shares,) = split_many(roots, threshold=threshold, holders=SPARSE_NEIGHBOURS, coins=SystemCoins())
     ready = [restored(snapshot) for _ in range(ROUNDS)]
     seconds = best_seconds(
         {

@@ -20,7 +20,7 @@ def measure() -> Iterator[Figure]:
     """Time each operation, in milliseconds."""
     coins = SystemCoins()
     roots = [random_root("mask_root", coins) for _ in range(2)]
-    shares = shamir.split(roots[0], threshold=THRESHOLD, holders=HOLDERS, coins=coins)
+    shares = shamir.split_many(roots, threshold=THRESHOLD, holders=HOLDERS, coins=coins)[0]
     present = shares[HOLDERS - THRESHOLD :]
     weights = LagrangeWeights.at_zero([share.point for share in present], threshold=THRESHOLD)
     damaged = [Share(share.point, random_root("wrong share", coins)) for share in shares[:WRONG]] + shares[WRONG:]

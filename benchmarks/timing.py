@@ -148,7 +148,7 @@ def _sharing() -> Iterator[Kernel]:
         return Secret("mask_root", data)
 
     def split(secret: Secret) -> list[Share]:
-        return shamir.split(secret, threshold=THRESHOLD, holders=HOLDERS, coins=coins)
+        return shamir.split_many([secret], threshold=THRESHOLD, holders=HOLDERS, coins=coins)[0]
 
     def shares(data: bytes) -> list[Share]:
         return split(root(data))[:THRESHOLD]

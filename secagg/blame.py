@@ -82,8 +82,6 @@ def culprits(
     Args:
         sender: who sent it, as the transport or a signature says; of a commitment, the committer.
         refusers: the holders that refuse a client.
-    Raises:
-        Misuse: the evidence names somebody who was not given.
     """
     parties: dict[str, Party | None] = {
         "sender": sender,

@@ -63,24 +63,11 @@ def variable(limit: int, most: Sizing | None = None) -> Field:
     )
 
 
-def text(limit: int) -> Field:
-    """Return a text, as UTF-8 behind its length of 4 bytes."""
-
-    def read(reader: Reader, _: At) -> str:
-        try:
-            return reader.variable(limit).decode()
-        except UnicodeDecodeError:
-            raise MalformedMessage("a text is UTF-8", reason=Reason.NOT_CANONICAL) from None
-
-    return Field(lambda writer, value: writer.variable(value.encode(), limit), read, f"4 + at most {limit:,}")
-
-
 CLIENT: Final = Field(
     lambda writer, value: writer.fixed(value.encode(), CLIENT_ID_BYTES),
     lambda reader, _: ClientId(reader.integer(CLIENT_ID_BYTES)),
     f"{CLIENT_ID_BYTES}",
 )
-"""The id of a client."""
 
 
 SERVER: Final = Field(
@@ -96,7 +83,6 @@ FLAG: Final = Field(
     lambda reader, _: bool(_below(reader, 2, "no or yes")),
     "1: 0 or 1",
 )
-"""No or yes."""
 
 
 CONTEXT: Final = Field(
@@ -219,7 +205,6 @@ class Placed:
     """Stands in a byte before the fields where another form is to be refused by name."""
 
     def encode(self) -> bytes:
-        """Return the canonical encoding."""
         writer = Writer(self.kind)
         if self.form is not None:
             writer.integer(self.form, 1)
@@ -228,11 +213,7 @@ class Placed:
 
     @classmethod
     def read_in(cls, place: object, message: bytes) -> Self:
-        """Read the canonical encoding back, as it stands in one place.
-
-        Raises:
-            MalformedMessage, UnexpectedMessage: anything that ``encode`` would not have written there.
-        """
+        """Read the canonical encoding back, as it stands in one place; refuse anything else."""
         reader = Reader(message, cls.kind)
         if cls.form is not None and (received := reader.integer(1)) != cls.form:
             sentence = f"the message has format {received} and this end {cls.form}; both ends need the same"
@@ -249,11 +230,7 @@ class Message(Placed):
 
     @classmethod
     def decode(cls, message: bytes) -> Self:
-        """Read the canonical encoding back.
-
-        Raises:
-            MalformedMessage: anything that ``encode`` would not have written.
-        """
+        """Read the canonical encoding back; refuse anything that ``encode`` would not have written."""
         return cls.read_in(None, message)
 
 

@@ -4,19 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from secagg.errors import InvalidParameters, Party
-
-__all__ = [
-    "CLIENT_ID_BYTES",
-    "CONTEXT_BYTES",
-    "CONTEXT_TAG_BYTES",
-    "AttemptContext",
-    "ClientId",
-    "HolderId",
-    "Party",
-    "ServerId",
-    "SessionContext",
-]
+from secagg.errors import InvalidParameters
+from secagg.errors import Party as Party  # noqa: PLC0414 -- exported from here
 
 CLIENT_ID_BYTES = 8
 CONTEXT_BYTES = 32

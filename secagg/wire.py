@@ -15,7 +15,6 @@ from secagg.errors import InvalidParameters, MalformedMessage, Misuse, Reason, U
 WIRE_VERSION: Final = 1
 _HEADER = struct.Struct(">4sBH")
 HEADER_BYTES: Final = _HEADER.size
-"""Header of every message."""
 _MAGIC = b"SAGG"
 
 
@@ -117,13 +116,11 @@ class Writer:
     """Builds one message; refuses values that their field cannot hold."""
 
     def __init__(self, kind: int) -> None:
-        """Start a message of this kind with the header that every message begins with."""
         if not 0 <= kind < 1 << 16:
             raise InvalidParameters(f"a message kind is an integer below 2^16; got {kind}")
         self._parts: list[bytes | memoryview] = [_HEADER.pack(_MAGIC, WIRE_VERSION, kind)]
 
     def integer(self, value: int, size: int) -> Writer:
-        """Append an unsigned integer of exactly ``size`` bytes."""
         if size < 0 or not 0 <= value < 1 << (8 * size):
             raise InvalidParameters(f"{value} does not fit a field of {size} bytes")
         self._parts.append(value.to_bytes(size, "big"))
@@ -149,7 +146,6 @@ class Writer:
         return self.integer(len(data), 4).fixed(data, len(data))
 
     def finish(self) -> bytes:
-        """Return the message."""
         return b"".join(self._parts)
 
 
@@ -157,12 +153,7 @@ class Reader:
     """Takes one message apart; refuses anything that ``Writer`` would not have written."""
 
     def __init__(self, message: bytes, kind: int) -> None:
-        """Check the header.
-
-        Raises:
-            MalformedMessage: the bytes do not begin with a header of this version.
-            UnexpectedMessage: the message is of another kind.
-        """
+        """Check the header: of this version, and of this kind."""
         try:
             view = memoryview(message)
         except TypeError:
@@ -182,11 +173,9 @@ class Reader:
             raise UnexpectedMessage(expected=f"message kind {kind}", received=f"message kind {received}")
 
     def integer(self, size: int) -> int:
-        """Read an unsigned integer of exactly ``size`` bytes."""
         return int.from_bytes(self._take(size), "big")
 
     def fixed(self, size: int) -> bytes:
-        """Read exactly ``size`` bytes."""
         return bytes(self._take(size))
 
     def variable(self, limit: int) -> bytes:
@@ -234,11 +223,7 @@ def owned_bytes(message: Any) -> bytes:  # noqa: ANN401 -- checked here
 
 
 def message_kind(message: bytes) -> MessageKind:
-    """Return what kind of message the bytes begin like, before anything else of them is read.
-
-    Raises:
-        MalformedMessage: they do not begin with a header of this version, or the kind is none of the table's.
-    """
+    """Return the kind of a message, before anything but its header is read."""
     try:
         header = bytes(memoryview(message)[: _HEADER.size])
     except TypeError:

@@ -13,12 +13,12 @@ import pytest
 from tests.harness.closure import closure, code_lines, late_imports
 from tests.harness.house import copy_of, plant, report, shipped_modules, typing_only_nodes
 
-BARS = {"pairwise_mask": 4_095, "one_message": 3_235, "enclave": 3_050, "two_servers": 4_000, "coded_mask": 1_635}
+BARS = {"pairwise_mask": 4_095, "one_message": 3_195, "enclave": 3_015, "two_servers": 4_000, "coded_mask": 1_620}
 """The most lines of code of each client. Lower it with the code."""
 GOALS = {"pairwise_mask": 4_300, "one_message": 3_600, "enclave": 3_200, "two_servers": 4_200, "coded_mask": 1_650}
 LATE = {"secagg.crypto.hpke", "secagg.protocols.pairwise_mask.suites"}
 """Modules that import the hybrid suite in the functions that need it."""
-ATTESTATION, ATTESTATION_BAR = "secagg.protocols.enclave.attestation", 1_350
+ATTESTATION, ATTESTATION_BAR = "secagg.protocols.enclave.attestation", 1_330
 """The verifier of evidence, which no client imports. Its reviewer reads these modules and ``secagg.errors``."""
 FACES = ("secagg", "secagg.contract", *(f"secagg.protocols.{protocol}" for protocol in BARS))
 

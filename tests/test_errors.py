@@ -31,7 +31,7 @@ from secagg.crypto.prime_field import PRIME
 from secagg.crypto.public_keys import KeyRole, X25519PublicKey
 from secagg.crypto.ring import Ring, require_capacity
 from secagg.crypto.secret import Secret
-from secagg.crypto.shamir import Share, correct, reconstruct, split
+from secagg.crypto.shamir import Share, check_value, correct, reconstruct, split_many
 from secagg.errors import PeerError, Reason, SecAggError
 from secagg.identifiers import AttemptContext, ClientId, Party, ServerId, SessionContext
 from secagg.parameters import SecurityMode, Suite
@@ -78,7 +78,7 @@ class DeceptiveScheme(FixedPoint):
 
 def shares(count: int) -> list[Share]:
     secret = Secret("seed", b"\x11" * 32)
-    return split(secret, threshold=3, holders=5, coins=InsecureSeededCoins(b"shares"))[:count]
+    return split_many([secret], threshold=3, holders=5, coins=InsecureSeededCoins(b"shares"))[0][:count]
 
 
 def offer_a_small_cohort() -> None:
@@ -133,7 +133,7 @@ def reconstruct_with_too_many_wrong_shares() -> object:
 
 
 def present_a_share_above_the_prime() -> None:
-    Share(1, Secret("share", PRIME.to_bytes(32, "big"))).check(culprits=[ALICE])
+    check_value(1, memoryview(PRIME.to_bytes(32, "big")), culprits=[ALICE])
 
 
 def chain_to_a_root_of_nobody() -> object:

@@ -242,7 +242,6 @@ ROOMS: Final = (
         _in(
             "secagg/privacy",
             "client_noise.py",
-            "budgeted_noise.py",
             "budget.py",
             "rounding.py",
             "sensitivity.py",

@@ -31,8 +31,7 @@ def squared_sensitivities(  # noqa: PLR0913, PLR0917 -- what a release depends o
 
     Args:
         weight: the largest that one upload can count.
-        l2_bounds: for each ring segment of the layout, the largest norm of a client's own values.
-        adjacency: what the neighbour of a set of clients is.
+        l2_bounds: for each ring segment, the largest norm of a client's own values.
     """
     rings = sum(isinstance(segment, RingSegment) for segment in layout.segments)
     if len(l2_bounds) != rings:
@@ -80,10 +79,7 @@ def epsilon_of(
 
 @dataclass(frozen=True, slots=True)
 class PrivacyFloor:
-    """The differential privacy that a client asks for over all uploads of a task, in however many epochs.
-
-    A client that asks for it has a ledger with a limit; epsilon is that of so many releases, with noise of one kind.
-    """
+    """The differential privacy that a client asks for over all uploads of a task; its ledger then needs a limit."""
 
     epsilon: float
     delta: float
@@ -96,5 +92,4 @@ class PrivacyFloor:
         require_delta(self.delta)
 
     def holds(self, configuration: EnclaveConfiguration, releases: int | None) -> bool:
-        """Whether a configuration's noise keeps so many releases to this epsilon."""
         return epsilon_of(configuration, self.delta, self.adjacency, releases=releases) <= self.epsilon

@@ -53,8 +53,7 @@ class Invitation(Message):
 
     kind: ClassVar = MessageKind.ENCLAVE_INVITATION
     configuration: Annotated[bytes, variable(_MOST_BYTES)]
-    """Configuration without tables, which a client of the same codec has, and which can be a thousand times as long as
-    its upload."""
+    """Without its tables, which a client of the same codec has, and which can be a thousand times its upload."""
     attested: Annotated[bytes, variable(_MOST_BYTES)]
     version: Annotated[int, unsigned(_VERSION_BYTES)]
     model_digest: Annotated[bytes, fixed(DIGEST_BYTES)]
@@ -75,12 +74,10 @@ class Upload:
 
     sealed: SealedUpload = field(repr=False)
     packed: Sequence[bytes | memoryview] = field(repr=False)
-    """The masked vectors as they are sent."""
     nonce: bytes = field(repr=False)
-    """Nonce of the commitment to the masked vectors; it goes with them to the host."""
+    """Nonce of the commitment to the masked vectors."""
 
     def encode(self) -> bytes:
-        """Return both as the one message that the client sends to the host."""
         pieces = self.sealed.pieces()
         writer = Writer(MessageKind.ENCLAVE_UPLOAD).integer(sum(map(len, pieces)), 8)
         for piece in pieces:
@@ -91,7 +88,7 @@ class Upload:
         return writer.finish()
 
     def shortened(self) -> bytes:
-        """Return the same for a host that knows the epoch, the model and the certificate, and puts them back."""
+        """Return the upload for a host that knows the epoch, the model and the certificate, and puts them back."""
         sealed = self.sealed
         writer = Writer(MessageKind.SHORT_UPLOAD).fixed(sealed.header.certificate.client.encode(), CLIENT_ID_BYTES)
         writer.borrowed(sealed.sealed_seed).borrowed(sealed.sealed_indices)
@@ -116,12 +113,7 @@ class Client(OneStageClientSession):
         update: LateUpdate | None = None,
         suspended: Secret | None = None,
     ) -> None:
-        """Begin; a session cannot be resumed.
-
-        Raises:
-            InvalidParameters: the certificate is for another key; the client asks for privacy without a limit.
-            AuthenticationFailed: the authority of its floors did not issue the certificate.
-        """
+        """Refuse a certificate that is not of this key and authority, and a wish for privacy without a limit."""
         super().__init__(member.certificate.client, subject, update, suspended)
         certificate = member.certificate
         self.ledger = member.ledger(subject.task)
@@ -162,15 +154,7 @@ class Client(OneStageClientSession):
         return upload.shortened() if invited.is_short else upload.encode()
 
     def admit(self, enclave: VerifiedEnclave, now: datetime) -> None:
-        """Check everything that does not depend on an update; ``charge`` and ``sealed`` follow, once each.
-
-        Args:
-            enclave: verified by this client; it is checked again.
-            now: the client's own time, with a time zone.
-        Raises:
-            InvalidParameters: the enclave's configuration goes below this client's floors.
-            PeerMisbehaved: the enclave's verification has run out.
-        """
+        """Refuse what does not depend on an update; ``charge`` and ``sealed`` follow, once each."""
         if type(enclave) is not VerifiedEnclave:
             raise Misuse("an update is sealed to a VerifiedEnclave")
         enclave.require_current(now)
@@ -186,13 +170,7 @@ class Client(OneStageClientSession):
             )
 
     def charge(self, configuration: EnclaveConfiguration, version: int, model: bytes) -> None:
-        """Spend a model before its update is made; durable where the ledger has a file.
-
-        Args:
-            model: the digest of the model itself; that of the stamp covers more.
-        Raises:
-            Misuse, PeerMisbehaved: the ledger refuses another upload.
-        """
+        """Spend a model, named by its own digest, before its update is made; durable where the ledger has a file."""
         self.ledger.charge(Spent(configuration.task, version, model), is_noised=configuration.noise is not None)
 
     def sealed(
@@ -201,8 +179,6 @@ class Client(OneStageClientSession):
         """Seal and mask an update that was charged; it is of the enclave's layout and weights.
 
         Implements: [PGC+22] Algorithm 1, client; [HNM+22] for ring segments.
-        Raises:
-            PeerMisbehaved: the enclave's verification has run out meanwhile.
         Security: with noise, values beyond the bound that the noise was chosen for are scaled down to it, in the same
             time and without a word: a refusal would tell the host the norm, one bound after the other, and no epsilon
             counts that.
@@ -261,7 +237,7 @@ class Client(OneStageClientSession):
 def vector_digest(nonce: bytes, packed: Iterable[bytes | memoryview]) -> bytes:
     """Return the digest of the packed masked vectors under a nonce; their lengths are the configuration's.
 
-    The nonce travels with the vectors and not with the sealed part, so that an enclave cannot try out updates.
+    The nonce is not in the sealed part: an enclave that was broken cannot try out updates against the digest.
     """
     hashed = hashlib.sha256(bind(Label.ENCLAVE_VECTOR_DIGEST, nonce))
     for run in packed:

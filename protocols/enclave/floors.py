@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Final, cast
 from secagg.contract.codewords import Tables, tables_digest
 from secagg.contract.layout import Layout
 from secagg.errors import InvalidParameters, Reason
-from secagg.parameters import LEAST_COHORT, Suite
+from secagg.parameters import LEAST_COHORT, Suite, require_integer
 from secagg.session.certificates import IDENTITY_KEY_BYTES
 
-from .trusted.configuration import Accumulation, EnclaveConfiguration, ReleaseForm, require_range
+from .trusted.configuration import Accumulation, EnclaveConfiguration, ReleaseForm
 
 if TYPE_CHECKING:
     from .budget import PrivacyFloor
@@ -26,8 +26,8 @@ MAXIMUM_LIFETIME_SECONDS: Final = 24 * 3600
 class EnclaveFloors:
     """Floors of a client.
 
-    The server chooses the configuration and the codebooks. Without floors of its own a client would follow it to a
-    cohort of one, to an authority that the server controls, or to codewords that spell out the histogram in their sum.
+    Without them a client would follow the server to a cohort of one, to an authority that the server controls, or to
+    codewords that spell out the histogram in their sum.
     """
 
     suites: frozenset[Suite]
@@ -36,24 +36,22 @@ class EnclaveFloors:
     authority: bytes | None
     """Authority that certifies clients; None without one that the host does not control, which needs ``privacy``."""
     maximum_weight: int = 1
-    """Greatest weight of a client. If all other weights are multiples of some number, the remainder of the sum
-    reveals the update of the one client whose weight is not, to anyone who knows the weights.
+    """If all other weights are multiples of some number, the remainder of the sum shows the update of the one client
+    whose weight is not.
     """
     histograms_accepted: bool = False
     direct_accepted: bool = False
-    """Whether indices may be counted in a form whose memory accesses reveal them in part to an observer of the memory.
-    """
+    """Whether indices may be counted in a form whose memory accesses tell them in part."""
     maximum_codeword_bits: int = 25
-    """Bits of an entry of a codebook at most, with its sign; a wide entry can carry more than a value."""
+    """A wide entry can carry more than a value."""
     maximum_released_bits: int = 64
-    """Bits of a released element at most."""
     minimum_root_mean_square: int = 1
-    """Least root mean square that the host may set for the values of a ring segment, in steps: with noise a client
-    scales its values down to a bound, and a host that chooses a smaller one gets nothing but zeros.
+    """In steps, of a ring segment's bound: with noise a client scales its values down to it, and a small one leaves
+    nothing but zeros.
     """
     minimum_codeword_bound: int = 0
-    """Least bound on the norm of a client's codewords, in the steps of the tables; 0 accepts none. Clients over it
-    count as the least codewords, so with a bound that only one client keeps, the host would have that client's update.
+    """In the steps of the tables; 0 accepts none. Clients over the bound count as the least codewords, so one that only
+    one client keeps would give the host that client's update.
     """
     privacy: PrivacyFloor | None = None
 
@@ -71,13 +69,13 @@ class EnclaveFloors:
         suites = cast("object", self.suites)
         if type(suites) is not frozenset or not suites or any(type(suite) is not Suite for suite in self.suites):
             raise InvalidParameters("suites is a frozenset of at least one Suite that this client accepts")
-        require_range("minimum_cohort", self.minimum_cohort, LEAST_COHORT, (1 << 32) - 1)
-        require_range("maximum_weight", self.maximum_weight, 1, (1 << 32) - 1)
-        require_range("maximum_length", self.maximum_length, 1, 1 << 48)
-        require_range("maximum_codeword_bits", self.maximum_codeword_bits, 2, 64)
-        require_range("maximum_released_bits", self.maximum_released_bits, 1, 64)
-        require_range("minimum_codeword_bound", self.minimum_codeword_bound, 0, (1 << 40) - 1)
-        require_range("minimum_root_mean_square", self.minimum_root_mean_square, 1, (1 << 40) - 1)
+        require_integer("minimum_cohort", self.minimum_cohort, LEAST_COHORT, (1 << 32) - 1)
+        require_integer("maximum_weight", self.maximum_weight, 1, (1 << 32) - 1)
+        require_integer("maximum_length", self.maximum_length, 1, 1 << 48)
+        require_integer("maximum_codeword_bits", self.maximum_codeword_bits, 2, 64)
+        require_integer("maximum_released_bits", self.maximum_released_bits, 1, 64)
+        require_integer("minimum_codeword_bound", self.minimum_codeword_bound, 0, (1 << 40) - 1)
+        require_integer("minimum_root_mean_square", self.minimum_root_mean_square, 1, (1 << 40) - 1)
         if self.authority is not None and (len(self.authority) != IDENTITY_KEY_BYTES or not any(self.authority)):
             raise InvalidParameters(f"an authority is a public key of {IDENTITY_KEY_BYTES} bytes, not all of them zero")
         if self.authority is None and self.privacy is None:
@@ -98,9 +96,8 @@ class EnclaveFloors:
         """Refuse a configuration that is weaker than these floors, or made for another codec than the client's.
 
         Args:
-            layout: of the client's own codec, whose version pins its codebooks.
-            tables: the codebooks of the client's own codec, for each index segment.
-            maximum_seals: how many uploads the client makes for the task at most.
+            layout: of the client's own codec, as are the tables.
+            maximum_seals: the client's own limit on uploads for the task.
         Raises:
             InvalidParameters: with reason ``below_floor``, naming the weak value.
         """
@@ -119,7 +116,7 @@ class EnclaveFloors:
         maximum_seals: int | None,
         now: datetime,
     ) -> Iterator[tuple[bool, str]]:
-        """Go through the rules one by one; what takes long is judged last, and of the client's own codebooks alone."""
+        """Go through the rules, the slow ones last."""
         entries = [table for run in configuration.tables for table in run]
         yield configuration.suite not in self.suites, f"suite {configuration.suite} is not accepted"
         least = configuration.minimum_cohort

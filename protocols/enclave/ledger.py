@@ -1,8 +1,7 @@
 """Ledger of a client's seals across epochs, because an enclave that starts again has forgotten them.
 
 An update that is sealed to a second epoch can be summed twice, with and without another client, and the difference is
-that client's. A privacy budget that lives in the enclave alone is full again after every restart, and its host gains
-by that. So the client counts.
+that client's. A privacy budget that the enclave alone counts is full again after every restart.
 """
 
 from __future__ import annotations
@@ -34,9 +33,9 @@ class SealLedger(Confined):
 
         Args:
             maximum_seals: how many uploads the client makes for the task, in all epochs together.
-            repeats_allowed: whether updates of one model may be sealed to any number of epochs. Each time is charged.
+            repeats_allowed: whether updates of one model may be sealed to any number of epochs, each of them charged.
                 Allow it only where noise protects every single release.
-            spent: what this client has uploaded for all its tasks, on disk; a charge is durable then when it returns.
+            spent: the client's record of uploads for all its tasks; durable if it has a file.
         """
         if type(task) is not bytes or not 1 <= len(task) <= _MAXIMUM_TASK_BYTES:
             raise Misuse(f"a ledger is for a task: 1 to {_MAXIMUM_TASK_BYTES} bytes")
@@ -58,12 +57,7 @@ class SealLedger(Confined):
         return self._durable.last(self.task)
 
     def charge(self, spent: Spent, *, is_noised: bool) -> None:
-        """Remember an upload for good before its update is made, or refuse it; a failure later gives nothing back.
-
-        Raises:
-            Misuse, PeerMisbehaved: the ledger is for another task, the budget is spent, the version does not go up, or
-                the model has had its attempts, under whatever version or task.
-        """
+        """Record an upload before its update is made, or refuse it; a failure later gives nothing back."""
         if spent.task != self.task:
             raise Misuse(f"this ledger counts uploads for {self.task!r}; keep one for each task")
         is_repeat_allowed = self.repeats_allowed and is_noised

@@ -50,45 +50,38 @@ class EnclaveSettings:
     suite: Suite = Suite.HYBRID
     minimum_cohort: int = LEAST_COHORT
     maximum_cohort: int | None = None
-    """Largest cohort; by default as many as the codec's capacity allows."""
+    """By default as many as the codec's capacity allows."""
     maximum_weight: int = 1
     staleness_weights: tuple[int, ...] = (1,)
     form: ReleaseForm = ReleaseForm.DECODED_SUM
     accumulation: Accumulation = Accumulation.OBLIVIOUS
     noise_multiplier: Fraction | None = None
-    """A release is as private as one Gaussian with this multiple of the sensitivity as its standard deviation. Every
-    released segment gets noise in proportion to its own sensitivity, and as many times the variance as there are
-    segments, because their losses add up."""
+    """Standard deviation over sensitivity of the one Gaussian that a release is as private as. The losses of segments
+    add up, so each has as many times the variance as there are segments.
+    """
     noise_kind: NoiseKind = NoiseKind.DISCRETE_GAUSSIAN
     l2_bounds: tuple[int, ...] = ()
-    """Largest norm of a client's own values in integer steps, for each ring segment; needed with noise."""
+    """Largest norm of a client's own values in steps, for each ring segment; needed with noise."""
     releases_per_client: int = 1
     """Number of releases of the epoch that one client may be in, with noise."""
     adjacency: Adjacency = Adjacency.REPLACE
-    """Neighbours of a set of clients: one client's values replaced, or by zeros."""
     codeword_bound: int = 0
-    """The largest norm of the codewords that one client chooses; longer ones count as the least."""
+    """Largest norm of the codewords that one client chooses; longer ones count as the least."""
     lifetime: timedelta = DEFAULT_LIFETIME
 
     def plan(self, subject: Subject, authority: Authority | None, now: datetime) -> EnclaveConfiguration:
         """Return the configuration of an epoch whose buffers are about a subject's task, layout and tables.
 
         Args:
-            authority: who certifies clients and is not the host; None needs noise.
-            now: when the configuration is made, with a time zone.
+            authority: certifies clients, and is not the host; None needs noise.
         Raises:
-            InvalidParameters: a number out of range, or tables that do not fit.
             CapacityExceeded: a buffer could reach a weight above the capacity, or rings do not hold the noise.
         """
         self._require_held(subject)
         return self.configured(subject, authority, now)
 
     def configured(self, subject: Subject, authority: Authority | None, now: datetime) -> EnclaveConfiguration:
-        """Return the same, whether or not rings hold the noise.
-
-        Raises:
-            InvalidParameters, CapacityExceeded: as for ``plan``, but for noise.
-        """
+        """Return the same, whether or not rings hold the noise."""
         has_indices = any(isinstance(segment, IndexSegment) for segment in subject.layout.segments)
         tables = subject.tables if has_indices else ()
         configuration = EnclaveConfiguration(

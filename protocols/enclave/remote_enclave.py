@@ -6,7 +6,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final, Self, TypeVar
 
-from secagg.contract.layout import IndexSegment
 from secagg.errors import MalformedMessage, PeerError, Reason, blaming
 from secagg.identifiers import ServerId
 from secagg.session.sockets import HelperLost, SocketAsk
@@ -36,8 +35,7 @@ Answer = TypeVar("Answer")
 class EnclaveLost(ConnectionError):
     """The process of an enclave cannot be reached any more, or does not answer as an enclave does.
 
-    It is no ``SecAggError``: no party of the protocol has sent anything wrong, and no upload is refused. The epoch is
-    gone, and its buffer with it.
+    It is no ``SecAggError``: no party has sent anything wrong. The epoch is gone, and its buffer with it.
     """
 
     def __init__(self, path: Path, cause: str) -> None:
@@ -56,12 +54,10 @@ class RemoteEnclave:
     """
 
     def __init__(self, socket_path: Path, *, timeout: float | None = None) -> None:
-        """Connect; no epoch runs yet.
+        """Connect to where ``secagg enclave serve --socket PATH`` listens; no epoch runs yet.
 
         Args:
-            timeout: how many seconds the process may take to continue an answer, a release included; None for any.
-        Raises:
-            OSError: nothing listens at the path; ``secagg enclave serve --socket PATH`` does.
+            timeout: seconds that the process may take to continue an answer, a release included; None for any.
         """
         self._path = socket_path
         self._weights = frozenset[int]()
@@ -73,8 +69,7 @@ class RemoteEnclave:
         """Start an epoch, in place of one that runs, and return its offer with the evidence that vouches for it.
 
         Raises:
-            SecAggError: as for ``Enclave``; no epoch runs then.
-            EnclaveLost: the process ended, or answered what it should not.
+            EnclaveLost: the process ended, or answered what it should not; from any method here.
         """
 
         def read(answer: bytes) -> tuple[EnclaveOffer, Evidence | SimulatedEvidence]:
@@ -85,24 +80,16 @@ class RemoteEnclave:
 
         started = self._ask(encode_start(configuration), read)
         self._weights = frozenset(configuration.staleness_weights)
-        self._connection.limit = _largest_release(configuration)
+        self._connection.limit = _SHORT_ANSWER_BYTES + _ELEMENT_BYTES * configuration.released_elements
         self._request_bytes = request_limit(configuration)
         return started
 
     def open_buffer(self, version: int, model_digest: bytes) -> None:
-        """Begin to collect updates for a model.
-
-        Raises:
-            Misuse, PeerMisbehaved: as for ``Enclave.open_buffer``.
-        """
+        """Begin to collect updates for a model."""
         self._tell_model(MessageKind.OPEN_BUFFER, ModelStamp(version=version, digest=model_digest))
 
     def announce_model(self, version: int, model_digest: bytes) -> None:
-        """Fix the digest of an older model whose updates count in the open buffer.
-
-        Raises:
-            Misuse, PeerMisbehaved: as for ``Enclave.announce_model``.
-        """
+        """Fix the digest of an older model whose updates count in the open buffer."""
         self._tell_model(MessageKind.ANNOUNCE_MODEL, ModelStamp(version=version, digest=model_digest))
 
     def _tell_model(self, kind: MessageKind, model: ModelStamp) -> None:
@@ -113,7 +100,6 @@ class RemoteEnclave:
         """Take the sealed part of an upload, and return the weight of its age.
 
         Raises:
-            PeerError, Misuse: as for ``Enclave.receive``; nothing has changed.
             EnclaveLost: the upload was taken or not, and is lost in both cases; do not send it again.
         """
 
@@ -135,19 +121,11 @@ class RemoteEnclave:
         return self._ask(message, read)
 
     def release(self) -> bytes:
-        """Release the open buffer, or return the release again.
-
-        Raises:
-            ThresholdNotMet, PeerMisbehaved, Misuse: as for ``Enclave.release``.
-        """
+        """Release the open buffer, or return the release again."""
         return self._ask(Writer(MessageKind.RELEASE_BUFFER).finish(), _read_release)
 
     def give_up_buffer(self) -> None:
-        """Discard the open buffer.
-
-        Raises:
-            Misuse: none is open.
-        """
+        """Discard the open buffer."""
         self._ask(Writer(MessageKind.GIVE_UP_BUFFER).finish(), _read_done)
 
     def destroy(self) -> None:
@@ -181,11 +159,7 @@ class RemoteEnclave:
 
 
 def decode_attested_offer(message: bytes) -> tuple[EnclaveOffer, Evidence | SimulatedEvidence]:
-    """Read an offer and its evidence back; ``VerifiedEnclave`` says whether the one vouches for the other.
-
-    Raises:
-        MalformedMessage: anything that ``encode_attested_offer`` would not have written.
-    """
+    """Read an offer and its evidence; ``VerifiedEnclave`` says whether the one vouches for the other."""
     reader = Reader(message, MessageKind.ATTESTED_OFFER)
     offer = EnclaveOffer.decode(reader.variable(MAXIMUM_OFFER_BYTES))
     name, document = reader.variable(MAXIMUM_WORD_BYTES), reader.variable(MAXIMUM_DOCUMENT_BYTES)
@@ -213,12 +187,3 @@ def _read_done(answer: bytes) -> None:
 def _read_release(answer: bytes) -> bytes:
     Reader(answer, MessageKind.BUFFER_RELEASE)
     return answer
-
-
-def _largest_release(configuration: EnclaveConfiguration) -> int:
-    """Return a bound on the bytes of a release."""
-    lengths = (
-        segment.blocks * segment.codewords if isinstance(segment, IndexSegment) else segment.length
-        for segment in configuration.released.segments
-    )
-    return _SHORT_ANSWER_BYTES + sum(_ELEMENT_BYTES * length for length in lengths)

@@ -24,11 +24,7 @@ def run(
     """Run one buffer in memory: every client that comes uploads once, and the host gets one sum.
 
     Args:
-        server: whose enclave has drawn its keys; hardware vouches for keys, epoch and configuration.
-        clients: with an update each; one that drops out is not among them.
         sent: told of each client's upload.
-    Raises:
-        ThresholdNotMet: too few uploads were taken; nothing is released.
     """
     for client in clients:
         # Client: evidence, policy and binding first; then seal the seed and the indices, and mask the rest.

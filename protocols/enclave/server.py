@@ -55,25 +55,17 @@ STAGE: Final = Stage(name="sealed upload", takes_update=True)
 class EnclaveConnection(Protocol):
     """An enclave as its host reaches it: in the same process, or behind a socket."""
 
-    def open_buffer(self, version: int, model_digest: bytes) -> None:
-        """Begin to collect updates for a model."""
-        ...
+    def open_buffer(self, version: int, model_digest: bytes) -> None: ...
 
-    def announce_model(self, version: int, model_digest: bytes) -> None:
-        """Fix the digest of an older model whose updates count in the open buffer."""
-        ...
+    def announce_model(self, version: int, model_digest: bytes) -> None: ...
 
     def receive(self, message: bytes) -> int:
         """Take the sealed part of an upload, and return the weight of its age."""
         ...
 
-    def release(self) -> bytes:
-        """Release the open buffer, or return the release again."""
-        ...
+    def release(self) -> bytes: ...
 
-    def give_up_buffer(self) -> None:
-        """Discard the open buffer."""
-        ...
+    def give_up_buffer(self) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,12 +73,10 @@ class ReadUpload:
     """An upload as a host reads it."""
 
     sealed: bytes = field(repr=False)
-    """The enclave's part, which commits to the vectors."""
     vectors: list[RingVector] = field(repr=False)
 
     @property
     def digest(self) -> bytes:
-        """Identifier of the upload."""
         return hashlib.sha256(self.sealed).digest()
 
 
@@ -107,7 +97,6 @@ class Server(StagedServerSession[ReadUpload]):
         """Open a buffer of an enclave that runs this configuration.
 
         Args:
-            model: that uploads are for, which every client of its version has to have.
             attested: the epoch's offer with its evidence.
             invited: who may upload; None for anybody.
             epoch: the enclave's, where uploads may be short.
@@ -135,11 +124,7 @@ class Server(StagedServerSession[ReadUpload]):
         return () if noise is None else tuple(math.sqrt(variance) for variance in noise.variances)
 
     def invitation_for(self, subject: Subject) -> bytes:
-        """Announce the model that an asynchronous client started from, and return the client's invitation.
-
-        Raises:
-            PeerMisbehaved: no update of this model counts here, or it was announced with another number or digest.
-        """
+        """Announce the model that an asynchronous client started from, and return the client's invitation."""
         model = stamp_of(subject, subject.model_digest)
         self._enclave.announce_model(model.version, model.digest)
         # The model may not be that of the buffer, which the host would put back.
@@ -189,14 +174,7 @@ class Server(StagedServerSession[ReadUpload]):
     # --- The relay ----------------------------------------------------------------------------------------------------
 
     def read(self, message: bytes, sender: ClientId | None = None) -> ReadUpload:
-        """Check what a host can check of an upload; nothing changes.
-
-        Args:
-            sender: who handed it over, where that is known.
-        Raises:
-            PeerError: the upload does not decode or is not its sender's, or its vectors are not those that its client
-                committed to.
-        """
+        """Check what a host can check of an upload; nothing changes."""
         sealed, certified, packed = self._whole(message)
         if sender is not None and certified != sender:
             raise PeerMisbehaved(
@@ -207,12 +185,7 @@ class Server(StagedServerSession[ReadUpload]):
         return ReadUpload(sealed, self._unpacked(packed))
 
     def add(self, upload: ReadUpload) -> None:
-        """Relay the sealed part of an upload, and add its masked vectors once the enclave has taken it.
-
-        Raises:
-            PeerError: the enclave does not take it; nothing has changed.
-            Misuse: the session has ended.
-        """
+        """Relay the sealed part of an upload, and add its masked vectors once the enclave has taken it."""
         with self._lock:
             sums = self._open_sums()
             age_weight = self._enclave.receive(upload.sealed)
@@ -233,7 +206,7 @@ class Server(StagedServerSession[ReadUpload]):
         return vectors
 
     def _whole(self, message: bytes) -> tuple[bytes, ClientId, memoryview]:
-        """Return the enclave's part of an upload, whose it says that it is, and the packed vectors."""
+        """Return the enclave's part of an upload, its claimed sender, and the packed vectors."""
         if self._certificates and message_kind(message) is MessageKind.SHORT_UPLOAD:
             return self._completed(message)
         return split_upload(message, self.configuration)
@@ -265,12 +238,7 @@ class Server(StagedServerSession[ReadUpload]):
         return upload.encode(), client, packed
 
     def unmasked(self) -> tuple[Aggregate, Receipt]:
-        """Have the enclave release the buffer, and return its sum with the enclave's receipt.
-
-        Raises:
-            ThresholdNotMet: the buffer holds fewer uploads than the minimum cohort.
-            PeerMisbehaved: one weight dominates the buffer, which is given up.
-        """
+        """Have the enclave release the buffer, and return its sum with the enclave's receipt."""
         with self._lock:
             configuration, masked = self.configuration, iter(self._open_sums())
             release = BufferRelease.decode(self._enclave.release())
@@ -300,10 +268,7 @@ def split_upload(message: bytes, configuration: EnclaveConfiguration) -> tuple[b
     """Take an upload apart into the enclave's part, its claimed sender, and the host's packed vectors.
 
     Raises:
-        MalformedMessage: it is not of the configuration's lengths.
-        UnexpectedMessage: the enclave's part is not a sealed upload.
-        AuthenticationFailed: the vectors are not those of the commitment in the enclave's part, which the enclave
-            checks; they may have been altered on the way.
+        AuthenticationFailed: the vectors are not those of the commitment, perhaps altered on the way.
     """
     reader = Reader(message, MessageKind.ENCLAVE_UPLOAD)
     sealed = bytes(reader.view(reader.integer(8)))

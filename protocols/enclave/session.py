@@ -36,7 +36,7 @@ class EnclaveHelpers:
     """An enclave whose epoch runs; it outlives the sessions, each of which is one of its buffers."""
 
     configuration: EnclaveConfiguration
-    """Configuration of the epoch, from ``EnclaveSettings.plan``."""
+    """From ``EnclaveSettings.plan``."""
     connection: EnclaveConnection
     offer: EnclaveOffer
     evidence: Evidence | SimulatedEvidence
@@ -47,12 +47,7 @@ class EnclaveHelpers:
 def open_session(
     subject: Subject, settings: EnclaveSettings, invited: frozenset[ClientId] | None, helpers: EnclaveHelpers
 ) -> Server:
-    """Open a buffer of an epoch that runs.
-
-    Raises:
-        InvalidParameters: the epoch is for another task or layout, or for other cohorts and weights than the settings;
-            or too few are invited.
-    """
+    """Open a buffer of an epoch that runs, if it is for this subject and these settings."""
     configuration = helpers.configuration
     for name, planned, wanted in (
         ("task", configuration.task, subject.task),
@@ -68,24 +63,21 @@ def open_session(
         )
     has_all = invited is None or invited <= helpers.certificates.keys()
     certificates = helpers.certificates if has_all else dict[ClientId, Certificate]()
+    if isinstance(evidence := helpers.evidence, SimulatedEvidence):
+        shown = SIMULATED, evidence.binding
+    else:
+        shown = evidence.format.value, evidence.document
     session = Server(
         configuration,
         helpers.connection,
         stamp_of(subject, subject.model_digest),
-        attested=encode_offer(helpers.offer, helpers.evidence),
+        attested=encode_attested_offer(helpers.offer, *shown),
         invited=invited,
         epoch=helpers.offer.epoch,
         certificates=certificates,
     )
-    session.is_simulated = isinstance(helpers.evidence, SimulatedEvidence)
+    session.is_simulated = isinstance(evidence, SimulatedEvidence)
     return session
-
-
-def encode_offer(offer: EnclaveOffer, evidence: Evidence | SimulatedEvidence) -> bytes:
-    """Return an epoch's offer with its evidence, as clients are shown it."""
-    if isinstance(evidence, SimulatedEvidence):
-        return encode_attested_offer(offer, SIMULATED, evidence.binding)
-    return encode_attested_offer(offer, evidence.format.value, evidence.document)
 
 
 # --- The client -------------------------------------------------------------------------------------------------------
@@ -96,28 +88,22 @@ class EnclaveMember(Confined):
     """A client of enclaves."""
 
     certificate: Certificate
-    """The authority's word for the signing key; without an authority, the client's own."""
+    """Of the signing key, by the authority; without one, by the client itself."""
     signing_key: SigningKey
     floors: EnclaveFloors
     judge: Judge
     ledger: Callable[[bytes], SealLedger]
-    """Returns what this client has sealed for a task, with ``SpentUpdates`` of a file in production."""
+    """Returns the ledger of a task, with ``SpentUpdates`` of a file in production."""
     clock: Clock
     coins: Coins
     """``SystemCoins()`` in production."""
     threads: int = 1
-    """Number of threads that expand masks."""
 
     def join(self, subject: Subject, update: LateUpdate | None = None, suspended: Secret | None = None) -> Client:
         """Begin; a session cannot be resumed."""
         return Client(self, subject, update, suspended)
 
     def verified(self, attested: bytes, configuration: EnclaveConfiguration) -> VerifiedEnclave:
-        """Return the enclave of an offer, if its evidence passes.
-
-        Raises:
-            MalformedMessage, PeerMisbehaved: as for ``VerifiedEnclave``.
-        """
         offer, evidence = decode_attested_offer(attested)
         return VerifiedEnclave(offer, evidence, configuration=configuration, judge=self.judge, now=self.clock())
 
@@ -131,11 +117,6 @@ class HardwareJudge:
     collateral: Collateral = None
 
     def judge(self, evidence: Any, binding: bytes, now: datetime) -> Judgement:  # noqa: ANN401 -- judged here
-        """Verify that a vendor vouches for the evidence, and hold it to the policy.
-
-        Raises:
-            MalformedMessage, PeerMisbehaved, InvalidParameters: as for ``Verifier.verify`` and ``Policy.check``.
-        """
         claims = self.verifier.verify(evidence, self.collateral, now)
         not_after = self.policy.check(claims, binding, now)
         registers = ", ".join(f"{name} {value.hex()[:16]}" for name, value in sorted(claims.measurement.items()))

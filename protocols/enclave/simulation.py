@@ -74,7 +74,6 @@ class EnclaveSimulation(Confined):
         return open_session(subject, self._settings, invited, helpers)
 
     def member(self, client: ClientId) -> EnclaveMember:
-        """Return a client."""
         settings, (key, certificate) = self._settings, self._keys.of(client)
         return EnclaveMember(
             certificate=certificate,
@@ -101,11 +100,9 @@ class EnclaveSimulation(Confined):
 
     @property
     def bytes_between(self) -> int:
-        """Bytes that went into and out of the enclave."""
         return 0 if self._enclave is None else self._enclave.bytes_between
 
     def close(self) -> None:
-        """End the epoch."""
         if self._enclave is not None:
             self._enclave.destroy()
 

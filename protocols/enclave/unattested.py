@@ -36,7 +36,6 @@ class SimulatedEnclave(Enclave):
         threads: int = 1,
         memory_bytes: int = DEFAULT_MEMORY_BYTES,
     ) -> None:
-        """Start an epoch in this process."""
         super().__init__(
             configuration, coins=coins, quote=SimulatedEvidence, threads=threads, memory_bytes=memory_bytes
         )
@@ -46,11 +45,6 @@ class SimulatedJudge:
     """Accepts simulated evidence for the binding that it holds, and nothing else; for simulations and tests."""
 
     def judge(self, evidence: Any, binding: bytes, now: datetime) -> Judgement:  # noqa: ANN401, ARG002 -- the protocol's
-        """Compare the binding; there is nothing else to verify.
-
-        Raises:
-            PeerMisbehaved: with reason ``attestation_refused``.
-        """
         if type(evidence) is not SimulatedEvidence:
             raise refused(f"{type(evidence).__name__} is judged by a HardwareJudge, not by a simulation's")
         if evidence.binding != binding:

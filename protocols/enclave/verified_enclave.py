@@ -58,7 +58,6 @@ class VerifiedEnclave(Confined):
             now: the client's own time, with a time zone.
         Raises:
             PeerMisbehaved: the offer is for another configuration, has expired, or the evidence does not pass.
-            MalformedMessage: a key of the offer is none.
         Claim EN-2: what is sealed is sealed to this program under this configuration, and to nothing else.
         """
         if (type(offer), type(configuration)) != (EnclaveOffer, EnclaveConfiguration):
@@ -77,17 +76,11 @@ class VerifiedEnclave(Confined):
         self.program = judgement.program
         expiry = datetime.fromtimestamp(configuration.expiry, UTC)
         self.not_after = min(judgement.not_after, expiry)
-        """Nothing is sealed after this."""
         self._key = sealing_key(configuration.suite, offer.sealing_key, culprits={ServerId()})
         self.require_current(now)
 
     def require_current(self, now: datetime) -> None:
-        """Refuse an enclave whose evidence or configuration has expired.
-
-        Raises:
-            PeerMisbehaved: with reason ``attestation_refused``.
-            Misuse: the time has no time zone.
-        """
+        """Refuse an enclave whose evidence or configuration has expired."""
         if type(now) is not datetime or now.utcoffset() is None:
             raise Misuse("the time is a datetime with a time zone")
         if now >= self.not_after:
@@ -98,20 +91,12 @@ class VerifiedEnclave(Confined):
             )
 
     def seal(self, secret: Secret, info: bytes, now: datetime) -> bytes:
-        """Seal a secret to the enclave, if it is still the one that was verified.
-
-        Raises:
-            PeerMisbehaved: with reason ``attestation_refused``; nothing was sealed.
-        """
+        """Seal a secret to the enclave, if it is still the one that was verified."""
         self.require_current(now)
         return self._key.seal(secret, info)
 
     def verify_receipt(self, receipt: Receipt) -> None:
-        """Check that this enclave signed a receipt.
-
-        Raises:
-            AuthenticationFailed: it did not, or the receipt is of another epoch or configuration.
-        """
+        """Check that this enclave signed a receipt, in this epoch and under this configuration."""
         if (receipt.context, receipt.epoch) != (self.offer.context, self.offer.epoch):
             raise AuthenticationFailed(culprits={ServerId()})
         parts = receipt.signed_parts()

@@ -13,8 +13,7 @@ from secagg.crypto.hpke import sealing_sizes
 from secagg.errors import InvalidParameters
 from secagg.identifiers import ClientId
 from secagg.parameters import LEAST_COHORT, SecurityMode, Suite
-from secagg.privacy.budgeted_noise import BudgetedNoise
-from secagg.privacy.client_noise import NO_NOISE, NoiseSettings
+from secagg.privacy.client_noise import NO_NOISE, BudgetedNoise, NoiseSettings
 from secagg.session.certificates import IDENTITY_KEY_BYTES, SIGNATURE_BYTES
 from secagg.session.costs import ONE_IN, Costs, Work
 from secagg.session.roles import Subject

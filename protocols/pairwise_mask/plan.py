@@ -12,7 +12,7 @@ from secagg.crypto.entropy import Coins
 from secagg.crypto.secret import draw_exactly
 from secagg.errors import InvalidParameters
 from secagg.parameters import LEAST_COHORT, LEAST_THRESHOLD, SecurityMode, Suite
-from secagg.privacy.budgeted_noise import BudgetedNoise
+from secagg.privacy.client_noise import BudgetedNoise
 from secagg.session.roles import Subject
 
 from .configuration import (

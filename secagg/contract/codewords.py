@@ -39,7 +39,7 @@ class CodewordTable:
     largest: int = field(init=False, repr=False)
     """The greatest magnitude of an entry."""
     _digest: bytes = field(default=b"", init=False, repr=False)
-    """Kept, because a client compares and hashes what it has several times in a round."""
+    """Kept: a client needs it several times in a round."""
 
     def __post_init__(self) -> None:
         given = self.entries
@@ -80,16 +80,12 @@ class CodewordTable:
         return self._digest
 
     def encode(self) -> bytes:
-        """Return the canonical encoding: blocks (8 bytes), codewords and width (4 each), entries (4 each, signed)."""
+        """Blocks (8 bytes), codewords and width (4 each), entries (4 each, signed)."""
         return _HEADER.pack(self.blocks, *self.entries.shape) + self.entries.astype(">i4").tobytes()
 
     @classmethod
     def decode(cls, data: bytes) -> Self:
-        """Read the canonical encoding back.
-
-        Raises:
-            MalformedMessage: anything that ``encode`` would not have written; its reason says what.
-        """
+        """Read the canonical encoding back."""
         data = owned_bytes(data)
         if len(data) < _HEADER.size:
             raise MalformedMessage("the table ends before its dimensions do", reason=Reason.TRUNCATED)
@@ -108,11 +104,7 @@ Tables = tuple[tuple[CodewordTable, ...], ...]
 
 
 def require_tables(layout: Layout, tables: Tables) -> None:
-    """Refuse tables that do not cover every block of every index segment once, with as many codewords as it has.
-
-    Raises:
-        InvalidParameters: they do not.
-    """
+    """Refuse tables that do not cover every block of every index segment once, with as many codewords as it has."""
     segments = [segment for segment in layout.segments if isinstance(segment, IndexSegment)]
     if type(tables) is not tuple or any(type(some) is not tuple for some in tables) or len(tables) != len(segments):
         raise InvalidParameters(f"tables are a tuple of {len(segments)} tuples, one for each index segment")
@@ -136,10 +128,6 @@ def summed_layout(layout: Layout, tables: Tables, maximum_total_weight: int) -> 
 
     Ring segments stay as they are. The version covers the layout and the tables; the weight shows in the rings alone,
     so that a decoder which was not told the weight can still check where an aggregate comes from.
-
-    Raises:
-        InvalidParameters: the tables do not fit the layout, or the weight is not a positive integer.
-        CapacityExceeded: a sum could leave 64 bits.
     """
     require_tables(layout, tables)
     require_capacity(maximum_total_weight, _GREATEST_SUM)
@@ -152,12 +140,7 @@ def summed_layout(layout: Layout, tables: Tables, maximum_total_weight: int) -> 
 
 
 def require_summed(summed: Layout, layout: Layout, tables: Tables, total_weight: int) -> None:
-    """Require the summed layout of these tables, for this total weight at least.
-
-    Raises:
-        Misuse: it belongs to another layout or to other tables.
-        CapacityExceeded: its rings are too narrow for the weight.
-    """
+    """Require the summed layout of these tables, for this total weight at least."""
     due = summed_layout(layout, tables, total_weight)
     pieces = summed_pieces(layout, tables)
     if summed.version != due.version or len(summed.segments) != len(pieces):
@@ -182,10 +165,6 @@ def sum_of_codewords(histogram: npt.NDArray[np.uint64], table: CodewordTable) ->
 
     Args:
         histogram: counts of shape (blocks, codewords), of all the blocks of the table or of some.
-
-    Raises:
-        Misuse: it has another form.
-        CapacityExceeded: a sum could leave 64 bits.
     """
     given: Any = histogram
     if type(given) is not np.ndarray or given.dtype != np.uint64 or given.ndim != 2:  # noqa: PLR2004 -- a matrix

@@ -45,13 +45,7 @@ class Aggregate:
         self.check()
 
     def check(self) -> None:
-        """Check the shapes, and that every histogram counts every contributor's weight once.
-
-        Raises:
-            Misuse: wrong number, type or shape of sums, or counts that are not integers.
-            InvalidParameters: counts that no aggregate has.
-            CapacityExceeded: an element is not below its modulus, or a histogram does not add up.
-        """
+        """Check the shapes, and that every histogram counts every contributor's weight once."""
         if len(self.values) != len(self.layout.segments):
             raise Misuse(f"a layout of {len(self.layout.segments)} segments was given {len(self.values)} sums")
         if type(self.contributors) is not int or type(self.total_weight) is not int:
@@ -69,7 +63,7 @@ class Aggregate:
                     _require_histogram(value, segment, self.total_weight)
 
     def encode(self) -> bytes:
-        """Return the canonical encoding; a histogram's counters have exactly the bits of the total weight."""
+        """Return the canonical encoding; counters of a histogram have exactly the bits of the total weight."""
         self.check()
         writer = Writer(MessageKind.AGGREGATE).fixed(self.layout.digest, DIGEST_BYTES)
         writer.integer(self.contributors, 8).integer(self.total_weight, 8)
@@ -80,11 +74,7 @@ class Aggregate:
 
     @classmethod
     def decode(cls, message: bytes, layout: Layout) -> Aggregate:
-        """Read an aggregate of a known layout back.
-
-        Raises:
-            MalformedMessage: another layout, impossible counts, or anything ``encode`` would not have written.
-        """
+        """Read an aggregate of a known layout back."""
         reader = Reader(message, MessageKind.AGGREGATE)
         require_digest(reader.fixed(DIGEST_BYTES), layout)
         contributors, total_weight = reader.integer(8), reader.integer(8)
@@ -110,8 +100,8 @@ class LinearDecoder(Protocol[Update]):
     """Contract of a compression scheme: decoding the sum of payloads gives the sum of the decoded payloads.
 
     The law holds exactly in the integers, before the one multiplication by a float. One object stands for one scheme
-    with one set of public parameters (scales, codebook, mask seed); refreshing them makes another object with another
-    layout version, so an update that was encoded under old parameters cannot be decoded under new ones.
+    with one set of public parameters (scales, codebook, mask seed); other parameters make another object with another
+    layout version, so that an update encoded under old parameters cannot be decoded under new ones.
     """
 
     @property
@@ -125,11 +115,7 @@ class LinearDecoder(Protocol[Update]):
         ...
 
     def encode(self, update: Update, coins: Coins) -> Payload:
-        """Compress one client's update; the coins drive stochastic rounding and nothing else.
-
-        Raises:
-            Misuse: the update is of another type or shape. Its values are never refused.
-        """
+        """Compress one client's update, whose values are never refused; the coins drive stochastic rounding alone."""
         ...
 
     def decode(self, aggregate: Aggregate) -> Update:
@@ -145,8 +131,8 @@ class LinearDecoder(Protocol[Update]):
 class IndexedDecoder(LinearDecoder[Update], Protocol[Update]):
     """A linear decoder that says what its indices stand for, so that no histogram needs to be released.
 
-    A protocol is given ``layout`` and ``tables``. It sums the codewords that clients chose, and returns an aggregate in
-    a layout that ``secagg.contract.codewords.summed_layout`` makes of the two.
+    A protocol sums the codewords that clients chose, and returns an aggregate in a layout that ``summed_layout`` makes
+    of ``layout`` and ``tables``.
     """
 
     @property
@@ -160,11 +146,7 @@ class IndexedDecoder(LinearDecoder[Update], Protocol[Update]):
 
 
 def encode_update(decoder: LinearDecoder[Update], update: Update, coins: Coins) -> Payload:
-    """Let a scheme encode an update, and hold it to the layout that it declared.
-
-    Raises:
-        ContractViolation: the payload is of another layout, so that it could not be summed with those of other clients.
-    """
+    """Let a scheme encode an update, and refuse a payload of another layout than it declared."""
     payload = decoder.encode(update, coins)
     if payload.layout != decoder.layout:
         raise ContractViolation("a scheme encoded an update in another layout than it declares; repair its encode()")
@@ -172,10 +154,7 @@ def encode_update(decoder: LinearDecoder[Update], update: Update, coins: Coins) 
 
 
 def ideal_aggregate(layout: Layout, payloads: Sequence[Payload], weights: Sequence[int] | None = None) -> Aggregate:
-    """Return what every protocol must compute, from payloads in the clear.
-
-    It is the reference that tests compare protocols with; it protects nobody.
-    """
+    """Return what every protocol must compute, from payloads in the clear: the reference of tests."""
     try:
         used = [1] * len(payloads) if weights is None else [index(weight) for weight in weights]
     except TypeError:

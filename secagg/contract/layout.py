@@ -90,11 +90,7 @@ class RingSegment:
         return self.sent_ring.pack((self.rounded(masked) >> self.fine_bits).astype(self.sent_ring.word))
 
     def unpack_sent(self, data: bytes | bytearray | memoryview) -> RingVector:
-        """Read what ``pack_sent`` wrote: rounded values, in ``ring``.
-
-        Raises:
-            MalformedMessage: as for ``Ring.unpack``.
-        """
+        """Read what ``pack_sent`` wrote: rounded values, in ``ring``."""
         sent = self.sent_ring.unpack(data, self.length)
         if not self.fine_bits:
             return sent
@@ -118,7 +114,7 @@ class IndexSegment:
     codewords: int
     blocks: int
     ring: Ring = field(init=False, repr=False, compare=False)
-    """The ring whose elements have exactly the bits of one index; only packing uses it."""
+    """Its elements have exactly the bits of one index; only packing uses it."""
 
     def __post_init__(self) -> None:
         if type(self.codewords) is not int or not LEAST_CODEWORDS <= self.codewords <= MAXIMUM_CODEWORDS:
@@ -168,7 +164,7 @@ class Layout:
 
     segments: tuple[Segment, ...]
     version: bytes = UNVERSIONED
-    """The digest of the public parameters under which values of this layout are encoded."""
+    """The digest of the public parameters under which values are encoded."""
 
     def __post_init__(self) -> None:
         kinds = (RingSegment, IndexSegment, RowSegment)
@@ -207,11 +203,7 @@ class Layout:
 
     @classmethod
     def decode(cls, message: bytes) -> Layout:
-        """Read the canonical encoding back.
-
-        Raises:
-            MalformedMessage: anything that ``encode`` would not have written.
-        """
+        """Read the canonical encoding back."""
         reader = Reader(message, MessageKind.LAYOUT)
         count = reader.integer(4)
         if count > MAXIMUM_SEGMENTS:
@@ -233,11 +225,7 @@ class Layout:
         return tuple(place for place, segment in enumerate(self.segments) if isinstance(segment, RingSegment))
 
     def require_rings(self) -> tuple[RingSegment, ...]:
-        """Return the segments if all are rings, for a protocol that can sum and cannot count.
-
-        Raises:
-            InvalidParameters: a segment holds indices.
-        """
+        """Return the segments if all are rings, for a protocol that can sum and cannot count."""
         for position, segment in enumerate(self.segments):
             if isinstance(segment, IndexSegment):
                 raise InvalidParameters(
@@ -247,11 +235,7 @@ class Layout:
         return cast("tuple[RingSegment, ...]", self.segments)
 
     def require_whole_steps(self) -> None:
-        """Refuse fine bits, for a protocol that does not round what it masks.
-
-        Raises:
-            InvalidParameters: a segment has fine bits.
-        """
+        """Refuse fine bits, for a protocol that does not round what it masks."""
         for position, segment in enumerate(self.segments):
             if isinstance(segment, RingSegment) and segment.fine_bits:
                 raise InvalidParameters(
@@ -272,12 +256,7 @@ class Payload:
         self.check()
 
     def check(self) -> None:
-        """Check every value against its segment; ``encode`` does so again, because arrays can change.
-
-        Raises:
-            Misuse: wrong number, dtype or length of vectors.
-            CapacityExceeded: a value is not below its modulus or its number of codewords.
-        """
+        """Check every value against its segment; ``encode`` does so again, because arrays can change."""
         if len(self.values) != len(self.layout.segments):
             raise Misuse(f"a layout of {len(self.layout.segments)} segments was given {len(self.values)} vectors")
         for segment, vector in zip(self.layout.segments, self.values, strict=True):
@@ -297,7 +276,7 @@ class Payload:
         return Payload(self.layout, tuple(values))
 
     def encode(self) -> bytes:
-        """Return the canonical encoding: the layout's digest and each segment at exactly its bits per value."""
+        """Return the canonical encoding: the layout's digest, and each segment at exactly its bits per value."""
         self.check()
         writer = Writer(MessageKind.PAYLOAD).fixed(self.layout.digest, DIGEST_BYTES)
         for segment, vector in zip(self.layout.segments, self.values, strict=True):
@@ -306,11 +285,7 @@ class Payload:
 
     @classmethod
     def decode(cls, message: bytes, layout: Layout) -> Payload:
-        """Read a payload of a known layout back.
-
-        Raises:
-            MalformedMessage: another layout, an index over the codebook, or anything ``encode`` would not have written.
-        """
+        """Read a payload of a known layout back."""
         reader = Reader(message, MessageKind.PAYLOAD)
         require_digest(reader.fixed(DIGEST_BYTES), layout)
         packed = [reader.fixed(segment.ring.packed_bytes(segment.length)) for segment in layout.segments]

@@ -45,7 +45,6 @@ class AeadHeader:
 
     @property
     def associated_data(self) -> bytes:
-        """The whole header as one unambiguous string."""
         kind = self.message_kind.to_bytes(2, "big")
         return bind(Label.AEAD_HEADER, kind, self.context.digest, self.sender.encode(), self.receiver.encode())
 
@@ -66,8 +65,8 @@ class SealingKey(Confined):
         Raises:
             Misuse: the key has sealed its message already. A second one under the same nonce would reveal the
                 difference of both and the authentication key.
-        Security: this object seals once; it cannot know of another made from the same key. Derive a key once, and store
-            what was sealed before sending it, so that a restart sends the same bytes again.
+        Security: this object cannot know of another made from the same key. Derive a key once, and store what was
+            sealed before sending it, so that a restart sends the same bytes again.
         """
         exposed = plaintext.expose()
         try:
@@ -89,8 +88,7 @@ def open_sealed(key: Secret, header: AeadHeader, sealed: bytes, *, kind: str, le
     Implements: [SP 800-38D] §7.2.
     Raises:
         MalformedMessage: the ciphertext is not that of a plaintext of ``length`` bytes.
-        AuthenticationFailed: the tag does not verify; ``culprits`` holds the sender and the server that relayed,
-            because the evidence cannot tell them apart.
+        AuthenticationFailed: the tag does not verify; the sender or the server that relayed it did that.
     """
     _require_key(key)
     require_length(f"a sealed {kind}", len(sealed), length + TAG_BYTES, unverified(header.sender))

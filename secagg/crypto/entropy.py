@@ -27,7 +27,6 @@ class SystemCoins:
     """
 
     def draw(self, count: int) -> bytearray:
-        """Return ``count`` fresh uniform bytes; the caller owns the buffer and wipes it."""
         if count < 0:
             raise InvalidParameters(f"cannot draw {count} bytes; the count must not be negative")
         return bytearray(os.urandom(count))

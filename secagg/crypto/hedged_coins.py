@@ -25,13 +25,11 @@ class HedgedCoins(Confined):
     """
 
     def __init__(self, coins: Coins, *inputs: bytes) -> None:
-        """Draw from the source, once."""
         with Secret.random("drawn coins", _ROOT_BYTES, coins) as drawn:
             self._root = expand("root of hedged coins", _ROOT_BYTES, drawn, Label.HEDGED_COINS_ROOT, *inputs)
         self._draws = 0
 
     def draw(self, count: int) -> bytearray:
-        """Return the next ``count`` bytes; the caller owns the buffer and wipes it."""
         if count < 0:
             raise InvalidParameters(f"cannot draw {count} bytes; the count must not be negative")
         self._draws += 1
@@ -42,11 +40,9 @@ class HedgedCoins(Confined):
         return drawn
 
     def wipe(self) -> None:
-        """Overwrite the root; nothing can be drawn any more."""
         self._root.wipe()
 
     def __enter__(self) -> Self:
-        """Return these coins."""
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import InitVar, dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
@@ -39,37 +39,36 @@ class ClassicSealingKey:
 
     encoded: bytes
     culprits: InitVar[Iterable[Party]] = UNDECIDED
-    """Parties to name if the key is refused."""
 
     def __post_init__(self, culprits: Iterable[Party]) -> None:
-        """Refuse what ``X25519PublicKey`` refuses."""
         X25519PublicKey(self.encoded, culprits)
 
     def seal(self, plaintext: Secret, info: bytes) -> bytes:
-        """Encrypt to the holder of this key; ``info`` must be the same when it is opened.
-
-        Deviation: HPKE draws the coins of its encapsulation inside the backend, which has no derandomised form, as in
-        the hybrid suite.
-
-        Implements: [RFC 9180] §6.1, base mode, single shot.
-        Security: base mode does not authenticate the sender; the sender signs what it seals.
-        """
-        require_secret(plaintext)
-        if type(info) is not bytes:
-            raise Misuse(f"info is bytes; got {type(info).__name__}, and nothing would be bound")
-        return _HPKE.encrypt(plaintext.expose(), BackendPublicKey.from_public_bytes(self.encoded), info)
+        """Encrypt to the holder of this key; ``info`` must be the same when it is opened."""
+        return sealed_with(_HPKE, plaintext, BackendPublicKey.from_public_bytes(self.encoded), info)
 
 
-class ClassicSealingPair(Confined):
-    """An X25519 key pair that opens messages sealed to it."""
+def sealed_with(suite: HpkeSuite, plaintext: Secret, key: Any, info: bytes) -> bytes:  # noqa: ANN401 -- the suite's
+    """Encrypt to the holder of a key.
 
-    def __init__(self, root: Secret, attempt: AttemptContext) -> None:
-        """Derive the pair from 32 uniform bytes; the caller keeps them and wipes them."""
-        require_derivable(root, KeyRole.SEALING, attempt)
-        with expand("x25519_private_key", X25519_BYTES, root, Label.SEALING_X25519_KEY, attempt.digest) as scalar:
-            private = X25519PrivateKey.from_private_bytes(scalar.expose())
-        self._private: X25519PrivateKey | None = private
-        self.public_key = ClassicSealingKey(private.public_key().public_bytes_raw())
+    Deviation: HPKE draws the coins of its encapsulation inside the backend, which has no derandomised form; this is the
+    one place where coins are not an argument.
+
+    Implements: [RFC 9180] §6.1, base mode, single shot.
+    Security: base mode does not authenticate the sender: anyone who knows the public key can seal. A protocol signs
+        what is sealed, or commits to it.
+    """
+    require_secret(plaintext)
+    if type(info) is not bytes:
+        raise Misuse(f"info is bytes; got {type(info).__name__}, and nothing would be bound")
+    return suite.encrypt(plaintext.expose(), key, info)
+
+
+class OpeningPair(Confined):
+    """A key pair of either suite, which opens messages sealed to it."""
+
+    def __init__(self, suite: HpkeSuite, private: Any, overhead: int) -> None:  # noqa: ANN401 -- the suite's
+        self._suite, self._private, self._overhead = suite, private, overhead
 
     def open(
         self, kind: str, sealed: bytes, length: int, info: bytes, *, culprits: Iterable[Party] = UNDECIDED
@@ -80,11 +79,11 @@ class ClassicSealingPair(Confined):
             MalformedMessage: the ciphertext is not that of a plaintext of ``length`` bytes.
             AuthenticationFailed: made for another key, under another info, or altered.
         """
-        require_length(f"a sealed {kind}", len(sealed), length + CLASSIC_OVERHEAD_BYTES, culprits)
+        require_length(f"a sealed {kind}", len(sealed), length + self._overhead, culprits)
         if self._private is None:
             raise Misuse(f"{self!r} was wiped and cannot be used again", reason=Reason.ALREADY_SPENT)
         try:
-            return Secret(kind, _HPKE.decrypt(sealed, self._private, info))
+            return Secret(kind, self._suite.decrypt(sealed, self._private, info))
         except InvalidTag:
             raise AuthenticationFailed(culprits=culprits) from None
 
@@ -92,16 +91,24 @@ class ClassicSealingPair(Confined):
         """Give up the private key; the backend frees it."""
         self._private = None
 
+
+class ClassicSealingPair(OpeningPair):
+    """An X25519 key pair."""
+
+    def __init__(self, root: Secret, attempt: AttemptContext) -> None:
+        """Derive the pair from 32 uniform bytes; the caller keeps them and wipes them."""
+        require_derivable(root, KeyRole.SEALING, attempt)
+        with expand("x25519_private_key", X25519_BYTES, root, Label.SEALING_X25519_KEY, attempt.digest) as scalar:
+            private = X25519PrivateKey.from_private_bytes(scalar.expose())
+        super().__init__(_HPKE, private, CLASSIC_OVERHEAD_BYTES)
+        self.public_key = ClassicSealingKey(private.public_key().public_bytes_raw())
+
     def __repr__(self) -> str:
         return "<ClassicSealingPair>"
 
 
 def sealing_pair(suite: Suite, root: Secret, attempt: AttemptContext) -> ClassicSealingPair | HybridKeyPair:
-    """Derive the key pair of a receiver.
-
-    Raises:
-        InvalidParameters: the hybrid suite where the backend has no ML-KEM.
-    """
+    """Derive the key pair of a receiver; without ML-KEM in the backend, the hybrid suite is refused as a parameter."""
     match suite:
         case Suite.CLASSIC:
             return ClassicSealingPair(root, attempt)
@@ -114,12 +121,7 @@ def sealing_pair(suite: Suite, root: Secret, attempt: AttemptContext) -> Classic
 def sealing_key(
     suite: Suite, encoded: bytes, *, culprits: Iterable[Party] = UNDECIDED
 ) -> ClassicSealingKey | HybridPublicKey:
-    """Check the encoded public key of a receiver.
-
-    Raises:
-        MalformedMessage, PeerMisbehaved: as the constructors of public keys do.
-        InvalidParameters: the hybrid suite where the backend has no ML-KEM.
-    """
+    """Check the encoded public key of a receiver, as the constructors of public keys do."""
     match suite:
         case Suite.CLASSIC:
             return ClassicSealingKey(encoded, culprits)

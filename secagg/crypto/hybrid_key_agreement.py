@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from dataclasses import InitVar, dataclass
 from typing import Final
 
-from cryptography.exceptions import InvalidTag, UnsupportedAlgorithm
+from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric.mlkem import MLKEM768PrivateKey, MLKEM768PublicKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PublicKey as BackendX25519PublicKey
@@ -22,7 +22,6 @@ from cryptography.hazmat.primitives.hpke import AEAD, KDF, KEM, MLKEM768X25519Pr
 from secagg.blame import unverified
 from secagg.errors import (
     UNDECIDED,
-    AuthenticationFailed,
     InvalidParameters,
     MalformedMessage,
     Misuse,
@@ -31,10 +30,11 @@ from secagg.errors import (
 )
 from secagg.identifiers import AttemptContext, ClientId, Party, SessionContext
 
+from .hpke import OpeningPair, sealed_with
 from .key_derivation import expand
 from .labels import Label, bind
 from .public_keys import KEY_BYTES, X25519_BYTES, KeyRole, X25519PublicKey, require_derivable
-from .secret import Confined, Secret, require_secret
+from .secret import Secret, require_secret
 
 MLKEM768_BYTES: Final = 1184
 HYBRID_PUBLIC_KEY_BYTES: Final = MLKEM768_BYTES + X25519_BYTES
@@ -49,11 +49,7 @@ _LABELS = {
 
 
 def require_mlkem() -> None:
-    """Refuse a backend that cannot make an ML-KEM key.
-
-    Raises:
-        InvalidParameters: with reason ``backend_missing``.
-    """
+    """Refuse a backend that cannot make an ML-KEM key."""
     try:
         MLKEM768PrivateKey.from_seed_bytes(bytes(_MLKEM_SEED_BYTES))
     except UnsupportedAlgorithm:
@@ -65,6 +61,7 @@ def require_mlkem() -> None:
 
 
 require_mlkem()
+# Deviation: HPKE draws the coins of its encapsulation inside the backend; see ``sealed_with``.
 _HPKE = Suite(KEM.MLKEM768_X25519, KDF.HKDF_SHA256, AEAD.AES_256_GCM)
 
 
@@ -95,25 +92,16 @@ class HybridPublicKey:
     def seal(self, plaintext: Secret, info: bytes) -> bytes:
         """Encrypt to the holder of this key; ``info`` must be the same when it is opened.
 
-        Deviation: HPKE draws the coins of its encapsulation inside the backend, which has no derandomised form; this
-        is the one place where coins are not an argument.
-
-        Implements: [RFC 9180] §6.1, base mode, single shot.
         Claim PM-10: either half keeps the plaintext secret, and ``info`` keeps contexts apart.
-        Security: base mode does not authenticate the sender: anyone who knows the public key can seal. A protocol signs
-            what is sealed, or commits to it.
         """
-        require_secret(plaintext)
-        if type(info) is not bytes:
-            raise Misuse(f"info is bytes; got {type(info).__name__}, and nothing would be bound")
         backend_key = MLKEM768X25519PublicKey(
             MLKEM768PublicKey.from_public_bytes(self.encoded[:MLKEM768_BYTES]),
             BackendX25519PublicKey.from_public_bytes(self.encoded[MLKEM768_BYTES:]),
         )
-        return _HPKE.encrypt(plaintext.expose(), backend_key, info)
+        return sealed_with(_HPKE, plaintext, backend_key, info)
 
 
-class HybridKeyPair(Confined):
+class HybridKeyPair(OpeningPair):
     """A hybrid key pair that is derived from a root, so that recovering the root recovers the pair."""
 
     def __init__(self, root: Secret, role: KeyRole, attempt: AttemptContext) -> None:
@@ -127,31 +115,10 @@ class HybridKeyPair(Confined):
         ):
             mlkem = MLKEM768PrivateKey.from_seed_bytes(seed.expose())
             x25519 = X25519PrivateKey.from_private_bytes(scalar.expose())
-        self._private: MLKEM768X25519PrivateKey | None = MLKEM768X25519PrivateKey(mlkem, x25519)
+        super().__init__(_HPKE, MLKEM768X25519PrivateKey(mlkem, x25519), SEALING_OVERHEAD_BYTES)
         self.public_key = HybridPublicKey(
             mlkem.public_key().public_bytes_raw() + x25519.public_key().public_bytes_raw()
         )
-
-    def open(
-        self, kind: str, sealed: bytes, length: int, info: bytes, *, culprits: Iterable[Party] = UNDECIDED
-    ) -> Secret:
-        """Decrypt a message sealed to this pair; ``culprits`` are its sender and its relay.
-
-        Raises:
-            MalformedMessage: the ciphertext is not that of a plaintext of ``length`` bytes.
-            AuthenticationFailed: made for another key, under another info, or altered.
-        """
-        require_length(f"a sealed {kind}", len(sealed), length + SEALING_OVERHEAD_BYTES, culprits)
-        if self._private is None:
-            raise Misuse(f"{self!r} was wiped and cannot be used again", reason=Reason.ALREADY_SPENT)
-        try:
-            return Secret(kind, _HPKE.decrypt(sealed, self._private, info))
-        except InvalidTag:
-            raise AuthenticationFailed(culprits=culprits) from None
-
-    def wipe(self) -> None:
-        """Give up the private key; the backend frees it."""
-        self._private = None
 
     def __repr__(self) -> str:
         return f"<HybridKeyPair {self.role.value}>"
@@ -175,14 +142,7 @@ def seal_edge_seed(
 def open_edge_seed(
     receiver_pair: HybridKeyPair, sealed: bytes, sender: ClientId, receiver: ClientId, context: SessionContext
 ) -> Secret:
-    """Open an edge's seed with the receiving end's mask key pair.
-
-    Raises:
-        Misuse: the pair is not for masks.
-        MalformedMessage: the ciphertext has another length.
-        AuthenticationFailed: it does not open. In both cases ``culprits`` holds the sender and the server that relayed;
-            the evidence cannot tell them apart.
-    """
+    """Open an edge's seed with the receiving end's mask key pair."""
     if receiver_pair.role is not KeyRole.MASK:
         raise Misuse(f"{receiver_pair!r} opens no edge seed; use the client's mask key pair")
     info = _edge_info(sender, receiver, context)

@@ -33,16 +33,11 @@ class X25519KeyPair(Confined):
     """A key pair that is derived from a root, so that recovering the root recovers the pair."""
 
     def __init__(self, root: Secret, role: KeyRole, attempt: AttemptContext) -> None:
-        """Derive the pair.
+        """Derive the pair from a root of 32 uniform bytes, which the caller keeps and wipes.
 
         Deviation: [BIK+17] shares the private key itself; here a root is shared and the key pair follows from it, so
         that one share format serves every suite. The derivation is bound to the attempt and not to the session, whose
         context holds the roster and with it this very public key.
-
-        Args:
-            root: 32 uniform bytes; the caller keeps it and wipes it.
-            role: what the pair is for.
-            attempt: the attempt that the pair belongs to; another attempt derives another pair.
         """
         require_derivable(root, role, attempt)
         self.role = role
@@ -65,10 +60,8 @@ class X25519KeyPair(Confined):
             return _derived("pairwise_seed", shared_secret, context, Label.PAIRWISE_SEED, low, high)
 
     def channel_key_to(self, own_id: ClientId, peer: RosterEntry, context: SessionContext) -> Secret:
-        """Return the key under which this client seals its one message to the peer.
+        """Return the key under which this client seals its one message to the peer; a second one would break both.
 
-        Raises:
-            Misuse: it was asked for before; a second message under it would break both.
         Security: a pair that is derived again from its root has no memory of it. Store a sealed message before sending.
         """
         if (peer, context) in self._sealed_for:
@@ -87,7 +80,6 @@ class X25519KeyPair(Confined):
         return outgoing
 
     def channel_key_from(self, own_id: ClientId, peer: RosterEntry, context: SessionContext) -> Secret:
-        """Return the key under which the peer seals its one message to this client."""
         self._check(KeyRole.CHANNEL, own_id, peer, context)
         if incoming := self._incoming.pop((own_id, peer, context), None):
             return incoming

@@ -2,7 +2,6 @@
 
 A label names one use of one primitive. Two uses never share a label and no label is the beginning of another, so no
 two inputs to a hash, a key derivation, a cipher or a signature can coincide across uses.
-``tests/crypto/test_labels.py`` holds the table to that.
 """
 
 from __future__ import annotations

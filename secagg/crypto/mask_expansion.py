@@ -53,7 +53,7 @@ class Generator(Enum):
     """Two ways to make the same stream."""
 
     CTR = "ctr"
-    """The specification, as it is written."""
+    """The specification."""
     GCM = "gcm"
     """The same bytes from the authenticated mode, whose tag is thrown away."""
 
@@ -103,9 +103,7 @@ def accumulate(  # noqa: PLR0913 -- all but four have defaults
 
     Args:
         total: coordinates [start, start + total.size) of the vector; on return reduced modulo 2^p.
-        add: keys of 16 bytes (AES-128) or 32 bytes (AES-256) whose masks are added.
-        subtract: keys whose masks are subtracted.
-        start: the first coordinate that ``total`` holds.
+        add: keys of 16 bytes (AES-128) or 32 bytes (AES-256).
         first_segment: where in each key's stream the vector begins; vectors that share a key must not overlap.
         threads: how many threads divide the coordinates among themselves.
 
@@ -186,7 +184,6 @@ class _Job:
 
 
 def _filler(key: Secret, generator: Generator) -> _Fill:
-    """Return a function that writes the beginning of a chunk of the key's stream into a buffer."""
     match generator:
         case Generator.CTR:
             encryptor = Cipher(algorithms.AES(key.expose()), modes.CTR(bytes(_BLOCK_BYTES))).encryptor()

@@ -23,7 +23,6 @@ class MerkleTree:
     """The tree over a list of leaves."""
 
     def __init__(self, leaves: Sequence[bytes]) -> None:
-        """Hash the tree."""
         if not leaves:
             raise InvalidParameters("a tree has at least one leaf")
         self._levels = [list(leaves)]
@@ -33,11 +32,10 @@ class MerkleTree:
 
     @property
     def root(self) -> bytes:
-        """The hash that stands for all leaves."""
         return self._levels[-1][0]
 
     def path_of(self, position: int) -> tuple[bytes, ...]:
-        """Return the nodes that somebody who knows one leaf alone lacks for the root: its siblings, from below."""
+        """Return the nodes that lead from one leaf to the root: siblings, from below."""
         path: list[bytes] = []
         for level in self._levels[:-1]:
             if (sibling := position ^ 1) < len(level):

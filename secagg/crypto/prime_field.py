@@ -1,8 +1,7 @@
 """The integers modulo the prime 2^256 - 189, over which secrets are shared.
 
 It is the largest prime below 2^256, so almost every 32-byte string is an element. An element is a plain ``int`` in
-[0, PRIME), and sums and products are written as integer expressions where they are used; this module holds what is
-easy to get wrong: the one encoding of an element, uniform sampling, and inversion.
+[0, PRIME), and sums and products are written as integer expressions where they are used.
 
 Not constant time: CPython's integers take longer for larger values and skip leading zeros, so an observer who times
 this process closely learns something about the sizes of the values. An ``int`` cannot be overwritten either: values
@@ -13,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from secagg.errors import InvalidParameters, MalformedMessage, Misuse, Reason
+from secagg.errors import InvalidParameters, MalformedMessage, Misuse, Reason, require_length
 
 from .entropy import Coins
 from .secret import Secret, draw_exactly, overwrite
@@ -27,32 +26,15 @@ _REJECTION_ROUNDS = 8
 
 
 def encode(element: int) -> bytes:
-    """Return the one encoding of an element: 32 bytes, most significant first.
-
-    Raises:
-        InvalidParameters: the integer is not in [0, PRIME).
-    """
+    """Return the one encoding of an element: 32 bytes, most significant first."""
     if not 0 <= element < PRIME:
         raise InvalidParameters("only integers in [0, 2^256 - 189) are field elements; reduce the value first")
     return element.to_bytes(ELEMENT_BYTES, "big")
 
 
 def decode(data: bytes | bytearray | memoryview) -> int:
-    """Read an element from its one encoding.
-
-    Raises:
-        MalformedMessage: not exactly 32 bytes, or the number they spell is not below the prime.
-    """
-    if len(data) < ELEMENT_BYTES:
-        raise MalformedMessage(
-            f"a field element is {ELEMENT_BYTES} bytes; got {len(data)}; pass the whole encoding",
-            reason=Reason.TRUNCATED,
-        )
-    if len(data) > ELEMENT_BYTES:
-        raise MalformedMessage(
-            f"a field element is {ELEMENT_BYTES} bytes; got {len(data)}; pass one element at a time",
-            reason=Reason.TRAILING_BYTES,
-        )
+    """Read an element from its one encoding; refuse another length, and a number that is not below the prime."""
+    require_length("a field element", len(data), ELEMENT_BYTES)
     element = int.from_bytes(data, "big")
     if element >= PRIME:
         raise MalformedMessage(
@@ -66,11 +48,8 @@ def sample(count: int, coins: Coins) -> list[int]:
     """Draw independent uniform elements.
 
     The coins are read 32 bytes at a time, most significant byte first; a value that is not below the prime is passed
-    over. The result is therefore the first ``count`` elements that the coins spell, however many draws it takes.
+    over. The result is the first ``count`` elements that the coins spell, however many draws it takes.
 
-    Raises:
-        InvalidParameters: the count is negative.
-        Misuse: the coins are broken: too few bytes, or values that uniform coins do not give.
     Security: the buffers that the coins gave are overwritten; the integers that are returned cannot be.
     """
     if count < 0:
@@ -94,8 +73,6 @@ def sample(count: int, coins: Coins) -> list[int]:
 def random_root(kind: str, coins: Coins) -> Secret:
     """Draw a uniform 32-byte secret that is a field element, so that it can be shared.
 
-    Raises:
-        Misuse: the coins are broken: too few bytes, or values that uniform coins do not give.
     Security: the distance from uniform 32-byte strings is below 2^-248.
     """
     for _ in range(_REJECTION_ROUNDS):
@@ -110,13 +87,9 @@ def random_root(kind: str, coins: Coins) -> Secret:
 
 
 def invert_all(elements: Sequence[int]) -> list[int]:
-    """Return the inverse of every element at the price of one inversion.
+    """Return the inverse of every element at the price of one inversion; they need not be reduced.
 
     Implements: [Mon87], simultaneous inversion.
-    Args:
-        elements: integers that are not multiples of the prime; they need not be reduced.
-    Raises:
-        InvalidParameters: one of them is a multiple of the prime, so that it has no inverse.
     """
     products = [1]
     for element in elements:

@@ -74,11 +74,7 @@ class X25519PublicKey:
 
 
 def require_derivable(root: Secret, role: KeyRole, attempt: AttemptContext) -> None:
-    """Refuse anything that a key pair, of whichever suite, is not derived from.
-
-    Raises:
-        Misuse: the root is no ``Secret`` of 32 bytes, or the role or the context is of another type.
-    """
+    """Refuse anything that a key pair, of whichever suite, is not derived from."""
     require_secret(root)
     if type(role) is not KeyRole or type(attempt) is not AttemptContext:
         raise Misuse("a key pair is derived for a KeyRole in an AttemptContext")

@@ -19,7 +19,7 @@ from typing import Any, cast
 import numpy as np
 import numpy.typing as npt
 
-from secagg.errors import CapacityExceeded, InvalidParameters, MalformedMessage, Misuse, Reason
+from secagg.errors import CapacityExceeded, InvalidParameters, MalformedMessage, Misuse, Reason, require_length
 
 MAXIMUM_MODULUS_BITS = 64
 CACHE_LINE_BYTES = 64
@@ -47,9 +47,7 @@ class Ring:
     word_bits: int = field(init=False, repr=False, compare=False)
     """The size of the word that holds one element in memory: 8, 16, 32 or 64."""
     word_bytes: int = field(init=False, repr=False, compare=False)
-    """The same in bytes."""
     word: np.dtype[np.unsignedinteger[Any]] = field(init=False, repr=False, compare=False)
-    """The dtype of a vector over this ring."""
 
     def __post_init__(self) -> None:
         if type(self.modulus_bits) is not int or not 1 <= self.modulus_bits <= MAXIMUM_MODULUS_BITS:
@@ -104,23 +102,14 @@ class Ring:
         return elements
 
     def require_form(self, vector: Any, length: int | None = None) -> None:  # noqa: ANN401 -- checked here
-        """Refuse anything but one dimension of this ring's words, of this length where one is given.
-
-        Raises:
-            Misuse: the dtype, the number of dimensions or the length differ.
-        """
+        """Refuse anything but one dimension of this ring's words, of this length where one is given."""
         if type(vector) not in _PLAIN_ARRAYS or vector.dtype != self.word or vector.ndim != 1:
             raise Misuse(f"a vector over {self.modulus_bits} bits is one dimension of {self.word}; got {_form(vector)}")
         if length is not None and vector.size != length:
             raise Misuse(f"expected a vector of {length} elements; got {vector.size}")
 
     def require_vector(self, vector: RingVector, length: int | None = None) -> RingVector:
-        """Return the vector if it is one over this ring, of this length where one is given.
-
-        Raises:
-            Misuse: as for ``require_form``.
-            CapacityExceeded: an element is not below 2^modulus_bits.
-        """
+        """Return the vector if ``require_form`` passes it and every element is below 2^modulus_bits."""
         self.require_form(vector, length)
         if self.modulus_bits < self.word_bits and vector.size and int(vector.max()) >> self.modulus_bits:
             raise CapacityExceeded(
@@ -193,12 +182,7 @@ class Ring:
         return np.ascontiguousarray(vector).view(np.uint8).data.toreadonly()
 
     def unpack(self, data: bytes | bytearray | memoryview, length: int) -> RingVector:
-        """Read ``length`` elements back.
-
-        Raises:
-            MalformedMessage: the number of bytes is not ``packed_bytes(length)``, checked before anything is
-                allocated, or a bit that fills the last byte is set.
-        """
+        """Read ``length`` elements back; nothing is allocated before the number of bytes was checked."""
         data = memoryview(data)
         if not data.c_contiguous:
             raise Misuse("packed bytes are contiguous; pass a copy of the view")
@@ -222,11 +206,7 @@ class Ring:
         if length < 0:
             raise InvalidParameters(f"a length is not negative; got {length}")
         due = self.packed_bytes(length)
-        if data.nbytes != due:
-            reason = Reason.TRUNCATED if data.nbytes < due else Reason.TRAILING_BYTES
-            raise MalformedMessage(
-                f"{length} elements of {self.modulus_bits} bits are {due} bytes; got {data.nbytes}", reason=reason
-            )
+        require_length(f"a vector of {length} elements of {self.modulus_bits} bits", data.nbytes, due)
         spare = due * 8 - length * self.modulus_bits
         if spare and data.cast("B")[-1] >> (8 - spare):
             raise MalformedMessage("the bits that fill the last byte must be zero", reason=Reason.NOT_CANONICAL)
@@ -257,11 +237,7 @@ def capacity_between(least: int, greatest: int, modulus_bits: int) -> int:
 
 
 def require_capacity(total_weight: int, available: int) -> None:
-    """Refuse a total weight that the capacity of a scheme does not cover.
-
-    Raises:
-        CapacityExceeded: the sum could leave the ring.
-    """
+    """Refuse a total weight with which a sum could leave the ring."""
     if type(total_weight) is not int or total_weight < 1:
         raise InvalidParameters(f"a total weight is an integer of at least 1; got {total_weight!r}")
     if total_weight > available:

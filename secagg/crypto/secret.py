@@ -53,7 +53,6 @@ class Secret(Confined):
 
     @classmethod
     def random(cls, kind: str, count: int, coins: Coins) -> Self:
-        """Draw a uniform secret of ``count`` bytes."""
         if count < 1:
             raise InvalidParameters(f"a secret has at least one byte; asked for {count}")
         drawn = draw_exactly(count, coins)
@@ -65,8 +64,6 @@ class Secret(Confined):
     def expose(self) -> memoryview:
         """Return a read-only view of the bytes, for the one call that needs them.
 
-        Raises:
-            Misuse: the secret was wiped.
         Security: the view reads as zeros after ``wipe``; do not keep it and do not copy it.
         """
         if self._wiped:
@@ -74,13 +71,11 @@ class Secret(Confined):
         return memoryview(self._buffer).toreadonly()
 
     def wipe(self) -> None:
-        """Overwrite the bytes; calling it again does nothing."""
         overwrite(self._buffer)
         self._wiped = True
 
     @property
     def is_wiped(self) -> bool:
-        """Whether the bytes are gone."""
         return self._wiped
 
     def __len__(self) -> int:
@@ -136,11 +131,7 @@ class _Buffer(bytearray):
 
 
 def require_secret(value: object) -> None:
-    """Refuse anything but a ``Secret`` where one is required; keys in plain bytes would be copied and printed.
-
-    Raises:
-        Misuse: it is something else.
-    """
+    """Refuse anything but a ``Secret`` where one is required; keys in plain bytes would be copied and printed."""
     if not isinstance(value, Secret):
         raise Misuse(f"expected a Secret; got {type(value).__name__}")
 

@@ -54,20 +54,7 @@ class Share:
     point: int
     value: Secret
 
-    def check(self, *, culprits: Iterable[Party] = UNDECIDED) -> None:
-        """Refuse a share that no dealer can have made, so that its sender is named while the sender is known.
-
-        Args:
-            culprits: the party that handed the share over; named in the error.
-        Raises:
-            PeerMisbehaved: the point is not in [1, 65535], or the value is not a field element.
-            Misuse: the value was wiped.
-        """
-        require_secret(self.value)
-        check_value(self.point, self.value.expose(), culprits=culprits)
-
     def wipe(self) -> None:
-        """Overwrite the value; calling it again does nothing."""
         self.value.wipe()
 
 
@@ -79,36 +66,19 @@ class Corrected:
     wrong_points: frozenset[int]
 
 
-def split(secret: Secret, *, threshold: int, holders: int, coins: Coins) -> list[Share]:
-    """Share one secret among ``holders`` so that any ``threshold`` of them can reconstruct it.
-
-    Implements: [Sha79] §2, the (k, n) threshold scheme with k = ``threshold`` and n = ``holders``.
-    Args:
-        coins: spelling ``threshold`` - 1 field elements, as ``split_many`` says.
-    Returns:
-        One share for each of the points 1, 2, …, ``holders``, in this order.
-    Raises:
-        InvalidParameters: 1 <= threshold <= holders <= 65535 does not hold, or the secret is not a field element.
-        Misuse: the secret was wiped, or the coins are broken.
-    Security: with ``threshold`` 1 every share is the secret. Wipe each share after it was sealed for its holder.
-    """
-    return split_many([secret], threshold=threshold, holders=holders, coins=coins)[0]
-
-
 def split_many(secrets: Sequence[Secret], *, threshold: int, holders: int, coins: Coins) -> list[list[Share]]:
     """Share several secrets among the same holders, each on a polynomial of its own.
 
-    Implements: [Sha79] §2, for each secret.
+    Implements: [Sha79] §2, the (k, n) threshold scheme with k = ``threshold`` and n = ``holders``, for each secret.
     Args:
         coins: spelling, as ``prime_field.sample`` reads them, the coefficients of binomial(x, 1), binomial(x, 2), …,
-            binomial(x, threshold - 1) in the polynomial of the first secret, then of the second, and so on. Splitting
-            the secrets one after the other reads the same coins.
+            binomial(x, threshold - 1) in the polynomial of the first secret, then of the second, and so on.
     Returns:
         For each secret, one share for each of the points 1, 2, …, ``holders``, in this order.
     Raises:
         InvalidParameters: 1 <= threshold <= holders <= 65535 does not hold, or a secret is not a field element.
         Misuse: a secret was wiped, or the coins are broken.
-    Security: as for ``split``.
+    Security: with ``threshold`` 1 every share is the secret. Wipe each share after it was sealed for its holder.
     Claim SH-2: shares of fewer than ``threshold`` holders fit every secret.
     """
     _check_threshold(threshold)
@@ -128,20 +98,7 @@ def split_many(secrets: Sequence[Secret], *, threshold: int, holders: int, coins
 
 
 def reconstruct(shares: Sequence[Share], *, threshold: int, kind: str = "reconstructed secret") -> Secret:
-    """Return the secret on whose polynomial all the given shares lie.
-
-    Implements: [Sha79] §2, interpolation; [MS81] for the check of shares beyond ``threshold``.
-    Args:
-        kind: what the secret is, for its ``repr`` and error messages.
-    Raises:
-        PeerMisbehaved: a share is out of range, two stand at one point, or they do not lie on one polynomial of degree
-            below ``threshold``; ``culprits`` is empty. In the last case ``correct`` may help.
-        ThresholdNotMet: fewer than ``threshold`` shares were given.
-        InvalidParameters: the threshold is not in [1, 65535].
-        Misuse: a share was wiped.
-    Security: up to ``len(shares) - threshold`` wrong shares are always noticed. More, chosen together, may not be, and
-        one wrong share among exactly ``threshold`` is not: compare the secret with what was committed to.
-    """
+    """Return the secret on whose polynomial all the given shares lie, as ``LagrangeWeights.combine`` does."""
     weights, elements = _prepare(shares, threshold)
     return _combine(weights, elements, kind)
 
@@ -159,7 +116,6 @@ def correct(shares: Sequence[Share], *, threshold: int, kind: str = "reconstruct
         PeerMisbehaved: a share is out of range, two stand at one point, or every polynomial of degree below
             ``threshold`` misses more than ``(len(shares) - threshold) // 2`` of the shares; ``culprits`` is empty.
         ThresholdNotMet: fewer than ``threshold`` shares were given.
-        InvalidParameters: the threshold is not in [1, 65535].
         Misuse: a share was wiped.
     Claim SH-3: this decoder, that of ``one_message``, and dealing are compared with a reference that is proved.
     Security: more wrong holders than that, if they act together, can move the shares close to another polynomial, so
@@ -207,7 +163,6 @@ class LagrangeWeights:
         Raises:
             PeerMisbehaved: a point is not in [1, 65535], or occurs twice; ``culprits`` is empty.
             ThresholdNotMet: there are fewer than ``threshold`` points.
-            InvalidParameters: the threshold is not in [1, 65535].
         """
         nodes = tuple(points)
         _check_threshold(threshold)
@@ -231,17 +186,15 @@ class LagrangeWeights:
         return cls(nodes, threshold, tuple(prime_field.invert_all(denominators)), scale)
 
     def combine(self, shares: Sequence[Share], *, kind: str = "reconstructed secret") -> Secret:
-        """Return the secret on whose polynomial all these shares lie.
+        """Return the secret on whose polynomial all these shares lie, one at each of ``points``, in their order.
 
         Implements: [Sha79] §2, interpolation; [MS81] for the check of shares beyond the threshold.
-        Args:
-            shares: one share for each of ``points``, in the order of ``points``.
-            kind: what the secret is, for its ``repr`` and error messages.
         Raises:
             PeerMisbehaved: a share is out of range, or they do not lie on one polynomial of degree below the
                 threshold; ``culprits`` is empty. In the latter case ``correct`` may help.
             Misuse: the shares do not stand at ``points`` in their order, or one was wiped.
-        Security: as for ``reconstruct``.
+        Security: up to ``len(shares) - threshold`` wrong shares are always noticed. More, chosen together, may not be,
+            and one wrong share among exactly ``threshold`` is not: compare the secret with what was committed to.
         """
         if tuple(share.point for share in shares) != self.points:
             raise Misuse("the shares do not stand at the points of these weights; pass one for each, in their order")
@@ -336,8 +289,10 @@ def _shareable(secret: Secret) -> int:
 
 
 def check_value(point: int, value: memoryview, *, culprits: Iterable[Party] = UNDECIDED) -> int:
-    """Refuse a share as ``Share.check`` does, from a view of its bytes; return the element, which is as secret.
+    """Refuse a share that no dealer can have made, so that its sender is named while the sender is known.
 
+    Returns:
+        The element, which is as secret as the value.
     Raises:
         PeerMisbehaved: the point is not in [1, 65535], or the value is not a field element.
     """
@@ -345,9 +300,9 @@ def check_value(point: int, value: memoryview, *, culprits: Iterable[Party] = UN
     return _decoded(point, value, culprits)
 
 
-def _element(share: Share, culprits: Iterable[Party] = UNDECIDED) -> int:
+def _element(share: Share) -> int:
     require_secret(share.value)
-    return _decoded(share.point, share.value.expose(), culprits)
+    return _decoded(share.point, share.value.expose(), UNDECIDED)
 
 
 def _decoded(point: int, value: memoryview, culprits: Iterable[Party]) -> int:

@@ -4,9 +4,8 @@ A release has parts, such as segments, each with its own sensitivity and noise; 
 the releases. No amplification by sampling is counted: it needs cohorts that are random and secret, and a server that
 picks its clients knows them.
 
-The bounds are of Rényi divergences, and `dp-accounting` (the extra ``dp``) converts them. Its privacy loss
-distributions would be tighter and are not used: those of the Gaussian are of continuous noise, and those of the
-discrete one are of a single number, whereas a release is a vector whose worst shift they do not know.
+The bounds are of Rényi divergences, and `dp-accounting` (the extra ``dp``) converts them. Its tighter privacy loss
+distributions do not know the worst shift of a vector with discrete noise.
 """
 
 from __future__ import annotations
@@ -23,8 +22,6 @@ from secagg.errors import InvalidParameters, Reason
 from secagg.parameters import require_integer
 from secagg.privacy.kinds import NoiseKind, require_delta, require_variance
 
-from .sensitivity import rho_of_release
-
 _REAL_ORDERS: Final = tuple(1 + 2 ** (step / 16) for step in range(-96, 20 * 16 + 1))
 """Orders from 1.016, below which the conversion is unstable, to 2^20; the smaller the loss, the larger the best order.
 """
@@ -39,13 +36,12 @@ class ReleasePart:
     """One part of a release, in integer steps: how far a client can move it, and its noise."""
 
     l2_squared: int
-    """The square of the L2 sensitivity; it comes from ``sensitivity``, which names the adjacency."""
+    """From ``sensitivity``, which names the adjacency."""
     l1: int | None
-    """The L1 sensitivity, where one is known: at most sqrt(d) times that in L2. It matters to Skellam alone."""
+    """The L1 sensitivity, where one is known; it matters to Skellam alone."""
     variance: Fraction
     gap: float = 0.0
-    """With discrete Gaussians of several clients: how far a coordinate of their sum is from one discrete Gaussian, as
-    ``gap_of_sum`` has it."""
+    """With discrete Gaussians of several clients: ``gap_of_sum``."""
     length: int = 1
     """Number of coordinates; it matters to the gap alone."""
 
@@ -95,7 +91,6 @@ class Loss:
 
     @property
     def numbers(self) -> tuple[float, float, float, float]:
-        """Parts of the release."""
         return self.slope, self.more, self.offset, self.most
 
     def at(self, order: float) -> float:
@@ -111,11 +106,7 @@ class Loss:
         return Loss(*(_rounded_up(Fraction(one) * factor) for one in self.numbers))
 
     def epsilon(self, delta: float) -> float:
-        """Return what it is worth at a delta.
-
-        Raises:
-            InvalidParameters: the extra ``dp`` is not installed.
-        """
+        """Return the epsilon at a delta."""
         orders = _WHOLE_ORDERS if self.most else _REAL_ORDERS
         convert: Callable[..., tuple[float, float]] = _load("dp_accounting.rdp").compute_epsilon
         return float(convert(orders, [self.at(order) for order in orders], delta)[0])
@@ -168,11 +159,12 @@ def gap_of_sum(variance: Fraction, summands: int) -> float:
 def rho_of_part(part: ReleasePart) -> Fraction:
     """Return a part's zero-concentrated loss: that of one discrete Gaussian, and what the gap of a sum adds.
 
-    Implements: [KLS21] Theorem 1: half the square of min(sqrt(D^2 / v + tau d / 2), D / sqrt(v) + tau sqrt(d)).
+    Implements: [CKS20] Theorem 4: D^2 / (2 v); with a gap [KLS21] Theorem 1: half the square of
+        min(sqrt(D^2 / v + tau d / 2), D / sqrt(v) + tau sqrt(d)).
     """
-    if part.gap == 0:
-        return rho_of_release([(part.l2_squared, part.variance)])
     one = part.l2_squared / part.variance
+    if part.gap == 0:
+        return one / 2
     least = min(float(one) + part.gap * part.length / 2, (sqrt(one) + part.gap * sqrt(part.length)) ** 2)
     return Fraction(_rounded_up(Fraction(least) * (1 + _FLOAT_ERROR))) / 2
 

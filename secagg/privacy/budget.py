@@ -35,7 +35,6 @@ class PrivacyBudget:
     adjacency: Adjacency = Adjacency.REPLACE
 
     def __post_init__(self) -> None:
-        """Refuse numbers that bound nothing."""
         if type(self.epsilon) not in {float, int} or not 0 < self.epsilon < inf:
             raise InvalidParameters(f"the epsilon of a budget is a number above 0; got {self.epsilon!r}")
         require_delta(self.delta)
@@ -51,17 +50,15 @@ class PrivacyBudget:
         return self.spent(loss) <= self.epsilon
 
     def releases(self, cost: Loss) -> int:
-        """Return how many releases of a cost it pays for, if none was made yet; a million at most."""
+        """Return how many releases of a cost it pays for from the start; a million at most."""
         return _most(lambda count: self.holds(cost.times(count)), _MOST_RELEASES)
 
     def require_room(self, spent: Loss, uploads: int, cost: Loss, multiplier: Fraction) -> None:
-        """Refuse an upload that would pass it.
+        """Refuse an upload that would pass it, saying what was spent, what remains, and what to change.
 
         Args:
             spent: by so many uploads of before.
             cost: of the next one, whose noise is so many times what one client can change.
-        Raises:
-            InvalidParameters: saying what was spent, what remains, and what to change.
         """
         if self.holds(spent + cost):
             return
@@ -83,7 +80,6 @@ class PrivacyBudget:
 
     @property
     def said(self) -> str:
-        """Definition of a neighbour, for a sentence."""
         return f"its update {'replaced by another' if self.adjacency is Adjacency.REPLACE else 'replaced by zeros'}"
 
     def sentence(self, cost: Loss) -> str:

@@ -37,6 +37,7 @@ from .sensitivity import Adjacency, of_vector
 LEAST_SHARE: Final = 4
 """The least variance of a client's discrete Gaussian: below, sums of them are too far from one."""
 _TAIL_DEVIATIONS: Final = 10
+_MOST_EPSILON: Final = 10**9
 USUAL_DELTA: Final = 1e-6
 MOST_NOISE: Final = 0.6
 """The energy of a mean's noise over that of the longest update, above which accuracy is seen to suffer."""
@@ -82,7 +83,6 @@ class NoiseSettings:
         Args:
             minimum_cohort: the least number of contributors, which those who open a sum insist on.
             capacity: the largest number of contributors.
-            corrupted: how many of them are assumed to be corrupted, counted absolutely.
         Raises:
             InvalidParameters: numbers that do not go together; the message names those that do.
             CapacityExceeded: a ring does not hold a sum with its noise; the message names a multiplier that fits.
@@ -109,6 +109,28 @@ class NoiseSettings:
 NO_NOISE: Final = NoiseSettings()
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BudgetedNoise(NoiseSettings):
+    """Noise of clients, and what each of them may spend in all sums that it is ever in: its ledger refuses the rest."""
+
+    budget_epsilon: Fraction | None = None
+    """None for any number of sums. A client with a budget uploads nothing without noise."""
+    budget_delta: Fraction = Fraction(1, 10**6)
+
+    @property
+    def budget(self) -> PrivacyBudget | None:
+        """The budget, for neighbours as the noise has them."""
+        if self.budget_epsilon is None:
+            return None
+        if not 0 < self.budget_epsilon <= _MOST_EPSILON or not 0 < self.budget_delta < 1:
+            raise InvalidParameters(
+                f"budget_epsilon is above 0 and at most {_MOST_EPSILON:,}, and budget_delta above 0 and below 1"
+            )
+        return PrivacyBudget(
+            epsilon=float(self.budget_epsilon), delta=float(self.budget_delta), adjacency=self.adjacency
+        )
+
+
 @dataclass(frozen=True, slots=True)
 class ClientNoise:
     """The noise of one session, as far as a client or an accountant needs to know it."""
@@ -116,12 +138,10 @@ class ClientNoise:
     settings: NoiseSettings
     layout: Layout
     minimum_cohort: int
-    """The least number of contributors: a sum of fewer has less noise than is accounted."""
     corrupted: int
     capacity: int
 
     def __post_init__(self) -> None:
-        """Refuse what protects nobody, and what no ring holds."""
         bounds, multiplier, segments = self.settings.l2_bounds, self.settings.noise_multiplier, self.segments
         if multiplier is None or multiplier <= 0:
             raise InvalidParameters(f"noise_multiplier is positive; got {multiplier}")
@@ -164,7 +184,6 @@ class ClientNoise:
 
     @property
     def segments(self) -> tuple[RingSegment, ...]:
-        """Segments that are noised: all."""
         return self.layout.require_rings()
 
     @property
@@ -190,8 +209,6 @@ class ClientNoise:
     def add_to(self, payload: Payload, coins: Coins) -> Payload:
         """Return a client's values, clipped and with its share of the noise.
 
-        Raises:
-            Misuse: the payload is of another layout, or the coins are not uniform bytes.
         Security: its vectors are the upload's own; the payload that came in still holds the update.
         """
         payload.check()
@@ -208,11 +225,6 @@ class ClientNoise:
     def loss(self, adjacency: Adjacency) -> Loss:
         """Return what one sum costs a client that is in it, with neighbours of its own choice."""
         return loss_of(self.settings.noise_kind, self.parts_for(adjacency))
-
-    @property
-    def parts(self) -> tuple[ReleasePart, ...]:
-        """Release as an accountant needs it, with the neighbours that the noise is made for."""
-        return self.parts_for(self.settings.adjacency)
 
     def parts_for(self, adjacency: Adjacency) -> tuple[ReleasePart, ...]:
         """Return what an accountant is told: the variance at the least number of contributors, the gap at the greatest.
@@ -236,11 +248,9 @@ class ClientNoise:
     def epsilon(self, delta: float, releases: int = 1) -> float:
         """Return the epsilon of so many sums with one client in all of them, with the adjacency of the settings.
 
-        Raises:
-            InvalidParameters: a number is out of range, or the extra ``dp`` is not installed.
         Security: a client counts its uploads itself; a server that samples clients hides nobody from itself.
         """
-        return epsilon(self.settings.noise_kind, self.parts, releases, delta)
+        return epsilon(self.settings.noise_kind, self.parts_for(self.settings.adjacency), releases, delta)
 
     def energy(self, contributors: int) -> float:
         """Return the energy of the noise of a mean, over that of the longest update: above 0.6 it drowns the model."""
@@ -312,9 +322,7 @@ class SumNoise(Protocol):
         """Largest deviation of each released segment, in steps."""
         ...
 
-    def epsilon(self, delta: float, releases: int = 1) -> float:
-        """Return the epsilon of so many sums with one client in all of them."""
-        ...
+    def epsilon(self, delta: float, releases: int = 1) -> float: ...
 
 
 def said_epsilon(noise: SumNoise, delta: float = USUAL_DELTA, releases: int = 1) -> str:
@@ -334,7 +342,7 @@ def noise_in(session: object) -> SumNoise | None:
 
 
 def deviations_in(session: object) -> tuple[float, ...]:
-    """Return how far the noise of a server's session goes, of each released segment; nothing where it has none."""
+    """Return the deviation of the noise of each released segment; nothing without noise."""
     noise = noise_in(session)
     found: tuple[float, ...] = getattr(session, "deviations", ()) if noise is None else noise.deviations
     return found

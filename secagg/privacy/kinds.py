@@ -45,11 +45,7 @@ def require_variance(variance: Fraction, kind: NoiseKind) -> None:
 
 
 def require_delta(delta: object) -> None:
-    """Refuse a delta that bounds nothing, or that is finer than the noise.
-
-    Raises:
-        InvalidParameters: it is not in 2^-50..1.
-    """
+    """Refuse a delta that bounds nothing, or that is finer than the noise."""
     # Written so that NaN is refused too.
     if type(delta) not in {float, int} or not LEAST_DELTA <= delta < 1:  # type: ignore[operator]
         raise InvalidParameters(f"a delta is a number from {LEAST_DELTA:.3g} (2^-50) and below 1; got {delta!r}")

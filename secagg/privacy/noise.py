@@ -57,9 +57,6 @@ def sample(kind: NoiseKind, variance: Fraction, length: int, coins: Coins) -> Ve
     Args:
         variance: of Skellam, twice the mean of each of its two Poisson variables; for the discrete Gaussian sigma^2,
             which privacy depends on. Its variance is less where sigma^2 is below 1: 0.215 for 1/4.
-    Raises:
-        InvalidParameters: the variance is out of range.
-        Misuse: the coins are not uniform bytes.
     Security: add each value once; noise that is used twice cancels in the difference. The coins are overwritten; the
         result, and what numpy computed on the way, are the caller's to forget.
     """
@@ -73,7 +70,7 @@ def sample(kind: NoiseKind, variance: Fraction, length: int, coins: Coins) -> Ve
         if words is None:
             _fill_with_gaussian(piece, variance, coins)
         else:
-            magnitudes = _by_table(*words, piece.size, coins)
+            magnitudes = place_in(words, _words("<u8", piece.size, coins), coins)
             piece[:] = np.where(_bits(piece.size, coins), -magnitudes, magnitudes)
     return values
 
@@ -218,11 +215,6 @@ def distribution_function(weights: list[int]) -> Boundaries:
     return high, np.array([entry & (1 << 64) - 1 for entry in sums], dtype=np.uint64)
 
 
-def _by_table(high: npt.NDArray[np.uint64], low: npt.NDArray[np.uint64], size: int, coins: Coins) -> Vector:
-    """Return how many entries of the table a uniform number of 128 bits is not below."""
-    return place_in((high, low), _words("<u8", size, coins), coins)
-
-
 def place_in(boundaries: Boundaries, drawn: npt.NDArray[Any], coins: Coins) -> Vector:
     """Return how many entries a uniform number is not below whose high words were drawn."""
     high, low = boundaries
@@ -252,12 +244,10 @@ def _below(bound: int, size: int, coins: Coins) -> Vector:
 
 
 def _bits(size: int, coins: Coins) -> npt.NDArray[np.bool_]:
-    """Return uniform bits."""
     return np.unpackbits(_words("u1", -(-size // 8), coins))[:size].astype(np.bool_)
 
 
 def _words(form: str, size: int, coins: Coins) -> npt.NDArray[np.unsignedinteger[Any]]:
-    """Return uniform words, in memory of their own."""
     drawn = draw_exactly(np.dtype(form).itemsize * size, coins)
     words = np.frombuffer(drawn, dtype=form).copy()
     overwrite(drawn)

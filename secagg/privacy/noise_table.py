@@ -44,12 +44,7 @@ Values = npt.NDArray[np.signedinteger[Any]]
 
 
 def add_noise_into(vector: RingVector, ring: Ring, kind: NoiseKind, variance: Fraction, coins: Coins) -> None:
-    """Add a fresh value to each element, modulo 2^p.
-
-    Raises:
-        InvalidParameters: the variance is out of range.
-        Misuse: the coins are not uniform bytes, or the vector is not over the ring; nothing was added then.
-    """
+    """Add a fresh value to each element, modulo 2^p; where the arguments are refused, nothing was added."""
     ring.require_form(vector)
     require_variance(variance, kind)
     position = 0
@@ -88,7 +83,6 @@ class _Table:
     """The distribution function of one kind and variance, and the values that 16 bits decide."""
 
     def __init__(self, kind: NoiseKind, variance: Fraction) -> None:
-        """Compute it in integers."""
         weights = skellam_weights(variance) if kind is NoiseKind.SKELLAM else _gaussian_weights(variance)
         self._least = 1 - len(weights)
         self._boundaries = distribution_function([*weights[:0:-1], *weights])
@@ -104,7 +98,6 @@ class _Table:
     @staticmethod
     @lru_cache(maxsize=8)
     def of(kind: NoiseKind, variance: Fraction) -> _Table:
-        """Return the table, which is public."""
         return _Table(kind, variance)
 
     def values_of(self, prefixes: npt.NDArray[Any], coins: Coins) -> Values:

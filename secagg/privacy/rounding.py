@@ -10,8 +10,8 @@ is a bound, at the price of 2.5 tries at most. d counts the rounded coordinates:
 A rotation spreads a vector over its coordinates. After it, the sum of n updates of length x has coordinates with a
 deviation of at most n x / sqrt(d), reached where all are alike; rounding adds n/4 to its square and noise its variance.
 A ring of 4 deviations wraps 63 coordinates in a million, each by 8: 0.41 % of the energy, which costs accuracy and no
-privacy. That holds after a rotation alone; elsewhere the ring holds the worst sum and 9.1 deviations of the noise,
-which 10^7 coordinates leave with probability 2^-40.
+privacy. Elsewhere the ring holds the worst sum and 9.1 deviations of the noise, which 10^7 coordinates leave with
+probability 2^-40.
 """
 
 from __future__ import annotations
@@ -47,11 +47,7 @@ def rounded_norm(norm: float, length: int) -> float:
 
 
 def unrounded_norm(l2_bound: int, length: int) -> float:
-    """Return the greatest norm whose rounding can be held to a bound.
-
-    Raises:
-        InvalidParameters: no rounding can, not even that of zeros; the message names the least bound.
-    """
+    """Return the greatest norm whose rounding can be held to a bound; refuse a bound that holds for none."""
     if type(l2_bound) is not int or l2_bound <= rounded_norm(0, length):
         raise InvalidParameters(
             f"{length} rounded values are held to no bound of {l2_bound} steps: the least is "
@@ -66,9 +62,6 @@ def rounded(vector: npt.NDArray[np.float64], l2_bound: int, coins: Coins) -> npt
     """Return integers whose mean is the vector, up to what the bound cuts off, and whose norm is within the bound.
 
     Implements: [KLS21] Algorithm 1, conditional rounding.
-    Raises:
-        CapacityExceeded: a value is not finite, or the vector is longer than ``unrounded_norm`` allows.
-        Misuse: the coins are not uniform bytes.
     """
     squared = float(vector @ vector)
     limit = unrounded_norm(l2_bound, vector.size)
@@ -94,11 +87,7 @@ def summed_deviation(norm: float, length: int, clients: int, noise_variance: flo
 
 
 def room_for_noise(segment: RingSegment, l2_bound: int, clients: int, *, is_rotated: bool) -> Fraction:
-    """Return the variance that a ring holds in addition to the largest sum, as in this module's docstring; 0 for none.
-
-    Raises:
-        InvalidParameters: behind a rotation, a bound that no rounding is held to.
-    """
+    """Return the variance that a ring holds in addition to the largest sum, as in this module's docstring."""
     greatest = max(0, segment.ring.greatest - clients * segment.head_room)
     if not is_rotated:
         return (max(0, greatest - clients * l2_bound) / Fraction(WORST_DEVIATIONS)) ** 2

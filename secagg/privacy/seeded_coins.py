@@ -20,7 +20,6 @@ class SeededCoins(Confined):
         self._seed, self._drawn = seed, 0
 
     def draw(self, count: int) -> bytearray:
-        """Return the next bytes."""
         stream = expand(self._seed, _BYTES, count, start=self._drawn, generator=Generator.CTR)
         self._drawn += count
         drawn = bytearray(stream.tobytes())

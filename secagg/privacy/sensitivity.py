@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from enum import Enum
-from fractions import Fraction
 from typing import Final
 
 import numpy as np
@@ -38,11 +37,7 @@ def of_vector(l2_bound: int, weight: int, adjacency: Adjacency) -> int:
 
 
 def of_histogram(blocks: int, weight: int, adjacency: Adjacency) -> int:
-    """Return the squared sensitivity of the histograms of all blocks.
-
-    One counter of each block moves by w where the neighbour has no choice (w^2 R), and two where it chose another
-    codeword (2 w^2 R).
-    """
+    """Return the squared sensitivity of the histograms of all blocks: w^2 R, and 2 w^2 R with another choice."""
     return _spread(adjacency) * _at_least_zero("weight", weight) ** 2 * _at_least_zero("blocks", blocks)
 
 
@@ -65,21 +60,7 @@ def of_decoded_sum(tables: Sequence[tuple[int, npt.NDArray[np.int64]]], weight: 
     return _at_least_zero("weight", weight) ** 2 * total
 
 
-def rho_of_release(parts: Sequence[tuple[int, Fraction]]) -> Fraction:
-    """Return the zero-concentrated loss of a release whose parts have discrete Gaussian noise of their own.
-
-    Implements: [CKS20] Theorem 4 for each coordinate of each part, and the composition of [BS16]: the sum of
-        sensitivity^2 / (2 sigma^2).
-    Args:
-        parts: a squared sensitivity and a variance each.
-    """
-    if any(type(squared) is not int or squared < 0 or variance <= 0 for squared, variance in parts):
-        raise InvalidParameters("a part has a squared sensitivity, an integer from 0 on, and a variance above 0")
-    return sum((squared / (2 * Fraction(variance)) for squared, variance in parts), Fraction(0))
-
-
 def _spread(adjacency: Adjacency) -> int:
-    """Return how many clients' contributions stand between two neighbours."""
     match adjacency:
         case Adjacency.ZERO_OUT:
             return 1

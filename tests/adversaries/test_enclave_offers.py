@@ -355,8 +355,7 @@ def test_what_a_client_refuses_costs_it_nothing_and_tells_nothing(session: Insec
         def draw(self, count: int) -> bytearray:
             raise AssertionError(count)
 
-    client = session.new_client(1)
-    vars(client)["_coins"] = NoCoins()
+    client = session.new_client(1, coins=NoCoins())
     weaker = InsecureEnclaveSession(replace(session.setup, minimum_cohort=2), now=session.now)
     with pytest.raises(InvalidParameters) as caught:
         sealed_by(client, session.setup.payload_of(1), enclave=weaker.verified(), model=MODEL, now=session.now)

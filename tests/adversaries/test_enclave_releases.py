@@ -48,6 +48,7 @@ from tests.harness.enclave_buffers import (
     model_digest,
     sealed_by,
 )
+from tests.harness.recorded_coins import WatchedCoins
 
 HOST = ServerId()
 HISTOGRAMS = EnclaveSetup(form=ReleaseForm.HISTOGRAM)
@@ -235,31 +236,19 @@ def test_noise_hides_the_one_client_of_another_age() -> None:
 # --- Releasing twice --------------------------------------------------------------------------------------------------
 
 
-class CountedCoins:
-    """Coins that say how often they were drawn."""
-
-    def __init__(self, coins: Any) -> None:
-        self._coins, self.draws = coins, 0
-
-    def draw(self, count: int) -> bytearray:
-        self.draws += 1
-        drawn: bytearray = self._coins.draw(count)
-        return drawn
-
-
 def test_a_release_is_delivered_again_and_never_made_again() -> None:
     session = InsecureEnclaveSession(NOISED)
-    coins = CountedCoins(session.setup.coins_of("enclave"))
+    coins = WatchedCoins()
     session.enclave = SimulatedEnclave(session.configuration, coins=coins)
     session.enclave.open_buffer(0, bytes(32))
     for number in (1, 2, 3):
         session.enclave.receive(session.seal(number).sealed.encode())
-    before = coins.draws
+    before = len(coins.handed_out)
     first = session.enclave.release()
-    drawn = coins.draws
+    drawn = len(coins.handed_out)
     assert drawn > before, "noise was drawn"
     assert [session.enclave.release() for _ in range(5)] == [first] * 5
-    assert coins.draws == drawn
+    assert len(coins.handed_out) == drawn
     session.enclave.open_buffer(1, model_digest(1))
     assert refusal(session.enclave.release) == (ThresholdNotMet, Reason.THRESHOLD_NOT_MET)
 

@@ -199,12 +199,9 @@ def test_a_sealed_seed_beside_another_clients_vector_is_not_summed(session: Inse
     """The sum would lack one mask and hold another, and nobody would know whose upload was wrong."""
     one, other = session.seal(1), session.seal(2)
     mixed = replace(one, packed=other.packed, nonce=other.nonce)
-    before = memory_of(session)
     for upload in (mixed, replace(one, packed=other.packed), replace(one, nonce=other.nonce)):
-        with pytest.raises(AuthenticationFailed) as caught:
-            session.host.receive(upload.encode())
-        assert caught.value.culprits == frozenset()
-    assert memory_of(session) == before
+        error = host_refuses(session, upload.encode())
+        assert (type(error), error.culprits) == (AuthenticationFailed, frozenset())
     for upload in (one, other):
         session.host.receive(upload.encode())
     aggregate, _ = session.host.release()
@@ -522,10 +519,10 @@ def opened(layout: Layout = MIXED_LAYOUT, **named: Any) -> InsecureEnclaveSessio
     return session
 
 
-def host_refuses(session: InsecureEnclaveSession, message: bytes) -> PeerError:
+def host_refuses(session: InsecureEnclaveSession, message: bytes, sender: ClientId | None = None) -> PeerError:
     before = memory_of(session)
     with pytest.raises(PeerError) as caught:
-        session.host.receive(message)
+        session.host.receive(message, sender)
     assert memory_of(session) == before
     return caught.value
 
@@ -618,18 +615,15 @@ def test_a_client_that_the_host_does_not_know_is_named() -> None:
 
 def test_nobody_hands_over_the_short_upload_of_another() -> None:
     session = opened()
-    message, before = session.seal(1).shortened(), memory_of(session)
-    with pytest.raises(PeerMisbehaved, match="hands over an upload of") as caught:
-        session.host.receive(message, SECOND)
-    assert caught.value.culprits == {SECOND, ServerId()}
-    assert memory_of(session) == before
+    error = host_refuses(session, session.seal(1).shortened(), SECOND)
+    assert "hands over an upload of" in str(error)
+    assert error.culprits == {SECOND, HOST}
 
 
 def test_a_short_upload_is_none_where_the_host_knows_nobody() -> None:
     session = InsecureEnclaveSession(EnclaveSetup())
     session.host.open_buffer(0, MODEL.digest)
-    with pytest.raises(PeerError):
-        session.host.receive(session.seal(1).shortened())
+    host_refuses(session, session.seal(1).shortened())
 
 
 # --- One seal ---------------------------------------------------------------------------------------------------------
@@ -637,27 +631,21 @@ def test_a_short_upload_is_none_where_the_host_knows_nobody() -> None:
 
 @pytest.mark.parametrize(
     ("packed", "weight"),
-    [(b"\xff\xff", 1), (bytes(2), 0), (bytes(2), 2)],
+    [(b"\xff\x7f", 1), (bytes(2), 0), (bytes(2), 2)],
     ids=["an index", "a weight of 0", "a weight above the greatest"],
 )
 def test_what_one_seal_holds_is_checked_before_it_is_counted(packed: bytes, weight: int) -> None:
     session = opened(INDICES)
     assert has_one_seal(session.configuration)
-    message, before = crafted(session, packed=packed, weight=weight), memory_of(session)
-    with pytest.raises(PeerError) as caught:
-        session.enclave.receive(message)
-    assert caught.value.culprits == {FIRST}
-    assert memory_of(session) == before
+    kind = MalformedMessage if weight == 1 else PeerMisbehaved
+    message = crafted(session, packed=packed, weight=weight)
+    is_refused(session, message, kind, Reason.INPUT_OUT_OF_RANGE, FIRST)
 
 
 def test_a_seal_is_of_no_other_upload() -> None:
     session = opened(INDICES)
     first, second = session.seal(1).sealed, session.seal(2).sealed
-    moved, before = replace(first, sealed_seed=second.sealed_seed), memory_of(session)
-    with pytest.raises(AuthenticationFailed) as caught:
-        session.enclave.receive(moved.encode())
-    assert caught.value.culprits == {FIRST, HOST}
-    assert memory_of(session) == before
+    is_not_authentic(session, replace(first, sealed_seed=second.sealed_seed).encode(), FIRST, HOST)
 
 
 @pytest.mark.parametrize("suite", Suite)
@@ -668,8 +656,7 @@ def test_indices_are_under_the_seal_and_nowhere_in_the_clear(suite: Suite) -> No
     assert sealed_indices_bytes(session.configuration) == 0
     altered = bytearray(upload.sealed.sealed_seed)
     altered[-20] ^= 1
-    with pytest.raises(AuthenticationFailed):
-        session.enclave.receive(replace(upload.sealed, sealed_seed=bytes(altered)).encode())
+    is_not_authentic(session, replace(upload.sealed, sealed_seed=bytes(altered)).encode(), FIRST, HOST)
 
 
 @pytest.mark.parametrize(("blocks", "is_one"), [(MOST_SEALED_INDICES, True), (MOST_SEALED_INDICES + 1, False)])

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import hmac
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -26,6 +24,7 @@ from secagg.errors import (
     SecAggError,
 )
 from secagg.identifiers import AttemptContext, ClientId, ServerId, SessionContext
+from tests.harness.plain_hkdf import framed, hkdf_expand, hkdf_extract, shown
 
 P = 2**255 - 19
 ATTEMPT = AttemptContext(bytes(range(32)))
@@ -52,22 +51,6 @@ TOP_BIT = 1 << 255
 
 def encoded(coordinate: int) -> bytes:
     return coordinate.to_bytes(32, "little")
-
-
-def framed(label: bytes, *parts: bytes) -> bytes:
-    return label + b"".join(len(part).to_bytes(4, "big") + part for part in parts)
-
-
-def hkdf_expand_32(key: bytes, info: bytes) -> bytes:
-    return hmac.digest(key, info + b"\1", hashlib.sha256)
-
-
-def hkdf_32(salt: bytes, material: bytes, info: bytes) -> bytes:
-    return hkdf_expand_32(hmac.digest(salt, material, hashlib.sha256), info)
-
-
-def shown(secret: Secret) -> bytes:
-    return bytes(secret.expose())
 
 
 def pair_of(root: bytes, role: KeyRole, attempt: AttemptContext = ATTEMPT) -> X25519KeyPair:
@@ -138,7 +121,7 @@ def test_the_key_agreement_of_the_rfc_holds(monkeypatch: pytest.MonkeyPatch) -> 
         bytes.fromhex(RFC_ALICE_PUBLIC),
         bytes.fromhex(RFC_BOB_PUBLIC),
     )
-    expected = hkdf_32(CONTEXT.digest, bytes.fromhex(RFC_SHARED), info)
+    expected = hkdf_expand(hkdf_extract(CONTEXT.digest, bytes.fromhex(RFC_SHARED)), info)
     assert shown(alice.pairwise_seed(ALICE, (BOB, bob.public_key), CONTEXT)) == expected
     assert shown(bob.pairwise_seed(BOB, (ALICE, alice.public_key), CONTEXT)) == expected
 
@@ -149,7 +132,7 @@ def test_the_key_agreement_of_the_rfc_holds(monkeypatch: pytest.MonkeyPatch) -> 
 )
 @given(root=st.binary(min_size=32, max_size=32), attempt=st.binary(min_size=32, max_size=32))
 def test_a_pair_is_the_expansion_of_its_root(role: KeyRole, label: bytes, root: bytes, attempt: bytes) -> None:
-    scalar = hkdf_expand_32(root, framed(label, attempt))
+    scalar = hkdf_expand(root, framed(label, attempt))
     expected = X25519PrivateKey.from_private_bytes(scalar).public_key().public_bytes_raw()
     assert pair_of(root, role, AttemptContext(attempt)).public_key.encoded == expected
 
@@ -169,7 +152,7 @@ def test_derived_keys_are_hkdf_of_the_raw_output_and_never_the_output(
 ) -> None:
     role = role_of(function)
     pair_label = b"secagg/1/mask-x25519-key" if role is KeyRole.MASK else b"secagg/1/channel-x25519-key"
-    private = X25519PrivateKey.from_private_bytes(hkdf_expand_32(ALICE_ROOT, framed(pair_label, ATTEMPT.digest)))
+    private = X25519PrivateKey.from_private_bytes(hkdf_expand(ALICE_ROOT, framed(pair_label, ATTEMPT.digest)))
     alice, bob = pair_of(ALICE_ROOT, role).public_key.encoded, pair_of(BOB_ROOT, role).public_key.encoded
     raw = private.exchange(BackendPublicKey.from_public_bytes(bob))
     ids, keys = [ALICE.encode(), BOB.encode()], [alice, bob]
@@ -177,7 +160,7 @@ def test_derived_keys_are_hkdf_of_the_raw_output_and_never_the_output(
         ids.reverse()
         keys.reverse()
     derived = Agreement(function=function).compute()
-    assert derived == hkdf_32(CONTEXT.digest, raw, framed(label, *ids, *keys))
+    assert derived == hkdf_expand(hkdf_extract(CONTEXT.digest, raw), framed(label, *ids, *keys))
     assert derived != raw
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import hmac
 from collections.abc import Callable
 from typing import Any
 
@@ -15,6 +13,7 @@ from secagg.crypto.key_derivation import derive, expand
 from secagg.crypto.labels import Label
 from secagg.crypto.secret import Secret
 from secagg.errors import InvalidParameters, Misuse, Reason
+from tests.harness.plain_hkdf import framed, hkdf_expand, hkdf_extract, shown
 
 ROOT = bytes(range(32))
 SALT = b"\x5a" * 32
@@ -50,26 +49,6 @@ RFC_CASES = [
         "8da4e775a563c18f715f802a063c5a31b8a11f5c5ee1879ec3454e5f3c738d2d9d201395faa4b61a96c8",
     ),
 ]
-
-
-def hkdf_extract(salt: bytes, material: bytes) -> bytes:
-    return hmac.digest(salt or bytes(32), material, hashlib.sha256)
-
-
-def hkdf_expand(key: bytes, info: bytes, length: int) -> bytes:
-    blocks = [b""]
-    while sum(map(len, blocks)) < length:
-        blocks.append(hmac.digest(key, blocks[-1] + info + bytes([len(blocks)]), hashlib.sha256))
-    return b"".join(blocks)[:length]
-
-
-def framed(label: Label, parts: list[bytes]) -> bytes:
-    """Bind as the library documents it: the label, then each part after its length."""
-    return label.value + b"".join(len(part).to_bytes(4, "big") + part for part in parts)
-
-
-def shown(secret: Secret) -> bytes:
-    return bytes(secret.expose())
 
 
 def root() -> Secret:
@@ -116,7 +95,7 @@ def test_derive_is_extract_and_expand_with_the_bound_label(
     material: bytes, salt: bytes, label: Label, parts: list[bytes], length: int
 ) -> None:
     derived = derive("kind", length, Secret("material", material), salt, label, *parts)
-    assert shown(derived) == hkdf_expand(hkdf_extract(salt, material), framed(label, parts), length)
+    assert shown(derived) == hkdf_expand(hkdf_extract(salt, material), framed(label.value, *parts), length)
     assert derived.kind == "kind"
 
 
@@ -130,7 +109,7 @@ def test_expand_is_expand_alone_with_the_bound_label(
     source: bytes, label: Label, parts: list[bytes], length: int
 ) -> None:
     derived = expand("kind", length, Secret("source", source), label, *parts)
-    assert shown(derived) == hkdf_expand(source, framed(label, parts), length)
+    assert shown(derived) == hkdf_expand(source, framed(label.value, *parts), length)
     assert derived.kind == "kind"
 
 

@@ -17,7 +17,16 @@ from hypothesis import strategies as st
 
 from secagg.crypto.prime_field import ELEMENT_BYTES, PRIME, encode
 from secagg.crypto.secret import Secret
-from secagg.crypto.shamir import MAX_HOLDERS, Corrected, LagrangeWeights, Share, correct, reconstruct, split, split_many
+from secagg.crypto.shamir import (
+    MAX_HOLDERS,
+    Corrected,
+    LagrangeWeights,
+    Share,
+    check_value,
+    correct,
+    reconstruct,
+    split_many,
+)
 from secagg.errors import InvalidParameters, Misuse, PeerMisbehaved, Reason, SecAggError, ThresholdNotMet
 from secagg.identifiers import ClientId
 from secagg.simulation.insecure_coins import InsecureSeededCoins
@@ -37,6 +46,10 @@ class StreamCoins:
         """Return the next bytes of the stream."""
         start, self.position = self.position, self.position + count
         return bytearray(hashlib.shake_256(self.seed).digest(self.position)[start:])
+
+
+def split(secret: Secret, **how: Any) -> list[Share]:
+    return split_many([secret], **how)[0]
 
 
 def number(secret: Secret) -> int:
@@ -462,11 +475,11 @@ def test_a_bad_share_is_blamed_on_whoever_handed_it_over() -> None:
     sender = ClientId(3)
     for bad in (share_of(0, 1), share_of(2**16, 1), share_of(1, PRIME), Share(1, Secret("test share", b"short"))):
         with pytest.raises(PeerMisbehaved) as caught:
-            bad.check(culprits=[sender])
+            check_value(bad.point, bad.value.expose(), culprits=[sender])
         assert caught.value.reason is Reason.SHARE_OUT_OF_RANGE
         assert caught.value.culprits == {sender}
-    share_of(1, 0).check(culprits=[sender])
-    share_of(MAX_HOLDERS, PRIME - 1).check(culprits=[sender])
+    for good in (share_of(1, 0), share_of(MAX_HOLDERS, PRIME - 1)):
+        assert check_value(good.point, good.value.expose(), culprits=[sender]) == number(good.value)
 
 
 def test_a_share_shows_its_point_and_not_its_value() -> None:
@@ -520,8 +533,6 @@ def test_a_secret_in_plain_bytes_is_not_shared() -> None:
     plain: Any = bytes(32)
     with pytest.raises(Misuse, match="Secret"):
         split(plain, threshold=2, holders=3, coins=InsecureSeededCoins(b"coins"))
-    with pytest.raises(Misuse, match="Secret"):
-        Share(1, plain).check()
     with pytest.raises(Misuse, match="Secret"):
         reconstruct([Share(1, plain)], threshold=1)
 

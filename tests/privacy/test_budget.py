@@ -16,8 +16,7 @@ from secagg.contract import Layout, RingSegment
 from secagg.errors import InvalidParameters, Misuse, Reason
 from secagg.privacy.accounting import NO_LOSS, Loss, epsilon, loss_of
 from secagg.privacy.budget import PrivacyBudget
-from secagg.privacy.budgeted_noise import BudgetedNoise
-from secagg.privacy.client_noise import ClientNoise, NoiseSettings
+from secagg.privacy.client_noise import BudgetedNoise, ClientNoise, NoiseSettings
 from secagg.privacy.kinds import NoiseKind
 from secagg.privacy.sensitivity import Adjacency
 
@@ -87,7 +86,7 @@ def test_a_loss_of_parts_is_no_less_than_those_of_each() -> None:
     noise = planned(
         NoiseSettings(noise_multiplier=Fraction(1, 2), noise_kind=NoiseKind.SKELLAM, l2_bounds=(3, 5_000, 1))
     )
-    parts = noise.parts
+    parts = noise.parts_for(noise.settings.adjacency)
     loss = loss_of(NoiseKind.SKELLAM, parts)
     for order in (2, 3, 10, 1000, 10**6):
         assert loss.at(order) >= sum(loss_of(NoiseKind.SKELLAM, [part]).at(order) for part in parts) * (1 - 1e-15)

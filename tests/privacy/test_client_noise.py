@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from secagg.contract import Aggregate, Layout, Payload, RingSegment
 from secagg.crypto.entropy import SystemCoins
 from secagg.errors import CapacityExceeded, InvalidParameters, Misuse
-from secagg.privacy.accounting import epsilon
+from secagg.privacy.accounting import ReleasePart, epsilon
 from secagg.privacy.client_noise import (
     MOST_NOISE,
     ClientNoise,
@@ -60,6 +60,10 @@ def planned(  # noqa: PLR0913 -- what a session is planned for
     return noise
 
 
+def part_of(noise: ClientNoise) -> ReleasePart:
+    return noise.parts_for(noise.settings.adjacency)[0]
+
+
 def zeros(layout: Layout = LAYOUT) -> Payload:
     return Payload(layout, tuple(segment.ring.zeros(segment.length) for segment in layout.require_rings()))
 
@@ -83,7 +87,7 @@ def test_exactly_the_least_number_of_honest_survivors_add_the_noise_that_is_acco
     )
     found = float((total.astype(float) ** 2).mean())
     assert found == pytest.approx(float(noise.variances[0]), rel=5 * sqrt(2 / 20_000))
-    assert noise.parts[0].variance == noise.variances[0] == 200**2
+    assert part_of(noise).variance == noise.variances[0] == 200**2
 
 
 def test_fewer_honest_clients_each_add_more() -> None:
@@ -104,12 +108,12 @@ def test_epsilon_is_that_of_the_variance_at_the_minimum_and_the_gap_at_the_capac
     pytest.importorskip("dp_accounting", reason="needs the extra `dp`")
     gaussian = replace(SETTINGS, noise_kind=NoiseKind.DISCRETE_GAUSSIAN, l2_bounds=(13,))
     noise = planned(gaussian)
-    assert noise.parts[0].gap >= planned(gaussian, capacity=61).parts[0].gap > 0
-    without = [replace(part, gap=0.0) for part in noise.parts]
+    assert part_of(noise).gap >= part_of(planned(gaussian, capacity=61)).gap > 0
+    without = [replace(part_of(noise), gap=0.0)]
     assert noise.epsilon(1e-6) >= epsilon(NoiseKind.DISCRETE_GAUSSIAN, without, 1, 1e-6)
     assert noise.epsilon(1e-6, releases=10) > 3 * noise.epsilon(1e-6)
     narrow = planned(replace(SETTINGS, l2_bounds=(3,)))
-    assert narrow.parts[0].gap == 0, "a sum of Skellam variables is one"
+    assert part_of(narrow).gap == 0, "a sum of Skellam variables is one"
 
 
 # --- What is added to -------------------------------------------------------------------------------------------------

@@ -28,7 +28,6 @@ Pmf = list[float]
 """Probabilities of 0, 1, 2, ...; those of negative values are the same."""
 
 below = noise._below  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]
-by_table = noise._by_table  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]
 is_less = noise._is_less  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]
 skellam_table = noise._skellam_table  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]
 with_probability_exp = noise._with_probability_exp  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]
@@ -165,12 +164,17 @@ def test_open_comparisons_draw_more_coins_until_they_are_decided() -> None:
 def test_equal_high_words_are_decided_by_low_ones() -> None:
     high = np.array([5, 9, 9, 9, 20], dtype=np.uint64)
     low = np.array([3, 0, 4, 8, 1], dtype=np.uint64)
+
+    def place_of(first: int, coins: InsecureRecordedCoins) -> list[int]:
+        place: list[int] = noise.place_in((high, low), np.array([first], dtype=np.uint64), coins).tolist()
+        return place
+
     for first, second, expected in [(5, 2, 0), (5, 3, 1), (9, 0, 2), (9, 3, 2), (9, 4, 3), (9, 9, 4), (20, 1, 5)]:
-        coins = words("<u8", first, second)
-        assert by_table(high, low, 1, coins).tolist() == [expected]
+        coins = words("<u8", second)
+        assert place_of(first, coins) == [expected]
         assert coins.is_exhausted
     for first, expected in [(0, 0), (4, 0), (6, 1), (19, 4), (21, 5), ((1 << 64) - 1, 5)]:
-        assert by_table(high, low, 1, words("<u8", first)).tolist() == [expected]
+        assert place_of(first, words("<u8")) == [expected]
 
 
 def words(form: str, *values: int) -> InsecureRecordedCoins:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from fractions import Fraction
 from itertools import product
 from typing import Any
 
@@ -18,7 +17,6 @@ from secagg.privacy.sensitivity import (
     of_decoded_sum,
     of_histogram,
     of_vector,
-    rho_of_release,
 )
 
 Table = npt.NDArray[np.int64]
@@ -178,24 +176,3 @@ def test_numbers_below_zero_and_of_other_types_are_refused(of: Callable[..., int
             of(first, weight, Adjacency.REPLACE)
     with pytest.raises(Misuse):
         of(1, 1, 2)
-
-
-# --- The loss of a release --------------------------------------------------------------------------------------------
-
-
-def test_losses_of_parts_add_up_exactly() -> None:
-    parts = [(4, Fraction(9, 2)), (1, Fraction(1, 3)), (0, Fraction(5))]
-    assert rho_of_release(parts) == Fraction(4, 9) + Fraction(3, 2)
-    assert rho_of_release([]) == 0
-
-
-def test_noise_in_proportion_to_sensitivity_costs_the_same_for_each_part() -> None:
-    sensitivities = [of_vector(5, 2, Adjacency.REPLACE), of_histogram(7, 2, Adjacency.REPLACE)]
-    parts = [(squared, Fraction(len(sensitivities) * squared)) for squared in sensitivities]
-    assert rho_of_release(parts) == Fraction(1, 2), "a noise multiplier of 1"
-
-
-def test_parts_without_noise_are_refused() -> None:
-    for part in [(1, Fraction(0)), (1, Fraction(-1)), (-1, Fraction(1))]:
-        with pytest.raises(InvalidParameters):
-            rho_of_release([part])

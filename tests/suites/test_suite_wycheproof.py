@@ -24,7 +24,7 @@ from secagg.protocols.enclave.attestation.certificates import (
     ECDSA_P384,
     RSA_PSS,
     SignatureScheme,
-    big_endian_signature,
+    joined_signature,
 )
 from secagg.session.certificates import verify_signature
 from tests.harness.suites import Judged, groups
@@ -136,7 +136,7 @@ def test_ecdsa(name: str, scheme: SignatureScheme, length: int, count: int) -> N
             signature = of(case, "sig")
             if len(signature) != length:
                 return False
-            scheme.verify(key, big_endian_signature(signature), of(case, "msg"), "a case")
+            scheme.verify(key, joined_signature(signature), of(case, "msg"), "a case")
             return True
 
         judged.add(case["tcId"], is_accepted=case["result"] == "valid", ours=ours)

@@ -25,7 +25,7 @@ from secagg.crypto.labels import Label, bind
 from secagg.crypto.merkle import MerkleTree
 from secagg.crypto.public_keys import KeyRole
 from secagg.crypto.ring import Ring
-from secagg.crypto.shamir import split
+from secagg.crypto.shamir import split_many
 from secagg.identifiers import AttemptContext, ClientId, SessionContext
 from secagg.protocols.pairwise_mask.configuration import ClientSet, encode_clients
 from secagg.protocols.pairwise_mask.graph import Graph, Topology
@@ -212,7 +212,8 @@ def masking() -> Files:
     shared = list[Vector]()
     for threshold, holders in ((1, 1), (2, 3), (3, 5), (7, 12)):
         value, coins = drawn("secret", threshold), drawn("coins", threshold, size=32 * (threshold - 1))
-        shares = split(secret(value), threshold=threshold, holders=holders, coins=InsecureRecordedCoins(coins))
+        coefficients = InsecureRecordedCoins(coins)
+        (shares,) = split_many([secret(value)], threshold=threshold, holders=holders, coins=coefficients)
         dealt = [bytes(share.value.expose()).hex() for share in shares]
         shared.append({"secret": value.hex(), "threshold": threshold, "coins": coins.hex(), "shares": dealt})
     yield "sharing/shares", cases("Shares at the points 1, 2, ...; the coins are the coefficients.", shared)

@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Final, NamedTuple
+from typing import Final, Literal, NamedTuple
 
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
@@ -47,7 +47,6 @@ class Element:
     encoded: bytes
 
     def children(self) -> tuple[Element, ...]:
-        """Take apart a constructed value."""
         return elements(self.content)
 
     def expect(self, tag: int) -> Element:
@@ -135,11 +134,6 @@ class SignatureScheme:
     check: Check
 
     def verify(self, key: PublicKeyTypes, signature: bytes, message: bytes, what: str) -> None:
-        """Check a signature.
-
-        Raises:
-            PeerMisbehaved: the key is of another kind, or the signature is not one of this key over this message.
-        """
         try:
             self.check(key, signature, message)
         except (InvalidSignature, UnsupportedAlgorithm, ValueError):
@@ -175,24 +169,14 @@ ECDSA_P384 = SignatureScheme(
 RSA_PSS = SignatureScheme("RSASSA-PSS with SHA-384", bytes.fromhex("06092a864886f70d01010a"), _rsa_pss)
 
 
-def big_endian_signature(data: bytes) -> bytes:
-    """Turn ``r || s``, big-endian and of equal length, into the encoding that ``verify`` takes."""
+def joined_signature(data: bytes, order: Literal["big", "little"] = "big") -> bytes:
+    """Turn ``r || s``, of equal length, into the encoding that ``verify`` takes."""
     half = len(data) // 2
-    return encode_dss_signature(int.from_bytes(data[:half], "big"), int.from_bytes(data[half:], "big"))
-
-
-def little_endian_signature(data: bytes) -> bytes:
-    """Turn ``r || s``, little-endian and of equal length, into the encoding that ``verify`` takes."""
-    half = len(data) // 2
-    return encode_dss_signature(int.from_bytes(data[:half], "little"), int.from_bytes(data[half:], "little"))
+    return encode_dss_signature(int.from_bytes(data[:half], order), int.from_bytes(data[half:], order))
 
 
 def p256_public_key(point: bytes) -> ec.EllipticCurvePublicKey:
-    """Read a public key that is ``x || y``.
-
-    Raises:
-        PeerMisbehaved: the point is not on the curve.
-    """
+    """Read a public key that is ``x || y``."""
     try:
         return ec.EllipticCurvePublicKey.from_encoded_point(ec.SECP256R1(), b"\x04" + point)
     except (ValueError, UnsupportedAlgorithm):
@@ -249,7 +233,6 @@ class Certificate:
         return None
 
     def required_extension(self, oid: str) -> bytes:
-        """Return the bytes of an extension that X.509 does not know, or refuse a certificate without it."""
         value = self.vendor_extension(oid)
         if value is None:
             raise invalid(f"the certificate of {self.name!r} lacks the extension {oid}")
@@ -266,7 +249,6 @@ class Chain:
 
     @property
     def leaf(self) -> Certificate:
-        """The certificate that the chain is for."""
         return self.certificates[0]
 
 
@@ -274,9 +256,6 @@ def verify_chain(encoded: Sequence[bytes], *, roots: frozenset[bytes], scheme: S
     """Check a chain of DER certificates, the leaf first and the root last.
 
     Implements: [RFC 5280] section 6.1, for the extensions that these chains use.
-    Raises:
-        MalformedMessage: a certificate does not decode.
-        PeerMisbehaved: the root is not pinned, or a link does not hold at this time.
     """
     if not 2 <= len(encoded) <= MAXIMUM_CHAIN:  # noqa: PLR2004 -- a leaf and a root
         raise invalid(f"a chain holds from 2 to {MAXIMUM_CHAIN} certificates; this one holds {len(encoded)}")
@@ -324,7 +303,6 @@ def _pem(der: bytes) -> bytes:
 
 
 def _read(der: bytes, form: _Form, scheme: SignatureScheme) -> Signed:
-    """Read a certificate or list of one form, whose two statements of its algorithm are that of the scheme."""
     if len(der) > form.most:
         raise malformed(f"a {form.name} holds at most {form.most} bytes; this one {len(der)}", Reason.LENGTH_OVER_LIMIT)
     signed = read_signed(der)
@@ -432,9 +410,6 @@ def check_not_revoked(
     """Check certificates of one issuer against its list, and return when the list is valid.
 
     Implements: [RFC 5280] section 6.3, for complete lists signed by the issuer itself.
-    Raises:
-        MalformedMessage: the list does not decode.
-        PeerMisbehaved: the list is not the issuer's, is expired or not yet valid, or names one of the certificates.
     """
     _require_signed(revocation_list, issuer, scheme)
     try:

@@ -16,7 +16,7 @@ import json
 import re
 import struct
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime
 from types import MappingProxyType
 from typing import Any, Final, TypeVar
@@ -31,9 +31,9 @@ from .certificates import (
     Chain,
     Element,
     ListValidity,
-    big_endian_signature,
     check_not_revoked,
     has_begun,
+    joined_signature,
     only,
     p256_public_key,
     read_pem_chain,
@@ -48,10 +48,11 @@ from .claims import (
     invalid,
     malformed,
     require_bytes,
+    require_known_flags,
+    require_zero,
     sha256,
     stale,
 )
-from .launch import require_known_flags, require_zero
 
 HEADER_BYTES: Final = 48
 REPORT_BYTES: Final = 384
@@ -78,7 +79,6 @@ PCE_SVN_INDEX: Final = 17
 
 
 Report = Mapping[str, bytes]
-"""The fields of a report by name: the body of a quote, or the quoting enclave's word for its key."""
 SGX_REPORT: Final = MappingProxyType(
     {
         "CPUSVN": slice(0, 16),
@@ -124,12 +124,10 @@ def read_report(layout: Mapping[str, slice], data: bytes) -> Report:
 
 
 def _measurement(report: Report) -> Report:
-    """Return everything that measures or configures a program."""
     return MappingProxyType({name: value for name, value in report.items() if name not in _NOT_MEASURED})
 
 
 def _is_sgx_debug(report: Report) -> bool:
-    """Tell whether a debugger may read the enclave."""
     return bool(report["ATTRIBUTES"][0] & ATTRIBUTE_DEBUG)
 
 
@@ -160,11 +158,7 @@ class VerifiedQuote:
 
 
 def check_header(quote: bytes, *, version: int, tee: int) -> None:
-    """Refuse anything but a quote of this version and technology, made by Intel's quoting enclave.
-
-    Raises:
-        MalformedMessage: always, when it refuses.
-    """
+    """Refuse anything but a quote of this version and technology, made by Intel's quoting enclave."""
     if len(quote) < HEADER_BYTES:
         raise malformed(f"a quote begins with {HEADER_BYTES} bytes and {len(quote)} are there", Reason.TRUNCATED)
     # A version 3 header has zeros where later ones name the technology, and SGX is technology zero.
@@ -179,12 +173,7 @@ def check_header(quote: bytes, *, version: int, tee: int) -> None:
 
 
 def verify_quote(quote: bytes, body: slice, roots: frozenset[bytes], now: datetime) -> VerifiedQuote:
-    """Check every signature of a quote whose header was checked and whose body lies at ``body``.
-
-    Raises:
-        MalformedMessage: the quote or a certificate does not decode.
-        PeerMisbehaved: the chain, a signature or the binding of the attestation key does not hold at this time.
-    """
+    """Check every signature of a quote whose header was checked and whose body lies at ``body``."""
     fields = _Fields(quote, body.stop)
     end = fields.integer(4) + fields.position
     if len(quote) < end:
@@ -202,13 +191,13 @@ def verify_quote(quote: bytes, body: slice, roots: frozenset[bytes], now: dateti
     chain = verify_chain(read_pem_chain(certificates), roots=roots, scheme=ECDSA_P256, now=now)
     quoting_enclave = read_report(SGX_REPORT, report)
     what = "the quoting enclave's report"
-    ECDSA_P256.verify(chain.leaf.public_key, big_endian_signature(vouching), report, what)
+    ECDSA_P256.verify(chain.leaf.public_key, joined_signature(vouching), report, what)
     if quoting_enclave["REPORTDATA"] != sha256(key + authentication) + bytes(32):
         raise invalid("the quoting enclave's report is for another attestation key")
     if _is_sgx_debug(quoting_enclave):
         raise invalid("the quoting enclave is a debug build")
     message = quote[: body.stop]
-    ECDSA_P256.verify(p256_public_key(key), big_endian_signature(signature), message, "the quote")
+    ECDSA_P256.verify(p256_public_key(key), joined_signature(signature), message, "the quote")
     return VerifiedQuote(quote[body], quoting_enclave, _read_platform(chain), chain, hashlib.sha256(message).digest())
 
 
@@ -240,7 +229,7 @@ class _Fields:
 
 
 def _read_platform(chain: Chain) -> Platform:
-    """Read the SGX extension of a platform's certificate: a sequence of named values, one of them a sequence again."""
+    """Read the SGX extension of a platform's certificate: a sequence of named values, one a sequence again."""
     if len(chain.certificates) != 3:  # noqa: PLR2004 -- platform, authority, root
         raise invalid("the chain of a quote holds the platform's certificate, its authority's and the root's")
     values = _named_values(only(chain.leaf.required_extension(SGX_EXTENSIONS), SEQUENCE))
@@ -277,16 +266,9 @@ Json = dict[str, Any]
 Read = TypeVar("Read")
 
 
-@dataclass(frozen=True, slots=True)
-class _Kind:
-    """One of the two documents: its name in the response, and the version of its form."""
-
-    name: str
-    version: int
-
-
-TCB_INFO: Final = _Kind("tcbInfo", 3)
-IDENTITY: Final = _Kind("enclaveIdentity", 2)
+TCB_INFO: Final = ("tcbInfo", 3)
+IDENTITY: Final = ("enclaveIdentity", 2)
+"""The two documents: the name in the response, and the version of the form."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -305,14 +287,7 @@ class IntelCollateral:
     root_revocation_list: bytes = field(repr=False)
 
     def __post_init__(self) -> None:
-        require_bytes(
-            tcb_info=self.tcb_info,
-            tcb_info_chain=self.tcb_info_chain,
-            identity=self.identity,
-            identity_chain=self.identity_chain,
-            platform_revocation_list=self.platform_revocation_list,
-            root_revocation_list=self.root_revocation_list,
-        )
+        require_bytes(**{each.name: getattr(self, each.name) for each in fields(self)})
 
 
 @dataclass(frozen=True, slots=True)
@@ -340,12 +315,7 @@ def evaluate_collateral(
     *,
     td: Report | None,
 ) -> Judgement:
-    """Verify the collateral and find the status of everything below the enclave or, with ``td``, the trust domain.
-
-    Raises:
-        MalformedMessage: the collateral does not decode.
-        PeerMisbehaved: it does not verify, is not valid now, is for another platform, or a certificate is revoked.
-    """
+    """Verify the collateral and find the status of everything below the enclave or, with ``td``, the trust domain."""
     if collateral is None:
         return Judgement(None, None, quote.chain.not_after)
     info, info_chain, info_end = _read_signed(TCB_INFO, collateral.tcb_info, collateral.tcb_info_chain, roots, now)
@@ -361,10 +331,10 @@ def evaluate_collateral(
 
 
 def _read_signed(
-    kind: _Kind, response: bytes, chain: bytes, roots: frozenset[bytes], now: datetime
+    kind: tuple[str, int], response: bytes, chain: bytes, roots: frozenset[bytes], now: datetime
 ) -> tuple[Json, Chain, datetime]:
     """Check the signature, which is over the exact text of the value, and then the dates in it."""
-    name = kind.name
+    name, version = kind
     if len(response) > MAXIMUM_JSON_BYTES:
         raise malformed(f"{name} holds at most {MAXIMUM_JSON_BYTES} bytes", Reason.LENGTH_OVER_LIMIT)
     found = re.fullmatch(RESPONSE.replace(b"NAME", name.encode("ascii")), response, re.DOTALL)
@@ -374,8 +344,8 @@ def _read_signed(
     verified = verify_chain(read_pem_chain(chain), roots=roots, scheme=ECDSA_P256, now=now)
     if len(verified.certificates) != 2 or verified.leaf.name != TCB_SIGNER:  # noqa: PLR2004 -- signer, root
         raise invalid(f"{name} is signed by {TCB_SIGNER}, right below the root; this chain is another's")
-    ECDSA_P256.verify(verified.leaf.public_key, big_endian_signature(signature), text, name)
-    value, issued, next_update = _decoded(lambda: _dated(text, kind.version))
+    ECDSA_P256.verify(verified.leaf.public_key, joined_signature(signature), text, name)
+    value, issued, next_update = _decoded(lambda: _dated(text, version))
     if not has_begun(issued, now) or now > next_update:
         raise stale(f"{name} is valid from {issued} to {next_update} and it is {now}; fetch the current one")
     return value, verified, next_update
@@ -419,7 +389,6 @@ def judge(info: Json, identity: Json, quote: VerifiedQuote, td: Report | None) -
     """Find the status of platform, quoting enclave and, with ``td``, TDX module in collateral that was verified.
 
     Raises:
-        PeerMisbehaved: the collateral is for other hardware, or lists nothing that this hardware reaches.
         KeyError, TypeError, ValueError: the collateral is not of the form that is read here.
     """
     if info["id"] != ("SGX" if td is None else "TDX") or identity["id"] != ("QE" if td is None else "TD_QE"):
@@ -511,16 +480,11 @@ VERSION_4: Final = 4
 VERSION_5: Final = 5
 BODY_HEADER_BYTES: Final = 6
 TDX_BODY_BYTES: Final = {2: 584, 3: 648}
-"""The length of the report of each kind that a version 5 quote may hold: that of TDX 1.0 and that of TDX 1.5."""
+"""The reports of TDX 1.0 and 1.5."""
 
 
 def verify_tdx(quote: bytes, collateral: IntelCollateral | None, roots: frozenset[bytes], now: datetime) -> Claims:
-    """Check a quote and, where there is collateral, what it says of platform, TDX module and quoting enclave.
-
-    Raises:
-        MalformedMessage: the quote, a certificate or the collateral does not decode.
-        PeerMisbehaved: a chain, a signature, a match or a revocation list does not hold at this time.
-    """
+    """Check a quote and, where there is collateral, what it says of platform, TDX module and quoting enclave."""
     version = int.from_bytes(quote[:2], "little")
     check_header(quote, version=VERSION_5 if version == VERSION_5 else VERSION_4, tee=TDX_TEE)
     verified = verify_quote(quote, _body(quote, version), roots, now)
@@ -562,12 +526,7 @@ SGX_BODY: Final = slice(HEADER_BYTES, HEADER_BYTES + REPORT_BYTES)
 
 
 def verify_sgx(quote: bytes, collateral: IntelCollateral | None, roots: frozenset[bytes], now: datetime) -> Claims:
-    """Check a quote and, where there is collateral, what it says of the platform and the quoting enclave.
-
-    Raises:
-        MalformedMessage: the quote, a certificate or the collateral does not decode.
-        PeerMisbehaved: a chain, a signature, a match or a revocation list does not hold at this time.
-    """
+    """Check a quote and, where there is collateral, what it says of the platform and the quoting enclave."""
     check_header(quote, version=SGX_VERSION, tee=SGX_TEE)
     verified = verify_quote(quote, SGX_BODY, roots, now)
     enclave = read_report(SGX_REPORT, verified.body)

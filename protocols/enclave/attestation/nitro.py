@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from secagg.errors import Reason
 
-from .certificates import ECDSA_P384, MAXIMUM_CHAIN, Chain, big_endian_signature, has_begun, verify_chain
+from .certificates import ECDSA_P384, MAXIMUM_CHAIN, Chain, has_begun, joined_signature, verify_chain
 from .claims import Claims, EvidenceFormat, invalid, malformed, require_length, sha256
 
 OPENING: Final = bytes.fromhex("8444a1013822a059")
@@ -43,9 +43,6 @@ def verify_nitro(document: bytes, roots: frozenset[bytes], now: datetime) -> Cla
     """Check a document and its chain, and return what it claims.
 
     Implements: [RFC 9052] section 4.4, for one signer and ES384.
-    Raises:
-        MalformedMessage: the document does not decode.
-        PeerMisbehaved: the chain or the signature does not hold at this time.
     """
     if not document.startswith(OPENING):
         raise malformed("a Nitro document is an untagged COSE_Sign1 with the algorithm ES384 and no open headers")
@@ -59,7 +56,7 @@ def verify_nitro(document: bytes, roots: frozenset[bytes], now: datetime) -> Cla
     encoded = [payload.certificate, *reversed(payload.cabundle)]
     chain = verify_chain(encoded, roots=roots, scheme=ECDSA_P384, now=now)
     message = SIGNED_PREFIX + document[len(OPENING) - 1 : payload_end]
-    signature = big_endian_signature(document[signature_start:])
+    signature = joined_signature(document[signature_start:])
     ECDSA_P384.verify(chain.leaf.public_key, signature, message, "the Nitro document")
     return Claims(
         format=EvidenceFormat.NITRO,
@@ -106,7 +103,6 @@ class _Cbor:
 
     @property
     def is_read(self) -> bool:
-        """Whether nothing follows."""
         return self._position == len(self._data)
 
     def _take(self, size: int) -> bytes:
@@ -130,14 +126,12 @@ class _Cbor:
         return value
 
     def text(self) -> str:
-        """Read a string of ASCII."""
         try:
             return self._take(self.number(TEXT, MAXIMUM_TEXT_BYTES)).decode("ascii")
         except UnicodeDecodeError:
             raise malformed("the texts of a Nitro document are ASCII") from None
 
     def data(self) -> bytes:
-        """Read a string of bytes."""
         return self._take(self.number(BYTES, len(self._data)))
 
     def optional(self) -> bytes:
@@ -147,7 +141,6 @@ class _Cbor:
         return self.data()
 
     def registers(self) -> dict[int, bytes]:
-        """Read the map of registers."""
         found: dict[int, bytes] = {}
         for _ in range(self.number(MAP, MAXIMUM_REGISTERS)):
             index, value = self.number(UNSIGNED, MAXIMUM_REGISTERS - 1), self.data()
@@ -160,11 +153,7 @@ class _Cbor:
 
 
 def read_payload(encoded: bytes) -> Payload:
-    """Read the map of fields, to its end.
-
-    Raises:
-        MalformedMessage: it is not one of a Nitro document.
-    """
+    """Read the map of fields, to its end."""
     cbor = _Cbor(encoded)
     readers: dict[str, Callable[[], Any]] = {
         "module_id": cbor.text,

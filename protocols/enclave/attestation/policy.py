@@ -14,8 +14,7 @@ from typing import Final
 
 from secagg.errors import InvalidParameters, Misuse
 
-from .claims import AZURE, Claims, EvidenceFormat, IntelTcb, SnpTcb, TcbStatus, refused, stale
-from .launch import FLAGS
+from .claims import AZURE, FLAGS, Claims, EvidenceFormat, IntelTcb, SnpTcb, TcbStatus, refused, stale
 
 BIND_BYTES: Final = 64
 _LONGEST_AGE: Final = timedelta(days=3660)
@@ -115,7 +114,7 @@ class Policy:
     """The advisories of Intel's whose mitigations every accepted program has; a platform with another one is refused,
     whatever its status."""
     minimum_tcb_evaluation: int = 0
-    """The least number of Intel's TCB evaluation that the collateral may come from."""
+    """Least number of Intel's TCB evaluation that the collateral may come from."""
     privilege_level: int = 0
     """The VMPL that an SEV-SNP program runs at."""
     sibling_threads_accepted: bool = False
@@ -124,9 +123,7 @@ class Policy:
     snp_revocation_required: bool = True
     """Whether SEV-SNP evidence without AMD's revocation list is refused."""
     greatest_list_age: timedelta = timedelta(days=366)
-    """Limit on the age of the oldest revocation list, even if the list is valid for longer.
-
-    The default is the life of the vendors' yearly lists, so that it refuses no current one."""
+    """Limit on the age of the oldest revocation list. The default is the life of the vendors' yearly lists."""
 
     def __post_init__(self) -> None:
         if not self.accepted or any(type(pinned) is not PinnedMeasurement for pinned in self.accepted):
@@ -155,7 +152,6 @@ class Policy:
             now: the time at which the claims were verified, with a time zone.
         Raises:
             PeerMisbehaved: with reason ``attestation_refused``, or ``collateral_stale`` for an old revocation list.
-            Misuse: the binding is not 64 bytes.
         Security: check again before each use of the keys that nothing has ended.
         """
         if type(expected_bind) is not bytes or len(expected_bind) != BIND_BYTES:

@@ -18,12 +18,22 @@ from .certificates import (
     RSA_PSS,
     Chain,
     check_not_revoked,
-    little_endian_signature,
+    joined_signature,
     small_integer,
     verify_chain,
 )
-from .claims import Claims, EvidenceFormat, SnpTcb, invalid, malformed, require_bytes, require_length, sha256
-from .launch import require_known_flags, require_zero
+from .claims import (
+    Claims,
+    EvidenceFormat,
+    SnpTcb,
+    invalid,
+    malformed,
+    require_bytes,
+    require_known_flags,
+    require_length,
+    require_zero,
+    sha256,
+)
 
 REPORT_BYTES: Final = 1184
 SIGNED_BYTES: Final = 0x2A0
@@ -83,9 +93,6 @@ def verify_snp(report: bytes, collateral: SnpCollateral, roots: frozenset[bytes]
     """Check a report, that its certificate is for this chip or a cloud at these versions, and that certificate's chain.
 
     Implements: [AMD 56860] the attestation report; [AMD 57230] the extensions of VCEK and VLEK certificates.
-    Raises:
-        MalformedMessage: the report or a certificate does not decode.
-        PeerMisbehaved: the chain, the signature or a match does not hold at this time.
     """
     require_length(report, REPORT_BYTES, "an SEV-SNP report")
     version, policy = struct.unpack_from("<I4xQ", report)
@@ -107,7 +114,7 @@ def verify_snp(report: bytes, collateral: SnpCollateral, roots: frozenset[bytes]
     if any(report[SIGNED_BYTES + SIGNATURE_BYTES :]):
         raise malformed("the bytes after the signature of an SEV-SNP report are zero; nothing signs them")
     chain = _verify_chain(report, signing_key, collateral, roots, now)
-    signature = little_endian_signature(report[SIGNED_BYTES : SIGNED_BYTES + SIGNATURE_BYTES])
+    signature = joined_signature(report[SIGNED_BYTES : SIGNED_BYTES + SIGNATURE_BYTES], "little")
     ECDSA_P384.verify(chain.leaf.public_key, signature, report[:SIGNED_BYTES], "the SEV-SNP report")
     fields = _launch_fields(report)
     require_known_flags(EvidenceFormat.SNP, fields)
@@ -137,7 +144,6 @@ def verify_snp(report: bytes, collateral: SnpCollateral, roots: frozenset[bytes]
 
 
 def _launch_fields(report: bytes) -> dict[str, bytes]:
-    """Return what the host chose at launch."""
     return {
         "HOST_DATA": report[0xC0:0xE0],
         "POLICY": report[0x08:0x10],

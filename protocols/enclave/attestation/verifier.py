@@ -22,21 +22,19 @@ class Verifier:
     """Checks evidence against the vendors' roots; it reads no clock, no network and no file."""
 
     def __init__(self, roots: Roots = PINNED_ROOTS) -> None:
-        """Take the vendors' roots, or others where a test makes its own evidence."""
         self._roots = roots
 
     def verify(self, evidence: Evidence, collateral: Collateral, now: datetime) -> Claims:
         """Check that a vendor vouches for evidence, and return its claims, for a policy to judge.
 
         Args:
-            collateral: what the format needs besides: nothing for Nitro, ``SnpCollateral`` for SEV-SNP, and
-                ``IntelCollateral`` for TDX and SGX, without which the claims have no TCB.
+            collateral: nothing for Nitro, ``SnpCollateral`` for SEV-SNP, and ``IntelCollateral`` for TDX and SGX, whose
+                claims have no TCB without it.
             now: the time at which certificates and collateral must hold, with a time zone.
         Raises:
             MalformedMessage: evidence or collateral does not decode.
             PeerMisbehaved: with reason ``attestation_invalid``, ``collateral_stale`` or, for evidence that is of no
                 vendor's format, ``attestation_refused``.
-            Misuse: the collateral is of another format, or ``now`` has no time zone.
         """
         if type(evidence) is not Evidence:
             raise refused(f"{type(evidence).__name__} is not evidence of hardware")

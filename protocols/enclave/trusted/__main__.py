@@ -46,11 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def serve_simulated(path: Path, *, threads: int, memory_bytes: int = DEFAULT_MEMORY_BYTES) -> None:
-    """Serve with evidence that nobody vouches for, until a signal ends the process.
-
-    Raises:
-        InvalidParameters: nothing can be served like this.
-    """
+    """Serve with evidence that nobody vouches for, until a signal ends the process."""
     if threads < 1 or memory_bytes < 1:
         raise InvalidParameters("an enclave has at least one thread and one MiB of memory: raise --threads or --memory")
     if not hasattr(socket, "AF_UNIX"):

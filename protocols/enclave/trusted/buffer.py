@@ -25,11 +25,10 @@ class BufferState(StrEnum):
     """State of an enclave: the calls that it accepts next."""
 
     CLOSED = "closed"
-    """Nothing is being collected: at the start, after a release, and after a buffer was given up."""
+    """At the start, after a release, and after a buffer was given up."""
     OPEN = "open"
-    """Uploads are taken, and once there are enough, released."""
     DESTROYED = "destroyed"
-    """The keys are gone; nothing can be opened or released any more."""
+    """The keys are gone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +46,7 @@ class Buffer:
     """The uploads that one release will sum."""
 
     version: int
-    """The number of the model that the sum will update; each buffer's is larger than that of the one before."""
+    """The number of the model that the sum will update."""
     upload_ids: list[bytes] = field(default_factory=list[bytes])
     clients: set[ClientId] = field(default_factory=set[ClientId])
     weights: Counter[int] = field(default_factory=Counter[int])
@@ -57,17 +56,18 @@ class Buffer:
 
     @property
     def contributors(self) -> int:
-        """Number of uploads."""
         return len(self.upload_ids)
 
     @property
     def total_weight(self) -> int:
-        """Total weight of the uploads."""
         return sum(weight * count for weight, count in self.weights.items())
 
 
-def _of_host(sentence: str, reason: Reason) -> PeerMisbehaved:
-    return PeerMisbehaved(sentence, reason=reason, culprits={ServerId()})
+_HOST: Final = frozenset[Party]({ServerId()})
+
+
+def _of(culprits: frozenset[Party], sentence: str, reason: Reason) -> PeerMisbehaved:
+    return PeerMisbehaved(sentence, reason=reason, culprits=culprits)
 
 
 class ReleaseRules:
@@ -77,7 +77,6 @@ class ReleaseRules:
     """
 
     def __init__(self, configuration: EnclaveConfiguration) -> None:
-        """Begin an epoch, in which nothing was seen yet."""
         self._configuration = configuration
         self._buffer: Buffer | None = None
         self._last_version = -1
@@ -91,43 +90,33 @@ class ReleaseRules:
         self.state = BufferState.CLOSED
 
     def open(self, version: int, model_digest: bytes) -> None:
-        """Begin to collect updates of a model, whose digest the host fixes.
-
-        Raises:
-            Misuse: another buffer is open, so that one upload could be told into two; or the keys are gone.
-            PeerMisbehaved: the number is not larger than that of every buffer before, or it or the model was announced
-                with another.
-        """
+        """Begin to collect updates of a model, whose digest the host fixes; numbers of models only grow."""
         if self.state is not BufferState.CLOSED:
             raise Misuse(f"a buffer opens when none is; the enclave is {self.state}; release or give up the last one")
         if type(version) is not int or not 0 <= version < 1 << 64:
             raise Misuse(f"a model's version is an integer in 0..2^64 - 1; got {version!r}")
         if version <= self._last_version:
             sentence = f"a buffer for model {version} follows one for model {self._last_version}; versions only grow"
-            raise _of_host(sentence, Reason.WRONG_SESSION)
+            raise _of(_HOST, sentence, Reason.WRONG_SESSION)
         self._announce(version, model_digest)
         self._last_version = version
         self._buffer = Buffer(version)
         self.state = BufferState.OPEN
 
     def announce(self, version: int, model_digest: bytes) -> None:
-        """Fix the digest of an older model whose updates count in the open buffer; the same again changes nothing.
-
-        Raises:
-            Misuse: no buffer is open.
-            PeerMisbehaved: updates of this age do not count, or the number or the model was announced with another.
-        """
+        """Fix the digest of an older model whose updates count in the open buffer; the same again changes nothing."""
         newest = self.require_open().version
         if not 0 <= newest - version < len(self._configuration.staleness_weights):
             sentence = f"model {version} is announced, and no update of it counts in a buffer for model {newest}"
-            raise _of_host(sentence, Reason.STALE_UPDATE)
+            raise _of(_HOST, sentence, Reason.STALE_UPDATE)
         self._announce(version, model_digest)
 
     def _announce(self, version: int, model_digest: bytes) -> None:
         if self._models.get(version, model_digest) != model_digest:
-            raise _of_host(f"model {version} was announced with another digest", Reason.MODEL_MISMATCH)
+            raise _of(_HOST, f"model {version} was announced with another digest", Reason.MODEL_MISMATCH)
         if (known := self._versions.get(model_digest, version)) != version:
-            raise _of_host(
+            raise _of(
+                _HOST,
                 f"model {version} is model {known} under another number, and what clients trained from it could be in "
                 "two sums; open the next buffer for the next model",
                 Reason.MODEL_MISMATCH,
@@ -136,84 +125,47 @@ class ReleaseRules:
         self._versions[model_digest] = version
 
     def require_open(self) -> Buffer:
-        """Return the open buffer.
-
-        Raises:
-            Misuse: none is open.
-        """
         if self._buffer is None:
             raise Misuse(f"no buffer is open; the enclave is {self.state}")
         return self._buffer
 
     def staleness_weight(self, entry: Entry) -> int:
-        """Return what an upload counts by its age, or say why it may not enter the open buffer.
-
-        Raises:
-            PeerMisbehaved: it was taken before, its client has answered for this model or is in this buffer already,
-                its model is too old or not as announced, the client's budget is spent, or the buffer is full.
-        """
+        """Return what an upload counts by its age, or say why it may not enter the open buffer."""
         configuration, buffer = self._configuration, self.require_open()
         table, age = configuration.staleness_weights, buffer.version - entry.version
         releases = configuration.noise.releases_per_client if configuration.noise is not None else 0
-        client, host = self.signer(entry.client), frozenset({ServerId()})
-        for is_wrong, sentence, reason, culprits in (
-            (
-                (entry.client, entry.upload_id) in self._upload_ids,
-                f"the upload of {entry.client} was taken before",
-                Reason.REPLAYED,
-                client | host,
-            ),
-            (
-                (entry.client, entry.version) in self._answered,
-                f"{entry.client} has uploaded an update of model {entry.version} before",
-                Reason.ALREADY_ANSWERED,
-                client,
-            ),
-            (
-                entry.client in buffer.clients,
-                f"{entry.client} is in this buffer; its next update enters the next",
-                Reason.ALREADY_ANSWERED,
-                client | host,
-            ),
-            (
-                not 0 <= age < len(table),
-                f"model {entry.version} is not among the {len(table)} up to {buffer.version} that count here",
-                Reason.STALE_UPDATE,
-                client | host,
-            ),
-            (
-                self._models.get(entry.version) != entry.model_digest
-                or self._versions.get(entry.model_digest, entry.version) != entry.version,
-                f"the model {entry.version} of {entry.client} is not the one that the host has announced",
-                Reason.MODEL_MISMATCH,
-                client | host,
-            ),
-            (
-                bool(releases) and self._participations[entry.client] >= releases,
-                f"{entry.client} was in {releases} releases, which is its privacy budget for this epoch",
-                Reason.BUDGET_SPENT,
-                client | host,
-            ),
-            (
-                buffer.contributors >= configuration.maximum_cohort,
-                f"the buffer holds {buffer.contributors} uploads and takes no more; release it",
-                Reason.BUFFER_FULL,
-                host,
-            ),
+        client = self.signer(entry.client)
+        both = client | _HOST
+        if (entry.client, entry.upload_id) in self._upload_ids:
+            raise _of(both, f"the upload of {entry.client} was taken before", Reason.REPLAYED)
+        if (entry.client, entry.version) in self._answered:
+            sentence = f"{entry.client} has uploaded an update of model {entry.version} before"
+            raise _of(client, sentence, Reason.ALREADY_ANSWERED)
+        if entry.client in buffer.clients:
+            sentence = f"{entry.client} is in this buffer; its next update enters the next"
+            raise _of(both, sentence, Reason.ALREADY_ANSWERED)
+        if not 0 <= age < len(table):
+            sentence = f"model {entry.version} is not among the {len(table)} up to {buffer.version} that count here"
+            raise _of(both, sentence, Reason.STALE_UPDATE)
+        if (
+            self._models.get(entry.version) != entry.model_digest
+            or self._versions.get(entry.model_digest, entry.version) != entry.version
         ):
-            if is_wrong:
-                raise PeerMisbehaved(sentence, reason=reason, culprits=culprits)
+            sentence = f"the model {entry.version} of {entry.client} is not the one that the host has announced"
+            raise _of(both, sentence, Reason.MODEL_MISMATCH)
+        if bool(releases) and self._participations[entry.client] >= releases:
+            sentence = f"{entry.client} was in {releases} releases, which is its privacy budget for this epoch"
+            raise _of(both, sentence, Reason.BUDGET_SPENT)
+        if buffer.contributors >= configuration.maximum_cohort:
+            sentence = f"the buffer holds {buffer.contributors} uploads and takes no more; release it"
+            raise _of(_HOST, sentence, Reason.BUFFER_FULL)
         return table[age]
 
     def require_weight(self, weight: int, client: ClientId) -> None:
-        """Refuse a weight that a client may not give itself.
-
-        Raises:
-            PeerMisbehaved: it is zero or above the maximum.
-        """
+        """Refuse a weight that a client may not give itself."""
         if not 1 <= weight <= self._configuration.maximum_weight:
             sentence = f"a weight lies in 1..{self._configuration.maximum_weight}"
-            raise PeerMisbehaved(sentence, reason=Reason.INPUT_OUT_OF_RANGE, culprits=self.signer(client))
+            raise _of(self.signer(client), sentence, Reason.INPUT_OUT_OF_RANGE)
 
     def signer(self, client: ClientId) -> frozenset[Party]:
         """Return whose doing an upload that opens can be: without an authority anybody seals in any client's name."""
@@ -240,10 +192,8 @@ class ReleaseRules:
         The largest weight is at most the total divided by the minimum cohort. The effective cohort, which is the square
         of the sum of weights over the sum of their squares, is then no smaller than the minimum cohort either.
 
-        Raises:
-            ThresholdNotMet: more uploads are needed, or more of one age; nothing has changed.
-            PeerMisbehaved: one weight is too large or, without noise, too few weights lack a factor that the others
-                have. The buffer is given up: asking again after each upload would tell a host the weights.
+        A buffer with a weight that is too large, or with too few weights that lack a factor which the others have, is
+        given up: asking again after each upload would tell a host the weights.
         """
         buffer, least = self.require_open(), self._configuration.minimum_cohort
         if buffer.contributors < least:
@@ -257,34 +207,21 @@ class ReleaseRules:
             sentence = "all weights but a few have a factor in common, and the sum's remainder by it tells of those few"
         if sentence is not None:
             self.give_up()
-            raise PeerMisbehaved(
-                f"{sentence}, so it is given up; bound weights more tightly",
-                reason=Reason.WEIGHTS_UNEVEN,
-                culprits=NOBODY,
-            )
+            raise _of(NOBODY, f"{sentence}, so it is given up; bound weights more tightly", Reason.WEIGHTS_UNEVEN)
 
     def close(self) -> None:
-        """Forget the open buffer; its uploads are never taken again.
-
-        Raises:
-            Misuse: none is open.
-        """
+        """Forget the open buffer; its uploads are never taken again."""
         self.require_open()
         self._buffer = None
         self.state = BufferState.CLOSED
 
     def give_up(self) -> None:
-        """Close a buffer that was not released; its model may be tried again under another number.
-
-        Raises:
-            Misuse: none is open.
-        """
+        """Close a buffer that was not released; its model may be tried again under another number."""
         version = self.require_open().version
         self._versions.pop(self._models[version], None)
         self.close()
 
     def destroy(self) -> None:
-        """End the epoch."""
         self._buffer = None
         self.state = BufferState.DESTROYED
 
@@ -304,9 +241,6 @@ def single_somebody_out(weights: Mapping[int, int], minimum_cohort: int) -> bool
     What a product of prime powers does not divide, one of them does not. So prime powers are enough, and those that few
     weights lack are multiplied. A factor that all weights have in common tells nobody apart, and is taken out.
 
-    Args:
-        weights: how many clients there are of each weight.
-
     Not constant time: it takes longer the larger the weights are.
     """
     common = gcd(*weights)
@@ -325,7 +259,7 @@ def single_somebody_out(weights: Mapping[int, int], minimum_cohort: int) -> bool
 
 
 def _primes_of(number: int) -> Iterator[int]:
-    """Go through the primes that divide a number, by trial division up to its root."""
+    """Go through the primes that divide a number."""
     divisor = 2
     while divisor * divisor <= number:
         if not number % divisor:

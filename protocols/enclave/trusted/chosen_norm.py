@@ -1,9 +1,8 @@
 """Norms of the codewords that a client chose, and the least codewords in the place of those that are too long.
 
-Nobody is told. An upload that was left out, or refused, would tell the host on which side of a bound its client is, and
-a sequence of bounds tells a norm. So an upload over the bound counts like any other: with the least codeword of
-every block, which moves the sum as little as possible. The same work is done for every upload, and no address depends
-on an index.
+Nobody is told: a refusal would tell the host on which side of a bound its client is, and a sequence of bounds tells a
+norm. An upload over the bound counts with the least codeword of every block, which moves the sum as little as possible.
+The same work is done for every upload, and no address depends on an index.
 """
 
 from __future__ import annotations

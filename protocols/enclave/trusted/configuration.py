@@ -1,8 +1,8 @@
 """Configuration that an enclave and its clients share: its digest (T0) is in every key, ciphertext and receipt.
 
-It is loaded once, when an enclave starts, and holds for the whole life of its keys. Every value that could be used to
-learn more than one sum of many clients is fixed here: cohorts, weights, codebooks, noise, the authority. A client
-computes the digest from a configuration that it has checked itself.
+It is loaded once, when an enclave starts, and holds for the whole life of its keys. Everything that could be used to
+learn more than one sum of many clients is fixed here. A client computes the digest from a configuration that it has
+checked itself.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from secagg.crypto.labels import Label, bind
 from secagg.crypto.ring import Ring, require_capacity
 from secagg.errors import CapacityExceeded, InvalidParameters, MalformedMessage, Misuse, Reason, UnexpectedMessage
 from secagg.identifiers import AttemptContext
-from secagg.parameters import LEAST_COHORT, Suite
+from secagg.parameters import LEAST_COHORT, Suite, require_integer
 from secagg.privacy.kinds import NoiseKind, require_variance
 from secagg.session.certificates import IDENTITY_KEY_BYTES
 from secagg.wire import MessageKind, Reader, Writer
@@ -63,7 +63,7 @@ class ReleaseForm(IntEnum):
     DECODED_SUM = 1
     """The sum of the codewords that were chosen, block by block: what a model needs, and no more."""
     HISTOGRAM = 2
-    """Number of choices of each codeword for each block; it is never less informative than the decoded sum."""
+    """Number of choices of each codeword for each block; never less informative than the decoded sum."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,8 +83,8 @@ class Noise:
         for variance in self.variances:
             require_variance(variance, self.kind)
         for bound in self.l2_bounds:
-            require_range("an L2 bound", bound, 1, (1 << 40) - 1)
-        require_range("releases_per_client", self.releases_per_client, 1, (1 << 32) - 1)
+            require_integer("an L2 bound", bound, 1, (1 << 40) - 1)
+        require_integer("releases_per_client", self.releases_per_client, 1, (1 << 32) - 1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,30 +92,28 @@ class EnclaveConfiguration:
     """Everything that an enclave does for its clients, and nothing that it does not."""
 
     task: bytes
-    """Training task, as the platform names it."""
     suite: Suite
     authority: bytes
-    """The public key of the authority that certifies clients; zeros where there is none, which needs noise."""
+    """The public key of who certifies clients; zeros for nobody, which needs noise."""
     layout: Layout
     form: ReleaseForm = ReleaseForm.DECODED_SUM
     tables: Tables = ()
-    """The codebooks, as integers, for each index segment; none where histograms are released."""
+    """The codebooks for each index segment; none where histograms are released."""
     accumulation: Accumulation = Accumulation.OBLIVIOUS
     minimum_cohort: int
     maximum_cohort: int
-    """A buffer takes no more uploads than this."""
     maximum_weight: int = 1
-    """The largest weight that a client may give itself; it is sealed with its values."""
+    """The largest weight that a client may give itself."""
     staleness_weights: tuple[int, ...] = (1,)
     """Weight of an upload for a model that is so many versions old; older ones are refused."""
     noise: Noise | None = None
     codeword_bound: int = 0
-    """The largest norm of the codewords that one client chooses, in the steps of the tables; 0 for that of the longest.
-    Longer choices count as the least codewords, and nobody is told."""
+    """The largest norm of the codewords that one client chooses, in the steps of the tables; 0 for none. Longer choices
+    count as the least codewords.
+    """
     expiry: int
     """When clients stop sealing to the keys, in seconds since 1970."""
     context: AttemptContext = field(init=False, repr=False, compare=False)
-    """The digest of this configuration (T0)."""
     released: Layout = field(init=False, repr=False, compare=False)
     """The layout of the aggregate."""
 
@@ -129,14 +127,14 @@ class EnclaveConfiguration:
             raise Misuse("tables are a tuple with a tuple of CodewordTable for each index segment")
         if type(self.authority) is not bytes or len(self.authority) != IDENTITY_KEY_BYTES:
             raise InvalidParameters(f"authority is a public key of {IDENTITY_KEY_BYTES} bytes, or zeros for none")
-        require_range("minimum_cohort", self.minimum_cohort, LEAST_COHORT, (1 << 32) - 1)
-        require_range("maximum_cohort", self.maximum_cohort, self.minimum_cohort, (1 << 32) - 1)
-        require_range("maximum_weight", self.maximum_weight, 1, (1 << 32) - 1)
-        require_range("expiry", self.expiry, 1, _LAST_SECOND)
+        require_integer("minimum_cohort", self.minimum_cohort, LEAST_COHORT, (1 << 32) - 1)
+        require_integer("maximum_cohort", self.maximum_cohort, self.minimum_cohort, (1 << 32) - 1)
+        require_integer("maximum_weight", self.maximum_weight, 1, (1 << 32) - 1)
+        require_integer("expiry", self.expiry, 1, _LAST_SECOND)
         if type(self.staleness_weights) is not tuple or not 1 <= len(self.staleness_weights) <= _MAXIMUM_STALENESS:
             raise InvalidParameters(f"staleness_weights are a tuple of 1 to {_MAXIMUM_STALENESS} weights")
         for weight in self.staleness_weights:
-            require_range("a staleness weight", weight, 1, (1 << 16) - 1)
+            require_integer("a staleness weight", weight, 1, (1 << 16) - 1)
         require_capacity(self.maximum_total_weight, MAXIMUM_WEIGHT)
         self._check_noise()
         self._check_rows()
@@ -189,7 +187,7 @@ class EnclaveConfiguration:
                 raise InvalidParameters(f"{rows.blocks} rows follow the ring segment that they divide evenly")
 
     def _check_codewords(self) -> None:
-        require_range("codeword_bound", self.codeword_bound, 0, (1 << 40) - 1)
+        require_integer("codeword_bound", self.codeword_bound, 0, (1 << 40) - 1)
         if not self.codeword_bound:
             return
         if not self.tables:
@@ -243,7 +241,6 @@ class EnclaveConfiguration:
 
     @property
     def maximum_total_weight(self) -> int:
-        """The largest sum of weights that a buffer can reach."""
         return self.maximum_cohort * self.maximum_weight * max(self.staleness_weights)
 
     @property
@@ -251,15 +248,18 @@ class EnclaveConfiguration:
         """Memory of one buffer, from its opening to its release; each upload adds some hundred bytes."""
         counter = Ring(self.maximum_total_weight.bit_length()).word.itemsize
         counters = counter * sum(segment.blocks * segment.codewords for segment in self.index_segments)
-        released = sum(
+        return counters + _BYTES_FOR_AN_ELEMENT * self.released_elements + 2 * self.layout.payload_bytes
+
+    @property
+    def released_elements(self) -> int:
+        """Number of values of the aggregate."""
+        return sum(
             segment.blocks * segment.codewords if isinstance(segment, IndexSegment) else segment.length
             for segment in self.released.segments
         )
-        return counters + _BYTES_FOR_AN_ELEMENT * released + 2 * self.layout.payload_bytes
 
     @property
     def has_authority(self) -> bool:
-        """Whether somebody whom the host does not control says who is a client."""
         return self.authority != NO_AUTHORITY
 
     @property
@@ -269,12 +269,12 @@ class EnclaveConfiguration:
 
     @property
     def ring_segments(self) -> tuple[RingSegment, ...]:
-        """The segments that are masked and summed by the host."""
+        """Segments that are masked and summed by the host."""
         return tuple(segment for segment in self.layout.segments if isinstance(segment, RingSegment))
 
     @property
     def index_segments(self) -> tuple[IndexSegment, ...]:
-        """The segments that are sealed and counted by the enclave."""
+        """Segments that are sealed and counted by the enclave."""
         return tuple(segment for segment in self.layout.segments if isinstance(segment, IndexSegment))
 
     def encode(self) -> bytes:
@@ -305,8 +305,6 @@ class EnclaveConfiguration:
 
         Args:
             tables: those that it names, from the reader's own codec.
-        Raises:
-            MalformedMessage: anything that ``encode`` would not have written, or it names other tables.
         """
         if len(message) > MAXIMUM_CONFIGURATION_BYTES:
             sentence = f"a configuration has at most {MAXIMUM_CONFIGURATION_BYTES} bytes; got {len(message)}"
@@ -344,7 +342,7 @@ def _tail(variance: Fraction) -> int:
 
 
 def _count(reader: Reader, limit: int) -> int:
-    """Read how many there are; more than the limit are refused before one of them is read."""
+    """Read a number of parts, and refuse more than the limit before one of them is read."""
     count = reader.integer(4)
     if count > limit:
         sentence = f"a configuration declares {count} parts and {limit} is the limit"
@@ -372,11 +370,7 @@ def encode_start(configuration: EnclaveConfiguration) -> bytes:
 
 
 def decode_start(request: bytes) -> EnclaveConfiguration:
-    """Read the request that starts an epoch.
-
-    Raises:
-        MalformedMessage: anything that ``encode_start`` would not have written.
-    """
+    """Read what ``encode_start`` has written, and refuse anything else."""
     reader = Reader(request, MessageKind.START_ENCLAVE)
     encoded, tables = reader.variable(MAXIMUM_CONFIGURATION_BYTES), _read_tables(reader)
     reader.finish()
@@ -407,9 +401,3 @@ def _read_noise(reader: Reader) -> Noise | None:
         l2_bounds=tuple(reader.integer(5) for _ in range(bounds)),
         releases_per_client=releases,
     )
-
-
-def require_range(name: str, value: object, least: int, greatest: int) -> None:
-    """Require an integer in a range."""
-    if type(value) is not int or not least <= value <= greatest:
-        raise InvalidParameters(f"{name} is an integer in {least}..{greatest}; got {value!r}")

@@ -76,10 +76,7 @@ class Enclave(Confined):
         Args:
             coins: ``SystemCoins()`` inside the enclave.
             quote: makes evidence that holds the binding of keys, epoch and configuration.
-            threads: how many threads expand masks.
-            memory_bytes: how much an epoch may need; its host has a configuration for as much as it likes.
-        Raises:
-            InvalidParameters: the configuration needs more; nothing was allocated.
+            memory_bytes: how much an epoch may need; a configuration that needs more is refused before it is allocated.
         """
         if type(configuration) is not EnclaveConfiguration:
             raise Misuse(f"an enclave runs an EnclaveConfiguration; got {type(configuration).__name__}")
@@ -120,15 +117,10 @@ class Enclave(Confined):
 
     @property
     def state(self) -> BufferState:
-        """The calls that are allowed next."""
         return self._rules.state
 
     def open_buffer(self, version: int, model_digest: bytes) -> None:
-        """Begin to collect updates for a model; the previous release can no longer be fetched again.
-
-        Raises:
-            Misuse, PeerMisbehaved: as for ``ReleaseRules.open``.
-        """
+        """Begin to collect updates for a model; the previous release can no longer be fetched again."""
         with self._lock:
             # Made first: a buffer that opened without its counters would count nothing.
             histograms = [
@@ -140,11 +132,6 @@ class Enclave(Confined):
             self._histograms = histograms
 
     def announce_model(self, version: int, model_digest: bytes) -> None:
-        """Fix the digest of an older model whose updates count in the open buffer.
-
-        Raises:
-            Misuse, PeerMisbehaved: as for ``ReleaseRules.announce``.
-        """
         with self._lock:
             self._rules.announce(version, model_digest)
 
@@ -184,13 +171,7 @@ class Enclave(Confined):
             return age_weight
 
     def release(self) -> bytes:
-        """Release the open buffer, once; asked again, return the same bytes.
-
-        Raises:
-            ThresholdNotMet: it holds fewer uploads than the minimum cohort; nothing has changed.
-            PeerMisbehaved: one weight dominates it; the buffer is given up.
-            Misuse: no buffer is open, and none was released.
-        """
+        """Release the open buffer, once; asked again, return the same bytes."""
         with self._lock:
             if self._last_release:
                 return self._last_release
@@ -255,11 +236,7 @@ class Enclave(Confined):
         raise AuthenticationFailed(culprits=refused)
 
     def _add(self, upload: SealedUpload, body: Secret, weight: int, age_weight: int) -> None:
-        """Count the indices and keep the key of the mask; nothing is counted unless every index is in range.
-
-        Args:
-            body: the indices themselves, or the seed that the keys follow from.
-        """
+        """Count the indices and keep the key of the mask; nothing is counted unless every index is in range."""
         header, context, seed = upload.header, self.offer.context, body
         if has_one_seal(self.configuration):
             with blaming(*self._rules.signer(header.certificate.client)):
@@ -307,7 +284,6 @@ class Enclave(Confined):
     # --- One release --------------------------------------------------------------------------------------------------
 
     def _vectors(self) -> Iterator[RingVector | Histogram]:
-        """Make the release, segment by segment, with its noise."""
         noise = self.configuration.noise
         released = enumerate(self.configuration.released.segments)
         for (position, segment), (combine, vector) in zip(released, self._exact_vectors(), strict=True):
@@ -370,7 +346,6 @@ class Enclave(Confined):
         return total
 
     def _forget(self) -> None:
-        """Overwrite what the buffer held."""
         for keys in self._mask_keys.values():
             for key in keys:
                 key.wipe()
@@ -384,7 +359,6 @@ class Enclave(Confined):
 
 
 def _decoded(histogram: HistogramAccumulator, table: CodewordTable, start: int, ring: Ring) -> RingVector:
-    """Return the sums of the chosen codewords of a run of blocks."""
     total = ring.zeros(table.blocks * table.width)
     for first in range(0, table.blocks, _ROWS):
         last = min(first + _ROWS, table.blocks)

@@ -35,7 +35,6 @@ class EnclaveOffer:
     """An enclave's description of itself, for its evidence to vouch for."""
 
     context: AttemptContext
-    """The digest of its configuration (T0)."""
     epoch: bytes
     """32 random bytes that its keys live and die with."""
     sealing_key: bytes
@@ -49,18 +48,12 @@ class EnclaveOffer:
         return hashlib.sha512(statement).digest()
 
     def encode(self) -> bytes:
-        """Return the canonical encoding."""
         writer = Writer(MessageKind.ENCLAVE_OFFER).fixed(self.context.digest, CONTEXT_BYTES)
         writer.fixed(self.epoch, EPOCH_BYTES).variable(self.sealing_key, _MAXIMUM_KEY_BYTES)
         return writer.fixed(self.receipt_key, IDENTITY_KEY_BYTES).finish()
 
     @classmethod
     def decode(cls, message: bytes) -> EnclaveOffer:
-        """Read the canonical encoding back.
-
-        Raises:
-            MalformedMessage: anything that ``encode`` would not have written.
-        """
         reader = Reader(message, MessageKind.ENCLAVE_OFFER)
         context, epoch = AttemptContext(reader.fixed(CONTEXT_BYTES)), reader.fixed(EPOCH_BYTES)
         offer = cls(
@@ -118,13 +111,13 @@ class SealedUpload:
 
     header: UploadHeader
     sealed_seed: bytes
-    """The part that the client seals with HPKE: its proof; a seed, or the packed indices themselves; and its weight."""
+    """Sealed with HPKE: a proof; a seed, or the packed indices themselves; and the weight."""
     sealed_indices: memoryview | bytes = field(repr=False)
-    """The packed indices under AES-256-GCM; nothing where the layout has none, or they are sealed with HPKE."""
+    """The packed indices under AES-256-GCM; nothing where there are none, or HPKE seals them."""
 
     @property
     def upload_id(self) -> bytes:
-        """Identifier of the upload: no two seals are alike."""
+        """No two seals are alike."""
         return hashlib.sha256(self.sealed_seed).digest()
 
     def pieces(self) -> tuple[bytes, bytes | memoryview]:
@@ -138,16 +131,11 @@ class SealedUpload:
         return writer.finish(), self.sealed_indices
 
     def encode(self) -> bytes:
-        """Return the canonical encoding."""
         return b"".join(self.pieces())
 
     @classmethod
     def decode(cls, message: bytes, configuration: EnclaveConfiguration) -> SealedUpload:
-        """Read the canonical encoding back; lengths follow from the configuration.
-
-        Raises:
-            MalformedMessage: anything that ``encode`` would not have written.
-        """
+        """Read the canonical encoding, whose lengths follow from the configuration."""
         reader = Reader(message, MessageKind.SEALED_UPLOAD)
         epoch = reader.fixed(EPOCH_BYTES)
         certificate = Certificate(
@@ -208,10 +196,9 @@ class Receipt:
     context: AttemptContext
     epoch: bytes
     buffer: int
-    """The number of the model that the buffer made updates for."""
+    """The number of its model."""
     uploads_digest: bytes
-    """Digest of the sorted ids of the uploads; a client can see whether its own is among those that a host publishes.
-    """
+    """Over the sorted upload ids: a client can see whether its own is among those that a host publishes."""
     contributors: int
     total_weight: int
     releases: int
@@ -220,17 +207,14 @@ class Receipt:
     signature: bytes = b""
 
     def signed_parts(self) -> tuple[bytes, ...]:
-        """Return what the enclave signs."""
         numbers = (self.buffer, self.contributors, self.total_weight, self.releases)
         encoded = b"".join(number.to_bytes(8, "big") for number in numbers)
         return self.context.digest, self.epoch, self.uploads_digest, encoded, self.released_digest
 
     def signed_with(self, signing_key: SigningKey) -> Receipt:
-        """Return the receipt with the enclave's signature."""
         return replace(self, signature=signing_key.sign(Label.ENCLAVE_RECEIPT, *self.signed_parts()))
 
     def encode(self) -> bytes:
-        """Return the canonical encoding."""
         writer = Writer(MessageKind.RELEASE_RECEIPT).fixed(self.context.digest, CONTEXT_BYTES)
         writer.fixed(self.epoch, EPOCH_BYTES).integer(self.buffer, 8).fixed(self.uploads_digest, DIGEST_BYTES)
         writer.integer(self.contributors, 8).integer(self.total_weight, 8).integer(self.releases, 8)
@@ -238,11 +222,7 @@ class Receipt:
 
     @classmethod
     def decode(cls, message: bytes) -> Receipt:
-        """Read the canonical encoding back; ``VerifiedEnclave.verify_receipt`` says whether it is true.
-
-        Raises:
-            MalformedMessage: anything that ``encode`` would not have written.
-        """
+        """Read the canonical encoding; ``VerifiedEnclave.verify_receipt`` says whether it is true."""
         reader = Reader(message, MessageKind.RELEASE_RECEIPT)
         receipt = cls(
             context=AttemptContext(reader.fixed(CONTEXT_BYTES)),
@@ -277,17 +257,11 @@ class BufferRelease:
     """Encoded, as the receipt's digest has it."""
 
     def encode(self) -> bytes:
-        """Return the canonical encoding."""
         writer = Writer(MessageKind.BUFFER_RELEASE).variable(self.receipt.encode(), _MAXIMUM_RECEIPT_BYTES)
         return writer.borrowed(self.aggregate).finish()
 
     @classmethod
     def decode(cls, message: bytes) -> BufferRelease:
-        """Read the canonical encoding back; the aggregate is decoded with the configuration's released layout.
-
-        Raises:
-            MalformedMessage: anything that ``encode`` would not have written.
-        """
         reader = Reader(message, MessageKind.BUFFER_RELEASE)
         receipt = Receipt.decode(reader.variable(_MAXIMUM_RECEIPT_BYTES))
         return cls(receipt=receipt, aggregate=bytes(reader.rest()))

@@ -11,7 +11,7 @@ import select
 import socket
 import struct
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from time import monotonic
@@ -68,7 +68,6 @@ class EnclaveService(Confined):
     def __init__(
         self, *, coins: Coins, quote: Quote, threads: int = 1, memory_bytes: int = DEFAULT_MEMORY_BYTES
     ) -> None:
-        """Prepare to start epochs; none runs yet."""
         self._coins = coins
         self._quote = quote
         self._threads = threads
@@ -77,7 +76,6 @@ class EnclaveService(Confined):
 
     @property
     def maximum_request_bytes(self) -> int:
-        """Greatest length of the next request: a configuration, or an upload of the epoch that runs."""
         return request_limit(None if self._enclave is None else self._enclave.configuration)
 
     def answer(self, request: bytes) -> bytes:
@@ -97,7 +95,6 @@ class EnclaveService(Confined):
             return encode_refusal(InternalError(f"the enclave met a {type(error).__name__} and has ended its epoch"))
 
     def destroy(self) -> None:
-        """End the epoch, if one runs."""
         if self._enclave is not None:
             self._enclave.destroy()
         self._enclave = None
@@ -127,7 +124,6 @@ class EnclaveService(Confined):
         return _done()
 
     def _start(self, configuration: EnclaveConfiguration) -> bytes:
-        """End the epoch that runs, if one does, and begin another."""
         self.destroy()
         enclave = Enclave(
             configuration,
@@ -160,13 +156,12 @@ def _done(weight: int = 0) -> bytes:
 
 
 def request_limit(configuration: EnclaveConfiguration | None) -> int:
-    """Return how long a request may be while an epoch of this configuration runs, or none."""
+    """Return the longest request while an epoch of this configuration runs, or none."""
     upload = 0 if configuration is None else sealed_upload_bytes(configuration)
     return max(MAXIMUM_START_BYTES, upload)
 
 
 def _read_bare(request: bytes, kind: MessageKind) -> ModelStamp | None:
-    """Read a request that holds a model's stamp or nothing."""
     if kind not in _BARE_REQUESTS:
         raise UnexpectedMessage(expected="a request of a host", received=kind.name)
     reader = Reader(request, kind)
@@ -195,7 +190,6 @@ class _Patient:
         self._last = monotonic() + seconds
 
     def recv(self, size: int) -> bytes:
-        """Return at most so many bytes."""
         self._connection.settimeout(max(1e-3, self._last - monotonic()))
         return self._connection.recv(size)
 
@@ -214,15 +208,10 @@ def serve(  # noqa: PLR0913 -- all but three have defaults
     """Answer one host after the other, until the process is told to end; then remove the socket.
 
     Args:
-        coins: ``SystemCoins()`` in production.
         quote: the hardware's driver, or a simulation's.
-        threads: how many threads expand masks.
-        memory_bytes: how much an epoch may need.
         frame_seconds: how long one message may take.
         silence_seconds: after how long another host may take the place of a silent one.
         ready: called once, when a host can connect.
-    Raises:
-        InvalidParameters: no socket can be made at the path, or somebody listens there.
     """
     with listening(socket_path, replaces_dead=True) as listener:
         ready()
@@ -243,7 +232,7 @@ def _serve_host(
     frame_seconds: float,
     silence_seconds: float,
 ) -> socket.socket:
-    """Answer one host until it goes away, or until it was silent and another comes, which is returned."""
+    """Answer one host until it goes away, or was silent and another comes, which is returned."""
     heard = monotonic()
     try:
         while True:
@@ -300,27 +289,23 @@ def give_up_privileges(memory_bytes: int) -> list[str]:
 
     Call it once everything is open: afterwards no socket is made, no program started and no process forked.
     """
-    return list(_steps(memory_bytes))
-
-
-def _steps(memory_bytes: int) -> Iterator[str]:
     if sys.platform != "linux":
-        yield "nothing is given up, which takes Linux"
-        return
+        return ["nothing is given up, which takes Linux"]
     import resource  # noqa: PLC0415 -- not everywhere
 
-    libc = ctypes.CDLL(None, use_errno=True)
+    libc, missing = ctypes.CDLL(None, use_errno=True), list[str]()
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     if libc.prctl(_SET_DUMPABLE, 0, 0, 0, 0):
-        yield "others of its user may look into it"
+        missing.append("others of its user may look into it")
     if libc.prctl(_SET_NO_NEW_PRIVILEGES, 1, 0, 0, 0):
-        yield "it may gain privileges"
+        missing.append("it may gain privileges")
     limit = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
     # With a smaller limit the lock would hold, and a later allocation fail.
     if 0 <= limit < memory_bytes or libc.mlockall(_LOCK_PRESENT_AND_FUTURE):
-        yield "its memory may be written to swap (raise RLIMIT_MEMLOCK above --memory)"
+        missing.append("its memory may be written to swap (raise RLIMIT_MEMLOCK above --memory)")
     if not _filter_calls(libc):
-        yield "it may start programs and open connections"
+        missing.append("it may start programs and open connections")
+    return missing
 
 
 def _filter_calls(libc: ctypes.CDLL) -> bool:

@@ -516,8 +516,3 @@ def test_a_vector_is_digested_once_and_its_digest_is_compared(monkeypatch: pytes
     with pytest.raises(UnexpectedMessage):
         server.receive(client.client, altered)
     assert server.release().counted == {client.client, other.client, third.client}
-
-
-def test_an_enclave_shows_its_epoch_and_its_state() -> None:
-    session = InsecureEnclaveSession(replace(EnclaveSetup(), population=3))
-    assert repr(session.enclave) == f"<Enclave {session.enclave.offer.epoch.hex()[:8]}, closed>"

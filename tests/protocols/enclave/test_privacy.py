@@ -15,7 +15,7 @@ from secagg.contract.layout import IndexSegment, Layout, RingSegment
 from secagg.errors import InvalidParameters
 from secagg.privacy.kinds import NoiseKind
 from secagg.privacy.noise import sample
-from secagg.privacy.sensitivity import Adjacency, rho_of_release
+from secagg.privacy.sensitivity import Adjacency
 from secagg.protocols.enclave.budget import epsilon_of, squared_sensitivities
 from secagg.protocols.enclave.trusted.configuration import ReleaseForm
 from tests.harness.enclave_buffers import EnclaveSetup, InsecureEnclaveSession
@@ -93,7 +93,8 @@ def test_a_planned_release_costs_what_one_gaussian_of_the_multiplier_does(
     assert noise is not None
     what = (configuration.layout, configuration.form, configuration.tables)
     sensitivities = squared_sensitivities(*what, 1, noise.l2_bounds, Adjacency.REPLACE)
-    assert rho_of_release(list(zip(sensitivities, noise.variances, strict=True))) == Fraction(1, 2) / Fraction(9, 4)
+    losses = (squared / (2 * variance) for squared, variance in zip(sensitivities, noise.variances, strict=True))
+    assert sum(losses) == Fraction(1, 2) / Fraction(9, 4)
     assert epsilon_of(configuration, 1e-6, adjacency) <= epsilon_of(configuration, 1e-6, Adjacency.REPLACE)
 
 

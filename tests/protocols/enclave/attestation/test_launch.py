@@ -12,7 +12,7 @@ import pytest
 
 from secagg.errors import Reason
 from secagg.protocols.enclave.attestation import Claims, EvidenceFormat, PinnedMeasurement, Policy, SnpTcb
-from secagg.protocols.enclave.attestation.launch import FLAGS, bits
+from secagg.protocols.enclave.attestation.claims import FLAGS, bits
 
 Refusal = Callable[..., Reason]
 SNP, TDX, SGX = EvidenceFormat.SNP, EvidenceFormat.TDX, EvidenceFormat.SGX
