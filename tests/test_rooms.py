@@ -28,7 +28,7 @@ BUDGETS = {
     "protocols/pairwise_mask": 6_590,
     "protocols/enclave": 6_400,
     "protocols/two_servers": 7_545,
-    "protocols/one_message": 6_125,
+    "protocols/one_message": 5_765,
     "protocols/coded_mask": 1_175,
     "secagg/planning": 1_315,
     "secagg/simulation": 550,
